@@ -1,0 +1,99 @@
+import { Type, type Static, type TSchema } from '@sinclair/typebox'
+import { Timestamp } from './shapes.ts'
+
+interface ErrorSpec { status: number, message: string, details?: TSchema }
+
+/** Every error this API answers: one row is the code, the status, the words and the shape of `details`. */
+export const ERRORS = {
+  malformed_json: { status: 400, message: 'The body is not valid JSON in UTF-8.' },
+  malformed_request: { status: 400, message: 'The request is not valid HTTP.' },
+  unsupported_api_version: { status: 400, message: 'This service speaks version 1 of the API.', details: Type.Object({ supported: Type.Array(Type.String()) }) },
+  unauthenticated: { status: 401, message: 'The bearer token is missing, malformed, unknown, expired or revoked.' },
+  insufficient_permissions: {
+    status: 403,
+    message: 'The token lacks the required scope.',
+    details: Type.Object({ required_scope: Type.String(), granted_scopes: Type.Array(Type.String()) })
+  },
+  organization_inactive: { status: 403, message: 'The organization is not active.', details: Type.Object({ status: Type.String() }) },
+  version_locked: {
+    status: 403,
+    message: 'The version is outside the retention window of the plan.',
+    details: Type.Object({ retention_days: Type.Integer(), version_created_at: Timestamp })
+  },
+  not_found: { status: 404, message: 'There is no such resource.' },
+  method_not_allowed: { status: 405, message: 'This path does not take that method.' },
+  conflict: { status: 409, message: 'Another request changed the same resource. Try again.' },
+  precondition_failed: { status: 412, message: 'The level has moved on since the given ETag.' },
+  payload_too_large: { status: 413, message: 'The body is larger than the limit.' },
+  uri_too_long: { status: 414, message: 'The request target is too long.' },
+  unsupported_media_type: { status: 415, message: 'Send JSON: Content-Type application/json in UTF-8, not compressed.' },
+  validation_failed: { status: 422, message: 'The request does not match its schema.' },
+  slug_taken: { status: 422, message: 'The slug is taken.' },
+  plan_limit_reached: {
+    status: 422,
+    message: 'The plan of the organization allows no more.',
+    details: Type.Object({ limit: Type.Integer(), used: Type.Integer(), plan: Type.String() })
+  },
+  confirmation_required: { status: 422, message: 'This cannot be undone. Send "confirmed": true.' },
+  invalid_parameter_combination: { status: 422, message: 'These parameters do not go together.' },
+  client_managed_encryption: { status: 422, message: 'The project is client-managed: the server cannot read or encrypt its documents.' },
+  document_unreadable: {
+    status: 422,
+    message: 'A document does not parse in the format of the project.',
+    details: Type.Object({ level: Type.String() })
+  },
+  content_not_decryptable: { status: 422, message: 'The content does not open under the current key of the project.' },
+  key_proof_required: { status: 422, message: 'The project has no key proof to compare with.' },
+  key_proof_mismatch: { status: 422, message: 'The key proof is missing or does not match the current key.' },
+  key_proof_reveals_key: {
+    status: 422,
+    message: 'This proof opens the content: it is the data key. Use a key string that is not exactly 32 bytes long. Nothing was stored.'
+  },
+  content_required_for_old_key: { status: 422, message: 'The version is under an old key. Send its content re-encrypted under the current key.' },
+  version_protected: { status: 422, message: 'This is the only restore snapshot of a deleted secret. Send force to remove it all the same.' },
+  abilities_are_fixed: { status: 422, message: 'The abilities of a token are fixed when it is made.' },
+  organization_required: { status: 422, message: 'Name the organization in the path.' },
+  rate_limit_exceeded: { status: 429, message: 'Too many requests.', details: Type.Object({ retry_after: Type.Integer() }) },
+  header_fields_too_large: { status: 431, message: 'The request headers are too large.' },
+  internal_error: { status: 500, message: 'Something failed on our side.' },
+  integrity_error: { status: 500, message: 'A stored record was changed outside the service and is refused.' },
+  service_unavailable: { status: 503, message: 'The service cannot answer right now. Try again.' }
+} as const satisfies Record<string, ErrorSpec>
+
+export type ErrorCode = keyof typeof ERRORS
+type DetailsOf<C extends ErrorCode> = (typeof ERRORS)[C] extends { details: infer S extends TSchema } ? Static<S> : never
+/** The arguments after the code: the details, where the catalogue gives the code some. */
+export type ErrorArgs<C extends ErrorCode> = [DetailsOf<C>] extends [never] ? [] : [details: DetailsOf<C>]
+
+const DETAIL_EXAMPLES: Partial<Record<ErrorCode, object>> = {
+  unsupported_api_version: { supported: ['1'] },
+  insufficient_permissions: { required_scope: 'secret:purge', granted_scopes: ['secret:read'] },
+  organization_inactive: { status: 'suspended' },
+  version_locked: { retention_days: 7, version_created_at: '2026-03-01T12:00:00.000Z' },
+  plan_limit_reached: { limit: 5, used: 5, plan: 'free' },
+  document_unreadable: { level: 'environment' },
+  rate_limit_exceeded: { retry_after: 42 }
+}
+
+/** Codes that say which member is wrong carry `errors`: member name → sentences. */
+const WITH_ERRORS = new Set<ErrorCode>(['validation_failed', 'slug_taken', 'abilities_are_fixed', 'invalid_parameter_combination'])
+
+/** The body of one error as a schema, titled `Error_<code>`. */
+export function ErrorBody (code: ErrorCode) {
+  const spec: ErrorSpec = ERRORS[code]
+  const withErrors = WITH_ERRORS.has(code)
+  return Type.Object({
+    error: Type.Literal(code),
+    message: Type.String(),
+    ...(spec.details && { details: spec.details }),
+    ...(withErrors && { errors: Type.Optional(Type.Record(Type.String(), Type.Array(Type.String()))) })
+  }, {
+    title: `Error_${code}`,
+    examples: [{
+      error: code,
+      message: spec.message,
+      ...(DETAIL_EXAMPLES[code] && { details: DETAIL_EXAMPLES[code] }),
+      ...(withErrors && { errors: { name: ['Expected string'] } })
+    }]
+  })
+}

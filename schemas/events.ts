@@ -1,0 +1,13 @@
+/** Every audit event: what was done, named `<resource>.<verb>`. A published name is never changed. */
+export const EVENTS = [
+  'organization.create', 'organization.update',
+  'project.create', 'project.update', 'project.delete',
+  'target.create', 'target.update', 'target.delete',
+  'environment.create', 'environment.update', 'environment.delete',
+  'secret.store', 'secret.delete', 'secret.restore',
+  'version.delete', 'version.purge',
+  'key.retrieve', 'key.proof_reveals_key',
+  'api-token.create', 'api-token.delete',
+  'integrity.violation'
+] as const
+export type EventName = (typeof EVENTS)[number]

@@ -1,0 +1,60 @@
+import { Type, type Static } from '@sinclair/typebox'
+import { Nullable, OneOf, Slug, Timestamp, Ulid } from './shapes.ts'
+
+export const ORGANIZATION_STATUSES = ['active', 'suspended', 'locked', 'cancelled'] as const
+export type OrganizationStatus = (typeof ORGANIZATION_STATUSES)[number]
+
+export const PLANS = ['free', 'pro', 'team', 'enterprise', 'self-hosted'] as const
+export type PlanName = (typeof PLANS)[number]
+
+/** An organization in a path: its ULID in either letter case, or its slug. */
+export const OrganizationInPath = Type.String({ maxLength: 128, examples: ['01JQZ6V9T4M8N2K7R5W3X1Y0BC'] })
+export const OrganizationParams = Type.Object({ organization: OrganizationInPath })
+
+const attributes = {
+  ulid: Ulid,
+  name: Type.String(),
+  slug: Slug,
+  status: OneOf(ORGANIZATION_STATUSES),
+  plan_name: Type.String(),
+  created_at: Timestamp,
+  updated_at: Timestamp
+}
+const example = {
+  ulid: '01JQZ6V9T4M8N2K7R5W3X1Y0BC',
+  name: 'Nimbus',
+  slug: 'nimbus',
+  status: 'active',
+  plan_name: 'self-hosted',
+  created_at: '2026-03-01T12:00:00.000Z',
+  updated_at: '2026-03-01T12:00:00.000Z'
+}
+
+export const OrganizationAttributes = Type.Object(attributes, { title: 'OrganizationAttributes', examples: [example] })
+export type OrganizationAttributes = Static<typeof OrganizationAttributes>
+
+/** An organization carries `name`, `slug` and `status` flat beside `attributes`, as clients in the field read them. */
+export const OrganizationAnswer = Type.Object({
+  data: Type.Object({
+    type: Type.Literal('organizations'),
+    id: Ulid,
+    name: Type.String(),
+    slug: Slug,
+    status: OneOf(ORGANIZATION_STATUSES),
+    attributes: OrganizationAttributes
+  }, { title: 'Organization' })
+}, {
+  title: 'OrganizationAnswer',
+  examples: [{ data: { type: 'organizations', id: example.ulid, name: 'Nimbus', slug: 'nimbus', status: 'active', attributes: example } }]
+})
+export type OrganizationAnswer = Static<typeof OrganizationAnswer>
+
+/** What a plan allows; null is without limit. */
+export const Plan = Type.Object({
+  name: Type.String(),
+  retention_days: Nullable(Type.Integer()),
+  api_per_minute: Type.Integer(),
+  max_projects: Nullable(Type.Integer()),
+  max_members: Nullable(Type.Integer())
+}, { title: 'Plan' })
+export type Plan = Static<typeof Plan>

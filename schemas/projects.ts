@@ -1,0 +1,92 @@
+import { Type, type Static } from '@sinclair/typebox'
+import { OrganizationInPath } from './organizations.ts'
+import { Body, Description, Name, NullableDescription, OneOf, Resource, Slug, SlugInPath, Timestamp, Ulid } from './shapes.ts'
+
+/** How a document is read when the server opens it. */
+export const SECRET_FORMATS = ['env', 'json', 'yaml', 'text'] as const
+export type SecretFormat = (typeof SECRET_FORMATS)[number]
+
+/** Who holds the key of a project: the service, or its clients (the service never sees it). */
+export const MANAGED = ['server', 'client'] as const
+export type Managed = (typeof MANAGED)[number]
+
+/** What a key rotation does with versions under older keys. */
+export const HISTORY_POLICIES = ['keep', 're_encrypt'] as const
+export type HistoryPolicy = (typeof HISTORY_POLICIES)[number]
+
+/** Words that a path uses in a project's place. */
+export const RESERVED_PROJECT_SLUGS = ['projects', 'secrets', 'audit-events'] as const
+
+export const ProjectParams = Type.Object({ organization: OrganizationInPath, project: SlugInPath })
+
+const ProjectAttributes = Type.Object({
+  ulid: Ulid,
+  organization_id: Ulid,
+  name: Type.String(),
+  slug: Slug,
+  description: NullableDescription,
+  secret_format: OneOf(SECRET_FORMATS),
+  encryption_type: OneOf(MANAGED),
+  history_policy: OneOf(HISTORY_POLICIES),
+  has_secrets: Type.Boolean(),
+  secret_count: Type.Integer(),
+  environment_count: Type.Integer(),
+  target_count: Type.Integer(),
+  created_at: Timestamp,
+  updated_at: Timestamp
+}, { title: 'ProjectAttributes' })
+export type ProjectAttributes = Static<typeof ProjectAttributes>
+
+export const Project = Resource('projects', ProjectAttributes, {
+  title: 'Project',
+  id: '01JQZ6VB2N7Q4W8E1R5T9Y3K6H',
+  example: {
+    ulid: '01JQZ6VB2N7Q4W8E1R5T9Y3K6H',
+    organization_id: '01JQZ6V9T4M8N2K7R5W3X1Y0BC',
+    name: 'Orbit',
+    slug: 'orbit',
+    description: null,
+    secret_format: 'env',
+    encryption_type: 'server',
+    history_policy: 'keep',
+    has_secrets: true,
+    secret_count: 2,
+    environment_count: 2,
+    target_count: 1,
+    created_at: '2026-03-01T12:00:00.000Z',
+    updated_at: '2026-03-01T12:00:00.000Z'
+  }
+})
+
+export const KEY_ITERATIONS = { minimum: 1000, maximum: 10_000_000 } as const
+
+/** What registers a client's key: the proof to compare with, and how it was derived. All three or none. */
+export const keyCheckFields = {
+  key_check: Type.String({ maxLength: 128, description: 'base64 of the 32-byte key proof' }),
+  key_check_salt: Type.String({ maxLength: 128, description: 'base64 of 16 to 64 bytes' }),
+  key_check_iterations: Type.Integer({ ...KEY_ITERATIONS, description: 'PBKDF2 iterations; clients use 600000' })
+}
+
+export const CreateProjectBody = Body({
+  name: Name,
+  slug: Type.Optional(Slug),
+  description: Type.Optional(Type.Union([Description, Type.Null()])),
+  secret_format: Type.Optional(OneOf(SECRET_FORMATS, { default: 'env' })),
+  storage_mode: Type.Optional(OneOf(MANAGED, { default: 'server' })),
+  history_policy: Type.Optional(OneOf(HISTORY_POLICIES, { default: 'keep' })),
+  encryption_key: Type.Optional(Type.String({ minLength: 16, maxLength: 1024, description: 'server-managed only: use this key string instead of a new one' })),
+  key_hint: Type.Optional(Type.String({ maxLength: 255 })),
+  key_check: Type.Optional(keyCheckFields.key_check),
+  key_check_salt: Type.Optional(keyCheckFields.key_check_salt),
+  key_check_iterations: Type.Optional(keyCheckFields.key_check_iterations)
+}, { title: 'CreateProjectBody', examples: [{ name: 'Orbit', secret_format: 'env' }] })
+export type CreateProjectBody = Static<typeof CreateProjectBody>
+
+export const UpdateProjectBody = Body({
+  name: Type.Optional(Name),
+  slug: Type.Optional(Slug),
+  description: Type.Optional(Type.Union([Description, Type.Null()])),
+  secret_format: Type.Optional(OneOf(SECRET_FORMATS)),
+  history_policy: Type.Optional(OneOf(HISTORY_POLICIES))
+}, { title: 'UpdateProjectBody', examples: [{ name: 'Orbit', description: 'Everything that flies' }] })
+export type UpdateProjectBody = Static<typeof UpdateProjectBody>

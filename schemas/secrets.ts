@@ -1,0 +1,133 @@
+import { Type, type Static } from '@sinclair/typebox'
+import { BLOB_BYTES, Blob, Body, Flag, KeyProof, Nullable, OneOf, Slug, Ulid } from './shapes.ts'
+
+/** Where a document is kept: the deepest slug that names it. */
+export const LEVELS = ['project', 'target', 'environment'] as const
+export type Level = (typeof LEVELS)[number]
+
+/** How `merge` answers: level by level, merged only, or both. */
+export const MERGES = ['false', 'true', 'both'] as const
+export type Merge = (typeof MERGES)[number]
+
+export const ReadSecretsQuery = Type.Object({
+  decrypt: Type.Optional(Flag({ description: 'answer plain documents; needs secret:decrypt' })),
+  merge: Type.Optional(OneOf(MERGES, { default: 'false', description: 'environment over target over project; needs decrypt=true' })),
+  raw: Type.Optional(Flag({ description: 'answer the bare object {KEY: value}' }))
+})
+export type ReadSecretsQuery = Static<typeof ReadSecretsQuery>
+
+const Values = Type.Record(Type.String(), Type.String())
+
+const LevelDocument = Type.Object({
+  id: Ulid,
+  encrypted: Type.Boolean(),
+  content: Type.String({ description: 'the blob, or the plain document when decrypted' }),
+  source: Slug,
+  version: Nullable(Type.String()),
+  etag: Type.String({ description: 'send it in If-Match to write only if nobody else has' })
+}, { title: 'LevelDocument' })
+export type LevelDocument = Static<typeof LevelDocument>
+
+const levelExample = {
+  id: '01JQZ6VE6B9C2D5F8G1H4J7K0M',
+  encrypted: true,
+  content: 'AAECAwQFBgcICQoLGoZMPg1bEXppyGxlIihs+2Dc2Ly9kEgGW5+j/+uzhCPCe6E=',
+  source: 'live',
+  version: '42',
+  etag: '"m1VJp2b0nQYkWq3S8dT5xg"'
+}
+
+export const SecretsAnswer = Type.Object({
+  data: Type.Object({
+    type: Type.Literal('secrets'),
+    attributes: Type.Object({
+      encrypted: Type.Boolean(),
+      format: OneOf(['env', 'json']),
+      levels: Type.Optional(Type.Object({
+        project: Type.Optional(LevelDocument),
+        target: Type.Optional(LevelDocument),
+        environment: Type.Optional(LevelDocument)
+      })),
+      merged: Type.Optional(Values)
+    }),
+    secrets: Type.Optional(Values)
+  }),
+  meta: Type.Object({
+    api_path: Type.String(),
+    format: Type.Literal('hierarchical'),
+    merged: Type.String(),
+    timestamp: Type.String({ format: 'date-time' }),
+    hierarchy: Type.Object({ project: Slug, target: Nullable(Slug), environment: Nullable(Slug) }),
+    action: Type.String()
+  })
+}, {
+  title: 'SecretsAnswer',
+  examples: [{
+    data: { type: 'secrets', attributes: { encrypted: true, format: 'env', levels: { environment: levelExample } } },
+    meta: {
+      api_path: '/api/v1/nimbus/orbit/backend/live/secrets',
+      format: 'hierarchical',
+      merged: 'false',
+      timestamp: '2026-03-01T12:00:00.000Z',
+      hierarchy: { project: 'orbit', target: 'backend', environment: 'live' },
+      action: 'read'
+    }
+  }]
+})
+export type SecretsAnswer = Static<typeof SecretsAnswer>
+
+/** What `raw=true` answers: the values alone. */
+export const RawSecrets = Type.Record(Type.String(), Type.String(), { title: 'RawSecrets', examples: [{ HELLO: 'world', FOO: 'bar' }] })
+
+/** Names a level in a body: the deepest slug given is the level. */
+const level = { project: Slug, target: Type.Optional(Slug), environment: Type.Optional(Slug) }
+export interface LevelNames { project: string, target?: string | undefined, environment?: string | undefined }
+
+export const RETRIEVE_ACTIONS = ['read', 'decrypt', 'key:retrieve'] as const
+
+export const RetrieveBody = Body({
+  ...level,
+  action: Type.Optional(OneOf(RETRIEVE_ACTIONS, { default: 'read' })),
+  filters: Type.Optional(Type.Object({
+    names: Type.Optional(Type.Array(Type.String({ maxLength: 255 }), { maxItems: 1000 })),
+    tags: Type.Optional(Type.Array(Type.String({ maxLength: 255 }), { maxItems: 100 })),
+    search: Type.Optional(Type.String({ maxLength: 255 }))
+  }, { additionalProperties: false, description: 'narrows `data.secrets`; documents carry no tags, so a tag matches nothing' })),
+  merge: Type.Optional(Type.Union([OneOf(MERGES), Type.Boolean()], { default: 'false' })),
+  raw: Type.Optional(Type.Boolean({ default: false }))
+}, { title: 'RetrieveBody', examples: [{ project: 'orbit', target: 'backend', environment: 'live', action: 'decrypt', merge: 'true' }] })
+export type RetrieveBody = Static<typeof RetrieveBody>
+
+export const StoreBody = Body({
+  ...level,
+  content: Type.Optional(Blob),
+  plaintext: Type.Optional(Type.String({ maxLength: BLOB_BYTES - 28, description: 'the document itself; server-managed projects only' })),
+  key_proof: Type.Optional(KeyProof),
+  no_backup: Type.Optional(Type.Boolean({ default: false, description: 'record no version of this write' }))
+}, { title: 'StoreBody', examples: [{ project: 'orbit', target: 'backend', environment: 'live', plaintext: 'HELLO=world\nFOO=bar\n' }] })
+export type StoreBody = Static<typeof StoreBody>
+
+export const StoreAnswer = Type.Object({
+  data: Type.Object({
+    type: Type.Literal('secrets'),
+    level: OneOf(LEVELS),
+    source: Slug,
+    bytes: Type.Integer({ description: 'size of the blob, decoded' }),
+    secret_id: Ulid,
+    version: Nullable(Type.String({ description: 'the version recorded; null with no_backup' }))
+  }),
+  message: Type.String()
+}, {
+  title: 'StoreAnswer',
+  examples: [{
+    data: { type: 'secrets', level: 'environment', source: 'live', bytes: 212, secret_id: '01JQZ6VE6B9C2D5F8G1H4J7K0M', version: '43' },
+    message: 'Stored.'
+  }]
+})
+
+export const DeleteBody = Body({
+  ...level,
+  no_backup: Type.Optional(Type.Boolean({ default: false, description: 'keep no restore snapshot and purge the history of the level' })),
+  confirmed: Type.Optional(Type.Unknown({ description: 'must be true with no_backup' }))
+}, { title: 'DeleteBody', examples: [{ project: 'orbit', target: 'backend', environment: 'live' }] })
+export type DeleteBody = Static<typeof DeleteBody>

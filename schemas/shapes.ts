@@ -1,0 +1,100 @@
+import { Type, type ObjectOptions, type SchemaOptions, type Static, type TLiteral, type TProperties, type TSchema, type TUnion } from '@sinclair/typebox'
+
+type Literals<T extends readonly string[]> = { -readonly [K in keyof T]: T[K] extends string ? TLiteral<T[K]> : never }
+
+/** One of a fixed list of words. The list itself is exported by its owner, so that a column can use the same list. */
+export function OneOf<const T extends readonly string[]> (values: T, options: SchemaOptions = {}) {
+  return Type.Union(values.map((value) => Type.Literal(value)), options) as unknown as TUnion<Literals<T>>
+}
+
+/** The value or null, in answers only: `type: [T, "null"]`, which serializes without trying alternatives. */
+export function Nullable<T extends TSchema> (schema: T) {
+  return Type.Unsafe<Static<T> | null>({ ...schema, type: [schema.type, 'null'] })
+}
+
+/** A request body: an object that refuses members it does not know, so that a misspelt `no_backup` is never ignored. */
+export function Body<T extends TProperties> (properties: T, options: ObjectOptions & { title: string, examples: unknown[] }) {
+  return Type.Object(properties, { additionalProperties: false, ...options })
+}
+
+/** A moment: a Date in our code, RFC 3339 in UTC on the wire. */
+export const Timestamp = Type.Unsafe<Date>(Type.String({ format: 'date-time', examples: ['2026-03-01T12:00:00.000Z'] }))
+
+/** ULIDs are emitted in upper case: Crockford base32, 26 characters. */
+export const ULID_PATTERN = '^[0-7][0-9A-HJKMNP-TV-Z]{25}$'
+export const Ulid = Type.String({ pattern: ULID_PATTERN, examples: ['01JQZ6V9T4M8N2K7R5W3X1Y0BC'] })
+
+export const SLUG_PATTERN = '^[a-z0-9]+(-[a-z0-9]+)*$'
+export const SLUG_LENGTH = 64
+export const Slug = Type.String({ minLength: 1, maxLength: SLUG_LENGTH, pattern: SLUG_PATTERN, examples: ['orbit'] })
+
+/** A slug in a path. It is not validated as one: what is no slug names nothing, and that is 404. */
+export const SlugInPath = Type.String({ maxLength: 128, examples: ['orbit'] })
+
+export const NAME_LENGTH = 255
+export const Name = Type.String({ minLength: 1, maxLength: NAME_LENGTH, pattern: '\\S', examples: ['Orbit'] })
+
+export const DESCRIPTION_LENGTH = 2000
+export const Description = Type.String({ maxLength: DESCRIPTION_LENGTH })
+export const NullableDescription = Nullable(Type.String())
+
+/** Largest blob, decoded (1 MiB), and the base64 text that it takes. */
+export const BLOB_BYTES = 1024 * 1024
+export const BLOB_LENGTH = Math.ceil(BLOB_BYTES / 3) * 4
+
+/** Base64 of IV (12 bytes), ciphertext and tag (16 bytes): AES-256-GCM without additional data. */
+export const Blob = Type.String({
+  minLength: 38,
+  maxLength: BLOB_LENGTH,
+  pattern: '^[A-Za-z0-9+/]+={0,2}$',
+  description: 'base64 of IV (12 bytes) || ciphertext || tag (16 bytes), AES-256-GCM without additional data; 28 bytes to 1 MiB when decoded',
+  examples: ['AAECAwQFBgcICQoLGoZMPg1bEXppyGxlIihs+2Dc2Ly9kEgGW5+j/+uzhCPCe6E=']
+})
+
+/** What a client computes from its key string and the server compares: base64 of 32 bytes (`domain.md`, key proof). */
+export const KeyProof = Type.String({ minLength: 1, maxLength: 128, description: 'base64 of the 32-byte key proof', examples: ['Ky6v4WQhYV5SeZQBXs6dO4s+JghJb/9GV7I9EHGj7dk='] })
+
+/** A database integer: positive and within what JSON numbers carry exactly. */
+export const Integer = Type.Integer({ minimum: 0, maximum: Number.MAX_SAFE_INTEGER })
+
+export const PAGE_SIZE = { default: 25, maximum: 100 } as const
+export const Page = Type.Integer({ minimum: 1, maximum: 1_000_000_000, default: 1 })
+export const PerPage = Type.Integer({ minimum: 1, maximum: PAGE_SIZE.maximum, default: PAGE_SIZE.default })
+
+/** Resource lists come back whole, up to this many rows, to a caller that names no page. */
+export const WHOLE_LIST = 1000
+export const ListQuery = Type.Object({
+  page: Type.Optional(Type.Integer({ minimum: 1, maximum: 1_000_000_000 })),
+  per_page: Type.Optional(Type.Integer({ minimum: 1, maximum: PAGE_SIZE.maximum }))
+})
+export type ListQuery = Static<typeof ListQuery>
+
+export const PageMeta = Type.Object({
+  current_page: Type.Integer(),
+  per_page: Type.Integer(),
+  total: Type.Integer(),
+  last_page: Type.Integer(),
+  from: Nullable(Type.Integer()),
+  to: Nullable(Type.Integer())
+}, { title: 'PageMeta', examples: [{ current_page: 1, per_page: 25, total: 1, last_page: 1, from: 1, to: 1 }] })
+export type PageMeta = Static<typeof PageMeta>
+
+/** `{data: {type, id, attributes}}`: the answer for a single resource. */
+export function Resource<T extends TSchema> (type: string, attributes: T, options: { title: string, id: string, example: object }) {
+  const data = { type, id: options.id, attributes: options.example }
+  const item = Type.Object({ type: Type.Literal(type), id: Type.String(), attributes }, { title: options.title, examples: [data] })
+  return {
+    item,
+    one: Type.Object({ data: item }, { title: `${options.title}Answer`, examples: [{ data }] }),
+    list: Type.Object({ data: Type.Array(item), meta: PageMeta }, {
+      title: `${options.title}List`,
+      examples: [{ data: [data], meta: PageMeta.examples[0] }]
+    })
+  }
+}
+
+/** 204: no body. */
+export const NoContent = Type.Null({ description: 'Done; no body' })
+
+/** A flag in a query: `true` only when it says so; everything else that is not `false` is refused. */
+export const Flag = (options: SchemaOptions = {}) => Type.Boolean({ default: false, ...options })

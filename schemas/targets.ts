@@ -1,0 +1,49 @@
+import { Type, type Static } from '@sinclair/typebox'
+import { OrganizationInPath } from './organizations.ts'
+import { Body, Description, Name, NullableDescription, Resource, Slug, SlugInPath, Timestamp, Ulid } from './shapes.ts'
+
+/** Words that a path uses in a target's place. */
+export const RESERVED_TARGET_SLUGS = ['targets', 'secrets', 'encryption-key'] as const
+
+export const TargetParams = Type.Object({ organization: OrganizationInPath, project: SlugInPath, target: SlugInPath })
+
+const TargetAttributes = Type.Object({
+  project_id: Ulid,
+  name: Type.String(),
+  slug: Slug,
+  description: NullableDescription,
+  environment_count: Type.Integer(),
+  secret_count: Type.Integer(),
+  created_at: Timestamp,
+  updated_at: Timestamp
+}, { title: 'TargetAttributes' })
+export type TargetAttributes = Static<typeof TargetAttributes>
+
+export const Target = Resource('targets', TargetAttributes, {
+  title: 'Target',
+  id: '01JQZ6VC8D3F6G9H2J5K7M0N4P',
+  example: {
+    project_id: '01JQZ6VB2N7Q4W8E1R5T9Y3K6H',
+    name: 'Backend',
+    slug: 'backend',
+    description: null,
+    environment_count: 2,
+    secret_count: 1,
+    created_at: '2026-03-01T12:00:00.000Z',
+    updated_at: '2026-03-01T12:00:00.000Z'
+  }
+})
+
+export const CreateTargetBody = Body({
+  name: Name,
+  slug: Type.Optional(Slug),
+  description: Type.Optional(Type.Union([Description, Type.Null()]))
+}, { title: 'CreateTargetBody', examples: [{ name: 'Backend' }] })
+export type CreateTargetBody = Static<typeof CreateTargetBody>
+
+export const UpdateTargetBody = Body({
+  name: Type.Optional(Name),
+  slug: Type.Optional(Slug),
+  description: Type.Optional(Type.Union([Description, Type.Null()]))
+}, { title: 'UpdateTargetBody', examples: [{ name: 'Backend services' }] })
+export type UpdateTargetBody = Static<typeof UpdateTargetBody>

@@ -1,0 +1,64 @@
+import { Type, type Static } from '@sinclair/typebox'
+import { OrganizationInPath } from './organizations.ts'
+import { Body, Name, Nullable, PageMeta, Slug, Timestamp } from './shapes.ts'
+
+/** Part of the hierarchy that a token is narrowed to: a project, one of its targets, or one environment. */
+export const Restriction = Type.Object({ project: Slug, target: Type.Optional(Slug), environment: Type.Optional(Slug) }, {
+  title: 'Restriction', additionalProperties: false, examples: [{ project: 'orbit', target: 'backend' }]
+})
+export type Restriction = Static<typeof Restriction>
+
+export const TokenParams = Type.Object({ organization: OrganizationInPath, id: Type.String({ maxLength: 128, examples: ['7'] }) })
+
+export const ApiToken = Type.Object({
+  id: Type.String(),
+  name: Type.String(),
+  token_prefix: Type.String(),
+  abilities: Type.Array(Type.String()),
+  restrictions: Type.Array(Restriction, { description: 'empty: the whole organization' }),
+  expires_at: Nullable(Timestamp),
+  last_used_at: Nullable(Timestamp),
+  created_at: Timestamp,
+  updated_at: Timestamp
+}, { title: 'ApiToken' })
+export type ApiToken = Static<typeof ApiToken>
+
+const example = {
+  id: '7',
+  name: 'CI',
+  token_prefix: 'dotenv_01JQZ',
+  abilities: ['secret:read', 'secret:decrypt'],
+  restrictions: [],
+  expires_at: null,
+  last_used_at: null,
+  created_at: '2026-03-01T12:00:00.000Z',
+  updated_at: '2026-03-01T12:00:00.000Z'
+}
+
+export const ApiTokenList = Type.Object({ data: Type.Array(ApiToken), meta: PageMeta }, {
+  title: 'ApiTokenList', examples: [{ data: [example], meta: PageMeta.examples[0] }]
+})
+
+export const CreateTokenBody = Body({
+  name: Name,
+  abilities: Type.Array(Type.String({ minLength: 1, maxLength: 64 }), { minItems: 1, maxItems: 100, description: 'scopes, or "*" alone for all' }),
+  expires_at: Type.Optional(Type.Union([Type.String({ format: 'date-time', maxLength: 64 }), Type.Null()], { description: 'RFC 3339, in the future; never when left out' })),
+  restrictions: Type.Optional(Type.Array(Restriction, { maxItems: 100 }))
+}, { title: 'CreateTokenBody', examples: [{ name: 'CI', abilities: ['secret:read', 'secret:decrypt'] }] })
+export type CreateTokenBody = Static<typeof CreateTokenBody>
+
+/** The only answer that ever holds the plaintext token. */
+export const CreatedToken = Type.Object({
+  success: Type.Boolean(),
+  message: Type.String(),
+  token: Type.String(),
+  api_key: ApiToken
+}, {
+  title: 'CreatedToken',
+  examples: [{
+    success: true,
+    message: 'Keep the token now: it is not shown again.',
+    token: 'dotenv_01JQZ6V9T4M8N2K7R5W3X1Y0BC_x0x0x0x0x0x0x0x0x0x0x0x0x0x0x0x0x0x0x0x0000000',
+    api_key: example
+  }]
+})

@@ -1,0 +1,118 @@
+import { Type, type Static } from '@sinclair/typebox'
+import { KeyDescriptor } from './encryption-keys.ts'
+import { OrganizationInPath } from './organizations.ts'
+import { LEVELS } from './secrets.ts'
+import { Blob, Body, KeyProof, Nullable, OneOf, Page, PageMeta, PerPage, Slug, Timestamp, Ulid } from './shapes.ts'
+
+/** What made a version. */
+export const VERSION_ACTIONS = ['create', 'update', 'delete', 'restore', 'rotate', 're_encrypt'] as const
+export type VersionAction = (typeof VERSION_ACTIONS)[number]
+
+/** Validated in the handler: what is not a whole number below 2^53 names no version, and that is 404. */
+export const VersionParams = Type.Object({
+  organization: OrganizationInPath,
+  version: Type.String({ maxLength: 128, description: 'a whole number', examples: ['42'] })
+})
+
+const Creator = Type.Unsafe<{ id: number, name: string } | null>({
+  type: ['object', 'null'],
+  properties: { id: { type: 'integer' }, name: { type: 'string' } },
+  required: ['id', 'name']
+})
+
+const VersionAttributes = Type.Object({
+  action: OneOf(VERSION_ACTIONS),
+  size_bytes: Type.Integer(),
+  is_client_encrypted: Type.Boolean(),
+  encryption_key_version: Type.String(),
+  key_version: Type.String(),
+  created_at: Timestamp,
+  created_by: Creator,
+  metadata: Type.Object({ level: OneOf(LEVELS), restored_from: Nullable(Type.String()) }),
+  locked: Type.Boolean(),
+  locked_reason: Nullable(Type.String())
+}, { title: 'VersionAttributes' })
+export type VersionAttributes = Static<typeof VersionAttributes>
+
+const versionFields = { type: Type.Literal('secret-versions'), id: Type.String(), attributes: VersionAttributes }
+const versionExample = {
+  type: 'secret-versions',
+  id: '42',
+  attributes: {
+    action: 'update',
+    size_bytes: 212,
+    is_client_encrypted: false,
+    encryption_key_version: '1',
+    key_version: '1',
+    created_at: '2026-03-01T12:00:00.000Z',
+    created_by: { id: 17, name: 'Rosa Quill' },
+    metadata: { level: 'environment', restored_from: null },
+    locked: false,
+    locked_reason: null
+  }
+}
+
+export const Version = Type.Object(versionFields, { title: 'Version' })
+export type Version = Static<typeof Version>
+
+export const VersionPage = Type.Object({ data: Type.Array(Version), meta: PageMeta }, {
+  title: 'VersionPage',
+  examples: [{ data: [versionExample], meta: PageMeta.examples[0] }]
+})
+
+/** One version, with its encrypted content and key descriptor beside `attributes`. */
+export const VersionAnswer = Type.Object({
+  data: Type.Object({ ...versionFields, content: Type.String({ description: 'the blob as it was written' }), key: KeyDescriptor }, { title: 'VersionWithContent' })
+}, {
+  title: 'VersionAnswer',
+  examples: [{
+    data: {
+      ...versionExample,
+      content: 'AAECAwQFBgcICQoLGoZMPg1bEXppyGxlIihs+2Dc2Ly9kEgGW5+j/+uzhCPCe6E=',
+      key: { version: '1', managed: 'server', is_active: true, created_at: '2026-03-01T12:00:00.000Z', rotated_at: null }
+    }
+  }]
+})
+
+export const ListVersionsBody = Body({ project: Slug, target: Slug, environment: Slug, page: Type.Optional(Page), per_page: Type.Optional(PerPage) }, {
+  title: 'ListVersionsBody',
+  examples: [{ project: 'orbit', target: 'backend', environment: 'live', page: 1, per_page: 25 }]
+})
+
+export const RestoreBody = Body({
+  content: Type.Optional(Blob),
+  key_proof: Type.Optional(KeyProof)
+}, { title: 'RestoreBody', default: {}, examples: [{}] })
+export type RestoreBody = Static<typeof RestoreBody>
+
+export const RestoreAnswer = Type.Object({
+  data: Type.Object({ type: Type.Literal('secrets'), secret_id: Ulid, restored_from: Type.String() }),
+  message: Type.String()
+}, {
+  title: 'RestoreAnswer',
+  examples: [{ data: { type: 'secrets', secret_id: '01JQZ6VE6B9C2D5F8G1H4J7K0M', restored_from: '42' }, message: 'Restored version 42 as version 44.' }]
+})
+
+export const DeleteVersionQuery = Type.Object({
+  force: Type.Optional(Type.Boolean({ default: false, description: 'remove the only restore snapshot of a deleted secret all the same' }))
+})
+export const DeleteVersionBody = Body({ force: Type.Optional(Type.Boolean({ default: false })) }, {
+  title: 'DeleteVersionBody', default: {}, examples: [{ force: true }]
+})
+
+export const PURGE_SCOPES = ['level', 'project'] as const
+
+export const PurgeBody = Body({
+  project: Slug,
+  target: Type.Optional(Slug),
+  environment: Type.Optional(Slug),
+  scope: Type.Optional(OneOf(PURGE_SCOPES, { default: 'level' })),
+  confirmed: Type.Optional(Type.Unknown({ description: 'must be true' })),
+  force: Type.Optional(Type.Boolean({ default: false, description: 'also take the only restore snapshot of a deleted secret' }))
+}, { title: 'PurgeBody', examples: [{ project: 'orbit', target: 'backend', environment: 'live', confirmed: true }] })
+export type PurgeBody = Static<typeof PurgeBody>
+
+export const PurgeAnswer = Type.Object({ data: Type.Object({ purged_count: Type.Integer() }), message: Type.String() }, {
+  title: 'PurgeAnswer',
+  examples: [{ data: { purged_count: 12 }, message: 'Purged 12 versions.' }]
+})

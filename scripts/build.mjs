@@ -1,0 +1,31 @@
+// Compiles into dist/ and lays the migrations beside the code. The driver's patch is applied here and not in an
+// install hook, so that it is also there after `npm ci --ignore-scripts` and in the container.
+import { spawnSync } from 'node:child_process'
+import { cpSync, existsSync, readdirSync, rmSync, statSync, writeFileSync } from 'node:fs'
+import { join } from 'node:path'
+
+const STAMP = 'dist/.built'
+const SOURCES = ['schemas', 'src', 'test', 'bench', 'drizzle', 'patches']
+
+export function build () {
+  run('patch-package', ['--error-on-fail'], 'ignore')
+  run('tsc', ['-p', 'tsconfig.json'])
+  rmSync('dist/drizzle', { recursive: true, force: true })
+  cpSync('drizzle', 'dist/drizzle', { recursive: true })
+  writeFileSync(STAMP, '')
+}
+
+/** Builds when a source is newer than the last build. */
+export function buildIfNeeded () {
+  if (!existsSync(STAMP)) return build()
+  const built = statSync(STAMP).mtimeMs
+  const files = SOURCES.filter((folder) => existsSync(folder)).flatMap((folder) => readdirSync(folder, { recursive: true }).map((name) => join(folder, name)))
+  if ([...files, 'package-lock.json', 'tsconfig.json'].some((file) => statSync(file).mtimeMs > built)) build()
+}
+
+function run (bin, args, stdout = 'inherit') {
+  const { status } = spawnSync(process.execPath, [`node_modules/.bin/${bin}`, ...args], { stdio: ['ignore', stdout, 'inherit'] })
+  if (status !== 0) process.exit(status ?? 1)
+}
+
+if (import.meta.filename === process.argv[1]) build()

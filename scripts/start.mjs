@@ -1,0 +1,7 @@
+// `npm start`: builds if a source is newer than the build, then serves in this very process, so that signals reach it.
+import { buildIfNeeded } from './build.mjs'
+
+const args = process.argv.slice(2)
+if (!args.includes('--no-build')) buildIfNeeded()
+const { main } = await import('../dist/src/cli.js')
+process.exit(await main(['serve', ...args.filter((arg) => arg !== '--no-build')]))

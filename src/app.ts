@@ -1,0 +1,111 @@
+import cors from '@fastify/cors'
+import Fastify, { LogController, type FastifyInstance } from 'fastify'
+import type { Socket } from 'node:net'
+import { ulid } from 'ulidx'
+import type { Config } from './config.ts'
+import type { Keyring } from './crypto/keyring.ts'
+import type { Database } from './db/database.ts'
+import { installAccess } from './http/access.ts'
+import { installBodyParser } from './http/body.ts'
+import { installErrors, sendError } from './http/errors.ts'
+import { installHeaders } from './http/headers.ts'
+import { health } from './http/health.ts'
+import { installRequestLog, loggerOptions, requestId } from './http/log.ts'
+import { installMethods } from './http/methods.ts'
+import { installDocs, installOpenApi } from './http/openapi.ts'
+import { validatorCompiler } from './http/validation.ts'
+import { encryptionKeys } from './plugins/encryption-keys.ts'
+import { environments } from './plugins/environments.ts'
+import { organizations } from './plugins/organizations.ts'
+import { projects } from './plugins/projects.ts'
+import { secrets } from './plugins/secrets.ts'
+import { targets } from './plugins/targets.ts'
+import { tokens } from './plugins/tokens.ts'
+import { versions } from './plugins/versions.ts'
+import { ApiError } from './rules/errors.ts'
+
+/** The map of the service: every domain, all below one prefix. */
+const DOMAINS = [organizations, projects, targets, environments, secrets, versions, encryptionKeys, tokens]
+
+const MOST_URL = 8192
+
+export interface AppDependencies {
+  config: Config
+  database: Database
+  keyring: Keyring
+  /** Where log lines go instead of standard output. */
+  logStream?: { write (line: string): void }
+  /** Whether the service is on its way out: not ready from that moment. */
+  isStopping?: () => boolean
+}
+
+/** Builds the one Fastify instance. It listens to nothing yet. */
+export async function buildApp ({ config, database, keyring, logStream, isStopping = () => false }: AppDependencies): Promise<FastifyInstance> {
+  const logger = loggerOptions(config.logLevel)
+  const app = Fastify({
+    logger: logStream ? { ...(logger as object), stream: logStream } : logger,
+    logController: new LogController({ disableRequestLogging: true }),
+    genReqId: (request) => requestId(request.headers['x-request-id'], () => ulid()),
+    bodyLimit: config.bodyLimit,
+    trustProxy: config.trustProxy,
+    requestTimeout: 15_000,
+    connectionTimeout: 30_000,
+    keepAliveTimeout: 72_000,
+    forceCloseConnections: 'idle',
+    return503OnClosing: false,
+    exposeHeadRoutes: true,
+    routerOptions: { maxParamLength: 128, caseSensitive: true, ignoreTrailingSlash: false },
+    http: { headersTimeout: 10_000, connectionsCheckingInterval: 1_000 } as object,
+    frameworkErrors: (_error, request, reply) => { sendError(request, reply, new ApiError('not_found')) },
+    clientErrorHandler: answerBadHttp
+  })
+  app.server.maxHeadersCount = 100
+  app.decorate('db', database.db)
+  app.decorate('reads', database.reads)
+  app.decorate('keyring', keyring)
+  app.decorate('config', config)
+  app.setValidatorCompiler(validatorCompiler)
+
+  installHeaders(app)
+  installErrors(app)
+  installBodyParser(app)
+  installRequestLog(app)
+  app.addHook('onRequest', async (request, reply) => {
+    if (isStopping() && request.routeOptions.url !== '/healthz') {
+      reply.header('connection', 'close')
+      throw new ApiError('service_unavailable')
+    }
+    if (request.url.length > MOST_URL) throw new ApiError('uri_too_long')
+  })
+  if (config.corsOrigins.length > 0) {
+    await app.register(cors, {
+      origin: config.corsOrigins,
+      methods: ['GET', 'HEAD', 'POST', 'PUT', 'PATCH', 'DELETE'],
+      allowedHeaders: ['Authorization', 'Content-Type', 'X-API-Version', 'If-Match', 'If-None-Match'],
+      exposedHeaders: ['X-RateLimit-Limit', 'X-RateLimit-Remaining', 'X-RateLimit-Reset', 'Retry-After', 'X-Request-Id', 'ETag'],
+      maxAge: 600
+    })
+  }
+  await installOpenApi(app)
+  installMethods(app)
+  // Swagger UI registers routes of its own, which declare nothing: before the guard, which refuses such routes.
+  await installDocs(app)
+  await installAccess(app)
+  await app.register(health(database, isStopping))
+  for (const domain of DOMAINS) await app.register(domain, { prefix: '/api/v1' })
+  return app
+}
+
+// What is not even HTTP, or has too many headers: no request exists yet, so the answer is written by hand.
+function answerBadHttp (error: Error & { code?: string }, socket: Socket) {
+  if (!socket.writable || error.code === 'ECONNRESET') {
+    socket.destroy()
+    return
+  }
+  const [status, phrase, code, message] = error.code === 'HPE_HEADER_OVERFLOW'
+    ? [431, 'Request Header Fields Too Large', 'header_fields_too_large', 'The request headers are too large.']
+    : [400, 'Bad Request', 'malformed_request', 'The request is not valid HTTP.']
+  const body = JSON.stringify({ error: code, message })
+  socket.end(`HTTP/1.1 ${status} ${phrase}\r\nContent-Type: application/json; charset=utf-8\r\nContent-Length: ${Buffer.byteLength(body)}\r\n` +
+    `X-Content-Type-Options: nosniff\r\nCache-Control: no-store\r\nConnection: close\r\n\r\n${body}`)
+}

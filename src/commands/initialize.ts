@@ -1,0 +1,48 @@
+import { sql } from 'drizzle-orm'
+import { ulid } from 'ulidx'
+import { hashToken, mintApiToken, tokenPrefix } from '../crypto/bearer.ts'
+import { generatePassword, hashPassword } from '../crypto/passwords.ts'
+import { transaction } from '../db/database.ts'
+import { recordEvent } from '../repositories/audit.ts'
+import { countOrganizations, createMember, createOrganization, createUser } from '../repositories/organizations.ts'
+import { createToken } from '../repositories/tokens.ts'
+import { isReserved, slugFrom } from '../rules/slugs.ts'
+import { makeStorageKey } from '../vault/keys.ts'
+import type { Opened } from './open.ts'
+
+export interface Initialized {
+  organization: { id: string, slug: string }
+  /** `password` only when it was made here. */
+  user: { id: string, email: string, password?: string }
+  token: string
+}
+
+export interface First { organization: string, email: string, password?: string | undefined, plan: string }
+
+/**
+ * Makes the first organization, its owner and a `*` token, all or nothing. Undefined when the database already has an
+ * organization; of two starters at once, one does it.
+ */
+export async function initialize ({ database, keyring }: Opened, first: First): Promise<Initialized | undefined> {
+  const password = first.password ?? generatePassword()
+  const password_hash = await hashPassword(password)
+  const id = ulid()
+  const made = slugFrom(first.organization, 'organization')
+  const slug = isReserved('organization', made) ? `${made}-2` : made
+  const token = mintApiToken(id)
+  const userId = await transaction(database.db, async (db) => {
+    await db.execute(sql`LOCK TABLE organizations IN EXCLUSIVE MODE`)
+    if (await countOrganizations(db) > 0) return undefined
+    await createOrganization(db, { id, name: first.organization, slug, plan: first.plan, storage_key: makeStorageKey(keyring, id) })
+    const user = await createUser(db, { email: first.email, name: first.email.split('@')[0] ?? first.email, password_hash })
+    await createMember(db, { organization_id: id, user_id: user, role: 'owner' })
+    await createToken(db, {
+      organization_id: id, name: 'First token', token_hash: hashToken(token), token_prefix: tokenPrefix(token), abilities: ['*'], slices: [], expires_at: null
+    })
+    const operator = { organization_id: id, type: 'operator' as const, id: null, name: 'operator', request_id: null, ip: null, user_agent: null }
+    await recordEvent(db, operator, { action: 'organization.create', resource_type: 'organization', resource_id: id })
+    return user
+  })
+  if (userId === undefined) return undefined
+  return { organization: { id, slug }, user: { id: String(userId), email: first.email, ...(first.password === undefined && { password }) }, token }
+}

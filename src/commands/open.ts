@@ -1,0 +1,80 @@
+import { chmodSync, existsSync, mkdirSync, writeFileSync } from 'node:fs'
+import { join } from 'node:path'
+import { ConfigError, readKeyFile, type Config } from '../config.ts'
+import { checkCanary, createKeyring, generateMasterKey, makeCanary, MasterKeyMissing, parseMasterKey, type Keyring } from '../crypto/keyring.ts'
+import { connect, type Database } from '../db/database.ts'
+import { createCanary, listCanaries } from '../repositories/master-keys.ts'
+
+/** A reason to stop that the operator can act on: one line, exit 1. */
+export class StartError extends Error {
+  override name = 'StartError'
+}
+
+export interface Opened { database: Database, keyring: Keyring }
+
+/**
+ * Opens the database and the master keys, brings the schema up to date, and proves that every master key that ever
+ * wrapped something is there and right. A wrong or missing key ends the start before anything is changed or listened to.
+ */
+export async function open (config: Config, onFatal?: (error: Error) => void): Promise<Opened> {
+  const keyring = loadKeyring(config)
+  const database = await openDatabase(config, onFatal)
+  try {
+    await checkKeys(database, keyring)
+    await database.migrate()
+    await createCanary(database.db, keyring.currentId, makeCanary(keyring))
+    return { database, keyring }
+  } catch (error) {
+    await database.close()
+    throw error
+  }
+}
+
+/** Connects alone, as `migrate` does. */
+export async function openDatabase (config: Config, onFatal?: (error: Error) => void): Promise<Database> {
+  return config.databaseUrl === undefined
+    ? connect({ dir: join(dataDirectory(config), 'postgres'), pool: 1, onFatal })
+    : connect({ url: config.databaseUrl, pool: config.databasePool, onFatal })
+}
+
+function loadKeyring (config: Config): Keyring {
+  const text = config.masterKey ?? (config.masterKeyFile === undefined ? embeddedKey(config) : readKeyFile(config.masterKeyFile))
+  try {
+    return createKeyring([text, ...config.masterKeysPrevious].map(parseMasterKey))
+  } catch (error) {
+    throw new ConfigError(`MASTER_KEY: ${(error as Error).message}`)
+  }
+}
+
+// The embedded database comes with a key file, made on the first start and never again: a new key could open nothing.
+function embeddedKey (config: Config): string {
+  const directory = dataDirectory(config)
+  const file = join(directory, 'master.key')
+  if (!existsSync(file)) {
+    if (existsSync(join(directory, 'postgres', 'cluster', 'PG_VERSION'))) {
+      throw new StartError(`${file} is missing: put the master key of this database back, or set MASTER_KEY`)
+    }
+    writeFileSync(file, `${generateMasterKey().text}\n`, { mode: 0o600, flag: 'wx' })
+  }
+  return readKeyFile(file, 'The key file')
+}
+
+function dataDirectory ({ dataDir }: Config): string {
+  if (!existsSync(dataDir)) {
+    mkdirSync(dataDir, { recursive: true, mode: 0o700 })
+    chmodSync(dataDir, 0o700)
+  }
+  return dataDir
+}
+
+async function checkKeys ({ db }: Database, keyring: Keyring): Promise<void> {
+  for (const { key_id, canary } of await listCanaries(db)) {
+    try {
+      checkCanary(keyring, canary)
+    } catch (error) {
+      throw new StartError(error instanceof MasterKeyMissing
+        ? `Master key ${key_id} is missing: the database holds records under it. Give it in MASTER_KEY, or in MASTER_KEYS_PREVIOUS`
+        : `Master key ${key_id} is wrong: it does not open what was wrapped under this id`)
+    }
+  }
+}

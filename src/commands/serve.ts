@@ -1,0 +1,80 @@
+import type { FastifyInstance } from 'fastify'
+import type { AddressInfo } from 'node:net'
+import { buildApp } from '../app.ts'
+import type { Config } from '../config.ts'
+import { initialize, type Initialized } from './initialize.ts'
+import { open, StartError } from './open.ts'
+
+const SWEEP = 200
+const GRACE = 8_000
+
+/** Serves until SIGTERM or SIGINT. Resolves with the exit status once everything is closed. */
+export async function serve (config: Config): Promise<number> {
+  let stopping = false
+  const opened = await open(config, (error) => die('the database cannot go on', error))
+  const { database } = opened
+  const app = await buildApp({ ...opened, config, isStopping: () => stopping })
+  // To go on after one of these would be to guess what state we are in.
+  for (const event of ['uncaughtException', 'unhandledRejection'] as const) process.on(event, (error) => die(event, error))
+
+  const first = await initialize(opened, { organization: 'My organization', email: 'owner@example.com', plan: config.defaultPlan })
+  const address = await listen(app, config)
+  if (first !== undefined) process.stdout.write(greeting(address, config, first))
+  else process.stdout.write(`Strongroom serves on ${address}\n`)
+
+  const signal = await new Promise<string>((resolve) => {
+    for (const name of ['SIGTERM', 'SIGINT'] as const) process.once(name, () => resolve(name))
+  })
+  stopping = true
+  for (const name of ['SIGTERM', 'SIGINT'] as const) process.once(name, () => process.exit(1))
+  app.log.info({ signal }, 'stopping')
+  await close(app)
+  await database.close()
+  return 0
+
+  function die (reason: string, error: unknown): never {
+    app?.log.fatal({ err: error }, reason)
+    process.exit(1)
+  }
+}
+
+async function listen (app: FastifyInstance, { host, port }: Config): Promise<string> {
+  try {
+    await app.listen({ host, port })
+  } catch (error) {
+    await app.close()
+    throw new StartError(`Cannot listen on ${host}:${port}: ${(error as NodeJS.ErrnoException).code ?? 'unknown error'}`)
+  }
+  const { port: actual } = app.server.address() as AddressInfo
+  return `http://${host.includes(':') ? `[${host}]` : host}:${actual}`
+}
+
+// Connections that fall idle while we wait for the others would hold a close open for as long as their clients like.
+async function close (app: FastifyInstance): Promise<void> {
+  const sweep = setInterval(() => app.server.closeIdleConnections(), SWEEP)
+  const hard = setTimeout(() => app.server.closeAllConnections(), GRACE)
+  await app.close()
+  clearInterval(sweep)
+  clearTimeout(hard)
+}
+
+function greeting (address: string, { docsUi, publicUrl }: Config, { organization, user, token }: Initialized): string {
+  const url = publicUrl ?? address
+  const bearer = `-H 'Authorization: Bearer ${token}'`
+  return `
+Strongroom serves on ${address}
+
+  Documentation   ${docsUi ? `${url}/docs` : `${url}/openapi.yaml`}
+  Organization    ${organization.id}
+  Token (*)       ${token}
+  Owner           ${user.email}
+  Password        ${user.password}
+
+This is printed once. Keep the token and the password now; try:
+
+  curl -s ${url}/api/v1/organization ${bearer}
+  curl -s ${url}/api/v1/${organization.id}/projects ${bearer} -H 'Content-Type: application/json' -d '{"name":"Orbit"}'
+  STRONGROOM_URL=${url} STRONGROOM_TOKEN=${token} sh examples/tour.sh
+
+`
+}

@@ -1,0 +1,302 @@
+import { closeSync, constants, fstatSync, openSync, readFileSync } from 'node:fs'
+import { isIP } from 'node:net'
+import { Type, type Static, type TSchema } from '@sinclair/typebox'
+import { Value } from '@sinclair/typebox/value'
+import { OneOf } from '../schemas/shapes.ts'
+
+/** The environment cannot be served from. The message is one line for the operator and never holds a secret. */
+export class ConfigError extends Error {
+  override name = 'ConfigError'
+}
+
+const DEFAULT_PLANS = ['free', 'pro', 'team', 'enterprise', 'self-hosted'] as const
+const LOG_LEVELS = ['fatal', 'error', 'warn', 'info', 'debug', 'trace', 'silent'] as const
+const KIBIBYTE = 1024
+const MEBIBYTE = 1024 * KIBIBYTE
+
+const PORT_ALLOWED = 'a whole number from 0 to 65535 (0 picks a free port)'
+const MASTER_KEY_ALLOWED = '<id>:<base64 of 32 bytes>, the id being 1 to 32 letters, digits, ".", "_" or "-"; ' +
+  'make one with: echo "k1:$(openssl rand -base64 32)"'
+
+interface Variable<T extends TSchema = TSchema> {
+  /** What the value is after reading. It is the judge: a reader only turns text into something to judge. */
+  schema: T
+  read: (text: string) => unknown
+  /** Ends the line "… is allowed". */
+  allowed: string
+  /** What a message may repeat of the given text; by default the text without a password in an address. */
+  show?: (text: string) => string
+}
+
+function variable<T extends TSchema> (schema: T, read: Variable['read'], allowed: string, show?: Variable['show']): Variable<T> {
+  return { schema, read, allowed, ...show && { show } }
+}
+
+const integer = (minimum: number, maximum: number, allowed = `a whole number from ${minimum} to ${maximum}`) =>
+  variable(Type.Integer({ minimum, maximum }), readInteger, allowed)
+const word = <const T extends readonly string[]> (words: T) => variable(OneOf(words), (text) => text, words.join(', '))
+const onOrOff = () => variable(Type.Boolean(), readSwitch, 'on, off, 1, 0, true or false')
+
+/** Every variable there is, beside the few that need this version's apology (`UNAVAILABLE`). */
+const VARIABLES = {
+  HOST: variable(Type.String({ pattern: '^[A-Za-z0-9._:-]{1,255}$' }), (text) => text,
+    'a host name or an IP address without port, as in 127.0.0.1'),
+  PORT: integer(0, 65535, PORT_ALLOWED),
+  DATABASE_URL: variable(Type.String(), readDatabaseUrl,
+    'postgres://user:password@host:5432/database, special characters of user and password being percent-encoded', showScheme),
+  DATABASE_POOL: integer(2, 100),
+  DATA_DIR: variable(Type.String({ pattern: '\\S' }), (text) => text, 'a directory'),
+  PUBLIC_URL: variable(Type.String(), readPublicUrl,
+    'an http:// or https:// address in normal form (lower-case host, no default port), ' +
+    'without user, query, fragment or trailing slash, as in https://secrets.example.com'),
+  TRUST_PROXY: variable(Type.Union([Type.Literal(false), Type.Array(Type.String(), { minItems: 1 })]), readProxies,
+    'off, or a comma-separated list of IP addresses, networks as in 10.0.0.0/8, loopback, linklocal and uniquelocal'),
+  MASTER_KEY: variable(Type.String(), readMasterKey, MASTER_KEY_ALLOWED, hide),
+  MASTER_KEY_FILE: variable(Type.String({ pattern: '\\S' }), (text) => text, 'the path of a file'),
+  MASTER_KEYS_PREVIOUS: variable(Type.Array(Type.String()), (text) => readList(text, readMasterKey),
+    'a comma-separated list of <id>:<base64 of 32 bytes>', hide),
+  RATE_LIMIT_API: integer(0, 1_000_000),
+  RATE_LIMIT_OAUTH: integer(0, 1_000_000),
+  RATE_LIMIT_KEY_ROTATION: integer(0, 1_000_000),
+  RATE_LIMIT_BILLING: integer(0, 1_000_000),
+  DEFAULT_PLAN: word(DEFAULT_PLANS),
+  BODY_LIMIT: variable(Type.Integer({ minimum: 16 * KIBIBYTE, maximum: 64 * MEBIBYTE }), readSize,
+    '16 KiB to 64 MiB, as bytes or as in 512KiB or 2 MiB'),
+  ALLOW_REVEALING_KEY_PROOF: onOrOff(),
+  DOCS_UI: onOrOff(),
+  LOG_LEVEL: word(LOG_LEVELS),
+  CORS_ORIGINS: variable(Type.Array(Type.String()), (text) => readList(text, readOrigin),
+    'a comma-separated list of exact origins, as in https://app.example.com (neither * nor null)')
+}
+
+/** What `operating.md` names and this version cannot do: ignoring it would let an operator rely on what is not there. */
+const UNAVAILABLE: Record<string, { harmless?: string, line: string }> = {
+  REDIS_URL: { line: 'shared rate limits are not available in this version; only leaving it unset is allowed' },
+  WORKERS: { harmless: '1', line: 'several processes are not available in this version; only 1 or leaving it unset is allowed' },
+  METRICS_TOKEN: { line: '/metrics is not available in this version; only leaving it unset is allowed' }
+}
+
+type Name = keyof typeof VARIABLES
+type Given = { [N in Name]?: Static<(typeof VARIABLES)[N]['schema']> }
+
+/** What the service is run with. Nothing below `cli.ts` reads the environment. */
+export interface Config {
+  host: string
+  /** 0 means that the system picks a free port. */
+  port: number
+  /** Without it the embedded database in `dataDir` is used. */
+  databaseUrl: string | undefined
+  databasePool: number
+  dataDir: string
+  /** Without it the address that is listened on. Never ends with a slash. */
+  publicUrl: string | undefined
+  /** Addresses, networks and names of Fastify's `trustProxy`; never `true`. */
+  trustProxy: false | string[]
+  /** `id:base64`, checked. At most one of `masterKey` and `masterKeyFile` is there; with a `databaseUrl`, exactly one. */
+  masterKey: string | undefined
+  /** Not read yet: see `readKeyFile`. */
+  masterKeyFile: string | undefined
+  /** `id:base64` each, checked; no id twice. */
+  masterKeysPrevious: string[]
+  /** Calls a window (a minute; an hour for `keyRotation`); 0 turns a limit off. */
+  rateLimits: { api: number, oauth: number, keyRotation: number, billing: number }
+  defaultPlan: (typeof DEFAULT_PLANS)[number]
+  /** Bytes. */
+  bodyLimit: number
+  allowRevealingKeyProof: boolean
+  docsUi: boolean
+  logLevel: (typeof LOG_LEVELS)[number]
+  corsOrigins: string[]
+}
+
+/**
+ * Reads and checks every variable; an empty one counts as not set. Throws a `ConfigError` that names the first wrong
+ * variable, what was given (nothing of a secret) and what is allowed, in one line.
+ */
+export function loadConfig (env: NodeJS.ProcessEnv): Config {
+  for (const [name, { harmless, line }] of Object.entries(UNAVAILABLE)) {
+    // The value is not repeated: two of the three are secrets or hold one.
+    if (env[name] && env[name] !== harmless) throw new ConfigError(`${name} is set: ${line}`)
+  }
+  const given = readVariables(env)
+  checkMasterKeys(given)
+  return {
+    host: given.HOST ?? '127.0.0.1',
+    port: given.PORT ?? 8080,
+    databaseUrl: given.DATABASE_URL,
+    databasePool: given.DATABASE_POOL ?? 10,
+    dataDir: given.DATA_DIR ?? './data',
+    publicUrl: given.PUBLIC_URL,
+    trustProxy: given.TRUST_PROXY ?? false,
+    masterKey: given.MASTER_KEY,
+    masterKeyFile: given.MASTER_KEY_FILE,
+    masterKeysPrevious: given.MASTER_KEYS_PREVIOUS ?? [],
+    rateLimits: {
+      api: given.RATE_LIMIT_API ?? 100,
+      oauth: given.RATE_LIMIT_OAUTH ?? 10,
+      keyRotation: given.RATE_LIMIT_KEY_ROTATION ?? 10,
+      billing: given.RATE_LIMIT_BILLING ?? 10
+    },
+    defaultPlan: given.DEFAULT_PLAN ?? 'self-hosted',
+    bodyLimit: given.BODY_LIMIT ?? 2 * MEBIBYTE,
+    allowRevealingKeyProof: given.ALLOW_REVEALING_KEY_PROOF ?? false,
+    docsUi: given.DOCS_UI ?? true,
+    logLevel: given.LOG_LEVEL ?? 'info',
+    corsOrigins: given.CORS_ORIGINS ?? []
+  }
+}
+
+/**
+ * The master key of a file: a regular file (a link to one will do, as secret mounts use them) that belongs to this
+ * user or to root and that neither group nor others may touch. Refused with a `ConfigError` naming `name` otherwise.
+ */
+export function readKeyFile (path: string, name = 'MASTER_KEY_FILE'): string {
+  const refuse = (given: string, allowed: string): never => {
+    throw new ConfigError(`${name}: ${quote(path)} ${given}; ${allowed} is allowed`)
+  }
+  const text = read()
+  return readMasterKey(text.trim()) ?? refuse('does not hold a master key', `one line of ${MASTER_KEY_ALLOWED}`)
+
+  function read () {
+    let file: number
+    try {
+      // Without O_NONBLOCK the start would hang on a named pipe that nobody writes to.
+      file = openSync(path, constants.O_RDONLY | constants.O_NONBLOCK)
+    } catch (error) {
+      return refuse(`cannot be read (${(error as NodeJS.ErrnoException).code})`, 'a file that this user can read')
+    }
+    try {
+      // The open file is judged, not its name, so that it cannot be exchanged in between.
+      const { mode, uid, size } = fstatSync(file)
+      if ((mode & constants.S_IFMT) !== constants.S_IFREG) refuse('is not a regular file', 'a regular file')
+      const me = process.getuid?.()
+      if (me !== undefined) {
+        const bits = (mode & 0o777).toString(8).padStart(4, '0')
+        if ((mode & 0o077) !== 0) refuse(`has mode ${bits}`, 'mode 0400 or 0600')
+        if (uid !== me && uid !== 0) refuse(`belongs to user ${uid}`, `a file of user ${me} or of root`)
+      }
+      if (size > 4096) refuse(`has ${size} bytes`, 'a file of at most 4096 bytes')
+      return readFileSync(file, 'utf8')
+    } finally {
+      closeSync(file)
+    }
+  }
+}
+
+function readVariables (env: NodeJS.ProcessEnv): Given {
+  const given: Record<string, unknown> = {}
+  for (const [name, { schema, read, allowed, show = redact }] of Object.entries<Variable>(VARIABLES)) {
+    const text = env[name]
+    if (text === undefined || text === '') continue
+    const value = read(text)
+    if (!Value.Check(schema, value)) throw new ConfigError(`${name} is ${show(text)}; allowed: ${allowed}`)
+    given[name] = value
+  }
+  return given as Given
+}
+
+function checkMasterKeys ({ DATABASE_URL, MASTER_KEY, MASTER_KEY_FILE, MASTER_KEYS_PREVIOUS = [] }: Given) {
+  if (MASTER_KEY !== undefined && MASTER_KEY_FILE !== undefined) {
+    throw new ConfigError('MASTER_KEY and MASTER_KEY_FILE are both set; allowed: one of them')
+  }
+  if (DATABASE_URL !== undefined && MASTER_KEY === undefined && MASTER_KEY_FILE === undefined) {
+    throw new ConfigError('MASTER_KEY and MASTER_KEY_FILE are not set, but DATABASE_URL is; allowed: one of them with ' + MASTER_KEY_ALLOWED)
+  }
+  const ids = MASTER_KEYS_PREVIOUS.map(keyId)
+  if (MASTER_KEY !== undefined) ids.push(keyId(MASTER_KEY))
+  const twice = ids.find((id, index) => ids.indexOf(id) !== index)
+  if (twice !== undefined) throw new ConfigError(`MASTER_KEYS_PREVIOUS has the id ${quote(twice)} twice, or it is MASTER_KEY's; allowed: each id once`)
+}
+
+const keyId = (key: string) => key.slice(0, key.indexOf(':'))
+
+function readInteger (text: string) {
+  return /^\d{1,15}$/.test(text) ? Number(text) : undefined
+}
+
+function readSwitch (text: string) {
+  if (/^(?:1|on|true)$/i.test(text)) return true
+  return /^(?:0|off|false)$/i.test(text) ? false : undefined
+}
+
+function readSize (text: string) {
+  const [, digits, unit] = /^(\d{1,12}) ?(B|KiB|MiB)?$/i.exec(text) ?? []
+  if (digits === undefined) return undefined
+  const bytes = { b: 1, kib: KIBIBYTE, mib: MEBIBYTE }[unit?.toLowerCase() ?? 'b'] ?? 1
+  return Number(digits) * bytes
+}
+
+/** Undefined when one of the members is wrong; a trailing comma is one. */
+function readList (text: string, read: (member: string) => string | undefined) {
+  const members = text.split(',').map((member) => read(member.trim()))
+  return members.includes(undefined) ? undefined : members
+}
+
+function readMasterKey (text: string) {
+  const [, encoded] = /^[A-Za-z0-9._-]{1,32}:([A-Za-z0-9+/]{43}=)$/.exec(text) ?? []
+  // Base64 that decodes to 32 bytes but is not what they encode to was cut or mistyped.
+  return encoded !== undefined && Buffer.from(encoded, 'base64').toString('base64') === encoded ? text : undefined
+}
+
+function readDatabaseUrl (text: string) {
+  if (!/^postgres(?:ql)?:\/\/\S+$/.test(text)) return undefined
+  // The driver takes several hosts; URL takes one.
+  const url = parseUrl(text.replace(/^([^:]+:\/\/(?:[^/@]*@)?[^/,?#]*),[^/?#]*/, '$1'))
+  if (!url || url.hash !== '') return undefined
+  try {
+    // The driver decodes both, and would throw a bare URIError.
+    decodeURIComponent(url.username + url.password + url.pathname)
+  } catch {
+    return undefined
+  }
+  return text
+}
+
+function readPublicUrl (text: string) {
+  const url = parseUrl(text)
+  if (!url || !/^https?:$/.test(url.protocol) || url.username !== '' || url.password !== '') return undefined
+  // Clients compare the issuer byte by byte, so only what no parser would spell otherwise is taken.
+  const plain = url.search === '' && url.hash === '' && !text.endsWith('/')
+  return plain && (url.href === text || url.href === `${text}/`) ? text : undefined
+}
+
+function readOrigin (text: string) {
+  const url = parseUrl(text)
+  return url && /^https?:$/.test(url.protocol) && url.origin === text && !text.includes('*') ? text : undefined
+}
+
+function readProxies (text: string) {
+  return text === 'off' ? false : readList(text, readProxy)
+}
+
+function readProxy (text: string) {
+  if (/^(?:loopback|linklocal|uniquelocal)$/.test(text)) return text
+  const [, address = '', bits] = /^([^/]*)(?:\/(\d{1,3}))?$/.exec(text) ?? []
+  // A network of everything (/0) would be `true` in other words: then anybody chooses the address that is limited.
+  const fits = bits === undefined || (Number(bits) > 0 && Number(bits) <= (isIP(address) === 4 ? 32 : 128))
+  return isIP(address) !== 0 && !address.includes('%') && fits ? text : undefined
+}
+
+function parseUrl (text: string) {
+  return URL.canParse(text) ? new URL(text) : undefined
+}
+
+function hide () {
+  return 'not a right one (the value is not shown)'
+}
+
+/** Where a password may be anywhere, as in an address that does not parse, only the scheme is safe to repeat. */
+function showScheme (text: string) {
+  const [scheme] = /^[a-z][a-z0-9+.-]{0,19}:\/\//i.exec(text) ?? []
+  return scheme ? `${quote(`${scheme}…`)} (the rest is not shown)` : hide()
+}
+
+function redact (text: string) {
+  return quote(text.replace(/\/\/[^/\s]*@/g, '//…@'))
+}
+
+/** The text in quotes, on one line and not too long for one. */
+function quote (text: string) {
+  const short = text.length > 120 ? `${text.slice(0, 120)}…` : text
+  return JSON.stringify(short).replace(/[\u007f-\u009f\u2028\u2029]/g, (character) => `\\u${character.charCodeAt(0).toString(16).padStart(4, '0')}`)
+}

@@ -1,0 +1,37 @@
+/**
+ * The server's own seal around everything it stores (CR-01): version (1) ‖ salt (24) ‖ IV (12) ‖ ciphertext ‖ tag (16).
+ * It guarantees that a stored value opens only under the key and in the place it was sealed for: a row that was moved,
+ * swapped, rolled back or changed in one bit is refused. Every record has its own HKDF subkey, so the number of
+ * encryptions under one key is never a limit (CR-05).
+ */
+import type { KeyObject } from 'node:crypto'
+import { deriveKey, open, random, seal, SEAL_OVERHEAD } from './primitives.ts'
+
+const VERSION = 1
+const SALT_BYTES = 24
+const HEADER_BYTES = 1 + SALT_BYTES
+const PURPOSE = 'strongroom/at-rest/v1'
+
+/** A stored value was changed, moved or sealed under another key. It says no more than that, and carries no data. */
+export class IntegrityError extends Error {
+  override readonly name = 'IntegrityError'
+
+  constructor () {
+    super('a stored value is not what was sealed in this place')
+  }
+}
+
+/** Seals a value for one place. Sealing the same value twice gives two different results. */
+export function sealAtRest (storageKey: KeyObject, plaintext: Buffer, place: Buffer): Buffer {
+  const salt = random(SALT_BYTES)
+  return Buffer.concat([Buffer.of(VERSION), salt, seal(deriveKey(storageKey, salt, PURPOSE), plaintext, place)])
+}
+
+/** The value sealed for this place under this key; throws IntegrityError for everything else. */
+export function openAtRest (storageKey: KeyObject, sealed: Buffer, place: Buffer): Buffer {
+  if (sealed.length < HEADER_BYTES + SEAL_OVERHEAD || sealed[0] !== VERSION) throw new IntegrityError()
+  const recordKey = deriveKey(storageKey, sealed.subarray(1, HEADER_BYTES), PURPOSE)
+  const plaintext = open(recordKey, sealed.subarray(HEADER_BYTES), place)
+  if (!plaintext) throw new IntegrityError()
+  return plaintext
+}

@@ -1,0 +1,35 @@
+/**
+ * A small gate before expensive work. It guarantees that at most so many pieces run at once, that at most so many
+ * wait, in order of arrival, and that everything beyond is refused at once instead of slowing the service down.
+ */
+
+/** Too much expensive work is waiting: answer 503 and let the client try again. Subclasses say which work. */
+export class WorkOverloaded extends Error {
+  override readonly name: string = 'WorkOverloaded'
+}
+
+/** Runs a piece of work when its turn comes; rejects with the work's own error or, with a full queue, overloaded. */
+export type Gate = <T>(work: () => Promise<T>) => Promise<T>
+
+/** A gate for at most `running` pieces at once and `waiting` in the queue. */
+export function createGate (running: number, waiting: number, overloaded: () => WorkOverloaded): Gate {
+  const queue: (() => void)[] = []
+  let free = running
+
+  return async function run (work) {
+    if (free > 0) {
+      free--
+    } else {
+      if (queue.length >= waiting) throw overloaded()
+      await new Promise<void>((resolve) => { queue.push(resolve) })
+    }
+    try {
+      return await work()
+    } finally {
+      // The place is handed on, not freed: a newcomer cannot overtake whoever waits.
+      const next = queue.shift()
+      if (next) next()
+      else free++
+    }
+  }
+}

@@ -1,0 +1,129 @@
+/**
+ * The ring of master keys. It guarantees that the newest key wraps and every key of the ring unwraps, that the id of
+ * the master key travels with what it wrapped and is authenticated with it, and that a missing key is told apart from
+ * a manipulated value. No message of this file contains key material.
+ *
+ * Wrapped form: length of the id (1) ‖ id ‖ the sealed bytes of `at-rest.ts`.
+ */
+import type { KeyObject } from 'node:crypto'
+import { LRUCache } from 'lru-cache'
+import { IntegrityError, openAtRest, sealAtRest } from './at-rest.ts'
+import { decodeBase64, encodePlace, random, sameBytes, sha256, takeKey } from './primitives.ts'
+
+const ID_PATTERN = /^[A-Za-z0-9._-]{1,32}$/
+const CACHED_KEYS = 1000
+const CACHE_MILLISECONDS = 10 * 60 * 1000
+const CANARY = Buffer.from('strongroom canary')
+
+/** One master key. The id is no secret: it is stored beside everything that the key wrapped. */
+export interface MasterKey { id: string, key: KeyObject }
+
+/** What the rest of the service may do with master keys; the keys themselves do not come out. */
+export interface Keyring {
+  /** The id of the key that wraps. */
+  currentId: string
+  /** All ids of the ring, newest first. */
+  ids: string[]
+  /** Wraps under the newest key, for one place. */
+  wrap (plaintext: Buffer, place: Buffer): Buffer
+  /** What was wrapped for this place; throws MasterKeyMissing or IntegrityError. */
+  unwrap (wrapped: Buffer, place: Buffer): Buffer
+  /** The same for a wrapped 32-byte key, remembered for at most ten minutes (CR-16). */
+  unwrapKey (wrapped: Buffer, place: Buffer): KeyObject
+  /** The id of the master key that wrapped this: read, not verified; throws IntegrityError when there is none. */
+  idOf (wrapped: Buffer): string
+}
+
+/** A value was wrapped under a master key that is not in the ring; `id` says which one is wanted. */
+export class MasterKeyMissing extends Error {
+  override readonly name = 'MasterKeyMissing'
+  readonly id: string
+
+  constructor (id: string) {
+    super(`the master key "${id}" is not in the ring`)
+    this.id = id
+  }
+}
+
+/** A ring of these keys, newest first. Throws when it is empty or when two keys share an id. */
+export function createKeyring (keys: MasterKey[]): Keyring {
+  const [current] = keys
+  if (!current) throw new Error('a keyring needs at least one master key')
+  const ring = new Map(keys.map(({ id, key }) => [id, key]))
+  if (ring.size !== keys.length) throw new Error('two master keys have the same id')
+  for (const id of ring.keys()) if (!ID_PATTERN.test(id)) throw new Error('a master key has an invalid id')
+  const cache = new LRUCache<string, KeyObject>({ max: CACHED_KEYS, ttl: CACHE_MILLISECONDS })
+
+  function unwrap (wrapped: Buffer, place: Buffer): Buffer {
+    const id = readId(wrapped)
+    const key = ring.get(id)
+    if (!key) throw new MasterKeyMissing(id)
+    return openAtRest(key, wrapped.subarray(1 + id.length), wrappedPlace(id, place))
+  }
+
+  return {
+    currentId: current.id,
+    ids: [...ring.keys()],
+    wrap (plaintext, place) {
+      const { id, key } = current
+      return Buffer.concat([Buffer.of(id.length), Buffer.from(id), sealAtRest(key, plaintext, wrappedPlace(id, place))])
+    },
+    unwrap,
+    unwrapKey (wrapped, place) {
+      // The two digests have a fixed length: nothing can shift between the wrapped bytes and the place.
+      const name = Buffer.concat([sha256(wrapped), sha256(place)]).toString('base64')
+      const known = cache.get(name)
+      if (known) return known
+      const bytes = unwrap(wrapped, place)
+      if (bytes.length !== 32) throw new IntegrityError()
+      const key = takeKey(bytes)
+      cache.set(name, key)
+      return key
+    },
+    idOf: readId
+  }
+}
+
+/**
+ * Reads `id:base64 of 32 bytes`. Throws an error of one line that repeats nothing of the text: a mistyped line may be
+ * the key itself.
+ */
+export function parseMasterKey (text: string): MasterKey {
+  const line = text.trim()
+  const colon = line.indexOf(':')
+  if (colon < 0) throw new Error('a master key is written as id:base64, but there is no colon in it')
+  const id = line.slice(0, colon)
+  if (!ID_PATTERN.test(id)) throw new Error('a master key id is 1 to 32 letters, digits, dots, hyphens or underscores')
+  const bytes = decodeBase64(line.slice(colon + 1))
+  if (!bytes) throw new Error('a master key is standard, padded base64 behind the colon')
+  if (bytes.length !== 32) throw new Error(`a master key decodes to 32 bytes, but this one to ${bytes.length}`)
+  return { id, key: takeKey(bytes) }
+}
+
+/** A new random master key in the form that `parseMasterKey` reads, for a key file of mode 0600. */
+export function generateMasterKey (): { id: string, text: string } {
+  const id = `mk-${random(4).toString('hex')}`
+  return { id, text: `${id}:${random(32).toString('base64')}` }
+}
+
+/** A value to keep in the database: it shows at start whether the ring fits the database (CR-13). */
+export function makeCanary (keyring: Keyring): Buffer {
+  return keyring.wrap(CANARY, encodePlace('canary'))
+}
+
+/** Returns when the ring opens the canary; throws MasterKeyMissing or IntegrityError as `unwrap` does. */
+export function checkCanary (keyring: Keyring, canary: Buffer): void {
+  if (!sameBytes(keyring.unwrap(canary, encodePlace('canary')), CANARY)) throw new IntegrityError()
+}
+
+/** The id is part of the place, so relabelling a wrapped value is a manipulation like any other. */
+function wrappedPlace (id: string, place: Buffer): Buffer {
+  return Buffer.concat([encodePlace('master key', id), place])
+}
+
+function readId (wrapped: Buffer): string {
+  const end = 1 + (wrapped[0] ?? 0)
+  const id = wrapped.toString('latin1', 1, end)
+  if (wrapped.length < end || !ID_PATTERN.test(id)) throw new IntegrityError()
+  return id
+}

@@ -1,0 +1,39 @@
+/**
+ * Passwords of people: Argon2id with the OWASP minimum (CR-40), as PHC strings. It guarantees that one password typed
+ * in two Unicode forms is one password (NFKC, which oslo applies on both ways), and that at most four hashes of 19 MiB
+ * run at once.
+ */
+import { Argon2id } from 'oslo/password'
+import { createGate, WorkOverloaded } from './bounded.ts'
+import { random } from './primitives.ts'
+
+/** Readable characters: no i, l, o or u. There are 32, so five bits choose one without bias. */
+const READABLE = '0123456789abcdefghjkmnpqrstvwxyz'
+
+/** More than 32 password hashes are waiting. */
+export class PasswordWorkOverloaded extends WorkOverloaded {
+  override readonly name = 'PasswordWorkOverloaded'
+
+  constructor () {
+    super('too many password hashes are waiting')
+  }
+}
+
+const argon2id = new Argon2id({ memorySize: 19456, iterations: 2, parallelism: 1 })
+const gate = createGate(4, 32, () => new PasswordWorkOverloaded())
+
+/** The PHC string to store for a password. Throws PasswordWorkOverloaded. */
+export async function hashPassword (password: string): Promise<string> {
+  return await gate(() => argon2id.hash(password))
+}
+
+/** Whether the password made this PHC string. Throws for a string that is none, and PasswordWorkOverloaded. */
+export async function verifyPassword (hash: string, password: string): Promise<boolean> {
+  return await gate(() => argon2id.verify(hash, password))
+}
+
+/** A password to hand to a person: six groups of four readable characters, 120 random bits. */
+export function generatePassword (): string {
+  const characters = Array.from(random(24), (byte) => READABLE[byte & 31]).join('')
+  return characters.replace(/(.{4})(?=.)/g, '$1-')
+}

@@ -1,0 +1,124 @@
+/**
+ * The only file that names an algorithm. It guarantees:
+ *
+ * - AES-256-GCM with a fresh random 96-bit IV for every seal (CR-04) and a tag of exactly 16 bytes, also when opening:
+ *   without `authTagLength` Node 20 accepts tags of 4 bytes (CR-03).
+ * - Nothing decrypted leaves before its tag is verified (CR-08); lengths are checked before the cipher sees a byte.
+ * - Keys are `KeyObject`s of exactly 32 bytes, so that they do not print, serialise or end up in a log (CR-15).
+ * - Comparison takes the same time whatever differs, for any two lengths (CR-17).
+ * - A place (additional data) is an injective encoding: two different places never give the same bytes (CR-02).
+ */
+import {
+  createCipheriv, createDecipheriv, createHash, createHmac, createSecretKey, hkdfSync, pbkdf2, randomBytes,
+  timingSafeEqual, type KeyObject
+} from 'node:crypto'
+import { promisify } from 'node:util'
+
+const KEY_BYTES = 32
+const IV_BYTES = 12
+const TAG_BYTES = 16
+
+/** What sealing adds to a plaintext: the IV before it and the tag behind it. */
+export const SEAL_OVERHEAD = IV_BYTES + TAG_BYTES
+
+/**
+ * Encrypts and authenticates: IV (12) ‖ ciphertext ‖ tag (16), AES-256-GCM. The place is authenticated, not stored.
+ * At most 2^32 seals under one key (SP 800-38D, CR-05); `at-rest.ts` never comes near, because each record has its own.
+ */
+export function seal (key: KeyObject, plaintext: Buffer, place?: Buffer): Buffer {
+  const iv = randomBytes(IV_BYTES)
+  const cipher = createCipheriv('aes-256-gcm', key, iv, { authTagLength: TAG_BYTES })
+  if (place) cipher.setAAD(place)
+  return Buffer.concat([iv, cipher.update(plaintext), cipher.final(), cipher.getAuthTag()])
+}
+
+/** The plaintext of what `seal` made with this key and place; undefined when it is too short or not authentic. */
+export function open (key: KeyObject, sealed: Buffer, place?: Buffer): Buffer | undefined {
+  if (sealed.length < SEAL_OVERHEAD) return undefined
+  const iv = sealed.subarray(0, IV_BYTES)
+  const decipher = createDecipheriv('aes-256-gcm', key, iv, { authTagLength: TAG_BYTES })
+  decipher.setAuthTag(sealed.subarray(sealed.length - TAG_BYTES))
+  if (place) decipher.setAAD(place)
+  const plaintext = decipher.update(sealed.subarray(IV_BYTES, sealed.length - TAG_BYTES))
+  try {
+    // In GCM `final` gives no bytes: it only verifies the tag.
+    decipher.final()
+  } catch {
+    plaintext.fill(0)
+    return undefined
+  }
+  return plaintext
+}
+
+/** A copy of 32 bytes as a key object; throws for any other length. The caller may wipe the bytes afterwards. */
+export function secretKey (bytes: Buffer): KeyObject {
+  if (bytes.length !== KEY_BYTES) throw new Error(`a key must be ${KEY_BYTES} bytes long, not ${bytes.length}`)
+  return createSecretKey(bytes)
+}
+
+/** SHA-256, 32 bytes; a string is hashed as UTF-8. */
+export function sha256 (data: string | Buffer): Buffer {
+  return createHash('sha256').update(data).digest()
+}
+
+/** HMAC-SHA256, 32 bytes. */
+export function hmac (key: KeyObject, data: Buffer | string): Buffer {
+  return createHmac('sha256', key).update(data).digest()
+}
+
+/** HKDF-SHA256 (RFC 5869): an independent 32-byte key for every salt and every purpose named in `info`. */
+export function deriveKey (key: KeyObject, salt: Buffer, info: string): KeyObject {
+  return takeKey(Buffer.from(hkdfSync('sha256', key, salt, info, KEY_BYTES)))
+}
+
+const pbkdf2Async = promisify(pbkdf2)
+
+/** PBKDF2-HMAC-SHA256, 32 bytes, off the main thread. Expensive: only `key-proof.ts` calls it, and bounds it. */
+export async function stretch (password: Buffer, salt: Buffer, iterations: number): Promise<Buffer> {
+  return await pbkdf2Async(password, salt, iterations, KEY_BYTES, 'sha256')
+}
+
+/** A key object from bytes that nobody else needs: they are wiped, also when they are not a key and this throws. */
+export function takeKey (bytes: Buffer): KeyObject {
+  try {
+    return secretKey(bytes)
+  } finally {
+    bytes.fill(0)
+  }
+}
+
+/** Whether two secrets are equal, in constant time: of their digests, as `timingSafeEqual` throws on two lengths. */
+export function sameBytes (a: Buffer, b: Buffer): boolean {
+  return timingSafeEqual(sha256(a), sha256(b))
+}
+
+/** Bytes of the operating system's random generator: the only source of IVs, salts, keys and tokens. */
+export function random (bytes: number): Buffer {
+  return randomBytes(bytes)
+}
+
+/**
+ * Where a sealed value belongs, as additional data: `uint32 length ‖ UTF-8 bytes` for each field, so that no two
+ * lists of fields give the same bytes (CR-02). A number counts as its decimal text: 7 and '7' name the same place,
+ * whichever of the two a database driver hands out. Throws for text that has no UTF-8 form (half a surrogate pair
+ * would become U+FFFD and collide) and for a number that is not a safe integer.
+ */
+export function encodePlace (...fields: (string | number)[]): Buffer {
+  const parts: Buffer[] = []
+  for (const field of fields) {
+    if (typeof field === 'number' && !Number.isSafeInteger(field)) throw new Error('a place needs whole numbers')
+    const text = String(field)
+    const bytes = Buffer.from(text, 'utf8')
+    if (bytes.toString('utf8') !== text) throw new Error('a place needs well-formed text')
+    const length = Buffer.alloc(4)
+    length.writeUInt32BE(bytes.length)
+    parts.push(length, bytes)
+  }
+  return Buffer.concat(parts)
+}
+
+/** Decodes canonical, padded, standard base64; undefined for everything that `Buffer.from` would silently repair. */
+export function decodeBase64 (text: string): Buffer | undefined {
+  const bytes = Buffer.from(text, 'base64')
+  return bytes.toString('base64') === text ? bytes : undefined
+}

@@ -1,0 +1,176 @@
+import type { PgDatabase, PgQueryResultHKT } from 'drizzle-orm/pg-core'
+import { drizzle } from 'drizzle-orm/postgres-js'
+import postgres, { type Options, type Sql } from 'postgres'
+import { openEmbedded } from './embedded.ts'
+import { codeOf, databaseError, DatabaseUnavailable } from './errors.ts'
+import { guard } from './guard.ts'
+import { migrateSchema } from './migrate.ts'
+
+export { codeOf, databaseError, DatabaseError, DatabaseUnavailable, isForeignKeyViolation, isUniqueViolation } from './errors.ts'
+export { DirectoryLocked } from './lock.ts'
+export { prepared, preparedSql } from './prepared.ts'
+
+/** What a repository gets as its first argument: a handle of the database, or a transaction. */
+export type Db = PgDatabase<PgQueryResultHKT>
+
+/** An open database. */
+export interface Database {
+  /** For writes, transactions and everything that may take long. */
+  db: Db
+  /** For short prepared reads of one statement, which share few connections. */
+  reads: Db
+  kind: 'postgres' | 'embedded'
+  /** Brings the schema to this build's version. */
+  migrate (): Promise<void>
+  /** Answers when the database does, or throws DatabaseUnavailable after about two seconds. */
+  ping (): Promise<void>
+  /** Embedded only: writes a copy of the database into a file, to give to `connect` as `loadDataDir`. */
+  dump (file: string): Promise<void>
+  close (): Promise<void>
+}
+
+/** Where the database is. */
+export interface ConnectOptions {
+  /** A PostgreSQL URL. Without it the embedded database is used. */
+  url?: string | undefined
+  /** The embedded database's directory, or `memory:`. */
+  dir?: string | undefined
+  /** Connections to PostgreSQL in all. */
+  pool: number
+  /** For `memory:`, a file made by `dump`: starts in half a second instead of four. */
+  loadDataDir?: string | undefined
+  /** Called when only a restart of the process can help. */
+  onFatal?: ((error: Error) => void) | undefined
+}
+
+const PING_DEADLINE = 2_000
+const CLOSE_SECONDS = 5
+const ATTEMPTS = 4
+
+// Milliseconds. A statement ends before its caller's deadline, so that giving up leaves nothing running on the server
+const SESSION = { statement_timeout: 3000, lock_timeout: 1000, idle_in_transaction_session_timeout: 5000 }
+
+// fetch_types would run a statement of its own on each new connection, for arrays only.
+// The driver's own pause between attempts grows to 20 s, long after the database is back.
+const COMMON = { fetch_types: false, max_lifetime: null, keep_alive: 10, backoff: () => 0.05 + Math.random() / 5, onnotice: () => {} }
+
+/**
+ * Connects to PostgreSQL, or opens the embedded database.
+ *
+ * @throws DirectoryLocked when another process has the embedded database's directory
+ */
+export async function connect (options: ConnectOptions): Promise<Database> {
+  return options.url ? connectPostgres(options.url, options.pool) : await connectEmbedded(options)
+}
+
+function connectPostgres (url: string, pool: number): Database {
+  const client = (max: number, more: object = {}, session: object = SESSION) => postgres(url, {
+    ...COMMON, max, connect_timeout: 3, silence_timeout: 4, ...more, connection: { application_name: 'strongroom', ...session }
+  } as Options<{}>)
+  const forReads = Math.max(1, Math.min(3, Math.floor(pool / 4)))
+  const forWrites = Math.max(1, pool - forReads)
+  const writes = client(forWrites)
+  const reads = client(forReads)
+
+  async function migrate () {
+    const alone = client(1, { silence_timeout: null }, {})
+    try {
+      await migrateSchema(alone)
+    } catch (error) {
+      throw databaseError(error)
+    } finally {
+      await alone.end({ timeout: CLOSE_SECONDS })
+    }
+  }
+
+  return {
+    db: handle(guard(writes, forWrites)),
+    // Reads are pipelined: several at once on one connection
+    reads: handle(guard(reads, forReads * 50)),
+    kind: 'postgres',
+    migrate,
+    ping: () => ping(reads),
+    dump: async () => { throw new Error('Use pg_dump for PostgreSQL') },
+    close: async () => { await Promise.all([writes, reads].map(client => client.end({ timeout: CLOSE_SECONDS }))) }
+  }
+}
+
+async function connectEmbedded ({ dir, loadDataDir, onFatal = () => {} }: ConnectOptions): Promise<Database> {
+  if (!dir) throw new Error('A database URL or a directory is needed')
+  let opened = false
+  const embedded = await openEmbedded({
+    dir, loadDataDir, onFatal: error => { if (opened) onFatal(error) }
+  })
+  const client = postgres({
+    ...COMMON,
+    socket: embedded.socket,
+    max: 1,
+    connect_timeout: 15,
+    silence_timeout: 8,
+    host: 'embedded',
+    user: 'postgres',
+    database: 'postgres',
+    connection: { application_name: 'strongroom' }
+  } as Options<{}>)
+
+  // After it was refused space once, this PostgreSQL does not answer any more. A restart finds all that was acknowledged
+  const full = (error: unknown) => { if (/^(53100|58030)$/.test(codeOf(error) ?? '')) onFatal(databaseError(error)) }
+  const db = handle(guard(client, 1, full))
+
+  async function close () {
+    await client.end({ timeout: CLOSE_SECONDS })
+    await embedded.close()
+  }
+
+  try {
+    // The first start makes a cluster, which takes seconds: no deadline
+    await client`select 1`
+  } catch (error) {
+    await close()
+    throw error
+  }
+  opened = true
+  return {
+    db,
+    reads: db,
+    kind: 'embedded',
+    migrate: () => migrateSchema(client).catch(error => { throw databaseError(error) }),
+    ping: () => ping(client),
+    dump: embedded.dump,
+    close
+  }
+}
+
+/** Runs a transaction, again when it lost against another one, and throws only what may be logged. */
+export async function transaction<T> (db: Db, fn: (db: Db) => Promise<T>): Promise<T> {
+  for (let attempt = 1; ; attempt++) {
+    try {
+      return await db.transaction(async tx => await fn(tx))
+    } catch (error) {
+      const lost = /^(40P01|40001)$/.test(codeOf(error) ?? '')
+      if (!lost || attempt === ATTEMPTS) throw databaseError(error)
+    }
+  }
+}
+
+function handle (client: Sql): Db {
+  return drizzle({ client }) as unknown as Db
+}
+
+async function ping (client: Sql) {
+  const query = client`select 1`
+  let timer: NodeJS.Timeout | undefined
+  const late = new Promise<never>((_resolve, reject) => {
+    timer = setTimeout(() => {
+      if ((query as { state?: unknown }).state === null) query.cancel()
+      reject(new DatabaseUnavailable('The database does not answer'))
+    }, PING_DEADLINE)
+  })
+  try {
+    await Promise.race([query, late])
+  } catch (error) {
+    throw databaseError(error)
+  } finally {
+    clearTimeout(timer)
+  }
+}

@@ -1,0 +1,71 @@
+import { DrizzleQueryError } from 'drizzle-orm/errors'
+
+/** The database cannot serve this now: it is down, busy, read-only or full. Trying again later may help. */
+export class DatabaseUnavailable extends Error {
+  override name = 'DatabaseUnavailable'
+  readonly code: string | undefined
+  constructor (message: string, code?: string) {
+    super(message)
+    this.code = code
+  }
+}
+
+/** What the database itself said, without a single value that the statement carried. */
+export class DatabaseError extends Error {
+  override name = 'DatabaseError'
+  readonly code: string | undefined
+  readonly constraint: string | undefined
+  constructor (message: string, code?: string, constraint?: string) {
+    super(message)
+    this.code = code
+    this.constraint = constraint
+  }
+}
+
+const UNAVAILABLE = [
+  /^CONNECT/, // the driver's CONNECTION_CLOSED, CONNECTION_DESTROYED, CONNECTION_ENDED, CONNECT_TIMEOUT
+  /^E(CONN|PIPE|HOST|NET|TIMEDOUT|NOTFOUND|AI_AGAIN|NOENT)/,
+  /^08/, // connection exceptions
+  /^53/, // out of disk, memory, connections
+  /^57(014|P0[1-5])$/, // cancelled, shutting down, crashed, starting up
+  /^(55P03|40P01|40001|25006|25P0[34]|58030)$/ // lock time-out, deadlock, read-only, idle in transaction, I/O error
+]
+
+interface DriverError extends Error {
+  code?: string
+  constraint_name?: string
+  severity?: string
+}
+
+/**
+ * The error to pass on: errors of the database come out as DatabaseUnavailable or DatabaseError, others as they are.
+ * What Drizzle throws carries every parameter in its message, and what the driver throws carries them in hidden members,
+ * in its detail and sometimes in its message. None of that may reach a log.
+ */
+export function databaseError (error: unknown): Error & { code?: string | undefined } {
+  const cause = inner(error)
+  if (cause instanceof DatabaseUnavailable || cause instanceof DatabaseError) return cause
+  const { code, severity, constraint_name: constraint } = cause
+  if (code && UNAVAILABLE.some(pattern => pattern.test(code))) {
+    return new DatabaseUnavailable(severity ? `${severity}: ${cause.message}` : code, code)
+  }
+  // Class 22 quotes the value that it did not like
+  if (severity) return new DatabaseError(code?.startsWith('22') ? 'The database refused a value' : cause.message, code, constraint)
+  if (cause !== error || 'parameters' in cause) return new DatabaseError(`A statement could not be sent: ${code ?? cause.name}`, code)
+  return cause
+}
+
+/** Whether a row with this key is already there. */
+export const isUniqueViolation = (error: unknown) => codeOf(error) === '23505'
+
+/** Whether a row refers to one that is not there, or one is removed that others refer to. */
+export const isForeignKeyViolation = (error: unknown) => codeOf(error) === '23503'
+
+/** The database's code of an error, through whatever it is wrapped in. */
+export const codeOf = (error: unknown) => inner(error).code
+
+function inner (error: unknown): DriverError {
+  let cause = error
+  while (cause instanceof DrizzleQueryError && cause.cause) cause = cause.cause
+  return cause instanceof Error ? cause : new Error('Something else than an error was thrown')
+}

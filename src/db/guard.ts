@@ -1,0 +1,128 @@
+import type { Sql, TransactionSql } from 'postgres'
+import { DatabaseUnavailable } from './errors.ts'
+
+/** Milliseconds after which a statement or transaction is given up, the time that it waited included. */
+export const DEADLINE = 4_000
+const MAX_WAIT = 2_000
+const MAX_WAITING = 200
+
+type Result = Record<string, unknown>[] | unknown[][]
+type Run = (shape: 'rows' | 'values') => Promise<Result>
+
+/**
+ * The client that Drizzle gets: the driver's, with a bound on everything that can last. The driver queues without limit
+ * and waits for ever, so at most `slots` uses are in its hands and the rest waits here.
+ *
+ * @param onError sees every error of a statement
+ */
+export function guard (client: Sql, slots: number, onError: (error: unknown) => void = () => {}): Sql {
+  const enter = gate(slots)
+
+  async function statement (shape: 'rows' | 'values', ...call: Parameters<Sql['unsafe']>) {
+    const started = performance.now()
+    const leave = await enter()
+    const query = client.unsafe(...call)
+    const work: Promise<Result> = shape === 'values' ? query.values().execute() : query.execute()
+    work.catch(onError).then(leave)
+    return await within(started, work, () => {
+      // Without a state it was not sent yet. What was sent is ended by statement_timeout or silence_timeout
+      if ((query as { state?: unknown }).state === null) query.cancel()
+    })
+  }
+
+  async function begin<T> (fn: (tx: TransactionSql) => Promise<T>) {
+    const started = performance.now()
+    const leave = await enter()
+    const end: { over?: Error, fire: (error: Error) => void } = { fire: () => {} }
+    const fired = new Promise<never>((_resolve, reject) => { end.fire = reject })
+    fired.catch(() => {})
+    const work = client.begin(async tx => {
+      if (end.over) throw end.over
+      const result = await Promise.race([fn(guardTransaction(tx, end)), fired])
+      // From here on the commit is sent: thrown before it, this rolls back
+      if (end.over) throw end.over
+      return result
+    }) as Promise<T>
+    work.catch(onError).then(leave)
+    try {
+      return await within(started, work, error => {
+        end.over = error
+        end.fire(error)
+      })
+    } finally {
+      end.over ??= new Error('The transaction is over: a statement was not awaited in it')
+    }
+  }
+
+  const unsafe = (...call: Parameters<Sql['unsafe']>) => pending(shape => statement(shape, ...call))
+  return { options: client.options, unsafe, begin } as unknown as Sql
+}
+
+// A transaction given up must not reach its connection any more, which by then serves somebody else
+function guardTransaction (tx: TransactionSql, end: { over?: Error }): TransactionSql {
+  const unsafe = (...call: Parameters<Sql['unsafe']>) => pending(async shape => {
+    if (end.over) throw end.over
+    const query = tx.unsafe(...call)
+    return await (shape === 'values' ? query.values() : query)
+  })
+  const savepoint = async (fn: (tx: TransactionSql) => Promise<unknown>) => {
+    if (end.over) throw end.over
+    return await tx.savepoint(async inner => await fn(guardTransaction(inner, end)))
+  }
+  return { unsafe, savepoint } as unknown as TransactionSql
+}
+
+// Drizzle either awaits a statement or calls `.values()` on it: it starts when one of the two happens
+function pending (run: Run) {
+  return {
+    values: () => run('values'),
+    then: (...handlers: Parameters<Promise<Result>['then']>) => run('rows').then(...handlers)
+  }
+}
+
+function gate (slots: number) {
+  const waiting: (() => void)[] = []
+  let free = slots
+
+  const leave = () => {
+    const next = waiting.shift()
+    if (next) next()
+    else free++
+  }
+
+  return async function enter () {
+    if (free > 0) {
+      free--
+      return leave
+    }
+    if (waiting.length >= MAX_WAITING) throw new DatabaseUnavailable('Too many are waiting for the database')
+    await new Promise<void>((resolve, reject) => {
+      const timer = setTimeout(() => {
+        waiting.splice(waiting.indexOf(go), 1)
+        reject(new DatabaseUnavailable('No database connection became free in time'))
+      }, MAX_WAIT)
+      const go = () => {
+        clearTimeout(timer)
+        resolve()
+      }
+      waiting.push(go)
+    })
+    return leave
+  }
+}
+
+async function within<T> (started: number, work: Promise<T>, giveUp: (error: Error) => void): Promise<T> {
+  let timer: NodeJS.Timeout | undefined
+  const late = new Promise<never>((_resolve, reject) => {
+    timer = setTimeout(() => {
+      const error = new DatabaseUnavailable('The database did not answer in time')
+      giveUp(error)
+      reject(error)
+    }, DEADLINE - (performance.now() - started))
+  })
+  try {
+    return await Promise.race([work, late])
+  } finally {
+    clearTimeout(timer)
+  }
+}

@@ -1,0 +1,61 @@
+import { is, Param, type Placeholder, type Query, type SQL, sql } from 'drizzle-orm'
+import type { Db } from './database.ts'
+import { databaseError } from './errors.ts'
+
+interface Statement { params: unknown[], execute (values?: Record<string, unknown>): Promise<unknown> }
+interface Session { client: unknown, prepareQuery (query: Query, fields: undefined, name: string, arrays: boolean): Statement }
+interface Inside { session: Session, dialect: { sqlToQuery (query: SQL): Query } }
+
+/**
+ * A statement that is built once and prepared on each connection of the server, where it runs in half the time.
+ * Placeholders are `sql.placeholder('name')`. Works on the database's handles and on transactions.
+ *
+ * @param name any name: the driver numbers the statements by itself
+ * @param build the statement in Drizzle's builder, without `.prepare()`
+ */
+export function prepared<A extends object, R> (
+  name: string, build: (db: Db) => { prepare (name: string): { execute (values?: Record<string, unknown>): Promise<R> } }
+) {
+  return runner<A, R>(db => build(db).prepare(name) as unknown as Statement)
+}
+
+/**
+ * The same for a statement written as a template: `preparedSql<Row, Values>('name', value => sql\`… ${value('id')} …\`)`.
+ * Answers rows as the driver reads them: bytea is a Buffer and jsonb is parsed, but **timestamps come back as text**
+ * (Drizzle turns the driver's date parsers off) and bigint and numeric are text too. A Date is sent as ISO text; a list
+ * has to be sent as JSON (`jsonb_array_elements_text(${value('ids')}::jsonb)`).
+ */
+export function preparedSql<Row, A extends object> (name: string, template: (value: (name: string) => Placeholder) => SQL) {
+  const statement = template(value => sql.placeholder(value))
+  return runner<A, Row[]>(db => {
+    const { session, dialect } = db as unknown as Inside
+    return session.prepareQuery(dialect.sqlToQuery(statement), undefined, name, false)
+  }, values => Object.fromEntries(Object.entries(values)
+    .map(([key, value]) => [key, value instanceof Date ? value.toISOString() : value])))
+}
+
+// Drizzle's prepared query is its text, its columns and the client it goes to. Text and columns are kept, the client is
+// the handle's, so that a transaction (a handle that lives for three statements) does not build its statements again.
+function runner<A extends object, R> (build: (db: Db) => Statement, convert = (values: object) => values) {
+  let kept: Statement | undefined
+  return async (db: Db, values: A): Promise<R> => {
+    if (!kept) {
+      kept = build(db)
+      kept.params = kept.params.map(nullable)
+    }
+    const { client } = (db as unknown as Inside).session
+    const statement = Object.create(kept, { client: { value: client } }) as Statement
+    try {
+      return await statement.execute(convert(values) as Record<string, unknown>) as R
+    } catch (error) {
+      throw databaseError(error)
+    }
+  }
+}
+
+// Drizzle hands a placeholder's null to the column: a moment throws on it, and jsonb turns it into the JSON word null
+function nullable (param: unknown) {
+  if (!is(param, Param)) return param
+  const { encoder } = param
+  return new Param(param.value, { mapToDriverValue: (value: unknown) => value === null ? null : encoder.mapToDriverValue(value) })
+}

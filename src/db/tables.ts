@@ -1,0 +1,206 @@
+import { sql } from 'drizzle-orm'
+import {
+  bigint, boolean, char, check, foreignKey, index, integer, jsonb, pgTable, primaryKey, text, uniqueIndex, varchar
+} from 'drizzle-orm/pg-core'
+import { HISTORY_POLICIES, MANAGED, SECRET_FORMATS } from '../../schemas/projects.ts'
+import { LEVELS } from '../../schemas/secrets.ts'
+import { NAME_LENGTH, SLUG_LENGTH } from '../../schemas/shapes.ts'
+import { ORGANIZATION_STATUSES } from '../../schemas/organizations.ts'
+import { VERSION_ACTIONS } from '../../schemas/versions.ts'
+import { bytea, moment } from './columns.ts'
+
+// The whole database on one page. Column keys are snake_case, so a row needs no mapping. Lengths and word lists come
+// from schemas/. Everything that carries an organization id is also found by it: no query crosses organizations.
+
+const ulid = () => char({ length: 26 })
+const name = () => varchar({ length: NAME_LENGTH }).notNull()
+const slug = () => varchar({ length: SLUG_LENGTH }).notNull()
+const count = () => bigint({ mode: 'number' })
+const created = { created_at: moment().notNull().default(sql`now()`) }
+const timestamps = { ...created, updated_at: moment().notNull().default(sql`now()`) }
+
+/** Plans are rows, seeded by a migration and changed by the operator; null is without limit. */
+export const plans = pgTable('plans', {
+  name: varchar({ length: 64 }).primaryKey(),
+  retention_days: integer(),
+  api_per_minute: integer().notNull(),
+  max_projects: integer(),
+  max_members: integer()
+})
+
+/** One row for each master key that ever wrapped something: it must open before the service serves. */
+export const master_key_canaries = pgTable('master_key_canaries', {
+  key_id: varchar({ length: 32 }).primaryKey(),
+  canary: bytea().notNull(),
+  ...created
+})
+
+export const organizations = pgTable('organizations', {
+  id: ulid().primaryKey(),
+  name: name(),
+  slug: slug().unique(),
+  status: varchar({ length: 16, enum: ORGANIZATION_STATUSES }).notNull().default('active'),
+  plan: varchar({ length: 64 }).notNull().references(() => plans.name),
+  /** Seals every document of the organization at rest; wrapped by a master key. */
+  storage_key: bytea().notNull(),
+  ...timestamps
+})
+
+/** The next version id and audit sequence of an organization. Taken last before a commit, so ids grow in its order. */
+export const organization_counters = pgTable('organization_counters', {
+  organization_id: ulid().primaryKey().references(() => organizations.id, { onDelete: 'cascade' }),
+  next_version: count().notNull().default(1),
+  next_event: count().notNull().default(1)
+})
+
+export const users = pgTable('users', {
+  id: count().primaryKey().generatedAlwaysAsIdentity(),
+  email: varchar({ length: 320 }).notNull(),
+  /** Lower case, NFKC: what sign-in and uniqueness go by. */
+  email_normalized: varchar({ length: 320 }).notNull().unique(),
+  name: name(),
+  password_hash: text(),
+  ...timestamps
+})
+
+export const members = pgTable('members', {
+  organization_id: ulid().notNull().references(() => organizations.id, { onDelete: 'cascade' }),
+  user_id: count().notNull().references(() => users.id, { onDelete: 'cascade' }),
+  role: varchar({ length: 32 }).notNull(),
+  status: varchar({ length: 16 }).notNull().default('active'),
+  joined_at: moment().notNull().default(sql`now()`)
+}, (table) => [primaryKey({ columns: [table.organization_id, table.user_id] }), index().on(table.user_id)])
+
+export const api_tokens = pgTable('api_tokens', {
+  id: count().primaryKey().generatedAlwaysAsIdentity(),
+  organization_id: ulid().notNull().references(() => organizations.id, { onDelete: 'cascade' }),
+  name: name(),
+  /** SHA-256 of the token; the token itself is nowhere. */
+  token_hash: bytea().notNull().unique(),
+  token_prefix: varchar({ length: 12 }).notNull(),
+  abilities: text().array().notNull(),
+  /** Ids, not slugs: a rename moves nothing in or out. Null: the whole organization. */
+  slices: jsonb().$type<{ project_id: string, target_id: string | null, environment_id: string | null }[]>(),
+  expires_at: moment(),
+  last_used_at: moment(),
+  ...timestamps
+}, (table) => [index().on(table.organization_id)])
+
+export const projects = pgTable('projects', {
+  id: ulid().primaryKey(),
+  organization_id: ulid().notNull().references(() => organizations.id, { onDelete: 'cascade' }),
+  name: name(),
+  slug: slug(),
+  description: text(),
+  secret_format: varchar({ length: 8, enum: SECRET_FORMATS }).notNull(),
+  encryption_type: varchar({ length: 8, enum: MANAGED }).notNull(),
+  history_policy: varchar({ length: 16, enum: HISTORY_POLICIES }).notNull(),
+  /** Version of the one active key; every current document of the project is under it. */
+  key_version: integer().notNull(),
+  ...timestamps
+}, (table) => [uniqueIndex('projects_slug_taken').on(table.organization_id, table.slug)])
+
+/** Keys of projects, every one ever used. What could help a guess is wrapped by a master key. */
+export const encryption_keys = pgTable('encryption_keys', {
+  id: count().primaryKey().generatedAlwaysAsIdentity(),
+  organization_id: ulid().notNull(),
+  project_id: ulid().notNull().references(() => projects.id, { onDelete: 'cascade' }),
+  version: integer().notNull(),
+  managed: varchar({ length: 8, enum: MANAGED }).notNull(),
+  /** Server-managed: the key string, wrapped. */
+  key_string: bytea(),
+  /** Server-managed: the derived data key, wrapped, so that a read needs no PBKDF2. */
+  data_key: bytea(),
+  /** Client-managed: the proof to compare with, wrapped. */
+  key_check: bytea(),
+  /** Wrapped. */
+  salt: bytea().notNull(),
+  iterations: integer().notNull(),
+  hint: varchar({ length: 255 }),
+  is_active: boolean().notNull(),
+  ...created,
+  rotated_at: moment()
+}, (table) => [
+  uniqueIndex().on(table.project_id, table.version),
+  uniqueIndex('encryption_keys_one_active').on(table.project_id).where(sql`${table.is_active}`),
+  check('encryption_keys_custody', sql`(${table.managed} = 'server') = (${table.key_string} is not null) and (${table.managed} = 'server') = (${table.data_key} is not null) and (${table.managed} = 'client') = (${table.key_check} is not null)`)
+])
+
+export const targets = pgTable('targets', {
+  id: ulid().primaryKey(),
+  organization_id: ulid().notNull(),
+  project_id: ulid().notNull().references(() => projects.id, { onDelete: 'cascade' }),
+  name: name(),
+  slug: slug(),
+  description: text(),
+  ...timestamps
+}, (table) => [uniqueIndex('targets_slug_taken').on(table.project_id, table.slug)])
+
+export const environments = pgTable('environments', {
+  id: ulid().primaryKey(),
+  organization_id: ulid().notNull(),
+  project_id: ulid().notNull().references(() => projects.id, { onDelete: 'cascade' }),
+  target_id: ulid().notNull().references(() => targets.id, { onDelete: 'cascade' }),
+  name: name(),
+  slug: slug(),
+  description: text(),
+  status: varchar({ length: SLUG_LENGTH }).notNull(),
+  is_production: boolean().notNull(),
+  ...timestamps
+}, (table) => [uniqueIndex('environments_slug_taken').on(table.target_id, table.slug), index().on(table.project_id)])
+
+/** The one encrypted document of a level. A deleted secret keeps its row, without content. */
+export const secrets = pgTable('secrets', {
+  id: ulid().primaryKey(),
+  organization_id: ulid().notNull(),
+  project_id: ulid().notNull().references(() => projects.id, { onDelete: 'cascade' }),
+  target_id: ulid().references(() => targets.id, { onDelete: 'cascade' }),
+  environment_id: ulid().references(() => environments.id, { onDelete: 'cascade' }),
+  level: varchar({ length: 16, enum: LEVELS }).notNull(),
+  /** Id of the project, target or environment that is the level: at most one secret each. */
+  level_id: ulid().notNull().unique(),
+  /** Counts every write of the level; part of what the sealed content is bound to, and of its ETag. */
+  revision: count().notNull(),
+  key_version: integer().notNull(),
+  /** The blob, sealed once more at rest; null after a delete. */
+  sealed: bytea(),
+  size_bytes: integer().notNull(),
+  /** Version recorded by the last write; null after `no_backup`. */
+  version: count(),
+  ...timestamps
+}, (table) => [index().on(table.project_id)])
+
+/** Immutable snapshots, numbered per organization in the order of commits. */
+export const secret_versions = pgTable('secret_versions', {
+  organization_id: ulid().notNull(),
+  id: count().notNull(),
+  secret_id: ulid().notNull(),
+  action: varchar({ length: 16, enum: VERSION_ACTIONS }).notNull(),
+  key_version: integer().notNull(),
+  sealed: bytea().notNull(),
+  size_bytes: integer().notNull(),
+  restored_from: count(),
+  created_by_id: count(),
+  created_by_name: varchar({ length: NAME_LENGTH }),
+  ...created
+}, (table) => [
+  primaryKey({ columns: [table.organization_id, table.id] }),
+  index().on(table.secret_id, table.id),
+  foreignKey({ columns: [table.secret_id], foreignColumns: [secrets.id] }).onDelete('cascade')
+])
+
+/** One row for each acknowledged change, in its transaction. No value, key, proof, salt or token is ever in it. */
+export const audit_events = pgTable('audit_events', {
+  organization_id: ulid().notNull(),
+  seq: count().notNull(),
+  occurred_at: moment().notNull().default(sql`now()`),
+  action: varchar({ length: 64 }).notNull(),
+  actor_type: varchar({ length: 16 }).notNull(),
+  actor_id: count(),
+  resource_type: varchar({ length: 32 }).notNull(),
+  resource_id: varchar({ length: 64 }),
+  request_id: varchar({ length: 64 }),
+  ip: varchar({ length: 64 }),
+  user_agent: varchar({ length: 256 }),
+  details: jsonb().$type<Record<string, string | number | boolean | null>>()
+}, (table) => [primaryKey({ columns: [table.organization_id, table.seq] })])

@@ -1,0 +1,145 @@
+import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify'
+import { Type, type TSchema } from '@sinclair/typebox'
+import { ERRORS, ErrorBody, type ErrorCode } from '../../schemas/errors.ts'
+import type { Scope } from '../../schemas/scopes.ts'
+import { LRUCache } from 'lru-cache'
+import { hashToken, parseApiToken } from '../crypto/bearer.ts'
+import { findPrincipal, updateTokenUse, type Organization, type Principal } from '../repositories/tokens.ts'
+import { databaseError } from '../db/database.ts'
+import { fail } from '../rules/errors.ts'
+import { RESERVED, isReserved, type SlugKind } from '../rules/slugs.ts'
+import { isInside, type Place } from '../rules/slices.ts'
+import { addressKey, installLimits, type Consume } from './limits.ts'
+
+const REALM = 'Bearer realm="strongroom"'
+const MOST_TOKEN = 512
+
+/**
+ * Reads each route's `access`, `limit` and `errors` once: the guard enforces them and the document publishes them.
+ * A route that does not declare `access` does not boot. The order of checks is that of the API page: token (401),
+ * organization visible (404), its rate limit (429), its status (403), scope (403).
+ */
+export async function installAccess (app: FastifyInstance) {
+  const consume = await installLimits(app)
+  app.decorateRequest('principal', null)
+
+  app.addHook('onRoute', (route) => {
+    const { access, audit, errors = [] } = route.config ?? {}
+    if (access === undefined) throw new Error(`${String(route.method)} ${route.url} does not declare config.access`)
+    if (audit === undefined && ![route.method].flat().every((method) => method === 'GET' || method === 'HEAD')) {
+      throw new Error(`${String(route.method)} ${route.url} changes something and does not declare config.audit`)
+    }
+    const codes: ErrorCode[] = ['malformed_request', 'unsupported_api_version', 'internal_error', 'service_unavailable', ...errors]
+    if (route.config?.limit !== 'none') codes.push('rate_limit_exceeded')
+    if (access !== 'public') codes.push('unauthenticated')
+    if (access !== 'public' && access !== 'authenticated') codes.push('insufficient_permissions')
+    if (access !== 'public' && !route.config?.whenInactive) codes.push('organization_inactive')
+    if (route.url.includes(':organization')) codes.push('not_found')
+    const { body, querystring, response } = route.schema ?? {}
+    if (body || querystring) codes.push('validation_failed')
+    if (body) codes.push('malformed_json', 'unsupported_media_type', 'payload_too_large')
+    const scopes = access === 'public' || access === 'authenticated' ? [] : [access]
+    route.schema = {
+      ...route.schema,
+      security: access === 'public' ? [] : [{ apiToken: scopes }],
+      response: { ...(response as object), ...errorBodies(codes) }
+    }
+  })
+
+  const recordUse = useRecorder(app)
+  app.addHook('onRequest', async (request, reply) => {
+    await guard(app, consume, request, reply)
+    if (request.principal !== null) recordUse(request, request.principal.id)
+  })
+}
+
+async function guard (app: FastifyInstance, consume: Consume, request: FastifyRequest, reply: FastifyReply) {
+  const { access, limit = 'api', whenInactive } = request.routeOptions.config
+  const address = () => limit === 'none'
+    ? undefined
+    : consume(limit, addressKey(request.ip), 0, request, reply)
+  const version = request.headers['x-api-version']
+  if (version !== undefined && version !== '1') fail('unsupported_api_version', { supported: ['1'] })
+  if (access === undefined || access === 'public') return address()
+
+  const principal = await authenticate(app, request)
+  if (principal === undefined) {
+    await address()
+    return challenge(request, reply)
+  }
+  const params = request.params as Record<string, string>
+  if (params.organization !== undefined && !names(params.organization, principal.organization)) {
+    await address()
+    return fail('not_found')
+  }
+  request.principal = principal
+  const { organization } = principal
+  if (limit !== 'none') await consume(limit, `org:${organization.id}`, organization.plan.api_per_minute, request, reply)
+  // A reserved word in a slug's place is a path of its own that has no such method, never a resource.
+  if (hasReservedWord(params)) return reply.callNotFound()
+  if (organization.status !== 'active' && !whenInactive) fail('organization_inactive', { status: organization.status })
+  if (access !== 'authenticated') requireScope(request, reply, access)
+}
+
+async function authenticate (app: FastifyInstance, request: FastifyRequest): Promise<Principal | undefined> {
+  const sent = request.raw.headersDistinct.authorization ?? []
+  const [, token] = /^Bearer ([\x21-\x7e]+)$/i.exec(sent.length === 1 ? sent[0] ?? '' : '') ?? []
+  // The checksum is judged first, so that garbage costs no query.
+  if (token === undefined || token.length > MOST_TOKEN || parseApiToken(token) === undefined) return undefined
+  return findPrincipal(app.reads, hashToken(token))
+}
+
+// At most once a minute for a token, and nobody waits for it: no request depends on it.
+function useRecorder (app: FastifyInstance) {
+  const lately = new LRUCache<number, true>({ max: 10_000, ttl: 60_000 })
+  return (request: FastifyRequest, id: number) => {
+    if (lately.has(id)) return
+    lately.set(id, true)
+    updateTokenUse(app.db, id).catch((error: unknown) => request.log.warn({ err: databaseError(error) }, 'the use of a token was not recorded'))
+  }
+}
+
+// RFC 6750: the plain challenge when nothing was sent, `invalid_token` for every token that is not good, one body for all.
+function challenge (request: FastifyRequest, reply: FastifyReply): never {
+  const sent = request.headers.authorization !== undefined
+  reply.header('www-authenticate', sent ? `${REALM}, error="invalid_token", error_description="The token is not valid"` : REALM)
+  return fail('unauthenticated')
+}
+
+function names (text: string, organization: Organization): boolean {
+  return text === organization.slug || text.toUpperCase() === organization.id
+}
+
+function hasReservedWord (params: Record<string, string>): boolean {
+  return (Object.keys(RESERVED) as SlugKind[]).some((kind) => kind !== 'organization' && isReserved(kind, params[kind] ?? ''))
+}
+
+/** Demands a scope that the route declares as `access` or in `mayNeed`; `*` holds every one. */
+export function requireScope (request: FastifyRequest, reply: FastifyReply, scope: Scope) {
+  const { access, mayNeed = [] } = request.routeOptions.config
+  if (scope !== access && !mayNeed.includes(scope)) throw new Error(`${scope} is not declared by the route`)
+  const held = request.principal?.scopes
+  if (held?.has('*') || held?.has(scope)) return
+  reply.header('www-authenticate', `${REALM}, error="insufficient_scope", scope="${scope}"`)
+  fail('insufficient_permissions', { required_scope: scope, granted_scopes: [...held ?? []] })
+}
+
+/** What lies outside the part of the hierarchy that the token is narrowed to does not exist for it. */
+export function requireInside (request: FastifyRequest, place: Place) {
+  if (!isInside(principalOf(request).slices, place)) fail('not_found')
+}
+
+/** The caller of a guarded route. */
+export function principalOf (request: FastifyRequest): Principal {
+  if (request.principal === null) throw new Error('the route is not guarded')
+  return request.principal
+}
+
+function errorBodies (codes: readonly ErrorCode[]): Record<number, TSchema> {
+  const byStatus = new Map<number, TSchema[]>()
+  for (const code of new Set(codes)) {
+    const { status } = ERRORS[code]
+    byStatus.set(status, [...byStatus.get(status) ?? [], ErrorBody(code)])
+  }
+  return Object.fromEntries([...byStatus].map(([status, all]) => [status, all.length === 1 ? all[0]! : Type.Union(all, { examples: [all[0]!.examples[0]] })]))
+}

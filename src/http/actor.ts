@@ -1,0 +1,17 @@
+import type { FastifyRequest } from 'fastify'
+import type { Actor } from '../repositories/audit.ts'
+import { principalOf } from './access.ts'
+
+/** Who did it, from where: what an audit event and a version remember of the caller. */
+export function actorOf (request: FastifyRequest): Actor {
+  const { type, id, name, organization } = principalOf(request)
+  return {
+    organization_id: organization.id,
+    type,
+    id,
+    name,
+    request_id: request.id,
+    ip: request.ip,
+    user_agent: request.headers['user-agent']?.slice(0, 256) ?? null
+  }
+}

@@ -1,0 +1,64 @@
+import type { FastifyError, FastifyInstance, FastifyReply, FastifyRequest } from 'fastify'
+import { ERRORS, type ErrorCode } from '../../schemas/errors.ts'
+import { IntegrityError } from '../crypto/at-rest.ts'
+import { WorkOverloaded } from '../crypto/bounded.ts'
+import { DatabaseUnavailable, databaseError } from '../db/database.ts'
+import { recordEvent } from '../repositories/audit.ts'
+import { ApiError } from '../rules/errors.ts'
+import { actorOf } from './actor.ts'
+import { errorsByMember } from './validation.ts'
+
+const OF_FASTIFY: Record<string, ErrorCode> = {
+  FST_ERR_CTP_BODY_TOO_LARGE: 'payload_too_large',
+  FST_ERR_CTP_INVALID_MEDIA_TYPE: 'unsupported_media_type',
+  FST_ERR_CTP_INVALID_CONTENT_LENGTH: 'malformed_request',
+  FST_ERR_BAD_URL: 'not_found',
+  FST_ERR_MAX_PARAM_LENGTH: 'not_found'
+}
+
+/** Every failure becomes one row of the catalogue here; what is in none is `internal_error`, logged, and says nothing. */
+export function installErrors (app: FastifyInstance) {
+  app.setErrorHandler(async (error: FastifyError, request, reply) => {
+    const answer = toApiError(error)
+    if (answer.code === 'integrity_error') await recordViolation(app, request)
+    if (ERRORS[answer.code].status >= 500) request.log.error({ err: databaseError(error), error_code: answer.code }, 'request failed')
+    return sendError(request, reply, answer)
+  })
+}
+
+/** Sends a catalogue error in the one shape that all errors have. */
+export function sendError (request: FastifyRequest, reply: FastifyReply, { code, details, errors }: ApiError) {
+  request.errorCode = code
+  return reply
+    .code(ERRORS[code].status)
+    .type('application/json; charset=utf-8')
+    .serializer(JSON.stringify)
+    .send({ error: code, message: ERRORS[code].message, ...(details !== undefined && { details }), ...(errors && { errors }) })
+}
+
+function toApiError (thrown: FastifyError): ApiError {
+  if (thrown instanceof ApiError) return thrown
+  if (thrown.validation) return new ApiError('validation_failed', undefined, errorsByMember(thrown.validation, thrown.validationContext))
+  const code = OF_FASTIFY[thrown.code]
+  if (code !== undefined) return new ApiError(code)
+  if (thrown instanceof IntegrityError) return new ApiError('integrity_error')
+  if (thrown instanceof WorkOverloaded || databaseError(thrown) instanceof DatabaseUnavailable) return new ApiError('service_unavailable')
+  return new ApiError('internal_error')
+}
+
+// Best effort: the refusal itself must not depend on the event.
+async function recordViolation (app: FastifyInstance, request: FastifyRequest) {
+  if (request.principal === null) return
+  try {
+    await recordEvent(app.db, actorOf(request), { action: 'integrity.violation', resource_type: 'request', resource_id: null })
+  } catch (error) {
+    request.log.error({ err: databaseError(error) }, 'the integrity violation could not be recorded')
+  }
+}
+
+declare module 'fastify' {
+  interface FastifyRequest {
+    /** The catalogue code that the request was answered with, for its log line. */
+    errorCode?: ErrorCode
+  }
+}

@@ -1,0 +1,27 @@
+import { Type } from '@sinclair/typebox'
+import type { Database } from '../db/database.ts'
+import { fail } from '../rules/errors.ts'
+import type { Domain } from './types.ts'
+
+const Health = Type.Object({ status: Type.Literal('ok') }, { title: 'Health', examples: [{ status: 'ok' }] })
+
+/** `/healthz`: the process lives. `/readyz`: it can serve (the database answers, and it is not stopping). */
+export function health (database: Pick<Database, 'ping'>, isStopping: () => boolean): Domain {
+  return async (app) => {
+    const config = { access: 'public', limit: 'none' } as const
+    app.get('/healthz', {
+      config,
+      schema: { operationId: 'getHealth', tags: ['operations'], summary: 'Whether the process lives', response: { 200: Health } },
+      handler: async () => ({ status: 'ok' as const })
+    })
+    app.get('/readyz', {
+      config,
+      schema: { operationId: 'getReadiness', tags: ['operations'], summary: 'Whether the service can serve', response: { 200: Health } },
+      handler: async () => {
+        if (isStopping()) fail('service_unavailable')
+        await database.ping()
+        return { status: 'ok' as const }
+      }
+    })
+  }
+}

@@ -1,0 +1,86 @@
+import rateLimit from '@fastify/rate-limit'
+import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify'
+import { isIPv4, isIPv6 } from 'node:net'
+import { LRUCache } from 'lru-cache'
+import { fail } from '../rules/errors.ts'
+
+const MINUTE = 60_000
+
+/** The groups of the specification: how many requests, in which window. */
+export const LIMITS = {
+  api: { setting: 'api', window: MINUTE },
+  oauth_token: { setting: 'oauth', window: MINUTE },
+  oauth_revoke: { setting: 'oauth', window: MINUTE },
+  key_rotation: { setting: 'keyRotation', window: 60 * MINUTE },
+  billing: { setting: 'billing', window: MINUTE }
+} as const
+export type LimitGroup = keyof typeof LIMITS
+
+declare module 'fastify' {
+  interface FastifyRequest {
+    /** Whom the request counts against: `org:<id>` or `ip:<address>`. */
+    limitKey: string
+    /** The allowance of the organization's plan, where it is above the configured one. */
+    limitFromPlan: number
+  }
+}
+
+/** Counts a request in its group; past the limit it ends with 429. The headers go on every answer. */
+export type Consume = (group: LimitGroup, key: string, fromPlan: number, request: FastifyRequest, reply: FastifyReply) => Promise<void>
+
+/**
+ * One limiter per group, in fixed windows. (The plugin's own per-route limits would give every route a bucket of its
+ * own, fastify-rate-limit #463.) The window's end is kept per key, so that X-RateLimit-Reset is one value for a window.
+ */
+export async function installLimits (app: FastifyInstance): Promise<Consume> {
+  await app.register(rateLimit, { global: false, cache: 20_000 })
+  app.decorateRequest('limitKey', '')
+  app.decorateRequest('limitFromPlan', 0)
+  const limiters = new Map(Object.entries(LIMITS).map(([group, { setting, window }]) => {
+    const configured = app.config.rateLimits[setting]
+    const limiter = configured === 0
+      ? undefined
+      : app.createRateLimit({
+        max: (request: FastifyRequest) => Math.max(configured, group === 'api' ? request.limitFromPlan : 0),
+        timeWindow: window,
+        keyGenerator: (request: FastifyRequest) => request.limitKey
+      })
+    return [group as LimitGroup, limiter]
+  }))
+  const ends = new LRUCache<string, number>({ max: 20_000 })
+
+  return async function consume (group, key, fromPlan, request, reply) {
+    const limiter = limiters.get(group)
+    if (limiter === undefined) return
+    request.limitKey = key
+    request.limitFromPlan = fromPlan
+    const result = await limiter(request)
+    if (result.isAllowed) return
+    const end = windowEnd(`${group} ${key}`, Date.now() + result.ttl)
+    const retryAfter = Math.max(1, Math.ceil(result.ttl / 1000))
+    reply.headers({ 'x-ratelimit-limit': result.max, 'x-ratelimit-remaining': result.remaining, 'x-ratelimit-reset': end })
+    if (result.isExceeded) {
+      reply.header('retry-after', retryAfter)
+      fail('rate_limit_exceeded', { retry_after: retryAfter })
+    }
+  }
+
+  // Now plus what is left jitters by a millisecond or two from one request to the next.
+  function windowEnd (key: string, milliseconds: number): number {
+    const known = ends.get(key)
+    if (known !== undefined && Math.abs(known - milliseconds) < 500) return Math.ceil(known / 1000)
+    ends.set(key, milliseconds)
+    return Math.ceil(milliseconds / 1000)
+  }
+}
+
+/** The key of an address: IPv4 in any spelling as itself, IPv6 by its /64, which one subscriber holds whole. */
+export function addressKey (address: string): string {
+  const plain = address.replace(/^::ffff:/i, '')
+  if (isIPv4(plain) || !isIPv6(address)) return `ip:${plain}`
+  const [head = '', tail = ''] = address.replace(/%.*$/, '').split('::')
+  const before = head === '' ? [] : head.split(':')
+  const after = tail === '' ? [] : tail.split(':')
+  const groups = [...before, ...Array<string>(Math.max(0, 8 - before.length - after.length)).fill('0'), ...after]
+  return `ip:${groups.slice(0, 4).map((group) => Number.parseInt(group, 16).toString(16)).join(':')}::/64`
+}

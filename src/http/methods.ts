@@ -1,0 +1,38 @@
+import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify'
+import { RESERVED, isReserved, type SlugKind } from '../rules/slugs.ts'
+import { ApiError } from '../rules/errors.ts'
+import { sendError } from './errors.ts'
+
+interface PathPattern { segments: string[], methods: Set<string> }
+
+/**
+ * Answers what no route takes: 405 with `Allow` where the path exists (204 to OPTIONS), 404 elsewhere. It says only
+ * which routes there are, which the published document does too; never whether a resource exists.
+ */
+export function installMethods (app: FastifyInstance) {
+  const patterns = new Map<string, PathPattern>()
+  app.addHook('onRoute', ({ url, method }) => {
+    const pattern = patterns.get(url) ?? { segments: url.split('/'), methods: new Set(['OPTIONS']) }
+    for (const one of [method].flat()) pattern.methods.add(one)
+    patterns.set(url, pattern)
+  })
+
+  app.setNotFoundHandler(async (request: FastifyRequest, reply: FastifyReply) => {
+    const path = (request.url.split('?', 1)[0] ?? '').split('/')
+    const allowed = new Set([...patterns.values()].filter((pattern) => fits(pattern.segments, path)).flatMap(({ methods }) => [...methods]))
+    if (allowed.size === 0) return sendError(request, reply, new ApiError('not_found'))
+    reply.header('allow', [...allowed].sort().join(', '))
+    if (request.method === 'OPTIONS') return reply.code(204).send()
+    return sendError(request, reply, new ApiError('method_not_allowed'))
+  })
+}
+
+// A parameter takes any word but those that a static route uses in its place.
+function fits (pattern: readonly string[], path: readonly string[]): boolean {
+  return pattern.length === path.length && pattern.every((segment, i) => {
+    const word = path[i] ?? ''
+    if (!segment.startsWith(':')) return segment === word
+    const name = segment.slice(1)
+    return word !== '' && !(name in RESERVED && isReserved(name as SlugKind, word))
+  })
+}

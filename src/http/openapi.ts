@@ -1,0 +1,97 @@
+import swagger from '@fastify/swagger'
+import swaggerUi from '@fastify/swagger-ui'
+import type { FastifyInstance } from 'fastify'
+import { SCOPES } from '../../schemas/scopes.ts'
+
+const DESCRIPTION = `Encrypted secrets in a hierarchy of organization, project, target and environment, with version history.
+
+Every request carries \`Authorization: Bearer <token>\` of an organization API token. Each operation names the one scope
+that it needs; \`*\` holds all of them. Times are RFC 3339 in UTC. Errors are \`{error, message, details?, errors?}\`.
+A trailing slash is never redirected. Limits are counted per organization; \`X-RateLimit-*\` says where you stand.`
+
+const TAGS: Record<string, string> = {
+  organizations: 'The organization of the token',
+  projects: 'Projects',
+  targets: 'Targets of a project',
+  environments: 'Environments of a target',
+  secrets: 'Encrypted documents, one for each level',
+  versions: 'Version history: list, fetch, restore, delete, purge',
+  'encryption-keys': 'Keys of projects',
+  'api-tokens': 'Organization API tokens',
+  operations: 'For operators'
+}
+
+type Json = Record<string, unknown>
+
+/** Publishes OpenAPI 3.1 from the routes' schemas. A schema's title is the name of its component. */
+export async function installOpenApi (app: FastifyInstance) {
+  await app.register(swagger, {
+    openapi: {
+      openapi: '3.1.0',
+      info: { title: 'Strongroom', version: '1', description: DESCRIPTION, license: { name: 'MIT', identifier: 'MIT' } },
+      servers: [{ url: '/', description: 'This service' }],
+      tags: Object.entries(TAGS).map(([name, description]) => ({ name, description })),
+      components: {
+        securitySchemes: {
+          apiToken: {
+            type: 'http',
+            scheme: 'bearer',
+            bearerFormat: 'dotenv_<organization>_<random>',
+            description: `An organization API token. Scopes:\n\n${Object.entries(SCOPES).map(([scope, words]) => `* \`${scope}\`: ${words}`).join('\n')}`
+          }
+        }
+      }
+    },
+    transformObject: (document) => {
+      if (!('openapiObject' in document)) throw new Error('the document is OpenAPI 3.1')
+      return hoistTitled(document.openapiObject as unknown as Json) as typeof document.openapiObject
+    }
+  })
+}
+
+/** Serves the document and, unless it is switched off, Swagger UI at `/docs` under a policy without inline script. */
+export async function installDocs (app: FastifyInstance) {
+  await app.register(async (docs) => {
+    docs.get('/openapi.json', { schema: { hide: true }, handler: async () => app.swagger() })
+    docs.get('/openapi.yaml', {
+      schema: { hide: true },
+      handler: async (_request, reply) => reply.type('application/yaml; charset=utf-8').send(app.swagger({ yaml: true }))
+    })
+    if (!app.config.docsUi) return
+    await docs.register(swaggerUi, {
+      routePrefix: '/docs',
+      uiConfig: { persistAuthorization: false, validatorUrl: null, displayRequestDuration: true, deepLinking: true },
+      theme: { title: 'Strongroom API' },
+      staticCSP: UI_CSP
+    })
+  })
+}
+
+// Swagger UI sets style attributes; no script of its pages is inline.
+const UI_CSP = "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+
+// Every titled schema moves to components.schemas, and a $ref stays; its first example also stands beside the media
+// type, where every tool looks.
+function hoistTitled (document: Json): Json {
+  const schemas: Json = {}
+  const hoist = (value: unknown): unknown => {
+    if (Array.isArray(value)) return value.map(hoist)
+    if (typeof value !== 'object' || value === null) return value
+    const object = value as Json
+    const copy = Object.fromEntries(Object.entries(object).map(([key, member]) => [key, key === 'examples' || key === 'default' ? member : hoist(member)]))
+    if (typeof object.title !== 'string' || !('type' in object || 'anyOf' in object)) return copy
+    schemas[object.title] = copy
+    return { $ref: `#/components/schemas/${object.title}` }
+  }
+  const withExamples = (value: unknown): unknown => {
+    if (Array.isArray(value)) return value.map(withExamples)
+    if (typeof value !== 'object' || value === null) return value
+    const copy: Json = Object.fromEntries(Object.entries(value).map(([key, member]) => [key, withExamples(member)]))
+    const schema = copy.schema as Json | undefined
+    const example = (schema?.examples as unknown[] | undefined)?.[0]
+    return example !== undefined && copy.example === undefined && !('in' in copy) ? { ...copy, example } : copy
+  }
+  const paths = hoist(withExamples(document.paths))
+  const components = document.components as Json
+  return { ...document, paths, components: { ...components, schemas: Object.fromEntries(Object.entries(schemas).sort(([a], [b]) => a < b ? -1 : 1)) } }
+}

@@ -1,0 +1,28 @@
+import { isUniqueViolation, type Db } from '../db/database.ts'
+import { listTakenSlugs } from '../repositories/projects.ts'
+import { refuse } from '../rules/errors.ts'
+import { freeSlug, isReserved, slugFrom, type SlugKind } from '../rules/slugs.ts'
+
+/** The slug of something new: the given one, or one made from its name that no sibling has. Call it under the parent's lock. */
+export async function chooseSlug (
+  db: Db, kind: SlugKind, among: Parameters<typeof listTakenSlugs>[1], { name, slug }: { name: string, slug?: string | undefined }
+): Promise<string> {
+  if (slug !== undefined) return slug
+  const made = slugFrom(name, kind)
+  return freeSlug(made, kind, await listTakenSlugs(db, among, made))
+}
+
+/** Refuses a slug that a static route uses in its place. */
+export function refuseReserved (kind: SlugKind, slug: string | undefined) {
+  if (slug !== undefined && isReserved(kind, slug)) refuse('slug', 'This word is reserved')
+}
+
+/** Runs a create or an update. A unique violation is a slug that is taken: whatever else is unique, we make ourselves. */
+export async function orSlugTaken<T> (work: () => Promise<T>): Promise<T> {
+  try {
+    return await work()
+  } catch (error) {
+    if (isUniqueViolation(error)) refuse('slug', 'This slug is taken', 'slug_taken')
+    throw error
+  }
+}

@@ -1,0 +1,46 @@
+import type { Static, TSchema } from '@sinclair/typebox'
+import type { FastifyPluginAsync, FastifyTypeProvider, RawServerDefault } from 'fastify'
+import type { ErrorCode } from '../../schemas/errors.ts'
+import type { EventName } from '../../schemas/events.ts'
+import type { Scope } from '../../schemas/scopes.ts'
+import type { Config } from '../config.ts'
+import type { Keyring } from '../crypto/keyring.ts'
+import type { Db } from '../db/database.ts'
+import type { Principal } from '../repositories/tokens.ts'
+import type { LimitGroup } from './limits.ts'
+
+export interface TypeBoxProvider extends FastifyTypeProvider {
+  validator: this['schema'] extends TSchema ? Static<this['schema']> : unknown
+  serializer: this['schema'] extends TSchema ? Static<this['schema']> : unknown
+}
+
+/** A domain: an encapsulated plugin whose routes are typed by their schemas. */
+export type Domain = FastifyPluginAsync<Record<never, never>, RawServerDefault, TypeBoxProvider>
+
+declare module 'fastify' {
+  interface FastifyContextConfig {
+    /** Who may call: nobody in particular, anybody with a token, or a token with this scope. */
+    access?: 'public' | 'authenticated' | Scope
+    /** Scopes that the handler may demand instead or on top, by what the request asks. */
+    mayNeed?: readonly Scope[]
+    /** The rate-limit group; `none` for the service's own pages. */
+    limit?: LimitGroup | 'none'
+    /** Errors of the catalogue that the handler answers, beside those that every route can. */
+    errors?: readonly ErrorCode[]
+    /** The audit event of a route that changes or reveals something; `none` where a POST only reads. */
+    audit?: EventName | 'none'
+    /** Goes on when the organization is suspended, locked or cancelled. */
+    whenInactive?: true
+  }
+  interface FastifyInstance {
+    /** For writes, transactions and whatever may take long. */
+    db: Db
+    /** For short reads of a single prepared statement; the same database. */
+    reads: Db
+    keyring: Keyring
+    config: Config
+  }
+  interface FastifyRequest {
+    principal: Principal | null
+  }
+}

@@ -1,0 +1,188 @@
+import { ulid } from 'ulidx'
+import { OrganizationParams } from '../../schemas/organizations.ts'
+import {
+  CreateProjectBody, Project, ProjectParams, UpdateProjectBody, type ProjectAttributes
+} from '../../schemas/projects.ts'
+import { ListQuery, NoContent } from '../../schemas/shapes.ts'
+import { DEFAULT_ITERATIONS } from '../crypto/keys.ts'
+import { decodeBase64 } from '../crypto/primitives.ts'
+import { transaction } from '../db/database.ts'
+import { actorOf } from '../http/actor.ts'
+import { principalOf, requireInside } from '../http/access.ts'
+import { deprecatedFor } from '../http/deprecated.ts'
+import { chooseSlug, orSlugTaken, refuseReserved } from '../http/slugs.ts'
+import type { Domain } from '../http/types.ts'
+import { recordEvent } from '../repositories/audit.ts'
+import { countProjects, lockOrganization } from '../repositories/organizations.ts'
+import {
+  countBelow, createProject, deleteProject, findProject, listProjects, lockProject, updateProject
+} from '../repositories/projects.ts'
+import { fail, refuse } from '../rules/errors.ts'
+import { pageMeta, pageOf } from '../rules/pagination.ts'
+import { makeServerKey, registerClientKey } from '../vault/keys.ts'
+
+const toItem = (attributes: ProjectAttributes) => ({ type: 'projects' as const, id: attributes.ulid, attributes })
+
+export const projects: Domain = async (app) => {
+  for (const { path, old } of [{ path: '/:organization/projects', old: false }, { path: '/organizations/:organization/projects', old: true }]) {
+    app.get(path, {
+      config: { access: 'project:read' },
+      schema: {
+        operationId: old ? 'listProjectsLongPath' : 'listProjects',
+        tags: ['projects'],
+        summary: 'List projects',
+        deprecated: old,
+        params: OrganizationParams,
+        querystring: ListQuery,
+        response: { 200: Project.list }
+      },
+      ...(old && { preHandler: deprecatedFor('/api/v1/:organization/projects') }),
+      handler: async (request) => {
+        const { organization, slices } = principalOf(request)
+        const page = pageOf(request.query)
+        const { rows, total } = await listProjects(app.db, organization.id, slices, page)
+        return { data: rows.map(toItem), meta: pageMeta(page, total, rows.length) }
+      }
+    })
+  }
+
+  for (const { path, old } of [{ path: '/:organization/:project', old: false }, { path: '/organizations/:organization/projects/:project', old: true }]) {
+    app.get(path, {
+      config: { access: 'project:read' },
+      schema: {
+        operationId: old ? 'getProjectLongPath' : 'getProject',
+        tags: ['projects'],
+        summary: 'Get a project',
+        deprecated: old,
+        params: ProjectParams,
+        response: { 200: Project.one }
+      },
+      ...(old && { preHandler: deprecatedFor('/api/v1/:organization/:project') }),
+      handler: async (request) => {
+        const project = await findProject(app.db, principalOf(request).organization.id, request.params.project) ?? fail('not_found')
+        requireInside(request, { project_id: project.ulid })
+        return { data: toItem(project) }
+      }
+    })
+  }
+
+  app.post('/:organization/projects', {
+    config: { access: 'project:create', audit: 'project.create', errors: ['slug_taken', 'plan_limit_reached'] },
+    schema: {
+      operationId: 'createProject',
+      tags: ['projects'],
+      summary: 'Create a project with its first key',
+      params: OrganizationParams,
+      body: CreateProjectBody,
+      response: { 201: Project.one }
+    },
+    handler: async (request, reply) => {
+      const { organization, slices } = principalOf(request)
+      // A new project lies outside every part that a token can be narrowed to.
+      if (slices.length > 0) fail('not_found')
+      const { body } = request
+      refuseReserved('project', body.slug)
+      const id = ulid()
+      const keyId = { organization_id: organization.id, project_id: id, version: 1 }
+      const encryption_type = body.storage_mode ?? 'server'
+      // The derivation takes a fifth of a second: before the transaction begins.
+      const key = encryption_type === 'client'
+        ? registerClientKey(app.keyring, keyId, clientKeyOf(body))
+        : await makeServerKey(app.keyring, keyId, serverKeyOf(body))
+      if (key.iterations < DEFAULT_ITERATIONS) {
+        reply.header('warning', `299 - "key_check_iterations below ${DEFAULT_ITERATIONS} are weak against guessing"`)
+      }
+      const created = await orSlugTaken(() => transaction(app.db, async (db) => {
+        await lockOrganization(db, organization.id)
+        const { max_projects } = organization.plan
+        const used = max_projects === null ? 0 : await countProjects(db, organization.id)
+        if (max_projects !== null && used >= max_projects) fail('plan_limit_reached', { limit: max_projects, used, plan: organization.plan.name })
+        const slug = await chooseSlug(db, 'project', { organization_id: organization.id }, body)
+        await createProject(db, {
+          id,
+          organization_id: organization.id,
+          name: body.name,
+          slug,
+          description: body.description ?? null,
+          secret_format: body.secret_format ?? 'env',
+          encryption_type,
+          history_policy: body.history_policy ?? 'keep'
+        }, key)
+        await recordEvent(db, actorOf(request), { action: 'project.create', resource_type: 'project', resource_id: id, details: { slug, encryption_type } })
+        return findProject(db, organization.id, slug)
+      }))
+      return reply.code(201).send({ data: toItem(created!) })
+    }
+  })
+
+  for (const method of ['PUT', 'PATCH'] as const) {
+    app.route({
+      method,
+      url: '/:organization/:project',
+      config: { access: 'project:update', audit: 'project.update', errors: ['slug_taken'] },
+      schema: {
+        operationId: method === 'PUT' ? 'replaceProject' : 'updateProject',
+        tags: ['projects'],
+        summary: 'Change a project; what is left out stays',
+        params: ProjectParams,
+        body: UpdateProjectBody,
+        response: { 200: Project.one }
+      },
+      handler: async (request) => {
+        const { organization } = principalOf(request)
+        const { body, params } = request
+        refuseReserved('project', body.slug)
+        const updated = await orSlugTaken(() => transaction(app.db, async (db) => {
+          const project = await lockProject(db, organization.id, { slug: params.project }) ?? fail('not_found')
+          requireInside(request, { project_id: project.id })
+          const { name, slug, description, secret_format, history_policy } = body
+          await updateProject(db, project.id, { name, slug, description, secret_format, history_policy })
+          await recordEvent(db, actorOf(request), { action: 'project.update', resource_type: 'project', resource_id: project.id, details: { members: Object.keys(body).join(' ') } })
+          return findProject(db, organization.id, body.slug ?? params.project)
+        }))
+        return { data: toItem(updated!) }
+      }
+    })
+  }
+
+  app.delete('/:organization/:project', {
+    config: { access: 'project:delete', audit: 'project.delete' },
+    schema: {
+      operationId: 'deleteProject',
+      tags: ['projects'],
+      summary: 'Delete a project with everything below it, documents and history included',
+      params: ProjectParams,
+      response: { 204: NoContent }
+    },
+    handler: async (request, reply) => {
+      const { organization } = principalOf(request)
+      await transaction(app.db, async (db) => {
+        const project = await lockProject(db, organization.id, { slug: request.params.project }) ?? fail('not_found')
+        requireInside(request, { project_id: project.id })
+        const details = await countBelow(db, { project_id: project.id })
+        await deleteProject(db, project.id)
+        await recordEvent(db, actorOf(request), { action: 'project.delete', resource_type: 'project', resource_id: project.id, details })
+      })
+      return reply.code(204).send(null)
+    }
+  })
+}
+
+function serverKeyOf (body: CreateProjectBody) {
+  for (const member of ['key_check', 'key_check_salt', 'key_check_iterations'] as const) {
+    if (body[member] !== undefined) refuse(member, 'Goes with storage_mode client only')
+  }
+  return { key: body.encryption_key, hint: body.key_hint }
+}
+
+function clientKeyOf (body: CreateProjectBody) {
+  if (body.encryption_key !== undefined) refuse('encryption_key', 'Goes with storage_mode server only: a client keeps its key')
+  for (const member of ['key_check', 'key_check_salt', 'key_check_iterations'] as const) {
+    if (body[member] === undefined) refuse(member, 'Required with storage_mode client')
+  }
+  const check = decodeBase64(body.key_check!)
+  const salt = decodeBase64(body.key_check_salt!)
+  if (check?.length !== 32) return refuse('key_check', 'Expected base64 of 32 bytes')
+  if (salt === undefined || salt.length < 16 || salt.length > 64) return refuse('key_check_salt', 'Expected base64 of 16 to 64 bytes')
+  return { check, salt, iterations: body.key_check_iterations!, hint: body.key_hint }
+}

@@ -1,0 +1,324 @@
+import type { FastifyReply, FastifyRequest } from 'fastify'
+import type { KeyObject } from 'node:crypto'
+import { Type } from '@sinclair/typebox'
+import { EncryptionKeyAnswer } from '../../schemas/encryption-keys.ts'
+import { EnvironmentParams } from '../../schemas/environments.ts'
+import type { ErrorCode } from '../../schemas/errors.ts'
+import { OrganizationParams } from '../../schemas/organizations.ts'
+import { ProjectParams, type SecretFormat } from '../../schemas/projects.ts'
+import {
+  DeleteBody, RawSecrets, ReadSecretsQuery, RetrieveBody, SecretsAnswer, StoreAnswer, StoreBody,
+  type Level, type LevelDocument, type LevelNames, type Merge
+} from '../../schemas/secrets.ts'
+import { BLOB_BYTES, NoContent } from '../../schemas/shapes.ts'
+import { TargetParams } from '../../schemas/targets.ts'
+import { openBlob, sealBlob } from '../crypto/blob.ts'
+import { IntegrityError } from '../crypto/at-rest.ts'
+import { transaction } from '../db/database.ts'
+import { actorOf } from '../http/actor.ts'
+import { principalOf, requireInside, requireScope } from '../http/access.ts'
+import { deprecatedFor } from '../http/deprecated.ts'
+import { listsEtag, requirePrecondition } from '../http/etags.ts'
+import type { Domain } from '../http/types.ts'
+import { recordEvent } from '../repositories/audit.ts'
+import { lockProject } from '../repositories/projects.ts'
+import { deleteSecretAndHistory, findLevel, ownSecret, placeOf, type LevelState, type SecretRow } from '../repositories/secrets.ts'
+import { mergeDocuments, readDocument } from '../rules/documents.ts'
+import { fail, refuse } from '../rules/errors.ts'
+import { isInside } from '../rules/slices.ts'
+import { revealKey } from '../vault/descriptors.ts'
+import { etagOf, openCurrent } from '../vault/documents.ts'
+import { dataKeyOf, storageKeyOf } from '../vault/keys.ts'
+import { judgeProof, revealsKey } from '../vault/proofs.ts'
+import { writeLevel } from '../vault/write.ts'
+
+const READ_ERRORS = ['invalid_parameter_combination', 'client_managed_encryption', 'document_unreadable', 'integrity_error'] as const satisfies ErrorCode[]
+const READ_ANSWER = Type.Union([SecretsAnswer, RawSecrets], { examples: SecretsAnswer.examples })
+
+interface ReadRequest { names: LevelNames, action: string, decrypt: boolean, merge: Merge, raw: boolean, filters?: RetrieveBody['filters'] }
+type StoredSecret = SecretRow & { sealed: Buffer }
+
+export const secrets: Domain = async (app) => {
+  const paths = [
+    { level: 'project', params: ProjectParams, path: '/:organization/:project/secrets', old: '/organizations/:organization/projects/:project/secrets' },
+    { level: 'target', params: TargetParams, path: '/:organization/:project/:target/secrets', old: '/organizations/:organization/projects/:project/targets/:target/secrets' },
+    {
+      level: 'environment',
+      params: EnvironmentParams,
+      path: '/:organization/:project/:target/:environment/secrets',
+      old: '/organizations/:organization/projects/:project/targets/:target/environments/:environment/secrets'
+    }
+  ]
+  for (const { level, params, path, old } of paths) {
+    for (const url of [path, old]) {
+      const deprecated = url === old
+      const operation = `read${level[0]!.toUpperCase()}${level.slice(1)}Secrets`
+      app.get(url, {
+        config: { access: 'secret:read', mayNeed: ['secret:decrypt'], errors: READ_ERRORS },
+        schema: {
+          operationId: deprecated ? `${operation}LongPath` : operation,
+          tags: ['secrets'],
+          summary: `Read the documents on the way to a ${level}`,
+          deprecated,
+          params,
+          querystring: ReadSecretsQuery,
+          response: { 200: READ_ANSWER, 304: Type.Null({ description: 'Not modified since the ETag in If-None-Match' }) }
+        },
+        ...(deprecated && { preHandler: deprecatedFor(`/api/v1${path}`) }),
+        handler: async (request, reply) => {
+          const { organization: _, ...names } = request.params
+          const { decrypt = false, merge = 'false', raw = false } = request.query
+          if (decrypt) requireScope(request, reply, 'secret:decrypt')
+          return read(request, reply, { names: names as LevelNames, action: decrypt ? 'decrypt' : 'read', decrypt, merge, raw })
+        }
+      })
+    }
+  }
+
+  for (const { url, old } of [{ url: '/:organization/secrets/retrieve', old: false }, { url: '/organizations/:organization/secrets/retrieve', old: true }]) {
+    app.post(url, {
+      config: { access: 'authenticated', mayNeed: ['secret:read', 'secret:decrypt', 'key:retrieve'], audit: 'none', errors: [...READ_ERRORS, 'insufficient_permissions'] },
+      schema: {
+        operationId: old ? 'retrieveSecretsLongPath' : 'retrieveSecrets',
+        tags: ['secrets'],
+        summary: 'Read, decrypt or get the key, by a body instead of a path; the scope goes by the action',
+        deprecated: old,
+        params: OrganizationParams,
+        body: RetrieveBody,
+        response: { 200: Type.Union([SecretsAnswer, RawSecrets, EncryptionKeyAnswer], { examples: SecretsAnswer.examples }) }
+      },
+      // The scope is judged before the body's other members are, by what a readable body asks for.
+      preValidation: async (request, reply) => {
+        const action = (request.body as { action?: unknown } | undefined)?.action
+        requireScope(request, reply, action === 'decrypt' ? 'secret:decrypt' : action === 'key:retrieve' ? 'key:retrieve' : 'secret:read')
+      },
+      ...(old && { preHandler: deprecatedFor('/api/v1/:organization/secrets/retrieve') }),
+      handler: async (request, reply) => {
+        const { project, target, environment, action = 'read', filters, merge = 'false', raw = false } = request.body
+        const names = { project, target, environment }
+        if (action === 'key:retrieve') return retrieveKey(request, reply, names)
+        return read(request, reply, { names, action, decrypt: action === 'decrypt', merge: String(merge) as Merge, raw, filters })
+      }
+    })
+  }
+
+  app.post('/:organization/secrets/store', {
+    config: {
+      access: 'secret:write',
+      audit: 'secret.store',
+      errors: ['precondition_failed', 'client_managed_encryption', 'content_not_decryptable', 'key_proof_required', 'key_proof_mismatch', 'key_proof_reveals_key', 'integrity_error']
+    },
+    schema: {
+      operationId: 'storeSecrets',
+      tags: ['secrets'],
+      summary: 'Store the document of a level and record a version',
+      params: OrganizationParams,
+      body: StoreBody,
+      response: { 200: StoreAnswer }
+    },
+    handler: async (request, reply) => {
+      const { organization } = principalOf(request)
+      const { content, plaintext, key_proof, no_backup = false } = request.body
+      const names = namesOf(request.body)
+      if ((content === undefined) === (plaintext === undefined)) refuse('content', 'Send exactly one of content and plaintext')
+      const storageKey = storageKeyOf(app.keyring, organization)
+      let revealed = false
+      const written = await writeLevel(app, organization, actorOf(request), () => findLevel(app.reads, organization.id, names), (state, secret) => {
+        requireInside(request, placeOf(state))
+        requirePrecondition(request.headers, secret?.sealed ? etagOf(storageKey, [secret]) : undefined)
+        if (state.project.encryption_type === 'client') revealed = acceptClientContent(state, content, key_proof)
+        const blob = state.project.encryption_type === 'client' ? content! : serverContent(state, content, plaintext)
+        const record = no_backup ? null : { action: secret === undefined ? 'create' as const : 'update' as const, blob }
+        return { blob, record, event: 'secret.store' }
+      })
+      if (revealed) {
+        await recordEvent(app.db, actorOf(request), { action: 'key.proof_reveals_key', resource_type: 'project', resource_id: written.state.project.id })
+      }
+      const { state, secret, version, bytes } = written
+      reply.header('etag', etagOf(storageKey, [secret]))
+      return {
+        data: { type: 'secrets' as const, level: state.level, source: state.slug, bytes, secret_id: secret.id, version: version === null ? null : String(version) },
+        message: version === null ? 'Stored without a version.' : `Stored as version ${version}.`
+      }
+    }
+  })
+
+  app.post('/:organization/secrets/delete', {
+    config: { access: 'secret:write', mayNeed: ['secret:purge'], audit: 'secret.delete', errors: ['confirmation_required', 'precondition_failed', 'integrity_error'] },
+    schema: {
+      operationId: 'deleteSecrets',
+      tags: ['secrets'],
+      summary: 'Delete the document of a level; a restore snapshot is kept unless no_backup is set',
+      params: OrganizationParams,
+      body: DeleteBody,
+      response: { 204: NoContent }
+    },
+    preValidation: async (request, reply) => {
+      if ((request.body as { no_backup?: unknown } | undefined)?.no_backup === true) requireScope(request, reply, 'secret:purge')
+    },
+    handler: async (request, reply) => {
+      const { no_backup = false, confirmed } = request.body
+      const names = namesOf(request.body)
+      if (no_backup && confirmed !== true) fail('confirmation_required')
+      await (no_backup ? deleteForGood(request, names) : deleteWithSnapshot(request, names))
+      return reply.code(204).send(null)
+    }
+  })
+
+  async function deleteWithSnapshot (request: FastifyRequest, names: LevelNames) {
+    const { organization } = principalOf(request)
+    const storageKey = storageKeyOf(app.keyring, organization)
+    await writeLevel(app, organization, actorOf(request), () => findLevel(app.reads, organization.id, names), (state, secret) => {
+      requireInside(request, placeOf(state))
+      if (!isStored(secret)) return fail('not_found')
+      requirePrecondition(request.headers, etagOf(storageKey, [secret]))
+      return { blob: null, record: { action: 'delete', blob: openCurrent(storageKey, state, secret) }, event: 'secret.delete' }
+    })
+  }
+
+  async function deleteForGood (request: FastifyRequest, names: LevelNames) {
+    const { organization } = principalOf(request)
+    await transaction(app.db, async (db) => {
+      await lockProject(db, organization.id, { slug: names.project })
+      const state = await findLevel(db, organization.id, names) ?? fail('not_found')
+      requireInside(request, placeOf(state))
+      const secret = ownSecret(state)
+      if (!isStored(secret)) return fail('not_found')
+      requirePrecondition(request.headers, etagOf(storageKeyOf(app.keyring, organization), [secret]))
+      const purged = await deleteSecretAndHistory(db, secret.id)
+      await recordEvent(db, actorOf(request), { action: 'secret.delete', resource_type: 'secret', resource_id: secret.id, details: { level: state.level, purged } })
+    })
+  }
+
+  async function read (request: FastifyRequest, reply: FastifyReply, asked: ReadRequest) {
+    const { organization, slices } = principalOf(request)
+    const { decrypt, merge, raw } = asked
+    refuseCombinations(asked)
+    const state = await findLevel(app.reads, organization.id, namesOf(asked.names)) ?? fail('not_found')
+    requireInside(request, placeOf(state))
+    if (decrypt && state.project.encryption_type === 'client') fail('client_managed_encryption')
+    if (state.project.secret_format === 'text' && (merge !== 'false' || raw)) refuse('merge', 'Documents of a text project have no values to merge', 'invalid_parameter_combination')
+    const visible = state.secrets.filter(isStored).filter(({ level }) => isInside(slices, placeOf(state, level)))
+    const storageKey = storageKeyOf(app.keyring, organization)
+    const etag = etagOf(storageKey, visible, String(decrypt), merge, String(raw), JSON.stringify(asked.filters ?? null), state.project.secret_format)
+    reply.header('etag', etag)
+    if (listsEtag(request.headers['if-none-match'], etag)) return reply.code(304).send()
+    const documents = new Map(visible.map((secret) => [secret.level, contentOf(state, secret, storageKey, decrypt)]))
+    const json = reply.type('application/json; charset=utf-8').serializer(JSON.stringify)
+    if (raw) return json.send(valuesOf(state, documents, merge === 'true' ? ['project', 'target', 'environment'] : [state.level]))
+    return json.send(toAnswer(request, state, asked, visible, documents, storageKey))
+  }
+
+  async function retrieveKey (request: FastifyRequest, reply: FastifyReply, names: LevelNames) {
+    const { organization } = principalOf(request)
+    const state = await findLevel(app.reads, organization.id, namesOf(names)) ?? fail('not_found')
+    requireInside(request, { project_id: state.project.id })
+    const answer = revealKey(app.keyring, state.key)
+    await recordEvent(app.db, actorOf(request), { action: 'key.retrieve', resource_type: 'encryption-key', resource_id: String(state.key.id), details: { version: state.key.version } })
+    return reply.type('application/json; charset=utf-8').serializer(JSON.stringify).send(answer)
+  }
+
+  function contentOf (state: LevelState, secret: StoredSecret, storageKey: KeyObject, decrypt: boolean): string {
+    const blob = openCurrent(storageKey, state, secret)
+    if (!decrypt) return blob
+    // What was stored could be opened then, so a blob that does not open now was tampered with.
+    const plain = openBlob(dataKeyOf(app.keyring, state.key), blob)
+    if (plain === undefined) throw new IntegrityError()
+    return plain.toString('utf8')
+  }
+
+  // Key logic of a client-managed write. True when the proof gives the key away and the operator allows that.
+  function acceptClientContent (state: LevelState, content: string | undefined, proof: string | undefined): boolean {
+    if (content === undefined) return fail('client_managed_encryption')
+    if (state.key.key_check === null) return fail('key_proof_required')
+    if (judgeProof(app.keyring, state.key, proof) !== 'right') fail('key_proof_mismatch')
+    const reveals = revealsKey(proof, content)
+    if (reveals && !app.config.allowRevealingKeyProof) fail('key_proof_reveals_key')
+    return reveals
+  }
+
+  function serverContent (state: LevelState, content: string | undefined, plaintext: string | undefined): string {
+    const dataKey = dataKeyOf(app.keyring, state.key)
+    if (plaintext !== undefined) {
+      if (Buffer.byteLength(plaintext) > BLOB_BYTES - 28) refuse('plaintext', 'Larger than 1 MiB when sealed')
+      return sealBlob(dataKey, plaintext)
+    }
+    return openBlob(dataKey, content!) === undefined ? fail('content_not_decryptable') : content!
+  }
+}
+
+function isStored (secret: SecretRow | undefined): secret is StoredSecret {
+  return secret !== undefined && secret.sealed !== null
+}
+
+function namesOf ({ project, target, environment }: LevelNames): LevelNames {
+  if (environment !== undefined && target === undefined) refuse('target', 'Required with environment')
+  return { project, target, environment }
+}
+
+function refuseCombinations ({ decrypt, merge, raw, filters }: ReadRequest) {
+  const code = 'invalid_parameter_combination'
+  if (!decrypt && merge !== 'false') refuse('merge', 'Needs the documents decrypted', code)
+  if (!decrypt && raw) refuse('raw', 'Needs the documents decrypted', code)
+  if (raw && merge === 'both') refuse('raw', 'Answers one object: merge cannot be both', code)
+  if (!decrypt && filters !== undefined && Object.keys(filters).length > 0) refuse('filters', 'Need the documents decrypted', code)
+}
+
+// Deeper levels override, whatever order they are named in.
+function valuesOf (state: LevelState, documents: ReadonlyMap<Level, string>, levels: readonly Level[]): Record<string, string> {
+  const format = state.project.secret_format
+  return mergeDocuments(...levels.filter((level) => documents.has(level)).map((level) =>
+    readDocument(format, documents.get(level)!) ?? fail('document_unreadable', { level })))
+}
+
+function toAnswer (
+  request: FastifyRequest, state: LevelState, asked: ReadRequest, visible: StoredSecret[], documents: ReadonlyMap<Level, string>, storageKey: KeyObject
+): SecretsAnswer {
+  const { decrypt, merge, action, filters } = asked
+  const slugs: Record<Level, string> = { project: state.project.slug, target: state.target?.slug ?? '', environment: state.environment?.slug ?? '' }
+  const levels = Object.fromEntries(visible.map((secret): [Level, LevelDocument] => [secret.level, {
+    id: secret.id,
+    encrypted: !decrypt,
+    content: documents.get(secret.level)!,
+    source: slugs[secret.level],
+    version: secret.version === null ? null : String(secret.version),
+    etag: etagOf(storageKey, [secret])
+  }]))
+  const merged = merge === 'false' ? undefined : valuesOf(state, documents, ['project', 'target', 'environment'])
+  const values = action === 'decrypt' && request.method === 'POST' ? merged ?? readableValues(state, documents) : undefined
+  return {
+    data: {
+      type: 'secrets',
+      attributes: { encrypted: !decrypt, format: reportedFormat(state.project.secret_format), ...(merge !== 'true' && { levels }), ...(merged && { merged }) },
+      ...(values && { secrets: filterValues(values, filters) })
+    },
+    meta: {
+      api_path: request.url.split('?', 1)[0]!,
+      format: 'hierarchical',
+      merged: merge,
+      timestamp: new Date().toISOString(),
+      hierarchy: { project: state.project.slug, target: state.target?.slug ?? null, environment: state.environment?.slug ?? null },
+      action
+    }
+  }
+}
+
+// A document that does not parse is still returned as it is; only its values cannot be told.
+function readableValues ({ project }: LevelState, documents: ReadonlyMap<Level, string>): Record<string, string> | undefined {
+  const read = (['project', 'target', 'environment'] as const).filter((level) => documents.has(level)).map((level) => readDocument(project.secret_format, documents.get(level)!))
+  return read.every((values) => values !== undefined) ? mergeDocuments(...read) : undefined
+}
+
+function filterValues (values: Record<string, string>, filters: ReadRequest['filters']): Record<string, string> {
+  const { names, tags, search } = filters ?? {}
+  const wanted = search?.toLowerCase()
+  const kept = Object.entries(values).filter(([key]) =>
+    (names === undefined || names.length === 0 || names.includes(key)) &&
+    (tags === undefined || tags.length === 0) &&
+    (wanted === undefined || key.toLowerCase().includes(wanted)))
+  return Object.fromEntries(kept)
+}
+
+function reportedFormat (format: SecretFormat): 'env' | 'json' {
+  return format === 'json' ? 'json' : 'env'
+}

@@ -1,0 +1,227 @@
+import type { FastifyRequest } from 'fastify'
+import type { ErrorCode } from '../../schemas/errors.ts'
+import { OrganizationParams } from '../../schemas/organizations.ts'
+import { NoContent, PAGE_SIZE } from '../../schemas/shapes.ts'
+import {
+  DeleteVersionBody, DeleteVersionQuery, ListVersionsBody, PurgeAnswer, PurgeBody, RestoreAnswer, RestoreBody,
+  VersionAnswer, VersionPage, VersionParams, type RestoreBody as Restore, type Version
+} from '../../schemas/versions.ts'
+import { openBlob, sealBlob } from '../crypto/blob.ts'
+import { IntegrityError } from '../crypto/at-rest.ts'
+import { transaction, type Db } from '../db/database.ts'
+import { actorOf } from '../http/actor.ts'
+import { principalOf, requireInside } from '../http/access.ts'
+import type { Domain } from '../http/types.ts'
+import { recordEvent } from '../repositories/audit.ts'
+import { lockProject } from '../repositories/projects.ts'
+import { findLevel, findLevelOfSecret, ownSecret, placeOf, type LevelState } from '../repositories/secrets.ts'
+import { deleteVersion, findVersion, listVersions, purgeVersions, type FullVersion, type VersionRow } from '../repositories/versions.ts'
+import { fail, refuse } from '../rules/errors.ts'
+import { parseId } from '../rules/ids.ts'
+import { pageMeta } from '../rules/pagination.ts'
+import { planRestore } from '../rules/restore.ts'
+import { describeKey } from '../vault/descriptors.ts'
+import { openVersion } from '../vault/documents.ts'
+import { dataKeyOf, storageKeyOf } from '../vault/keys.ts'
+import { judgeProof, revealsKey } from '../vault/proofs.ts'
+import { writeLevel } from '../vault/write.ts'
+
+const RESTORE_ERRORS = ['version_locked', 'content_required_for_old_key', 'key_proof_mismatch', 'key_proof_reveals_key', 'integrity_error'] as const satisfies ErrorCode[]
+
+export const versions: Domain = async (app) => {
+  app.post('/:organization/secrets/versions', {
+    config: { access: 'secret:history', audit: 'none' },
+    schema: {
+      operationId: 'listVersions',
+      tags: ['versions'],
+      summary: 'List the version history of a level, newest first',
+      params: OrganizationParams,
+      body: ListVersionsBody,
+      response: { 200: VersionPage }
+    },
+    handler: async (request) => {
+      const { organization } = principalOf(request)
+      const { page = 1, per_page = PAGE_SIZE.default, ...names } = request.body
+      const state = await findLevel(app.reads, organization.id, names) ?? fail('not_found')
+      requireInside(request, placeOf(state))
+      const secret = ownSecret(state)
+      const { rows, total } = secret === undefined
+        ? { rows: [], total: 0 }
+        : await listVersions(app.reads, secret.id, organization.plan.retention_days, { page, per_page })
+      return { data: rows.map(toItem), meta: pageMeta({ page, per_page }, total, rows.length) }
+    }
+  })
+
+  app.get('/:organization/secrets/versions/:version', {
+    config: { access: 'secret:history', errors: ['version_locked', 'integrity_error'] },
+    schema: {
+      operationId: 'getVersion',
+      tags: ['versions'],
+      summary: 'Fetch one version with its encrypted content and key descriptor',
+      params: VersionParams,
+      response: { 200: VersionAnswer }
+    },
+    handler: async (request) => {
+      const found = await openHistory(request, request.params.version)
+      const content = openVersion(storageKeyOf(app.keyring, principalOf(request).organization), found.key.organization_id, found)
+      return { data: { ...toItem(found.version), content, key: describeKey(app.keyring, found.key) } }
+    }
+  })
+
+  app.post('/:organization/secrets/versions/:version/restore', {
+    config: { access: 'secret:restore', audit: 'secret.restore', errors: RESTORE_ERRORS },
+    schema: {
+      operationId: 'restoreVersion',
+      tags: ['versions'],
+      summary: 'Restore a version: it becomes the current document as a new version',
+      params: VersionParams,
+      body: RestoreBody,
+      response: { 200: RestoreAnswer }
+    },
+    handler: async (request) => {
+      const { organization } = principalOf(request)
+      // The retention check is done before any key logic.
+      const found = await openHistory(request, request.params.version)
+      const find = () => findLevelOfSecret(app.reads, organization.id, found.secret.id)
+      let revealed = false
+      const written = await writeLevel(app, organization, actorOf(request), find, (state) => {
+        const restored = restoredContent(request, state, found, request.body)
+        revealed = restored.revealed
+        return { blob: restored.blob, record: { action: 'restore', blob: restored.blob, restored_from: found.version.id }, event: 'secret.restore' }
+      })
+      if (revealed) {
+        await recordEvent(app.db, actorOf(request), { action: 'key.proof_reveals_key', resource_type: 'project', resource_id: written.state.project.id })
+      }
+      const id = String(found.version.id)
+      return {
+        data: { type: 'secrets' as const, secret_id: written.secret.id, restored_from: id },
+        message: `Restored version ${id} as version ${written.version}.`
+      }
+    }
+  })
+
+  app.delete('/:organization/secrets/versions/:version', {
+    config: { access: 'secret:purge', audit: 'version.delete', errors: ['version_protected'] },
+    schema: {
+      operationId: 'deleteVersion',
+      tags: ['versions'],
+      summary: 'Delete one version; the restore snapshot of a deleted secret only with force',
+      params: VersionParams,
+      querystring: DeleteVersionQuery,
+      body: DeleteVersionBody,
+      response: { 204: NoContent }
+    },
+    handler: async (request, reply) => {
+      const { organization } = principalOf(request)
+      const force = request.query.force === true || request.body.force === true
+      const found = await findOwnVersion(request, request.params.version, app.db)
+      const { id, key_version } = found.version
+      await transaction(app.db, async (db) => {
+        await lockProject(db, organization.id, { id: found.secret.project_id })
+        const outcome = await deleteVersion(db, organization.id, id, force)
+        if (outcome === 'missing') fail('not_found')
+        if (outcome === 'protected') fail('version_protected')
+        await recordEvent(db, actorOf(request), { action: 'version.delete', resource_type: 'secret', resource_id: found.secret.id, details: { version: id, key_version, force } })
+      })
+      return reply.code(204).send(null)
+    }
+  })
+
+  app.post('/:organization/secrets/versions/purge', {
+    config: { access: 'secret:purge', audit: 'version.purge', errors: ['confirmation_required', 'version_protected'] },
+    schema: {
+      operationId: 'purgeVersions',
+      tags: ['versions'],
+      summary: 'Purge the history of a level or of a whole project',
+      params: OrganizationParams,
+      body: PurgeBody,
+      response: { 200: PurgeAnswer }
+    },
+    handler: async (request) => {
+      const { organization } = principalOf(request)
+      const { project, target, environment, scope = 'level', confirmed, force = false } = request.body
+      if (scope === 'level' && target === undefined) refuse('target', 'Required with scope level')
+      if (scope === 'level' && environment === undefined) refuse('environment', 'Required with scope level')
+      if (environment !== undefined && target === undefined) refuse('target', 'Required with environment')
+      if (confirmed !== true) fail('confirmation_required')
+      const purged_count = await transaction(app.db, async (db) => {
+        await lockProject(db, organization.id, { slug: project })
+        const state = await findLevel(db, organization.id, { project, target, environment }) ?? fail('not_found')
+        requireInside(request, scope === 'level' ? placeOf(state) : { project_id: state.project.id })
+        const count = scope === 'level' ? await purgeLevel(db, state, force) : await purgeVersions(db, { project_id: state.project.id }, force)
+        await recordEvent(db, actorOf(request), {
+          action: 'version.purge', resource_type: scope, resource_id: scope === 'level' ? state.level_id : state.project.id, details: { purged_count: count, force }
+        })
+        return count
+      })
+      return { data: { purged_count }, message: `Purged ${purged_count} ${purged_count === 1 ? 'version' : 'versions'}.` }
+    }
+  })
+
+  async function findOwnVersion (request: FastifyRequest, version: string, db: Db): Promise<FullVersion> {
+    const { organization } = principalOf(request)
+    const id = parseId(version) ?? fail('not_found')
+    const found = await findVersion(db, organization.id, id, organization.plan.retention_days) ?? fail('not_found')
+    requireInside(request, found.secret)
+    return found
+  }
+
+  // Rule 6: a version outside the retention window is neither fetched nor restored.
+  async function openHistory (request: FastifyRequest, version: string): Promise<FullVersion> {
+    const found = await findOwnVersion(request, version, app.reads)
+    if (found.version.locked) {
+      fail('version_locked', { retention_days: principalOf(request).organization.plan.retention_days!, version_created_at: found.version.created_at })
+    }
+    return found
+  }
+
+  function restoredContent (request: FastifyRequest, state: LevelState, found: FullVersion, { content, key_proof }: Restore): { blob: string, revealed: boolean } {
+    const { organization } = principalOf(request)
+    const managed = state.project.encryption_type
+    const plan = planRestore({
+      managed,
+      underActiveKey: found.version.key_version === state.project.key_version,
+      content: content !== undefined,
+      proof: managed === 'client' ? judgeProof(app.keyring, state.key, key_proof) : 'absent'
+    })
+    if (plan === 'content_required_for_old_key' || plan === 'key_proof_mismatch') return fail(plan)
+    if (plan === 'as_sent') {
+      const revealed = revealsKey(key_proof, content!)
+      if (revealed && !app.config.allowRevealingKeyProof) fail('key_proof_reveals_key')
+      return { blob: content!, revealed }
+    }
+    const stored = openVersion(storageKeyOf(app.keyring, organization), organization.id, found)
+    if (plan === 'as_stored') return { blob: stored, revealed: false }
+    const plain = openBlob(dataKeyOf(app.keyring, found.key), stored)
+    if (plain === undefined) throw new IntegrityError()
+    return { blob: sealBlob(dataKeyOf(app.keyring, state.key), plain), revealed: false }
+  }
+}
+
+// Rule 5: purging the history of a deleted secret would lose its restore snapshot, which needs force.
+async function purgeLevel (db: Db, state: LevelState, force: boolean): Promise<number> {
+  const secret = ownSecret(state)
+  if (secret === undefined) return 0
+  if (secret.sealed === null && !force) fail('version_protected')
+  return purgeVersions(db, { secret_id: secret.id }, force)
+}
+
+function toItem (row: VersionRow): Version {
+  const key = String(row.key_version)
+  return {
+    type: 'secret-versions',
+    id: String(row.id),
+    attributes: {
+      action: row.action,
+      size_bytes: row.size_bytes,
+      is_client_encrypted: row.managed === 'client',
+      encryption_key_version: key,
+      key_version: key,
+      created_at: row.created_at,
+      created_by: row.created_by_id === null ? null : { id: row.created_by_id, name: row.created_by_name ?? '' },
+      metadata: { level: row.level, restored_from: row.restored_from === null ? null : String(row.restored_from) },
+      locked: row.locked,
+      locked_reason: row.locked ? 'retention' : null
+    }
+  }
+}

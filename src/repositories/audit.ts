@@ -1,0 +1,41 @@
+import { sql, type SQL } from 'drizzle-orm'
+import type { EventName } from '../../schemas/events.ts'
+import type { Db } from '../db/database.ts'
+
+/** Who did it, from where. */
+export interface Actor {
+  organization_id: string
+  type: 'api_token' | 'operator'
+  id: number | null
+  name: string
+  request_id: string | null
+  ip: string | null
+  user_agent: string | null
+}
+
+export interface AuditEvent {
+  action: EventName
+  resource_type: string
+  resource_id: string | null
+  details?: Record<string, string | number | boolean | null>
+}
+
+/**
+ * Records an event as the last statement of its transaction: the counter row it takes is the last lock in the order
+ * (project, level, counter), and gives the event the next number without a gap.
+ */
+export async function recordEvent (db: Db, actor: Actor, event: AuditEvent): Promise<void> {
+  await db.execute(sql`
+    WITH counter AS (
+      UPDATE organization_counters SET next_event = next_event + 1
+      WHERE organization_id = ${actor.organization_id} RETURNING next_event - 1 AS seq
+    )
+    INSERT INTO audit_events (organization_id, seq, action, actor_type, actor_id, resource_type, resource_id, request_id, ip, user_agent, details)
+    SELECT ${actor.organization_id}, seq, ${event.action}, ${actor.type}, ${actor.id}::bigint, ${event.resource_type}, ${event.resource_id},
+           ${actor.request_id}, ${actor.ip}, ${actor.user_agent}, ${detailsOf(event)}
+    FROM counter`)
+}
+
+function detailsOf ({ details }: AuditEvent): SQL {
+  return details === undefined ? sql`NULL` : sql`${JSON.stringify(details)}::jsonb`
+}

@@ -1,0 +1,45 @@
+import { and, eq, sql } from 'drizzle-orm'
+import type { OrganizationStatus, PlanName } from '../../schemas/organizations.ts'
+import type { Db } from '../db/database.ts'
+import { members, organization_counters, organizations, plans, projects, users } from '../db/tables.ts'
+
+export interface NewOrganization { id: string, name: string, slug: string, plan: string, storage_key: Buffer }
+
+/** Creates an organization with its counters at 1. */
+export async function createOrganization (db: Db, organization: NewOrganization): Promise<void> {
+  await db.insert(organizations).values(organization)
+  await db.insert(organization_counters).values({ organization_id: organization.id })
+}
+
+export async function countOrganizations (db: Db): Promise<number> {
+  return db.$count(organizations)
+}
+
+export async function createUser (db: Db, user: { email: string, name: string, password_hash: string }): Promise<number> {
+  const [row] = await db.insert(users).values({ ...user, email_normalized: user.email.normalize('NFKC').toLowerCase() }).returning({ id: users.id })
+  return row!.id
+}
+
+export async function createMember (db: Db, member: { organization_id: string, user_id: number, role: string }): Promise<void> {
+  await db.insert(members).values(member)
+}
+
+/** Changes an organization's plan or status; false when there is no such organization. */
+export async function updateOrganization (db: Db, id: string, changes: { plan?: PlanName, status?: OrganizationStatus }): Promise<boolean> {
+  const rows = await db.update(organizations).set({ ...changes, updated_at: sql`now()` }).where(eq(organizations.id, id)).returning({ id: organizations.id })
+  return rows.length === 1
+}
+
+/** Takes the organization's row until the end of the transaction, so that two creations cannot both pass a plan's limit. */
+export async function lockOrganization (db: Db, id: string): Promise<void> {
+  await db.select({ id: organizations.id }).from(organizations).where(eq(organizations.id, id)).for('update')
+}
+
+export async function countProjects (db: Db, organizationId: string): Promise<number> {
+  return db.$count(projects, and(eq(projects.organization_id, organizationId)))
+}
+
+export async function findPlan (db: Db, name: string): Promise<{ name: string } | undefined> {
+  const [row] = await db.select({ name: plans.name }).from(plans).where(eq(plans.name, name))
+  return row
+}

@@ -1,0 +1,107 @@
+import { and, asc, eq, inArray, like, or, sql, type SQL } from 'drizzle-orm'
+import type { HistoryPolicy, Managed, ProjectAttributes, SecretFormat } from '../../schemas/projects.ts'
+import type { Db } from '../db/database.ts'
+import { encryption_keys, environments, projects, secrets, targets } from '../db/tables.ts'
+import { offsetOf, type PageRequest } from '../rules/pagination.ts'
+import type { Slice } from '../rules/slices.ts'
+
+const attributes = {
+  ulid: projects.id,
+  organization_id: projects.organization_id,
+  name: projects.name,
+  slug: projects.slug,
+  description: projects.description,
+  secret_format: projects.secret_format,
+  encryption_type: projects.encryption_type,
+  history_policy: projects.history_policy,
+  secret_count: sql<number>`(SELECT count(*)::int FROM ${secrets} WHERE ${secrets.project_id} = ${projects.id} AND ${secrets.sealed} IS NOT NULL)`,
+  environment_count: sql<number>`(SELECT count(*)::int FROM ${environments} WHERE ${environments.project_id} = ${projects.id})`,
+  target_count: sql<number>`(SELECT count(*)::int FROM ${targets} WHERE ${targets.project_id} = ${projects.id})`,
+  created_at: projects.created_at,
+  updated_at: projects.updated_at
+}
+
+const withPresence = (row: Omit<ProjectAttributes, 'has_secrets'>): ProjectAttributes => ({ ...row, has_secrets: row.secret_count > 0 })
+
+export async function findProject (db: Db, organizationId: string, slug: string): Promise<ProjectAttributes | undefined> {
+  const [row] = await db.select(attributes).from(projects).where(and(eq(projects.organization_id, organizationId), eq(projects.slug, slug)))
+  return row && withPresence(row)
+}
+
+/** Projects of the organization by slug; with slices, only those that a slice covers whole. */
+export async function listProjects (db: Db, organizationId: string, slices: readonly Slice[], page: PageRequest): Promise<{ rows: ProjectAttributes[], total: number }> {
+  const whole = slices.filter(({ target_id }) => target_id === null).map(({ project_id }) => project_id)
+  const visible = and(eq(projects.organization_id, organizationId), slices.length === 0 ? undefined : inArray(projects.id, whole))
+  const rows = await db.select(attributes).from(projects).where(visible).orderBy(asc(projects.slug)).limit(page.per_page).offset(offsetOf(page))
+  return { rows: rows.map(withPresence), total: await db.$count(projects, visible) }
+}
+
+export interface NewKey {
+  version: number
+  managed: Managed
+  key_string: Buffer | null
+  data_key: Buffer | null
+  key_check: Buffer | null
+  salt: Buffer
+  iterations: number
+  hint: string | null
+}
+
+export interface NewProject {
+  id: string
+  organization_id: string
+  name: string
+  slug: string
+  description: string | null
+  secret_format: SecretFormat
+  encryption_type: Managed
+  history_policy: HistoryPolicy
+}
+
+/** Creates a project with its first, active key. A taken slug is a unique violation. */
+export async function createProject (db: Db, project: NewProject, key: NewKey): Promise<void> {
+  await db.insert(projects).values({ ...project, key_version: key.version })
+  await db.insert(encryption_keys).values({ ...key, organization_id: project.organization_id, project_id: project.id, is_active: true })
+}
+
+export type ProjectChanges = Partial<Pick<NewProject, 'name' | 'slug' | 'description' | 'secret_format' | 'history_policy'>>
+
+export async function updateProject (db: Db, id: string, changes: ProjectChanges): Promise<void> {
+  await db.update(projects).set({ ...changes, updated_at: sql`now()` }).where(eq(projects.id, id))
+}
+
+/** Takes the project's row until the end of the transaction: rotation, purge and deletes exclude every write below it. */
+export async function lockProject (db: Db, organizationId: string, by: { slug: string } | { id: string }): Promise<{ id: string } | undefined> {
+  const [row] = await db.select({ id: projects.id }).from(projects)
+    .where(and(eq(projects.organization_id, organizationId), 'id' in by ? eq(projects.id, by.id) : eq(projects.slug, by.slug))).for('update')
+  return row
+}
+
+/** Deletes a project with everything below it, documents and history included. */
+export async function deleteProject (db: Db, id: string): Promise<void> {
+  await db.delete(projects).where(eq(projects.id, id))
+}
+
+/** How many documents and versions a delete takes along, for its audit event. */
+export async function countBelow (db: Db, where: { project_id: string, target_id?: string, environment_id?: string }): Promise<{ documents: number, versions: number }> {
+  const filters: SQL[] = [sql`s.project_id = ${where.project_id}`]
+  if (where.target_id !== undefined) filters.push(sql`s.target_id = ${where.target_id}`)
+  if (where.environment_id !== undefined) filters.push(sql`s.environment_id = ${where.environment_id}`)
+  const [row] = await db.execute(sql`
+    SELECT count(DISTINCT s.id) FILTER (WHERE s.sealed IS NOT NULL)::int AS documents, count(v.id)::int AS versions
+    FROM secrets s LEFT JOIN secret_versions v ON v.secret_id = s.id
+    WHERE ${sql.join(filters, sql` AND `)}`) as unknown as { documents: number, versions: number }[]
+  return row!
+}
+
+/** Slugs that stand in the way of `slug`, `slug-2`, `slug-3`, … among the siblings. */
+export async function listTakenSlugs (db: Db, among: { organization_id: string } | { project_id: string } | { target_id: string }, slug: string): Promise<Set<string>> {
+  const [table, parent] = 'organization_id' in among
+    ? [projects, eq(projects.organization_id, among.organization_id)] as const
+    : 'project_id' in among
+      ? [targets, eq(targets.project_id, among.project_id)] as const
+      : [environments, eq(environments.target_id, among.target_id)] as const
+  // A numbered slug may have lost its last letters to the length, so a prefix is compared.
+  const rows = await db.select({ slug: table.slug }).from(table).where(and(parent, or(eq(table.slug, slug), like(table.slug, `${slug.slice(0, 56)}%`))))
+  return new Set(rows.map((row) => row.slug))
+}

@@ -1,0 +1,227 @@
+import { and, eq, sql } from 'drizzle-orm'
+import { alias } from 'drizzle-orm/pg-core'
+import type { Managed, SecretFormat } from '../../schemas/projects.ts'
+import type { Level, LevelNames } from '../../schemas/secrets.ts'
+import type { VersionAction } from '../../schemas/versions.ts'
+import { isForeignKeyViolation, isUniqueViolation, prepared, preparedSql, type Db } from '../db/database.ts'
+import { encryption_keys, environments, organization_counters, projects, secrets, targets } from '../db/tables.ts'
+import type { Place } from '../rules/slices.ts'
+import type { Actor, AuditEvent } from './audit.ts'
+import { keyColumns, type KeyRow } from './encryption-keys.ts'
+
+/** The document row of a level; `sealed` is null when the secret is deleted. */
+export interface SecretRow {
+  id: string
+  level: Level
+  level_id: string
+  revision: number
+  key_version: number
+  sealed: Buffer | null
+  size_bytes: number
+  version: number | null
+}
+
+/** A place in the hierarchy with the documents on the way to it, as one statement saw them. */
+export interface LevelState {
+  organization_id: string
+  project: { id: string, slug: string, secret_format: SecretFormat, encryption_type: Managed, key_version: number }
+  /** The active key. */
+  key: KeyRow
+  target: { id: string, slug: string } | null
+  environment: { id: string, slug: string } | null
+  /** The deepest of the three, which the state is about. */
+  level: Level
+  level_id: string
+  slug: string
+  secrets: SecretRow[]
+  /** The version id that the organization's next recorded write takes, if nobody is faster. */
+  next_version: number
+}
+
+const columns = {
+  organization_id: projects.organization_id,
+  project: { id: projects.id, slug: projects.slug, secret_format: projects.secret_format, encryption_type: projects.encryption_type, key_version: projects.key_version },
+  key: keyColumns,
+  target: { id: targets.id, slug: targets.slug },
+  environment: { id: environments.id, slug: environments.slug },
+  secret: {
+    id: secrets.id,
+    level: secrets.level,
+    level_id: secrets.level_id,
+    revision: secrets.revision,
+    key_version: secrets.key_version,
+    sealed: secrets.sealed,
+    size_bytes: secrets.size_bytes,
+    version: secrets.version
+  },
+  next_version: organization_counters.next_version
+}
+
+const bySlugs = prepared('level_by_slugs', (db) => db
+  .select(columns)
+  .from(projects)
+  .innerJoin(encryption_keys, and(eq(encryption_keys.project_id, projects.id), eq(encryption_keys.is_active, true)))
+  .innerJoin(organization_counters, eq(organization_counters.organization_id, projects.organization_id))
+  .leftJoin(targets, and(eq(targets.project_id, projects.id), eq(targets.slug, sql.placeholder('target'))))
+  .leftJoin(environments, and(eq(environments.target_id, targets.id), eq(environments.slug, sql.placeholder('environment'))))
+  .leftJoin(secrets, sql`${secrets.level_id} IN (${projects.id}, ${targets.id}, ${environments.id})`)
+  .where(and(eq(projects.organization_id, sql.placeholder('organization_id')), eq(projects.slug, sql.placeholder('project')))))
+
+const own = alias(secrets, 'own')
+const bySecret = prepared('level_by_secret', (db) => db
+  .select(columns)
+  .from(own)
+  .innerJoin(projects, eq(projects.id, own.project_id))
+  .innerJoin(encryption_keys, and(eq(encryption_keys.project_id, projects.id), eq(encryption_keys.is_active, true)))
+  .innerJoin(organization_counters, eq(organization_counters.organization_id, projects.organization_id))
+  .leftJoin(targets, eq(targets.id, own.target_id))
+  .leftJoin(environments, eq(environments.id, own.environment_id))
+  .leftJoin(secrets, eq(secrets.id, own.id))
+  .where(and(eq(own.organization_id, sql.placeholder('organization_id')), eq(own.id, sql.placeholder('secret_id')))))
+
+type Row = Awaited<ReturnType<typeof bySlugs>>[number]
+
+/** The place that the slugs name, with its documents; undefined when a slug names nothing. */
+export async function findLevel (db: Db, organizationId: string, names: LevelNames): Promise<LevelState | undefined> {
+  const { project, target, environment } = names
+  const rows = await bySlugs(db, { organization_id: organizationId, project, target: target ?? null, environment: environment ?? null })
+  const state = toState(rows)
+  if (state === undefined || (target !== undefined && state.target === null)) return undefined
+  return environment !== undefined && state.environment === null ? undefined : state
+}
+
+/** The place of a secret, with that secret alone. */
+export async function findLevelOfSecret (db: Db, organizationId: string, secretId: string): Promise<LevelState | undefined> {
+  return toState(await bySecret(db, { organization_id: organizationId, secret_id: secretId }))
+}
+
+function toState (rows: readonly Row[]): LevelState | undefined {
+  const [first] = rows
+  if (first === undefined) return undefined
+  const { secret: _, ...place } = first
+  const [level, deepest] = place.environment !== null
+    ? ['environment', place.environment] as const
+    : place.target !== null ? ['target', place.target] as const : ['project', place.project] as const
+  return { ...place, level, level_id: deepest.id, slug: deepest.slug, secrets: rows.flatMap(({ secret }) => secret ?? []) }
+}
+
+/** The secret of the level itself, which may be deleted. */
+export function ownSecret (state: LevelState): SecretRow | undefined {
+  return state.secrets.find(({ level_id }) => level_id === state.level_id)
+}
+
+/** Where the state is, or one of the levels on the way there. */
+export function placeOf ({ project, target, environment }: LevelState, level: Level = 'environment'): Place {
+  return { project_id: project.id, target_id: level === 'project' ? null : target?.id, environment_id: level === 'environment' ? environment?.id : null }
+}
+
+/** A write as the caller saw the level: it takes effect only if nothing of that has moved. */
+export interface SecretWrite {
+  state: LevelState
+  secret_id: string
+  /** The level's next revision: one more than the one seen, 1 for a level that never had a document. */
+  revision: number
+  key_version: number
+  /** Null deletes the document. */
+  sealed: Buffer | null
+  size_bytes: number
+  /** The snapshot to record; null with `no_backup`. */
+  version: { id: number, action: VersionAction, sealed: Buffer, size_bytes: number, restored_from: number | null } | null
+  actor: Actor
+  event: AuditEvent
+}
+
+/**
+ * Rule 1 of the specification: a write replaces the current document and records a backup version unless `no_backup`.
+ *
+ * One statement that compares and swaps. It locks in the order that every write keeps (project, level, counter) and
+ * takes effect only if the project's active key, the level's revision and the organization's next version id are what
+ * the caller saw when it sealed the content, because all three are part of what the sealed content is bound to.
+ * Version ids therefore grow in the order of commits. False: something moved, and nothing was written.
+ */
+export async function writeSecret (db: Db, write: SecretWrite): Promise<boolean> {
+  const { state, version, actor, event } = write
+  try {
+    const rows = await compareAndSwap(db, {
+      organization_id: state.organization_id,
+      project_id: state.project.id,
+      target_id: state.target?.id ?? null,
+      environment_id: state.environment?.id ?? null,
+      level: state.level,
+      level_id: state.level_id,
+      active_key: state.project.key_version,
+      secret_id: write.secret_id,
+      revision: write.revision,
+      key_version: write.key_version,
+      sealed: write.sealed,
+      size_bytes: write.size_bytes,
+      next_version: state.next_version,
+      versions: version === null ? 0 : 1,
+      version: version?.id ?? null,
+      version_action: version?.action ?? null,
+      version_sealed: version?.sealed ?? null,
+      version_size: version?.size_bytes ?? null,
+      restored_from: version?.restored_from ?? null,
+      actor_type: actor.type,
+      actor_id: actor.id,
+      actor_name: actor.name,
+      request_id: actor.request_id,
+      ip: actor.ip,
+      user_agent: actor.user_agent,
+      action: event.action,
+      details: JSON.stringify(event.details ?? {})
+    })
+    return rows.length === 1
+  } catch (error) {
+    // Somebody made the level's first document, or deleted its place, between our look and the statement.
+    if (isUniqueViolation(error) || isForeignKeyViolation(error)) return false
+    throw error
+  }
+}
+
+const compareAndSwap = preparedSql<{ seq: string }, Record<string, unknown>>('write_secret', ($) => sql`
+  WITH project AS (
+    SELECT id FROM projects
+    WHERE id = ${$('project_id')}::char(26) AND organization_id = ${$('organization_id')}::char(26) AND key_version = ${$('active_key')}::int
+    FOR SHARE
+  ), level AS (
+    SELECT revision FROM secrets
+    WHERE id = ${$('secret_id')}::char(26) AND (SELECT id FROM project) IS NOT NULL
+    FOR UPDATE
+  ), counter AS (
+    UPDATE organization_counters
+    SET next_version = next_version + ${$('versions')}::int, next_event = next_event + 1
+    WHERE organization_id = ${$('organization_id')}::char(26) AND next_version = ${$('next_version')}::bigint
+      AND (SELECT id FROM project) IS NOT NULL
+      AND coalesce((SELECT revision FROM level), 0) = ${$('revision')}::bigint - 1
+    RETURNING next_event - 1 AS seq
+  ), written AS (
+    INSERT INTO secrets (id, organization_id, project_id, target_id, environment_id, level, level_id, revision, key_version, sealed, size_bytes, version)
+    SELECT ${$('secret_id')}::char(26), ${$('organization_id')}::char(26), ${$('project_id')}::char(26), ${$('target_id')}::char(26),
+           ${$('environment_id')}::char(26), ${$('level')}::varchar, ${$('level_id')}::char(26), ${$('revision')}::bigint,
+           ${$('key_version')}::int, ${$('sealed')}::bytea, ${$('size_bytes')}::int, ${$('version')}::bigint
+    FROM counter
+    ON CONFLICT (id) DO UPDATE SET revision = excluded.revision, key_version = excluded.key_version, sealed = excluded.sealed,
+      size_bytes = excluded.size_bytes, version = excluded.version, updated_at = now()
+  ), recorded AS (
+    INSERT INTO secret_versions (organization_id, id, secret_id, action, key_version, sealed, size_bytes, restored_from, created_by_id, created_by_name)
+    SELECT ${$('organization_id')}::char(26), ${$('version')}::bigint, ${$('secret_id')}::char(26), ${$('version_action')}::varchar,
+           ${$('key_version')}::int, ${$('version_sealed')}::bytea, ${$('version_size')}::int, ${$('restored_from')}::bigint,
+           ${$('actor_id')}::bigint, ${$('actor_name')}::varchar
+    FROM counter WHERE ${$('versions')}::int = 1
+  ), event AS (
+    INSERT INTO audit_events (organization_id, seq, action, actor_type, actor_id, resource_type, resource_id, request_id, ip, user_agent, details)
+    SELECT ${$('organization_id')}::char(26), seq, ${$('action')}::varchar, ${$('actor_type')}::varchar, ${$('actor_id')}::bigint, 'secret',
+           ${$('secret_id')}::varchar, ${$('request_id')}::varchar, ${$('ip')}::varchar, ${$('user_agent')}::varchar, ${$('details')}::jsonb
+    FROM counter
+  )
+  SELECT seq FROM counter`)
+
+/** Removes a secret with its whole history and counts the versions; the caller holds the project's row. */
+export async function deleteSecretAndHistory (db: Db, secretId: string): Promise<number> {
+  const [row] = await db.execute(sql`
+    WITH removed AS (DELETE FROM secret_versions WHERE secret_id = ${secretId} RETURNING 1),
+         gone AS (DELETE FROM secrets WHERE id = ${secretId})
+    SELECT count(*)::int AS count FROM removed`) as unknown as { count: number }[]
+  return row!.count
+}

@@ -1,0 +1,154 @@
+import { and, desc, eq, gt, isNull, lt, or, sql } from 'drizzle-orm'
+import type { OrganizationStatus, Plan } from '../../schemas/organizations.ts'
+import type { Ability } from '../../schemas/scopes.ts'
+import type { ApiToken, Restriction } from '../../schemas/tokens.ts'
+import { prepared, type Db } from '../db/database.ts'
+import { api_tokens, environments, organizations, plans, projects, targets } from '../db/tables.ts'
+import { offsetOf, type PageRequest } from '../rules/pagination.ts'
+import type { Slice } from '../rules/slices.ts'
+
+/** The organization that a request is about, as the guard found it. */
+export interface Organization {
+  id: string
+  name: string
+  slug: string
+  status: OrganizationStatus
+  plan: Plan
+  /** Wrapped by a master key. */
+  storage_key: Buffer
+  created_at: Date
+  updated_at: Date
+}
+
+/** Who calls: the holder of an organization API token. */
+export interface Principal {
+  type: 'api_token'
+  id: number
+  name: string
+  scopes: ReadonlySet<Ability>
+  /** Parts of the hierarchy that the token is narrowed to; none: the whole organization. */
+  slices: readonly Slice[]
+  expires_at: Date | null
+  organization: Organization
+}
+
+const principalByHash = prepared('principal_by_hash', (db) => db
+  .select({
+    token: { id: api_tokens.id, name: api_tokens.name, abilities: api_tokens.abilities, slices: api_tokens.slices, expires_at: api_tokens.expires_at },
+    organization: {
+      id: organizations.id,
+      name: organizations.name,
+      slug: organizations.slug,
+      status: organizations.status,
+      storage_key: organizations.storage_key,
+      created_at: organizations.created_at,
+      updated_at: organizations.updated_at
+    },
+    plan: plans
+  })
+  .from(api_tokens)
+  .innerJoin(organizations, eq(organizations.id, api_tokens.organization_id))
+  .innerJoin(plans, eq(plans.name, organizations.plan))
+  .where(and(eq(api_tokens.token_hash, sql.placeholder('hash')), or(isNull(api_tokens.expires_at), gt(api_tokens.expires_at, sql`now()`)))))
+
+/** The principal of a token that lives, judged by the database's clock. Nothing is cached: a revoked token is dead at once. */
+export async function findPrincipal (db: Db, hash: Buffer): Promise<Principal | undefined> {
+  const [row] = await principalByHash(db, { hash })
+  if (row === undefined) return undefined
+  const { token, organization, plan } = row
+  return {
+    type: 'api_token',
+    id: token.id,
+    name: token.name,
+    scopes: new Set(token.abilities as Ability[]),
+    slices: token.slices ?? [],
+    expires_at: token.expires_at,
+    organization: { ...organization, plan }
+  }
+}
+
+/** Remembers that the token was used, to the minute. */
+export async function updateTokenUse (db: Db, id: number): Promise<void> {
+  await db.update(api_tokens).set({ last_used_at: sql`now()` })
+    .where(and(eq(api_tokens.id, id), or(isNull(api_tokens.last_used_at), lt(api_tokens.last_used_at, sql`now() - interval '1 minute'`))))
+}
+
+export interface NewToken {
+  organization_id: string
+  name: string
+  token_hash: Buffer
+  token_prefix: string
+  abilities: Ability[]
+  slices: Slice[]
+  expires_at: Date | null
+}
+
+const columns = {
+  id: api_tokens.id,
+  name: api_tokens.name,
+  token_prefix: api_tokens.token_prefix,
+  abilities: api_tokens.abilities,
+  slices: api_tokens.slices,
+  expires_at: api_tokens.expires_at,
+  last_used_at: api_tokens.last_used_at,
+  created_at: api_tokens.created_at,
+  updated_at: api_tokens.updated_at
+}
+
+export async function createToken (db: Db, token: NewToken): Promise<ApiToken> {
+  const rows = await db.insert(api_tokens).values({ ...token, slices: token.slices.length === 0 ? null : token.slices }).returning(columns)
+  return (await withRestrictions(db, rows))[0]!
+}
+
+/** Tokens of the organization, newest first. */
+export async function listTokens (db: Db, organizationId: string, page: PageRequest): Promise<{ rows: ApiToken[], total: number }> {
+  const own = eq(api_tokens.organization_id, organizationId)
+  const rows = await db.select(columns).from(api_tokens).where(own).orderBy(desc(api_tokens.id)).limit(page.per_page).offset(offsetOf(page))
+  return { rows: await withRestrictions(db, rows), total: await db.$count(api_tokens, own) }
+}
+
+/** What a token holds, for the rule that nobody ends or makes a token that holds more than his own. */
+export async function findToken (db: Db, organizationId: string, id: number): Promise<ApiToken | undefined> {
+  const rows = await db.select(columns).from(api_tokens).where(and(eq(api_tokens.organization_id, organizationId), eq(api_tokens.id, id)))
+  return (await withRestrictions(db, rows))[0]
+}
+
+export async function deleteToken (db: Db, organizationId: string, id: number): Promise<boolean> {
+  const rows = await db.delete(api_tokens).where(and(eq(api_tokens.organization_id, organizationId), eq(api_tokens.id, id))).returning({ id: api_tokens.id })
+  return rows.length === 1
+}
+
+/** The slice that a restriction names, by ids; undefined when something in it does not exist. */
+export async function findSlice (db: Db, organizationId: string, { project, target, environment }: Restriction): Promise<Slice | undefined> {
+  const [row] = await db
+    .select({ project_id: projects.id, target_id: targets.id, environment_id: environments.id })
+    .from(projects)
+    .leftJoin(targets, and(eq(targets.project_id, projects.id), eq(targets.slug, target ?? '')))
+    .leftJoin(environments, and(eq(environments.target_id, targets.id), eq(environments.slug, environment ?? '')))
+    .where(and(eq(projects.organization_id, organizationId), eq(projects.slug, project)))
+  if (row === undefined || (target !== undefined && row.target_id === null)) return undefined
+  return environment !== undefined && row.environment_id === null ? undefined : row
+}
+
+// Slices are kept by id and shown by slug. What was deleted since has no slug: the slice then covers nothing and is left out.
+async function withRestrictions (db: Db, rows: (Omit<ApiToken, 'id' | 'restrictions'> & { id: number, slices: Slice[] | null })[]): Promise<ApiToken[]> {
+  const slices = rows.flatMap((row) => row.slices ?? [])
+  const slugs = new Map<string, string>()
+  const named = [
+    [projects, slices.map(({ project_id }) => project_id)],
+    [targets, slices.flatMap(({ target_id }) => target_id ?? [])],
+    [environments, slices.flatMap(({ environment_id }) => environment_id ?? [])]
+  ] as const
+  for (const [table, ids] of named) {
+    if (ids.length === 0) continue
+    const found = await db.select({ id: sql<string>`${table.id}`, slug: sql<string>`${table.slug}` }).from(table).where(sql`${table.id} IN ${ids}`)
+    for (const { id, slug } of found) slugs.set(id, slug)
+  }
+  return rows.map(({ slices, id, ...row }) => ({ ...row, id: String(id), restrictions: (slices ?? []).flatMap((slice) => restrictionOf(slice, slugs)) }))
+}
+
+function restrictionOf ({ project_id, target_id, environment_id }: Slice, slugs: ReadonlyMap<string, string>): Restriction[] {
+  const [project, target, environment] = [slugs.get(project_id), slugs.get(target_id ?? ''), slugs.get(environment_id ?? '')]
+  if (project === undefined || (target_id !== null && target === undefined) || (environment_id !== null && environment === undefined)) return []
+  return [{ project, ...(target !== undefined && { target }), ...(environment !== undefined && { environment }) }]
+}

@@ -1,0 +1,26 @@
+import { PAGE_SIZE, WHOLE_LIST, type ListQuery, type PageMeta } from '../../schemas/shapes.ts'
+
+export interface PageRequest { page: number, per_page: number }
+
+/** Resource lists come back whole, up to 1,000 rows, to a caller that names no page. */
+export function pageOf (query: ListQuery): PageRequest {
+  const whole = query.page === undefined && query.per_page === undefined
+  return { page: query.page ?? 1, per_page: whole ? WHOLE_LIST : query.per_page ?? PAGE_SIZE.default }
+}
+
+export function offsetOf ({ page, per_page }: PageRequest): number {
+  return (page - 1) * per_page
+}
+
+/** The pagination object for `count` rows shown out of `total`; `from` and `to` are null on an empty page. */
+export function pageMeta ({ page, per_page }: PageRequest, total: number, count: number): PageMeta {
+  const from = count === 0 ? null : offsetOf({ page, per_page }) + 1
+  return {
+    current_page: page,
+    per_page,
+    total,
+    last_page: Math.max(1, Math.ceil(total / per_page)),
+    from,
+    to: from === null ? null : from + count - 1
+  }
+}

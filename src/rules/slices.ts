@@ -1,0 +1,13 @@
+/** A place in the hierarchy by ids: the deepest one given is the place itself. */
+export interface Place { project_id: string, target_id?: string | null | undefined, environment_id?: string | null | undefined }
+
+/** Part of the hierarchy that a token may act in; ids, so that a rename moves nothing in or out. */
+export interface Slice { project_id: string, target_id: string | null, environment_id: string | null }
+
+/** Whether the place lies inside one of the slices. No slices: the token acts in the whole organization. */
+export function isInside (slices: readonly Slice[], place: Place): boolean {
+  return slices.length === 0 || slices.some((slice) =>
+    slice.project_id === place.project_id &&
+    (slice.target_id === null || slice.target_id === place.target_id) &&
+    (slice.environment_id === null || slice.environment_id === place.environment_id))
+}

@@ -1,0 +1,34 @@
+import { RESERVED_ENVIRONMENT_SLUGS } from '../../schemas/environments.ts'
+import { RESERVED_PROJECT_SLUGS } from '../../schemas/projects.ts'
+import { SLUG_LENGTH } from '../../schemas/shapes.ts'
+import { RESERVED_TARGET_SLUGS } from '../../schemas/targets.ts'
+
+/** Words that static routes use in a parameter's place; a slug may not be one of them, or it could never be reached. */
+export const RESERVED = {
+  organization: ['user', 'organization', 'organizations', 'plans', 'cli'],
+  project: RESERVED_PROJECT_SLUGS,
+  target: RESERVED_TARGET_SLUGS,
+  environment: RESERVED_ENVIRONMENT_SLUGS
+} as const satisfies Record<string, readonly string[]>
+export type SlugKind = keyof typeof RESERVED
+
+export function isReserved (kind: SlugKind, slug: string): boolean {
+  return (RESERVED[kind] as readonly string[]).includes(slug)
+}
+
+/** Makes a slug out of a name: lower case, no accents, hyphens between words; the kind's own word when nothing is left. */
+export function slugFrom (name: string, kind: SlugKind): string {
+  const slug = name.normalize('NFKD').replace(/\p{M}/gu, '').toLowerCase()
+    .replace(/[^a-z0-9]+/g, '-').replace(/^-|-$/g, '')
+    .slice(0, SLUG_LENGTH).replace(/-$/, '')
+  return slug === '' ? kind : slug
+}
+
+/** The first of `slug`, `slug-2`, `slug-3`, … that is neither taken nor reserved. */
+export function freeSlug (slug: string, kind: SlugKind, taken: ReadonlySet<string>): string {
+  for (let n = 1; ; n++) {
+    const suffix = n === 1 ? '' : `-${n}`
+    const candidate = slug.slice(0, SLUG_LENGTH - suffix.length).replace(/-$/, '') + suffix
+    if (!taken.has(candidate) && !isReserved(kind, candidate)) return candidate
+  }
+}

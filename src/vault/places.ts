@@ -1,0 +1,19 @@
+import { encodePlace } from '../crypto/primitives.ts'
+
+// What each sealed or wrapped value is bound to. A row that was moved, swapped or rolled back in the database does not
+// open in its new place. A place is never changed once released: it is part of the stored format.
+
+export const storageKeyPlace = (organizationId: string) => encodePlace('storage-key', organizationId)
+
+export type KeyColumn = 'key_string' | 'data_key' | 'key_check' | 'salt'
+export const keyPlace = (key: { organization_id: string, project_id: string, version: number }, column: KeyColumn) =>
+  encodePlace('project-key', key.organization_id, key.project_id, key.version, column)
+
+export interface SecretPlace { organization_id: string, secret_id: string, level_id: string, key_version: number }
+
+/** The current document: the revision makes an older one of the same level fail to open. */
+export const currentPlace = (secret: SecretPlace, revision: number) =>
+  encodePlace('current', secret.organization_id, secret.secret_id, secret.level_id, revision, secret.key_version)
+
+export const versionPlace = (secret: SecretPlace, version: number) =>
+  encodePlace('version', secret.organization_id, secret.secret_id, secret.level_id, version, secret.key_version)

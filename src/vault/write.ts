@@ -1,0 +1,88 @@
+import { ulid } from 'ulidx'
+import type { VersionAction } from '../../schemas/versions.ts'
+import type { Keyring } from '../crypto/keyring.ts'
+import type { Db } from '../db/database.ts'
+import type { Actor, AuditEvent } from '../repositories/audit.ts'
+import { ownSecret, writeSecret, type LevelState, type SecretRow } from '../repositories/secrets.ts'
+import type { Organization } from '../repositories/tokens.ts'
+import { fail } from '../rules/errors.ts'
+import { sealCurrent, sealVersion, sizeOf } from './documents.ts'
+import { storageKeyOf } from './keys.ts'
+
+/** What a write does to a level: the blob becomes its document (null: it has none any more). */
+export interface Change {
+  blob: string | null
+  /** The version to record and what it holds; null with `no_backup`. */
+  record: { action: VersionAction, blob: string, restored_from?: number } | null
+  event: AuditEvent['action']
+}
+
+export interface Written { state: LevelState, secret: { id: string, revision: number }, version: number | null, bytes: number }
+
+// Writes of several instances into one organization can take turns in losing; each loss is another's success.
+const MOST_ATTEMPTS = 100
+
+/**
+ * Writes a level: looks (`find`), decides (`decide`, which applies the rules to what was seen), seals, and swaps if
+ * nothing moved meanwhile; else looks again. Writes of one organization stand in line within a process, because each
+ * would otherwise spoil the version id that the others sealed for.
+ */
+export async function writeLevel (
+  { db, keyring }: { db: Db, keyring: Keyring },
+  organization: Organization,
+  actor: Actor,
+  find: () => Promise<LevelState | undefined>,
+  decide: (state: LevelState, secret: SecretRow | undefined) => Promise<Change> | Change
+): Promise<Written> {
+  const storageKey = storageKeyOf(keyring, organization)
+  return inLine(organization.id, async () => {
+    for (let attempt = 0; attempt < MOST_ATTEMPTS; attempt++) {
+      const state = await find() ?? fail('not_found')
+      const secret = ownSecret(state)
+      const { blob, record, event } = await decide(state, secret)
+      const place = {
+        organization_id: organization.id, secret_id: secret?.id ?? ulid(), level_id: state.level_id, key_version: state.project.key_version
+      }
+      const revision = (secret?.revision ?? 0) + 1
+      const bytes = blob === null ? 0 : sizeOf(blob)
+      const version = record && {
+        id: state.next_version,
+        action: record.action,
+        sealed: sealVersion(storageKey, place, state.next_version, record.blob),
+        size_bytes: sizeOf(record.blob),
+        restored_from: record.restored_from ?? null
+      }
+      const written = await writeSecret(db, {
+        state,
+        secret_id: place.secret_id,
+        revision,
+        key_version: place.key_version,
+        sealed: blob === null ? null : sealCurrent(storageKey, place, revision, blob),
+        size_bytes: bytes,
+        version,
+        actor,
+        event: {
+          action: event,
+          resource_type: 'secret',
+          resource_id: place.secret_id,
+          details: { level: state.level, revision, key_version: place.key_version, version: version?.id ?? null, bytes, restored_from: version?.restored_from ?? null }
+        }
+      })
+      if (written) return { state, secret: { id: place.secret_id, revision }, version: version?.id ?? null, bytes }
+    }
+    return fail('service_unavailable')
+  })
+}
+
+const lines = new Map<string, Promise<unknown>>()
+
+async function inLine<T> (key: string, work: () => Promise<T>): Promise<T> {
+  const before = lines.get(key)
+  const mine = before === undefined ? work() : before.then(work, work)
+  lines.set(key, mine)
+  try {
+    return await mine
+  } finally {
+    if (lines.get(key) === mine) lines.delete(key)
+  }
+}

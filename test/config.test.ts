@@ -1,0 +1,201 @@
+import { chmodSync, mkdirSync, symlinkSync, writeFileSync } from 'node:fs'
+import { join } from 'node:path'
+import t from 'tap'
+import { ConfigError, loadConfig, readKeyFile } from '../src/config.ts'
+
+const KEY = Buffer.alloc(32, 7).toString('base64')
+const OTHER = Buffer.alloc(32, 9).toString('base64')
+const URL_WITH_PASSWORD = 'postgres://app:hunter2hunter2@db:5432/strongroom'
+
+function refusal (act: () => unknown) {
+  try {
+    act()
+  } catch (error) {
+    if (error instanceof ConfigError) return error.message
+    throw error
+  }
+  return undefined
+}
+
+t.test('nothing set: the defaults of the operating contract', async (t) => {
+  t.same(loadConfig({}), {
+    host: '127.0.0.1',
+    port: 8080,
+    databaseUrl: undefined,
+    databasePool: 10,
+    dataDir: './data',
+    publicUrl: undefined,
+    trustProxy: false,
+    masterKey: undefined,
+    masterKeyFile: undefined,
+    masterKeysPrevious: [],
+    rateLimits: { api: 100, oauth: 10, keyRotation: 10, billing: 10 },
+    defaultPlan: 'self-hosted',
+    bodyLimit: 2 * 1024 * 1024,
+    allowRevealingKeyProof: false,
+    docsUi: true,
+    logLevel: 'info',
+    corsOrigins: []
+  })
+  const names = ['HOST', 'PORT', 'DATABASE_URL', 'DATA_DIR', 'MASTER_KEY', 'MASTER_KEY_FILE', 'REDIS_URL', 'WORKERS', 'METRICS_TOKEN', 'DOCS_UI']
+  t.same(loadConfig(Object.fromEntries(names.map((name) => [name, '']))), loadConfig({}), 'empty is not set')
+})
+
+t.test('every variable reaches the configuration', async (t) => {
+  t.same(loadConfig({
+    HOST: '::',
+    PORT: '0',
+    DATABASE_URL: URL_WITH_PASSWORD,
+    DATABASE_POOL: '20',
+    DATA_DIR: '/data',
+    PUBLIC_URL: 'https://secrets.example.com/base',
+    TRUST_PROXY: '10.0.0.0/8, fd00::/8,192.0.2.1,loopback',
+    MASTER_KEY: `k2:${KEY}`,
+    MASTER_KEYS_PREVIOUS: `k1:${OTHER}, k0:${KEY}`,
+    RATE_LIMIT_API: '0',
+    RATE_LIMIT_OAUTH: '1',
+    RATE_LIMIT_KEY_ROTATION: '2',
+    RATE_LIMIT_BILLING: '1000000',
+    DEFAULT_PLAN: 'team',
+    BODY_LIMIT: '512KiB',
+    ALLOW_REVEALING_KEY_PROOF: '1',
+    DOCS_UI: 'off',
+    LOG_LEVEL: 'silent',
+    CORS_ORIGINS: 'https://app.example.com, http://localhost:3000',
+    WORKERS: '1'
+  }), {
+    host: '::',
+    port: 0,
+    databaseUrl: URL_WITH_PASSWORD,
+    databasePool: 20,
+    dataDir: '/data',
+    publicUrl: 'https://secrets.example.com/base',
+    trustProxy: ['10.0.0.0/8', 'fd00::/8', '192.0.2.1', 'loopback'],
+    masterKey: `k2:${KEY}`,
+    masterKeyFile: undefined,
+    masterKeysPrevious: [`k1:${OTHER}`, `k0:${KEY}`],
+    rateLimits: { api: 0, oauth: 1, keyRotation: 2, billing: 1_000_000 },
+    defaultPlan: 'team',
+    bodyLimit: 512 * 1024,
+    allowRevealingKeyProof: true,
+    docsUi: false,
+    logLevel: 'silent',
+    corsOrigins: ['https://app.example.com', 'http://localhost:3000']
+  })
+  for (const [text, bytes] of [['16384', 16384], ['16 KiB', 16384], ['64MiB', 67108864], ['2 MiB', 2097152], ['20000 B', 20000], ['1mib', 1048576]] as const) {
+    t.equal(loadConfig({ BODY_LIMIT: text }).bodyLimit, bytes, text)
+  }
+  for (const url of ['postgresql://u@h/d', 'postgres:///d?host=/run/postgresql', 'postgres://u:p%40ss@a:1,b:2/d', 'postgres://u:p@[::1]:5432/d?sslmode=require']) {
+    t.equal(loadConfig({ DATABASE_URL: url, MASTER_KEY_FILE: '/key' }).databaseUrl, url, url)
+  }
+  for (const [text, value] of [['1', true], ['on', true], ['TRUE', true], ['0', false], ['off', false], ['false', false]] as const) {
+    t.equal(loadConfig({ ALLOW_REVEALING_KEY_PROOF: text }).allowRevealingKeyProof, value, text)
+  }
+  t.equal(loadConfig({ TRUST_PROXY: 'off' }).trustProxy, false)
+})
+
+t.test('a wrong value is one line that names the variable, what was given and what is allowed', async (t) => {
+  const wrong: Record<string, string[]> = {
+    HOST: ['a b', 'http://localhost', '[::1]', 'host/path', ' '],
+    PORT: ['-1', '65536', '80.5', '8e1', '0x50', ' 80', 'http', '99999999999999999999'],
+    DATABASE_POOL: ['1', '101', '0', 'ten', '-5', '1e1'],
+    DATA_DIR: [' '],
+    PUBLIC_URL: [
+      'example.com', 'ftp://example.com', 'https://example.com/', 'https://example.com/a/', 'https://example.com?a=b', 'https://example.com#a',
+      'https://example.com?', 'https://EXAMPLE.com', 'https://example.com:443', 'https://user:pass@example.com', 'https://', 'javascript:alert(1)',
+      'https://example.com\nX-Header: 1'
+    ],
+    TRUST_PROXY: ['true', 'on', '1', '*', '10.0.0.0/33', '10.0.0.0/0', '::/0', '10.0.0', 'proxy.example.com', '10.0.0.1,', 'fd00::/129', 'loopback,true', 'off,10.0.0.1', 'fe80::1%eth0'],
+    RATE_LIMIT_API: ['-1', '1000001', 'off', '1.5'],
+    RATE_LIMIT_OAUTH: ['x'],
+    RATE_LIMIT_KEY_ROTATION: ['x'],
+    RATE_LIMIT_BILLING: ['x'],
+    DEFAULT_PLAN: ['Free', 'gold', 'free '],
+    BODY_LIMIT: ['16383', '65MiB', '2MB', '2  MiB', '-1', '1.5MiB', 'MiB', '999999999999MiB'],
+    ALLOW_REVEALING_KEY_PROOF: ['yes', '2', 'no'],
+    DOCS_UI: ['yes', 'enabled'],
+    LOG_LEVEL: ['verbose', 'INFO', '30'],
+    CORS_ORIGINS: ['*', 'null', 'https://*.example.com', 'https://example.com/', 'https://example.com,', 'example.com', 'https://example.com,*', 'https://u:p@example.com'],
+    WORKERS: ['2', '0', 'auto']
+  }
+  for (const [name, values] of Object.entries(wrong)) {
+    for (const value of values) {
+      const message = refusal(() => loadConfig({ [name]: value }))
+      t.ok(message?.startsWith(`${name} `) && message.includes('allowed'), `${name}=${JSON.stringify(value)}: ${message}`)
+      t.notMatch(message, /[\n\r\u2028]/, 'one line')
+    }
+  }
+  t.equal(refusal(() => loadConfig({ PORT: '70000' })), 'PORT is "70000"; allowed: a whole number from 0 to 65535 (0 picks a free port)')
+  t.ok((refusal(() => loadConfig({ LOG_LEVEL: 'x'.repeat(100_000) })) ?? '').length < 400, 'a long value is cut')
+})
+
+t.test('a message never holds a secret', async (t) => {
+  const secret = 'hunter2hunter2'
+  const wrong: Record<string, string[]> = {
+    MASTER_KEY: [
+      secret, KEY, `k1:${KEY}x`, `k1:${secret}`, `k1:${KEY.slice(0, -1)}`, `k1:${Buffer.alloc(31, 7).toString('base64')}`, `k 1:${KEY}`, `:${KEY}`, `k1:${KEY}\n`,
+      `${'k'.repeat(33)}:${KEY}`, `k1:${'A'.repeat(42)}B=`
+    ],
+    MASTER_KEYS_PREVIOUS: [secret, KEY, `k1:${KEY},`, `k1:${KEY},${secret}`, `k1:${KEY},k1:${OTHER}`],
+    DATABASE_URL: [
+      `mysql://app:${secret}@db/x`, `app:${secret}@db`, secret, `postgres://app:${secret}@db:port/x`, `postgres://app:${secret}#@db/x`, `postgres://app:${secret}%@db/x`,
+      `postgres://app:${secret} @db/x`, `postgres://${secret}`.replace('//', '/')
+    ],
+    REDIS_URL: [`redis://:${secret}@cache`],
+    METRICS_TOKEN: [secret],
+    PUBLIC_URL: [`https://app:${secret}@example.com`, `https://app:a@${secret}@example.com`],
+    CORS_ORIGINS: [`https://app:${secret}@example.com`]
+  }
+  for (const [name, values] of Object.entries(wrong)) {
+    for (const value of values) {
+      const message = refusal(() => loadConfig({ [name]: value }))
+      t.ok(message?.startsWith(name), `${name}: ${message}`)
+      for (const part of [secret, KEY, KEY.slice(0, 20), OTHER.slice(0, 20)]) t.notOk(message?.includes(part), 'nothing of the secret')
+      t.notMatch(message, /[\n\r]/, 'one line')
+    }
+  }
+})
+
+t.test('the master key: at most one source, and exactly one with a DATABASE_URL', async (t) => {
+  t.match(refusal(() => loadConfig({ MASTER_KEY: `k1:${KEY}`, MASTER_KEY_FILE: '/key' })), /^MASTER_KEY and MASTER_KEY_FILE are both set/)
+  const message = refusal(() => loadConfig({ DATABASE_URL: URL_WITH_PASSWORD }))
+  t.match(message, /^MASTER_KEY .*openssl rand -base64 32/)
+  t.notMatch(message, /[\n\r]|hunter2/)
+  t.match(refusal(() => loadConfig({ MASTER_KEY: `k1:${KEY}`, MASTER_KEYS_PREVIOUS: `k1:${OTHER}` })), /"k1"/)
+  t.equal(loadConfig({ DATABASE_URL: URL_WITH_PASSWORD, MASTER_KEY: `k1:${KEY}` }).masterKey, `k1:${KEY}`)
+})
+
+t.test('what this version cannot do is refused, never ignored', async (t) => {
+  for (const [name, value] of [['REDIS_URL', 'redis://cache'], ['WORKERS', '4'], ['METRICS_TOKEN', 'token']] as const) {
+    t.match(refusal(() => loadConfig({ [name]: value })), new RegExp(`^${name} is set: .*not available in this version`))
+  }
+})
+
+t.test('a key file that anybody else could read or exchange is refused', async (t) => {
+  const dir = t.testdir({ key: `k1:${KEY}\n`, wrong: 'hunter2hunter2', empty: '' })
+  const path = join(dir, 'key')
+  for (const mode of [0o400, 0o600]) {
+    chmodSync(path, mode)
+    t.equal(readKeyFile(path), `k1:${KEY}`)
+  }
+  symlinkSync('key', join(dir, 'link'))
+  t.equal(readKeyFile(join(dir, 'link')), `k1:${KEY}`, 'secret mounts are links')
+  for (const mode of [0o640, 0o604, 0o644, 0o610, 0o660, 0o602]) {
+    chmodSync(path, mode)
+    const message = refusal(() => readKeyFile(path))
+    t.match(message, new RegExp(`^MASTER_KEY_FILE: .* has mode 0${mode.toString(8)}; mode 0400 or 0600 is allowed$`))
+    t.notOk(message?.includes(KEY))
+  }
+  mkdirSync(join(dir, 'directory'), { mode: 0o700 })
+  t.match(refusal(() => readKeyFile(join(dir, 'directory'))), /is not a regular file/)
+  t.match(refusal(() => readKeyFile('/dev/null')), /is not a regular file/)
+  t.match(refusal(() => readKeyFile(join(dir, 'missing'))), /cannot be read \(ENOENT\)/)
+  writeFileSync(join(dir, 'large'), 'x'.repeat(5000), { mode: 0o600 })
+  t.match(refusal(() => readKeyFile(join(dir, 'large'))), /has 5000 bytes/)
+  for (const name of ['wrong', 'empty']) {
+    chmodSync(join(dir, name), 0o600)
+    const message = refusal(() => readKeyFile(join(dir, name), 'KEY_FILE'))
+    t.match(message, /^KEY_FILE: .* does not hold a master key/)
+    t.notMatch(message, /hunter2|\n/)
+  }
+})

@@ -1,0 +1,329 @@
+import { type ChildProcess, spawn } from 'node:child_process'
+import { once } from 'node:events'
+import fs from 'node:fs'
+import os from 'node:os'
+import path from 'node:path'
+import { setTimeout as sleep } from 'node:timers/promises'
+import { eq, sql } from 'drizzle-orm'
+import { integer, jsonb, pgTable } from 'drizzle-orm/pg-core'
+import postgres from 'postgres'
+import t, { type Test } from 'tap'
+import { bytea, moment } from '../src/db/columns.ts'
+import {
+  connect, type Database, databaseError, DatabaseUnavailable, isForeignKeyViolation, isUniqueViolation, prepared, preparedSql, transaction
+} from '../src/db/database.ts'
+import { migrateSchema } from '../src/db/migrate.ts'
+import { startPostgres } from './helpers/postgres.ts'
+
+const CANARY = 'canary-5f1c0e'
+const things = pgTable('things', { id: integer().primaryKey(), body: bytea(), at: moment(), extra: jsonb() })
+
+interface Thing { id: number, body: Buffer | null, at: Date | null, extra: unknown }
+const insert = prepared<Thing, unknown>('test_insert', db => db.insert(things).values({
+  id: sql.placeholder('id'), body: sql.placeholder('body'), at: sql.placeholder('at'), extra: sql.placeholder('extra')
+}))
+const find = prepared<{ id: number }, Thing[]>('test_find', db => db.select().from(things).where(eq(things.id, sql.placeholder('id'))))
+const raw = preparedSql<{ body: Buffer, at: string, same: Buffer }, { id: number, at: Date, same: Buffer }>('test_raw', value => sql`
+  select body, at, ${value('same')}::bytea as same from things where id = ${value('id')} and at <= ${value('at')}::timestamptz`)
+
+// Outages last as long as the deadlines that end them
+t.setTimeout(180_000)
+
+const uncaught: unknown[] = []
+process.on('uncaughtExceptionMonitor', error => uncaught.push(error))
+
+const scratch = fs.mkdtempSync(path.join(os.tmpdir(), 'strongroom-database-'))
+t.teardown(() => fs.rmSync(scratch, { recursive: true, force: true }))
+
+const makeThings = async ({ db }: Database) => {
+  await db.execute(sql`create table if not exists things (id int primary key, body bytea, at timestamptz(3), extra jsonb)`)
+}
+const row = (id: number): Thing => ({ id, body: null, at: null, extra: null })
+
+/** What holds for every engine. */
+async function keepsTheContract (t: Test, database: Database) {
+  await makeThings(database)
+  const { db, reads } = database
+  await database.ping()
+
+  await t.test('keeps bytes, moments and nulls, in builder statements and in templates', async t => {
+    const at = new Date()
+    await insert(db, { id: 1, body: Buffer.from([0, 255, 92]), at, extra: { a: [1] } })
+    t.strictSame(await find(reads, { id: 1 }), [{ id: 1, body: Buffer.from([0, 255, 92]), at, extra: { a: [1] } }])
+    const [got] = await raw(reads, { id: 1, at: new Date(Date.now() + 60_000), same: Buffer.from([7, 0]) })
+    t.same(got && { ...got, at: new Date(got.at) }, { body: Buffer.from([0, 255, 92]), at, same: Buffer.from([7, 0]) })
+    await insert(db, row(2))
+    t.same(await db.execute(sql`select id from things where at is null and extra is null`), [{ id: 2 }])
+  })
+
+  await t.test('prepares statements on the server, in transactions too', async t => {
+    const statements = await transaction(db, async db => {
+      await find(db, { id: 1 })
+      await raw(db, { id: 1, at: new Date(), same: Buffer.from('') })
+      return (await db.execute(sql`select statement from pg_prepared_statements`)) as unknown as { statement: string }[]
+    })
+    for (const part of ['from "things" where "things"."id" = $1', '::bytea as same']) {
+      t.ok(statements.some(({ statement }) => statement.includes(part)), part)
+    }
+  })
+
+  await t.test('a failed transaction leaves nothing, a failed savepoint only its own', async t => {
+    await t.rejects(transaction(db, async db => { await insert(db, row(10)); throw new Error('mine') }), { message: 'mine' })
+    await transaction(db, async db => {
+      await insert(db, row(11))
+      await db.transaction(async db => { await insert(db, row(12)); throw new Error('inner') }).catch(() => {})
+    })
+    t.equal((await find(db, { id: 10 })).length, 0)
+    t.equal((await find(db, { id: 11 })).length, 1)
+    t.equal((await find(db, { id: 12 })).length, 0)
+  })
+
+  await t.test('an error carries no parameter (canary)', async t => {
+    const caught: unknown[] = []
+    const attempts = [
+      () => db.insert(things).values({ ...row(1), extra: CANARY }),
+      () => insert(db, { ...row(1), extra: CANARY, body: Buffer.from(CANARY) }),
+      () => db.execute(sql`select ${CANARY}::int`),
+      () => db.execute(sql`select ${CANARY}::timestamptz`),
+      () => db.execute(sql`select * from nowhere where x = ${CANARY}`),
+      () => raw(db, { id: CANARY as unknown as number, at: new Date(), same: Buffer.from('') }),
+      () => insert(db, { ...row(1), body: { [CANARY]: 1 } as unknown as Buffer }),
+      () => transaction(db, async db => await db.execute(sql`select ${CANARY}::int`))
+    ]
+    for (const attempt of attempts) await attempt().then(() => t.fail('no error'), (error: unknown) => caught.push(databaseError(error)))
+    const { inspect } = await import('node:util')
+    for (const error of caught) {
+      const all = inspect(error, { depth: 9, showHidden: true }) + JSON.stringify(error, Object.getOwnPropertyNames(error))
+      t.notMatch(all, new RegExp(`${CANARY}|${Buffer.from(CANARY).toString('hex')}`))
+    }
+    t.equal(await db.insert(things).values(row(1)).then(() => false, isUniqueViolation), true)
+    t.equal(isForeignKeyViolation(caught[0]), false)
+  })
+
+  await t.test('a transaction that lasts too long is rolled back, and its handle is dead', { timeout: 20_000 }, async t => {
+    let late: Promise<unknown> | undefined
+    const started = Date.now()
+    await t.rejects(transaction(db, async db => {
+      await insert(db, row(20))
+      await (late = (async () => { await sleep(4500); await insert(db, row(21)) })())
+    }), DatabaseUnavailable)
+    t.ok(Date.now() - started < 8000)
+    await t.rejects(late!)
+    t.equal((await find(db, { id: 20 })).length + (await find(db, { id: 21 })).length, 0)
+  })
+}
+
+t.test('PostgreSQL', { timeout: 110_000 }, async t => {
+  const server = await startPostgres()
+  const database = await connect({ url: server.url, pool: 6 })
+  t.teardown(async () => {
+    await database.close()
+    await server.close()
+  })
+  await keepsTheContract(t, database)
+  const slots = 5
+
+  // Every slot of the pool holds a transaction at the same time: none was lost
+  async function fullConcurrency () {
+    const seen = { begun: 0 }
+    await Promise.all(Array.from({ length: slots }, () => transaction(database.db, async db => {
+      await db.execute(sql`select 1`)
+      seen.begun++
+      while (seen.begun < slots) await sleep(5)
+    })))
+  }
+
+  await t.test('RL-05 survives repeated stops under load, loses nothing acknowledged, and recovers fully', async t => {
+    let next = 1000
+    const load = { running: true }
+    let slowest = 0
+    const acknowledged: number[] = []
+    const timed = async (use: Promise<unknown>) => {
+      const started = Date.now()
+      try {
+        await use
+        return true
+      } catch (error) {
+        if (!(error instanceof DatabaseUnavailable)) t.fail('another error', { error })
+        await sleep(5)
+        return false
+      } finally {
+        slowest = Math.max(slowest, Date.now() - started)
+      }
+    }
+    const writers = Array.from({ length: 12 }, async () => {
+      while (load.running) {
+        const id = next++
+        if (await timed(transaction(database.db, async db => { await find(db, { id }); await insert(db, row(id)) }))) acknowledged.push(id)
+      }
+    })
+    const readers = Array.from({ length: 12 }, async () => { while (load.running) await timed(find(database.reads, { id: 1 })) })
+    for (let cycle = 0; cycle < 6; cycle++) {
+      await sleep(400)
+      await server.stop(cycle % 2 ? 'fast' : 'immediate')
+      await sleep(300 + 200 * cycle)
+      await server.start()
+      const back = Date.now()
+      while (!await timed(find(database.reads, { id: 1 })) || !await timed(transaction(database.db, db => find(db, { id: 1 })))) {
+        if (Date.now() - back > 5000) throw new Error('it does not recover')
+      }
+    }
+    await sleep(300)
+    load.running = false
+    await Promise.all([...writers, ...readers])
+    await fullConcurrency()
+    const stored = new Set((await database.db.select({ id: things.id }).from(things)).map(({ id }) => id))
+    t.same(acknowledged.filter(id => !stored.has(id)), [])
+    t.ok(acknowledged.length > 100, `${acknowledged.length} writes acknowledged, slowest answer ${slowest} ms`)
+    t.ok(slowest < 6000)
+    t.same(uncaught, [])
+  })
+
+  await t.test('RL-06 an exhausted pool answers in bounded time and recovers', async t => {
+    let release = () => {}
+    const released = new Promise<void>(resolve => { release = resolve })
+    const holders = Array.from({ length: slots }, () => transaction(database.db, async () => await released))
+    await sleep(50)
+    const started = Date.now()
+    const waiting = Array.from({ length: 260 }, () => find(database.db, { id: 1 }).then(() => 'served', error => {
+      return error instanceof DatabaseUnavailable ? 'unavailable' : 'other'
+    }))
+    await Promise.all(waiting.slice(200))
+    t.ok(Date.now() - started < 1000, 'beyond 200 waiting the answer is immediate')
+    t.same([...new Set(await Promise.all(waiting))], ['unavailable'])
+    t.ok(Date.now() - started < 4000)
+    await find(database.reads, { id: 1 })
+    release()
+    await Promise.all(holders)
+    await fullConcurrency()
+  })
+
+  await t.test('RL-08 a lock held elsewhere and a slow statement end in bounded time', async t => {
+    const other = postgres(server.url, { max: 1 })
+    await other`begin`
+    await other`select * from things where id = 1 for update`
+    await t.rejects(transaction(database.db, db => db.execute(sql`update things set at = now() where id = 1`)), { code: '55P03' })
+    await other`rollback`
+    await other.end()
+    await t.rejects(transaction(database.db, db => db.execute(sql`select pg_sleep(20)`)), { code: '57014' })
+    await fullConcurrency()
+  })
+
+  await t.test('RL-07 a frozen server answers in bounded time, and is served again when it thaws', async t => {
+    server.freeze()
+    const started = Date.now()
+    const outcomes = await Promise.all([
+      ...Array.from({ length: 10 }, () => find(database.reads, { id: 1 })),
+      ...Array.from({ length: 10 }, () => transaction(database.db, db => insert(db, row(next++)))),
+      database.ping()
+    ].map(use => use.then(() => 'served', error => error instanceof DatabaseUnavailable ? 'unavailable' : String(error))))
+    t.same([...new Set(outcomes)], ['unavailable'])
+    t.ok(Date.now() - started < 7000)
+    // Still frozen: connections are made anew, and these too must come to an end
+    t.equal(await find(database.reads, { id: 1 }).then(() => 'served', error => error.name), 'DatabaseUnavailable')
+    server.thaw()
+    const thawed = Date.now()
+    while (!await database.ping().then(() => true, () => false)) if (Date.now() - thawed > 8000) throw new Error('it does not recover')
+    await fullConcurrency()
+    t.same(uncaught, [])
+  })
+  let next = 500
+
+  await t.test('three migrators at once migrate once, and a newer schema is refused', async t => {
+    const folder = path.join(scratch, 'migrations')
+    fs.mkdirSync(path.join(folder, 'meta'), { recursive: true })
+    const write = (names: string[]) => {
+      names.forEach((name, i) => fs.writeFileSync(path.join(folder, `${name}.sql`), `create table ${name} (n int);\n--> statement-breakpoint\ninsert into ${name} values (${i})`))
+      const entries = names.map((tag, idx) => ({ idx, version: '7', when: 1000 + idx, tag, breakpoints: true }))
+      fs.writeFileSync(path.join(folder, 'meta/_journal.json'), JSON.stringify({ version: '7', dialect: 'postgresql', entries }))
+    }
+    write(['first', 'second'])
+    const clients = [1, 2, 3].map(() => postgres(server.url, { max: 1, fetch_types: false, onnotice: () => {} }))
+    await Promise.all(clients.map(client => migrateSchema(client, folder)))
+    t.equal((await clients[0]!`select * from second`).length, 1)
+    t.equal((await clients[0]!`select * from drizzle.__drizzle_migrations`).length, 2)
+    write(['first'])
+    await t.rejects(migrateSchema(clients[1]!, folder), /does not know/)
+    await Promise.all(clients.map(client => client.end()))
+  })
+})
+
+t.test('embedded', { timeout: 110_000 }, async t => {
+  const dir = path.join(scratch, 'embedded')
+  const program = (body: string) => spawn(process.execPath, ['--input-type=module', '-e', `
+    import { connect } from ${JSON.stringify(new URL('../src/db/database.js', import.meta.url).href)}
+    const database = await connect({ dir: ${JSON.stringify(dir)}, pool: 1 })
+    ${body}`], { stdio: ['ignore', 'pipe', 'pipe'] })
+  const output = async (child: ChildProcess) => {
+    let text = ''
+    child.stdout!.on('data', data => { text += data })
+    child.stderr!.on('data', data => { text += data })
+    await once(child, 'close')
+    return text
+  }
+
+  await t.test('is made for its owner only, keeps the contract, and can be copied', async t => {
+    const database = await connect({ dir, pool: 1 })
+    t.equal(fs.statSync(dir).mode & 0o777, 0o700)
+    await keepsTheContract(t, database)
+
+    await t.test('RL-04 a second process is refused and told who has it', async t => {
+      t.match(await output(program('console.log("opened")')), new RegExp(`in use by process ${process.pid}\\b`))
+      await t.rejects(connect({ dir, pool: 1 }), /in use by process/)
+      await database.ping()
+    })
+
+    await t.test('RL-08 a statement without end is ended, and the database opens again', async t => {
+      await t.rejects(transaction(database.db, db => db.execute(sql`select pg_sleep(60)`)), DatabaseUnavailable)
+      for (const until = Date.now() + 15_000; ;) {
+        if (await find(database.db, { id: 1 }).then(rows => rows.length === 1, () => false)) break
+        if (Date.now() > until) throw new Error('it does not recover')
+        await sleep(50)
+      }
+    })
+
+    const file = path.join(scratch, 'dump.tar')
+    await database.dump(file)
+    await database.close()
+    const copy = await connect({ dir: 'memory:', pool: 1, loadDataDir: file })
+    t.equal((await find(copy.db, { id: 1 })).length, 1)
+    await copy.close()
+  })
+
+  await t.test('refuses a directory that others may enter', async t => {
+    fs.chmodSync(dir, 0o750)
+    await t.rejects(connect({ dir, pool: 1 }), /open to other users/)
+    fs.chmodSync(dir, 0o700)
+  })
+
+  await t.test('RL-02 RL-04 kill -9 loses nothing acknowledged, and the next start needs no cleaning up', async t => {
+    const acknowledged: number[] = []
+    for (let cycle = 0; cycle < 3; cycle++) {
+      const child = program(`
+        import { sql } from ${JSON.stringify(import.meta.resolve('drizzle-orm'))}
+        for (let id = ${5000 + cycle * 1000}; ; id++) {
+          await database.db.execute(sql\`insert into things (id) values (\${id})\`)
+          process.stdout.write(id + '\\n')
+        }`)
+      const said = output(child)
+      await Promise.race([once(child.stdout!, 'data'), said.then(text => { throw new Error(text) })])
+      await sleep(200 + Math.random() * 400)
+      child.kill('SIGKILL')
+      acknowledged.push(...(await said).split('\n').slice(0, -1).map(Number))
+    }
+    const database = await connect({ dir, pool: 1 })
+    const stored = new Set((await database.db.select({ id: things.id }).from(things)).map(({ id }) => id))
+    t.ok(acknowledged.length > 10, `${acknowledged.length} acknowledged`)
+    t.same(acknowledged.filter(id => !stored.has(id)), [])
+    await database.close()
+  })
+
+  await t.test('RL-04 of several starters at once after a kill exactly one opens', async t => {
+    const starters = [1, 2, 3, 4].map(() => output(program(`
+      console.log('opened')
+      setTimeout(async () => { await database.close() }, 3000)`)))
+    const said = await Promise.all(starters)
+    t.equal(said.filter(text => text.includes('opened')).length, 1, said.map(text => text.slice(-200)).join('\n'))
+    t.equal(said.filter(text => /in use by process|being opened/.test(text)).length, 3)
+  })
+})

@@ -1,0 +1,158 @@
+import t from 'tap'
+import { parse } from 'dotenv'
+import { mergeDocuments, readDocument, YAML_LENGTH, type DocumentFormat } from '../src/rules/documents.ts'
+
+const entries = (format: DocumentFormat, text: string) => {
+  const read = readDocument(format, text)
+  return read && Object.entries(read)
+}
+
+t.test('env: reads by the rules of dotenv', async (t) => {
+  const text = [
+    '# a comment', '', '   ', 'PLAIN=value', 'export EXPORTED=1', 'EMPTY=', 'SPACED =  two words  # comment', "SINGLE='as \\n is # kept'",
+    'DOUBLE="line\\nbreak"', 'MULTI="first', 'second # not a comment', '# nor this"', 'BACK=`it\'s "quoted"`', 'HASH="a#b"', 'dotted.name-x=1',
+    'EXPANSION=$PLAIN $' + '{PLAIN}', 'INNER=it\'s', 'JSON={"a":1}', 'YAMLISH: yes', "QUOTED='it's'", 'TRAILING="a" b', 'ESCAPED="say \\"hi\\""',
+    '  INDENTED=1', 'TWICE=1', 'TWICE=2', 'URL=postgres://u:p@h/db?x=y=z', 'LAST=end # done'
+  ].join('\n')
+  t.same(Object.fromEntries(entries('env', text) ?? []), parse(text), 'as the package does')
+  t.same(entries('env', text.replaceAll('\n', '\r\n')), entries('env', text), 'whatever the line ends are')
+  t.same(entries('env', `\uFEFF${text}\n\n`), entries('env', text), 'and with a byte order mark')
+  t.same(entries('env', ''), [])
+  t.same(entries('env', '# only a comment'), [])
+  t.same(entries('env', 'A=\nB=1'), [['A', ''], ['B', '1']])
+})
+
+t.test('env: what dotenv would skip or guess is unreadable', async (t) => {
+  for (const text of [
+    'A=1\nnot an assignment\nB=2', 'JUST_A_NAME', 'export A', 'A B=1', '=1', 'A="open', "A='open\nB=1", 'A=`open', 'A="one\ntwo" x',
+    'A="x\nB=2\nC=3', '{"A": "1"}', 'A=1\n- item', 'Ä=1', 'A="', '\0'
+  ]) t.equal(readDocument('env', text), undefined, JSON.stringify(text))
+})
+
+t.test('json: an object, whose values keep every digit', async (t) => {
+  t.same(entries('json', ` {
+    "text": "a \\"b\\"\\n\\u00e9", "number": 12345678901234567890, "price": 1.10, "big": 1E400, "yes": true, "no": false, "nothing": null,
+    "list": [1, "two , }", {"x": null}], "object": {"a": {"b": [ ]}, "a b": "c : d"}, "": "unnamed", "2": "second", "esc\\u0061pe": "\\\\"
+  } `)?.sort(), [
+    ['text', 'a "b"\né'], ['number', '12345678901234567890'], ['price', '1.10'], ['big', '1E400'], ['yes', 'true'], ['no', 'false'],
+    ['nothing', ''], ['list', '[1,"two , }",{"x":null}]'], ['object', '{"a":{"b":[]},"a b":"c : d"}'], ['', 'unnamed'], ['2', 'second'],
+    ['escape', '\\']
+  ].sort())
+  t.same(entries('json', '{}'), [])
+  t.same(entries('json', '{"a":1,"a":{"b":2}}'), [['a', '{"b":2}']], 'the last of two wins')
+  t.same(entries('json', '{"null":"null","t":"true"}'), [['null', 'null'], ['t', 'true']])
+  for (const text of ['', 'null', '[]', '"text"', '1', '{', '{"a":1,}', '{a:1}', '{"a":1} {"b":2}', "{'a':1}", '{"a":NaN}', 'A=1']) {
+    t.equal(readDocument('json', text), undefined, JSON.stringify(text))
+  }
+})
+
+t.test('yaml: a mapping, whose values keep every digit', async (t) => {
+  t.same(entries('yaml', `
+# comment
+text: some words
+quoted: "a\\nb"
+block: |
+  first
+  second
+number: 12345678901234567890
+pin: 007
+price: 1.10
+flag: True
+answer: yes
+nothing:
+tilde: ~
+date: 2026-01-01
+list: [1, two, 1.10, 007, .inf, null]
+object: {a: {b: "c"}, "x y": true}
+anchor: &anchor {k: v}
+alias: *anchor
+word: &word w
+same: *word
+8080: port
+tagged: !!str 12
+`), [
+    ['8080', 'port'], ['text', 'some words'], ['quoted', 'a\nb'], ['block', 'first\nsecond\n'], ['number', '12345678901234567890'],
+    ['pin', '007'], ['price', '1.10'], ['flag', 'true'], ['answer', 'yes'], ['nothing', ''], ['tilde', ''], ['date', '2026-01-01'],
+    ['list', '[1,"two",1.10,7,".inf",null]'], ['object', '{"a":{"b":"c"},"x y":true}'], ['anchor', '{"k":"v"}'], ['alias', '{"k":"v"}'],
+    ['word', 'w'], ['same', 'w'], ['tagged', '12']
+  ])
+  t.same(entries('yaml', ''), [])
+  t.same(entries('yaml', '# only a comment\n'), [])
+  t.same(entries('yaml', '---\na: 1\n'), [['a', '1']])
+  t.same(entries('yaml', '%YAML 1.1\n---\na: yes\n'), [['a', 'yes']], 'a directive does not change the rules')
+})
+
+t.test('yaml: what is no plain mapping is unreadable', async (t) => {
+  for (const text of [
+    '- a', 'text', '~', '1', 'a: 1\na: 2', 'x: {a: 1, a: 2}', 'a: 1\n"a": 2', 'a: !custom 1', 'a: !!binary aGk=', 'a: !!js/function "x"',
+    'a: 1\n---\nb: 2', '? [a]\n: 1', '? : 1', 'a: *nowhere', 'base: &b {x: 1}\nc:\n  <<: *b', 'a: [', 'a: "open', 'a:\n\t- b', '{a: &a [*a]}',
+    'a: b: c', '!!set {a}'
+  ]) t.equal(readDocument('yaml', text), undefined, JSON.stringify(text))
+})
+
+t.test('yaml: aliases cannot make a small document a large one', async (t) => {
+  const laughs = ['a: &a [x, x, x, x, x, x, x, x, x]']
+  for (const [from, to] of ['ab', 'bc', 'cd', 'de', 'ef']) laughs.push(`${to}: &${to} [${`*${from}, `.repeat(9)}x]`)
+  t.ok(readDocument('yaml', laughs.join('\n')) === undefined)
+  t.equal(readDocument('yaml', `a: &a 1\nb: [${'*a, '.repeat(51)}]`), undefined)
+  const large = 'x'.repeat(100_000)
+  t.equal(readDocument('yaml', `a: &a ${large}\n${Array.from({ length: 20 }, (_, i) => `b${i}: *a`).join('\n')}`), undefined)
+})
+
+t.test('yaml: is read up to a length', async (t) => {
+  t.ok(readDocument('yaml', `a: ${'x'.repeat(YAML_LENGTH - 3)}`))
+  t.ok(readDocument('yaml', `a: ${'x'.repeat(YAML_LENGTH - 2)}`) === undefined)
+})
+
+t.test('text is one opaque value', async (t) => {
+  t.equal(readDocument('text', 'A=1'), undefined)
+})
+
+t.test('names of the prototype are names like any other', async (t) => {
+  const documents = {
+    env: '__proto__=a\nconstructor=b\ntoString=c',
+    json: '{"__proto__":"a","constructor":"b","toString":"c"}',
+    yaml: '__proto__: a\nconstructor: b\ntoString: c'
+  }
+  for (const [format, text] of Object.entries(documents)) {
+    const read = readDocument(format as DocumentFormat, text)
+    const expected = '{"__proto__":"a","constructor":"b","toString":"c"}'
+    t.equal(JSON.stringify(read), expected, format)
+    t.equal(JSON.stringify(mergeDocuments(read ?? {})), expected, `${format}, merged`)
+    t.equal(JSON.stringify({ ...read }), expected, `${format}, copied`)
+  }
+  const nested = '{"a":{"__proto__":{"polluted":1}}}'
+  t.equal(readDocument('json', nested)?.['a'], '{"__proto__":{"polluted":1}}')
+  t.equal(readDocument('yaml', nested)?.['a'], '{"__proto__":{"polluted":1}}')
+  t.equal(({} as Record<string, unknown>)['polluted'], undefined)
+})
+
+t.test('merging: the later document wins, name by name', async (t) => {
+  const merged = mergeDocuments({ a: '1', b: '1' }, { b: '2', c: '2' }, { c: '' })
+  t.equal(JSON.stringify(merged), '{"a":"1","b":"2","c":""}')
+  t.same(Object.entries(mergeDocuments()), [])
+})
+
+t.test('hostile documents of the largest size neither throw nor take long', async (t) => {
+  const size = 1024 * 1024
+  const fill = (unit: string, before = '', after = '') => before + unit.repeat(Math.floor(size / unit.length)) + after
+  const yaml = (unit: string, before = '', after = '') => before + unit.repeat(Math.floor((YAML_LENGTH - 50) / unit.length)) + after
+  const documents: [DocumentFormat, string, string][] = [
+    ['env', 'blank lines', fill('\n', '', '#')], ['env', 'blanks', fill(' ', 'A=', '"x')], ['env', 'blanks around', fill(' ', 'A', '=1')],
+    ['env', 'one name', fill('a')], ['env', 'open quote', fill('a\n', 'A="')], ['env', 'escaped quotes', fill('\\"', 'A="', '"')],
+    ['env', 'short lines', fill('A=1\n')], ['env', 'quotes', fill('"', 'A=')], ['env', 'names', fill('A="\\"x\n')], ['env', 'export', fill('export ')],
+    ['env', 'open quotes', fill('A=\'"`\n')],
+    ['json', 'depth', fill('[', '{"a":', '1' + ']'.repeat(size) + '}')], ['json', 'open', fill('{"a":')], ['json', 'string', fill('\\n', '{"a":"', '"}')],
+    ['json', 'blanks', fill(' ', '{', '}')], ['json', 'list', fill('1,', '{"a":[', '1]}')],
+    ['json', 'names', `{${Array.from({ length: 80_000 }, (_, i) => `"k${i}":${i}`).join()}}`],
+    ['yaml', 'depth', yaml('[', 'a: ')], ['yaml', 'dashes', yaml('- ')], ['yaml', 'anchors', yaml('&a ')], ['yaml', 'quotes', yaml('"a" ', 'a: ')],
+    ['yaml', 'names', Array.from({ length: 20_000 }, (_, i) => `k${i}: ${i}`).join('\n')], ['yaml', 'directives', yaml('%A\n')],
+    ['yaml', 'blanks', yaml(' ', 'a:', '1')], ['yaml', 'aliases', yaml('*a,', 'b: &a 1\na: [', '*a]')], ['yaml', 'colons', yaml(':')]
+  ]
+  for (const [format, name, text] of documents) {
+    const before = performance.now()
+    t.doesNotThrow(() => readDocument(format, text))
+    const took = performance.now() - before
+    t.ok(took < 4000, `${format}, ${name}: ${took.toFixed(0)} ms`)
+  }
+})

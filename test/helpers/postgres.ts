@@ -1,0 +1,113 @@
+import { type ChildProcess, spawn, spawnSync } from 'node:child_process'
+import { once } from 'node:events'
+import fs from 'node:fs'
+import net from 'node:net'
+import os from 'node:os'
+import path from 'node:path'
+import postgres from 'postgres'
+
+const PROGRAMS = '/usr/lib/postgresql'
+
+/** A PostgreSQL of the test's own. */
+export interface TestPostgres {
+  url: string
+  dir: string
+  readonly pid: number
+  start (): Promise<void>
+  stop (mode: 'smart' | 'fast' | 'immediate'): Promise<void>
+  /** Stops the server and its children in their tracks, as a hung disk would. */
+  freeze (): void
+  thaw (): void
+  /** Stops it for good and removes the cluster. */
+  close (): Promise<void>
+}
+
+/** Makes a throw-away cluster on the loopback interface and starts it. */
+export async function startPostgres (): Promise<TestPostgres> {
+  const bin = programs()
+  const user = unprivileged()
+  const dir = fs.mkdtempSync(path.join(os.tmpdir(), 'strongroom-postgres-'))
+  if (user) fs.chownSync(dir, user.uid, user.gid)
+  const data = path.join(dir, 'data')
+  const run = { ...user, cwd: dir, stdio: ['ignore', 'ignore', 'pipe'] as ['ignore', 'ignore', 'pipe'] }
+  const made = spawnSync(`${bin}/initdb`, ['-D', data, '-U', 'postgres', '-A', 'trust', '-E', 'UTF8', '--locale=C'], run)
+  if (made.status !== 0) throw new Error(`initdb: ${made.stderr}`)
+  const port = await freePort()
+  const url = `postgres://postgres@127.0.0.1:${port}/postgres`
+  let server: ChildProcess | undefined
+
+  async function start () {
+    const args = ['-D', data, '-p', String(port), '-h', '127.0.0.1', '-k', '', '-c', 'max_connections=40']
+    server = spawn(`${bin}/postgres`, args, { ...run, stdio: 'ignore' })
+    for (const until = Date.now() + 20_000; ;) {
+      const client = postgres(url, { max: 1, connect_timeout: 2, onnotice: () => {} })
+      try {
+        await client`select 1`
+        return
+      } catch (error) {
+        if (server.exitCode !== null || Date.now() > until) throw error
+      } finally {
+        await client.end({ timeout: 1 })
+      }
+      await new Promise(resolve => setTimeout(resolve, 50))
+    }
+  }
+
+  async function stop (mode: 'smart' | 'fast' | 'immediate') {
+    if (!server || server.exitCode !== null) return
+    const gone = once(server, 'exit')
+    server.kill(({ smart: 'SIGTERM', fast: 'SIGINT', immediate: 'SIGQUIT' } as const)[mode])
+    await gone
+  }
+
+  function signal (name: NodeJS.Signals) {
+    const pid = server?.pid
+    if (!pid) return
+    const children = spawnSync('ps', ['-o', 'pid=', '--ppid', String(pid)]).stdout.toString().split('\n').map(Number).filter(Boolean)
+    for (const one of [pid, ...children]) try { process.kill(one, name) } catch { /* it ended meanwhile */ }
+  }
+
+  async function close () {
+    signal('SIGCONT')
+    await stop('immediate')
+    fs.rmSync(dir, { recursive: true, force: true })
+  }
+
+  await start()
+  return {
+    url,
+    dir,
+    get pid () { return server?.pid ?? 0 },
+    start,
+    stop,
+    freeze: () => signal('SIGSTOP'),
+    thaw: () => signal('SIGCONT'),
+    close
+  }
+}
+
+function programs () {
+  const versions = fs.existsSync(PROGRAMS) ? fs.readdirSync(PROGRAMS) : []
+  const bin = versions.sort((a, b) => Number(b) - Number(a)).map(version => path.join(PROGRAMS, version, 'bin'))
+    .find(bin => fs.existsSync(path.join(bin, 'initdb')) && fs.existsSync(path.join(bin, 'postgres')))
+  if (!bin) throw new Error(`These tests need PostgreSQL's programs in ${PROGRAMS}: install the package "postgresql"`)
+  return bin
+}
+
+// PostgreSQL refuses to run as root
+function unprivileged () {
+  if (process.getuid?.() !== 0) return undefined
+  const line = fs.readFileSync('/etc/passwd', 'utf8').split('\n').find(line => line.startsWith('postgres:'))
+  if (!line) throw new Error('As root, these tests need the user "postgres" to run PostgreSQL as')
+  const [, , uid, gid] = line.split(':')
+  return { uid: Number(uid), gid: Number(gid) }
+}
+
+async function freePort () {
+  const server = net.createServer().listen(0, '127.0.0.1')
+  await once(server, 'listening')
+  const { port } = server.address() as net.AddressInfo
+  server.close()
+  await once(server, 'close')
+  return port
+}
