@@ -36,6 +36,8 @@ function parseJson (bytes: Buffer): unknown {
   } catch {
     return fail('malformed_json')
   }
+  // For the validator null stands for an absent body.
+  if (value === null) refuse('body', 'Expected object')
   // Only an escape can bring one of these into a string, so most bodies are not walked.
   if (/\\u(?:0000|d[89a-f])/i.test(text)) refuseBadText(value, '')
   return value

@@ -16,7 +16,7 @@ const MOST_ERRORS = 20
 export const validatorCompiler: FastifySchemaCompiler<TSchema> = ({ schema, httpPart }) => {
   const checker = TypeCompiler.Compile(schema)
   return (input: unknown) => {
-    const sent = httpPart === 'body' ? input ?? (input === null ? null : {}) : Value.Convert(schema, withoutEmpty(input))
+    const sent = httpPart === 'body' ? input ?? {} : Value.Convert(schema, withoutEmpty(input))
     const value = Value.Default(schema, sent)
     if (checker.Check(value)) return { value }
     const error: FastifySchemaValidationError[] = []

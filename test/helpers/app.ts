@@ -1,0 +1,158 @@
+import { createHash } from 'node:crypto'
+import { existsSync, readdirSync, readFileSync, renameSync } from 'node:fs'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import type { FastifyInstance, InjectOptions, LightMyRequestResponse } from 'fastify'
+import { sql } from 'drizzle-orm'
+import postgres from 'postgres'
+import { ulid } from 'ulidx'
+import { buildApp } from '../../src/app.ts'
+import { loadConfig, type Config } from '../../src/config.ts'
+import { hashToken, mintApiToken, tokenPrefix } from '../../src/crypto/bearer.ts'
+import { createKeyring, generateMasterKey, makeCanary, parseMasterKey, type Keyring } from '../../src/crypto/keyring.ts'
+import { connect, type Database } from '../../src/db/database.ts'
+import { createCanary } from '../../src/repositories/master-keys.ts'
+import { createOrganization } from '../../src/repositories/organizations.ts'
+import { createToken } from '../../src/repositories/tokens.ts'
+import type { Ability } from '../../schemas/scopes.ts'
+import { makeStorageKey } from '../../src/vault/keys.ts'
+
+export interface Caller {
+  token: string
+  organization: string
+  /** Sends a request with the caller's token; paths start below `/api/v1` unless they start with `//`. */
+  call (method: string, path: string, body?: unknown, headers?: Record<string, string>): Promise<Answer>
+}
+
+export interface Answer { status: number, headers: LightMyRequestResponse['headers'], body: any, text: string }
+
+export interface TestApp {
+  app: FastifyInstance
+  database: Database
+  keyring: Keyring
+  config: Config
+  /** Every line that was logged. */
+  logs: string[]
+  /** A new organization, on the given plan, with a caller who holds the abilities. */
+  organization (options?: { plan?: string, abilities?: Ability[], slug?: string }): Promise<Caller>
+  /** Another token of an organization. */
+  token (organization: string, abilities: Ability[], more?: { expires_at?: Date, slices?: { project_id: string, target_id: string | null, environment_id: string | null }[] }): Promise<Caller>
+  /** Runs SQL beside the service, as somebody with access to the database would. */
+  sql (query: string): Promise<Record<string, unknown>[]>
+  inject (options: InjectOptions): Promise<Answer>
+  close (): Promise<void>
+}
+
+/**
+ * The service on a fresh, migrated database: one made on TEST_DATABASE_URL when it is set, else an embedded one in memory.
+ * Limits are off unless `env` sets them.
+ */
+export async function startApp (t: { teardown (fn: () => unknown): void }, env: Record<string, string> = {}): Promise<TestApp> {
+  const { database, drop } = await freshDatabase()
+  const keyring = createKeyring([parseMasterKey(generateMasterKey().text)])
+  await createCanary(database.db, keyring.currentId, makeCanary(keyring))
+  const config = loadConfig({ RATE_LIMIT_API: '0', RATE_LIMIT_OAUTH: '0', RATE_LIMIT_KEY_ROTATION: '0', RATE_LIMIT_BILLING: '0', ...env })
+  const logs: string[] = []
+  const app = await buildApp({ config, database, keyring, logStream: { write: (line) => logs.push(line) } })
+  await app.ready()
+
+  const inject = async (options: InjectOptions): Promise<Answer> => {
+    const response = await app.inject(options)
+    const text = response.payload
+    const json = String(response.headers['content-type'] ?? '').startsWith('application/json')
+    return { status: response.statusCode, headers: response.headers, text, body: json && text !== '' ? JSON.parse(text) : undefined }
+  }
+  const callerOf = (organization: string, token: string): Caller => ({
+    token,
+    organization,
+    call: (method, path, body, headers = {}) => inject({
+      method: method as 'GET',
+      url: path.startsWith('//') ? path.slice(1) : `/api/v1${path}`,
+      headers: { authorization: `Bearer ${token}`, ...headers },
+      ...(body !== undefined && { payload: body as object })
+    })
+  })
+  const token: TestApp['token'] = async (organization, abilities, more = {}) => {
+    const text = mintApiToken(organization)
+    await createToken(database.db, {
+      organization_id: organization,
+      name: 'Test token',
+      token_hash: hashToken(text),
+      token_prefix: tokenPrefix(text),
+      abilities,
+      slices: more.slices ?? [],
+      expires_at: more.expires_at ?? null
+    })
+    return callerOf(organization, text)
+  }
+  const close = async () => {
+    await app.close()
+    await database.close()
+    await drop()
+  }
+  t.teardown(close)
+  return {
+    app,
+    database,
+    keyring,
+    config,
+    logs,
+    inject,
+    token,
+    organization: async ({ plan = 'self-hosted', abilities = ['*'], slug } = {}) => {
+      const id = ulid()
+      await createOrganization(database.db, { id, name: 'Nimbus', slug: slug ?? `nimbus-${id.slice(-10).toLowerCase()}`, plan, storage_key: makeStorageKey(keyring, id) })
+      return token(id, abilities)
+    },
+    sql: async (query) => await database.db.execute(sql.raw(query)) as unknown as Record<string, unknown>[],
+    close
+  }
+}
+
+/** Project, target and environment with the given slugs; what a test of documents starts from. */
+export async function makeLevel (caller: Caller, project: Record<string, unknown> = {}) {
+  const made = await caller.call('POST', `/${caller.organization}/projects`, { name: 'Orbit', ...project })
+  if (made.status !== 201) throw new Error(made.text)
+  const { slug } = made.body.data.attributes
+  await caller.call('POST', `/${caller.organization}/${slug}/targets`, { name: 'Backend' })
+  await caller.call('POST', `/${caller.organization}/${slug}/backend/environments`, { name: 'Live' })
+  return { project: slug as string, target: 'backend', environment: 'live' }
+}
+
+/** A migrated, empty database of its own: on TEST_DATABASE_URL when it is set, else embedded, from a dump made once. */
+export async function freshDatabase (): Promise<{ database: Database, url?: string, drop: () => Promise<void> }> {
+  const server = process.env.TEST_DATABASE_URL
+  if (server === undefined) {
+    const dump = await migratedDump()
+    return { database: await connect({ dir: 'memory:', pool: 1, loadDataDir: dump }), drop: async () => {} }
+  }
+  const name = `t_${ulid().toLowerCase()}`
+  const admin = postgres(server, { max: 1, onnotice: () => {} })
+  await admin.unsafe(`CREATE DATABASE ${name}`)
+  const url = new URL(server)
+  url.pathname = `/${name}`
+  const database = await connect({ url: url.href, pool: 10 })
+  await database.migrate()
+  return {
+    database,
+    url: url.href,
+    drop: async () => {
+      await admin.unsafe(`DROP DATABASE ${name} WITH (FORCE)`)
+      await admin.end({ timeout: 2 })
+    }
+  }
+}
+
+// A cold cluster takes four seconds; its migrated dump, kept by the hash of the migrations, less than one.
+async function migratedDump (): Promise<string> {
+  const hash = createHash('sha256')
+  for (const file of readdirSync('drizzle').filter((name) => name.endsWith('.sql')).sort()) hash.update(readFileSync(join('drizzle', file)))
+  const file = join(tmpdir(), `strongroom-test-${hash.digest('hex').slice(0, 16)}.tar`)
+  if (existsSync(file)) return file
+  const database = await connect({ dir: 'memory:', pool: 1 })
+  await database.migrate()
+  await database.dump(`${file}.${process.pid}`)
+  await database.close()
+  renameSync(`${file}.${process.pid}`, file)
+  return file
+}
