@@ -13,7 +13,7 @@ import {
   connect, type Database, databaseError, DatabaseUnavailable, isForeignKeyViolation, isUniqueViolation, prepared, preparedSql, transaction
 } from '../src/db/database.ts'
 import { migrateSchema } from '../src/db/migrate.ts'
-import { startPostgres } from './helpers/postgres.ts'
+import { hasPostgres, startPostgres } from './helpers/postgres.ts'
 
 const CANARY = 'canary-5f1c0e'
 const things = pgTable('things', { id: integer().primaryKey(), body: bytea(), at: moment(), extra: jsonb() })
@@ -113,7 +113,7 @@ async function keepsTheContract (t: Test, database: Database) {
   })
 }
 
-t.test('PostgreSQL', { timeout: 110_000 }, async t => {
+t.test('PostgreSQL', { timeout: 110_000, skip: hasPostgres() ? false : 'PostgreSQL is not installed' }, async t => {
   const server = await startPostgres()
   const database = await connect({ url: server.url, pool: 6 })
   t.teardown(async () => {

@@ -76,7 +76,7 @@ async function guard (app: FastifyInstance, consume: Consume, request: FastifyRe
   const { organization } = principal
   if (limit !== 'none') await consume(limit, `org:${organization.id}`, organization.plan.api_per_minute, request, reply)
   // A reserved word in a slug's place is a path of its own that has no such method, never a resource.
-  if (hasReservedWord(params)) return reply.callNotFound()
+  if (hasReservedWord(params)) return app.refuseRoute(request, reply)
   if (organization.status !== 'active' && !whenInactive) fail('organization_inactive', { status: organization.status })
   if (access !== 'authenticated') requireScope(request, reply, access)
 }

@@ -6,6 +6,9 @@ import { fail } from '../rules/errors.ts'
 
 const MINUTE = 60_000
 
+// Plans carry the specification's number unless the operator raised it; only then does a plan count for more than the configuration.
+const OF_SPECIFICATION = 100
+
 /** The groups of the specification: how many requests, in which window. */
 export const LIMITS = {
   api: { setting: 'api', window: MINUTE },
@@ -41,7 +44,7 @@ export async function installLimits (app: FastifyInstance): Promise<Consume> {
     const limiter = configured === 0
       ? undefined
       : app.createRateLimit({
-        max: (request: FastifyRequest) => Math.max(configured, group === 'api' ? request.limitFromPlan : 0),
+        max: (request: FastifyRequest) => group === 'api' && request.limitFromPlan > OF_SPECIFICATION ? Math.max(configured, request.limitFromPlan) : configured,
         timeWindow: window,
         keyGenerator: (request: FastifyRequest) => request.limitKey
       })

@@ -1,13 +1,18 @@
 import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify'
 import { RESERVED, isReserved, type SlugKind } from '../rules/slugs.ts'
-import { ApiError } from '../rules/errors.ts'
-import { sendError } from './errors.ts'
+import { fail } from '../rules/errors.ts'
 
 interface PathPattern { segments: string[], methods: Set<string> }
 
+declare module 'fastify' {
+  interface FastifyInstance {
+    /** Ends a request that no route takes: 405 with `Allow` where the path exists (204 to OPTIONS), 404 elsewhere. */
+    refuseRoute (request: FastifyRequest, reply: FastifyReply): FastifyReply
+  }
+}
+
 /**
- * Answers what no route takes: 405 with `Allow` where the path exists (204 to OPTIONS), 404 elsewhere. It says only
- * which routes there are, which the published document does too; never whether a resource exists.
+ * Knows the paths that there are. What it says is in the published document too; never whether a resource exists.
  */
 export function installMethods (app: FastifyInstance) {
   const patterns = new Map<string, PathPattern>()
@@ -17,14 +22,14 @@ export function installMethods (app: FastifyInstance) {
     patterns.set(url, pattern)
   })
 
-  app.setNotFoundHandler(async (request: FastifyRequest, reply: FastifyReply) => {
+  app.decorate('refuseRoute', (request: FastifyRequest, reply: FastifyReply) => {
     const path = (request.url.split('?', 1)[0] ?? '').split('/')
     const allowed = new Set([...patterns.values()].filter((pattern) => fits(pattern.segments, path)).flatMap(({ methods }) => [...methods]))
-    if (allowed.size === 0) return sendError(request, reply, new ApiError('not_found'))
+    if (allowed.size === 0) return fail('not_found')
     reply.header('allow', [...allowed].sort().join(', '))
-    if (request.method === 'OPTIONS') return reply.code(204).send()
-    return sendError(request, reply, new ApiError('method_not_allowed'))
+    return request.method === 'OPTIONS' ? reply.code(204).send() : fail('method_not_allowed')
   })
+  app.setNotFoundHandler(async (request, reply) => app.refuseRoute(request, reply))
 }
 
 // A parameter takes any word but those that a static route uses in its place.

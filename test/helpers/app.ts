@@ -99,7 +99,7 @@ export async function startApp (t: { teardown (fn: () => unknown): void }, env: 
     logs,
     inject,
     token,
-    organization: async ({ plan = 'self-hosted', abilities = ['*'], slug } = {}) => {
+    organization: async ({ plan = 'self-hosted', abilities = ['*' as const], slug } = {}) => {
       const id = ulid()
       await createOrganization(database.db, { id, name: 'Nimbus', slug: slug ?? `nimbus-${id.slice(-10).toLowerCase()}`, plan, storage_key: makeStorageKey(keyring, id) })
       return token(id, abilities)

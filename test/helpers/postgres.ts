@@ -37,7 +37,7 @@ export async function startPostgres (): Promise<TestPostgres> {
   let server: ChildProcess | undefined
 
   async function start () {
-    const args = ['-D', data, '-p', String(port), '-h', '127.0.0.1', '-k', '', '-c', 'max_connections=40']
+    const args = ['-D', data, '-p', String(port), '-h', '127.0.0.1', '-k', '', '-c', 'max_connections=200']
     server = spawn(`${bin}/postgres`, args, { ...run, stdio: 'ignore' })
     for (const until = Date.now() + 20_000; ;) {
       const client = postgres(url, { max: 1, connect_timeout: 2, onnotice: () => {} })
@@ -86,12 +86,21 @@ export async function startPostgres (): Promise<TestPostgres> {
   }
 }
 
+/** Whether this machine has PostgreSQL's programs; without them the tests run on the embedded database alone. */
+export function hasPostgres (): boolean {
+  return newest() !== undefined
+}
+
 function programs () {
-  const versions = fs.existsSync(PROGRAMS) ? fs.readdirSync(PROGRAMS) : []
-  const bin = versions.sort((a, b) => Number(b) - Number(a)).map(version => path.join(PROGRAMS, version, 'bin'))
-    .find(bin => fs.existsSync(path.join(bin, 'initdb')) && fs.existsSync(path.join(bin, 'postgres')))
+  const bin = newest()
   if (!bin) throw new Error(`These tests need PostgreSQL's programs in ${PROGRAMS}: install the package "postgresql"`)
   return bin
+}
+
+function newest () {
+  const versions = fs.existsSync(PROGRAMS) ? fs.readdirSync(PROGRAMS) : []
+  return versions.sort((a, b) => Number(b) - Number(a)).map(version => path.join(PROGRAMS, version, 'bin'))
+    .find(bin => fs.existsSync(path.join(bin, 'initdb')) && fs.existsSync(path.join(bin, 'postgres')))
 }
 
 // PostgreSQL refuses to run as root
