@@ -24,6 +24,8 @@ export interface First { organization: string, email: string, password?: string 
  * organization; of two starters at once, one does it.
  */
 export async function initialize ({ database, keyring }: Opened, first: First): Promise<Initialized | undefined> {
+  // Hashing takes a while, and most starts find an organization; the transaction looks again.
+  if (await countOrganizations(database.db) > 0) return undefined
   const password = first.password ?? generatePassword()
   const password_hash = await hashPassword(password)
   const id = ulid()

@@ -4,6 +4,7 @@ import type { Db } from '../db/database.ts'
 import { encryption_keys, environments, projects, secrets, targets } from '../db/tables.ts'
 import { offsetOf, type PageRequest } from '../rules/pagination.ts'
 import type { Slice } from '../rules/slices.ts'
+import type { KeyRow } from './encryption-keys.ts'
 
 const attributes = {
   ulid: projects.id,
@@ -36,16 +37,8 @@ export async function listProjects (db: Db, organizationId: string, slices: read
   return { rows: rows.map(withPresence), total: await db.$count(projects, visible) }
 }
 
-export interface NewKey {
-  version: number
-  managed: Managed
-  key_string: Buffer | null
-  data_key: Buffer | null
-  key_check: Buffer | null
-  salt: Buffer
-  iterations: number
-  hint: string | null
-}
+/** A key to be stored: what its owner derives, wrapped. */
+export type NewKey = Pick<KeyRow, 'version' | 'managed' | 'key_string' | 'data_key' | 'key_check' | 'salt' | 'iterations'> & { hint: string | null }
 
 export interface NewProject {
   id: string
