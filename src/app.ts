@@ -8,7 +8,7 @@ import type { Database } from './db/database.ts'
 import { installAccess } from './http/access.ts'
 import { installBodyParser } from './http/body.ts'
 import { installErrors, sendError } from './http/errors.ts'
-import { installHeaders } from './http/headers.ts'
+import { installHeaders, setHeaders, standingHeaders } from './http/headers.ts'
 import { health } from './http/health.ts'
 import { installRequestLog, loggerOptions, requestId } from './http/log.ts'
 import { installMethods } from './http/methods.ts'
@@ -28,6 +28,7 @@ import { ApiError } from './rules/errors.ts'
 const DOMAINS = [organizations, projects, targets, environments, secrets, versions, encryptionKeys, tokens]
 
 const MOST_URL = 8192
+const MOST_HEADERS = 100
 
 export interface AppDependencies {
   config: Config
@@ -56,10 +57,15 @@ export async function buildApp ({ config, database, keyring, logStream, isStoppi
     exposeHeadRoutes: true,
     routerOptions: { maxParamLength: 128, caseSensitive: true, ignoreTrailingSlash: false },
     http: { headersTimeout: 10_000, connectionsCheckingInterval: 1_000 } as object,
-    frameworkErrors: (_error, request, reply) => { sendError(request, reply, new ApiError('not_found')) },
-    clientErrorHandler: answerBadHttp
+    // A path that no route could take: no hook runs for it.
+    frameworkErrors: (_error, request, reply) => {
+      setHeaders(config, request, reply)
+      sendError(request, reply, new ApiError('not_found'))
+    },
+    clientErrorHandler: (error, socket) => answerBadHttp(config, error, socket)
   })
-  app.server.maxHeadersCount = 100
+  // Node drops what is beyond this silently, so one more is let in: it tells that there were too many.
+  app.server.maxHeadersCount = MOST_HEADERS + 1
   app.decorate('db', database.db)
   app.decorate('reads', database.reads)
   app.decorate('keyring', keyring)
@@ -76,6 +82,10 @@ export async function buildApp ({ config, database, keyring, logStream, isStoppi
       throw new ApiError('service_unavailable')
     }
     if (request.url.length > MOST_URL) throw new ApiError('uri_too_long')
+    if (request.raw.rawHeaders.length > 2 * MOST_HEADERS) {
+      reply.header('connection', 'close')
+      throw new ApiError('header_fields_too_large')
+    }
   })
   if (config.corsOrigins.length > 0) {
     await app.register(cors, {
@@ -97,7 +107,7 @@ export async function buildApp ({ config, database, keyring, logStream, isStoppi
 }
 
 // What is not even HTTP, or has too many headers: no request exists yet, so the answer is written by hand.
-function answerBadHttp (error: Error & { code?: string }, socket: Socket) {
+function answerBadHttp (config: Config, error: Error & { code?: string }, socket: Socket) {
   if (!socket.writable || error.code === 'ECONNRESET') {
     socket.destroy()
     return
@@ -106,6 +116,13 @@ function answerBadHttp (error: Error & { code?: string }, socket: Socket) {
     ? [431, 'Request Header Fields Too Large', 'header_fields_too_large', 'The request headers are too large.']
     : [400, 'Bad Request', 'malformed_request', 'The request is not valid HTTP.']
   const body = JSON.stringify({ error: code, message })
-  socket.end(`HTTP/1.1 ${status} ${phrase}\r\nContent-Type: application/json; charset=utf-8\r\nContent-Length: ${Buffer.byteLength(body)}\r\n` +
-    `X-Content-Type-Options: nosniff\r\nCache-Control: no-store\r\nConnection: close\r\n\r\n${body}`)
+  const headers = {
+    'content-type': 'application/json; charset=utf-8',
+    'content-length': Buffer.byteLength(body),
+    'cache-control': 'no-store',
+    ...standingHeaders(config, ulid()),
+    connection: 'close'
+  }
+  const lines = Object.entries(headers).map(([name, value]) => `${name}: ${value}\r\n`).join('')
+  socket.end(`HTTP/1.1 ${status} ${phrase}\r\n${lines}\r\n${body}`)
 }

@@ -1,5 +1,6 @@
 #!/usr/bin/env node
-import { readFileSync, writeFileSync } from 'node:fs'
+import { readFileSync, realpathSync, writeFileSync } from 'node:fs'
+import { fileURLToPath } from 'node:url'
 import { parseArgs } from 'node:util'
 import { ORGANIZATION_STATUSES, PLANS, type OrganizationStatus, type PlanName } from '../schemas/organizations.ts'
 import { initialize } from './commands/initialize.ts'
@@ -123,4 +124,6 @@ export async function main (argv: string[]): Promise<number> {
   }
 }
 
-if (process.argv[1] !== undefined && import.meta.url === new URL(`file://${process.argv[1]}`).href) process.exit(await main(process.argv.slice(2)))
+// The installed command is a link to this file.
+const [, started] = process.argv
+if (started !== undefined && realpathSync(started) === fileURLToPath(import.meta.url)) process.exit(await main(process.argv.slice(2)))

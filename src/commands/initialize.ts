@@ -1,10 +1,9 @@
-import { sql } from 'drizzle-orm'
 import { ulid } from 'ulidx'
 import { hashToken, mintApiToken, tokenPrefix } from '../crypto/bearer.ts'
 import { generatePassword, hashPassword } from '../crypto/passwords.ts'
 import { transaction } from '../db/database.ts'
 import { recordEvent } from '../repositories/audit.ts'
-import { countOrganizations, createMember, createOrganization, createUser } from '../repositories/organizations.ts'
+import { countOrganizations, createMember, createOrganization, createUser, lockOrganizations } from '../repositories/organizations.ts'
 import { createToken } from '../repositories/tokens.ts'
 import { isReserved, slugFrom } from '../rules/slugs.ts'
 import { makeStorageKey } from '../vault/keys.ts'
@@ -26,6 +25,8 @@ export interface First { organization: string, email: string, password?: string 
 export async function initialize ({ database, keyring }: Opened, first: First): Promise<Initialized | undefined> {
   // Hashing takes a while, and most starts find an organization; the transaction looks again.
   if (await countOrganizations(database.db) > 0) return undefined
+  // Nearly every start ends here, without a password hashed or a table locked.
+  if (await countOrganizations(database.db) > 0) return undefined
   const password = first.password ?? generatePassword()
   const password_hash = await hashPassword(password)
   const id = ulid()
@@ -33,7 +34,7 @@ export async function initialize ({ database, keyring }: Opened, first: First): 
   const slug = isReserved('organization', made) ? `${made}-2` : made
   const token = mintApiToken(id)
   const userId = await transaction(database.db, async (db) => {
-    await db.execute(sql`LOCK TABLE organizations IN EXCLUSIVE MODE`)
+    await lockOrganizations(db)
     if (await countOrganizations(db) > 0) return undefined
     await createOrganization(db, { id, name: first.organization, slug, plan: first.plan, storage_key: makeStorageKey(keyring, id) })
     const user = await createUser(db, { email: first.email, name: first.email.split('@')[0] ?? first.email, password_hash })

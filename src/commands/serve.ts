@@ -7,30 +7,37 @@ import { open, StartError } from './open.ts'
 
 const SWEEP = 200
 const GRACE = 8_000
+const PATIENCE = 9_500
 
 /** Serves until SIGTERM or SIGINT. Resolves with the exit status once everything is closed. */
 export async function serve (config: Config): Promise<number> {
   let stopping = false
-  const opened = await open(config, (error) => die('the database cannot go on', error))
-  const { database } = opened
-  const app = await buildApp({ ...opened, config, isStopping: () => stopping })
-  // To go on after one of these would be to guess what state we are in.
-  for (const event of ['uncaughtException', 'unhandledRejection'] as const) process.on(event, (error) => die(event, error))
-
-  const first = await initialize(opened, { organization: 'My organization', email: 'owner@example.com', plan: config.defaultPlan })
-  const address = await listen(app, config)
-  if (first !== undefined) process.stdout.write(greeting(address, config, first))
-  else process.stdout.write(`Strongroom serves on ${address}\n`)
-
-  const signal = await new Promise<string>((resolve) => {
+  let app: FastifyInstance | undefined
+  // A signal that comes during the start ends the service in good order, too.
+  const signal = new Promise<string>((resolve) => {
     for (const name of ['SIGTERM', 'SIGINT'] as const) process.once(name, () => resolve(name))
   })
-  stopping = true
-  for (const name of ['SIGTERM', 'SIGINT'] as const) process.once(name, () => process.exit(1))
-  app.log.info({ signal }, 'stopping')
-  await close(app)
-  await database.close()
-  return 0
+  const opened = await open(config, (error) => die('the database cannot go on', error))
+  try {
+    app = await buildApp({ ...opened, config, isStopping: () => stopping })
+    // To go on after one of these would be to guess what state we are in.
+    for (const event of ['uncaughtException', 'unhandledRejection'] as const) process.on(event, (error) => die(event, error))
+
+    // Before anything is made: what the first start prints would be lost if the port were taken.
+    const address = await listen(app, config)
+    const first = await initialize(opened, { organization: 'My organization', email: 'owner@example.com', plan: config.defaultPlan })
+    process.stdout.write(first === undefined ? `Strongroom serves on ${address}\n` : greeting(address, config, first))
+
+    app.log.info({ signal: await signal }, 'stopping')
+    stopping = true
+    for (const name of ['SIGTERM', 'SIGINT'] as const) process.once(name, () => process.exit(1))
+    // A database that does not answer any more must not hold up the end.
+    setTimeout(() => process.exit(0), PATIENCE).unref()
+    await close(app)
+    return 0
+  } finally {
+    await opened.database.close()
+  }
 
   function die (reason: string, error: unknown): never {
     app?.log.fatal({ err: error }, reason)

@@ -1,3 +1,4 @@
+import { sql, type SQL } from 'drizzle-orm'
 import { char, customType, timestamp } from 'drizzle-orm/pg-core'
 
 /** Raw bytes: a Buffer in code, `bytea` in the database. */
@@ -8,3 +9,9 @@ export const moment = () => timestamp({ withTimezone: true, mode: 'date', precis
 
 /** An identifier that sorts by the time it was made. */
 export const ulid = () => char({ length: 26 })
+
+/**
+ * A count of other rows, as a column of a select. In a select of one table Drizzle drops the tables' names from the
+ * columns of an expression, but not from nested ones: so the subquery is nested.
+ */
+export const counted = (subquery: SQL) => sql<number>`${subquery}`

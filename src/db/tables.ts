@@ -126,6 +126,23 @@ export const encryption_keys = pgTable('encryption_keys', {
   check('encryption_keys_custody', sql`(${table.managed} = 'server') = (${table.key_string} is not null) and (${table.managed} = 'server') = (${table.data_key} is not null) and (${table.managed} = 'client') = (${table.key_check} is not null)`)
 ])
 
+/** What every query of a key selects: it goes with the document or version that the key opens. */
+export const keyColumns = {
+  id: encryption_keys.id,
+  organization_id: encryption_keys.organization_id,
+  project_id: encryption_keys.project_id,
+  version: encryption_keys.version,
+  managed: encryption_keys.managed,
+  key_string: encryption_keys.key_string,
+  data_key: encryption_keys.data_key,
+  key_check: encryption_keys.key_check,
+  salt: encryption_keys.salt,
+  iterations: encryption_keys.iterations,
+  is_active: encryption_keys.is_active,
+  created_at: encryption_keys.created_at,
+  rotated_at: encryption_keys.rotated_at
+}
+
 export const targets = pgTable('targets', {
   id: ulid().primaryKey(),
   organization_id: ulid().notNull(),

@@ -70,7 +70,7 @@ async function guard (app: FastifyInstance, consume: Consume, request: FastifyRe
   const params = request.params as Record<string, string>
   if (params.organization !== undefined && !names(params.organization, principal.organization)) {
     await address()
-    return fail('not_found')
+    return isReserved('organization', params.organization) ? app.refuseRoute(request, reply) : fail('not_found')
   }
   request.principal = principal
   const { organization } = principal
@@ -82,7 +82,8 @@ async function guard (app: FastifyInstance, consume: Consume, request: FastifyRe
 }
 
 async function authenticate (app: FastifyInstance, request: FastifyRequest): Promise<Principal | undefined> {
-  const sent = request.raw.headersDistinct.authorization ?? []
+  // Of several headers Node keeps the first alone: the raw ones tell that there were more.
+  const sent = request.raw.rawHeaders.filter((_value, i, all) => i % 2 === 1 && all[i - 1]?.toLowerCase() === 'authorization')
   const [, token] = /^Bearer ([\x21-\x7e]+)$/i.exec(sent.length === 1 ? sent[0] ?? '' : '') ?? []
   // The checksum is judged first, so that garbage costs no query.
   if (token === undefined || token.length > MOST_TOKEN || parseApiToken(token) === undefined) return undefined

@@ -11,7 +11,8 @@ export function actorOf (request: FastifyRequest): Actor {
     id,
     name,
     request_id: request.id,
-    ip: request.ip,
+    // What a proxy passes on as an address may be anything.
+    ip: request.ip.slice(0, 64),
     user_agent: request.headers['user-agent']?.slice(0, 256) ?? null
   }
 }

@@ -1,8 +1,10 @@
 import type { FastifyInstance, FastifyRequest } from 'fastify'
+import type { IncomingMessage } from 'node:http'
 import { fail, refuse } from '../rules/errors.ts'
 
 const MOST_DEPTH = 20
-const JSON_TYPE = /^\s*application\/json\s*(?:;\s*charset\s*=\s*"?utf-8"?\s*)?$/i
+const MOST_PATH = 200
+const JSON_TYPE = /^\s*application\/json\s*(?:;\s*charset\s*=\s*(?:utf-8|"utf-8")\s*)?$/i
 const utf8 = new TextDecoder('utf-8', { fatal: true })
 
 /**
@@ -19,6 +21,18 @@ export function installBodyParser (app: FastifyInstance) {
     if (encoding !== undefined && encoding.toLowerCase() !== 'identity') fail('unsupported_media_type')
     if (!JSON_TYPE.test(request.headers['content-type'] ?? '')) fail('unsupported_media_type')
     return parseJson(bytes)
+  })
+
+  // A client that asks before it sends its body gets the answer of the guard first.
+  const asking = new WeakSet<IncomingMessage>()
+  app.server.on('checkContinue', (raw, response) => {
+    asking.add(raw)
+    app.server.emit('request', raw, response)
+  })
+  app.addHook('preParsing', async (request, reply) => {
+    if (asking.delete(request.raw)) reply.raw.writeContinue()
+    // What is ignored may be of any type, even of one that there is not.
+    if (request.routeOptions.schema?.body === undefined) delete request.headers['content-type']
   })
 }
 
@@ -37,7 +51,7 @@ function parseJson (bytes: Buffer): unknown {
     return fail('malformed_json')
   }
   // For the validator null stands for an absent body.
-  if (value === null) refuse('body', 'Expected object')
+  if (value === null || Array.isArray(value)) refuse('body', 'Expected object')
   // Only an escape can bring one of these into a string, so most bodies are not walked.
   if (/\\u(?:0000|d[89a-f])/i.test(text)) refuseBadText(value, '')
   return value
@@ -62,8 +76,8 @@ function depthOf (text: string): number {
 
 function refuseBadText (value: unknown, path: string): void {
   if (typeof value === 'string') {
-    if (value.includes('\0')) refuse(path.slice(1) || 'body', 'NUL characters are not allowed')
-    if (/\p{Surrogate}/u.test(value)) refuse(path.slice(1) || 'body', 'not well-formed Unicode')
+    if (value.includes('\0')) refuse(path.slice(1, MOST_PATH) || 'body', 'NUL characters are not allowed')
+    if (/\p{Surrogate}/u.test(value)) refuse(path.slice(1, MOST_PATH) || 'body', 'not well-formed Unicode')
   } else if (typeof value === 'object' && value !== null) {
     for (const [key, member] of Object.entries(value)) {
       refuseBadText(key, path)

@@ -39,6 +39,8 @@ export function sendError (request: FastifyRequest, reply: FastifyReply, { code,
 function toApiError (thrown: FastifyError): ApiError {
   if (thrown instanceof ApiError) return thrown
   if (thrown.validation) return new ApiError('validation_failed', undefined, errorsByMember(thrown.validation, thrown.validationContext))
+  // The client went away in the middle of its body. Nobody reads the answer, but it is no failure of ours.
+  if (thrown.code === 'ECONNRESET' && thrown.statusCode === 400) return new ApiError('malformed_request')
   const code = OF_FASTIFY[thrown.code]
   if (code !== undefined) return new ApiError(code)
   if (thrown instanceof IntegrityError) return new ApiError('integrity_error')

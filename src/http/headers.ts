@@ -1,22 +1,31 @@
-import type { FastifyInstance } from 'fastify'
+import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify'
+import type { Config } from '../config.ts'
 
-const JSON_CSP = "default-src 'none'; frame-ancestors 'none'"
+const ALWAYS = {
+  'x-api-version': '1',
+  'x-content-type-options': 'nosniff',
+  'x-frame-options': 'DENY',
+  'referrer-policy': 'no-referrer',
+  'cross-origin-resource-policy': 'same-origin',
+  'content-security-policy': "default-src 'none'; frame-ancestors 'none'",
+  vary: 'Authorization, Accept, Origin'
+}
 
 /** The headers that every answer carries, errors included. */
+export function standingHeaders ({ publicUrl }: Config, requestId: string): Record<string, string> {
+  return {
+    'x-request-id': requestId,
+    ...ALWAYS,
+    ...(publicUrl?.startsWith('https:') && { 'strict-transport-security': 'max-age=31536000; includeSubDomains' })
+  }
+}
+
+/** Sets them; an answer of the API is never kept by anybody on its way. */
+export function setHeaders (config: Config, request: FastifyRequest, reply: FastifyReply) {
+  reply.headers(standingHeaders(config, request.id))
+  if (request.url.startsWith('/api')) reply.header('cache-control', 'no-store')
+}
+
 export function installHeaders (app: FastifyInstance) {
-  const https = app.config.publicUrl?.startsWith('https:') ?? false
-  app.addHook('onRequest', async (request, reply) => {
-    reply.headers({
-      'x-request-id': request.id,
-      'x-api-version': '1',
-      'x-content-type-options': 'nosniff',
-      'x-frame-options': 'DENY',
-      'referrer-policy': 'no-referrer',
-      'cross-origin-resource-policy': 'same-origin',
-      'content-security-policy': JSON_CSP,
-      vary: 'Authorization, Accept, Origin'
-    })
-    if (https) reply.header('strict-transport-security', 'max-age=31536000; includeSubDomains')
-    if (request.url.startsWith('/api')) reply.header('cache-control', 'no-store')
-  })
+  app.addHook('onRequest', async (request, reply) => setHeaders(app.config, request, reply))
 }

@@ -5,6 +5,10 @@ import { LRUCache } from 'lru-cache'
 import { fail } from '../rules/errors.ts'
 
 const MINUTE = 60_000
+// Counters kept per group; the ones that nobody used for longest go first.
+const MOST_KEYS = 20_000
+// The plugin passes it to the store of each limiter (from here, not from its registration), but its types do not know.
+const OF_STORE = { cache: MOST_KEYS }
 
 // Plans carry the specification's number unless the operator raised it; only then does a plan count for more than the configuration.
 const OF_SPECIFICATION = 100
@@ -36,7 +40,7 @@ export type Consume = (group: LimitGroup, key: string, fromPlan: number, request
  * own, fastify-rate-limit #463.) The window's end is kept per key, so that X-RateLimit-Reset is one value for a window.
  */
 export async function installLimits (app: FastifyInstance): Promise<Consume> {
-  await app.register(rateLimit, { global: false, cache: 20_000 })
+  await app.register(rateLimit, { global: false })
   app.decorateRequest('limitKey', '')
   app.decorateRequest('limitFromPlan', 0)
   const limiters = new Map(Object.entries(LIMITS).map(([group, { setting, window }]) => {
@@ -46,11 +50,12 @@ export async function installLimits (app: FastifyInstance): Promise<Consume> {
       : app.createRateLimit({
         max: (request: FastifyRequest) => group === 'api' && request.limitFromPlan > OF_SPECIFICATION ? Math.max(configured, request.limitFromPlan) : configured,
         timeWindow: window,
+        ...OF_STORE,
         keyGenerator: (request: FastifyRequest) => request.limitKey
       })
     return [group as LimitGroup, limiter]
   }))
-  const ends = new LRUCache<string, number>({ max: 20_000 })
+  const ends = new LRUCache<string, number>({ max: MOST_KEYS * limiters.size })
 
   return async function consume (group, key, fromPlan, request, reply) {
     const limiter = limiters.get(group)

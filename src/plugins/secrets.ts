@@ -205,7 +205,7 @@ export const secrets: Domain = async (app) => {
     if (listsEtag(request.headers['if-none-match'], etag)) return reply.code(304).send()
     const documents = new Map(visible.map((secret) => [secret.level, contentOf(state, secret, storageKey, decrypt)]))
     const json = reply.type('application/json; charset=utf-8').serializer(JSON.stringify)
-    if (raw) return json.send(valuesOf(state, documents, merge === 'true' ? ['project', 'target', 'environment'] : [state.level]))
+    if (raw) return json.send(filterValues(valuesOf(state, documents, merge === 'true' ? ['project', 'target', 'environment'] : [state.level]), asked.filters))
     return json.send(toAnswer(request, state, asked, visible, documents, storageKey))
   }
 

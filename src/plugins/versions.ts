@@ -80,9 +80,12 @@ export const versions: Domain = async (app) => {
     },
     handler: async (request) => {
       const { organization } = principalOf(request)
-      // The retention check is done before any key logic.
-      const found = await openHistory(request, request.params.version)
-      const find = () => findLevelOfSecret(app.reads, organization.id, found.secret.id)
+      let found!: FullVersion
+      // The retention check is done before any key logic. Looked up at each attempt: the version may be purged meanwhile.
+      const find = async () => {
+        found = await openHistory(request, request.params.version)
+        return findLevelOfSecret(app.reads, organization.id, found.secret.id)
+      }
       let revealed = false
       const written = await writeLevel(app, organization, actorOf(request), find, (state) => {
         const restored = restoredContent(request, state, found, request.body)

@@ -1,7 +1,7 @@
 import { and, desc, eq } from 'drizzle-orm'
 import type { Managed } from '../../schemas/projects.ts'
 import type { Db } from '../db/database.ts'
-import { encryption_keys, projects } from '../db/tables.ts'
+import { encryption_keys, keyColumns, projects } from '../db/tables.ts'
 import { offsetOf, type PageRequest } from '../rules/pagination.ts'
 
 /** A key of a project; buffers are wrapped by a master key. */
@@ -19,22 +19,6 @@ export interface KeyRow {
   is_active: boolean
   created_at: Date
   rotated_at: Date | null
-}
-
-export const keyColumns = {
-  id: encryption_keys.id,
-  organization_id: encryption_keys.organization_id,
-  project_id: encryption_keys.project_id,
-  version: encryption_keys.version,
-  managed: encryption_keys.managed,
-  key_string: encryption_keys.key_string,
-  data_key: encryption_keys.data_key,
-  key_check: encryption_keys.key_check,
-  salt: encryption_keys.salt,
-  iterations: encryption_keys.iterations,
-  is_active: encryption_keys.is_active,
-  created_at: encryption_keys.created_at,
-  rotated_at: encryption_keys.rotated_at
 }
 
 const ofProject = (organizationId: string, slug: string) => and(eq(projects.organization_id, organizationId), eq(projects.slug, slug))

@@ -11,6 +11,11 @@ export async function createOrganization (db: Db, organization: NewOrganization)
   await db.insert(organization_counters).values({ organization_id: organization.id })
 }
 
+/** Until the end of the transaction nobody else creates an organization: of two first starts at once, one does it. */
+export async function lockOrganizations (db: Db): Promise<void> {
+  await db.execute(sql`LOCK TABLE organizations IN EXCLUSIVE MODE`)
+}
+
 export async function countOrganizations (db: Db): Promise<number> {
   return db.$count(organizations)
 }

@@ -1,5 +1,6 @@
 import { and, asc, eq, inArray, like, or, sql, type SQL } from 'drizzle-orm'
 import type { HistoryPolicy, Managed, ProjectAttributes, SecretFormat } from '../../schemas/projects.ts'
+import { counted } from '../db/columns.ts'
 import type { Db } from '../db/database.ts'
 import { encryption_keys, environments, projects, secrets, targets } from '../db/tables.ts'
 import { offsetOf, type PageRequest } from '../rules/pagination.ts'
@@ -15,9 +16,9 @@ const attributes = {
   secret_format: projects.secret_format,
   encryption_type: projects.encryption_type,
   history_policy: projects.history_policy,
-  secret_count: sql<number>`(SELECT count(*)::int FROM ${secrets} WHERE ${secrets.project_id} = ${projects.id} AND ${secrets.sealed} IS NOT NULL)`,
-  environment_count: sql<number>`(SELECT count(*)::int FROM ${environments} WHERE ${environments.project_id} = ${projects.id})`,
-  target_count: sql<number>`(SELECT count(*)::int FROM ${targets} WHERE ${targets.project_id} = ${projects.id})`,
+  secret_count: counted(sql`(SELECT count(*)::int FROM ${secrets} WHERE ${secrets.project_id} = ${projects.id} AND ${secrets.sealed} IS NOT NULL)`),
+  environment_count: counted(sql`(SELECT count(*)::int FROM ${environments} WHERE ${environments.project_id} = ${projects.id})`),
+  target_count: counted(sql`(SELECT count(*)::int FROM ${targets} WHERE ${targets.project_id} = ${projects.id})`),
   created_at: projects.created_at,
   updated_at: projects.updated_at
 }

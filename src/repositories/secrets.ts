@@ -4,10 +4,10 @@ import type { Managed, SecretFormat } from '../../schemas/projects.ts'
 import type { Level, LevelNames } from '../../schemas/secrets.ts'
 import type { VersionAction } from '../../schemas/versions.ts'
 import { isForeignKeyViolation, isUniqueViolation, prepared, preparedSql, type Db } from '../db/database.ts'
-import { encryption_keys, environments, organization_counters, projects, secrets, targets } from '../db/tables.ts'
+import { encryption_keys, environments, keyColumns, organization_counters, projects, secrets, targets } from '../db/tables.ts'
 import type { Place } from '../rules/slices.ts'
 import type { Actor, AuditEvent } from './audit.ts'
-import { keyColumns, type KeyRow } from './encryption-keys.ts'
+import type { KeyRow } from './encryption-keys.ts'
 
 /** The document row of a level; `sealed` is null when the secret is deleted. */
 export interface SecretRow {
@@ -136,7 +136,8 @@ export interface SecretWrite {
  *
  * One statement that compares and swaps. It locks in the order that every write keeps (project, level, counter) and
  * takes effect only if the project's active key, the level's revision and the organization's next version id are what
- * the caller saw when it sealed the content, because all three are part of what the sealed content is bound to.
+ * the caller saw when it sealed the content, because all three are part of what the sealed content is bound to. A version
+ * that is restored still has to be there: what was purged does not come back.
  * Version ids therefore grow in the order of commits. False: something moved, and nothing was written.
  */
 export async function writeSecret (db: Db, write: SecretWrite): Promise<boolean> {
@@ -188,12 +189,17 @@ const compareAndSwap = preparedSql<{ seq: string }, Record<string, unknown>>('wr
     SELECT revision FROM secrets
     WHERE id = ${$('secret_id')}::char(26) AND (SELECT id FROM project) IS NOT NULL
     FOR UPDATE
+  ), source AS (
+    SELECT id FROM secret_versions
+    WHERE organization_id = ${$('organization_id')}::char(26) AND id = ${$('restored_from')}::bigint AND (SELECT id FROM project) IS NOT NULL
+    FOR SHARE
   ), counter AS (
     UPDATE organization_counters
     SET next_version = next_version + ${$('versions')}::int, next_event = next_event + 1
     WHERE organization_id = ${$('organization_id')}::char(26) AND next_version = ${$('next_version')}::bigint
       AND (SELECT id FROM project) IS NOT NULL
       AND coalesce((SELECT revision FROM level), 0) = ${$('revision')}::bigint - 1
+      AND (${$('restored_from')}::bigint IS NULL OR (SELECT id FROM source) IS NOT NULL)
     RETURNING next_event - 1 AS seq
   ), written AS (
     INSERT INTO secrets (id, organization_id, project_id, target_id, environment_id, level, level_id, revision, key_version, sealed, size_bytes, version)

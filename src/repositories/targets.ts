@@ -1,5 +1,6 @@
 import { and, asc, eq, sql } from 'drizzle-orm'
 import type { TargetAttributes } from '../../schemas/targets.ts'
+import { counted } from '../db/columns.ts'
 import type { Db } from '../db/database.ts'
 import { environments, projects, secrets, targets } from '../db/tables.ts'
 import { offsetOf, type PageRequest } from '../rules/pagination.ts'
@@ -10,8 +11,8 @@ const columns = {
   name: targets.name,
   slug: targets.slug,
   description: targets.description,
-  environment_count: sql<number>`(SELECT count(*)::int FROM ${environments} WHERE ${environments.target_id} = ${targets.id})`,
-  secret_count: sql<number>`(SELECT count(*)::int FROM ${secrets} WHERE ${secrets.target_id} = ${targets.id} AND ${secrets.sealed} IS NOT NULL)`,
+  environment_count: counted(sql`(SELECT count(*)::int FROM ${environments} WHERE ${environments.target_id} = ${targets.id})`),
+  secret_count: counted(sql`(SELECT count(*)::int FROM ${secrets} WHERE ${secrets.target_id} = ${targets.id} AND ${secrets.sealed} IS NOT NULL)`),
   created_at: targets.created_at,
   updated_at: targets.updated_at
 }

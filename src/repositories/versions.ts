@@ -3,10 +3,10 @@ import type { Managed } from '../../schemas/projects.ts'
 import type { Level } from '../../schemas/secrets.ts'
 import type { VersionAction } from '../../schemas/versions.ts'
 import { prepared, type Db } from '../db/database.ts'
-import { encryption_keys, secret_versions, secrets } from '../db/tables.ts'
+import { encryption_keys, keyColumns, secret_versions, secrets } from '../db/tables.ts'
 import { offsetOf, type PageRequest } from '../rules/pagination.ts'
 import type { Place } from '../rules/slices.ts'
-import { keyColumns, type KeyRow } from './encryption-keys.ts'
+import type { KeyRow } from './encryption-keys.ts'
 
 export interface VersionRow {
   id: number

@@ -1,0 +1,76 @@
+import { execFileSync, spawn, type ChildProcess } from 'node:child_process'
+import { once } from 'node:events'
+import fs from 'node:fs'
+import net from 'node:net'
+import path from 'node:path'
+import { setTimeout as pause } from 'node:timers/promises'
+import { fileURLToPath } from 'node:url'
+
+/** A process under measurement. */
+export interface Running {
+  url: string
+  /** Milliseconds from spawning it to its first good answer. */
+  startedIn: number
+  /** Resident memory in MiB. */
+  memory (): number
+  stop (): Promise<void>
+}
+
+const CLI = fileURLToPath(new URL('../src/cli.js', import.meta.url))
+const BARE = fileURLToPath(new URL('bare.js', import.meta.url))
+
+/** The service itself, `cli.js serve`, with limits off and its log in a file. It inherits nothing from this environment. */
+export function startService (dir: string, env: Record<string, string>): Promise<Running> {
+  const settings = { RATE_LIMIT_API: '0', RATE_LIMIT_OAUTH: '0', RATE_LIMIT_KEY_ROTATION: '0', RATE_LIMIT_BILLING: '0', LOG_LEVEL: 'info', ...env }
+  return start([CLI, 'serve'], dir, '/readyz', (port) => ({ env: { ...settings, PORT: String(port) }, args: [] }))
+}
+
+/** Bare Fastify: with the given database URL, with the service's plugins, or with nothing. */
+export function startBare (dir: string, more?: string): Promise<Running> {
+  return start([BARE], dir, '/static', (port) => ({ env: {}, args: [String(port), ...more === undefined ? [] : [more]] }))
+}
+
+async function start (
+  command: string[], dir: string, probe: string, forPort: (port: number) => { env: Record<string, string>, args: string[] }
+): Promise<Running> {
+  const port = await freePort()
+  const { env, args } = forPort(port)
+  const log = path.join(dir, `${path.basename(command[0]!)}-${port}.log`)
+  const out = fs.openSync(log, 'a')
+  const begun = performance.now()
+  const child = spawn(process.execPath, [...command, ...args], { env, stdio: ['ignore', out, out] })
+  fs.closeSync(out)
+  const url = `http://127.0.0.1:${port}`
+  await answers(child, `${url}${probe}`, log)
+  return {
+    url,
+    startedIn: performance.now() - begun,
+    memory: () => Number(execFileSync('ps', ['-o', 'rss=', '-p', String(child.pid)], { encoding: 'utf8' })) / 1024,
+    async stop () {
+      const gone = once(child, 'exit')
+      child.kill('SIGTERM')
+      await gone
+    }
+  }
+}
+
+async function answers (child: ChildProcess, url: string, log: string) {
+  while (true) {
+    if (child.exitCode !== null) throw new Error(`It did not start: ${fs.readFileSync(log, 'utf8').slice(-500)}`)
+    try {
+      const answer = await fetch(url)
+      await answer.arrayBuffer()
+      if (answer.ok) return
+    } catch { /* not listening yet */ }
+    await pause(5)
+  }
+}
+
+async function freePort (): Promise<number> {
+  const server = net.createServer().listen(0, '127.0.0.1')
+  await once(server, 'listening')
+  const { port } = server.address() as net.AddressInfo
+  server.close()
+  await once(server, 'close')
+  return port
+}

@@ -1,0 +1,173 @@
+/**
+ * `npm run bench [-- --rounds 5 --seconds 3 --only WORD]`: every figure beside a reference that is measured in turns with
+ * it, because machines differ and are noisy. Prints one Markdown table. A missed bar is no failure.
+ */
+import { randomBytes } from 'node:crypto'
+import fs from 'node:fs'
+import os from 'node:os'
+import path from 'node:path'
+import { setTimeout as pause } from 'node:timers/promises'
+import { parseArgs } from 'node:util'
+import postgres from 'postgres'
+import { startPostgres } from '../test/helpers/postgres.ts'
+import { startLoad, type Outcome, type Request } from './load.ts'
+import { makeTables, preparePlainTx } from './plain-tx.ts'
+import { startBare, startService, type Running } from './processes.ts'
+import { fillHistory, fillLayers, fillTenants, getting, makeTenants, posting, storing, type Tenant } from './seed.ts'
+import { median, probeDisk, renderTable, type Line } from './table.ts'
+
+const CONNECTIONS = 32
+const TENANTS = 20
+const VERSIONS = 1000
+
+const { values } = parseArgs({ options: { rounds: { type: 'string', default: '5' }, seconds: { type: 'string', default: '3' }, only: { type: 'string', default: '' } } })
+const rounds = Number(values.rounds)
+const seconds = Number(values.seconds)
+if (!(Number.isInteger(rounds) && rounds > 0 && Number.isInteger(seconds) && seconds > 0)) throw new Error('--rounds and --seconds are whole numbers from 1')
+const wanted = (row: string) => row.includes(values.only)
+
+type Reference = 'static' | 'one-query' | 'plain-tx'
+interface Load { row: string, reference: Reference, bar: number, requests: Request[], expect?: number, tail?: true }
+
+const dir = fs.mkdtempSync(path.join(os.tmpdir(), 'strongroom-bench-'))
+const load = startLoad()
+const disk: string[] = []
+const lines: Line[] = []
+
+const server = await startPostgres()
+const sql = postgres(server.url, { max: 1, onnotice: () => {} })
+try {
+  await makeTables(sql)
+  const env = { DATABASE_URL: server.url, DATABASE_POOL: '10', MASTER_KEY: `bench:${randomBytes(32).toString('base64')}` }
+  const tenants = await makeTenants(env, TENANTS)
+  await measureStarts(env)
+  const figures = await measureLoads(env, tenants)
+  await measureEmbedded(figures)
+  const [version] = await sql`SHOW server_version`
+  console.log(`\n${os.cpus().length} cores, Node.js ${process.version}, PostgreSQL ${version!.server_version} on the same machine, ${CONNECTIONS} connections, ` +
+    `medians of ${rounds} rounds of ${seconds} s.\nfdatasync of 8 KiB takes, before each row of writes: ${disk.join('; ')}.\n`)
+  console.log(renderTable(lines))
+} finally {
+  load.close()
+  await sql.end()
+  await server.close()
+  fs.rmSync(dir, { recursive: true, force: true })
+}
+
+/** What the service is asked under load, with the reference that each row is measured in turns with. */
+async function loads (url: string, tenants: Tenant[]): Promise<Load[]> {
+  const { id, token } = tenants[0]!
+  const created = await fillTenants(url, tenants)
+  await fillLayers(url, tenants[0]!)
+  await fillHistory(url, tenants[0]!, VERSIONS)
+  const one = `/api/v1/${id}/orbit/backend/live/secrets`
+  const fresh = await fetch(url + one, { headers: { authorization: `Bearer ${token}` } })
+  const etag = fresh.headers.get('etag')!
+  // The last character belongs to the checksum.
+  const mistyped = token.slice(0, -1) + (token.endsWith('x') ? 'y' : 'x')
+  const level = { project: 'history', target: 'backend', environment: 'live' }
+  return [
+    { row: 'read one level, encrypted, 4 KiB', reference: 'one-query', bar: 0.6, requests: [getting(token, one)], tail: true },
+    { row: 'read three levels, decrypted and merged', reference: 'one-query', bar: 0.35, requests: [getting(token, `/api/v1/${id}/layers/backend/live/secrets?decrypt=true&merge=true`)] },
+    { row: 'read, If-None-Match → 304', reference: 'one-query', bar: 0.7, requests: [getting(token, one, { 'if-none-match': etag })], expect: 304 },
+    { row: 'refused token (bad checksum)', reference: 'static', bar: 0.4, requests: [getting(mistyped, one)], expect: 401 },
+    { row: `list versions, pages of 25 of ${VERSIONS}`, reference: 'one-query', bar: 0.5, requests: Array.from({ length: VERSIONS / 25 }, (_, i) => posting(token, `/api/v1/${id}/secrets/versions`, { ...level, page: i + 1 })) },
+    { row: `store 4 KiB, ${TENANTS} organizations`, reference: 'plain-tx', bar: 0.6, requests: tenants.map((tenant) => storing(tenant)) },
+    { row: 'store 4 KiB, one organization', reference: 'plain-tx', bar: 0.25, requests: [storing(tenants[0]!)] },
+    { row: `restore a version, ${TENANTS} organizations`, reference: 'plain-tx', bar: 0.5, requests: tenants.map(({ id, token }, i) => posting(token, `/api/v1/${id}/secrets/versions/${created[i]}/restore`, {})) }
+  ]
+}
+
+/** Answers the rates by row, for the embedded database to be compared with. */
+async function measureLoads (env: Record<string, string>, tenants: Tenant[]): Promise<Map<string, number>> {
+  const [service, bare] = await Promise.all([startService(dir, env), startBare(dir, server.url)])
+  const plainTx = await preparePlainTx(sql, server.url, dir)
+  const rates = new Map<string, number>()
+  try {
+    const references: Record<Reference, (seconds: number) => Promise<number>> = {
+      static: async (seconds) => (await fire(bare, [{ method: 'GET', path: '/static' }], 200, seconds)).rate,
+      'one-query': async (seconds) => (await fire(bare, [{ method: 'GET', path: '/one-query/1' }], 200, seconds)).rate,
+      'plain-tx': plainTx
+    }
+    for (const { row, reference, bar, requests, expect = 200, tail } of (await loads(service.url, tenants)).filter(({ row }) => wanted(row))) {
+      if (reference === 'plain-tx') disk.push(probeDisk(server.dir))
+      await fire(service, requests, expect, 1)
+      await references[reference](1)
+      const own: Outcome[] = []
+      const other: number[] = []
+      for (let round = 0; round < rounds; round++) {
+        other.push(await references[reference](seconds))
+        own.push(await fire(service, requests, expect, seconds))
+      }
+      const rate = median(own.map(({ rate }) => rate))
+      rates.set(row, rate)
+      lines.push({ row, reference, ...compare(rate, median(other), '/s', 0), bar: { least: bar }, note: total(own) })
+      if (tail) {
+        const p99 = median(own.map(({ p99 }) => p99))
+        const p50 = median(own.map(({ p50 }) => p50))
+        lines.push({ row: `${row}: p99`, reference: 'its p50', ...compare(p99, p50, ' ms', 1), bar: { most: 5 } })
+      }
+      console.log(`${row}: ${Math.round(rate)}/s`)
+    }
+  } finally {
+    await Promise.all([service.stop(), bare.stop()])
+  }
+  return rates
+}
+
+async function measureStarts (env: Record<string, string>): Promise<void> {
+  if (!wanted('start') && !wanted('memory')) return
+  const own = { start: [] as number[], memory: [] as number[] }
+  const other = { start: [] as number[], memory: [] as number[] }
+  for (let round = 0; round < rounds; round++) {
+    for (const [figures, begin] of [[other, () => startBare(dir, 'plugins')], [own, () => startService(dir, env)]] as const) {
+      const process = await begin()
+      figures.start.push(process.startedIn)
+      // Idle means idle: what the start left behind has settled.
+      await pause(1_000)
+      figures.memory.push(process.memory())
+      await process.stop()
+    }
+  }
+  const reference = 'bare Fastify, same plugins'
+  lines.push({ row: 'start to ready, migrated', reference, ...compare(median(own.start), median(other.start), ' ms', 0), bar: { most: 3 } })
+  lines.push({ row: 'idle memory (RSS)', reference, ...compare(median(own.memory), median(other.memory), ' MiB', 0), bar: { most: 2 } })
+}
+
+async function measureEmbedded (figures: Map<string, number>): Promise<void> {
+  if (!wanted('embedded')) return
+  const env = { DATA_DIR: path.join(dir, 'data') }
+  const tenants = await makeTenants(env, TENANTS)
+  const service = await startService(dir, env)
+  try {
+    await fillTenants(service.url, tenants)
+    const { id, token } = tenants[0]!
+    const rows = [
+      { row: 'read one level, encrypted, 4 KiB', requests: [getting(token, `/api/v1/${id}/orbit/backend/live/secrets`)] },
+      { row: `store 4 KiB, ${TENANTS} organizations`, requests: tenants.map((tenant) => storing(tenant)) }
+    ]
+    for (const { row, requests } of rows) {
+      await fire(service, requests, 200, 1)
+      const own: Outcome[] = []
+      for (let round = 0; round < rounds; round++) own.push(await fire(service, requests, 200, seconds))
+      const rate = median(own.map(({ rate }) => rate))
+      lines.push({ row: `embedded: ${row}`, reference: 'the same on PostgreSQL', ...compare(rate, figures.get(row) ?? NaN, '/s', 0), note: total(own) })
+      console.log(`embedded: ${row}: ${Math.round(rate)}/s`)
+    }
+  } finally {
+    await service.stop()
+  }
+}
+
+function fire ({ url }: Running, requests: Request[], expect: number, seconds: number): Promise<Outcome> {
+  return load.fire({ url, requests, expect, seconds, connections: CONNECTIONS })
+}
+
+function compare (own: number, other: number, unit: string, digits: number) {
+  const show = (value: number) => `${value.toLocaleString('en', { maximumFractionDigits: digits })}${unit}`
+  return { own: show(own), other: show(other), ratio: own / other }
+}
+
+function total (outcomes: Outcome[]): string {
+  return String(outcomes.reduce((sum, { unexpected }) => sum + unexpected, 0))
+}

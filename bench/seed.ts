@@ -1,0 +1,80 @@
+import { ulid } from 'ulidx'
+import { open } from '../src/commands/open.ts'
+import { loadConfig } from '../src/config.ts'
+import { hashToken, mintApiToken, tokenPrefix } from '../src/crypto/bearer.ts'
+import { createOrganization } from '../src/repositories/organizations.ts'
+import { createToken } from '../src/repositories/tokens.ts'
+import { makeStorageKey } from '../src/vault/keys.ts'
+import type { Request } from './load.ts'
+
+export interface Tenant { id: string, token: string }
+
+const LEVEL = { project: 'orbit', target: 'backend', environment: 'live' }
+
+/** A document in .env form whose blob, as it travels and is stored, has 4,096 characters. */
+export const DOCUMENT = Array.from({ length: 64 }, (_, i) => `SETTING_${String(i).padStart(2, '0')}=${String(i * 7919).padStart(36, '0')}`)
+  .join('\n').padEnd(3044, '#').slice(0, 3044)
+
+/** Migrates, and makes organizations with a `*` token each, as the operator's commands do. */
+export async function makeTenants (env: Record<string, string>, count: number): Promise<Tenant[]> {
+  const { database, keyring } = await open(loadConfig(env))
+  const tenants: Tenant[] = []
+  for (let i = 1; i <= count; i++) {
+    const id = ulid()
+    const token = mintApiToken(id)
+    await createOrganization(database.db, { id, name: `Tenant ${i}`, slug: `tenant-${i}`, plan: 'self-hosted', storage_key: makeStorageKey(keyring, id) })
+    await createToken(database.db, {
+      organization_id: id, name: 'Benchmark', token_hash: hashToken(token), token_prefix: tokenPrefix(token), abilities: ['*'], slices: [], expires_at: null
+    })
+    tenants.push({ id, token })
+  }
+  await database.close()
+  return tenants
+}
+
+/** Every tenant gets a document in `orbit/backend/live`; answers the version that this recorded, tenant by tenant. */
+export async function fillTenants (url: string, tenants: Tenant[]): Promise<string[]> {
+  return Promise.all(tenants.map(async (tenant) => {
+    await makeLevel(url, tenant, 'orbit')
+    const { data } = await send(url, storing(tenant)) as { data: { version: string } }
+    return data.version
+  }))
+}
+
+/** Project `layers` has a document at each of its three levels. */
+export async function fillLayers (url: string, tenant: Tenant): Promise<void> {
+  await makeLevel(url, tenant, 'layers')
+  for (const level of [{ project: 'layers' }, { project: 'layers', target: 'backend' }, { ...LEVEL, project: 'layers' }]) await send(url, storing(tenant, level))
+}
+
+/** Project `history` has one document with so many versions. */
+export async function fillHistory (url: string, tenant: Tenant, versions: number): Promise<void> {
+  await makeLevel(url, tenant, 'history')
+  const request = storing(tenant, { ...LEVEL, project: 'history' })
+  for (let done = 0; done < versions; done += 25) await Promise.all(Array.from({ length: 25 }, () => send(url, request)))
+}
+
+export function storing ({ id, token }: Tenant, level: object = LEVEL): Request {
+  return posting(token, `/api/v1/${id}/secrets/store`, { ...level, plaintext: DOCUMENT })
+}
+
+export function posting (token: string, path: string, body: object): Request {
+  return { method: 'POST', path, headers: { authorization: `Bearer ${token}`, 'content-type': 'application/json' }, body: JSON.stringify(body) }
+}
+
+export function getting (token: string, path: string, headers: Record<string, string> = {}): Request {
+  return { method: 'GET', path, headers: { authorization: `Bearer ${token}`, ...headers } }
+}
+
+/** Sends one request and answers its body; anything but success ends the run. */
+export async function send (url: string, { method, path, headers, body }: Request): Promise<unknown> {
+  const answer = await fetch(url + path, { method, ...headers && { headers }, ...body !== undefined && { body } })
+  if (!answer.ok) throw new Error(`${method} ${path}: ${answer.status} ${await answer.text()}`)
+  return answer.json()
+}
+
+async function makeLevel (url: string, { id, token }: Tenant, project: string): Promise<void> {
+  await send(url, posting(token, `/api/v1/${id}/projects`, { name: project }))
+  await send(url, posting(token, `/api/v1/${id}/${project}/targets`, { name: 'backend' }))
+  await send(url, posting(token, `/api/v1/${id}/${project}/backend/environments`, { name: 'live' }))
+}

@@ -1,0 +1,186 @@
+import type { AddressInfo } from 'node:net'
+import t, { type Test } from 'tap'
+import { buildApp } from '../src/app.ts'
+import { connect } from '../src/db/database.ts'
+import { startApp, type TestApp } from './helpers/app.ts'
+import { client, look, makeLevels, mix, opener, random, replay, store, type Level, type Operation, type Reply, type Send } from './helpers/traffic.ts'
+
+t.setTimeout(120_000)
+
+// The embedded database has one session and one process: fewer requests prove as much there.
+const ON_POSTGRES = process.env.TEST_DATABASE_URL !== undefined
+const scale = (onPostgres: number, embedded: number) => ON_POSTGRES ? onPostgres : embedded
+
+/** The service behind real sockets: two instances on one PostgreSQL, or the one that the embedded database can have. */
+async function start (t: Test) {
+  const service = await startApp(t)
+  const addresses = [await service.app.listen({ host: '127.0.0.1', port: 0 })]
+  if (ON_POSTGRES) {
+    const url = new URL(process.env.TEST_DATABASE_URL!)
+    const [row] = await service.sql('SELECT current_database() AS name')
+    url.pathname = `/${row!.name}`
+    const database = await connect({ url: url.href, pool: 10 })
+    const second = await buildApp({ config: service.config, database, keyring: service.keyring, logStream: { write: (line) => service.logs.push(line) } })
+    t.teardown(async () => {
+      await second.close()
+      await database.close()
+    })
+    await second.listen({ host: '127.0.0.1', port: 0 })
+    addresses.push(`http://127.0.0.1:${(second.server.address() as AddressInfo).port}`)
+  }
+  const caller = await service.organization()
+  return { service, send: client(addresses, caller), organization: caller.organization }
+}
+
+const statuses = (replies: (Reply | undefined)[]) => [...new Set(replies.map((reply) => reply?.status))].sort()
+const times = <T>(count: number, make: (index: number) => T) => Array.from({ length: count }, (_, index) => make(index))
+
+/** Every reader's view is that of the model which the audit events describe. */
+async function agree (t: Test, { service, send, organization }: { service: TestApp, send: Send, organization: string }, levels: Level[], operations: Operation[]) {
+  const { problems, secrets, gone } = await replay((query) => service.sql(query), organization, operations)
+  t.same(problems, [])
+  const open = await opener(send, levels[0]!.project)
+  for (const level of levels) {
+    const { current, history } = await look(send, level)
+    const listed = await Promise.all(history.map(({ id }) => send('GET', `/secrets/versions/${id}`)))
+    const contents = listed.map(({ body }) => open(body.data.content))
+    if (level.environment === undefined) continue
+    const secret = current === undefined ? undefined : secrets.get(current.id)
+    t.equal(current?.content, secret?.plaintext, 'the document is that of the last write')
+    if (secret === undefined) continue
+    t.same(history.map(({ id }) => Number(id)), [...secret.versions.keys()].sort((a, b) => b - a), 'newest first, all of them')
+    t.same(contents, history.map(({ id }) => secret.versions.get(Number(id))!.plaintext), 'each version holds what was written')
+    t.same(history.map(({ attributes }) => attributes.action), history.map(({ id }) => secret.versions.get(Number(id))!.action))
+    if (current!.version !== null && current!.version === history[0]?.id) t.equal(contents[0], current!.content, 'the newest version is the document')
+  }
+  t.same(statuses(await Promise.all([...gone].slice(0, 10).map((id) => send('GET', `/secrets/versions/${id}`)))), gone.size === 0 ? [] : [404], 'what went stays away')
+  t.same(service.logs.filter((line) => /"level":[56]0/.test(line)), [], 'nothing failed inside')
+}
+
+t.test('I2 I4 I9 AU-12 fifty parallel writers on one level: each write has its version, ids grow in the order of commits', async (t) => {
+  const running = await start(t)
+  const { send, service, organization } = running
+  const [level] = await makeLevels(send, 'orbit', ['live'])
+  const each = scale(4, 2)
+  const operations = (await Promise.all(times(50, async (writer) => {
+    const mine: Operation[] = []
+    for (let write = 0; write < each; write++) mine.push(await store(send, level!, `WRITER=${writer}-${write}`))
+    return mine
+  }))).flat()
+  t.same(statuses(operations.map(({ reply }) => reply)), [200])
+  const ids = operations.map(({ reply }) => Number(reply!.body.data.version)).sort((a, b) => a - b)
+  t.same(ids, times(50 * each, (index) => index + 1), 'no id is missing, none is used twice')
+  const { history } = await look(send, level!)
+  t.equal(history.length, 50 * each)
+  t.same([...new Set(history.slice(0, -1).map(({ attributes }) => attributes.action))], ['update'])
+  t.equal(history.at(-1)!.attributes.action, 'create')
+  const events = await service.sql(`SELECT count(*)::int AS count FROM audit_events WHERE action = 'secret.store' AND organization_id = '${organization}'`)
+  t.equal(events[0]!.count, 50 * each)
+  await agree(t, running, [level!], operations)
+})
+
+for (const seed of [1, 20260301]) {
+  t.test(`I1-I9 AU-12 RL-09 write, restore, delete, purge and no_backup mixed at random on a few levels (seed ${seed})`, async (t) => {
+    const running = await start(t)
+    const { send } = running
+    const levels = await makeLevels(send, 'orbit', ['live', 'test', 'local'])
+    const seen: number[] = []
+    const operations: Operation[] = []
+    await Promise.all(times(scale(16, 8), async (worker) => {
+      const next = random(seed * 1000 + worker)
+      for (let turn = 0; turn < scale(25, 20); turn++) {
+        const operation = await mix(send, levels, next, seen)
+        operations.push(operation)
+        const version = Number(operation.reply?.body?.data?.version)
+        if (version > 0) seen.push(version)
+      }
+    }))
+    const allowed: Record<Operation['kind'], number[]> = { store: [200], restore: [200, 404], delete: [204, 404], purge: [200, 422], version: [204, 404, 422] }
+    t.same(operations.filter(({ kind, reply }) => !allowed[kind].includes(reply?.status ?? 0)).map(({ kind, reply }) => [kind, reply?.status, reply?.body]), [])
+    for (const kind of Object.keys(allowed)) t.ok(operations.some((one) => one.kind === kind && one.reply!.status < 300), `${kind} was done at least once`)
+    await agree(t, running, levels, operations)
+  })
+}
+
+t.test('the first store of a level, raced: one secret, one create', async (t) => {
+  const running = await start(t)
+  const { send, service } = running
+  const [level, other] = await makeLevels(send, 'orbit', ['live', 'test'])
+  const writes = await Promise.all(times(20, (writer) => store(send, level!, `WRITER=${writer}`, { no_backup: writer % 5 === 0 })))
+  t.same(statuses(writes.map(({ reply }) => reply)), [200])
+  t.equal(new Set(writes.map(({ reply }) => reply!.body.data.secret_id)).size, 1)
+  const conditional = await Promise.all(times(20, (writer) =>
+    send('POST', '/secrets/store', { ...other, plaintext: `WRITER=${writer}` }, { 'if-none-match': '*' })))
+  t.equal(conditional.filter(({ status }) => status === 200).length, 1)
+  t.same(statuses(conditional), [200, 412])
+  t.equal((await service.sql('SELECT id FROM secrets')).length, 2)
+  const { problems } = await replay((query) => service.sql(query), running.organization, writes)
+  t.same(problems.filter((text) => !/^(secrets|versions):|next version/.test(text)), [], 'the conditional writes, which the replay was not told of, aside')
+})
+
+t.test('writers who all hold one ETag: one of them wins, the others are told', async (t) => {
+  const { send } = await start(t)
+  const [level] = await makeLevels(send, 'orbit', ['live'])
+  const { reply } = await store(send, level!, 'ROUND=0')
+  let etag = reply!.headers.get('etag')!
+  for (let round = 1; round <= 5; round++) {
+    const answers = await Promise.all(times(10, () => send('POST', '/secrets/store', { ...level, plaintext: `ROUND=${round}` }, { 'if-match': etag })))
+    t.same(answers.map(({ status }) => status).sort(), [200, ...Array(9).fill(412)])
+    etag = answers.find(({ status }) => status === 200)!.headers.get('etag')!
+  }
+})
+
+t.test('races for a slug: one 201, the others 422 slug_taken; made slugs all differ', async (t) => {
+  const { send, service } = await start(t)
+  const keys = { storage_mode: 'client', key_check: Buffer.alloc(32, 1).toString('base64'), key_check_salt: Buffer.alloc(16, 2).toString('base64'), key_check_iterations: 600_000 }
+  const race = async (path: string, body: Record<string, unknown>) => {
+    const answers = await Promise.all(times(12, () => send('POST', path, body)))
+    t.same(answers.map(({ status }) => status).sort(), [201, ...Array(11).fill(422)], path)
+    t.same([...new Set(answers.filter(({ status }) => status === 422).map(({ body }) => body.error))], ['slug_taken'])
+  }
+  await race('/projects', { name: 'Orbit', slug: 'orbit', ...keys })
+  await race('/orbit/targets', { name: 'Backend', slug: 'backend' })
+  await race('/orbit/backend/environments', { name: 'Live', slug: 'live' })
+  for (const [path, more] of [['/projects', keys], ['/orbit/targets', {}], ['/orbit/backend/environments', {}]] as const) {
+    const answers = await Promise.all(times(8, () => send('POST', path, { name: 'Same name', ...more })))
+    t.same(statuses(answers), [201])
+    t.same(answers.map(({ body }) => body.data.attributes.slug).sort(), ['same-name', ...times(7, (index) => `same-name-${index + 2}`)])
+  }
+  const renamed = await Promise.all(times(8, (index) => send('PATCH', `/orbit/same-name${index === 0 ? '' : `-${index + 1}`}`, { slug: 'renamed' })))
+  t.same(renamed.map(({ status }) => status).sort(), [200, ...Array(7).fill(422)])
+  const [counts] = await service.sql(`SELECT (SELECT count(*) FROM projects)::int AS projects, (SELECT count(*) FROM targets)::int AS targets,
+    (SELECT count(*) FROM environments)::int AS environments, (SELECT count(*) FROM encryption_keys)::int AS keys`)
+  t.same(counts, { projects: 9, targets: 9, environments: 9, keys: 9 })
+})
+
+for (const [what, path, remaining] of [
+  ['an environment', '/orbit/backend/live', 1], ['a target', '/orbit/backend', 1], ['a project', '/orbit', 0]
+] as const) {
+  t.test(`${what} deleted under writes leaves no orphan, and later writes are 404`, async (t) => {
+    const { send, service, organization } = await start(t)
+    const levels = await makeLevels(send, 'orbit', ['live'])
+    await store(send, levels[0]!, 'A=1')
+    let deleted: Promise<Reply> | undefined
+    let acknowledged = 0
+    const writers = times(10, async (writer) => {
+      for (let turn = 0; ; turn++) {
+        const { reply } = await store(send, levels[0]!, `A=${writer}-${turn}`)
+        if (reply?.status === 200 && ++acknowledged === 15) {
+          deleted = send('DELETE', path)
+          void send('POST', '/orbit/backend/environments', { name: `Late ${writer}` })
+        }
+        if (reply?.status !== 200 || turn === 200) return reply
+      }
+    })
+    t.same(statuses(await Promise.all(writers)), [404])
+    t.equal((await deleted)!.status, 204)
+    const [left] = await service.sql(`SELECT (SELECT count(*) FROM projects)::int AS projects, (SELECT count(*) FROM encryption_keys)::int AS keys,
+      (SELECT count(*) FROM environments WHERE slug = 'live')::int AS environments, (SELECT count(*) FROM secrets)::int AS secrets,
+      (SELECT count(*) FROM secret_versions)::int AS versions`)
+    t.same(left, { projects: remaining, keys: remaining, environments: 0, secrets: 0, versions: 0 })
+    const events = await service.sql(`SELECT seq, action, details FROM audit_events WHERE organization_id = '${organization}' ORDER BY seq`)
+    t.same(events.map(({ seq }) => Number(seq)), events.map((_, index) => index + 1))
+    const last = events.findLast(({ action }) => /^(project|target|environment)\.delete$/.test(action as string))!
+    t.equal((last.details as { versions: number }).versions, events.filter(({ action }) => action === 'secret.store').length, 'the event tells what went along')
+  })
+}

@@ -1,0 +1,371 @@
+import t from 'tap'
+import { EVENTS } from '../schemas/events.ts'
+import { SCOPE_NAMES } from '../schemas/scopes.ts'
+import { mintApiToken } from '../src/crypto/bearer.ts'
+import { RESERVED } from '../src/rules/slugs.ts'
+import { makeLevel, startApp, type Answer, type Caller } from './helpers/app.ts'
+
+type Access = 'public' | 'authenticated' | (typeof SCOPE_NAMES)[number]
+type Depth = 'organization' | 'project' | 'target' | 'environment'
+
+interface Row {
+  /** Method and path, as published. */
+  at: string
+  access: Access
+  /** Where it acts: a token that is narrowed to something else gets 404 there. */
+  depth: Depth
+  body?: object
+  /** What a narrowed token is answered where the depth does not say it. */
+  narrowed?: number
+  /** Needed beside `access`, or instead of it, by what `body` asks. */
+  needs?: Access
+  whenInactive?: true
+}
+
+const OLD = '/api/v1/organizations/{organization}/projects'
+const LEVEL = { project: '{project}', target: '{target}', environment: '{environment}' }
+
+/**
+ * Every operation, with its scope as the specification and the API page have it, in an order in which each finds what
+ * it acts on. An operation that is not here fails the tests.
+ */
+const OPERATIONS: Record<string, Row> = {
+  getHealth: { at: 'GET /healthz', access: 'public', depth: 'organization' },
+  getReadiness: { at: 'GET /readyz', access: 'public', depth: 'organization' },
+  getOrganization: { at: 'GET /api/v1/organizations/{organization}', access: 'organization:read', depth: 'organization', whenInactive: true },
+  getOwnOrganization: { at: 'GET /api/v1/organization', access: 'authenticated', depth: 'organization', whenInactive: true },
+  listProjects: { at: 'GET /api/v1/{organization}/projects', access: 'project:read', depth: 'organization' },
+  listProjectsLongPath: { at: `GET ${OLD}`, access: 'project:read', depth: 'organization' },
+  getProject: { at: 'GET /api/v1/{organization}/{project}', access: 'project:read', depth: 'project' },
+  getProjectLongPath: { at: `GET ${OLD}/{project}`, access: 'project:read', depth: 'project' },
+  listTargets: { at: 'GET /api/v1/{organization}/{project}/targets', access: 'target:read', depth: 'project' },
+  listTargetsLongPath: { at: `GET ${OLD}/{project}/targets`, access: 'target:read', depth: 'project' },
+  getTarget: { at: 'GET /api/v1/{organization}/{project}/{target}', access: 'target:read', depth: 'target' },
+  getTargetLongPath: { at: `GET ${OLD}/{project}/targets/{target}`, access: 'target:read', depth: 'target' },
+  listEnvironments: { at: 'GET /api/v1/{organization}/{project}/{target}/environments', access: 'environment:read', depth: 'target' },
+  listEnvironmentsLongPath: { at: `GET ${OLD}/{project}/targets/{target}/environments`, access: 'environment:read', depth: 'target' },
+  getEnvironment: { at: 'GET /api/v1/{organization}/{project}/{target}/{environment}', access: 'environment:read', depth: 'environment' },
+  getEnvironmentLongPath: { at: `GET ${OLD}/{project}/targets/{target}/environments/{environment}`, access: 'environment:read', depth: 'environment' },
+  readProjectSecrets: { at: 'GET /api/v1/{organization}/{project}/secrets', access: 'secret:read', depth: 'project' },
+  readProjectSecretsLongPath: { at: `GET ${OLD}/{project}/secrets`, access: 'secret:read', depth: 'project' },
+  readTargetSecrets: { at: 'GET /api/v1/{organization}/{project}/{target}/secrets', access: 'secret:read', depth: 'target' },
+  readTargetSecretsLongPath: { at: `GET ${OLD}/{project}/targets/{target}/secrets`, access: 'secret:read', depth: 'target' },
+  readEnvironmentSecrets: { at: 'GET /api/v1/{organization}/{project}/{target}/{environment}/secrets', access: 'secret:read', depth: 'environment' },
+  readEnvironmentSecretsLongPath: { at: `GET ${OLD}/{project}/targets/{target}/environments/{environment}/secrets`, access: 'secret:read', depth: 'environment' },
+  retrieveSecrets: { at: 'POST /api/v1/{organization}/secrets/retrieve', access: 'authenticated', needs: 'secret:decrypt', depth: 'environment', body: { ...LEVEL, action: 'decrypt' } },
+  retrieveSecretsLongPath: {
+    at: 'POST /api/v1/organizations/{organization}/secrets/retrieve', access: 'authenticated', needs: 'secret:read', depth: 'environment', body: LEVEL
+  },
+  getEncryptionKey: { at: 'GET /api/v1/{organization}/{project}/encryption-key', access: 'key:retrieve', depth: 'project' },
+  listEncryptionKeys: { at: 'GET /api/v1/{organization}/{project}/encryption-key/history', access: 'key:retrieve', depth: 'project' },
+  storeSecrets: { at: 'POST /api/v1/{organization}/secrets/store', access: 'secret:write', depth: 'environment', body: { ...LEVEL, plaintext: 'B=2' } },
+  listVersions: { at: 'POST /api/v1/{organization}/secrets/versions', access: 'secret:history', depth: 'environment', body: LEVEL },
+  getVersion: { at: 'GET /api/v1/{organization}/secrets/versions/{version}', access: 'secret:history', depth: 'environment' },
+  restoreVersion: { at: 'POST /api/v1/{organization}/secrets/versions/{version}/restore', access: 'secret:restore', depth: 'environment', body: {} },
+  deleteVersion: { at: 'DELETE /api/v1/{organization}/secrets/versions/{version}', access: 'secret:purge', depth: 'environment' },
+  purgeVersions: { at: 'POST /api/v1/{organization}/secrets/versions/purge', access: 'secret:purge', depth: 'environment', body: { ...LEVEL, confirmed: true } },
+  deleteSecrets: { at: 'POST /api/v1/{organization}/secrets/delete', access: 'secret:write', depth: 'environment', body: LEVEL },
+  listApiTokens: { at: 'GET /api/v1/organizations/{organization}/api-keys', access: 'api-token:read', depth: 'organization' },
+  createApiToken: {
+    at: 'POST /api/v1/organizations/{organization}/api-keys', access: 'api-token:create', depth: 'organization', body: { name: 'New', abilities: ['api-token:create'] }, narrowed: 403
+  },
+  createProject: { at: 'POST /api/v1/{organization}/projects', access: 'project:create', depth: 'organization', body: { name: 'New' }, narrowed: 404 },
+  createTarget: { at: 'POST /api/v1/{organization}/{project}/targets', access: 'target:create', depth: 'project', body: { name: 'New' } },
+  createEnvironment: { at: 'POST /api/v1/{organization}/{project}/{target}/environments', access: 'environment:create', depth: 'target', body: { name: 'New' } },
+  updateProject: { at: 'PATCH /api/v1/{organization}/{project}', access: 'project:update', depth: 'project', body: { name: 'Other' } },
+  replaceProject: { at: 'PUT /api/v1/{organization}/{project}', access: 'project:update', depth: 'project', body: { name: 'Other' } },
+  updateTarget: { at: 'PATCH /api/v1/{organization}/{project}/{target}', access: 'target:update', depth: 'target', body: { name: 'Other' } },
+  replaceTarget: { at: 'PUT /api/v1/{organization}/{project}/{target}', access: 'target:update', depth: 'target', body: { name: 'Other' } },
+  updateEnvironment: { at: 'PATCH /api/v1/{organization}/{project}/{target}/{environment}', access: 'environment:update', depth: 'environment', body: { name: 'Other' } },
+  replaceEnvironment: { at: 'PUT /api/v1/{organization}/{project}/{target}/{environment}', access: 'environment:update', depth: 'environment', body: { name: 'Other' } },
+  deleteEnvironment: { at: 'DELETE /api/v1/{organization}/{project}/{target}/{environment}', access: 'environment:delete', depth: 'environment' },
+  deleteTarget: { at: 'DELETE /api/v1/{organization}/{project}/{target}', access: 'target:delete', depth: 'target' },
+  deleteProject: { at: 'DELETE /api/v1/{organization}/{project}', access: 'project:delete', depth: 'project' },
+  deleteApiToken: { at: 'DELETE /api/v1/organizations/{organization}/api-keys/{id}', access: 'api-token:delete', depth: 'organization' }
+}
+/** They only read, though their method is not a reader's. */
+const READS = ['retrieveSecrets', 'retrieveSecretsLongPath', 'listVersions']
+
+interface Schema { const?: string, anyOf?: Schema[], properties?: Record<string, Schema>, $ref?: string }
+interface Operation {
+  operationId?: string
+  tags?: string[]
+  summary?: string
+  deprecated?: boolean
+  security?: Record<string, string[]>[]
+  parameters?: { name: string, in: string }[]
+  requestBody?: { content: Record<string, { schema: Schema, example?: unknown }> }
+  responses: Record<string, { description: string, content?: Record<string, { schema: Schema, example?: { error?: string } }> }>
+}
+
+const service = await startApp(t)
+const document = service.app.swagger() as unknown as {
+  tags: { name: string }[]
+  paths: Record<string, Record<string, Operation>>
+  components: { schemas: Record<string, Schema>, securitySchemes: Record<string, unknown> }
+}
+const published = Object.entries(document.paths).flatMap(([path, methods]) =>
+  Object.entries(methods).map(([method, operation]) => ({ at: `${method.toUpperCase()} ${path}`, path, method: method.toUpperCase(), operation })))
+const rowOf = (operation: Operation) => OPERATIONS[operation.operationId ?? ''] ?? (() => { throw new Error(`${operation.operationId} has no row`) })()
+const resolve = (schema: Schema): Schema => schema.$ref === undefined ? schema : document.components.schemas[schema.$ref.replace('#/components/schemas/', '')]!
+const codesOf = (schema: Schema): string[] => {
+  const { anyOf, properties } = resolve(schema)
+  return anyOf?.flatMap(codesOf) ?? [properties?.error?.const ?? '']
+}
+
+t.test('TI-36: the published operations and their scopes are exactly those of the specification and the API page', async (t) => {
+  const shown = published.map(({ at, operation }) => [operation.operationId, at, operation.security])
+  const expected = Object.entries(OPERATIONS).map(([id, { at, access }]) => [id, at, access === 'public' ? [] : [{ apiToken: access === 'authenticated' ? [] : [access] }]])
+  const byId = (a: unknown[], b: unknown[]) => String(a[0]) < String(b[0]) ? -1 : 1
+  t.strictSame(shown.sort(byId), expected.sort(byId))
+  t.equal(new Set(shown.map(([id]) => id)).size, shown.length, 'every operation has an id of its own')
+})
+
+t.test('TI-36: a route that does not declare its access, or a change that does not declare its event, does not boot', async (t) => {
+  const { buildApp } = await import('../src/app.ts')
+  const build = () => buildApp({ config: service.config, database: service.database, keyring: service.keyring, logStream: { write: () => {} } })
+  const app = await build()
+  t.teardown(() => app.close())
+  t.throws(() => app.get('/x', async () => 'x'), /does not declare config.access/)
+  t.throws(() => app.post('/x', { config: { access: 'secret:read' } }, async () => 'x'), /does not declare config.audit/)
+})
+
+t.test('every operation says what it is, what it takes and what it answers, with an example of each', async (t) => {
+  const tags = document.tags.map(({ name }) => name)
+  for (const { at, path, method, operation } of published) {
+    t.ok(operation.summary !== undefined && operation.summary.length > 5, `${at} has a summary`)
+    t.ok(operation.tags?.length === 1 && tags.includes(operation.tags[0]!), `${at} has a tag that is described`)
+    t.equal(operation.deprecated === true, operation.operationId!.endsWith('LongPath'), `${at} is marked deprecated when it is`)
+    const inPath = [...path.matchAll(/\{(\w+)\}/g)].map(([, name]) => name)
+    t.strictSame(operation.parameters?.filter((parameter) => parameter.in === 'path').map(({ name }) => name) ?? [], inPath, `${at} describes its parameters`)
+    if (operation.requestBody !== undefined) {
+      const { schema, example } = operation.requestBody.content['application/json'] ?? {}
+      t.ok(schema?.$ref !== undefined && example !== undefined, `${at} has a named body and an example of it`)
+      t.equal((resolve(schema!) as { additionalProperties?: boolean }).additionalProperties, false, `${at} refuses unknown members`)
+    }
+    if (['POST', 'PUT', 'PATCH'].includes(method)) t.ok(operation.requestBody !== undefined, `${at} describes its body`)
+    const good = Object.entries(operation.responses).filter(([status]) => status.startsWith('2'))
+    t.equal(good.length, 1, `${at} has one good answer`)
+    for (const [status, { content }] of good) {
+      if (status === '204') t.notOk(content?.['application/json']?.example, `${at} 204 has no body`)
+      else t.ok(content?.['application/json']?.example !== undefined, `${at} ${status} has an example`)
+    }
+  }
+})
+
+t.test('every operation publishes every error that it can answer, each with its body and an example', async (t) => {
+  for (const { at, path, operation } of published) {
+    const { access, whenInactive } = rowOf(operation)
+    const statuses = new Set(['400', '500', '503'])
+    const codes = new Set(['internal_error', 'service_unavailable', 'unsupported_api_version'])
+    const expect = (status: string, ...more: string[]) => {
+      statuses.add(status)
+      for (const code of more) codes.add(code)
+    }
+    if (access !== 'public') expect('401', 'unauthenticated')
+    if (access !== 'public') expect('429', 'rate_limit_exceeded')
+    if (access !== 'public' && access !== 'authenticated') expect('403', 'insufficient_permissions')
+    if (access !== 'public' && whenInactive === undefined) expect('403', 'organization_inactive')
+    if (path.includes('{organization}')) expect('404', 'not_found')
+    if (operation.requestBody !== undefined) {
+      expect('413', 'payload_too_large')
+      expect('415', 'unsupported_media_type')
+      expect('422', 'validation_failed', 'malformed_json')
+    }
+    const errors = Object.entries(operation.responses).filter(([status]) => Number(status) >= 400)
+    t.strictSame([...statuses].filter((status) => operation.responses[status] === undefined), [], `${at} names its statuses`)
+    const given = new Set<string>()
+    for (const [status, { content, description }] of errors) {
+      const { schema, example } = content?.['application/json'] ?? {}
+      const named = schema === undefined ? [] : codesOf(schema)
+      t.ok(named.length > 0 && named.every((code) => code !== ''), `${at} ${status} has a body whose error is one of a list`)
+      t.ok(named.includes(example?.error ?? ''), `${at} ${status} has an example`)
+      t.ok(description.length > 0)
+      for (const code of named) given.add(code)
+    }
+    t.strictSame([...codes].filter((code) => !given.has(code)), [], `${at} names its errors`)
+  }
+})
+
+t.test('D17: every static word that shares a place with a parameter is reserved', async (t) => {
+  const paths = published.map(({ path }) => path.split('/'))
+  const parameterOf = (segment: string | undefined) => /^\{(\w+)\}$/.exec(segment ?? '')?.[1]
+  const reserved = (kind: string, word: string) => (RESERVED as Record<string, readonly string[]>)[kind]?.includes(word) ?? false
+  const shared: string[] = []
+  for (const one of paths) {
+    for (const other of paths) {
+      for (const [i, segment] of one.entries()) {
+        const [mine, theirs] = [parameterOf(segment), parameterOf(other[i])]
+        if (mine !== undefined && theirs === undefined && other[i] !== undefined) shared.push(`${mine} ${other[i]}`)
+        // Where a parameter meets a word that it cannot be, the two paths part.
+        if (mine === undefined && theirs === undefined ? segment !== other[i] : (mine === undefined) !== (theirs === undefined)) break
+      }
+    }
+  }
+  const needed = [...new Set(shared)].map((pair) => pair.split(' ') as [string, string])
+  t.ok(needed.length >= 6)
+  t.strictSame(needed.filter(([kind, word]) => !reserved(kind, word)), [])
+  const ofThePage = {
+    organization: ['user', 'organization', 'organizations', 'plans', 'cli'],
+    project: ['projects', 'secrets'],
+    target: ['targets', 'secrets', 'encryption-key'],
+    environment: ['environments', 'secrets', 'history', 'rotate']
+  }
+  for (const [kind, words] of Object.entries(ofThePage)) t.strictSame(words.filter((word) => !reserved(kind, word)), [], kind)
+})
+
+interface World { caller: Caller, ids: Record<string, string>, sliceOf: (...depth: Depth[]) => { project_id: string, target_id: string | null, environment_id: string | null } }
+
+/** An organization with a level, a sibling of each kind, two versions and a second token; every slug begins with `prefix`. */
+async function settle (prefix: string): Promise<World> {
+  const caller = await service.organization()
+  const o = caller.organization
+  const create = async (path: string, name: string, more: object = {}): Promise<string> => {
+    const { status, body, text } = await caller.call('POST', `/${o}/${path}`, { name, slug: `${prefix}-${name}`, ...more })
+    if (status !== 201) throw new Error(text)
+    return body.data.id
+  }
+  const key = { storage_mode: 'client', key_check: Buffer.alloc(32).toString('base64'), key_check_salt: Buffer.alloc(16).toString('base64'), key_check_iterations: 600_000 }
+  const rows: Record<string, string> = {
+    project: await create('projects', 'project'),
+    otherProject: await create('projects', 'other', key),
+    target: await create(`${prefix}-project/targets`, 'target'),
+    otherTarget: await create(`${prefix}-project/targets`, 'other'),
+    environment: await create(`${prefix}-project/${prefix}-target/environments`, 'environment'),
+    otherEnvironment: await create(`${prefix}-project/${prefix}-target/environments`, 'other')
+  }
+  const names = { project: `${prefix}-project`, target: `${prefix}-target`, environment: `${prefix}-environment` }
+  let version = ''
+  for (const plaintext of ['A=1', 'A=2', 'A=3']) version = (await caller.call('POST', `/${o}/secrets/store`, { ...names, plaintext })).body.data.version
+  const { api_key } = (await caller.call('POST', `/organizations/${o}/api-keys`, { name: 'Second', abilities: ['secret:read'] })).body
+  return {
+    caller,
+    ids: { organization: o, ...names, version: String(Number(version) - 1), id: api_key.id },
+    sliceOf: (...depth) => ({
+      project_id: rows[depth.includes('project') ? 'otherProject' : 'project']!,
+      target_id: depth.includes('target') ? rows.otherTarget! : depth.includes('environment') || depth.length === 0 ? rows.target! : null,
+      environment_id: depth.includes('environment') ? rows.otherEnvironment! : depth.length === 0 ? rows.environment! : null
+    })
+  }
+}
+
+const filled = (text: string, ids: Record<string, string>) => text.replace(/\{(\w+)\}/g, (_, name: string) => ids[name] ?? name)
+
+async function send (row: Row, ids: Record<string, string>, token: string | undefined): Promise<Answer> {
+  const [method, path] = row.at.split(' ') as [string, string]
+  return service.inject({
+    method: method as 'GET',
+    url: filled(path, ids),
+    ...(token !== undefined && { headers: { authorization: `Bearer ${token}` } }),
+    ...(row.body !== undefined && { payload: JSON.parse(filled(JSON.stringify(row.body), ids)) as object })
+  })
+}
+
+async function fingerprint (): Promise<string> {
+  const tables = await service.sql("SELECT tablename FROM pg_tables WHERE schemaname = 'public' ORDER BY 1")
+  const sums = tables.map(({ tablename }) => `SELECT '${tablename}' AS name, md5(coalesce(string_agg(r, '|' ORDER BY r), '')) AS sum FROM (SELECT (to_jsonb(x) - 'last_used_at')::text AS r FROM ${tablename} x) y`)
+  return JSON.stringify(await service.sql(sums.join(' UNION ALL ')))
+}
+
+t.test('TI-10, TI-11: every operation answers every kind of caller as it should, and refuses without a trace', async (t) => {
+  const [mine, theirs] = [await settle('ours'), await settle('theirs')]
+  const o = mine.ids.organization!
+  for (const plaintext of ['B=1', 'B=2', 'B=3', 'B=4']) {
+    const { project, target, environment } = theirs.ids
+    await theirs.caller.call('POST', `/${theirs.ids.organization}/secrets/store`, { project, target, environment, plaintext })
+  }
+  const foreign = { ...mine.ids, project: theirs.ids.project!, target: theirs.ids.target!, environment: theirs.ids.environment!, version: '7', id: theirs.ids.id! }
+  const never = { ...mine.ids, project: 'never', target: 'never', environment: 'never', version: '9007199254740991', id: '9007199254740991' }
+  const nowhere = { ...mine.ids, organization: theirs.ids.organization!.replace(/..$/, 'ZZ') }
+
+  const deletedOrganization = await service.organization()
+  await service.sql(`DELETE FROM api_tokens WHERE organization_id = '${deletedOrganization.organization}'; DELETE FROM organizations WHERE id = '${deletedOrganization.organization}'`)
+  const revoked = await service.token(o, ['*'])
+  await service.sql(`DELETE FROM api_tokens WHERE id = (SELECT max(id) FROM api_tokens WHERE organization_id = '${o}')`)
+  const nobody: [name: string, token: string | undefined][] = [
+    ['nobody', undefined],
+    ['garbage', 'garbage'],
+    ['an unknown token', mintApiToken(o)],
+    ['a revoked token', revoked.token],
+    ['an expired token', (await service.token(o, ['*'], { expires_at: new Date(0) })).token],
+    ['a token of a deleted organization', deletedOrganization.token]
+  ]
+  const perScope: [scope: Access, token: string][] = []
+  for (const scope of SCOPE_NAMES) perScope.push([scope, (await service.token(o, [scope])).token])
+  const narrowed: [name: string, at: Depth, token: string][] = []
+  for (const [name, at, slice] of [
+    ['a token for another project', 'organization', mine.sliceOf('project')],
+    ['a token for a sibling target', 'organization', mine.sliceOf('target')],
+    ['a token for a sibling environment', 'organization', mine.sliceOf('environment')]
+  ] as const) narrowed.push([name, at, (await service.token(o, ['*'], { slices: [slice] })).token])
+  const place = mine.sliceOf()
+  narrowed.push(['a token for the target', 'target', (await service.token(o, ['*'], { slices: [{ ...place, environment_id: null }] })).token])
+  narrowed.push(['a token for the environment', 'environment', (await service.token(o, ['*'], { slices: [place] })).token])
+  const DEPTHS: Depth[] = ['organization', 'project', 'target', 'environment']
+
+  let cells = 0
+  const before = await fingerprint()
+  for (const [id, row] of Object.entries(OPERATIONS)) {
+    const wrong: string[] = []
+    const check = (who: string, answer: Answer, status: number, error?: string) => {
+      cells++
+      if (answer.status !== status || (error !== undefined && answer.body?.error !== error)) wrong.push(`${who}: ${answer.status} ${answer.text.slice(0, 200)}, not ${status} ${error ?? ''}`)
+      return answer
+    }
+    if (row.access === 'public') {
+      for (const [who, token] of nobody) check(who, await send(row, mine.ids, token), 200)
+      t.strictSame(wrong, [], id)
+      continue
+    }
+    for (const [who, token] of nobody) check(who, await send(row, mine.ids, token), 401, 'unauthenticated')
+
+    const needed = row.needs ?? row.access
+    for (const [scope, token] of perScope.filter(([scope]) => scope !== needed && needed !== 'authenticated')) {
+      const { body, headers } = check(scope, await send(row, mine.ids, token), 403, 'insufficient_permissions')
+      if (body?.details?.required_scope !== needed || !String(headers['www-authenticate']).endsWith(`error="insufficient_scope", scope="${needed}"`)) wrong.push(`${scope}: does not name ${needed}`)
+    }
+    if (row.at.includes('{organization}')) {
+      const stranger = check('another organization’s *', await send(row, mine.ids, theirs.caller.token), 404, 'not_found')
+      const missing = check('no such organization', await send(row, nowhere, mine.caller.token), 404, 'not_found')
+      if (stranger.text !== missing.text) wrong.push('what is another’s and what is nobody’s differ')
+    }
+    const names = row.depth !== 'organization' || /\{id\}/.test(row.at)
+    if (names) {
+      const there = check('another organization’s things', await send(row, foreign, mine.caller.token), 404, 'not_found')
+      const nothing = check('what never was', await send(row, never, mine.caller.token), 404, 'not_found')
+      if (there.text !== nothing.text) wrong.push('another’s things and what never was differ')
+    }
+    for (const [who, at, token] of narrowed) {
+      const outside = at === 'organization' || DEPTHS.indexOf(row.depth) < DEPTHS.indexOf(at)
+      if (row.narrowed !== undefined) check(who, await send(row, mine.ids, token), row.narrowed)
+      else if (row.depth !== 'organization' && outside) check(who, await send(row, mine.ids, token), 404, 'not_found')
+      else if (row.at.startsWith('GET ') || READS.includes(id)) check(who, await send(row, mine.ids, token), 200)
+    }
+    t.strictSame(wrong, [], id)
+  }
+  const quiet = (text: string) => text.replace(/\{"name":"(?:audit_events|organization_counters)"[^}]*\}/g, '')
+  t.equal(quiet(await fingerprint()), quiet(before), 'nothing was changed by what was refused, nor by what only reads')
+  t.ok(cells >= 1700, `${cells} cells`)
+
+  // The other side of each row: the one scope that is needed is enough, and a change leaves its event.
+  for (const [id, row] of Object.entries(OPERATIONS)) {
+    if (row.access === 'public') continue
+    const needed = row.needs ?? row.access
+    const token = needed === 'authenticated' ? perScope[0]![1] : perScope.find(([scope]) => scope === needed)![1]
+    const [{ seq }] = await service.sql(`SELECT coalesce(max(seq), 0)::int AS seq FROM audit_events WHERE organization_id = '${o}'`) as [{ seq: number }]
+    const answer = await send(row, mine.ids, token)
+    t.ok(answer.status >= 200 && answer.status < 300, `${id} with ${needed}: ${answer.status} ${answer.status < 300 ? '' : answer.text}`)
+    const events = (await service.sql(`SELECT action FROM audit_events WHERE organization_id = '${o}' AND seq > ${seq}`)).map(({ action }) => action)
+    const changes = !row.at.startsWith('GET ') && !READS.includes(id)
+    t.equal(events.length, changes || needed === 'key:retrieve' ? 1 : 0, `${id} leaves ${events.join()}`)
+    t.ok(events.every((event) => (EVENTS as readonly unknown[]).includes(event)))
+  }
+
+  // An organization that is not active: what it may still do is on the rows.
+  await service.sql(`UPDATE organizations SET status = 'suspended' WHERE id = '${theirs.ids.organization}'`)
+  for (const [id, row] of Object.entries(OPERATIONS)) {
+    if (row.access === 'public') continue
+    const answer = await send(row, theirs.ids, theirs.caller.token)
+    t.strictSame([answer.status, answer.body?.error], row.whenInactive ? [200, undefined] : [403, 'organization_inactive'], `${id} when suspended`)
+  }
+})

@@ -1,0 +1,91 @@
+import { type ChildProcess, spawn } from 'node:child_process'
+import { once } from 'node:events'
+import { mkdtempSync, rmSync } from 'node:fs'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import { fileURLToPath } from 'node:url'
+
+/** The command line as it is shipped, next to this compiled file. */
+export const CLI = fileURLToPath(new URL('../../src/cli.js', import.meta.url))
+
+export interface Ended { code: number | null, stdout: string, stderr: string }
+
+/** A server process of the test's own. */
+export interface Server {
+  child: ChildProcess
+  address: string
+  /** What the first start printed; undefined on later ones. */
+  first: { organization: string, token: string, password: string } | undefined
+  /** Everything on standard output so far. */
+  stdout (): string
+  stderr (): string
+  /** Resolves when standard output contains the text, or matches. */
+  said (text: string): Promise<void>
+  /** SIGTERM, and the exit. */
+  stop (): Promise<Ended>
+  kill (): Promise<Ended>
+  ended: Promise<Ended>
+}
+
+type Teardown = { teardown (fn: () => unknown): void }
+type Env = Record<string, string>
+
+// Nothing of the test's own surroundings may configure the service.
+const surroundings = (env: Env) => ({ PATH: process.env.PATH, HOME: process.env.HOME, ...env })
+
+function program (file: string, args: string[], env: Env, input = '') {
+  const child = spawn(file, args, { env: surroundings(env), stdio: ['pipe', 'pipe', 'pipe'] })
+  child.stdin.on('error', () => {})
+  child.stdin.end(input)
+  let stdout = ''
+  let stderr = ''
+  child.stdout.setEncoding('utf8').on('data', (text: string) => { stdout += text })
+  child.stderr.setEncoding('utf8').on('data', (text: string) => { stderr += text })
+  const ended = once(child, 'close').then(([code]) => ({ code: code as number | null, stdout, stderr }))
+  return { child, ended, stdout: () => stdout, stderr: () => stderr }
+}
+
+/** Runs a program to its end. */
+export function run (file: string, args: string[], env: Env = {}, input?: string): Promise<Ended> {
+  return program(file, args, env, input).ended
+}
+
+/** Runs a command of the command line to its end. */
+export function cli (args: string[], env: Env = {}, input?: string): Promise<Ended> {
+  return run(process.execPath, [CLI, ...args], env, input)
+}
+
+/** Starts `serve` on a free port and waits until it says that it serves. */
+export async function startServer (t: Teardown, env: Env): Promise<Server> {
+  const { child, ended, stdout, stderr } = program(process.execPath, [CLI, 'serve'], { PORT: '0', LOG_LEVEL: 'warn', ...env })
+  t.teardown(async () => {
+    child.kill('SIGKILL')
+    await ended
+  })
+  const said = async (text: string) => {
+    while (!stdout().includes(text)) {
+      const more = await Promise.race([once(child.stdout, 'data'), ended])
+      if (!Array.isArray(more) && !stdout().includes(text)) throw new Error(`it ended with ${more.code}: ${stderr()}${stdout()}`)
+    }
+  }
+  // A whole line: the greeting goes out in one write, and this ends the second of its lines or the only one.
+  await said('Strongroom serves on http')
+  await said('\n')
+  const signal = async (name: NodeJS.Signals) => {
+    child.kill(name)
+    return ended
+  }
+  const [, address = ''] = /Strongroom serves on (\S+)/.exec(stdout()) ?? []
+  const found = (label: RegExp) => label.exec(stdout())?.[1] ?? ''
+  const first = stdout().includes('This is printed once')
+    ? { organization: found(/Organization +(\S+)/), token: found(/Token \(\*\) +(\S+)/), password: found(/Password +(\S+)/) }
+    : undefined
+  return { child, address, first, stdout, stderr, said, stop: () => signal('SIGTERM'), kill: () => signal('SIGKILL'), ended }
+}
+
+/** A directory that is gone after the test. */
+export function scratchDirectory (t: Teardown): string {
+  const directory = mkdtempSync(join(tmpdir(), 'strongroom-'))
+  t.teardown(() => rmSync(directory, { recursive: true, force: true }))
+  return directory
+}

@@ -1,0 +1,245 @@
+import { createDecipheriv, pbkdf2Sync } from 'node:crypto'
+
+export interface Reply { status: number, body: any, headers: Headers }
+export type Send = (method: string, path: string, body?: unknown, headers?: Record<string, string>) => Promise<Reply>
+
+/** Sends over real HTTP to one of the addresses by turns; paths start below `/api/v1/<organization>`, or at `//`. */
+export function client (addresses: string | string[], { organization, token }: { organization: string, token: string }): Send {
+  const all = [addresses].flat()
+  let turn = 0
+  return async (method, path, body, headers = {}) => {
+    const address = all[turn++ % all.length]!
+    const response = await fetch(`${address}${path.startsWith('//') ? path.slice(1) : `/api/v1/${organization}${path}`}`, {
+      method,
+      headers: { authorization: `Bearer ${token}`, ...(body !== undefined && { 'content-type': 'application/json' }), ...headers },
+      ...(body !== undefined && { body: JSON.stringify(body) })
+    })
+    const text = await response.text()
+    return { status: response.status, headers: response.headers, body: text === '' ? undefined : JSON.parse(text) }
+  }
+}
+
+/** Numbers from 0 to 1 that a seed decides (mulberry32). */
+export function random (seed: number) {
+  let state = seed >>> 0
+  return () => {
+    state = (state + 0x6d2b79f5) >>> 0
+    let mixed = Math.imul(state ^ (state >>> 15), state | 1)
+    mixed ^= mixed + Math.imul(mixed ^ (mixed >>> 7), mixed | 61)
+    return ((mixed ^ (mixed >>> 14)) >>> 0) / 4294967296
+  }
+}
+
+/** Opens blobs as a client would that has retrieved the project's key. */
+export async function opener (send: Send, project: string): Promise<(blob: string) => string> {
+  const { attributes } = (await send('GET', `/${project}/encryption-key`)).body.data
+  const key = pbkdf2Sync(attributes.key, Buffer.from(attributes.key_check_salt, 'base64'), attributes.key_check_iterations, 32, 'sha256')
+  return (blob) => {
+    const bytes = Buffer.from(blob, 'base64')
+    const decipher = createDecipheriv('aes-256-gcm', key, bytes.subarray(0, 12))
+    decipher.setAuthTag(bytes.subarray(-16))
+    return Buffer.concat([decipher.update(bytes.subarray(12, -16)), decipher.final()]).toString()
+  }
+}
+
+export interface Level { project: string, target?: string, environment?: string }
+
+/** A request that changes something, as its sender knows it. */
+export interface Operation {
+  request: string
+  level: Level
+  kind: 'store' | 'restore' | 'delete' | 'purge' | 'version'
+  /** What a store sent. */
+  plaintext?: string
+  /** Undefined when the answer never came. */
+  reply?: Reply
+  sent: number
+  answered: number
+}
+
+/** Makes a project with a target and environments, and answers its levels, deepest first. */
+export async function makeLevels (send: Send, slug: string, environments: string[]): Promise<Level[]> {
+  const made = [
+    await send('POST', '/projects', { name: 'Orbit', slug }),
+    await send('POST', `/${slug}/targets`, { name: 'Backend' })
+  ]
+  for (const name of environments) made.push(await send('POST', `/${slug}/backend/environments`, { name }))
+  for (const { status, body } of made) if (status !== 201) throw new Error(JSON.stringify(body))
+  return [...environments.map((name) => ({ project: slug, target: 'backend', environment: name })), { project: slug, target: 'backend' }, { project: slug }]
+}
+
+let requests = 0
+
+/** Sends one operation under a request id of its own and notes what came of it. */
+export async function operate (
+  send: Send, level: Level, kind: Operation['kind'], method: string, path: string, body: Record<string, unknown>, plaintext?: string
+): Promise<Operation> {
+  const request = `r-${process.pid}-${++requests}`
+  const sent = performance.now()
+  const reply = await send(method, path, body, { 'x-request-id': request }).catch(() => undefined)
+  return { request, level, kind, ...(plaintext !== undefined && { plaintext }), ...(reply && { reply }), sent, answered: performance.now() }
+}
+
+export const store = (send: Send, level: Level, plaintext: string, more: Record<string, unknown> = {}) =>
+  operate(send, level, 'store', 'POST', '/secrets/store', { ...level, plaintext, ...more }, plaintext)
+
+/** The next operation of a random mix: mostly stores and restores, now and then something that takes history away. */
+export function mix (send: Send, levels: Level[], next: () => number, seen: number[]): Promise<Operation> {
+  const level = levels[Math.floor(next() * levels.length)]!
+  const dice = next()
+  const version = seen[Math.max(0, seen.length - 1 - Math.floor(next() * 12))]
+  if (dice < 0.40 || version === undefined) return store(send, level, `VALUE=${Math.floor(next() * 1e9)}`)
+  if (dice < 0.48) return store(send, level, `VALUE=unrecorded-${Math.floor(next() * 1e9)}`, { no_backup: true })
+  if (dice < 0.70) return operate(send, level, 'restore', 'POST', `/secrets/versions/${version}/restore`, {})
+  if (dice < 0.82) return operate(send, level, 'delete', 'POST', '/secrets/delete', { ...level })
+  if (dice < 0.86) return operate(send, level, 'delete', 'POST', '/secrets/delete', { ...level, no_backup: true, confirmed: true })
+  if (dice < 0.93) return operate(send, level, 'version', 'DELETE', `/secrets/versions/${version}`, next() < 0.3 ? { force: true } : {})
+  if (dice < 0.98 && level.environment !== undefined) return operate(send, level, 'purge', 'POST', '/secrets/versions/purge', { ...level, confirmed: true, force: next() < 0.3 })
+  return operate(send, level, 'purge', 'POST', '/secrets/versions/purge', { project: level.project, scope: 'project', confirmed: true })
+}
+
+type Sql = (query: string) => Promise<Record<string, any>[]>
+interface Recorded { plaintext: string | undefined, action: string }
+interface Secret { id: string, level: Level, live: boolean, plaintext: string | undefined, revision: number, versions: Map<number, Recorded> }
+
+export interface Replayed { problems: string[], secrets: Map<string, Secret>, gone: Set<number> }
+
+/**
+ * Reads the audit events, which are numbered in the order of commits, as the history of the organization: plays it
+ * against a model in memory, and compares every step with the rules and the end with the tables. `operations` say what
+ * was sent under each request id, and what was answered.
+ */
+export async function replay (sql: Sql, organization: string, operations: Operation[]): Promise<Replayed> {
+  const problems: string[] = []
+  const problem = (text: string) => { if (problems.length < 20) problems.push(text) }
+  const of = new Map(operations.map((operation) => [operation.request, operation]))
+  const secrets = new Map<string, Secret>()
+  const gone = new Set<number>()
+  const where = `organization_id = '${organization}'`
+  const rows = await sql(`SELECT id, revision, sealed IS NOT NULL AS live FROM secrets WHERE ${where}`)
+  const events = await sql(`SELECT seq, action, resource_type, resource_id, request_id, details FROM audit_events WHERE ${where} ORDER BY seq`)
+  const seen = new Map<string, number>()
+  let newest = 0
+  let latest = -Infinity
+
+  for (const [index, event] of events.entries()) {
+    const details = event.details ?? {}
+    if (Number(event.seq) !== index + 1) problem(`event ${event.seq} is at place ${index + 1}: the numbers have a gap`)
+    seen.set(event.request_id, (seen.get(event.request_id) ?? 0) + 1)
+    const operation = of.get(event.request_id)
+    if (operation === undefined) continue
+    if (operation.answered < latest) problem(`event ${event.seq} was answered before another, of a lower number, was sent`)
+    latest = Math.max(latest, operation.sent)
+    if (event.action === 'secret.store' || event.action === 'secret.restore' || (event.action === 'secret.delete' && 'revision' in details)) write(event, details, operation)
+    else if (event.action === 'secret.delete') {
+      const secret = secrets.get(event.resource_id)
+      if (secret === undefined) { problem(`event ${event.seq} deletes what is not there`); continue }
+      take(event, [secret], details.purged, true, true)
+      secrets.delete(secret.id)
+    } else if (event.action === 'version.delete') {
+      const secret = secrets.get(event.resource_id)
+      if (!secret?.versions.has(details.version)) problem(`event ${event.seq} deletes version ${details.version}, which is not there`)
+      if (secret && !secret.live && details.version === Math.max(...secret.versions.keys()) && !details.force) problem(`event ${event.seq} took a restore snapshot without force`)
+      secret?.versions.delete(details.version)
+      gone.add(details.version)
+    } else if (event.action === 'version.purge') {
+      const level = event.resource_type === 'level'
+      const taken = [...secrets.values()].filter((secret) => level ? isSame(secret.level, operation.level) : secret.level.project === operation.level.project)
+      take(event, taken, details.purged_count, details.force, level)
+      const { reply } = operation
+      if (reply && reply.body.data.purged_count !== details.purged_count) problem(`event ${event.seq} and its answer disagree about purged_count`)
+    }
+  }
+
+  function write (event: Record<string, any>, details: Record<string, any>, operation: Operation) {
+    const before = secrets.get(event.resource_id)
+    const secret = before ?? { id: event.resource_id, level: operation.level, live: false, plaintext: undefined, revision: 0, versions: new Map() }
+    secrets.set(secret.id, secret)
+    if (details.revision !== secret.revision + 1) problem(`event ${event.seq} writes revision ${details.revision} after ${secret.revision}`)
+    secret.revision = details.revision
+    let { plaintext } = operation
+    let action = before === undefined ? 'create' : 'update'
+    if (event.action === 'secret.delete') {
+      plaintext = secret.plaintext
+      action = 'delete'
+      if (!secret.live) problem(`event ${event.seq} deletes what has no document`)
+    } else if (event.action === 'secret.restore') {
+      action = 'restore'
+      if (!secret.versions.has(details.restored_from)) problem(`event ${event.seq} restores version ${details.restored_from}, which is not there`)
+      plaintext = secret.versions.get(details.restored_from)?.plaintext
+    }
+    secret.live = event.action !== 'secret.delete'
+    secret.plaintext = secret.live ? plaintext : undefined
+    if (details.version === null) return
+    if (details.version <= newest) problem(`event ${event.seq} records version ${details.version} after ${newest}`)
+    newest = details.version
+    secret.versions.set(details.version, { plaintext, action })
+    const answered = operation.kind === 'store' ? operation.reply?.body?.data?.version : undefined
+    if (answered !== undefined && answered !== String(details.version)) problem(`event ${event.seq} and its answer disagree about the version`)
+  }
+
+  function take (event: Record<string, any>, from: Secret[], count: number, force: boolean, level: boolean) {
+    let taken = 0
+    for (const secret of from) {
+      const snapshot = secret.live ? undefined : Math.max(...secret.versions.keys())
+      if (level && snapshot !== undefined && !force) problem(`event ${event.seq} purges a deleted secret without force`)
+      for (const id of secret.versions.keys()) {
+        if (id === snapshot && !force) continue
+        secret.versions.delete(id)
+        gone.add(id)
+        taken++
+      }
+    }
+    if (taken !== count) problem(`event ${event.seq} says that ${count} versions went, it were ${taken}`)
+  }
+
+  // AU-12: one event for each change that was acknowledged, none for what was refused; an unknown outcome may be either.
+  for (const { request, reply } of operations) {
+    const count = seen.get(request) ?? 0
+    if (reply && reply.status < 300 && count !== 1) problem(`${request} was acknowledged and has ${count} events`)
+    if (reply && reply.status >= 300 && count !== 0) problem(`${request} was answered with ${reply.status} and has ${count} events`)
+    if (count > 1) problem(`${request} has ${count} events`)
+  }
+
+  const [counter] = await sql(`SELECT next_version, next_event FROM organization_counters WHERE ${where}`)
+  if (Number(counter!.next_event) !== events.length + 1) problem(`the next event is ${counter!.next_event} after ${events.length}`)
+  if (Number(counter!.next_version) !== newest + 1) problem(`the next version is ${counter!.next_version} after ${newest}`)
+  compare('secrets', rows.map((row) => [row.id, Number(row.revision), row.live]), [...secrets.values()].map((secret) => [secret.id, secret.revision, secret.live]))
+  compare('versions', (await sql(`SELECT id, secret_id, action FROM secret_versions WHERE ${where}`)).map((row) => [Number(row.id), row.secret_id, row.action]),
+    [...secrets.values()].flatMap((secret) => [...secret.versions].map(([id, { action }]) => [id, secret.id, action])))
+  // Rule 4, and that nothing hangs in the air: each document is under its project's one active key, and at its level.
+  const [astray] = await sql(`
+    SELECT count(*)::int AS count FROM secrets s
+    LEFT JOIN projects p ON p.id = s.project_id LEFT JOIN targets t ON t.id = s.target_id LEFT JOIN environments e ON e.id = s.environment_id
+    LEFT JOIN encryption_keys k ON k.project_id = p.id AND k.is_active
+    WHERE s.key_version IS DISTINCT FROM p.key_version OR s.key_version IS DISTINCT FROM k.version
+      OR s.level_id IS DISTINCT FROM CASE s.level WHEN 'project' THEN p.id WHEN 'target' THEN t.id ELSE e.id END`)
+  if (astray!.count !== 0) problem(`${astray!.count} documents are not where they belong`)
+  const [orphans] = await sql('SELECT count(*)::int AS count FROM secret_versions v LEFT JOIN secrets s ON s.id = v.secret_id WHERE s.id IS NULL')
+  if (orphans!.count !== 0) problem(`${orphans!.count} versions have no secret`)
+
+  function compare (what: string, found: unknown[][], expected: unknown[][]) {
+    const [a, b] = [found, expected].map((list) => new Set(list.map((row) => JSON.stringify(row))))
+    for (const row of a!) if (!b!.has(row)) problem(`${what}: ${row} is there and should not be`)
+    for (const row of b!) if (!a!.has(row)) problem(`${what}: ${row} is missing`)
+  }
+  return { problems, secrets, gone }
+}
+
+const isSame = (one: Level, other: Level) => one.project === other.project && one.target === other.target && one.environment === other.environment
+
+/** Every page of a level's history, and its document: what a reader sees. */
+export async function look (send: Send, level: Level) {
+  const path = ['', level.project, level.target, level.environment].filter((part) => part !== undefined).join('/')
+  const kind = level.environment !== undefined ? 'environment' : level.target !== undefined ? 'target' : 'project'
+  const read = await send('GET', `${path}/secrets?decrypt=true`)
+  const current = read.body.data.attributes.levels[kind] as { id: string, content: string, version: string | null } | undefined
+  const history: { id: string, attributes: { action: string, key_version: string } }[] = []
+  if (level.environment === undefined) return { current, history }
+  for (let page = 1, last = 1; page <= last; page++) {
+    const listed = await send('POST', '/secrets/versions', { ...level, page, per_page: 100 })
+    history.push(...listed.body.data)
+    last = listed.body.meta.last_page
+  }
+  return { current, history }
+}

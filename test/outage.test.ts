@@ -1,0 +1,177 @@
+import { once } from 'node:events'
+import { setTimeout as pause } from 'node:timers/promises'
+import postgres from 'postgres'
+import t from 'tap'
+import { generateMasterKey } from '../src/crypto/keyring.ts'
+import { hasPostgres, startPostgres } from './helpers/postgres.ts'
+import { startServer } from './helpers/process.ts'
+import { client, makeLevels, type Level, type Reply } from './helpers/traffic.ts'
+
+// The server process under load, while its PostgreSQL is stopped, restarted, frozen and locked up. The bounds are those
+// of the security page with room for a slow machine: they tell "bounded" from "for ever".
+
+const ANSWERED = 10_000
+const RECOVERED = 15_000
+const POOL = 6
+const WRITING = 5
+
+t.setTimeout(180_000)
+
+t.test('PostgreSQL goes away and comes back under load', { skip: !hasPostgres() && 'PostgreSQL is not installed' }, async (t) => {
+  const database = await startPostgres()
+  t.teardown(database.close)
+  const server = await startServer(t, {
+    DATABASE_URL: database.url, DATABASE_POOL: String(POOL), MASTER_KEY: generateMasterKey().text, RATE_LIMIT_API: '0', LOG_LEVEL: 'error'
+  })
+  const send = client(server.address, server.first!)
+  const [level] = await makeLevels(send, 'orbit', ['live']) as [Level]
+  const health = async () => [(await send('GET', '//healthz')).status, (await send('GET', '//readyz')).status]
+  const acknowledged = new Set<string>()
+  const strange: unknown[] = []
+  let slowest = 0
+
+  async function until (condition: () => Promise<boolean> | boolean, what: string) {
+    for (const end = Date.now() + RECOVERED; !await condition(); await pause(20)) if (Date.now() > end) throw new Error(`${what} takes too long`)
+  }
+
+  /** Sends one request and judges its answer: what it should be, or the one refusal of an outage, in bounded time. */
+  async function judged (request: Promise<Reply>): Promise<Reply | undefined> {
+    const started = performance.now()
+    const reply = await request.catch((error: unknown) => { strange.push(String(error)) })
+    slowest = Math.max(slowest, performance.now() - started)
+    if (reply && reply.status !== 200 && !(reply.status === 503 && reply.body.error === 'service_unavailable')) strange.push([reply.status, reply.body])
+    return reply ?? undefined
+  }
+
+  async function underLoad (work: (seen: { good: number, refused: number }) => Promise<void>) {
+    const seen = { good: 0, refused: 0 }
+    let running = true
+    let count = acknowledged.size
+    const one = async (make: () => Promise<Reply>) => {
+      while (running) {
+        const reply = await judged(make())
+        if (reply?.status === 200) {
+          seen.good++
+          if (reply.body.data.version) acknowledged.add(reply.body.data.version)
+        } else {
+          seen.refused++
+          await pause(5)
+        }
+      }
+    }
+    const clients = [
+      ...Array.from({ length: 8 }, () => one(() => send('POST', '/secrets/store', { ...level, plaintext: `VALUE=${++count}` }))),
+      ...Array.from({ length: 8 }, () => one(() => send('GET', '/orbit/backend/live/secrets?decrypt=true'))),
+      ...Array.from({ length: 4 }, () => one(() => send('PATCH', '/orbit', { description: `${++count}` })))
+    ]
+    try {
+      await work(seen)
+    } finally {
+      running = false
+      await Promise.all(clients)
+    }
+  }
+
+  // Every connection for writes waits for one row at the same time: none was lost.
+  async function fullConcurrency () {
+    const { waiting, release } = await lockProject()
+    const requests = Array.from({ length: WRITING }, () => judged(send('PATCH', '/orbit', { description: 'together' })))
+    await until(async () => await waiting() === WRITING, `a pool of ${WRITING}`)
+    await release()
+    await Promise.all(requests)
+  }
+
+  async function lockProject () {
+    const outside = postgres(database.url, { max: 2, onnotice: () => {} })
+    const holder = await outside.reserve()
+    await holder`BEGIN`
+    await holder`SELECT id FROM projects WHERE slug = 'orbit' FOR UPDATE`
+    return {
+      waiting: async () => {
+        const [row] = await outside`SELECT count(*)::int AS count FROM pg_stat_activity WHERE application_name = 'strongroom' AND wait_event_type = 'Lock'`
+        return row!.count as number
+      },
+      release: async () => {
+        await holder`ROLLBACK`
+        holder.release()
+        await outside.end()
+      }
+    }
+  }
+
+  async function recovered (seen: { good: number }) {
+    await until(async () => (await health())[1] === 200, 'readiness')
+    const { good } = seen
+    await until(() => seen.good > good + 20, 'serving again')
+  }
+
+  await t.test('RL-05 stopped at once or in good order, and started again: 503 meanwhile, then full service', async (t) => {
+    await underLoad(async (seen) => {
+      for (const mode of ['immediate', 'fast', 'immediate', 'fast', 'immediate'] as const) {
+        const { good } = seen
+        await until(() => seen.good > good + 20, 'load')
+        await database.stop(mode)
+        const { refused } = seen
+        await until(() => seen.refused > refused + 20, 'refusals')
+        t.same(await health(), [200, 503], `${mode}: alive, not ready`)
+        await database.start()
+        await recovered(seen)
+      }
+    })
+    await fullConcurrency()
+    t.same(strange, [], 'every request was served or refused as it should be')
+  })
+
+  await t.test('RL-07 frozen: every request is answered with 503, and served again after the thaw', async (t) => {
+    await underLoad(async (seen) => {
+      await until(() => seen.good > 20, 'load')
+      database.freeze()
+      try {
+        const { refused } = seen
+        await until(() => seen.refused > refused + 20, 'refusals')
+        t.same(await health(), [200, 503], 'alive, not ready')
+        const replies = await Promise.all(Array.from({ length: 5 }, () => judged(send('GET', '/orbit'))))
+        t.same(replies.map((reply) => reply?.status), Array(5).fill(503))
+      } finally {
+        database.thaw()
+      }
+      await recovered(seen)
+    })
+    await fullConcurrency()
+    t.same(strange, [])
+  })
+
+  await t.test('RL-06 a row locked under every connection of the pool: bounded 503, reads go on, full service after', async (t) => {
+    const { waiting, release } = await lockProject()
+    const writes = Array.from({ length: 40 }, () => judged(send('PATCH', '/orbit', { description: 'waiting' })))
+    await until(async () => await waiting() === WRITING, 'an exhausted pool')
+    t.same(await health(), [200, 200], 'alive and ready')
+    t.equal((await judged(send('GET', '/orbit/backend/live/secrets')))?.status, 200, 'a read needs no lock')
+    const replies = await Promise.all(writes)
+    t.same([...new Set(replies.map((reply) => reply?.status))], [503])
+    await release()
+    await fullConcurrency()
+    t.equal((await judged(send('PATCH', '/orbit', { description: 'after' })))?.status, 200)
+    t.same(strange, [])
+  })
+
+  await t.test('RL-05 RL-41 the process never ended, said nothing of an unknown error, and lost no acknowledged write', async (t) => {
+    t.equal(server.child.exitCode, null)
+    t.ok(slowest < ANSWERED, `the slowest answer took ${Math.round(slowest)} ms`)
+    const listed = new Set<string>()
+    for (let page = 1, last = 1; page <= last; page++) {
+      const { body } = await send('POST', '/secrets/versions', { ...level, page, per_page: 100 })
+      for (const { id } of body.data) listed.add(id)
+      last = body.meta.last_page
+    }
+    t.ok(acknowledged.size > 100)
+    t.same([...acknowledged].filter((id) => !listed.has(id)), [])
+    t.equal(server.stderr(), '')
+    const lines = server.stdout().split('\n').filter((line) => line.startsWith('{')).map((line) => JSON.parse(line))
+    t.ok(lines.length > 0)
+    t.same(lines.filter(({ level, error_code }) => level >= 60 || error_code === 'internal_error'), [])
+    const exit = once(server.child, 'exit')
+    server.child.kill('SIGTERM')
+    t.same(await exit, [0, null])
+  })
+})

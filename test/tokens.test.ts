@@ -1,0 +1,397 @@
+import { createHash } from 'node:crypto'
+import { crc32 } from 'node:zlib'
+import t from 'tap'
+import { SCOPE_NAMES } from '../schemas/scopes.ts'
+import { buildApp } from '../src/app.ts'
+import { TOKEN_PATTERN, mintApiToken } from '../src/crypto/bearer.ts'
+import { connect, type Database } from '../src/db/database.ts'
+import { freshDatabase, makeLevel, startApp, type Answer, type Caller } from './helpers/app.ts'
+
+const service = await startApp(t)
+
+const keysOf = (caller: Caller) => `/organizations/${caller.organization}/api-keys`
+const create = (caller: Caller, body: object) => caller.call('POST', keysOf(caller), { name: 'CI', ...body })
+const failing = (answer: Answer) => [answer.status, answer.body.error, Object.keys(answer.body.errors ?? {})]
+const count = async (caller: Caller) => (await caller.call('GET', keysOf(caller))).body.meta.total as number
+
+/** Somebody who holds `token`. */
+function holder (caller: Caller, token: string): Caller {
+  return { ...caller, token, call: (method, path, body, headers) => caller.call(method, path, body, { ...headers, authorization: `Bearer ${token}` }) }
+}
+
+t.test('a token is created once, with the members that the list shows, and works at once', async (t) => {
+  const owner = await service.organization()
+  const expires_at = '2099-01-02T03:04:05.000Z'
+  const created = await create(owner, { name: 'CI', abilities: ['secret:read', 'project:read'], expires_at: '2099-01-02T04:04:05+01:00' })
+  t.equal(created.status, 201)
+  const { token, message, api_key } = created.body
+  t.strictSame(created.body, {
+    success: true,
+    message,
+    token,
+    api_key: {
+      id: api_key.id,
+      name: 'CI',
+      token_prefix: token.slice(0, 12),
+      abilities: ['secret:read', 'project:read'],
+      restrictions: [],
+      expires_at,
+      last_used_at: null,
+      created_at: api_key.created_at,
+      updated_at: api_key.created_at
+    }
+  })
+  t.match(api_key.id, /^[1-9]\d*$/)
+  t.match(api_key.created_at, /^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z$/)
+  t.equal(created.headers['cache-control'], 'no-store')
+  const list = await owner.call('GET', keysOf(owner))
+  t.strictSame(list.body.data[0], api_key, 'newest first, in the same shape')
+  t.strictSame(list.body.meta, { current_page: 1, per_page: 1000, total: 2, last_page: 1, from: 1, to: 2 })
+  t.strictSame((await owner.call('GET', `${keysOf(owner)}?per_page=1&page=2`)).body.meta, { current_page: 2, per_page: 1, total: 2, last_page: 2, from: 2, to: 2 })
+  t.equal((await holder(owner, token).call('GET', `/${owner.organization}/projects`)).status, 200)
+  const forever = await create(owner, { abilities: ['*'], expires_at: null })
+  t.strictSame([forever.status, forever.body.api_key.expires_at, forever.body.api_key.abilities], [201, null, ['*']])
+})
+
+t.test('CR-30: a token is dotenv_<ULID>_<40 base62><6 base62 of CRC-32>, as secret scanners are told', async (t) => {
+  const owner = await service.organization()
+  const tokens: string[] = []
+  for (let i = 0; i < 20; i++) tokens.push((await create(owner, { abilities: ['secret:read'] })).body.token)
+  t.equal(new Set(tokens).size, 20)
+  for (const token of tokens) {
+    const [, organization, checksum] = /^dotenv_([0-9A-HJKMNP-TV-Z]{26})_[0-9A-Za-z]{40}([0-9A-Za-z]{6})$/.exec(token) ?? []
+    t.equal(organization, owner.organization)
+    let value = 0
+    for (const digit of checksum ?? '') value = value * 62 + '0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz'.indexOf(digit)
+    t.equal(value, crc32(token.slice(0, -6)), 'the checksum is over everything before it')
+    t.match(token, TOKEN_PATTERN)
+  }
+})
+
+t.test('CR-30: a token whose form or checksum is wrong is refused without a query', async (t) => {
+  // A database that is gone answers 503 to whoever asks it: only what is refused before can be a 401.
+  const gone = await freshDatabase()
+  await gone.database.close()
+  t.teardown(gone.drop)
+  const app = await buildApp({ config: service.config, database: gone.database, keyring: service.keyring, logStream: { write: () => {} } })
+  t.teardown(() => app.close())
+  const owner = await service.organization()
+  const ask = async (authorization: string) => (await app.inject({ url: `/api/v1/${owner.organization}/projects`, headers: { authorization } })).statusCode
+  t.equal(await ask(`Bearer ${mintApiToken(owner.organization)}`), 503, 'a well-formed one is looked up')
+  const good = mintApiToken(owner.organization)
+  const garbage = [
+    'x', good.slice(0, -1), `${good}0`, good.toLowerCase(), good.replace('dotenv_', 'dotenv-'), `${good} ${good}`, good.replace(/^dotenv/, 'dotenv_at'),
+    'a'.repeat(600), `dotenv_${'I'.repeat(26)}_${'a'.repeat(46)}`
+  ]
+  for (let i = 0; i < good.length; i++) garbage.push(good.slice(0, i) + (good[i] === '2' ? '3' : '2') + good.slice(i + 1))
+  for (let i = 0; i < 1000; i++) garbage.push(`dotenv_${owner.organization}_${i.toString(36).padStart(46, 'A')}`)
+  const statuses = new Set<number>()
+  for (const token of garbage) statuses.add(await ask(`Bearer ${token}`))
+  t.strictSame([...statuses], [401])
+})
+
+t.test('CR-31, CR-32: of a token only its SHA-256 is stored, and it is shown in the answer of its creation alone', async (t) => {
+  const owner = await service.organization()
+  const { token, api_key } = (await create(owner, { abilities: ['*'] })).body
+  const secret = token.slice(-46)
+  const [row] = await service.sql(`SELECT encode(token_hash, 'hex') AS hash FROM api_tokens WHERE id = ${api_key.id}`)
+  t.equal(row?.hash, createHash('sha256').update(token).digest('hex'))
+
+  const user = holder(owner, token)
+  const answers = [
+    await user.call('GET', keysOf(owner)),
+    await user.call('GET', '/organization'),
+    await user.call('GET', `/${owner.organization}/none`),
+    await user.call('POST', `/${owner.organization}/projects`, { name: 5 }),
+    await owner.call('DELETE', `${keysOf(owner)}/${api_key.id}`),
+    await user.call('GET', '/organization')
+  ]
+  t.strictSame(answers.map(({ status }) => status), [200, 200, 404, 422, 204, 401])
+  for (const { text, headers } of answers) t.notMatch(text + JSON.stringify(headers), secret)
+  t.ok(service.logs.length > 0)
+  t.notMatch(service.logs.join(''), secret, 'no log line has it')
+  const tables = await service.sql("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")
+  t.ok(tables.length > 10)
+  for (const { tablename } of tables) {
+    const found = await service.sql(`SELECT 1 FROM ${tablename} t WHERE t::text LIKE '%${secret}%' OR t::text LIKE '%${Buffer.from(secret).toString('hex')}%'`)
+    t.equal(found.length, 0, `no row of ${tablename} has it`)
+  }
+})
+
+t.test('CR-33: a deleted or expired token is dead at once, on every instance', async (t) => {
+  const owner = await service.organization()
+  const other = await anotherInstance(t)
+  const statuses = async (token: string) => [
+    (await holder(owner, token).call('GET', '/organization')).status,
+    (await other.inject({ url: '/api/v1/organization', headers: { authorization: `Bearer ${token}` } })).statusCode
+  ]
+  const [gone, expiring] = [(await create(owner, { abilities: ['*'] })).body, (await create(owner, { abilities: ['*'], expires_at: '2099-01-01T00:00:00Z' })).body]
+  t.strictSame(await statuses(gone.token), [200, 200])
+  t.strictSame(await statuses(expiring.token), [200, 200])
+  const deleted = await owner.call('DELETE', `${keysOf(owner)}/${gone.api_key.id}`)
+  t.strictSame([deleted.status, deleted.text], [204, ''])
+  t.strictSame(await statuses(gone.token), [401, 401])
+  await service.sql(`UPDATE api_tokens SET expires_at = now() WHERE id = ${expiring.api_key.id}`)
+  t.strictSame(await statuses(expiring.token), [401, 401], 'the database’s clock decides')
+  t.equal((await owner.call('DELETE', `${keysOf(owner)}/${gone.api_key.id}`)).status, 404, 'it is gone')
+  t.strictSame((await owner.call('GET', keysOf(owner))).body.data.map(({ id }: { id: string }) => id).includes(gone.api_key.id), false)
+  const own = (await owner.call('GET', keysOf(owner))).body.data.at(-1).id
+  t.equal((await owner.call('DELETE', `${keysOf(owner)}/${own}`)).status, 204, 'a token may end itself')
+  t.equal((await owner.call('GET', '/organization')).status, 401)
+})
+
+async function anotherInstance (t: { teardown (fn: () => unknown): void }) {
+  let database: Database = service.database
+  if (process.env.TEST_DATABASE_URL !== undefined) {
+    const url = new URL(process.env.TEST_DATABASE_URL)
+    const [row] = await service.sql('SELECT current_database() AS name')
+    url.pathname = `/${String(row?.name)}`
+    database = await connect({ url: url.href, pool: 2 })
+    t.teardown(() => database.close())
+  }
+  const app = await buildApp({ config: service.config, database, keyring: service.keyring, logStream: { write: () => {} } })
+  t.teardown(() => app.close())
+  return app
+}
+
+t.test('what is no token’s id, or another organization’s, is 404 on delete and ends nothing', async (t) => {
+  const [owner, stranger] = [await service.organization(), await service.organization()]
+  const [theirs] = (await stranger.call('GET', keysOf(stranger))).body.data
+  for (const id of [theirs.id, '0', '-1', '1e3', '0x1', '00001', ' 1', '1 ', '9007199254740993', '9223372036854775808', 'x', '１']) {
+    t.strictSame(failing(await owner.call('DELETE', `${keysOf(owner)}/${encodeURIComponent(id)}`)), [404, 'not_found', []], id)
+  }
+  t.equal((await stranger.call('GET', '/organization')).status, 200)
+})
+
+t.test('every scope can be granted alone, and older spellings are stored in the canonical form', async (t) => {
+  const owner = await service.organization()
+  const writes = (noun: string) => [`${noun}:create`, `${noun}:update`, `${noun}:delete`]
+  const rows: [spelling: string, stored: string[]][] = [
+    ...SCOPE_NAMES.map((scope): [string, string[]] => [scope, [scope]]),
+    ...SCOPE_NAMES.filter((scope) => scope !== 'secret:write').map((scope): [string, string[]] => [scope.replace(':', 's:'), [scope]]),
+    ['secrets:write', ['secret:write']],
+    ['encryption:read', ['key:retrieve']],
+    ['encryption:write', ['key:rotate']],
+    ...['project', 'target', 'environment', 'team', 'organization', 'member', 'api-token'].flatMap((noun): [string, string[]][] => [
+      [`${noun}:write`, writes(noun)], [`${noun}s:write`, writes(noun)]
+    ]),
+    ...['create', 'read', 'update', 'delete'].flatMap((verb): [string, string[]][] => [[`apikeys:${verb}`, [`api-token:${verb}`]], [`env:${verb}`, [`environment:${verb}`]]]),
+    ['apikeys:write', writes('api-token')],
+    ['env:write', writes('environment')],
+    ['*', ['*']]
+  ]
+  t.equal(SCOPE_NAMES.length, 38)
+  for (const [spelling, stored] of rows) {
+    const { status, body } = await create(owner, { abilities: [spelling] })
+    t.strictSame([status, body.api_key?.abilities], [201, stored], spelling)
+  }
+  const mixed = await create(owner, { abilities: ['project:write', 'project:create', 'projects:read', 'env:read'] })
+  t.strictSame(mixed.body.api_key.abilities, ['project:create', 'project:update', 'project:delete', 'project:read', 'environment:read'], 'each is stored once')
+})
+
+t.test('TI-34: unknown, mixed-case, padded, patterned and repeated abilities are refused, and none is made', async (t) => {
+  const owner = await service.organization()
+  const bad: unknown[] = [
+    [], ['Secret:Read'], ['SECRET:READ'], ['secret:*'], ['*:read'], ['secret:read '], [' secret:read'], ['secret:read\n'], ['secret'], ['secret:'], [':read'], [''],
+    ['secret:read:all'], ['secret/read'], ['secret.read'], ['secrets:'], ['secret:+'], ['all'], ['admin'], ['**'], ['*', 'secret:read'], ['secret:read', '*'], ['*', '*'],
+    ['secret:read', 'secret:read'], ['secret:read', 'nothing:read'], ['encryption:rotate'], ['apikeys:*'], ['env:*'], ['constructor'], ['__proto__'], ['hasOwnProperty'],
+    Array.from({ length: 10_000 }, () => 'secret:read'), ['a'.repeat(65)], 'secret:read', { 0: 'secret:read' }, null, [5], [null], [['secret:read']], undefined
+  ]
+  for (const abilities of bad) {
+    const answer = await create(owner, { abilities })
+    t.equal(answer.status, 422, JSON.stringify(abilities)?.slice(0, 80))
+    t.equal(answer.body.error, 'validation_failed')
+    t.ok(Object.keys(answer.body.errors).every((member) => /^abilities(?:\.\d+)?$/.test(member)), Object.keys(answer.body.errors).join())
+  }
+  t.equal(await count(owner), 1)
+})
+
+t.test('a name, an expiry, restrictions and unknown members are judged, and none is made', async (t) => {
+  const owner = await service.organization()
+  await makeLevel(owner, { slug: 'orbit' })
+  const rows: [members: object, named: string[]][] = [
+    ...['', ' ', 'a'.repeat(256), 5, null, undefined].map((name): [object, string[]] => [{ name }, ['name']]),
+    ...['2001-01-01T00:00:00Z', new Date().toISOString(), 'tomorrow', '', '2099-01-01', '2099-01-01T00:00:00', '2099-13-01T00:00:00Z', 4102444800, true, {}].map((expires_at): [object, string[]] => [{ expires_at }, ['expires_at']]),
+    [{ restrictions: [{ project: 'none' }] }, ['restrictions.0']],
+    [{ restrictions: [{ project: 'orbit' }, { project: 'orbit', target: 'none' }] }, ['restrictions.1']],
+    [{ restrictions: [{ project: 'orbit', target: 'backend', environment: 'none' }] }, ['restrictions.0']],
+    [{ restrictions: [{ project: 'orbit', environment: 'live' }] }, ['restrictions.0.target']],
+    [{ restrictions: [{}] }, ['restrictions.0.project']],
+    [{ restrictions: [{ project: 'orbit', team: 'x' }] }, ['restrictions.0.team']],
+    [{ restrictions: [{ project: 'Orbit' }] }, ['restrictions.0.project']],
+    [{ restrictions: ['orbit'] }, ['restrictions.0']],
+    [{ restrictions: 'orbit' }, ['restrictions']],
+    [{ restrictions: null }, ['restrictions']],
+    [{ restrictions: Array.from({ length: 101 }, () => ({ project: 'orbit' })) }, ['restrictions']],
+    [{ token: 'x' }, ['token']],
+    [{ scopes: ['*'] }, ['scopes']]
+  ]
+  for (const [members, named] of rows) {
+    t.strictSame(failing(await create(owner, { abilities: ['secret:read'], ...members })), [422, 'validation_failed', named], JSON.stringify(members).slice(0, 100))
+  }
+  t.equal(await count(owner), 1)
+})
+
+t.test('TI-30: no token makes one that holds more than it does itself', async (t) => {
+  const owner = await service.organization()
+  await makeLevel(owner, { slug: 'orbit' })
+  await makeLevel(owner, { slug: 'comet', storage_mode: 'client', key_check: Buffer.alloc(32).toString('base64'), key_check_salt: Buffer.alloc(16).toString('base64'), key_check_iterations: 600_000 })
+  const soon = '2098-01-01T00:00:00.000Z'
+  const base = ['api-token:create', 'secret:read', 'project:read']
+  const orbit = { project: 'orbit' }
+  const backend = { project: 'orbit', target: 'backend' }
+  const live = { project: 'orbit', target: 'backend', environment: 'live' }
+  const makers = {
+    plain: { abilities: base },
+    all: { abilities: ['*'] },
+    ending: { abilities: base, expires_at: soon },
+    narrow: { abilities: base, restrictions: [backend] },
+    allNarrow: { abilities: ['*'], restrictions: [backend, { project: 'comet' }] }
+  }
+  const rows: [maker: keyof typeof makers, made: object, allowed: boolean, missing?: string][] = [
+    ['plain', { abilities: ['secret:read'] }, true],
+    ['plain', { abilities: base }, true],
+    ['plain', { abilities: ['*'] }, false, '*'],
+    ['plain', { abilities: ['secret:write'] }, false, 'secret:write'],
+    ['plain', { abilities: ['secret:read', 'secret:decrypt'] }, false, 'secret:decrypt'],
+    ['plain', { abilities: ['project:write'] }, false, 'project:create'],
+    ['plain', { abilities: ['secret:read'], expires_at: soon, restrictions: [live] }, true],
+    ['all', { abilities: ['*'] }, true],
+    ['all', { abilities: ['billing:write', 'secret:purge'] }, true],
+    ['ending', { abilities: ['secret:read'] }, false],
+    ['ending', { abilities: ['secret:read'], expires_at: null }, false],
+    ['ending', { abilities: ['secret:read'], expires_at: '2098-01-01T00:00:00.001Z' }, false],
+    ['ending', { abilities: ['secret:read'], expires_at: soon }, true],
+    ['ending', { abilities: ['secret:read'], expires_at: '2097-12-31T23:59:59Z' }, true],
+    ['narrow', { abilities: ['secret:read'] }, false],
+    ['narrow', { abilities: ['secret:read'], restrictions: [] }, false],
+    ['narrow', { abilities: ['secret:read'], restrictions: [orbit] }, false],
+    ['narrow', { abilities: ['secret:read'], restrictions: [{ project: 'comet' }] }, false],
+    ['narrow', { abilities: ['secret:read'], restrictions: [live, { project: 'comet' }] }, false],
+    ['narrow', { abilities: ['secret:read'], restrictions: [backend] }, true],
+    ['narrow', { abilities: ['secret:read'], restrictions: [live] }, true],
+    ['allNarrow', { abilities: ['*'], restrictions: [live, { project: 'comet', target: 'backend' }] }, true],
+    ['allNarrow', { abilities: ['*'], restrictions: [live, orbit] }, false],
+    ['allNarrow', { abilities: ['*'] }, false]
+  ]
+  const holders = new Map<string, Caller>()
+  for (const [name, body] of Object.entries(makers)) holders.set(name, holder(owner, (await create(owner, body)).body.token))
+  for (const [name, body, allowed, missing] of rows) {
+    const before = await count(owner)
+    const { status, body: answer } = await create(holders.get(name)!, body)
+    t.equal(status, allowed ? 201 : 403, `${name} makes ${JSON.stringify(body)}`)
+    t.equal(await count(owner), before + (allowed ? 1 : 0))
+    if (allowed) continue
+    t.equal(answer.error, 'insufficient_permissions')
+    t.strictSame(answer.details.granted_scopes, makers[name].abilities)
+    if (missing !== undefined) t.equal(answer.details.required_scope, missing)
+  }
+})
+
+t.test('TI-35: a narrowed token acts in its part of the hierarchy; what lies beside, above or elsewhere is 404', async (t) => {
+  const owner = await service.organization()
+  const o = owner.organization
+  for (const slug of ['orbit', 'comet']) {
+    await makeLevel(owner, { slug })
+    await owner.call('POST', `/${o}/${slug}/targets`, { name: 'Worker' })
+    await owner.call('POST', `/${o}/${slug}/backend/environments`, { name: 'Stage' })
+    for (const level of [{}, { target: 'backend' }, { target: 'backend', environment: 'live' }, { target: 'backend', environment: 'stage' }]) {
+      const stored = await owner.call('POST', `/${o}/secrets/store`, { project: slug, ...level, plaintext: `WHERE=${slug}-${Object.values(level).join('-')}` })
+      t.equal(stored.status, 200)
+    }
+  }
+  const narrow = async (restriction: object) => holder(owner, (await create(owner, { abilities: ['*'], restrictions: [restriction] })).body.token)
+  const [project, target, environment] = [
+    await narrow({ project: 'orbit' }), await narrow({ project: 'orbit', target: 'backend' }), await narrow({ project: 'orbit', target: 'backend', environment: 'live' })
+  ]
+  const paths: [path: string, project: number, target: number, environment: number][] = [
+    ['orbit', 200, 404, 404],
+    ['orbit/targets', 200, 404, 404],
+    ['orbit/encryption-key', 200, 404, 404],
+    ['orbit/encryption-key/history', 200, 404, 404],
+    ['orbit/secrets', 200, 404, 404],
+    ['orbit/backend', 200, 200, 404],
+    ['orbit/backend/environments', 200, 200, 404],
+    ['orbit/backend/secrets', 200, 200, 404],
+    ['orbit/backend/live', 200, 200, 200],
+    ['orbit/backend/live/secrets', 200, 200, 200],
+    ['orbit/backend/stage', 200, 200, 404],
+    ['orbit/backend/stage/secrets', 200, 200, 404],
+    ['orbit/worker', 200, 404, 404],
+    ['comet', 404, 404, 404],
+    ['comet/backend/live', 404, 404, 404],
+    ['comet/backend/live/secrets', 404, 404, 404]
+  ]
+  for (const [path, ...expected] of paths) {
+    const statuses = [project, target, environment].map(async (caller) => (await caller.call('GET', `/${o}/${path}`)).status)
+    t.strictSame(await Promise.all(statuses), expected, path)
+  }
+  const levels = async (caller: Caller) => Object.keys((await caller.call('GET', `/${o}/orbit/backend/live/secrets?decrypt=true`)).body.data.attributes.levels)
+  t.strictSame([await levels(project), await levels(target), await levels(environment)], [['project', 'target', 'environment'], ['target', 'environment'], ['environment']], 'merging brings in no more')
+  const raw = await environment.call('GET', `/${o}/orbit/backend/live/secrets?decrypt=true&raw=true&merge=true`)
+  t.strictSame(raw.body, { WHERE: 'orbit-backend-live' })
+  t.strictSame((await project.call('GET', `/${o}/projects`)).body.data.map(({ id }: { id: string }) => id).length, 1)
+  t.strictSame((await environment.call('GET', `/${o}/projects`)).body, { data: [], meta: { current_page: 1, per_page: 1000, total: 0, last_page: 1, from: null, to: null } })
+
+  const theirs = { project: 'orbit', target: 'backend', environment: 'live' }
+  const beside = { ...theirs, environment: 'stage' }
+  const versionOf = async (level: object) => (await owner.call('POST', `/${o}/secrets/versions`, level)).body.data[0].id as string
+  const writes: [method: string, path: string, body: object][] = [
+    ['POST', 'secrets/store', { ...beside, plaintext: 'A=1' }],
+    ['POST', 'secrets/store', { project: 'orbit', plaintext: 'A=1' }],
+    ['POST', 'secrets/delete', beside],
+    ['POST', 'secrets/delete', { ...beside, no_backup: true, confirmed: true }],
+    ['POST', 'secrets/retrieve', beside],
+    ['POST', 'secrets/retrieve', { ...theirs, action: 'key:retrieve' }],
+    ['POST', 'secrets/versions', beside],
+    ['POST', 'secrets/versions/purge', { ...beside, confirmed: true }],
+    ['POST', 'secrets/versions/purge', { ...theirs, scope: 'project', confirmed: true }],
+    ['GET', `secrets/versions/${await versionOf(beside)}`, {}],
+    ['POST', `secrets/versions/${await versionOf(beside)}/restore`, {}],
+    ['DELETE', `secrets/versions/${await versionOf(beside)}`, {}],
+    ['POST', 'projects', { name: 'New' }],
+    ['POST', 'orbit/targets', { name: 'New' }],
+    ['POST', 'orbit/backend/environments', { name: 'New' }],
+    ['PATCH', 'orbit', { name: 'New' }],
+    ['PATCH', 'orbit/backend', { name: 'New' }],
+    ['PATCH', 'orbit/backend/stage', { name: 'New' }],
+    ['DELETE', 'orbit/backend/stage', {}],
+    ['DELETE', 'orbit/backend', {}],
+    ['DELETE', 'orbit', {}]
+  ]
+  const before = await service.sql(`SELECT count(*)::int AS n, max(updated_at) AS at FROM secrets WHERE organization_id = '${o}'`)
+  for (const [method, path, body] of writes) t.strictSame(failing(await environment.call(method, `/${o}/${path}`, body)), [404, 'not_found', []], `${method} ${path} ${JSON.stringify(body)}`)
+  t.same([...await service.sql(`SELECT count(*)::int AS n, max(updated_at) AS at FROM secrets WHERE organization_id = '${o}'`)], [...before], 'nothing was written')
+  t.equal((await environment.call('POST', `/${o}/secrets/store`, { ...theirs, plaintext: 'A=1' })).status, 200, 'its own level it may write')
+
+  // A part is named by ids: a rename moves nothing in or out.
+  t.equal((await owner.call('PATCH', `/${o}/orbit/backend/live`, { slug: 'old-live' })).status, 200)
+  t.equal((await owner.call('PATCH', `/${o}/orbit/backend/stage`, { slug: 'live' })).status, 200)
+  t.equal((await environment.call('GET', `/${o}/orbit/backend/old-live/secrets`)).status, 200)
+  t.equal((await environment.call('GET', `/${o}/orbit/backend/live/secrets`)).status, 404)
+  const shown = (await owner.call('GET', keysOf(owner))).body.data[0]
+  t.strictSame(shown.restrictions, [{ project: 'orbit', target: 'backend', environment: 'old-live' }])
+  t.equal((await owner.call('DELETE', `/${o}/orbit/backend/old-live`)).status, 204)
+  t.equal((await environment.call('GET', `/${o}/orbit/backend/live`)).status, 404, 'with its part deleted it can reach nothing')
+})
+
+t.test('the use of a token is remembered', async (t) => {
+  const owner = await service.organization()
+  const [{ id }] = (await owner.call('GET', keysOf(owner))).body.data
+  // Nobody waits for it to be written, so that is waited for here.
+  for (const until = Date.now() + 5000; ;) {
+    const [row] = await service.sql(`SELECT last_used_at FROM api_tokens WHERE id = ${id}`)
+    if (row?.last_used_at !== null || Date.now() > until) break
+  }
+  const [key] = (await owner.call('GET', keysOf(owner))).body.data
+  t.match(key.last_used_at, /^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z$/)
+})
+
+t.test('creating and deleting a token are audited, without its value', async (t) => {
+  const owner = await service.organization()
+  const { api_key } = (await create(owner, { abilities: ['secret:read'] })).body
+  await owner.call('DELETE', `${keysOf(owner)}/${api_key.id}`)
+  t.same([...await service.sql(`SELECT action, resource_id FROM audit_events WHERE organization_id = '${owner.organization}' ORDER BY seq`)], [
+    { action: 'api-token.create', resource_id: api_key.id }, { action: 'api-token.delete', resource_id: api_key.id }
+  ])
+})

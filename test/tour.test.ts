@@ -1,0 +1,31 @@
+import { join } from 'node:path'
+import t, { type Test } from 'tap'
+import { generateMasterKey } from '../src/crypto/keyring.ts'
+import { hasPostgres, startPostgres } from './helpers/postgres.ts'
+import { run, scratchDirectory, startServer } from './helpers/process.ts'
+
+t.setTimeout(90_000)
+
+async function tour (t: Test, env: Record<string, string>) {
+  const server = await startServer(t, env)
+  const { code, stdout, stderr } = await run('sh', ['examples/tour.sh'], { STRONGROOM_URL: server.address, STRONGROOM_TOKEN: server.first!.token })
+  t.equal(stderr, '')
+  t.equal(stdout.trimEnd().split('\n').at(-1), 'All as it should be.')
+  t.equal(code, 0)
+
+  const stopped = await run('sh', ['examples/tour.sh'], { STRONGROOM_URL: server.address, STRONGROOM_TOKEN: `${server.first!.token}x` })
+  t.equal(stopped.code, 1, 'it stops at the first answer that is not what it should be')
+  t.match(stopped.stderr, 'expected 200, got 401')
+  t.notMatch(stopped.stdout, 'All as it should be.')
+  t.equal((await server.stop()).code, 0)
+}
+
+t.test('the tour goes through on the embedded database', async (t) => {
+  await tour(t, { DATA_DIR: join(scratchDirectory(t), 'data') })
+})
+
+t.test('the tour goes through on PostgreSQL', { skip: !hasPostgres() && 'PostgreSQL is not installed' }, async (t) => {
+  const postgres = await startPostgres()
+  t.teardown(postgres.close)
+  await tour(t, { DATABASE_URL: postgres.url, MASTER_KEY: generateMasterKey().text })
+})
