@@ -7,8 +7,8 @@ import { initialize } from './commands/initialize.ts'
 import { open, openDatabase, StartError } from './commands/open.ts'
 import { renderOpenApi } from './commands/openapi.ts'
 import { serve } from './commands/serve.ts'
-import { ConfigError, loadConfig } from './config.ts'
-import { databaseError } from './db/database.ts'
+import { loadConfig } from './config.ts'
+import { DatabaseError, databaseError, DatabaseUnavailable } from './db/database.ts'
 import { updateOrganization } from './repositories/organizations.ts'
 
 const USAGE = `Usage: strongroom COMMAND
@@ -118,8 +118,9 @@ export async function main (argv: string[]): Promise<number> {
       process.stderr.write(`${error.message}\n`)
       return 2
     }
-    const shown = error instanceof ConfigError || error instanceof StartError ? error : databaseError(error)
-    process.stderr.write(`${shown.message.split('\n', 1)[0]}\n`)
+    const shown = databaseError(error)
+    const what = shown instanceof DatabaseUnavailable || shown instanceof DatabaseError ? 'The database cannot be used: ' : ''
+    process.stderr.write(`${what}${shown.message.split('\n', 1)[0]}\n`)
     return 1
   }
 }

@@ -167,7 +167,7 @@ for (const [what, path, remaining] of [
         const { reply } = await store(send, levels[0]!, `A=${writer}-${turn}`)
         if (reply?.status === 200 && ++acknowledged === 15) {
           deleted = send('DELETE', path)
-          void send('POST', '/orbit/backend/environments', { name: `Late ${writer}` })
+          await send('POST', '/orbit/backend/environments', { name: `Late ${writer}` })
         }
         if (reply?.status !== 200 || turn === 200) return reply
       }

@@ -3,7 +3,7 @@ import { EVENTS } from '../schemas/events.ts'
 import { SCOPE_NAMES } from '../schemas/scopes.ts'
 import { mintApiToken } from '../src/crypto/bearer.ts'
 import { RESERVED } from '../src/rules/slugs.ts'
-import { makeLevel, startApp, type Answer, type Caller } from './helpers/app.ts'
+import { startApp, type Answer, type Caller } from './helpers/app.ts'
 
 type Access = 'public' | 'authenticated' | (typeof SCOPE_NAMES)[number]
 type Depth = 'organization' | 'project' | 'target' | 'environment'
@@ -86,7 +86,7 @@ const OPERATIONS: Record<string, Row> = {
 /** They only read, though their method is not a reader's. */
 const READS = ['retrieveSecrets', 'retrieveSecretsLongPath', 'listVersions']
 
-interface Schema { const?: string, anyOf?: Schema[], properties?: Record<string, Schema>, $ref?: string }
+interface Schema { enum?: string[], anyOf?: Schema[], properties?: Record<string, Schema>, $ref?: string }
 interface Operation {
   operationId?: string
   tags?: string[]
@@ -110,7 +110,7 @@ const rowOf = (operation: Operation) => OPERATIONS[operation.operationId ?? ''] 
 const resolve = (schema: Schema): Schema => schema.$ref === undefined ? schema : document.components.schemas[schema.$ref.replace('#/components/schemas/', '')]!
 const codesOf = (schema: Schema): string[] => {
   const { anyOf, properties } = resolve(schema)
-  return anyOf?.flatMap(codesOf) ?? [properties?.error?.const ?? '']
+  return anyOf?.flatMap(codesOf) ?? properties?.error?.enum ?? ['']
 }
 
 t.test('TI-36: the published operations and their scopes are exactly those of the specification and the API page', async (t) => {
@@ -196,14 +196,15 @@ t.test('D17: every static word that shares a place with a parameter is reserved'
     for (const other of paths) {
       for (const [i, segment] of one.entries()) {
         const [mine, theirs] = [parameterOf(segment), parameterOf(other[i])]
-        if (mine !== undefined && theirs === undefined && other[i] !== undefined) shared.push(`${mine} ${other[i]}`)
+        // An id is a number: no word can be one.
+        if (mine !== undefined && mine in RESERVED && theirs === undefined && other[i] !== undefined) shared.push(`${mine} ${other[i]}`)
         // Where a parameter meets a word that it cannot be, the two paths part.
         if (mine === undefined && theirs === undefined ? segment !== other[i] : (mine === undefined) !== (theirs === undefined)) break
       }
     }
   }
   const needed = [...new Set(shared)].map((pair) => pair.split(' ') as [string, string])
-  t.ok(needed.length >= 6)
+  t.ok(needed.length >= 6, `${needed.length} words share a place`)
   t.strictSame(needed.filter(([kind, word]) => !reserved(kind, word)), [])
   const ofThePage = {
     organization: ['user', 'organization', 'organizations', 'plans', 'cli'],
@@ -345,7 +346,7 @@ t.test('TI-10, TI-11: every operation answers every kind of caller as it should,
   }
   const quiet = (text: string) => text.replace(/\{"name":"(?:audit_events|organization_counters)"[^}]*\}/g, '')
   t.equal(quiet(await fingerprint()), quiet(before), 'nothing was changed by what was refused, nor by what only reads')
-  t.ok(cells >= 1700, `${cells} cells`)
+  t.ok(cells >= 2000, `${cells} cells`)
 
   // The other side of each row: the one scope that is needed is enough, and a change leaves its event.
   for (const [id, row] of Object.entries(OPERATIONS)) {

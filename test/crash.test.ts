@@ -27,6 +27,7 @@ async function killAgainAndAgain (t: Test, env: Record<string, string>, database
   const operations: Operation[] = []
   const acknowledged = new Map<string, string>()
   const next = random(42)
+  const open = await opener(send, kept.project)
 
   for (let kill = 1; kill <= KILLS; kill++) {
     const before = operations.length
@@ -70,7 +71,6 @@ async function killAgainAndAgain (t: Test, env: Record<string, string>, database
     const listed = new Set(history.map(({ id }) => id))
     t.same([...acknowledged.keys()].filter((id) => !listed.has(id)), [], 'no acknowledged write is lost')
     t.equal(current!.version, history[0]!.id, 'the newest version is the current one')
-    const open = await opener(send, kept.project)
     const [newest] = await Promise.all(history.slice(0, 5).map(async ({ id }) => {
       const { body } = await send('GET', `/secrets/versions/${id}`)
       const content = open(body.data.content)

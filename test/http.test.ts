@@ -123,18 +123,18 @@ t.test('HT-09 HT-10 HT-11 a body that is not plain JSON in UTF-8 is 415', async 
   for (const type of [
     'text/plain', 'text/plain; charset=utf-8', 'multipart/form-data; boundary=x', 'application/xml', 'application/x-www-form-urlencoded', 'application/vnd.api+json',
     'application/jsonx', 'application/json garbage', 'application/json; charset=utf-16', 'application/json; charset=latin1', 'application/json\t; a=b', 'application/json,text/plain', 'json', '/', 'application/json; charset="utf-8', 'application/json;charset=utf-8;charset=utf-16', 'x'.repeat(500)
-  ]) isError(t, await send('POST', own('/projects'), body, { 'content-type': type }), 'unsupported_media_type', type.slice(0, 60))
-  isError(t, await send('POST', own('/projects'), Buffer.from(body)), 'unsupported_media_type', 'no content type')
+  ]) isError(t, await send('POST', own('/orbit/targets'), body, { 'content-type': type }), 'unsupported_media_type', type.slice(0, 60))
+  isError(t, await send('POST', own('/orbit/targets'), Buffer.from(body)), 'unsupported_media_type', 'no content type')
   for (const encoding of ['gzip', 'br', 'deflate', 'identity, gzip', 'x']) {
-    isError(t, await sendJson('POST', own('/projects'), body, { 'content-encoding': encoding }), 'unsupported_media_type', encoding)
+    isError(t, await sendJson('POST', own('/orbit/targets'), body, { 'content-encoding': encoding }), 'unsupported_media_type', encoding)
   }
-  const before = (await send('GET', own('/projects'))).body.meta.total
+  const before = (await send('GET', own('/orbit/targets'))).body.meta.total
   for (const [i, type] of ['application/json', 'APPLICATION/JSON', ' application/json', 'application/json; charset=utf-8', 'application/json;charset=UTF-8', 'application/json ; charset="utf-8"'].entries()) {
-    t.equal((await send('POST', own('/projects'), body, { 'content-type': type })).status, 201, type)
-    isError(t, await send('POST', own('/projects'), '{"name":1}', { 'content-type': type }), 'validation_failed', `${type} does not get round the schema`)
-    t.equal((await send('GET', own('/projects'))).body.meta.total, before + i + 1)
+    t.equal((await send('POST', own('/orbit/targets'), body, { 'content-type': type })).status, 201, type)
+    isError(t, await send('POST', own('/orbit/targets'), '{"name":1}', { 'content-type': type }), 'validation_failed', `${type} does not get round the schema`)
+    t.equal((await send('GET', own('/orbit/targets'))).body.meta.total, before + i + 1)
   }
-  t.equal((await sendJson('POST', own('/projects'), body, { 'content-encoding': 'identity' })).status, 201)
+  t.equal((await sendJson('POST', own('/orbit/targets'), body, { 'content-encoding': 'identity' })).status, 201)
 })
 
 t.test('HT-12 an empty body is no body, whatever its content type, and a body where none is taken is ignored', async (t) => {
@@ -149,22 +149,22 @@ t.test('HT-12 an empty body is no body, whatever its content type, and a body wh
     t.equal(answer.status, 200, `restore with ${JSON.stringify(headers)}`)
     const { data } = (await caller.call('POST', own('/secrets/versions'), level)).body
     t.equal((await send('DELETE', own(`/secrets/versions/${data[0].id}`), undefined, headers)).status, 204, `delete with ${JSON.stringify(headers)}`)
-    isError(t, await send('POST', own('/projects'), undefined, headers), 'validation_failed', 'what has required members misses them')
+    isError(t, await send('POST', own('/orbit/targets'), undefined, headers), 'validation_failed', 'what has required members misses them')
   }
   t.equal((await sendJson('POST', own(`/secrets/versions/${version}/restore`), '{}')).status, 200)
   for (const [type, body] of [['text/plain', 'whatever'], ['application/json', '{"'], ['garbage', '\xff'], ['application/json', '{"unknown": true}']] as const) {
-    const made = await caller.call('POST', own('/projects'), { name: 'Short lived' })
-    t.equal((await send('DELETE', own(`/${made.body.data.attributes.slug}`), body, { 'content-type': type })).status, 204, `DELETE of a project with ${type} ${body}`)
+    const made = await caller.call('POST', own('/orbit/targets'), { name: 'Short lived' })
+    t.equal((await send('DELETE', own(`/orbit/${made.body.data.attributes.slug}`), body, { 'content-type': type })).status, 204, `DELETE of a target with ${type} ${body}`)
   }
 })
 
 t.test('HT-13 invalid UTF-8 is 400, a byte order mark is skipped', async (t) => {
   for (const [name, bytes] of [['FF FE', [0xff, 0xfe]], ['overlong', [0xc0, 0x80]], ['cut short', [0xe2, 0x82]], ['surrogate', [0xed, 0xa0, 0x80]], ['beyond Unicode', [0xf4, 0x90, 0x80, 0x80]]] as const) {
     const body = Buffer.concat([Buffer.from('{"name":"'), Buffer.from(bytes), Buffer.from('"}')])
-    isError(t, await sendJson('POST', own('/projects'), body), 'malformed_json', name)
+    isError(t, await sendJson('POST', own('/orbit/targets'), body), 'malformed_json', name)
   }
-  isError(t, await sendJson('POST', own('/projects'), Buffer.from('{"name":"UTF-16"}', 'utf16le')), 'malformed_json')
-  const marked = await sendJson('POST', own('/projects'), '\ufeff{"name":"Märkte 🚀"}')
+  isError(t, await sendJson('POST', own('/orbit/targets'), Buffer.from('{"name":"UTF-16"}', 'utf16le')), 'malformed_json')
+  const marked = await sendJson('POST', own('/orbit/targets'), '\ufeff{"name":"Märkte 🚀"}')
   t.equal(marked.status, 201)
   t.equal(marked.body.data.attributes.name, 'Märkte 🚀')
 })
@@ -262,9 +262,9 @@ t.test('RL-18 NUL characters and lone surrogates are 422 in every string of ever
       }
     }
   }
-  isError(t, await sendJson('POST', own('/projects'), '{"na\\u0000me":"x"}'), 'validation_failed')
+  isError(t, await sendJson('POST', own('/orbit/targets'), '{"na\\u0000me":"x"}'), 'validation_failed')
   isError(t, await sendJson('POST', own('/secrets/retrieve'), '{"project":"orbit","filters":{"names":["a","\\u0000"]}}'), 'validation_failed')
-  t.equal((await sendJson('POST', own('/projects'), '{"name":"pair \\ud83d\\ude80 and \\\\u0000 in words"}')).body.data.attributes.name, 'pair 🚀 and \\u0000 in words')
+  t.equal((await sendJson('POST', own('/orbit/targets'), '{"name":"pair \\ud83d\\ude80 and \\\\u0000 in words"}')).body.data.attributes.name, 'pair 🚀 and \\u0000 in words')
 })
 
 t.test('RL-18 pathological JSON is refused quickly and leaves no trace', async (t) => {
@@ -279,23 +279,26 @@ t.test('RL-18 pathological JSON is refused quickly and leaves no trace', async (
     ['constructor.prototype', '{"name":"x","constructor":{"prototype":{"polluted":true}}}'],
     ['toString', '{"name":"x","toString":1,"valueOf":1,"hasOwnProperty":1}']
   ] as const) {
-    const answer = await sendJson('POST', own('/projects'), text)
+    const answer = await sendJson('POST', own('/orbit/targets'), text)
     isError(t, answer, 'validation_failed', name)
     t.ok(answer.text.length < 5000, `${name}: the answer is short (${answer.text.length})`)
     t.ok(Object.keys(answer.body.errors).length > 0, `${name}: names something`)
   }
   t.equal(({} as Record<string, unknown>).polluted, undefined)
-  t.ok(Object.hasOwn((await sendJson('POST', own('/projects'), '{"name":"x","__proto__":{}}')).body.errors, '__proto__'), 'the member is named')
+  t.ok(Object.hasOwn((await sendJson('POST', own('/orbit/targets'), '{"name":"x","__proto__":{}}')).body.errors, '__proto__'), 'the member is named')
   isError(t, await sendJson('POST', own('/secrets/versions'), JSON.stringify({ ...level, page: 0 }).replace('0', '9'.repeat(1_000_000))), 'validation_failed', 'a number of a million digits')
-  isError(t, await sendJson('POST', own('/projects'), '"' + '\\u0041'.repeat(300_000) + '"'), 'validation_failed', 'a long escaped string')
-  const twice = await sendJson('POST', own('/projects'), '{"name":"First","name":"Last"}')
+  isError(t, await sendJson('POST', own('/orbit/targets'), '"' + '\\u0041'.repeat(300_000) + '"'), 'validation_failed', 'a long escaped string')
+  const twice = await sendJson('POST', own('/orbit/targets'), '{"name":"First","name":"Last"}')
   t.equal(twice.body.data.attributes.name, 'Last', 'of duplicate keys the last counts, as everywhere')
 })
 
 t.test('HT-16 RL-17 413, 414 and 431 have the flat shape and nothing is read beyond the limit', async (t) => {
-  const small = await startApp(t, { BODY_LIMIT: '16KiB' })
-  const its = await small.organization()
-  const post = (size: number) => its.call('POST', `/${its.organization}/projects`, { name: 'x', description: 'y'.repeat(size) })
+  const small = await buildApp({ config: loadConfig({ LOG_LEVEL: 'silent', BODY_LIMIT: '16KiB' }), database: service.database, keyring: service.keyring })
+  t.teardown(() => small.close())
+  const post = async (size: number) => {
+    const response = await small.inject({ method: 'POST', url: `/api/v1${own('/projects')}`, headers: { authorization: `Bearer ${caller.token}` }, payload: { name: 'x', description: 'y'.repeat(size) } })
+    return { status: response.statusCode, headers: response.headers, text: response.payload, body: response.json() }
+  }
   isError(t, await post(17_000), 'payload_too_large')
   isError(t, await post(16_000), 'validation_failed', 'below the limit the schema judges')
   isError(t, await send('GET', `//api/v1/${'a/'.repeat(4200)}`), 'uri_too_long')
@@ -306,14 +309,14 @@ t.test('HT-16 RL-17 413, 414 and 431 have the flat shape and nothing is read bey
 
 t.test('HT-21 HT-22 HT-23 HT-24 HT-25 HT-26 every answer carries the standing headers and nothing that tells of the server', async (t) => {
   const etag = (await send('GET', own('/orbit/backend/live/secrets'))).headers.etag as string
-  const made = await caller.call('POST', own('/projects'), { name: 'To delete' })
+  const made = await caller.call('POST', own('/orbit/targets'), { name: 'To delete' })
   const answers: [string, number, Answer][] = [
     ['200', 200, await send('GET', '/organization')],
-    ['201', 201, await caller.call('POST', own('/projects'), { name: 'Headers' })],
-    ['204', 204, await send('DELETE', own(`/${made.body.data.attributes.slug}`))],
+    ['201', 201, await caller.call('POST', own('/orbit/targets'), { name: 'Headers' })],
+    ['204', 204, await send('DELETE', own(`/orbit/${made.body.data.attributes.slug}`))],
     ['204 of OPTIONS', 204, await send('OPTIONS', '/organization')],
     ['304', 304, await send('GET', own('/orbit/backend/live/secrets'), undefined, { 'if-none-match': etag })],
-    ['400', 400, await sendJson('POST', own('/projects'), '{')],
+    ['400', 400, await sendJson('POST', own('/orbit/targets'), '{')],
     ['400 of the version', 400, await send('GET', '/organization', undefined, { 'x-api-version': '2' })],
     ['401', 401, await service.inject({ method: 'GET', url: '/api/v1/organization' })],
     ['403', 403, await (await service.token(caller.organization, ['target:read'])).call('GET', own('/orbit'))],
@@ -321,11 +324,11 @@ t.test('HT-21 HT-22 HT-23 HT-24 HT-25 HT-26 every answer carries the standing he
     ['404 of no route', 404, await send('GET', '//api/nowhere')],
     ['404 of an overlong word', 404, await send('GET', own(`/${'a'.repeat(200)}`))],
     ['404 of a path that does not decode', 404, await send('GET', own('/%ff'))],
-    ['405', 405, await send('PUT', own('/projects'))],
+    ['405', 405, await send('PUT', own('/orbit/targets'))],
     ['412', 412, await caller.call('POST', own('/secrets/store'), { ...level, plaintext: 'A=1' }, { 'if-match': '"old"' })],
     ['414', 414, await send('GET', `/organization?${'q'.repeat(8200)}`)],
-    ['415', 415, await send('POST', own('/projects'), 'x', { 'content-type': 'text/plain' })],
-    ['422', 422, await caller.call('POST', own('/projects'), {})],
+    ['415', 415, await send('POST', own('/orbit/targets'), 'x', { 'content-type': 'text/plain' })],
+    ['422', 422, await caller.call('POST', own('/orbit/targets'), {})],
     ['431', 431, await send('GET', '/organization', undefined, Object.fromEntries(Array.from({ length: 101 }, (_, i) => [`x-h-${i}`, '1'])))]
   ]
   await service.sql(`UPDATE secrets SET sealed = '\\x00' WHERE organization_id = '${caller.organization}'`)
@@ -399,15 +402,14 @@ t.test('HT-28 the long paths answer as the short ones do, and say that they are 
 })
 
 t.test('HT-30 a failure that nobody foresaw is internal_error and says nothing of itself, nor does the log of its values', async (t) => {
-  const broken = await startApp(t)
-  const its = await broken.organization()
-  await broken.sql('ALTER TABLE projects RENAME TO projects_gone')
-  const answer = await its.call('POST', `/${its.organization}/projects`, { name: 'canary-9f31', description: 'canary-9f31' })
+  await service.sql('ALTER TABLE targets RENAME TO targets_gone')
+  const answer = await caller.call('POST', own('/orbit/targets'), { name: 'canary-9f31', description: 'canary-9f31' })
+  await service.sql('ALTER TABLE targets_gone RENAME TO targets')
   isError(t, answer, 'internal_error')
   t.strictSame(Object.keys(answer.body), ['error', 'message'])
-  const lines = broken.logs.filter((line) => line.includes(String(answer.headers['x-request-id'])))
+  const lines = service.logs.filter((line) => line.includes(String(answer.headers['x-request-id'])))
   t.ok(lines.some((line) => line.includes('request failed')), 'it is in the log, under its request id')
-  t.notMatch(broken.logs.join(''), 'canary-9f31')
+  t.notMatch(service.logs.join(''), 'canary-9f31')
 })
 
 t.test('HT-31 a sane request id is taken over, any other is replaced', async (t) => {
@@ -426,7 +428,7 @@ t.test('HT-31 nothing that a caller sends can write a line of its own into the l
   await send('GET', `/${encodeURIComponent(evil)}/${encodeURIComponent(evil)}?evil=${encodeURIComponent(evil)}`)
   await send('GET', `//${encodeURIComponent(evil)}`)
   await send('GET', own(`/%ff?evil=${encodeURIComponent(evil)}`))
-  await caller.call('POST', own('/projects'), { name: evil, description: evil })
+  await caller.call('POST', own('/orbit/targets'), { name: evil, description: evil })
   await caller.call('POST', own('/secrets/store'), { ...level, plaintext: evil }, { 'user-agent': evil })
   await service.inject({ method: 'GET', url: '/api/v1/organization', headers: { authorization: `Bearer ${evil}` } })
   const lines = service.logs.slice(from)
@@ -443,7 +445,7 @@ t.test('HT-41 RL-20 odd forwarding headers neither stop the service nor fail a r
   for (const forwarded of ['', ',', ', , ,', 'garbage', '1.2.3.4:5678', '[::1]:80', '999.999.999.999', 'x'.repeat(5000), '::ffff:1.2.3.4, 10.0.0.9', Array(500).fill('1.1.1.1').join(','), '\u001b[31m', '1.2.3.4\t']) {
     const answer = await service.inject({
       method: 'POST',
-      url: `/api/v1${own('/projects')}`,
+      url: `/api/v1${own('/orbit/targets')}`,
       remoteAddress: '10.0.0.7',
       payload: { name: 'Forwarded' },
       headers: { authorization: `Bearer ${caller.token}`, 'x-forwarded-for': forwarded, 'x-forwarded-host': forwarded, 'x-forwarded-proto': forwarded, forwarded: `for=${forwarded}`, 'user-agent': 'ü'.repeat(4000) }
@@ -469,7 +471,7 @@ t.test('over a real socket', async (t) => {
   t.teardown(() => app.close())
   const { port } = app.server.address() as AddressInfo
   const bearer = `Authorization: Bearer ${caller.token}\r\n`
-  const post = `POST /api/v1${own('/projects')} HTTP/1.1\r\nHost: x\r\n${bearer}Content-Type: application/json\r\n`
+  const post = `POST /api/v1${own('/orbit/targets')} HTTP/1.1\r\nHost: x\r\n${bearer}Content-Type: application/json\r\n`
 
   t.test('HT-16 RL-20 bad framing and oversized headers get a flat answer and the connection is closed', async (t) => {
     for (const [name, request, status, code] of [
@@ -512,7 +514,7 @@ t.test('over a real socket', async (t) => {
   })
 
   t.test('HT-17 a client that waits for 100 Continue is asked for its body only when the guard has let it in', async (t) => {
-    const ask = (authorization: string) => `POST /api/v1${own('/projects')} HTTP/1.1\r\nHost: x\r\n${authorization}Content-Type: application/json\r\nContent-Length: 2\r\nExpect: 100-continue\r\nConnection: close\r\n\r\n`
+    const ask = (authorization: string) => `POST /api/v1${own('/orbit/targets')} HTTP/1.1\r\nHost: x\r\n${authorization}Content-Type: application/json\r\nContent-Length: 2\r\nExpect: 100-continue\r\nConnection: close\r\n\r\n`
     const refused = await exchange(port, ask(''))
     t.strictSame(refused.answers.map(({ status }) => status), [401])
     const socket = connect(port, '127.0.0.1')
@@ -547,6 +549,7 @@ t.test('over a real socket', async (t) => {
     const answer = await exchange(port, `${post}Connection: close\r\nContent-Length: 16\r\n\r\n{"name":"Still"}`)
     t.equal(answer.answers[0]?.status, 201, 'the next one writes')
     t.strictSame(logs.filter((line) => JSON.parse(line).level >= 50), [], 'nobody here failed')
+    t.same(await service.sql("SELECT DISTINCT ip FROM audit_events WHERE action = 'target.create' AND (ip IS NULL OR ip = '')"), [], 'and who did it is known of each that went away')
   })
 
   t.test('RL-12 RL-16 a request that does not arrive whole in time is closed, headers or body', async (t) => {

@@ -68,7 +68,7 @@ t.test('a version is fetched with its content and the descriptor of its key', as
   t.equal(content, (await current(at)).content)
   t.strictSame(key, { version: '1', managed: 'server', is_active: true, created_at: key.created_at, rotated_at: null }, 'no key material of the server')
 
-  const mine = await clientKey('a key string that is long enough')
+  const mine = await clientKey('correct horse battery staple')
   const client = await makeLevel(owner, { slug: 'fetches-client', ...mine.registration })
   const blob = sealBlob(mine.dataKey, 'A=1')
   const sent = await store({ ...client, content: blob, key_proof: mine.proof })
@@ -123,8 +123,8 @@ t.test('each endpoint needs its own scope', async (t) => {
     { scope: 'secret:history', call: (caller: Caller) => list(at, caller) },
     { scope: 'secret:history', call: (caller: Caller) => fetch(version, caller) },
     { scope: 'secret:restore', call: (caller: Caller) => restore(version, {}, caller) },
-    { scope: 'secret:purge', call: (caller: Caller) => purge({ ...at, confirmed: true }, caller) },
-    { scope: 'secret:purge', call: (caller: Caller) => erase(version, {}, caller) }
+    { scope: 'secret:purge', call: (caller: Caller) => erase(version, {}, caller) },
+    { scope: 'secret:purge', call: (caller: Caller) => purge({ ...at, confirmed: true }, caller) }
   ] as const
   const others = ['secret:read', 'secret:write', 'secret:decrypt', 'secret:history', 'secret:restore', 'secret:purge'] as const
   for (const { scope, call } of calls) {
@@ -136,7 +136,7 @@ t.test('each endpoint needs its own scope', async (t) => {
   t.equal((await history(at)).length, 1)
   for (const { scope, call } of calls) {
     const { status } = await call(await test.token(owner.organization, [scope]))
-    t.ok(status === 200 || status === 204 || scope === 'secret:purge', scope)
+    t.ok(status === 200 || status === 204, scope)
   }
 })
 
@@ -149,7 +149,7 @@ t.test('TI-14: version ids are counted per organization, and whatever is no id o
   const foreign = (await history({ project: 'pages', target: 'backend', environment: 'live' }))[0]?.id
   t.ok(Number(foreign) > 2)
   const forms = [
-    foreign, '0', '-1', '+1', '00001', '01', '%201', '1%20', '1.0', '1e0', '0x1', '1n', '1_0', '١', '%EF%BC%91', 'one', 'null', '%00', '1%00', '1,2', '%2e',
+    foreign, '0', '-1', '+1', '00001', '01', '%201', '1%20', '1.0', '1e0', '0x1', '1n', '1_0', '١', '%EF%BC%91', 'one', 'null', '%00', '1%00', '1,2',
     '2147483648', '9007199254740991', '9007199254740992', '9223372036854775807', '9223372036854775808', '99999999999999999999999', '1'.repeat(128), '1'.repeat(129)
   ]
   for (const form of forms) {
@@ -255,7 +255,7 @@ t.test('HT-32: of two reasons to refuse, the earlier in the order of checks is t
   const foreigner = await test.organization()
   const scopeless = await test.token(caller.organization, ['secret:read', 'secret:write', 'secret:purge'])
   // The active key is of 32 bytes, so its proof is its data key.
-  const [first, second] = [await clientKey('a key string that is long enough'), await clientKey('k'.repeat(32))]
+  const [first, second] = [await clientKey('correct horse battery staple'), await clientKey('k'.repeat(32))]
   const at = await makeLevel(caller, first.registration)
   const write = async (key: ClientKey, dataKey = key.dataKey) =>
     (await store({ ...at, content: sealBlob(dataKey, 'A=1'), key_proof: key.proof }, caller)).body.data.version as string
@@ -268,7 +268,8 @@ t.test('HT-32: of two reasons to refuse, the earlier in the order of checks is t
   const wrong = random(32).toString('base64')
 
   interface Draft { token: string | null, organization: string, unknown: boolean, old: boolean, locked: boolean, body: Record<string, unknown> }
-  const draft = (): Draft => ({ token: caller.token, organization: caller.organization, unknown: false, old: false, locked: false, body: { content: opaque, key_proof: second.proof } })
+  const { token, organization } = caller
+  const draft = (): Draft => ({ token, organization, unknown: false, old: false, locked: false, body: { content: opaque, key_proof: second.proof } })
   const reasons: { name: string, status: number, code: string, fetch?: true, apply: (draft: Draft) => unknown }[] = [
     { name: 'no token', status: 401, code: 'unauthenticated', fetch: true, apply: (it) => { it.token = null } },
     { name: 'another organization', status: 404, code: 'not_found', fetch: true, apply: (it) => { it.organization = foreigner.organization } },
@@ -309,7 +310,7 @@ t.test('HT-32: of two reasons to refuse, the earlier in the order of checks is t
 })
 
 t.test('a client-managed version under the current key is restored as it is, or as a content with the right proof', async (t) => {
-  const key = await clientKey('a key string that is long enough')
+  const key = await clientKey('correct horse battery staple')
   const at = await makeLevel(owner, { slug: 'client-restores', ...key.registration })
   const blob = sealBlob(key.dataKey, 'A=1')
   const { version } = (await store({ ...at, content: blob, key_proof: key.proof })).body.data
@@ -383,8 +384,11 @@ t.test('a server-managed version under an old key is re-encrypted under the curr
 
 t.test('the only restore snapshot of a deleted secret is version_protected, unless forced in the query or the body', async (t) => {
   const yes = [{ query: '?force=true' }, { body: { force: true } }, { query: '?force=false', body: { force: true } }, { query: '?force=true', body: { force: false } }]
-  const no = [{}, { body: {} }, { body: { force: false } }, { query: '?force=false' }, { query: '?force=' }, { query: '?other=true' }, { query: '?force=0' }]
-  const bad = [{ query: '?force=yes' }, { query: '?force=2' }, { query: '?force=true&force=true' }, { body: { force: 'true' } }, { body: { force: 1 } }, { body: { force: [true] } }, { body: { force: null } }, { body: { forced: true } }]
+  const no = [{}, { body: {} }, { body: { force: false } }, { query: '?force=false' }, { query: '?force=' }, { query: '?force=0' }, { query: '?other=true' }]
+  const bad = [
+    { query: '?force=yes' }, { query: '?force=1' }, { query: '?force=TRUE' }, { query: '?force=true&force=true' }, { body: { force: 'true' } }, { body: { force: 1 } },
+    { body: { force: [true] } }, { body: { force: null } }, { body: { forced: true } }
+  ]
   const at = await makeLevel(owner, { slug: 'protected' })
   for (const [i, force] of yes.entries()) {
     await store({ ...at, plaintext: `A=${i}` })
@@ -507,11 +511,11 @@ function call (caller: Caller, method: string, path: string, body?: unknown) {
   return caller.call(method, `/${caller.organization}/secrets${path}`, body)
 }
 
-function list (body: Place & { page?: unknown, per_page?: unknown }, caller = owner) {
+function list (body: object, caller = owner) {
   return call(caller, 'POST', '/versions', body)
 }
 
-async function history (body: Parameters<typeof list>[0], caller = owner): Promise<any[]> {
+async function history (body: object, caller = owner): Promise<any[]> {
   return (await list(body, caller)).body.data
 }
 
@@ -527,7 +531,8 @@ function fetch (version: string, caller = owner) {
 }
 
 function restore (version: string, body: unknown = {}, caller = owner) {
-  return caller.call('POST', `/${caller.organization}/secrets/versions/${version}/restore`, typeof body === 'object' && body !== null ? body : JSON.stringify(body), { 'content-type': 'application/json' })
+  const json = JSON.stringify(body)
+  return caller.call('POST', `/${caller.organization}/secrets/versions/${version}/restore`, json, { 'content-type': 'application/json' })
 }
 
 function erase (version: string, { query = '', body }: { query?: string, body?: unknown } = {}, caller = owner) {

@@ -105,7 +105,7 @@ async function connectEmbedded ({ dir, loadDataDir, onFatal = () => {} }: Connec
     ...COMMON,
     socket: embedded.socket,
     max: 1,
-    connect_timeout: 15,
+    connect_timeout: 60,
     silence_timeout: 8,
     host: 'embedded',
     user: 'postgres',

@@ -4,7 +4,8 @@ import { Duplex } from 'node:stream'
 import { Worker } from 'node:worker_threads'
 import { lockDirectory } from './lock.ts'
 
-const OPEN_DEADLINE = 15_000
+// The first start makes a cluster: four seconds, and many more on a busy machine.
+const OPEN_DEADLINE = 60_000
 const CLOSE_DEADLINE = 5_000
 
 /** The embedded database: one worker for each connection, and never two at once. */

@@ -29,7 +29,7 @@ export async function installAccess (app: FastifyInstance) {
     if (audit === undefined && ![route.method].flat().every((method) => method === 'GET' || method === 'HEAD')) {
       throw new Error(`${String(route.method)} ${route.url} changes something and does not declare config.audit`)
     }
-    const codes: ErrorCode[] = ['malformed_request', 'unsupported_api_version', 'internal_error', 'service_unavailable', ...errors]
+    const codes: ErrorCode[] = ['malformed_request', 'uri_too_long', 'header_fields_too_large', 'unsupported_api_version', 'internal_error', 'service_unavailable', ...errors]
     if (route.config?.limit !== 'none') codes.push('rate_limit_exceeded')
     if (access !== 'public') codes.push('unauthenticated')
     if (access !== 'public' && access !== 'authenticated') codes.push('insufficient_permissions')
@@ -37,11 +37,14 @@ export async function installAccess (app: FastifyInstance) {
     if (route.url.includes(':organization')) codes.push('not_found')
     const { body, querystring, response } = route.schema ?? {}
     if (body || querystring) codes.push('validation_failed')
-    if (body) codes.push('malformed_json', 'unsupported_media_type', 'payload_too_large')
-    const scopes = access === 'public' || access === 'authenticated' ? [] : [access]
+    if (body) codes.push('malformed_json', 'unsupported_media_type')
+    // A body that nobody asked for is ignored, but not at any length.
+    if (audit !== undefined) codes.push('payload_too_large')
+    // A route whose scope goes by what the body asks publishes each of them as an alternative.
+    const alternatives = access !== 'authenticated' ? [[access]] : route.config?.mayNeed?.map((scope) => [scope]) ?? [[]]
     route.schema = {
       ...route.schema,
-      security: access === 'public' ? [] : [{ apiToken: scopes }],
+      security: access === 'public' ? [] : alternatives.map((scopes) => ({ apiToken: scopes })),
       response: { ...(response as object), ...errorBodies(codes) }
     }
   })
@@ -49,17 +52,22 @@ export async function installAccess (app: FastifyInstance) {
   const recordUse = useRecorder(app)
   app.addHook('onRequest', async (request, reply) => {
     await guard(app, consume, request, reply)
-    if (request.principal !== null) recordUse(request, request.principal.id)
+    if (request.principal) recordUse(request, request.principal.id)
   })
 }
 
 async function guard (app: FastifyInstance, consume: Consume, request: FastifyRequest, reply: FastifyReply) {
   const { access, limit = 'api', whenInactive } = request.routeOptions.config
+  // Read now, which the socket remembers: of a client that has gone it could not be told any more, and the audit asks.
+  const from = addressKey(request.ip)
   const address = () => limit === 'none'
     ? undefined
-    : consume(limit, addressKey(request.ip), 0, request, reply)
+    : consume(limit, from, 0, request, reply)
   const version = request.headers['x-api-version']
-  if (version !== undefined && version !== '1') fail('unsupported_api_version', { supported: ['1'] })
+  if (version !== undefined && version !== '1') {
+    await address()
+    fail('unsupported_api_version', { supported: ['1'] })
+  }
   if (access === undefined || access === 'public') return address()
 
   const principal = await authenticate(app, request)

@@ -11,8 +11,8 @@ export function actorOf (request: FastifyRequest): Actor {
     id,
     name,
     request_id: request.id,
-    // What a proxy passes on as an address may be anything.
-    ip: request.ip.slice(0, 64),
+    // What a proxy passes on as an address may be anything; of a client that has gone there may be none.
+    ip: (request.ip as string | undefined)?.slice(0, 64) ?? null,
     user_agent: request.headers['user-agent']?.slice(0, 256) ?? null
   }
 }

@@ -1,6 +1,7 @@
 import type { FastifyError, FastifyInstance, FastifyReply, FastifyRequest } from 'fastify'
 import { ERRORS, type ErrorCode } from '../../schemas/errors.ts'
 import { IntegrityError } from '../crypto/at-rest.ts'
+import { MasterKeyMissing } from '../crypto/keyring.ts'
 import { WorkOverloaded } from '../crypto/bounded.ts'
 import { DatabaseUnavailable, databaseError } from '../db/database.ts'
 import { recordEvent } from '../repositories/audit.ts'
@@ -43,7 +44,8 @@ function toApiError (thrown: FastifyError): ApiError {
   if (thrown.code === 'ECONNRESET' && thrown.statusCode === 400) return new ApiError('malformed_request')
   const code = OF_FASTIFY[thrown.code]
   if (code !== undefined) return new ApiError(code)
-  if (thrown instanceof IntegrityError) return new ApiError('integrity_error')
+  // A row that names a master key nobody has was not written by the service.
+  if (thrown instanceof IntegrityError || thrown instanceof MasterKeyMissing) return new ApiError('integrity_error')
   if (thrown instanceof WorkOverloaded || databaseError(thrown) instanceof DatabaseUnavailable) return new ApiError('service_unavailable')
   return new ApiError('internal_error')
 }

@@ -1,4 +1,4 @@
-import rateLimit from '@fastify/rate-limit'
+import rateLimit, { type FastifyRateLimitStore } from '@fastify/rate-limit'
 import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify'
 import { isIPv4, isIPv6 } from 'node:net'
 import { LRUCache } from 'lru-cache'
@@ -7,8 +7,6 @@ import { fail } from '../rules/errors.ts'
 const MINUTE = 60_000
 // Counters kept per group; the ones that nobody used for longest go first.
 const MOST_KEYS = 20_000
-// The plugin passes it to the store of each limiter (from here, not from its registration), but its types do not know.
-const OF_STORE = { cache: MOST_KEYS }
 
 // Plans carry the specification's number unless the operator raised it; only then does a plan count for more than the configuration.
 const OF_SPECIFICATION = 100
@@ -40,7 +38,7 @@ export type Consume = (group: LimitGroup, key: string, fromPlan: number, request
  * own, fastify-rate-limit #463.) The window's end is kept per key, so that X-RateLimit-Reset is one value for a window.
  */
 export async function installLimits (app: FastifyInstance): Promise<Consume> {
-  await app.register(rateLimit, { global: false })
+  await app.register(rateLimit, { global: false, store: Windows })
   app.decorateRequest('limitKey', '')
   app.decorateRequest('limitFromPlan', 0)
   const limiters = new Map(Object.entries(LIMITS).map(([group, { setting, window }]) => {
@@ -50,7 +48,6 @@ export async function installLimits (app: FastifyInstance): Promise<Consume> {
       : app.createRateLimit({
         max: (request: FastifyRequest) => group === 'api' && request.limitFromPlan > OF_SPECIFICATION ? Math.max(configured, request.limitFromPlan) : configured,
         timeWindow: window,
-        ...OF_STORE,
         keyGenerator: (request: FastifyRequest) => request.limitKey
       })
     return [group as LimitGroup, limiter]
@@ -82,8 +79,25 @@ export async function installLimits (app: FastifyInstance): Promise<Consume> {
   }
 }
 
+// The plugin's own store hands out the counter itself: calls of one tick would all read the number of the last.
+class Windows implements FastifyRateLimitStore {
+  readonly #counters = new LRUCache<string, { count: number, end: number }>({ max: MOST_KEYS })
+
+  incr (key: string, done: Parameters<FastifyRateLimitStore['incr']>[1], window: number) {
+    const now = Date.now()
+    let counter = this.#counters.get(key)
+    if (counter === undefined || counter.end <= now) this.#counters.set(key, counter = { count: 0, end: now + window })
+    done(null, { current: ++counter.count, ttl: counter.end - now })
+  }
+
+  child () {
+    return new Windows()
+  }
+}
+
 /** The key of an address: IPv4 in any spelling as itself, IPv6 by its /64, which one subscriber holds whole. */
-export function addressKey (address: string): string {
+export function addressKey (address: string | undefined): string {
+  if (address === undefined) return 'ip:unknown'
   const plain = address.replace(/^::ffff:/i, '')
   if (isIPv4(plain) || !isIPv6(address)) return `ip:${plain}`
   const [head = '', tail = ''] = address.replace(/%.*$/, '').split('::')

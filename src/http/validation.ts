@@ -33,13 +33,14 @@ export const validatorCompiler: FastifySchemaCompiler<TSchema> = ({ schema, http
   }
 }
 
-// Only what is plainly a number or a flag becomes one: `1.9` is no page and `1` is not true. `?force=` is as if it had not been sent.
+// Only what is plainly a number or a flag becomes one: `1.9` is no page and `1` is not true. `?force=0` is false, and `?force=` is as
+// if it had not been sent.
 function fromText (schema: TSchema, query: Record<string, unknown>): Record<string, unknown> {
   const types = schema.properties as Record<string, TSchema>
   return Object.fromEntries(Object.entries(query).filter(([, text]) => text !== '').map(([name, text]) => {
     const type = Object.hasOwn(types, name) ? types[name]?.type : undefined
     if (type === 'integer' && typeof text === 'string' && /^\d{1,15}$/.test(text)) return [name, Number(text)]
-    if (type === 'boolean' && (text === 'true' || text === 'false')) return [name, text === 'true']
+    if (type === 'boolean' && (text === 'true' || text === 'false' || text === '0')) return [name, text === 'true']
     return [name, text]
   }))
 }

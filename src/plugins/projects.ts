@@ -108,7 +108,7 @@ export const projects: Domain = async (app) => {
           encryption_type,
           history_policy: body.history_policy ?? 'keep'
         }, key)
-        await recordEvent(db, actorOf(request), { action: 'project.create', resource_type: 'project', resource_id: id, details: { slug, encryption_type } })
+        await recordEvent(db, actorOf(request), { action: 'project.create', resource_type: 'project', resource_id: id, details: { slug, encryption_type, iterations: key.iterations } })
         return findProject(db, organization.id, slug)
       }))
       return reply.code(201).send({ data: toItem(created!) })

@@ -128,7 +128,7 @@ export const secrets: Domain = async (app) => {
         requirePrecondition(request.headers, secret?.sealed ? etagOf(storageKey, [secret]) : undefined)
         if (state.project.encryption_type === 'client') revealed = acceptClientContent(state, content, key_proof)
         const blob = state.project.encryption_type === 'client' ? content! : serverContent(state, content, plaintext)
-        const record = no_backup ? null : { action: secret === undefined ? 'create' as const : 'update' as const, blob }
+        const record = no_backup ? null : { action: isStored(secret) ? 'update' as const : 'create' as const, blob }
         return { blob, record, event: 'secret.store' }
       })
       if (revealed) {
@@ -200,7 +200,8 @@ export const secrets: Domain = async (app) => {
     if (state.project.secret_format === 'text' && (merge !== 'false' || raw)) refuse('merge', 'Documents of a text project have no values to merge', 'invalid_parameter_combination')
     const visible = state.secrets.filter(isStored).filter(({ level }) => isInside(slices, placeOf(state, level)))
     const storageKey = storageKeyOf(app.keyring, organization)
-    const etag = etagOf(storageKey, visible, String(decrypt), merge, String(raw), JSON.stringify(asked.filters ?? null), state.project.secret_format)
+    const etag = etagOf(storageKey, visible, String(decrypt), merge, String(raw), JSON.stringify(asked.filters ?? null), state.project.secret_format,
+      state.project.slug, state.target?.slug ?? '', state.environment?.slug ?? '')
     reply.header('etag', etag)
     if (listsEtag(request.headers['if-none-match'], etag)) return reply.code(304).send()
     const documents = new Map(visible.map((secret) => [secret.level, contentOf(state, secret, storageKey, decrypt)]))

@@ -15,7 +15,7 @@ import type { Domain } from '../http/types.ts'
 import { recordEvent } from '../repositories/audit.ts'
 import { lockProject } from '../repositories/projects.ts'
 import { findLevel, findLevelOfSecret, ownSecret, placeOf, type LevelState } from '../repositories/secrets.ts'
-import { deleteVersion, findVersion, listVersions, purgeVersions, type FullVersion, type VersionRow } from '../repositories/versions.ts'
+import { countVersions, deleteVersion, findVersion, listVersions, purgeVersions, type FullVersion, type VersionRow } from '../repositories/versions.ts'
 import { fail, refuse } from '../rules/errors.ts'
 import { parseId } from '../rules/ids.ts'
 import { pageMeta } from '../rules/pagination.ts'
@@ -205,8 +205,10 @@ export const versions: Domain = async (app) => {
 async function purgeLevel (db: Db, state: LevelState, force: boolean): Promise<number> {
   const secret = ownSecret(state)
   if (secret === undefined) return 0
-  if (secret.sealed === null && !force) fail('version_protected')
-  return purgeVersions(db, { secret_id: secret.id }, force)
+  const purged = await purgeVersions(db, { secret_id: secret.id }, force)
+  // What is left is the snapshot; the transaction takes back what was purged beside it.
+  if (secret.sealed === null && await countVersions(db, secret.id) > 0) fail('version_protected')
+  return purged
 }
 
 function toItem (row: VersionRow): Version {

@@ -107,12 +107,6 @@ export async function listTokens (db: Db, organizationId: string, page: PageRequ
   return { rows: await withRestrictions(db, rows), total: await db.$count(api_tokens, own) }
 }
 
-/** What a token holds, for the rule that nobody ends or makes a token that holds more than his own. */
-export async function findToken (db: Db, organizationId: string, id: number): Promise<ApiToken | undefined> {
-  const rows = await db.select(columns).from(api_tokens).where(and(eq(api_tokens.organization_id, organizationId), eq(api_tokens.id, id)))
-  return (await withRestrictions(db, rows))[0]
-}
-
 export async function deleteToken (db: Db, organizationId: string, id: number): Promise<boolean> {
   const rows = await db.delete(api_tokens).where(and(eq(api_tokens.organization_id, organizationId), eq(api_tokens.id, id))).returning({ id: api_tokens.id })
   return rows.length === 1

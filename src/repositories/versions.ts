@@ -49,18 +49,23 @@ const page = prepared('versions_of_secret', (db) => db
   .limit(sql.placeholder('limit'))
   .offset(sql.placeholder('offset')))
 
-const total = prepared('count_versions', (db) => db
+const count = prepared('count_versions', (db) => db
   .select({ count: sql<number>`count(*)::int` })
   .from(secret_versions)
   .where(eq(secret_versions.secret_id, sql.placeholder('secret_id'))))
 
 /** Versions of a secret, newest first; locked ones are listed too. */
 export async function listVersions (db: Db, secretId: string, retentionDays: number | null, request: PageRequest): Promise<{ rows: VersionRow[], total: number }> {
-  const [rows, [counted]] = await Promise.all([
+  const [rows, total] = await Promise.all([
     page(db, { secret_id: secretId, retention_days: retentionDays, limit: request.per_page, offset: offsetOf(request) }),
-    total(db, { secret_id: secretId })
+    countVersions(db, secretId)
   ])
-  return { rows, total: counted!.count }
+  return { rows, total }
+}
+
+export async function countVersions (db: Db, secretId: string): Promise<number> {
+  const [counted] = await count(db, { secret_id: secretId })
+  return counted!.count
 }
 
 /** A version with its sealed content, its key and its place. */

@@ -1,7 +1,7 @@
 import { ulid } from 'ulidx'
 import type { VersionAction } from '../../schemas/versions.ts'
 import type { Keyring } from '../crypto/keyring.ts'
-import type { Db } from '../db/database.ts'
+import { databaseError, DatabaseUnavailable, type Db } from '../db/database.ts'
 import type { Actor, AuditEvent } from '../repositories/audit.ts'
 import { ownSecret, writeSecret, type LevelState, type SecretRow } from '../repositories/secrets.ts'
 import type { Organization } from '../repositories/tokens.ts'
@@ -21,6 +21,9 @@ export interface Written { state: LevelState, secret: { id: string, revision: nu
 
 // Writes of several instances into one organization can take turns in losing; each loss is another's success.
 const MOST_ATTEMPTS = 100
+
+// Milliseconds in line, before a write's own deadlines begin.
+const MOST_WAIT = 5_000
 
 /**
  * Writes a level: looks (`find`), decides (`decide`, which applies the rules to what was seen), seals, and swaps if
@@ -74,15 +77,32 @@ export async function writeLevel (
   })
 }
 
-const lines = new Map<string, Promise<unknown>>()
+type Outage = DatabaseUnavailable | undefined
+const lines = new Map<string, Promise<Outage>>()
 
-async function inLine<T> (key: string, work: () => Promise<T>): Promise<T> {
-  const before = lines.get(key)
-  const mine = before === undefined ? work() : before.then(work, work)
-  lines.set(key, mine)
-  try {
-    return await mine
-  } finally {
-    if (lines.get(key) === mine) lines.delete(key)
-  }
+// Nobody stands in line for ever: whoever waited too long is refused, and so are all behind one for whom the database
+// was not there, instead of each finding that out by a deadline of its own.
+function inLine<T> (key: string, work: () => Promise<T>): Promise<T> {
+  const before = lines.get(key) ?? Promise.resolve(undefined)
+  let gaveUp = false
+  const late = new Promise<Outage>((resolve) => {
+    const timer = setTimeout(() => {
+      gaveUp = true
+      resolve(new DatabaseUnavailable('Too many writes of the organization are waiting'))
+    }, MOST_WAIT)
+    before.then(() => clearTimeout(timer))
+  })
+  const mine = Promise.race([before, late]).then((outage) => {
+    if (outage) throw outage
+    return work()
+  })
+  // Who gave up keeps the place: the next one's turn comes after the one before.
+  const end = mine.then(() => undefined, (error: unknown) => {
+    if (gaveUp) return before
+    const known = databaseError(error)
+    return known instanceof DatabaseUnavailable ? known : undefined
+  })
+  lines.set(key, end)
+  end.then(() => { if (lines.get(key) === end) lines.delete(key) })
+  return mine
 }

@@ -1,0 +1,294 @@
+import { once } from 'node:events'
+import { existsSync, mkdirSync, readdirSync, readFileSync, renameSync, rmSync, statSync, symlinkSync, writeFileSync } from 'node:fs'
+import { createServer, connect as connectSocket, type AddressInfo } from 'node:net'
+import { join } from 'node:path'
+import postgres from 'postgres'
+import t, { type Test } from 'tap'
+import { generateMasterKey } from '../src/crypto/keyring.ts'
+import { hasPostgres, startPostgres } from './helpers/postgres.ts'
+import { cli, CLI, run, scratchDirectory, startServer, type Ended } from './helpers/process.ts'
+import { client, makeLevels, store, type Level, type Operation } from './helpers/traffic.ts'
+
+t.setTimeout(180_000)
+
+const ULID = /^[0-9A-HJKMNP-TV-Z]{26}$/
+const TOKEN = /^dotenv_[0-9A-HJKMNP-TV-Z]{26}_[0-9A-Za-z]{46}$/
+const mode = (path: string) => statSync(path).mode & 0o777
+
+/** One line that matches, exit 1, and nothing on standard output. */
+function refused (t: Test, ended: Ended, line: RegExp) {
+  t.match(ended.stderr, line)
+  t.match(ended.stderr, /^[^\n]+\n$/, 'one line')
+  t.equal(ended.stdout, '')
+  t.equal(ended.code, 1)
+}
+
+const commandsOf = (greeting: string) => greeting.split('\n').filter((line) => /^ {2}(curl|STRONGROOM_URL)/.test(line)).map((line) => line.trim())
+const notLogged = (stdout: string) => stdout.split('\n').filter((line) => line !== '' && !line.startsWith('{'))
+
+t.test('from an empty directory: the first start, the next ones, and what is refused', async (t) => {
+  const dir = join(scratchDirectory(t), 'data')
+  const env = { DATA_DIR: dir }
+  const keyFile = join(dir, 'master.key')
+  let organization = ''
+  let token = ''
+
+  await t.test('the first start prints the block of the operating page, and its commands work when pasted', async (t) => {
+    const server = await startServer(t, { ...env, LOG_LEVEL: 'info' })
+    t.match(notLogged(server.stdout()), [
+      /^Strongroom serves on http:\/\/127\.0\.0\.1:\d+$/,
+      /^ {2}Documentation +http:\/\/127\.0\.0\.1:\d+\/docs$/,
+      /^ {2}Organization +\S+$/,
+      /^ {2}Token \(\*\) +\S+$/,
+      /^ {2}Owner +\S+@\S+$/,
+      /^ {2}Password +\S{8,}$/,
+      /^This is printed once/,
+      /^ {2}curl/,
+      /^ {2}curl/,
+      /^ {2}STRONGROOM_URL=/
+    ])
+    t.equal(notLogged(server.stdout()).length, 10, 'nothing else but log lines, which are JSON')
+    for (const line of server.stdout().split('\n')) if (line.startsWith('{')) t.doesNotThrow(() => JSON.parse(line))
+    t.equal(server.stderr(), '')
+    ;({ organization, token } = server.first!)
+    t.match(organization, ULID)
+    t.match(token, TOKEN)
+    const commands = commandsOf(server.stdout())
+    t.equal(commands.length, 3)
+    const outputs: string[] = []
+    for (const command of commands) {
+      const { code, stdout, stderr } = await run('sh', ['-c', command])
+      t.equal(code, 0, stderr)
+      t.notMatch(stdout, '"error"')
+      outputs.push(stdout)
+    }
+    t.match(outputs[0], `"ulid":"${organization}"`)
+    t.match(outputs[1], '"slug":"orbit"')
+    t.match(outputs[2], 'All as it should be.')
+    t.equal((await fetch(`${server.address}/docs`)).status, 200)
+
+    t.same([mode(dir), mode(join(dir, 'postgres')), mode(keyFile)], [0o700, 0o700, 0o600], 'for their owner only')
+    refused(t, await cli(['serve'], { ...env, PORT: '0' }), new RegExp(`in use by process ${server.child.pid}\\b`))
+    refused(t, await cli(['organization', 'set', '--id', organization, '--plan', 'free'], env), /in use by process/)
+    const { code, stdout } = await server.stop()
+    t.equal(code, 0)
+    t.notMatch(stdout, new RegExp(`"[^\\n]*${token}[^\\n]*"level"`), 'the token is in no log line')
+  })
+
+  await t.test('the second start finds everything and prints no block', async (t) => {
+    const server = await startServer(t, env)
+    t.same(notLogged(server.stdout()), [`Strongroom serves on ${server.address}`])
+    t.equal((await client(server.address, { organization, token })('GET', '/orbit')).status, 200)
+    t.equal((await server.stop()).code, 0)
+  })
+
+  await t.test('init refuses a database that is not empty', async (t) => {
+    refused(t, await cli(['init', '--organization', 'Nimbus', '--email', 'rosa@nimbus.example', '--json'], env), /not empty/)
+  })
+
+  await t.test('CR-30 a wrong or missing master key: one line, no open port, nothing changed', async (t) => {
+    const taken = createServer().listen(0, '127.0.0.1')
+    await once(taken, 'listening')
+    t.teardown(() => taken.close())
+    // A start that came as far as the port would complain about that one.
+    const port = String((taken.address() as AddressInfo).port)
+    const right = readFileSync(keyFile, 'utf8').trim()
+    const other = generateMasterKey().text
+    const sameId = `${right.split(':')[0]}:${other.split(':')[1]}`
+    refused(t, await cli(['serve'], { ...env, PORT: port, MASTER_KEY: sameId }), /^Master key \S+ is wrong/)
+    refused(t, await cli(['serve'], { ...env, PORT: port, MASTER_KEY: other.replace(/^[^:]+/, 'another') }), new RegExp(`^Master key ${right.split(':')[0]} is missing`))
+    refused(t, await cli(['init', '--organization', 'Nimbus', '--email', 'rosa@nimbus.example'], { ...env, MASTER_KEY: sameId }), /is wrong/)
+
+    renameSync(keyFile, `${keyFile}.away`)
+    refused(t, await cli(['serve'], { ...env, PORT: port }), /master\.key is missing/)
+    t.notOk(existsSync(keyFile), 'no new key, which could open nothing')
+    writeFileSync(keyFile, 'k1:short\n', { mode: 0o600 })
+    refused(t, await cli(['serve'], { ...env, PORT: port }), /does not hold a master key/)
+    writeFileSync(keyFile, `${right}\n`)
+    rmSync(`${keyFile}.away`)
+    refused(t, await cli(['serve'], { ...env, PORT: port }), new RegExp(`^Cannot listen on 127\\.0\\.0\\.1:${port}: EADDRINUSE$`, 'm'))
+  })
+
+  await t.test('organization set takes effect', async (t) => {
+    t.same(await cli(['organization', 'set', '--id', organization.toLowerCase(), '--plan', 'free', '--status', 'suspended'], env), { code: 0, stdout: 'Changed.\n', stderr: '' })
+    const server = await startServer(t, env)
+    const send = client(server.address, { organization, token })
+    const { body } = await send('GET', '//api/v1/organization')
+    t.match(body.data.attributes, { plan_name: 'free', status: 'suspended' })
+    t.equal((await send('GET', '/orbit')).body.error, 'organization_inactive')
+    t.equal((await server.stop()).code, 0)
+    refused(t, await cli(['organization', 'set', '--id', '01ARZ3NDEKTSV4RRFFQ69G5FAV', '--plan', 'free'], env), /There is no organization/)
+  })
+})
+
+t.test('a wrong variable is one line that names it, and exit 1; the key is never in it', async (t) => {
+  const dir = join(scratchDirectory(t), 'data')
+  const wrong: Record<string, string>[] = [
+    { PORT: 'http' }, { HOST: 'a b' }, { DATABASE_URL: 'mysql://u:canary@h/d' }, { LOG_LEVEL: 'loud' }, { MASTER_KEY: 'k1:canary' },
+    { DATABASE_URL: 'postgres://u:canary@127.0.0.1:1/d' }, { MASTER_KEY_FILE: '/nowhere/at/all' }
+  ]
+  await Promise.all(wrong.map(async (env) => {
+    const ended = await cli(['serve'], { DATA_DIR: dir, ...env })
+    refused(t, ended, new RegExp(Object.keys(env)[0]!))
+    t.notMatch(ended.stderr, 'canary')
+  }))
+  t.notOk(existsSync(dir), 'nothing was made')
+  const away = await cli(['serve'], { DATABASE_URL: 'postgres://u:canary@127.0.0.1:1/d', MASTER_KEY: generateMasterKey().text })
+  refused(t, away, /database/i)
+  t.notMatch(away.stderr, 'canary')
+})
+
+t.test('wrong usage is exit 2', async (t) => {
+  await Promise.all([
+    [], ['unknown'], ['serve', 'now'], ['serve', '--port', '1'], ['init'], ['init', '--organization', 'Nimbus'],
+    ['init', '--organization', 'Nimbus', '--email', 'nobody'], ['init', '--organization', ' ', '--email', 'a@b'], ['migrate', '--force'],
+    ['organization'], ['organization', 'get'], ['organization', 'set', '--plan', 'free'], ['organization', 'set', '--id', 'x'],
+    ['organization', 'set', '--id', 'x', '--plan', 'gold'], ['organization', 'set', '--id', 'x', '--status', 'gone'], ['toString']
+  ].map(async (args) => {
+    const { code, stdout, stderr } = await cli(args, { DATA_DIR: '/nowhere' })
+    t.same([code, stdout], [2, ''], args.join(' '))
+    t.notMatch(stderr, /\n +at /, 'no stack trace')
+  }))
+  const short = await cli(['init', '--organization', 'Nimbus', '--email', 'rosa@nimbus.example', '--password-stdin'], { DATA_DIR: '/nowhere' }, 'short\n')
+  t.equal(short.code, 2)
+})
+
+t.test('the installed command, which is a link, runs as the file does', async (t) => {
+  const link = join(scratchDirectory(t), 'strongroom')
+  symlinkSync(CLI, link)
+  t.equal((await run(process.execPath, [link, 'unknown'])).code, 2)
+})
+
+t.test('init on an empty embedded database makes what serve then serves', async (t) => {
+  const dir = join(scratchDirectory(t), 'data')
+  const made = await cli(['init', '--organization', 'Nimbus', '--email', 'rosa@nimbus.example', '--json'], { DATA_DIR: dir })
+  t.same([made.code, made.stderr], [0, ''])
+  const { organization, user, token } = JSON.parse(made.stdout)
+  t.match(user.password, /^\S{12,}$/)
+  t.same(readdirSync(dir).sort(), ['master.key', 'postgres'])
+  const server = await startServer(t, { DATA_DIR: dir })
+  t.equal(server.first, undefined)
+  t.equal((await client(server.address, { organization: organization.id, token })('GET', '/projects')).status, 200)
+  t.equal((await server.stop()).code, 0)
+})
+
+t.test('on PostgreSQL', { skip: !hasPostgres() && 'PostgreSQL is not installed' }, async (t) => {
+  const database = await startPostgres()
+  const admin = postgres(database.url, { max: 1, onnotice: () => {} })
+  t.teardown(async () => {
+    await admin.end()
+    await database.close()
+  })
+  const MASTER_KEY = generateMasterKey().text
+  const empty = async (name: string) => {
+    await admin.unsafe(`CREATE DATABASE ${name}`)
+    return { DATABASE_URL: database.url.replace(/postgres$/, name), MASTER_KEY }
+  }
+
+  await t.test('init --json prints exactly one object; migrate may come before it, and again', async (t) => {
+    const env = await empty('made')
+    t.same(await cli(['migrate'], env), { code: 0, stdout: 'The schema is up to date.\n', stderr: '' })
+    t.same(await cli(['migrate'], env), { code: 0, stdout: 'The schema is up to date.\n', stderr: '' })
+    const args = ['init', '--organization', 'Nimbus & Söhne', '--email', 'rosa@nimbus.example', '--password-stdin']
+    const { code, stdout, stderr } = await cli([...args, '--json'], env, 'a long password\n')
+    t.same([code, stderr], [0, ''])
+    const made = JSON.parse(stdout)
+    t.same(stdout, `${JSON.stringify(made)}\n`)
+    t.match(made, { organization: { id: ULID, slug: /^nimbus/ }, user: { id: /^\d+$/, email: 'rosa@nimbus.example' }, token: TOKEN })
+    t.same([Object.keys(made), Object.keys(made.organization), Object.keys(made.user)], [['organization', 'user', 'token'], ['id', 'slug'], ['id', 'email']])
+    refused(t, await cli(args, env, 'a long password\n'), /not empty/)
+  })
+
+  await t.test('two servers started at once on one empty database migrate once and make one organization', async (t) => {
+    const env = await empty('raced')
+    const servers = await Promise.all([startServer(t, env), startServer(t, env)])
+    t.equal(servers.filter(({ first }) => first !== undefined).length, 1)
+    const { first } = servers.find(({ first }) => first !== undefined)!
+    for (const { address } of servers) t.equal((await client(address, first!)('GET', '/projects')).status, 200)
+    const sql = postgres(env.DATABASE_URL, { max: 1 })
+    const [counts] = await sql`SELECT (SELECT count(*) FROM organizations)::int AS organizations, (SELECT count(*) FROM users)::int AS users,
+      (SELECT count(*) FROM api_tokens)::int AS tokens, (SELECT count(DISTINCT hash) = count(*) FROM drizzle.__drizzle_migrations) AS once`
+    await sql.end()
+    t.same(counts, { organizations: 1, users: 1, tokens: 1, once: true })
+    for (const server of servers) t.equal((await server.stop()).code, 0)
+  })
+
+  await t.test('a port in use is found before anything is made: the first start prints its block all the same', async (t) => {
+    const env = await empty('ported')
+    const taken = createServer().listen(0, '127.0.0.1')
+    await once(taken, 'listening')
+    refused(t, await cli(['serve'], { ...env, LOG_LEVEL: 'error', PORT: String((taken.address() as AddressInfo).port) }), /^Cannot listen on .*EADDRINUSE/)
+    taken.close()
+    const server = await startServer(t, env)
+    t.match(server.first?.token, TOKEN)
+    t.equal((await server.stop()).code, 0)
+  })
+
+  await t.test('RL-10 SIGTERM under load: what is under way completes, not ready at once, exit 0 within 10 s', async (t) => {
+    const env = await empty('stopped')
+    const server = await startServer(t, { ...env, LOG_LEVEL: 'info', RATE_LIMIT_API: '0' })
+    const send = client(server.address, server.first!)
+    const [level] = await makeLevels(send, 'orbit', ['live']) as [Level]
+    const { port, hostname } = new URL(server.address)
+    const socket = () => {
+      const one = connectSocket(Number(port), hostname)
+      let said = ''
+      one.setEncoding('utf8').on('data', (text: string) => { said += text })
+      const until = async (text: string) => { while (!said.includes(text)) await once(one, 'data') }
+      return { one, until, said: () => said }
+    }
+
+    const body = JSON.stringify({ ...level, plaintext: 'HALF=way' })
+    const halfway = socket()
+    halfway.one.write(`POST /api/v1/${server.first!.organization}/secrets/store HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${server.first!.token}\r\n` +
+      `Content-Type: application/json\r\nContent-Length: ${body.length}\r\nExpect: 100-continue\r\n\r\n`)
+    await halfway.until('100 Continue')
+    const asking = socket()
+    asking.one.write('GET /readyz HTTP/1.1\r\nHost: x\r\n')
+    const idle = socket()
+    idle.one.write('GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n')
+    await idle.until('"ok"')
+
+    const operations: Operation[] = []
+    const load = Promise.all(Array.from({ length: 8 }, async (_, writer) => {
+      for (;;) {
+        const operation = await store(send, level, `WRITER=${writer}`)
+        if (operation.reply?.status !== 200) return
+        operations.push(operation)
+      }
+    }))
+    while (operations.length < 20) await store(send, level, 'ONE=more')
+    const started = performance.now()
+    server.child.kill('SIGTERM')
+    await server.said('"msg":"stopping"')
+    asking.one.write('\r\n')
+    await asking.until('service_unavailable')
+    t.match(asking.said(), /^HTTP\/1\.1 503 /)
+    t.match(asking.said(), /^connection: close\r$/im)
+    halfway.one.write(body)
+    await halfway.until('"secret_id"')
+    t.match(halfway.said(), 'HTTP/1.1 200 OK')
+    const { code } = await server.ended
+    t.equal(code, 0)
+    t.ok(performance.now() - started < 10_000, 'within the ten seconds of the contract')
+    await load
+    const sql = postgres(env.DATABASE_URL, { max: 1 })
+    const stored = new Set((await sql`SELECT id FROM secret_versions`).map(({ id }) => String(id)))
+    await sql.end()
+    t.same(operations.map(({ reply }) => reply!.body.data.version).filter((id) => !stored.has(id)), [], 'nothing acknowledged is lost')
+  })
+
+  await t.test('SIGINT stops it too, and a key file for others to read is refused', async (t) => {
+    const directory = scratchDirectory(t)
+    mkdirSync(join(directory, 'keys'))
+    const file = join(directory, 'keys', 'master')
+    writeFileSync(file, MASTER_KEY, { mode: 0o644 })
+    const { DATABASE_URL } = await empty('interrupted')
+    refused(t, await cli(['serve'], { DATABASE_URL, MASTER_KEY_FILE: file }), /^MASTER_KEY_FILE: .*0644/)
+    rmSync(file)
+    writeFileSync(file, MASTER_KEY, { mode: 0o400 })
+    const server = await startServer(t, { DATABASE_URL, MASTER_KEY_FILE: file })
+    server.child.kill('SIGINT')
+    t.equal((await server.ended).code, 0)
+  })
+})

@@ -1,0 +1,245 @@
+import Fastify from 'fastify'
+import t, { type Test } from 'tap'
+import { ERRORS } from '../schemas/errors.ts'
+import { loadConfig } from '../src/config.ts'
+import { LIMITS, addressKey, installLimits, type LimitGroup } from '../src/http/limits.ts'
+import { ApiError } from '../src/rules/errors.ts'
+import { makeLevel, startApp, type Answer, type TestApp } from './helpers/app.ts'
+
+const now = () => Date.now() / 1000
+const limitOf = ({ headers }: Answer) => Number(headers['x-ratelimit-limit'])
+const remainingOf = ({ headers }: Answer) => Number(headers['x-ratelimit-remaining'])
+const resetOf = ({ headers }: Answer) => Number(headers['x-ratelimit-reset'])
+
+// Two of them serve all tests: each test takes organizations and addresses of its own.
+let hundred: TestApp
+let three: TestApp
+
+t.before(async () => {
+  hundred = await startApp({ teardown: (fn) => t.teardown(fn) }, { RATE_LIMIT_API: '100', BODY_LIMIT: '16KiB' })
+  three = await startApp({ teardown: (fn) => t.teardown(fn) }, { RATE_LIMIT_API: '3', TRUST_PROXY: '10.0.0.0/8' })
+})
+
+const LIMITED = ['x-ratelimit-limit', 'x-ratelimit-remaining', 'x-ratelimit-reset', 'retry-after']
+
+/** A call without a token from an address: it counts against the address alone. */
+function anonymous (service: TestApp, remoteAddress: string, headers: Record<string, string> = {}) {
+  return service.inject({ method: 'GET', url: '/api/v1/organization', remoteAddress, headers })
+}
+
+/** The 429 of the specification: Retry-After in whole seconds, the same in the body, and Reset is that far away. */
+function isExceeded (test: Test, answer: Answer, limit: number, window = 60) {
+  test.equal(answer.status, 429)
+  test.match(answer.headers['retry-after'], /^[1-9]\d*$/)
+  const retryAfter = Number(answer.headers['retry-after'])
+  test.ok(retryAfter <= window)
+  test.strictSame(answer.body, { error: 'rate_limit_exceeded', message: ERRORS.rate_limit_exceeded.message, details: { retry_after: retryAfter } })
+  test.equal(limitOf(answer), limit)
+  test.equal(remainingOf(answer), 0)
+  test.ok(Math.abs(resetOf(answer) - now() - retryAfter) <= 1.5, `Reset is Retry-After away: ${resetOf(answer) - now()} and ${retryAfter}`)
+}
+
+t.test('by default the groups allow what the specification says: 100 and 10 a minute, 10 an hour', async (t) => {
+  t.strictSame(loadConfig({}).rateLimits, { api: 100, oauth: 10, keyRotation: 10, billing: 10 })
+  const app = Fastify()
+  t.teardown(() => app.close())
+  app.decorate('config', loadConfig({}))
+  const consume = await installLimits(app)
+  app.setErrorHandler(async (error: ApiError, _request, reply) => reply.code(ERRORS[error.code].status).send({ error: error.code, message: error.message, details: error.details }))
+  app.get('/:group/:key', async (request, reply) => {
+    const { group, key } = request.params as { group: LimitGroup, key: string }
+    await consume(group, key, 0, request, reply)
+    return {}
+  })
+  const call = async (group: string, key = 'org:A'): Promise<Answer> => {
+    const response = await app.inject(`/${group}/${key}`)
+    return { status: response.statusCode, headers: response.headers, body: response.json(), text: response.payload }
+  }
+  for (const [group, limit, window] of [['api', 100, 60], ['oauth_token', 10, 60], ['oauth_revoke', 10, 60], ['key_rotation', 10, 3600], ['billing', 10, 60]] as const) {
+    for (let n = 1; n <= limit; n++) {
+      const answer = await call(group)
+      if (answer.status !== 200 || limitOf(answer) !== limit || remainingOf(answer) !== limit - n) t.fail(`${group}, call ${n}: ${answer.status} ${JSON.stringify(answer.headers)}`)
+      if (n === 1) t.ok(Math.abs(resetOf(answer) - now() - window) <= 2, `${group}: a window of ${window} seconds`)
+    }
+    isExceeded(t, await call(group), limit, window)
+    t.equal((await call(group, 'org:B')).status, 200, `${group}: another key has a count of its own`)
+  }
+  t.same(Object.keys(LIMITS).length, 5)
+})
+
+t.test('the 101st call of a minute is 429, with Retry-After there and nowhere else', async (t) => {
+  const service = hundred
+  const caller = await service.organization()
+  const other = await service.organization()
+  const started = now()
+  const resets = new Set<number>()
+  for (let n = 1; n <= 100; n++) {
+    const answer = await caller.call(n % 2 ? 'GET' : 'HEAD', n % 3 ? '/organization' : `/${caller.organization}/projects`)
+    resets.add(resetOf(answer))
+    if (answer.status !== 200 || limitOf(answer) !== 100 || remainingOf(answer) !== 100 - n || answer.headers['retry-after'] !== undefined) {
+      t.fail(`call ${n}: ${answer.status} ${JSON.stringify(answer.headers)}`)
+    }
+  }
+  t.equal(resets.size, 1, 'Reset is one moment for a window')
+  const [reset = 0] = resets
+  t.ok(Number.isInteger(reset) && reset >= started + 59 && reset <= now() + 61, 'and a Unix time a minute from its first call')
+  const exceeded = await caller.call('GET', '/organization')
+  isExceeded(t, exceeded, 100)
+  t.equal(resetOf(exceeded), reset)
+  const head = await caller.call('HEAD', '/organization')
+  t.equal(head.status, 429, 'HEAD counts and is refused like GET')
+  t.equal(head.text, '')
+  isExceeded(t, await caller.call('POST', `/${caller.organization}/projects`, { name: 'x' }), 100)
+  isExceeded(t, await (await service.token(caller.organization, ['project:read'])).call('GET', '/organization'), 100)
+  t.equal((await other.call('GET', '/organization')).status, 200, 'another organization goes on')
+  t.equal((await service.sql(`SELECT count(*)::int AS n FROM projects WHERE organization_id = '${caller.organization}'`))[0]?.n, 0, 'and nothing was done')
+})
+
+t.test('HT-20 every answer of a limited route carries the headers, whatever its status, and what is not limited carries none', async (t) => {
+  const service = hundred
+  const caller = await service.organization()
+  const other = await service.organization()
+  const narrow = await service.token(caller.organization, ['target:read'])
+  await makeLevel(caller)
+  const own = `/${caller.organization}`
+  const etag = (await caller.call('GET', `${own}/orbit/secrets`)).headers.etag as string
+  const answers: [number, Answer][] = [
+    [200, await caller.call('GET', '/organization')],
+    [204, await caller.call('DELETE', `${own}/orbit/backend/live`)],
+    [304, await caller.call('GET', `${own}/orbit/secrets`, undefined, { 'if-none-match': etag })],
+    [400, await caller.call('GET', '/organization', undefined, { 'x-api-version': '2' })],
+    [400, await caller.call('POST', `${own}/projects`, '{', { 'content-type': 'application/json' })],
+    [401, await anonymous(service, '198.51.100.20')],
+    [401, await anonymous(service, '198.51.100.20', { authorization: 'Bearer x' })],
+    [401, await anonymous(service, '198.51.100.20', { authorization: `Bearer ${caller.token}x` })],
+    [403, await narrow.call('GET', `${own}/orbit`)],
+    [404, await caller.call('GET', `${own}/nope`)],
+    [404, await caller.call('GET', `/${other.organization}/projects`)],
+    [404, await caller.call('GET', `${own}/a%00b`)],
+    [404, await caller.call('GET', '/nowhere')],
+    [405, await caller.call('PUT', `${own}/projects`)],
+    [405, await caller.call('GET', `${own}/secrets/store`)],
+    [413, await caller.call('POST', `${own}/projects`, { name: 'x', description: 'y'.repeat(20_000) })],
+    [415, await caller.call('POST', `${own}/projects`, 'x', { 'content-type': 'text/plain' })],
+    [422, await caller.call('POST', `${own}/projects`, {})]
+  ]
+  for (const [status, answer] of answers) {
+    t.equal(answer.status, status, answer.text)
+    for (const header of LIMITED.slice(0, 3)) t.match(String(answer.headers[header]), /^\d+$/, `${status}: ${header}`)
+    t.equal(limitOf(answer), 100, `${status}: Limit`)
+    t.ok(resetOf(answer) > now() && resetOf(answer) <= now() + 61, `${status}: Reset`)
+    t.notOk(answer.headers['retry-after'], `${status}: no Retry-After`)
+  }
+  for (const url of ['/healthz', '/readyz', '/openapi.json', '/docs/']) {
+    const { headers, status } = await service.inject({ method: 'GET', url })
+    t.equal(status, 200, url)
+    t.strictSame(LIMITED.filter((name) => name in headers), [], `${url} is not limited`)
+  }
+})
+
+t.test('TI-16 foreign and anonymous calls count against their address and never against the organization that they name', async (t) => {
+  const service = hundred
+  const victim = await service.organization()
+  const other = await service.organization()
+  const first = await victim.call('GET', '/organization')
+  t.equal(remainingOf(first), 99)
+  const path = `/${victim.organization}/projects`
+  let foreign: Answer | undefined
+  for (let n = 1; n <= 110; n++) {
+    foreign = await service.inject({ method: 'GET', url: `/api/v1${path}`, remoteAddress: '198.51.100.16', headers: { authorization: `Bearer ${other.token}` } })
+    if (foreign.status !== (n <= 100 ? 404 : 429)) t.fail(`foreign call ${n}: ${foreign.status}`)
+  }
+  isExceeded(t, foreign!, 100)
+  for (let n = 1; n <= 110; n++) {
+    const headers: Record<string, string> = n % 2 ? {} : { authorization: `Bearer ${victim.token.slice(0, -1)}` }
+    const answer = await service.inject({ method: 'GET', url: `/api/v1${path}`, remoteAddress: '198.51.100.17', headers })
+    if (answer.status !== (n <= 100 ? 401 : 429)) t.fail(`anonymous call ${n}: ${answer.status}`)
+  }
+  const after = await victim.call('GET', '/organization')
+  t.equal(after.status, 200, 'not even from an address that is used up')
+  t.equal(remainingOf(after), 98, 'the count of the organization went on by its own call alone')
+  t.equal(remainingOf(await other.call('GET', '/organization')), 99, 'nor did the foreign calls count against the caller\'s own organization')
+  t.equal((await victim.call('GET', `/${victim.organization}/nope`)).status, 404)
+  t.equal(remainingOf(await victim.call('GET', '/organization')), 96, 'what it asks for in vain counts')
+})
+
+t.test('a plan that allows more than the specification raises the limit, one that allows less does not lower it, and 0 turns it off', async (t) => {
+  const service = three
+  await service.sql("UPDATE plans SET api_per_minute = 120 WHERE name = 'team'")
+  await service.sql("UPDATE plans SET api_per_minute = 1 WHERE name = 'free'")
+  for (const [plan, limit] of [['team', 120], ['free', 3], ['self-hosted', 3]] as const) {
+    const caller = await service.organization({ plan })
+    for (let n = 1; n <= limit; n++) {
+      const answer = await caller.call('GET', '/organization')
+      if (answer.status !== 200 || limitOf(answer) !== limit || remainingOf(answer) !== limit - n) t.fail(`${plan}, call ${n}: ${answer.status} ${JSON.stringify(answer.headers)}`)
+    }
+    isExceeded(t, await caller.call('GET', '/organization'), limit)
+  }
+  const stranger = await anonymous(service, '198.51.100.18')
+  t.equal(limitOf(stranger), 3, 'an address has no plan')
+
+  const off = await startApp(t, { RATE_LIMIT_API: '0' })
+  const caller = await off.organization({ plan: 'free' })
+  const answers = await Promise.all(Array.from({ length: 200 }, () => caller.call('GET', '/organization')))
+  t.ok(answers.every(({ status }) => status === 200))
+  t.strictSame(LIMITED.filter((name) => name in answers[0]!.headers), [], 'and there is nothing to say')
+})
+
+t.test('RL-24 of 1,000 calls at once exactly as many come through as the limit allows', async (t) => {
+  const service = hundred
+  const caller = await service.organization()
+  const all = await Promise.all(Array.from({ length: 1000 }, (_, i) => caller.call(i % 2 ? 'GET' : 'HEAD', '/organization')))
+  // What is more than the database's queue takes is refused before it can be counted.
+  const answers = all.filter(({ status }) => status !== 503)
+  t.equal(answers.filter(({ status }) => status === 200).length, 100)
+  t.equal(answers.filter(({ status }) => status === 429).length, answers.length - 100)
+  const remaining = answers.filter(({ status }) => status === 200).map(remainingOf).sort((a, b) => a - b)
+  t.strictSame(remaining, Array.from({ length: 100 }, (_, i) => i), 'each of them is told another number')
+  t.equal(new Set(answers.map(resetOf)).size, 1)
+  const strangers = await Promise.all(Array.from({ length: 300 }, () => anonymous(service, '198.51.100.24')))
+  t.equal(strangers.filter(({ status }) => status === 401).length, 100)
+  t.equal(strangers.filter(({ status }) => status === 429).length, 200)
+})
+
+t.test('addresses count by subscriber: IPv4 in any spelling, IPv6 by its /64', async (t) => {
+  for (const [address, key] of [
+    ['192.0.2.1', 'ip:192.0.2.1'],
+    ['::ffff:192.0.2.1', 'ip:192.0.2.1'],
+    ['::FFFF:192.0.2.1', 'ip:192.0.2.1'],
+    ['2001:db8:1:2:3:4:5:6', 'ip:2001:db8:1:2::/64'],
+    ['2001:0db8:0001:0002::1', 'ip:2001:db8:1:2::/64'],
+    ['2001:DB8:1:2:ffff:ffff:ffff:ffff', 'ip:2001:db8:1:2::/64'],
+    ['2001:db8::1', 'ip:2001:db8:0:0::/64'],
+    ['2001:db8:0:0:1::', 'ip:2001:db8:0:0::/64'],
+    ['::1', 'ip:0:0:0:0::/64'],
+    ['::', 'ip:0:0:0:0::/64'],
+    ['fe80::1%eth0', 'ip:fe80:0:0:0::/64'],
+    ['64:ff9b::192.0.2.33', 'ip:64:ff9b:0:0::/64'],
+    ['garbage', 'ip:garbage']
+  ] as const) t.equal(addressKey(address), key, address)
+
+  const service = three
+  for (const address of ['2001:db8:1:2::1', '2001:db8:1:2::2', '2001:db8:1:2:ffff::3']) t.equal((await anonymous(service, address)).status, 401)
+  isExceeded(t, await anonymous(service, '2001:db8:1:2::4'), 3)
+  t.equal((await anonymous(service, '2001:db8:1:3::1')).status, 401, 'the next /64 is another subscriber')
+  for (const address of ['192.0.2.1', '::ffff:192.0.2.1', '192.0.2.1']) t.equal((await anonymous(service, address)).status, 401)
+  isExceeded(t, await anonymous(service, '::ffff:192.0.2.1'), 3)
+})
+
+t.test('HT-41 X-Forwarded-For counts only when a trusted proxy sends it', async (t) => {
+  for (let n = 1; n <= 101; n++) {
+    const headers = { 'x-forwarded-for': `203.0.113.${n}`, forwarded: `for=203.0.113.${n}`, 'x-real-ip': `203.0.113.${n}` }
+    const { status } = await anonymous(hundred, '198.51.100.41', headers)
+    if (status !== (n <= 100 ? 401 : 429)) t.fail(`without TRUST_PROXY a made-up address got around the limit: call ${n} was ${status}`)
+  }
+  const proxied = three
+  for (let n = 1; n <= 6; n++) t.equal((await anonymous(proxied, '10.0.0.1', { 'x-forwarded-for': `198.51.100.${n}` })).status, 401, 'through the proxy each client counts for itself')
+  for (let n = 1; n <= 4; n++) {
+    const answer = await anonymous(proxied, `10.0.0.${n}`, { 'x-forwarded-for': `203.0.113.${n}, 198.51.100.99` })
+    t.equal(answer.status, n <= 3 ? 401 : 429, 'what the client put before its own address counts for nothing')
+  }
+  for (let n = 1; n <= 4; n++) {
+    const answer = await anonymous(proxied, '192.0.2.7', { 'x-forwarded-for': `198.51.100.${100 + n}` })
+    t.equal(answer.status, n <= 3 ? 401 : 429, 'from elsewhere than the proxy the header is ignored')
+  }
+})
