@@ -6,7 +6,7 @@ export const EVENTS = [
   'environment.create', 'environment.update', 'environment.delete',
   'secret.store', 'secret.delete', 'secret.restore',
   'version.delete', 'version.purge',
-  'key.retrieve', 'key.proof_reveals_key',
+  'key.retrieve',
   'api-token.create', 'api-token.delete',
   'integrity.violation'
 ] as const

@@ -60,8 +60,8 @@ export const Project = Resource('projects', ProjectAttributes, {
 
 export const KEY_ITERATIONS = { minimum: 1000, maximum: 10_000_000 } as const
 
-/** What registers a client's key: the proof to compare with, and how it was derived. All three or none. */
-export const keyCheckFields = {
+/** What registers a client's key: the proof to compare with, and how it was derived. The handler asks for all three. */
+const keyCheckFields = {
   key_check: Type.String({ maxLength: 128, description: 'base64 of the 32-byte key proof' }),
   key_check_salt: Type.String({ maxLength: 128, description: 'base64 of 16 to 64 bytes' }),
   key_check_iterations: Type.Integer({ ...KEY_ITERATIONS, description: 'PBKDF2 iterations; clients use 600000' })

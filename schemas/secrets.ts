@@ -9,6 +9,15 @@ export type Level = (typeof LEVELS)[number]
 export const MERGES = ['false', 'true', 'both'] as const
 export type Merge = (typeof MERGES)[number]
 
+/** Of a read: 304 when nothing changed since. */
+export const ReadHeaders = Type.Object({ 'if-none-match': Type.Optional(Type.String({ description: 'the ETag of an earlier answer: 304 when nothing changed' })) })
+
+/** Of a write: 412 when the level is not as expected. */
+export const WriteHeaders = Type.Object({
+  'if-match': Type.Optional(Type.String({ description: 'the `etag` of the level: 412 when it has moved on' })),
+  'if-none-match': Type.Optional(Type.String({ description: '`*`: 412 when the level already has a document' }))
+})
+
 export const ReadSecretsQuery = Type.Object({
   decrypt: Type.Optional(Flag({ description: 'answer plain documents; needs secret:decrypt' })),
   merge: Type.Optional(OneOf(MERGES, { default: 'false', description: 'environment over target over project; needs decrypt=true' })),
@@ -128,6 +137,6 @@ export const StoreAnswer = Type.Object({
 export const DeleteBody = Body({
   ...level,
   no_backup: Type.Optional(Type.Boolean({ default: false, description: 'keep no restore snapshot and purge the history of the level' })),
-  confirmed: Type.Optional(Type.Unknown({ description: 'must be true with no_backup' }))
+  confirmed: Type.Optional(Type.Boolean({ description: 'must be true with no_backup' }))
 }, { title: 'DeleteBody', examples: [{ project: 'orbit', target: 'backend', environment: 'live' }] })
 export type DeleteBody = Static<typeof DeleteBody>

@@ -54,9 +54,6 @@ export const Blob = Type.String({
 /** What a client computes from its key string and the server compares: base64 of 32 bytes (`domain.md`, key proof). */
 export const KeyProof = Type.String({ minLength: 1, maxLength: 128, description: 'base64 of the 32-byte key proof', examples: ['Ky6v4WQhYV5SeZQBXs6dO4s+JghJb/9GV7I9EHGj7dk='] })
 
-/** A database integer: positive and within what JSON numbers carry exactly. */
-export const Integer = Type.Integer({ minimum: 0, maximum: Number.MAX_SAFE_INTEGER })
-
 export const PAGE_SIZE = { default: 25, maximum: 100 } as const
 export const Page = Type.Integer({ minimum: 1, maximum: 1_000_000_000, default: 1 })
 export const PerPage = Type.Integer({ minimum: 1, maximum: PAGE_SIZE.maximum, default: PAGE_SIZE.default })

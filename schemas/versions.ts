@@ -107,7 +107,7 @@ export const PurgeBody = Body({
   target: Type.Optional(Slug),
   environment: Type.Optional(Slug),
   scope: Type.Optional(OneOf(PURGE_SCOPES, { default: 'level' })),
-  confirmed: Type.Optional(Type.Unknown({ description: 'must be true' })),
+  confirmed: Type.Literal(true, { description: 'must be true' }),
   force: Type.Optional(Type.Boolean({ default: false, description: 'also take the only restore snapshot of a deleted secret' }))
 }, { title: 'PurgeBody', examples: [{ project: 'orbit', target: 'backend', environment: 'live', confirmed: true }] })
 export type PurgeBody = Static<typeof PurgeBody>

@@ -2,14 +2,15 @@
 import { readFileSync, realpathSync, writeFileSync } from 'node:fs'
 import { fileURLToPath } from 'node:url'
 import { parseArgs } from 'node:util'
-import { ORGANIZATION_STATUSES, PLANS, type OrganizationStatus, type PlanName } from '../schemas/organizations.ts'
+import { ORGANIZATION_STATUSES, type OrganizationStatus } from '../schemas/organizations.ts'
 import { initialize } from './commands/initialize.ts'
 import { open, openDatabase, StartError } from './commands/open.ts'
 import { renderOpenApi } from './commands/openapi.ts'
 import { serve } from './commands/serve.ts'
 import { loadConfig } from './config.ts'
-import { DatabaseError, databaseError, DatabaseUnavailable } from './db/database.ts'
-import { updateOrganization } from './repositories/organizations.ts'
+import { DatabaseError, databaseError, DatabaseUnavailable, transaction } from './db/database.ts'
+import { operatorOf, recordEvent } from './repositories/audit.ts'
+import { findPlan, updateOrganization } from './repositories/organizations.ts'
 
 const USAGE = `Usage: strongroom COMMAND
 
@@ -72,12 +73,16 @@ const COMMANDS: Record<string, (args: string[]) => Promise<number>> = {
     const { id, plan, status } = parse(args, { id: { type: 'string' }, plan: { type: 'string' }, status: { type: 'string' } })
     if (!id) throw new UsageError('organization set needs --id ID')
     if (plan === undefined && status === undefined) throw new UsageError('organization set needs --plan or --status')
-    if (plan !== undefined && !(PLANS as readonly string[]).includes(plan)) throw new UsageError(`--plan is one of ${PLANS.join(', ')}`)
     if (status !== undefined && !(ORGANIZATION_STATUSES as readonly string[]).includes(status)) throw new UsageError(`--status is one of ${ORGANIZATION_STATUSES.join(', ')}`)
     const { database } = await open(loadConfig(process.env))
     try {
-      const changes = { plan: plan as PlanName | undefined, status: status as OrganizationStatus | undefined }
-      if (!await updateOrganization(database.db, id.toUpperCase(), changes)) throw new StartError(`There is no organization ${id}`)
+      await transaction(database.db, async (db) => {
+        if (plan !== undefined && await findPlan(db, plan) === undefined) throw new StartError(`There is no plan ${plan}`)
+        const changed = await updateOrganization(db, id, { plan, status: status as OrganizationStatus | undefined })
+        if (changed === undefined) throw new StartError(`There is no organization ${id}`)
+        const details = { ...(plan && { plan }), ...(status && { status }) }
+        await recordEvent(db, operatorOf(changed), { action: 'organization.update', resource_type: 'organization', resource_id: changed, details })
+      })
       process.stdout.write('Changed.\n')
       return 0
     } finally {

@@ -2,6 +2,7 @@ import { closeSync, constants, fstatSync, openSync, readFileSync } from 'node:fs
 import { isIP } from 'node:net'
 import { Type, type Static, type TSchema } from '@sinclair/typebox'
 import { Value } from '@sinclair/typebox/value'
+import { PLANS, type PlanName } from '../schemas/organizations.ts'
 import { OneOf } from '../schemas/shapes.ts'
 
 /** The environment cannot be served from. The message is one line for the operator and never holds a secret. */
@@ -9,7 +10,6 @@ export class ConfigError extends Error {
   override name = 'ConfigError'
 }
 
-const DEFAULT_PLANS = ['free', 'pro', 'team', 'enterprise', 'self-hosted'] as const
 const LOG_LEVELS = ['fatal', 'error', 'warn', 'info', 'debug', 'trace', 'silent'] as const
 const KIBIBYTE = 1024
 const MEBIBYTE = 1024 * KIBIBYTE
@@ -59,7 +59,7 @@ const VARIABLES = {
   RATE_LIMIT_OAUTH: integer(0, 1_000_000),
   RATE_LIMIT_KEY_ROTATION: integer(0, 1_000_000),
   RATE_LIMIT_BILLING: integer(0, 1_000_000),
-  DEFAULT_PLAN: word(DEFAULT_PLANS),
+  DEFAULT_PLAN: word(PLANS),
   BODY_LIMIT: variable(Type.Integer({ minimum: 16 * KIBIBYTE, maximum: 64 * MEBIBYTE }), readSize,
     '16 KiB to 64 MiB, as bytes or as in 512KiB or 2 MiB'),
   ALLOW_REVEALING_KEY_PROOF: onOrOff(),
@@ -100,7 +100,7 @@ export interface Config {
   masterKeysPrevious: string[]
   /** Calls a window (a minute; an hour for `keyRotation`); 0 turns a limit off. */
   rateLimits: { api: number, oauth: number, keyRotation: number, billing: number }
-  defaultPlan: (typeof DEFAULT_PLANS)[number]
+  defaultPlan: PlanName
   /** Bytes. */
   bodyLimit: number
   allowRevealingKeyProof: boolean

@@ -118,6 +118,7 @@ t.test('from an empty directory: the first start, the next ones, and what is ref
     t.equal((await send('GET', '/orbit')).body.error, 'organization_inactive')
     t.equal((await server.stop()).code, 0)
     refused(t, await cli(['organization', 'set', '--id', '01ARZ3NDEKTSV4RRFFQ69G5FAV', '--plan', 'free'], env), /There is no organization/)
+    refused(t, await cli(['organization', 'set', '--id', organization, '--plan', 'gold'], env), /There is no plan gold/)
   })
 })
 
@@ -139,18 +140,20 @@ t.test('a wrong variable is one line that names it, and exit 1; the key is never
 })
 
 t.test('wrong usage is exit 2', async (t) => {
+  const dir = join(scratchDirectory(t), 'data')
   await Promise.all([
     [], ['unknown'], ['serve', 'now'], ['serve', '--port', '1'], ['init'], ['init', '--organization', 'Nimbus'],
     ['init', '--organization', 'Nimbus', '--email', 'nobody'], ['init', '--organization', ' ', '--email', 'a@b'], ['migrate', '--force'],
     ['organization'], ['organization', 'get'], ['organization', 'set', '--plan', 'free'], ['organization', 'set', '--id', 'x'],
-    ['organization', 'set', '--id', 'x', '--plan', 'gold'], ['organization', 'set', '--id', 'x', '--status', 'gone'], ['toString']
+    ['organization', 'set', '--id', 'x', '--status', 'gone'], ['toString']
   ].map(async (args) => {
-    const { code, stdout, stderr } = await cli(args, { DATA_DIR: '/nowhere' })
+    const { code, stdout, stderr } = await cli(args, { DATA_DIR: dir })
     t.same([code, stdout], [2, ''], args.join(' '))
     t.notMatch(stderr, /\n +at /, 'no stack trace')
   }))
-  const short = await cli(['init', '--organization', 'Nimbus', '--email', 'rosa@nimbus.example', '--password-stdin'], { DATA_DIR: '/nowhere' }, 'short\n')
+  const short = await cli(['init', '--organization', 'Nimbus', '--email', 'rosa@nimbus.example', '--password-stdin'], { DATA_DIR: dir }, 'short\n')
   t.equal(short.code, 2)
+  t.notOk(existsSync(dir), 'nothing was made')
 })
 
 t.test('the installed command, which is a link, runs as the file does', async (t) => {

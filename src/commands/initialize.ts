@@ -2,7 +2,7 @@ import { ulid } from 'ulidx'
 import { hashToken, mintApiToken, tokenPrefix } from '../crypto/bearer.ts'
 import { generatePassword, hashPassword } from '../crypto/passwords.ts'
 import { transaction } from '../db/database.ts'
-import { recordEvent } from '../repositories/audit.ts'
+import { operatorOf, recordEvent } from '../repositories/audit.ts'
 import { countOrganizations, createMember, createOrganization, createUser, lockOrganizations } from '../repositories/organizations.ts'
 import { createToken } from '../repositories/tokens.ts'
 import { isReserved, slugFrom } from '../rules/slugs.ts'
@@ -23,8 +23,6 @@ export interface First { organization: string, email: string, password?: string 
  * organization; of two starters at once, one does it.
  */
 export async function initialize ({ database, keyring }: Opened, first: First): Promise<Initialized | undefined> {
-  // Hashing takes a while, and most starts find an organization; the transaction looks again.
-  if (await countOrganizations(database.db) > 0) return undefined
   // Nearly every start ends here, without a password hashed or a table locked.
   if (await countOrganizations(database.db) > 0) return undefined
   const password = first.password ?? generatePassword()
@@ -42,8 +40,7 @@ export async function initialize ({ database, keyring }: Opened, first: First): 
     await createToken(db, {
       organization_id: id, name: 'First token', token_hash: hashToken(token), token_prefix: tokenPrefix(token), abilities: ['*'], slices: [], expires_at: null
     })
-    const operator = { organization_id: id, type: 'operator' as const, id: null, name: 'operator', request_id: null, ip: null, user_agent: null }
-    await recordEvent(db, operator, { action: 'organization.create', resource_type: 'organization', resource_id: id })
+    await recordEvent(db, operatorOf(id), { action: 'organization.create', resource_type: 'organization', resource_id: id })
     return user
   })
   if (userId === undefined) return undefined

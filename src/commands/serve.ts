@@ -2,6 +2,7 @@ import type { FastifyInstance } from 'fastify'
 import type { AddressInfo } from 'node:net'
 import { buildApp } from '../app.ts'
 import type { Config } from '../config.ts'
+import { databaseError } from '../db/database.ts'
 import { initialize, type Initialized } from './initialize.ts'
 import { open, StartError } from './open.ts'
 
@@ -40,7 +41,7 @@ export async function serve (config: Config): Promise<number> {
   }
 
   function die (reason: string, error: unknown): never {
-    app?.log.fatal({ err: error }, reason)
+    app?.log.fatal({ err: databaseError(error) }, reason)
     process.exit(1)
   }
 }

@@ -185,7 +185,7 @@ export const secrets = pgTable('secrets', {
   /** Version recorded by the last write; null after `no_backup`. */
   version: count(),
   ...timestamps
-}, (table) => [index().on(table.project_id)])
+}, (table) => [index().on(table.project_id), index().on(table.target_id), index().on(table.environment_id)])
 
 /** Immutable snapshots, numbered per organization in the order of commits. */
 export const secret_versions = pgTable('secret_versions', {

@@ -42,8 +42,10 @@ export async function installAccess (app: FastifyInstance) {
     if (audit !== undefined) codes.push('payload_too_large')
     // A route whose scope goes by what the body asks publishes each of them as an alternative.
     const alternatives = access !== 'authenticated' ? [[access]] : route.config?.mayNeed?.map((scope) => [scope]) ?? [[]]
+    const extra = access === 'authenticated' ? [] : route.config?.mayNeed ?? []
     route.schema = {
       ...route.schema,
+      ...(extra.length > 0 && { description: `By what is asked, needs also ${extra.map((scope) => `\`${scope}\``).join(', ')}.` }),
       security: access === 'public' ? [] : alternatives.map((scopes) => ({ apiToken: scopes })),
       response: { ...(response as object), ...errorBodies(codes) }
     }

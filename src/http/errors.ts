@@ -14,7 +14,9 @@ const OF_FASTIFY: Record<string, ErrorCode> = {
   FST_ERR_CTP_INVALID_MEDIA_TYPE: 'unsupported_media_type',
   FST_ERR_CTP_INVALID_CONTENT_LENGTH: 'malformed_request',
   FST_ERR_BAD_URL: 'not_found',
-  FST_ERR_MAX_PARAM_LENGTH: 'not_found'
+  FST_ERR_MAX_PARAM_LENGTH: 'not_found',
+  // A method that Fastify lets through only with a body's content type.
+  FST_ERR_ROUTE_MISSING_CONTENT_TYPE: 'method_not_allowed'
 }
 
 /** Every failure becomes one row of the catalogue here; what is in none is `internal_error`, logged, and says nothing. */
@@ -42,7 +44,7 @@ function toApiError (thrown: FastifyError): ApiError {
   if (thrown.validation) return new ApiError('validation_failed', undefined, errorsByMember(thrown.validation, thrown.validationContext))
   // The client went away in the middle of its body. Nobody reads the answer, but it is no failure of ours.
   if (thrown.code === 'ECONNRESET' && thrown.statusCode === 400) return new ApiError('malformed_request')
-  const code = OF_FASTIFY[thrown.code]
+  const code = OF_FASTIFY[thrown.code] ?? (thrown.code?.startsWith('FST_') && thrown.statusCode !== undefined && thrown.statusCode < 500 ? 'malformed_request' : undefined)
   if (code !== undefined) return new ApiError(code)
   // A row that names a master key nobody has was not written by the service.
   if (thrown instanceof IntegrityError || thrown instanceof MasterKeyMissing) return new ApiError('integrity_error')

@@ -1,11 +1,12 @@
 import { Type } from '@sinclair/typebox'
 import type { Database } from '../db/database.ts'
+import { isWritable } from '../repositories/organizations.ts'
 import { fail } from '../rules/errors.ts'
 import type { Domain } from './types.ts'
 
 const Health = Type.Object({ status: Type.Literal('ok') }, { title: 'Health', examples: [{ status: 'ok' }] })
 
-/** `/healthz`: the process lives. `/readyz`: it can serve (the database answers, and it is not stopping). */
+/** `/healthz`: the process lives. `/readyz`: it can serve (the database answers and takes writes, and the service is not stopping). */
 export function health (database: Pick<Database, 'ping'>, isStopping: () => boolean): Domain {
   return async (app) => {
     const config = { access: 'public', limit: 'none' } as const
@@ -20,6 +21,7 @@ export function health (database: Pick<Database, 'ping'>, isStopping: () => bool
       handler: async () => {
         if (isStopping()) fail('service_unavailable')
         await database.ping()
+        if (!await isWritable(app.reads)) fail('service_unavailable')
         return { status: 'ok' as const }
       }
     })

@@ -80,6 +80,8 @@ function hoistTitled (document: Json): Json {
     if (Array.isArray(value)) return value.map(hoist)
     if (typeof value !== 'object' || value === null) return value
     const object = value as Json
+    const words = wordsOf(object.anyOf)
+    if (words !== undefined) return { ...(object.description !== undefined && { description: object.description }), ...(object.default !== undefined && { default: object.default }), type: 'string', enum: words }
     const copy = Object.fromEntries(Object.entries(object).map(([key, member]) => [key, key === 'examples' || key === 'default' ? member : hoist(member)]))
     if (typeof object.title !== 'string' || !('type' in object || 'anyOf' in object)) return copy
     schemas[object.title] = copy
@@ -93,7 +95,55 @@ function hoistTitled (document: Json): Json {
     const example = (schema?.examples as unknown[] | undefined)?.[0]
     return example !== undefined && copy.example === undefined && !('in' in copy) ? { ...copy, example } : copy
   }
-  const paths = hoist(withExamples(document.paths))
+  const paths = hoist(describe(withExamples(document.paths) as Paths))
   const components = document.components as Json
-  return { ...document, paths, components: { ...components, schemas: Object.fromEntries(Object.entries(schemas).sort(([a], [b]) => a < b ? -1 : 1)) } }
+  return { ...document, paths, components: { ...components, headers: HEADERS, schemas: Object.fromEntries(Object.entries(schemas).sort(([a], [b]) => a < b ? -1 : 1)) } }
+}
+
+// A choice of single words is one list of words to everybody who reads the document.
+function wordsOf (choices: unknown): string[] | undefined {
+  if (!Array.isArray(choices)) return undefined
+  const words = choices.map((choice: Json) => Array.isArray(choice.enum) && choice.enum.length === 1 ? choice.enum[0] as unknown : choice.const)
+  return words.every((word) => typeof word === 'string') ? words : undefined
+}
+
+const whole = { type: 'integer' }
+const text = { type: 'string' }
+const HEADERS = {
+  'X-Request-Id': { description: 'Names the request in the log', schema: text },
+  'X-RateLimit-Limit': { description: 'Maximum requests in the window', schema: whole },
+  'X-RateLimit-Remaining': { description: 'Requests left in the current window', schema: whole },
+  'X-RateLimit-Reset': { description: 'Unix time at which the window resets', schema: whole },
+  'Retry-After': { description: 'Seconds to wait', schema: whole },
+  'WWW-Authenticate': { description: 'The challenge of RFC 6750', schema: text },
+  ETag: { description: 'Of the whole answer, for If-None-Match; for If-Match send the `etag` of a level, or the one that a store answered', schema: text }
+}
+const WITH_ETAG = /^(?:read|store|retrieve)\w*Secrets/
+
+type Operation = Json & { operationId?: string, summary?: string, requestBody?: Json & { content: Record<string, { schema: Json }> }, responses: Record<string, Json> }
+type Paths = Record<string, Record<string, Operation>>
+
+// What the routes' schemas cannot say: the headers of an answer, what an answer is in words, and that a body may be left out.
+function describe (paths: Paths): Paths {
+  for (const operation of Object.values(paths).flatMap((path) => Object.values(path))) {
+    const limited = '429' in operation.responses
+    for (const [status, response] of Object.entries(operation.responses)) {
+      const names = ['X-Request-Id', ...(limited ? ['X-RateLimit-Limit', 'X-RateLimit-Remaining', 'X-RateLimit-Reset'] : [])]
+      if (status === '429') names.push('Retry-After')
+      if (status === '401' || status === '403') names.push('WWW-Authenticate')
+      if (/^(?:200|304)$/.test(status) && WITH_ETAG.test(operation.operationId ?? '')) names.push('ETag')
+      response.headers = Object.fromEntries(names.map((name) => [name, { $ref: `#/components/headers/${name}` }]))
+      if (response.description === 'Default Response') response.description = status.startsWith('2') ? operation.summary : codesOf(response)
+    }
+    const [media] = Object.values(operation.requestBody?.content ?? {})
+    const required = media?.schema.required
+    if (operation.requestBody !== undefined && !(Array.isArray(required) && required.length > 0)) operation.requestBody.required = false
+  }
+  return paths
+}
+
+function codesOf (response: Json): string {
+  const [media] = Object.values(response.content as Record<string, { schema: Json }>)
+  const bodies = (media?.schema.anyOf ?? [media?.schema]) as { title?: string }[]
+  return bodies.map(({ title }) => `\`${title?.replace(/^Error_/, '') ?? ''}\``).join(', ')
 }

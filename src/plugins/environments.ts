@@ -117,7 +117,7 @@ export const environments: Domain = async (app) => {
       url: '/:organization/:project/:target/:environment',
       config: { access: 'environment:update', audit: 'environment.update', errors: ['slug_taken'] },
       schema: {
-        operationId: method === 'PUT' ? 'replaceEnvironment' : 'updateEnvironment',
+        operationId: method === 'PUT' ? 'putEnvironment' : 'updateEnvironment',
         tags: ['environments'],
         summary: 'Change an environment; what is left out stays',
         params: EnvironmentParams,

@@ -13,9 +13,9 @@ import { deprecatedFor } from '../http/deprecated.ts'
 import { chooseSlug, orSlugTaken, refuseReserved } from '../http/slugs.ts'
 import type { Domain } from '../http/types.ts'
 import { recordEvent } from '../repositories/audit.ts'
-import { countProjects, lockOrganization } from '../repositories/organizations.ts'
+import { lockOrganization } from '../repositories/organizations.ts'
 import {
-  countBelow, createProject, deleteProject, findProject, listProjects, lockProject, updateProject
+  countBelow, countProjects, createProject, deleteProject, findProject, listProjects, lockProject, updateProject
 } from '../repositories/projects.ts'
 import { fail, refuse } from '../rules/errors.ts'
 import { pageMeta, pageOf } from '../rules/pagination.ts'
@@ -121,7 +121,7 @@ export const projects: Domain = async (app) => {
       url: '/:organization/:project',
       config: { access: 'project:update', audit: 'project.update', errors: ['slug_taken'] },
       schema: {
-        operationId: method === 'PUT' ? 'replaceProject' : 'updateProject',
+        operationId: method === 'PUT' ? 'putProject' : 'updateProject',
         tags: ['projects'],
         summary: 'Change a project; what is left out stays',
         params: ProjectParams,

@@ -7,12 +7,12 @@ import type { ErrorCode } from '../../schemas/errors.ts'
 import { OrganizationParams } from '../../schemas/organizations.ts'
 import { ProjectParams, type SecretFormat } from '../../schemas/projects.ts'
 import {
-  DeleteBody, RawSecrets, ReadSecretsQuery, RetrieveBody, SecretsAnswer, StoreAnswer, StoreBody,
+  DeleteBody, LEVELS, RawSecrets, ReadHeaders, ReadSecretsQuery, RetrieveBody, SecretsAnswer, StoreAnswer, StoreBody, WriteHeaders,
   type Level, type LevelDocument, type LevelNames, type Merge
 } from '../../schemas/secrets.ts'
 import { BLOB_BYTES, NoContent } from '../../schemas/shapes.ts'
 import { TargetParams } from '../../schemas/targets.ts'
-import { openBlob, sealBlob } from '../crypto/blob.ts'
+import { isBlobText, openBlob, sealBlob } from '../crypto/blob.ts'
 import { IntegrityError } from '../crypto/at-rest.ts'
 import { transaction } from '../db/database.ts'
 import { actorOf } from '../http/actor.ts'
@@ -62,13 +62,17 @@ export const secrets: Domain = async (app) => {
           deprecated,
           params,
           querystring: ReadSecretsQuery,
+          headers: ReadHeaders,
           response: { 200: READ_ANSWER, 304: Type.Null({ description: 'Not modified since the ETag in If-None-Match' }) }
+        },
+        // The scope goes before the other parameters are judged.
+        preValidation: async (request, reply) => {
+          if ((request.query as { decrypt?: unknown }).decrypt === 'true') requireScope(request, reply, 'secret:decrypt')
         },
         ...(deprecated && { preHandler: deprecatedFor(`/api/v1${path}`) }),
         handler: async (request, reply) => {
           const { organization: _, ...names } = request.params
           const { decrypt = false, merge = 'false', raw = false } = request.query
-          if (decrypt) requireScope(request, reply, 'secret:decrypt')
           return read(request, reply, { names: names as LevelNames, action: decrypt ? 'decrypt' : 'read', decrypt, merge, raw })
         }
       })
@@ -113,6 +117,7 @@ export const secrets: Domain = async (app) => {
       tags: ['secrets'],
       summary: 'Store the document of a level and record a version',
       params: OrganizationParams,
+      headers: WriteHeaders,
       body: StoreBody,
       response: { 200: StoreAnswer }
     },
@@ -121,19 +126,16 @@ export const secrets: Domain = async (app) => {
       const { content, plaintext, key_proof, no_backup = false } = request.body
       const names = namesOf(request.body)
       if ((content === undefined) === (plaintext === undefined)) refuse('content', 'Send exactly one of content and plaintext')
+      if (content !== undefined && !isBlobText(content)) refuse('content', 'Expected base64 of 28 bytes to 1 MiB')
       const storageKey = storageKeyOf(app.keyring, organization)
-      let revealed = false
       const written = await writeLevel(app, organization, actorOf(request), () => findLevel(app.reads, organization.id, names), (state, secret) => {
         requireInside(request, placeOf(state))
         requirePrecondition(request.headers, secret?.sealed ? etagOf(storageKey, [secret]) : undefined)
-        if (state.project.encryption_type === 'client') revealed = acceptClientContent(state, content, key_proof)
+        const revealed = state.project.encryption_type === 'client' && acceptClientContent(state, content, key_proof)
         const blob = state.project.encryption_type === 'client' ? content! : serverContent(state, content, plaintext)
         const record = no_backup ? null : { action: isStored(secret) ? 'update' as const : 'create' as const, blob }
-        return { blob, record, event: 'secret.store' }
+        return { blob, record, event: 'secret.store', revealed }
       })
-      if (revealed) {
-        await recordEvent(app.db, actorOf(request), { action: 'key.proof_reveals_key', resource_type: 'project', resource_id: written.state.project.id })
-      }
       const { state, secret, version, bytes } = written
       reply.header('etag', etagOf(storageKey, [secret]))
       return {
@@ -150,16 +152,19 @@ export const secrets: Domain = async (app) => {
       tags: ['secrets'],
       summary: 'Delete the document of a level; a restore snapshot is kept unless no_backup is set',
       params: OrganizationParams,
+      headers: WriteHeaders,
       body: DeleteBody,
       response: { 204: NoContent }
     },
     preValidation: async (request, reply) => {
-      if ((request.body as { no_backup?: unknown } | undefined)?.no_backup === true) requireScope(request, reply, 'secret:purge')
+      const body = request.body as { no_backup?: unknown, confirmed?: unknown } | undefined
+      if (body?.no_backup !== true) return
+      requireScope(request, reply, 'secret:purge')
+      if (body.confirmed !== true) fail('confirmation_required')
     },
     handler: async (request, reply) => {
-      const { no_backup = false, confirmed } = request.body
+      const { no_backup = false } = request.body
       const names = namesOf(request.body)
-      if (no_backup && confirmed !== true) fail('confirmation_required')
       await (no_backup ? deleteForGood(request, names) : deleteWithSnapshot(request, names))
       return reply.code(204).send(null)
     }
@@ -200,13 +205,14 @@ export const secrets: Domain = async (app) => {
     if (state.project.secret_format === 'text' && (merge !== 'false' || raw)) refuse('merge', 'Documents of a text project have no values to merge', 'invalid_parameter_combination')
     const visible = state.secrets.filter(isStored).filter(({ level }) => isInside(slices, placeOf(state, level)))
     const storageKey = storageKeyOf(app.keyring, organization)
-    const etag = etagOf(storageKey, visible, String(decrypt), merge, String(raw), JSON.stringify(asked.filters ?? null), state.project.secret_format,
+    const etag = etagOf(storageKey, visible, request.method === 'POST' ? 'retrieve' : 'read', String(decrypt), merge, String(raw), JSON.stringify(asked.filters ?? null), state.project.secret_format,
       state.project.slug, state.target?.slug ?? '', state.environment?.slug ?? '')
     reply.header('etag', etag)
-    if (listsEtag(request.headers['if-none-match'], etag)) return reply.code(304).send()
+    // 304 is for GET and HEAD (RFC 9110, 13.1.2).
+    if (request.method !== 'POST' && listsEtag(request.headers['if-none-match'], etag)) return reply.code(304).send()
     const documents = new Map(visible.map((secret) => [secret.level, contentOf(state, secret, storageKey, decrypt)]))
     const json = reply.type('application/json; charset=utf-8').serializer(JSON.stringify)
-    if (raw) return json.send(filterValues(valuesOf(state, documents, merge === 'true' ? ['project', 'target', 'environment'] : [state.level]), asked.filters))
+    if (raw) return json.send(filterValues(valuesOf(state, documents, merge === 'true' ? LEVELS : [state.level]), asked.filters))
     return json.send(toAnswer(request, state, asked, visible, documents, storageKey))
   }
 
@@ -285,7 +291,7 @@ function toAnswer (
     version: secret.version === null ? null : String(secret.version),
     etag: etagOf(storageKey, [secret])
   }]))
-  const merged = merge === 'false' ? undefined : valuesOf(state, documents, ['project', 'target', 'environment'])
+  const merged = merge === 'false' ? undefined : valuesOf(state, documents, LEVELS)
   const values = action === 'decrypt' && request.method === 'POST' ? merged ?? readableValues(state, documents) : undefined
   return {
     data: {
@@ -306,8 +312,14 @@ function toAnswer (
 
 // A document that does not parse is still returned as it is; only its values cannot be told.
 function readableValues ({ project }: LevelState, documents: ReadonlyMap<Level, string>): Record<string, string> | undefined {
-  const read = (['project', 'target', 'environment'] as const).filter((level) => documents.has(level)).map((level) => readDocument(project.secret_format, documents.get(level)!))
-  return read.every((values) => values !== undefined) ? mergeDocuments(...read) : undefined
+  const read: Record<string, string>[] = []
+  for (const level of LEVELS) {
+    if (!documents.has(level)) continue
+    const values = readDocument(project.secret_format, documents.get(level)!)
+    if (values === undefined) return undefined
+    read.push(values)
+  }
+  return mergeDocuments(...read)
 }
 
 function filterValues (values: Record<string, string>, filters: ReadRequest['filters']): Record<string, string> {

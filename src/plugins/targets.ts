@@ -97,7 +97,7 @@ export const targets: Domain = async (app) => {
       url: '/:organization/:project/:target',
       config: { access: 'target:update', audit: 'target.update', errors: ['slug_taken'] },
       schema: {
-        operationId: method === 'PUT' ? 'replaceTarget' : 'updateTarget',
+        operationId: method === 'PUT' ? 'putTarget' : 'updateTarget',
         tags: ['targets'],
         summary: 'Change a target; what is left out stays',
         params: TargetParams,

@@ -8,11 +8,11 @@ import { actorOf } from '../http/actor.ts'
 import { principalOf } from '../http/access.ts'
 import type { Domain } from '../http/types.ts'
 import { recordEvent } from '../repositories/audit.ts'
-import { createToken, deleteToken, findSlice, listTokens, type Principal } from '../repositories/tokens.ts'
+import { createToken, deleteToken, findSlice, findSlices, listTokens, type Principal } from '../repositories/tokens.ts'
 import { fail, refuse } from '../rules/errors.ts'
 import { parseId } from '../rules/ids.ts'
 import { pageMeta, pageOf } from '../rules/pagination.ts'
-import { isInside, type Slice } from '../rules/slices.ts'
+import { coversAll, isInside, type Slice } from '../rules/slices.ts'
 
 export const tokens: Domain = async (app) => {
   app.get('/organizations/:organization/api-keys', {
@@ -27,7 +27,8 @@ export const tokens: Domain = async (app) => {
     },
     handler: async (request) => {
       const page = pageOf(request.query)
-      const { rows, total } = await listTokens(app.db, principalOf(request).organization.id, page)
+      const { organization, slices } = principalOf(request)
+      const { rows, total } = await listTokens(app.db, organization.id, slices, page)
       return { data: rows, meta: pageMeta(page, total, rows.length) }
     }
   })
@@ -50,7 +51,7 @@ export const tokens: Domain = async (app) => {
       const expires_at = expiryOf(request.body.expires_at)
       const token = mintApiToken(organization.id)
       const api_key = await transaction(app.db, async (db) => {
-        const slices = await slicesOf(db, organization.id, restrictions)
+        const slices = await slicesOf(db, principal, restrictions)
         refuseMore(principal, { abilities, slices, expires_at })
         const created = await createToken(db, {
           organization_id: organization.id, name, token_hash: hashToken(token), token_prefix: tokenPrefix(token), abilities, slices, expires_at
@@ -72,10 +73,14 @@ export const tokens: Domain = async (app) => {
       response: { 204: NoContent }
     },
     handler: async (request, reply) => {
-      const { organization } = principalOf(request)
+      const principal = principalOf(request)
+      const { organization } = principal
       const id = parseId(request.params.id) ?? fail('not_found')
       await transaction(app.db, async (db) => {
-        if (!await deleteToken(db, organization.id, id)) fail('not_found')
+        const found = await findSlices(db, organization.id, id) ?? fail('not_found')
+        // A narrowed token sees and ends what lies inside its part of the hierarchy, and itself.
+        if (id !== principal.id && !coversAll(principal.slices, found)) fail('not_found')
+        await deleteToken(db, id)
         await recordEvent(db, actorOf(request), { action: 'api-token.delete', resource_type: 'api-token', resource_id: String(id) })
       })
       return reply.code(204).send(null)
@@ -93,14 +98,18 @@ function abilitiesOf (spellings: readonly string[]): Ability[] {
 function expiryOf (text: string | null | undefined): Date | null {
   if (text === undefined || text === null) return null
   const moment = new Date(text)
+  if (moment.getUTCFullYear() > 9999) refuse('expires_at', 'Expected a year of four digits')
   return moment.getTime() > Date.now() ? moment : refuse('expires_at', 'Expected a moment in the future')
 }
 
-async function slicesOf (db: Db, organizationId: string, restrictions: readonly Restriction[]): Promise<Slice[]> {
+async function slicesOf (db: Db, { organization, slices: own }: Principal, restrictions: readonly Restriction[]): Promise<Slice[]> {
   const slices: Slice[] = []
   for (const [i, restriction] of restrictions.entries()) {
     if (restriction.environment !== undefined && restriction.target === undefined) refuse(`restrictions.${i}.target`, 'Required with environment')
-    slices.push(await findSlice(db, organizationId, restriction) ?? refuse(`restrictions.${i}`, 'Names nothing in this organization'))
+    const slice = await findSlice(db, organization.id, restriction)
+    // What lies outside the maker's own part does not exist for it.
+    if (slice === undefined || !isInside(own, slice)) return refuse(`restrictions.${i}`, 'Names nothing in this organization')
+    slices.push(slice)
   }
   return slices
 }
@@ -110,7 +119,7 @@ function refuseMore (maker: Principal, made: { abilities: Ability[], slices: Sli
   const granted_scopes = [...maker.scopes]
   const missing = maker.scopes.has('*') ? undefined : made.abilities.find((ability) => !maker.scopes.has(ability))
   if (missing !== undefined) fail('insufficient_permissions', { required_scope: missing, granted_scopes })
-  const wider = maker.slices.length > 0 && (made.slices.length === 0 || made.slices.some((slice) => !isInside(maker.slices, slice)))
+  const wider = !coversAll(maker.slices, made.slices)
   const longer = maker.expires_at !== null && (made.expires_at === null || made.expires_at > maker.expires_at)
   if (wider || longer) fail('insufficient_permissions', { required_scope: 'api-token:create', granted_scopes })
 }

@@ -6,7 +6,7 @@ import {
   DeleteVersionBody, DeleteVersionQuery, ListVersionsBody, PurgeAnswer, PurgeBody, RestoreAnswer, RestoreBody,
   VersionAnswer, VersionPage, VersionParams, type RestoreBody as Restore, type Version
 } from '../../schemas/versions.ts'
-import { openBlob, sealBlob } from '../crypto/blob.ts'
+import { isBlobText, openBlob, sealBlob } from '../crypto/blob.ts'
 import { IntegrityError } from '../crypto/at-rest.ts'
 import { transaction, type Db } from '../db/database.ts'
 import { actorOf } from '../http/actor.ts'
@@ -86,15 +86,10 @@ export const versions: Domain = async (app) => {
         found = await openHistory(request, request.params.version)
         return findLevelOfSecret(app.reads, organization.id, found.secret.id)
       }
-      let revealed = false
       const written = await writeLevel(app, organization, actorOf(request), find, (state) => {
-        const restored = restoredContent(request, state, found, request.body)
-        revealed = restored.revealed
-        return { blob: restored.blob, record: { action: 'restore', blob: restored.blob, restored_from: found.version.id }, event: 'secret.restore' }
+        const { blob, revealed } = restoredContent(request, state, found, request.body)
+        return { blob, record: { action: 'restore', blob, restored_from: found.version.id }, event: 'secret.restore', revealed }
       })
-      if (revealed) {
-        await recordEvent(app.db, actorOf(request), { action: 'key.proof_reveals_key', resource_type: 'project', resource_id: written.state.project.id })
-      }
       const id = String(found.version.id)
       return {
         data: { type: 'secrets' as const, secret_id: written.secret.id, restored_from: id },
@@ -140,13 +135,17 @@ export const versions: Domain = async (app) => {
       body: PurgeBody,
       response: { 200: PurgeAnswer }
     },
+    // Before the schema judges it: to leave the confirmation out has an error of its own.
+    preValidation: async (request) => {
+      const body = request.body as unknown
+      if (typeof body === 'object' && body !== null && !Array.isArray(body) && (body as { confirmed?: unknown }).confirmed !== true) fail('confirmation_required')
+    },
     handler: async (request) => {
       const { organization } = principalOf(request)
-      const { project, target, environment, scope = 'level', confirmed, force = false } = request.body
+      const { project, target, environment, scope = 'level', force = false } = request.body
       if (scope === 'level' && target === undefined) refuse('target', 'Required with scope level')
       if (scope === 'level' && environment === undefined) refuse('environment', 'Required with scope level')
       if (environment !== undefined && target === undefined) refuse('target', 'Required with environment')
-      if (confirmed !== true) fail('confirmation_required')
       const purged_count = await transaction(app.db, async (db) => {
         await lockProject(db, organization.id, { slug: project })
         const state = await findLevel(db, organization.id, { project, target, environment }) ?? fail('not_found')
@@ -189,6 +188,7 @@ export const versions: Domain = async (app) => {
     })
     if (plan === 'content_required_for_old_key' || plan === 'key_proof_mismatch') return fail(plan)
     if (plan === 'as_sent') {
+      if (!isBlobText(content!)) refuse('content', 'Expected base64 of 28 bytes to 1 MiB')
       const revealed = revealsKey(key_proof, content!)
       if (revealed && !app.config.allowRevealingKeyProof) fail('key_proof_reveals_key')
       return { blob: content!, revealed }

@@ -13,6 +13,10 @@ export interface Actor {
   user_agent: string | null
 }
 
+/** The operator at the command line. */
+export const operatorOf = (organizationId: string): Actor =>
+  ({ organization_id: organizationId, type: 'operator', id: null, name: 'operator', request_id: null, ip: null, user_agent: null })
+
 export interface AuditEvent {
   action: EventName
   resource_type: string

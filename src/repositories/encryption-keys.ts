@@ -37,10 +37,3 @@ export async function listKeys (db: Db, organizationId: string, project: string,
   const [counted] = await db.select({ total: db.$count(encryption_keys, eq(encryption_keys.project_id, projects.id)) }).from(projects).where(ofProject(organizationId, project))
   return { rows, total: counted?.total ?? 0 }
 }
-
-/** A key of the project by its version. */
-export async function findKey (db: Db, projectId: string, version: number): Promise<KeyRow | undefined> {
-  const [row] = await db.select(keyColumns).from(encryption_keys)
-    .where(and(eq(encryption_keys.project_id, projectId), eq(encryption_keys.version, version)))
-  return row
-}

@@ -1,7 +1,7 @@
-import { and, eq, sql } from 'drizzle-orm'
-import type { OrganizationStatus, PlanName } from '../../schemas/organizations.ts'
+import { eq, or, sql } from 'drizzle-orm'
+import type { OrganizationStatus } from '../../schemas/organizations.ts'
 import type { Db } from '../db/database.ts'
-import { members, organization_counters, organizations, plans, projects, users } from '../db/tables.ts'
+import { members, organization_counters, organizations, plans, users } from '../db/tables.ts'
 
 export interface NewOrganization { id: string, name: string, slug: string, plan: string, storage_key: Buffer }
 
@@ -29,10 +29,11 @@ export async function createMember (db: Db, member: { organization_id: string, u
   await db.insert(members).values(member)
 }
 
-/** Changes an organization's plan or status; false when there is no such organization. */
-export async function updateOrganization (db: Db, id: string, changes: { plan?: PlanName, status?: OrganizationStatus }): Promise<boolean> {
-  const rows = await db.update(organizations).set({ ...changes, updated_at: sql`now()` }).where(eq(organizations.id, id)).returning({ id: organizations.id })
-  return rows.length === 1
+/** Changes an organization's plan or status; its id, or undefined when there is no such organization. */
+export async function updateOrganization (db: Db, idOrSlug: string, changes: { plan?: string | undefined, status?: OrganizationStatus | undefined }): Promise<string | undefined> {
+  const [row] = await db.update(organizations).set({ ...changes, updated_at: sql`now()` })
+    .where(or(eq(organizations.id, idOrSlug.toUpperCase()), eq(organizations.slug, idOrSlug))).returning({ id: organizations.id })
+  return row?.id
 }
 
 /** Takes the organization's row until the end of the transaction, so that two creations cannot both pass a plan's limit. */
@@ -40,8 +41,12 @@ export async function lockOrganization (db: Db, id: string): Promise<void> {
   await db.select({ id: organizations.id }).from(organizations).where(eq(organizations.id, id)).for('update')
 }
 
-export async function countProjects (db: Db, organizationId: string): Promise<number> {
-  return db.$count(projects, and(eq(projects.organization_id, organizationId)))
+/** Whether writes can be accepted: not on a standby, and with this build's tables. */
+export async function isWritable (db: Db): Promise<boolean> {
+  const [row] = await db.execute(sql`
+    SELECT NOT pg_is_in_recovery() AND current_setting('transaction_read_only') = 'off' AND to_regclass('audit_events') IS NOT NULL AS writable
+  `) as unknown as { writable: boolean }[]
+  return row?.writable === true
 }
 
 export async function findPlan (db: Db, name: string): Promise<{ name: string } | undefined> {

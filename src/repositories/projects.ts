@@ -25,6 +25,10 @@ const attributes = {
 
 const withPresence = (row: Omit<ProjectAttributes, 'has_secrets'>): ProjectAttributes => ({ ...row, has_secrets: row.secret_count > 0 })
 
+export async function countProjects (db: Db, organizationId: string): Promise<number> {
+  return db.$count(projects, eq(projects.organization_id, organizationId))
+}
+
 export async function findProject (db: Db, organizationId: string, slug: string): Promise<ProjectAttributes | undefined> {
   const [row] = await db.select(attributes).from(projects).where(and(eq(projects.organization_id, organizationId), eq(projects.slug, slug)))
   return row && withPresence(row)

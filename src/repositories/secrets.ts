@@ -1,9 +1,9 @@
 import { and, eq, sql } from 'drizzle-orm'
 import { alias } from 'drizzle-orm/pg-core'
 import type { Managed, SecretFormat } from '../../schemas/projects.ts'
-import type { Level, LevelNames } from '../../schemas/secrets.ts'
+import { LEVELS, type Level, type LevelNames } from '../../schemas/secrets.ts'
 import type { VersionAction } from '../../schemas/versions.ts'
-import { isForeignKeyViolation, isUniqueViolation, prepared, preparedSql, type Db } from '../db/database.ts'
+import { codeOf, isForeignKeyViolation, isUniqueViolation, prepared, preparedSql, type Db } from '../db/database.ts'
 import { encryption_keys, environments, keyColumns, organization_counters, projects, secrets, targets } from '../db/tables.ts'
 import type { Place } from '../rules/slices.ts'
 import type { Actor, AuditEvent } from './audit.ts'
@@ -102,7 +102,7 @@ function toState (rows: readonly Row[]): LevelState | undefined {
   const [level, deepest] = place.environment !== null
     ? ['environment', place.environment] as const
     : place.target !== null ? ['target', place.target] as const : ['project', place.project] as const
-  return { ...place, level, level_id: deepest.id, slug: deepest.slug, secrets: rows.flatMap(({ secret }) => secret ?? []) }
+  return { ...place, level, level_id: deepest.id, slug: deepest.slug, secrets: rows.flatMap(({ secret }) => secret ?? []).sort((a, b) => LEVELS.indexOf(a.level) - LEVELS.indexOf(b.level)) }
 }
 
 /** The secret of the level itself, which may be deleted. */
@@ -175,7 +175,8 @@ export async function writeSecret (db: Db, write: SecretWrite): Promise<boolean>
     return rows.length === 1
   } catch (error) {
     // Somebody made the level's first document, or deleted its place, between our look and the statement.
-    if (isUniqueViolation(error) || isForeignKeyViolation(error)) return false
+    // Or the database chose this statement to lose against another one (40P01, 40001).
+    if (isUniqueViolation(error) || isForeignKeyViolation(error) || /^(40P01|40001)$/.test(codeOf(error) ?? '')) return false
     throw error
   }
 }

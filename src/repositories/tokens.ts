@@ -5,7 +5,7 @@ import type { ApiToken, Restriction } from '../../schemas/tokens.ts'
 import { prepared, type Db } from '../db/database.ts'
 import { api_tokens, environments, organizations, plans, projects, targets } from '../db/tables.ts'
 import { offsetOf, type PageRequest } from '../rules/pagination.ts'
-import type { Slice } from '../rules/slices.ts'
+import { coversAll, type Slice } from '../rules/slices.ts'
 
 /** The organization that a request is about, as the guard found it. */
 export interface Organization {
@@ -100,16 +100,26 @@ export async function createToken (db: Db, token: NewToken): Promise<ApiToken> {
   return (await withRestrictions(db, rows))[0]!
 }
 
-/** Tokens of the organization, newest first. */
-export async function listTokens (db: Db, organizationId: string, page: PageRequest): Promise<{ rows: ApiToken[], total: number }> {
+/** Tokens of the organization, newest first; to a narrowed caller only those that lie inside its part of the hierarchy. */
+export async function listTokens (db: Db, organizationId: string, slices: readonly Slice[], page: PageRequest): Promise<{ rows: ApiToken[], total: number }> {
   const own = eq(api_tokens.organization_id, organizationId)
-  const rows = await db.select(columns).from(api_tokens).where(own).orderBy(desc(api_tokens.id)).limit(page.per_page).offset(offsetOf(page))
-  return { rows: await withRestrictions(db, rows), total: await db.$count(api_tokens, own) }
+  const query = db.select(columns).from(api_tokens).where(own).orderBy(desc(api_tokens.id))
+  if (slices.length === 0) {
+    return { rows: await withRestrictions(db, await query.limit(page.per_page).offset(offsetOf(page))), total: await db.$count(api_tokens, own) }
+  }
+  // Which slices lie inside others is our rule, not the database's: so these few callers page through all tokens.
+  const inside = (await query).filter((token) => coversAll(slices, token.slices ?? []))
+  return { rows: await withRestrictions(db, inside.slice(offsetOf(page), offsetOf(page) + page.per_page)), total: inside.length }
 }
 
-export async function deleteToken (db: Db, organizationId: string, id: number): Promise<boolean> {
-  const rows = await db.delete(api_tokens).where(and(eq(api_tokens.organization_id, organizationId), eq(api_tokens.id, id))).returning({ id: api_tokens.id })
-  return rows.length === 1
+/** The slices of a token of the organization; none when it acts in the whole organization. */
+export async function findSlices (db: Db, organizationId: string, id: number): Promise<Slice[] | undefined> {
+  const [row] = await db.select({ slices: api_tokens.slices }).from(api_tokens).where(and(eq(api_tokens.organization_id, organizationId), eq(api_tokens.id, id))).for('update')
+  return row && (row.slices ?? [])
+}
+
+export async function deleteToken (db: Db, id: number): Promise<void> {
+  await db.delete(api_tokens).where(eq(api_tokens.id, id))
 }
 
 /** The slice that a restriction names, by ids; undefined when something in it does not exist. */
@@ -135,7 +145,8 @@ async function withRestrictions (db: Db, rows: (Omit<ApiToken, 'id' | 'restricti
   ] as const
   for (const [table, ids] of named) {
     if (ids.length === 0) continue
-    const found = await db.select({ id: sql<string>`${table.id}`, slug: sql<string>`${table.slug}` }).from(table).where(sql`${table.id} IN ${ids}`)
+    const distinct = [...new Set(ids)]
+    const found = await db.select({ id: sql<string>`${table.id}`, slug: sql<string>`${table.slug}` }).from(table).where(sql`${table.id} IN ${distinct}`)
     for (const { id, slug } of found) slugs.set(id, slug)
   }
   return rows.map(({ slices, id, ...row }) => ({ ...row, id: String(id), restrictions: (slices ?? []).flatMap((slice) => restrictionOf(slice, slugs)) }))

@@ -72,7 +72,7 @@ export async function countVersions (db: Db, secretId: string): Promise<number> 
 export interface FullVersion {
   version: VersionRow
   sealed: Buffer
-  secret: Place & { id: string, level_id: string, deleted: boolean }
+  secret: Place & { id: string, level_id: string }
   key: KeyRow
 }
 
@@ -85,8 +85,7 @@ const one = prepared('version', (db) => db
       project_id: secrets.project_id,
       target_id: secrets.target_id,
       environment_id: secrets.environment_id,
-      level_id: secrets.level_id,
-      deleted: sql<boolean>`${secrets.sealed} IS NULL`
+      level_id: secrets.level_id
     },
     key: keyColumns
   })

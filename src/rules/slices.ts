@@ -4,6 +4,11 @@ export interface Place { project_id: string, target_id?: string | null | undefin
 /** Part of the hierarchy that a token may act in; ids, so that a rename moves nothing in or out. */
 export interface Slice { project_id: string, target_id: string | null, environment_id: string | null }
 
+/** Whether a token narrowed to `inner` can reach nothing that one narrowed to `outer` cannot. */
+export function coversAll (outer: readonly Slice[], inner: readonly Slice[]): boolean {
+  return outer.length === 0 || (inner.length > 0 && inner.every((slice) => isInside(outer, slice)))
+}
+
 /** Whether the place lies inside one of the slices. No slices: the token acts in the whole organization. */
 export function isInside (slices: readonly Slice[], place: Place): boolean {
   return slices.length === 0 || slices.some((slice) =>

@@ -11,7 +11,7 @@ export const keyPlace = (key: { organization_id: string, project_id: string, ver
 
 export interface SecretPlace { organization_id: string, secret_id: string, level_id: string, key_version: number }
 
-/** The current document: the revision makes an older one of the same level fail to open. */
+/** The current document: an older content of the same level does not open beside the row's newer revision. */
 export const currentPlace = (secret: SecretPlace, revision: number) =>
   encodePlace('current', secret.organization_id, secret.secret_id, secret.level_id, revision, secret.key_version)
 

@@ -15,6 +15,8 @@ export interface Change {
   /** The version to record and what it holds; null with `no_backup`. */
   record: { action: VersionAction, blob: string, restored_from?: number } | null
   event: AuditEvent['action']
+  /** The proof gave the client's key away, and the operator allows that: the event says so. */
+  revealed?: boolean
 }
 
 export interface Written { state: LevelState, secret: { id: string, revision: number }, version: number | null, bytes: number }
@@ -42,7 +44,7 @@ export async function writeLevel (
     for (let attempt = 0; attempt < MOST_ATTEMPTS; attempt++) {
       const state = await find() ?? fail('not_found')
       const secret = ownSecret(state)
-      const { blob, record, event } = await decide(state, secret)
+      const { blob, record, event, revealed = false } = await decide(state, secret)
       const place = {
         organization_id: organization.id, secret_id: secret?.id ?? ulid(), level_id: state.level_id, key_version: state.project.key_version
       }
@@ -68,7 +70,7 @@ export async function writeLevel (
           action: event,
           resource_type: 'secret',
           resource_id: place.secret_id,
-          details: { level: state.level, revision, key_version: place.key_version, version: version?.id ?? null, bytes, restored_from: version?.restored_from ?? null }
+          details: { level: state.level, revision, key_version: place.key_version, version: version?.id ?? null, bytes, restored_from: version?.restored_from ?? null, ...(revealed && { key_proof_reveals_key: true }) }
         }
       })
       if (written) return { state, secret: { id: place.secret_id, revision }, version: version?.id ?? null, bytes }
@@ -100,7 +102,8 @@ function inLine<T> (key: string, work: () => Promise<T>): Promise<T> {
   const end = mine.then(() => undefined, (error: unknown) => {
     if (gaveUp) return before
     const known = databaseError(error)
-    return known instanceof DatabaseUnavailable ? known : undefined
+    // A lock that was held too long says nothing about the next one's level.
+    return known instanceof DatabaseUnavailable && known.code !== '55P03' ? known : undefined
   })
   lines.set(key, end)
   end.then(() => { if (lines.get(key) === end) lines.delete(key) })

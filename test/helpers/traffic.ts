@@ -158,7 +158,7 @@ export async function replay (sql: Sql, organization: string, operations: Operat
     if (details.revision !== secret.revision + 1) problem(`event ${event.seq} writes revision ${details.revision} after ${secret.revision}`)
     secret.revision = details.revision
     let { plaintext } = operation
-    let action = before === undefined ? 'create' : 'update'
+    let action = secret.live ? 'update' : 'create'
     if (event.action === 'secret.delete') {
       plaintext = secret.plaintext
       action = 'delete'
