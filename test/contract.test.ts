@@ -73,11 +73,11 @@ const OPERATIONS: Record<string, Row> = {
   createTarget: { at: 'POST /api/v1/{organization}/{project}/targets', access: 'target:create', depth: 'project', body: { name: 'New' } },
   createEnvironment: { at: 'POST /api/v1/{organization}/{project}/{target}/environments', access: 'environment:create', depth: 'target', body: { name: 'New' } },
   updateProject: { at: 'PATCH /api/v1/{organization}/{project}', access: 'project:update', depth: 'project', body: { name: 'Other' } },
-  replaceProject: { at: 'PUT /api/v1/{organization}/{project}', access: 'project:update', depth: 'project', body: { name: 'Other' } },
+  putProject: { at: 'PUT /api/v1/{organization}/{project}', access: 'project:update', depth: 'project', body: { name: 'Other' } },
   updateTarget: { at: 'PATCH /api/v1/{organization}/{project}/{target}', access: 'target:update', depth: 'target', body: { name: 'Other' } },
-  replaceTarget: { at: 'PUT /api/v1/{organization}/{project}/{target}', access: 'target:update', depth: 'target', body: { name: 'Other' } },
+  putTarget: { at: 'PUT /api/v1/{organization}/{project}/{target}', access: 'target:update', depth: 'target', body: { name: 'Other' } },
   updateEnvironment: { at: 'PATCH /api/v1/{organization}/{project}/{target}/{environment}', access: 'environment:update', depth: 'environment', body: { name: 'Other' } },
-  replaceEnvironment: { at: 'PUT /api/v1/{organization}/{project}/{target}/{environment}', access: 'environment:update', depth: 'environment', body: { name: 'Other' } },
+  putEnvironment: { at: 'PUT /api/v1/{organization}/{project}/{target}/{environment}', access: 'environment:update', depth: 'environment', body: { name: 'Other' } },
   deleteEnvironment: { at: 'DELETE /api/v1/{organization}/{project}/{target}/{environment}', access: 'environment:delete', depth: 'environment' },
   deleteTarget: { at: 'DELETE /api/v1/{organization}/{project}/{target}', access: 'target:delete', depth: 'target' },
   deleteProject: { at: 'DELETE /api/v1/{organization}/{project}', access: 'project:delete', depth: 'project' },
@@ -113,9 +113,16 @@ const codesOf = (schema: Schema): string[] => {
   return anyOf?.flatMap(codesOf) ?? properties?.error?.enum ?? ['']
 }
 
+// The scope of a retrieve goes by its action: each is an alternative.
+const securityOf = (id: string, access: string) => access === 'public'
+  ? []
+  : id.startsWith('retrieveSecrets')
+    ? ['secret:read', 'secret:decrypt', 'key:retrieve'].map((scope) => ({ apiToken: [scope] }))
+    : [{ apiToken: access === 'authenticated' ? [] : [access] }]
+
 t.test('TI-36: the published operations and their scopes are exactly those of the specification and the API page', async (t) => {
   const shown = published.map(({ at, operation }) => [operation.operationId, at, operation.security])
-  const expected = Object.entries(OPERATIONS).map(([id, { at, access }]) => [id, at, access === 'public' ? [] : [{ apiToken: access === 'authenticated' ? [] : [access] }]])
+  const expected = Object.entries(OPERATIONS).map(([id, { at, access }]) => [id, at, securityOf(id, access)])
   const byId = (a: unknown[], b: unknown[]) => String(a[0]) < String(b[0]) ? -1 : 1
   t.strictSame(shown.sort(byId), expected.sort(byId))
   t.equal(new Set(shown.map(([id]) => id)).size, shown.length, 'every operation has an id of its own')

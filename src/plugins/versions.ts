@@ -47,7 +47,7 @@ export const versions: Domain = async (app) => {
       const secret = ownSecret(state)
       const { rows, total } = secret === undefined
         ? { rows: [], total: 0 }
-        : await listVersions(app.reads, secret.id, organization.plan.retention_days, { page, per_page })
+        : await listVersions(app.reads, { project_id: state.project.id, id: secret.id, level: secret.level }, organization.plan.retention_days, { page, per_page })
       return { data: rows.map(toItem), meta: pageMeta({ page, per_page }, total, rows.length) }
     }
   })

@@ -39,11 +39,14 @@ const columns = {
 
 const itsKey = and(eq(encryption_keys.project_id, secrets.project_id), eq(encryption_keys.version, secret_versions.key_version))
 
+// Looked up row by row: as joins these two lead the planner astray on tables without statistics.
 const page = prepared('versions_of_secret', (db) => db
-  .select(columns)
+  .select({
+    ...columns,
+    managed: sql<Managed>`(SELECT k.managed FROM encryption_keys k WHERE k.project_id = ${sql.placeholder('project_id')} AND k.version = secret_versions.key_version)`,
+    level: sql<Level>`${sql.placeholder('level')}::varchar`
+  })
   .from(secret_versions)
-  .innerJoin(secrets, eq(secrets.id, secret_versions.secret_id))
-  .innerJoin(encryption_keys, itsKey)
   .where(eq(secret_versions.secret_id, sql.placeholder('secret_id')))
   .orderBy(desc(secret_versions.id))
   .limit(sql.placeholder('limit'))
@@ -55,10 +58,12 @@ const count = prepared('count_versions', (db) => db
   .where(eq(secret_versions.secret_id, sql.placeholder('secret_id'))))
 
 /** Versions of a secret, newest first; locked ones are listed too. */
-export async function listVersions (db: Db, secretId: string, retentionDays: number | null, request: PageRequest): Promise<{ rows: VersionRow[], total: number }> {
+export async function listVersions (
+  db: Db, of: { project_id: string, id: string, level: Level }, retentionDays: number | null, request: PageRequest
+): Promise<{ rows: VersionRow[], total: number }> {
   const [rows, total] = await Promise.all([
-    page(db, { secret_id: secretId, retention_days: retentionDays, limit: request.per_page, offset: offsetOf(request) }),
-    countVersions(db, secretId)
+    page(db, { project_id: of.project_id, secret_id: of.id, level: of.level, retention_days: retentionDays, limit: request.per_page, offset: offsetOf(request) }),
+    countVersions(db, of.id)
   ])
   return { rows, total }
 }

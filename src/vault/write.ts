@@ -70,7 +70,15 @@ export async function writeLevel (
           action: event,
           resource_type: 'secret',
           resource_id: place.secret_id,
-          details: { level: state.level, revision, key_version: place.key_version, version: version?.id ?? null, bytes, restored_from: version?.restored_from ?? null, ...(revealed && { key_proof_reveals_key: true }) }
+          details: {
+            level: state.level,
+            revision,
+            key_version: place.key_version,
+            version: version?.id ?? null,
+            bytes,
+            restored_from: version?.restored_from ?? null,
+            ...(revealed && { key_proof_reveals_key: true })
+          }
         }
       })
       if (written) return { state, secret: { id: place.secret_id, revision }, version: version?.id ?? null, bytes }

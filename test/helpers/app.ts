@@ -15,6 +15,7 @@ import { createCanary } from '../../src/repositories/master-keys.ts'
 import { createOrganization } from '../../src/repositories/organizations.ts'
 import { createToken } from '../../src/repositories/tokens.ts'
 import type { Ability } from '../../schemas/scopes.ts'
+import type { Slice } from '../../src/rules/slices.ts'
 import { makeStorageKey } from '../../src/vault/keys.ts'
 
 export interface Caller {
@@ -36,7 +37,7 @@ export interface TestApp {
   /** A new organization, on the given plan, with a caller who holds the abilities. */
   organization (options?: { plan?: string, abilities?: Ability[], slug?: string }): Promise<Caller>
   /** Another token of an organization. */
-  token (organization: string, abilities: Ability[], more?: { expires_at?: Date, slices?: { project_id: string, target_id: string | null, environment_id: string | null }[] }): Promise<Caller>
+  token (organization: string, abilities: Ability[], more?: { expires_at?: Date, slices?: Slice[] }): Promise<Caller>
   /** Runs SQL beside the service, as somebody with access to the database would. */
   sql (query: string): Promise<Record<string, unknown>[]>
   inject (options: InjectOptions): Promise<Answer>
