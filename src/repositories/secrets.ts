@@ -102,7 +102,8 @@ function toState (rows: readonly Row[]): LevelState | undefined {
   const [level, deepest] = place.environment !== null
     ? ['environment', place.environment] as const
     : place.target !== null ? ['target', place.target] as const : ['project', place.project] as const
-  return { ...place, level, level_id: deepest.id, slug: deepest.slug, secrets: rows.flatMap(({ secret }) => secret ?? []).sort((a, b) => LEVELS.indexOf(a.level) - LEVELS.indexOf(b.level)) }
+  const secrets = rows.flatMap(({ secret }) => secret ?? []).sort((a, b) => LEVELS.indexOf(a.level) - LEVELS.indexOf(b.level))
+  return { ...place, level, level_id: deepest.id, slug: deepest.slug, secrets }
 }
 
 /** The secret of the level itself, which may be deleted. */
