@@ -121,6 +121,7 @@ CREATE TABLE "secret_versions" (
 	"id" bigint NOT NULL,
 	"secret_id" char(26) NOT NULL,
 	"action" varchar(16) NOT NULL,
+	"revision" bigint NOT NULL,
 	"key_version" integer NOT NULL,
 	"sealed" "bytea" NOT NULL,
 	"size_bytes" integer NOT NULL,
@@ -194,4 +195,6 @@ CREATE INDEX "members_user_id_index" ON "members" USING btree ("user_id");--> st
 CREATE UNIQUE INDEX "projects_slug_taken" ON "projects" USING btree ("organization_id","slug");--> statement-breakpoint
 CREATE INDEX "secret_versions_secret_id_id_index" ON "secret_versions" USING btree ("secret_id","id");--> statement-breakpoint
 CREATE INDEX "secrets_project_id_index" ON "secrets" USING btree ("project_id");--> statement-breakpoint
+CREATE INDEX "secrets_target_id_index" ON "secrets" USING btree ("target_id");--> statement-breakpoint
+CREATE INDEX "secrets_environment_id_index" ON "secrets" USING btree ("environment_id");--> statement-breakpoint
 CREATE UNIQUE INDEX "targets_slug_taken" ON "targets" USING btree ("project_id","slug");

@@ -232,6 +232,18 @@ t.test('CR-01: a sealed value that was changed, moved, swapped or rolled back in
   await tampered(t, 'secrets', currentA.where, `'\\x${original}'::bytea`, currentA.reads, owner, 'an earlier write of the level')
 })
 
+t.test('CR-01: a whole row that was put back to an earlier state is refused, by reads and by writes', async (t) => {
+  const at = await makeLevel(owner, { slug: 'rolled-back' })
+  const { secret_id } = (await store({ ...at, plaintext: 'A=old' })).body.data
+  await test.sql(`CREATE TABLE kept AS SELECT * FROM secrets WHERE id = '${secret_id}'`)
+  await store({ ...at, plaintext: 'A=new' })
+  await test.sql(`UPDATE secrets SET revision = kept.revision, key_version = kept.key_version, sealed = kept.sealed, size_bytes = kept.size_bytes,
+    version = kept.version, updated_at = kept.updated_at FROM kept WHERE secrets.id = kept.id`)
+  await test.sql('DROP TABLE kept')
+  for (const read of readsOf(at)) isRefused(t, await read(owner), 'the whole row of an earlier write')
+  isRefused(t, await store({ ...at, plaintext: 'A=newer' }), 'a write upon it')
+})
+
 t.test('CR-01: a whole row that was moved or swapped is refused too', async (t) => {
   const other = await test.organization()
   const [a, b, c] = [await makeLevel(owner, { slug: 'rows-a' }), await makeLevel(owner, { slug: 'rows-b' }), await makeLevel(other, { slug: 'rows-c' })]

@@ -193,6 +193,8 @@ export const secret_versions = pgTable('secret_versions', {
   id: count().notNull(),
   secret_id: ulid().notNull(),
   action: varchar({ length: 16, enum: VERSION_ACTIONS }).notNull(),
+  /** The level's revision that this write made: a current document older than its newest version was rolled back. */
+  revision: count().notNull(),
   key_version: integer().notNull(),
   sealed: bytea().notNull(),
   size_bytes: integer().notNull(),

@@ -19,6 +19,8 @@ export interface SecretRow {
   sealed: Buffer | null
   size_bytes: number
   version: number | null
+  /** The revision of the newest version that is left; null without one. */
+  recorded_revision: number | null
 }
 
 /** A place in the hierarchy with the documents on the way to it, as one statement saw them. */
@@ -38,6 +40,8 @@ export interface LevelState {
   next_version: number
 }
 
+const recordedRevision = sql<number | null>`(SELECT v.revision FROM secret_versions v WHERE v.secret_id = ${secrets.id} ORDER BY v.id DESC LIMIT 1)`.mapWith(secrets.revision)
+
 const columns = {
   organization_id: projects.organization_id,
   project: { id: projects.id, slug: projects.slug, secret_format: projects.secret_format, encryption_type: projects.encryption_type, key_version: projects.key_version },
@@ -52,7 +56,8 @@ const columns = {
     key_version: secrets.key_version,
     sealed: secrets.sealed,
     size_bytes: secrets.size_bytes,
-    version: secrets.version
+    version: secrets.version,
+    recorded_revision: recordedRevision
   },
   next_version: organization_counters.next_version
 }
@@ -212,9 +217,9 @@ const compareAndSwap = preparedSql<{ seq: string }, Record<string, unknown>>('wr
     ON CONFLICT (id) DO UPDATE SET revision = excluded.revision, key_version = excluded.key_version, sealed = excluded.sealed,
       size_bytes = excluded.size_bytes, version = excluded.version, updated_at = now()
   ), recorded AS (
-    INSERT INTO secret_versions (organization_id, id, secret_id, action, key_version, sealed, size_bytes, restored_from, created_by_id, created_by_name)
+    INSERT INTO secret_versions (organization_id, id, secret_id, action, revision, key_version, sealed, size_bytes, restored_from, created_by_id, created_by_name)
     SELECT ${$('organization_id')}::char(26), ${$('version')}::bigint, ${$('secret_id')}::char(26), ${$('version_action')}::varchar,
-           ${$('key_version')}::int, ${$('version_sealed')}::bytea, ${$('version_size')}::int, ${$('restored_from')}::bigint,
+           ${$('revision')}::bigint, ${$('key_version')}::int, ${$('version_sealed')}::bytea, ${$('version_size')}::int, ${$('restored_from')}::bigint,
            ${$('actor_id')}::bigint, ${$('actor_name')}::varchar
     FROM counter WHERE ${$('versions')}::int = 1
   ), event AS (

@@ -11,6 +11,7 @@ import type { KeyRow } from './encryption-keys.ts'
 export interface VersionRow {
   id: number
   action: VersionAction
+  revision: number
   key_version: number
   managed: Managed
   size_bytes: number
@@ -26,6 +27,7 @@ export interface VersionRow {
 const columns = {
   id: secret_versions.id,
   action: secret_versions.action,
+  revision: secret_versions.revision,
   key_version: secret_versions.key_version,
   managed: encryption_keys.managed,
   size_bytes: secret_versions.size_bytes,

@@ -15,5 +15,6 @@ export interface SecretPlace { organization_id: string, secret_id: string, level
 export const currentPlace = (secret: SecretPlace, revision: number) =>
   encodePlace('current', secret.organization_id, secret.secret_id, secret.level_id, revision, secret.key_version)
 
-export const versionPlace = (secret: SecretPlace, version: number) =>
-  encodePlace('version', secret.organization_id, secret.secret_id, secret.level_id, version, secret.key_version)
+/** A version: its number, and the level's revision that it was written at. */
+export const versionPlace = (secret: SecretPlace, version: number, revision: number) =>
+  encodePlace('version', secret.organization_id, secret.secret_id, secret.level_id, version, revision, secret.key_version)

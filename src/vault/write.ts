@@ -6,7 +6,7 @@ import type { Actor, AuditEvent } from '../repositories/audit.ts'
 import { ownSecret, writeSecret, type LevelState, type SecretRow } from '../repositories/secrets.ts'
 import type { Organization } from '../repositories/tokens.ts'
 import { fail } from '../rules/errors.ts'
-import { sealCurrent, sealVersion, sizeOf } from './documents.ts'
+import { requireNewest, sealCurrent, sealVersion, sizeOf } from './documents.ts'
 import { storageKeyOf } from './keys.ts'
 
 /** What a write does to a level: the blob becomes its document (null: it has none any more). */
@@ -44,6 +44,7 @@ export async function writeLevel (
     for (let attempt = 0; attempt < MOST_ATTEMPTS; attempt++) {
       const state = await find() ?? fail('not_found')
       const secret = ownSecret(state)
+      if (secret !== undefined) requireNewest(secret)
       const { blob, record, event, revealed = false } = await decide(state, secret)
       const place = {
         organization_id: organization.id, secret_id: secret?.id ?? ulid(), level_id: state.level_id, key_version: state.project.key_version
@@ -53,7 +54,7 @@ export async function writeLevel (
       const version = record && {
         id: state.next_version,
         action: record.action,
-        sealed: sealVersion(storageKey, place, state.next_version, record.blob),
+        sealed: sealVersion(storageKey, place, state.next_version, revision, record.blob),
         size_bytes: sizeOf(record.blob),
         restored_from: record.restored_from ?? null
       }
