@@ -19,7 +19,7 @@ const USAGE = `Usage: strongroom COMMAND
                                           make the first organization, its owner and a token
   migrate                                 bring the schema up to date
   organization set --id ID [--plan NAME] [--status STATUS]
-                                          change an organization's plan or status
+                                          change the plan or status of an organization, by its id or slug
   openapi [--stdout]                      write openapi.yaml from the schemas
 `
 
