@@ -2,11 +2,11 @@ import { readFileSync } from 'node:fs'
 import t, { type Test } from 'tap'
 import { openBlob, sealBlob } from '../src/crypto/blob.ts'
 import { deriveDataKey, makeProof } from '../src/crypto/key-proof.ts'
-import { generateSalt } from '../src/crypto/keys.ts'
 import { random, secretKey } from '../src/crypto/primitives.ts'
 import { encryption_keys } from '../src/db/tables.ts'
 import { makeServerKey, registerClientKey } from '../src/vault/keys.ts'
 import { makeLevel, startApp, type Answer, type Caller } from './helpers/app.ts'
+import { clientKey } from './helpers/client.ts'
 
 const test = await startApp(t)
 const owner = await test.organization()
@@ -416,17 +416,6 @@ async function current ({ project }: { project: string }, query = '') {
 
 async function projectId (slug: string): Promise<string> {
   return (await owner.call('GET', `/${org}/${slug}`)).body.data.id
-}
-
-async function clientKey (keyString: string) {
-  const salt = generateSalt()
-  const proof = await makeProof(keyString, salt, 1000)
-  return {
-    dataKey: await deriveDataKey(keyString, salt, 1000),
-    proof,
-    salt,
-    registration: { storage_mode: 'client', key_check: proof, key_check_salt: salt.toString('base64'), key_check_iterations: 1000 }
-  }
 }
 
 /** Gives a project its next key: the client's, or one of the server's. */

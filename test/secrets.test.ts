@@ -1,9 +1,9 @@
 import t, { type Test } from 'tap'
 import { sealBlob } from '../src/crypto/blob.ts'
-import { deriveDataKey, makeProof } from '../src/crypto/key-proof.ts'
-import { generateSalt } from '../src/crypto/keys.ts'
+import { deriveDataKey } from '../src/crypto/key-proof.ts'
 import { random, secretKey } from '../src/crypto/primitives.ts'
 import { makeLevel, startApp, type Answer, type Caller } from './helpers/app.ts'
+import { clientKey } from './helpers/client.ts'
 
 const test = await startApp(t)
 const owner = await test.organization()
@@ -493,16 +493,6 @@ async function storeAll ({ project, target, environment }: { project: string, ta
     stored[level] = { data: body.data, etag: headers.etag }
   }
   return stored as Record<'project' | 'target' | 'environment', { data: any, etag: unknown }>
-}
-
-async function clientKey (keyString: string) {
-  const salt = generateSalt()
-  const proof = await makeProof(keyString, salt, 1000)
-  return {
-    dataKey: await deriveDataKey(keyString, salt, 1000),
-    proof,
-    registration: { storage_mode: 'client', key_check: proof, key_check_salt: salt.toString('base64'), key_check_iterations: 1000 }
-  }
 }
 
 function refused (t: Test, answer: Answer, status: number, code: string, message = code) {

@@ -1,12 +1,12 @@
 import t, { type Test } from 'tap'
 import { openBlob, sealBlob } from '../src/crypto/blob.ts'
-import { deriveDataKey, makeProof } from '../src/crypto/key-proof.ts'
-import { generateSalt } from '../src/crypto/keys.ts'
+import { deriveDataKey } from '../src/crypto/key-proof.ts'
 import { random, secretKey } from '../src/crypto/primitives.ts'
 import { encryption_keys } from '../src/db/tables.ts'
 import type { NewKey } from '../src/repositories/projects.ts'
 import { dataKeyOf, makeServerKey, registerClientKey } from '../src/vault/keys.ts'
 import { makeLevel, startApp, type Answer, type Caller } from './helpers/app.ts'
+import { clientKey, type ClientKey } from './helpers/client.ts'
 
 interface Place { project: string, target?: string, environment?: string }
 
@@ -563,18 +563,6 @@ async function plain ({ project, target, environment }: Place, caller = owner): 
 async function serverKey (project: string) {
   const { key, key_check_salt, key_check_iterations } = (await owner.call('GET', `/${owner.organization}/${project}/encryption-key`)).body.data.attributes
   return deriveDataKey(key, Buffer.from(key_check_salt, 'base64'), key_check_iterations)
-}
-
-type ClientKey = Awaited<ReturnType<typeof clientKey>>
-async function clientKey (keyString: string) {
-  const salt = generateSalt()
-  const proof = await makeProof(keyString, salt, 1000)
-  return {
-    dataKey: await deriveDataKey(keyString, salt, 1000),
-    proof,
-    salt,
-    registration: { storage_mode: 'client', key_check: proof, key_check_salt: salt.toString('base64'), key_check_iterations: 1000 }
-  }
 }
 
 async function projectId (caller: Caller, slug: string): Promise<string> {

@@ -112,7 +112,8 @@ function unprivileged () {
   return { uid: Number(uid), gid: Number(gid) }
 }
 
-async function freePort () {
+/** A port of the loopback interface that nobody listens on just now. */
+export async function freePort (): Promise<number> {
   const server = net.createServer().listen(0, '127.0.0.1')
   await once(server, 'listening')
   const { port } = server.address() as net.AddressInfo
