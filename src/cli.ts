@@ -6,6 +6,7 @@ import { ORGANIZATION_STATUSES, type OrganizationStatus } from '../schemas/organ
 import { initialize } from './commands/initialize.ts'
 import { open, openDatabase, StartError } from './commands/open.ts'
 import { renderOpenApi } from './commands/openapi.ts'
+import { report, rewrap } from './commands/rewrap.ts'
 import { serve } from './commands/serve.ts'
 import { loadConfig } from './config.ts'
 import { DatabaseError, databaseError, DatabaseUnavailable, transaction } from './db/database.ts'
@@ -18,6 +19,7 @@ const USAGE = `Usage: strongroom COMMAND
   init --organization NAME --email ADDRESS [--password-stdin] [--json]
                                           make the first organization, its owner and a token
   migrate                                 bring the schema up to date
+  rewrap                                  put every stored key under the newest master key
   organization set --id ID [--plan NAME] [--status STATUS]
                                           change the plan or status of an organization, by its id or slug
   openapi [--stdout]                      write openapi.yaml from the schemas
@@ -65,6 +67,19 @@ const COMMANDS: Record<string, (args: string[]) => Promise<number>> = {
       return 0
     } finally {
       await database.close()
+    }
+  },
+
+  rewrap: async (args) => {
+    parse(args, {})
+    const opened = await open(loadConfig(process.env))
+    try {
+      const outcome = await rewrap(opened)
+      for (const line of outcome.failures) process.stderr.write(`${line}\n`)
+      process.stdout.write(report(outcome, opened.keyring.currentId))
+      return outcome.failures.length > 0 || outcome.older.some(({ values }) => values > 0) ? 1 : 0
+    } finally {
+      await opened.database.close()
     }
   },
 

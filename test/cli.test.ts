@@ -1,5 +1,5 @@
 import { once } from 'node:events'
-import { existsSync, mkdirSync, readdirSync, readFileSync, renameSync, rmSync, statSync, symlinkSync, writeFileSync } from 'node:fs'
+import { chmodSync, chownSync, existsSync, mkdirSync, readdirSync, readFileSync, renameSync, rmSync, statSync, symlinkSync, writeFileSync } from 'node:fs'
 import { createServer, connect as connectSocket, type AddressInfo } from 'node:net'
 import { join } from 'node:path'
 import postgres from 'postgres'
@@ -86,7 +86,7 @@ t.test('from an empty directory: the first start, the next ones, and what is ref
     refused(t, await cli(['init', '--organization', 'Nimbus', '--email', 'rosa@nimbus.example', '--json'], env), /not empty/)
   })
 
-  await t.test('CR-30 a wrong or missing master key: one line, no open port, nothing changed', async (t) => {
+  await t.test('CR-11 CR-13: a wrong or missing master key is one line, no open port, and no new key', async (t) => {
     const taken = createServer().listen(0, '127.0.0.1')
     await once(taken, 'listening')
     t.teardown(() => taken.close())
@@ -107,6 +107,20 @@ t.test('from an empty directory: the first start, the next ones, and what is ref
     writeFileSync(keyFile, `${right}\n`)
     rmSync(`${keyFile}.away`)
     refused(t, await cli(['serve'], { ...env, PORT: port }), new RegExp(`^Cannot listen on 127\\.0\\.0\\.1:${port}: EADDRINUSE$`, 'm'))
+  })
+
+  await t.test('CR-12: an embedded database that others may enter, or that is somebody else\'s, is not opened', async (t) => {
+    const inside = join(dir, 'postgres')
+    for (const bits of [0o755, 0o750, 0o701]) {
+      chmodSync(inside, bits)
+      refused(t, await cli(['serve'], { ...env, PORT: '0' }), /postgres is open to other users: chmod 700 it$/m)
+    }
+    chmodSync(inside, 0o700)
+    if (process.getuid?.() === 0) {
+      chownSync(inside, 65534, 65534)
+      refused(t, await cli(['serve'], { ...env, PORT: '0' }), /postgres belongs to another user$/m)
+      chownSync(inside, 0, 0)
+    }
   })
 
   await t.test('organization set takes effect', async (t) => {
@@ -139,11 +153,33 @@ t.test('a wrong variable is one line that names it, and exit 1; the key is never
   t.notMatch(away.stderr, 'canary')
 })
 
+t.test('CR-10 CR-11: a master key that cannot be one is refused, and none is made for a database of one\'s own', async (t) => {
+  const directory = scratchDirectory(t)
+  const data = join(directory, 'data')
+  const right = generateMasterKey().text
+  const wrong: Record<string, [text: string, mode: number, line: RegExp]> = {
+    open: [right, 0o644, /has mode 0644; mode 0400 or 0600 is allowed$/m],
+    short: [`k1:${Buffer.alloc(31, 7).toString('base64')}`, 0o600, /does not hold a master key/],
+    text: ['k1:this is no base64 of 32 bytes, is it?', 0o600, /does not hold a master key/],
+    empty: ['', 0o600, /does not hold a master key/]
+  }
+  await Promise.all(Object.entries(wrong).map(async ([name, [text, mode, line]]) => {
+    const file = join(directory, name)
+    writeFileSync(file, text, { mode })
+    const ended = await cli(['serve'], { DATA_DIR: data, MASTER_KEY_FILE: file })
+    refused(t, ended, /^MASTER_KEY_FILE: /)
+    t.match(ended.stderr, line)
+    if (text !== '') t.notMatch(ended.stderr, text.slice(3))
+  }))
+  refused(t, await cli(['serve'], { DATA_DIR: data, DATABASE_URL: 'postgres://app@127.0.0.1:1/d' }), /^MASTER_KEY and MASTER_KEY_FILE are not set/)
+  t.same(readdirSync(directory).sort(), Object.keys(wrong).sort(), 'nothing was made')
+})
+
 t.test('wrong usage is exit 2', async (t) => {
   const dir = join(scratchDirectory(t), 'data')
   await Promise.all([
     [], ['unknown'], ['serve', 'now'], ['serve', '--port', '1'], ['init'], ['init', '--organization', 'Nimbus'],
-    ['init', '--organization', 'Nimbus', '--email', 'nobody'], ['init', '--organization', ' ', '--email', 'a@b'], ['migrate', '--force'],
+    ['init', '--organization', 'Nimbus', '--email', 'nobody'], ['init', '--organization', ' ', '--email', 'a@b'], ['migrate', '--force'], ['rewrap', 'k1'], ['rewrap', '--all'],
     ['organization'], ['organization', 'get'], ['organization', 'set', '--plan', 'free'], ['organization', 'set', '--id', 'x'],
     ['organization', 'set', '--id', 'x', '--status', 'gone'], ['toString']
   ].map(async (args) => {

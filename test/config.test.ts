@@ -1,4 +1,4 @@
-import { chmodSync, mkdirSync, symlinkSync, writeFileSync } from 'node:fs'
+import { chmodSync, chownSync, mkdirSync, symlinkSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import t from 'tap'
 import { ConfigError, loadConfig, readKeyFile } from '../src/config.ts'
@@ -156,7 +156,7 @@ t.test('a message never holds a secret', async (t) => {
   }
 })
 
-t.test('the master key: at most one source, and exactly one with a DATABASE_URL', async (t) => {
+t.test('CR-10 CR-11: the master key has at most one source, and exactly one with a DATABASE_URL', async (t) => {
   t.match(refusal(() => loadConfig({ MASTER_KEY: `k1:${KEY}`, MASTER_KEY_FILE: '/key' })), /^MASTER_KEY and MASTER_KEY_FILE are both set/)
   const message = refusal(() => loadConfig({ DATABASE_URL: URL_WITH_PASSWORD }))
   t.match(message, /^MASTER_KEY .*openssl rand -base64 32/)
@@ -171,7 +171,7 @@ t.test('what this version cannot do is refused, never ignored', async (t) => {
   }
 })
 
-t.test('a key file that anybody else could read or exchange is refused', async (t) => {
+t.test('CR-10: a key file that anybody else could read or exchange is refused', async (t) => {
   const dir = t.testdir({ key: `k1:${KEY}\n`, wrong: 'hunter2hunter2', empty: '' })
   const path = join(dir, 'key')
   for (const mode of [0o400, 0o600]) {
@@ -185,6 +185,11 @@ t.test('a key file that anybody else could read or exchange is refused', async (
     const message = refusal(() => readKeyFile(path))
     t.match(message, new RegExp(`^MASTER_KEY_FILE: .* has mode 0${mode.toString(8)}; mode 0400 or 0600 is allowed$`))
     t.notOk(message?.includes(KEY))
+  }
+  if (process.getuid?.() === 0) {
+    chmodSync(path, 0o600)
+    chownSync(path, 65534, 65534)
+    t.match(refusal(() => readKeyFile(path)), /^MASTER_KEY_FILE: .* belongs to user 65534; a file of user 0 or of root is allowed$/)
   }
   mkdirSync(join(dir, 'directory'), { mode: 0o700 })
   t.match(refusal(() => readKeyFile(join(dir, 'directory'))), /is not a regular file/)

@@ -7,6 +7,7 @@ import { countOrganizations, createMember, createOrganization, createUser, lockO
 import { createToken } from '../repositories/tokens.ts'
 import { isReserved, slugFrom } from '../rules/slugs.ts'
 import { makeStorageKey } from '../vault/keys.ts'
+import { holdCanary } from '../vault/master-keys.ts'
 import type { Opened } from './open.ts'
 
 export interface Initialized {
@@ -34,6 +35,7 @@ export async function initialize ({ database, keyring }: Opened, first: First): 
   const userId = await transaction(database.db, async (db) => {
     await lockOrganizations(db)
     if (await countOrganizations(db) > 0) return undefined
+    await holdCanary(db, keyring)
     await createOrganization(db, { id, name: first.organization, slug, plan: first.plan, storage_key: makeStorageKey(keyring, id) })
     const user = await createUser(db, { email: first.email, name: first.email.split('@')[0] ?? first.email, password_hash })
     await createMember(db, { organization_id: id, user_id: user, role: 'owner' })

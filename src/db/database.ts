@@ -19,6 +19,8 @@ export interface Database {
   db: Db
   /** For short prepared reads of one statement, which share few connections. */
   reads: Db
+  /** For the few transactions that grow with a project: one at a time and a minute long at most. Each statement stays short. */
+  patient: Db
   kind: 'postgres' | 'embedded'
   /** Brings the schema to this build's version. */
   migrate (): Promise<void>
@@ -44,6 +46,7 @@ export interface ConnectOptions {
 }
 
 const PING_DEADLINE = 2_000
+const PATIENCE = 60_000
 const CLOSE_SECONDS = 5
 const ATTEMPTS = 4
 
@@ -87,6 +90,7 @@ function connectPostgres (url: string, pool: number): Database {
     db: handle(guard(writes, forWrites)),
     // Reads are pipelined: several at once on one connection
     reads: handle(guard(reads, forReads * 50)),
+    patient: handle(guard(writes, 1, undefined, PATIENCE)),
     kind: 'postgres',
     migrate,
     ping: () => ping(reads),
@@ -133,6 +137,7 @@ async function connectEmbedded ({ dir, loadDataDir, onFatal = () => {} }: Connec
   return {
     db,
     reads: db,
+    patient: handle(guard(client, 1, full, PATIENCE)),
     kind: 'embedded',
     migrate: () => migrateSchema(client).catch(error => { throw databaseError(error) }),
     ping: () => ping(client),

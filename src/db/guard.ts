@@ -1,3 +1,4 @@
+import { channel } from 'node:diagnostics_channel'
 import type { Sql, TransactionSql } from 'postgres'
 import { DatabaseUnavailable } from './errors.ts'
 
@@ -5,6 +6,13 @@ import { DatabaseUnavailable } from './errors.ts'
 export const DEADLINE = 4_000
 const MAX_WAIT = 2_000
 const MAX_WAITING = 200
+
+/**
+ * Tells its subscribers of every statement, before it is sent and after it was answered: `{ phase, text }`, never the
+ * values. Nobody subscribes in the service itself; a debugger or a crash test can.
+ */
+const statements = channel('strongroom:statement')
+const tell = (phase: 'before' | 'after', text: unknown) => { if (statements.hasSubscribers) statements.publish({ phase, text }) }
 
 type Result = Record<string, unknown>[] | unknown[][]
 type Run = (shape: 'rows' | 'values') => Promise<Result>
@@ -14,20 +22,24 @@ type Run = (shape: 'rows' | 'values') => Promise<Result>
  * and waits for ever, so at most `slots` uses are in its hands and the rest waits here.
  *
  * @param onError sees every error of a statement
+ * @param deadline milliseconds after which a statement or transaction is given up
  */
-export function guard (client: Sql, slots: number, onError: (error: unknown) => void = () => {}): Sql {
+export function guard (client: Sql, slots: number, onError: (error: unknown) => void = () => {}, deadline = DEADLINE): Sql {
   const enter = gate(slots)
 
   async function statement (shape: 'rows' | 'values', ...call: Parameters<Sql['unsafe']>) {
     const started = performance.now()
     const leave = await enter()
+    tell('before', call[0])
     const query = client.unsafe(...call)
     const work: Promise<Result> = shape === 'values' ? query.values().execute() : query.execute()
     work.catch(onError).then(leave)
-    return await within(started, work, () => {
+    const result = await within(deadline, started, work, () => {
       // Without a state it was not sent yet. What was sent is ended by statement_timeout or silence_timeout
       if ((query as { state?: unknown }).state === null) query.cancel()
     })
+    tell('after', call[0])
+    return result
   }
 
   async function begin<T> (fn: (tx: TransactionSql) => Promise<T>) {
@@ -41,14 +53,17 @@ export function guard (client: Sql, slots: number, onError: (error: unknown) => 
       const result = await Promise.race([fn(guardTransaction(tx, end)), fired])
       // From here on the commit is sent: thrown before it, this rolls back
       if (end.over) throw end.over
+      tell('before', 'commit')
       return result
     }) as Promise<T>
     work.catch(onError).then(leave)
     try {
-      return await within(started, work, error => {
+      const result = await within(deadline, started, work, error => {
         end.over = error
         end.fire(error)
       })
+      tell('after', 'commit')
+      return result
     } finally {
       end.over ??= new Error('The transaction is over: a statement was not awaited in it')
     }
@@ -62,8 +77,11 @@ export function guard (client: Sql, slots: number, onError: (error: unknown) => 
 function guardTransaction (tx: TransactionSql, end: { over?: Error }): TransactionSql {
   const unsafe = (...call: Parameters<Sql['unsafe']>) => pending(async shape => {
     if (end.over) throw end.over
+    tell('before', call[0])
     const query = tx.unsafe(...call)
-    return await (shape === 'values' ? query.values() : query)
+    const result = await (shape === 'values' ? query.values() : query)
+    tell('after', call[0])
+    return result
   })
   const savepoint = async (fn: (tx: TransactionSql) => Promise<unknown>) => {
     if (end.over) throw end.over
@@ -111,14 +129,14 @@ function gate (slots: number) {
   }
 }
 
-async function within<T> (started: number, work: Promise<T>, giveUp: (error: Error) => void): Promise<T> {
+async function within<T> (deadline: number, started: number, work: Promise<T>, giveUp: (error: Error) => void): Promise<T> {
   let timer: NodeJS.Timeout | undefined
   const late = new Promise<never>((_resolve, reject) => {
     timer = setTimeout(() => {
       const error = new DatabaseUnavailable('The database did not answer in time')
       giveUp(error)
       reject(error)
-    }, DEADLINE - (performance.now() - started))
+    }, deadline - (performance.now() - started))
   })
   try {
     return await Promise.race([work, late])

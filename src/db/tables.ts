@@ -107,9 +107,9 @@ export const encryption_keys = pgTable('encryption_keys', {
   project_id: ulid().notNull().references(() => projects.id, { onDelete: 'cascade' }),
   version: integer().notNull(),
   managed: varchar({ length: 8, enum: MANAGED }).notNull(),
-  /** Server-managed: the key string, wrapped. */
+  /** Server-managed: the key string, wrapped. A rotated key's is null once the server had to forget it. */
   key_string: bytea(),
-  /** Server-managed: the derived data key, wrapped, so that a read needs no PBKDF2. */
+  /** Server-managed: the derived data key, wrapped, so that a read needs no PBKDF2. Forgotten with the key string. */
   data_key: bytea(),
   /** Client-managed: the proof to compare with, wrapped. */
   key_check: bytea(),
@@ -123,8 +123,20 @@ export const encryption_keys = pgTable('encryption_keys', {
 }, (table) => [
   uniqueIndex().on(table.project_id, table.version),
   uniqueIndex('encryption_keys_one_active').on(table.project_id).where(sql`${table.is_active}`),
-  check('encryption_keys_custody', sql`(${table.managed} = 'server') = (${table.key_string} is not null) and (${table.managed} = 'server') = (${table.data_key} is not null) and (${table.managed} = 'client') = (${table.key_check} is not null)`)
+  check('encryption_keys_custody', sql`CASE WHEN ${table.managed} = 'client' THEN ${table.key_string} is null AND ${table.data_key} is null AND ${table.key_check} is not null
+    ELSE ${table.key_check} is null AND (${table.key_string} is null) = (${table.data_key} is null) AND (${table.key_string} is not null OR NOT ${table.is_active}) END`)
 ])
+
+/** History that moves onto the active key of its project, or has: what is asked for survives every restart here. */
+export const re_encryptions = pgTable('re_encryptions', {
+  project_id: ulid().primaryKey().references(() => projects.id, { onDelete: 'cascade' }),
+  organization_id: ulid().notNull(),
+  /** Versions that were to move, and those that have. */
+  total: integer().notNull(),
+  moved: integer().notNull().default(0),
+  started_at: moment().notNull().default(sql`now()`),
+  finished_at: moment()
+}, (table) => [index('re_encryptions_under_way').on(table.project_id).where(sql`${table.finished_at} is null`)])
 
 /** What every query of a key selects: it goes with the document or version that the key opens. */
 export const keyColumns = {

@@ -1,0 +1,150 @@
+import { setTimeout as sleep } from 'node:timers/promises'
+import { IntegrityError } from '../crypto/at-rest.ts'
+import { MasterKeyMissing, type Keyring } from '../crypto/keyring.ts'
+import { databaseError, DatabaseUnavailable, transaction, type Db } from '../db/database.ts'
+import { countWrapped, deleteCanary, lockStorageKeys, lockWrappedKeys, updateStorageKeys, updateWrappedKeys } from '../repositories/master-keys.ts'
+import { holdCanary, rewrapKey, rewrapStorageKey, type Rewrapped } from '../vault/master-keys.ts'
+import type { Opened } from './open.ts'
+
+const BATCH = 200
+
+// An instance that still wraps under an older key makes new work meanwhile; whoever runs us is told when it goes on.
+const PASSES = 5
+
+// Milliseconds. A rotation may have a key's row for a minute.
+const PATIENCE = 90_000
+const PAUSE = 500
+
+/** What a re-wrap came to. */
+export interface Outcome {
+  /** Values that are under the newest master key now and were not before. */
+  rewrapped: number
+  /** A line each: values that do not open and were left as they are. */
+  failures: string[]
+  /** The other master keys of the ring, with the number of values that are still under each. */
+  older: { id: string, values: number }[]
+}
+
+interface Table<Id, Row> {
+  name: string
+  /** Comes before every id. */
+  first: Id
+  lock: (db: Db, keyId: string, after: Id, limit: number) => Promise<Row[]>
+  rewrap: (keyring: Keyring, row: Row) => Rewrapped<Row>
+  update: (db: Db, rows: readonly Row[]) => Promise<void>
+}
+
+const STORAGE_KEYS = { name: 'organizations', first: '', lock: lockStorageKeys, rewrap: rewrapStorageKey, update: updateStorageKeys }
+const KEYS = { name: 'encryption_keys', first: 0, lock: lockWrappedKeys, rewrap: rewrapKey, update: updateWrappedKeys }
+
+/**
+ * Puts every value that a master key wraps under the newest one, and forgets the canaries of master keys that wrap
+ * nothing any more. Goes in small transactions beside whatever else runs; ended in the middle, the next run goes on.
+ */
+export async function rewrap ({ database, keyring }: Opened): Promise<Outcome> {
+  let rewrapped = 0
+  let failures: string[] = []
+  for (let pass = 1; pass <= PASSES; pass++) {
+    failures = []
+    const moved = await passOver(database.db, keyring, STORAGE_KEYS, failures) + await passOver(database.db, keyring, KEYS, failures)
+    rewrapped += moved
+    if (moved === 0) break
+  }
+  const older: Outcome['older'] = []
+  for (const id of keyring.ids) {
+    if (id === keyring.currentId) continue
+    // What does not open may be put right from a backup, and may want any of these keys then.
+    const count = () => failures.length > 0 ? countWrapped(database.db, id) : forget(database.patient, id)
+    older.push({ id, values: await insist(count) })
+  }
+  return { rewrapped, failures, older }
+}
+
+/** The outcome in lines for the operator. */
+export function report ({ rewrapped, failures, older }: Outcome, newest: string): string {
+  return [
+    `${many(rewrapped)} re-wrapped onto master key ${newest}`,
+    ...older.map(({ id, values }) => values > 0
+      ? `Master key ${id} still wraps ${many(values)}: keep it in MASTER_KEYS_PREVIOUS, and run this again once no instance has it as its MASTER_KEY`
+      : failures.length > 0
+        ? `Master key ${id} wraps nothing that opens: keep it in MASTER_KEYS_PREVIOUS until what does not open is restored or deleted`
+        : `Master key ${id} wraps nothing any more: it can go from MASTER_KEYS_PREVIOUS`)
+  ].map((line) => `${line}\n`).join('')
+}
+
+const many = (values: number) => `${values} ${values === 1 ? 'value' : 'values'}`
+
+async function passOver<Id, Row extends { id: Id }> (handle: Db, keyring: Keyring, table: Table<Id, Row>, failures: string[]): Promise<number> {
+  let moved = 0
+  for (let after = table.first; ;) {
+    let started = 0
+    const { rows, values, broken } = await insist(() => transaction(handle, async (db) => {
+      started = performance.now()
+      await holdCanary(db, keyring)
+      const rows = await table.lock(db, keyring.currentId, after, BATCH)
+      const broken: string[] = []
+      const done = rows.flatMap((row) => {
+        try {
+          return [table.rewrap(keyring, row)]
+        } catch (error) {
+          broken.push(`${table.name} ${row.id}: ${reasonOf(error)}; left as it is`)
+          return []
+        }
+      })
+      if (done.length > 0) await table.update(db, done.map(({ row }) => row))
+      return { rows, values: done.reduce((sum, { values }) => sum + values, 0), broken }
+    }))
+    moved += values
+    failures.push(...broken)
+    const last = rows.at(-1)
+    if (last === undefined || rows.length < BATCH) return moved
+    after = last.id
+    // Half of the time is the service's. What was waited for before is not counted.
+    await sleep(performance.now() - started)
+  }
+}
+
+function reasonOf (error: unknown): string {
+  if (error instanceof MasterKeyMissing) return error.message
+  if (error instanceof IntegrityError) return 'a wrapped value does not open, it was changed or moved in the database'
+  throw error
+}
+
+// Deletes the canary and looks again: whoever wrapped something meanwhile held it, and is done.
+async function forget (handle: Db, keyId: string): Promise<number> {
+  const left = await countWrapped(handle, keyId)
+  if (left > 0) return left
+  try {
+    await transaction(handle, async (db) => {
+      await deleteCanary(db, keyId)
+      const values = await countWrapped(db, keyId)
+      if (values > 0) throw new StillWraps(values)
+    })
+    return 0
+  } catch (error) {
+    if (error instanceof StillWraps) return error.values
+    throw error
+  }
+}
+
+/** Undoes the removal of a canary. */
+class StillWraps extends Error {
+  readonly values: number
+  constructor (values: number) {
+    super('the master key still wraps something')
+    this.values = values
+  }
+}
+
+// A row that somebody else has, or a database that is restarted, is waited for.
+async function insist<T> (work: () => Promise<T>): Promise<T> {
+  for (const until = performance.now() + PATIENCE; ;) {
+    try {
+      return await work()
+    } catch (error) {
+      const shown = databaseError(error)
+      if (!(shown instanceof DatabaseUnavailable) || performance.now() > until) throw shown
+    }
+    await sleep(PAUSE)
+  }
+}

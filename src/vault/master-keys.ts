@@ -1,0 +1,34 @@
+import { makeCanary, type Keyring } from '../crypto/keyring.ts'
+import type { Db } from '../db/database.ts'
+import { lockCanary, type StorageKeyRow, type WrappedKeyRow } from '../repositories/master-keys.ts'
+import { keyPlace, storageKeyPlace, type KeyColumn } from './places.ts'
+
+/**
+ * Every transaction that stores something newly wrapped calls this first: until it ends, the master key that wraps is
+ * not forgotten by a re-wrap that does not see the new row yet.
+ */
+export async function holdCanary (db: Db, keyring: Keyring): Promise<void> {
+  await lockCanary(db, keyring.currentId, makeCanary(keyring))
+}
+
+/** A row under the newest master key, and how many of its values that changed. */
+export interface Rewrapped<Row> { row: Row, values: number }
+
+/** Throws MasterKeyMissing or IntegrityError when the value does not open. */
+export function rewrapStorageKey (keyring: Keyring, row: StorageKeyRow): Rewrapped<StorageKeyRow> {
+  const storage_key = rewrapValue(keyring, row.storage_key, storageKeyPlace(row.id))
+  return { row: { ...row, storage_key }, values: storage_key === row.storage_key ? 0 : 1 }
+}
+
+/** Throws MasterKeyMissing or IntegrityError when one of the values does not open. */
+export function rewrapKey (keyring: Keyring, row: WrappedKeyRow): Rewrapped<WrappedKeyRow> {
+  const again = (column: KeyColumn) => row[column] === null ? null : rewrapValue(keyring, row[column], keyPlace(row, column))
+  const wrapped = { key_string: again('key_string'), data_key: again('data_key'), key_check: again('key_check'), salt: rewrapValue(keyring, row.salt, keyPlace(row, 'salt')) }
+  const changed = (Object.keys(wrapped) as KeyColumn[]).filter((column) => wrapped[column] !== row[column])
+  return { row: { ...row, ...wrapped }, values: changed.length }
+}
+
+// The same buffer when it is under the newest master key already.
+function rewrapValue (keyring: Keyring, wrapped: Buffer, place: Buffer): Buffer {
+  return keyring.idOf(wrapped) === keyring.currentId ? wrapped : keyring.wrap(keyring.unwrap(wrapped, place), place)
+}
