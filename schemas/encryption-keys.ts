@@ -1,6 +1,6 @@
 import { Type, type Static } from '@sinclair/typebox'
-import { MANAGED } from './projects.ts'
-import { Nullable, OneOf, PageMeta, Timestamp } from './shapes.ts'
+import { HISTORY_POLICIES, MANAGED, keyCheckFields } from './projects.ts'
+import { Blob, Body, KeyProof, Nullable, OneOf, PageMeta, Timestamp } from './shapes.ts'
 
 const descriptor = {
   version: Type.String(),
@@ -20,9 +20,28 @@ export const KeyDescriptor = Type.Object(descriptor, {
 })
 export type KeyDescriptor = Static<typeof KeyDescriptor>
 
-export const KeyHistoryAnswer = Type.Object({ data: Type.Array(KeyDescriptor), meta: PageMeta }, {
+const ReEncryption = Type.Object({
+  state: OneOf(['running', 'done']),
+  total: Type.Integer({ description: 'versions that were to move onto the active key' }),
+  moved: Type.Integer(),
+  remaining: Type.Integer({ description: 'versions under an older key now' }),
+  started_at: Timestamp,
+  finished_at: Nullable(Timestamp)
+}, { title: 'ReEncryption' })
+
+export const KeyHistoryAnswer = Type.Object({
+  data: Type.Array(KeyDescriptor),
+  meta: PageMeta,
+  re_encryption: Type.Unsafe<Static<typeof ReEncryption> | null>({
+    ...ReEncryption, type: ['object', 'null'], description: 'the last re-encryption of the history that was asked for; null when none ever was'
+  })
+}, {
   title: 'KeyHistoryAnswer',
-  examples: [{ data: [{ version: '2', managed: 'server', is_active: true, created_at: '2026-03-01T12:00:00.000Z', rotated_at: null }], meta: PageMeta.examples[0] }]
+  examples: [{
+    data: [{ version: '2', managed: 'server', is_active: true, created_at: '2026-03-01T12:00:00.000Z', rotated_at: null }],
+    meta: PageMeta.examples[0],
+    re_encryption: { state: 'running', total: 40, moved: 25, remaining: 15, started_at: '2026-03-01T12:00:00.000Z', finished_at: null }
+  }]
 })
 
 const keyFields = {
@@ -62,3 +81,92 @@ export const EncryptionKeyAnswer = Type.Object({
   }]
 })
 export type EncryptionKeyAnswer = Static<typeof EncryptionKeyAnswer>
+
+const HistoryPolicy = Type.Optional(OneOf(HISTORY_POLICIES, { description: 'for this rotation; the project\'s own when left out' }))
+
+export const RotateBody = Body({ history_policy: HistoryPolicy }, { title: 'RotateBody', default: {}, examples: [{ history_policy: 're_encrypt' }] })
+
+/** The new key of the server. */
+export const RotateAnswer = Type.Object({
+  message: Type.String(),
+  data: Type.Object({
+    key: Type.Object({
+      type: Type.Literal('encryption-keys'),
+      id: Type.String(),
+      attributes: Type.Object({ id: Type.Integer(), ...keyFields, key: Type.String(), version: Type.String(), is_active: Type.Boolean() })
+    })
+  })
+}, {
+  title: 'RotateAnswer',
+  examples: [{
+    message: 'Rotated to key version 2; 3 documents were re-encrypted.',
+    data: {
+      key: {
+        type: 'encryption-keys',
+        id: '6',
+        attributes: {
+          id: 6,
+          key: '9f3c5a0e7b1d4286c4f8a2e6d0b3957181f2c6e4a8d0b7359c1e5f7a3b8d2046',
+          version: '2',
+          managed: 'server',
+          is_active: true,
+          key_check_salt: 'AAECAwQFBgcICQoLDA0ODw==',
+          key_check_iterations: 600000,
+          created_at: '2026-03-01T12:00:00.000Z'
+        }
+      }
+    }
+  }]
+})
+
+/** How many documents or versions one request takes. */
+export const MOST_DOCUMENTS = 10_000
+export const MOST_VERSIONS = 500
+
+export const RotateClientKeysBody = Body({
+  secrets: Type.Array(Body({
+    id: Type.String({ minLength: 1, maxLength: 64, description: 'the `id` of the level as it was read' }),
+    content: Blob,
+    etag: Type.Optional(Type.String({ minLength: 1, maxLength: 128, description: 'the `etag` of the level that the content was made from: 412 when it has moved on' }))
+  }, { title: 'RotatedSecret', examples: [] }), { maxItems: MOST_DOCUMENTS, description: 'every current document of the project, under the new key' }),
+  ...keyCheckFields,
+  history_policy: HistoryPolicy
+}, {
+  title: 'RotateClientKeysBody',
+  examples: [{
+    secrets: [{ id: '01JQZ6VE6B9C2D5F8G1H4J7K0M', content: 'AAECAwQFBgcICQoLGoZMPg1bEXppyGxlIihs+2Dc2Ly9kEgGW5+j/+uzhCPCe6E=' }],
+    key_check: 'Ky6v4WQhYV5SeZQBXs6dO4s+JghJb/9GV7I9EHGj7dk=',
+    key_check_salt: 'AAECAwQFBgcICQoLDA0ODw==',
+    key_check_iterations: 600000
+  }]
+})
+
+export const RotateClientKeysAnswer = Type.Object({ success: Type.Boolean(), message: Type.String(), data: Type.Object({ count: Type.Integer() }) }, {
+  title: 'RotateClientKeysAnswer',
+  examples: [{ success: true, message: 'Rotated to key version 2 with 3 documents.', data: { count: 3 } }]
+})
+
+export const PendingBody = Body({ limit: Type.Optional(Type.Integer({ minimum: 1, maximum: MOST_VERSIONS, default: 50 })) }, {
+  title: 'PendingBody', default: {}, examples: [{ limit: 50 }]
+})
+
+export const PendingAnswer = Type.Object({
+  data: Type.Array(Type.Object({ id: Type.Integer(), content: Type.String(), key_version: Type.String() }, { title: 'PendingVersion' })),
+  meta: Type.Object({ remaining: Type.Integer({ description: 'all that are pending, these included' }) })
+}, {
+  title: 'PendingAnswer',
+  examples: [{ data: [{ id: 42, content: 'AAECAwQFBgcICQoLGoZMPg1bEXppyGxlIihs+2Dc2Ly9kEgGW5+j/+uzhCPCe6E=', key_version: '1' }], meta: { remaining: 1 } }]
+})
+
+export const ReEncryptBody = Body({
+  versions: Type.Array(Body({ id: Type.Integer({ minimum: 1, maximum: Number.MAX_SAFE_INTEGER }), content: Blob }, { title: 'ReEncryptedVersion', examples: [] }), { minItems: 1, maxItems: MOST_VERSIONS }),
+  key_proof: KeyProof
+}, {
+  title: 'ReEncryptBody',
+  examples: [{ versions: [{ id: 42, content: 'AAECAwQFBgcICQoLGoZMPg1bEXppyGxlIihs+2Dc2Ly9kEgGW5+j/+uzhCPCe6E=' }], key_proof: KeyProof.examples[0] }]
+})
+
+export const ReEncryptAnswer = Type.Object({ data: Type.Object({ updated: Type.Integer(), remaining: Type.Integer() }) }, {
+  title: 'ReEncryptAnswer',
+  examples: [{ data: { updated: 1, remaining: 0 } }]
+})

@@ -1,13 +1,18 @@
 import { Type, type Static, type TSchema } from '@sinclair/typebox'
 import { Timestamp } from './shapes.ts'
 
-interface ErrorSpec { status: number, message: string, details?: TSchema }
+interface ErrorSpec { status: number, message: string, details?: TSchema, as?: string }
 
-/** Every error this API answers: one row is the code, the status, the words and the shape of `details`. */
+/**
+ * Every error this API answers: one row is the code, the status, the words and the shape of `details`. A row that says
+ * `as` is the same code to the outside, with another status.
+ */
 export const ERRORS = {
   malformed_json: { status: 400, message: 'The body is not valid JSON in UTF-8.' },
   malformed_request: { status: 400, message: 'The request is not valid HTTP.' },
   unsupported_api_version: { status: 400, message: 'This service speaks version 1 of the API.', details: Type.Object({ supported: Type.Array(Type.String()) }) },
+  client_managed_key: { status: 400, as: 'client_managed_encryption', message: 'The project is client-managed: only a client can rotate its key.' },
+  server_managed_encryption: { status: 400, message: 'The project is server-managed: the server does this by itself.' },
   unauthenticated: { status: 401, message: 'The bearer token is missing, malformed, unknown, expired or revoked.' },
   insufficient_permissions: {
     status: 403,
@@ -23,6 +28,7 @@ export const ERRORS = {
   not_found: { status: 404, message: 'There is no such resource.' },
   method_not_allowed: { status: 405, message: 'This path does not take that method.' },
   conflict: { status: 409, message: 'Another request changed the same resource. Try again.' },
+  rotation_in_progress: { status: 409, as: 'key_version_conflict', message: 'The key of the project is being changed by another request. Try again.' },
   precondition_failed: { status: 412, message: 'The level has moved on since the given ETag.' },
   payload_too_large: { status: 413, message: 'The body is larger than the limit.' },
   uri_too_long: { status: 414, message: 'The request target is too long.' },
@@ -50,6 +56,17 @@ export const ERRORS = {
     message: 'This proof opens the content: it is the data key. Use a key string that is not exactly 32 bytes long. Nothing was stored.'
   },
   content_required_for_old_key: { status: 422, message: 'The version is under an old key. Send its content re-encrypted under the current key.' },
+  key_version_conflict: { status: 422, message: 'The key was rotated meanwhile, or a version is not waiting to be re-encrypted. Nothing was changed; ask for the pending versions again.' },
+  secrets_incomplete: {
+    status: 422,
+    message: 'A rotation takes every current document of the project and nothing else. Nothing was changed.',
+    details: Type.Object({ missing: Type.Array(Type.String()), unknown: Type.Array(Type.String()) })
+  },
+  history_under_old_keys: {
+    status: 422,
+    message: 'Versions are still under older keys of the server, which it would have to forget. Rotate with history_policy re_encrypt first, or purge them.',
+    details: Type.Object({ remaining: Type.Integer() })
+  },
   version_protected: { status: 422, message: 'This is the only restore snapshot of a deleted secret. Send force to remove it all the same.' },
   abilities_are_fixed: { status: 422, message: 'The abilities of a token are fixed when it is made.' },
   organization_required: { status: 422, message: 'Name the organization in the path.' },
@@ -71,8 +88,16 @@ const DETAIL_EXAMPLES: Partial<Record<ErrorCode, object>> = {
   organization_inactive: { status: 'suspended' },
   version_locked: { retention_days: 7, version_created_at: '2026-03-01T12:00:00.000Z' },
   plan_limit_reached: { limit: 5, used: 5, plan: 'free' },
+  secrets_incomplete: { missing: ['01JQZ6VE6B9C2D5F8G1H4J7K0M'], unknown: [] },
+  history_under_old_keys: { remaining: 12 },
   document_unreadable: { level: 'environment' },
   rate_limit_exceeded: { retry_after: 42 }
+}
+
+/** The code as the answer says it. */
+export function codeOf (code: ErrorCode): string {
+  const spec: ErrorSpec = ERRORS[code]
+  return spec.as ?? code
 }
 
 /** Codes that say which member is wrong carry `errors`: member name → sentences. */
@@ -83,14 +108,14 @@ export function ErrorBody (code: ErrorCode) {
   const spec: ErrorSpec = ERRORS[code]
   const withErrors = WITH_ERRORS.has(code)
   return Type.Object({
-    error: Type.Literal(code),
+    error: Type.Literal(codeOf(code)),
     message: Type.String(),
     ...(spec.details && { details: spec.details }),
     ...(withErrors && { errors: Type.Optional(Type.Record(Type.String(), Type.Array(Type.String()))) })
   }, {
     title: `Error_${code}`,
     examples: [{
-      error: code,
+      error: codeOf(code),
       message: spec.message,
       ...(DETAIL_EXAMPLES[code] && { details: DETAIL_EXAMPLES[code] }),
       ...(withErrors && { errors: { name: ['Expected string'] } })

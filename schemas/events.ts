@@ -6,7 +6,8 @@ export const EVENTS = [
   'environment.create', 'environment.update', 'environment.delete',
   'secret.store', 'secret.delete', 'secret.restore',
   'version.delete', 'version.purge',
-  'key.retrieve',
+  'key.retrieve', 'key.rotate', 'key.change_custody',
+  'history.re_encrypt',
   'api-token.create', 'api-token.delete',
   'integrity.violation'
 ] as const

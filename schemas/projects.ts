@@ -1,6 +1,6 @@
 import { Type, type Static } from '@sinclair/typebox'
 import { OrganizationInPath } from './organizations.ts'
-import { Body, Description, Name, NullableDescription, OneOf, Resource, Slug, SlugInPath, Timestamp, Ulid } from './shapes.ts'
+import { Body, Description, KeyProof, Name, NullableDescription, OneOf, Resource, Slug, SlugInPath, Timestamp, Ulid } from './shapes.ts'
 
 /** How a document is read when the server opens it. */
 export const SECRET_FORMATS = ['env', 'json', 'yaml', 'text'] as const
@@ -60,11 +60,18 @@ export const Project = Resource('projects', ProjectAttributes, {
 
 export const KEY_ITERATIONS = { minimum: 1000, maximum: 10_000_000 } as const
 
-/** What registers a client's key: the proof to compare with, and how it was derived. The handler asks for all three. */
-const keyCheckFields = {
+/** What registers a client's key: the proof to compare with, and how it was derived. */
+export const keyCheckFields = {
   key_check: Type.String({ maxLength: 128, description: 'base64 of the 32-byte key proof' }),
   key_check_salt: Type.String({ maxLength: 128, description: 'base64 of 16 to 64 bytes' }),
   key_check_iterations: Type.Integer({ ...KEY_ITERATIONS, description: 'PBKDF2 iterations; clients use 600000' })
+}
+
+/** The same where `storage_mode` decides: the handler asks for all three. */
+const keyCheckMembers = {
+  key_check: Type.Optional(keyCheckFields.key_check),
+  key_check_salt: Type.Optional(keyCheckFields.key_check_salt),
+  key_check_iterations: Type.Optional(keyCheckFields.key_check_iterations)
 }
 
 export const CreateProjectBody = Body({
@@ -76,9 +83,7 @@ export const CreateProjectBody = Body({
   history_policy: Type.Optional(OneOf(HISTORY_POLICIES, { default: 'keep' })),
   encryption_key: Type.Optional(Type.String({ minLength: 16, maxLength: 1024, description: 'server-managed only: use this key string instead of a new one' })),
   key_hint: Type.Optional(Type.String({ maxLength: 255 })),
-  key_check: Type.Optional(keyCheckFields.key_check),
-  key_check_salt: Type.Optional(keyCheckFields.key_check_salt),
-  key_check_iterations: Type.Optional(keyCheckFields.key_check_iterations)
+  ...keyCheckMembers
 }, { title: 'CreateProjectBody', examples: [{ name: 'Orbit', secret_format: 'env' }] })
 export type CreateProjectBody = Static<typeof CreateProjectBody>
 
@@ -87,6 +92,10 @@ export const UpdateProjectBody = Body({
   slug: Type.Optional(Slug),
   description: Type.Optional(Type.Union([Description, Type.Null()])),
   secret_format: Type.Optional(OneOf(SECRET_FORMATS)),
-  history_policy: Type.Optional(OneOf(HISTORY_POLICIES))
+  history_policy: Type.Optional(OneOf(HISTORY_POLICIES)),
+  storage_mode: Type.Optional(OneOf(MANAGED, { description: 'who holds the key from now on; the key itself stays, so no document is re-encrypted' })),
+  encryption_key: Type.Optional(Type.String({ minLength: 1, maxLength: 1024, description: 'to `server`: the current key string, which the server keeps from now on' })),
+  ...keyCheckMembers,
+  key_proof: Type.Optional(KeyProof)
 }, { title: 'UpdateProjectBody', examples: [{ name: 'Orbit', description: 'Everything that flies' }] })
 export type UpdateProjectBody = Static<typeof UpdateProjectBody>

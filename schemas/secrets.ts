@@ -33,6 +33,7 @@ const LevelDocument = Type.Object({
   content: Type.String({ description: 'the blob, or the plain document when decrypted' }),
   source: Slug,
   version: Nullable(Type.String()),
+  key_version: Type.String({ description: 'the key that the content is under' }),
   etag: Type.String({ description: 'send it in If-Match to write only if nobody else has' })
 }, { title: 'LevelDocument' })
 export type LevelDocument = Static<typeof LevelDocument>
@@ -43,6 +44,7 @@ const levelExample = {
   content: 'AAECAwQFBgcICQoLGoZMPg1bEXppyGxlIihs+2Dc2Ly9kEgGW5+j/+uzhCPCe6E=',
   source: 'live',
   version: '42',
+  key_version: '1',
   etag: '"m1VJp2b0nQYkWq3S8dT5xg"'
 }
 

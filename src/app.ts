@@ -24,6 +24,7 @@ import { targets } from './plugins/targets.ts'
 import { tokens } from './plugins/tokens.ts'
 import { versions } from './plugins/versions.ts'
 import { ApiError } from './rules/errors.ts'
+import { createHistoryWorker } from './vault/worker.ts'
 
 /** The map of the service: every domain, all below one prefix. */
 const DOMAINS = [organizations, projects, targets, environments, secrets, versions, encryptionKeys, tokens]
@@ -69,8 +70,12 @@ export async function buildApp ({ config, database, keyring, logStream, isStoppi
   app.server.maxHeadersCount = MOST_HEADERS + 1
   app.decorate('db', database.db)
   app.decorate('reads', database.reads)
+  app.decorate('patient', database.patient)
   app.decorate('keyring', keyring)
   app.decorate('config', config)
+  const histories = createHistoryWorker({ db: database.db, keyring, log: app.log })
+  app.decorate('histories', histories)
+  app.addHook('onClose', () => histories.stop())
   app.setValidatorCompiler(validatorCompiler)
 
   installHeaders(app)

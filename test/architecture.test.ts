@@ -101,7 +101,7 @@ function transactionBreaches (path: string, source: string): string[] {
     for (const callback of node.arguments.filter((argument) => ts.isArrowFunction(argument) || ts.isFunctionExpression(argument))) {
       if (callback.parameters[0]?.name.getText() !== 'db') breaches.push(`${path} does not call the handle of its transaction db`)
       walk(callback.body, (inner) => {
-        if (ts.isPropertyAccessExpression(inner) && /^(?:app|database|opened\.database)\.(?:db|reads)$/.test(inner.getText())) {
+        if (ts.isPropertyAccessExpression(inner) && /^(?:app|database|opened\.database)\.(?:db|reads|patient)$/.test(inner.getText())) {
           breaches.push(`${path} uses ${inner.getText()} inside a transaction`)
         }
       })

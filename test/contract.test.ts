@@ -14,7 +14,9 @@ interface Row {
   access: Access
   /** Where it acts: a token that is narrowed to something else gets 404 there. */
   depth: Depth
-  body?: object
+  body?: object | ((ids: Record<string, string>) => object)
+  /** Acts on the project whose key a client holds. */
+  client?: true
   /** What a narrowed token is answered where the depth does not say it. */
   narrowed?: number
   /** Needed beside `access`, or instead of it, by what `body` asks. */
@@ -24,6 +26,10 @@ interface Row {
 
 const OLD = '/api/v1/organizations/{organization}/projects'
 const LEVEL = { project: '{project}', target: '{target}', environment: '{environment}' }
+
+const BLOB = Buffer.alloc(40).toString('base64')
+const proof = (key: number) => Buffer.alloc(32, key).toString('base64')
+const clientKey = (key: number) => ({ key_check: proof(key), key_check_salt: Buffer.alloc(16).toString('base64'), key_check_iterations: 600_000 })
 
 /**
  * Every operation, with its scope as the specification and the API page have it, in an order in which each finds what
@@ -58,6 +64,22 @@ const OPERATIONS: Record<string, Row> = {
   },
   getEncryptionKey: { at: 'GET /api/v1/{organization}/{project}/encryption-key', access: 'key:retrieve', depth: 'project' },
   listEncryptionKeys: { at: 'GET /api/v1/{organization}/{project}/encryption-key/history', access: 'key:retrieve', depth: 'project' },
+  rotateEncryptionKey: { at: 'POST /api/v1/{organization}/{project}/encryption-key/rotate', access: 'key:rotate', depth: 'project', body: {} },
+  listPendingVersions: { at: 'POST /api/v1/{organization}/{project}/secrets/re-encrypt-history/pending', access: 'key:rotate', depth: 'project', body: {}, client: true },
+  reEncryptHistory: {
+    at: 'POST /api/v1/{organization}/{project}/secrets/re-encrypt-history',
+    access: 'key:rotate',
+    depth: 'project',
+    body: ({ pending }) => ({ versions: [{ id: Number(pending), content: BLOB }], key_proof: proof(2) }),
+    client: true
+  },
+  rotateClientKeys: {
+    at: 'POST /api/v1/{organization}/{project}/secrets/rotate-client-keys',
+    access: 'key:rotate',
+    depth: 'project',
+    body: ({ secret }) => ({ secrets: [{ id: secret, content: BLOB }], ...clientKey(3) }),
+    client: true
+  },
   storeSecrets: { at: 'POST /api/v1/{organization}/secrets/store', access: 'secret:write', depth: 'environment', body: { ...LEVEL, plaintext: 'B=2' } },
   listVersions: { at: 'POST /api/v1/{organization}/secrets/versions', access: 'secret:history', depth: 'environment', body: LEVEL },
   getVersion: { at: 'GET /api/v1/{organization}/secrets/versions/{version}', access: 'secret:history', depth: 'environment' },
@@ -84,7 +106,7 @@ const OPERATIONS: Record<string, Row> = {
   deleteApiToken: { at: 'DELETE /api/v1/organizations/{organization}/api-keys/{id}', access: 'api-token:delete', depth: 'organization' }
 }
 /** They only read, though their method is not a reader's. */
-const READS = ['retrieveSecrets', 'retrieveSecretsLongPath', 'listVersions']
+const READS = ['retrieveSecrets', 'retrieveSecretsLongPath', 'listVersions', 'listPendingVersions']
 
 interface Schema { enum?: string[], anyOf?: Schema[], properties?: Record<string, Schema>, $ref?: string }
 interface Operation {
@@ -233,10 +255,10 @@ async function settle (prefix: string): Promise<World> {
     if (status !== 201) throw new Error(text)
     return body.data.id
   }
-  const key = { storage_mode: 'client', key_check: Buffer.alloc(32).toString('base64'), key_check_salt: Buffer.alloc(16).toString('base64'), key_check_iterations: 600_000 }
   const rows: Record<string, string> = {
     project: await create('projects', 'project'),
-    otherProject: await create('projects', 'other', key),
+    otherProject: await create('projects', 'other', { storage_mode: 'client', ...clientKey(0) }),
+    client: await create('projects', 'client', { storage_mode: 'client', ...clientKey(1) }),
     target: await create(`${prefix}-project/targets`, 'target'),
     otherTarget: await create(`${prefix}-project/targets`, 'other'),
     environment: await create(`${prefix}-project/${prefix}-target/environments`, 'environment'),
@@ -245,10 +267,13 @@ async function settle (prefix: string): Promise<World> {
   const names = { project: `${prefix}-project`, target: `${prefix}-target`, environment: `${prefix}-environment` }
   let version = ''
   for (const plaintext of ['A=1', 'A=2', 'A=3']) version = (await caller.call('POST', `/${o}/secrets/store`, { ...names, plaintext })).body.data.version
+  // One version of the client's project waits under its first key.
+  const stored = (await caller.call('POST', `/${o}/secrets/store`, { project: `${prefix}-client`, content: BLOB, key_proof: proof(1) })).body.data
+  await caller.call('POST', `/${o}/${prefix}-client/secrets/rotate-client-keys`, { secrets: [{ id: stored.secret_id, content: BLOB }], ...clientKey(2) })
   const { api_key } = (await caller.call('POST', `/organizations/${o}/api-keys`, { name: 'Second', abilities: ['secret:read'] })).body
   return {
     caller,
-    ids: { organization: o, ...names, version: String(Number(version) - 1), id: api_key.id },
+    ids: { organization: o, ...names, version: String(Number(version) - 1), id: api_key.id, client: `${prefix}-client`, secret: stored.secret_id, pending: stored.version },
     sliceOf: (...depth) => ({
       project_id: rows[depth.includes('project') ? 'otherProject' : 'project']!,
       target_id: depth.includes('target') ? rows.otherTarget! : depth.includes('environment') || depth.length === 0 ? rows.target! : null,
@@ -261,11 +286,12 @@ const filled = (text: string, ids: Record<string, string>) => text.replace(/\{(\
 
 async function send (row: Row, ids: Record<string, string>, token: string | undefined): Promise<Answer> {
   const [method, path] = row.at.split(' ') as [string, string]
+  const body = typeof row.body === 'function' ? row.body(ids) : row.body
   return service.inject({
     method: method as 'GET',
-    url: filled(path, ids),
+    url: filled(path, row.client ? { ...ids, project: ids.client! } : ids),
     ...(token !== undefined && { headers: { authorization: `Bearer ${token}` } }),
-    ...(row.body !== undefined && { payload: JSON.parse(filled(JSON.stringify(row.body), ids)) as object })
+    ...(body !== undefined && { payload: JSON.parse(filled(JSON.stringify(body), ids)) as object })
   })
 }
 
@@ -282,8 +308,8 @@ t.test('TI-10, TI-11: every operation answers every kind of caller as it should,
     const { project, target, environment } = theirs.ids
     await theirs.caller.call('POST', `/${theirs.ids.organization}/secrets/store`, { project, target, environment, plaintext })
   }
-  const foreign = { ...mine.ids, project: theirs.ids.project!, target: theirs.ids.target!, environment: theirs.ids.environment!, version: '7', id: theirs.ids.id! }
-  const never = { ...mine.ids, project: 'never', target: 'never', environment: 'never', version: '9007199254740991', id: '9007199254740991' }
+  const foreign = { ...mine.ids, project: theirs.ids.project!, target: theirs.ids.target!, environment: theirs.ids.environment!, version: '7', id: theirs.ids.id!, client: theirs.ids.client! }
+  const never = { ...mine.ids, project: 'never', target: 'never', environment: 'never', version: '9007199254740991', id: '9007199254740991', client: 'never' }
   const nowhere = { ...mine.ids, organization: theirs.ids.organization!.replace(/..$/, 'ZZ') }
 
   const deletedOrganization = await service.organization()

@@ -64,7 +64,8 @@ t.test('CR-20 CR-21: of a client-managed key only what its holder needs to deriv
   const history = await owner.call('GET', `/${org}/client/encryption-key/history`)
   t.strictSame(history.body, {
     data: [{ version: '1', managed: 'client', is_active: true, created_at, rotated_at: null, key_check_salt: fields.key_check_salt, key_check_iterations: 1000 }],
-    meta: { current_page: 1, per_page: 1000, total: 1, last_page: 1, from: 1, to: 1 }
+    meta: { current_page: 1, per_page: 1000, total: 1, last_page: 1, from: 1, to: 1 },
+    re_encryption: null
   })
 })
 

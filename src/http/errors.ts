@@ -1,5 +1,5 @@
 import type { FastifyError, FastifyInstance, FastifyReply, FastifyRequest } from 'fastify'
-import { ERRORS, type ErrorCode } from '../../schemas/errors.ts'
+import { codeOf, ERRORS, type ErrorCode } from '../../schemas/errors.ts'
 import { IntegrityError } from '../crypto/at-rest.ts'
 import { MasterKeyMissing } from '../crypto/keyring.ts'
 import { WorkOverloaded } from '../crypto/bounded.ts'
@@ -36,7 +36,7 @@ export function sendError (request: FastifyRequest, reply: FastifyReply, { code,
     .code(ERRORS[code].status)
     .type('application/json; charset=utf-8')
     .serializer(JSON.stringify)
-    .send({ error: code, message: ERRORS[code].message, ...(details !== undefined && { details }), ...(errors && { errors }) })
+    .send({ error: codeOf(code), message: ERRORS[code].message, ...(details !== undefined && { details }), ...(errors && { errors }) })
 }
 
 function toApiError (thrown: FastifyError): ApiError {
@@ -64,7 +64,7 @@ async function recordViolation (app: FastifyInstance, request: FastifyRequest) {
 
 declare module 'fastify' {
   interface FastifyRequest {
-    /** The catalogue code that the request was answered with, for its log line. */
+    /** The catalogue's row that the request was answered with, for its log line. */
     errorCode?: ErrorCode
   }
 }

@@ -37,8 +37,12 @@ declare module 'fastify' {
     db: Db
     /** For short reads of a single prepared statement; the same database. */
     reads: Db
+    /** For transactions that grow with a project: a rotation. */
+    patient: Db
     keyring: Keyring
     config: Config
+    /** Re-encrypts histories in the background; `wake` when there is something new to do. */
+    histories: { start (): void, wake (): void }
   }
   interface FastifyRequest {
     principal: Principal | null

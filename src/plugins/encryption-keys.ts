@@ -1,15 +1,30 @@
-import { EncryptionKeyAnswer, KeyHistoryAnswer } from '../../schemas/encryption-keys.ts'
+import type { FastifyRequest } from 'fastify'
+import {
+  EncryptionKeyAnswer, KeyHistoryAnswer, PendingAnswer, PendingBody, ReEncryptAnswer, ReEncryptBody, RotateAnswer, RotateBody, RotateClientKeysAnswer,
+  RotateClientKeysBody
+} from '../../schemas/encryption-keys.ts'
 import { ProjectParams } from '../../schemas/projects.ts'
 import { ListQuery } from '../../schemas/shapes.ts'
+import { isBlobText } from '../crypto/blob.ts'
 import { actorOf } from '../http/actor.ts'
 import { principalOf, requireInside } from '../http/access.ts'
+import { readKeyCheck, warnOfIterations } from '../http/key-checks.ts'
 import type { Domain } from '../http/types.ts'
 import { recordEvent } from '../repositories/audit.ts'
-import { findActiveKey, listKeys } from '../repositories/encryption-keys.ts'
-import { findProject } from '../repositories/projects.ts'
-import { fail } from '../rules/errors.ts'
+import { findActiveKey, listKeys, type KeyRow } from '../repositories/encryption-keys.ts'
+import { countWaiting, findReEncryption, type Progress } from '../repositories/histories.ts'
+import { findKeyState } from '../repositories/projects.ts'
+import { fail, refuse } from '../rules/errors.ts'
 import { pageMeta, pageOf } from '../rules/pagination.ts'
 import { describeKey, revealKey } from '../vault/descriptors.ts'
+import { etagOf } from '../vault/documents.ts'
+import { listPending, submitVersions } from '../vault/history.ts'
+import { dataKeyOf, makeServerKey, registerClientKey, storageKeyOf } from '../vault/keys.ts'
+import { provesOneOf, revealsKey } from '../vault/proofs.ts'
+import { reencrypt, rotate } from '../vault/rotate.ts'
+
+// A rotation by the client carries every document of the project, so its body may be this many times as large as others.
+const BODIES = 16
 
 export const encryptionKeys: Domain = async (app) => {
   app.get('/:organization/:project/encryption-key', {
@@ -42,13 +57,155 @@ export const encryptionKeys: Domain = async (app) => {
     },
     handler: async (request) => {
       const { organization } = principalOf(request)
-      const project = await findProject(app.db, organization.id, request.params.project) ?? fail('not_found')
-      requireInside(request, { project_id: project.ulid })
+      const project = await findKeyState(app.db, organization.id, request.params.project) ?? fail('not_found')
+      requireInside(request, { project_id: project.id })
       const page = pageOf(request.query)
       const { rows, total } = await listKeys(app.db, organization.id, request.params.project, page)
       const data = rows.map((key) => describeKey(app.keyring, key))
-      await recordEvent(app.db, actorOf(request), { action: 'key.retrieve', resource_type: 'project', resource_id: project.ulid, details: { keys: data.length } })
-      return { data, meta: pageMeta(page, total, rows.length) }
+      const progress = await findReEncryption(app.db, project.id)
+      const retention = project.encryption_type === 'client' ? organization.plan.retention_days : null
+      const re_encryption = progress && { ...progress, state: stateOf(progress), remaining: await countWaiting(app.db, project, retention) }
+      await recordEvent(app.db, actorOf(request), { action: 'key.retrieve', resource_type: 'project', resource_id: project.id, details: { keys: data.length } })
+      return { data, meta: pageMeta(page, total, rows.length), re_encryption: re_encryption ?? null }
     }
   })
+
+  app.post('/:organization/:project/encryption-key/rotate', {
+    config: { access: 'key:rotate', limit: 'key_rotation', audit: 'key.rotate', errors: ['client_managed_key', 'rotation_in_progress', 'integrity_error'] },
+    schema: {
+      operationId: 'rotateEncryptionKey',
+      tags: ['encryption-keys'],
+      summary: 'Rotate a server-managed key: every current document is re-encrypted at once, the history too if so wished',
+      params: ProjectParams,
+      body: RotateBody,
+      response: { 200: RotateAnswer }
+    },
+    handler: async (request) => {
+      const { organization } = principalOf(request)
+      const seen = await activeKey(request, request.params.project)
+      if (seen.managed === 'client') fail('client_managed_key')
+      // The derivation takes a fifth of a second: before the transaction begins.
+      const key = await makeServerKey(app.keyring, { ...seen, version: seen.version + 1 })
+      const dataKey = dataKeyOf(app.keyring, { ...seen, ...key })
+      const rotated = await rotate(app, organization, actorOf(request), {
+        seen: seenOf(seen), key, policy: request.body.history_policy, convert: reencrypt(app.keyring, dataKey)
+      })
+      if (rotated.waiting > 0) app.histories.wake()
+      const { format: _, encrypted: __, content: ___, key: keyString, version, ...rest } = revealKey(app.keyring, rotated.key).data.attributes
+      const { id } = rotated.key
+      return {
+        message: rotationMessage(rotated, 'is being re-encrypted'),
+        data: { key: { type: 'encryption-keys' as const, id: String(id), attributes: { id, key: keyString!, version: String(version), ...rest } } }
+      }
+    }
+  })
+
+  app.post('/:organization/:project/secrets/rotate-client-keys', {
+    bodyLimit: app.config.bodyLimit * BODIES,
+    config: {
+      access: 'key:rotate',
+      audit: 'key.rotate',
+      errors: ['server_managed_encryption', 'secrets_incomplete', 'precondition_failed', 'key_proof_reveals_key', 'rotation_in_progress', 'integrity_error']
+    },
+    schema: {
+      operationId: 'rotateClientKeys',
+      tags: ['encryption-keys'],
+      summary: 'Rotate a client-managed key: the client sends every current document under its new key, and what proves that',
+      params: ProjectParams,
+      body: RotateClientKeysBody,
+      response: { 200: RotateClientKeysAnswer }
+    },
+    handler: async (request, reply) => {
+      const { organization } = principalOf(request)
+      const { secrets, history_policy, key_check, ...triple } = request.body
+      const seen = await activeKey(request, request.params.project)
+      if (seen.managed === 'server') fail('server_managed_encryption')
+      const sent = new Map(secrets.map((secret) => [secret.id, secret]))
+      if (sent.size !== secrets.length) refuse('secrets', 'Names a secret twice')
+      for (const [i, { content }] of secrets.entries()) if (!isBlobText(content)) refuse(`secrets.${i}.content`, 'Expected base64 of 28 bytes to 1 MiB')
+      const key = registerClientKey(app.keyring, { ...seen, version: seen.version + 1 }, readKeyCheck({ key_check, ...triple }))
+      const revealed = secrets.some(({ content }) => revealsKey(key_check, content))
+      if (revealed && !app.config.allowRevealingKeyProof) fail('key_proof_reveals_key')
+      const storageKey = storageKeyOf(app.keyring, organization)
+      const rotated = await rotate(app, organization, actorOf(request), {
+        seen: seenOf(seen),
+        key,
+        policy: history_policy,
+        judge: (keys, ids) => {
+          if (provesOneOf(app.keyring, keys, key_check)) refuse('key_check', 'That of a key which the project has or had: a rotation needs a new key')
+          const current = new Set(ids)
+          const missing = ids.filter((id) => !sent.has(id))
+          const unknown = secrets.filter(({ id }) => !current.has(id)).map(({ id }) => id)
+          if (missing.length + unknown.length > 0) fail('secrets_incomplete', { missing, unknown })
+        },
+        convert: (document) => {
+          const { content, etag } = sent.get(document.id)!
+          if (etag !== undefined && etag !== etagOf(storageKey, [document])) fail('precondition_failed')
+          return content
+        },
+        ...(revealed && { details: { key_proof_reveals_key: true } })
+      })
+      warnOfIterations(reply, key.iterations)
+      return { success: true, message: rotationMessage(rotated, 'wait to be re-encrypted'), data: { count: rotated.documents } }
+    }
+  })
+
+  app.post('/:organization/:project/secrets/re-encrypt-history/pending', {
+    config: { access: 'key:rotate', audit: 'none', errors: ['server_managed_encryption', 'integrity_error'] },
+    schema: {
+      operationId: 'listPendingVersions',
+      tags: ['encryption-keys'],
+      summary: 'List versions under older keys of the client, oldest first, for it to re-encrypt',
+      params: ProjectParams,
+      body: PendingBody,
+      response: { 200: PendingAnswer }
+    },
+    handler: async (request) => {
+      const { organization } = principalOf(request)
+      const project = await findKeyState(app.db, organization.id, request.params.project) ?? fail('not_found')
+      requireInside(request, { project_id: project.id })
+      if (project.encryption_type === 'server') fail('server_managed_encryption')
+      const { versions, remaining } = await listPending(app, organization, project, request.body.limit ?? 50)
+      return { data: versions.map(({ key_version, ...version }) => ({ ...version, key_version: String(key_version) })), meta: { remaining } }
+    }
+  })
+
+  app.post('/:organization/:project/secrets/re-encrypt-history', {
+    config: {
+      access: 'key:rotate',
+      audit: 'history.re_encrypt',
+      errors: ['server_managed_encryption', 'key_proof_mismatch', 'key_proof_reveals_key', 'key_version_conflict', 'rotation_in_progress', 'integrity_error']
+    },
+    schema: {
+      operationId: 'reEncryptHistory',
+      tags: ['encryption-keys'],
+      summary: 'Hand in pending versions, re-encrypted under the active key: all of them or none',
+      params: ProjectParams,
+      body: ReEncryptBody,
+      response: { 200: ReEncryptAnswer }
+    },
+    handler: async (request) => {
+      const { organization } = principalOf(request)
+      const { versions, key_proof } = request.body
+      if (new Set(versions.map(({ id }) => id)).size !== versions.length) refuse('versions', 'Names a version twice')
+      for (const [i, { content }] of versions.entries()) if (!isBlobText(content)) refuse(`versions.${i}.content`, 'Expected base64 of 28 bytes to 1 MiB')
+      const { project_id } = await activeKey(request, request.params.project)
+      return { data: await submitVersions(app, organization, actorOf(request), project_id, { versions, key_proof, mayReveal: app.config.allowRevealingKeyProof }) }
+    }
+  })
+
+  async function activeKey (request: FastifyRequest, project: string): Promise<KeyRow> {
+    const key = await findActiveKey(app.db, principalOf(request).organization.id, project) ?? fail('not_found')
+    requireInside(request, key)
+    return key
+  }
+}
+
+const stateOf = ({ finished_at }: Progress) => finished_at === null ? 'running' as const : 'done' as const
+
+const seenOf = ({ project_id, version, managed }: KeyRow) => ({ id: project_id, version, managed })
+
+function rotationMessage ({ key, documents, waiting }: { key: KeyRow, documents: number, waiting: number }, history: string): string {
+  const count = (number: number, what: string) => `${number} ${what}${number === 1 ? '' : 's'}`
+  return `Rotated to key version ${key.version} with ${count(documents, 'document')}.${waiting === 0 ? '' : ` ${count(waiting, 'version')} of the history ${history}.`}`
 }

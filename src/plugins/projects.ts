@@ -1,25 +1,29 @@
+import type { FastifyRequest } from 'fastify'
 import { ulid } from 'ulidx'
 import { OrganizationParams } from '../../schemas/organizations.ts'
 import {
   CreateProjectBody, Project, ProjectParams, UpdateProjectBody, type ProjectAttributes
 } from '../../schemas/projects.ts'
 import { ListQuery, NoContent } from '../../schemas/shapes.ts'
-import { DEFAULT_ITERATIONS } from '../crypto/keys.ts'
-import { decodeBase64 } from '../crypto/primitives.ts'
-import { transaction } from '../db/database.ts'
+import { transaction, type Db } from '../db/database.ts'
 import { actorOf } from '../http/actor.ts'
 import { principalOf, requireInside } from '../http/access.ts'
 import { deprecatedFor } from '../http/deprecated.ts'
+import { readKeyCheck, refuseKeyCheck, warnOfIterations } from '../http/key-checks.ts'
 import { chooseSlug, orSlugTaken, refuseReserved } from '../http/slugs.ts'
 import type { Domain } from '../http/types.ts'
 import { recordEvent } from '../repositories/audit.ts'
+import { findActiveKey } from '../repositories/encryption-keys.ts'
 import { lockOrganization } from '../repositories/organizations.ts'
 import {
-  countBelow, countProjects, createProject, deleteProject, findProject, listProjects, lockProject, updateProject
+  countBelow, countProjects, createProject, deleteProject, findProject, listProjects, lockProject, updateProject, type KeyState
 } from '../repositories/projects.ts'
 import { fail, refuse } from '../rules/errors.ts'
 import { pageMeta, pageOf } from '../rules/pagination.ts'
+import { handToClient, handToServer } from '../vault/custody.ts'
 import { makeServerKey, registerClientKey } from '../vault/keys.ts'
+import { changeKey } from '../vault/rotate.ts'
+import { holdCanary } from '../vault/master-keys.ts'
 
 const toItem = (attributes: ProjectAttributes) => ({ type: 'projects' as const, id: attributes.ulid, attributes })
 
@@ -89,10 +93,9 @@ export const projects: Domain = async (app) => {
       const key = encryption_type === 'client'
         ? registerClientKey(app.keyring, keyId, clientKeyOf(body))
         : await makeServerKey(app.keyring, keyId, serverKeyOf(body))
-      if (key.iterations < DEFAULT_ITERATIONS) {
-        reply.header('warning', `299 - "key_check_iterations below ${DEFAULT_ITERATIONS} are weak against guessing"`)
-      }
+      warnOfIterations(reply, key.iterations)
       const created = await orSlugTaken(() => transaction(app.db, async (db) => {
+        await holdCanary(db, app.keyring)
         await lockOrganization(db, organization.id)
         const { max_projects } = organization.plan
         const used = max_projects === null ? 0 : await countProjects(db, organization.id)
@@ -119,11 +122,15 @@ export const projects: Domain = async (app) => {
     app.route({
       method,
       url: '/:organization/:project',
-      config: { access: 'project:update', audit: 'project.update', errors: ['slug_taken'] },
+      config: {
+        access: 'project:update',
+        audit: 'project.update',
+        errors: ['slug_taken', 'key_proof_mismatch', 'key_proof_reveals_key', 'content_not_decryptable', 'history_under_old_keys', 'rotation_in_progress', 'integrity_error']
+      },
       schema: {
         operationId: method === 'PUT' ? 'putProject' : 'updateProject',
         tags: ['projects'],
-        summary: 'Change a project; what is left out stays',
+        summary: 'Change a project; what is left out stays. With storage_mode, the key gets another holder',
         params: ProjectParams,
         body: UpdateProjectBody,
         response: { 200: Project.one }
@@ -132,14 +139,26 @@ export const projects: Domain = async (app) => {
         const { organization } = principalOf(request)
         const { body, params } = request
         refuseReserved('project', body.slug)
-        const updated = await orSlugTaken(() => transaction(app.db, async (db) => {
-          const project = await lockProject(db, organization.id, { slug: params.project }) ?? fail('not_found')
-          requireInside(request, { project_id: project.id })
+        const handover = await prepareHandover(request, body, params.project)
+        const change = async (db: Db, project: KeyState) => {
           const { name, slug, description, secret_format, history_policy } = body
+          await handover?.make(db, project)
           await updateProject(db, project.id, { name, slug, description, secret_format, history_policy })
-          await recordEvent(db, actorOf(request), { action: 'project.update', resource_type: 'project', resource_id: project.id, details: { members: Object.keys(body).join(' ') } })
+          await recordEvent(db, actorOf(request), {
+            action: handover === undefined ? 'project.update' : 'key.change_custody',
+            resource_type: 'project',
+            resource_id: project.id,
+            details: { members: Object.keys(body).join(' '), ...handover?.details }
+          })
           return findProject(db, organization.id, body.slug ?? params.project)
-        }))
+        }
+        const updated = await orSlugTaken(() => handover === undefined
+          ? transaction(app.db, async (db) => {
+            const project = await lockProject(db, organization.id, { slug: params.project }) ?? fail('not_found')
+            requireInside(request, { project_id: project.id })
+            return change(db, project)
+          })
+          : changeKey(app, organization, handover.seen, change))
         return { data: toItem(updated!) }
       }
     })
@@ -166,23 +185,43 @@ export const projects: Domain = async (app) => {
       return reply.code(204).send(null)
     }
   })
+
+  // What a change of storage_mode needs is judged before the transaction begins: the derivations take their time.
+  async function prepareHandover (request: FastifyRequest, body: UpdateProjectBody, slug: string) {
+    const { organization } = principalOf(request)
+    const { storage_mode } = body
+    if (storage_mode !== 'server' && body.encryption_key !== undefined) refuse('encryption_key', 'Goes with a change of storage_mode to server only')
+    if (storage_mode !== 'client') {
+      refuseKeyCheck(body, 'Goes with a change of storage_mode to client only')
+      if (body.key_proof !== undefined) refuse('key_proof', 'Goes with a change of storage_mode to client only')
+    }
+    if (storage_mode === undefined) return undefined
+    const key = await findActiveKey(app.db, organization.id, slug) ?? fail('not_found')
+    requireInside(request, key)
+    const seen = { id: key.project_id, version: key.version, managed: key.managed }
+    if (storage_mode === key.managed) {
+      if (body.encryption_key !== undefined) refuse('encryption_key', 'The server holds the key already; rotate it to change it')
+      refuseKeyCheck(body, 'The client holds the key already; rotate it to change it')
+      return undefined
+    }
+    // In both directions the event says what a reader of it has to know: the server knew the key, or knows it now.
+    const details = { from: key.managed, to: storage_mode, key_version: key.version, server_knew_key: true }
+    if (storage_mode === 'server') {
+      const keyString = body.encryption_key ?? refuse('encryption_key', 'Required: the current key string, which the server is to keep')
+      return { ...await handToServer(app.keyring, organization, key, keyString), seen, details }
+    }
+    const handover = await handToClient(app.keyring, key, readKeyCheck(body), body.key_proof)
+    if (handover.revealed && !app.config.allowRevealingKeyProof) fail('key_proof_reveals_key')
+    return { ...handover, seen, details: { ...details, ...(handover.revealed && { key_proof_reveals_key: true }) } }
+  }
 }
 
 function serverKeyOf (body: CreateProjectBody) {
-  for (const member of ['key_check', 'key_check_salt', 'key_check_iterations'] as const) {
-    if (body[member] !== undefined) refuse(member, 'Goes with storage_mode client only')
-  }
+  refuseKeyCheck(body, 'Goes with storage_mode client only')
   return { key: body.encryption_key, hint: body.key_hint }
 }
 
 function clientKeyOf (body: CreateProjectBody) {
   if (body.encryption_key !== undefined) refuse('encryption_key', 'Goes with storage_mode server only: a client keeps its key')
-  for (const member of ['key_check', 'key_check_salt', 'key_check_iterations'] as const) {
-    if (body[member] === undefined) refuse(member, 'Required with storage_mode client')
-  }
-  const check = decodeBase64(body.key_check!)
-  const salt = decodeBase64(body.key_check_salt!)
-  if (check?.length !== 32) return refuse('key_check', 'Expected base64 of 32 bytes')
-  if (salt === undefined || salt.length < 16 || salt.length > 64) return refuse('key_check_salt', 'Expected base64 of 16 to 64 bytes')
-  return { check, salt, iterations: body.key_check_iterations!, hint: body.key_hint }
+  return { ...readKeyCheck(body), hint: body.key_hint }
 }

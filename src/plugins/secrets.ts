@@ -210,7 +210,8 @@ export const secrets: Domain = async (app) => {
     reply.header('etag', etag)
     // 304 is for GET and HEAD (RFC 9110, 13.1.2).
     if (request.method !== 'POST' && listsEtag(request.headers['if-none-match'], etag)) return reply.code(304).send()
-    const documents = new Map(visible.map((secret) => [secret.level, contentOf(state, secret, storageKey, decrypt)]))
+    const dataKey = decrypt && visible.length > 0 ? dataKeyOf(app.keyring, state.key) : undefined
+    const documents = new Map(visible.map((secret) => [secret.level, contentOf(state, secret, storageKey, dataKey)]))
     const json = reply.type('application/json; charset=utf-8').serializer(JSON.stringify)
     if (raw) return json.send(filterValues(valuesOf(state, documents, merge === 'true' ? LEVELS : [state.level]), asked.filters))
     return json.send(toAnswer(request, state, asked, visible, documents, storageKey))
@@ -225,11 +226,12 @@ export const secrets: Domain = async (app) => {
     return reply.type('application/json; charset=utf-8').serializer(JSON.stringify).send(answer)
   }
 
-  function contentOf (state: LevelState, secret: StoredSecret, storageKey: KeyObject, decrypt: boolean): string {
+  // The document itself with a data key, else the blob.
+  function contentOf (state: LevelState, secret: StoredSecret, storageKey: KeyObject, dataKey: KeyObject | undefined): string {
     const blob = openCurrent(storageKey, state, secret)
-    if (!decrypt) return blob
+    if (dataKey === undefined) return blob
     // What was stored could be opened then, so a blob that does not open now was tampered with.
-    const plain = openBlob(dataKeyOf(app.keyring, state.key), blob)
+    const plain = openBlob(dataKey, blob)
     if (plain === undefined) throw new IntegrityError()
     return plain.toString('utf8')
   }
@@ -289,6 +291,7 @@ function toAnswer (
     content: documents.get(secret.level)!,
     source: slugs[secret.level],
     version: secret.version === null ? null : String(secret.version),
+    key_version: String(secret.key_version),
     etag: etagOf(storageKey, [secret])
   }]))
   const merged = merge === 'false' ? undefined : valuesOf(state, documents, LEVELS)

@@ -1,4 +1,5 @@
 import type { FastifyRequest } from 'fastify'
+import type { KeyObject } from 'node:crypto'
 import type { ErrorCode } from '../../schemas/errors.ts'
 import { OrganizationParams } from '../../schemas/organizations.ts'
 import { NoContent, PAGE_SIZE } from '../../schemas/shapes.ts'
@@ -7,7 +8,6 @@ import {
   VersionAnswer, VersionPage, VersionParams, type RestoreBody as Restore, type Version
 } from '../../schemas/versions.ts'
 import { isBlobText, openBlob, sealBlob } from '../crypto/blob.ts'
-import { IntegrityError } from '../crypto/at-rest.ts'
 import { transaction, type Db } from '../db/database.ts'
 import { actorOf } from '../http/actor.ts'
 import { principalOf, requireInside } from '../http/access.ts'
@@ -26,7 +26,7 @@ import { dataKeyOf, storageKeyOf } from '../vault/keys.ts'
 import { judgeProof, revealsKey } from '../vault/proofs.ts'
 import { writeLevel } from '../vault/write.ts'
 
-const RESTORE_ERRORS = ['version_locked', 'content_required_for_old_key', 'key_proof_mismatch', 'key_proof_reveals_key', 'integrity_error'] as const satisfies ErrorCode[]
+const RESTORE_ERRORS = ['version_locked', 'content_required_for_old_key', 'key_proof_mismatch', 'key_proof_reveals_key', 'content_not_decryptable', 'integrity_error'] as const satisfies ErrorCode[]
 
 export const versions: Domain = async (app) => {
   app.post('/:organization/secrets/versions', {
@@ -183,22 +183,29 @@ export const versions: Domain = async (app) => {
     const plan = planRestore({
       managed,
       underActiveKey: found.version.key_version === state.project.key_version,
+      heldBy: found.key.managed,
       content: content !== undefined,
       proof: managed === 'client' ? judgeProof(app.keyring, state.key, key_proof) : 'absent'
     })
     if (plan === 'content_required_for_old_key' || plan === 'key_proof_mismatch') return fail(plan)
     if (plan === 'as_sent') {
       if (!isBlobText(content!)) refuse('content', 'Expected base64 of 28 bytes to 1 MiB')
+      if (managed === 'server') return { blob: readable(dataKeyOf(app.keyring, state.key), content!).blob, revealed: false }
       const revealed = revealsKey(key_proof, content!)
       if (revealed && !app.config.allowRevealingKeyProof) fail('key_proof_reveals_key')
       return { blob: content!, revealed }
     }
     const stored = openVersion(storageKeyOf(app.keyring, organization), organization.id, found)
-    if (plan === 'as_stored') return { blob: stored, revealed: false }
-    const plain = openBlob(dataKeyOf(app.keyring, found.key), stored)
-    if (plain === undefined) throw new IntegrityError()
-    return { blob: sealBlob(dataKeyOf(app.keyring, state.key), plain), revealed: false }
+    if (managed === 'client') return { blob: stored, revealed: false }
+    // A client that held the key may have stored what nobody can open.
+    const { blob, plain } = readable(dataKeyOf(app.keyring, found.key), stored)
+    return { blob: plan === 'as_stored' ? blob : sealBlob(dataKeyOf(app.keyring, state.key), plain), revealed: false }
   }
+}
+
+// What a server-managed project stores can always be read back.
+function readable (dataKey: KeyObject, blob: string): { blob: string, plain: Buffer } {
+  return { blob, plain: openBlob(dataKey, blob) ?? fail('content_not_decryptable') }
 }
 
 // Rule 5: purging the history of a deleted secret would lose its restore snapshot, which needs force.

@@ -5,7 +5,7 @@ import type { Db } from '../db/database.ts'
 /** Who did it, from where. */
 export interface Actor {
   organization_id: string
-  type: 'api_token' | 'operator'
+  type: 'api_token' | 'operator' | 'system'
   id: number | null
   name: string
   request_id: string | null
@@ -13,9 +13,14 @@ export interface Actor {
   user_agent: string | null
 }
 
+const withoutRequest = (organization_id: string, type: 'operator' | 'system'): Actor =>
+  ({ organization_id, type, id: null, name: type, request_id: null, ip: null, user_agent: null })
+
 /** The operator at the command line. */
-export const operatorOf = (organizationId: string): Actor =>
-  ({ organization_id: organizationId, type: 'operator', id: null, name: 'operator', request_id: null, ip: null, user_agent: null })
+export const operatorOf = (organizationId: string): Actor => withoutRequest(organizationId, 'operator')
+
+/** The service itself, at work in the background. */
+export const systemOf = (organizationId: string): Actor => withoutRequest(organizationId, 'system')
 
 export interface AuditEvent {
   action: EventName

@@ -68,10 +68,31 @@ export async function updateProject (db: Db, id: string, changes: ProjectChanges
   await db.update(projects).set({ ...changes, updated_at: sql`now()` }).where(eq(projects.id, id))
 }
 
-/** Takes the project's row until the end of the transaction: rotation, purge and deletes exclude every write below it. */
-export async function lockProject (db: Db, organizationId: string, by: { slug: string } | { id: string }): Promise<{ id: string } | undefined> {
-  const [row] = await db.select({ id: projects.id }).from(projects)
-    .where(and(eq(projects.organization_id, organizationId), 'id' in by ? eq(projects.id, by.id) : eq(projects.slug, by.slug))).for('update')
+/** A project as far as its key goes. */
+export interface KeyState { id: string, organization_id: string, encryption_type: Managed, key_version: number, history_policy: HistoryPolicy }
+
+const keyState = {
+  id: projects.id,
+  organization_id: projects.organization_id,
+  encryption_type: projects.encryption_type,
+  key_version: projects.key_version,
+  history_policy: projects.history_policy
+}
+
+export async function findKeyState (db: Db, organizationId: string, slug: string): Promise<KeyState | undefined> {
+  const [row] = await db.select(keyState).from(projects).where(and(eq(projects.organization_id, organizationId), eq(projects.slug, slug)))
+  return row
+}
+
+/**
+ * Takes the project's row until the end of the transaction. `update`: rotation, purge, change of custody and deletes
+ * exclude every write below it. `share`: no rotation comes between.
+ */
+export async function lockProject (
+  db: Db, organizationId: string, by: { slug: string } | { id: string }, strength: 'update' | 'share' = 'update'
+): Promise<KeyState | undefined> {
+  const [row] = await db.select(keyState).from(projects)
+    .where(and(eq(projects.organization_id, organizationId), 'id' in by ? eq(projects.id, by.id) : eq(projects.slug, by.slug))).for(strength)
   return row
 }
 

@@ -141,8 +141,8 @@ export interface SecretWrite {
  * Rule 1 of the specification: a write replaces the current document and records a backup version unless `no_backup`.
  *
  * One statement that compares and swaps. It locks in the order that every write keeps (project, level, counter) and
- * takes effect only if the project's active key, the level's revision and the organization's next version id are what
- * the caller saw when it sealed the content, because all three are part of what the sealed content is bound to. A version
+ * takes effect only if the project's active key and who holds it, the level's revision and the organization's next version id are what
+ * the caller saw when it decided and sealed, because all of it is part of what the sealed content is bound to. A version
  * that is restored still has to be there: what was purged does not come back.
  * Version ids therefore grow in the order of commits. False: something moved, and nothing was written.
  */
@@ -157,6 +157,7 @@ export async function writeSecret (db: Db, write: SecretWrite): Promise<boolean>
       level: state.level,
       level_id: state.level_id,
       active_key: state.project.key_version,
+      managed: state.project.encryption_type,
       secret_id: write.secret_id,
       revision: write.revision,
       key_version: write.key_version,
@@ -191,6 +192,7 @@ const compareAndSwap = preparedSql<{ seq: string }, Record<string, unknown>>('wr
   WITH project AS (
     SELECT id FROM projects
     WHERE id = ${$('project_id')}::char(26) AND organization_id = ${$('organization_id')}::char(26) AND key_version = ${$('active_key')}::int
+      AND encryption_type = ${$('managed')}::varchar
     FOR SHARE
   ), level AS (
     SELECT revision FROM secrets

@@ -7,18 +7,27 @@ import type { FullVersion } from '../repositories/versions.ts'
 import { currentPlace, versionPlace, type SecretPlace } from './places.ts'
 
 /** Refuses a row that was put back whole to an earlier state: it is older than the newest version of its secret. */
-export function requireNewest ({ revision, recorded_revision }: SecretRow) {
+export function requireNewest ({ revision, recorded_revision }: Pick<SecretRow, 'revision' | 'recorded_revision'>) {
   if (recorded_revision !== null && recorded_revision > revision) throw new IntegrityError()
 }
 
-/** The blob of a level's current document; throws IntegrityError when the row is not what the service wrote. */
-export function openCurrent (storageKey: KeyObject, state: Pick<LevelState, 'organization_id'>, secret: SecretRow & { sealed: Buffer }): string {
+/** A current document, in its level's state or in a project that is rotated. */
+export type StoredDocument = Pick<SecretRow, 'id' | 'level_id' | 'revision' | 'key_version' | 'recorded_revision'> & { sealed: Buffer }
+
+/**
+ * The blob of a current document; throws IntegrityError when the row is not what the service wrote, or not under the
+ * project's active key (rule 4).
+ */
+export function openCurrent (storageKey: KeyObject, state: { organization_id: string, project: { key_version: number } }, secret: StoredDocument): string {
   requireNewest(secret)
+  if (secret.key_version !== state.project.key_version) throw new IntegrityError()
   return openAtRest(storageKey, secret.sealed, currentPlace(placeOf(state, secret), secret.revision)).toString('utf8')
 }
 
 /** The blob of a version. */
-export function openVersion (storageKey: KeyObject, organizationId: string, { version, secret, sealed }: FullVersion): string {
+export function openVersion (storageKey: KeyObject, organizationId: string, { version, secret, sealed }: Pick<FullVersion, 'sealed'> & {
+  version: Pick<FullVersion['version'], 'id' | 'revision' | 'key_version'>, secret: Pick<FullVersion['secret'], 'id' | 'level_id'>
+}): string {
   const place = { organization_id: organizationId, secret_id: secret.id, level_id: secret.level_id, key_version: version.key_version }
   return openAtRest(storageKey, sealed, versionPlace(place, version.id, version.revision)).toString('utf8')
 }
@@ -50,6 +59,6 @@ export function sizeOf (blob: string): number {
   return Math.floor(blob.replace(/=+$/, '').length * 3 / 4)
 }
 
-function placeOf ({ organization_id }: Pick<LevelState, 'organization_id'>, secret: SecretRow): SecretPlace {
+function placeOf ({ organization_id }: Pick<LevelState, 'organization_id'>, secret: StoredDocument): SecretPlace {
   return { organization_id, secret_id: secret.id, level_id: secret.level_id, key_version: secret.key_version }
 }

@@ -2,7 +2,7 @@ import type { KeyObject } from 'node:crypto'
 import { DEFAULT_ITERATIONS, generateKeyString, generateSalt } from '../crypto/keys.ts'
 import { deriveDataKey } from '../crypto/key-proof.ts'
 import type { Keyring } from '../crypto/keyring.ts'
-import { random } from '../crypto/primitives.ts'
+import { random, takeKey } from '../crypto/primitives.ts'
 import type { KeyRow } from '../repositories/encryption-keys.ts'
 import type { NewKey } from '../repositories/projects.ts'
 import { keyPlace, storageKeyPlace } from './places.ts'
@@ -29,34 +29,49 @@ export async function makeServerKey (keyring: Keyring, id: KeyId, given?: { key:
   const dataKey = await deriveDataKey(keyString, salt, DEFAULT_ITERATIONS)
   return {
     version: id.version,
-    managed: 'server',
-    key_string: keyring.wrap(Buffer.from(keyString, 'utf8'), keyPlace(id, 'key_string')),
-    data_key: keyring.wrap(dataKey.export(), keyPlace(id, 'data_key')),
-    key_check: null,
+    ...heldByServer(keyring, id, keyString, dataKey),
     salt: keyring.wrap(salt, keyPlace(id, 'salt')),
     iterations: DEFAULT_ITERATIONS,
     hint: given?.hint ?? null
   }
 }
 
+/** What the server keeps of a key that it holds. */
+export function heldByServer (keyring: Keyring, id: KeyId, keyString: string, dataKey: KeyObject) {
+  return {
+    managed: 'server' as const,
+    key_string: keyring.wrap(Buffer.from(keyString, 'utf8'), keyPlace(id, 'key_string')),
+    data_key: keyring.wrap(dataKey.export(), keyPlace(id, 'data_key')),
+    key_check: null
+  }
+}
+
+/** What the server keeps of a key that its client holds: what proves it; never the key. */
+export function heldByClient (keyring: Keyring, id: KeyId, check: Buffer) {
+  return { managed: 'client' as const, key_string: null, data_key: null, key_check: keyring.wrap(check, keyPlace(id, 'key_check')) }
+}
+
+/** What a client says of its key: the proof, and how it was derived. */
+export interface ProofTriple { check: Buffer, salt: Buffer, iterations: number }
+
 /** A client's key: what proves it, wrapped; never the key. */
-export function registerClientKey (keyring: Keyring, id: KeyId, triple: { check: Buffer, salt: Buffer, iterations: number, hint: string | undefined }): NewKey {
+export function registerClientKey (keyring: Keyring, id: KeyId, triple: ProofTriple & { hint?: string | undefined }): NewKey {
   return {
     version: id.version,
-    managed: 'client',
-    key_string: null,
-    data_key: null,
-    key_check: keyring.wrap(triple.check, keyPlace(id, 'key_check')),
+    ...heldByClient(keyring, id, triple.check),
     salt: keyring.wrap(triple.salt, keyPlace(id, 'salt')),
     iterations: triple.iterations,
     hint: triple.hint ?? null
   }
 }
 
-/** The data key of a server-managed key. */
+/**
+ * The data key of a server-managed key. It was derived once and lies wrapped beside the key, so no process keeps it:
+ * once its row is rotated, forgotten or gone, no instance can open anything with it any more.
+ */
 export function dataKeyOf (keyring: Keyring, key: KeyRow): KeyObject {
-  if (key.data_key === null) throw new Error('a client-managed key has no data key here')
-  return keyring.unwrapKey(key.data_key, keyPlace(key, 'data_key'))
+  if (key.data_key === null) throw new Error('there is no data key here')
+  return takeKey(keyring.unwrap(key.data_key, keyPlace(key, 'data_key')))
 }
 
 export function saltOf (keyring: Keyring, key: KeyRow): Buffer {

@@ -13,6 +13,15 @@ export function judgeProof (keyring: Keyring, key: KeyRow, proof: string | undef
   return check !== undefined && sent !== undefined && proofMatches(sent, check) ? 'right' : 'wrong'
 }
 
+/** Whether a proof is that of one of the keys, active or not. */
+export function provesOneOf (keyring: Keyring, keys: readonly KeyRow[], proof: string): boolean {
+  const sent = decodeProof(proof)
+  return sent !== undefined && keys.some((key) => {
+    const check = keyCheckOf(keyring, key)
+    return check !== undefined && proofMatches(sent, check)
+  })
+}
+
 /** Whether the proof itself opens the content, which means that the client has just sent its data key (`domain.md`). */
 export function revealsKey (proof: string | undefined, content: string): boolean {
   const sent = proof === undefined ? undefined : decodeProof(proof)

@@ -1,0 +1,114 @@
+import { and, asc, eq, gt, inArray, isNull, ne, sql } from 'drizzle-orm'
+import type { Db } from '../db/database.ts'
+import { encryption_keys, keyColumns, organizations, projects, re_encryptions, secret_versions, secrets } from '../db/tables.ts'
+import type { KeyRow } from './encryption-keys.ts'
+import type { KeyState } from './projects.ts'
+
+// Versions under older keys, and their way onto the active one.
+
+/** A version under an older key, with the key. */
+export interface OldVersion {
+  id: number
+  secret_id: string
+  level_id: string
+  revision: number
+  key_version: number
+  size_bytes: number
+  sealed: Buffer
+  key: KeyRow
+}
+
+/** How far a re-encryption is. */
+export interface Progress { total: number, moved: number, started_at: Date, finished_at: Date | null }
+
+/**
+ * What waits in a project: versions under an older key of whoever holds the active one. What a plan's retention has
+ * locked is not given out, so it does not wait for a client (`retentionDays`); the server moves it like all the rest.
+ */
+const waiting = (project: KeyState, retentionDays: number | null) => and(
+  eq(secrets.project_id, project.id),
+  ne(secret_versions.key_version, project.key_version),
+  eq(encryption_keys.managed, project.encryption_type),
+  retentionDays === null ? undefined : sql`${secret_versions.created_at} >= now() - make_interval(days => ${retentionDays}::int)`
+)
+const itsSecret = eq(secrets.id, secret_versions.secret_id)
+const itsKey = and(eq(encryption_keys.project_id, secrets.project_id), eq(encryption_keys.version, secret_versions.key_version))
+
+export async function countWaiting (db: Db, project: KeyState, retentionDays: number | null): Promise<number> {
+  const [row] = await db.select({ count: sql<number>`count(*)::int` }).from(secret_versions)
+    .innerJoin(secrets, itsSecret).innerJoin(encryption_keys, itsKey).where(waiting(project, retentionDays))
+  return row!.count
+}
+
+/** Ids and sizes of what waits behind the version `after`, in the order of ids. */
+export async function listWaiting (
+  db: Db, project: KeyState, { after, limit, retentionDays }: { after: number, limit: number, retentionDays: number | null }
+): Promise<{ id: number, size_bytes: number }[]> {
+  return db.select({ id: secret_versions.id, size_bytes: secret_versions.size_bytes }).from(secret_versions)
+    .innerJoin(secrets, itsSecret).innerJoin(encryption_keys, itsKey)
+    .where(and(eq(secret_versions.organization_id, project.organization_id), gt(secret_versions.id, after), waiting(project, retentionDays)))
+    .orderBy(asc(secret_versions.id)).limit(limit)
+}
+
+/**
+ * Those of the versions that wait, with their content. `lock` takes their rows until the end of the transaction:
+ * `skip` leaves out what another instance or a restore is at.
+ */
+export async function findWaiting (
+  db: Db, project: KeyState, ids: readonly number[], retentionDays: number | null, lock?: 'wait' | 'skip'
+): Promise<OldVersion[]> {
+  if (ids.length === 0) return []
+  const { id, secret_id, revision, key_version, size_bytes, sealed } = secret_versions
+  const query = db.select({ id, secret_id, revision, key_version, size_bytes, sealed, level_id: secrets.level_id, key: keyColumns }).from(secret_versions)
+    .innerJoin(secrets, itsSecret).innerJoin(encryption_keys, itsKey)
+    .where(and(eq(secret_versions.organization_id, project.organization_id), inArray(secret_versions.id, [...ids]), waiting(project, retentionDays)))
+    .orderBy(asc(secret_versions.id))
+  if (lock === undefined) return query
+  return lock === 'skip' ? query.for('update', { of: secret_versions, skipLocked: true }) : query.for('update', { of: secret_versions })
+}
+
+/** Puts versions under the active key; their ids, revisions and times stay. */
+export async function moveVersions (db: Db, project: KeyState, versions: readonly { id: number, sealed: Buffer, size_bytes: number }[]): Promise<void> {
+  const rows = JSON.stringify(versions.map((row) => ({ ...row, sealed: row.sealed.toString('base64') })))
+  await db.execute(sql`
+    UPDATE secret_versions v SET key_version = ${project.key_version}, sealed = decode(r.sealed, 'base64'), size_bytes = r.size_bytes
+    FROM jsonb_to_recordset(${rows}::jsonb) AS r (id bigint, sealed text, size_bytes int)
+    WHERE v.organization_id = ${project.organization_id} AND v.id = r.id`)
+  await db.update(re_encryptions).set({ moved: sql`${re_encryptions.moved} + ${versions.length}` })
+    .where(and(eq(re_encryptions.project_id, project.id), isNull(re_encryptions.finished_at)))
+}
+
+/** Writes down that the history of a locked project is to move. One that is under way goes on, onto the newest key. */
+export async function startReEncryption (db: Db, project: KeyState, total: number): Promise<void> {
+  await db.insert(re_encryptions).values({ project_id: project.id, organization_id: project.organization_id, total }).onConflictDoUpdate({
+    target: re_encryptions.project_id,
+    set: {
+      total: sql`CASE WHEN ${re_encryptions.finished_at} IS NULL THEN ${re_encryptions.moved} ELSE 0 END + ${total}`,
+      moved: sql`CASE WHEN ${re_encryptions.finished_at} IS NULL THEN ${re_encryptions.moved} ELSE 0 END`,
+      started_at: sql`CASE WHEN ${re_encryptions.finished_at} IS NULL THEN ${re_encryptions.started_at} ELSE now() END`,
+      finished_at: null
+    }
+  })
+}
+
+/** The re-encryption that was asked for last. */
+export async function findReEncryption (db: Db, projectId: string): Promise<Progress | undefined> {
+  const { total, moved, started_at, finished_at } = re_encryptions
+  const [row] = await db.select({ total, moved, started_at, finished_at }).from(re_encryptions).where(eq(re_encryptions.project_id, projectId))
+  return row
+}
+
+/** Marks it as finished; undefined when somebody else has. */
+export async function finishReEncryption (db: Db, projectId: string): Promise<Progress | undefined> {
+  const { total, moved, started_at, finished_at } = re_encryptions
+  const [row] = await db.update(re_encryptions).set({ finished_at: sql`now()` })
+    .where(and(eq(re_encryptions.project_id, projectId), isNull(re_encryptions.finished_at))).returning({ total, moved, started_at, finished_at })
+  return row
+}
+
+/** Server-managed projects whose history is still to move: the system's own list, across organizations. */
+export async function listReEncryptions (db: Db): Promise<{ project_id: string, organization: { id: string, storage_key: Buffer } }[]> {
+  return db.select({ project_id: re_encryptions.project_id, organization: { id: organizations.id, storage_key: organizations.storage_key } }).from(re_encryptions)
+    .innerJoin(projects, eq(projects.id, re_encryptions.project_id)).innerJoin(organizations, eq(organizations.id, projects.organization_id))
+    .where(and(isNull(re_encryptions.finished_at), eq(projects.encryption_type, 'server'))).orderBy(asc(re_encryptions.started_at)).limit(100)
+}

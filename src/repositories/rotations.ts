@@ -1,0 +1,68 @@
+import { and, asc, eq, inArray, isNotNull, sql } from 'drizzle-orm'
+import type { Db } from '../db/database.ts'
+import { organization_counters, secrets } from '../db/tables.ts'
+import type { Actor } from './audit.ts'
+import type { KeyState } from './projects.ts'
+
+// What a rotation does to the documents of a project. The caller holds the project's row for itself, so nothing else
+// writes below it; documents come and go in pieces, so that a large project does not have to fit into memory.
+
+/** A current document of a project. */
+export interface Document {
+  id: string
+  level_id: string
+  revision: number
+  key_version: number
+  sealed: Buffer
+  recorded_revision: number | null
+}
+
+/** The ids and sizes of all current documents, locked, in one order for everybody. */
+export async function lockDocuments (db: Db, project: KeyState): Promise<{ id: string, size_bytes: number }[]> {
+  return db.select({ id: secrets.id, size_bytes: secrets.size_bytes }).from(secrets)
+    .where(and(eq(secrets.project_id, project.id), isNotNull(secrets.sealed))).orderBy(asc(secrets.id)).for('update')
+}
+
+export async function findDocuments (db: Db, ids: readonly string[]): Promise<Document[]> {
+  // Spelt out: of a single table, Drizzle names a column without its table, which in here would be that of the version.
+  const recorded_revision = sql<number | null>`(SELECT v.revision FROM secret_versions v WHERE v.secret_id = secrets.id ORDER BY v.id DESC LIMIT 1)`.mapWith(secrets.revision)
+  const { id, level_id, revision, key_version, sealed } = secrets
+  const rows = await db.select({ id, level_id, revision, key_version, sealed, recorded_revision }).from(secrets).where(inArray(secrets.id, [...ids])).orderBy(asc(secrets.id))
+  return rows.flatMap((row) => row.sealed === null ? [] : { ...row, sealed: row.sealed })
+}
+
+/** Replaces documents by their re-encrypted form: the next revision of each, under the new key. */
+export async function replaceDocuments (db: Db, keyVersion: number, documents: readonly { id: string, sealed: Buffer, size_bytes: number }[]): Promise<void> {
+  await db.execute(sql`
+    UPDATE secrets s
+    SET revision = s.revision + 1, key_version = ${keyVersion}, sealed = decode(r.sealed, 'base64'), size_bytes = r.size_bytes, updated_at = now()
+    FROM jsonb_to_recordset(${asJson(documents)}::jsonb) AS r (id text, sealed text, size_bytes int)
+    WHERE s.id = r.id`)
+}
+
+/** The next so many version ids of the organization: its first. From here to the commit, no other write of it gets any. */
+export async function takeVersionIds (db: Db, organizationId: string, count: number): Promise<number> {
+  const [row] = await db.update(organization_counters).set({ next_version: sql`${organization_counters.next_version} + ${count}` })
+    .where(eq(organization_counters.organization_id, organizationId)).returning({ next: organization_counters.next_version })
+  return row!.next - count
+}
+
+/** A `rotate` version of each document, which is the document's newest. */
+export async function recordRotations (
+  db: Db, actor: Actor, versions: readonly { id: number, secret_id: string, revision: number, key_version: number, sealed: Buffer, size_bytes: number }[]
+): Promise<void> {
+  await db.execute(sql`
+    WITH r AS (
+      SELECT * FROM jsonb_to_recordset(${asJson(versions)}::jsonb) AS r (id bigint, secret_id text, revision bigint, key_version int, sealed text, size_bytes int)
+    ), recorded AS (
+      INSERT INTO secret_versions (organization_id, id, secret_id, action, revision, key_version, sealed, size_bytes, created_by_id, created_by_name)
+      SELECT ${actor.organization_id}, id, secret_id, 'rotate', revision, key_version, decode(sealed, 'base64'), size_bytes, ${actor.id}::bigint, ${actor.name}
+      FROM r
+    )
+    UPDATE secrets s SET version = r.id FROM r WHERE s.id = r.secret_id`)
+}
+
+// The driver takes no lists of bytes, so a list of rows travels as JSON.
+function asJson (rows: readonly { sealed: Buffer }[]): string {
+  return JSON.stringify(rows.map((row) => ({ ...row, sealed: row.sealed.toString('base64') })))
+}

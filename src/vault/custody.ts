@@ -1,0 +1,71 @@
+import { openBlob } from '../crypto/blob.ts'
+import { deriveDataKey, decodeProof, makeProof, proofMatches } from '../crypto/key-proof.ts'
+import type { Keyring } from '../crypto/keyring.ts'
+import { sameBytes } from '../crypto/primitives.ts'
+import type { Db } from '../db/database.ts'
+import { changeCustody, forgetRotatedKeys, type KeyRow } from '../repositories/encryption-keys.ts'
+import { countWaiting, finishReEncryption } from '../repositories/histories.ts'
+import type { KeyState } from '../repositories/projects.ts'
+import { findDocuments, lockDocuments } from '../repositories/rotations.ts'
+import type { Organization } from '../repositories/tokens.ts'
+import { fail, refuse } from '../rules/errors.ts'
+import { openCurrent } from './documents.ts'
+import { dataKeyOf, heldByClient, heldByServer, keyCheckOf, keyStringOf, saltOf, storageKeyOf, type ProofTriple } from './keys.ts'
+import { inPieces } from './rotate.ts'
+
+/** A change of custody that was judged and is ready to be made. */
+export interface Handover {
+  /** With the project locked: makes it, or ends with an error and nothing changed. */
+  make: (db: Db, project: KeyState) => Promise<void>
+  /** The proof is the data key itself. */
+  revealed: boolean
+}
+
+/**
+ * From server to client. The key stays, so the client's triple has to be that of the key which the server holds, and
+ * the proof shows that the caller has it: else nobody could open the documents afterwards. The server then forgets the
+ * key string and the data key, and those of its earlier keys, under which nothing may be left.
+ */
+export async function handToClient (keyring: Keyring, key: KeyRow, triple: ProofTriple, proof: string | undefined): Promise<Handover> {
+  if (!sameBytes(triple.salt, saltOf(keyring, key))) refuse('key_check_salt', 'Expected the salt of the current key, which stays')
+  if (triple.iterations !== key.iterations) refuse('key_check_iterations', 'Expected the iterations of the current key, which stays')
+  const expected = decodeProof(await makeProof(keyStringOf(keyring, key)!, triple.salt, triple.iterations))!
+  const sent = proof === undefined ? undefined : decodeProof(proof)
+  if (sent === undefined || !proofMatches(sent, expected) || !proofMatches(triple.check, expected)) fail('key_proof_mismatch')
+  const held = heldByClient(keyring, key, triple.check)
+  return {
+    revealed: sameBytes(expected, dataKeyOf(keyring, key).export()),
+    make: async (db, project) => {
+      const remaining = await countWaiting(db, project, null)
+      if (remaining > 0) fail('history_under_old_keys', { remaining })
+      await finishReEncryption(db, project.id)
+      await forgetRotatedKeys(db, project)
+      await changeCustody(db, project, held)
+    }
+  }
+}
+
+/**
+ * From client to server. The key string has to match the stored proof and to open every current document: a proof alone
+ * says nothing of what lies behind its first 32 bytes.
+ */
+export async function handToServer (keyring: Keyring, organization: Organization, key: KeyRow, keyString: string): Promise<Handover> {
+  const salt = saltOf(keyring, key)
+  const proof = decodeProof(await makeProof(keyString, salt, key.iterations))!
+  if (!proofMatches(proof, keyCheckOf(keyring, key)!)) fail('key_proof_mismatch')
+  const dataKey = await deriveDataKey(keyString, salt, key.iterations)
+  const held = heldByServer(keyring, key, keyString, dataKey)
+  return {
+    revealed: false,
+    make: async (db, project) => {
+      const storageKey = storageKeyOf(keyring, organization)
+      await inPieces(await lockDocuments(db, project), async (ids) => {
+        for (const document of await findDocuments(db, ids)) {
+          const blob = openCurrent(storageKey, { organization_id: organization.id, project }, document)
+          if (openBlob(dataKey, blob) === undefined) fail('content_not_decryptable')
+        }
+      })
+      await changeCustody(db, project, held)
+    }
+  }
+}

@@ -1,0 +1,150 @@
+import { openBlob, sealBlob } from '../crypto/blob.ts'
+import { IntegrityError } from '../crypto/at-rest.ts'
+import type { Keyring } from '../crypto/keyring.ts'
+import { transaction, type Db } from '../db/database.ts'
+import { recordEvent, systemOf, type Actor } from '../repositories/audit.ts'
+import { listKeysOf, type KeyRow } from '../repositories/encryption-keys.ts'
+import {
+  countWaiting, findWaiting, finishReEncryption, listWaiting, moveVersions, type OldVersion, type Progress
+} from '../repositories/histories.ts'
+import { lockProject, type KeyState } from '../repositories/projects.ts'
+import type { Organization } from '../repositories/tokens.ts'
+import { fail } from '../rules/errors.ts'
+import { openVersion, sealVersion, sizeOf } from './documents.ts'
+import { dataKeyOf, storageKeyOf } from './keys.ts'
+import { judgeProof, provesOneOf, revealsKey } from './proofs.ts'
+import { orInProgress } from './rotate.ts'
+
+interface Vault { db: Db, keyring: Keyring }
+type Owner = Pick<Organization, 'id' | 'storage_key'>
+
+// A batch is short, so that whoever wants one of its rows, or the processor, waits for milliseconds.
+const BATCH = { versions: 25, bytes: 256 * 1024 }
+
+// What a client takes home at once still fits into the request that brings it back.
+const MOST_PENDING_BYTES = 1024 * 1024
+
+/** What became of one batch: where to go on, and how many versions moved or do not open; `end` when nothing was left behind `after`. */
+export interface Batch { last: number, moved: number, unreadable: number[], end: boolean }
+
+/**
+ * Moves the next versions of a server-managed project onto its active key, in one short transaction. Each is moved
+ * exactly once, whoever else is at it: its row is locked, and then no longer under an old key.
+ */
+export async function moveBatch ({ db: handle, keyring }: Vault, organization: Owner, projectId: string, after: number): Promise<Batch> {
+  const storageKey = storageKeyOf(keyring, organization)
+  return transaction(handle, async (db) => {
+    const project = await lockProject(db, organization.id, { id: projectId }, 'share')
+    if (project === undefined || project.encryption_type !== 'server') return { last: after, moved: 0, unreadable: [], end: true }
+    const listed = await listWaiting(db, project, { after, limit: BATCH.versions, retentionDays: null })
+    const ids = fitting(listed, BATCH.bytes)
+    if (ids.length === 0) return { last: after, moved: 0, unreadable: [], end: true }
+    const dataKey = dataKeyOf(keyring, await activeKey(db, project))
+    const unreadable: number[] = []
+    const moved = (await findWaiting(db, project, ids, null, 'skip')).flatMap((version) => {
+      const plain = plainOf(keyring, storageKey, project, version)
+      if (plain === undefined) {
+        unreadable.push(version.id)
+        return []
+      }
+      const blob = sealBlob(dataKey, plain)
+      plain.fill(0)
+      return { id: version.id, ...sealed(storageKey, project, version, blob) }
+    })
+    if (moved.length > 0) await moveVersions(db, project, moved)
+    return { last: ids.at(-1)!, moved: moved.length, unreadable, end: false }
+  })
+}
+
+/** Ends a re-encryption when nothing waits any more but what does not open; undefined when more waits or it has ended. */
+export async function endReEncryption ({ db: handle }: Vault, organization: Owner, projectId: string, unreadable: number): Promise<Progress | undefined> {
+  return transaction(handle, async (db) => {
+    const project = await lockProject(db, organization.id, { id: projectId }, 'share')
+    if (project === undefined || await countWaiting(db, project, null) > unreadable) return undefined
+    return finish(db, project, systemOf(organization.id), unreadable)
+  })
+}
+
+/** Versions that wait for their client to re-encrypt them, oldest first, and how many there are in all. */
+export async function listPending (
+  { db, keyring }: Vault, organization: Organization, project: KeyState, limit: number
+): Promise<{ versions: { id: number, content: string, key_version: number }[], remaining: number }> {
+  const { retention_days: retentionDays } = organization.plan
+  const storageKey = storageKeyOf(keyring, organization)
+  const ids = fitting(await listWaiting(db, project, { after: 0, limit, retentionDays }), MOST_PENDING_BYTES)
+  const versions = (await findWaiting(db, project, ids, retentionDays)).map((version) =>
+    ({ id: version.id, content: blobOf(storageKey, project, version), key_version: version.key_version }))
+  return { versions, remaining: await countWaiting(db, project, retentionDays) }
+}
+
+/**
+ * Takes versions that a client has re-encrypted under its active key: all of them, or nothing. A proof of an earlier key
+ * tells that a rotation came between; it is never accepted.
+ */
+export async function submitVersions (
+  { db: handle, keyring }: Vault, organization: Organization, actor: Actor, projectId: string,
+  sent: { versions: readonly { id: number, content: string }[], key_proof: string, mayReveal: boolean }
+): Promise<{ updated: number, remaining: number }> {
+  const { retention_days: retentionDays } = organization.plan
+  const storageKey = storageKeyOf(keyring, organization)
+  const contents = new Map(sent.versions.map(({ id, content }) => [id, content]))
+  return orInProgress(() => transaction(handle, async (db) => {
+    const project = await lockProject(db, organization.id, { id: projectId }, 'share') ?? fail('not_found')
+    if (project.encryption_type !== 'client') fail('server_managed_encryption')
+    const keys = await listKeysOf(db, project)
+    const [active] = keys
+    if (judgeProof(keyring, active!, sent.key_proof) !== 'right') fail(provesOneOf(keyring, keys, sent.key_proof) ? 'key_version_conflict' : 'key_proof_mismatch')
+    const revealed = sent.versions.some(({ content }) => revealsKey(sent.key_proof, content))
+    if (revealed && !sent.mayReveal) fail('key_proof_reveals_key')
+    const waiting = await findWaiting(db, project, [...contents.keys()], retentionDays, 'wait')
+    if (waiting.length !== sent.versions.length) fail('key_version_conflict')
+    await moveVersions(db, project, waiting.map((version) => ({ id: version.id, ...sealed(storageKey, project, version, contents.get(version.id)!) })))
+    const remaining = await countWaiting(db, project, retentionDays)
+    await recordEvent(db, actor, {
+      action: 'history.re_encrypt',
+      resource_type: 'project',
+      resource_id: project.id,
+      details: { key_version: project.key_version, versions: waiting.length, remaining, ...(revealed && { key_proof_reveals_key: true }) }
+    })
+    if (remaining === 0) await finishReEncryption(db, project.id)
+    return { updated: waiting.length, remaining }
+  }))
+}
+
+async function finish (db: Db, project: KeyState, actor: Actor, unreadable: number): Promise<Progress | undefined> {
+  const done = await finishReEncryption(db, project.id)
+  if (done === undefined) return undefined
+  await recordEvent(db, actor, {
+    action: 'history.re_encrypt', resource_type: 'project', resource_id: project.id, details: { key_version: project.key_version, versions: done.moved, unreadable }
+  })
+  return done
+}
+
+async function activeKey (db: Db, project: KeyState): Promise<KeyRow> {
+  return (await listKeysOf(db, project)).find(({ is_active }) => is_active)!
+}
+
+// A version that was tampered with, or that a client once stored without being able to open it, stays as it is.
+function plainOf (keyring: Keyring, storageKey: Parameters<typeof openVersion>[0], project: KeyState, version: OldVersion): Buffer | undefined {
+  try {
+    return openBlob(dataKeyOf(keyring, version.key), blobOf(storageKey, project, version))
+  } catch (error) {
+    if (error instanceof IntegrityError) return undefined
+    throw error
+  }
+}
+
+function blobOf (storageKey: Parameters<typeof openVersion>[0], project: KeyState, version: OldVersion): string {
+  return openVersion(storageKey, project.organization_id, { version, secret: { id: version.secret_id, level_id: version.level_id }, sealed: version.sealed })
+}
+
+function sealed (storageKey: Parameters<typeof sealVersion>[0], project: KeyState, { id, secret_id, level_id, revision }: OldVersion, blob: string) {
+  const place = { organization_id: project.organization_id, secret_id, level_id, key_version: project.key_version }
+  return { sealed: sealVersion(storageKey, place, id, revision, blob), size_bytes: sizeOf(blob) }
+}
+
+// The first of them that go into so many bytes, and one at least.
+function fitting (versions: readonly { id: number, size_bytes: number }[], most: number): number[] {
+  let bytes = 0
+  return versions.filter(({ size_bytes }, i) => (bytes += size_bytes) <= most || i === 0).map(({ id }) => id)
+}

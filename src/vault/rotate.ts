@@ -1,0 +1,152 @@
+import type { KeyObject } from 'node:crypto'
+import type { HistoryPolicy, Managed } from '../../schemas/projects.ts'
+import { openBlob, sealBlob } from '../crypto/blob.ts'
+import { IntegrityError } from '../crypto/at-rest.ts'
+import type { Keyring } from '../crypto/keyring.ts'
+import { databaseError, DatabaseUnavailable, transaction, type Db } from '../db/database.ts'
+import { recordEvent, type Actor } from '../repositories/audit.ts'
+import { listKeysOf, replaceActiveKey, type KeyRow } from '../repositories/encryption-keys.ts'
+import { countWaiting, findReEncryption, startReEncryption } from '../repositories/histories.ts'
+import { lockProject, type KeyState, type NewKey } from '../repositories/projects.ts'
+import { findDocuments, lockDocuments, recordRotations, replaceDocuments, takeVersionIds } from '../repositories/rotations.ts'
+import type { Organization } from '../repositories/tokens.ts'
+import { fail } from '../rules/errors.ts'
+import { openCurrent, sealCurrent, sealVersion, sizeOf, type StoredDocument } from './documents.ts'
+import { dataKeyOf, storageKeyOf } from './keys.ts'
+import { holdCanary } from './master-keys.ts'
+
+interface Vault { patient: Db, keyring: Keyring }
+
+// A piece of a project's documents that is in memory at once.
+const PIECE = { documents: 100, bytes: 4 * 1024 * 1024 }
+
+/** The active key of a project as the caller saw it. */
+export interface SeenKey { id: string, version: number, managed: Managed }
+
+/** What one rotation does: to which project as its caller saw it, with which new key, and how each document gets under it. */
+export interface Rotation {
+  seen: SeenKey
+  key: NewKey
+  policy: HistoryPolicy | undefined
+  /** With the project locked: judges the request against its keys and the ids of all its current documents. */
+  judge?: (keys: KeyRow[], ids: string[]) => void
+  /** The document's blob under the new key, given the one under the old key. */
+  convert: (document: StoredDocument, blob: string, oldKey: KeyRow) => string
+  details?: Record<string, boolean>
+}
+
+export interface Rotated { key: KeyRow, documents: number, waiting: number }
+
+/**
+ * Replaces a project's key and re-encrypts every current document, with one `rotate` version each: all of it in one
+ * transaction, or nothing. Of two at once, one gets 409. With `re_encrypt` it is written down that the history follows.
+ */
+export async function rotate ({ patient, keyring }: Vault, organization: Organization, actor: Actor, rotation: Rotation): Promise<Rotated> {
+  const { seen, key, judge, convert } = rotation
+  return changeKey({ patient, keyring }, organization, seen, async (db, project) => {
+    const keys = await listKeysOf(db, project)
+    const documents = await lockDocuments(db, project)
+    judge?.(keys, documents.map(({ id }) => id))
+    const newKey = await replaceActiveKey(db, project, key)
+    const under = { ...project, key_version: key.version }
+    const storageKey = storageKeyOf(keyring, organization)
+    const state = { organization_id: organization.id, project }
+    const oldKey = keys.find(({ is_active }) => is_active)!
+
+    await inPieces(documents, async (ids) => {
+      const converted = (await findDocuments(db, ids)).map((document) => {
+        const blob = convert(document, openCurrent(storageKey, state, document), oldKey)
+        return { id: document.id, sealed: sealCurrent(storageKey, placeOf(under, document), document.revision + 1, blob), size_bytes: sizeOf(blob) }
+      })
+      await replaceDocuments(db, key.version, converted)
+    })
+    // The counter is the last lock: other projects of the organization wait from here on, so it is held for no longer
+    // than the versions take.
+    let next = await takeVersionIds(db, organization.id, documents.length)
+    const first = next
+    await inPieces(documents, async (ids) => {
+      const versions = (await findDocuments(db, ids)).map((document) => {
+        const { id: secret_id, revision, key_version } = document
+        // The revision that the version is about to record.
+        const blob = openCurrent(storageKey, { ...state, project: under }, document)
+        const id = next++
+        return { id, secret_id, revision, key_version, sealed: sealVersion(storageKey, placeOf(under, document), id, revision, blob), size_bytes: sizeOf(blob) }
+      })
+      await recordRotations(db, actor, versions)
+    })
+
+    const policy = await underWay(db, project.id) ? 're_encrypt' : rotation.policy ?? project.history_policy
+    const waiting = policy === 'keep' ? 0 : await countWaiting(db, under, null)
+    if (waiting > 0) await startReEncryption(db, under, waiting)
+    await recordEvent(db, actor, {
+      action: 'key.rotate',
+      resource_type: 'project',
+      resource_id: project.id,
+      details: { managed: key.managed, from: project.key_version, to: key.version, documents: documents.length, first_version: first, history_policy: policy, ...rotation.details }
+    })
+    return { key: newKey, documents: documents.length, waiting }
+  })
+}
+
+/** Turns a server-managed document over to the new key. */
+export function reencrypt (keyring: Keyring, newKey: KeyObject): Rotation['convert'] {
+  let old: KeyObject | undefined
+  return (_document, blob, oldKey) => {
+    old ??= dataKeyOf(keyring, oldKey)
+    const plain = openBlob(old, blob)
+    if (plain === undefined) throw new IntegrityError()
+    const sealed = sealBlob(newKey, plain)
+    plain.fill(0)
+    return sealed
+  }
+}
+
+/**
+ * Runs a change of a project's key in a transaction that holds the project for itself and the master key's canary.
+ * 409 when its key, or who holds it, is not what the caller saw, or when it cannot be had in time.
+ */
+export async function changeKey<T> (
+  { patient, keyring }: Vault, organization: Organization, seen: SeenKey, change: (db: Db, project: KeyState) => Promise<T>
+): Promise<T> {
+  return orInProgress(() => transaction(patient, async (db) => {
+    const project = await lockProject(db, organization.id, { id: seen.id }) ?? fail('not_found')
+    if (project.key_version !== seen.version || project.encryption_type !== seen.managed) fail('rotation_in_progress')
+    await holdCanary(db, keyring)
+    return change(db, project)
+  }))
+}
+
+/** 409 instead of 503 when what the transaction has to lock cannot be had in time: another request is at the key. */
+export async function orInProgress<T> (work: () => Promise<T>): Promise<T> {
+  try {
+    return await work()
+  } catch (error) {
+    const known = databaseError(error)
+    if (known instanceof DatabaseUnavailable && known.code === '55P03') fail('rotation_in_progress')
+    throw error
+  }
+}
+
+/** Calls `work` for the ids of a project's documents, as many at a time as memory should hold. */
+export async function inPieces (documents: readonly { id: string, size_bytes: number }[], work: (ids: string[]) => Promise<void>): Promise<void> {
+  let piece: string[] = []
+  let bytes = 0
+  for (const { id, size_bytes } of documents) {
+    if (piece.length === PIECE.documents || (piece.length > 0 && bytes + size_bytes > PIECE.bytes)) {
+      await work(piece)
+      piece = []
+      bytes = 0
+    }
+    piece.push(id)
+    bytes += size_bytes
+  }
+  if (piece.length > 0) await work(piece)
+}
+
+async function underWay (db: Db, projectId: string): Promise<boolean> {
+  const progress = await findReEncryption(db, projectId)
+  return progress?.finished_at === null
+}
+
+const placeOf = (project: KeyState, { id, level_id }: StoredDocument) =>
+  ({ organization_id: project.organization_id, secret_id: id, level_id, key_version: project.key_version })

@@ -1,0 +1,171 @@
+import { existsSync, readFileSync, writeFileSync } from 'node:fs'
+import type { AddressInfo } from 'node:net'
+import { dirname, join, resolve } from 'node:path'
+import t, { type Test } from 'tap'
+import ts from 'typescript'
+import { makeProof } from '../src/crypto/key-proof.ts'
+import { generateSalt } from '../src/crypto/keys.ts'
+import { makeLevel, startApp, type Caller } from './helpers/app.ts'
+import { clientKey } from './helpers/client.ts'
+import { run, scratchDirectory } from './helpers/process.ts'
+
+const PAGE = 'docs/encryption.md'
+const page = readFileSync(PAGE, 'utf8')
+const known = JSON.parse(readFileSync('test/vectors/client.json', 'utf8'))
+const KEY_STRING = 'correct horse battery staple, and more'
+
+const test = await startApp(t)
+const owner = await test.organization()
+await test.app.listen({ host: '127.0.0.1', port: 0 })
+const { port } = test.app.server.address() as AddressInfo
+
+type Example = (action: string, path: string, more?: { env?: Record<string, string>, input?: string }) => ReturnType<typeof run>
+
+// The narrowest token that the page names.
+const user = await test.token(owner.organization, ['key:retrieve', 'secret:read', 'secret:write'])
+const example = (file: string, args: string[]): Example => (action, path, { env = {}, input } = {}) => run(file, [...args, action, path], {
+  STRONGROOM_URL: `http://127.0.0.1:${port}`, STRONGROOM_TOKEN: user.token, STRONGROOM_ORGANIZATION: owner.organization, ...env
+}, input)
+const typescript = example(process.execPath, [compile(scratchDirectory(t))])
+const python = example('python3', ['examples/client.py'])
+const probe = await run('python3', ['-c', 'import cryptography']).catch(() => undefined)
+const noPython = probe?.code !== 0 && 'python3 with the package cryptography is not installed'
+
+t.test('the page shows the examples as they are', async (t) => {
+  t.equal(blockOf('ts'), readFileSync('examples/client.ts', 'utf8'))
+  t.equal(blockOf('py'), readFileSync('examples/client.py', 'utf8'))
+})
+
+t.test('the known answers of the page are those that the clients\' contract is tested with', async (t) => {
+  const tableUnder = (heading: string) => page.slice(page.indexOf(heading)).split('\n\n', 1)[0]!.split('\n').slice(2)
+    .map((line) => line.split('|').slice(1, -1).map((cell) => cell.trim().replaceAll('`', '')))
+  t.same(tableUnder('| Key string | Salt |'), known.keys.map((key: any) => [key.key_string, key.salt, String(key.iterations), key.data_key ?? '', key.proof]))
+  t.same(tableUnder('| Data key | IV (hex) |'), known.blobs.map((blob: any) => [blob.data_key, blob.iv, blob.plaintext.replaceAll('\n', '\\n'), blob.blob]))
+})
+
+t.test('every file that the page links to is there, and so is every heading', async (t) => {
+  const links = [...page.matchAll(/\]\(([^)#]+)(?:#([^)]+))?\)/g)]
+  t.ok(links.length > 0)
+  for (const [, path, heading] of links) {
+    const file = resolve(dirname(PAGE), path!)
+    t.ok(existsSync(file), file)
+    const anchors = [...readFileSync(file, 'utf8').matchAll(/^#+ (.*)$/gm)].map(([, text]) => text!.toLowerCase().replace(/[^\w -]/g, '').replaceAll(' ', '-'))
+    if (heading !== undefined) t.ok(anchors.includes(heading), `${file}#${heading}`)
+  }
+})
+
+for (const storage_mode of ['client', 'server'] as const) {
+  t.test(`the TypeScript example writes and reads back a ${storage_mode}-managed document`, async (t) => {
+    const { path, env, versions } = await project(`ts-${storage_mode}`, storage_mode)
+    t.same(await typescript('read', path, { env }), { code: 0, stdout: '', stderr: '' }, 'a level without a document')
+    for (const input of ['HELLO=world\n', 'HELLO=wörld ✓\n']) {
+      const written = await typescript('write', path, { env, input })
+      t.match(written, { code: 0, stdout: /^version \d+\n$/, stderr: '' })
+      t.same(await typescript('read', path, { env }), { code: 0, stdout: input, stderr: '' })
+    }
+    t.same(await versions(), ['update', 'create'])
+  })
+
+  t.test(`what one example writes into a ${storage_mode}-managed project, the other reads`, { skip: noPython }, async (t) => {
+    const { path, env, versions } = await project(`both-${storage_mode}`, storage_mode)
+    t.same(await python('read', path, { env }), { code: 0, stdout: '', stderr: '' }, 'a level without a document')
+    for (const [writer, reader, input] of [[python, typescript, 'FROM=python ✓\n'], [typescript, python, 'FROM=typescript ✓\n'], [python, python, 'FROM=python\n']] as const) {
+      t.match(await writer('write', path, { env, input }), { code: 0, stdout: /^version \d+\n$/, stderr: '' })
+      t.same(await reader('read', path, { env }), { code: 0, stdout: input, stderr: '' })
+    }
+    t.same(await versions(), ['update', 'update', 'create'])
+    // A project's and a target's own documents too.
+    for (const level of ['', '/backend']) {
+      const at = path.split('/')[0] + level
+      t.equal((await python('write', at, { env, input: `AT=${at}\n` })).code, 0)
+      t.equal((await typescript('read', at, { env })).stdout, `AT=${at}\n`)
+    }
+  })
+}
+
+t.test('after a rotation, the TypeScript example reads under the new key', async (t) => {
+  const { slug, path, versions } = await project('rotated', 'server')
+  t.equal((await typescript('write', path, { input: 'A=1\n' })).code, 0)
+  t.equal((await owner.call('POST', `/${owner.organization}/${slug}/encryption-key/rotate`)).status, 200)
+  t.same(await typescript('read', path), { code: 0, stdout: 'A=1\n', stderr: '' })
+  t.same(await versions(), ['rotate', 'create'])
+})
+
+t.test('the TypeScript example refuses what the page says a careful client refuses', (t) => refusals(t, typescript, 'ts'))
+t.test('the Python example refuses what the page says a careful client refuses', { skip: noPython }, (t) => refusals(t, python, 'py'))
+
+t.test('what the page says is not noticed is not: swapped slugs, an added token', async (t) => {
+  const { slug, path, versions } = await project('limits', 'server')
+  await owner.call('POST', `/${owner.organization}/${slug}/backend/environments`, { name: 'Test' })
+  const store = (environment: string) => owner.call('POST', `/${owner.organization}/secrets/store`, { project: slug, target: 'backend', environment, plaintext: `AT=${environment}` })
+  t.equal((await store('live')).status, 200)
+  t.equal((await store('test')).status, 200)
+  t.same(await versions(), ['create'])
+  const ofProject = `project_id = (SELECT id FROM projects WHERE slug = '${slug}')`
+  for (const [from, to] of [['live', 'x'], ['test', 'live'], ['x', 'test']]) await test.sql(`UPDATE environments SET slug = '${to}' WHERE slug = '${from}' AND ${ofProject}`)
+  // The helper writes the row of a token straight into the table, as somebody with access to the database would.
+  const intruder = await test.token(owner.organization, ['secret:read', 'secret:decrypt'])
+  const { body } = await intruder.call('GET', `/${owner.organization}/${path}/secrets?decrypt=true`)
+  t.equal(body.data.attributes.levels.environment.content, 'AT=test')
+})
+
+async function refusals (t: Test, example: Example, name: string) {
+  const { slug, path, env, versions } = await project(`refuses-${name}`, 'client')
+  t.equal((await example('write', path, { env, input: 'A=1\n' })).code, 0)
+
+  const without = await example('read', path)
+  t.equal(without.code, 1)
+  t.match(without.stderr, 'The project is client-managed: set STRONGROOM_KEY')
+
+  // The same first 32 bytes, so the server takes its proof: only opening what is stored shows that it is the wrong key.
+  const sameProof = { STRONGROOM_KEY: `${KEY_STRING.slice(0, 32)}!` }
+  t.equal((await example('write', path, { env: sameProof, input: 'A=2\n' })).code, 1)
+  t.equal((await example('write', path, { env: { STRONGROOM_KEY: 'another key' }, input: 'A=2\n' })).code, 1)
+  t.same(await versions(), ['create'], 'nothing is stored under a wrong key')
+  t.equal((await example('read', path, { env })).stdout, 'A=1\n')
+
+  const wrong = await example('write', slug, { env: { STRONGROOM_KEY: 'another key' }, input: 'A=2\n' })
+  t.equal(wrong.code, 1)
+  t.match(wrong.stderr, 'key_proof_mismatch', 'where nothing is stored yet, the server notices')
+
+  const revealing = await example('write', path, { env: { STRONGROOM_KEY: KEY_STRING.slice(0, 32) }, input: 'A=2\n' })
+  t.equal(revealing.code, 1)
+  t.match(revealing.stderr, '32 bytes is its data key')
+
+  const { registration } = await clientKey(KEY_STRING)
+  const weak = await makeLevel(owner, { slug: `weak-${name}`, ...registration })
+  const few = await example('write', weak.project, { env, input: 'A=2\n' })
+  t.equal(few.code, 1)
+  t.match(few.stderr, 'too few iterations')
+}
+
+/** A project as the page describes it, with 600,000 iterations; what its clients have in their environment; its versions. */
+async function project (slug: string, storage_mode: 'client' | 'server') {
+  const salt = generateSalt()
+  const registration = storage_mode === 'client'
+    ? { storage_mode, key_check: await makeProof(KEY_STRING, salt, 600_000), key_check_salt: salt.toString('base64'), key_check_iterations: 600_000 }
+    : {}
+  const names = await makeLevel(owner, { slug, ...registration })
+  const env: Record<string, string> = storage_mode === 'client' ? { STRONGROOM_KEY: KEY_STRING } : {}
+  return { slug, path: Object.values(names).join('/'), env, versions: () => actions(owner, names) }
+}
+
+async function actions (caller: Caller, names: object): Promise<string[]> {
+  const { body } = await caller.call('POST', `/${caller.organization}/secrets/versions`, names)
+  return body.data.map(({ attributes }: any) => attributes.action)
+}
+
+function blockOf (language: string): string | undefined {
+  return new RegExp(`^\`\`\`${language}\n(.*?)^\`\`\`$`, 'ms').exec(page)?.[1]
+}
+
+/** Type-checks the example as strictly as everything else and compiles it, as a reader with Node.js 20 would. */
+function compile (directory: string): string {
+  const { options } = ts.parseJsonConfigFileContent(ts.readConfigFile('tsconfig.json', ts.sys.readFile).config, ts.sys, '.')
+  const file = join(directory, 'client.mjs')
+  const program = ts.createProgram(['examples/client.ts'], { ...options, incremental: false, tsBuildInfoFile: undefined, declaration: false, sourceMap: false })
+  const { diagnostics } = program.emit(undefined, (_name, text) => writeFileSync(file, text))
+  const wrong = [...ts.getPreEmitDiagnostics(program), ...diagnostics].map(({ messageText }) => ts.flattenDiagnosticMessageText(messageText, '\n'))
+  if (wrong.length > 0) throw new Error(`examples/client.ts: ${wrong.join('; ')}`)
+  return file
+}
