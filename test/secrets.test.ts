@@ -42,7 +42,7 @@ t.test('reads the documents on the way to a level, and only those that there are
   t.same(Object.keys(levels).sort(), ['environment', 'project', 'target'])
   for (const [name, source] of [['project', 'reads'], ['target', 'backend'], ['environment', 'live']] as const) {
     const { content, ...level } = levels[name]
-    t.strictSame(level, { id: stored[name].data.secret_id, encrypted: true, source, version: stored[name].data.version, etag: stored[name].etag })
+    t.strictSame(level, { id: stored[name].data.secret_id, encrypted: true, source, version: stored[name].data.version, key_version: '1', etag: stored[name].etag })
     t.match(content, /^[A-Za-z0-9+/]+={0,2}$/)
     t.equal(Buffer.from(content, 'base64').length, stored[name].data.bytes)
   }
