@@ -1,24 +1,38 @@
 /** The child process that sends load: one message in (`Shot`), one out (`Outcome`), until its parent goes. */
 import { createRequire } from 'node:module'
-import type { Outcome, Shot } from './load.ts'
+import { quantile, type Outcome, type Shot } from './load.ts'
 
 interface Client { setRequests (requests: object[]): void }
-interface Options { url: string, connections: number, duration: number, sampleInt: number, setupClient (client: Client): void }
-interface Instance { on (event: 'response', seen: (client: Client, status: number, bytes: number, milliseconds: number) => void): void }
+interface Options {
+  url: string, connections: number, duration: number, amount?: number, sampleInt: number, setupClient (client: Client): void
+}
+interface Instance {
+  on (event: 'response', seen: (client: Client, status: number, bytes: number, milliseconds: number) => void): void
+  stop (): void
+}
 interface Result { duration: number, errors: number, timeouts: number }
 type Autocannon = (options: Options, done: (error: Error | null, result: Result) => void) => Instance
 
 // It has no types of its own.
 const autocannon = createRequire(import.meta.url)('autocannon') as Autocannon
+let current: Instance | undefined
 
-process.on('message', (shot: Shot) => {
+process.on('message', (message: Shot | 'cease') => {
+  if (message === 'cease') current?.stop()
+  else shoot(message)
+})
+process.on('disconnect', () => process.exit())
+
+function shoot (shot: Shot) {
   const latencies: number[] = []
-  let unexpected = 0
+  const unexpected: Record<string, number> = {}
+  let good = 0
   let next = 0
-  const instance = autocannon({
+  current = autocannon({
     url: shot.url,
     connections: shot.connections,
     duration: shot.seconds,
+    ...shot.amount !== undefined && { amount: shot.amount },
     sampleInt: 100,
     // Each connection starts somewhere else in the list, so that they do not all ask for the same at once.
     setupClient: (client) => {
@@ -27,19 +41,14 @@ process.on('message', (shot: Shot) => {
     }
   }, (error, result) => {
     if (error) throw error
-    latencies.sort((a, b) => a - b)
-    const at = (share: number) => latencies[Math.floor(latencies.length * share)] ?? NaN
-    const outcome: Outcome = {
-      rate: (latencies.length - unexpected) / result.duration,
-      p50: at(0.5),
-      p99: at(0.99),
-      unexpected: unexpected + result.errors + result.timeouts
-    }
+    const unanswered = result.errors + result.timeouts
+    if (unanswered > 0) unexpected.none = unanswered
+    const outcome: Outcome = { rate: good / result.duration, p50: quantile(latencies, 0.5), p99: quantile(latencies, 0.99), unexpected }
     process.send!(outcome)
   })
-  instance.on('response', (_client, status, _bytes, milliseconds) => {
+  current.on('response', (_client, status, _bytes, milliseconds) => {
     latencies.push(milliseconds)
-    if (status !== shot.expect) unexpected++
+    if (status === shot.expect) good++
+    else unexpected[status] = (unexpected[status] ?? 0) + 1
   })
-})
-process.on('disconnect', () => process.exit())
+}

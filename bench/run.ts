@@ -11,11 +11,12 @@ import { setTimeout as pause } from 'node:timers/promises'
 import { parseArgs } from 'node:util'
 import postgres from 'postgres'
 import { startPostgres } from '../test/helpers/postgres.ts'
-import { startLoad, type Outcome, type Request } from './load.ts'
+import { measureKeys } from './keys.ts'
+import { startLoad, total, type Outcome, type Request } from './load.ts'
 import { makeTables, preparePlainTx } from './plain-tx.ts'
 import { startBare, startService, type Running } from './processes.ts'
 import { fillHistory, fillLayers, fillTenants, getting, makeTenants, posting, storing, type Tenant } from './seed.ts'
-import { median, probeDisk, renderTable, type Line } from './table.ts'
+import { compare, median, probeDisk, renderTable, type Line } from './table.ts'
 
 const CONNECTIONS = 32
 const TENANTS = 20
@@ -43,6 +44,7 @@ try {
   const tenants = await makeTenants(env, TENANTS)
   await measureStarts(env)
   const figures = await measureLoads(env, tenants)
+  await measureKeys({ dir, env, sql, load, tenants, connections: CONNECTIONS, rounds, seconds, lines, wanted })
   await measureEmbedded(figures)
   const [version] = await sql`SHOW server_version`
   console.log(`\n${os.cpus().length} cores, Node.js ${process.version}, PostgreSQL ${version!.server_version} on the same machine, ${CONNECTIONS} connections, ` +
@@ -165,13 +167,4 @@ async function measureEmbedded (figures: Map<string, number>): Promise<void> {
 
 function fire ({ url }: Running, requests: Request[], expect: number, seconds: number): Promise<Outcome> {
   return load.fire({ url, requests, expect, seconds, connections: CONNECTIONS })
-}
-
-function compare (own: number, other: number, unit: string, digits: number) {
-  const show = (value: number) => `${value.toLocaleString('en', { maximumFractionDigits: digits })}${unit}`
-  return { own: show(own), other: show(other), ratio: own / other }
-}
-
-function total (outcomes: Outcome[]): string {
-  return String(outcomes.reduce((sum, { unexpected }) => sum + unexpected, 0))
 }

@@ -51,7 +51,27 @@ export async function fillLayers (url: string, tenant: Tenant): Promise<void> {
 export async function fillHistory (url: string, tenant: Tenant, versions: number): Promise<void> {
   await makeLevel(url, tenant, 'history')
   const request = storing(tenant, { ...LEVEL, project: 'history' })
-  for (let done = 0; done < versions; done += 25) await Promise.all(Array.from({ length: 25 }, () => send(url, request)))
+  await several(versions, () => send(url, request))
+}
+
+/** A project with so many documents, each in an environment of its own, of so many versions; answers the environments. */
+export async function fillDocuments (url: string, tenant: Tenant, project: string, documents: number, versions: number): Promise<string[]> {
+  const { id, token } = tenant
+  await makeTarget(url, tenant, project)
+  const environments = Array.from({ length: documents }, (_, i) => `env-${i}`)
+  await several(documents, (i) => send(url, posting(token, `/api/v1/${id}/${project}/backend/environments`, { name: environments[i] })))
+  await several(documents * versions, (i) => send(url, storing(tenant, { project, target: 'backend', environment: environments[i % documents] })))
+  return environments
+}
+
+/** So many projects with a document each; answers their names. */
+export async function fillProjects (url: string, tenant: Tenant, name: string, count: number): Promise<string[]> {
+  const projects = Array.from({ length: count }, (_, i) => `${name}-${i}`)
+  await several(count, async (i) => {
+    await send(url, posting(tenant.token, `/api/v1/${tenant.id}/projects`, { name: projects[i] }))
+    await send(url, storing(tenant, { project: projects[i] }))
+  })
+  return projects
 }
 
 export function storing ({ id, token }: Tenant, level: object = LEVEL): Request {
@@ -73,8 +93,21 @@ export async function send (url: string, { method, path, headers, body }: Reques
   return answer.json()
 }
 
-async function makeLevel (url: string, { id, token }: Tenant, project: string): Promise<void> {
+async function makeTarget (url: string, { id, token }: Tenant, project: string): Promise<void> {
   await send(url, posting(token, `/api/v1/${id}/projects`, { name: project }))
   await send(url, posting(token, `/api/v1/${id}/${project}/targets`, { name: 'backend' }))
+}
+
+async function makeLevel (url: string, tenant: Tenant, project: string): Promise<void> {
+  const { id, token } = tenant
+  await makeTarget(url, tenant, project)
   await send(url, posting(token, `/api/v1/${id}/${project}/backend/environments`, { name: 'live' }))
+}
+
+/** Does it so many times, 25 at once. */
+async function several (count: number, work: (i: number) => Promise<unknown>): Promise<void> {
+  let next = 0
+  await Promise.all(Array.from({ length: 25 }, async () => {
+    while (next < count) await work(next++)
+  }))
 }

@@ -38,3 +38,9 @@ export function probeDisk (dir: string): string {
   times.sort((a, b) => a - b)
   return `${median(times).toFixed(2)} ms (p99 ${times[197]!.toFixed(2)} ms)`
 }
+
+/** The two figures as they are shown, and their ratio. */
+export function compare (own: number, other: number, unit: string, digits: number) {
+  const show = (value: number) => `${value.toLocaleString('en', { maximumFractionDigits: digits })}${unit}`
+  return { own: show(own), other: show(other), ratio: own / other }
+}

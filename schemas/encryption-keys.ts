@@ -82,7 +82,7 @@ export const EncryptionKeyAnswer = Type.Object({
 })
 export type EncryptionKeyAnswer = Static<typeof EncryptionKeyAnswer>
 
-const HistoryPolicy = Type.Optional(OneOf(HISTORY_POLICIES, { description: 'for this rotation; the project\'s own when left out' }))
+const HistoryPolicy = Type.Optional(OneOf(HISTORY_POLICIES, { description: 'for this rotation; the project\'s own when left out. A re-encryption that is under way goes on, whatever this says' }))
 
 export const RotateBody = Body({ history_policy: HistoryPolicy }, { title: 'RotateBody', default: {}, examples: [{ history_policy: 're_encrypt' }] })
 
@@ -99,7 +99,7 @@ export const RotateAnswer = Type.Object({
 }, {
   title: 'RotateAnswer',
   examples: [{
-    message: 'Rotated to key version 2; 3 documents were re-encrypted.',
+    message: 'Rotated to key version 2 with 3 documents.',
     data: {
       key: {
         type: 'encryption-keys',
@@ -146,7 +146,10 @@ export const RotateClientKeysAnswer = Type.Object({ success: Type.Boolean(), mes
   examples: [{ success: true, message: 'Rotated to key version 2 with 3 documents.', data: { count: 3 } }]
 })
 
-export const PendingBody = Body({ limit: Type.Optional(Type.Integer({ minimum: 1, maximum: MOST_VERSIONS, default: 50 })) }, {
+export const PendingBody = Body({
+  limit: Type.Optional(Type.Integer({ minimum: 1, maximum: MOST_VERSIONS, default: 50 })),
+  after: Type.Optional(Type.Integer({ minimum: 0, maximum: Number.MAX_SAFE_INTEGER, default: 0, description: 'only versions behind this one: to get past what cannot be opened' }))
+}, {
   title: 'PendingBody', default: {}, examples: [{ limit: 50 }]
 })
 

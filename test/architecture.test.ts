@@ -23,7 +23,7 @@ const FLOORS: Record<string, Floor> = {
   'src/crypto': { house: [], packages: ['node:crypto', 'node:util', 'node:zlib', 'lru-cache', 'oslo'] },
   'src/db': { house: ['schemas'], packages: ['drizzle-orm', 'postgres', '@electric-sql/pglite', 'node:'] },
   'src/repositories': { house: ['schemas', 'src/rules', 'src/db'], packages: ['drizzle-orm'] },
-  'src/vault': { house: UP_TO_REPOSITORIES, packages: ['ulidx', 'type node:crypto'] },
+  'src/vault': { house: UP_TO_REPOSITORIES, packages: ['lru-cache', 'ulidx', 'type node:crypto'] },
   'src/http': { house: UP_TO_REPOSITORIES, packages: ['fastify', '@fastify', '@sinclair/typebox', 'lru-cache', 'node:'] },
   'src/plugins': { house: UP_TO_HTTP, packages: ['type fastify', '@sinclair/typebox', 'ulidx', 'type node:crypto'] },
   'src/app.ts': { house: [...UP_TO_HTTP, 'src/plugins'], packages: ['fastify', '@fastify', 'ulidx', 'node:'] },

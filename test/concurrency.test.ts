@@ -1,49 +1,20 @@
-import type { AddressInfo } from 'node:net'
 import t, { type Test } from 'tap'
-import { buildApp } from '../src/app.ts'
-import { connect } from '../src/db/database.ts'
-import { startApp, type TestApp } from './helpers/app.ts'
-import { client, look, makeLevels, mix, opener, random, replay, store, type Level, type Operation, type Reply, type Send } from './helpers/traffic.ts'
+import type { TestApp } from './helpers/app.ts'
+import {
+  look, makeLevels, mix, opener, random, replay, scale, startInstances, statuses, store, times, type Level, type Operation, type Reply, type Send
+} from './helpers/traffic.ts'
 
 t.setTimeout(120_000)
-
-// The embedded database has one session and one process: fewer requests prove as much there.
-const ON_POSTGRES = process.env.TEST_DATABASE_URL !== undefined
-const scale = (onPostgres: number, embedded: number) => ON_POSTGRES ? onPostgres : embedded
-
-/** The service behind real sockets: two instances on one PostgreSQL, or the one that the embedded database can have. */
-async function start (t: Test) {
-  const service = await startApp(t)
-  const addresses = [await service.app.listen({ host: '127.0.0.1', port: 0 })]
-  if (ON_POSTGRES) {
-    const url = new URL(process.env.TEST_DATABASE_URL!)
-    const [row] = await service.sql('SELECT current_database() AS name')
-    url.pathname = `/${row!.name}`
-    const database = await connect({ url: url.href, pool: 10 })
-    const second = await buildApp({ config: service.config, database, keyring: service.keyring, logStream: { write: (line) => service.logs.push(line) } })
-    t.teardown(async () => {
-      await second.close()
-      await database.close()
-    })
-    await second.listen({ host: '127.0.0.1', port: 0 })
-    addresses.push(`http://127.0.0.1:${(second.server.address() as AddressInfo).port}`)
-  }
-  const caller = await service.organization()
-  return { service, send: client(addresses, caller), organization: caller.organization }
-}
-
-const statuses = (replies: (Reply | undefined)[]) => [...new Set(replies.map((reply) => reply?.status))].sort()
-const times = <T>(count: number, make: (index: number) => T) => Array.from({ length: count }, (_, index) => make(index))
 
 /** Every reader's view is that of the model which the audit events describe. */
 async function agree (t: Test, { service, send, organization }: { service: TestApp, send: Send, organization: string }, levels: Level[], operations: Operation[]) {
   const { problems, secrets, gone } = await replay((query) => service.sql(query), organization, operations)
   t.same(problems, [])
-  const open = await opener(send, levels[0]!.project)
+  const open = await opener(send, levels[0]!.project, operations)
   for (const level of levels) {
     const { current, history } = await look(send, level)
     const listed = await Promise.all(history.map(({ id }) => send('GET', `/secrets/versions/${id}`)))
-    const contents = listed.map(({ body }) => open(body.data.content))
+    const contents = listed.map(({ body }) => open(body.data.content, body.data.key.version))
     if (level.environment === undefined) continue
     const secret = current === undefined ? undefined : secrets.get(current.id)
     t.equal(current?.content, secret?.plaintext, 'the document is that of the last write')
@@ -58,7 +29,7 @@ async function agree (t: Test, { service, send, organization }: { service: TestA
 }
 
 t.test('I2 I4 I9 AU-12 fifty parallel writers on one level: each write has its version, ids grow in the order of commits', async (t) => {
-  const running = await start(t)
+  const running = await startInstances(t)
   const { send, service, organization } = running
   const [level] = await makeLevels(send, 'orbit', ['live'])
   const each = scale(4, 2)
@@ -80,8 +51,8 @@ t.test('I2 I4 I9 AU-12 fifty parallel writers on one level: each write has its v
 })
 
 for (const seed of [1, 20260301]) {
-  t.test(`I1-I9 AU-12 RL-09 write, restore, delete, purge and no_backup mixed at random on a few levels (seed ${seed})`, async (t) => {
-    const running = await start(t)
+  t.test(`I1-I9 AU-12 RL-09 write, restore, delete, purge, rotate and no_backup mixed at random on a few levels (seed ${seed})`, async (t) => {
+    const running = await startInstances(t)
     const { send } = running
     const levels = await makeLevels(send, 'orbit', ['live', 'test', 'local'])
     const seen: number[] = []
@@ -95,7 +66,7 @@ for (const seed of [1, 20260301]) {
         if (version > 0) seen.push(version)
       }
     }))
-    const allowed: Record<Operation['kind'], number[]> = { store: [200], restore: [200, 404], delete: [204, 404], purge: [200, 422], version: [204, 404, 422] }
+    const allowed: Record<Operation['kind'], number[]> = { store: [200], restore: [200, 404], delete: [204, 404], purge: [200, 422], version: [204, 404, 422], rotate: [200, 409] }
     t.same(operations.filter(({ kind, reply }) => !allowed[kind].includes(reply?.status ?? 0)).map(({ kind, reply }) => [kind, reply?.status, reply?.body]), [])
     for (const kind of Object.keys(allowed)) t.ok(operations.some((one) => one.kind === kind && one.reply!.status < 300), `${kind} was done at least once`)
     await agree(t, running, levels, operations)
@@ -103,7 +74,7 @@ for (const seed of [1, 20260301]) {
 }
 
 t.test('the first store of a level, raced: one secret, one create', async (t) => {
-  const running = await start(t)
+  const running = await startInstances(t)
   const { send, service } = running
   const [level, other] = await makeLevels(send, 'orbit', ['live', 'test'])
   const writes = await Promise.all(times(20, (writer) => store(send, level!, `WRITER=${writer}`, { no_backup: writer % 5 === 0 })))
@@ -119,7 +90,7 @@ t.test('the first store of a level, raced: one secret, one create', async (t) =>
 })
 
 t.test('writers who all hold one ETag: one of them wins, the others are told', async (t) => {
-  const { send } = await start(t)
+  const { send } = await startInstances(t)
   const [level] = await makeLevels(send, 'orbit', ['live'])
   const { reply } = await store(send, level!, 'ROUND=0')
   let etag = reply!.headers.get('etag')!
@@ -131,7 +102,7 @@ t.test('writers who all hold one ETag: one of them wins, the others are told', a
 })
 
 t.test('races for a slug: one 201, the others 422 slug_taken; made slugs all differ', async (t) => {
-  const { send, service } = await start(t)
+  const { send, service } = await startInstances(t)
   const keys = { storage_mode: 'client', key_check: Buffer.alloc(32, 1).toString('base64'), key_check_salt: Buffer.alloc(16, 2).toString('base64'), key_check_iterations: 600_000 }
   const race = async (path: string, body: Record<string, unknown>) => {
     const answers = await Promise.all(times(12, () => send('POST', path, body)))
@@ -157,7 +128,7 @@ for (const [what, path, remaining] of [
   ['an environment', '/orbit/backend/live', 1], ['a target', '/orbit/backend', 1], ['a project', '/orbit', 0]
 ] as const) {
   t.test(`${what} deleted under writes leaves no orphan, and later writes are 404`, async (t) => {
-    const { send, service, organization } = await start(t)
+    const { send, service, organization } = await startInstances(t)
     const levels = await makeLevels(send, 'orbit', ['live'])
     await store(send, levels[0]!, 'A=1')
     let deleted: Promise<Reply> | undefined

@@ -601,6 +601,8 @@ t.test('RL-21 no input makes any published operation fail, and every refusal is 
     const { status, body } = answer
     const statuses = seen.get(operation.id) ?? new Set()
     seen.set(operation.id, statuses.add(status))
+    // A step up is taken before anything is sent: then it is another path, which may not have the method.
+    if (status === 405 && path.includes('..')) continue
     if (!operation.answers.has(status)) t.fail(`${status} is not documented: ${request}\n${answer.text}`)
     else if (status >= 400) {
       const sound = operation.answers.get(status)!.has(body?.error) && typeof body.message === 'string' && statusesOf(body.error).has(status) &&

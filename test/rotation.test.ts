@@ -222,7 +222,7 @@ t.test('a re-encryption that is under way goes on onto the newest key; a version
   const counts = await test.sql(`SELECT v.key_version, count(*)::int AS count FROM secret_versions v JOIN secrets s ON s.id = v.secret_id JOIN projects p ON p.id = s.project_id
     WHERE p.slug = '${at.project}' GROUP BY 1 ORDER BY 1`)
   t.same(counts, [{ key_version: 1, count: 1 }, { key_version: 3, count: 48 }])
-  t.ok(test.logs.some((line) => line.includes('does not open') && line.includes(`"version":${bad!.id}`)))
+  t.ok(test.logs.some((line) => line.includes('do not open') && line.includes(`"versions":[${bad!.id}]`)))
   t.match(await restore(bad!.id), { status: 500, body: { error: 'integrity_error' } })
 })
 
@@ -425,6 +425,59 @@ t.test('a rotation by the client may be larger than other requests', async (t) =
   t.ok(data.length < 6 && JSON.stringify(data).length < 2 * 1024 * 1024, `a batch of ${data.length} that fits into a request`)
 })
 
+t.test('a version that was tampered with does not hold up the others, neither for the client nor for other projects', async (t) => {
+  const { at, key } = await clientProject('first')
+  const fresh = await clientKey('second battery staple')
+  await rotateClient(at, { secrets: await under(at, key, fresh), ...triple(fresh) })
+  const [first, ...others] = (await pending(at)).body.data as { id: number }[]
+  await test.sql(`UPDATE secret_versions SET sealed = set_byte(sealed, 60, get_byte(sealed, 60) # 1) WHERE organization_id = '${org}' AND id = ${first!.id}`)
+  const { data, meta } = (await pending(at)).body
+  t.same([data.map(({ id }: any) => id), meta.remaining], [others.map(({ id }) => id), 3])
+  t.same((await pending(at, { after: others[0]!.id })).body.data.map(({ id }: any) => id), others.slice(1).map(({ id }) => id))
+
+  const [broken, sound] = [await serverProject(), await serverProject()]
+  for (const one of [broken, sound]) {
+    await rotateServer(one)
+    await underWay(one, 3)
+  }
+  await test.sql(`UPDATE encryption_keys SET data_key = set_byte(data_key, 60, get_byte(data_key, 60) # 1) WHERE is_active AND project_id = (SELECT id FROM projects WHERE slug = '${broken.project}')`)
+  for (let look = 0; look < 5; look++) {
+    test.app.histories.wake()
+    t.match(await settled(sound), { moved: 3, remaining: 0 })
+  }
+  t.ok(test.logs.some((line) => line.includes('was interrupted') && line.includes('"project"')))
+})
+
+t.test('a re-encryption by the client that has nothing left to do is done, and a later keep is kept', async (t) => {
+  const { at, key } = await clientProject('first')
+  const [second, third] = [await clientKey('second battery staple'), await clientKey('third battery staple')]
+  await rotateClient(at, { secrets: await under(at, key, second), ...triple(second), history_policy: 're_encrypt' })
+  for (const { id } of (await pending(at)).body.data) t.equal((await call('DELETE', `/secrets/versions/${id}`)).status, 204)
+  t.match((await history(at)).re_encryption, { state: 'done', remaining: 0 })
+  await rotateClient(at, { secrets: await under(at, second, third), ...triple(third), history_policy: 'keep' })
+  t.equal((await lastEvent()).details.history_policy, 'keep')
+})
+
+t.test('two rotations of one project at once: one is 200, the other 409', async (t) => {
+  const at = await serverProject()
+  const answers = await Promise.all([rotateServer(at), rotateServer(at)])
+  t.same(answers.map(({ status }) => status).sort(), [200, 409])
+  t.equal(answers.find(({ status }) => status === 409)!.body.error, 'key_version_conflict')
+  t.equal((await history(at)).data.length, 2)
+})
+
+t.test('a body of very many members is refused before it is parsed', async (t) => {
+  const { at, key } = await clientProject('first')
+  const payload = `{"secrets":[${'{},'.repeat(200_000)}{}]}`
+  const answer = await test.inject({
+    method: 'POST', url: `/api/v1/${org}/${at.project}/secrets/rotate-client-keys`, payload, headers: { authorization: `Bearer ${owner.token}`, 'content-type': 'application/json' }
+  })
+  t.match(answer, { status: 422, body: { error: 'validation_failed', errors: { body: [/more than 100000/] } } })
+  const secrets = Array.from({ length: 10_000 }, (_, i) => ({ id: `id-${i}`, content: 'A'.repeat(40) }))
+  t.match(await rotateClient(at, { secrets, ...triple(await clientKey('second battery staple')) }), { status: 422, body: { error: 'secrets_incomplete' } })
+  t.match(await rotateClient(at, { secrets: [...secrets, secrets[0]], ...triple(key) }), { status: 422, body: { error: 'validation_failed' } })
+})
+
 const patch = (at: At, body: object, caller: Caller = owner) => call('PATCH', `/${at.project}`, body, caller)
 
 t.test('CR-27: from server to client: the key stays, the server forgets it', async (t) => {
@@ -513,6 +566,29 @@ t.test('after a change to the server, versions under an old key of the client ne
   await refused(t, at, () => restore(id, { content: sealBlob(key.dataKey, 'LEVEL=2') }), 422, 'content_not_decryptable')
   t.equal((await restore(id, { content: sealBlob(fresh.dataKey, 'LEVEL=2') })).status, 200)
   t.equal((await levelsOf(at, '?decrypt=true')).environment.content, 'LEVEL=2')
+})
+
+t.test('TI-36: a change of custody answers the project that it changed, whatever its slug has become meanwhile', async (t) => {
+  const at = await serverProject()
+  const [{ id }] = await test.sql(`SELECT id FROM projects WHERE slug = '${at.project}'`) as [{ id: string }]
+  const { key, key_check_salt, key_check_iterations } = await keyOf(at)
+  const key_check = await makeProof(key, Buffer.from(key_check_salt, 'base64'), key_check_iterations)
+  const handover = patch(at, { storage_mode: 'client', key_check, key_check_salt, key_check_iterations, key_proof: key_check })
+  // The derivation takes its time.
+  t.equal((await patch(at, { slug: 'elsewhere' })).status, 200)
+  t.equal((await call('POST', '/projects', { name: 'Other', slug: at.project })).status, 201)
+  t.match(await handover, { status: 200, body: { data: { id, attributes: { slug: 'elsewhere', encryption_type: 'client' } } } })
+})
+
+t.test('CR-16: changes of custody are limited to 10 an hour for an organization, right or wrong', async (t) => {
+  const limited = await startApp(t, { RATE_LIMIT_KEY_ROTATION: '10' })
+  const caller = await limited.organization()
+  const key = await clientKey('first battery staple')
+  const at = await makeLevel(caller, key.registration)
+  const guess = (i: number) => caller.call('PATCH', `/${caller.organization}/${at.project}`, { storage_mode: 'server', encryption_key: `guess ${i}` })
+  for (let i = 0; i < 10; i++) t.match(await guess(i), { status: 422, body: { error: 'key_proof_mismatch' } })
+  t.match(await guess(10), { status: 429, body: { error: 'rate_limit_exceeded' } })
+  t.equal((await caller.call('PATCH', `/${caller.organization}/${at.project}`, { name: 'Renamed' })).status, 200)
 })
 
 t.test('what belongs to a change of custody is refused without one', async (t) => {

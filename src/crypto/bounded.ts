@@ -11,8 +11,8 @@ export class WorkOverloaded extends Error {
 /** Runs a piece of work when its turn comes; rejects with the work's own error or, with a full queue, overloaded. */
 export type Gate = <T>(work: () => Promise<T>) => Promise<T>
 
-/** A gate for at most `running` pieces at once and `waiting` in the queue. */
-export function createGate (running: number, waiting: number, overloaded: () => WorkOverloaded): Gate {
+/** A gate for at most `running` pieces at once and `waiting` in the queue, none of which waits longer than `patience` milliseconds. */
+export function createGate (running: number, waiting: number, overloaded: () => WorkOverloaded, patience = 5_000): Gate {
   const queue: (() => void)[] = []
   let free = running
 
@@ -21,7 +21,17 @@ export function createGate (running: number, waiting: number, overloaded: () => 
       free--
     } else {
       if (queue.length >= waiting) throw overloaded()
-      await new Promise<void>((resolve) => { queue.push(resolve) })
+      await new Promise<void>((resolve, reject) => {
+        const timer = setTimeout(() => {
+          queue.splice(queue.indexOf(go), 1)
+          reject(overloaded())
+        }, patience)
+        const go = () => {
+          clearTimeout(timer)
+          resolve()
+        }
+        queue.push(go)
+      })
     }
     try {
       return await work()

@@ -19,7 +19,7 @@ export interface Database {
   db: Db
   /** For short prepared reads of one statement, which share few connections. */
   reads: Db
-  /** For the few transactions that grow with a project: one at a time and a minute long at most. Each statement stays short. */
+  /** For the few transactions that grow with a project: two at a time and a minute long at most. Each statement stays short. */
   patient: Db
   kind: 'postgres' | 'embedded'
   /** Brings the schema to this build's version. */
@@ -47,6 +47,7 @@ export interface ConnectOptions {
 
 const PING_DEADLINE = 2_000
 const PATIENCE = 60_000
+const QUEUE = 10_000
 const CLOSE_SECONDS = 5
 const ATTEMPTS = 4
 
@@ -90,7 +91,7 @@ function connectPostgres (url: string, pool: number): Database {
     db: handle(guard(writes, forWrites)),
     // Reads are pipelined: several at once on one connection
     reads: handle(guard(reads, forReads * 50)),
-    patient: handle(guard(writes, 1, undefined, PATIENCE)),
+    patient: handle(guard(writes, Math.min(2, forWrites), undefined, PATIENCE, QUEUE)),
     kind: 'postgres',
     migrate,
     ping: () => ping(reads),
@@ -137,7 +138,7 @@ async function connectEmbedded ({ dir, loadDataDir, onFatal = () => {} }: Connec
   return {
     db,
     reads: db,
-    patient: handle(guard(client, 1, full, PATIENCE)),
+    patient: handle(guard(client, 1, full, PATIENCE, QUEUE)),
     kind: 'embedded',
     migrate: () => migrateSchema(client).catch(error => { throw databaseError(error) }),
     ping: () => ping(client),

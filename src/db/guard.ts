@@ -23,9 +23,10 @@ type Run = (shape: 'rows' | 'values') => Promise<Result>
  *
  * @param onError sees every error of a statement
  * @param deadline milliseconds after which a statement or transaction is given up
+ * @param patience milliseconds to wait for a free slot
  */
-export function guard (client: Sql, slots: number, onError: (error: unknown) => void = () => {}, deadline = DEADLINE): Sql {
-  const enter = gate(slots)
+export function guard (client: Sql, slots: number, onError: (error: unknown) => void = () => {}, deadline = DEADLINE, patience = MAX_WAIT): Sql {
+  const enter = gate(slots, patience)
 
   async function statement (shape: 'rows' | 'values', ...call: Parameters<Sql['unsafe']>) {
     const started = performance.now()
@@ -98,7 +99,7 @@ function pending (run: Run) {
   }
 }
 
-function gate (slots: number) {
+function gate (slots: number, patience: number) {
   const waiting: (() => void)[] = []
   let free = slots
 
@@ -118,7 +119,7 @@ function gate (slots: number) {
       const timer = setTimeout(() => {
         waiting.splice(waiting.indexOf(go), 1)
         reject(new DatabaseUnavailable('No database connection became free in time'))
-      }, MAX_WAIT)
+      }, patience)
       const go = () => {
         clearTimeout(timer)
         resolve()

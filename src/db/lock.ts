@@ -43,7 +43,14 @@ export async function lockDirectory (dir: string): Promise<() => void> {
     for (const name of fs.readdirSync(base)) {
       if (/^(lock|starting)\.\d+$/.test(name) && name !== mine) fs.rmSync(`${base}/${name}`, { force: true })
     }
-    return () => { server.close(); fs.closeSync(handle) }
+    let released = false
+    return () => {
+      // A second close would close whatever has got the descriptor's number meanwhile.
+      if (released) return
+      released = true
+      server.close()
+      fs.closeSync(handle)
+    }
   } catch (error) {
     server.close()
     fs.closeSync(handle)

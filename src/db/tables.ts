@@ -155,6 +155,9 @@ export const keyColumns = {
   rotated_at: encryption_keys.rotated_at
 }
 
+/** Of the active key beside its project: whether the project is under it, and no newer one was ever made. */
+export const keyIsNewest = sql<boolean>`(${encryption_keys.version} = ${projects.key_version} AND NOT EXISTS (SELECT FROM encryption_keys newer WHERE newer.project_id = ${projects.id} AND newer.version > ${projects.key_version}))`
+
 export const targets = pgTable('targets', {
   id: ulid().primaryKey(),
   organization_id: ulid().notNull(),

@@ -9,7 +9,7 @@ import { databaseError } from '../db/database.ts'
 import { fail } from '../rules/errors.ts'
 import { RESERVED, isReserved, type SlugKind } from '../rules/slugs.ts'
 import { isInside, type Place } from '../rules/slices.ts'
-import { addressKey, installLimits, type Consume } from './limits.ts'
+import { addressKey, installLimits, type Consume, type LimitGroup } from './limits.ts'
 
 const REALM = 'Bearer realm="strongroom"'
 const MOST_TOKEN = 512
@@ -50,6 +50,9 @@ export async function installAccess (app: FastifyInstance) {
       response: { ...(response as object), ...errorBodies(codes) }
     }
   })
+
+  app.decorate('consume', async (group: LimitGroup, request: FastifyRequest, reply: FastifyReply) =>
+    consume(group, `org:${principalOf(request).organization.id}`, 0, request, reply))
 
   const recordUse = useRecorder(app)
   app.addHook('onRequest', async (request, reply) => {

@@ -3,6 +3,8 @@ import type { IncomingMessage } from 'node:http'
 import { fail, refuse } from '../rules/errors.ts'
 
 const MOST_DEPTH = 20
+// No body of the API has half as many members and elements. A parser makes objects of whatever it gets.
+const MOST_MEMBERS = 100_000
 const MOST_PATH = 200
 const JSON_TYPE = /^\s*application\/json\s*(?:;\s*charset\s*=\s*(?:utf-8|"utf-8")\s*)?$/i
 const utf8 = new TextDecoder('utf-8', { fatal: true })
@@ -43,7 +45,9 @@ function parseJson (bytes: Buffer): unknown {
   } catch {
     return fail('malformed_json')
   }
-  if (depthOf(text) > MOST_DEPTH) refuse('body', `nested deeper than ${MOST_DEPTH} levels`)
+  const { depth, commas } = shapeOf(text)
+  if (depth > MOST_DEPTH) refuse('body', `nested deeper than ${MOST_DEPTH} levels`)
+  if (commas > MOST_MEMBERS) refuse('body', `more than ${MOST_MEMBERS} members and elements`)
   let value: unknown
   try {
     value = JSON.parse(text)
@@ -58,9 +62,10 @@ function parseJson (bytes: Buffer): unknown {
 }
 
 // Counted on the text: a parser that recurses would already be in trouble.
-function depthOf (text: string): number {
+function shapeOf (text: string): { depth: number, commas: number } {
   let depth = 0
   let deepest = 0
+  let commas = 0
   let quoted = false
   for (let i = 0; i < text.length; i++) {
     const c = text.charCodeAt(i)
@@ -70,8 +75,9 @@ function depthOf (text: string): number {
     } else if (c === 0x22) quoted = true
     else if (c === 0x7b || c === 0x5b) deepest = Math.max(deepest, ++depth)
     else if (c === 0x7d || c === 0x5d) depth--
+    else if (c === 0x2c) commas++
   }
-  return deepest
+  return { depth: deepest, commas }
 }
 
 function refuseBadText (value: unknown, path: string): void {

@@ -17,6 +17,8 @@ export const LIMITS = {
   oauth_token: { setting: 'oauth', window: MINUTE },
   oauth_revoke: { setting: 'oauth', window: MINUTE },
   key_rotation: { setting: 'keyRotation', window: 60 * MINUTE },
+  /** Changes of custody: as many as rotations, counted by themselves. */
+  key_custody: { setting: 'keyRotation', window: 60 * MINUTE },
   billing: { setting: 'billing', window: MINUTE }
 } as const
 export type LimitGroup = keyof typeof LIMITS

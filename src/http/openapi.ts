@@ -1,6 +1,7 @@
 import swagger from '@fastify/swagger'
 import swaggerUi from '@fastify/swagger-ui'
 import type { FastifyInstance } from 'fastify'
+import { codeOf, type ErrorCode } from '../../schemas/errors.ts'
 import { SCOPES } from '../../schemas/scopes.ts'
 
 const DESCRIPTION = `Encrypted secrets in a hierarchy of organization, project, target and environment, with version history.
@@ -145,5 +146,5 @@ function describe (paths: Paths): Paths {
 function codesOf (response: Json): string {
   const [media] = Object.values(response.content as Record<string, { schema: Json }>)
   const bodies = (media?.schema.anyOf ?? [media?.schema]) as { title?: string }[]
-  return bodies.map(({ title }) => `\`${title?.replace(/^Error_/, '') ?? ''}\``).join(', ')
+  return bodies.map(({ title }) => `\`${codeOf((title?.replace(/^Error_/, '') ?? '') as ErrorCode)}\``).join(', ')
 }

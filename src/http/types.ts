@@ -1,5 +1,5 @@
 import type { Static, TSchema } from '@sinclair/typebox'
-import type { FastifyPluginAsync, FastifyTypeProvider, RawServerDefault } from 'fastify'
+import type { FastifyPluginAsync, FastifyReply, FastifyTypeProvider, RawServerDefault } from 'fastify'
 import type { ErrorCode } from '../../schemas/errors.ts'
 import type { EventName } from '../../schemas/events.ts'
 import type { Scope } from '../../schemas/scopes.ts'
@@ -41,6 +41,8 @@ declare module 'fastify' {
     patient: Db
     keyring: Keyring
     config: Config
+    /** Counts a request of an organization in a further group, for what only some requests of a route do; 429 past the limit. */
+    consume (group: LimitGroup, request: FastifyRequest, reply: FastifyReply): Promise<void>
     /** Re-encrypts histories in the background; `wake` when there is something new to do. */
     histories: { start (): void, wake (): void }
   }

@@ -12,19 +12,22 @@ import { readKeyCheck, warnOfIterations } from '../http/key-checks.ts'
 import type { Domain } from '../http/types.ts'
 import { recordEvent } from '../repositories/audit.ts'
 import { findActiveKey, listKeys, type KeyRow } from '../repositories/encryption-keys.ts'
-import { countWaiting, findReEncryption, type Progress } from '../repositories/histories.ts'
+import { countWaiting, findReEncryption } from '../repositories/histories.ts'
 import { findKeyState } from '../repositories/projects.ts'
 import { fail, refuse } from '../rules/errors.ts'
 import { pageMeta, pageOf } from '../rules/pagination.ts'
 import { describeKey, revealKey } from '../vault/descriptors.ts'
-import { etagOf } from '../vault/documents.ts'
+import { etagOf, sizeOf } from '../vault/documents.ts'
 import { listPending, submitVersions } from '../vault/history.ts'
 import { dataKeyOf, makeServerKey, registerClientKey, storageKeyOf } from '../vault/keys.ts'
 import { provesOneOf, revealsKey } from '../vault/proofs.ts'
 import { reencrypt, rotate } from '../vault/rotate.ts'
 
-// A rotation by the client carries every document of the project, so its body may be this many times as large as others.
+// A rotation by the client carries every document of the project, so its body may be this many times as large as others,
+// within bounds; and few of them are in memory at once.
 const BODIES = 16
+const LARGEST_BODY = 64 * 1024 * 1024
+const MOST_LARGE_BODIES = 4
 
 export const encryptionKeys: Domain = async (app) => {
   app.get('/:organization/:project/encryption-key', {
@@ -63,8 +66,11 @@ export const encryptionKeys: Domain = async (app) => {
       const { rows, total } = await listKeys(app.db, organization.id, request.params.project, page)
       const data = rows.map((key) => describeKey(app.keyring, key))
       const progress = await findReEncryption(app.db, project.id)
-      const retention = project.encryption_type === 'client' ? organization.plan.retention_days : null
-      const re_encryption = progress && { ...progress, state: stateOf(progress), remaining: await countWaiting(app.db, project, retention) }
+      const isClients = project.encryption_type === 'client'
+      const remaining = progress === undefined ? 0 : await countWaiting(app.db, project, isClients ? organization.plan.retention_days : null)
+      // Nobody tells the end of what a purge or the retention took away from the client.
+      const isDone = progress?.finished_at !== null || (isClients && remaining === 0)
+      const re_encryption = progress && { ...progress, state: isDone ? 'done' as const : 'running' as const, remaining }
       await recordEvent(app.db, actorOf(request), { action: 'key.retrieve', resource_type: 'project', resource_id: project.id, details: { keys: data.length } })
       return { data, meta: pageMeta(page, total, rows.length), re_encryption: re_encryption ?? null }
     }
@@ -100,8 +106,14 @@ export const encryptionKeys: Domain = async (app) => {
     }
   })
 
+  const largeBodies = new Set<FastifyRequest>()
   app.post('/:organization/:project/secrets/rotate-client-keys', {
-    bodyLimit: app.config.bodyLimit * BODIES,
+    bodyLimit: Math.max(app.config.bodyLimit, Math.min(app.config.bodyLimit * BODIES, LARGEST_BODY)),
+    preParsing: async (request) => {
+      if (largeBodies.size >= MOST_LARGE_BODIES) fail('service_unavailable')
+      largeBodies.add(request)
+    },
+    onResponse: async (request) => { largeBodies.delete(request) },
     config: {
       access: 'key:rotate',
       audit: 'key.rotate',
@@ -143,6 +155,7 @@ export const encryptionKeys: Domain = async (app) => {
           if (etag !== undefined && etag !== etagOf(storageKey, [document])) fail('precondition_failed')
           return content
         },
+        sizeOf: (id) => sizeOf(sent.get(id)?.content ?? ''),
         ...(revealed && { details: { key_proof_reveals_key: true } })
       })
       warnOfIterations(reply, key.iterations)
@@ -151,7 +164,7 @@ export const encryptionKeys: Domain = async (app) => {
   })
 
   app.post('/:organization/:project/secrets/re-encrypt-history/pending', {
-    config: { access: 'key:rotate', audit: 'none', errors: ['server_managed_encryption', 'integrity_error'] },
+    config: { access: 'key:rotate', audit: 'none', errors: ['server_managed_encryption'] },
     schema: {
       operationId: 'listPendingVersions',
       tags: ['encryption-keys'],
@@ -165,7 +178,9 @@ export const encryptionKeys: Domain = async (app) => {
       const project = await findKeyState(app.db, organization.id, request.params.project) ?? fail('not_found')
       requireInside(request, { project_id: project.id })
       if (project.encryption_type === 'server') fail('server_managed_encryption')
-      const { versions, remaining } = await listPending(app, organization, project, request.body.limit ?? 50)
+      const { limit = 50, after = 0 } = request.body
+      const { versions, unreadable, remaining } = await listPending(app, organization, project, { limit, after })
+      if (unreadable > 0) request.log.warn({ project: project.id, unreadable }, 'pending versions do not open and were left out')
       return { data: versions.map(({ key_version, ...version }) => ({ ...version, key_version: String(key_version) })), meta: { remaining } }
     }
   })
@@ -200,8 +215,6 @@ export const encryptionKeys: Domain = async (app) => {
     return key
   }
 }
-
-const stateOf = ({ finished_at }: Progress) => finished_at === null ? 'running' as const : 'done' as const
 
 const seenOf = ({ project_id, version, managed }: KeyRow) => ({ id: project_id, version, managed })
 

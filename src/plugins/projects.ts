@@ -1,4 +1,4 @@
-import type { FastifyRequest } from 'fastify'
+import type { FastifyReply, FastifyRequest } from 'fastify'
 import { ulid } from 'ulidx'
 import { OrganizationParams } from '../../schemas/organizations.ts'
 import {
@@ -63,7 +63,7 @@ export const projects: Domain = async (app) => {
       },
       ...(old && { preHandler: deprecatedFor('/api/v1/:organization/:project') }),
       handler: async (request) => {
-        const project = await findProject(app.db, principalOf(request).organization.id, request.params.project) ?? fail('not_found')
+        const project = await findProject(app.db, principalOf(request).organization.id, { slug: request.params.project }) ?? fail('not_found')
         requireInside(request, { project_id: project.ulid })
         return { data: toItem(project) }
       }
@@ -112,7 +112,7 @@ export const projects: Domain = async (app) => {
           history_policy: body.history_policy ?? 'keep'
         }, key)
         await recordEvent(db, actorOf(request), { action: 'project.create', resource_type: 'project', resource_id: id, details: { slug, encryption_type, iterations: key.iterations } })
-        return findProject(db, organization.id, slug)
+        return findProject(db, organization.id, { id })
       }))
       return reply.code(201).send({ data: toItem(created!) })
     }
@@ -135,11 +135,11 @@ export const projects: Domain = async (app) => {
         body: UpdateProjectBody,
         response: { 200: Project.one }
       },
-      handler: async (request) => {
+      handler: async (request, reply) => {
         const { organization } = principalOf(request)
         const { body, params } = request
         refuseReserved('project', body.slug)
-        const handover = await prepareHandover(request, body, params.project)
+        const handover = await prepareHandover(request, reply, body, params.project)
         const change = async (db: Db, project: KeyState) => {
           const { name, slug, description, secret_format, history_policy } = body
           await handover?.make(db, project)
@@ -150,7 +150,7 @@ export const projects: Domain = async (app) => {
             resource_id: project.id,
             details: { members: Object.keys(body).join(' '), ...handover?.details }
           })
-          return findProject(db, organization.id, body.slug ?? params.project)
+          return findProject(db, organization.id, { id: project.id })
         }
         const updated = await orSlugTaken(() => handover === undefined
           ? transaction(app.db, async (db) => {
@@ -187,7 +187,7 @@ export const projects: Domain = async (app) => {
   })
 
   // What a change of storage_mode needs is judged before the transaction begins: the derivations take their time.
-  async function prepareHandover (request: FastifyRequest, body: UpdateProjectBody, slug: string) {
+  async function prepareHandover (request: FastifyRequest, reply: FastifyReply, body: UpdateProjectBody, slug: string) {
     const { organization } = principalOf(request)
     const { storage_mode } = body
     if (storage_mode !== 'server' && body.encryption_key !== undefined) refuse('encryption_key', 'Goes with a change of storage_mode to server only')
@@ -204,13 +204,15 @@ export const projects: Domain = async (app) => {
       refuseKeyCheck(body, 'The client holds the key already; rotate it to change it')
       return undefined
     }
+    // Each derives keys as slowly as the client once chose, and would let somebody guess.
+    await app.consume('key_custody', request, reply)
     // In both directions the event says what a reader of it has to know: the server knew the key, or knows it now.
     const details = { from: key.managed, to: storage_mode, key_version: key.version, server_knew_key: true }
     if (storage_mode === 'server') {
       const keyString = body.encryption_key ?? refuse('encryption_key', 'Required: the current key string, which the server is to keep')
       return { ...await handToServer(app.keyring, organization, key, keyString), seen, details }
     }
-    const handover = await handToClient(app.keyring, key, readKeyCheck(body), body.key_proof)
+    const handover = await handToClient(app.keyring, organization, key, readKeyCheck(body), body.key_proof)
     if (handover.revealed && !app.config.allowRevealingKeyProof) fail('key_proof_reveals_key')
     return { ...handover, seen, details: { ...details, ...(handover.revealed && { key_proof_reveals_key: true }) } }
   }

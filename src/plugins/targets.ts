@@ -31,7 +31,7 @@ export const targets: Domain = async (app) => {
       },
       ...(old && { preHandler: deprecatedFor('/api/v1/:organization/:project/targets') }),
       handler: async (request) => {
-        const project = await findProject(app.db, principalOf(request).organization.id, request.params.project) ?? fail('not_found')
+        const project = await findProject(app.db, principalOf(request).organization.id, { slug: request.params.project }) ?? fail('not_found')
         requireInside(request, { project_id: project.ulid })
         const page = pageOf(request.query)
         const { rows, total } = await listTargets(app.db, project.ulid, page)

@@ -30,7 +30,7 @@ const RESTORE_ERRORS = ['version_locked', 'content_required_for_old_key', 'key_p
 
 export const versions: Domain = async (app) => {
   app.post('/:organization/secrets/versions', {
-    config: { access: 'secret:history', audit: 'none' },
+    config: { access: 'secret:history', audit: 'none', errors: ['integrity_error'] },
     schema: {
       operationId: 'listVersions',
       tags: ['versions'],
@@ -99,7 +99,7 @@ export const versions: Domain = async (app) => {
   })
 
   app.delete('/:organization/secrets/versions/:version', {
-    config: { access: 'secret:purge', audit: 'version.delete', errors: ['version_protected'] },
+    config: { access: 'secret:purge', audit: 'version.delete', errors: ['version_protected', 'integrity_error'] },
     schema: {
       operationId: 'deleteVersion',
       tags: ['versions'],
@@ -126,7 +126,7 @@ export const versions: Domain = async (app) => {
   })
 
   app.post('/:organization/secrets/versions/purge', {
-    config: { access: 'secret:purge', audit: 'version.purge', errors: ['confirmation_required', 'version_protected'] },
+    config: { access: 'secret:purge', audit: 'version.purge', errors: ['confirmation_required', 'version_protected', 'integrity_error'] },
     schema: {
       operationId: 'purgeVersions',
       tags: ['versions'],
@@ -198,7 +198,7 @@ export const versions: Domain = async (app) => {
     const stored = openVersion(storageKeyOf(app.keyring, organization), organization.id, found)
     if (managed === 'client') return { blob: stored, revealed: false }
     // A client that held the key may have stored what nobody can open.
-    const { blob, plain } = readable(dataKeyOf(app.keyring, found.key), stored)
+    const { blob, plain } = readable(dataKeyOf(app.keyring, plan === 'as_stored' ? state.key : found.key), stored)
     return { blob: plan === 'as_stored' ? blob : sealBlob(dataKeyOf(app.keyring, state.key), plain), revealed: false }
   }
 }

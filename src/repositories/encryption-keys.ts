@@ -1,7 +1,8 @@
 import { and, desc, eq, sql } from 'drizzle-orm'
 import type { Managed } from '../../schemas/projects.ts'
 import type { Db } from '../db/database.ts'
-import { encryption_keys, keyColumns, projects } from '../db/tables.ts'
+import { encryption_keys, keyColumns, keyIsNewest, projects } from '../db/tables.ts'
+import { fail } from '../rules/errors.ts'
 import { offsetOf, type PageRequest } from '../rules/pagination.ts'
 import type { KeyState, NewKey } from './projects.ts'
 
@@ -25,9 +26,10 @@ export interface KeyRow {
 const ofProject = (organizationId: string, slug: string) => and(eq(projects.organization_id, organizationId), eq(projects.slug, slug))
 
 export async function findActiveKey (db: Db, organizationId: string, project: string): Promise<KeyRow | undefined> {
-  const [row] = await db.select(keyColumns).from(encryption_keys).innerJoin(projects, eq(projects.id, encryption_keys.project_id))
+  const [row] = await db.select({ key: keyColumns, key_is_newest: keyIsNewest }).from(encryption_keys).innerJoin(projects, eq(projects.id, encryption_keys.project_id))
     .where(and(ofProject(organizationId, project), eq(encryption_keys.is_active, true)))
-  return row
+  if (row?.key_is_newest === false) fail('integrity_error')
+  return row?.key
 }
 
 /** Every key of a locked project, newest first. */

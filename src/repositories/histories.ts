@@ -1,4 +1,4 @@
-import { and, asc, eq, gt, inArray, isNull, ne, sql } from 'drizzle-orm'
+import { and, asc, eq, inArray, isNull, ne, sql } from 'drizzle-orm'
 import type { Db } from '../db/database.ts'
 import { encryption_keys, keyColumns, organizations, projects, re_encryptions, secret_versions, secrets } from '../db/tables.ts'
 import type { KeyRow } from './encryption-keys.ts'
@@ -40,15 +40,49 @@ export async function countWaiting (db: Db, project: KeyState, retentionDays: nu
   return row!.count
 }
 
-/** Ids and sizes of what waits behind the version `after`, in the order of ids. */
-export async function listWaiting (
-  db: Db, project: KeyState, { after, limit, retentionDays }: { after: number, limit: number, retentionDays: number | null }
-): Promise<{ id: number, size_bytes: number }[]> {
-  return db.select({ id: secret_versions.id, size_bytes: secret_versions.size_bytes }).from(secret_versions)
-    .innerJoin(secrets, itsSecret).innerJoin(encryption_keys, itsKey)
-    .where(and(eq(secret_versions.organization_id, project.organization_id), gt(secret_versions.id, after), waiting(project, retentionDays)))
-    .orderBy(asc(secret_versions.id)).limit(limit)
+/** A place among the versions of a project: of which secret, behind which version. */
+export interface Cursor { secret_id: string, id: number }
+
+export const START: Cursor = { secret_id: '', id: 0 }
+
+type Listed = { secret_id: string, id: number, size_bytes: number }
+
+/**
+ * Ids and sizes of what waits for the server behind a place, secret by secret. Each secret's versions are looked up by
+ * themselves: a list over the whole organization would read through every version of its other projects, again and again.
+ */
+export async function listWaiting (db: Db, project: KeyState, after: Cursor, limit: number): Promise<Listed[]> {
+  return numbered(await db.execute(sql`
+    SELECT s.id AS secret_id, v.id, v.size_bytes
+    FROM secrets s CROSS JOIN LATERAL (
+      SELECT v.id, v.size_bytes FROM secret_versions v
+      JOIN encryption_keys k ON k.project_id = s.project_id AND k.version = v.key_version
+      WHERE v.secret_id = s.id AND v.id > CASE WHEN s.id = ${after.secret_id} THEN ${after.id}::bigint ELSE 0 END
+        AND v.key_version <> ${project.key_version} AND k.managed = 'server'
+      ORDER BY v.id LIMIT ${limit}
+    ) v
+    WHERE s.project_id = ${project.id} AND s.id >= ${after.secret_id}
+    ORDER BY s.id, v.id LIMIT ${limit}`))
 }
+
+/** Ids and sizes of what waits for the client, oldest first; not what the plan's retention has locked. */
+export async function listOldestWaiting (
+  db: Db, project: KeyState, { limit, after, retentionDays }: { limit: number, after: number, retentionDays: number | null }
+): Promise<Listed[]> {
+  return numbered(await db.execute(sql`
+    SELECT s.id AS secret_id, v.id, v.size_bytes
+    FROM secrets s CROSS JOIN LATERAL (
+      SELECT v.id, v.size_bytes FROM secret_versions v
+      JOIN encryption_keys k ON k.project_id = s.project_id AND k.version = v.key_version
+      WHERE v.secret_id = s.id AND v.id > ${after}::bigint AND v.key_version <> ${project.key_version} AND k.managed = 'client'
+        AND (${retentionDays}::int IS NULL OR v.created_at >= now() - make_interval(days => ${retentionDays}::int))
+      ORDER BY v.id LIMIT ${limit}
+    ) v
+    WHERE s.project_id = ${project.id} ORDER BY v.id LIMIT ${limit}`))
+}
+
+// The driver reads a bigint as text.
+const numbered = (rows: unknown) => (rows as Listed[]).map((row) => ({ ...row, id: Number(row.id) }))
 
 /**
  * Those of the versions that wait, with their content. `lock` takes their rows until the end of the transaction:
@@ -106,9 +140,9 @@ export async function finishReEncryption (db: Db, projectId: string): Promise<Pr
   return row
 }
 
-/** Server-managed projects whose history is still to move: the system's own list, across organizations. */
+/** Server-managed projects whose history is still to move, some of them, in any order: the system's own list, across organizations. */
 export async function listReEncryptions (db: Db): Promise<{ project_id: string, organization: { id: string, storage_key: Buffer } }[]> {
   return db.select({ project_id: re_encryptions.project_id, organization: { id: organizations.id, storage_key: organizations.storage_key } }).from(re_encryptions)
     .innerJoin(projects, eq(projects.id, re_encryptions.project_id)).innerJoin(organizations, eq(organizations.id, projects.organization_id))
-    .where(and(isNull(re_encryptions.finished_at), eq(projects.encryption_type, 'server'))).orderBy(asc(re_encryptions.started_at)).limit(100)
+    .where(and(isNull(re_encryptions.finished_at), eq(projects.encryption_type, 'server'))).orderBy(sql`random()`).limit(100)
 }

@@ -23,14 +23,17 @@ const attributes = {
   updated_at: projects.updated_at
 }
 
+const oneOf = (organizationId: string, by: { slug: string } | { id: string }) =>
+  and(eq(projects.organization_id, organizationId), 'id' in by ? eq(projects.id, by.id) : eq(projects.slug, by.slug))
+
 const withPresence = (row: Omit<ProjectAttributes, 'has_secrets'>): ProjectAttributes => ({ ...row, has_secrets: row.secret_count > 0 })
 
 export async function countProjects (db: Db, organizationId: string): Promise<number> {
   return db.$count(projects, eq(projects.organization_id, organizationId))
 }
 
-export async function findProject (db: Db, organizationId: string, slug: string): Promise<ProjectAttributes | undefined> {
-  const [row] = await db.select(attributes).from(projects).where(and(eq(projects.organization_id, organizationId), eq(projects.slug, slug)))
+export async function findProject (db: Db, organizationId: string, by: { slug: string } | { id: string }): Promise<ProjectAttributes | undefined> {
+  const [row] = await db.select(attributes).from(projects).where(oneOf(organizationId, by))
   return row && withPresence(row)
 }
 
@@ -80,7 +83,7 @@ const keyState = {
 }
 
 export async function findKeyState (db: Db, organizationId: string, slug: string): Promise<KeyState | undefined> {
-  const [row] = await db.select(keyState).from(projects).where(and(eq(projects.organization_id, organizationId), eq(projects.slug, slug)))
+  const [row] = await db.select(keyState).from(projects).where(oneOf(organizationId, { slug }))
   return row
 }
 
@@ -91,8 +94,7 @@ export async function findKeyState (db: Db, organizationId: string, slug: string
 export async function lockProject (
   db: Db, organizationId: string, by: { slug: string } | { id: string }, strength: 'update' | 'share' = 'update'
 ): Promise<KeyState | undefined> {
-  const [row] = await db.select(keyState).from(projects)
-    .where(and(eq(projects.organization_id, organizationId), 'id' in by ? eq(projects.id, by.id) : eq(projects.slug, by.slug))).for(strength)
+  const [row] = await db.select(keyState).from(projects).where(oneOf(organizationId, by)).for(strength)
   return row
 }
 

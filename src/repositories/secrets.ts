@@ -4,7 +4,8 @@ import type { Managed, SecretFormat } from '../../schemas/projects.ts'
 import { LEVELS, type Level, type LevelNames } from '../../schemas/secrets.ts'
 import type { VersionAction } from '../../schemas/versions.ts'
 import { codeOf, isForeignKeyViolation, isUniqueViolation, prepared, preparedSql, type Db } from '../db/database.ts'
-import { encryption_keys, environments, keyColumns, organization_counters, projects, secrets, targets } from '../db/tables.ts'
+import { encryption_keys, environments, keyColumns, keyIsNewest, organization_counters, projects, secrets, targets } from '../db/tables.ts'
+import { fail } from '../rules/errors.ts'
 import type { Place } from '../rules/slices.ts'
 import type { Actor, AuditEvent } from './audit.ts'
 import type { KeyRow } from './encryption-keys.ts'
@@ -46,6 +47,7 @@ const columns = {
   organization_id: projects.organization_id,
   project: { id: projects.id, slug: projects.slug, secret_format: projects.secret_format, encryption_type: projects.encryption_type, key_version: projects.key_version },
   key: keyColumns,
+  key_is_newest: keyIsNewest,
   target: { id: targets.id, slug: targets.slug },
   environment: { id: environments.id, slug: environments.slug },
   secret: {
@@ -103,6 +105,7 @@ export async function findLevelOfSecret (db: Db, organizationId: string, secretI
 function toState (rows: readonly Row[]): LevelState | undefined {
   const [first] = rows
   if (first === undefined) return undefined
+  if (!first.key_is_newest) fail('integrity_error')
   const { secret: _, ...place } = first
   const [level, deepest] = place.environment !== null
     ? ['environment', place.environment] as const

@@ -4,6 +4,7 @@ import type { Level } from '../../schemas/secrets.ts'
 import type { VersionAction } from '../../schemas/versions.ts'
 import { prepared, type Db } from '../db/database.ts'
 import { encryption_keys, keyColumns, secret_versions, secrets } from '../db/tables.ts'
+import { fail } from '../rules/errors.ts'
 import { offsetOf, type PageRequest } from '../rules/pagination.ts'
 import type { Place } from '../rules/slices.ts'
 import type { KeyRow } from './encryption-keys.ts'
@@ -98,12 +99,16 @@ const one = prepared('version', (db) => db
   })
   .from(secret_versions)
   .innerJoin(secrets, eq(secrets.id, secret_versions.secret_id))
-  .innerJoin(encryption_keys, itsKey)
+  .leftJoin(encryption_keys, itsKey)
   .where(and(eq(secret_versions.organization_id, sql.placeholder('organization_id')), eq(secret_versions.id, sql.placeholder('id')))))
 
 export async function findVersion (db: Db, organizationId: string, id: number, retentionDays: number | null): Promise<FullVersion | undefined> {
   const [row] = await one(db, { organization_id: organizationId, id, retention_days: retentionDays })
-  return row
+  if (row === undefined) return undefined
+  // A version names a key that its project never had.
+  const { version, key } = row
+  if (key === null || version.managed === null) return fail('integrity_error')
+  return { ...row, key, version: { ...version, managed: version.managed } }
 }
 
 /**

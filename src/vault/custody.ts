@@ -1,5 +1,7 @@
+import { LRUCache } from 'lru-cache'
 import { openBlob } from '../crypto/blob.ts'
-import { deriveDataKey, decodeProof, makeProof, proofMatches } from '../crypto/key-proof.ts'
+import { createGate, type Gate } from '../crypto/bounded.ts'
+import { decodeProof, deriveDataKey, KeyWorkOverloaded, makeProof, proofMatches } from '../crypto/key-proof.ts'
 import type { Keyring } from '../crypto/keyring.ts'
 import { sameBytes } from '../crypto/primitives.ts'
 import type { Db } from '../db/database.ts'
@@ -12,6 +14,16 @@ import { fail, refuse } from '../rules/errors.ts'
 import { openCurrent } from './documents.ts'
 import { dataKeyOf, heldByClient, heldByServer, keyCheckOf, keyStringOf, saltOf, storageKeyOf, type ProofTriple } from './keys.ts'
 import { inPieces } from './rotate.ts'
+
+// A change of custody derives keys as slowly as its client once chose: one at a time for an organization, so that it
+// never holds all the places that there are for derivations.
+const gates = new LRUCache<string, Gate>({ max: 1_000 })
+
+function gateOf (organizationId: string): Gate {
+  const gate = gates.get(organizationId) ?? createGate(1, 8, () => new KeyWorkOverloaded())
+  gates.set(organizationId, gate)
+  return gate
+}
 
 /** A change of custody that was judged and is ready to be made. */
 export interface Handover {
@@ -26,10 +38,10 @@ export interface Handover {
  * the proof shows that the caller has it: else nobody could open the documents afterwards. The server then forgets the
  * key string and the data key, and those of its earlier keys, under which nothing may be left.
  */
-export async function handToClient (keyring: Keyring, key: KeyRow, triple: ProofTriple, proof: string | undefined): Promise<Handover> {
+export async function handToClient (keyring: Keyring, organization: Organization, key: KeyRow, triple: ProofTriple, proof: string | undefined): Promise<Handover> {
   if (!sameBytes(triple.salt, saltOf(keyring, key))) refuse('key_check_salt', 'Expected the salt of the current key, which stays')
   if (triple.iterations !== key.iterations) refuse('key_check_iterations', 'Expected the iterations of the current key, which stays')
-  const expected = decodeProof(await makeProof(keyStringOf(keyring, key)!, triple.salt, triple.iterations))!
+  const expected = decodeProof(await gateOf(organization.id)(() => makeProof(keyStringOf(keyring, key)!, triple.salt, triple.iterations)))!
   const sent = proof === undefined ? undefined : decodeProof(proof)
   if (sent === undefined || !proofMatches(sent, expected) || !proofMatches(triple.check, expected)) fail('key_proof_mismatch')
   const held = heldByClient(keyring, key, triple.check)
@@ -51,9 +63,11 @@ export async function handToClient (keyring: Keyring, key: KeyRow, triple: Proof
  */
 export async function handToServer (keyring: Keyring, organization: Organization, key: KeyRow, keyString: string): Promise<Handover> {
   const salt = saltOf(keyring, key)
-  const proof = decodeProof(await makeProof(keyString, salt, key.iterations))!
-  if (!proofMatches(proof, keyCheckOf(keyring, key)!)) fail('key_proof_mismatch')
-  const dataKey = await deriveDataKey(keyString, salt, key.iterations)
+  const dataKey = await gateOf(organization.id)(async () => {
+    const proof = decodeProof(await makeProof(keyString, salt, key.iterations))!
+    if (!proofMatches(proof, keyCheckOf(keyring, key)!)) fail('key_proof_mismatch')
+    return deriveDataKey(keyString, salt, key.iterations)
+  })
   const held = heldByServer(keyring, key, keyString, dataKey)
   return {
     revealed: false,
@@ -65,6 +79,8 @@ export async function handToServer (keyring: Keyring, organization: Organization
           if (openBlob(dataKey, blob) === undefined) fail('content_not_decryptable')
         }
       })
+      // What the client has not re-encrypted by now, the server cannot.
+      await finishReEncryption(db, project.id)
       await changeCustody(db, project, held)
     }
   }

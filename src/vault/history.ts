@@ -1,11 +1,11 @@
 import { openBlob, sealBlob } from '../crypto/blob.ts'
 import { IntegrityError } from '../crypto/at-rest.ts'
-import type { Keyring } from '../crypto/keyring.ts'
+import { MasterKeyMissing, type Keyring } from '../crypto/keyring.ts'
 import { transaction, type Db } from '../db/database.ts'
 import { recordEvent, systemOf, type Actor } from '../repositories/audit.ts'
 import { listKeysOf, type KeyRow } from '../repositories/encryption-keys.ts'
 import {
-  countWaiting, findWaiting, finishReEncryption, listWaiting, moveVersions, type OldVersion, type Progress
+  countWaiting, findWaiting, finishReEncryption, listOldestWaiting, listWaiting, moveVersions, type Cursor, type OldVersion, type Progress
 } from '../repositories/histories.ts'
 import { lockProject, type KeyState } from '../repositories/projects.ts'
 import type { Organization } from '../repositories/tokens.ts'
@@ -25,23 +25,23 @@ const BATCH = { versions: 25, bytes: 256 * 1024 }
 const MOST_PENDING_BYTES = 1024 * 1024
 
 /** What became of one batch: where to go on, and how many versions moved or do not open; `end` when nothing was left behind `after`. */
-export interface Batch { last: number, moved: number, unreadable: number[], end: boolean }
+export interface Batch { last: Cursor, moved: number, unreadable: number[], end: boolean }
 
 /**
  * Moves the next versions of a server-managed project onto its active key, in one short transaction. Each is moved
  * exactly once, whoever else is at it: its row is locked, and then no longer under an old key.
  */
-export async function moveBatch ({ db: handle, keyring }: Vault, organization: Owner, projectId: string, after: number): Promise<Batch> {
+export async function moveBatch ({ db: handle, keyring }: Vault, organization: Owner, projectId: string, after: Cursor): Promise<Batch> {
   const storageKey = storageKeyOf(keyring, organization)
   return transaction(handle, async (db) => {
     const project = await lockProject(db, organization.id, { id: projectId }, 'share')
     if (project === undefined || project.encryption_type !== 'server') return { last: after, moved: 0, unreadable: [], end: true }
-    const listed = await listWaiting(db, project, { after, limit: BATCH.versions, retentionDays: null })
-    const ids = fitting(listed, BATCH.bytes)
-    if (ids.length === 0) return { last: after, moved: 0, unreadable: [], end: true }
+    const batch = fitting(await listWaiting(db, project, after, BATCH.versions), BATCH.bytes)
+    const last = batch.at(-1)
+    if (last === undefined) return { last: after, moved: 0, unreadable: [], end: true }
     const dataKey = dataKeyOf(keyring, await activeKey(db, project))
     const unreadable: number[] = []
-    const moved = (await findWaiting(db, project, ids, null, 'skip')).flatMap((version) => {
+    const moved = (await findWaiting(db, project, batch.map(({ id }) => id), null, 'skip')).flatMap((version) => {
       const plain = plainOf(keyring, storageKey, project, version)
       if (plain === undefined) {
         unreadable.push(version.id)
@@ -52,7 +52,7 @@ export async function moveBatch ({ db: handle, keyring }: Vault, organization: O
       return { id: version.id, ...sealed(storageKey, project, version, blob) }
     })
     if (moved.length > 0) await moveVersions(db, project, moved)
-    return { last: ids.at(-1)!, moved: moved.length, unreadable, end: false }
+    return { last, moved: moved.length, unreadable, end: false }
   })
 }
 
@@ -65,16 +65,19 @@ export async function endReEncryption ({ db: handle }: Vault, organization: Owne
   })
 }
 
-/** Versions that wait for their client to re-encrypt them, oldest first, and how many there are in all. */
+/** Versions behind `after` that wait for their client to re-encrypt them, oldest first, and how many there are in all. What was tampered with is left out. */
 export async function listPending (
-  { db, keyring }: Vault, organization: Organization, project: KeyState, limit: number
-): Promise<{ versions: { id: number, content: string, key_version: number }[], remaining: number }> {
+  { db, keyring }: Vault, organization: Organization, project: KeyState, { limit, after }: { limit: number, after: number }
+): Promise<{ versions: { id: number, content: string, key_version: number }[], unreadable: number, remaining: number }> {
   const { retention_days: retentionDays } = organization.plan
   const storageKey = storageKeyOf(keyring, organization)
-  const ids = fitting(await listWaiting(db, project, { after: 0, limit, retentionDays }), MOST_PENDING_BYTES)
-  const versions = (await findWaiting(db, project, ids, retentionDays)).map((version) =>
-    ({ id: version.id, content: blobOf(storageKey, project, version), key_version: version.key_version }))
-  return { versions, remaining: await countWaiting(db, project, retentionDays) }
+  const batch = fitting(await listOldestWaiting(db, project, { limit, after, retentionDays }), MOST_PENDING_BYTES)
+  const found = await findWaiting(db, project, batch.map(({ id }) => id), retentionDays)
+  const versions = found.flatMap((version) => {
+    const content = unlessTampered(() => blobOf(storageKey, project, version))
+    return content === undefined ? [] : { id: version.id, content, key_version: version.key_version }
+  })
+  return { versions, unreadable: found.length - versions.length, remaining: await countWaiting(db, project, retentionDays) }
 }
 
 /**
@@ -126,10 +129,15 @@ async function activeKey (db: Db, project: KeyState): Promise<KeyRow> {
 
 // A version that was tampered with, or that a client once stored without being able to open it, stays as it is.
 function plainOf (keyring: Keyring, storageKey: Parameters<typeof openVersion>[0], project: KeyState, version: OldVersion): Buffer | undefined {
+  return unlessTampered(() => openBlob(dataKeyOf(keyring, version.key), blobOf(storageKey, project, version)))
+}
+
+function unlessTampered<T> (open: () => T): T | undefined {
   try {
-    return openBlob(dataKeyOf(keyring, version.key), blobOf(storageKey, project, version))
+    return open()
   } catch (error) {
-    if (error instanceof IntegrityError) return undefined
+    // A row that names a master key nobody has was not written by the service, either.
+    if (error instanceof IntegrityError || error instanceof MasterKeyMissing) return undefined
     throw error
   }
 }
@@ -144,7 +152,7 @@ function sealed (storageKey: Parameters<typeof sealVersion>[0], project: KeyStat
 }
 
 // The first of them that go into so many bytes, and one at least.
-function fitting (versions: readonly { id: number, size_bytes: number }[], most: number): number[] {
+function fitting<V extends { size_bytes: number }> (versions: readonly V[], most: number): V[] {
   let bytes = 0
-  return versions.filter(({ size_bytes }, i) => (bytes += size_bytes) <= most || i === 0).map(({ id }) => id)
+  return versions.filter(({ size_bytes }, i) => (bytes += size_bytes) <= most || i === 0)
 }

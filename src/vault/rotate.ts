@@ -32,6 +32,8 @@ export interface Rotation {
   judge?: (keys: KeyRow[], ids: string[]) => void
   /** The document's blob under the new key, given the one under the old key. */
   convert: (document: StoredDocument, blob: string, oldKey: KeyRow) => string
+  /** How large a document will be, where that is not the size it has. */
+  sizeOf?: (id: string) => number
   details?: Record<string, boolean>
 }
 
@@ -45,8 +47,10 @@ export async function rotate ({ patient, keyring }: Vault, organization: Organiz
   const { seen, key, judge, convert } = rotation
   return changeKey({ patient, keyring }, organization, seen, async (db, project) => {
     const keys = await listKeysOf(db, project)
-    const documents = await lockDocuments(db, project)
+    const documents = (await lockDocuments(db, project)).map(({ id, size_bytes }) => ({ id, size_bytes: Math.max(size_bytes, rotation.sizeOf?.(id) ?? 0) }))
     judge?.(keys, documents.map(({ id }) => id))
+    const retention = project.encryption_type === 'client' ? organization.plan.retention_days : null
+    const policy = await underWay(db, project, retention) ? 're_encrypt' : rotation.policy ?? project.history_policy
     const newKey = await replaceActiveKey(db, project, key)
     const under = { ...project, key_version: key.version }
     const storageKey = storageKeyOf(keyring, organization)
@@ -75,8 +79,7 @@ export async function rotate ({ patient, keyring }: Vault, organization: Organiz
       await recordRotations(db, actor, versions)
     })
 
-    const policy = await underWay(db, project.id) ? 're_encrypt' : rotation.policy ?? project.history_policy
-    const waiting = policy === 'keep' ? 0 : await countWaiting(db, under, null)
+    const waiting = policy === 'keep' ? 0 : await countWaiting(db, under, retention)
     if (waiting > 0) await startReEncryption(db, under, waiting)
     await recordEvent(db, actor, {
       action: 'key.rotate',
@@ -108,12 +111,25 @@ export function reencrypt (keyring: Keyring, newKey: KeyObject): Rotation['conve
 export async function changeKey<T> (
   { patient, keyring }: Vault, organization: Organization, seen: SeenKey, change: (db: Db, project: KeyState) => Promise<T>
 ): Promise<T> {
-  return orInProgress(() => transaction(patient, async (db) => {
+  return alone(seen.id, () => orInProgress(() => transaction(patient, async (db) => {
     const project = await lockProject(db, organization.id, { id: seen.id }) ?? fail('not_found')
     if (project.key_version !== seen.version || project.encryption_type !== seen.managed) fail('rotation_in_progress')
     await holdCanary(db, keyring)
     return change(db, project)
-  }))
+  })))
+}
+
+const busy = new Set<string>()
+
+// 409 at once when this process is at the same key already.
+async function alone<T> (what: string, work: () => Promise<T>): Promise<T> {
+  if (busy.has(what)) fail('rotation_in_progress')
+  busy.add(what)
+  try {
+    return await work()
+  } finally {
+    busy.delete(what)
+  }
 }
 
 /** 409 instead of 503 when what the transaction has to lock cannot be had in time: another request is at the key. */
@@ -143,9 +159,10 @@ export async function inPieces (documents: readonly { id: string, size_bytes: nu
   if (piece.length > 0) await work(piece)
 }
 
-async function underWay (db: Db, projectId: string): Promise<boolean> {
-  const progress = await findReEncryption(db, projectId)
-  return progress?.finished_at === null
+// What is not finished and has something left to do, judged by the key that is being replaced.
+async function underWay (db: Db, project: KeyState, retentionDays: number | null): Promise<boolean> {
+  const progress = await findReEncryption(db, project.id)
+  return progress?.finished_at === null && await countWaiting(db, project, retentionDays) > 0
 }
 
 const placeOf = (project: KeyState, { id, level_id }: StoredDocument) =>

@@ -1,6 +1,6 @@
 import type { Keyring } from '../crypto/keyring.ts'
 import { databaseError, type Db } from '../db/database.ts'
-import { listReEncryptions } from '../repositories/histories.ts'
+import { listReEncryptions, START } from '../repositories/histories.ts'
 import { endReEncryption, moveBatch } from './history.ts'
 
 interface Log {
@@ -21,6 +21,8 @@ export interface HistoryWorker {
 const LOOK_EVERY = 30_000
 const REPORT_EVERY = 5_000
 const SHORTEST_REST = 5
+// Versions that do not open, which the log names one by one.
+const MOST_NAMED = 10
 
 /**
  * The background worker. What it has to do stands in the database alone, so a restart or another instance goes on where
@@ -42,25 +44,30 @@ export function createHistoryWorker ({ db, keyring, log }: { db: Db, keyring: Ke
   async function work () {
     while (again) {
       again = false
-      try {
-        for (const { project_id, organization } of await listReEncryptions(db)) await reEncrypt(organization, project_id)
-      } catch (error) {
-        // The next look goes on with it.
-        log.warn({ err: databaseError(error) }, 'the re-encryption of a history was interrupted')
+      for (const { project_id, organization } of await listReEncryptions(db).catch(interrupted)) {
+        // One that fails does not hold up the others; the next look tries it again.
+        await reEncrypt(organization, project_id).catch((error: unknown) => interrupted(error, { organization: organization.id, project: project_id }))
       }
     }
   }
 
+  function interrupted (error: unknown, of: object = {}): [] {
+    log.warn({ err: databaseError(error), ...of }, 'the re-encryption of a history was interrupted')
+    return []
+  }
+
   async function reEncrypt (organization: { id: string, storage_key: Buffer }, projectId: string) {
     const of = { organization: organization.id, project: projectId }
-    const unreadable = new Set<number>()
+    let unreadable = 0
+    const named: number[] = []
     let moved = 0
     let reported = Date.now()
-    for (let after = 0, end = false; !end;) {
+    for (let after = START, end = false; !end;) {
       if (stopped) return
       const began = performance.now()
       const batch = await moveBatch({ db, keyring }, organization, projectId, after)
-      for (const id of batch.unreadable) unreadable.add(id)
+      unreadable += batch.unreadable.length
+      named.push(...batch.unreadable.slice(0, MOST_NAMED - named.length))
       moved += batch.moved
       ;({ last: after, end } = batch)
       if (Date.now() - reported >= REPORT_EVERY) {
@@ -70,9 +77,9 @@ export function createHistoryWorker ({ db, keyring, log }: { db: Db, keyring: Ke
       await rest(performance.now() - began)
     }
     // Otherwise another instance is at the rest, and whoever looks next will end it.
-    const done = await endReEncryption({ db, keyring }, organization, projectId, unreadable.size)
-    if (done !== undefined) log.info({ ...of, moved: done.moved, unreadable: unreadable.size }, 'history re-encrypted')
-    for (const version of unreadable) log.warn({ ...of, version }, 'a version does not open and stays under its old key')
+    const done = await endReEncryption({ db, keyring }, organization, projectId, unreadable)
+    if (done !== undefined) log.info({ ...of, moved: done.moved, unreadable }, 'history re-encrypted')
+    if (unreadable > 0) log.warn({ ...of, unreadable, versions: named }, 'versions do not open and stay under their old key')
   }
 
   return {

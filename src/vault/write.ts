@@ -1,3 +1,4 @@
+import { LRUCache } from 'lru-cache'
 import { ulid } from 'ulidx'
 import type { VersionAction } from '../../schemas/versions.ts'
 import type { Keyring } from '../crypto/keyring.ts'
@@ -43,6 +44,8 @@ export async function writeLevel (
   return inLine(organization.id, async () => {
     for (let attempt = 0; attempt < MOST_ATTEMPTS; attempt++) {
       const state = await find() ?? fail('not_found')
+      const held = heldProjects.get(state.project.id)
+      if (held !== undefined && held > Date.now()) throw new DatabaseUnavailable('The project is held by a change of its key', LOCKED)
       const secret = ownSecret(state)
       if (secret !== undefined) requireNewest(secret)
       const { blob, record, event, revealed = false } = await decide(state, secret)
@@ -58,7 +61,7 @@ export async function writeLevel (
         size_bytes: sizeOf(record.blob),
         restored_from: record.restored_from ?? null
       }
-      const written = await writeSecret(db, {
+      const written = await hold(state.project.id, writeSecret(db, {
         state,
         secret_id: place.secret_id,
         revision,
@@ -81,11 +84,28 @@ export async function writeLevel (
             ...(revealed && { key_proof_reveals_key: true })
           }
         }
-      })
+      }))
       if (written) return { state, secret: { id: place.secret_id, revision }, version: version?.id ?? null, bytes }
     }
     return fail('service_unavailable')
   })
+}
+
+// Lock not available: somebody has held the row for too long.
+const LOCKED = '55P03'
+const HELD_FOR = 2_000
+const heldProjects = new LRUCache<string, number>({ max: 1_000 })
+
+// Whoever waited in vain for a project that is being rotated has held up the line for a second. Those behind who want
+// the same project need not find out the same way.
+async function hold<T> (projectId: string, work: Promise<T>): Promise<T> {
+  try {
+    return await work
+  } catch (error) {
+    const known = databaseError(error)
+    if (known instanceof DatabaseUnavailable && known.code === LOCKED) heldProjects.set(projectId, Date.now() + HELD_FOR)
+    throw error
+  }
 }
 
 type Outage = DatabaseUnavailable | undefined
@@ -112,7 +132,7 @@ function inLine<T> (key: string, work: () => Promise<T>): Promise<T> {
     if (gaveUp) return before
     const known = databaseError(error)
     // A lock that was held too long says nothing about the next one's level.
-    return known instanceof DatabaseUnavailable && known.code !== '55P03' ? known : undefined
+    return known instanceof DatabaseUnavailable && known.code !== LOCKED ? known : undefined
   })
   lines.set(key, end)
   end.then(() => { if (lines.get(key) === end) lines.delete(key) })

@@ -1,4 +1,16 @@
 import { createDecipheriv, pbkdf2Sync } from 'node:crypto'
+import type { AddressInfo } from 'node:net'
+import type { Test } from 'tap'
+import { buildApp } from '../../src/app.ts'
+import { connect } from '../../src/db/database.ts'
+import { startApp } from './app.ts'
+
+// The embedded database has one session and one process: fewer requests prove as much there.
+export const ON_POSTGRES = process.env.TEST_DATABASE_URL !== undefined
+export const scale = (onPostgres: number, embedded: number) => ON_POSTGRES ? onPostgres : embedded
+
+export const statuses = (replies: (Reply | undefined)[]) => [...new Set(replies.map((reply) => reply?.status))].sort()
+export const times = <T>(count: number, make: (index: number) => T) => Array.from({ length: count }, (_, index) => make(index))
 
 export interface Reply { status: number, body: any, headers: Headers }
 export type Send = (method: string, path: string, body?: unknown, headers?: Record<string, string>) => Promise<Reply>
@@ -19,6 +31,30 @@ export function client (addresses: string | string[], { organization, token }: {
   }
 }
 
+/**
+ * The service behind real sockets: two instances on one PostgreSQL, or the one that the embedded database can have.
+ * `send` takes the instances by turns, `sends` has one for each.
+ */
+export async function startInstances (t: Test) {
+  const service = await startApp(t)
+  const addresses = [await service.app.listen({ host: '127.0.0.1', port: 0 })]
+  if (ON_POSTGRES) {
+    const url = new URL(process.env.TEST_DATABASE_URL!)
+    const [row] = await service.sql('SELECT current_database() AS name')
+    url.pathname = `/${row!.name}`
+    const database = await connect({ url: url.href, pool: 10 })
+    const second = await buildApp({ config: service.config, database, keyring: service.keyring, logStream: { write: (line) => service.logs.push(line) } })
+    t.teardown(async () => {
+      await second.close()
+      await database.close()
+    })
+    await second.listen({ host: '127.0.0.1', port: 0 })
+    addresses.push(`http://127.0.0.1:${(second.server.address() as AddressInfo).port}`)
+  }
+  const caller = await service.organization()
+  return { service, send: client(addresses, caller), sends: addresses.map((address) => client(address, caller)), organization: caller.organization }
+}
+
 /** Numbers from 0 to 1 that a seed decides (mulberry32). */
 export function random (seed: number) {
   let state = seed >>> 0
@@ -30,15 +66,34 @@ export function random (seed: number) {
   }
 }
 
-/** Opens blobs as a client would that has retrieved the project's key. */
-export async function opener (send: Send, project: string): Promise<(blob: string) => string> {
+/** The data key that a client derives from a key of the server, as `GET encryption-key` and a rotation answer it. */
+export function dataKeyOf ({ key, key_check_salt, key_check_iterations }: { key: string, key_check_salt: string, key_check_iterations: number }): Buffer {
+  return pbkdf2Sync(key, Buffer.from(key_check_salt, 'base64'), key_check_iterations, 32, 'sha256')
+}
+
+/** Opens a blob as a client would; throws when it is not under the key. */
+export function openWith (key: Buffer, blob: string): string {
+  const bytes = Buffer.from(blob, 'base64')
+  const decipher = createDecipheriv('aes-256-gcm', key, bytes.subarray(0, 12))
+  decipher.setAuthTag(bytes.subarray(-16))
+  return Buffer.concat([decipher.update(bytes.subarray(12, -16)), decipher.final()]).toString()
+}
+
+/**
+ * Opens blobs as a client would that has retrieved the project's key, and has kept the keys that it made by rotation:
+ * each with the key of the given version alone, by default the active one.
+ */
+export async function opener (send: Send, project: string, operations: Operation[] = []): Promise<(blob: string, version?: string) => string> {
   const { attributes } = (await send('GET', `/${project}/encryption-key`)).body.data
-  const key = pbkdf2Sync(attributes.key, Buffer.from(attributes.key_check_salt, 'base64'), attributes.key_check_iterations, 32, 'sha256')
-  return (blob) => {
-    const bytes = Buffer.from(blob, 'base64')
-    const decipher = createDecipheriv('aes-256-gcm', key, bytes.subarray(0, 12))
-    decipher.setAuthTag(bytes.subarray(-16))
-    return Buffer.concat([decipher.update(bytes.subarray(12, -16)), decipher.final()]).toString()
+  const active = String(attributes.version)
+  const made = operations.flatMap(({ kind, level, reply }) => kind === 'rotate' && level.project === project && reply?.status === 200 ? [reply.body.data.key.attributes] : [])
+  const keys = new Map([attributes, ...made].map((key) => [String(key.version), key]))
+  const derived = new Map<string, Buffer>()
+  return (blob, version = active) => {
+    const key = keys.get(version)
+    if (key === undefined) throw new Error(`nobody made key ${version}`)
+    if (!derived.has(version)) derived.set(version, dataKeyOf(key))
+    return openWith(derived.get(version)!, blob)
   }
 }
 
@@ -48,7 +103,7 @@ export interface Level { project: string, target?: string, environment?: string 
 export interface Operation {
   request: string
   level: Level
-  kind: 'store' | 'restore' | 'delete' | 'purge' | 'version'
+  kind: 'store' | 'restore' | 'delete' | 'purge' | 'version' | 'rotate'
   /** What a store sent. */
   plaintext?: string
   /** Undefined when the answer never came. */
@@ -58,9 +113,9 @@ export interface Operation {
 }
 
 /** Makes a project with a target and environments, and answers its levels, deepest first. */
-export async function makeLevels (send: Send, slug: string, environments: string[]): Promise<Level[]> {
+export async function makeLevels (send: Send, slug: string, environments: string[], more: object = {}): Promise<Level[]> {
   const made = [
-    await send('POST', '/projects', { name: 'Orbit', slug }),
+    await send('POST', '/projects', { name: 'Orbit', slug, ...more }),
     await send('POST', `/${slug}/targets`, { name: 'Backend' })
   ]
   for (const name of environments) made.push(await send('POST', `/${slug}/backend/environments`, { name }))
@@ -83,11 +138,15 @@ export async function operate (
 export const store = (send: Send, level: Level, plaintext: string, more: Record<string, unknown> = {}) =>
   operate(send, level, 'store', 'POST', '/secrets/store', { ...level, plaintext, ...more }, plaintext)
 
-/** The next operation of a random mix: mostly stores and restores, now and then something that takes history away. */
+export const rotate = (send: Send, level: Level, history_policy: 'keep' | 're_encrypt') =>
+  operate(send, level, 'rotate', 'POST', `/${level.project}/encryption-key/rotate`, { history_policy })
+
+/** The next operation of a random mix: mostly stores and restores, now and then a rotation or something that takes history away. */
 export function mix (send: Send, levels: Level[], next: () => number, seen: number[]): Promise<Operation> {
   const level = levels[Math.floor(next() * levels.length)]!
   const dice = next()
   const version = seen[Math.max(0, seen.length - 1 - Math.floor(next() * 12))]
+  if (dice < 0.02) return rotate(send, level, next() < 0.5 ? 'keep' : 're_encrypt')
   if (dice < 0.40 || version === undefined) return store(send, level, `VALUE=${Math.floor(next() * 1e9)}`)
   if (dice < 0.48) return store(send, level, `VALUE=unrecorded-${Math.floor(next() * 1e9)}`, { no_backup: true })
   if (dice < 0.70) return operate(send, level, 'restore', 'POST', `/secrets/versions/${version}/restore`, {})
@@ -115,8 +174,10 @@ export async function replay (sql: Sql, organization: string, operations: Operat
   const of = new Map(operations.map((operation) => [operation.request, operation]))
   const secrets = new Map<string, Secret>()
   const gone = new Set<number>()
+  const keyVersions = new Map<string, number>()
   const where = `organization_id = '${organization}'`
   const rows = await sql(`SELECT id, revision, sealed IS NOT NULL AS live FROM secrets WHERE ${where}`)
+  const projects = new Map((await sql(`SELECT id, slug FROM projects WHERE ${where}`)).map(({ id, slug }) => [id as string, slug as string]))
   const events = await sql(`SELECT seq, action, resource_type, resource_id, request_id, details FROM audit_events WHERE ${where} ORDER BY seq`)
   const seen = new Map<string, number>()
   let newest = 0
@@ -131,6 +192,7 @@ export async function replay (sql: Sql, organization: string, operations: Operat
     if (operation.answered < latest) problem(`event ${event.seq} was answered before another, of a lower number, was sent`)
     latest = Math.max(latest, operation.sent)
     if (event.action === 'secret.store' || event.action === 'secret.restore' || (event.action === 'secret.delete' && 'revision' in details)) write(event, details, operation)
+    else if (event.action === 'key.rotate') rotated(event, details)
     else if (event.action === 'secret.delete') {
       const secret = secrets.get(event.resource_id)
       if (secret === undefined) { problem(`event ${event.seq} deletes what is not there`); continue }
@@ -157,6 +219,8 @@ export async function replay (sql: Sql, organization: string, operations: Operat
     secrets.set(secret.id, secret)
     if (details.revision !== secret.revision + 1) problem(`event ${event.seq} writes revision ${details.revision} after ${secret.revision}`)
     secret.revision = details.revision
+    const active = keyVersions.get(secret.level.project) ?? 1
+    if (details.key_version !== active) problem(`event ${event.seq} writes under key ${details.key_version} while ${active} is the active one`)
     let { plaintext } = operation
     let action = secret.live ? 'update' : 'create'
     if (event.action === 'secret.delete') {
@@ -176,6 +240,23 @@ export async function replay (sql: Sql, organization: string, operations: Operat
     secret.versions.set(details.version, { plaintext, action })
     const answered = operation.kind === 'store' ? operation.reply?.body?.data?.version : undefined
     if (answered !== undefined && answered !== String(details.version)) problem(`event ${event.seq} and its answer disagree about the version`)
+  }
+
+  // Every live secret of the project gets its next revision and a version, in the order of secret ids.
+  function rotated (event: Record<string, any>, details: Record<string, any>) {
+    const project = projects.get(event.resource_id)
+    if (project === undefined) { problem(`event ${event.seq} rotates a project that is not there`); return }
+    const from = keyVersions.get(project) ?? 1
+    if (details.from !== from || details.to !== from + 1) problem(`event ${event.seq} rotates from ${details.from} to ${details.to} while ${from} is the active key`)
+    keyVersions.set(project, details.to)
+    const live = [...secrets.values()].filter((secret) => secret.live && secret.level.project === project).sort((a, b) => a.id < b.id ? -1 : 1)
+    if (details.documents !== live.length) problem(`event ${event.seq} re-encrypts ${details.documents} documents, there are ${live.length}`)
+    if (details.first_version !== newest + 1) problem(`event ${event.seq} records versions from ${details.first_version} on after ${newest}`)
+    for (const [index, secret] of live.entries()) {
+      newest = details.first_version + index
+      secret.revision++
+      secret.versions.set(newest, { plaintext: secret.plaintext, action: 'rotate' })
+    }
   }
 
   function take (event: Record<string, any>, from: Secret[], count: number, force: boolean, level: boolean) {
@@ -207,12 +288,12 @@ export async function replay (sql: Sql, organization: string, operations: Operat
   compare('secrets', rows.map((row) => [row.id, Number(row.revision), row.live]), [...secrets.values()].map((secret) => [secret.id, secret.revision, secret.live]))
   compare('versions', (await sql(`SELECT id, secret_id, action FROM secret_versions WHERE ${where}`)).map((row) => [Number(row.id), row.secret_id, row.action]),
     [...secrets.values()].flatMap((secret) => [...secret.versions].map(([id, { action }]) => [id, secret.id, action])))
-  // Rule 4, and that nothing hangs in the air: each document is under its project's one active key, and at its level.
+  // Rule 4, and that nothing hangs in the air: each document is under its project's one active key, each secret at its level.
   const [astray] = await sql(`
     SELECT count(*)::int AS count FROM secrets s
     LEFT JOIN projects p ON p.id = s.project_id LEFT JOIN targets t ON t.id = s.target_id LEFT JOIN environments e ON e.id = s.environment_id
     LEFT JOIN encryption_keys k ON k.project_id = p.id AND k.is_active
-    WHERE s.key_version IS DISTINCT FROM p.key_version OR s.key_version IS DISTINCT FROM k.version
+    WHERE (s.sealed IS NOT NULL AND (s.key_version IS DISTINCT FROM p.key_version OR s.key_version IS DISTINCT FROM k.version))
       OR s.level_id IS DISTINCT FROM CASE s.level WHEN 'project' THEN p.id WHEN 'target' THEN t.id ELSE e.id END`)
   if (astray!.count !== 0) problem(`${astray!.count} documents are not where they belong`)
   const [orphans] = await sql('SELECT count(*)::int AS count FROM secret_versions v LEFT JOIN secrets s ON s.id = v.secret_id WHERE s.id IS NULL')

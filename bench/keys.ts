@@ -1,0 +1,248 @@
+/** The rows about keys: a history that moves in the background, rotations, and what a key derivation costs others. */
+import { setTimeout as pause } from 'node:timers/promises'
+import type { Sql } from 'postgres'
+import { quantile, total, type Outcome, type Request, type startLoad } from './load.ts'
+import { startService, type Running } from './processes.ts'
+import { fillDocuments, fillProjects, getting, posting, send, storing, type Tenant } from './seed.ts'
+import { compare, median, type Line } from './table.ts'
+
+export interface Bench {
+  dir: string
+  env: Record<string, string>
+  sql: Sql
+  load: ReturnType<typeof startLoad>
+  /** The first one's organization is measured; each has a document in `orbit/backend/live`. */
+  tenants: Tenant[]
+  connections: number
+  rounds: number
+  seconds: number
+  lines: Line[]
+  wanted (row: string): boolean
+}
+
+/** What came of a work, and the milliseconds that `/healthz` took meanwhile. */
+interface Probed { outcome: Outcome, times: number[] }
+
+interface Progress { state: 'running' | 'done', total: number, moved: number, started_at: string, finished_at: string | null }
+
+const MOVING = { documents: 20, versions: 500 }
+const ROTATED = [100, 1000]
+const COLD = 100
+const CREATIONS = 40
+
+// What security.md asks of an unrelated request, and of 100 reads at once, in milliseconds (CR-16).
+const HEALTH_BAR = 100
+const WARM_BAR = 50
+
+// Longer than any rotation may take.
+const LONGEST = 70
+
+export async function measureKeys (bench: Bench): Promise<void> {
+  await measureReEncryption(bench)
+  await measureRotations(bench)
+  await measureCold(bench)
+  await measureCreations(bench)
+}
+
+/** Each round reads for one window with nothing else under way, and for one while all versions move after a rotation. */
+async function measureReEncryption (bench: Bench): Promise<void> {
+  const { env, sql, rounds, seconds, lines } = bench
+  const versions = (MOVING.documents * MOVING.versions).toLocaleString('en')
+  const row = `read while ${versions} versions re-encrypt: p99`
+  if (!bench.wanted(row)) return
+  const tenant = bench.tenants[0]!
+  const service = await startService(bench.dir, env)
+  try {
+    const environments = await fillDocuments(service.url, tenant, 'moving', MOVING.documents, MOVING.versions)
+    await sql`ANALYZE`
+    const reads = [getting(tenant.token, `/api/v1/${tenant.id}/moving/backend/${environments[0]}/secrets`)]
+    const read = () => fire(bench, service, reads, { seconds })
+    await read()
+    const idle: Outcome[] = []
+    const busy: Outcome[] = []
+    const speeds: number[] = []
+    const durations: number[] = []
+    let early = 0
+    for (let round = 0; round < rounds; round++) {
+      idle.push(await read())
+      await rotate(service, tenant, 'moving', 're_encrypt')
+      const begun = performance.now()
+      busy.push(await read())
+      const progress = await progressOf(service, tenant)
+      if (progress.state !== 'running') early++
+      speeds.push(progress.moved / (performance.now() - begun) * 1000)
+      durations.push(secondsOf(await finished(service, tenant)))
+    }
+    await rotate(service, tenant, 'moving', 're_encrypt')
+    const alone = await finished(service, tenant)
+
+    const [own, other] = [busy, idle].map((outcomes) => median(outcomes.map(({ p99 }) => p99))) as [number, number]
+    const ratio = median(busy.map(({ p99 }, round) => p99 / idle[round]!.p99))
+    const note = total([...idle, ...busy]) + (early === 0 ? '' : `; in ${early} of ${rounds} windows all had moved before the end`)
+    lines.push({ row, reference: 'the same, nothing under way', ...compare(own, other, ' ms', 1), ratio, bar: { most: 2 }, note })
+    lines.push({
+      row: `re-encrypt ${versions} versions among those reads`, reference: 'the same, without reads', ...compare(median(speeds), alone.moved / secondsOf(alone), '/s', 0)
+    })
+    console.log(`${row}: ${own.toFixed(1)} ms; reads ${rate(busy)}/s, idle ${rate(idle)}/s; ` +
+      `${alone.moved} versions in ${secondsOf(alone).toFixed(1)} s without reads, in ${median(durations).toFixed(1)} s with ${seconds} s of reads`)
+  } finally {
+    await service.stop()
+  }
+}
+
+/** A project is rotated while nobody else writes, and while every organization, its own too, stores into another project. */
+async function measureRotations (bench: Bench): Promise<void> {
+  const rows = ROTATED.map((documents) => ({ documents, row: `rotate a project of ${documents} documents among writers to others` })).filter(({ row }) => bench.wanted(row))
+  if (rows.length === 0) return
+  const tenant = bench.tenants[0]!
+  const service = await startService(bench.dir, bench.env)
+  try {
+    const writes = bench.tenants.map((tenant) => storing(tenant))
+    for (const { documents, row } of rows) {
+      const project = `rotated-${documents}`
+      await fillDocuments(service.url, tenant, project, documents, 1)
+      await bench.sql`ANALYZE`
+      const alone: number[] = []
+      const among: number[] = []
+      const writers: Outcome[] = []
+      for (let round = 0; round < bench.rounds; round++) {
+        alone.push(await timed(() => rotate(service, tenant, project, 'keep')))
+        const writing = fire(bench, service, writes, { seconds: LONGEST })
+        await pause(500)
+        among.push(await timed(() => rotate(service, tenant, project, 'keep')))
+        await pause(500)
+        bench.load.cease()
+        writers.push(await writing)
+      }
+      bench.lines.push({
+        row, reference: 'the same, without writers', ...compare(median(among), median(alone), ' ms', 0), note: total(writers)
+      })
+      console.log(`${row}: ${Math.round(median(among))} ms; the writers’ p99 ${median(writers.map(({ p99 }) => p99)).toFixed(0)} ms, answered otherwise: ${total(writers)}`)
+    }
+  } finally {
+    await service.stop()
+  }
+}
+
+/**
+ * In each round a new process is asked for 100 projects' documents at once, decrypted, and then for the same again. What
+ * it owes to having just started, and to the machine, shows in another new process that is asked for them encrypted.
+ */
+async function measureCold (bench: Bench): Promise<void> {
+  const row = `decrypt ${COLD} projects at once`
+  const unrelated = `/healthz while ${COLD} cold projects are decrypted: p99`
+  if (!bench.wanted(`${row}, cold`) && !bench.wanted(unrelated)) return
+  const { id, token } = bench.tenants[0]!
+  let service = await startService(bench.dir, bench.env)
+  try {
+    const projects = await fillProjects(service.url, bench.tenants[0]!, 'cold', COLD)
+    await bench.sql`ANALYZE`
+    const burst = (query: string) => () => fire(bench, service, projects.map((project) => getting(token, `/api/v1/${id}/${project}/secrets${query}`)), { connections: COLD, amount: COLD })
+    const decrypted = burst('?decrypt=true')
+    // So that the process which sends them is not new to it.
+    await decrypted()
+    const figures = { encrypted: [] as Probed[], cold: [] as Probed[], warm: [] as Outcome[] }
+    for (let round = 0; round < bench.rounds; round++) {
+      for (const [into, work] of [[figures.encrypted, burst('')], [figures.cold, decrypted]] as const) {
+        await service.stop()
+        service = await startService(bench.dir, bench.env)
+        into.push(await probing(service, work))
+      }
+      figures.warm.push(await decrypted())
+    }
+    const p50 = (outcomes: Outcome[]) => median(outcomes.map(({ p50 }) => p50))
+    const p99 = (outcomes: Outcome[]) => median(outcomes.map(({ p99 }) => p99))
+    const { warm } = figures
+    const [cold, encrypted] = [figures.cold, figures.encrypted].map((probed) => probed.map(({ outcome }) => outcome)) as [Outcome[], Outcome[]]
+    const [health, healthEncrypted] = [figures.cold, figures.encrypted].map((probed) => quantile(probed.flatMap(({ times }) => times), 0.99)) as [number, number]
+    const reference = 'the same, encrypted'
+    bench.lines.push({ row: `${row}, cold: p50`, reference, ...compare(p50(cold), p50(encrypted), ' ms', 1), note: total(cold) })
+    bench.lines.push({ row: `${row}, cold: p99`, reference, ...compare(p99(cold), p99(encrypted), ' ms', 1), note: total(cold) })
+    bench.lines.push({ row: `${row}, warm: p99`, ...within(p99(warm), WARM_BAR), note: total(warm) })
+    bench.lines.push({ row: unrelated, ...within(health, HEALTH_BAR) })
+    console.log(`${row}: cold p50 ${p50(cold).toFixed(1)} ms, p99 ${p99(cold).toFixed(1)} ms; warm p50 ${p50(warm).toFixed(1)} ms, p99 ${p99(warm).toFixed(1)} ms; ` +
+      `/healthz meanwhile p99 ${health.toFixed(1)} ms, and ${healthEncrypted.toFixed(1)} ms while they are read encrypted`)
+  } finally {
+    await service.stop()
+  }
+}
+
+/** Each creation derives a key with 600,000 iterations; all at once, while an unrelated request is asked for. */
+async function measureCreations (bench: Bench): Promise<void> {
+  const row = `/healthz during ${CREATIONS} project creations at once: p99`
+  if (!bench.wanted(row)) return
+  const { id, token } = bench.tenants[0]!
+  const service = await startService(bench.dir, bench.env)
+  try {
+    const created: Outcome[] = []
+    const health: number[] = []
+    const durations: number[] = []
+    for (let round = 0; round < bench.rounds; round++) {
+      const requests = Array.from({ length: CREATIONS }, (_, i) => posting(token, `/api/v1/${id}/projects`, { name: `Creation ${round} ${i}` }))
+      const begun = performance.now()
+      const { outcome, times } = await probing(service, () => fire(bench, service, requests, { connections: CREATIONS, amount: CREATIONS, expect: 201 }))
+      durations.push(performance.now() - begun)
+      created.push(outcome)
+      health.push(...times)
+    }
+    const p99 = quantile(health, 0.99)
+    bench.lines.push({ row, ...within(p99, HEALTH_BAR), note: total(created) })
+    console.log(`${row}: ${p99.toFixed(1)} ms of ${health.length}; the creations: p50 ${median(created.map(({ p50 }) => p50)).toFixed(0)} ms, ` +
+      `p99 ${median(created.map(({ p99 }) => p99)).toFixed(0)} ms, all in ${median(durations).toFixed(0)} ms, answered otherwise: ${total(created)}`)
+  } finally {
+    await service.stop()
+  }
+}
+
+function fire (bench: Bench, { url }: Running, requests: Request[], shot: { seconds?: number, amount?: number, connections?: number, expect?: number }): Promise<Outcome> {
+  return bench.load.fire({ url, requests, expect: 200, seconds: LONGEST, connections: bench.connections, ...shot })
+}
+
+/** Asks for `/healthz` every few milliseconds, answered or not, while something is under way. */
+async function probing ({ url }: Running, work: () => Promise<Outcome>): Promise<Probed> {
+  const times: number[] = []
+  const asked: Promise<void>[] = []
+  const ask = async () => {
+    times.push(await timed(async () => { await send(url, { method: 'GET', path: '/healthz' }) }))
+  }
+  // The connection is there before the work begins.
+  await ask()
+  times.length = 0
+  const timer = setInterval(() => { asked.push(ask()) }, 5)
+  const outcome = await work()
+  clearInterval(timer)
+  await Promise.all(asked)
+  return { outcome, times }
+}
+
+async function rotate ({ url }: Running, { id, token }: Tenant, project: string, history_policy: 'keep' | 're_encrypt'): Promise<void> {
+  await send(url, posting(token, `/api/v1/${id}/${project}/encryption-key/rotate`, { history_policy }))
+}
+
+async function progressOf ({ url }: Running, { id, token }: Tenant): Promise<Progress> {
+  const { re_encryption } = await send(url, getting(token, `/api/v1/${id}/moving/encryption-key/history`)) as { re_encryption: Progress }
+  return re_encryption
+}
+
+async function finished (service: Running, tenant: Tenant): Promise<Progress> {
+  while (true) {
+    const progress = await progressOf(service, tenant)
+    if (progress.state === 'done') return progress
+    await pause(200)
+  }
+}
+
+const secondsOf = ({ started_at, finished_at }: Progress) => (Date.parse(finished_at!) - Date.parse(started_at)) / 1000
+
+async function timed (work: () => Promise<void>): Promise<number> {
+  const begun = performance.now()
+  await work()
+  return performance.now() - begun
+}
+
+/** A figure in milliseconds beside the one that is asked for, whatever the machine. */
+function within (milliseconds: number, bar: number) {
+  return { reference: 'what is asked for', ...compare(milliseconds, bar, ' ms', 1), bar: { most: 1 } }
+}
+
+const rate = (outcomes: Outcome[]) => Math.round(median(outcomes.map(({ rate }) => rate)))
