@@ -115,7 +115,8 @@ t.test(`CR-14: ${KILLS.postgres} kills of rewrap while two instances with differ
   const renewed = await startServer(t, { ...env, ...environment(NEW, OLD) })
   const send = client([old.address, renewed.address], owner)
   const [level] = await makeLevels(send, 'orbit', ['live'])
-  const of = await projectOf(send, 'orbit')
+  await makeLevels(send, 'keys', ['live'])
+  const of = await projectOf(send, 'keys')
   await insertMany(db, ringOf(OLD), of, { organizations: 700, keys: 6000 })
 
   await t.test('CR-13: without a key that is still needed nothing starts, and nothing changes', async (t) => {
@@ -221,8 +222,9 @@ t.test(`CR-14: ${KILLS.embedded} kills of rewrap on the embedded database; the k
   const owner = first.first!
   const send = client(first.address, owner)
   const [level] = await makeLevels(send, 'orbit', ['live'])
+  await makeLevels(send, 'keys', ['live'])
   t.equal((await store(send, level!, 'VALUE=kept')).reply?.status, 200)
-  const of = await projectOf(send, 'orbit')
+  const of = await projectOf(send, 'keys')
   const previous = readFileSync(file, 'utf8').trim()
   const id = previous.split(':')[0]!
   refused(t, await cli(['rewrap'], { ...env, ...environment(NEW, previous) }), /in use by process/)
