@@ -9,6 +9,8 @@ export const EVENTS = [
   'key.retrieve', 'key.rotate', 'key.change_custody',
   'history.re_encrypt',
   'api-token.create', 'api-token.delete',
+  'oauth.grant', 'oauth.revoke', 'oauth.reuse',
+  'user.create', 'user.password', 'user.disable', 'user.enable',
   'integrity.violation'
 ] as const
 export type EventName = (typeof EVENTS)[number]

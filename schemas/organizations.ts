@@ -1,5 +1,5 @@
 import { Type, type Static } from '@sinclair/typebox'
-import { Nullable, OneOf, Slug, Timestamp, Ulid } from './shapes.ts'
+import { Nullable, OneOf, PageMeta, Slug, Timestamp, Ulid } from './shapes.ts'
 
 export const ORGANIZATION_STATUSES = ['active', 'suspended', 'locked', 'cancelled'] as const
 export type OrganizationStatus = (typeof ORGANIZATION_STATUSES)[number]
@@ -34,18 +34,19 @@ export const OrganizationAttributes = Type.Object(attributes, { title: 'Organiza
 export type OrganizationAttributes = Static<typeof OrganizationAttributes>
 
 /** An organization carries `name`, `slug` and `status` flat beside `attributes`, as clients in the field read them. */
-export const OrganizationAnswer = Type.Object({
-  data: Type.Object({
-    type: Type.Literal('organizations'),
-    id: Ulid,
-    name: Type.String(),
-    slug: Slug,
-    status: OneOf(ORGANIZATION_STATUSES),
-    attributes: OrganizationAttributes
-  }, { title: 'Organization' })
-}, {
-  title: 'OrganizationAnswer',
-  examples: [{ data: { type: 'organizations', id: example.ulid, name: 'Nimbus', slug: 'nimbus', status: 'active', attributes: example } }]
+const Organization = Type.Object({
+  type: Type.Literal('organizations'),
+  id: Ulid,
+  name: Type.String(),
+  slug: Slug,
+  status: OneOf(ORGANIZATION_STATUSES),
+  attributes: OrganizationAttributes
+}, { title: 'Organization' })
+const item = { type: 'organizations', id: example.ulid, name: 'Nimbus', slug: 'nimbus', status: 'active', attributes: example }
+
+export const OrganizationAnswer = Type.Object({ data: Organization }, { title: 'OrganizationAnswer', examples: [{ data: item }] })
+export const OrganizationList = Type.Object({ data: Type.Array(Organization), meta: PageMeta }, {
+  title: 'OrganizationList', examples: [{ data: [item], meta: PageMeta.examples[0] }]
 })
 export type OrganizationAnswer = Static<typeof OrganizationAnswer>
 

@@ -17,17 +17,19 @@ import { installDocs, installOpenApi } from './http/openapi.ts'
 import { validatorCompiler } from './http/validation.ts'
 import { encryptionKeys } from './plugins/encryption-keys.ts'
 import { environments } from './plugins/environments.ts'
+import { oauth } from './plugins/oauth/index.ts'
 import { organizations } from './plugins/organizations.ts'
 import { projects } from './plugins/projects.ts'
 import { secrets } from './plugins/secrets.ts'
 import { targets } from './plugins/targets.ts'
 import { tokens } from './plugins/tokens.ts'
+import { user } from './plugins/user.ts'
 import { versions } from './plugins/versions.ts'
 import { ApiError } from './rules/errors.ts'
 import { createHistoryWorker } from './vault/worker.ts'
 
-/** The map of the service: every domain, all below one prefix. */
-const DOMAINS = [organizations, projects, targets, environments, secrets, versions, encryptionKeys, tokens]
+/** The map of the service: every domain, all below one prefix. OAuth is beside them, at the paths that its standards name. */
+const DOMAINS = [organizations, projects, targets, environments, secrets, versions, encryptionKeys, tokens, user]
 
 const MOST_URL = 8192
 const MOST_HEADERS = 100
@@ -51,6 +53,7 @@ export async function buildApp ({ config, database, keyring, logStream, isStoppi
     genReqId: (request) => requestId(request.headers['x-request-id'], newRequestId),
     bodyLimit: config.bodyLimit,
     trustProxy: config.trustProxy,
+    rewriteUrl: (request) => withoutBase(request.url ?? '/', config.publicUrl),
     requestTimeout: 15_000,
     connectionTimeout: 30_000,
     keepAliveTimeout: 72_000,
@@ -73,6 +76,7 @@ export async function buildApp ({ config, database, keyring, logStream, isStoppi
   app.decorate('patient', database.patient)
   app.decorate('keyring', keyring)
   app.decorate('config', config)
+  app.decorate('issuer', () => config.publicUrl ?? addressOf(app, config))
   const histories = createHistoryWorker({ db: database.db, keyring, log: app.log })
   app.decorate('histories', histories)
   app.addHook('onClose', () => histories.stop())
@@ -108,8 +112,22 @@ export async function buildApp ({ config, database, keyring, logStream, isStoppi
   await installDocs(app)
   await installAccess(app)
   await app.register(health(database, isStopping))
+  await app.register(oauth)
   for (const domain of DOMAINS) await app.register(domain, { prefix: '/api/v1' })
   return app
+}
+
+// PUBLIC_URL may have a path: a proxy may take it away or leave it.
+function withoutBase (url: string, publicUrl: string | undefined): string {
+  const base = publicUrl === undefined ? '/' : new URL(publicUrl).pathname
+  return base !== '/' && (url.startsWith(`${base}/`) || url.startsWith(`${base}?`) || url === base) ? url.slice(base.length) || '/' : url
+}
+
+// Where it listens; before it does, where it is going to.
+function addressOf (app: FastifyInstance, { host, port }: Config): string {
+  const address = app.server.address()
+  const actual = typeof address === 'object' && address !== null ? address.port : port
+  return `http://${host.includes(':') ? `[${host}]` : host}:${actual}`
 }
 
 // Left to itself, ulidx asks the system for each of the 16 random characters, and takes ten times as long.

@@ -15,6 +15,8 @@ interface Row {
   /** Where it acts: a token that is narrowed to something else gets 404 there. */
   depth: Depth
   body?: object | ((ids: Record<string, string>) => object)
+  /** What a public operation answers to nothing at all, where that is not 200. */
+  public?: number
   /** Acts on the project whose key a client holds. */
   client?: true
   /** What a narrowed token is answered where the depth does not say it. */
@@ -38,6 +40,12 @@ const clientKey = (key: number) => ({ key_check: proof(key), key_check_salt: Buf
 const OPERATIONS: Record<string, Row> = {
   getHealth: { at: 'GET /healthz', access: 'public', depth: 'organization' },
   getReadiness: { at: 'GET /readyz', access: 'public', depth: 'organization' },
+  getAuthorizationServer: { at: 'GET /.well-known/oauth-authorization-server', access: 'public', depth: 'organization' },
+  getProtectedResource: { at: 'GET /.well-known/oauth-protected-resource', access: 'public', depth: 'organization' },
+  getAccessToken: { at: 'POST /api/oauth/token', access: 'public', depth: 'organization', body: {}, public: 400 },
+  revokeToken: { at: 'POST /api/oauth/revoke', access: 'public', depth: 'organization', body: {} },
+  getUser: { at: 'GET /api/v1/user', access: 'authenticated', depth: 'organization', whenInactive: true },
+  listOrganizations: { at: 'GET /api/v1/organizations', access: 'authenticated', depth: 'organization', whenInactive: true },
   getOrganization: { at: 'GET /api/v1/organizations/{organization}', access: 'organization:read', depth: 'organization', whenInactive: true },
   getOwnOrganization: { at: 'GET /api/v1/organization', access: 'authenticated', depth: 'organization', whenInactive: true },
   listProjects: { at: 'GET /api/v1/{organization}/projects', access: 'project:read', depth: 'organization' },
@@ -138,9 +146,8 @@ const codesOf = (schema: Schema): string[] => {
 // The scope of a retrieve goes by its action: each is an alternative.
 const securityOf = (id: string, access: string) => access === 'public'
   ? []
-  : id.startsWith('retrieveSecrets')
-    ? ['secret:read', 'secret:decrypt', 'key:retrieve'].map((scope) => ({ apiToken: [scope] }))
-    : [{ apiToken: access === 'authenticated' ? [] : [access] }]
+  : (id.startsWith('retrieveSecrets') ? ['secret:read', 'secret:decrypt', 'key:retrieve'] : [access])
+      .flatMap((scope) => ['apiToken', 'oauth'].map((scheme) => ({ [scheme]: scope === 'authenticated' ? [] : [scope] })))
 
 t.test('TI-36: the published operations and their scopes are exactly those of the specification and the API page', async (t) => {
   const shown = published.map(({ at, operation }) => [operation.operationId, at, operation.security])
@@ -347,7 +354,7 @@ t.test('TI-10, TI-11: every operation answers every kind of caller as it should,
       return answer
     }
     if (row.access === 'public') {
-      for (const [who, token] of nobody) check(who, await send(row, mine.ids, token), 200)
+      for (const [who, token] of nobody) check(who, await send(row, mine.ids, token), row.public ?? 200)
       t.strictSame(wrong, [], id)
       continue
     }

@@ -5,7 +5,7 @@
  * looking the hash up does.
  */
 import { crc32 } from 'node:zlib'
-import { random, sha256 } from './primitives.ts'
+import { random, sameBytes, sha256 } from './primitives.ts'
 
 const BASE62 = '0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz'
 const RANDOM_CHARACTERS = 40
@@ -29,6 +29,48 @@ export function parseApiToken (text: string): { organizationId: string } | undef
   // The checksum is no secret: whoever has the body can compute it, so its comparison may take any time.
   if (checksum(text.slice(0, end)) !== text.slice(end)) return undefined
   return { organizationId: text.slice('dotenv_'.length, 'dotenv_'.length + 26) }
+}
+
+/** What an OAuth credential is for: an access token, a refresh token, or an authorization code. None passes for another. */
+export type Credential = 'at' | 'rt' | 'ac'
+
+const CREDENTIAL_PATTERN = /^dotenv_(at|rt|ac)_[0-9A-Za-z]{49}$/
+
+/** A new OAuth credential: 43 random base62 characters, which are 256 bits, and a checksum. Show it once, store its hash. */
+export function mintCredential (kind: Credential): string {
+  const body = `dotenv_${kind}_${randomBase62(43)}`
+  return body + checksum(body)
+}
+
+/** Whether the text may be a credential of this kind: form and checksum are right. It proves nothing yet. */
+export function isCredential (kind: Credential, text: string): boolean {
+  const [, found] = CREDENTIAL_PATTERN.exec(text) ?? []
+  return found === kind && checksum(text.slice(0, -CHECKSUM_CHARACTERS)) === text.slice(-CHECKSUM_CHARACTERS)
+}
+
+/** A random value for a cookie, a link or the name of a pending request: 256 bits. */
+export function mintSecret (): string {
+  return random(32).toString('base64url')
+}
+
+/** The token that a form carries: it is made from the cookie that goes with it, so no other site and no other session has it. */
+export function formToken (cookie: string): string {
+  return sha256(`form ${cookie}`).toString('base64url')
+}
+
+/** Whether a form's token is that of the cookie, in constant time. */
+export function isFormToken (token: string, cookie: string): boolean {
+  return sameBytes(Buffer.from(token), Buffer.from(formToken(cookie)))
+}
+
+/** The S256 challenge of a code verifier (RFC 7636, 4.2). */
+export function challengeOf (verifier: string): string {
+  return sha256(verifier).toString('base64url')
+}
+
+/** Whether the verifier is the one behind a challenge (RFC 7636, 4.6), in constant time. */
+export function verifierMatches (verifier: string, challenge: string): boolean {
+  return sameBytes(Buffer.from(challengeOf(verifier)), Buffer.from(challenge))
 }
 
 /** What is stored and looked up in place of a token: SHA-256. 238 random bits need no slow hash (CR-31). */

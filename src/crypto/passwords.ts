@@ -20,6 +20,7 @@ export class PasswordWorkOverloaded extends WorkOverloaded {
 }
 
 const argon2id = new Argon2id({ memorySize: 19456, iterations: 2, parallelism: 1 })
+const PARAMETERS = 'm=19456,t=2,p=1'
 const gate = createGate(4, 32, () => new PasswordWorkOverloaded())
 
 /** The PHC string to store for a password. Throws PasswordWorkOverloaded. */
@@ -36,4 +37,17 @@ export async function verifyPassword (hash: string, password: string): Promise<b
 export function generatePassword (): string {
   const characters = Array.from(random(24), (byte) => READABLE[byte & 31]).join('')
   return characters.replace(/(.{4})(?=.)/g, '$1-')
+}
+
+/** Whether a hash was made with other parameters than today's: then the next sign-in makes it anew. */
+export function isOutdated (hash: string): boolean {
+  return !hash.startsWith('$argon2id$') || !hash.includes(`$${PARAMETERS}$`)
+}
+
+let nobody: Promise<string> | undefined
+
+/** Takes as long as a wrong password of somebody: who has no account is not told apart by time (CR-41). */
+export async function verifyNobody (password: string): Promise<void> {
+  nobody ??= hashPassword(generatePassword())
+  await verifyPassword(await nobody, password)
 }

@@ -6,6 +6,7 @@ import { HISTORY_POLICIES, MANAGED, SECRET_FORMATS } from '../../schemas/project
 import { LEVELS } from '../../schemas/secrets.ts'
 import { NAME_LENGTH, SLUG_LENGTH } from '../../schemas/shapes.ts'
 import { ORGANIZATION_STATUSES } from '../../schemas/organizations.ts'
+import { MEMBER_STATUSES, ROLES } from '../../schemas/users.ts'
 import { VERSION_ACTIONS } from '../../schemas/versions.ts'
 import { bytea, moment } from './columns.ts'
 
@@ -59,15 +60,105 @@ export const users = pgTable('users', {
   /** Lower case, NFKC: what sign-in and uniqueness go by. */
   email_normalized: varchar({ length: 320 }).notNull().unique(),
   name: name(),
+  /** Argon2id as a PHC string; null until the first one is set through a one-time link. */
   password_hash: text(),
+  is_verified: boolean().notNull().default(false),
+  /** Set: the account is closed. No sign-in, session or token of it counts. */
+  disabled_at: moment(),
   ...timestamps
 })
+
+/** Wrong passwords in a row, for each address that was tried, whether it has an account or not. */
+export const sign_in_failures = pgTable('sign_in_failures', {
+  /** Keyed hash of the normalized address. */
+  key: bytea().primaryKey(),
+  failures: integer().notNull(),
+  /** Nobody is let in before. */
+  locked_until: moment(),
+  last_at: moment().notNull().default(sql`now()`)
+})
+
+/** One-time links with which people set their password. */
+export const password_links = pgTable('password_links', {
+  token_hash: bytea().primaryKey(),
+  user_id: count().notNull().references(() => users.id, { onDelete: 'cascade' }),
+  expires_at: moment().notNull(),
+  ...created
+}, (table) => [index().on(table.user_id)])
+
+/** Signed-in browsers. Bearer tokens are elsewhere: neither opens the other's doors. */
+export const sessions = pgTable('sessions', {
+  token_hash: bytea().primaryKey(),
+  user_id: count().notNull().references(() => users.id, { onDelete: 'cascade' }),
+  seen_at: moment().notNull().default(sql`now()`),
+  expires_at: moment().notNull(),
+  ...created
+}, (table) => [index().on(table.user_id)])
+
+/** Applications that act for users. All are public: they keep no secret. */
+export const oauth_clients = pgTable('oauth_clients', {
+  id: varchar({ length: 64 }).primaryKey(),
+  name: name(),
+  /** Compared byte by byte, but for the port of a loopback address; one that begins with `/` is a page of this service. */
+  redirect_uris: text().array().notNull(),
+  is_first_party: boolean().notNull().default(false),
+  disabled_at: moment(),
+  ...created
+})
+
+/** Authorization requests that wait for somebody's decision, bound to the session that was shown the page. */
+export const oauth_requests = pgTable('oauth_requests', {
+  id_hash: bytea().primaryKey(),
+  session_hash: bytea().notNull().references(() => sessions.token_hash, { onDelete: 'cascade' }),
+  client_id: varchar({ length: 64 }).notNull().references(() => oauth_clients.id, { onDelete: 'cascade' }),
+  redirect_uri: text().notNull(),
+  state: text(),
+  code_challenge: varchar({ length: 43 }).notNull(),
+  scopes: text().array().notNull(),
+  expires_at: moment().notNull()
+}, (table) => [index().on(table.session_hash), index().on(table.client_id)])
+
+/** What a user has granted to a client: everything that was ever issued for it, a family, lives and dies with it. */
+export const oauth_grants = pgTable('oauth_grants', {
+  id: count().primaryKey().generatedAlwaysAsIdentity(),
+  user_id: count().notNull().references(() => users.id, { onDelete: 'cascade' }),
+  client_id: varchar({ length: 64 }).notNull().references(() => oauth_clients.id, { onDelete: 'cascade' }),
+  scopes: text().array().notNull(),
+  expires_at: moment().notNull(),
+  revoked_at: moment(),
+  ...created
+}, (table) => [index().on(table.user_id), index().on(table.client_id)])
+
+/** Authorization codes: redeemed once, and remembered until they expire so that a second use is noticed. */
+export const oauth_codes = pgTable('oauth_codes', {
+  code_hash: bytea().primaryKey(),
+  grant_id: count().notNull().references(() => oauth_grants.id, { onDelete: 'cascade' }),
+  redirect_uri: text().notNull(),
+  code_challenge: varchar({ length: 43 }),
+  wrong_verifiers: integer().notNull().default(0),
+  used_at: moment(),
+  expires_at: moment().notNull()
+}, (table) => [index().on(table.grant_id)])
+
+/** An access token and its refresh token: one record, so that they end together. A used one stays, to notice a second use. */
+export const oauth_tokens = pgTable('oauth_tokens', {
+  id: count().primaryKey().generatedAlwaysAsIdentity(),
+  grant_id: count().notNull().references(() => oauth_grants.id, { onDelete: 'cascade' }),
+  access_hash: bytea().notNull().unique(),
+  refresh_hash: bytea().notNull().unique(),
+  /** Of the access token; at most those of the grant. */
+  scopes: text().array().notNull(),
+  access_expires_at: moment().notNull(),
+  refresh_expires_at: moment().notNull(),
+  used_at: moment(),
+  ...created
+}, (table) => [index().on(table.grant_id)])
 
 export const members = pgTable('members', {
   organization_id: ulid().notNull().references(() => organizations.id, { onDelete: 'cascade' }),
   user_id: count().notNull().references(() => users.id, { onDelete: 'cascade' }),
-  role: varchar({ length: 32 }).notNull(),
-  status: varchar({ length: 16 }).notNull().default('active'),
+  role: varchar({ length: 32, enum: ROLES }).notNull(),
+  status: varchar({ length: 16, enum: MEMBER_STATUSES }).notNull().default('active'),
   joined_at: moment().notNull().default(sql`now()`)
 }, (table) => [primaryKey({ columns: [table.organization_id, table.user_id] }), index().on(table.user_id)])
 

@@ -3,10 +3,12 @@ import { Type, type TSchema } from '@sinclair/typebox'
 import { ERRORS, ErrorBody, type ErrorCode } from '../../schemas/errors.ts'
 import type { Scope } from '../../schemas/scopes.ts'
 import { LRUCache } from 'lru-cache'
-import { hashToken, parseApiToken } from '../crypto/bearer.ts'
+import { hashToken, isCredential, parseApiToken } from '../crypto/bearer.ts'
+import { findUserCall, type UserCall } from '../repositories/oauth.ts'
 import { findPrincipal, updateTokenUse, type Organization, type Principal } from '../repositories/tokens.ts'
 import { databaseError } from '../db/database.ts'
 import { fail } from '../rules/errors.ts'
+import { effectiveScopes } from '../rules/roles.ts'
 import { RESERVED, isReserved, type SlugKind } from '../rules/slugs.ts'
 import { isInside, type Place } from '../rules/slices.ts'
 import { addressKey, installLimits, type Consume, type LimitGroup } from './limits.ts'
@@ -22,6 +24,7 @@ const MOST_TOKEN = 512
 export async function installAccess (app: FastifyInstance) {
   const consume = await installLimits(app)
   app.decorateRequest('principal', null)
+  app.decorateRequest('user', null)
 
   app.addHook('onRoute', (route) => {
     const { access, audit, errors = [] } = route.config ?? {}
@@ -46,8 +49,8 @@ export async function installAccess (app: FastifyInstance) {
     route.schema = {
       ...route.schema,
       ...(extra.length > 0 && { description: `By what is asked, needs also ${extra.map((scope) => `\`${scope}\``).join(', ')}.` }),
-      security: access === 'public' ? [] : alternatives.map((scopes) => ({ apiToken: scopes })),
-      response: { ...(response as object), ...errorBodies(codes) }
+      security: access === 'public' ? [] : alternatives.flatMap((scopes): Record<string, Scope[]>[] => [{ apiToken: scopes as Scope[] }, { oauth: scopes as Scope[] }]),
+      response: route.config?.speaks === undefined ? { ...(response as object), ...errorBodies(codes) } : response
     }
   })
 
@@ -57,7 +60,7 @@ export async function installAccess (app: FastifyInstance) {
   const recordUse = useRecorder(app)
   app.addHook('onRequest', async (request, reply) => {
     await guard(app, consume, request, reply)
-    if (request.principal) recordUse(request, request.principal.id)
+    if (request.principal?.type === 'api_token') recordUse(request, request.principal.id)
   })
 }
 
@@ -75,15 +78,22 @@ async function guard (app: FastifyInstance, consume: Consume, request: FastifyRe
   }
   if (access === undefined || access === 'public') return address()
 
-  const principal = await authenticate(app, request)
-  if (principal === undefined) {
-    await address()
-    return challenge(request, reply)
-  }
   const params = request.params as Record<string, string>
-  if (params.organization !== undefined && !names(params.organization, principal.organization)) {
+  const caller = await authenticate(app, request, params.organization)
+  if (caller === undefined) {
     await address()
-    return isReserved('organization', params.organization) ? app.refuseRoute(request, reply) : fail('not_found')
+    return challenge(app, request, reply)
+  }
+  request.user = caller.user ?? null
+  if (params.organization === undefined && caller.user !== undefined) {
+    // Not about any one organization: the user's own count.
+    if (limit !== 'none') await consume(limit, `user:${caller.user.user.id}`, 0, request, reply)
+    return
+  }
+  const { principal } = caller
+  if (principal === undefined || (params.organization !== undefined && !names(params.organization, principal.organization))) {
+    await address()
+    return isReserved('organization', params.organization ?? '') ? app.refuseRoute(request, reply) : fail('not_found')
   }
   request.principal = principal
   const { organization } = principal
@@ -94,13 +104,28 @@ async function guard (app: FastifyInstance, consume: Consume, request: FastifyRe
   if (access !== 'authenticated') requireScope(request, reply, access)
 }
 
-async function authenticate (app: FastifyInstance, request: FastifyRequest): Promise<Principal | undefined> {
+interface Caller { principal: Principal | undefined, user?: UserCall }
+
+async function authenticate (app: FastifyInstance, request: FastifyRequest, organization: string | undefined): Promise<Caller | undefined> {
   // Of several headers Node keeps the first alone: the raw ones tell that there were more.
   const sent = request.raw.rawHeaders.filter((_value, i, all) => i % 2 === 1 && all[i - 1]?.toLowerCase() === 'authorization')
   const [, token] = /^Bearer ([\x21-\x7e]+)$/i.exec(sent.length === 1 ? sent[0] ?? '' : '') ?? []
+  if (token === undefined || token.length > MOST_TOKEN) return undefined
   // The checksum is judged first, so that garbage costs no query.
-  if (token === undefined || token.length > MOST_TOKEN || parseApiToken(token) === undefined) return undefined
-  return findPrincipal(app.reads, hashToken(token))
+  if (parseApiToken(token) !== undefined) {
+    const principal = await findPrincipal(app.reads, hashToken(token))
+    return principal && { principal }
+  }
+  if (!isCredential('at', token)) return undefined
+  const user = await findUserCall(app.reads, hashToken(token), organization)
+  return user && { principal: principalFor(user), user }
+}
+
+// Through an application a member may do what was granted and what the role allows, whichever is narrower.
+function principalFor ({ user, granted, membership }: UserCall): Principal | undefined {
+  if (membership === undefined) return undefined
+  const { role, organization } = membership
+  return { type: 'user', id: user.id, name: user.name, scopes: effectiveScopes(granted, role), slices: [], expires_at: null, organization }
 }
 
 // At most once a minute for a token, and nobody waits for it: no request depends on it.
@@ -114,9 +139,11 @@ function useRecorder (app: FastifyInstance) {
 }
 
 // RFC 6750: the plain challenge when nothing was sent, `invalid_token` for every token that is not good, one body for all.
-function challenge (request: FastifyRequest, reply: FastifyReply): never {
+// `resource_metadata` says where to get one (RFC 9728, 5.1).
+function challenge (app: FastifyInstance, request: FastifyRequest, reply: FastifyReply): never {
   const sent = request.headers.authorization !== undefined
-  reply.header('www-authenticate', sent ? `${REALM}, error="invalid_token", error_description="The token is not valid"` : REALM)
+  const realm = `${REALM}, resource_metadata="${app.issuer()}/.well-known/oauth-protected-resource"`
+  reply.header('www-authenticate', sent ? `${realm}, error="invalid_token", error_description="The token is not valid"` : realm)
   return fail('unauthenticated')
 }
 

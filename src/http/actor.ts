@@ -5,11 +5,16 @@ import { principalOf } from './access.ts'
 /** Who did it, from where: what an audit event and a version remember of the caller. */
 export function actorOf (request: FastifyRequest): Actor {
   const { type, id, name, organization } = principalOf(request)
+  return { organization_id: organization.id, type, id, name, ...originOf(request) }
+}
+
+/** A person at one of our pages, or an application of theirs at the token endpoint; as seen by one organization. */
+export function personOf (request: FastifyRequest, organizationId: string, user: { id: number, name: string }): Actor {
+  return { organization_id: organizationId, type: 'user', id: user.id, name: user.name, ...originOf(request) }
+}
+
+function originOf (request: FastifyRequest) {
   return {
-    organization_id: organization.id,
-    type,
-    id,
-    name,
     request_id: request.id,
     // What a proxy passes on as an address may be anything; of a client that has gone there may be none.
     ip: (request.ip as string | undefined)?.slice(0, 64) ?? null,

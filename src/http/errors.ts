@@ -39,7 +39,8 @@ export function sendError (request: FastifyRequest, reply: FastifyReply, { code,
     .send({ error: codeOf(code), message: ERRORS[code].message, ...(details !== undefined && { details }), ...(errors && { errors }) })
 }
 
-function toApiError (thrown: FastifyError): ApiError {
+/** The catalogue row for whatever was thrown. */
+export function toApiError (thrown: FastifyError): ApiError {
   if (thrown instanceof ApiError) return thrown
   if (thrown.validation) return new ApiError('validation_failed', undefined, errorsByMember(thrown.validation, thrown.validationContext))
   // The client went away in the middle of its body. Nobody reads the answer, but it is no failure of ours.

@@ -2,6 +2,7 @@ import rateLimit, { type FastifyRateLimitStore } from '@fastify/rate-limit'
 import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify'
 import { isIPv4, isIPv6 } from 'node:net'
 import { LRUCache } from 'lru-cache'
+import type { Config } from '../config.ts'
 import { fail } from '../rules/errors.ts'
 
 const MINUTE = 60_000
@@ -16,16 +17,18 @@ export const LIMITS = {
   api: { setting: 'api', window: MINUTE },
   oauth_token: { setting: 'oauth', window: MINUTE },
   oauth_revoke: { setting: 'oauth', window: MINUTE },
+  /** Passwords that one address may try: twice what it may ask the token endpoint. */
+  sign_in: { setting: 'oauth', times: 2, window: MINUTE },
   key_rotation: { setting: 'keyRotation', window: 60 * MINUTE },
   /** Changes of custody: as many as rotations, counted by themselves. */
   key_custody: { setting: 'keyRotation', window: 60 * MINUTE },
   billing: { setting: 'billing', window: MINUTE }
-} as const
+} as const satisfies Record<string, { setting: keyof Config['rateLimits'], window: number, times?: number }>
 export type LimitGroup = keyof typeof LIMITS
 
 declare module 'fastify' {
   interface FastifyRequest {
-    /** Whom the request counts against: `org:<id>` or `ip:<address>`. */
+    /** Whom the request counts against: `org:<id>`, `user:<id>` or `ip:<address>`. */
     limitKey: string
     /** The allowance of the organization's plan, where it is above the configured one. */
     limitFromPlan: number
@@ -43,8 +46,8 @@ export async function installLimits (app: FastifyInstance): Promise<Consume> {
   await app.register(rateLimit, { global: false, store: Windows })
   app.decorateRequest('limitKey', '')
   app.decorateRequest('limitFromPlan', 0)
-  const limiters = new Map(Object.entries(LIMITS).map(([group, { setting, window }]) => {
-    const configured = app.config.rateLimits[setting]
+  const limiters = new Map(Object.entries(LIMITS).map(([group, { setting, window, ...more }]) => {
+    const configured = app.config.rateLimits[setting] * ('times' in more ? more.times : 1)
     const limiter = configured === 0
       ? undefined
       : app.createRateLimit({

@@ -6,8 +6,9 @@ import { SCOPES } from '../../schemas/scopes.ts'
 
 const DESCRIPTION = `Encrypted secrets in a hierarchy of organization, project, target and environment, with version history.
 
-Every request carries \`Authorization: Bearer <token>\` of an organization API token. Each operation names the one scope
-that it needs; \`*\` holds all of them. Times are RFC 3339 in UTC. Errors are \`{error, message, details?, errors?}\`.
+Every request carries \`Authorization: Bearer <token>\`: an organization API token, or an access token with which an
+application acts for a user (OAuth 2.0, authorization code with PKCE). Each operation names the one scope that it needs;
+\`*\` holds all of them, and a user never does more than their role in the organization allows. Times are RFC 3339 in UTC. Errors are \`{error, message, details?, errors?}\`.
 A trailing slash is never redirected. Limits are counted per organization; \`X-RateLimit-*\` says where you stand.`
 
 const TAGS: Record<string, string> = {
@@ -19,6 +20,8 @@ const TAGS: Record<string, string> = {
   versions: 'Version history: list, fetch, restore, delete, purge',
   'encryption-keys': 'Keys of projects',
   'api-tokens': 'Organization API tokens',
+  users: 'Whoever calls',
+  oauth: 'OAuth 2.0: tokens for applications that act for users',
   operations: 'For operators'
 }
 
@@ -39,6 +42,11 @@ export async function installOpenApi (app: FastifyInstance) {
             scheme: 'bearer',
             bearerFormat: 'dotenv_<organization>_<random>',
             description: `An organization API token. Scopes:\n\n${Object.entries(SCOPES).map(([scope, words]) => `* \`${scope}\`: ${words}`).join('\n')}`
+          },
+          oauth: {
+            type: 'oauth2',
+            description: 'An application that acts for a user. PKCE with S256 is required; clients are public.',
+            flows: { authorizationCode: { authorizationUrl: '/oauth/authorize', tokenUrl: '/api/oauth/token', refreshUrl: '/api/oauth/token', scopes: { ...SCOPES } } }
           }
         }
       }
@@ -64,6 +72,7 @@ export async function installDocs (app: FastifyInstance) {
     await docs.register(swaggerUi, {
       routePrefix: '/docs',
       uiConfig: { persistAuthorization: false, validatorUrl: null, displayRequestDuration: true, deepLinking: true },
+      initOAuth: { clientId: 'swagger-ui', appName: 'Strongroom API', usePkceWithAuthorizationCodeGrant: true, scopes: [] },
       theme: { title: 'Strongroom API' },
       staticCSP: UI_CSP
     })
@@ -146,5 +155,5 @@ function describe (paths: Paths): Paths {
 function codesOf (response: Json): string {
   const [media] = Object.values(response.content as Record<string, { schema: Json }>)
   const bodies = (media?.schema.anyOf ?? [media?.schema]) as { title?: string }[]
-  return bodies.map(({ title }) => `\`${codeOf((title?.replace(/^Error_/, '') ?? '') as ErrorCode)}\``).join(', ')
+  return bodies.map(({ title = '' }) => title.startsWith('Error_') ? `\`${codeOf(title.slice(6) as ErrorCode)}\`` : 'An error of RFC 6749').join(', ')
 }

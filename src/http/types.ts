@@ -6,6 +6,7 @@ import type { Scope } from '../../schemas/scopes.ts'
 import type { Config } from '../config.ts'
 import type { Keyring } from '../crypto/keyring.ts'
 import type { Db } from '../db/database.ts'
+import type { UserCall } from '../repositories/oauth.ts'
 import type { Principal } from '../repositories/tokens.ts'
 import type { LimitGroup } from './limits.ts'
 
@@ -29,6 +30,8 @@ declare module 'fastify' {
     errors?: readonly ErrorCode[]
     /** The audit event of a route that changes or reveals something; `none` where a POST only reads. */
     audit?: EventName | 'none'
+    /** Answers in another shape than the rest: that of RFC 6749, or a page. Its plugin documents and sends its errors. */
+    speaks?: 'oauth' | 'html'
     /** Goes on when the organization is suspended, locked or cancelled. */
     whenInactive?: true
   }
@@ -41,12 +44,17 @@ declare module 'fastify' {
     patient: Db
     keyring: Keyring
     config: Config
+    /** The address of this service as everybody else knows it, without a slash at its end: PUBLIC_URL, or where it listens. */
+    issuer (): string
     /** Counts a request of an organization in a further group, for what only some requests of a route do; 429 past the limit. */
     consume (group: LimitGroup, request: FastifyRequest, reply: FastifyReply): Promise<void>
     /** Re-encrypts histories in the background; `wake` when there is something new to do. */
     histories: { start (): void, wake (): void }
   }
   interface FastifyRequest {
+    /** Who acts in the organization that the request is about. */
     principal: Principal | null
+    /** The user whose access token was sent, on any guarded route. */
+    user: UserCall | null
   }
 }

@@ -5,7 +5,7 @@ import type { Db } from '../db/database.ts'
 /** Who did it, from where. */
 export interface Actor {
   organization_id: string
-  type: 'api_token' | 'operator' | 'system'
+  type: 'api_token' | 'user' | 'operator' | 'system'
   id: number | null
   name: string
   request_id: string | null

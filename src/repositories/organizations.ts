@@ -1,7 +1,9 @@
-import { eq, or, sql } from 'drizzle-orm'
+import { and, asc, eq, or, sql } from 'drizzle-orm'
 import type { OrganizationStatus } from '../../schemas/organizations.ts'
 import type { Db } from '../db/database.ts'
-import { members, organization_counters, organizations, plans, users } from '../db/tables.ts'
+import { members, organization_counters, organizations, plans } from '../db/tables.ts'
+import { offsetOf, type PageRequest } from '../rules/pagination.ts'
+import type { Organization } from './tokens.ts'
 
 export interface NewOrganization { id: string, name: string, slug: string, plan: string, storage_key: Buffer }
 
@@ -20,13 +22,14 @@ export async function countOrganizations (db: Db): Promise<number> {
   return db.$count(organizations)
 }
 
-export async function createUser (db: Db, user: { email: string, name: string, password_hash: string }): Promise<number> {
-  const [row] = await db.insert(users).values({ ...user, email_normalized: user.email.normalize('NFKC').toLowerCase() }).returning({ id: users.id })
-  return row!.id
-}
-
-export async function createMember (db: Db, member: { organization_id: string, user_id: number, role: string }): Promise<void> {
-  await db.insert(members).values(member)
+/** Organizations of which the user is an active member, by name. */
+export async function listOrganizations (db: Db, userId: number, page: PageRequest): Promise<{ rows: Omit<Organization, 'storage_key'>[], total: number }> {
+  const own = and(eq(members.user_id, userId), eq(members.status, 'active'))
+  const { id, name, slug, status, created_at, updated_at } = organizations
+  const rows = await db.select({ organization: { id, name, slug, status, created_at, updated_at }, plan: plans }).from(members)
+    .innerJoin(organizations, eq(organizations.id, members.organization_id)).innerJoin(plans, eq(plans.name, organizations.plan))
+    .where(own).orderBy(asc(name), asc(id)).limit(page.per_page).offset(offsetOf(page))
+  return { rows: rows.map(({ organization, plan }) => ({ ...organization, plan })), total: await db.$count(members, own) }
 }
 
 /** Changes an organization's plan or status; its id, or undefined when there is no such organization. */

@@ -20,9 +20,9 @@ export interface Organization {
   updated_at: Date
 }
 
-/** Who calls: the holder of an organization API token. */
+/** Who acts in an organization: the holder of an API token of it, or a member through an application. */
 export interface Principal {
-  type: 'api_token'
+  type: 'api_token' | 'user'
   id: number
   name: string
   scopes: ReadonlySet<Ability>

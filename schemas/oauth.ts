@@ -1,0 +1,135 @@
+import { Type, type Static } from '@sinclair/typebox'
+
+// Names and lengths are those of RFC 6749, 7636, 8414, 9207 and 9728; nothing here is our own invention.
+
+/** The error codes of RFC 6749 (4.1.2.1, 5.2), RFC 6750 aside, with what a client reads beside them. */
+export const OAUTH_ERRORS = {
+  invalid_request: { status: 400, description: 'The request is missing a parameter, repeats one, or is malformed' },
+  invalid_client: { status: 400, description: 'The client is unknown or may not be used' },
+  invalid_grant: { status: 400, description: 'The code or token is invalid, expired, used or was issued to another client' },
+  unsupported_grant_type: { status: 400, description: 'This grant type is not supported' },
+  invalid_scope: { status: 400, description: 'A scope is unknown or exceeds what was granted' },
+  unsupported_response_type: { status: 400, description: 'Only the response type code is supported' },
+  access_denied: { status: 403, description: 'The request was denied' },
+  consent_required: { status: 400, description: 'A person has to agree' },
+  request_not_supported: { status: 400, description: 'Request objects are not supported' },
+  request_uri_not_supported: { status: 400, description: 'Request objects are not supported' },
+  unsupported_media_type: { status: 415, description: 'Send application/x-www-form-urlencoded or application/json in UTF-8' },
+  payload_too_large: { status: 413, description: 'The body is larger than the limit' },
+  method_not_allowed: { status: 405, description: 'This path does not take that method' },
+  rate_limit_exceeded: { status: 429, description: 'Too many requests' },
+  server_error: { status: 500, description: 'Something failed on our side' },
+  temporarily_unavailable: { status: 503, description: 'The service cannot answer right now' }
+} as const
+export type OAuthErrorCode = keyof typeof OAUTH_ERRORS
+
+/** Seconds and days that codes and tokens live. */
+export const LIFETIMES = { code: 60, access: 3600, refreshIdleDays: 30, grantDays: 90 } as const
+
+export const STATE_LENGTH = 4096
+export const REDIRECT_LENGTH = 2048
+
+/** RFC 6749, 5.2, with `message` as every error of this API has it. */
+export const OAuthErrorBody = Type.Object({
+  error: Type.String(),
+  error_description: Type.String(),
+  message: Type.String()
+}, {
+  title: 'OAuthError',
+  examples: [{ error: 'invalid_grant', error_description: OAUTH_ERRORS.invalid_grant.description, message: `${OAUTH_ERRORS.invalid_grant.description}.` }]
+})
+
+const code = Type.String({ description: 'authorization_code: the code' })
+const verifier = Type.String({ description: 'authorization_code: 43 to 128 characters (RFC 7636)' })
+
+/** Published, and judged by the handler: RFC 6749 has its own errors. */
+export const TokenBody = Type.Object({
+  grant_type: Type.Union([Type.Literal('authorization_code'), Type.Literal('refresh_token')]),
+  client_id: Type.Optional(Type.String()),
+  code: Type.Optional(code),
+  code_verifier: Type.Optional(verifier),
+  redirect_uri: Type.Optional(Type.String({ description: 'authorization_code: as in the authorization request' })),
+  refresh_token: Type.Optional(Type.String({ description: 'refresh_token: the newest one' })),
+  scope: Type.Optional(Type.String({ description: 'refresh_token: the same scopes or fewer' }))
+}, {
+  title: 'TokenBody',
+  examples: [{
+    grant_type: 'authorization_code', client_id: 'dotenv-cli', code: 'dotenv_ac_…', code_verifier: 'dBjftJeZ4CVP-mB92K27uhbUJU1p1r_wW1gFWFOEjXk', redirect_uri: 'http://127.0.0.1:5555/callback'
+  }]
+})
+
+/** RFC 6749, 5.1. */
+export const TokenAnswer = Type.Object({
+  access_token: Type.String(),
+  token_type: Type.Literal('Bearer'),
+  expires_in: Type.Integer(),
+  refresh_token: Type.String(),
+  scope: Type.String()
+}, {
+  title: 'TokenAnswer',
+  examples: [{ access_token: 'dotenv_at_…', token_type: 'Bearer', expires_in: 3600, refresh_token: 'dotenv_rt_…', scope: 'secret:read project:read' }]
+})
+export type TokenAnswer = Static<typeof TokenAnswer>
+
+/** RFC 7009, 2.1. */
+export const RevokeBody = Type.Object({
+  token: Type.Optional(Type.String({ description: 'the refresh token, or the access token' })),
+  client_id: Type.Optional(Type.String()),
+  token_type_hint: Type.Optional(Type.String())
+}, { title: 'RevokeBody', examples: [{ token: 'dotenv_rt_…', client_id: 'dotenv-cli' }] })
+
+export const RevokeAnswer = Type.Object({}, { title: 'RevokeAnswer', examples: [{}] })
+
+/** RFC 8414, 2. */
+export const ServerMetadata = Type.Object({
+  issuer: Type.String(),
+  authorization_endpoint: Type.String(),
+  token_endpoint: Type.String(),
+  revocation_endpoint: Type.String(),
+  response_types_supported: Type.Array(Type.String()),
+  response_modes_supported: Type.Array(Type.String()),
+  grant_types_supported: Type.Array(Type.String()),
+  code_challenge_methods_supported: Type.Array(Type.String()),
+  token_endpoint_auth_methods_supported: Type.Array(Type.String()),
+  revocation_endpoint_auth_methods_supported: Type.Array(Type.String()),
+  authorization_response_iss_parameter_supported: Type.Boolean(),
+  scopes_supported: Type.Array(Type.String()),
+  service_documentation: Type.String()
+}, {
+  title: 'AuthorizationServerMetadata',
+  examples: [{
+    issuer: 'https://secrets.example.com',
+    authorization_endpoint: 'https://secrets.example.com/oauth/authorize',
+    token_endpoint: 'https://secrets.example.com/api/oauth/token',
+    revocation_endpoint: 'https://secrets.example.com/api/oauth/revoke',
+    response_types_supported: ['code'],
+    response_modes_supported: ['query'],
+    grant_types_supported: ['authorization_code', 'refresh_token'],
+    code_challenge_methods_supported: ['S256'],
+    token_endpoint_auth_methods_supported: ['none'],
+    revocation_endpoint_auth_methods_supported: ['none'],
+    authorization_response_iss_parameter_supported: true,
+    scopes_supported: ['secret:read'],
+    service_documentation: 'https://secrets.example.com/docs'
+  }]
+})
+
+/** RFC 9728, 2. */
+export const ResourceMetadata = Type.Object({
+  resource: Type.String(),
+  authorization_servers: Type.Array(Type.String()),
+  bearer_methods_supported: Type.Array(Type.String()),
+  scopes_supported: Type.Array(Type.String()),
+  resource_name: Type.String(),
+  resource_documentation: Type.String()
+}, {
+  title: 'ProtectedResourceMetadata',
+  examples: [{
+    resource: 'https://secrets.example.com',
+    authorization_servers: ['https://secrets.example.com'],
+    bearer_methods_supported: ['header'],
+    scopes_supported: ['secret:read'],
+    resource_name: 'Strongroom',
+    resource_documentation: 'https://secrets.example.com/docs'
+  }]
+})

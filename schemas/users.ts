@@ -1,0 +1,81 @@
+import { Type, type Static } from '@sinclair/typebox'
+import { Nullable, OneOf, Slug, Timestamp, Ulid } from './shapes.ts'
+
+/** What a member is in an organization; `admin` is read as `administrator`. */
+export const ROLES = ['owner', 'administrator', 'developer', 'member', 'auditor', 'billing_manager', 'api_user'] as const
+export type Role = (typeof ROLES)[number]
+
+/** A membership counts from the moment that it is active. */
+export const MEMBER_STATUSES = ['active', 'invited'] as const
+export type MemberStatus = (typeof MEMBER_STATUSES)[number]
+
+export const EMAIL_LENGTH = 320
+/** One `@` with something on both sides and no space: whether it reaches anybody, only a message tells. */
+export const EMAIL_PATTERN = /^[^\s@\p{C}]+@[^\s@\p{C}]+$/u
+
+/** Characters and bytes of a password (NIST SP 800-63B, 5.1.1.2). */
+export const PASSWORD = { minCharacters: 8, maxBytes: 128 } as const
+
+const OrganizationLinkage = Type.Object({ type: Type.Literal('organizations'), id: Ulid })
+
+const Included = Type.Object({
+  type: Type.Literal('organizations'),
+  id: Ulid,
+  attributes: Type.Object({
+    ulid: Ulid,
+    name: Type.String(),
+    slug: Slug,
+    role: Type.Optional(OneOf(ROLES)),
+    joined_at: Type.Optional(Timestamp)
+  })
+}, { title: 'IncludedOrganization' })
+
+const relationships = Type.Object({ organizations: Type.Object({ data: Type.Array(OrganizationLinkage) }) })
+
+const included = [{
+  type: 'organizations',
+  id: '01JQZ6V9T4M8N2K7R5W3X1Y0BC',
+  attributes: { ulid: '01JQZ6V9T4M8N2K7R5W3X1Y0BC', name: 'Nimbus', slug: 'nimbus', role: 'owner', joined_at: '2026-03-01T12:00:00.000Z' }
+}]
+const linkage = { organizations: { data: [{ type: 'organizations', id: '01JQZ6V9T4M8N2K7R5W3X1Y0BC' }] } }
+
+/** The principal of a user's access token. */
+export const UserAnswer = Type.Object({
+  data: Type.Object({
+    type: Type.Literal('users'),
+    id: Type.String(),
+    attributes: Type.Object({ name: Type.String(), email: Type.String(), is_verified: Type.Boolean(), created_at: Timestamp, updated_at: Timestamp }),
+    relationships
+  }),
+  included: Type.Array(Included)
+}, {
+  title: 'UserAnswer',
+  examples: [{
+    data: {
+      type: 'users',
+      id: '17',
+      attributes: { name: 'Rosa Quill', email: 'rosa@nimbus.example', is_verified: true, created_at: '2026-03-01T12:00:00.000Z', updated_at: '2026-03-01T12:00:00.000Z' },
+      relationships: linkage
+    },
+    included
+  }]
+})
+export type UserAnswer = Static<typeof UserAnswer>
+
+/** The principal of an organization API token. */
+export const TokenPrincipalAnswer = Type.Object({
+  data: Type.Object({
+    type: Type.Literal('api-tokens'),
+    id: Type.String(),
+    attributes: Type.Object({ name: Type.String(), abilities: Type.Array(Type.String()), expires_at: Nullable(Timestamp) }),
+    relationships
+  }),
+  included: Type.Array(Included)
+}, {
+  title: 'TokenPrincipalAnswer',
+  examples: [{
+    data: { type: 'api-tokens', id: '3', attributes: { name: 'CI', abilities: ['secret:read'], expires_at: null }, relationships: linkage },
+    included: [{ ...included[0], attributes: { ulid: '01JQZ6V9T4M8N2K7R5W3X1Y0BC', name: 'Nimbus', slug: 'nimbus' } }]
+  }]
+})
+export type TokenPrincipalAnswer = Static<typeof TokenPrincipalAnswer>

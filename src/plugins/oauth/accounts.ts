@@ -1,0 +1,136 @@
+import { Type } from '@sinclair/typebox'
+import type { FastifyReply, FastifyRequest } from 'fastify'
+import { hashToken } from '../../crypto/bearer.ts'
+import { hashPassword } from '../../crypto/passwords.ts'
+import { transaction } from '../../db/database.ts'
+import { browserOf, formOf, readCookie, sendPage, seeOther, setCookie } from '../../http/pages.ts'
+import type { Domain } from '../../http/types.ts'
+import { changePassword, deleteSession, endEverything, findPasswordLink, listMemberships, takePasswordLink, type User } from '../../repositories/users.ts'
+import { authenticate, beginSession, confirmPassword, formCookie, problemWith, refusesForm, signedIn } from './browser.ts'
+import { recordForUser } from './events.ts'
+import { accountPage, changePasswordPage, problemPage, setPasswordPage, signInPage } from './views.ts'
+
+const PAGE = { access: 'public', speaks: 'html' } as const
+const FORM = { schema: { hide: true, body: Type.Unknown() }, validatorCompiler: () => () => true }
+const MOST_QUERY = 8000
+
+const WRONG = 'The e-mail address and the password do not belong together.'
+const LOCKED = 'There were too many attempts for this address. Wait a few minutes and try again.'
+
+/** People and their browsers: signing in and out, and passwords. */
+export const accounts: Domain = async (app) => {
+  app.post('/oauth/sign-in', {
+    ...FORM,
+    config: { ...PAGE, limit: 'sign_in', audit: 'none' },
+    handler: async (request, reply) => {
+      const form = formOf(request)
+      const cookie = formCookie(app, request, reply)
+      if (refusesForm(app, request, reply, form, cookie)) return reply
+      const [email, password, query] = [form.get('email') ?? '', form.get('password') ?? '', form.get('query') ?? '']
+      const user = await authenticate(app, email.slice(0, 320), password.slice(0, 1024))
+      if (typeof user === 'string') {
+        return sendPage(reply, signInPage({ cookie, query, email, problem: user === 'locked' ? LOCKED : WRONG, status: user === 'locked' ? 429 : 422 }))
+      }
+      const before = readCookie(app, request, 'session')
+      if (before !== undefined) await deleteSession(app.db, hashToken(before))
+      await beginSession(app, reply, user.id)
+      // Always a path of this service: what the form carries can only be its query (OA-26).
+      return seeOther(reply, query === '' || query.length > MOST_QUERY ? '/account' : `/oauth/authorize?${new URLSearchParams(query)}`)
+    }
+  })
+
+  app.get('/account', {
+    schema: { hide: true },
+    config: PAGE,
+    handler: async (request, reply) => {
+      const session = await signedIn(app, request)
+      if (session === undefined) return sendPage(reply, signInPage({ cookie: formCookie(app, request, reply), query: '' }))
+      return sendPage(reply, accountPage(session.cookie, session.user, await listMemberships(app.db, session.user.id)))
+    }
+  })
+
+  app.post('/account/sign-out', {
+    ...FORM,
+    config: { ...PAGE, audit: 'none' },
+    handler: async (request, reply) => {
+      const form = formOf(request)
+      if (refusesForm(app, request, reply, form, readCookie(app, request, 'session'))) return reply
+      const session = await signedIn(app, request)
+      if (session !== undefined) {
+        if (form.get('where') === 'everywhere') await transaction(app.db, async (db) => endEverything(db, session.user.id))
+        else await deleteSession(app.db, session.hash)
+      }
+      setCookie(app, reply, 'session', undefined)
+      return seeOther(reply, '/account')
+    }
+  })
+
+  app.get('/account/password', {
+    schema: { hide: true },
+    config: PAGE,
+    handler: async (request, reply) => {
+      const session = await signedIn(app, request)
+      return session === undefined ? seeOther(reply, '/account') : sendPage(reply, changePasswordPage(session.cookie))
+    }
+  })
+
+  app.post('/account/password', {
+    ...FORM,
+    config: { ...PAGE, limit: 'sign_in', audit: 'user.password' },
+    handler: async (request, reply) => {
+      const form = formOf(request)
+      if (refusesForm(app, request, reply, form, readCookie(app, request, 'session'))) return reply
+      const session = await signedIn(app, request)
+      if (session === undefined) return seeOther(reply, '/account')
+      const password = form.get('password') ?? ''
+      const problem = problemWith(password)
+      if (problem !== undefined) return sendPage(reply, changePasswordPage(session.cookie, problem))
+      const confirmed = await confirmPassword(app, session.user.id, (form.get('current') ?? '').slice(0, 1024))
+      if (typeof confirmed === 'string') return sendPage(reply, changePasswordPage(session.cookie, confirmed === 'locked' ? LOCKED : 'The current password is not right.'))
+      await replacePassword(request, reply, session.user, password)
+      return seeOther(reply, '/account')
+    }
+  })
+
+  app.get('/account/set-password/:link', {
+    schema: { hide: true },
+    config: PAGE,
+    handler: async (request, reply) => {
+      const { link } = request.params as { link: string }
+      const user = await findPasswordLink(app.db, hashToken(link))
+      return user === undefined ? sendPage(reply, expired()) : sendPage(reply, setPasswordPage(browserOf(app, request, reply), link, user))
+    }
+  })
+
+  app.post('/account/set-password/:link', {
+    ...FORM,
+    config: { ...PAGE, limit: 'sign_in', audit: 'user.password' },
+    handler: async (request, reply) => {
+      const { link } = request.params as { link: string }
+      const form = formOf(request)
+      const cookie = readCookie(app, request, 'browser')
+      if (refusesForm(app, request, reply, form, cookie)) return reply
+      const user = await findPasswordLink(app.db, hashToken(link))
+      if (user === undefined) return sendPage(reply, expired())
+      const password = form.get('password') ?? ''
+      const problem = problemWith(password)
+      if (problem !== undefined) return sendPage(reply, setPasswordPage(cookie!, link, user, problem))
+      return await replacePassword(request, reply, user, password, link) ? seeOther(reply, '/account') : sendPage(reply, expired())
+    }
+  })
+
+  // Everything of the user ends; this browser begins anew. With a link, only if nobody used it first.
+  async function replacePassword (request: FastifyRequest, reply: FastifyReply, user: User, password: string, link?: string): Promise<boolean> {
+    const hash = await hashPassword(password)
+    const done = await transaction(app.db, async (db) => {
+      if (link !== undefined && await takePasswordLink(db, hashToken(link)) === undefined) return false
+      await changePassword(db, user.id, hash)
+      await recordForUser(db, request, user, 'user.password')
+      return true
+    })
+    if (done) await beginSession(app, reply, user.id)
+    return done
+  }
+}
+
+const expired = () => problemPage(404, 'This link cannot be used', 'It was used already, or it is older than three days. Ask for a new one.')

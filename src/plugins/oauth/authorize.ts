@@ -1,0 +1,101 @@
+import { Type } from '@sinclair/typebox'
+import { LIFETIMES } from '../../../schemas/oauth.ts'
+import type { Scope } from '../../../schemas/scopes.ts'
+import { hashToken, mintCredential, mintSecret } from '../../crypto/bearer.ts'
+import { transaction } from '../../db/database.ts'
+import { formOf, readCookie, sendPage, seeOther, valuesOf } from '../../http/pages.ts'
+import type { Domain } from '../../http/types.ts'
+import { createCode, createGrant, createRequest, findClient, takeRequest } from '../../repositories/oauth.ts'
+import { listMemberships } from '../../repositories/users.ts'
+import { OAUTH_ERRORS, type OAuthErrorCode } from '../../../schemas/oauth.ts'
+import { judgeAuthorization, namedClient, returnUrl, type Parameters, type ReturnAddress } from '../../rules/authorization.ts'
+import { formTarget } from '../../rules/redirects.ts'
+import { scopesOfRole } from '../../rules/roles.ts'
+import { formCookie, refusesForm, signedIn } from './browser.ts'
+import { recordForUser } from './events.ts'
+import { consentPage, problemPage, signInPage } from './views.ts'
+
+/** The authorization endpoint (RFC 6749, 4.1.1): sign in, agree, and go back with a code. */
+export const authorize: Domain = async (app) => {
+  app.get('/authorize', {
+    config: { access: 'public', speaks: 'html' },
+    schema: { hide: true },
+    handler: async (request, reply) => {
+      const query = request.raw.url?.split('?').slice(1).join('?') ?? ''
+      const parameters = parametersOf(query)
+      const id = namedClient(parameters)
+      const client = id === undefined || id.length > 64 ? undefined : await findClient(app.db, id)
+      const judged = judgeAuthorization(parameters, client, app.issuer())
+      if ('page' in judged) return sendPage(reply, problemPage(400, 'This request cannot be used', judged.page))
+      if ('error' in judged) return goBack(judged.error, judged.to)
+
+      const session = await signedIn(app, request)
+      if (session === undefined) return sendPage(reply, signInPage({ cookie: formCookie(app, request, reply), query, client: client!.name }))
+      const memberships = await listMemberships(app.db, session.user.id)
+      const possible = new Set(memberships.flatMap(({ role }) => scopesOfRole(role)))
+      const scopes = judged.request.scopes.filter((scope) => possible.has(scope))
+      const pending = mintSecret()
+      const { client_id, redirect_uri, state, code_challenge } = judged.request
+      await createRequest(app.db, hashToken(pending), session.hash, { client_id, redirect_uri, state: state ?? null, code_challenge, scopes })
+      return sendPage(reply, consentPage({
+        cookie: session.cookie,
+        request: pending,
+        client: { name: client!.name, isFirstParty: client!.is_first_party },
+        redirectHost: hostOf(redirect_uri),
+        user: session.user,
+        memberships,
+        scopes,
+        formTarget: formTarget(redirect_uri)
+      }))
+
+      function goBack (error: OAuthErrorCode, to: ReturnAddress) {
+        return seeOther(reply, returnUrl(to, app.issuer(), { error, error_description: OAUTH_ERRORS[error].description }))
+      }
+    }
+  })
+
+  app.post('/authorize/decision', {
+    config: { access: 'public', audit: 'oauth.grant', speaks: 'html' },
+    schema: { hide: true, body: Type.Unknown() },
+    validatorCompiler: () => () => true,
+    handler: async (request, reply) => {
+      const form = formOf(request)
+      if (refusesForm(app, request, reply, form, readCookie(app, request, 'session'))) return reply
+      const session = await signedIn(app, request)
+      const pending = form.get('request') ?? ''
+      const stale = () => sendPage(reply, problemPage(400, 'This request cannot be used', 'It was answered already, or it is older than ten minutes. Start again from the application.'))
+      if (session === undefined) return stale()
+      const chosen = new Set(valuesOf(request, 'scope'))
+      const code = mintCredential('ac')
+      const decided = await transaction(app.db, async (db) => {
+        const asked = await takeRequest(db, hashToken(pending), session.hash)
+        if (asked === undefined) return undefined
+        const to = { redirect_uri: asked.redirect_uri, state: asked.state ?? undefined }
+        if (form.get('decision') !== 'allow' || await findClient(db, asked.client_id) === undefined) return { to }
+        // What the page offered and was left ticked: nothing that the form names beside it counts.
+        const scopes = asked.scopes.filter((scope) => chosen.has(scope)) as Scope[]
+        const grant_id = await createGrant(db, { user_id: session.user.id, client_id: asked.client_id, scopes })
+        await createCode(db, { code_hash: hashToken(code), grant_id, redirect_uri: asked.redirect_uri, code_challenge: asked.code_challenge })
+        await recordForUser(db, request, session.user, 'oauth.grant', { grant: grant_id, client: asked.client_id, scopes: scopes.join(' '), seconds: LIFETIMES.code })
+        return { to, code }
+      })
+      if (decided === undefined) return stale()
+      const answer: Record<string, string> = decided.code !== undefined
+        ? { code: decided.code }
+        : { error: 'access_denied', error_description: OAUTH_ERRORS.access_denied.description }
+      return seeOther(reply, returnUrl(decided.to, app.issuer(), answer))
+    }
+  })
+}
+
+/** Every value of every parameter, as it was sent; what is no Unicode is replaced, so nothing later can fail on it. */
+function parametersOf (query: string): Parameters {
+  const parameters = new Map<string, string[]>()
+  for (const [name, value] of new URLSearchParams(query)) parameters.set(name, [...parameters.get(name) ?? [], value])
+  return parameters
+}
+
+function hostOf (redirectUri: string): string {
+  const { host, protocol } = new URL(redirectUri)
+  return host === '' ? `the app behind ${protocol}` : host
+}

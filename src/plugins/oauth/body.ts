@@ -1,0 +1,77 @@
+import type { FastifyInstance, FastifyRequest } from 'fastify'
+import { failOAuth } from './errors.ts'
+
+/** Parameters of a token or revocation request: each once, and none that is empty (RFC 6749, 3.2). */
+export type Parameters = ReadonlyMap<string, string>
+
+const MOST_BODY = 16 * 1024
+const FORM = /^\s*application\/x-www-form-urlencoded\s*(?:;\s*charset\s*=\s*"?utf-8"?\s*)?$/i
+const JSON_TYPE = /^\s*application\/json\s*(?:;\s*charset\s*=\s*"?utf-8"?\s*)?$/i
+const utf8 = new TextDecoder('utf-8', { fatal: true })
+
+/** Takes forms, as RFC 6749 asks, and JSON, as the specification does; both mean the same. */
+export function installOAuthBodies (app: FastifyInstance) {
+  app.removeAllContentTypeParsers()
+  app.addContentTypeParser('*', { parseAs: 'buffer', bodyLimit: MOST_BODY }, async (request: FastifyRequest, bytes: Buffer) => {
+    const type = request.headers['content-type'] ?? ''
+    const encoding = request.headers['content-encoding'] ?? 'identity'
+    if (encoding.toLowerCase() !== 'identity' || !(FORM.test(type) || JSON_TYPE.test(type))) failOAuth('unsupported_media_type')
+    let text: string
+    try {
+      text = utf8.decode(bytes)
+    } catch {
+      return failOAuth('invalid_request')
+    }
+    return FORM.test(type) ? parametersOf([...new URLSearchParams(text)]) : parametersOf(membersOf(text))
+  })
+}
+
+/** What was sent; without a body, nothing was. */
+export function parametersIn (request: FastifyRequest): Parameters {
+  if (request.body instanceof Map) return request.body as Parameters
+  // Without a body no parser ran, and no content type was looked at.
+  return failOAuth(request.headers['content-type'] === undefined ? 'unsupported_media_type' : 'invalid_request')
+}
+
+function parametersOf (pairs: readonly (readonly [string, unknown])[]): Parameters {
+  const parameters = new Map<string, string>()
+  const seen = new Set<string>()
+  for (const [name, value] of pairs) {
+    if (seen.has(name)) failOAuth('invalid_request')
+    seen.add(name)
+    if (typeof value !== 'string') {
+      if (KNOWN.has(name)) failOAuth('invalid_request')
+      continue
+    }
+    if (value.includes('\0') || /\p{Surrogate}/u.test(value)) failOAuth('invalid_request')
+    if (value !== '') parameters.set(name, value)
+  }
+  return parameters
+}
+
+const KNOWN = new Set(['grant_type', 'client_id', 'client_secret', 'code', 'code_verifier', 'redirect_uri', 'refresh_token', 'scope', 'token', 'token_type_hint'])
+
+function membersOf (text: string): [string, unknown][] {
+  let value: unknown
+  try {
+    value = JSON.parse(text)
+  } catch {
+    return failOAuth('invalid_request')
+  }
+  if (typeof value !== 'object' || value === null || Array.isArray(value)) return failOAuth('invalid_request')
+  // JSON.parse keeps the last of two members of one name, and says nothing.
+  if (namesIn(text) !== Object.keys(value).length) failOAuth('invalid_request')
+  return Object.entries(value)
+}
+
+// How many members the outermost object is written with: each is a string before a colon, one level deep.
+function namesIn (text: string): number {
+  let depth = 0
+  let count = 0
+  for (const [token] of text.matchAll(/"(?:[^"\\]|\\.)*"(\s*:)?|[{}[\]]/g)) {
+    if (token === '{' || token === '[') depth++
+    else if (token === '}' || token === ']') depth--
+    else if (depth === 1 && token.endsWith(':')) count++
+  }
+  return count
+}

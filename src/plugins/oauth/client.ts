@@ -1,0 +1,30 @@
+import type { FastifyRequest } from 'fastify'
+import type { Db } from '../../db/database.ts'
+import { findClient, type Client } from '../../repositories/oauth.ts'
+import type { Parameters } from './body.ts'
+import { failOAuth, OAuthError } from './errors.ts'
+
+/**
+ * The client of a token request. All clients are public, so naming one is all there is; HTTP Basic with an empty
+ * password names it too, because some libraries try that first (RFC 6749, 2.3.1).
+ */
+export async function clientOf (db: Db, request: FastifyRequest, parameters: Parameters): Promise<Client> {
+  const basic = basicOf(request)
+  const named = parameters.get('client_id')
+  if (basic !== undefined && named !== undefined && basic.id !== named) failOAuth('invalid_request')
+  const id = basic?.id ?? named ?? failOAuth('invalid_request')
+  const client = id.length <= 64 && (basic?.password ?? '') === '' && !parameters.has('client_secret') ? await findClient(db, id) : undefined
+  if (client === undefined) throw new OAuthError('invalid_client', basic !== undefined)
+  return client
+}
+
+function basicOf ({ headers }: FastifyRequest): { id: string, password: string } | undefined {
+  const [, encoded] = /^Basic +([A-Za-z0-9+/=]+)$/i.exec(headers.authorization ?? '') ?? []
+  if (encoded === undefined) return undefined
+  const [id = '', ...rest] = Buffer.from(encoded, 'base64').toString('utf8').split(':')
+  try {
+    return { id: decodeURIComponent(id.replace(/\+/g, ' ')), password: decodeURIComponent(rest.join(':').replace(/\+/g, ' ')) }
+  } catch {
+    throw new OAuthError('invalid_client', true)
+  }
+}

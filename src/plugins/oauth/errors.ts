@@ -1,0 +1,46 @@
+import type { FastifyInstance, FastifyReply } from 'fastify'
+import { OAUTH_ERRORS, type OAuthErrorCode } from '../../../schemas/oauth.ts'
+
+/** An error of RFC 6749 on its way to the answer. */
+export class OAuthError extends Error {
+  override name = 'OAuthError'
+  readonly code: OAuthErrorCode
+  /** The client tried HTTP Basic: then, and only then, 401 with a challenge (RFC 6749, 5.2). */
+  readonly basic: boolean
+
+  constructor (code: OAuthErrorCode, basic = false) {
+    super(OAUTH_ERRORS[code].description)
+    this.code = code
+    this.basic = basic
+  }
+}
+
+export function failOAuth (code: OAuthErrorCode): never {
+  throw new OAuthError(code)
+}
+
+/** `{error, error_description}` of RFC 6749, with the `message` that every error of this API has. */
+export function sendOAuthError (reply: FastifyReply, { code, basic }: OAuthError) {
+  const { status, description } = OAUTH_ERRORS[code]
+  if (basic) reply.header('www-authenticate', 'Basic realm="strongroom"')
+  return reply.code(basic ? 401 : status)
+    .headers({ 'cache-control': 'no-store', pragma: 'no-cache' })
+    .type('application/json').serializer(JSON.stringify)
+    .send({ error: code, error_description: description, message: `${description}.` })
+}
+
+const OF_CATALOGUE: Record<string, OAuthErrorCode> = {
+  payload_too_large: 'payload_too_large',
+  unsupported_media_type: 'unsupported_media_type',
+  method_not_allowed: 'method_not_allowed',
+  rate_limit_exceeded: 'rate_limit_exceeded',
+  service_unavailable: 'temporarily_unavailable',
+  internal_error: 'server_error'
+}
+
+/** What the rest of the service threw, as an error of the protocol. */
+export function toOAuthError (code: string): OAuthError {
+  return new OAuthError(OF_CATALOGUE[code] ?? 'invalid_request')
+}
+
+export type App = FastifyInstance

@@ -1,0 +1,45 @@
+import type { FastifyError } from 'fastify'
+import { ERRORS } from '../../../schemas/errors.ts'
+import { toApiError } from '../../http/errors.ts'
+import { installForms, sendPage } from '../../http/pages.ts'
+import type { Domain } from '../../http/types.ts'
+import { databaseError } from '../../db/database.ts'
+import { accounts } from './accounts.ts'
+import { authorize } from './authorize.ts'
+import { installOAuthBodies } from './body.ts'
+import { OAuthError, sendOAuthError, toOAuthError } from './errors.ts'
+import { metadata } from './metadata.ts'
+import { revoke } from './revoke.ts'
+import { token } from './token.ts'
+import { problemPage } from './views.ts'
+
+/** OAuth 2.0 with PKCE, and the people whom it is about. The endpoints speak the protocol's language, the pages people's. */
+export const oauth: Domain = async (app) => {
+  await app.register(async (endpoints) => {
+    installOAuthBodies(endpoints)
+    endpoints.setErrorHandler(async (error: FastifyError | OAuthError, request, reply) => {
+      if (error instanceof OAuthError) return sendOAuthError(reply, error)
+      const { code } = toApiError(error)
+      request.errorCode = code
+      if (ERRORS[code].status >= 500) request.log.error({ err: databaseError(error), error_code: code }, 'request failed')
+      return sendOAuthError(reply, toOAuthError(code))
+    })
+    await endpoints.register(token)
+    await endpoints.register(revoke)
+  }, { prefix: '/api/oauth' })
+
+  await app.register(async (pages) => {
+    installForms(pages)
+    pages.setErrorHandler(async (error: FastifyError, request, reply) => {
+      const { code } = toApiError(error)
+      request.errorCode = code
+      const { status, message } = ERRORS[code]
+      if (status >= 500) request.log.error({ err: databaseError(error), error_code: code }, 'request failed')
+      return sendPage(reply, problemPage(status, status === 429 ? 'Too many requests' : 'This did not work', message))
+    })
+    await pages.register(authorize, { prefix: '/oauth' })
+    await pages.register(accounts)
+  })
+
+  await app.register(metadata)
+}

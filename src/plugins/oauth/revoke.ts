@@ -1,0 +1,35 @@
+import { RevokeAnswer, RevokeBody } from '../../../schemas/oauth.ts'
+import { hashToken, isCredential } from '../../crypto/bearer.ts'
+import { transaction } from '../../db/database.ts'
+import type { Domain } from '../../http/types.ts'
+import { findClient, revokeByToken } from '../../repositories/oauth.ts'
+import { parametersIn } from './body.ts'
+import { recordForUser } from './events.ts'
+import { errorAnswers } from './token.ts'
+
+export const revoke: Domain = async (app) => {
+  app.post('/revoke', {
+    config: { access: 'public', limit: 'oauth_revoke', audit: 'none', speaks: 'oauth' },
+    validatorCompiler: () => () => true,
+    schema: {
+      operationId: 'revokeToken',
+      tags: ['oauth'],
+      summary: 'Revoke a pair of tokens by either of them (RFC 7009): 200 whatever the token was',
+      consumes: ['application/x-www-form-urlencoded', 'application/json'],
+      body: RevokeBody,
+      response: { 200: RevokeAnswer, ...errorAnswers(400, 413, 415, 429, 500, 503) }
+    },
+    handler: async (request, reply) => {
+      const parameters = parametersIn(request)
+      const [token, id] = [parameters.get('token') ?? '', parameters.get('client_id') ?? '']
+      const client = id.length <= 64 ? await findClient(app.db, id) : undefined
+      if (client !== undefined && (isCredential('rt', token) || isCredential('at', token))) {
+        await transaction(app.db, async (db) => {
+          const grant = await revokeByToken(db, hashToken(token), client.id)
+          if (grant !== undefined) await recordForUser(db, request, { id: grant.user_id, name: client.name }, 'oauth.revoke', { grant: grant.id, client: client.id })
+        })
+      }
+      return reply.headers({ 'cache-control': 'no-store', pragma: 'no-cache' }).send({})
+    }
+  })
+}

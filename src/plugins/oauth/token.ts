@@ -1,0 +1,94 @@
+import type { FastifyRequest } from 'fastify'
+import { LIFETIMES, OAuthErrorBody, TokenAnswer, TokenBody, type OAuthErrorCode } from '../../../schemas/oauth.ts'
+import { hashToken, isCredential, mintCredential, verifierMatches } from '../../crypto/bearer.ts'
+import { transaction, type Db } from '../../db/database.ts'
+import type { Domain } from '../../http/types.ts'
+import { countWrongVerifier, createPair, lockCode, lockPair, retirePair, revokeGrant, useCode, type Client, type LiveGrant } from '../../repositories/oauth.ts'
+import { parametersIn, type Parameters } from './body.ts'
+import { clientOf } from './client.ts'
+import { failOAuth, OAuthError } from './errors.ts'
+import { recordForUser } from './events.ts'
+
+const VERIFIER = /^[A-Za-z0-9._~-]{43,128}$/
+
+export const token: Domain = async (app) => {
+  app.post('/token', {
+    config: { access: 'public', limit: 'oauth_token', audit: 'none', speaks: 'oauth' },
+    validatorCompiler: () => () => true,
+    schema: {
+      operationId: 'getAccessToken',
+      tags: ['oauth'],
+      summary: 'Exchange an authorization code or a refresh token for a pair of tokens (RFC 6749)',
+      consumes: ['application/x-www-form-urlencoded', 'application/json'],
+      body: TokenBody,
+      response: { 200: TokenAnswer, ...errorAnswers(400, 401, 413, 415, 429, 500, 503) }
+    },
+    handler: async (request, reply) => {
+      const parameters = parametersIn(request)
+      const type = parameters.get('grant_type') ?? failOAuth('invalid_request')
+      if (type !== 'authorization_code' && type !== 'refresh_token') failOAuth('unsupported_grant_type')
+      const client = await clientOf(app.db, request, parameters)
+      const pair = await (type === 'authorization_code' ? redeem(request, client, parameters) : refresh(request, client, parameters))
+      return reply.headers({ 'cache-control': 'no-store', pragma: 'no-cache' }).type('application/json').serializer(JSON.stringify).send(pair)
+    }
+  })
+
+  // RFC 6749, 4.1.3. What is refused may have an effect (a burnt code, a revoked family), so it is an outcome and no throw.
+  async function redeem (request: FastifyRequest, client: Client, parameters: Parameters): Promise<TokenAnswer> {
+    const [code, verifier, redirect] = ['code', 'code_verifier', 'redirect_uri'].map((name) => parameters.get(name) ?? failOAuth('invalid_request')) as [string, string, string]
+    if (!isCredential('ac', code) || !VERIFIER.test(verifier)) failOAuth('invalid_grant')
+    const hash = hashToken(code)
+    return settle(await transaction(app.db, async (db) => {
+      const found = await lockCode(db, hash)
+      if (found === undefined || found.grant.client_id !== client.id || found.redirect_uri !== redirect || found.code_challenge === null) return 'invalid_grant'
+      if (!verifierMatches(verifier, found.code_challenge)) {
+        await countWrongVerifier(db, hash)
+        return 'invalid_grant'
+      }
+      // Somebody has had this code: whoever has tokens for it loses them (RFC 6749, 4.1.2).
+      if (found.is_used) return reuse(db, request, found.grant, 'code')
+      if (found.is_expired || !found.grant.is_live) return 'invalid_grant'
+      await useCode(db, hash)
+      return issue(db, found.grant, found.grant.scopes)
+    }))
+  }
+
+  // RFC 6749, 6, with rotation and reuse detection (RFC 9700, 4.14.2).
+  async function refresh (request: FastifyRequest, client: Client, parameters: Parameters): Promise<TokenAnswer> {
+    const sent = parameters.get('refresh_token') ?? failOAuth('invalid_request')
+    if (!isCredential('rt', sent)) failOAuth('invalid_grant')
+    return settle(await transaction(app.db, async (db) => {
+      const found = await lockPair(db, hashToken(sent))
+      if (found === undefined || found.grant.client_id !== client.id) return 'invalid_grant'
+      if (found.is_used) return reuse(db, request, found.grant, 'refresh_token')
+      if (found.is_expired || !found.grant.is_live) return 'invalid_grant'
+      const asked = parameters.get('scope')?.split(' ')
+      if (asked !== undefined && !asked.every((scope) => found.grant.scopes.includes(scope))) return 'invalid_scope'
+      await retirePair(db, found.id)
+      return issue(db, found.grant, asked === undefined ? found.grant.scopes : [...new Set(asked)])
+    }))
+  }
+
+  async function reuse (db: Db, request: FastifyRequest, { id, user_id, is_live }: LiveGrant & { is_live: boolean }, what: string): Promise<OAuthErrorCode> {
+    if (!is_live) return 'invalid_grant'
+    await revokeGrant(db, id)
+    await recordForUser(db, request, { id: user_id, name: 'an application' }, 'oauth.reuse', { grant: id, credential: what })
+    return 'invalid_grant'
+  }
+}
+
+async function issue (db: Db, grant: LiveGrant, scopes: string[]): Promise<TokenAnswer> {
+  const [access_token, refresh_token] = [mintCredential('at'), mintCredential('rt')]
+  await createPair(db, { grant_id: grant.id, access_hash: hashToken(access_token), refresh_hash: hashToken(refresh_token), scopes })
+  return { access_token, token_type: 'Bearer', expires_in: LIFETIMES.access, refresh_token, scope: scopes.join(' ') }
+}
+
+function settle (outcome: TokenAnswer | OAuthErrorCode): TokenAnswer {
+  if (typeof outcome === 'string') throw new OAuthError(outcome)
+  return outcome
+}
+
+/** The error answers of an OAuth endpoint, for its document. */
+export function errorAnswers (...statuses: number[]) {
+  return Object.fromEntries(statuses.map((status) => [status, OAuthErrorBody]))
+}

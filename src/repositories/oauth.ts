@@ -1,0 +1,199 @@
+import { and, asc, eq, gt, isNull, or, sql } from 'drizzle-orm'
+import type { Ability, Scope } from '../../schemas/scopes.ts'
+import { LIFETIMES } from '../../schemas/oauth.ts'
+import type { Role } from '../../schemas/users.ts'
+import { prepared, type Db } from '../db/database.ts'
+import { members, oauth_clients, oauth_codes, oauth_grants, oauth_requests, oauth_tokens, organizations, plans, users } from '../db/tables.ts'
+import type { Organization } from './tokens.ts'
+import type { User } from './users.ts'
+
+/** An application that acts for users. */
+export interface Client { id: string, name: string, redirect_uris: string[], is_first_party: boolean, disabled_at: Date | null, created_at: Date }
+
+/** A client that may be used. */
+export async function findClient (db: Db, id: string): Promise<Client | undefined> {
+  const [row] = await db.select().from(oauth_clients).where(and(eq(oauth_clients.id, id), isNull(oauth_clients.disabled_at)))
+  return row
+}
+
+export async function listClients (db: Db): Promise<Client[]> {
+  return db.select().from(oauth_clients).orderBy(asc(oauth_clients.id)).limit(1000)
+}
+
+/** False when the id is taken. */
+export async function createClient (db: Db, client: { id: string, name: string, redirect_uris: string[] }): Promise<boolean> {
+  const rows = await db.insert(oauth_clients).values(client).onConflictDoNothing().returning({ id: oauth_clients.id })
+  return rows.length === 1
+}
+
+/** Shuts a client out, or lets it in again; shut out, everything that it was granted is revoked. False when there is none. */
+export async function setClientDisabled (db: Db, id: string, disabled: boolean): Promise<boolean> {
+  const rows = await db.update(oauth_clients).set({ disabled_at: disabled ? sql`now()` : null }).where(eq(oauth_clients.id, id)).returning({ id: oauth_clients.id })
+  if (disabled) await db.update(oauth_grants).set({ revoked_at: sql`now()` }).where(and(eq(oauth_grants.client_id, id), isNull(oauth_grants.revoked_at)))
+  return rows.length === 1
+}
+
+// Requests that wait for a decision
+
+export interface PendingRequest { client_id: string, redirect_uri: string, state: string | null, code_challenge: string, scopes: string[] }
+
+export async function createRequest (db: Db, id_hash: Buffer, session_hash: Buffer, request: PendingRequest): Promise<void> {
+  await db.delete(oauth_requests).where(sql`${oauth_requests.expires_at} < now()`)
+  await db.insert(oauth_requests).values({ id_hash, session_hash, ...request, expires_at: sql`now() + interval '10 minutes'` })
+}
+
+/** Takes a request of this session, once: of two decisions at the same time, one is made. */
+export async function takeRequest (db: Db, id_hash: Buffer, session_hash: Buffer): Promise<PendingRequest | undefined> {
+  const [row] = await db.delete(oauth_requests)
+    .where(and(eq(oauth_requests.id_hash, id_hash), eq(oauth_requests.session_hash, session_hash), gt(oauth_requests.expires_at, sql`now()`))).returning()
+  return row
+}
+
+// Grants and codes
+
+export async function createGrant (db: Db, grant: { user_id: number, client_id: string, scopes: Scope[] }): Promise<number> {
+  const [row] = await db.insert(oauth_grants).values({ ...grant, expires_at: sql`now() + make_interval(days => ${LIFETIMES.grantDays})` }).returning({ id: oauth_grants.id })
+  return row!.id
+}
+
+export async function createCode (db: Db, code: { code_hash: Buffer, grant_id: number, redirect_uri: string, code_challenge: string }): Promise<void> {
+  await db.insert(oauth_codes).values({ ...code, expires_at: sql`now() + make_interval(secs => ${LIFETIMES.code})` })
+}
+
+/** A grant as its tokens need it; undefined in every way in which it cannot be used any more. */
+export interface LiveGrant { id: number, client_id: string, user_id: number, scopes: string[] }
+
+export interface Code { grant: LiveGrant & { is_live: boolean }, redirect_uri: string, code_challenge: string | null, is_used: boolean, is_expired: boolean }
+
+const grant = {
+  id: oauth_grants.id,
+  client_id: oauth_grants.client_id,
+  user_id: oauth_grants.user_id,
+  scopes: oauth_grants.scopes,
+  is_live: sql<boolean>`${oauth_grants.revoked_at} IS NULL AND ${oauth_grants.expires_at} > now() AND ${users.disabled_at} IS NULL AND ${oauth_clients.disabled_at} IS NULL`
+}
+
+/** A code with its grant, locked: whoever comes second sees that it was used. */
+export async function lockCode (db: Db, code_hash: Buffer): Promise<Code | undefined> {
+  const [row] = await db.select({
+    grant,
+    redirect_uri: oauth_codes.redirect_uri,
+    code_challenge: oauth_codes.code_challenge,
+    is_used: sql<boolean>`${oauth_codes.used_at} IS NOT NULL`,
+    is_expired: sql<boolean>`${oauth_codes.expires_at} <= now()`
+  }).from(oauth_codes).innerJoin(oauth_grants, eq(oauth_grants.id, oauth_codes.grant_id)).innerJoin(users, eq(users.id, oauth_grants.user_id))
+    .innerJoin(oauth_clients, eq(oauth_clients.id, oauth_grants.client_id)).where(eq(oauth_codes.code_hash, code_hash)).for('update', { of: [oauth_codes, oauth_grants] })
+  return row
+}
+
+/** Uses a code up. */
+export async function useCode (db: Db, code_hash: Buffer): Promise<void> {
+  await db.update(oauth_codes).set({ used_at: sql`now()` }).where(eq(oauth_codes.code_hash, code_hash))
+}
+
+/** A code was presented with a wrong verifier; after five of them it is burnt. */
+export async function countWrongVerifier (db: Db, code_hash: Buffer): Promise<void> {
+  await db.update(oauth_codes).set({
+    wrong_verifiers: sql`${oauth_codes.wrong_verifiers} + 1`,
+    expires_at: sql`CASE WHEN ${oauth_codes.wrong_verifiers} + 1 >= 5 THEN least(${oauth_codes.expires_at}, now()) ELSE ${oauth_codes.expires_at} END`
+  }).where(eq(oauth_codes.code_hash, code_hash))
+}
+
+// Tokens
+
+export interface NewPair { grant_id: number, access_hash: Buffer, refresh_hash: Buffer, scopes: string[] }
+
+export async function createPair (db: Db, pair: NewPair): Promise<void> {
+  await db.insert(oauth_tokens).values({
+    ...pair,
+    access_expires_at: sql`now() + make_interval(secs => ${LIFETIMES.access})`,
+    refresh_expires_at: sql`now() + make_interval(days => ${LIFETIMES.refreshIdleDays})`
+  })
+}
+
+export interface Pair { id: number, grant: LiveGrant & { is_live: boolean }, is_used: boolean, is_expired: boolean }
+
+/** The pair of a refresh token, locked with its grant. */
+export async function lockPair (db: Db, refresh_hash: Buffer): Promise<Pair | undefined> {
+  const [row] = await db.select({
+    id: oauth_tokens.id,
+    grant,
+    is_used: sql<boolean>`${oauth_tokens.used_at} IS NOT NULL`,
+    is_expired: sql<boolean>`${oauth_tokens.refresh_expires_at} <= now()`
+  }).from(oauth_tokens).innerJoin(oauth_grants, eq(oauth_grants.id, oauth_tokens.grant_id)).innerJoin(users, eq(users.id, oauth_grants.user_id))
+    .innerJoin(oauth_clients, eq(oauth_clients.id, oauth_grants.client_id)).where(eq(oauth_tokens.refresh_hash, refresh_hash)).for('update', { of: [oauth_tokens, oauth_grants] })
+  return row
+}
+
+/** A pair that was exchanged for the next one: neither of its tokens counts any more. */
+export async function retirePair (db: Db, id: number): Promise<void> {
+  await db.update(oauth_tokens).set({ used_at: sql`now()` }).where(eq(oauth_tokens.id, id))
+}
+
+/** Ends a grant with everything that was issued for it. */
+export async function revokeGrant (db: Db, id: number): Promise<void> {
+  await db.update(oauth_grants).set({ revoked_at: sql`now()` }).where(and(eq(oauth_grants.id, id), isNull(oauth_grants.revoked_at)))
+}
+
+/** Ends the grant that a token, either of a pair, was issued for, if it is that client's. */
+export async function revokeByToken (db: Db, hash: Buffer, client_id: string): Promise<{ id: number, user_id: number } | undefined> {
+  const [row] = await db.update(oauth_grants).set({ revoked_at: sql`now()` })
+    .where(and(
+      sql`${oauth_grants.id} = (SELECT t.grant_id FROM oauth_tokens t WHERE t.access_hash = ${hash} OR t.refresh_hash = ${hash})`,
+      eq(oauth_grants.client_id, client_id), isNull(oauth_grants.revoked_at)
+    )).returning({ id: oauth_grants.id, user_id: oauth_grants.user_id })
+  return row
+}
+
+// Calls with an access token
+
+/** Who calls with an access token, and in which of the user's organizations, if the path names one. */
+export interface UserCall {
+  user: User
+  client_id: string
+  granted: Ability[]
+  membership: { role: Role, organization: Organization } | undefined
+}
+
+const byAccessToken = prepared('user_by_access_token', (db) => db
+  .select({
+    user: {
+      id: users.id, email: users.email, name: users.name, is_verified: users.is_verified, disabled_at: users.disabled_at, created_at: users.created_at, updated_at: users.updated_at
+    },
+    client_id: oauth_grants.client_id,
+    granted: oauth_tokens.scopes,
+    role: members.role,
+    organization: {
+      id: organizations.id,
+      name: organizations.name,
+      slug: organizations.slug,
+      status: organizations.status,
+      storage_key: organizations.storage_key,
+      created_at: organizations.created_at,
+      updated_at: organizations.updated_at
+    },
+    plan: plans
+  })
+  .from(oauth_tokens)
+  .innerJoin(oauth_grants, eq(oauth_grants.id, oauth_tokens.grant_id))
+  .innerJoin(users, eq(users.id, oauth_grants.user_id))
+  .innerJoin(oauth_clients, eq(oauth_clients.id, oauth_grants.client_id))
+  .leftJoin(organizations, or(eq(organizations.id, sql`upper(${sql.placeholder('organization')}::text)`), eq(organizations.slug, sql`${sql.placeholder('organization')}::text`)))
+  .leftJoin(members, and(eq(members.organization_id, organizations.id), eq(members.user_id, users.id), eq(members.status, 'active')))
+  .leftJoin(plans, eq(plans.name, organizations.plan))
+  .where(and(
+    eq(oauth_tokens.access_hash, sql.placeholder('hash')), isNull(oauth_tokens.used_at), gt(oauth_tokens.access_expires_at, sql`now()`),
+    isNull(oauth_grants.revoked_at), gt(oauth_grants.expires_at, sql`now()`), isNull(users.disabled_at), isNull(oauth_clients.disabled_at)
+  )))
+
+/** The call that an access token makes, judged by the database's clock; undefined when the token counts for nothing any more. */
+export async function findUserCall (db: Db, hash: Buffer, organization: string | undefined): Promise<UserCall | undefined> {
+  const rows = await byAccessToken(db, { hash, organization: organization ?? null })
+  const [first] = rows
+  if (first === undefined) return undefined
+  const { user, client_id, granted } = first
+  // A slug may spell another organization's id: the one that the user belongs to is meant.
+  const own = rows.find((row) => row.role !== null && row.organization !== null && row.plan !== null)
+  const membership = own && { role: own.role!, organization: { ...own.organization!, plan: own.plan! } }
+  return { user, client_id, granted: granted as Ability[], membership }
+}

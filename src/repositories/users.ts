@@ -1,0 +1,155 @@
+import { and, asc, eq, gt, isNull, lt, or, sql } from 'drizzle-orm'
+import type { Role } from '../../schemas/users.ts'
+import { isUniqueViolation, type Db } from '../db/database.ts'
+import { members, oauth_grants, organizations, password_links, sessions, sign_in_failures, users } from '../db/tables.ts'
+
+/** A person with an account. */
+export interface User {
+  id: number
+  email: string
+  name: string
+  is_verified: boolean
+  disabled_at: Date | null
+  created_at: Date
+  updated_at: Date
+}
+
+export interface Membership { id: string, name: string, slug: string, role: Role, joined_at: Date }
+
+const columns = {
+  id: users.id, email: users.email, name: users.name, is_verified: users.is_verified, disabled_at: users.disabled_at, created_at: users.created_at, updated_at: users.updated_at
+}
+
+/** What an address is compared by: two spellings of one address are one account (CR-42). */
+export function normalizedEmail (email: string): string {
+  return email.normalize('NFKC').trim().toLowerCase()
+}
+
+/** Makes an account; undefined when the address has one. */
+export async function createUser (db: Db, user: { email: string, name: string, password_hash: string | null }): Promise<number | undefined> {
+  try {
+    const [row] = await db.insert(users).values({ ...user, email_normalized: normalizedEmail(user.email), is_verified: user.password_hash !== null }).returning({ id: users.id })
+    return row!.id
+  } catch (error) {
+    if (isUniqueViolation(error)) return undefined
+    throw error
+  }
+}
+
+export async function findUserByEmail (db: Db, email: string): Promise<(User & { password_hash: string | null }) | undefined> {
+  const [row] = await db.select({ ...columns, password_hash: users.password_hash }).from(users).where(eq(users.email_normalized, normalizedEmail(email)))
+  return row
+}
+
+export async function findUser (db: Db, id: number): Promise<(User & { password_hash: string | null }) | undefined> {
+  const [row] = await db.select({ ...columns, password_hash: users.password_hash }).from(users).where(eq(users.id, id))
+  return row
+}
+
+/** Puts a password in place of the old one without ending anything: today's parameters for the same password. */
+export async function updatePasswordHash (db: Db, id: number, password_hash: string): Promise<void> {
+  await db.update(users).set({ password_hash }).where(eq(users.id, id))
+}
+
+/** A new password ends every session, every grant and every link of the user (OA-63). */
+export async function changePassword (db: Db, id: number, password_hash: string): Promise<void> {
+  await db.update(users).set({ password_hash, is_verified: true, updated_at: sql`now()` }).where(eq(users.id, id))
+  await endEverything(db, id)
+}
+
+/** Closes an account, or opens it again; closing ends everything of it. */
+export async function setDisabled (db: Db, id: number, disabled: boolean): Promise<void> {
+  await db.update(users).set({ disabled_at: disabled ? sql`now()` : null, updated_at: sql`now()` }).where(eq(users.id, id))
+  if (disabled) await endEverything(db, id)
+}
+
+/** Signs a user out everywhere: browsers, applications and links. */
+export async function endEverything (db: Db, id: number): Promise<void> {
+  await db.delete(sessions).where(eq(sessions.user_id, id))
+  await db.delete(password_links).where(eq(password_links.user_id, id))
+  await db.update(oauth_grants).set({ revoked_at: sql`now()` }).where(and(eq(oauth_grants.user_id, id), isNull(oauth_grants.revoked_at)))
+}
+
+export async function createMember (db: Db, member: { organization_id: string, user_id: number, role: Role }): Promise<void> {
+  await db.insert(members).values(member)
+}
+
+/** Organizations in which the user is an active member, by name. */
+export async function listMemberships (db: Db, userId: number): Promise<Membership[]> {
+  return db.select({ id: organizations.id, name: organizations.name, slug: organizations.slug, role: members.role, joined_at: members.joined_at })
+    .from(members).innerJoin(organizations, eq(organizations.id, members.organization_id))
+    .where(and(eq(members.user_id, userId), eq(members.status, 'active'))).orderBy(asc(organizations.name), asc(organizations.id)).limit(1000)
+}
+
+// Sign-in
+
+const FREE_FAILURES = 5
+const WINDOW = '15 minutes'
+
+/**
+ * Takes one attempt for an account, before its password is looked at, so that guesses made at once count one by one:
+ * false while it is locked. Five in 15 minutes are free; each further one locks twice as long, up to 15 minutes.
+ */
+export async function takeAttempt (db: Db, key: Buffer): Promise<boolean> {
+  const fresh = sql`(${sign_in_failures.last_at} < now() - interval '${sql.raw(WINDOW)}')`
+  const failures = sql`CASE WHEN ${fresh} THEN 1 ELSE ${sign_in_failures.failures} + 1 END`
+  const rows = await db.insert(sign_in_failures).values({ key, failures: 1 }).onConflictDoUpdate({
+    target: sign_in_failures.key,
+    set: {
+      failures,
+      last_at: sql`now()`,
+      locked_until: sql`CASE WHEN ${failures} >= ${FREE_FAILURES} THEN now() + least(interval '${sql.raw(WINDOW)}', interval '30 seconds' * power(2, least(${failures} - ${FREE_FAILURES}, 10))) END`
+    },
+    setWhere: or(isNull(sign_in_failures.locked_until), lt(sign_in_failures.locked_until, sql`now()`))
+  }).returning({ key: sign_in_failures.key })
+  return rows.length === 1
+}
+
+/** The right password was given. */
+export async function forgiveAttempts (db: Db, key: Buffer): Promise<void> {
+  await db.delete(sign_in_failures).where(eq(sign_in_failures.key, key))
+}
+
+// Sessions
+
+const ABSOLUTE = sql`now() + interval '7 days'`
+const IDLE = sql`now() - interval '12 hours'`
+
+export async function createSession (db: Db, token_hash: Buffer, userId: number): Promise<void> {
+  await db.insert(sessions).values({ token_hash, user_id: userId, expires_at: ABSOLUTE })
+}
+
+/** The user of a session that lives: used within 12 hours, at most 7 days old, of an account that is open. */
+export async function findSession (db: Db, token_hash: Buffer): Promise<User | undefined> {
+  const [row] = await db.select({ ...columns, seen_at: sessions.seen_at }).from(sessions).innerJoin(users, eq(users.id, sessions.user_id))
+    .where(and(eq(sessions.token_hash, token_hash), gt(sessions.expires_at, sql`now()`), gt(sessions.seen_at, IDLE), isNull(users.disabled_at)))
+  if (row === undefined) return undefined
+  await db.update(sessions).set({ seen_at: sql`now()` }).where(and(eq(sessions.token_hash, token_hash), lt(sessions.seen_at, sql`now() - interval '1 minute'`)))
+  const { seen_at: _, ...user } = row
+  return user
+}
+
+export async function deleteSession (db: Db, token_hash: Buffer): Promise<void> {
+  await db.delete(sessions).where(eq(sessions.token_hash, token_hash))
+}
+
+// One-time links
+
+/** A link with which the user sets a password once, within three days; an earlier one is void. */
+export async function createPasswordLink (db: Db, token_hash: Buffer, userId: number): Promise<void> {
+  await db.delete(password_links).where(eq(password_links.user_id, userId))
+  await db.insert(password_links).values({ token_hash, user_id: userId, expires_at: sql`now() + interval '3 days'` })
+}
+
+/** Whose link it is, while it can be used. */
+export async function findPasswordLink (db: Db, token_hash: Buffer): Promise<User | undefined> {
+  const [row] = await db.select(columns).from(password_links).innerJoin(users, eq(users.id, password_links.user_id))
+    .where(and(eq(password_links.token_hash, token_hash), gt(password_links.expires_at, sql`now()`), isNull(users.disabled_at)))
+  return row
+}
+
+/** Uses a link up: of two at once, one gets the user. */
+export async function takePasswordLink (db: Db, token_hash: Buffer): Promise<number | undefined> {
+  const [row] = await db.delete(password_links).where(and(eq(password_links.token_hash, token_hash), gt(password_links.expires_at, sql`now()`))).returning({ user_id: password_links.user_id })
+  return row?.user_id
+}

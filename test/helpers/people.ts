@@ -1,0 +1,64 @@
+import { randomBytes } from 'node:crypto'
+import type { Role } from '../../schemas/users.ts'
+import { challengeOf } from '../../src/crypto/bearer.ts'
+import { hashPassword } from '../../src/crypto/passwords.ts'
+import { createMember, createUser } from '../../src/repositories/users.ts'
+import type { TestApp } from './app.ts'
+import { visitor, type Visitor } from './visitor.ts'
+
+export interface Person { id: number, email: string, name: string, password: string }
+
+let people = 0
+
+/** Somebody with an account, and with these roles in these organizations. */
+export async function makePerson ({ database }: Pick<TestApp, 'database'>, roles: Record<string, Role> = {}, password = 'correct horse battery'): Promise<Person> {
+  const name = `Person ${++people}`
+  const email = `person-${people}-${randomBytes(3).toString('hex')}@nimbus.example`
+  const id = (await createUser(database.db, { email, name, password_hash: await hashPassword(password) }))!
+  for (const [organization_id, role] of Object.entries(roles)) await createMember(database.db, { organization_id, user_id: id, role })
+  return { id, email, name, password }
+}
+
+export const CALLBACK = 'http://127.0.0.1:5555/callback'
+
+/** What a client keeps of a request that it starts. */
+export function pkce (verifier = randomBytes(48).toString('base64url')) {
+  return { verifier, challenge: challengeOf(verifier) }
+}
+
+/** The address of an authorization request; a parameter that is undefined is left out. */
+export function authorizationUrl (challenge: string, changes: Record<string, string | undefined> = {}): string {
+  const parameters = {
+    response_type: 'code', client_id: 'dotenv-cli', redirect_uri: CALLBACK, state: 'state', code_challenge: challenge, code_challenge_method: 'S256', ...changes
+  }
+  const query = new URLSearchParams(Object.entries(parameters).filter((pair): pair is [string, string] => pair[1] !== undefined))
+  return `/oauth/authorize?${query}`
+}
+
+/** Signs in, allows, and answers the code with its verifier. */
+export async function authorize (address: string, person: Person, changes: Record<string, string | undefined> = {}, browser: Visitor = visitor(address)) {
+  const { verifier, challenge } = pkce()
+  const page = await browser.open(authorizationUrl(challenge, changes))
+  const consent = page.text.includes('name="password"') ? await browser.signIn(page, person.email, person.password) : page
+  const back = await browser.decide(consent, 'allow')
+  return { code: back.searchParams.get('code')!, verifier, back, browser }
+}
+
+/** Sends a request to an OAuth endpoint as a form, or as JSON. */
+export async function post (address: string, path: string, parameters: Record<string, unknown>, as: 'form' | 'json' = 'form', headers: Record<string, string> = {}) {
+  const body = as === 'json' ? JSON.stringify(parameters) : new URLSearchParams(parameters as Record<string, string>).toString()
+  const response = await fetch(`${address}${path}`, {
+    method: 'POST', body, headers: { 'content-type': as === 'json' ? 'application/json' : 'application/x-www-form-urlencoded', ...headers }
+  })
+  const text = await response.text()
+  return { status: response.status, headers: response.headers, text, body: text.startsWith('{') ? JSON.parse(text) : undefined }
+}
+
+/** A pair of tokens for somebody, through the whole flow. */
+export async function tokensFor (address: string, person: Person, changes: Record<string, string | undefined> = {}) {
+  const { code, verifier } = await authorize(address, person, changes)
+  const { client_id = 'dotenv-cli', redirect_uri = CALLBACK } = changes
+  const answer = await post(address, '/api/oauth/token', { grant_type: 'authorization_code', code, code_verifier: verifier, client_id, redirect_uri })
+  if (answer.status !== 200) throw new Error(answer.text)
+  return answer.body as { access_token: string, refresh_token: string, token_type: string, expires_in: number, scope: string }
+}
