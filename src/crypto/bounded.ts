@@ -12,7 +12,7 @@ export class WorkOverloaded extends Error {
 export type Gate = <T>(work: () => Promise<T>) => Promise<T>
 
 /** A gate for at most `running` pieces at once and `waiting` in the queue, none of which waits longer than `patience` milliseconds. */
-export function createGate (running: number, waiting: number, overloaded: () => WorkOverloaded, patience = 5_000): Gate {
+export function createGate (running: number, waiting: number, overloaded: () => WorkOverloaded, patience = 8_000): Gate {
   const queue: (() => void)[] = []
   let free = running
 
