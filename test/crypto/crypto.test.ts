@@ -343,6 +343,18 @@ t.test('a gate runs so many at once, in order, and frees the place of work that 
   t.equal((await Promise.all([7, 8, 9, 10, 11].map(piece))).length, 5)
 })
 
+t.test('whoever waits too long at a gate is refused, and gives the place in the queue up', async (t) => {
+  const gate = createGate(1, 1, () => new WorkOverloaded(), 20)
+  let end = () => {}
+  const first = gate(() => new Promise<string>((resolve) => { end = () => resolve('first') }))
+  await t.rejects(gate(async () => 'never'), WorkOverloaded)
+  const third = gate(async () => 'third')
+  await t.rejects(gate(async () => 'no place'), WorkOverloaded, 'one place, and it is the third one\'s')
+  end()
+  t.same(await Promise.all([first, third]), ['first', 'third'])
+  t.equal(await gate(async () => 'later'), 'later')
+})
+
 t.test('API tokens', async (t) => {
   t.test('have the published form and name their organization (CR-30)', async (t) => {
     const token = mintApiToken(ulid.toLowerCase())
