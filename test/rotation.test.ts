@@ -2,6 +2,7 @@ import t, { type Test } from 'tap'
 import { openBlob, sealBlob } from '../src/crypto/blob.ts'
 import { deriveDataKey, makeProof } from '../src/crypto/key-proof.ts'
 import { random } from '../src/crypto/primitives.ts'
+import { createHistoryWorker } from '../src/vault/worker.ts'
 import { makeLevel, startApp, type Answer, type Caller } from './helpers/app.ts'
 import { clientKey, type ClientKey } from './helpers/client.ts'
 
@@ -234,6 +235,18 @@ t.test('another start goes on with what a stopped process left', async (t) => {
   t.match((await history(at)).re_encryption, { state: 'running', total: 13, moved: 0, remaining: 13 })
   test.app.histories.wake()
   t.match(await settled(at), { moved: 13, remaining: 0 })
+})
+
+t.test('RL-34: two workers share a history, and each version is moved once', async (t) => {
+  const at = await serverProject()
+  for (let i = 0; i < 80; i++) await store({ ...at, plaintext: `N=${i}` })
+  await rotateServer(at)
+  await underWay(at, 83)
+  const other = createHistoryWorker({ db: test.database.db, keyring: test.keyring, log: test.app.log })
+  t.teardown(() => other.stop())
+  test.app.histories.wake()
+  other.wake()
+  t.match(await settled(at), { total: 83, moved: 83, remaining: 0 })
 })
 
 t.test('a client rotates with every document under its new key; the old proof is never accepted again', async (t) => {
