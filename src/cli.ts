@@ -3,15 +3,21 @@ import { readFileSync, realpathSync, writeFileSync } from 'node:fs'
 import { fileURLToPath } from 'node:url'
 import { parseArgs } from 'node:util'
 import { ORGANIZATION_STATUSES, type OrganizationStatus } from '../schemas/organizations.ts'
+import { NAME_LENGTH } from '../schemas/shapes.ts'
+import { EMAIL_LENGTH, EMAIL_PATTERN, PASSWORD, ROLES, type Role } from '../schemas/users.ts'
+import { addClient, CLIENT_ID, describeClients, switchClient } from './commands/clients.ts'
 import { initialize } from './commands/initialize.ts'
 import { open, openDatabase, StartError } from './commands/open.ts'
 import { renderOpenApi } from './commands/openapi.ts'
 import { report, rewrap } from './commands/rewrap.ts'
 import { serve } from './commands/serve.ts'
-import { loadConfig } from './config.ts'
-import { DatabaseError, databaseError, DatabaseUnavailable, transaction } from './db/database.ts'
+import { addUser, describeUsers, mailLink, renewLink, serviceAddress, switchUser, type Linked } from './commands/users.ts'
+import { loadConfig, type Config } from './config.ts'
+import { DatabaseError, databaseError, DatabaseUnavailable, transaction, type Database } from './db/database.ts'
 import { operatorOf, recordEvent } from './repositories/audit.ts'
 import { findPlan, updateOrganization } from './repositories/organizations.ts'
+import { normalizedEmail } from './repositories/users.ts'
+import { isRegistrable } from './rules/redirects.ts'
 
 const USAGE = `Usage: strongroom COMMAND
 
@@ -22,6 +28,17 @@ const USAGE = `Usage: strongroom COMMAND
   rewrap                                  put every stored key under the newest master key
   organization set --id ID [--plan NAME] [--status STATUS]
                                           change the plan or status of an organization, by its id or slug
+  user add --email ADDRESS [--name NAME] [--organization ID --role ROLE] [--json]
+                                          make an account and a link that sets its password
+  user password --email ADDRESS [--json]  make a new link
+  user disable --email ADDRESS            close an account and end its sessions, tokens and links
+  user enable --email ADDRESS             open it again
+  user list                               id, address, state and roles of every account
+  client add --id ID --name NAME --redirect-uri URI [--redirect-uri URI ...]
+                                          register an OAuth client
+  client disable --id ID                  shut a client out and revoke what it was granted
+  client enable --id ID                   let it in again
+  client list                             id, state, name and redirect URIs of every client
   openapi [--stdout]                      write openapi.yaml from the schemas
 `
 
@@ -38,10 +55,12 @@ const COMMANDS: Record<string, (args: string[]) => Promise<number>> = {
     const { organization, email, 'password-stdin': passwordStdin, json } = parse(args, {
       organization: { type: 'string' }, email: { type: 'string' }, 'password-stdin': { type: 'boolean' }, json: { type: 'boolean' }
     })
-    if (!organization?.trim() || organization.length > 255) throw new UsageError('init needs --organization NAME (at most 255 characters)')
-    if (!email || email.length > 320 || !/^[^\s@]+@[^\s@]+$/.test(email)) throw new UsageError('init needs --email ADDRESS')
+    if (!isName(organization)) throw new UsageError(`init needs --organization NAME (at most ${NAME_LENGTH} characters)`)
+    if (!isEmail(email)) throw new UsageError('init needs --email ADDRESS')
     const password = passwordStdin ? readFileSync(0, 'utf8').replace(/\r?\n$/, '') : undefined
-    if (password !== undefined && (password.length < 8 || Buffer.byteLength(password) > 128)) throw new UsageError('the password has to have 8 characters to 128 bytes')
+    if (password !== undefined && ([...password].length < PASSWORD.minCharacters || Buffer.byteLength(password) > PASSWORD.maxBytes)) {
+      throw new UsageError(`the password has to have ${PASSWORD.minCharacters} characters to ${PASSWORD.maxBytes} bytes`)
+    }
     const config = loadConfig(process.env)
     const opened = await open(config)
     try {
@@ -83,27 +102,88 @@ const COMMANDS: Record<string, (args: string[]) => Promise<number>> = {
     }
   },
 
-  organization: async ([verb, ...args]) => {
-    if (verb !== 'set') throw new UsageError('organization takes: set')
-    const { id, plan, status } = parse(args, { id: { type: 'string' }, plan: { type: 'string' }, status: { type: 'string' } })
-    if (!id) throw new UsageError('organization set needs --id ID')
-    if (plan === undefined && status === undefined) throw new UsageError('organization set needs --plan or --status')
-    if (status !== undefined && !(ORGANIZATION_STATUSES as readonly string[]).includes(status)) throw new UsageError(`--status is one of ${ORGANIZATION_STATUSES.join(', ')}`)
-    const { database } = await open(loadConfig(process.env))
-    try {
-      await transaction(database.db, async (db) => {
-        if (plan !== undefined && await findPlan(db, plan) === undefined) throw new StartError(`There is no plan ${plan}`)
-        const changed = await updateOrganization(db, id, { plan, status: status as OrganizationStatus | undefined })
-        if (changed === undefined) throw new StartError(`There is no organization ${id}`)
-        const details = { ...(plan && { plan }), ...(status && { status }) }
-        await recordEvent(db, operatorOf(changed), { action: 'organization.update', resource_type: 'organization', resource_id: changed, details })
-      })
-      process.stdout.write('Changed.\n')
-      return 0
-    } finally {
-      await database.close()
+  organization: verbs('organization', {
+    set: async (args) => {
+      const { id, plan, status } = parse(args, { id: { type: 'string' }, plan: { type: 'string' }, status: { type: 'string' } })
+      if (!id) throw new UsageError('organization set needs --id ID')
+      if (plan === undefined && status === undefined) throw new UsageError('organization set needs --plan or --status')
+      if (status !== undefined && !(ORGANIZATION_STATUSES as readonly string[]).includes(status)) throw new UsageError(`--status is one of ${ORGANIZATION_STATUSES.join(', ')}`)
+      const { database } = await open(loadConfig(process.env))
+      try {
+        await transaction(database.db, async (db) => {
+          if (plan !== undefined && await findPlan(db, plan) === undefined) throw new StartError(`There is no plan ${plan}`)
+          const changed = await updateOrganization(db, id, { plan, status: status as OrganizationStatus | undefined })
+          if (changed === undefined) throw new StartError(`There is no organization ${id}`)
+          const details = { ...(plan && { plan }), ...(status && { status }) }
+          await recordEvent(db, operatorOf(changed), { action: 'organization.update', resource_type: 'organization', resource_id: changed, details })
+        })
+        process.stdout.write('Changed.\n')
+        return 0
+      } finally {
+        await database.close()
+      }
     }
-  },
+  }),
+
+  user: verbs('user', {
+    add: async (args) => {
+      const { email, name, organization, role, json } = parse(args, {
+        email: { type: 'string' }, name: { type: 'string' }, organization: { type: 'string' }, role: { type: 'string' }, json: { type: 'boolean' }
+      })
+      if (!isEmail(email)) throw new UsageError('user add needs --email ADDRESS')
+      if (name !== undefined && !isName(name)) throw new UsageError(`--name has at most ${NAME_LENGTH} characters, none of them a control character`)
+      const read = role === 'admin' ? 'administrator' : role
+      if (read !== undefined && !isRole(read)) throw new UsageError(`--role is one of ${ROLES.join(', ')}`)
+      if ((organization === undefined) !== (read === undefined)) throw new UsageError('--organization and --role go together')
+      const membership = organization === undefined || read === undefined ? undefined : { organization, role: read }
+      const user = { email, name: name?.trim() ?? email.split('@')[0]!.slice(0, NAME_LENGTH), membership }
+      return handOver(json, (database, service) => addUser(database, service, user))
+    },
+
+    password: async (args) => {
+      const { email, json } = parse(args, { email: { type: 'string' }, json: { type: 'boolean' } })
+      if (!isEmail(email)) throw new UsageError('user password needs --email ADDRESS')
+      return handOver(json, (database, service) => renewLink(database, service, email))
+    },
+
+    disable: async (args) => switchAccount('disable', args),
+    enable: async (args) => switchAccount('enable', args),
+
+    list: async (args) => {
+      parse(args, {})
+      return withDatabase(async (database) => {
+        for await (const line of describeUsers(database)) process.stdout.write(`${line}\n`)
+      })
+    }
+  }),
+
+  client: verbs('client', {
+    add: async (args) => {
+      const { id, name, 'redirect-uri': uris = [] } = parse(args, { id: { type: 'string' }, name: { type: 'string' }, 'redirect-uri': { type: 'string', multiple: true } })
+      if (id === undefined || !CLIENT_ID.test(id)) throw new UsageError('client add needs --id ID: 1 to 64 of a-z, 0-9, ".", "_" and "-", beginning with a letter or digit')
+      if (!isName(name)) throw new UsageError(`client add needs --name NAME (at most ${NAME_LENGTH} characters)`)
+      if (uris.length === 0) throw new UsageError('client add needs --redirect-uri URI')
+      const wrong = uris.find((uri) => !isRegistrable(uri))
+      if (wrong !== undefined) {
+        throw new UsageError(`${JSON.stringify(wrong)} cannot be a redirect URI: https://…, http:// with 127.0.0.1, [::1] or localhost, or the scheme of an app, as in com.example.app:/callback; ` +
+          'without wildcard, fragment or user')
+      }
+      return withDatabase(async (database) => {
+        await addClient(database, { id, name: name.trim(), redirect_uris: [...new Set(uris)] })
+        process.stdout.write('Added.\n')
+      })
+    },
+
+    disable: async (args) => switchApplication('disable', args),
+    enable: async (args) => switchApplication('enable', args),
+
+    list: async (args) => {
+      parse(args, {})
+      return withDatabase(async (database) => {
+        for (const line of await describeClients(database)) process.stdout.write(`${line}\n`)
+      })
+    }
+  }),
 
   openapi: async (args) => {
     const { stdout } = parse(args, { stdout: { type: 'boolean' } })
@@ -114,8 +194,66 @@ const COMMANDS: Record<string, (args: string[]) => Promise<number>> = {
   }
 }
 
-type Options = Record<string, { type: 'string' } | { type: 'boolean' }>
-function parse<O extends Options> (args: string[], options: O) {
+/** The commands of one kind of thing, by their second word. */
+function verbs (thing: string, commands: Record<string, (args: string[]) => Promise<number>>): (args: string[]) => Promise<number> {
+  return async ([verb = '', ...args]) => {
+    const command = Object.hasOwn(commands, verb) ? commands[verb] : undefined
+    if (command === undefined) throw new UsageError(`${thing} takes: ${Object.keys(commands).join(', ')}`)
+    return command(args)
+  }
+}
+
+async function withDatabase (act: (database: Database, config: Config) => Promise<void>): Promise<number> {
+  const config = loadConfig(process.env)
+  const { database } = await open(config)
+  try {
+    await act(database, config)
+    return 0
+  } finally {
+    await database.close()
+  }
+}
+
+// The link is printed before anything is mailed: whatever the mail server does, the operator has it.
+async function handOver (json: boolean | undefined, make: (database: Database, service: string) => Promise<Linked>): Promise<number> {
+  const service = serviceAddress(loadConfig(process.env))
+  return withDatabase(async (database, config) => {
+    const made = await make(database, service)
+    const { user: { id, email }, link } = made
+    process.stdout.write(json ? `${JSON.stringify({ user: { id: String(id), email }, link })}\n` : `User ${id} (${email})\nLink ${link}\n`)
+    const mailed = await mailLink(config, made, (line) => process.stderr.write(`${line}\n`))
+    if (mailed && !json) process.stdout.write('The link was mailed.\n')
+  })
+}
+
+async function switchAccount (verb: 'disable' | 'enable', args: string[]): Promise<number> {
+  const { email } = parse(args, { email: { type: 'string' } })
+  if (!isEmail(email)) throw new UsageError(`user ${verb} needs --email ADDRESS`)
+  return withDatabase(async (database) => {
+    await switchUser(database, email, verb === 'disable')
+    process.stdout.write('Changed.\n')
+  })
+}
+
+async function switchApplication (verb: 'disable' | 'enable', args: string[]): Promise<number> {
+  const { id } = parse(args, { id: { type: 'string' } })
+  if (!id) throw new UsageError(`client ${verb} needs --id ID`)
+  return withDatabase(async (database) => {
+    await switchClient(database, id, verb === 'disable')
+    process.stdout.write('Changed.\n')
+  })
+}
+
+const isRole = (text: string): text is Role => (ROLES as readonly string[]).includes(text)
+const isName = (text: string | undefined): text is string => text !== undefined && text.trim() !== '' && text.length <= NAME_LENGTH && !/\p{C}/u.test(text)
+
+// Compatibility forms of a few characters are longer than these, and both are stored.
+function isEmail (text: string | undefined): text is string {
+  return text !== undefined && EMAIL_PATTERN.test(text) && text.length <= EMAIL_LENGTH && normalizedEmail(text).length <= EMAIL_LENGTH
+}
+
+type Options = Record<string, { type: 'string', multiple?: boolean } | { type: 'boolean' }>
+function parse<const O extends Options> (args: string[], options: O) {
   try {
     return parseArgs({ args, options, strict: true, allowPositionals: false }).values
   } catch (error) {

@@ -18,6 +18,20 @@ const PORT_ALLOWED = 'a whole number from 0 to 65535 (0 picks a free port)'
 const MASTER_KEY_ALLOWED = '<id>:<base64 of 32 bytes>, the id being 1 to 32 letters, digits, ".", "_" or "-"; ' +
   'make one with: echo "k1:$(openssl rand -base64 32)"'
 
+const Credential = Type.RegExp(/^\P{C}{1,512}$/u)
+/** A mail server. TLS from the first byte when `secure`; `auth` only when a user and a password were given. */
+const Smtp = Type.Object({
+  host: Type.String({ pattern: '^[A-Za-z0-9._:-]{1,255}$' }),
+  port: Type.Integer({ minimum: 1, maximum: 65535 }),
+  secure: Type.Boolean(),
+  auth: Type.Optional(Type.Object({ user: Credential, pass: Credential }))
+})
+/** Who a mail is from; the name may be empty. */
+const Sender = Type.Object({
+  name: Type.RegExp(/^[^<>"\p{C}]{0,100}$/u),
+  address: Type.RegExp(/^[^\s@<>",;:\p{C}]{1,64}@[^\s@<>",;:\p{C}]{1,255}$/u)
+})
+
 interface Variable<T extends TSchema = TSchema> {
   /** What the value is after reading. It is the judge: a reader only turns text into something to judge. */
   schema: T
@@ -51,6 +65,9 @@ const VARIABLES = {
     'without user, query, fragment or trailing slash, as in https://secrets.example.com'),
   TRUST_PROXY: variable(Type.Union([Type.Literal(false), Type.Array(Type.String(), { minItems: 1 })]), readProxies,
     'off, or a comma-separated list of IP addresses, networks as in 10.0.0.0/8, loopback, linklocal and uniquelocal'),
+  SMTP_URL: variable(Smtp, readSmtpUrl,
+    'smtp://user:password@host:587 or smtps://user:password@host:465, special characters of user and password being percent-encoded', showScheme),
+  MAIL_FROM: variable(Sender, readSender, 'an address, or a name with an address as in Strongroom <no-reply@example.com>'),
   MASTER_KEY: variable(Type.String(), readMasterKey, MASTER_KEY_ALLOWED, hide),
   MASTER_KEY_FILE: variable(Type.String({ pattern: '\\S' }), (text) => text, 'the path of a file'),
   MASTER_KEYS_PREVIOUS: variable(Type.Array(Type.String()), (text) => readList(text, readMasterKey),
@@ -92,6 +109,10 @@ export interface Config {
   publicUrl: string | undefined
   /** Addresses, networks and names of Fastify's `trustProxy`; never `true`. */
   trustProxy: false | string[]
+  /** Without it no mail is sent. */
+  smtp: Static<typeof Smtp> | undefined
+  /** Without it an address at the host of `publicUrl`. */
+  mailFrom: Static<typeof Sender> | undefined
   /** `id:base64`, checked. At most one of `masterKey` and `masterKeyFile` is there; with a `databaseUrl`, exactly one. */
   masterKey: string | undefined
   /** Not read yet: see `readKeyFile`. */
@@ -128,6 +149,8 @@ export function loadConfig (env: NodeJS.ProcessEnv): Config {
     dataDir: given.DATA_DIR ?? './data',
     publicUrl: given.PUBLIC_URL,
     trustProxy: given.TRUST_PROXY ?? false,
+    smtp: given.SMTP_URL,
+    mailFrom: given.MAIL_FROM,
     masterKey: given.MASTER_KEY,
     masterKeyFile: given.MASTER_KEY_FILE,
     masterKeysPrevious: given.MASTER_KEYS_PREVIOUS ?? [],
@@ -258,6 +281,25 @@ function readPublicUrl (text: string) {
   // Clients compare the issuer byte by byte, so only what no parser would spell otherwise is taken.
   const plain = url.search === '' && url.hash === '' && !text.endsWith('/')
   return plain && (url.href === text || url.href === `${text}/`) ? text : undefined
+}
+
+// Options in a query would be the mail library's own, among them one that switches the check of certificates off.
+function readSmtpUrl (text: string) {
+  const url = /^smtps?:\/\/[^\s?#]+$/.test(text) ? parseUrl(text) : undefined
+  if (!url || !/^\/?$/.test(url.pathname)) return undefined
+  const secure = url.protocol === 'smtps:'
+  const server = { host: url.hostname.replace(/^\[(.*)\]$/, '$1'), port: url.port === '' ? (secure ? 465 : 587) : Number(url.port), secure }
+  if (url.username === '' && url.password === '') return server
+  try {
+    return { ...server, auth: { user: decodeURIComponent(url.username), pass: decodeURIComponent(url.password) } }
+  } catch {
+    return undefined
+  }
+}
+
+function readSender (text: string) {
+  const [, name = '', address = text] = /^([^<>]*) <([^<>]*)>$/.exec(text) ?? []
+  return { name: name.trim(), address }
 }
 
 function readOrigin (text: string) {

@@ -13,7 +13,7 @@ interface Floor {
 const UP_TO_DB = ['schemas', 'src/config.ts', 'src/rules', 'src/crypto', 'src/db']
 const UP_TO_REPOSITORIES = [...UP_TO_DB, 'src/repositories']
 const UP_TO_HTTP = [...UP_TO_REPOSITORIES, 'src/vault', 'src/http']
-const ALL = [...UP_TO_HTTP, 'src/plugins', 'src/app.ts', 'src/commands']
+const ALL = [...UP_TO_HTTP, 'src/plugins', 'src/app.ts', 'src/mail', 'src/commands']
 
 /** Who may import whom, from the ground up. What is in none of these places has no place. */
 const FLOORS: Record<string, Floor> = {
@@ -27,7 +27,8 @@ const FLOORS: Record<string, Floor> = {
   'src/http': { house: UP_TO_REPOSITORIES, packages: ['fastify', '@fastify', '@sinclair/typebox', 'lru-cache', 'oslo/cookie', 'node:'] },
   'src/plugins': { house: UP_TO_HTTP, packages: ['type fastify', '@sinclair/typebox', 'ulidx', 'type node:crypto'] },
   'src/app.ts': { house: [...UP_TO_HTTP, 'src/plugins'], packages: ['fastify', '@fastify', 'ulidx', 'node:'] },
-  'src/commands': { house: [...UP_TO_HTTP, 'src/app.ts'], packages: ['ulidx', 'type fastify', 'node:'] },
+  'src/mail': { house: ['src/config.ts'], packages: ['nodemailer'] },
+  'src/commands': { house: [...UP_TO_HTTP, 'src/app.ts', 'src/mail'], packages: ['ulidx', 'type fastify', 'node:'] },
   'src/cli.ts': { house: ALL, packages: ['node:'] }
 }
 
@@ -166,6 +167,8 @@ t.test('the checker reports a breach of each kind', async (t) => {
     ['src/plugins/tokens.ts', "import { sql } from 'drizzle-orm'"],
     ['src/http/log.ts', "import { createHmac } from 'node:crypto'"],
     ['src/repositories/tokens.ts', "import { readFileSync } from 'node:fs'"],
+    ['src/plugins/members.ts', "import { createTransport } from 'nodemailer'"],
+    ['src/mail/messages.ts', "import type { User } from '../repositories/users.ts'"],
     ['src/commands/serve.ts', "import { main } from '../cli.ts'"]
   ]
   for (const [path, source] of walls) t.equal(wallBreaches(path, source).length, 1, `${path}: ${source}`)

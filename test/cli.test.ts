@@ -4,12 +4,16 @@ import { createServer, connect as connectSocket, type AddressInfo } from 'node:n
 import { join } from 'node:path'
 import postgres from 'postgres'
 import t, { type Test } from 'tap'
+import { main } from '../src/cli.ts'
 import { generateMasterKey } from '../src/crypto/keyring.ts'
-import { hasPostgres, startPostgres } from './helpers/postgres.ts'
+import { authorizationUrl, pkce } from './helpers/people.ts'
+import { freePort, hasPostgres, startPostgres } from './helpers/postgres.ts'
 import { cli, CLI, run, scratchDirectory, startServer, type Ended } from './helpers/process.ts'
+import { startMailServer } from './helpers/smtp.ts'
 import { client, makeLevels, store, type Level, type Operation } from './helpers/traffic.ts'
+import { formIn, visitor } from './helpers/visitor.ts'
 
-t.setTimeout(180_000)
+t.setTimeout(280_000)
 
 const ULID = /^[0-9A-HJKMNP-TV-Z]{26}$/
 const TOKEN = /^dotenv_[0-9A-HJKMNP-TV-Z]{26}_[0-9A-Za-z]{46}$/
@@ -192,6 +196,34 @@ t.test('wrong usage is exit 2', async (t) => {
   t.notOk(existsSync(dir), 'nothing was made')
 })
 
+t.test('wrong usage of the commands for people and applications is exit 2, before anything is opened', async (t) => {
+  const dir = join(scratchDirectory(t), 'data')
+  const before = process.env.DATA_DIR
+  process.env.DATA_DIR = dir
+  t.teardown(() => before === undefined ? delete process.env.DATA_DIR : (process.env.DATA_DIR = before))
+  const wrong = [
+    ['user'], ['user', 'remove'], ['user', 'toString'], ['user', 'add'], ['user', 'add', '--email', 'nobody'], ['user', 'add', '--email', `${'x'.repeat(320)}@a`],
+    ['user', 'add', '--email', `${'\ufdfa'.repeat(100)}@a`], ['user', 'add', '--email', 'a@b\u0000'], ['user', 'add', '--email', 'a@b', '--name', ' '],
+    ['user', 'add', '--email', 'a@b', '--name', 'A\nB'], ['user', 'add', '--email', 'a@b', '--role', 'owner'], ['user', 'add', '--email', 'a@b', '--organization', 'x'],
+    ['user', 'add', '--email', 'a@b', '--organization', 'x', '--role', 'king'], ['user', 'add', 'a@b'], ['user', 'password'], ['user', 'password', '--email', 'nobody'],
+    ['user', 'disable'], ['user', 'enable', '--email', ''], ['user', 'list', '--json'],
+    ['client'], ['client', 'set'], ['client', 'add'], ['client', 'disable'], ['client', 'enable', '--id', ''], ['client', 'list', 'all'],
+    ['client', 'add', '--id', 'Deploy', '--name', 'Deploy', '--redirect-uri', 'https://deploy.example/back'],
+    ['client', 'add', '--id', 'x'.repeat(65), '--name', 'Deploy', '--redirect-uri', 'https://deploy.example/back'],
+    ['client', 'add', '--id', 'deploy', '--redirect-uri', 'https://deploy.example/back'], ['client', 'add', '--id', 'deploy', '--name', 'Deploy'],
+    ...['http://deploy.example/back', 'https://*.example/back', 'javascript:alert(1)', 'https://deploy.example/back#a', ''].map((uri) =>
+      ['client', 'add', '--id', 'deploy', '--name', 'Deploy', '--redirect-uri', 'https://deploy.example/back', '--redirect-uri', uri])
+  ]
+  for (const args of wrong) {
+    const said = t.capture(process.stderr, 'write', () => true)
+    const code = await main(args)
+    said.restore()
+    t.equal(code, 2, args.join(' ').slice(0, 100))
+    t.match(said().map(({ args: [text] }) => text).join(''), /^[^\n]+\n$/, 'one line')
+  }
+  t.notOk(existsSync(dir), 'nothing was made')
+})
+
 t.test('the installed command, which is a link, runs as the file does', async (t) => {
   const link = join(scratchDirectory(t), 'strongroom')
   symlinkSync(CLI, link)
@@ -209,6 +241,91 @@ t.test('init on an empty embedded database makes what serve then serves', async 
   t.equal(server.first, undefined)
   t.equal((await client(server.address, { organization: organization.id, token })('GET', '/projects')).status, 200)
   t.equal((await server.stop()).code, 0)
+})
+
+t.test('people and applications, from the command line to the browser', async (t) => {
+  const port = await freePort()
+  const address = `http://127.0.0.1:${port}`
+  const dir = join(scratchDirectory(t), 'data')
+  const env = { DATA_DIR: dir, PORT: String(port) }
+  const NOT_MAILED = /^The mail to user \d+ was not sent: SMTP_URL is not set\n$/
+  const made = JSON.parse((await cli(['init', '--organization', 'Nimbus', '--email', 'rosa@nimbus.example', '--json'], env)).stdout)
+  const done = async (t: Test, ...args: string[]) => t.same(await cli(args, env), { code: 0, stdout: args[1] === 'add' ? 'Added.\n' : 'Changed.\n', stderr: '' })
+  let link = ''
+
+  await t.test('user add makes an account, and a link that is nowhere else', async (t) => {
+    const added = await cli(['user', 'add', '--email', 'Finn@nimbus.example', '--name', 'Finn Ash', '--organization', made.organization.slug, '--role', 'admin', '--json'], env)
+    t.equal(added.code, 0)
+    t.match(added.stderr, NOT_MAILED)
+    const { user, link: first } = JSON.parse(added.stdout)
+    t.equal(added.stdout, `${JSON.stringify({ user, link: first })}\n`, 'exactly one object')
+    t.match(user, { id: /^\d+$/, email: 'Finn@nimbus.example' })
+    t.ok(first.startsWith(`${address}/account/set-password/`))
+    refused(t, await cli(['user', 'add', '--email', 'finn@NIMBUS.example'], env), /^There is an account of finn@NIMBUS\.example already$/m)
+  })
+
+  await t.test('what was disabled is listed as that, and can be enabled', async (t) => {
+    await done(t, 'user', 'disable', '--email', 'FINN@nimbus.example')
+    t.equal((await cli(['user', 'list'], env)).stdout.replace(/^\d+/gm, 'N'), 'N\trosa@nimbus.example\tactive\tnimbus:owner\nN\tFinn@nimbus.example\tdisabled\tnimbus:administrator\n')
+    await done(t, 'user', 'enable', '--email', 'finn@nimbus.example')
+    const again = await cli(['user', 'password', '--email', 'finn@nimbus.example'], { ...env, PUBLIC_URL: 'https://secrets.example.com/base' })
+    t.equal(again.code, 0)
+    t.match(again.stderr, NOT_MAILED)
+    t.match(again.stdout, /^User \d+ \(Finn@nimbus\.example\)\nLink https:\/\/secrets\.example\.com\/base\/account\/set-password\/[\w-]{43}\n$/)
+    link = address + again.stdout.trim().slice(again.stdout.indexOf('/account'))
+  })
+
+  await t.test('a client is added once, with every redirect URI', async (t) => {
+    const deploy = ['client', 'add', '--id', 'deploy', '--name', 'Deploy', '--redirect-uri', 'https://deploy.example/back', '--redirect-uri', 'http://127.0.0.1/back']
+    await done(t, ...deploy)
+    refused(t, await cli(deploy, env), /^There is a client deploy already$/m)
+    await done(t, 'client', 'disable', '--id', 'swagger-ui')
+    await done(t, 'client', 'disable', '--id', 'dotenv-cli')
+    await done(t, 'client', 'enable', '--id', 'dotenv-cli')
+    const { stdout } = await cli(['client', 'list'], env)
+    t.match(stdout, 'deploy\tactive\tDeploy\thttps://deploy.example/back http://127.0.0.1/back\n')
+    t.match(stdout, /^dotenv-cli\tactive\t/m)
+    t.match(stdout, /^swagger-ui\tdisabled\t/m)
+  })
+
+  await t.test('OA-10 OA-63: the first owner signs in, the link works once, a client gets in unless it is shut out', async (t) => {
+    const server = await startServer(t, env)
+    t.equal(server.address, address)
+    const rosa = visitor(address)
+    const account = await rosa.signIn(await rosa.open('/account'), 'rosa@nimbus.example', made.user.password)
+    t.match(account.text, 'rosa@nimbus.example')
+    t.notMatch(account.text, 'name="password"')
+    const finn = visitor(address)
+    const form = formIn(await finn.open(link))
+    t.equal((await finn.send(form, { password: 'a password of his own' })).status, 303)
+    t.equal((await finn.send(form, { password: 'another, with the same link' })).status, 404)
+    t.match((await finn.open('/account')).text, 'Finn@nimbus.example')
+    const ask = (client_id: string, redirect_uri: string) => rosa.open(authorizationUrl(pkce().challenge, { client_id, redirect_uri }))
+    t.match((await ask('deploy', 'https://deploy.example/back')).text, 'Deploy')
+    t.match((await ask('deploy', 'http://127.0.0.1:4711/back')).text, 'Deploy')
+    t.match((await ask('dotenv-cli', 'http://127.0.0.1:4711/callback')).text, 'Command line')
+    t.equal((await ask('deploy', 'https://deploy.example/back/')).status, 400)
+    t.equal((await ask('swagger-ui', `${address}/docs/static/oauth2-redirect.html`)).status, 400)
+    t.notMatch(server.stdout() + server.stderr(), link.split('/').at(-1)!)
+    t.equal((await server.stop()).code, 0)
+  })
+
+  await t.test('OA-93: with SMTP_URL the link is mailed as well; a server that never greets does not hold it up', async (t) => {
+    const [good, silent] = [await startMailServer(t), await startMailServer(t, 'silent')]
+    const url = (port: number) => ({ ...env, SMTP_URL: `smtp://app:canary@127.0.0.1:${port}`, PUBLIC_URL: 'https://secrets.example.com' })
+    const mailed = await cli(['user', 'add', '--email', 'noor@nimbus.example'], url(good.port))
+    t.same([mailed.code, mailed.stderr], [0, ''])
+    const [, printed = 'none'] = /^Link (\S+)$/m.exec(mailed.stdout) ?? []
+    t.match(mailed.stdout, /\nThe link was mailed\.\n$/)
+    t.match(good.mails, [{ from: 'no-reply@secrets.example.com', to: ['noor@nimbus.example'] }])
+    t.match(good.mails[0]!.text, `\n${printed}\r\n`)
+
+    const waited = await cli(['user', 'password', '--email', 'noor@nimbus.example'], url(silent.port))
+    t.equal(waited.code, 0)
+    t.match(waited.stdout, /^User \d+ \(noor@nimbus\.example\)\nLink https:\S+\n$/)
+    t.match(waited.stderr, /^The mail to user \d+ was not sent: the mail server did not answer in time\n$/)
+    t.notMatch([mailed, waited].map(({ stdout, stderr }) => stdout + stderr).join(''), 'canary')
+  })
 })
 
 t.test('on PostgreSQL', { skip: !hasPostgres() && 'PostgreSQL is not installed' }, async (t) => {

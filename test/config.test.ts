@@ -26,6 +26,8 @@ t.test('nothing set: the defaults of the operating contract', async (t) => {
     dataDir: './data',
     publicUrl: undefined,
     trustProxy: false,
+    smtp: undefined,
+    mailFrom: undefined,
     masterKey: undefined,
     masterKeyFile: undefined,
     masterKeysPrevious: [],
@@ -50,6 +52,8 @@ t.test('every variable reaches the configuration', async (t) => {
     DATA_DIR: '/data',
     PUBLIC_URL: 'https://secrets.example.com/base',
     TRUST_PROXY: '10.0.0.0/8, fd00::/8,192.0.2.1,loopback',
+    SMTP_URL: 'smtps://post%40example.com:p%3Aw@mail.example.com',
+    MAIL_FROM: 'Söhne & Co <secrets@example.com>',
     MASTER_KEY: `k2:${KEY}`,
     MASTER_KEYS_PREVIOUS: `k1:${OTHER}, k0:${KEY}`,
     RATE_LIMIT_API: '0',
@@ -71,6 +75,8 @@ t.test('every variable reaches the configuration', async (t) => {
     dataDir: '/data',
     publicUrl: 'https://secrets.example.com/base',
     trustProxy: ['10.0.0.0/8', 'fd00::/8', '192.0.2.1', 'loopback'],
+    smtp: { host: 'mail.example.com', port: 465, secure: true, auth: { user: 'post@example.com', pass: 'p:w' } },
+    mailFrom: { name: 'Söhne & Co', address: 'secrets@example.com' },
     masterKey: `k2:${KEY}`,
     masterKeyFile: undefined,
     masterKeysPrevious: [`k1:${OTHER}`, `k0:${KEY}`],
@@ -92,6 +98,12 @@ t.test('every variable reaches the configuration', async (t) => {
     t.equal(loadConfig({ ALLOW_REVEALING_KEY_PROOF: text }).allowRevealingKeyProof, value, text)
   }
   t.equal(loadConfig({ TRUST_PROXY: 'off' }).trustProxy, false)
+  for (const [text, server] of [
+    ['smtp://mail.example.com', { host: 'mail.example.com', port: 587, secure: false }],
+    ['smtp://127.0.0.1:25/', { host: '127.0.0.1', port: 25, secure: false }],
+    ['smtps://[::1]:2525', { host: '::1', port: 2525, secure: true }]
+  ] as const) t.same(loadConfig({ SMTP_URL: text }).smtp, server, text)
+  t.same(loadConfig({ MAIL_FROM: 'secrets@example.com' }).mailFrom, { name: '', address: 'secrets@example.com' })
 })
 
 t.test('a wrong value is one line that names the variable, what was given and what is allowed', async (t) => {
@@ -106,6 +118,15 @@ t.test('a wrong value is one line that names the variable, what was given and wh
       'https://example.com\nX-Header: 1'
     ],
     TRUST_PROXY: ['true', 'on', '1', '*', '10.0.0.0/33', '10.0.0.0/0', '::/0', '10.0.0', 'proxy.example.com', '10.0.0.1,', 'fd00::/129', 'loopback,true', 'off,10.0.0.1', 'fe80::1%eth0'],
+    SMTP_URL: [
+      'mail.example.com', 'mail.example.com:587', 'http://mail.example.com', 'smtp:mail.example.com', 'smtp://', 'smtp://mail.example.com/path', 'smtp://mail.example.com:0',
+      'smtp://mail.example.com:65536', 'smtp://user@mail.example.com', 'smtp://:password@mail.example.com', 'smtp://u:%@mail.example.com', 'smtp://u:%00@mail.example.com',
+      'smtps://mail.example.com?tls.rejectUnauthorized=false', 'smtp://mail.example.com#a', 'smtp://a b@mail.example.com', 'smtp://mail.example.com\nsmtp://other'
+    ],
+    MAIL_FROM: [
+      'Strongroom', '@example.com', 'a@', 'a b@example.com', 'a@b@c', 'Strongroom <a@example.com', 'Strongroom a@example.com>', 'Strongroom <a@example.com>, <b@example.com>',
+      'a@example.com, b@example.com', 'A\r\nBcc: b@example.com <a@example.com>', 'a@example.com\n', '"A" <a@example.com>', `${'x'.repeat(101)} <a@example.com>`
+    ],
     RATE_LIMIT_API: ['-1', '1000001', 'off', '1.5'],
     RATE_LIMIT_OAUTH: ['x'],
     RATE_LIMIT_KEY_ROTATION: ['x'],
@@ -140,6 +161,10 @@ t.test('a message never holds a secret', async (t) => {
     DATABASE_URL: [
       `mysql://app:${secret}@db/x`, `app:${secret}@db`, secret, `postgres://app:${secret}@db:port/x`, `postgres://app:${secret}#@db/x`, `postgres://app:${secret}%@db/x`,
       `postgres://app:${secret} @db/x`, `postgres://${secret}`.replace('//', '/')
+    ],
+    SMTP_URL: [
+      `smtp://app:${secret}@mail:port`, `smtp://app:${secret}@mail/path`, `smtp://app:${secret}#@mail`, `smtp://app:${secret}?@mail`, `smtp://app:${secret}%@mail`,
+      `smpt://app:${secret}@mail`, `app:${secret}@mail`, `smtp:/${secret}@mail`
     ],
     REDIS_URL: [`redis://:${secret}@cache`],
     METRICS_TOKEN: [secret],

@@ -1,16 +1,14 @@
-import { existsSync, readFileSync, writeFileSync } from 'node:fs'
+import { readFileSync } from 'node:fs'
 import type { AddressInfo } from 'node:net'
-import { dirname, join, resolve } from 'node:path'
 import t, { type Test } from 'tap'
-import ts from 'typescript'
 import { makeProof } from '../src/crypto/key-proof.ts'
 import { generateSalt } from '../src/crypto/keys.ts'
 import { makeLevel, startApp, type Caller } from './helpers/app.ts'
 import { clientKey } from './helpers/client.ts'
+import { compileExample, pythonLacks, readDoc } from './helpers/docs.ts'
 import { run, scratchDirectory } from './helpers/process.ts'
 
-const PAGE = 'docs/encryption.md'
-const page = readFileSync(PAGE, 'utf8')
+const page = readDoc('docs/encryption.md')
 const known = JSON.parse(readFileSync('test/vectors/client.json', 'utf8'))
 const KEY_STRING = 'correct horse battery staple, and more'
 
@@ -26,32 +24,23 @@ const user = await test.token(owner.organization, ['key:retrieve', 'secret:read'
 const example = (file: string, args: string[]): Example => (action, path, { env = {}, input } = {}) => run(file, [...args, action, path], {
   STRONGROOM_URL: `http://127.0.0.1:${port}`, STRONGROOM_TOKEN: user.token, STRONGROOM_ORGANIZATION: owner.organization, ...env
 }, input)
-const typescript = example(process.execPath, [compile(scratchDirectory(t))])
+const typescript = example(process.execPath, [compileExample('examples/client.ts', scratchDirectory(t))])
 const python = example('python3', ['examples/client.py'])
-const probe = await run('python3', ['-c', 'import cryptography']).catch(() => undefined)
-const noPython = probe?.code !== 0 && 'python3 with the package cryptography is not installed'
+const noPython = await pythonLacks('cryptography')
 
 t.test('the page shows the examples as they are', async (t) => {
-  t.equal(blockOf('ts'), readFileSync('examples/client.ts', 'utf8'))
-  t.equal(blockOf('py'), readFileSync('examples/client.py', 'utf8'))
+  t.equal(page.block('ts'), readFileSync('examples/client.ts', 'utf8'))
+  t.equal(page.block('py'), readFileSync('examples/client.py', 'utf8'))
 })
 
 t.test('the known answers of the page are those that the clients\' contract is tested with', async (t) => {
-  const tableUnder = (heading: string) => page.slice(page.indexOf(heading)).split('\n\n', 1)[0]!.split('\n').slice(2)
-    .map((line) => line.split('|').slice(1, -1).map((cell) => cell.trim().replaceAll('`', '')))
-  t.same(tableUnder('| Key string | Salt |'), known.keys.map((key: any) => [key.key_string, key.salt, String(key.iterations), key.data_key ?? '', key.proof]))
-  t.same(tableUnder('| Data key | IV (hex) |'), known.blobs.map((blob: any) => [blob.data_key, blob.iv, blob.plaintext.replaceAll('\n', '\\n'), blob.blob]))
+  t.same(page.table('| Key string | Salt |'), known.keys.map((key: any) => [key.key_string, key.salt, String(key.iterations), key.data_key ?? '', key.proof]))
+  t.same(page.table('| Data key | IV (hex) |'), known.blobs.map((blob: any) => [blob.data_key, blob.iv, blob.plaintext.replaceAll('\n', '\\n'), blob.blob]))
 })
 
 t.test('every file that the page links to is there, and so is every heading', async (t) => {
-  const links = [...page.matchAll(/\]\(([^)#]+)(?:#([^)]+))?\)/g)]
-  t.ok(links.length > 0)
-  for (const [, path, heading] of links) {
-    const file = resolve(dirname(PAGE), path!)
-    t.ok(existsSync(file), file)
-    const anchors = [...readFileSync(file, 'utf8').matchAll(/^#+ (.*)$/gm)].map(([, text]) => text!.toLowerCase().replace(/[^\w -]/g, '').replaceAll(' ', '-'))
-    if (heading !== undefined) t.ok(anchors.includes(heading), `${file}#${heading}`)
-  }
+  t.ok(page.links.length > 0)
+  t.same(page.brokenLinks(), [])
 })
 
 for (const storage_mode of ['client', 'server'] as const) {
@@ -153,19 +142,4 @@ async function project (slug: string, storage_mode: 'client' | 'server') {
 async function actions (caller: Caller, names: object): Promise<string[]> {
   const { body } = await caller.call('POST', `/${caller.organization}/secrets/versions`, names)
   return body.data.map(({ attributes }: any) => attributes.action)
-}
-
-function blockOf (language: string): string | undefined {
-  return new RegExp(`^\`\`\`${language}\n(.*?)^\`\`\`$`, 'ms').exec(page)?.[1]
-}
-
-/** Type-checks the example as strictly as everything else and compiles it, as a reader with Node.js 20 would. */
-function compile (directory: string): string {
-  const { options } = ts.parseJsonConfigFileContent(ts.readConfigFile('tsconfig.json', ts.sys.readFile).config, ts.sys, '.')
-  const file = join(directory, 'client.mjs')
-  const program = ts.createProgram(['examples/client.ts'], { ...options, incremental: false, tsBuildInfoFile: undefined, declaration: false, sourceMap: false })
-  const { diagnostics } = program.emit(undefined, (_name, text) => writeFileSync(file, text))
-  const wrong = [...ts.getPreEmitDiagnostics(program), ...diagnostics].map(({ messageText }) => ts.flattenDiagnosticMessageText(messageText, '\n'))
-  if (wrong.length > 0) throw new Error(`examples/client.ts: ${wrong.join('; ')}`)
-  return file
 }

@@ -1,11 +1,15 @@
 import t from 'tap'
+import { hashToken, mintSecret } from '../src/crypto/bearer.ts'
 import { openBlob, sealBlob } from '../src/crypto/blob.ts'
 import { deriveDataKey, makeProof } from '../src/crypto/key-proof.ts'
 import { generateSalt } from '../src/crypto/keys.ts'
 import { random } from '../src/crypto/primitives.ts'
 import { encryption_keys } from '../src/db/tables.ts'
+import { createPasswordLink } from '../src/repositories/users.ts'
 import { registerClientKey } from '../src/vault/keys.ts'
 import { makeLevel, startApp, type Answer, type Caller } from './helpers/app.ts'
+import { authorizationUrl, CALLBACK, makePerson, pkce, post as postOAuth } from './helpers/people.ts'
+import { formIn, visitor } from './helpers/visitor.ts'
 
 // RL-40 in small: what must never be seen goes through every flow, refusals included, and then everything that was
 // logged, refused, audited or stored is searched for it. It may be in the answer that it belongs to, and nowhere else.
@@ -155,6 +159,104 @@ t.test('RL-40: canaries go through every flow', async (t) => {
   await send('purge', 200, post('/secrets/versions/purge', { project: 'server', scope: 'project', confirmed: true }))
   t.ok(openBlob(dataKey, (await get('/server/backend/live/secrets')).body.data.attributes.levels.environment.content), 'the service is well')
 })
+
+t.test('RL-40: what people and applications prove themselves with goes through every flow', async (t) => {
+  const address = await test.app.listen({ host: '127.0.0.1', port: 0 })
+  // `own` as in `send`; the cookies and addresses that such an answer sets are its own too.
+  const keep = (name: string, { status, headers, text }: Awaited<ReturnType<typeof seen>>, expected: number, own = false) => {
+    if (status !== expected) throw new Error(`${name}: ${status} instead of ${expected}: ${text}`)
+    const kept = Object.fromEntries([...headers].filter(([key]) => !own || !['location', 'set-cookie'].includes(key)))
+    answers.push({ name, answer: { status, headers: kept, text, body: undefined }, own: own && text !== '' })
+  }
+  const fresh = unique('password')
+  const [password, wrong, link, spare] = [unique('password'), unique('wrong-password'), mintSecret(), mintSecret()]
+  for (const [name, value] of Object.entries({ password, 'wrong password': wrong, 'new password': fresh, link, 'link that nobody uses': spare })) watch(name, value)
+  const person = await makePerson(test, { [org]: 'owner' }, password)
+  await createPasswordLink(test.database.db, hashToken(spare), person.id)
+
+  // Pages.
+  const browser = visitor(address)
+  const signIn = formIn(await browser.open('/account'))
+  watch('browser cookie', browser.jar.get('browser')!)
+  keep('wrong password', await browser.send(signIn, { email: person.email, password: wrong }), 422)
+  keep('password as address', await browser.send(signIn, { email: wrong, password }), 422, true)
+  keep('forged form', await browser.send(signIn, { email: person.email, password, form_token: wrong }), 403)
+  keep('other site', await browser.send(signIn, { email: person.email, password }, { 'sec-fetch-site': 'cross-site' }), 403)
+  keep('wrong type', await browser.request('/oauth/sign-in', { method: 'POST', body: JSON.stringify({ password }), headers: { 'content-type': 'application/json' } }), 415)
+  keep('too large', await browser.send(signIn, { email: person.email, password: password.repeat(2000) }), 413)
+  await test.sql('ALTER TABLE sessions ADD CONSTRAINT refuses_every_session CHECK (false) NOT VALID')
+  keep('database error at sign-in', await browser.send(signIn, { email: person.email, password }), 500)
+  await test.sql('ALTER TABLE sessions DROP CONSTRAINT refuses_every_session')
+  keep('sign-in', await browser.send(signIn, { email: person.email, password }), 303, true)
+  const session = browser.jar.get('session')!
+  watch('session cookie', session)
+  keep('account', await browser.open('/account'), 200)
+  keep('session as a token', await fetch(`${address}/api/v1/user?session=${session}`, { headers: { authorization: `Bearer ${session}` } }).then(seen), 401)
+
+  // The flow of an application, and what it does wrong.
+  const { verifier, challenge } = pkce()
+  watch('verifier', verifier)
+  const consent = await browser.open(authorizationUrl(challenge))
+  keep('consent', consent, 200, true)
+  watch('pending request', formIn(consent).fields.find(([name]) => name === 'request')![1])
+  const back = await browser.decide(consent, 'allow')
+  const code = back.searchParams.get('code')!
+  watch('code', code)
+  const exchange = { grant_type: 'authorization_code', code, code_verifier: verifier, client_id: 'dotenv-cli', redirect_uri: CALLBACK }
+  const token = async (name: string, expected: number, parameters: Record<string, unknown>, as: 'form' | 'json' = 'form', own = false) => {
+    const answer = await postOAuth(address, '/api/oauth/token', parameters, as)
+    keep(name, answer, expected, own)
+    return answer.body
+  }
+  await token('wrong verifier', 400, { ...exchange, code_verifier: verifier.split('').reverse().join('') })
+  await token('other redirect', 400, { ...exchange, redirect_uri: `${CALLBACK}?code=${code}` })
+  await token('list', 400, { ...exchange, code: [code], code_verifier: { verifier } }, 'json')
+  await token('unknown client', 400, { ...exchange, client_id: code })
+  await token('with a secret', 400, { ...exchange, client_secret: password })
+  keep('malformed', await fetch(`${address}/api/oauth/token`, { method: 'POST', body: `{"code":"${code}","code_verifier":"${verifier}"`, headers: { 'content-type': 'application/json' } }).then(seen), 400)
+  keep('query', await fetch(`${address}/api/oauth/token?code=${code}&code_verifier=${verifier}`, { method: 'POST' }).then(seen), 415)
+  await test.sql('ALTER TABLE oauth_tokens ADD CONSTRAINT refuses_every_token CHECK (false) NOT VALID')
+  await token('database error at the exchange', 500, exchange)
+  await test.sql('ALTER TABLE oauth_tokens DROP CONSTRAINT refuses_every_token')
+  const first = await token('exchange', 200, exchange, 'form', true)
+  watch('access token', first.access_token)
+  watch('refresh token', first.refresh_token)
+  const second = await token('refresh', 200, { grant_type: 'refresh_token', refresh_token: first.refresh_token, client_id: 'dotenv-cli' }, 'json', true)
+  watch('next access token', second.access_token)
+  watch('random part of the next access token', second.access_token.slice(-49))
+  watch('next refresh token', second.refresh_token)
+  const api = (path: string, bearer: string) => fetch(`${address}/api/v1${path}`, { headers: { authorization: `Bearer ${bearer}` } }).then(seen)
+  keep('user', await api('/user', second.access_token), 200)
+  keep('write', await api(`/${org}/projects`, second.access_token), 200)
+  keep('token in the query', await fetch(`${address}/api/v1/user?access_token=${second.access_token}`).then(seen), 401)
+  keep('token in the path', await api(`/${org}/${second.access_token}`, second.access_token), 404)
+  keep('used access token', await api('/user', first.access_token), 401)
+  keep('refresh token as an access token', await api('/user', second.refresh_token), 401)
+  await token('code again', 400, exchange)
+  await token('refresh token again', 400, { grant_type: 'refresh_token', refresh_token: first.refresh_token, client_id: 'dotenv-cli' })
+  for (const sent of [second.refresh_token, wrong]) keep('revoke', await postOAuth(address, '/api/oauth/revoke', { token: sent, client_id: 'dotenv-cli' }), 200)
+  keep('authorization that carries too much', await browser.open(`${authorizationUrl(challenge, { client_id: password })}&code=${code}`), 400)
+
+  // New passwords.
+  const change = formIn(await browser.open('/account/password'))
+  keep('wrong current password', await browser.send(change, { current: wrong, password: fresh }), 422)
+  keep('new password that is too long', await browser.send(change, { current: password, password: fresh.repeat(9) }), 422)
+  keep('new password', await browser.send(change, { current: password, password: fresh }), 303, true)
+  watch('session after the change', browser.jar.get('session')!)
+  keep('link that is void', await browser.open(`/account/set-password/${spare}`), 404)
+  await createPasswordLink(test.database.db, hashToken(link), person.id)
+  const other = visitor(address)
+  const set = formIn(await other.open(`/account/set-password/${link}`))
+  keep('link with a password that is too short', await other.send(set, { password: 'short' }), 422, true)
+  keep('link', await other.send(set, { password }), 303, true)
+  watch('session of the link', other.jar.get('session')!)
+  keep('link again', await other.send(set, { password }), 404)
+  keep('link of another length', await other.open(`/account/set-password/${link}${link}${link}`), 404)
+  keep('sign out', await other.send(formIn(await other.open('/account')), { where: 'everywhere' }), 303)
+  t.ok(answers.some(({ answer }) => answer.text.includes(first.access_token)), 'the tokens were in the answers that they belong to')
+})
+
+const seen = async (response: Response) => ({ status: response.status, headers: response.headers, text: await response.text() })
 
 t.test('RL-40: no canary is in a log line, an answer that it does not belong to, the audit or the database', async (t) => {
   const audit = await rowsOf('audit_events')

@@ -48,6 +48,10 @@ let nobody: Promise<string> | undefined
 
 /** Takes as long as a wrong password of somebody: who has no account is not told apart by time (CR-41). */
 export async function verifyNobody (password: string): Promise<void> {
-  nobody ??= hashPassword(generatePassword())
+  nobody ??= hashPassword(generatePassword()).catch((error: unknown) => {
+    // Made anew next time: else whoever has no account would be told apart for ever.
+    nobody = undefined
+    throw error
+  })
   await verifyPassword(await nobody, password)
 }

@@ -29,11 +29,12 @@ type Json = Record<string, unknown>
 
 /** Publishes OpenAPI 3.1 from the routes' schemas. A schema's title is the name of its component. */
 export async function installOpenApi (app: FastifyInstance) {
+  const base = basePath(app)
   await app.register(swagger, {
     openapi: {
       openapi: '3.1.0',
       info: { title: 'Strongroom', version: '1', description: DESCRIPTION, license: { name: 'MIT', identifier: 'MIT' } },
-      servers: [{ url: '/', description: 'This service' }],
+      servers: [{ url: base === '' ? '/' : base, description: 'This service' }],
       tags: Object.entries(TAGS).map(([name, description]) => ({ name, description })),
       components: {
         securitySchemes: {
@@ -41,12 +42,14 @@ export async function installOpenApi (app: FastifyInstance) {
             type: 'http',
             scheme: 'bearer',
             bearerFormat: 'dotenv_<organization>_<random>',
-            description: `An organization API token. Scopes:\n\n${Object.entries(SCOPES).map(([scope, words]) => `* \`${scope}\`: ${words}`).join('\n')}`
+            description: 'An organization API token. Its scopes are named as those of `oauth` are.'
           },
           oauth: {
             type: 'oauth2',
             description: 'An application that acts for a user. PKCE with S256 is required; clients are public.',
-            flows: { authorizationCode: { authorizationUrl: '/oauth/authorize', tokenUrl: '/api/oauth/token', refreshUrl: '/api/oauth/token', scopes: { ...SCOPES } } }
+            flows: {
+              authorizationCode: { authorizationUrl: `${base}/oauth/authorize`, tokenUrl: `${base}/api/oauth/token`, refreshUrl: `${base}/api/oauth/token`, scopes: { ...SCOPES } }
+            }
           }
         }
       }
@@ -71,12 +74,19 @@ export async function installDocs (app: FastifyInstance) {
     if (!app.config.docsUi) return
     await docs.register(swaggerUi, {
       routePrefix: '/docs',
-      uiConfig: { persistAuthorization: false, validatorUrl: null, displayRequestDuration: true, deepLinking: true },
+      indexPrefix: basePath(app),
+      uiConfig: { layout: 'BaseLayout', persistAuthorization: false, validatorUrl: null, displayRequestDuration: true, deepLinking: true },
       initOAuth: { clientId: 'swagger-ui', appName: 'Strongroom API', usePkceWithAuthorizationCodeGrant: true, scopes: [] },
       theme: { title: 'Strongroom API' },
       staticCSP: UI_CSP
     })
   })
+}
+
+// Where the service is, as a browser sees it. The path alone: whoever opens the documentation under another name of the
+// same service has it call that one.
+function basePath ({ config }: FastifyInstance): string {
+  return config.publicUrl === undefined ? '' : new URL(config.publicUrl).pathname.replace(/\/$/, '')
 }
 
 // Swagger UI sets style attributes; no script of its pages is inline.

@@ -1,5 +1,5 @@
 import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify'
-import { parseCookies, serializeCookie } from 'oslo/cookie'
+import { serializeCookie } from 'oslo/cookie'
 import { formToken, isFormToken, mintSecret } from '../crypto/bearer.ts'
 import { STYLE } from './style.ts'
 
@@ -22,8 +22,12 @@ function render (value: Piece): string {
   if (value === undefined) return ''
   if (value instanceof Html) return value.text
   if (Array.isArray(value)) return value.map(render).join('')
-  return String(value).replace(/[&<>"']/g, (character) => `&#${character.charCodeAt(0)};`)
+  return String(value).replace(UNSEEN, '').replace(/[&<>"']/g, (character) => `&#${character.charCodeAt(0)};`)
 }
+
+// Controls, marks that turn the direction of what follows, separators of lines: with them a name could rewrite the sentence
+// that it stands in (OA-16). Joiners stay: words and emoji are written with them.
+const UNSEEN = /(?![\u200c\u200d])[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/gu
 
 export interface Page {
   title: string
@@ -56,13 +60,17 @@ ${body}
 </body>
 </html>
 `
-  return reply.code(status).headers({ 'content-security-policy': policy, 'cache-control': 'no-store' }).type('text/html; charset=utf-8').serializer(String).send(page.text)
+  // Views name paths from the root; the service may live below one. No text of anybody's can look like this markup.
+  const text = page.text.replace(/(<form method="post" action|<a href)="(?=\/)/g, `$1="${basePath(reply)}`)
+  return reply.code(status).headers({ 'content-security-policy': policy, 'cache-control': 'no-store' }).type('text/html; charset=utf-8').serializer(String).send(text)
 }
 
-/** 303: whatever came before, the browser asks for the next page with GET and without the form (OA-19). */
+/** 303: whatever came before, the browser asks for the next page with GET and without the form (OA-19). A path is one of this service. */
 export function seeOther (reply: FastifyReply, location: string) {
-  return reply.code(303).headers({ location, 'cache-control': 'no-store' }).send()
+  return reply.code(303).headers({ location: location.startsWith('/') ? basePath(reply) + location : location, 'cache-control': 'no-store' }).send()
 }
+
+const basePath = ({ server }: FastifyReply) => new URL(server.issuer()).pathname.replace(/\/$/, '')
 
 // Cookies. `__Host-` ties one to this very host and to https, where there is https.
 
@@ -72,9 +80,15 @@ const DAY = 24 * 60 * 60
 const isSecure = (app: FastifyInstance) => app.issuer().startsWith('https:')
 const nameOf = (app: FastifyInstance, name: CookieName) => isSecure(app) ? `__Host-${name}` : name
 
+/**
+ * The value of a cookie of ours. Nothing is decoded: a `%5F%5FHost-session` that another host has set is not this one's,
+ * and what others keep at this host may be malformed.
+ */
 export function readCookie (app: FastifyInstance, request: FastifyRequest, name: CookieName): string | undefined {
-  const value = parseCookies(request.headers.cookie ?? '').get(nameOf(app, name))
-  return value !== undefined && /^[A-Za-z0-9_-]{43}$/.test(value) ? value : undefined
+  const start = `${nameOf(app, name)}=`
+  const found = (request.headers.cookie ?? '').split(';').map((pair) => pair.trim()).find((pair) => pair.startsWith(start))
+  const value = found?.slice(start.length) ?? ''
+  return /^[A-Za-z0-9_-]{43}$/.test(value) ? value : undefined
 }
 
 /** Sets a cookie, or takes it away. */
@@ -107,26 +121,35 @@ export function isOwnForm (app: FastifyInstance, request: FastifyRequest, form: 
   return own && cookie !== undefined && isFormToken(form.get('form_token') ?? '', cookie)
 }
 
-/** A form's fields, each at most once. */
+/** A form's fields, as far as each was sent once. */
 export type Form = ReadonlyMap<string, string>
 
 const MOST_FORM = 64 * 1024
 
-/** Takes forms, and nothing else, in the plugin that it is called in. A field given twice keeps every value under `name[]`. */
+/** Takes forms, and nothing else, in the plugin that it is called in. */
 export function installForms (app: FastifyInstance) {
   app.removeAllContentTypeParsers()
   app.addContentTypeParser('application/x-www-form-urlencoded', { parseAs: 'string', bodyLimit: MOST_FORM }, async (_request: FastifyRequest, text: string) => new URLSearchParams(text))
 }
 
-/** The first value of each field. */
+/** The fields of a form. One that was sent twice has no value (OA-12), nor has one with a NUL, which no browser sends. */
 export function formOf (request: FastifyRequest): Form {
-  const sent = request.body instanceof URLSearchParams ? request.body : new URLSearchParams()
   const form = new Map<string, string>()
-  for (const [name, value] of sent) if (!form.has(name)) form.set(name, value)
+  const seen = new Set<string>()
+  for (const [name, value] of request.body instanceof URLSearchParams ? request.body : []) {
+    if (seen.has(name) || value.includes('\0')) form.delete(name)
+    else form.set(name, value)
+    seen.add(name)
+  }
   return form
 }
 
 /** Every value of a field, as of boxes that were ticked. */
 export function valuesOf (request: FastifyRequest, name: string): string[] {
   return request.body instanceof URLSearchParams ? request.body.getAll(name) : []
+}
+
+/** A query in visible ASCII, so that a header and a hidden field carry it unchanged: what else is in it is percent-encoded. */
+export function visible (query: string): string {
+  return query.replace(/[^\x21\x22\x24-\x7e]/gu, encodeURIComponent)
 }

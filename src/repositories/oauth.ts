@@ -3,6 +3,7 @@ import type { Ability, Scope } from '../../schemas/scopes.ts'
 import { LIFETIMES } from '../../schemas/oauth.ts'
 import type { Role } from '../../schemas/users.ts'
 import { prepared, type Db } from '../db/database.ts'
+import { deleteExpired } from '../db/expired.ts'
 import { members, oauth_clients, oauth_codes, oauth_grants, oauth_requests, oauth_tokens, organizations, plans, users } from '../db/tables.ts'
 import type { Organization } from './tokens.ts'
 import type { User } from './users.ts'
@@ -10,8 +11,9 @@ import type { User } from './users.ts'
 /** An application that acts for users. */
 export interface Client { id: string, name: string, redirect_uris: string[], is_first_party: boolean, disabled_at: Date | null, created_at: Date }
 
-/** A client that may be used. */
+/** A client that may be used. The id may be any text: it is looked up only if it can be one. */
 export async function findClient (db: Db, id: string): Promise<Client | undefined> {
+  if (id.length > 64 || id.includes('\0')) return undefined
   const [row] = await db.select().from(oauth_clients).where(and(eq(oauth_clients.id, id), isNull(oauth_clients.disabled_at)))
   return row
 }
@@ -26,10 +28,10 @@ export async function createClient (db: Db, client: { id: string, name: string, 
   return rows.length === 1
 }
 
-/** Shuts a client out, or lets it in again; shut out, everything that it was granted is revoked. False when there is none. */
+/** Shuts a client out, or lets it in again. Both revoke all that it was granted: what slipped in while it was shut out does not come back. False when there is none. */
 export async function setClientDisabled (db: Db, id: string, disabled: boolean): Promise<boolean> {
   const rows = await db.update(oauth_clients).set({ disabled_at: disabled ? sql`now()` : null }).where(eq(oauth_clients.id, id)).returning({ id: oauth_clients.id })
-  if (disabled) await db.update(oauth_grants).set({ revoked_at: sql`now()` }).where(and(eq(oauth_grants.client_id, id), isNull(oauth_grants.revoked_at)))
+  await db.update(oauth_grants).set({ revoked_at: sql`now()` }).where(and(eq(oauth_grants.client_id, id), isNull(oauth_grants.revoked_at)))
   return rows.length === 1
 }
 
@@ -38,7 +40,7 @@ export async function setClientDisabled (db: Db, id: string, disabled: boolean):
 export interface PendingRequest { client_id: string, redirect_uri: string, state: string | null, code_challenge: string, scopes: string[] }
 
 export async function createRequest (db: Db, id_hash: Buffer, session_hash: Buffer, request: PendingRequest): Promise<void> {
-  await db.delete(oauth_requests).where(sql`${oauth_requests.expires_at} < now()`)
+  await deleteExpired(db, oauth_requests, oauth_requests.id_hash, sql`${oauth_requests.expires_at} < now()`)
   await db.insert(oauth_requests).values({ id_hash, session_hash, ...request, expires_at: sql`now() + interval '10 minutes'` })
 }
 
@@ -51,7 +53,13 @@ export async function takeRequest (db: Db, id_hash: Buffer, session_hash: Buffer
 
 // Grants and codes
 
+// For a day it is remembered that a grant is over, and by which credentials it was used: longer would tell nobody anything.
+const IS_OVER = sql`least(${oauth_grants.expires_at}, ${oauth_grants.revoked_at}) < now() - interval '1 day'`
+
 export async function createGrant (db: Db, grant: { user_id: number, client_id: string, scopes: Scope[] }): Promise<number> {
+  // Their codes go with them; tokens went before, a few at a time. A code that nobody redeemed leaves a grant without any.
+  await deleteExpired(db, oauth_grants, oauth_grants.id, sql`(${IS_OVER} AND NOT EXISTS (SELECT FROM ${oauth_tokens} WHERE ${oauth_tokens.grant_id} = ${oauth_grants.id}))
+    OR ${oauth_grants.id} IN (SELECT ${oauth_codes.grant_id} FROM ${oauth_codes} WHERE ${oauth_codes.used_at} IS NULL AND ${oauth_codes.expires_at} < now() - interval '1 day')`)
   const [row] = await db.insert(oauth_grants).values({ ...grant, expires_at: sql`now() + make_interval(days => ${LIFETIMES.grantDays})` }).returning({ id: oauth_grants.id })
   return row!.id
 }
@@ -103,7 +111,9 @@ export async function countWrongVerifier (db: Db, code_hash: Buffer): Promise<vo
 
 export interface NewPair { grant_id: number, access_hash: Buffer, refresh_hash: Buffer, scopes: string[] }
 
+/** Used pairs stay as long as their grant is there, because a second use is noticed by them. */
 export async function createPair (db: Db, pair: NewPair): Promise<void> {
+  await deleteExpired(db, oauth_tokens, oauth_tokens.id, sql`${oauth_tokens.grant_id} = ANY(ARRAY(SELECT ${oauth_grants.id} FROM ${oauth_grants} WHERE ${IS_OVER} LIMIT 200))`)
   await db.insert(oauth_tokens).values({
     ...pair,
     access_expires_at: sql`now() + make_interval(secs => ${LIFETIMES.access})`,
@@ -192,8 +202,9 @@ export async function findUserCall (db: Db, hash: Buffer, organization: string |
   const [first] = rows
   if (first === undefined) return undefined
   const { user, client_id, granted } = first
-  // A slug may spell another organization's id: the one that the user belongs to is meant.
-  const own = rows.find((row) => row.role !== null && row.organization !== null && row.plan !== null)
+  // A slug may spell another organization's id: the one that the user belongs to is meant, and of two such, the id.
+  const mine = rows.filter((row) => row.role !== null && row.organization !== null && row.plan !== null)
+  const own = mine.find((row) => row.organization?.id === organization?.toUpperCase()) ?? mine[0]
   const membership = own && { role: own.role!, organization: { ...own.organization!, plan: own.plan! } }
   return { user, client_id, granted: granted as Ability[], membership }
 }

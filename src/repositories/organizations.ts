@@ -39,6 +39,12 @@ export async function updateOrganization (db: Db, idOrSlug: string, changes: { p
   return row?.id
 }
 
+export async function findOrganization (db: Db, idOrSlug: string): Promise<{ id: string, name: string } | undefined> {
+  const [row] = await db.select({ id: organizations.id, name: organizations.name }).from(organizations)
+    .where(or(eq(organizations.id, idOrSlug.toUpperCase()), eq(organizations.slug, idOrSlug)))
+  return row
+}
+
 /** Takes the organization's row until the end of the transaction, so that two creations cannot both pass a plan's limit. */
 export async function lockOrganization (db: Db, id: string): Promise<void> {
   await db.select({ id: organizations.id }).from(organizations).where(eq(organizations.id, id)).for('update')

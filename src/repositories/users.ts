@@ -1,6 +1,7 @@
 import { and, asc, eq, gt, isNull, lt, or, sql } from 'drizzle-orm'
 import type { Role } from '../../schemas/users.ts'
 import { isUniqueViolation, type Db } from '../db/database.ts'
+import { deleteExpired } from '../db/expired.ts'
 import { members, oauth_grants, organizations, password_links, sessions, sign_in_failures, users } from '../db/tables.ts'
 
 /** A person with an account. */
@@ -46,9 +47,15 @@ export async function findUser (db: Db, id: number): Promise<(User & { password_
   return row
 }
 
-/** Puts a password in place of the old one without ending anything: today's parameters for the same password. */
-export async function updatePasswordHash (db: Db, id: number, password_hash: string): Promise<void> {
-  await db.update(users).set({ password_hash }).where(eq(users.id, id))
+/** Accounts in the order in which they were made: those that come after one, a hundred at most. */
+export async function listUsers (db: Db, after: number): Promise<(User & { has_password: boolean })[]> {
+  return db.select({ ...columns, has_password: sql<boolean>`${users.password_hash} IS NOT NULL` }).from(users).where(gt(users.id, after)).orderBy(asc(users.id)).limit(100)
+}
+
+/** Today's parameters for the same password: ends nothing. False, and nothing changed, when another hash is there meanwhile. */
+export async function updatePasswordHash (db: Db, id: number, from: string, password_hash: string): Promise<boolean> {
+  const rows = await db.update(users).set({ password_hash }).where(and(eq(users.id, id), eq(users.password_hash, from))).returning({ id: users.id })
+  return rows.length === 1
 }
 
 /** A new password ends every session, every grant and every link of the user (OA-63). */
@@ -57,10 +64,10 @@ export async function changePassword (db: Db, id: number, password_hash: string)
   await endEverything(db, id)
 }
 
-/** Closes an account, or opens it again; closing ends everything of it. */
+/** Closes an account, or opens it again. Both end everything of it: what slipped in while it closed does not come back. */
 export async function setDisabled (db: Db, id: number, disabled: boolean): Promise<void> {
   await db.update(users).set({ disabled_at: disabled ? sql`now()` : null, updated_at: sql`now()` }).where(eq(users.id, id))
-  if (disabled) await endEverything(db, id)
+  await endEverything(db, id)
 }
 
 /** Signs a user out everywhere: browsers, applications and links. */
@@ -91,6 +98,8 @@ const WINDOW = '15 minutes'
  * false while it is locked. Five in 15 minutes are free; each further one locks twice as long, up to 15 minutes.
  */
 export async function takeAttempt (db: Db, key: Buffer): Promise<boolean> {
+  // Long after its window and the longest lock, a count is that of nobody.
+  await deleteExpired(db, sign_in_failures, sign_in_failures.key, sql`${sign_in_failures.last_at} < now() - interval '1 hour'`)
   const fresh = sql`(${sign_in_failures.last_at} < now() - interval '${sql.raw(WINDOW)}')`
   const failures = sql`CASE WHEN ${fresh} THEN 1 ELSE ${sign_in_failures.failures} + 1 END`
   const rows = await db.insert(sign_in_failures).values({ key, failures: 1 }).onConflictDoUpdate({
@@ -115,8 +124,17 @@ export async function forgiveAttempts (db: Db, key: Buffer): Promise<void> {
 const ABSOLUTE = sql`now() + interval '7 days'`
 const IDLE = sql`now() - interval '12 hours'`
 
-export async function createSession (db: Db, token_hash: Buffer, userId: number): Promise<void> {
-  await db.insert(sessions).values({ token_hash, user_id: userId, expires_at: ABSOLUTE })
+/**
+ * A session of an open account whose password is still the one that was verified: false when it was changed meanwhile,
+ * or the account closed. The row is held, so that whoever changes the password waits and then ends this session too (OA-63).
+ */
+export async function createSession (db: Db, token_hash: Buffer, { id, password_hash }: { id: number, password_hash: string }): Promise<boolean> {
+  await deleteExpired(db, sessions, sessions.token_hash, sql`${sessions.expires_at} < now() OR ${sessions.seen_at} < ${IDLE}`)
+  const rows = await db.execute(sql`
+    INSERT INTO sessions (token_hash, user_id, expires_at)
+    SELECT ${token_hash}::bytea, id, ${ABSOLUTE} FROM users WHERE id = ${id} AND password_hash = ${password_hash} AND disabled_at IS NULL FOR SHARE
+    RETURNING user_id`) as unknown as unknown[]
+  return rows.length === 1
 }
 
 /** The user of a session that lives: used within 12 hours, at most 7 days old, of an account that is open. */
@@ -138,6 +156,7 @@ export async function deleteSession (db: Db, token_hash: Buffer): Promise<void> 
 /** A link with which the user sets a password once, within three days; an earlier one is void. */
 export async function createPasswordLink (db: Db, token_hash: Buffer, userId: number): Promise<void> {
   await db.delete(password_links).where(eq(password_links.user_id, userId))
+  await deleteExpired(db, password_links, password_links.token_hash, sql`${password_links.expires_at} < now()`)
   await db.insert(password_links).values({ token_hash, user_id: userId, expires_at: sql`now() + interval '3 days'` })
 }
 

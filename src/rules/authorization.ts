@@ -34,6 +34,9 @@ const SCOPE_SYNTAX = /^[\x21\x23-\x5b\x5d-\x7e]+(?: [\x21\x23-\x5b\x5d-\x7e]+)*$
 /** The single value of a parameter; undefined without one, or with an empty one (RFC 6749, 3.1). */
 export const single = (parameters: Parameters, name: string): string | undefined => parameters.get(name)?.[0] || undefined
 
+// A state goes back byte for byte, or not at all: with U+FFFD in it, it was no Unicode when it was sent.
+const canReturn = (state = '') => Buffer.byteLength(state) <= STATE_LENGTH && !state.includes('\ufffd')
+
 const isRepeated = (parameters: Parameters, name: string) => (parameters.get(name)?.length ?? 0) > 1
 
 /** The client that a request names, so that it can be looked up; undefined when it names none or several. */
@@ -49,7 +52,7 @@ export function judgeAuthorization (parameters: Parameters, client: KnownClient 
     return { page: 'The client asks to be called back at an address that it has not registered.' }
   }
   const state = single(parameters, 'state')
-  const to = { redirect_uri, state: isRepeated(parameters, 'state') || (state?.length ?? 0) > STATE_LENGTH ? undefined : state }
+  const to = { redirect_uri, state: isRepeated(parameters, 'state') || !canReturn(state) ? undefined : state }
   for (const check of CHECKS) {
     const error = check(parameters)
     if (error !== undefined) return { error, to }
@@ -62,7 +65,7 @@ export function judgeAuthorization (parameters: Parameters, client: KnownClient 
 type Check = (parameters: Parameters) => OAuthErrorCode | undefined
 
 const nothingIsRepeated: Check = (parameters) => [...parameters.values()].some((values) => values.length > 1) ? 'invalid_request' : undefined
-const stateIsShort: Check = (parameters) => (single(parameters, 'state')?.length ?? 0) > STATE_LENGTH ? 'invalid_request' : undefined
+const stateCanReturn: Check = (parameters) => canReturn(single(parameters, 'state')) ? undefined : 'invalid_request'
 const noRequestObject: Check = (parameters) =>
   single(parameters, 'request') !== undefined ? 'request_not_supported' : single(parameters, 'request_uri') !== undefined ? 'request_uri_not_supported' : undefined
 const responseTypeIsCode: Check = (parameters) => {
@@ -78,10 +81,10 @@ const scopesAreKnown: Check = (parameters) => {
   return SCOPE_SYNTAX.test(scope) && scope.split(' ').every((one) => (SCOPE_NAMES as readonly string[]).includes(one)) ? undefined : 'invalid_scope'
 }
 /** Nobody is asked without seeing a page (RFC 8252, 8.6). */
-const someoneMayBeAsked: Check = (parameters) => single(parameters, 'prompt') === 'none' ? 'consent_required' : undefined
+const someoneMayBeAsked: Check = (parameters) => single(parameters, 'prompt')?.split(' ').includes('none') ? 'consent_required' : undefined
 
 const CHECKS: readonly Check[] = [
-  nothingIsRepeated, stateIsShort, noRequestObject, responseTypeIsCode, responseModeIsQuery, challengeIsS256, scopesAreKnown, someoneMayBeAsked
+  nothingIsRepeated, stateCanReturn, noRequestObject, responseTypeIsCode, responseModeIsQuery, challengeIsS256, scopesAreKnown, someoneMayBeAsked
 ]
 
 /** The address to send somebody back to, with parameters in its query: `iss` is in every answer (RFC 9207). */

@@ -3,7 +3,7 @@ import type { FastifyReply, FastifyRequest } from 'fastify'
 import { hashToken } from '../../crypto/bearer.ts'
 import { hashPassword } from '../../crypto/passwords.ts'
 import { transaction } from '../../db/database.ts'
-import { browserOf, formOf, readCookie, sendPage, seeOther, setCookie } from '../../http/pages.ts'
+import { browserOf, formOf, readCookie, sendPage, seeOther, setCookie, visible } from '../../http/pages.ts'
 import type { Domain } from '../../http/types.ts'
 import { changePassword, deleteSession, endEverything, findPasswordLink, listMemberships, takePasswordLink, type User } from '../../repositories/users.ts'
 import { authenticate, beginSession, confirmPassword, formCookie, problemWith, refusesForm, signedIn } from './browser.ts'
@@ -12,7 +12,8 @@ import { accountPage, changePasswordPage, problemPage, setPasswordPage, signInPa
 
 const PAGE = { access: 'public', speaks: 'html' } as const
 const FORM = { schema: { hide: true, body: Type.Unknown() }, validatorCompiler: () => () => true }
-const MOST_QUERY = 8000
+// The longest URL that this service takes.
+const MOST_LOCATION = 8192
 
 const WRONG = 'The e-mail address and the password do not belong together.'
 const LOCKED = 'There were too many attempts for this address. Wait a few minutes and try again.'
@@ -28,14 +29,13 @@ export const accounts: Domain = async (app) => {
       if (refusesForm(app, request, reply, form, cookie)) return reply
       const [email, password, query] = [form.get('email') ?? '', form.get('password') ?? '', form.get('query') ?? '']
       const user = await authenticate(app, email.slice(0, 320), password.slice(0, 1024))
-      if (typeof user === 'string') {
-        return sendPage(reply, signInPage({ cookie, query, email, problem: user === 'locked' ? LOCKED : WRONG, status: user === 'locked' ? 429 : 422 }))
+      const refused = typeof user === 'string' ? user : await beginSession(app, request, reply, user)
+      if (refused !== undefined) {
+        return sendPage(reply, signInPage({ cookie, query, email, problem: refused === 'locked' ? LOCKED : WRONG, status: refused === 'locked' ? 429 : 422 }))
       }
-      const before = readCookie(app, request, 'session')
-      if (before !== undefined) await deleteSession(app.db, hashToken(before))
-      await beginSession(app, reply, user.id)
       // Always a path of this service: what the form carries can only be its query (OA-26).
-      return seeOther(reply, query === '' || query.length > MOST_QUERY ? '/account' : `/oauth/authorize?${new URLSearchParams(query)}`)
+      const location = `/oauth/authorize?${visible(query)}`
+      return seeOther(reply, query === '' || location.length > MOST_LOCATION ? '/account' : location)
     }
   })
 
@@ -128,7 +128,7 @@ export const accounts: Domain = async (app) => {
       await recordForUser(db, request, user, 'user.password')
       return true
     })
-    if (done) await beginSession(app, reply, user.id)
+    if (done) await beginSession(app, request, reply, { id: user.id, password_hash: hash })
     return done
   }
 }

@@ -9,7 +9,7 @@ import { createCode, createGrant, createRequest, findClient, takeRequest } from 
 import { listMemberships } from '../../repositories/users.ts'
 import { OAUTH_ERRORS, type OAuthErrorCode } from '../../../schemas/oauth.ts'
 import { judgeAuthorization, namedClient, returnUrl, type Parameters, type ReturnAddress } from '../../rules/authorization.ts'
-import { formTarget } from '../../rules/redirects.ts'
+import { destinationOf, formTarget } from '../../rules/redirects.ts'
 import { scopesOfRole } from '../../rules/roles.ts'
 import { formCookie, refusesForm, signedIn } from './browser.ts'
 import { recordForUser } from './events.ts'
@@ -41,7 +41,7 @@ export const authorize: Domain = async (app) => {
         cookie: session.cookie,
         request: pending,
         client: { name: client!.name, isFirstParty: client!.is_first_party },
-        redirectHost: hostOf(redirect_uri),
+        redirectHost: destinationOf(redirect_uri),
         user: session.user,
         memberships,
         scopes,
@@ -69,9 +69,10 @@ export const authorize: Domain = async (app) => {
       const code = mintCredential('ac')
       const decided = await transaction(app.db, async (db) => {
         const asked = await takeRequest(db, hashToken(pending), session.hash)
-        if (asked === undefined) return undefined
+        // A client that was shut out meanwhile is sent nobody any more.
+        if (asked === undefined || await findClient(db, asked.client_id) === undefined) return undefined
         const to = { redirect_uri: asked.redirect_uri, state: asked.state ?? undefined }
-        if (form.get('decision') !== 'allow' || await findClient(db, asked.client_id) === undefined) return { to }
+        if (form.get('decision') !== 'allow') return { to }
         // What the page offered and was left ticked: nothing that the form names beside it counts.
         const scopes = asked.scopes.filter((scope) => chosen.has(scope)) as Scope[]
         const grant_id = await createGrant(db, { user_id: session.user.id, client_id: asked.client_id, scopes })
@@ -88,14 +89,9 @@ export const authorize: Domain = async (app) => {
   })
 }
 
-/** Every value of every parameter, as it was sent; what is no Unicode is replaced, so nothing later can fail on it. */
+/** Every value of every parameter, as it was sent; what is no Unicode, or no text for a database, is replaced: nothing later can fail on it. */
 function parametersOf (query: string): Parameters {
   const parameters = new Map<string, string[]>()
-  for (const [name, value] of new URLSearchParams(query)) parameters.set(name, [...parameters.get(name) ?? [], value])
+  for (const [name, value] of new URLSearchParams(query)) parameters.set(name, [...parameters.get(name) ?? [], value.replaceAll('\0', '\ufffd')])
   return parameters
-}
-
-function hostOf (redirectUri: string): string {
-  const { host, protocol } = new URL(redirectUri)
-  return host === '' ? `the app behind ${protocol}` : host
 }

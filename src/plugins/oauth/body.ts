@@ -13,6 +13,8 @@ const utf8 = new TextDecoder('utf-8', { fatal: true })
 export function installOAuthBodies (app: FastifyInstance) {
   app.removeAllContentTypeParsers()
   app.addContentTypeParser('*', { parseAs: 'buffer', bodyLimit: MOST_BODY }, async (request: FastifyRequest, bytes: Buffer) => {
+    // A path or a method that there is not: whatever was sent, it is not why.
+    if (request.routeOptions.schema?.body === undefined) return undefined
     const type = request.headers['content-type'] ?? ''
     const encoding = request.headers['content-encoding'] ?? 'identity'
     if (encoding.toLowerCase() !== 'identity' || !(FORM.test(type) || JSON_TYPE.test(type))) failOAuth('unsupported_media_type')
@@ -43,7 +45,8 @@ function parametersOf (pairs: readonly (readonly [string, unknown])[]): Paramete
       if (KNOWN.has(name)) failOAuth('invalid_request')
       continue
     }
-    if (value.includes('\0') || /\p{Surrogate}/u.test(value)) failOAuth('invalid_request')
+    // What is no text: a form's decoder puts U+FFFD in its place.
+    if (/[\0\uFFFD]|\p{Surrogate}/u.test(value)) failOAuth('invalid_request')
     if (value !== '') parameters.set(name, value)
   }
   return parameters

@@ -2,12 +2,15 @@ import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify'
 import { hashToken, mintSecret } from '../../crypto/bearer.ts'
 import { isOutdated, hashPassword, verifyNobody, verifyPassword } from '../../crypto/passwords.ts'
 import { browserOf, isOwnForm, readCookie, sendPage, setCookie, type Form } from '../../http/pages.ts'
-import { createSession, findSession, findUser, findUserByEmail, forgiveAttempts, normalizedEmail, takeAttempt, updatePasswordHash, type User } from '../../repositories/users.ts'
+import { createSession, deleteSession, findSession, findUser, findUserByEmail, forgiveAttempts, normalizedEmail, takeAttempt, updatePasswordHash, type User } from '../../repositories/users.ts'
 import { PASSWORD } from '../../../schemas/users.ts'
 import { problemPage } from './views.ts'
 
 /** Somebody who is signed in with this browser. */
 export interface SignedIn { cookie: string, hash: Buffer, user: User }
+
+/** Somebody whose password was just verified, with the hash that it was verified against. */
+export type Verified = Pick<User, 'id'> & { password_hash: string }
 
 export async function signedIn (app: FastifyInstance, request: FastifyRequest): Promise<SignedIn | undefined> {
   const cookie = readCookie(app, request, 'session')
@@ -17,11 +20,17 @@ export async function signedIn (app: FastifyInstance, request: FastifyRequest): 
   return user && { cookie, hash, user }
 }
 
-/** Begins a session under a new id: one that somebody else may have planted is worth nothing (CR-44). */
-export async function beginSession (app: FastifyInstance, reply: FastifyReply, userId: number): Promise<void> {
+/**
+ * Begins a session under a new id, and ends the one before: one that somebody else may have planted is worth nothing (CR-44).
+ * `wrong` when the password that was verified is not the account's any more.
+ */
+export async function beginSession (app: FastifyInstance, request: FastifyRequest, reply: FastifyReply, user: Verified): Promise<'wrong' | undefined> {
+  const before = readCookie(app, request, 'session')
+  if (before !== undefined) await deleteSession(app.db, hashToken(before))
   const cookie = mintSecret()
-  await createSession(app.db, hashToken(cookie), userId)
+  if (!await createSession(app.db, hashToken(cookie), user)) return 'wrong'
   setCookie(app, reply, 'session', cookie)
+  return undefined
 }
 
 /** The cookie that forms of this browser go by: the session's, or one from before. */
@@ -40,17 +49,17 @@ export function refusesForm (app: FastifyInstance, request: FastifyRequest, repl
  * Who has this address and password. Whether there is such an account does not show: not in the answer, and not in the
  * time that it takes (CR-41, CR-42).
  */
-export async function authenticate (app: FastifyInstance, email: string, password: string): Promise<User | 'wrong' | 'locked'> {
+export async function authenticate (app: FastifyInstance, email: string, password: string): Promise<Verified | 'wrong' | 'locked'> {
   const found = await findUserByEmail(app.db, email)
   return judge(app, found, `email:${normalizedEmail(email)}`, password)
 }
 
 /** The same for somebody who is signed in and gives the password again. */
-export async function confirmPassword (app: FastifyInstance, userId: number, password: string): Promise<User | 'wrong' | 'locked'> {
+export async function confirmPassword (app: FastifyInstance, userId: number, password: string): Promise<Verified | 'wrong' | 'locked'> {
   return judge(app, await findUser(app.db, userId), '', password)
 }
 
-async function judge (app: FastifyInstance, found: (User & { password_hash: string | null }) | undefined, otherwise: string, password: string): Promise<User | 'wrong' | 'locked'> {
+async function judge (app: FastifyInstance, found: (User & { password_hash: string | null }) | undefined, otherwise: string, password: string): Promise<Verified | 'wrong' | 'locked'> {
   const key = hashToken(found === undefined ? otherwise : `user:${found.id}`)
   if (!await takeAttempt(app.db, key)) return 'locked'
   if (found?.password_hash == null || found.disabled_at !== null) {
@@ -59,9 +68,10 @@ async function judge (app: FastifyInstance, found: (User & { password_hash: stri
   }
   if (!await verifyPassword(found.password_hash, password)) return 'wrong'
   await forgiveAttempts(app.db, key)
-  if (isOutdated(found.password_hash)) await updatePasswordHash(app.db, found.id, await hashPassword(password))
-  const { password_hash: _, ...user } = found
-  return user
+  if (!isOutdated(found.password_hash)) return { id: found.id, password_hash: found.password_hash }
+  const password_hash = await hashPassword(password)
+  // Whoever was faster may have changed the password: then it is judged by the new one.
+  return await updatePasswordHash(app.db, found.id, found.password_hash, password_hash) ? { id: found.id, password_hash } : confirmPassword(app, found.id, password)
 }
 
 /** Why a new password cannot be taken; undefined when it can. */

@@ -13,14 +13,17 @@ export async function clientOf (db: Db, request: FastifyRequest, parameters: Par
   const named = parameters.get('client_id')
   if (basic !== undefined && named !== undefined && basic.id !== named) failOAuth('invalid_request')
   const id = basic?.id ?? named ?? failOAuth('invalid_request')
-  const client = id.length <= 64 && (basic?.password ?? '') === '' && !parameters.has('client_secret') ? await findClient(db, id) : undefined
+  // A secret that nobody was given is wrong.
+  const client = (basic?.password ?? '') === '' && !parameters.has('client_secret') ? await findClient(db, id) : undefined
   if (client === undefined) throw new OAuthError('invalid_client', basic !== undefined)
   return client
 }
 
 function basicOf ({ headers }: FastifyRequest): { id: string, password: string } | undefined {
-  const [, encoded] = /^Basic +([A-Za-z0-9+/=]+)$/i.exec(headers.authorization ?? '') ?? []
-  if (encoded === undefined) return undefined
+  const header = headers.authorization ?? ''
+  if (!/^Basic\b/i.test(header)) return undefined
+  const [, encoded] = /^Basic +([A-Za-z0-9+/]+={0,2})$/i.exec(header) ?? []
+  if (encoded === undefined) throw new OAuthError('invalid_client', true)
   const [id = '', ...rest] = Buffer.from(encoded, 'base64').toString('utf8').split(':')
   try {
     return { id: decodeURIComponent(id.replace(/\+/g, ' ')), password: decodeURIComponent(rest.join(':').replace(/\+/g, ' ')) }

@@ -1,6 +1,6 @@
 import type { FastifyError } from 'fastify'
 import { ERRORS } from '../../../schemas/errors.ts'
-import { toApiError } from '../../http/errors.ts'
+import { sendError, toApiError } from '../../http/errors.ts'
 import { installForms, sendPage } from '../../http/pages.ts'
 import type { Domain } from '../../http/types.ts'
 import { databaseError } from '../../db/database.ts'
@@ -19,17 +19,26 @@ export const oauth: Domain = async (app) => {
     installOAuthBodies(endpoints)
     endpoints.setErrorHandler(async (error: FastifyError | OAuthError, request, reply) => {
       if (error instanceof OAuthError) return sendOAuthError(reply, error)
-      const { code } = toApiError(error)
+      const known = toApiError(error)
+      const { code } = known
+      // A path that is none of the endpoints.
+      if (code === 'not_found') return sendError(request, reply, known)
       request.errorCode = code
       if (ERRORS[code].status >= 500) request.log.error({ err: databaseError(error), error_code: code }, 'request failed')
       return sendOAuthError(reply, toOAuthError(code))
     })
+    endpoints.setNotFoundHandler(async (request, reply) => app.refuseRoute(request, reply))
     await endpoints.register(token)
     await endpoints.register(revoke)
   }, { prefix: '/api/oauth' })
 
   await app.register(async (pages) => {
     installForms(pages)
+    // No other origin reads a page, whichever may call the API (OA-22): a preflight is a method that pages do not take.
+    pages.addHook('onRoute', (route) => { Object.assign(route.config ??= {}, { cors: false }) })
+    for (const url of ['/oauth/*', '/account', '/account/*']) {
+      pages.options(url, { config: { access: 'public', audit: 'none', speaks: 'html' }, schema: { hide: true }, handler: async (request, reply) => app.refuseRoute(request, reply) })
+    }
     pages.setErrorHandler(async (error: FastifyError, request, reply) => {
       const { code } = toApiError(error)
       request.errorCode = code

@@ -22,7 +22,7 @@ export const revoke: Domain = async (app) => {
     handler: async (request, reply) => {
       const parameters = parametersIn(request)
       const [token, id] = [parameters.get('token') ?? '', parameters.get('client_id') ?? '']
-      const client = id.length <= 64 ? await findClient(app.db, id) : undefined
+      const client = await findClient(app.db, id)
       if (client !== undefined && (isCredential('rt', token) || isCredential('at', token))) {
         await transaction(app.db, async (db) => {
           const grant = await revokeByToken(db, hashToken(token), client.id)

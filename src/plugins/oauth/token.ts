@@ -62,10 +62,12 @@ export const token: Domain = async (app) => {
       if (found === undefined || found.grant.client_id !== client.id) return 'invalid_grant'
       if (found.is_used) return reuse(db, request, found.grant, 'refresh_token')
       if (found.is_expired || !found.grant.is_live) return 'invalid_grant'
-      const asked = parameters.get('scope')?.split(' ')
-      if (asked !== undefined && !asked.every((scope) => found.grant.scopes.includes(scope))) return 'invalid_scope'
+      // As at the authorization endpoint, `*` asks for everything that there is to have: here, what was granted.
+      const scope = parameters.get('scope') ?? '*'
+      const asked = scope === '*' ? found.grant.scopes : [...new Set(scope.split(' '))]
+      if (!asked.every((one) => found.grant.scopes.includes(one))) return 'invalid_scope'
       await retirePair(db, found.id)
-      return issue(db, found.grant, asked === undefined ? found.grant.scopes : [...new Set(asked)])
+      return issue(db, found.grant, asked)
     }))
   }
 

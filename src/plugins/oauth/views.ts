@@ -1,5 +1,5 @@
 import { SCOPES, type Scope } from '../../../schemas/scopes.ts'
-import { PASSWORD } from '../../../schemas/users.ts'
+import { PASSWORD, type Role } from '../../../schemas/users.ts'
 import { formField, html, type Html, type Page } from '../../http/pages.ts'
 import type { Membership, User } from '../../repositories/users.ts'
 
@@ -27,9 +27,9 @@ ${problemOf(problem)}
 ${formField(cookie)}
 <input type="hidden" name="query" value="${query}">
 <label for="email">E-mail address</label>
-<input id="email" name="email" type="email" autocomplete="username" required maxlength="320" value="${email}"${autofocus(email === '')}>
+<input id="email" name="email" type="email" autocomplete="username" required maxlength="320" value="${email}"${describedBy(problem)}${autofocus(email === '')}>
 <label for="password">Password</label>
-<input id="password" name="password" type="password" autocomplete="current-password" required maxlength="${PASSWORD.maxBytes}"${autofocus(email !== '')}>
+<input id="password" name="password" type="password" autocomplete="current-password" required maxlength="${PASSWORD.maxBytes}"${describedBy(problem)}${autofocus(email !== '')}>
 <div class="actions"><button class="main" type="submit">Sign in</button></div>
 </form>`
   }
@@ -58,20 +58,18 @@ ${client.isFirstParty
     ? ''
     : html`<p class="notice"><strong>This application is not part of Strongroom.</strong> Go on only if you know it and started this yourself.</p>`}
 <dl>
-<dt>Application</dt><dd>${client.name}</dd>
 <dt>Sends you back to</dt><dd>${redirectHost}</dd>
-<dt>Can act in</dt><dd>${memberships.length === 0 ? 'no organization yet' : memberships.map(({ name, role }, i) => html`${i > 0 ? ', ' : ''}${name} (${role.replace('_', ' ')})`)}</dd>
+<dt>Can act in</dt>${organizationsOf(memberships, 'no organization yet')}
 </dl>
 <form method="post" action="/oauth/authorize/decision">
+${NO_DEFAULT}
 ${formField(cookie)}
 <input type="hidden" name="request" value="${request}">
 ${scopes.length === 0
     ? html`<p>It would be able to see who you are, and nothing else.</p>`
-    : html`<fieldset>
-<legend>It asks for permission to</legend>
-<p class="soft">Leave out what it does not need. It never gets more than your own role allows.</p>
-${scopes.map((scope) => html`<label class="choice"><input type="checkbox" name="scope" value="${scope}" checked> <span>${SCOPES[scope]}<br><code>${scope}</code></span></label>
-`)}</fieldset>`}
+    : html`<h2>It asks for permission to</h2>
+<p class="soft">Leave out what it does not need. In no organization it gets more than your role there allows.</p>
+${RESOURCES.map(([resource, name]) => choicesOf(name, scopes.filter((scope) => scope.startsWith(`${resource}:`))))}`}
 <div class="actions">
 <button class="main" type="submit" name="decision" value="allow">Allow</button>
 <button type="submit" name="decision" value="deny">Do not allow</button>
@@ -80,13 +78,32 @@ ${scopes.map((scope) => html`<label class="choice"><input type="checkbox" name="
   }
 }
 
+const RESOURCES = [
+  ['secret', 'Secrets'], ['key', 'Encryption keys'], ['project', 'Projects'], ['target', 'Targets'], ['environment', 'Environments'], ['team', 'Teams'],
+  ['organization', 'Organizations'], ['api-token', 'API tokens'], ['member', 'Members'], ['billing', 'Billing']
+] as const satisfies readonly (readonly [Scope extends `${infer Resource}:${string}` ? Resource : never, string])[]
+
+const choicesOf = (name: string, scopes: readonly Scope[]): Html => scopes.length === 0
+  ? html``
+  : html`<fieldset>
+<legend><h3>${name}</h3></legend>
+<div class="choices">
+${scopes.map((scope) => html`<label><input type="checkbox" name="scope" value="${scope}" checked> <span>${SCOPES[scope]} <code>${scope}</code></span></label>
+`)}</div>
+</fieldset>
+`
+
+// Enter in a box presses the first button of a form, which would allow everything. One that closes the dialog which the
+// form is in stands before: there is none, so nothing happens. A disabled one does not do: Chromium passes over it.
+const NO_DEFAULT = html`<button type="submit" formmethod="dialog" hidden></button>`
+
 /** What went wrong, for a person: with nothing to press that would lead anywhere. */
 export function problemPage (status: number, title: string, sentence: string): Page {
   return {
     title,
     status,
     body: html`<h1>${title}</h1>
-<p>${sentence}</p>
+<p role="alert">${sentence}</p>
 <p class="soft">You can close this page, or go back and try again.</p>`
   }
 }
@@ -99,7 +116,7 @@ ${notice === undefined ? '' : html`<p role="status"><strong>${notice}</strong></
 <dl>
 <dt>Name</dt><dd>${user.name}</dd>
 <dt>E-mail address</dt><dd>${user.email}</dd>
-<dt>Organizations</dt><dd>${memberships.length === 0 ? 'none' : memberships.map(({ name, role }, i) => html`${i > 0 ? ', ' : ''}${name} (${role.replace('_', ' ')})`)}</dd>
+<dt>Organizations</dt>${organizationsOf(memberships, 'none')}
 </dl>
 <form method="post" action="/account/sign-out">
 ${formField(cookie)}
@@ -122,8 +139,8 @@ ${problemOf(problem)}
 <form method="post" action="/account/password">
 ${formField(cookie)}
 <label for="current">Current password</label>
-<input id="current" name="current" type="password" autocomplete="current-password" required maxlength="${PASSWORD.maxBytes}">
-${newPassword()}
+<input id="current" name="current" type="password" autocomplete="current-password" required maxlength="${PASSWORD.maxBytes}"${describedBy(problem)} autofocus>
+${newPassword(problem)}
 <div class="actions"><button class="main" type="submit">Change</button></div>
 </form>`
   }
@@ -134,20 +151,36 @@ export function setPasswordPage (cookie: string, link: string, user: User, probl
     title: 'Set your password',
     status: problem === undefined ? 200 : 422,
     body: html`<h1>Set your password</h1>
-<p>for ${user.email}</p>
 ${problemOf(problem)}
 <form method="post" action="/account/set-password/${link}">
 ${formField(cookie)}
-<input type="hidden" autocomplete="username" name="username" value="${user.email}">
-${newPassword()}
+<label for="email">E-mail address</label>
+<input id="email" name="username" type="email" autocomplete="username" readonly value="${user.email}">
+${newPassword(problem)}
 <div class="actions"><button class="main" type="submit">Set the password</button></div>
 </form>`
   }
 }
 
-const newPassword = () => html`<label for="password">New password</label>
-<input id="password" name="password" type="password" autocomplete="new-password" required minlength="${PASSWORD.minCharacters}" maxlength="${PASSWORD.maxBytes}" aria-describedby="rule">
+const newPassword = (problem: string | undefined) => html`<label for="password">New password</label>
+<input id="password" name="password" type="password" autocomplete="new-password" required
+  minlength="${PASSWORD.minCharacters}" maxlength="${PASSWORD.maxBytes}"${describedBy(problem, 'rule')}>
 <p id="rule" class="soft">At least ${PASSWORD.minCharacters} characters. Length counts more than signs and digits.</p>`
 
-const problemOf = (problem: string | undefined): Html => problem === undefined ? html`` : html`<p class="notice" role="alert">${problem}</p>`
+const ROLE_NAMES: Record<Role, string> = {
+  owner: 'owner', administrator: 'administrator', developer: 'developer', member: 'member', auditor: 'auditor', billing_manager: 'billing manager', api_user: 'API user'
+}
+
+const organizationsOf = (memberships: readonly Membership[], none: string): Html => memberships.length === 0
+  ? html`<dd>${none}</dd>`
+  : html`${memberships.map(({ name, role }) => html`<dd>${name} (${ROLE_NAMES[role]})</dd>`)}`
+
+const problemOf = (problem: string | undefined): Html => problem === undefined ? html`` : html`<p id="problem" class="notice" role="alert">${problem}</p>`
+
+// The problem, where there is one, and what else is to be read with a field.
+function describedBy (problem: string | undefined, rule?: string): Html {
+  const ids = [...(problem === undefined ? [] : ['problem']), ...(rule === undefined ? [] : [rule])]
+  return ids.length === 0 ? html`` : html` aria-describedby="${ids.join(' ')}"`
+}
+
 const autofocus = (yes: boolean): Html => yes ? html` autofocus` : html``

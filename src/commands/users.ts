@@ -1,0 +1,106 @@
+import type { Role } from '../../schemas/users.ts'
+import type { Config } from '../config.ts'
+import { hashToken, mintSecret } from '../crypto/bearer.ts'
+import { transaction, type Database, type Db } from '../db/database.ts'
+import { createMailer } from '../mail/mailer.ts'
+import { invitation, newLink, type Message } from '../mail/messages.ts'
+import { operatorOf, recordEvent } from '../repositories/audit.ts'
+import { findOrganization } from '../repositories/organizations.ts'
+import { createMember, createPasswordLink, createUser, findUserByEmail, listMemberships, listUsers, setDisabled, type User } from '../repositories/users.ts'
+import { StartError } from './open.ts'
+
+/** A user with a link that sets their password once, within three days, and the message that brings it to them. */
+export interface Linked { user: { id: number, email: string }, link: string, message: Message }
+
+export interface NewUser { email: string, name: string, membership?: { organization: string, role: Role } | undefined }
+
+/**
+ * Where the service is reached, for a link. Throws a StartError while only the running service knows its port.
+ */
+export function serviceAddress ({ publicUrl, host, port }: Pick<Config, 'publicUrl' | 'host' | 'port'>): string {
+  if (publicUrl !== undefined) return publicUrl
+  if (port === 0) throw new StartError('PORT is 0, so that no link can be made: set PUBLIC_URL')
+  return `http://${host.includes(':') ? `[${host}]` : host}:${port}`
+}
+
+/**
+ * Makes an account without a password, and its first link. Throws a StartError when the address has an account, or
+ * when there is no such organization: then nothing was made.
+ */
+export async function addUser ({ db: handle }: Database, service: string, { email, name, membership }: NewUser): Promise<Linked> {
+  const secret = mintSecret()
+  const link = linkOf(service, secret)
+  return transaction(handle, async (db) => {
+    const organization = membership && await findOrganization(db, membership.organization)
+    if (membership !== undefined && organization === undefined) throw new StartError(`There is no organization ${membership.organization}`)
+    const id = await createUser(db, { email, name, password_hash: null })
+    if (id === undefined) throw new StartError(`There is an account of ${email} already`)
+    if (organization && membership) await createMember(db, { organization_id: organization.id, user_id: id, role: membership.role })
+    await createPasswordLink(db, hashToken(secret), id)
+    await recordForOperator(db, id, 'user.create')
+    const place = organization && membership ? { name: organization.name, role: membership.role } : undefined
+    return { user: { id, email }, link, message: invitation({ name, email, service, link, organization: place }) }
+  })
+}
+
+/**
+ * Makes a new link for a user; one before it is void, their password stays until this one is used. Throws a StartError
+ * when there is no such account, or when it is closed.
+ */
+export async function renewLink ({ db: handle }: Database, service: string, email: string): Promise<Linked> {
+  const secret = mintSecret()
+  const link = linkOf(service, secret)
+  return transaction(handle, async (db) => {
+    const user = await userOf(db, email)
+    if (user.disabled_at !== null) throw new StartError(`The account of ${user.email} is disabled: enable it first`)
+    await createPasswordLink(db, hashToken(secret), user.id)
+    await recordForOperator(db, user.id, 'user.password')
+    return { user: { id: user.id, email: user.email }, link, message: newLink({ name: user.name, email: user.email, service, link }) }
+  })
+}
+
+/** Brings the link to its user by mail: false, and one line to the log, when that did not work. */
+export async function mailLink (config: Config, { user, message }: Linked, log: (line: string) => void): Promise<boolean> {
+  return createMailer(config, log).send({ userId: user.id, to: user.email, ...message })
+}
+
+/** Closes an account, which ends its sessions, tokens and links, or opens it again. Throws a StartError when there is none. */
+export async function switchUser ({ db: handle }: Database, email: string, disabled: boolean): Promise<void> {
+  await transaction(handle, async (db) => {
+    const user = await userOf(db, email)
+    await setDisabled(db, user.id, disabled)
+    await recordForOperator(db, user.id, disabled ? 'user.disable' : 'user.enable')
+  })
+}
+
+/** Every account as one line: id, address, state, and the role in each organization. */
+export async function * describeUsers ({ db }: Database): AsyncGenerator<string> {
+  for (let after = 0; ;) {
+    const page = await listUsers(db, after)
+    for (const user of page) {
+      const roles = (await listMemberships(db, user.id)).map(({ slug, role }) => `${slug}:${role}`)
+      yield [user.id, user.email, stateOf(user), roles.join(' ') || '-'].join('\t')
+      after = user.id
+    }
+    if (page.length === 0) return
+  }
+}
+
+const linkOf = (service: string, secret: string) => `${service}/account/set-password/${secret}`
+
+function stateOf ({ disabled_at, has_password }: User & { has_password: boolean }): string {
+  if (disabled_at !== null) return 'disabled'
+  return has_password ? 'active' : 'invited'
+}
+
+async function userOf (db: Db, email: string): Promise<User> {
+  const user = await findUserByEmail(db, email)
+  if (user === undefined) throw new StartError(`There is no account of ${email}`)
+  return user
+}
+
+// In one order for everybody: each event takes its organization's counter.
+async function recordForOperator (db: Db, userId: number, action: 'user.create' | 'user.password' | 'user.disable' | 'user.enable'): Promise<void> {
+  const organizations = (await listMemberships(db, userId)).map(({ id }) => id).sort()
+  for (const id of organizations) await recordEvent(db, operatorOf(id), { action, resource_type: 'user', resource_id: String(userId) })
+}

@@ -1,0 +1,50 @@
+import { existsSync, readFileSync, symlinkSync, writeFileSync } from 'node:fs'
+import { basename, dirname, join, resolve } from 'node:path'
+import ts from 'typescript'
+import { run } from './process.ts'
+
+/** A page of the documentation, as tests compare it with what it is about. */
+export function readDoc (path: string) {
+  const text = readFileSync(path, 'utf8')
+  const links = [...text.matchAll(/\]\((?!https?:)([^)#]*)(?:#([^)]+))?\)/g)].map(([, file = '', heading]) => ({ file: file === '' ? path : resolve(dirname(path), file), heading }))
+  return {
+    text,
+    /** Links to files and headings of the project. */
+    links,
+    /** The first block of code in a language. */
+    block: (language: string): string | undefined => new RegExp(`^\`\`\`${language}\n(.*?)^\`\`\`$`, 'ms').exec(text)?.[1],
+    /** The cells of the table whose head begins so, without the marks of code. */
+    table (head: string): string[][] {
+      const start = text.indexOf(head)
+      if (start < 0) throw new Error(`${path}: no table ${head}`)
+      return text.slice(start).split('\n\n', 1)[0]!.split('\n').slice(2).map((line) => line.split('|').slice(1, -1).map((cell) => cell.trim().replaceAll('`', '')))
+    },
+    /** Links to a file or a heading that is not there. */
+    brokenLinks: () => links.filter(({ file, heading }) => !existsSync(file) || (heading !== undefined && !anchorsIn(file).includes(heading)))
+  }
+}
+
+function anchorsIn (file: string): string[] {
+  return [...readFileSync(file, 'utf8').matchAll(/^#+ (.*)$/gm)].map(([, text]) => text!.toLowerCase().replace(/[^\w -]/g, '').replaceAll(' ', '-'))
+}
+
+/**
+ * Type-checks an example as strictly as everything else and compiles it into a directory, as a reader with Node.js 20
+ * would. It finds the packages that are installed here. Throws with what is wrong.
+ */
+export function compileExample (example: string, directory: string): string {
+  const { options } = ts.parseJsonConfigFileContent(ts.readConfigFile('tsconfig.json', ts.sys.readFile).config, ts.sys, '.')
+  const file = join(directory, basename(example, '.ts') + '.mjs')
+  const program = ts.createProgram([example], { ...options, incremental: false, tsBuildInfoFile: undefined, declaration: false, sourceMap: false })
+  const { diagnostics } = program.emit(undefined, (_name, text) => writeFileSync(file, text))
+  const wrong = [...ts.getPreEmitDiagnostics(program), ...diagnostics].map(({ messageText }) => ts.flattenDiagnosticMessageText(messageText, '\n'))
+  if (wrong.length > 0) throw new Error(`${example}: ${wrong.join('; ')}`)
+  symlinkSync(resolve('node_modules'), join(directory, 'node_modules'))
+  return file
+}
+
+/** Why Python examples cannot run here, for a test to skip them; false when they can. */
+export async function pythonLacks (module?: string): Promise<string | false> {
+  const probe = await run('python3', ['-c', module === undefined ? '' : `import ${module}`]).catch(() => undefined)
+  return probe?.code !== 0 && `python3${module === undefined ? '' : ` with the package ${module}`} is not installed`
+}

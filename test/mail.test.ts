@@ -1,0 +1,200 @@
+import { once } from 'node:events'
+import { createServer } from 'node:net'
+import t, { type Test } from 'tap'
+import { addClient, switchClient } from '../src/commands/clients.ts'
+import { addUser, mailLink, renewLink, serviceAddress, switchUser } from '../src/commands/users.ts'
+import { loadConfig } from '../src/config.ts'
+import { hashToken } from '../src/crypto/bearer.ts'
+import { startApp } from './helpers/app.ts'
+import { makePerson, tokensFor } from './helpers/people.ts'
+import { freePort } from './helpers/postgres.ts'
+import { startMailServer, type Mood } from './helpers/smtp.ts'
+import { formIn, visitor } from './helpers/visitor.ts'
+
+const service = await startApp(t)
+const address = await service.app.listen({ host: '127.0.0.1', port: 0 })
+const nimbus = await service.organization()
+const PASSWORD = 'canary/of the mail'
+const SECRET = `app:${encodeURIComponent(PASSWORD)}`
+
+const me = (token: string) => fetch(`${address}/api/v1/user`, { headers: { authorization: `Bearer ${token}` } })
+const linkIn = (text: string) => /^http:\/\/\S+\/account\/set-password\/\S+$/m.exec(text)?.[0] ?? ''
+const eventsOf = async (userId: number) => (await service.sql(
+  `SELECT action, actor_type FROM audit_events WHERE organization_id = '${nimbus.organization}' AND resource_id = '${userId}' AND resource_type = 'user' ORDER BY seq`
+)).map(({ action, actor_type }) => `${String(action)} by ${String(actor_type)}`)
+
+async function signIn (email: string, password: string) {
+  const browser = visitor(address)
+  const page = await browser.signIn(await browser.open('/account'), email, password)
+  return { browser, page, isIn: page.status === 200 && !page.text.includes('name="password"') }
+}
+
+async function mailWith (t: Test, env: Record<string, string>) {
+  const lines: string[] = []
+  const config = loadConfig(env)
+  const made = await addUser(service.database, address, { email: `m-${Math.random().toString(36).slice(2)}@nimbus.example`, name: 'Rosa' })
+  const mailed = await mailLink(config, made, (line) => lines.push(line))
+  t.match(lines.join('\n'), mailed ? /^$/ : new RegExp(`^The mail to user ${made.user.id} was not sent: [^\\n]+$`))
+  for (const secret of ['canary', encodeURIComponent(PASSWORD), Buffer.from(`\0app\0${PASSWORD}`).toString('base64'), made.link.split('/').at(-1)!, made.user.email]) {
+    t.notMatch(lines.join('\n'), secret, 'neither a secret nor an address in the log')
+  }
+  return { mailed, line: lines.join('\n'), made }
+}
+
+t.test('OA-93: an invitation arrives, and its link sets a password through HTTP, once', async (t) => {
+  const server = await startMailServer(t)
+  const config = loadConfig({ SMTP_URL: `smtp://${SECRET}@127.0.0.1:${server.port}`, MAIL_FROM: 'Söhne & Co <secrets@example.com>' })
+  const email = 'Rosa.Quill@nimbus.example'
+  const made = await addUser(service.database, address, { email, name: 'Rosa Quill', membership: { organization: nimbus.organization.toLowerCase(), role: 'billing_manager' } })
+  t.equal(await mailLink(config, made, () => t.fail('nothing is logged')), true)
+  t.equal(server.mails.length, 1)
+  const [mail] = server.mails
+  t.match(mail, { from: 'secrets@example.com', to: [email] })
+  t.match(mail!.headers, /^Content-Type: text\/plain; charset=utf-8/m)
+  t.match(mail!.headers, /^Auto-Submitted: auto-generated\r?$/m)
+  t.match(mail!.text, /^Hello Rosa Quill,$/m)
+  t.match(mail!.text, /billing manager in the organization Nimbus\./)
+  t.equal(linkIn(mail!.text), made.link)
+  t.ok(made.link.startsWith(`${address}/account/set-password/`), 'the configured address, not one of a request')
+
+  const [first, second] = [visitor(address), visitor(address)]
+  const [page, other] = [await first.open(linkIn(mail!.text)), await second.open(linkIn(mail!.text))]
+  t.equal(page.status, 200)
+  const password = 'a password of her own'
+  t.equal((await first.send(formIn(page), { password })).status, 303)
+  t.equal((await second.send(formIn(other), { password: 'another one, later' })).status, 404)
+  t.equal((await visitor(address).open(made.link)).status, 404)
+  t.ok((await signIn(email, password)).isIn)
+  t.notOk((await signIn(email, 'another one, later')).isIn)
+  t.same(await eventsOf(made.user.id), ['user.create by operator', 'user.password by user'])
+})
+
+t.test('OA-63: a new link voids the one before, and ends the old password when it is used, not earlier', async (t) => {
+  const rosa = await makePerson(service, { [nimbus.organization]: 'owner' })
+  const before = await signIn(rosa.email, rosa.password)
+  const first = await renewLink(service.database, address, rosa.email.toUpperCase())
+  const second = await renewLink(service.database, address, rosa.email)
+  t.match(second.message.text, second.link)
+  t.equal((await visitor(address).open(first.link)).status, 404)
+  t.ok((await signIn(rosa.email, rosa.password)).isIn, 'the old password still counts')
+  const browser = visitor(address)
+  t.equal((await browser.send(formIn(await browser.open(second.link)), { password: 'a new password' })).status, 303)
+  t.notOk((await signIn(rosa.email, rosa.password)).isIn)
+  t.ok((await signIn(rosa.email, 'a new password')).isIn)
+  t.match((await before.browser.open('/account')).text, 'name="password"', 'other browsers are signed out')
+  t.same(await eventsOf(rosa.id), ['user.password by operator', 'user.password by operator', 'user.password by user'])
+})
+
+t.test('OA-63: a disabled account has no session, token or link, and gets none back when it is enabled', async (t) => {
+  const rosa = await makePerson(service, { [nimbus.organization]: 'owner' })
+  const { access_token } = await tokensFor(address, rosa)
+  const { browser, isIn } = await signIn(rosa.email, rosa.password)
+  t.ok(isIn)
+  const { link } = await renewLink(service.database, address, rosa.email)
+  t.equal((await me(access_token)).status, 200)
+
+  await switchUser(service.database, rosa.email, true)
+  t.equal((await me(access_token)).status, 401)
+  t.match((await browser.open('/account')).text, 'name="password"')
+  t.notOk((await signIn(rosa.email, rosa.password)).isIn)
+  t.equal((await visitor(address).open(link)).status, 404)
+  await t.rejects(renewLink(service.database, address, rosa.email), /is disabled/)
+
+  // A sign-in that was under way while the account closed.
+  await service.sql(`INSERT INTO sessions (token_hash, user_id, expires_at) VALUES ('\\x01', ${rosa.id}, now() + interval '1 day')`)
+  await switchUser(service.database, rosa.email, false)
+  t.same(await service.sql(`SELECT 1 FROM sessions WHERE user_id = ${rosa.id}`), [])
+  t.equal((await me(access_token)).status, 401)
+  t.match((await browser.open('/account')).text, 'name="password"')
+  t.equal((await visitor(address).open(link)).status, 404)
+  t.ok((await signIn(rosa.email, rosa.password)).isIn)
+  t.match(await eventsOf(rosa.id), ['oauth.grant by user', 'user.password by operator', 'user.disable by operator', 'user.enable by operator'])
+})
+
+t.test('OA-63: what cannot be done changes nothing', async (t) => {
+  const add = async (membership: { organization: string, role: 'owner' } | undefined, email: string) => addUser(service.database, address, { email, name: 'Iris', membership })
+  await t.rejects(add({ organization: 'nowhere', role: 'owner' }, 'iris@nimbus.example'), { name: 'StartError', message: 'There is no organization nowhere' })
+  const { user } = await add({ organization: nimbus.organization, role: 'owner' }, 'iris@nimbus.example')
+  await t.rejects(add(undefined, 'IRIS@nimbus.example'), { name: 'StartError', message: 'There is an account of IRIS@nimbus.example already' })
+  await t.rejects(renewLink(service.database, address, 'nobody@nimbus.example'), { name: 'StartError', message: 'There is no account of nobody@nimbus.example' })
+  await t.rejects(switchUser(service.database, 'nobody@nimbus.example', true), { name: 'StartError', message: 'There is no account of nobody@nimbus.example' })
+  t.same(await eventsOf(user.id), ['user.create by operator'])
+  const links = await service.sql(`SELECT token_hash = decode('${hashToken((await renewLink(service.database, address, user.email)).link.split('/').at(-1)!).toString('hex')}', 'hex') AS hashed FROM password_links WHERE user_id = ${user.id}`)
+  t.same(links, [{ hashed: true }], 'only the hash of the newest link is stored')
+
+  t.equal(serviceAddress({ publicUrl: 'https://secrets.example.com', host: '::1', port: 0 }), 'https://secrets.example.com')
+  t.equal(serviceAddress({ publicUrl: undefined, host: '::1', port: 8080 }), 'http://[::1]:8080')
+  t.throws(() => serviceAddress({ publicUrl: undefined, host: '127.0.0.1', port: 0 }), /^PORT is 0.*PUBLIC_URL$/)
+})
+
+t.test('OA-63: a client that is shut out has no token left', async (t) => {
+  const rosa = await makePerson(service, { [nimbus.organization]: 'owner' })
+  const uri = 'https://deploy.example/back'
+  await addClient(service.database, { id: 'deploy', name: 'Deploy', redirect_uris: [uri] })
+  const { access_token } = await tokensFor(address, rosa, { client_id: 'deploy', redirect_uri: uri })
+  t.equal((await me(access_token)).status, 200)
+  await switchClient(service.database, 'deploy', true)
+  t.equal((await me(access_token)).status, 401)
+  await t.rejects(tokensFor(address, rosa, { client_id: 'deploy', redirect_uri: uri }))
+  await switchClient(service.database, 'deploy', false)
+  t.equal((await me(access_token)).status, 401)
+  t.equal((await me((await tokensFor(address, rosa, { client_id: 'deploy', redirect_uri: uri })).access_token)).status, 200)
+  await t.rejects(switchClient(service.database, 'nothing', true), { name: 'StartError', message: 'There is no client nothing' })
+})
+
+t.test('OA-93: a mail that cannot be sent is one line without a secret, and the link works all the same', async (t) => {
+  const nobody = await freePort()
+  const failures: [env: Record<string, string>, mood: Mood | undefined, reason: RegExp][] = [
+    [{}, undefined, /SMTP_URL is not set$/],
+    [{ SMTP_URL: `smtp://${SECRET}@127.0.0.1:${nobody}` }, undefined, /cannot be reached \(ECONNREFUSED\)$/],
+    [{ SMTP_URL: 'smtp://127.0.0.1' }, 'silent', /did not answer in time$/],
+    [{ SMTP_URL: 'smtp://127.0.0.1' }, 'refuses-password', /did not accept the user and password of SMTP_URL \(535\)$/],
+    [{ SMTP_URL: 'smtp://127.0.0.1' }, 'refuses-recipient', /refused the sender or the recipient \(550\)$/],
+    [{ SMTP_URL: 'smtp://127.0.0.1' }, 'hangs-up', /ended the connection$|cannot be reached/]
+  ]
+  for (const [env, mood, reason] of failures) {
+    const url = mood === undefined ? env.SMTP_URL : `smtp://${SECRET}@127.0.0.1:${(await startMailServer(t, mood)).port}`
+    const { mailed, line, made } = await mailWith(t, url === undefined ? {} : { SMTP_URL: url })
+    t.equal(mailed, false)
+    t.match(line, reason)
+    t.equal((await visitor(address).open(made.link)).status, 200)
+  }
+})
+
+t.test('OA-93: without TLS nothing is said to a mail server elsewhere, least of all the password', async (t) => {
+  const server = await startMailServer(t)
+  // It leads to this machine and is no loopback address.
+  const { mailed, line } = await mailWith(t, { SMTP_URL: `smtp://${SECRET}@0.0.0.0:${server.port}` })
+  t.equal(mailed, false)
+  t.match(line, /does not offer TLS that can be trusted/)
+  t.same(server.commands.filter((command) => !/^(?:EHLO|HELO|STARTTLS|QUIT)/.test(command)), [])
+  t.ok(server.commands.includes('STARTTLS'), 'it was asked for')
+  t.same(server.mails, [])
+
+  const plain = createServer((socket) => { socket.on('error', () => {}).end('220 no TLS here\r\n') }).listen(0, '127.0.0.1')
+  await once(plain, 'listening')
+  t.teardown(() => plain.close())
+  t.equal((await mailWith(t, { SMTP_URL: `smtps://${SECRET}@127.0.0.1:${(plain.address() as { port: number }).port}` })).mailed, false)
+})
+
+t.test('OA-93: an address or a name cannot add a recipient or a header', async (t) => {
+  const server = await startMailServer(t)
+  const config = loadConfig({ SMTP_URL: `smtp://127.0.0.1:${server.port}`, PUBLIC_URL: 'https://secrets.example.com/base' })
+  const addresses = ['rosa,eve@nimbus.example', 'rosa;eve@nimbus.example', '"rosa"@nimbus.example', 'rosa(eve)@nimbus.example', 'group:eve@nimbus.example']
+  for (const email of addresses) {
+    const made = await addUser(service.database, address, { email, name: 'Eve <eve@elsewhere.example>, Bcc: eve@elsewhere.example' })
+    await mailLink(config, made, () => {})
+  }
+  for (const mail of server.mails) {
+    t.equal(mail.from, 'no-reply@secrets.example.com')
+    t.equal(mail.to.length, 1)
+    t.ok(addresses.includes(mail.to[0]!), `${mail.to[0]}`)
+    t.notMatch(mail.headers, 'elsewhere')
+  }
+  t.equal(server.mails.length, addresses.length)
+  const made = await addUser(service.database, address, { email: 'eve@nimbus.example\r\nRCPT TO:<eve@elsewhere.example>', name: 'Eve' })
+  await mailLink(config, made, () => {})
+  t.notMatch(server.commands.join('\n'), 'RCPT TO:<eve@elsewhere.example>')
+  await mailLink(config, { ...made, user: { id: 1, email: 'eve@nimbus.example' }, message: { subject: 'A\r\nBcc: eve@elsewhere.example', text: '.\r\nQUIT\r\n' } }, () => {})
+  t.notMatch(server.mails.at(-1)!.headers, /^Bcc/im)
+})
