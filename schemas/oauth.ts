@@ -1,4 +1,5 @@
 import { Type, type Static } from '@sinclair/typebox'
+import { OneOf } from './shapes.ts'
 
 // Names and lengths are those of RFC 6749, 7636, 8414, 9207 and 9728; nothing here is our own invention.
 
@@ -29,15 +30,18 @@ export const LIFETIMES = { code: 60, access: 3600, refreshIdleDays: 30, grantDay
 export const STATE_LENGTH = 4096
 export const REDIRECT_LENGTH = 2048
 
-/** RFC 6749, 5.2, with `message` as every error of this API has it. */
-export const OAuthErrorBody = Type.Object({
-  error: Type.String(),
-  error_description: Type.String(),
-  message: Type.String()
-}, {
-  title: 'OAuthError',
-  examples: [{ error: 'invalid_grant', error_description: OAUTH_ERRORS.invalid_grant.description, message: `${OAUTH_ERRORS.invalid_grant.description}.` }]
-})
+/** The error body of a status: RFC 6749, 5.2, with `message` as every error of this API has it. */
+export function OAuthErrorBody (status: number) {
+  // 401 is for clients that name themselves by HTTP Basic, and for nothing else.
+  const codes = status === 401 ? ['invalid_client' as const] : (Object.keys(OAUTH_ERRORS) as OAuthErrorCode[]).filter((one) => OAUTH_ERRORS[one].status === status)
+  const [first] = codes
+  if (first === undefined) throw new Error(`no OAuth error has the status ${status}`)
+  const { description } = OAUTH_ERRORS[first]
+  return Type.Object({ error: OneOf(codes), error_description: Type.String(), message: Type.String() }, {
+    title: `OAuthError_${status}`,
+    examples: [{ error: first, error_description: description, message: `${description}.` }]
+  })
+}
 
 const code = Type.String({ description: 'authorization_code: the code' })
 const verifier = Type.String({ description: 'authorization_code: 43 to 128 characters (RFC 7636)' })

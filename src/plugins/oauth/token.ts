@@ -92,5 +92,5 @@ function settle (outcome: TokenAnswer | OAuthErrorCode): TokenAnswer {
 
 /** The error answers of an OAuth endpoint, for its document. */
 export function errorAnswers (...statuses: number[]) {
-  return Object.fromEntries(statuses.map((status) => [status, OAuthErrorBody]))
+  return Object.fromEntries(statuses.map((status) => [status, OAuthErrorBody(status)]))
 }
