@@ -45,7 +45,7 @@ async function newCode ({ client_id = 'dotenv-cli', redirect_uri = CALLBACK, per
 }
 
 const ask = (parameters: Parameters, as: Encoding = 'form', headers: Parameters = {}) => post(address, '/api/oauth/token', parameters, as, headers)
-const revoke = (parameters: Parameters, as: Encoding = 'form') => post(address, '/api/oauth/revoke', parameters, as)
+const revoke = (parameters: Parameters, as: Encoding = 'form', headers: Parameters = {}) => post(address, '/api/oauth/revoke', parameters, as, headers)
 const refreshOf = (refresh_token: string, more: Parameters = {}) => ({ grant_type: 'refresh_token', refresh_token, client_id: 'dotenv-cli', ...more })
 const basic = (text: string) => ({ authorization: `Basic ${Buffer.from(text).toString('base64')}` })
 
@@ -625,6 +625,16 @@ for (const which of ['refresh', 'access'] as const) {
     t.equal(await countOf('audit_events', `action = 'oauth.revoke' AND details->>'grant' = '${tokens.grant}'`), 1)
   })
 }
+
+inBoth('OA-73 OA-38: a client that names itself by HTTP Basic alone revokes, too; with a password, a wrong one or none that can be read, nobody does', async (t, as) => {
+  const tokens = await newTokens(as)
+  for (const headers of [basic('dotenv-cli:secret'), basic('nobody:'), { authorization: 'Basic %%' }]) {
+    t.equal((await revoke({ token: tokens.refresh }, as, headers)).status, 200)
+    t.equal(await call(tokens.access), 200)
+  }
+  t.equal((await revoke({ token: tokens.refresh }, as, basic('dotenv-cli:'))).status, 200)
+  t.equal(await call(tokens.access), 401)
+})
 
 inBoth('OA-71: 200 and one body, whatever the token and the client are', async (t, as) => {
   const { access, refresh } = await newTokens(as)

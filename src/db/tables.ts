@@ -76,7 +76,7 @@ export const sign_in_failures = pgTable('sign_in_failures', {
   /** Nobody is let in before. */
   locked_until: moment(),
   last_at: moment().notNull().default(sql`now()`)
-})
+}, (table) => [index().on(table.last_at)])
 
 /** One-time links with which people set their password. */
 export const password_links = pgTable('password_links', {
@@ -93,7 +93,7 @@ export const sessions = pgTable('sessions', {
   seen_at: moment().notNull().default(sql`now()`),
   expires_at: moment().notNull(),
   ...created
-}, (table) => [index().on(table.user_id)])
+}, (table) => [index().on(table.user_id), index().on(table.seen_at), index().on(table.expires_at)])
 
 /** Applications that act for users. All are public: they keep no secret. */
 export const oauth_clients = pgTable('oauth_clients', {
@@ -116,7 +116,7 @@ export const oauth_requests = pgTable('oauth_requests', {
   code_challenge: varchar({ length: 43 }).notNull(),
   scopes: text().array().notNull(),
   expires_at: moment().notNull()
-}, (table) => [index().on(table.session_hash), index().on(table.client_id)])
+}, (table) => [index().on(table.session_hash), index().on(table.client_id), index().on(table.expires_at)])
 
 /** What a user has granted to a client: everything that was ever issued for it, a family, lives and dies with it. */
 export const oauth_grants = pgTable('oauth_grants', {
@@ -127,7 +127,7 @@ export const oauth_grants = pgTable('oauth_grants', {
   expires_at: moment().notNull(),
   revoked_at: moment(),
   ...created
-}, (table) => [index().on(table.user_id), index().on(table.client_id)])
+}, (table) => [index().on(table.user_id), index().on(table.client_id), index().on(table.expires_at), index().on(table.revoked_at)])
 
 /** Authorization codes: redeemed once, and remembered until they expire so that a second use is noticed. */
 export const oauth_codes = pgTable('oauth_codes', {
@@ -138,7 +138,7 @@ export const oauth_codes = pgTable('oauth_codes', {
   wrong_verifiers: integer().notNull().default(0),
   used_at: moment(),
   expires_at: moment().notNull()
-}, (table) => [index().on(table.grant_id)])
+}, (table) => [index().on(table.grant_id), index().on(table.expires_at)])
 
 /** An access token and its refresh token: one record, so that they end together. A used one stays, to notice a second use. */
 export const oauth_tokens = pgTable('oauth_tokens', {

@@ -155,6 +155,8 @@ export async function deleteSession (db: Db, token_hash: Buffer): Promise<void> 
 
 /** A link with which the user sets a password once, within three days; an earlier one is void. */
 export async function createPasswordLink (db: Db, token_hash: Buffer, userId: number): Promise<void> {
+  // Of two that are made at once, the second voids the first.
+  await db.select({ id: users.id }).from(users).where(eq(users.id, userId)).for('update')
   await db.delete(password_links).where(eq(password_links.user_id, userId))
   await deleteExpired(db, password_links, password_links.token_hash, sql`${password_links.expires_at} < now()`)
   await db.insert(password_links).values({ token_hash, user_id: userId, expires_at: sql`now() + interval '3 days'` })

@@ -19,6 +19,17 @@ export async function clientOf (db: Db, request: FastifyRequest, parameters: Par
   return client
 }
 
+/** The client that HTTP Basic names with an empty password; undefined for everything else that is sent there. */
+export function clientInBasic (request: FastifyRequest): string | undefined {
+  try {
+    const basic = basicOf(request)
+    return basic?.password === '' ? basic.id : undefined
+  } catch (error) {
+    if (error instanceof OAuthError) return undefined
+    throw error
+  }
+}
+
 function basicOf ({ headers }: FastifyRequest): { id: string, password: string } | undefined {
   const header = headers.authorization ?? ''
   if (!/^Basic\b/i.test(header)) return undefined

@@ -4,6 +4,7 @@ import { transaction } from '../../db/database.ts'
 import type { Domain } from '../../http/types.ts'
 import { findClient, revokeByToken } from '../../repositories/oauth.ts'
 import { parametersIn } from './body.ts'
+import { clientInBasic } from './client.ts'
 import { recordForUser } from './events.ts'
 import { errorAnswers } from './token.ts'
 
@@ -21,7 +22,7 @@ export const revoke: Domain = async (app) => {
     },
     handler: async (request, reply) => {
       const parameters = parametersIn(request)
-      const [token, id] = [parameters.get('token') ?? '', parameters.get('client_id') ?? '']
+      const [token, id] = [parameters.get('token') ?? '', parameters.get('client_id') ?? clientInBasic(request) ?? '']
       const client = await findClient(app.db, id)
       if (client !== undefined && (isCredential('rt', token) || isCredential('at', token))) {
         await transaction(app.db, async (db) => {
