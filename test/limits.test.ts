@@ -55,7 +55,7 @@ t.test('by default the groups allow what the specification says: 100 and 10 a mi
     const response = await app.inject(`/${group}/${key}`)
     return { status: response.statusCode, headers: response.headers, body: response.json(), text: response.payload }
   }
-  for (const [group, limit, window] of [['api', 100, 60], ['oauth_token', 10, 60], ['oauth_revoke', 10, 60], ['key_rotation', 10, 3600], ['key_custody', 10, 3600], ['billing', 10, 60]] as const) {
+  for (const [group, limit, window] of [['api', 100, 60], ['oauth_token', 10, 60], ['oauth_revoke', 10, 60], ['key_rotation', 10, 3600], ['key_custody', 10, 3600], ['billing', 10, 60], ['sign_in', 20, 60]] as const) {
     for (let n = 1; n <= limit; n++) {
       const answer = await call(group)
       if (answer.status !== 200 || limitOf(answer) !== limit || remainingOf(answer) !== limit - n) t.fail(`${group}, call ${n}: ${answer.status} ${JSON.stringify(answer.headers)}`)
@@ -64,7 +64,7 @@ t.test('by default the groups allow what the specification says: 100 and 10 a mi
     isExceeded(t, await call(group), limit, window)
     t.equal((await call(group, 'org:B')).status, 200, `${group}: another key has a count of its own`)
   }
-  t.same(Object.keys(LIMITS).length, 6)
+  t.same(Object.keys(LIMITS).length, 7)
 })
 
 t.test('the 101st call of a minute is 429, with Retry-After there and nowhere else', async (t) => {

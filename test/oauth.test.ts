@@ -1,6 +1,8 @@
 import t from 'tap'
+import { hashPassword } from '../src/crypto/passwords.ts'
+import { changePassword, findUser, setDisabled } from '../src/repositories/users.ts'
 import { startApp } from './helpers/app.ts'
-import { authorizationUrl, CALLBACK, makePerson, pkce, post } from './helpers/people.ts'
+import { authorizationUrl, CALLBACK, makePerson, pkce, post, tokensFor } from './helpers/people.ts'
 import { visitor } from './helpers/visitor.ts'
 
 const service = await startApp(t)
@@ -35,4 +37,33 @@ t.test('the whole way: sign in, agree, exchange, call, refresh, revoke', async (
   t.equal((await api('/user', fresh.body.access_token)).status, 200)
   t.equal((await post(address, '/api/oauth/revoke', { token: fresh.body.refresh_token, client_id: 'dotenv-cli' })).status, 200)
   t.equal((await api('/user', fresh.body.access_token)).status, 401)
+})
+
+t.test('TI-30: a token that a user makes through an application does not outlive what was granted', async (t) => {
+  const { access_token } = await tokensFor(address, rosa)
+  const make = async (body: object) => {
+    const response = await fetch(`${address}/api/v1/organizations/${nimbus.organization}/api-keys`, {
+      method: 'POST', body: JSON.stringify({ name: 'CI', abilities: ['secret:read'], ...body }), headers: { authorization: `Bearer ${access_token}`, 'content-type': 'application/json' }
+    })
+    return { status: response.status, body: await response.json() as any }
+  }
+  const inDays = (days: number) => new Date(Date.now() + days * 24 * 60 * 60 * 1000).toISOString()
+  for (const body of [{}, { expires_at: null }, { expires_at: inDays(91) }]) {
+    t.match(await make(body), { status: 403, body: { error: 'insufficient_permissions' } })
+  }
+  t.equal((await make({ expires_at: inDays(30) })).status, 201)
+})
+
+t.test('OA-63: a password is not changed by who verified one that is not the password any more, nor for a closed account', async (t) => {
+  const person = await makePerson(service, { [nimbus.organization]: 'member' })
+  const { db } = service.database
+  const { password_hash } = (await findUser(db, person.id))!
+  t.equal(await changePassword(db, person.id, await hashPassword('set by a link'), password_hash!), true)
+  t.equal(await changePassword(db, person.id, await hashPassword('of a thief'), password_hash!), false)
+  await setDisabled(db, person.id, true)
+  t.equal(await changePassword(db, person.id, await hashPassword('of a thief')), false)
+  await setDisabled(db, person.id, false)
+  const browser = visitor(address)
+  t.equal((await browser.signIn(await browser.open('/account'), person.email, 'of a thief')).status, 422)
+  t.match((await browser.signIn(await browser.open('/account'), person.email, 'set by a link')).text, /Your account/)
 })

@@ -662,7 +662,7 @@ t.test('what a user writes names the user, in the audit and in the history', asy
 t.test('OA-14: what a user hands on as an API token is no more than the user has there', async (t) => {
   const nimbus = await service.organization()
   const o = nimbus.organization
-  const make = (caller: Caller, abilities: string[]) => caller.call('POST', `/organizations/${o}/api-keys`, { name: 'Handed on', abilities })
+  const make = (caller: Caller, abilities: string[]) => caller.call('POST', `/organizations/${o}/api-keys`, { name: 'Handed on', abilities, expires_at: new Date(Date.now() + 3_600_000) })
   const admin = await callerFor(await makePerson(service, { [o]: 'administrator' }), o)
   t.equal((await make(admin, ['secret:read', 'organization:update'])).status, 201)
   for (const more of ['*', 'billing:read', 'organization:delete']) t.strictSame([(await make(admin, [more])).status, more], [403, more])

@@ -51,8 +51,9 @@ const QUEUE = 10_000
 const CLOSE_SECONDS = 5
 const ATTEMPTS = 4
 
-// Milliseconds. A statement ends before its caller's deadline, so that giving up leaves nothing running on the server
-const SESSION = { default_transaction_isolation: 'read committed', statement_timeout: 3000, lock_timeout: 1000, idle_in_transaction_session_timeout: 5000 }
+// Milliseconds. A statement ends before its caller's deadline, so that giving up leaves nothing running on the server.
+// Waiting for a lock ends after the server has looked for a deadlock (deadlock_timeout, 1 s), which would be tried again
+const SESSION = { default_transaction_isolation: 'read committed', statement_timeout: 3000, lock_timeout: 1200, idle_in_transaction_session_timeout: 5000 }
 
 // fetch_types would run a statement of its own on each new connection, for arrays only.
 // The driver's own pause between attempts grows to 20 s, long after the database is back.

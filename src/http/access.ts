@@ -32,6 +32,9 @@ export async function installAccess (app: FastifyInstance) {
     if (audit === undefined && ![route.method].flat().every((method) => method === 'GET' || method === 'HEAD')) {
       throw new Error(`${String(route.method)} ${route.url} changes something and does not declare config.audit`)
     }
+    if (access !== 'public' && access !== 'authenticated' && !route.url.includes(':organization')) {
+      throw new Error(`${String(route.method)} ${route.url} needs a scope, which nobody holds outside an organization`)
+    }
     const codes: ErrorCode[] = ['malformed_request', 'uri_too_long', 'header_fields_too_large', 'unsupported_api_version', 'internal_error', 'service_unavailable', ...errors]
     if (route.config?.limit !== 'none') codes.push('rate_limit_exceeded')
     if (access !== 'public') codes.push('unauthenticated')
@@ -123,11 +126,12 @@ async function authenticate (app: FastifyInstance, request: FastifyRequest, orga
   return user && { principal: principalFor(user), user }
 }
 
-// Through an application a member may do what was granted and what the role allows, whichever is narrower.
-function principalFor ({ user, granted, membership }: UserCall): Principal | undefined {
+// Through an application a member may do what was granted and what the role allows, whichever is narrower, for as long
+// as the grant lasts: a token made with it cannot last longer.
+function principalFor ({ user, granted, expires_at, membership }: UserCall): Principal | undefined {
   if (membership === undefined) return undefined
   const { role, organization } = membership
-  return { type: 'user', id: user.id, name: user.name, scopes: effectiveScopes(granted, role), slices: [], expires_at: null, organization }
+  return { type: 'user', id: user.id, name: user.name, scopes: effectiveScopes(granted, role), slices: [], expires_at, organization }
 }
 
 // At most once a minute for a token, and nobody waits for it: no request depends on it.

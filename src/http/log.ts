@@ -26,7 +26,8 @@ export function installRequestLog (app: FastifyInstance) {
       route: request.routeOptions.url ?? null,
       status: reply.statusCode,
       ms: Math.round(reply.elapsedTime * 10) / 10,
-      ...(request.principal && { principal: request.principal.id, organization: request.principal.organization.id }),
+      ...(request.principal && { principal: `${request.principal.type}:${request.principal.id}`, organization: request.principal.organization.id }),
+      ...(request.principal === null && request.user && { principal: `user:${request.user.user.id}` }),
       ...(request.errorCode && { error_code: request.errorCode })
     }, 'request')
   })

@@ -2,7 +2,7 @@ import { and, asc, eq, gt, isNull, or, sql } from 'drizzle-orm'
 import type { Ability, Scope } from '../../schemas/scopes.ts'
 import { LIFETIMES } from '../../schemas/oauth.ts'
 import type { Role } from '../../schemas/users.ts'
-import { prepared, type Db } from '../db/database.ts'
+import { isForeignKeyViolation, prepared, type Db } from '../db/database.ts'
 import { deleteExpired } from '../db/expired.ts'
 import { members, oauth_clients, oauth_codes, oauth_grants, oauth_requests, oauth_tokens, organizations, plans, users } from '../db/tables.ts'
 import type { Organization } from './tokens.ts'
@@ -39,9 +39,16 @@ export async function setClientDisabled (db: Db, id: string, disabled: boolean):
 
 export interface PendingRequest { client_id: string, redirect_uri: string, state: string | null, code_challenge: string, scopes: string[] }
 
-export async function createRequest (db: Db, id_hash: Buffer, session_hash: Buffer, request: PendingRequest): Promise<void> {
+/** False when the session has ended meanwhile. */
+export async function createRequest (db: Db, id_hash: Buffer, session_hash: Buffer, request: PendingRequest): Promise<boolean> {
   await deleteExpired(db, oauth_requests, oauth_requests.id_hash, sql`${oauth_requests.expires_at} < now()`)
-  await db.insert(oauth_requests).values({ id_hash, session_hash, ...request, expires_at: sql`now() + interval '10 minutes'` })
+  try {
+    await db.insert(oauth_requests).values({ id_hash, session_hash, ...request, expires_at: sql`now() + interval '10 minutes'` })
+    return true
+  } catch (error) {
+    if (isForeignKeyViolation(error)) return false
+    throw error
+  }
 }
 
 /** Takes a request of this session, once: of two decisions at the same time, one is made. */
@@ -54,12 +61,12 @@ export async function takeRequest (db: Db, id_hash: Buffer, session_hash: Buffer
 // Grants and codes
 
 // For a day it is remembered that a grant is over, and by which credentials it was used: longer would tell nobody anything.
-const IS_OVER = sql`least(${oauth_grants.expires_at}, ${oauth_grants.revoked_at}) < now() - interval '1 day'`
+const IS_OVER = sql`(${oauth_grants.expires_at} < now() - interval '1 day' OR ${oauth_grants.revoked_at} < now() - interval '1 day')`
 
 export async function createGrant (db: Db, grant: { user_id: number, client_id: string, scopes: Scope[] }): Promise<number> {
   // Their codes go with them; tokens went before, a few at a time. A code that nobody redeemed leaves a grant without any.
-  await deleteExpired(db, oauth_grants, oauth_grants.id, sql`(${IS_OVER} AND NOT EXISTS (SELECT FROM ${oauth_tokens} WHERE ${oauth_tokens.grant_id} = ${oauth_grants.id}))
-    OR ${oauth_grants.id} IN (SELECT ${oauth_codes.grant_id} FROM ${oauth_codes} WHERE ${oauth_codes.used_at} IS NULL AND ${oauth_codes.expires_at} < now() - interval '1 day')`)
+  await deleteExpired(db, oauth_grants, oauth_grants.id, sql`${IS_OVER} AND NOT EXISTS (SELECT FROM ${oauth_tokens} WHERE ${oauth_tokens.grant_id} = ${oauth_grants.id})`)
+  await deleteExpired(db, oauth_grants, oauth_grants.id, sql`${oauth_grants.id} IN (SELECT ${oauth_codes.grant_id} FROM ${oauth_codes} WHERE ${oauth_codes.used_at} IS NULL AND ${oauth_codes.expires_at} < now() - interval '1 day')`)
   const [row] = await db.insert(oauth_grants).values({ ...grant, expires_at: sql`now() + make_interval(days => ${LIFETIMES.grantDays})` }).returning({ id: oauth_grants.id })
   return row!.id
 }
@@ -162,6 +169,8 @@ export interface UserCall {
   user: User
   client_id: string
   granted: Ability[]
+  /** When the grant ends with everything that was issued for it. */
+  expires_at: Date
   membership: { role: Role, organization: Organization } | undefined
 }
 
@@ -172,6 +181,7 @@ const byAccessToken = prepared('user_by_access_token', (db) => db
     },
     client_id: oauth_grants.client_id,
     granted: oauth_tokens.scopes,
+    expires_at: oauth_grants.expires_at,
     role: members.role,
     organization: {
       id: organizations.id,
@@ -188,7 +198,7 @@ const byAccessToken = prepared('user_by_access_token', (db) => db
   .innerJoin(oauth_grants, eq(oauth_grants.id, oauth_tokens.grant_id))
   .innerJoin(users, eq(users.id, oauth_grants.user_id))
   .innerJoin(oauth_clients, eq(oauth_clients.id, oauth_grants.client_id))
-  .leftJoin(organizations, or(eq(organizations.id, sql`upper(${sql.placeholder('organization')}::text)`), eq(organizations.slug, sql`${sql.placeholder('organization')}::text`)))
+  .leftJoin(organizations, or(eq(organizations.id, sql`upper(${sql.placeholder('organization')}::text)::bpchar`), eq(organizations.slug, sql`${sql.placeholder('organization')}::text`)))
   .leftJoin(members, and(eq(members.organization_id, organizations.id), eq(members.user_id, users.id), eq(members.status, 'active')))
   .leftJoin(plans, eq(plans.name, organizations.plan))
   .where(and(
@@ -201,10 +211,10 @@ export async function findUserCall (db: Db, hash: Buffer, organization: string |
   const rows = await byAccessToken(db, { hash, organization: organization ?? null })
   const [first] = rows
   if (first === undefined) return undefined
-  const { user, client_id, granted } = first
+  const { user, client_id, granted, expires_at } = first
   // A slug may spell another organization's id: the one that the user belongs to is meant, and of two such, the id.
   const mine = rows.filter((row) => row.role !== null && row.organization !== null && row.plan !== null)
   const own = mine.find((row) => row.organization?.id === organization?.toUpperCase()) ?? mine[0]
   const membership = own && { role: own.role!, organization: { ...own.organization!, plan: own.plan! } }
-  return { user, client_id, granted: granted as Ability[], membership }
+  return { user, client_id, granted: granted as Ability[], expires_at, membership }
 }

@@ -58,10 +58,24 @@ export async function updatePasswordHash (db: Db, id: number, from: string, pass
   return rows.length === 1
 }
 
-/** A new password ends every session, every grant and every link of the user (OA-63). */
-export async function changePassword (db: Db, id: number, password_hash: string): Promise<void> {
-  await db.update(users).set({ password_hash, is_verified: true, updated_at: sql`now()` }).where(eq(users.id, id))
+/**
+ * The first lock of everything that ends something of a user, so that two of them wait for one another and never both.
+ * The caller's transaction holds it.
+ */
+export async function lockUser (db: Db, id: number): Promise<void> {
+  await db.select({ id: users.id }).from(users).where(eq(users.id, id)).for('no key update')
+}
+
+/**
+ * A new password ends every session, every grant and every link of the user (OA-63). False, and nothing changed, when the
+ * account was closed meanwhile, or when the password that was verified (`from`) is not its password any more.
+ */
+export async function changePassword (db: Db, id: number, password_hash: string, from?: string): Promise<boolean> {
+  const rows = await db.update(users).set({ password_hash, is_verified: true, updated_at: sql`now()` })
+    .where(and(eq(users.id, id), isNull(users.disabled_at), from === undefined ? undefined : eq(users.password_hash, from))).returning({ id: users.id })
+  if (rows.length === 0) return false
   await endEverything(db, id)
+  return true
 }
 
 /** Closes an account, or opens it again. Both end everything of it: what slipped in while it closed does not come back. */
@@ -72,6 +86,7 @@ export async function setDisabled (db: Db, id: number, disabled: boolean): Promi
 
 /** Signs a user out everywhere: browsers, applications and links. */
 export async function endEverything (db: Db, id: number): Promise<void> {
+  await lockUser(db, id)
   await db.delete(sessions).where(eq(sessions.user_id, id))
   await db.delete(password_links).where(eq(password_links.user_id, id))
   await db.update(oauth_grants).set({ revoked_at: sql`now()` }).where(and(eq(oauth_grants.user_id, id), isNull(oauth_grants.revoked_at)))
@@ -95,12 +110,13 @@ const WINDOW = '15 minutes'
 
 /**
  * Takes one attempt for an account, before its password is looked at, so that guesses made at once count one by one:
- * false while it is locked. Five in 15 minutes are free; each further one locks twice as long, up to 15 minutes.
+ * zero, or while it is locked the seconds until it is not. Five in 15 minutes are free; each further one locks twice as
+ * long, up to 15 minutes.
  */
-export async function takeAttempt (db: Db, key: Buffer): Promise<boolean> {
+export async function takeAttempt (db: Db, key: Buffer): Promise<number> {
   // Long after its window and the longest lock, a count is that of nobody.
   await deleteExpired(db, sign_in_failures, sign_in_failures.key, sql`${sign_in_failures.last_at} < now() - interval '1 hour'`)
-  const fresh = sql`(${sign_in_failures.last_at} < now() - interval '${sql.raw(WINDOW)}')`
+  const fresh = sql`(coalesce(${sign_in_failures.locked_until}, ${sign_in_failures.last_at}) < now() - interval '${sql.raw(WINDOW)}')`
   const failures = sql`CASE WHEN ${fresh} THEN 1 ELSE ${sign_in_failures.failures} + 1 END`
   const rows = await db.insert(sign_in_failures).values({ key, failures: 1 }).onConflictDoUpdate({
     target: sign_in_failures.key,
@@ -111,7 +127,15 @@ export async function takeAttempt (db: Db, key: Buffer): Promise<boolean> {
     },
     setWhere: or(isNull(sign_in_failures.locked_until), lt(sign_in_failures.locked_until, sql`now()`))
   }).returning({ key: sign_in_failures.key })
-  return rows.length === 1
+  if (rows.length === 1) return 0
+  const [locked] = await db.select({ seconds: sql<number>`greatest(1, ceil(extract(epoch FROM ${sign_in_failures.locked_until} - now())))::int` })
+    .from(sign_in_failures).where(eq(sign_in_failures.key, key))
+  return locked?.seconds ?? 1
+}
+
+/** An attempt that could not be judged does not count. */
+export async function returnAttempt (db: Db, key: Buffer): Promise<void> {
+  await db.update(sign_in_failures).set({ failures: sql`greatest(${sign_in_failures.failures} - 1, 0)`, locked_until: null }).where(eq(sign_in_failures.key, key))
 }
 
 /** The right password was given. */
@@ -156,7 +180,7 @@ export async function deleteSession (db: Db, token_hash: Buffer): Promise<void> 
 /** A link with which the user sets a password once, within three days; an earlier one is void. */
 export async function createPasswordLink (db: Db, token_hash: Buffer, userId: number): Promise<void> {
   // Of two that are made at once, the second voids the first.
-  await db.select({ id: users.id }).from(users).where(eq(users.id, userId)).for('update')
+  await lockUser(db, userId)
   await db.delete(password_links).where(eq(password_links.user_id, userId))
   await deleteExpired(db, password_links, password_links.token_hash, sql`${password_links.expires_at} < now()`)
   await db.insert(password_links).values({ token_hash, user_id: userId, expires_at: sql`now() + interval '3 days'` })

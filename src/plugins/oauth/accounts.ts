@@ -5,7 +5,7 @@ import { hashPassword } from '../../crypto/passwords.ts'
 import { transaction } from '../../db/database.ts'
 import { browserOf, formOf, readCookie, sendPage, seeOther, setCookie, visible } from '../../http/pages.ts'
 import type { Domain } from '../../http/types.ts'
-import { changePassword, deleteSession, endEverything, findPasswordLink, listMemberships, takePasswordLink, type User } from '../../repositories/users.ts'
+import { changePassword, deleteSession, endEverything, findPasswordLink, listMemberships, lockUser, takePasswordLink, type User } from '../../repositories/users.ts'
 import { authenticate, beginSession, confirmPassword, formCookie, problemWith, refusesForm, signedIn } from './browser.ts'
 import { recordForUser } from './events.ts'
 import { accountPage, changePasswordPage, problemPage, setPasswordPage, signInPage } from './views.ts'
@@ -29,10 +29,11 @@ export const accounts: Domain = async (app) => {
       if (refusesForm(app, request, reply, form, cookie)) return reply
       const [email, password, query] = [form.get('email') ?? '', form.get('password') ?? '', form.get('query') ?? '']
       const user = await authenticate(app, email.slice(0, 320), password.slice(0, 1024))
-      const refused = typeof user === 'string' ? user : await beginSession(app, request, reply, user)
-      if (refused !== undefined) {
-        return sendPage(reply, signInPage({ cookie, query, email, problem: refused === 'locked' ? LOCKED : WRONG, status: refused === 'locked' ? 429 : 422 }))
+      if (typeof user === 'number') {
+        reply.header('retry-after', user)
+        return sendPage(reply, signInPage({ cookie, query, email, problem: LOCKED, status: 429 }))
       }
+      if (user === 'wrong' || await beginSession(app, request, reply, user) === 'wrong') return sendPage(reply, signInPage({ cookie, query, email, problem: WRONG, status: 422 }))
       // Always a path of this service: what the form carries can only be its query (OA-26).
       const location = `/oauth/authorize?${visible(query)}`
       return seeOther(reply, query === '' || location.length > MOST_LOCATION ? '/account' : location)
@@ -51,14 +52,18 @@ export const accounts: Domain = async (app) => {
 
   app.post('/account/sign-out', {
     ...FORM,
-    config: { ...PAGE, audit: 'none' },
+    config: { ...PAGE, audit: 'oauth.revoke' },
     handler: async (request, reply) => {
       const form = formOf(request)
       if (refusesForm(app, request, reply, form, readCookie(app, request, 'session'))) return reply
       const session = await signedIn(app, request)
       if (session !== undefined) {
-        if (form.get('where') === 'everywhere') await transaction(app.db, async (db) => endEverything(db, session.user.id))
-        else await deleteSession(app.db, session.hash)
+        if (form.get('where') === 'everywhere') {
+          await transaction(app.db, async (db) => {
+            await endEverything(db, session.user.id)
+            await recordForUser(db, request, session.user, 'oauth.revoke', { everything: true })
+          })
+        } else await deleteSession(app.db, session.hash)
       }
       setCookie(app, reply, 'session', undefined)
       return seeOther(reply, '/account')
@@ -86,8 +91,9 @@ export const accounts: Domain = async (app) => {
       const problem = problemWith(password)
       if (problem !== undefined) return sendPage(reply, changePasswordPage(session.cookie, problem))
       const confirmed = await confirmPassword(app, session.user.id, (form.get('current') ?? '').slice(0, 1024))
-      if (typeof confirmed === 'string') return sendPage(reply, changePasswordPage(session.cookie, confirmed === 'locked' ? LOCKED : 'The current password is not right.'))
-      await replacePassword(request, reply, session.user, password)
+      if (typeof confirmed === 'number') reply.header('retry-after', confirmed)
+      if (typeof confirmed === 'number' || confirmed === 'wrong') return sendPage(reply, changePasswordPage(session.cookie, confirmed === 'wrong' ? 'The current password is not right.' : LOCKED))
+      await replacePassword(request, reply, session.user, password, { from: confirmed.password_hash })
       return seeOther(reply, '/account')
     }
   })
@@ -115,16 +121,20 @@ export const accounts: Domain = async (app) => {
       const password = form.get('password') ?? ''
       const problem = problemWith(password)
       if (problem !== undefined) return sendPage(reply, setPasswordPage(cookie!, link, user, problem))
-      return await replacePassword(request, reply, user, password, link) ? seeOther(reply, '/account') : sendPage(reply, expired())
+      return await replacePassword(request, reply, user, password, { link }) ? seeOther(reply, '/account') : sendPage(reply, expired())
     }
   })
 
-  // Everything of the user ends; this browser begins anew. With a link, only if nobody used it first.
-  async function replacePassword (request: FastifyRequest, reply: FastifyReply, user: User, password: string, link?: string): Promise<boolean> {
+  // Everything of the user ends; this browser begins anew. With a link, only if nobody used it first; else only if the
+  // password that was given is still the right one.
+  async function replacePassword (
+    request: FastifyRequest, reply: FastifyReply, user: User, password: string, by: { link: string } | { from: string }
+  ): Promise<boolean> {
     const hash = await hashPassword(password)
     const done = await transaction(app.db, async (db) => {
-      if (link !== undefined && await takePasswordLink(db, hashToken(link)) === undefined) return false
-      await changePassword(db, user.id, hash)
+      await lockUser(db, user.id)
+      if ('link' in by && await takePasswordLink(db, hashToken(by.link)) === undefined) return false
+      if (!await changePassword(db, user.id, hash, 'from' in by ? by.from : undefined)) return false
       await recordForUser(db, request, user, 'user.password')
       return true
     })

@@ -36,7 +36,8 @@ export const authorize: Domain = async (app) => {
       const scopes = judged.request.scopes.filter((scope) => possible.has(scope))
       const pending = mintSecret()
       const { client_id, redirect_uri, state, code_challenge } = judged.request
-      await createRequest(app.db, hashToken(pending), session.hash, { client_id, redirect_uri, state: state ?? null, code_challenge, scopes })
+      const kept = await createRequest(app.db, hashToken(pending), session.hash, { client_id, redirect_uri, state: state ?? null, code_challenge, scopes })
+      if (!kept) return sendPage(reply, signInPage({ cookie: formCookie(app, request, reply), query, client: client!.name }))
       return sendPage(reply, consentPage({
         cookie: session.cookie,
         request: pending,

@@ -1,8 +1,9 @@
 import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify'
 import { hashToken, mintSecret } from '../../crypto/bearer.ts'
+import { WorkOverloaded } from '../../crypto/bounded.ts'
 import { isOutdated, hashPassword, verifyNobody, verifyPassword } from '../../crypto/passwords.ts'
 import { browserOf, isOwnForm, readCookie, sendPage, setCookie, type Form } from '../../http/pages.ts'
-import { createSession, deleteSession, findSession, findUser, findUserByEmail, forgiveAttempts, normalizedEmail, takeAttempt, updatePasswordHash, type User } from '../../repositories/users.ts'
+import { createSession, deleteSession, findSession, findUser, findUserByEmail, forgiveAttempts, normalizedEmail, returnAttempt, takeAttempt, updatePasswordHash, type User } from '../../repositories/users.ts'
 import { PASSWORD } from '../../../schemas/users.ts'
 import { problemPage } from './views.ts'
 
@@ -46,27 +47,33 @@ export function refusesForm (app: FastifyInstance, request: FastifyRequest, repl
 }
 
 /**
- * Who has this address and password. Whether there is such an account does not show: not in the answer, and not in the
+ * Who has this address and password; while it is locked, the seconds until it is not. Whether there is such an account does not show: not in the answer, and not in the
  * time that it takes (CR-41, CR-42).
  */
-export async function authenticate (app: FastifyInstance, email: string, password: string): Promise<Verified | 'wrong' | 'locked'> {
+export async function authenticate (app: FastifyInstance, email: string, password: string): Promise<Verified | 'wrong' | number> {
   const found = await findUserByEmail(app.db, email)
   return judge(app, found, `email:${normalizedEmail(email)}`, password)
 }
 
 /** The same for somebody who is signed in and gives the password again. */
-export async function confirmPassword (app: FastifyInstance, userId: number, password: string): Promise<Verified | 'wrong' | 'locked'> {
+export async function confirmPassword (app: FastifyInstance, userId: number, password: string): Promise<Verified | 'wrong' | number> {
   return judge(app, await findUser(app.db, userId), '', password)
 }
 
-async function judge (app: FastifyInstance, found: (User & { password_hash: string | null }) | undefined, otherwise: string, password: string): Promise<Verified | 'wrong' | 'locked'> {
+async function judge (app: FastifyInstance, found: (User & { password_hash: string | null }) | undefined, otherwise: string, password: string): Promise<Verified | 'wrong' | number> {
   const key = hashToken(found === undefined ? otherwise : `user:${found.id}`)
-  if (!await takeAttempt(app.db, key)) return 'locked'
-  if (found?.password_hash == null || found.disabled_at !== null) {
-    await verifyNobody(password)
-    return 'wrong'
+  const wait = await takeAttempt(app.db, key)
+  if (wait > 0) return wait
+  try {
+    if (found?.password_hash == null || found.disabled_at !== null) {
+      await verifyNobody(password)
+      return 'wrong'
+    }
+    if (!await verifyPassword(found.password_hash, password)) return 'wrong'
+  } catch (error) {
+    if (error instanceof WorkOverloaded) await returnAttempt(app.db, key)
+    throw error
   }
-  if (!await verifyPassword(found.password_hash, password)) return 'wrong'
   await forgiveAttempts(app.db, key)
   if (!isOutdated(found.password_hash)) return { id: found.id, password_hash: found.password_hash }
   const password_hash = await hashPassword(password)
