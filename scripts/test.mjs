@@ -6,7 +6,7 @@ import { basename, join } from 'node:path'
 import { startPostgres, hasPostgres } from '../dist/test/helpers/postgres.js'
 
 // These bring their own databases, or none: once is enough.
-const ONCE = new Set(['architecture', 'config', 'crypto', 'database', 'documents', 'openapi', 'crash', 'rotation-crash', 'outage', 'tour', 'cli', 'migrations', 'docs', 'rules', 'encryption-doc', 'oauth-race', 'oauth-doc'])
+const ONCE = new Set(['architecture', 'config', 'crypto', 'database', 'documents', 'openapi', 'crash', 'rotation-crash', 'outage', 'tour', 'cli', 'migrations', 'docs', 'rules', 'encryption-doc', 'oauth-race', 'oauth-doc', 'browser', 'redirects', 'mail'])
 
 const words = process.argv.slice(2)
 const files = readdirSync('dist/test', { recursive: true })
@@ -31,7 +31,7 @@ process.exit(broken || totals.failed > 0 ? 1 : 0)
 async function run (title, some, env) {
   if (some.length === 0) return
   console.log(`# ${title}`)
-  const child = spawn(process.execPath, ['node_modules/.bin/tap', 'run', '--reporter=tap', '--jobs=2', '--timeout=300', '--disable-coverage', ...some], {
+  const child = spawn(process.execPath, ['node_modules/.bin/tap', 'run', '--reporter=tap', '--jobs=2', '--timeout=560', '--disable-coverage', ...some], {
     env: { ...process.env, ...env }, stdio: ['ignore', 'pipe', 'inherit']
   })
   let rest = ''

@@ -13,7 +13,7 @@ import { startMailServer } from './helpers/smtp.ts'
 import { client, makeLevels, store, type Level, type Operation } from './helpers/traffic.ts'
 import { formIn, visitor } from './helpers/visitor.ts'
 
-t.setTimeout(280_000)
+t.setTimeout(540_000)
 
 const ULID = /^[0-9A-HJKMNP-TV-Z]{26}$/
 const TOKEN = /^dotenv_[0-9A-HJKMNP-TV-Z]{26}_[0-9A-Za-z]{46}$/

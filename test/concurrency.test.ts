@@ -1,5 +1,7 @@
+import { sql } from 'drizzle-orm'
 import t, { type Test } from 'tap'
-import type { TestApp } from './helpers/app.ts'
+import { transaction } from '../src/db/database.ts'
+import { startApp, type TestApp } from './helpers/app.ts'
 import {
   look, makeLevels, mix, opener, random, replay, scale, startInstances, statuses, store, times, type Level, type Operation, type Reply, type Send
 } from './helpers/traffic.ts'
@@ -155,3 +157,20 @@ for (const [what, path, remaining] of [
     t.equal((last.details as { versions: number }).versions, events.filter(({ action }) => action === 'secret.store').length, 'the event tells what went along')
   })
 }
+
+t.test('two transactions that lock each other out are both done, one of them again', async (t) => {
+  const service = await startApp(t)
+  const [one, other] = [(await service.organization()).organization, (await service.organization()).organization]
+  const tried: string[] = []
+  // The embedded database has one session: there they come one after the other.
+  const cross = (first: string, second: string) => transaction(service.database.db, async (db) => {
+    tried.push(first)
+    for (const id of [first, second]) {
+      await db.execute(sql`UPDATE organization_counters SET next_event = next_event + 1 WHERE organization_id = ${id}`)
+      await new Promise((resolve) => { setTimeout(resolve, 100) })
+    }
+  })
+  await Promise.all([cross(one, other), cross(other, one)])
+  t.equal(tried.length, process.env.TEST_DATABASE_URL === undefined ? 2 : 3)
+  t.same((await service.sql('SELECT next_event::int AS next FROM organization_counters')).map(({ next }) => next), [3, 3])
+})

@@ -32,7 +32,7 @@ import { run, scratchDirectory } from './helpers/process.ts'
 // same database. Afterwards the database has to be what it was, to the last byte, or what the whole operation makes of
 // it: every row that it should have changed, and no other. Then the operation is done again.
 
-t.setTimeout(300_000)
+t.setTimeout(540_000)
 
 const KILLED = fileURLToPath(new URL('./helpers/killed.js', import.meta.url))
 const LANES = 2
@@ -542,7 +542,7 @@ async function killEverywhere (t: Test, databases: Databases, choose: (points: s
 const start = ({ env, work }: Operation, where: Env, at?: number) =>
   run(process.execPath, [KILLED], { ...env, ...where }, JSON.stringify({ work, at } satisfies Command))
 
-t.test('RL-01b RL-34 CR-14 I6 I7: killed at every other statement and around every commit on PostgreSQL, a change of keys is whole or has not begun', { skip: !hasPostgres() && 'PostgreSQL is not installed' }, async (t) => {
+t.test('RL-01b RL-34 CR-14 I6 I7: killed at every fourth statement and around every commit on PostgreSQL, a change of keys is whole or has not begun', { skip: !hasPostgres() && 'PostgreSQL is not installed' }, async (t) => {
   const server = await startPostgres()
   t.teardown(server.close)
   const admin = postgres(server.url, { max: LANES, onnotice: () => {} })
@@ -560,7 +560,7 @@ t.test('RL-01b RL-34 CR-14 I6 I7: killed at every other statement and around eve
   let copies = 0
   // More documents than a rotation has in memory at once.
   const databases = { seeded: await make('seeded', 'template1'), copy: () => make(`copy_${++copies}`, 'seeded'), documents: 104 }
-  await killEverywhere(t, databases, (points) => points.flatMap((point, i) => ALL_POINTS || i % 2 === 0 || point.includes('commit') ? i : []))
+  await killEverywhere(t, databases, (points) => points.flatMap((point, i) => ALL_POINTS || i % 4 === 0 || point.includes('commit') ? i : []))
 })
 
 t.test('RL-01b RL-34 CR-14 I6 I7: killed at some points on the embedded database, a change of keys is whole or has not begun', async (t) => {
@@ -580,6 +580,6 @@ t.test('RL-01b RL-34 CR-14 I6 I7: killed at some points on the embedded database
   // Starting takes seconds here: one in the middle, and around the last commit, which is what another database could do differently.
   await killEverywhere(t, { seeded: at('seeded'), copy, documents: 12 }, (points) => {
     const last = points.lastIndexOf('before commit')
-    return [Math.floor(last / 2), last + 1, last + 2]
+    return ALL_POINTS ? [Math.floor(last / 2), last + 1, last + 2] : [Math.floor(last / 2), last + 1]
   })
 })
