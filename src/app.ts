@@ -2,7 +2,7 @@ import cors from '@fastify/cors'
 import Fastify, { LogController, type FastifyInstance } from 'fastify'
 import type { Socket } from 'node:net'
 import { ulid } from 'ulidx'
-import type { Config } from './config.ts'
+import { httpAddress, type Config } from './config.ts'
 import type { Keyring } from './crypto/keyring.ts'
 import { random } from './crypto/primitives.ts'
 import type { Database } from './db/database.ts'
@@ -127,7 +127,7 @@ function withoutBase (url: string, publicUrl: string | undefined): string {
 function addressOf (app: FastifyInstance, { host, port }: Config): string {
   const address = app.server.address()
   const actual = typeof address === 'object' && address !== null ? address.port : port
-  return `http://${host.includes(':') ? `[${host}]` : host}:${actual}`
+  return httpAddress(host, actual)
 }
 
 // Left to itself, ulidx asks the system for each of the 16 random characters, and takes ten times as long.

@@ -206,6 +206,11 @@ export function readKeyFile (path: string, name = 'MASTER_KEY_FILE'): string {
   }
 }
 
+/** The http address of a host, which may be an IPv6 one, and a port. */
+export function httpAddress (host: string, port: number): string {
+  return `http://${host.includes(':') ? `[${host}]` : host}:${port}`
+}
+
 function readVariables (env: NodeJS.ProcessEnv): Given {
   const given: Record<string, unknown> = {}
   for (const [name, { schema, read, allowed, show = redact }] of Object.entries<Variable>(VARIABLES)) {

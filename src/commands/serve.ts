@@ -1,7 +1,7 @@
 import type { FastifyInstance } from 'fastify'
 import type { AddressInfo } from 'node:net'
 import { buildApp } from '../app.ts'
-import type { Config } from '../config.ts'
+import { httpAddress, type Config } from '../config.ts'
 import { databaseError } from '../db/database.ts'
 import { initialize, type Initialized } from './initialize.ts'
 import { open, StartError } from './open.ts'
@@ -55,7 +55,7 @@ async function listen (app: FastifyInstance, { host, port }: Config): Promise<st
     throw new StartError(`Cannot listen on ${host}:${port}: ${(error as NodeJS.ErrnoException).code ?? 'unknown error'}`)
   }
   const { port: actual } = app.server.address() as AddressInfo
-  return `http://${host.includes(':') ? `[${host}]` : host}:${actual}`
+  return httpAddress(host, actual)
 }
 
 // Connections that fall idle while we wait for the others would hold a close open for as long as their clients like.

@@ -1,10 +1,10 @@
 import type { Role } from '../../schemas/users.ts'
-import type { Config } from '../config.ts'
+import { httpAddress, type Config } from '../config.ts'
 import { hashToken, mintSecret } from '../crypto/bearer.ts'
 import { transaction, type Database, type Db } from '../db/database.ts'
 import { createMailer } from '../mail/mailer.ts'
 import { invitation, newLink, type Message } from '../mail/messages.ts'
-import { operatorOf, recordEvent } from '../repositories/audit.ts'
+import { operatorOf, recordInEach } from '../repositories/audit.ts'
 import { findOrganization } from '../repositories/organizations.ts'
 import { createMember, createPasswordLink, createUser, findUserByEmail, listMemberships, listUsers, setDisabled, type User } from '../repositories/users.ts'
 import { StartError } from './open.ts'
@@ -20,7 +20,7 @@ export interface NewUser { email: string, name: string, membership?: { organizat
 export function serviceAddress ({ publicUrl, host, port }: Pick<Config, 'publicUrl' | 'host' | 'port'>): string {
   if (publicUrl !== undefined) return publicUrl
   if (port === 0) throw new StartError('PORT is 0, so that no link can be made: set PUBLIC_URL')
-  return `http://${host.includes(':') ? `[${host}]` : host}:${port}`
+  return httpAddress(host, port)
 }
 
 /**
@@ -99,8 +99,7 @@ async function userOf (db: Db, email: string): Promise<User> {
   return user
 }
 
-// In one order for everybody: each event takes its organization's counter.
 async function recordForOperator (db: Db, userId: number, action: 'user.create' | 'user.password' | 'user.disable' | 'user.enable'): Promise<void> {
-  const organizations = (await listMemberships(db, userId)).map(({ id }) => id).sort()
-  for (const id of organizations) await recordEvent(db, operatorOf(id), { action, resource_type: 'user', resource_id: String(userId) })
+  const organizations = (await listMemberships(db, userId)).map(({ id }) => id)
+  await recordInEach(db, organizations, operatorOf, { action, resource_type: 'user', resource_id: String(userId) })
 }

@@ -19,8 +19,8 @@ export class PasswordWorkOverloaded extends WorkOverloaded {
   }
 }
 
-const argon2id = new Argon2id({ memorySize: 19456, iterations: 2, parallelism: 1 })
-const PARAMETERS = 'm=19456,t=2,p=1'
+const PARAMETERS = { memorySize: 19456, iterations: 2, parallelism: 1 }
+const argon2id = new Argon2id(PARAMETERS)
 const gate = createGate(4, 32, () => new PasswordWorkOverloaded())
 
 /** The PHC string to store for a password. Throws PasswordWorkOverloaded. */
@@ -41,7 +41,8 @@ export function generatePassword (): string {
 
 /** Whether a hash was made with other parameters than today's: then the next sign-in makes it anew. */
 export function isOutdated (hash: string): boolean {
-  return !hash.startsWith('$argon2id$') || !hash.includes(`$${PARAMETERS}$`)
+  const { memorySize, iterations, parallelism } = PARAMETERS
+  return !hash.startsWith('$argon2id$') || !hash.includes(`$m=${memorySize},t=${iterations},p=${parallelism}$`)
 }
 
 let nobody: Promise<string> | undefined

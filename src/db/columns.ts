@@ -12,3 +12,6 @@ export const moment = () => timestamp({ withTimezone: true, mode: 'date', precis
  * columns of an expression, but not from nested ones: so the subquery is nested.
  */
 export const counted = (subquery: SQL) => sql<number>`${subquery}`
+
+/** Rows with sealed bytes for `jsonb_to_recordset`, base64 in place of the bytes: the driver takes no lists of bytes. */
+export const sealedJson = (rows: readonly { sealed: Buffer }[]) => JSON.stringify(rows.map((row) => ({ ...row, sealed: row.sealed.toString('base64') })))

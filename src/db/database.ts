@@ -6,7 +6,7 @@ import { codeOf, databaseError, DatabaseUnavailable } from './errors.ts'
 import { guard } from './guard.ts'
 import { migrateSchema } from './migrate.ts'
 
-export { codeOf, databaseError, DatabaseError, DatabaseUnavailable, isForeignKeyViolation, isUniqueViolation } from './errors.ts'
+export { codeOf, databaseError, DatabaseError, DatabaseUnavailable, isForeignKeyViolation, isLockTimeout, isUniqueViolation, LOCK_TIMEOUT } from './errors.ts'
 export { DirectoryLocked } from './lock.ts'
 export { prepared, preparedSql } from './prepared.ts'
 

@@ -61,6 +61,10 @@ export const isUniqueViolation = (error: unknown) => codeOf(error) === '23505'
 /** Whether a row refers to one that is not there, or one is removed that others refer to. */
 export const isForeignKeyViolation = (error: unknown) => codeOf(error) === '23503'
 
+/** Whether a lock could not be had in time: somebody has held the row for too long. */
+export const isLockTimeout = (error: unknown) => codeOf(error) === LOCK_TIMEOUT
+export const LOCK_TIMEOUT = '55P03'
+
 /** The database's code of an error, through whatever it is wrapped in. */
 export const codeOf = (error: unknown) => inner(error).code
 

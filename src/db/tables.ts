@@ -47,6 +47,17 @@ export const organizations = pgTable('organizations', {
   ...timestamps
 })
 
+/** What every query of an organization that somebody acts in selects. */
+export const organizationColumns = {
+  id: organizations.id,
+  name: organizations.name,
+  slug: organizations.slug,
+  status: organizations.status,
+  storage_key: organizations.storage_key,
+  created_at: organizations.created_at,
+  updated_at: organizations.updated_at
+}
+
 /** The next version id and audit sequence of an organization. Taken last before a commit, so ids grow in its order. */
 export const organization_counters = pgTable('organization_counters', {
   organization_id: ulid().primaryKey().references(() => organizations.id, { onDelete: 'cascade' }),
@@ -67,6 +78,17 @@ export const users = pgTable('users', {
   disabled_at: moment(),
   ...timestamps
 })
+
+/** What every query of a person selects: all but the password's hash. */
+export const userColumns = {
+  id: users.id,
+  email: users.email,
+  name: users.name,
+  is_verified: users.is_verified,
+  disabled_at: users.disabled_at,
+  created_at: users.created_at,
+  updated_at: users.updated_at
+}
 
 /** Wrong passwords in a row, for each address that was tried, whether it has an account or not. */
 export const sign_in_failures = pgTable('sign_in_failures', {

@@ -45,6 +45,11 @@ export async function recordEvent (db: Db, actor: Actor, event: AuditEvent): Pro
     FROM counter`)
 }
 
+/** Records an event in several organizations, in one order for everybody: each takes its organization's counter. */
+export async function recordInEach (db: Db, organizationIds: readonly string[], actorIn: (organizationId: string) => Actor, event: AuditEvent): Promise<void> {
+  for (const id of [...organizationIds].sort()) await recordEvent(db, actorIn(id), event)
+}
+
 function detailsOf ({ details }: AuditEvent): SQL {
   return details === undefined ? sql`NULL` : sql`${JSON.stringify(details)}::jsonb`
 }

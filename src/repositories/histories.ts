@@ -1,4 +1,5 @@
 import { and, asc, eq, inArray, isNull, ne, sql } from 'drizzle-orm'
+import { sealedJson } from '../db/columns.ts'
 import type { Db } from '../db/database.ts'
 import { encryption_keys, keyColumns, organizations, projects, re_encryptions, secret_versions, secrets } from '../db/tables.ts'
 import type { KeyRow } from './encryption-keys.ts'
@@ -103,10 +104,9 @@ export async function findWaiting (
 
 /** Puts versions under the active key; their ids, revisions and times stay. */
 export async function moveVersions (db: Db, project: KeyState, versions: readonly { id: number, sealed: Buffer, size_bytes: number }[]): Promise<void> {
-  const rows = JSON.stringify(versions.map((row) => ({ ...row, sealed: row.sealed.toString('base64') })))
   await db.execute(sql`
     UPDATE secret_versions v SET key_version = ${project.key_version}, sealed = decode(r.sealed, 'base64'), size_bytes = r.size_bytes
-    FROM jsonb_to_recordset(${rows}::jsonb) AS r (id bigint, sealed text, size_bytes int)
+    FROM jsonb_to_recordset(${sealedJson(versions)}::jsonb) AS r (id bigint, sealed text, size_bytes int)
     WHERE v.organization_id = ${project.organization_id} AND v.id = r.id`)
   await db.update(re_encryptions).set({ moved: sql`${re_encryptions.moved} + ${versions.length}` })
     .where(and(eq(re_encryptions.project_id, project.id), isNull(re_encryptions.finished_at)))

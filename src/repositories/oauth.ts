@@ -4,7 +4,7 @@ import { LIFETIMES } from '../../schemas/oauth.ts'
 import type { Role } from '../../schemas/users.ts'
 import { isForeignKeyViolation, prepared, type Db } from '../db/database.ts'
 import { deleteExpired } from '../db/expired.ts'
-import { members, oauth_clients, oauth_codes, oauth_grants, oauth_requests, oauth_tokens, organizations, plans, users } from '../db/tables.ts'
+import { members, oauth_clients, oauth_codes, oauth_grants, oauth_requests, oauth_tokens, organizationColumns, organizations, plans, userColumns, users } from '../db/tables.ts'
 import type { Organization } from './tokens.ts'
 import type { User } from './users.ts'
 
@@ -176,22 +176,12 @@ export interface UserCall {
 
 const byAccessToken = prepared('user_by_access_token', (db) => db
   .select({
-    user: {
-      id: users.id, email: users.email, name: users.name, is_verified: users.is_verified, disabled_at: users.disabled_at, created_at: users.created_at, updated_at: users.updated_at
-    },
+    user: userColumns,
     client_id: oauth_grants.client_id,
     granted: oauth_tokens.scopes,
     expires_at: oauth_grants.expires_at,
     role: members.role,
-    organization: {
-      id: organizations.id,
-      name: organizations.name,
-      slug: organizations.slug,
-      status: organizations.status,
-      storage_key: organizations.storage_key,
-      created_at: organizations.created_at,
-      updated_at: organizations.updated_at
-    },
+    organization: organizationColumns,
     plan: plans
   })
   .from(oauth_tokens)

@@ -1,4 +1,5 @@
 import { and, asc, eq, inArray, isNotNull, sql } from 'drizzle-orm'
+import { sealedJson } from '../db/columns.ts'
 import type { Db } from '../db/database.ts'
 import { organization_counters, secrets } from '../db/tables.ts'
 import type { Actor } from './audit.ts'
@@ -36,7 +37,7 @@ export async function replaceDocuments (db: Db, keyVersion: number, documents: r
   await db.execute(sql`
     UPDATE secrets s
     SET revision = s.revision + 1, key_version = ${keyVersion}, sealed = decode(r.sealed, 'base64'), size_bytes = r.size_bytes, updated_at = now()
-    FROM jsonb_to_recordset(${asJson(documents)}::jsonb) AS r (id text, sealed text, size_bytes int)
+    FROM jsonb_to_recordset(${sealedJson(documents)}::jsonb) AS r (id text, sealed text, size_bytes int)
     WHERE s.id = r.id`)
 }
 
@@ -53,16 +54,11 @@ export async function recordRotations (
 ): Promise<void> {
   await db.execute(sql`
     WITH r AS (
-      SELECT * FROM jsonb_to_recordset(${asJson(versions)}::jsonb) AS r (id bigint, secret_id text, revision bigint, key_version int, sealed text, size_bytes int)
+      SELECT * FROM jsonb_to_recordset(${sealedJson(versions)}::jsonb) AS r (id bigint, secret_id text, revision bigint, key_version int, sealed text, size_bytes int)
     ), recorded AS (
       INSERT INTO secret_versions (organization_id, id, secret_id, action, revision, key_version, sealed, size_bytes, created_by_id, created_by_name)
       SELECT ${actor.organization_id}, id, secret_id, 'rotate', revision, key_version, decode(sealed, 'base64'), size_bytes, ${actor.id}::bigint, ${actor.name}
       FROM r
     )
     UPDATE secrets s SET version = r.id FROM r WHERE s.id = r.secret_id`)
-}
-
-// The driver takes no lists of bytes, so a list of rows travels as JSON.
-function asJson (rows: readonly { sealed: Buffer }[]): string {
-  return JSON.stringify(rows.map((row) => ({ ...row, sealed: row.sealed.toString('base64') })))
 }

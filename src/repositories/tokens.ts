@@ -3,7 +3,7 @@ import type { OrganizationStatus, Plan } from '../../schemas/organizations.ts'
 import type { Ability } from '../../schemas/scopes.ts'
 import type { ApiToken, Restriction } from '../../schemas/tokens.ts'
 import { prepared, type Db } from '../db/database.ts'
-import { api_tokens, environments, organizations, plans, projects, targets } from '../db/tables.ts'
+import { api_tokens, environments, organizationColumns, organizations, plans, projects, targets } from '../db/tables.ts'
 import { offsetOf, type PageRequest } from '../rules/pagination.ts'
 import { coversAll, type Slice } from '../rules/slices.ts'
 
@@ -35,15 +35,7 @@ export interface Principal {
 const principalByHash = prepared('principal_by_hash', (db) => db
   .select({
     token: { id: api_tokens.id, name: api_tokens.name, abilities: api_tokens.abilities, slices: api_tokens.slices, expires_at: api_tokens.expires_at },
-    organization: {
-      id: organizations.id,
-      name: organizations.name,
-      slug: organizations.slug,
-      status: organizations.status,
-      storage_key: organizations.storage_key,
-      created_at: organizations.created_at,
-      updated_at: organizations.updated_at
-    },
+    organization: organizationColumns,
     plan: plans
   })
   .from(api_tokens)

@@ -2,7 +2,7 @@ import { and, asc, eq, gt, isNull, lt, or, sql } from 'drizzle-orm'
 import type { Role } from '../../schemas/users.ts'
 import { isUniqueViolation, type Db } from '../db/database.ts'
 import { deleteExpired } from '../db/expired.ts'
-import { members, oauth_grants, organizations, password_links, sessions, sign_in_failures, users } from '../db/tables.ts'
+import { members, oauth_grants, organizations, password_links, sessions, sign_in_failures, userColumns, users } from '../db/tables.ts'
 
 /** A person with an account. */
 export interface User {
@@ -16,10 +16,6 @@ export interface User {
 }
 
 export interface Membership { id: string, name: string, slug: string, role: Role, joined_at: Date }
-
-const columns = {
-  id: users.id, email: users.email, name: users.name, is_verified: users.is_verified, disabled_at: users.disabled_at, created_at: users.created_at, updated_at: users.updated_at
-}
 
 /** What an address is compared by: two spellings of one address are one account (CR-42). */
 export function normalizedEmail (email: string): string {
@@ -38,18 +34,18 @@ export async function createUser (db: Db, user: { email: string, name: string, p
 }
 
 export async function findUserByEmail (db: Db, email: string): Promise<(User & { password_hash: string | null }) | undefined> {
-  const [row] = await db.select({ ...columns, password_hash: users.password_hash }).from(users).where(eq(users.email_normalized, normalizedEmail(email)))
+  const [row] = await db.select({ ...userColumns, password_hash: users.password_hash }).from(users).where(eq(users.email_normalized, normalizedEmail(email)))
   return row
 }
 
 export async function findUser (db: Db, id: number): Promise<(User & { password_hash: string | null }) | undefined> {
-  const [row] = await db.select({ ...columns, password_hash: users.password_hash }).from(users).where(eq(users.id, id))
+  const [row] = await db.select({ ...userColumns, password_hash: users.password_hash }).from(users).where(eq(users.id, id))
   return row
 }
 
 /** Accounts in the order in which they were made: those that come after one, a hundred at most. */
 export async function listUsers (db: Db, after: number): Promise<(User & { has_password: boolean })[]> {
-  return db.select({ ...columns, has_password: sql<boolean>`${users.password_hash} IS NOT NULL` }).from(users).where(gt(users.id, after)).orderBy(asc(users.id)).limit(100)
+  return db.select({ ...userColumns, has_password: sql<boolean>`${users.password_hash} IS NOT NULL` }).from(users).where(gt(users.id, after)).orderBy(asc(users.id)).limit(100)
 }
 
 /** Today's parameters for the same password: ends nothing. False, and nothing changed, when another hash is there meanwhile. */
@@ -163,7 +159,7 @@ export async function createSession (db: Db, token_hash: Buffer, { id, password_
 
 /** The user of a session that lives: used within 12 hours, at most 7 days old, of an account that is open. */
 export async function findSession (db: Db, token_hash: Buffer): Promise<User | undefined> {
-  const [row] = await db.select({ ...columns, seen_at: sessions.seen_at }).from(sessions).innerJoin(users, eq(users.id, sessions.user_id))
+  const [row] = await db.select({ ...userColumns, seen_at: sessions.seen_at }).from(sessions).innerJoin(users, eq(users.id, sessions.user_id))
     .where(and(eq(sessions.token_hash, token_hash), gt(sessions.expires_at, sql`now()`), gt(sessions.seen_at, IDLE), isNull(users.disabled_at)))
   if (row === undefined) return undefined
   await db.update(sessions).set({ seen_at: sql`now()` }).where(and(eq(sessions.token_hash, token_hash), lt(sessions.seen_at, sql`now() - interval '1 minute'`)))
@@ -188,7 +184,7 @@ export async function createPasswordLink (db: Db, token_hash: Buffer, userId: nu
 
 /** Whose link it is, while it can be used. */
 export async function findPasswordLink (db: Db, token_hash: Buffer): Promise<User | undefined> {
-  const [row] = await db.select(columns).from(password_links).innerJoin(users, eq(users.id, password_links.user_id))
+  const [row] = await db.select(userColumns).from(password_links).innerJoin(users, eq(users.id, password_links.user_id))
     .where(and(eq(password_links.token_hash, token_hash), gt(password_links.expires_at, sql`now()`), isNull(users.disabled_at)))
   return row
 }

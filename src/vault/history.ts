@@ -61,7 +61,12 @@ export async function endReEncryption ({ db: handle }: Vault, organization: Owne
   return transaction(handle, async (db) => {
     const project = await lockProject(db, organization.id, { id: projectId }, 'share')
     if (project === undefined || await countWaiting(db, project, null) > unreadable) return undefined
-    return finish(db, project, systemOf(organization.id), unreadable)
+    const done = await finishReEncryption(db, project.id)
+    if (done === undefined) return undefined
+    await recordEvent(db, systemOf(organization.id), {
+      action: 'history.re_encrypt', resource_type: 'project', resource_id: project.id, details: { key_version: project.key_version, versions: done.moved, unreadable }
+    })
+    return done
   })
 }
 
@@ -112,15 +117,6 @@ export async function submitVersions (
     if (remaining === 0) await finishReEncryption(db, project.id)
     return { updated: waiting.length, remaining }
   }))
-}
-
-async function finish (db: Db, project: KeyState, actor: Actor, unreadable: number): Promise<Progress | undefined> {
-  const done = await finishReEncryption(db, project.id)
-  if (done === undefined) return undefined
-  await recordEvent(db, actor, {
-    action: 'history.re_encrypt', resource_type: 'project', resource_id: project.id, details: { key_version: project.key_version, versions: done.moved, unreadable }
-  })
-  return done
 }
 
 async function activeKey (db: Db, project: KeyState): Promise<KeyRow> {

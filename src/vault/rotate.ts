@@ -3,7 +3,7 @@ import type { HistoryPolicy, Managed } from '../../schemas/projects.ts'
 import { openBlob, sealBlob } from '../crypto/blob.ts'
 import { IntegrityError } from '../crypto/at-rest.ts'
 import type { Keyring } from '../crypto/keyring.ts'
-import { databaseError, DatabaseUnavailable, transaction, type Db } from '../db/database.ts'
+import { isLockTimeout, transaction, type Db } from '../db/database.ts'
 import { recordEvent, type Actor } from '../repositories/audit.ts'
 import { listKeysOf, replaceActiveKey, type KeyRow } from '../repositories/encryption-keys.ts'
 import { countWaiting, findReEncryption, startReEncryption } from '../repositories/histories.ts'
@@ -137,8 +137,7 @@ export async function orInProgress<T> (work: () => Promise<T>): Promise<T> {
   try {
     return await work()
   } catch (error) {
-    const known = databaseError(error)
-    if (known instanceof DatabaseUnavailable && known.code === '55P03') fail('rotation_in_progress')
+    if (isLockTimeout(error)) fail('rotation_in_progress')
     throw error
   }
 }

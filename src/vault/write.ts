@@ -2,7 +2,7 @@ import { LRUCache } from 'lru-cache'
 import { ulid } from 'ulidx'
 import type { VersionAction } from '../../schemas/versions.ts'
 import type { Keyring } from '../crypto/keyring.ts'
-import { databaseError, DatabaseUnavailable, type Db } from '../db/database.ts'
+import { databaseError, DatabaseUnavailable, isLockTimeout, LOCK_TIMEOUT, type Db } from '../db/database.ts'
 import type { Actor, AuditEvent } from '../repositories/audit.ts'
 import { ownSecret, writeSecret, type LevelState, type SecretRow } from '../repositories/secrets.ts'
 import type { Organization } from '../repositories/tokens.ts'
@@ -45,7 +45,7 @@ export async function writeLevel (
     for (let attempt = 0; attempt < MOST_ATTEMPTS; attempt++) {
       const state = await find() ?? fail('not_found')
       const held = heldProjects.get(state.project.id)
-      if (held !== undefined && held > Date.now()) throw new DatabaseUnavailable('The project is held by a change of its key', LOCKED)
+      if (held !== undefined && held > Date.now()) throw new DatabaseUnavailable('The project is held by a change of its key', LOCK_TIMEOUT)
       const secret = ownSecret(state)
       if (secret !== undefined) requireNewest(secret)
       const { blob, record, event, revealed = false } = await decide(state, secret)
@@ -91,8 +91,6 @@ export async function writeLevel (
   })
 }
 
-// Lock not available: somebody has held the row for too long.
-const LOCKED = '55P03'
 const HELD_FOR = 2_000
 const heldProjects = new LRUCache<string, number>({ max: 1_000 })
 
@@ -102,8 +100,7 @@ async function hold<T> (projectId: string, work: Promise<T>): Promise<T> {
   try {
     return await work
   } catch (error) {
-    const known = databaseError(error)
-    if (known instanceof DatabaseUnavailable && known.code === LOCKED) heldProjects.set(projectId, Date.now() + HELD_FOR)
+    if (isLockTimeout(error)) heldProjects.set(projectId, Date.now() + HELD_FOR)
     throw error
   }
 }
@@ -132,7 +129,7 @@ function inLine<T> (key: string, work: () => Promise<T>): Promise<T> {
     if (gaveUp) return before
     const known = databaseError(error)
     // A lock that was held too long says nothing about the next one's level.
-    return known instanceof DatabaseUnavailable && known.code !== LOCKED ? known : undefined
+    return known instanceof DatabaseUnavailable && !isLockTimeout(known) ? known : undefined
   })
   lines.set(key, end)
   end.then(() => { if (lines.get(key) === end) lines.delete(key) })

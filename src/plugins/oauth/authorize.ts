@@ -24,7 +24,7 @@ export const authorize: Domain = async (app) => {
       const query = request.raw.url?.split('?').slice(1).join('?') ?? ''
       const parameters = parametersOf(query)
       const id = namedClient(parameters)
-      const client = id === undefined || id.length > 64 ? undefined : await findClient(app.db, id)
+      const client = id === undefined ? undefined : await findClient(app.db, id)
       const judged = judgeAuthorization(parameters, client, app.issuer())
       if ('page' in judged) return sendPage(reply, problemPage(400, 'This request cannot be used', judged.page))
       if ('error' in judged) return goBack(judged.error, judged.to)
