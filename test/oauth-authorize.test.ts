@@ -667,10 +667,10 @@ t.test('CR-44: a session is a new 256-bit name at every sign-in, kept as a hash,
   const browser = visitor(at)
   const page = await browser.open('/account')
   const flags = (seen: Seen) => seen.headers.getSetCookie().map((one) => one.replace(/=[A-Za-z0-9_-]{43};/, '=…;').split('; ').sort().join('; '))
-  const expected = (name: string, age = 7 * 24 * 3600) => [`HttpOnly; Max-Age=${age}; Path=/; SameSite=Lax; Secure; __Host-${name}=…`]
-  t.strictSame(flags(page), expected('browser'))
+  const expected = (name: string, age = 7 * 24 * 3600, site = 'Lax') => `HttpOnly; Max-Age=${age}; Path=/; SameSite=${site}; Secure; __Host-${name}=…`
+  t.strictSame(flags(page), [expected('browser')])
   const signIn = () => browser.send(formIn(page), { email: person.email, password: person.password })
-  t.strictSame(flags(await signIn()), expected('session'))
+  t.strictSame(flags(await signIn()), [expected('session'), expected('device', 90 * 24 * 3600, 'Strict')])
   const first = browser.jar.get('__Host-session')!
   t.equal(first.length, 43)
   t.equal((await secure.sql(`SELECT 1 FROM sessions WHERE token_hash = sha256('${first}'::bytea)`)).length, 1)
@@ -715,7 +715,7 @@ t.test('CR-44: a session is a new 256-bit name at every sign-in, kept as a hash,
   // A new password is a change of privilege.
   const used = victim.jar.get('__Host-session')!
   const changed = await victim.send(formIn(await victim.open('/account/password')), { current: person.password, password: 'another long password' })
-  t.strictSame([changed.status, flags(changed)], [303, expected('session')])
+  t.strictSame([changed.status, flags(changed)], [303, [expected('session'), expected('device', 90 * 24 * 3600, 'Strict')]])
   t.notOk(await opens(`__Host-session=${used}`))
   const last = victim.jar.get('__Host-session')!
   const out = await victim.send(formIn(await victim.open('/account')), { where: 'here' })

@@ -5,7 +5,8 @@ import type { Scope } from '../schemas/scopes.ts'
 import { hashToken, mintCredential, mintSecret } from '../src/crypto/bearer.ts'
 import { hashPassword } from '../src/crypto/passwords.ts'
 import { createClient, createCode, createGrant, createRequest, setClientDisabled } from '../src/repositories/oauth.ts'
-import { changePassword, createPasswordLink, createSession, endEverything, findUser, setDisabled, takeAttempt } from '../src/repositories/users.ts'
+import { rememberDevice, takeAttempts } from '../src/repositories/attempts.ts'
+import { changePassword, createPasswordLink, createSession, endEverything, findUser, setDisabled } from '../src/repositories/users.ts'
 import { startApp, type TestApp } from './helpers/app.ts'
 import { authorizationUrl, authorize, CALLBACK, makePerson, pkce, post, type Person } from './helpers/people.ts'
 import { formIn, visitor } from './helpers/visitor.ts'
@@ -782,7 +783,10 @@ t.test('OA-25 OA-62: what is over is removed when more is made, and what a secon
   const pending = { client_id: 'dotenv-cli', redirect_uri: CALLBACK, state: null, code_challenge: pkce().challenge, scopes: [] }
   await createRequest(db, hashToken(request), hashToken(session), pending)
   await createPasswordLink(db, hashToken('link'), person.id)
-  await takeAttempt(db, hashToken('somebody'))
+  const attempt = (who: string) => takeAttempts(db, [{ hash: hashToken(who), of: 'account' }])
+  await attempt('somebody')
+  const device = (who: string) => rememberDevice(db, { token_hash: hashToken(who), before: undefined, user_id: person.id })
+  await device('browser')
   const bytes = (name: string) => `sha256((i || '${name}')::bytea)`
   const many = 'FROM generate_series(1, 250) AS i'
   await app.sql(`INSERT INTO sessions (token_hash, user_id, expires_at) SELECT ${bytes('expired')}, ${person.id}, now() - interval '1 second' ${many}`)
@@ -792,11 +796,13 @@ t.test('OA-25 OA-62: what is over is removed when more is made, and what a secon
   await app.sql(`INSERT INTO sign_in_failures (key, failures, last_at) SELECT ${bytes('failure')}, 9, now() - interval '61 minutes' ${many}`)
   // An earlier link of the same person is void, which is another matter.
   const others = [await makePerson(app), await makePerson(app)]
+  await app.sql(`INSERT INTO sign_in_devices (token_hash, user_id, expires_at) SELECT ${bytes('device')}, ${others[0]!.id}, now() - interval '1 second' ${many}`)
   const make: Record<string, () => Promise<unknown>> = {
     sessions: () => createSession(db, hashToken(mintSecret()), { id: person.id, password_hash }),
     oauth_requests: () => createRequest(db, hashToken(mintSecret()), hashToken(session), pending),
     password_links: () => createPasswordLink(db, hashToken(mintSecret()), others.pop()!.id),
-    sign_in_failures: () => takeAttempt(db, hashToken(mintSecret()))
+    sign_in_failures: () => attempt(mintSecret()),
+    sign_in_devices: () => device(mintSecret())
   }
   for (const [table, one] of Object.entries(make)) {
     const before = await countOf(table, 'true', app)
@@ -809,6 +815,7 @@ t.test('OA-25 OA-62: what is over is removed when more is made, and what a secon
   t.equal(await countOf('oauth_requests', `id_hash = ${hex(request)}`, app), 1)
   t.equal(await countOf('password_links', `token_hash = ${hex('link')}`, app), 1)
   t.equal(await countOf('sign_in_failures', `key = ${hex('somebody')}`, app), 1)
+  t.equal(await countOf('sign_in_devices', `token_hash = ${hex('browser')}`, app), 1)
 })
 
 /** The reuse that was recorded for a grant. */

@@ -6,6 +6,7 @@ import { ROLES, type Role } from '../schemas/users.ts'
 import { formToken, hashToken, mintCredential, mintSecret } from '../src/crypto/bearer.ts'
 import { hashPassword, PasswordWorkOverloaded } from '../src/crypto/passwords.ts'
 import { createGrant, createPair } from '../src/repositories/oauth.ts'
+import { rememberDevice } from '../src/repositories/attempts.ts'
 import { changePassword, createMember, createPasswordLink, createSession, createUser, findUser, setDisabled, updatePasswordHash } from '../src/repositories/users.ts'
 import { effectiveScopes, scopesOfRole } from '../src/rules/roles.ts'
 import { makeLevel, startApp, type Answer, type Caller, type TestApp } from './helpers/app.ts'
@@ -33,15 +34,19 @@ async function callerFor (person: Person, organization: string, scopes: readonly
 }
 
 const browser = mintSecret()
-/** Sends the sign-in form, as the page of a browser would. */
-const signIn = (email: string, password: string, on: TestApp = service, remoteAddress = '127.0.0.1'): Promise<Answer> => on.inject({
+/** Sends the sign-in form, as the page of a browser would: of a browser that is known by `device`, or of a new one. */
+const signIn = (email: string, password: string, on: TestApp = service, remoteAddress = '127.0.0.1', device?: string): Promise<Answer> => on.inject({
   method: 'POST',
   url: '/oauth/sign-in',
   remoteAddress,
-  headers: { cookie: `browser=${browser}`, 'sec-fetch-site': 'same-origin', 'content-type': 'application/x-www-form-urlencoded' },
+  headers: { cookie: `browser=${browser}${device === undefined ? '' : `; device=${device}`}`, 'sec-fetch-site': 'same-origin', 'content-type': 'application/x-www-form-urlencoded' },
   payload: new URLSearchParams({ form_token: formToken(browser), query: '', email, password }).toString()
 })
-const sessionOf = ({ headers }: Answer) => /session=([^;]+)/.exec(String(headers['set-cookie']))?.[1]
+const cookieOf = (name: string, { headers }: Answer) => new RegExp(`${name}=([^;]+)`).exec(String(headers['set-cookie']))?.[1]
+const sessionOf = (answer: Answer) => cookieOf('session', answer)
+/** The row of what attempts are counted by. */
+const countOf = async (name: string) => (await service.sql(`SELECT failures, locked_until > now() AS locked, round(extract(epoch FROM locked_until - last_at))::int AS seconds
+  FROM sign_in_failures WHERE key = '\\x${hashToken(name).toString('hex')}'`))[0]
 const isAlive = async (cookie: string | undefined) => (await service.inject({ url: '/account', headers: { cookie: `session=${cookie}` } })).text.includes('Sign out everywhere')
 /** A page without what is new on each: the nonce. */
 const plain = ({ text }: Answer) => text.replace(/nonce="[^"]+"/, '')
@@ -53,7 +58,8 @@ async function whileHashingIsFull (t: Test, work: () => Promise<void>) {
   const hashes: Promise<unknown>[] = []
   const fill = (message: unknown) => {
     const { phase, text } = message as { phase: string, text: unknown }
-    if (phase !== 'after' || !/^insert into "sign_in_failures"/.test(String(text))) return
+    // The last of its counts: that from everywhere.
+    if (phase !== 'after' || !/^insert into "sign_in_failures".*30 minutes/s.test(String(text))) return
     for (let i = 0; i < 40; i++) hashes.push(hashPassword('busy with this').catch(() => {}))
   }
   subscribe('strongroom:statement', fill)
@@ -80,7 +86,7 @@ t.test('CR-40 CR-41: when hashing is full everybody waits alike, with an account
       t.notMatch(answer.text, /Overloaded|hash/)
     }
   })
-  await service.sql('DELETE FROM sign_in_failures')
+  t.strictSame([...await service.sql('SELECT DISTINCT failures FROM sign_in_failures')], [{ failures: 0 }], 'what was not judged does not count')
   for (const email of ['nobody@nimbus.example', rosa.email, shut.email, invited]) t.equal((await signIn(email, 'wrong password')).status, 422, `${email} afterwards`)
   t.equal((await signIn(rosa.email, rosa.password)).status, 303)
 })
@@ -205,7 +211,7 @@ t.test('CR-41: who has no account, a wrong password or a closed account get the 
     answers.push({ who, text: plain(answer).replaceAll(email, '…'), headers: quiet(answer) })
   }
   for (const { who, text, headers } of answers) t.strictSame([text, headers], [answers[0]!.text, answers[0]!.headers], who)
-  t.equal((await service.sql('SELECT count(*)::int AS n FROM sign_in_failures'))[0]!.n, 4, 'each address is counted')
+  t.equal((await service.sql('SELECT count(*)::int AS n FROM sign_in_failures'))[0]!.n, 4 * 2, 'each address is counted, here and everywhere')
 
   // And the same again when it is locked.
   const locked = []
@@ -227,19 +233,20 @@ t.test('CR-42: after five wrong passwords nothing that is typed counts, not even
     t.match(answer.text, /too many attempts/)
     t.notOk(sessionOf(answer))
   }
-  const [row] = await service.sql('SELECT failures, round(extract(epoch FROM locked_until - last_at))::int AS seconds FROM sign_in_failures ORDER BY last_at DESC LIMIT 1')
-  t.strictSame(row, { failures: 5, seconds: 30 }, 'what was typed meanwhile made it no longer')
-  const over = `UPDATE sign_in_failures SET locked_until = now() - interval '1 second' WHERE key = '\\x${hashToken(`user:${person.id}`).toString('hex')}'`
-  for (const seconds of [60, 120, 240, 480, 900, 900]) {
+  const here = `user:${person.id} ip:127.0.0.1`
+  t.strictSame(await countOf(here), { failures: 5, locked: true, seconds: 30 }, 'what was typed meanwhile made it no longer')
+  const over = `UPDATE sign_in_failures SET locked_until = now() - interval '1 second' WHERE key = '\\x${hashToken(here).toString('hex')}'`
+  for (const [i, seconds] of [60, 120, 240, 480, 900, 900].entries()) {
     await service.sql(over)
     t.equal((await signIn(person.email, 'wrong password')).status, 422)
     t.equal((await signIn(person.email, person.password)).status, 429)
-    const [{ locked }] = await service.sql('SELECT round(extract(epoch FROM locked_until - last_at))::int AS locked FROM sign_in_failures WHERE failures > 5') as [{ locked: number }]
-    t.equal(locked, seconds)
+    t.strictSame(await countOf(here), { failures: 6 + i, locked: true, seconds })
   }
   await service.sql(over)
   t.equal((await signIn(person.email, person.password)).status, 303, 'the right one after the lock')
-  t.equal((await service.sql(`SELECT 1 FROM sign_in_failures WHERE key = '\\x${hashToken(`user:${person.id}`).toString('hex')}'`)).length, 0, 'forgets')
+  t.equal(await countOf(here), undefined, 'forgets')
+  t.strictSame(await countOf(`user:${person.id}`), { failures: 11, locked: null, seconds: null }, 'but not what was tried from everywhere')
+  await service.sql('DELETE FROM sign_in_failures')
   for (let round = 0; round < 2; round++) {
     for (let i = 0; i < 4; i++) t.equal((await signIn(person.email, 'wrong password')).status, 422)
     t.equal((await signIn(person.email, person.password)).status, 303, 'four wrong ones are free each time')
@@ -272,19 +279,132 @@ t.test('CR-42: of 50 guesses at once five are looked at', async (t) => {
     const of = (status: number) => answers.filter((answer) => answer.status === status).length
     t.strictSame([of(422), of(429)], [5, 45], email)
   }
-  const [row] = await service.sql(`SELECT failures FROM sign_in_failures WHERE key = '\\x${hashToken(`user:${person.id}`).toString('hex')}'`)
-  t.equal(row!.failures, 5)
+  t.equal((await countOf(`user:${person.id} ip:127.0.0.1`))!.failures, 5)
+  t.equal((await countOf(`user:${person.id}`))!.failures, 5, 'what was refused here does not count everywhere')
 })
 
-t.test('CR-42: the password that a change asks for is throttled with the same count', async (t) => {
+t.test('CR-42: guesses of one network keep nobody else out; an IPv6 subscriber is one network', async (t) => {
+  const person = await makePerson(service)
+  const statuses = async (address: string, password: string, times = 1) => {
+    const seen = []
+    for (let i = 0; i < times; i++) seen.push((await signIn(person.email, password, service, address)).status)
+    return seen
+  }
+  t.strictSame(await statuses('192.0.2.1', 'wrong password', 7), [422, 422, 422, 422, 422, 429, 429])
+  t.strictSame(await statuses('192.0.2.2', person.password), [303])
+  t.strictSame(await statuses('::ffff:192.0.2.1', person.password), [429], 'another spelling of the same address')
+  const six = []
+  for (let i = 1; i <= 7; i++) six.push(...await statuses(`2001:db8:0:1::${i}`, 'wrong password'))
+  t.strictSame(six, [422, 422, 422, 422, 422, 429, 429])
+  t.strictSame(await statuses('2001:db8:0:2::1', person.password), [303])
+})
+
+/** Guesses from as many networks as it takes until none is looked at from anywhere that is not known; answers how many were. */
+async function guessFromEverywhere (email: string): Promise<number> {
+  const answers = []
+  for (let network = 1; network <= 6; network++) {
+    answers.push(...await Promise.all(Array.from({ length: 6 }, (_, i) => signIn(email, `guess number ${i}`, service, `198.51.100.${network}`))))
+  }
+  return answers.filter(({ status }) => status === 422).length
+}
+
+t.test('CR-42: strangers, however many, never lock out a device that has signed in before', async (t) => {
+  const person = await makePerson(service)
+  let device = cookieOf('device', await signIn(person.email, person.password))!
+  t.equal(await guessFromEverywhere(person.email), 25, 'of 36 guesses from 6 networks at once, 25 are looked at')
+  t.strictSame(await countOf(`user:${person.id}`), { failures: 25, locked: true, seconds: 1800 })
+  const strange = await signIn(person.email, person.password, service, '203.0.113.9')
+  t.strictSame([strange.status, sessionOf(strange)], [429, undefined], 'nobody who is not known, not even with the right password')
+  t.ok(Number(strange.headers['retry-after']) <= 1800)
+  for (const address of ['127.0.0.1', '198.51.100.1', '203.0.113.9']) {
+    const answer = await signIn(person.email, person.password, service, address, device)
+    t.equal(answer.status, 303, `the known device, from ${address}`)
+    t.not(cookieOf('device', answer), device, 'goes by a new name each time')
+    t.equal((await signIn(person.email, person.password, service, address, device)).status, 429, 'the name before is worth nothing')
+    device = cookieOf('device', answer)!
+  }
+  // Its own allowance is as small as that of any place, and nobody else pays for it.
+  const own = []
+  for (let i = 0; i < 6; i++) own.push((await signIn(person.email, 'wrong password', service, '127.0.0.1', device)).status)
+  t.strictSame(own, [422, 422, 422, 422, 422, 429])
+  t.equal((await signIn(person.email, person.password, service, '127.0.0.1', device)).status, 429)
+  t.equal((await countOf(`user:${person.id}`))!.failures, 25)
+
+  // For somebody with a new device: the window ends, and a link leads in at any time.
+  await service.sql("UPDATE sign_in_failures SET last_at = now() - interval '31 minutes', locked_until = now() - interval '16 minutes'")
+  t.equal((await signIn(person.email, person.password, service, '203.0.113.9')).status, 303)
+  await guessFromEverywhere(person.email)
+  t.equal((await signIn(person.email, person.password, service, '203.0.113.9')).status, 429)
+  const visit = visitor(address)
+  t.equal((await visit.send(formIn(await visit.open(`/account/set-password/${await linkFor(person)}`)), { password: 'another password' })).status, 303)
+  t.equal((await signIn(person.email, 'another password', service, '203.0.113.9', visit.jar.get('device'))).status, 303, 'whoever used it is known')
+})
+
+t.test('CR-41: guesses from everywhere are bounded alike for an address without an account', async (t) => {
+  t.equal(await guessFromEverywhere('nobody-5@nimbus.example'), 25)
+  const person = await makePerson(service)
+  const device = cookieOf('device', await signIn(person.email, person.password))!
+  t.equal((await signIn('nobody-5@nimbus.example', 'wrong password', service, '203.0.113.9', device)).status, 429, 'nobody’s device')
+})
+
+t.test('CR-42: a device is known for the accounts that were signed in to with it, for 90 days, until something ends them', async (t) => {
+  const [rosa, omar] = [await makePerson(service), await makePerson(service)]
+  const known = async (person: Person, device: string | undefined) => (await service.sql(`SELECT 1 FROM sign_in_devices
+    WHERE user_id = ${person.id} AND token_hash = '\\x${hashToken(device ?? '').toString('hex')}' AND expires_at > now()`)).length === 1
+  const begin = async (person: Person, device?: string) => cookieOf('device', await signIn(person.email, person.password, service, '127.0.0.1', device))!
+  const one = await begin(rosa)
+  await guessFromEverywhere(omar.email)
+  t.equal((await signIn(omar.email, omar.password, service, '203.0.113.9', one)).status, 429, 'that of another account is a stranger')
+  await service.sql('DELETE FROM sign_in_failures')
+  const both = await begin(omar, one)
+  t.strictSame([await known(rosa, both), await known(omar, both), await known(rosa, one)], [true, true, false], 'two people at one browser')
+  const [days] = await service.sql(`SELECT round(extract(epoch FROM expires_at - now()) / 86400)::int AS days FROM sign_in_devices WHERE user_id = ${omar.id}`)
+  t.equal(days!.days, 90)
+  await service.sql(`UPDATE sign_in_devices SET expires_at = now() - interval '1 second' WHERE user_id = ${rosa.id}`)
+  await guessFromEverywhere(rosa.email)
+  t.equal((await signIn(rosa.email, rosa.password, service, '203.0.113.9', both)).status, 429, 'not beyond its days')
+  await service.sql('DELETE FROM sign_in_failures')
+
+  const ends: Record<string, () => Promise<unknown>> = {
+    'a new password': async () => { await changePassword(db, rosa.id, await hashPassword(rosa.password)) },
+    'a closed account, also when it opens again': async () => { for (const shut of [true, false]) await setDisabled(db, rosa.id, shut) },
+    'signing out everywhere': async () => {
+      const visit = visitor(address)
+      await visit.send(formIn(await visit.signIn(await visit.open('/account'), rosa.email, rosa.password)), { where: 'everywhere' })
+    }
+  }
+  for (const [what, end] of Object.entries(ends)) {
+    const device = await begin(rosa)
+    t.ok(await known(rosa, device))
+    await end()
+    t.notOk(await known(rosa, device), what)
+  }
+  const visit = visitor(address)
+  await visit.send(formIn(await visit.signIn(await visit.open('/account'), rosa.email, rosa.password)), { where: 'here' })
+  t.ok(await known(rosa, visit.jar.get('device')), 'signing out here leaves it known')
+
+  for (let i = 0; i < 25; i++) await rememberDevice(db, { token_hash: hashToken(`device ${i}`), before: undefined, user_id: rosa.id })
+  const kept = await Promise.all(Array.from({ length: 25 }, (_, i) => known(rosa, `device ${i}`)))
+  t.strictSame(kept, Array.from({ length: 25 }, (_, i) => i >= 5), 'the 20 newest of an account')
+})
+
+t.test('CR-42: the password that a change asks for is counted by the session alone', async (t) => {
   const person = await makePerson(service)
   const visit = visitor(address)
   await visit.signIn(await visit.open('/account'), person.email, person.password)
+  await guessFromEverywhere(person.email)
   const form = formIn(await visit.open('/account/password'))
   for (let i = 0; i < 5; i++) t.match((await visit.send(form, { current: 'wrong password', password: 'another password' })).text, /current password is not right/)
-  t.match((await visit.send(form, { current: person.password, password: 'another password' })).text, /too many attempts/)
-  t.equal((await signIn(person.email, person.password)).status, 429)
+  const locked = await visit.send(form, { current: person.password, password: 'another password' })
+  t.equal(locked.status, 429)
+  t.ok(Number(locked.headers.get('retry-after')) >= 1)
+  t.match(locked.text, /too many attempts/)
   t.match((await visit.open('/account')).text, 'Sign out', 'who is signed in stays so')
+  const other = visitor(address)
+  other.jar.set('device', visit.jar.get('device')!)
+  const opened = await other.signIn(await other.open('/account'), person.email, person.password)
+  t.match(opened.text, 'Sign out', 'and can sign in elsewhere')
+  t.equal((await other.send(formIn(await other.open('/account/password')), { current: person.password, password: 'another password' })).status, 303, 'another session is not concerned')
 })
 
 t.test('CR-42: one address of the network may try twice as often as it may ask for tokens, whoever it tries', async (t) => {

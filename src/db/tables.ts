@@ -90,15 +90,24 @@ export const userColumns = {
   updated_at: users.updated_at
 }
 
-/** Wrong passwords in a row, for each address that was tried, whether it has an account or not. */
+/** Wrong passwords: counted by device, by account and network, by account, by session; alike whether there is such an account or not. */
 export const sign_in_failures = pgTable('sign_in_failures', {
-  /** Keyed hash of the normalized address. */
+  /** Hash of what is counted. */
   key: bytea().primaryKey(),
   failures: integer().notNull(),
   /** Nobody is let in before. */
   locked_until: moment(),
+  /** Of the last attempt; of an account's count, of the first one in its window. */
   last_at: moment().notNull().default(sql`now()`)
 }, (table) => [index().on(table.last_at)])
+
+/** Browsers that somebody has signed in with: what strangers guess elsewhere does not keep them out. */
+export const sign_in_devices = pgTable('sign_in_devices', {
+  id: count().primaryKey().generatedAlwaysAsIdentity(),
+  token_hash: bytea().notNull(),
+  user_id: count().notNull().references(() => users.id, { onDelete: 'cascade' }),
+  expires_at: moment().notNull()
+}, (table) => [uniqueIndex().on(table.user_id, table.token_hash), index().on(table.token_hash), index().on(table.expires_at)])
 
 /** One-time links with which people set their password. */
 export const password_links = pgTable('password_links', {

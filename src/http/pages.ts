@@ -74,9 +74,15 @@ const basePath = ({ server }: FastifyReply) => new URL(server.issuer()).pathname
 
 // Cookies. `__Host-` ties one to this very host and to https, where there is https.
 
-export type CookieName = 'session' | 'browser'
+export type CookieName = keyof typeof COOKIES
 
 const DAY = 24 * 60 * 60
+const COOKIES = {
+  session: { maxAge: 7 * DAY, sameSite: 'lax' },
+  browser: { maxAge: 7 * DAY, sameSite: 'lax' },
+  /** A browser that somebody has signed in with; only forms of this service need it. */
+  device: { maxAge: 90 * DAY, sameSite: 'strict' }
+} as const
 const isSecure = (app: FastifyInstance) => app.issuer().startsWith('https:')
 const nameOf = (app: FastifyInstance, name: CookieName) => isSecure(app) ? `__Host-${name}` : name
 
@@ -93,7 +99,8 @@ export function readCookie (app: FastifyInstance, request: FastifyRequest, name:
 
 /** Sets a cookie, or takes it away. */
 export function setCookie (app: FastifyInstance, reply: FastifyReply, name: CookieName, value: string | undefined) {
-  const attributes = { path: '/', httpOnly: true, secure: isSecure(app), sameSite: 'lax' as const, maxAge: value === undefined ? 0 : 7 * DAY }
+  const { maxAge, sameSite } = COOKIES[name]
+  const attributes = { path: '/', httpOnly: true, secure: isSecure(app), sameSite, maxAge: value === undefined ? 0 : maxAge }
   reply.header('set-cookie', serializeCookie(nameOf(app, name), value ?? '', attributes))
 }
 

@@ -1,8 +1,8 @@
-import { and, asc, eq, gt, isNull, lt, or, sql } from 'drizzle-orm'
+import { and, asc, eq, gt, isNull, lt, sql } from 'drizzle-orm'
 import type { Role } from '../../schemas/users.ts'
 import { isUniqueViolation, type Db } from '../db/database.ts'
 import { deleteExpired } from '../db/expired.ts'
-import { members, oauth_grants, organizations, password_links, sessions, sign_in_failures, userColumns, users } from '../db/tables.ts'
+import { members, oauth_grants, organizations, password_links, sessions, sign_in_devices, userColumns, users } from '../db/tables.ts'
 
 /** A person with an account. */
 export interface User {
@@ -80,10 +80,11 @@ export async function setDisabled (db: Db, id: number, disabled: boolean): Promi
   await endEverything(db, id)
 }
 
-/** Signs a user out everywhere: browsers, applications and links. */
+/** Signs a user out everywhere: browsers, which are strangers from now on, applications and links. */
 export async function endEverything (db: Db, id: number): Promise<void> {
   await lockUser(db, id)
   await db.delete(sessions).where(eq(sessions.user_id, id))
+  await db.delete(sign_in_devices).where(eq(sign_in_devices.user_id, id))
   await db.delete(password_links).where(eq(password_links.user_id, id))
   await db.update(oauth_grants).set({ revoked_at: sql`now()` }).where(and(eq(oauth_grants.user_id, id), isNull(oauth_grants.revoked_at)))
 }
@@ -99,46 +100,6 @@ export async function listMemberships (db: Db, userId: number): Promise<Membersh
     .where(and(eq(members.user_id, userId), eq(members.status, 'active'))).orderBy(asc(organizations.name), asc(organizations.id)).limit(1000)
 }
 
-// Sign-in
-
-const FREE_FAILURES = 5
-const WINDOW = '15 minutes'
-
-/**
- * Takes one attempt for an account, before its password is looked at, so that guesses made at once count one by one:
- * zero, or while it is locked the seconds until it is not. Five in 15 minutes are free; each further one locks twice as
- * long, up to 15 minutes.
- */
-export async function takeAttempt (db: Db, key: Buffer): Promise<number> {
-  // Long after its window and the longest lock, a count is that of nobody.
-  await deleteExpired(db, sign_in_failures, sign_in_failures.key, sql`${sign_in_failures.last_at} < now() - interval '1 hour'`)
-  const fresh = sql`(coalesce(${sign_in_failures.locked_until}, ${sign_in_failures.last_at}) < now() - interval '${sql.raw(WINDOW)}')`
-  const failures = sql`CASE WHEN ${fresh} THEN 1 ELSE ${sign_in_failures.failures} + 1 END`
-  const rows = await db.insert(sign_in_failures).values({ key, failures: 1 }).onConflictDoUpdate({
-    target: sign_in_failures.key,
-    set: {
-      failures,
-      last_at: sql`now()`,
-      locked_until: sql`CASE WHEN ${failures} >= ${FREE_FAILURES} THEN now() + least(interval '${sql.raw(WINDOW)}', interval '30 seconds' * power(2, least(${failures} - ${FREE_FAILURES}, 10))) END`
-    },
-    setWhere: or(isNull(sign_in_failures.locked_until), lt(sign_in_failures.locked_until, sql`now()`))
-  }).returning({ key: sign_in_failures.key })
-  if (rows.length === 1) return 0
-  const [locked] = await db.select({ seconds: sql<number>`greatest(1, ceil(extract(epoch FROM ${sign_in_failures.locked_until} - now())))::int` })
-    .from(sign_in_failures).where(eq(sign_in_failures.key, key))
-  return locked?.seconds ?? 1
-}
-
-/** An attempt that could not be judged does not count. */
-export async function returnAttempt (db: Db, key: Buffer): Promise<void> {
-  await db.update(sign_in_failures).set({ failures: sql`greatest(${sign_in_failures.failures} - 1, 0)`, locked_until: null }).where(eq(sign_in_failures.key, key))
-}
-
-/** The right password was given. */
-export async function forgiveAttempts (db: Db, key: Buffer): Promise<void> {
-  await db.delete(sign_in_failures).where(eq(sign_in_failures.key, key))
-}
-
 // Sessions
 
 const ABSOLUTE = sql`now() + interval '7 days'`
@@ -149,11 +110,12 @@ const IDLE = sql`now() - interval '12 hours'`
  * or the account closed. The row is held, so that whoever changes the password waits and then ends this session too (OA-63).
  */
 export async function createSession (db: Db, token_hash: Buffer, { id, password_hash }: { id: number, password_hash: string }): Promise<boolean> {
-  await deleteExpired(db, sessions, sessions.token_hash, sql`${sessions.expires_at} < now() OR ${sessions.seen_at} < ${IDLE}`)
   const rows = await db.execute(sql`
     INSERT INTO sessions (token_hash, user_id, expires_at)
     SELECT ${token_hash}::bytea, id, ${ABSOLUTE} FROM users WHERE id = ${id} AND password_hash = ${password_hash} AND disabled_at IS NULL FOR SHARE
     RETURNING user_id`) as unknown as unknown[]
+  // After the user's lock, which everything takes first that ends sessions.
+  await deleteExpired(db, sessions, sessions.token_hash, sql`${sessions.expires_at} < now() OR ${sessions.seen_at} < ${IDLE}`)
   return rows.length === 1
 }
 

@@ -16,7 +16,7 @@ const FORM = { schema: { hide: true, body: Type.Unknown() }, validatorCompiler: 
 const MOST_LOCATION = 8192
 
 const WRONG = 'The e-mail address and the password do not belong together.'
-const LOCKED = 'There were too many attempts for this address. Wait a few minutes and try again.'
+const LOCKED = 'There were too many attempts. Wait a few minutes and try again.'
 
 /** People and their browsers: signing in and out, and passwords. */
 export const accounts: Domain = async (app) => {
@@ -28,7 +28,7 @@ export const accounts: Domain = async (app) => {
       const cookie = formCookie(app, request, reply)
       if (refusesForm(app, request, reply, form, cookie)) return reply
       const [email, password, query] = [form.get('email') ?? '', form.get('password') ?? '', form.get('query') ?? '']
-      const user = await authenticate(app, email.slice(0, 320), password.slice(0, 1024))
+      const user = await authenticate(app, request, email.slice(0, 320), password.slice(0, 1024))
       if (typeof user === 'number') {
         reply.header('retry-after', user)
         return sendPage(reply, signInPage({ cookie, query, email, problem: LOCKED, status: 429 }))
@@ -90,9 +90,12 @@ export const accounts: Domain = async (app) => {
       const password = form.get('password') ?? ''
       const problem = problemWith(password)
       if (problem !== undefined) return sendPage(reply, changePasswordPage(session.cookie, problem))
-      const confirmed = await confirmPassword(app, session.user.id, (form.get('current') ?? '').slice(0, 1024))
-      if (typeof confirmed === 'number') reply.header('retry-after', confirmed)
-      if (typeof confirmed === 'number' || confirmed === 'wrong') return sendPage(reply, changePasswordPage(session.cookie, confirmed === 'wrong' ? 'The current password is not right.' : LOCKED))
+      const confirmed = await confirmPassword(app, session, (form.get('current') ?? '').slice(0, 1024))
+      if (typeof confirmed === 'number') {
+        reply.header('retry-after', confirmed)
+        return sendPage(reply, changePasswordPage(session.cookie, LOCKED, 429))
+      }
+      if (confirmed === 'wrong') return sendPage(reply, changePasswordPage(session.cookie, 'The current password is not right.'))
       await replacePassword(request, reply, session.user, password, { from: confirmed.password_hash })
       return seeOther(reply, '/account')
     }

@@ -2,8 +2,11 @@ import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify'
 import { hashToken, mintSecret } from '../../crypto/bearer.ts'
 import { WorkOverloaded } from '../../crypto/bounded.ts'
 import { isOutdated, hashPassword, verifyNobody, verifyPassword } from '../../crypto/passwords.ts'
+import { transaction } from '../../db/database.ts'
+import { addressKey } from '../../http/limits.ts'
 import { browserOf, isOwnForm, readCookie, sendPage, setCookie, type Form } from '../../http/pages.ts'
-import { createSession, deleteSession, findSession, findUser, findUserByEmail, forgiveAttempts, normalizedEmail, returnAttempt, takeAttempt, updatePasswordHash, type User } from '../../repositories/users.ts'
+import { forgiveAttempts, isDeviceOf, rememberDevice, returnAttempts, takeAttempts, type Count } from '../../repositories/attempts.ts'
+import { createSession, deleteSession, findSession, findUser, findUserByEmail, normalizedEmail, updatePasswordHash, type User } from '../../repositories/users.ts'
 import { PASSWORD } from '../../../schemas/users.ts'
 import { problemPage } from './views.ts'
 
@@ -23,14 +26,20 @@ export async function signedIn (app: FastifyInstance, request: FastifyRequest): 
 
 /**
  * Begins a session under a new id, and ends the one before: one that somebody else may have planted is worth nothing (CR-44).
- * `wrong` when the password that was verified is not the account's any more.
+ * The browser is known from now on. `wrong` when the password that was verified is not the account's any more.
  */
 export async function beginSession (app: FastifyInstance, request: FastifyRequest, reply: FastifyReply, user: Verified): Promise<'wrong' | undefined> {
-  const before = readCookie(app, request, 'session')
-  if (before !== undefined) await deleteSession(app.db, hashToken(before))
-  const cookie = mintSecret()
-  if (!await createSession(app.db, hashToken(cookie), user)) return 'wrong'
-  setCookie(app, reply, 'session', cookie)
+  const before = { session: readCookie(app, request, 'session'), device: readCookie(app, request, 'device') }
+  if (before.session !== undefined) await deleteSession(app.db, hashToken(before.session))
+  const [session, device] = [mintSecret(), mintSecret()]
+  const begun = await transaction(app.db, async (db) => {
+    if (!await createSession(db, hashToken(session), user)) return false
+    await rememberDevice(db, { token_hash: hashToken(device), before: before.device === undefined ? undefined : hashToken(before.device), user_id: user.id })
+    return true
+  })
+  if (!begun) return 'wrong'
+  setCookie(app, reply, 'session', session)
+  setCookie(app, reply, 'device', device)
   return undefined
 }
 
@@ -47,22 +56,28 @@ export function refusesForm (app: FastifyInstance, request: FastifyRequest, repl
 }
 
 /**
- * Who has this address and password; while it is locked, the seconds until it is not. Whether there is such an account does not show: not in the answer, and not in the
- * time that it takes (CR-41, CR-42).
+ * Who has this address and password; while no more attempts are taken, the seconds until they are. A browser that has
+ * signed in to the account before has attempts of its own, so that nobody's guesses keep its owner out. Whether there is
+ * such an account does not show: not in the answer, and not in the time that it takes (CR-41, CR-42).
  */
-export async function authenticate (app: FastifyInstance, email: string, password: string): Promise<Verified | 'wrong' | number> {
+export async function authenticate (app: FastifyInstance, request: FastifyRequest, email: string, password: string): Promise<Verified | 'wrong' | number> {
   const found = await findUserByEmail(app.db, email)
-  return judge(app, found, `email:${normalizedEmail(email)}`, password)
+  const account = found === undefined ? `email:${normalizedEmail(email)}` : `user:${found.id}`
+  const device = readCookie(app, request, 'device')
+  const isKnown = device !== undefined && await isDeviceOf(app.db, hashToken(device), found?.id ?? 0)
+  const counts: Count[] = isKnown
+    ? [{ of: 'place', hash: hashToken(`${account} device:${device}`) }]
+    : [{ of: 'place', hash: hashToken(`${account} ${addressKey(request.ip)}`) }, { of: 'account', hash: hashToken(account) }]
+  return judge(app, found, counts, password)
 }
 
-/** The same for somebody who is signed in and gives the password again. */
-export async function confirmPassword (app: FastifyInstance, userId: number, password: string): Promise<Verified | 'wrong' | number> {
-  return judge(app, await findUser(app.db, userId), '', password)
+/** The same for somebody who is signed in and gives the password again: counted by the session, which no stranger has. */
+export async function confirmPassword (app: FastifyInstance, { user, hash }: SignedIn, password: string): Promise<Verified | 'wrong' | number> {
+  return judge(app, await findUser(app.db, user.id), [{ of: 'place', hash: hashToken(`session:${hash.toString('hex')}`) }], password)
 }
 
-async function judge (app: FastifyInstance, found: (User & { password_hash: string | null }) | undefined, otherwise: string, password: string): Promise<Verified | 'wrong' | number> {
-  const key = hashToken(found === undefined ? otherwise : `user:${found.id}`)
-  const wait = await takeAttempt(app.db, key)
+async function judge (app: FastifyInstance, found: (User & { password_hash: string | null }) | undefined, counts: readonly Count[], password: string): Promise<Verified | 'wrong' | number> {
+  const wait = await takeAttempts(app.db, counts)
   if (wait > 0) return wait
   try {
     if (found?.password_hash == null || found.disabled_at !== null) {
@@ -71,14 +86,16 @@ async function judge (app: FastifyInstance, found: (User & { password_hash: stri
     }
     if (!await verifyPassword(found.password_hash, password)) return 'wrong'
   } catch (error) {
-    if (error instanceof WorkOverloaded) await returnAttempt(app.db, key)
+    if (error instanceof WorkOverloaded) await returnAttempts(app.db, counts)
     throw error
   }
-  await forgiveAttempts(app.db, key)
+  await forgiveAttempts(app.db, counts)
   if (!isOutdated(found.password_hash)) return { id: found.id, password_hash: found.password_hash }
   const password_hash = await hashPassword(password)
   // Whoever was faster may have changed the password: then it is judged by the new one.
-  return await updatePasswordHash(app.db, found.id, found.password_hash, password_hash) ? { id: found.id, password_hash } : confirmPassword(app, found.id, password)
+  return await updatePasswordHash(app.db, found.id, found.password_hash, password_hash)
+    ? { id: found.id, password_hash }
+    : judge(app, await findUser(app.db, found.id), counts, password)
 }
 
 /** Why a new password cannot be taken; undefined when it can. */

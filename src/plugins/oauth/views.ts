@@ -129,10 +129,10 @@ ${formField(cookie)}
   }
 }
 
-export function changePasswordPage (cookie: string, problem?: string): Page {
+export function changePasswordPage (cookie: string, problem?: string, status = problem === undefined ? 200 : 422): Page {
   return {
     title: 'Change the password',
-    status: problem === undefined ? 200 : 422,
+    status,
     body: html`<h1>Change the password</h1>
 <p>You will be signed out everywhere, and applications that act for you have to ask again.</p>
 ${problemOf(problem)}

@@ -1,0 +1,96 @@
+import { and, desc, eq, gt, isNull, lt, notInArray, or, sql } from 'drizzle-orm'
+import type { Db } from '../db/database.ts'
+import { deleteExpired } from '../db/expired.ts'
+import { sign_in_devices, sign_in_failures } from '../db/tables.ts'
+
+// How often a password may be guessed, and which browsers are not strangers.
+
+/** What attempts are counted by; `hash` names it. */
+export interface Count {
+  hash: Buffer
+  /**
+   * `place`: one device, one network or one session. Five attempts in 15 minutes are free; each further one locks twice
+   * as long, up to 15 minutes. `account`: an account from everywhere where it is not known, 25 in half an hour, which is
+   * more than one place alone can make.
+   */
+  of: 'place' | 'account'
+}
+
+const { failures, locked_until, last_at } = sign_in_failures
+const counted = (fresh: ReturnType<typeof sql>) => sql`CASE WHEN ${fresh} THEN 1 ELSE ${failures} + 1 END`
+
+const QUIET = sql`(coalesce(${locked_until}, ${last_at}) < now() - interval '15 minutes')`
+const OVER = sql`(${last_at} < now() - interval '30 minutes')`
+const BEGIN = sql`CASE WHEN ${OVER} THEN now() ELSE ${last_at} END`
+
+const BOUNDS = {
+  place: {
+    failures: counted(QUIET),
+    last_at: sql`now()`,
+    locked_until: sql`CASE WHEN ${counted(QUIET)} >= 5 THEN now() + least(interval '15 minutes', interval '30 seconds' * power(2, least(${counted(QUIET)} - 5, 10))) END`
+  },
+  account: {
+    failures: counted(OVER),
+    last_at: BEGIN,
+    locked_until: sql`CASE WHEN ${counted(OVER)} >= 25 THEN ${BEGIN} + interval '30 minutes' END`
+  }
+}
+
+/**
+ * Takes an attempt of each count, or of none, before the password is looked at, so that guesses made at once count one
+ * by one: zero, or while a count is locked the seconds until it is not.
+ */
+export async function takeAttempts (db: Db, counts: readonly Count[]): Promise<number> {
+  // Long after its window and the longest lock, a count is that of nobody.
+  await deleteExpired(db, sign_in_failures, sign_in_failures.key, sql`${last_at} < now() - interval '1 hour'`)
+  for (const [i, { hash: key, of }] of counts.entries()) {
+    const rows = await db.insert(sign_in_failures).values({ key, failures: 1 }).onConflictDoUpdate({
+      target: sign_in_failures.key, set: BOUNDS[of], setWhere: or(isNull(locked_until), lt(locked_until, sql`now()`))
+    }).returning({ key: sign_in_failures.key })
+    if (rows.length === 1) continue
+    await returnAttempts(db, counts.slice(0, i))
+    const [locked] = await db.select({ seconds: sql<number>`greatest(1, ceil(extract(epoch FROM ${locked_until} - now())))::int` })
+      .from(sign_in_failures).where(eq(sign_in_failures.key, key))
+    return locked?.seconds ?? 1
+  }
+  return 0
+}
+
+/** An attempt that could not be judged does not count. */
+export async function returnAttempts (db: Db, counts: readonly Count[]): Promise<void> {
+  for (const { hash } of counts) {
+    await db.update(sign_in_failures).set({ failures: sql`greatest(${failures} - 1, 0)`, locked_until: null }).where(eq(sign_in_failures.key, hash))
+  }
+}
+
+/** The right password was given: its place begins anew. What strangers tried elsewhere stays counted. */
+export async function forgiveAttempts (db: Db, counts: readonly Count[]): Promise<void> {
+  for (const count of counts) {
+    if (count.of === 'place') await db.delete(sign_in_failures).where(eq(sign_in_failures.key, count.hash))
+    else await returnAttempts(db, [count])
+  }
+}
+
+const MOST_DEVICES = 20
+
+/** Whether somebody has signed in to this account with this browser within 90 days. */
+export async function isDeviceOf (db: Db, token_hash: Buffer, user_id: number): Promise<boolean> {
+  const rows = await db.select({ id: sign_in_devices.id }).from(sign_in_devices)
+    .where(and(eq(sign_in_devices.user_id, user_id), eq(sign_in_devices.token_hash, token_hash), gt(sign_in_devices.expires_at, sql`now()`)))
+  return rows.length === 1
+}
+
+/**
+ * Remembers the browser that somebody has just signed in with. It goes by a new name each time: whoever has copied the
+ * one `before` has nothing. Other accounts that were signed in to with it keep it; an account keeps its 20 newest.
+ */
+export async function rememberDevice (db: Db, { token_hash, before, user_id }: { token_hash: Buffer, before: Buffer | undefined, user_id: number }): Promise<void> {
+  await deleteExpired(db, sign_in_devices, sign_in_devices.id, sql`${sign_in_devices.expires_at} < now()`)
+  if (before !== undefined) await db.update(sign_in_devices).set({ token_hash }).where(eq(sign_in_devices.token_hash, before))
+  const expires_at = sql`now() + interval '90 days'`
+  await db.insert(sign_in_devices).values({ token_hash, user_id, expires_at })
+    .onConflictDoUpdate({ target: [sign_in_devices.user_id, sign_in_devices.token_hash], set: { expires_at } })
+  const own = eq(sign_in_devices.user_id, user_id)
+  const newest = db.select({ id: sign_in_devices.id }).from(sign_in_devices).where(own).orderBy(desc(sign_in_devices.expires_at)).limit(MOST_DEVICES)
+  await db.delete(sign_in_devices).where(and(own, notInArray(sign_in_devices.id, newest)))
+}
