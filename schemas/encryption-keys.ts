@@ -130,6 +130,7 @@ export const RotateClientKeysBody = Body({
     etag: Type.Optional(Type.String({ minLength: 1, maxLength: 128, description: 'the `etag` of the level that the content was made from: 412 when it has moved on' }))
   }, { title: 'RotatedSecret', examples: [] }), { maxItems: MOST_DOCUMENTS, description: 'every current document of the project, under the new key' }),
   ...keyCheckFields,
+  key_proof: Type.Optional(Type.String({ ...KeyProof, description: 'the proof of the key that is left: 422 `key_proof_mismatch` when it is sent and is not' })),
   history_policy: HistoryPolicy
 }, {
   title: 'RotateClientKeysBody',

@@ -42,10 +42,12 @@ export interface AppDependencies {
   logStream?: { write (line: string): void }
   /** Whether the service is on its way out: not ready from that moment. */
   isStopping?: () => boolean
+  /** Milliseconds for which the guard's judgement holds, before it is made again for a late body. */
+  judgedFor?: number
 }
 
 /** Builds the one Fastify instance. It listens to nothing yet. */
-export async function buildApp ({ config, database, keyring, logStream, isStopping = () => false }: AppDependencies): Promise<FastifyInstance> {
+export async function buildApp ({ config, database, keyring, logStream, isStopping = () => false, judgedFor }: AppDependencies): Promise<FastifyInstance> {
   const logger = loggerOptions(config.logLevel)
   const app = Fastify({
     logger: logStream ? { ...(logger as object), stream: logStream } : logger,
@@ -110,7 +112,7 @@ export async function buildApp ({ config, database, keyring, logStream, isStoppi
   installMethods(app)
   // Swagger UI registers routes of its own, which declare nothing: before the guard, which refuses such routes.
   await installDocs(app)
-  await installAccess(app)
+  await installAccess(app, judgedFor)
   await app.register(health(database, isStopping))
   await app.register(oauth)
   for (const domain of DOMAINS) await app.register(domain, { prefix: '/api/v1' })

@@ -1,4 +1,4 @@
-import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify'
+import type { FastifyContextConfig, FastifyInstance, FastifyReply, FastifyRequest } from 'fastify'
 import { Type, type TSchema } from '@sinclair/typebox'
 import { ERRORS, ErrorBody, type ErrorCode } from '../../schemas/errors.ts'
 import type { Scope } from '../../schemas/scopes.ts'
@@ -11,20 +11,24 @@ import { fail } from '../rules/errors.ts'
 import { effectiveScopes } from '../rules/roles.ts'
 import { RESERVED, isReserved, type SlugKind } from '../rules/slugs.ts'
 import { isInside, type Place } from '../rules/slices.ts'
+import { REALM } from './errors.ts'
 import { addressKey, installLimits, type Consume, type LimitGroup } from './limits.ts'
 
-const REALM = 'Bearer realm="strongroom"'
 const MOST_TOKEN = 512
+
+// Milliseconds. Whoever sends a body slower than that was judged by what held when its headers came.
+const JUDGED_FOR = 200
 
 /**
  * Reads each route's `access`, `limit` and `errors` once: the guard enforces them and the document publishes them.
  * A route that does not declare `access` does not boot. The order of checks is that of the API page: token (401),
  * organization visible (404), its rate limit (429), its status (403), scope (403).
  */
-export async function installAccess (app: FastifyInstance) {
+export async function installAccess (app: FastifyInstance, judgedFor = JUDGED_FOR) {
   const consume = await installLimits(app)
   app.decorateRequest('principal', null)
   app.decorateRequest('user', null)
+  app.decorateRequest('judgedAt', 0)
 
   app.addHook('onRoute', (route) => {
     const { access, audit, errors = [] } = route.config ?? {}
@@ -47,12 +51,12 @@ export async function installAccess (app: FastifyInstance) {
     // A body that nobody asked for is ignored, but not at any length.
     if (audit !== undefined) codes.push('payload_too_large')
     // A route whose scope goes by what the body asks publishes each of them as an alternative.
-    const alternatives = access !== 'authenticated' ? [[access]] : route.config?.mayNeed?.map((scope) => [scope]) ?? [[]]
+    const alternatives = access !== 'authenticated' ? [scopesOf(access)] : route.config?.mayNeed?.map((scope) => [scope]) ?? [[]]
     const extra = access === 'authenticated' ? [] : route.config?.mayNeed ?? []
     route.schema = {
       ...route.schema,
       ...(extra.length > 0 && { description: `By what is asked, needs also ${extra.map((scope) => `\`${scope}\``).join(', ')}.` }),
-      security: access === 'public' ? [] : alternatives.flatMap((scopes): Record<string, Scope[]>[] => [{ apiToken: scopes as Scope[] }, { oauth: scopes as Scope[] }]),
+      security: access === 'public' ? [] : alternatives.flatMap((scopes): Record<string, Scope[]>[] => [{ apiToken: [...scopes] }, { oauth: [...scopes] }]),
       response: route.config?.speaks === undefined ? { ...(response as object), ...errorBodies(codes) } : response
     }
   })
@@ -65,10 +69,16 @@ export async function installAccess (app: FastifyInstance) {
     await guard(app, consume, request, reply)
     if (request.principal?.type === 'api_token') recordUse(request, request.principal.id)
   })
+
+  // A change holds its caller until it commits (`recordEvent`). This is for what a late body would only read.
+  app.addHook('preValidation', async (request, reply) => {
+    if (request.user === null && request.principal === null) return
+    if (performance.now() - request.judgedAt > judgedFor) await judgeAgain(app, request, reply)
+  })
 }
 
 async function guard (app: FastifyInstance, consume: Consume, request: FastifyRequest, reply: FastifyReply) {
-  const { access, limit = 'api', whenInactive } = request.routeOptions.config
+  const { access, limit = 'api' } = request.routeOptions.config
   // Read now, which the socket remembers: of a client that has gone it could not be told any more, and the audit asks.
   const from = addressKey(request.ip)
   const address = () => limit === 'none'
@@ -85,9 +95,10 @@ async function guard (app: FastifyInstance, consume: Consume, request: FastifyRe
   const caller = await authenticate(app, request, params.organization)
   if (caller === undefined) {
     await address()
-    return challenge(app, request, reply)
+    return fail('unauthenticated')
   }
   request.user = caller.user ?? null
+  request.judgedAt = performance.now()
   if (params.organization === undefined && caller.user !== undefined) {
     // Not about any one organization: the user's own count.
     if (limit !== 'none') await consume(limit, `user:${caller.user.user.id}`, 0, request, reply)
@@ -103,8 +114,29 @@ async function guard (app: FastifyInstance, consume: Consume, request: FastifyRe
   if (limit !== 'none') await consume(limit, `org:${organization.id}`, organization.plan.api_per_minute, request, reply)
   // A reserved word in a slug's place is a path of its own that has no such method, never a resource.
   if (hasReservedWord(params)) return app.refuseRoute(request, reply)
-  if (organization.status !== 'active' && !whenInactive) fail('organization_inactive', { status: organization.status })
-  if (access !== 'authenticated') requireScope(request, reply, access)
+  requireAccess(request, reply, principal)
+}
+
+async function judgeAgain (app: FastifyInstance, request: FastifyRequest, reply: FastifyReply) {
+  const caller = await authenticate(app, request, (request.params as { organization?: string }).organization)
+  // Who is no member any more is refused as whoever has ended.
+  if (caller === undefined || (request.principal !== null && caller.principal === undefined)) return fail('unauthenticated')
+  request.user = caller.user ?? null
+  request.principal = caller.principal ?? null
+  if (request.principal !== null) requireAccess(request, reply, request.principal)
+}
+
+// The organization's status (403), then the scopes of the route (403).
+function requireAccess (request: FastifyRequest, reply: FastifyReply, { organization: { status } }: Principal) {
+  const { access, whenInactive } = request.routeOptions.config
+  if (status !== 'active' && !whenInactive) fail('organization_inactive', { status })
+  for (const scope of scopesOf(access)) requireScope(request, reply, scope)
+}
+
+/** The scopes that a route always needs. */
+export function scopesOf (access: FastifyContextConfig['access']): readonly Scope[] {
+  if (access === undefined || access === 'public' || access === 'authenticated') return []
+  return typeof access === 'string' ? [access] : access
 }
 
 interface Caller { principal: Principal | undefined, user?: UserCall }
@@ -128,10 +160,11 @@ async function authenticate (app: FastifyInstance, request: FastifyRequest, orga
 
 // Through an application a member may do what was granted and what the role allows, whichever is narrower, for as long
 // as the grant lasts: a token made with it cannot last longer.
-function principalFor ({ user, granted, expires_at, membership }: UserCall): Principal | undefined {
+function principalFor ({ id, user, granted, expires_at, membership }: UserCall): Principal | undefined {
   if (membership === undefined) return undefined
   const { role, organization } = membership
-  return { type: 'user', id: user.id, name: user.name, scopes: effectiveScopes(granted, role), slices: [], expires_at, organization }
+  const scopes = effectiveScopes(granted, role)
+  return { type: 'user', id: user.id, name: user.name, scopes, slices: [], expires_at, caller: { access_token: id, role }, organization }
 }
 
 // At most once a minute for a token, and nobody waits for it: no request depends on it.
@@ -142,15 +175,6 @@ function useRecorder (app: FastifyInstance) {
     lately.set(id, true)
     updateTokenUse(app.db, id).catch((error: unknown) => request.log.warn({ err: databaseError(error) }, 'the use of a token was not recorded'))
   }
-}
-
-// RFC 6750: the plain challenge when nothing was sent, `invalid_token` for every token that is not good, one body for all.
-// `resource_metadata` says where to get one (RFC 9728, 5.1).
-function challenge (app: FastifyInstance, request: FastifyRequest, reply: FastifyReply): never {
-  const sent = request.headers.authorization !== undefined
-  const realm = `${REALM}, resource_metadata="${app.issuer()}/.well-known/oauth-protected-resource"`
-  reply.header('www-authenticate', sent ? `${realm}, error="invalid_token", error_description="The token is not valid"` : realm)
-  return fail('unauthenticated')
 }
 
 function names (text: string, organization: Organization): boolean {
@@ -164,7 +188,7 @@ function hasReservedWord (params: Record<string, string>): boolean {
 /** Demands a scope that the route declares as `access` or in `mayNeed`; `*` holds every one. */
 export function requireScope (request: FastifyRequest, reply: FastifyReply, scope: Scope) {
   const { access, mayNeed = [] } = request.routeOptions.config
-  if (scope !== access && !mayNeed.includes(scope)) throw new Error(`${scope} is not declared by the route`)
+  if (!scopesOf(access).includes(scope) && !mayNeed.includes(scope)) throw new Error(`${scope} is not declared by the route`)
   const held = request.principal?.scopes
   if (held?.has('*') || held?.has(scope)) return
   reply.header('www-authenticate', `${REALM}, error="insufficient_scope", scope="${scope}"`)

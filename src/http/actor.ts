@@ -4,13 +4,13 @@ import { principalOf } from './access.ts'
 
 /** Who did it, from where: what an audit event and a version remember of the caller. */
 export function actorOf (request: FastifyRequest): Actor {
-  const { type, id, name, organization } = principalOf(request)
-  return { organization_id: organization.id, type, id, name, ...originOf(request) }
+  const { type, id, name, organization, caller } = principalOf(request)
+  return { organization_id: organization.id, type, id, name, ...originOf(request), caller }
 }
 
 /** A person at one of our pages, or an application of theirs at the token endpoint; as seen by one organization. */
 export function personOf (request: FastifyRequest, organizationId: string, user: { id: number, name: string }): Actor {
-  return { organization_id: organizationId, type: 'user', id: user.id, name: user.name, ...originOf(request) }
+  return { organization_id: organizationId, type: 'user', id: user.id, name: user.name, ...originOf(request), caller: null }
 }
 
 function originOf (request: FastifyRequest) {

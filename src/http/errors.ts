@@ -4,10 +4,13 @@ import { IntegrityError } from '../crypto/at-rest.ts'
 import { MasterKeyMissing } from '../crypto/keyring.ts'
 import { WorkOverloaded } from '../crypto/bounded.ts'
 import { DatabaseUnavailable, databaseError } from '../db/database.ts'
-import { recordEvent } from '../repositories/audit.ts'
+import { CallerEnded, recordEvent } from '../repositories/audit.ts'
 import { ApiError } from '../rules/errors.ts'
 import { actorOf } from './actor.ts'
 import { errorsByMember } from './validation.ts'
+
+/** The realm of every challenge (RFC 9110, 11.5). */
+export const REALM = 'Bearer realm="strongroom"'
 
 const OF_FASTIFY: Record<string, ErrorCode> = {
   FST_ERR_CTP_BODY_TOO_LARGE: 'payload_too_large',
@@ -24,9 +27,17 @@ export function installErrors (app: FastifyInstance) {
   app.setErrorHandler(async (error: FastifyError, request, reply) => {
     const answer = toApiError(error)
     if (answer.code === 'integrity_error') await recordViolation(app, request)
+    if (answer.code === 'unauthenticated') reply.header('www-authenticate', challengeOf(app, request))
     if (ERRORS[answer.code].status >= 500) request.log.error({ err: databaseError(error), error_code: answer.code }, 'request failed')
     return sendError(request, reply, answer)
   })
+}
+
+// RFC 6750: the plain challenge when nothing was sent, `invalid_token` for every token that is not good, one body for all.
+// `resource_metadata` says where to get one (RFC 9728, 5.1).
+function challengeOf (app: FastifyInstance, request: FastifyRequest): string {
+  const realm = `${REALM}, resource_metadata="${app.issuer()}/.well-known/oauth-protected-resource"`
+  return request.headers.authorization === undefined ? realm : `${realm}, error="invalid_token", error_description="The token is not valid"`
 }
 
 /** Sends a catalogue error in the one shape that all errors have. */
@@ -42,6 +53,7 @@ export function sendError (request: FastifyRequest, reply: FastifyReply, { code,
 /** The catalogue row for whatever was thrown. */
 export function toApiError (thrown: FastifyError): ApiError {
   if (thrown instanceof ApiError) return thrown
+  if (thrown instanceof CallerEnded) return new ApiError('unauthenticated')
   if (thrown.validation) return new ApiError('validation_failed', undefined, errorsByMember(thrown.validation, thrown.validationContext))
   // The client went away in the middle of its body. Nobody reads the answer, but it is no failure of ours.
   if (thrown.code === 'ECONNRESET' && thrown.statusCode === 400) return new ApiError('malformed_request')
@@ -57,7 +69,7 @@ export function toApiError (thrown: FastifyError): ApiError {
 async function recordViolation (app: FastifyInstance, request: FastifyRequest) {
   if (request.principal === null) return
   try {
-    await recordEvent(app.db, actorOf(request), { action: 'integrity.violation', resource_type: 'request', resource_id: null })
+    await recordEvent(app.db, { ...actorOf(request), caller: null }, { action: 'integrity.violation', resource_type: 'request', resource_id: null })
   } catch (error) {
     request.log.error({ err: databaseError(error) }, 'the integrity violation could not be recorded')
   }

@@ -20,8 +20,8 @@ export type Domain = FastifyPluginAsync<Record<never, never>, RawServerDefault, 
 
 declare module 'fastify' {
   interface FastifyContextConfig {
-    /** Who may call: nobody in particular, anybody with a token, or a token with this scope. */
-    access?: 'public' | 'authenticated' | Scope
+    /** Who may call: nobody in particular, anybody with a token, or a token with this scope, or with all of these. */
+    access?: 'public' | 'authenticated' | Scope | readonly [Scope, ...Scope[]]
     /** Scopes that the handler may demand instead or on top, by what the request asks. */
     mayNeed?: readonly Scope[]
     /** The rate-limit group; `none` for the service's own pages. */
@@ -56,5 +56,7 @@ declare module 'fastify' {
     principal: Principal | null
     /** The user whose access token was sent, on any guarded route. */
     user: UserCall | null
+    /** When the guard looked, by `performance.now()`. */
+    judgedAt: number
   }
 }

@@ -20,7 +20,7 @@ import { describeKey, revealKey } from '../vault/descriptors.ts'
 import { etagOf, sizeOf } from '../vault/documents.ts'
 import { listPending, submitVersions } from '../vault/history.ts'
 import { dataKeyOf, makeServerKey, registerClientKey, storageKeyOf } from '../vault/keys.ts'
-import { provesOneOf, revealsKey } from '../vault/proofs.ts'
+import { judgeProof, provesOneOf, revealsKey } from '../vault/proofs.ts'
 import { reencrypt, rotate } from '../vault/rotate.ts'
 
 // A rotation by the client carries every document of the project, so its body may be this many times as large as others,
@@ -115,9 +115,10 @@ export const encryptionKeys: Domain = async (app) => {
     },
     onResponse: async (request) => { largeBodies.delete(request) },
     config: {
-      access: 'key:rotate',
+      // It replaces every document of the project.
+      access: ['key:rotate', 'secret:write'],
       audit: 'key.rotate',
-      errors: ['server_managed_encryption', 'secrets_incomplete', 'precondition_failed', 'key_proof_reveals_key', 'rotation_in_progress', 'integrity_error']
+      errors: ['server_managed_encryption', 'secrets_incomplete', 'precondition_failed', 'key_proof_mismatch', 'key_proof_reveals_key', 'rotation_in_progress', 'integrity_error']
     },
     schema: {
       operationId: 'rotateClientKeys',
@@ -129,9 +130,10 @@ export const encryptionKeys: Domain = async (app) => {
     },
     handler: async (request, reply) => {
       const { organization } = principalOf(request)
-      const { secrets, history_policy, key_check, ...triple } = request.body
+      const { secrets, history_policy, key_proof, key_check, ...triple } = request.body
       const seen = await activeKey(request, request.params.project)
       if (seen.managed === 'server') fail('server_managed_encryption')
+      if (judgeProof(app.keyring, seen, key_proof) === 'wrong') fail('key_proof_mismatch')
       const sent = new Map(secrets.map((secret) => [secret.id, secret]))
       if (sent.size !== secrets.length) refuse('secrets', 'Names a secret twice')
       for (const [i, { content }] of secrets.entries()) if (!isBlobText(content)) refuse(`secrets.${i}.content`, 'Expected base64 of 28 bytes to 1 MiB')

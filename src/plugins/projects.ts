@@ -7,7 +7,7 @@ import {
 import { ListQuery, NoContent } from '../../schemas/shapes.ts'
 import { transaction, type Db } from '../db/database.ts'
 import { actorOf } from '../http/actor.ts'
-import { principalOf, requireInside } from '../http/access.ts'
+import { principalOf, requireInside, requireScope } from '../http/access.ts'
 import { deprecatedFor } from '../http/deprecated.ts'
 import { readKeyCheck, refuseKeyCheck, warnOfIterations } from '../http/key-checks.ts'
 import { chooseSlug, orSlugTaken, refuseReserved } from '../http/slugs.ts'
@@ -124,6 +124,8 @@ export const projects: Domain = async (app) => {
       url: '/:organization/:project',
       config: {
         access: 'project:update',
+        // To change who holds a key is as strong as to change the key.
+        mayNeed: ['key:rotate'],
         audit: 'project.update',
         errors: ['slug_taken', 'key_proof_mismatch', 'key_proof_reveals_key', 'content_not_decryptable', 'history_under_old_keys', 'rotation_in_progress', 'integrity_error']
       },
@@ -204,6 +206,7 @@ export const projects: Domain = async (app) => {
       refuseKeyCheck(body, 'The client holds the key already; rotate it to change it')
       return undefined
     }
+    requireScope(request, reply, 'key:rotate')
     // Each derives keys as slowly as the client once chose, and would let somebody guess.
     await app.consume('key_custody', request, reply)
     // In both directions the event says what a reader of it has to know: the server knew the key, or knows it now.

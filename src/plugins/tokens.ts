@@ -80,8 +80,9 @@ export const tokens: Domain = async (app) => {
         const found = await findSlices(db, organization.id, id) ?? fail('not_found')
         // A narrowed token sees and ends what lies inside its part of the hierarchy, and itself.
         if (id !== principal.id && !coversAll(principal.slices, found)) fail('not_found')
-        await deleteToken(db, id)
+        // Before the delete: a token may end itself, and is the caller of that.
         await recordEvent(db, actorOf(request), { action: 'api-token.delete', resource_type: 'api-token', resource_id: String(id) })
+        await deleteToken(db, id)
       })
       return reply.code(204).send(null)
     }

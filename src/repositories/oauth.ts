@@ -166,6 +166,8 @@ export async function revokeByToken (db: Db, hash: Buffer, client_id: string): P
 
 /** Who calls with an access token, and in which of the user's organizations, if the path names one. */
 export interface UserCall {
+  /** The record of the access token. */
+  id: number
   user: User
   client_id: string
   granted: Ability[]
@@ -176,6 +178,7 @@ export interface UserCall {
 
 const byAccessToken = prepared('user_by_access_token', (db) => db
   .select({
+    id: oauth_tokens.id,
     user: userColumns,
     client_id: oauth_grants.client_id,
     granted: oauth_tokens.scopes,
@@ -201,10 +204,10 @@ export async function findUserCall (db: Db, hash: Buffer, organization: string |
   const rows = await byAccessToken(db, { hash, organization: organization ?? null })
   const [first] = rows
   if (first === undefined) return undefined
-  const { user, client_id, granted, expires_at } = first
+  const { id, user, client_id, granted, expires_at } = first
   // A slug may spell another organization's id: the one that the user belongs to is meant, and of two such, the id.
   const mine = rows.filter((row) => row.role !== null && row.organization !== null && row.plan !== null)
   const own = mine.find((row) => row.organization?.id === organization?.toUpperCase()) ?? mine[0]
   const membership = own && { role: own.role!, organization: { ...own.organization!, plan: own.plan! } }
-  return { user, client_id, granted: granted as Ability[], expires_at, membership }
+  return { id, user, client_id, granted: granted as Ability[], expires_at, membership }
 }

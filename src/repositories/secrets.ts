@@ -7,7 +7,7 @@ import { codeOf, isForeignKeyViolation, isUniqueViolation, prepared, preparedSql
 import { encryption_keys, environments, keyColumns, keyIsNewest, organization_counters, projects, secrets, targets } from '../db/tables.ts'
 import { fail } from '../rules/errors.ts'
 import type { Place } from '../rules/slices.ts'
-import type { Actor, AuditEvent } from './audit.ts'
+import { CallerEnded, callerCtes, callerLives, callerValues, type Actor, type AuditEvent } from './audit.ts'
 import type { KeyRow } from './encryption-keys.ts'
 
 /** The document row of a level; `sealed` is null when the secret is deleted. */
@@ -147,7 +147,8 @@ export interface SecretWrite {
  * takes effect only if the project's active key and who holds it, the level's revision and the organization's next version id are what
  * the caller saw when it decided and sealed, because all of it is part of what the sealed content is bound to. A version
  * that is restored still has to be there: what was purged does not come back.
- * Version ids therefore grow in the order of commits. False: something moved, and nothing was written.
+ * Version ids therefore grow in the order of commits. False: something moved, and nothing was written. Throws CallerEnded
+ * when the actor's caller has ended meanwhile.
  */
 export async function writeSecret (db: Db, write: SecretWrite): Promise<boolean> {
   const { state, version, actor, event } = write
@@ -179,10 +180,13 @@ export async function writeSecret (db: Db, write: SecretWrite): Promise<boolean>
       request_id: actor.request_id,
       ip: actor.ip,
       user_agent: actor.user_agent,
+      ...callerValues(actor),
       action: event.action,
       details: JSON.stringify(event.details ?? {})
     })
-    return rows.length === 1
+    const [{ seq, caller_lives }] = rows as [Swapped]
+    if (!caller_lives) throw new CallerEnded()
+    return seq !== null
   } catch (error) {
     // Somebody made the level's first document, or deleted its place, between our look and the statement.
     // Or the database chose this statement to lose against another one (40P01, 40001).
@@ -191,7 +195,9 @@ export async function writeSecret (db: Db, write: SecretWrite): Promise<boolean>
   }
 }
 
-const compareAndSwap = preparedSql<{ seq: string }, Record<string, unknown>>('write_secret', ($) => sql`
+interface Swapped { seq: string | null, caller_lives: boolean }
+
+const compareAndSwap = preparedSql<Swapped, Record<string, unknown>>('write_secret', ($) => sql`
   WITH project AS (
     SELECT id FROM projects
     WHERE id = ${$('project_id')}::char(26) AND organization_id = ${$('organization_id')}::char(26) AND key_version = ${$('active_key')}::int
@@ -205,13 +211,14 @@ const compareAndSwap = preparedSql<{ seq: string }, Record<string, unknown>>('wr
     SELECT id FROM secret_versions
     WHERE organization_id = ${$('organization_id')}::char(26) AND id = ${$('restored_from')}::bigint AND (SELECT id FROM project) IS NOT NULL
     FOR SHARE
-  ), counter AS (
+  ), ${callerCtes({ organization_id: $('organization_id'), api_token: $('api_token'), access_token: $('access_token'), role: $('role') })}, counter AS (
     UPDATE organization_counters
     SET next_version = next_version + ${$('versions')}::int, next_event = next_event + 1
     WHERE organization_id = ${$('organization_id')}::char(26) AND next_version = ${$('next_version')}::bigint
       AND (SELECT id FROM project) IS NOT NULL
       AND coalesce((SELECT revision FROM level), 0) = ${$('revision')}::bigint - 1
       AND (${$('restored_from')}::bigint IS NULL OR (SELECT id FROM source) IS NOT NULL)
+      AND ${callerLives({ api_token: $('api_token'), access_token: $('access_token') })}
     RETURNING next_event - 1 AS seq
   ), written AS (
     INSERT INTO secrets (id, organization_id, project_id, target_id, environment_id, level, level_id, revision, key_version, sealed, size_bytes, version)
@@ -233,7 +240,7 @@ const compareAndSwap = preparedSql<{ seq: string }, Record<string, unknown>>('wr
            ${$('secret_id')}::varchar, ${$('request_id')}::varchar, ${$('ip')}::varchar, ${$('user_agent')}::varchar, ${$('details')}::jsonb
     FROM counter
   )
-  SELECT seq FROM counter`)
+  SELECT (SELECT seq FROM counter) AS seq, ${callerLives({ api_token: $('api_token'), access_token: $('access_token') })} AS caller_lives`)
 
 /** Removes a secret with its whole history and counts the versions; the caller holds the project's row. */
 export async function deleteSecretAndHistory (db: Db, secretId: string): Promise<number> {

@@ -6,6 +6,7 @@ import { prepared, type Db } from '../db/database.ts'
 import { api_tokens, environments, organizationColumns, organizations, plans, projects, targets } from '../db/tables.ts'
 import { offsetOf, type PageRequest } from '../rules/pagination.ts'
 import { coversAll, type Slice } from '../rules/slices.ts'
+import type { Caller } from './audit.ts'
 
 /** The organization that a request is about, as the guard found it. */
 export interface Organization {
@@ -29,6 +30,8 @@ export interface Principal {
   /** Parts of the hierarchy that the token is narrowed to; none: the whole organization. */
   slices: readonly Slice[]
   expires_at: Date | null
+  /** What every change of it holds until it commits. */
+  caller: Caller
   organization: Organization
 }
 
@@ -55,6 +58,7 @@ export async function findPrincipal (db: Db, hash: Buffer): Promise<Principal | 
     scopes: new Set(token.abilities as Ability[]),
     slices: token.slices ?? [],
     expires_at: token.expires_at,
+    caller: { api_token: token.id },
     organization: { ...organization, plan }
   }
 }
