@@ -270,7 +270,10 @@ export async function main (argv: string[]): Promise<number> {
     return 2
   }
   try {
-    return await command(args)
+    const status = await command(args)
+    // A pipe takes 64 KiB at once: whoever ends the process before the rest is taken cuts it off.
+    await new Promise((resolve) => { process.stdout.write('', resolve) })
+    return status
   } catch (error) {
     if (error instanceof UsageError) {
       process.stderr.write(`${error.message}\n`)
