@@ -3,11 +3,12 @@ import { alias } from 'drizzle-orm/pg-core'
 import type { Managed, SecretFormat } from '../../schemas/projects.ts'
 import { LEVELS, type Level, type LevelNames } from '../../schemas/secrets.ts'
 import type { VersionAction } from '../../schemas/versions.ts'
+import { CallerEnded, callerCtes, callerLives, callerValues } from '../db/caller.ts'
 import { codeOf, isForeignKeyViolation, isUniqueViolation, prepared, preparedSql, type Db } from '../db/database.ts'
 import { encryption_keys, environments, keyColumns, keyIsNewest, organization_counters, projects, secrets, targets } from '../db/tables.ts'
 import { fail } from '../rules/errors.ts'
 import type { Place } from '../rules/slices.ts'
-import { CallerEnded, callerCtes, callerLives, callerValues, type Actor, type AuditEvent } from './audit.ts'
+import type { Actor, AuditEvent } from './audit.ts'
 import type { KeyRow } from './encryption-keys.ts'
 
 /** The document row of a level; `sealed` is null when the secret is deleted. */
@@ -180,7 +181,7 @@ export async function writeSecret (db: Db, write: SecretWrite): Promise<boolean>
       request_id: actor.request_id,
       ip: actor.ip,
       user_agent: actor.user_agent,
-      ...callerValues(actor),
+      ...callerValues(actor.caller),
       action: event.action,
       details: JSON.stringify(event.details ?? {})
     })

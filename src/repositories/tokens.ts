@@ -2,11 +2,11 @@ import { and, desc, eq, gt, isNull, lt, or, sql } from 'drizzle-orm'
 import type { OrganizationStatus, Plan } from '../../schemas/organizations.ts'
 import type { Ability } from '../../schemas/scopes.ts'
 import type { ApiToken, Restriction } from '../../schemas/tokens.ts'
+import type { Caller } from '../db/caller.ts'
 import { prepared, type Db } from '../db/database.ts'
 import { api_tokens, environments, organizationColumns, organizations, plans, projects, targets } from '../db/tables.ts'
 import { offsetOf, type PageRequest } from '../rules/pagination.ts'
 import { coversAll, type Slice } from '../rules/slices.ts'
-import type { Caller } from './audit.ts'
 
 /** The organization that a request is about, as the guard found it. */
 export interface Organization {
