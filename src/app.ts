@@ -3,6 +3,7 @@ import Fastify, { LogController, type FastifyInstance } from 'fastify'
 import type { Socket } from 'node:net'
 import { ulid } from 'ulidx'
 import { httpAddress, type Config } from './config.ts'
+import { COSTS, type Costs } from './crypto/costs.ts'
 import type { Keyring } from './crypto/keyring.ts'
 import { random } from './crypto/primitives.ts'
 import type { Database } from './db/database.ts'
@@ -38,6 +39,8 @@ export interface AppDependencies {
   config: Config
   database: Database
   keyring: Keyring
+  /** What derivations cost: those of production, unless a test that is about something else says less. */
+  costs?: Costs
   /** Where log lines go instead of standard output. */
   logStream?: { write (line: string): void }
   /** Whether the service is on its way out: not ready from that moment. */
@@ -47,7 +50,9 @@ export interface AppDependencies {
 }
 
 /** Builds the one Fastify instance. It listens to nothing yet. */
-export async function buildApp ({ config, database, keyring, logStream, isStopping = () => false, judgedFor }: AppDependencies): Promise<FastifyInstance> {
+export async function buildApp (
+  { config, database, keyring, costs = COSTS, logStream, isStopping = () => false, judgedFor }: AppDependencies
+): Promise<FastifyInstance> {
   const logger = loggerOptions(config.logLevel)
   const app = Fastify({
     logger: logStream ? { ...(logger as object), stream: logStream } : logger,
@@ -77,6 +82,7 @@ export async function buildApp ({ config, database, keyring, logStream, isStoppi
   app.decorate('reads', database.reads)
   app.decorate('patient', database.patient)
   app.decorate('keyring', keyring)
+  app.decorate('costs', costs)
   app.decorate('config', config)
   app.decorate('issuer', () => config.publicUrl ?? addressOf(app, config))
   const histories = createHistoryWorker({ db: database.db, keyring, log: app.log })

@@ -82,7 +82,8 @@ t.test('from an empty directory: the first start, the next ones, and what is ref
   await t.test('the second start finds everything and prints no block', async (t) => {
     const server = await startServer(t, env)
     t.same(notLogged(server.stdout()), [`Strongroom serves on ${server.address}`])
-    t.equal((await client(server.address, { organization, token })('GET', '/orbit')).status, 200)
+    const { body } = await client(server.address, { organization, token })('GET', '/orbit/encryption-key')
+    t.equal(body.data.attributes.key_check_iterations, 600_000, 'what is served derives at full cost')
     t.equal((await server.stop()).code, 0)
   })
 

@@ -49,7 +49,7 @@ t.test('TI-36: the published operations and their scopes are exactly those of th
 
 t.test('TI-36: a route that does not declare its access, or a change that does not declare its event, does not boot', async (t) => {
   const { buildApp } = await import('../src/app.ts')
-  const build = () => buildApp({ config: service.config, database: service.database, keyring: service.keyring, logStream: { write: () => {} } })
+  const build = () => buildApp({ config: service.config, database: service.database, keyring: service.keyring, costs: service.app.costs, logStream: { write: () => {} } })
   const app = await build()
   t.teardown(() => app.close())
   t.throws(() => app.get('/x', async () => 'x'), /does not declare config.access/)

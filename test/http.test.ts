@@ -294,7 +294,7 @@ t.test('RL-18 pathological JSON is refused quickly and leaves no trace', async (
 })
 
 t.test('HT-16 RL-17 413, 414 and 431 have the flat shape and nothing is read beyond the limit', async (t) => {
-  const small = await buildApp({ config: loadConfig({ LOG_LEVEL: 'silent', BODY_LIMIT: '16KiB' }), database: service.database, keyring: service.keyring })
+  const small = await buildApp({ config: loadConfig({ LOG_LEVEL: 'silent', BODY_LIMIT: '16KiB' }), database: service.database, keyring: service.keyring, costs: service.app.costs })
   t.teardown(() => small.close())
   const post = async (size: number) => {
     const response = await small.inject({ method: 'POST', url: `/api/v1${own('/projects')}`, headers: { authorization: `Bearer ${caller.token}` }, payload: { name: 'x', description: 'y'.repeat(size) } })
@@ -358,7 +358,7 @@ t.test('HT-21 HT-22 HT-23 HT-24 HT-25 HT-26 every answer carries the standing he
       t.notOk(Number(headers['content-length'] ?? 0), `${name}: no length`)
     } else t.equal(headers['content-type'], 'application/json; charset=utf-8', `${name}: type`)
   }
-  const plain = await buildApp({ config: loadConfig({ LOG_LEVEL: 'silent' }), database: service.database, keyring: service.keyring })
+  const plain = await buildApp({ config: loadConfig({ LOG_LEVEL: 'silent' }), database: service.database, keyring: service.keyring, costs: service.app.costs })
   t.teardown(() => plain.close())
   const health = await plain.inject('/healthz')
   t.notOk(health.headers['strict-transport-security'], 'no HSTS without a PUBLIC_URL of https')
@@ -465,7 +465,7 @@ t.test('HT-42 health needs no token and tells of nothing but itself', async (t) 
 
 t.test('over a real socket', async (t) => {
   const logs: string[] = []
-  const app = await buildApp({ config: loadConfig({ LOG_LEVEL: 'info', BODY_LIMIT: '64KiB' }), database: service.database, keyring: service.keyring, logStream: { write: (line) => logs.push(line) } })
+  const app = await buildApp({ config: loadConfig({ LOG_LEVEL: 'info', BODY_LIMIT: '64KiB' }), database: service.database, keyring: service.keyring, costs: service.app.costs, logStream: { write: (line) => logs.push(line) } })
   t.equal(app.server.requestTimeout, 15_000, 'RL-12: a request is given 15 seconds to arrive')
   t.equal(app.server.headersTimeout, 10_000, 'RL-16: its headers 10')
   await app.listen({ host: '127.0.0.1', port: 0 })

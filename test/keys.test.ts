@@ -6,6 +6,7 @@ import { random, secretKey } from '../src/crypto/primitives.ts'
 import { encryption_keys } from '../src/db/tables.ts'
 import { makeServerKey, registerClientKey } from '../src/vault/keys.ts'
 import { makeLevel, startApp, type Answer, type Caller } from './helpers/app.ts'
+import { QUICK } from './helpers/costs.ts'
 import { clientKey } from './helpers/client.ts'
 
 const test = await startApp(t)
@@ -23,7 +24,7 @@ t.test('CR-28: the key of a server-managed project is told with its salt and ite
   t.match(key, /^[0-9a-f]{64}$/)
   t.equal(Buffer.from(key_check_salt, 'base64').length, 16)
   t.match(created_at, TIME)
-  const fields = { managed: 'server', key, version: 1, key_check_salt, key_check_iterations: 600_000, created_at }
+  const fields = { managed: 'server', key, version: 1, key_check_salt, key_check_iterations: QUICK.keyIterations, created_at }
   t.strictSame(body, {
     data: { type: 'encryption-keys', id: body.data.id, attributes: { format: 'json', encrypted: false, content, ...fields, is_active: true } }
   })
@@ -355,7 +356,7 @@ t.test('CR-21: a dump of all tables holds no key, proof, salt, client ciphertext
 
   const dump = await dumpTables()
   t.match(dump, 'dump-client', 'it is a dump')
-  const derived = (await deriveDataKey(keyString, Buffer.from(serverSalt, 'base64'), 600_000)).export()
+  const derived = (await deriveDataKey(keyString, Buffer.from(serverSalt, 'base64'), QUICK.keyIterations)).export()
   const absent: Record<string, Buffer> = {
     plaintext: Buffer.from(plaintext),
     'key string': Buffer.from(keyString),

@@ -8,6 +8,7 @@ import { encryption_keys } from '../src/db/tables.ts'
 import { createPasswordLink } from '../src/repositories/users.ts'
 import { registerClientKey } from '../src/vault/keys.ts'
 import { makeLevel, startApp, type Answer, type Caller } from './helpers/app.ts'
+import { QUICK } from './helpers/costs.ts'
 import { authorizationUrl, CALLBACK, makePerson, pkce, post as postOAuth } from './helpers/people.ts'
 import { formIn, visitor } from './helpers/visitor.ts'
 
@@ -61,7 +62,7 @@ t.test('RL-40: canaries go through every flow', async (t) => {
 
   // Reads and writes that succeed.
   const { key_check_salt } = (await send('key', 200, get('/server/encryption-key'), true)).body.data.attributes
-  const dataKey = await deriveDataKey(given, Buffer.from(key_check_salt, 'base64'), 600_000)
+  const dataKey = await deriveDataKey(given, Buffer.from(key_check_salt, 'base64'), QUICK.keyIterations)
   watch('server data key', dataKey.export())
   watch('server salt', Buffer.from(key_check_salt, 'base64'))
   const document = `A=${plaintext}`

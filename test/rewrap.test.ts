@@ -20,6 +20,7 @@ import { dataKeyOf, keyCheckOf, keyStringOf, makeServerKey, makeStorageKey, regi
 import { holdCanary } from '../src/vault/master-keys.ts'
 import { freshDatabase } from './helpers/app.ts'
 import { clientKey } from './helpers/client.ts'
+import { QUICK } from './helpers/costs.ts'
 import { cli, scratchDirectory, startServer, type Ended } from './helpers/process.ts'
 import { client, makeLevels, random, store, type Send } from './helpers/traffic.ts'
 
@@ -272,7 +273,7 @@ async function twoInstances (t: Test) {
   const renewed = ringOf(NEW, OLD)
   for (const keyring of [old, renewed]) await createCanary(database.db, keyring.currentId, makeCanary(keyring))
   const config = loadConfig({ RATE_LIMIT_API: '0', LOG_LEVEL: 'silent' })
-  const apps = await Promise.all([old, renewed].map((keyring) => buildApp({ config, database, keyring })))
+  const apps = await Promise.all([old, renewed].map((keyring) => buildApp({ config, database, keyring, costs: QUICK })))
   t.teardown(async () => {
     await Promise.all(apps.map((app) => app.close()))
     await database.close()

@@ -2,6 +2,7 @@ import { createHook } from 'node:async_hooks'
 import t, { type Test } from 'tap'
 import { openBlob, sealBlob } from '../src/crypto/blob.ts'
 import { makeProof } from '../src/crypto/key-proof.ts'
+import { COSTS } from '../src/crypto/costs.ts'
 import { secretKey } from '../src/crypto/primitives.ts'
 import { clientKey, type ClientKey } from './helpers/client.ts'
 import {
@@ -75,7 +76,7 @@ async function agree (t: Test, { service, organization }: Running, send: Send, o
 }
 
 t.test(`I2 rule 4: ${ROTATIONS} rotations while ${CLIENTS} clients read and write: every reader's document opens with the key it names, no write is lost`, async (t) => {
-  const running = await startInstances(t)
+  const running = await startInstances(t, COSTS)
   const { failures, send, sends } = watched(running)
   const levels = await makeLevels(send, 'orbit', ['live', 'test'])
   const operations: Operation[] = []
@@ -377,7 +378,7 @@ t.test('CR-27: once a change of custody is acknowledged no instance decrypts or 
 })
 
 t.test('CR-16: of 100 requests at once that each derive a key two do so at a time, others queue or get 503, and everything else is answered meanwhile', async (t) => {
-  const { service, send, organization } = await startInstances(t)
+  const { service, send, organization } = await startInstances(t, COSTS)
   const [level] = await makeLevels(send, 'orbit', ['live'])
   await store(send, level!, 'A=1')
   const running = new Set<number>()

@@ -24,6 +24,7 @@ import { openCurrent, openVersion } from '../src/vault/documents.ts'
 import { dataKeyOf, keyCheckOf, keyStringOf, makeStorageKey, saltOf, storageKeyOf } from '../src/vault/keys.ts'
 import { createHistoryWorker } from '../src/vault/worker.ts'
 import { clientKey, type ClientKey } from './helpers/client.ts'
+import { QUICK } from './helpers/costs.ts'
 import type { Command, Work } from './helpers/killed.ts'
 import { hasPostgres, startPostgres } from './helpers/postgres.ts'
 import { run, scratchDirectory } from './helpers/process.ts'
@@ -203,7 +204,7 @@ const triple = ({ registration: { storage_mode: _, ...rest } }: ClientKey) => re
 /** Projects for every operation, in one organization, and the operations. */
 async function seed (database: Database, documents: number): Promise<{ token: string, organization: string, operations: Operation[] }> {
   const keyring = ringOf(OLD)
-  const app = await buildApp({ config: loadConfig(WITH_OLD), database, keyring })
+  const app = await buildApp({ config: loadConfig(WITH_OLD), database, keyring, costs: QUICK })
   const organization = ulid()
   const token = mintApiToken(organization)
   await createOrganization(database.db, { id: organization, name: 'Nimbus', slug: 'nimbus', plan: 'self-hosted', storage_key: makeStorageKey(keyring, organization) })
@@ -478,7 +479,7 @@ async function killEverywhere (t: Test, databases: Databases, choose: (points: s
   // workers have none.
   const unused = { db: undefined, reads: undefined, patient: undefined } as unknown as Database
   const apps = await Promise.all(Array.from({ length: LANES }, async () => {
-    const app = await buildApp({ config: loadConfig(WITH_BOTH), database: unused, keyring: ring })
+    const app = await buildApp({ config: loadConfig(WITH_BOTH), database: unused, keyring: ring, costs: QUICK })
     await app.ready()
     return app
   }))

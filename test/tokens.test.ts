@@ -73,7 +73,7 @@ t.test('CR-30: a token whose form or checksum is wrong is refused without a quer
   const gone = await freshDatabase()
   await gone.database.close()
   t.teardown(gone.drop)
-  const app = await buildApp({ config: service.config, database: gone.database, keyring: service.keyring, logStream: { write: () => {} } })
+  const app = await buildApp({ config: service.config, database: gone.database, keyring: service.keyring, costs: service.app.costs, logStream: { write: () => {} } })
   t.teardown(() => app.close())
   const owner = await service.organization()
   const ask = async (authorization: string) => (await app.inject({ url: `/api/v1/${owner.organization}/projects`, headers: { authorization } })).statusCode
@@ -149,7 +149,7 @@ async function anotherInstance (t: { teardown (fn: () => unknown): void }) {
     database = await connect({ url: url.href, pool: 2 })
     t.teardown(() => database.close())
   }
-  const app = await buildApp({ config: service.config, database, keyring: service.keyring, logStream: { write: () => {} } })
+  const app = await buildApp({ config: service.config, database, keyring: service.keyring, costs: service.app.costs, logStream: { write: () => {} } })
   t.teardown(() => app.close())
   return app
 }

@@ -4,9 +4,6 @@
  */
 import { random } from './primitives.ts'
 
-/** PBKDF2 iterations of every key that the server makes (domain.md "Server-managed key"). */
-export const DEFAULT_ITERATIONS = 600_000
-
 /** A key string: 64 lower-case hex characters from 32 random bytes. It is used as text, never decoded. */
 export function generateKeyString (): string {
   return random(32).toString('hex')

@@ -5,6 +5,7 @@
  */
 import { Argon2id } from 'oslo/password'
 import { createGate, WorkOverloaded } from './bounded.ts'
+import { COSTS, type PasswordCost } from './costs.ts'
 import { random } from './primitives.ts'
 
 /** Readable characters: no i, l, o or u. There are 32, so five bits choose one without bias. */
@@ -19,18 +20,16 @@ export class PasswordWorkOverloaded extends WorkOverloaded {
   }
 }
 
-const PARAMETERS = { memorySize: 19456, iterations: 2, parallelism: 1 }
-const argon2id = new Argon2id(PARAMETERS)
 const gate = createGate(4, 32, () => new PasswordWorkOverloaded())
 
 /** The PHC string to store for a password. Throws PasswordWorkOverloaded. */
-export async function hashPassword (password: string): Promise<string> {
-  return await gate(() => argon2id.hash(password))
+export async function hashPassword (password: string, cost: PasswordCost = COSTS.password): Promise<string> {
+  return await gate(() => new Argon2id(cost).hash(password))
 }
 
-/** Whether the password made this PHC string. Throws for a string that is none, and PasswordWorkOverloaded. */
+/** Whether the password made this PHC string, which says what it costs. Throws for a string that is none, and PasswordWorkOverloaded. */
 export async function verifyPassword (hash: string, password: string): Promise<boolean> {
-  return await gate(() => argon2id.verify(hash, password))
+  return await gate(() => new Argon2id().verify(hash, password))
 }
 
 /** A password to hand to a person: six groups of four readable characters, 120 random bits. */
@@ -39,20 +38,20 @@ export function generatePassword (): string {
   return characters.replace(/(.{4})(?=.)/g, '$1-')
 }
 
-/** Whether a hash was made with other parameters than today's: then the next sign-in makes it anew. */
-export function isOutdated (hash: string): boolean {
-  const { memorySize, iterations, parallelism } = PARAMETERS
+/** Whether a hash was made at another cost than today's: then the next sign-in makes it anew. */
+export function isOutdated (hash: string, { memorySize, iterations, parallelism }: PasswordCost = COSTS.password): boolean {
   return !hash.startsWith('$argon2id$') || !hash.includes(`$m=${memorySize},t=${iterations},p=${parallelism}$`)
 }
 
-let nobody: Promise<string> | undefined
+const nobody = new Map<PasswordCost, Promise<string>>()
 
 /** Takes as long as a wrong password of somebody: who has no account is not told apart by time (CR-41). */
-export async function verifyNobody (password: string): Promise<void> {
-  nobody ??= hashPassword(generatePassword()).catch((error: unknown) => {
+export async function verifyNobody (password: string, cost: PasswordCost = COSTS.password): Promise<void> {
+  const hash = nobody.get(cost) ?? hashPassword(generatePassword(), cost).catch((error: unknown) => {
     // Made anew next time: else whoever has no account would be told apart for ever.
-    nobody = undefined
+    nobody.delete(cost)
     throw error
   })
-  await verifyPassword(await nobody, password)
+  nobody.set(cost, hash)
+  await verifyPassword(await hash, password)
 }

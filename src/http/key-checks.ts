@@ -1,5 +1,5 @@
 import type { FastifyReply } from 'fastify'
-import { DEFAULT_ITERATIONS } from '../crypto/keys.ts'
+import { COSTS } from '../crypto/costs.ts'
 import { decodeBase64 } from '../crypto/primitives.ts'
 import { refuse } from '../rules/errors.ts'
 
@@ -24,5 +24,5 @@ export function refuseKeyCheck (body: Sent, sentence: string) {
 
 /** Warns the client of a key that is easier to guess than it should be. */
 export function warnOfIterations (reply: FastifyReply, iterations: number) {
-  if (iterations < DEFAULT_ITERATIONS) reply.header('warning', `299 - "key_check_iterations below ${DEFAULT_ITERATIONS} are weak against guessing"`)
+  if (iterations < COSTS.keyIterations) reply.header('warning', `299 - "key_check_iterations below ${COSTS.keyIterations} are weak against guessing"`)
 }

@@ -4,6 +4,7 @@ import type { ErrorCode } from '../../schemas/errors.ts'
 import type { EventName } from '../../schemas/events.ts'
 import type { Scope } from '../../schemas/scopes.ts'
 import type { Config } from '../config.ts'
+import type { Costs } from '../crypto/costs.ts'
 import type { Keyring } from '../crypto/keyring.ts'
 import type { Db } from '../db/database.ts'
 import type { UserCall } from '../repositories/oauth.ts'
@@ -43,6 +44,8 @@ declare module 'fastify' {
     /** For transactions that grow with a project: a rotation. */
     patient: Db
     keyring: Keyring
+    /** What one derivation of a key or a password costs. */
+    costs: Costs
     config: Config
     /** The address of this service as everybody else knows it, without a slash at its end: PUBLIC_URL, or where it listens. */
     issuer (): string

@@ -91,7 +91,7 @@ export const encryptionKeys: Domain = async (app) => {
       const seen = await activeKey(request, request.params.project)
       if (seen.managed === 'client') fail('client_managed_key')
       // The derivation takes a fifth of a second: before the transaction begins.
-      const key = await makeServerKey(app.keyring, { ...seen, version: seen.version + 1 })
+      const key = await makeServerKey(app.keyring, { ...seen, version: seen.version + 1 }, undefined, app.costs.keyIterations)
       const dataKey = dataKeyOf(app.keyring, { ...seen, ...key })
       const rotated = await rotate(app, organization, actorOf(request), {
         seen: seenOf(seen), key, policy: request.body.history_policy, convert: reencrypt(app.keyring, dataKey)

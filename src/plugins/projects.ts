@@ -92,7 +92,7 @@ export const projects: Domain = async (app) => {
       // The derivation takes a fifth of a second: before the transaction begins.
       const key = encryption_type === 'client'
         ? registerClientKey(app.keyring, keyId, clientKeyOf(body))
-        : await makeServerKey(app.keyring, keyId, serverKeyOf(body))
+        : await makeServerKey(app.keyring, keyId, serverKeyOf(body), app.costs.keyIterations)
       warnOfIterations(reply, key.iterations)
       const created = await orSlugTaken(() => transaction(app.db, async (db) => {
         await holdCanary(db, app.keyring)

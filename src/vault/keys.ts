@@ -1,5 +1,6 @@
 import type { KeyObject } from 'node:crypto'
-import { DEFAULT_ITERATIONS, generateKeyString, generateSalt } from '../crypto/keys.ts'
+import { COSTS } from '../crypto/costs.ts'
+import { generateKeyString, generateSalt } from '../crypto/keys.ts'
 import { deriveDataKey } from '../crypto/key-proof.ts'
 import type { Keyring } from '../crypto/keyring.ts'
 import { random, takeKey } from '../crypto/primitives.ts'
@@ -20,18 +21,20 @@ export function storageKeyOf (keyring: Keyring, organization: { id: string, stor
 }
 
 /**
- * A server-managed key, wrapped: the given key string or a new one of 256 bits. The data key is derived once here
- * (600,000 iterations), so that reading costs no derivation. Call it before a transaction begins.
+ * A server-managed key, wrapped: the given key string or a new one of 256 bits. The data key is derived once here, so
+ * that reading costs no derivation. Call it before a transaction begins.
  */
-export async function makeServerKey (keyring: Keyring, id: KeyId, given?: { key: string | undefined, hint: string | undefined }): Promise<NewKey> {
+export async function makeServerKey (
+  keyring: Keyring, id: KeyId, given?: { key: string | undefined, hint: string | undefined }, iterations = COSTS.keyIterations
+): Promise<NewKey> {
   const keyString = given?.key ?? generateKeyString()
   const salt = generateSalt()
-  const dataKey = await deriveDataKey(keyString, salt, DEFAULT_ITERATIONS)
+  const dataKey = await deriveDataKey(keyString, salt, iterations)
   return {
     version: id.version,
     ...heldByServer(keyring, id, keyString, dataKey),
     salt: keyring.wrap(salt, keyPlace(id, 'salt')),
-    iterations: DEFAULT_ITERATIONS,
+    iterations,
     hint: given?.hint ?? null
   }
 }

@@ -13,7 +13,8 @@ import {
 import {
   checkCanary, createKeyring, generateMasterKey, makeCanary, MasterKeyMissing, parseMasterKey
 } from '../../src/crypto/keyring.ts'
-import { DEFAULT_ITERATIONS, generateKeyString, generateSalt } from '../../src/crypto/keys.ts'
+import { COSTS } from '../../src/crypto/costs.ts'
+import { generateKeyString, generateSalt } from '../../src/crypto/keys.ts'
 import { generatePassword, hashPassword, PasswordWorkOverloaded, verifyPassword } from '../../src/crypto/passwords.ts'
 import {
   decodeBase64, deriveKey, encodePlace, hmac, open, random, sameBytes, seal, secretKey, sha256
@@ -310,7 +311,7 @@ t.test('key strings and proofs', async (t) => {
     t.match(generateKeyString(), /^[0-9a-f]{64}$/)
     t.not(generateKeyString(), generateKeyString())
     t.equal(generateSalt().length, 16)
-    t.equal(DEFAULT_ITERATIONS, 600_000)
+    t.equal(COSTS.keyIterations, 600_000)
   })
 
   t.test('refuses the 67th derivation at once and does the other 66 (CR-16)', async (t) => {

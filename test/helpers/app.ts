@@ -9,6 +9,7 @@ import { ulid } from 'ulidx'
 import { buildApp } from '../../src/app.ts'
 import { loadConfig, type Config } from '../../src/config.ts'
 import { hashToken, mintApiToken, tokenPrefix } from '../../src/crypto/bearer.ts'
+import type { Costs } from '../../src/crypto/costs.ts'
 import { createKeyring, generateMasterKey, makeCanary, parseMasterKey, type Keyring } from '../../src/crypto/keyring.ts'
 import { connect, type Database } from '../../src/db/database.ts'
 import { createCanary } from '../../src/repositories/master-keys.ts'
@@ -17,6 +18,7 @@ import { createToken } from '../../src/repositories/tokens.ts'
 import type { Ability } from '../../schemas/scopes.ts'
 import type { Slice } from '../../src/rules/slices.ts'
 import { makeStorageKey } from '../../src/vault/keys.ts'
+import { QUICK } from './costs.ts'
 
 export interface Caller {
   token: string
@@ -46,15 +48,15 @@ export interface TestApp {
 
 /**
  * The service on a fresh, migrated database: one made on TEST_DATABASE_URL when it is set, else an embedded one in memory.
- * Limits are off unless `env` sets them.
+ * Limits are off unless `env` sets them, and derivations cost next to nothing unless `costs` says otherwise.
  */
-export async function startApp (t: { teardown (fn: () => unknown): void }, env: Record<string, string> = {}): Promise<TestApp> {
+export async function startApp (t: { teardown (fn: () => unknown): void }, env: Record<string, string> = {}, costs: Costs = QUICK): Promise<TestApp> {
   const { database, drop } = await freshDatabase()
   const keyring = createKeyring([parseMasterKey(generateMasterKey().text)])
   await createCanary(database.db, keyring.currentId, makeCanary(keyring))
   const config = loadConfig({ RATE_LIMIT_API: '0', RATE_LIMIT_OAUTH: '0', RATE_LIMIT_KEY_ROTATION: '0', RATE_LIMIT_BILLING: '0', ...env })
   const logs: string[] = []
-  const app = await buildApp({ config, database, keyring, logStream: { write: (line) => logs.push(line) } })
+  const app = await buildApp({ config, database, keyring, costs, logStream: { write: (line) => logs.push(line) } })
   await app.ready()
 
   const inject = async (options: InjectOptions): Promise<Answer> => {

@@ -4,6 +4,7 @@ import { challengeOf } from '../../src/crypto/bearer.ts'
 import { hashPassword } from '../../src/crypto/passwords.ts'
 import { createMember, createUser } from '../../src/repositories/users.ts'
 import type { TestApp } from './app.ts'
+import { QUICK } from './costs.ts'
 import { visitor, type Visitor } from './visitor.ts'
 
 export interface Person { id: number, email: string, name: string, password: string }
@@ -14,7 +15,7 @@ let people = 0
 export async function makePerson ({ database }: Pick<TestApp, 'database'>, roles: Record<string, Role> = {}, password = 'correct horse battery'): Promise<Person> {
   const name = `Person ${++people}`
   const email = `person-${people}-${randomBytes(3).toString('hex')}@nimbus.example`
-  const id = (await createUser(database.db, { email, name, password_hash: await hashPassword(password) }))!
+  const id = (await createUser(database.db, { email, name, password_hash: await hashPassword(password, QUICK.password) }))!
   for (const [organization_id, role] of Object.entries(roles)) await createMember(database.db, { organization_id, user_id: id, role })
   return { id, email, name, password }
 }

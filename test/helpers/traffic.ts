@@ -2,6 +2,7 @@ import { createDecipheriv, pbkdf2Sync } from 'node:crypto'
 import type { AddressInfo } from 'node:net'
 import type { Test } from 'tap'
 import { buildApp } from '../../src/app.ts'
+import type { Costs } from '../../src/crypto/costs.ts'
 import { connect } from '../../src/db/database.ts'
 import { startApp } from './app.ts'
 
@@ -35,15 +36,15 @@ export function client (addresses: string | string[], { organization, token }: {
  * The service behind real sockets: two instances on one PostgreSQL, or the one that the embedded database can have.
  * `send` takes the instances by turns, `sends` has one for each.
  */
-export async function startInstances (t: Test) {
-  const service = await startApp(t)
+export async function startInstances (t: Test, costs?: Costs) {
+  const service = await startApp(t, {}, costs)
   const addresses = [await service.app.listen({ host: '127.0.0.1', port: 0 })]
   if (ON_POSTGRES) {
     const url = new URL(process.env.TEST_DATABASE_URL!)
     const [row] = await service.sql('SELECT current_database() AS name')
     url.pathname = `/${row!.name}`
     const database = await connect({ url: url.href, pool: 10 })
-    const second = await buildApp({ config: service.config, database, keyring: service.keyring, logStream: { write: (line) => service.logs.push(line) } })
+    const second = await buildApp({ config: service.config, database, keyring: service.keyring, costs: service.app.costs, logStream: { write: (line) => service.logs.push(line) } })
     t.teardown(async () => {
       await second.close()
       await database.close()

@@ -133,7 +133,7 @@ export const accounts: Domain = async (app) => {
   async function replacePassword (
     request: FastifyRequest, reply: FastifyReply, user: User, password: string, by: { link: string } | { from: string }
   ): Promise<boolean> {
-    const hash = await hashPassword(password)
+    const hash = await hashPassword(password, app.costs.password)
     const done = await transaction(app.db, async (db) => {
       await lockUser(db, user.id)
       if ('link' in by && await takePasswordLink(db, hashToken(by.link)) === undefined) return false

@@ -81,7 +81,7 @@ async function judge (app: FastifyInstance, found: (User & { password_hash: stri
   if (wait > 0) return wait
   try {
     if (found?.password_hash == null || found.disabled_at !== null) {
-      await verifyNobody(password)
+      await verifyNobody(password, app.costs.password)
       return 'wrong'
     }
     if (!await verifyPassword(found.password_hash, password)) return 'wrong'
@@ -90,8 +90,8 @@ async function judge (app: FastifyInstance, found: (User & { password_hash: stri
     throw error
   }
   await forgiveAttempts(app.db, counts)
-  if (!isOutdated(found.password_hash)) return { id: found.id, password_hash: found.password_hash }
-  const password_hash = await hashPassword(password)
+  if (!isOutdated(found.password_hash, app.costs.password)) return { id: found.id, password_hash: found.password_hash }
+  const password_hash = await hashPassword(password, app.costs.password)
   // Whoever was faster may have changed the password: then it is judged by the new one.
   return await updatePasswordHash(app.db, found.id, found.password_hash, password_hash)
     ? { id: found.id, password_hash }
