@@ -1,4 +1,4 @@
-// Compiles into dist/ and lays the migrations beside the code. The driver's patch is applied here and not in an
+// Compiles into dist/ and lays the migrations and the template of the embedded database beside the code. The driver's patch is applied here and not in an
 // install hook, so that it is also there after `npm ci --ignore-scripts` and in the container.
 import { spawnSync } from 'node:child_process'
 import { cpSync, existsSync, readdirSync, rmSync, statSync, writeFileSync } from 'node:fs'
@@ -8,10 +8,12 @@ const STAMP = 'dist/.built'
 const SOURCES = ['schemas', 'src', 'test', 'bench', 'drizzle', 'patches']
 
 export function build () {
-  run('patch-package', ['--error-on-fail'], 'ignore')
-  run('tsc', ['-p', 'tsconfig.json'])
+  run('node_modules/.bin/patch-package', ['--error-on-fail'], 'ignore')
+  run('node_modules/.bin/tsc', ['-p', 'tsconfig.json'])
   rmSync('dist/drizzle', { recursive: true, force: true })
   cpSync('drizzle', 'dist/drizzle', { recursive: true })
+  // In a process of its own: what it takes in memory, this one would keep, and `npm start` serves in it.
+  run('scripts/template.mjs')
   writeFileSync(STAMP, '')
 }
 
@@ -23,8 +25,8 @@ export function buildIfNeeded () {
   if ([...files, 'package-lock.json', 'tsconfig.json'].some((file) => statSync(file).mtimeMs > built)) build()
 }
 
-function run (bin, args, stdout = 'inherit') {
-  const { status } = spawnSync(process.execPath, [`node_modules/.bin/${bin}`, ...args], { stdio: ['ignore', stdout, 'inherit'] })
+function run (script, args = [], stdout = 'inherit') {
+  const { status } = spawnSync(process.execPath, [script, ...args], { stdio: ['ignore', stdout, 'inherit'] })
   if (status !== 0) process.exit(status ?? 1)
 }
 

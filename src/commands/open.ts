@@ -33,8 +33,13 @@ export async function open (config: Config, onFatal?: (error: Error) => void): P
 /** Connects alone, as `migrate` does. */
 export async function openDatabase (config: Config, onFatal?: (error: Error) => void): Promise<Database> {
   return config.databaseUrl === undefined
-    ? connect({ dir: join(dataDirectory(config), 'postgres'), pool: 1, onFatal })
+    ? connect({ dir: join(dataDirectory(config), 'postgres'), pool: 1, onFatal, onWait: say })
     : connect({ url: config.databaseUrl, pool: config.databasePool, onFatal })
+}
+
+// Before there is a log to say it in.
+function say (line: string): void {
+  process.stderr.write(`${line}\n`)
 }
 
 function loadKeyring (config: Config): Keyring {

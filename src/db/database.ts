@@ -26,8 +26,6 @@ export interface Database {
   migrate (): Promise<void>
   /** Answers when the database does, or throws DatabaseUnavailable after about two seconds. */
   ping (): Promise<void>
-  /** Embedded only: writes a copy of the database into a file, to give to `connect` as `loadDataDir`. */
-  dump (file: string): Promise<void>
   close (): Promise<void>
 }
 
@@ -35,14 +33,16 @@ export interface Database {
 export interface ConnectOptions {
   /** A PostgreSQL URL. Without it the embedded database is used. */
   url?: string | undefined
-  /** The embedded database's directory, or `memory:`. */
+  /** The embedded database's directory. */
   dir?: string | undefined
   /** Connections to PostgreSQL in all. */
   pool: number
-  /** For `memory:`, a file made by `dump`: starts in half a second instead of four. */
-  loadDataDir?: string | undefined
+  /** False for an embedded database that nobody misses after a power cut: it never waits for the disk. */
+  durable?: boolean | undefined
   /** Called when only a restart of the process can help. */
   onFatal?: ((error: Error) => void) | undefined
+  /** Called with a line that says what is waited for, when the embedded database takes long to open or to migrate. */
+  onWait?: ((line: string) => void) | undefined
 }
 
 const PING_DEADLINE = 2_000
@@ -96,23 +96,23 @@ function connectPostgres (url: string, pool: number): Database {
     kind: 'postgres',
     migrate,
     ping: () => ping(reads),
-    dump: async () => { throw new Error('Use pg_dump for PostgreSQL') },
     close: async () => { await Promise.all([writes, reads].map(client => client.end({ timeout: CLOSE_SECONDS }))) }
   }
 }
 
-async function connectEmbedded ({ dir, loadDataDir, onFatal = () => {} }: ConnectOptions): Promise<Database> {
+async function connectEmbedded ({ dir, durable, onFatal = () => {}, onWait }: ConnectOptions): Promise<Database> {
   if (!dir) throw new Error('A database URL or a directory is needed')
   let opened = false
   const embedded = await openEmbedded({
-    dir, loadDataDir, onFatal: error => { if (opened) onFatal(error) }
+    dir, durable, onWait, onFatal: error => { if (opened) onFatal(error) }
   })
   const client = postgres({
     ...COMMON,
     socket: embedded.socket,
     max: 1,
     connect_timeout: 60,
-    silence_timeout: 8,
+    // The worker is watched instead
+    silence_timeout: null,
     host: 'embedded',
     user: 'postgres',
     database: 'postgres',
@@ -129,7 +129,6 @@ async function connectEmbedded ({ dir, loadDataDir, onFatal = () => {} }: Connec
   }
 
   try {
-    // The first start makes a cluster, which takes seconds: no deadline
     await client`select 1`
   } catch (error) {
     await close()
@@ -141,9 +140,8 @@ async function connectEmbedded ({ dir, loadDataDir, onFatal = () => {} }: Connec
     reads: db,
     patient: handle(guard(client, 1, full, PATIENCE, QUEUE)),
     kind: 'embedded',
-    migrate: () => migrateSchema(client).catch(error => { throw databaseError(error) }),
+    migrate: () => embedded.patiently('changes the schema', () => migrateSchema(client)).catch(error => { throw databaseError(error) }),
     ping: () => ping(client),
-    dump: embedded.dump,
     close
   }
 }

@@ -4,34 +4,47 @@ import fs from 'node:fs'
 import { parentPort, workerData } from 'node:worker_threads'
 import { PGlite } from '@electric-sql/pglite'
 import { NodeFS } from '@electric-sql/pglite/nodefs'
+import type { WorkerInput } from './embedded.ts'
 
-interface Task { bytes?: Uint8Array, dump?: string, close?: true }
-interface Streams { NODEFS?: { stream_ops: { fsync?: (stream: { nfd: number }) => number } } }
+interface Task { bytes?: Uint8Array, close?: true }
+type Operation = (...args: never[]) => unknown
+interface Streams { NODEFS?: { stream_ops: Record<string, Operation> } }
 
 const port = parentPort!
-const { dir, loadDataDir } = workerData as { dir?: string, loadDataDir?: string }
+const { dir, durable, program, progress } = workerData as WorkerInput
 
-// PGlite never calls fsync: its file system has no such operation. This one has.
-class DurableFS extends NodeFS {
+// PGlite never calls fsync: its file system has no such operation. This one has, and it counts what it does.
+class WatchedFS extends NodeFS {
   override async init (pg: Parameters<NodeFS['init']>[0], options: Parameters<NodeFS['init']>[1]) {
     const { emscriptenOpts } = await super.init(pg, options)
-    const durable = (module: unknown) => {
+    const change = (module: unknown) => {
       const { NODEFS } = module as Streams
-      if (NODEFS) NODEFS.stream_ops.fsync = ({ nfd }) => { fs.fsyncSync(nfd); return 0 }
+      if (NODEFS === undefined) return
+      const operations = NODEFS.stream_ops
+      if (durable) operations.fsync = ({ nfd }: { nfd: number }) => { fs.fsyncSync(nfd); return 0 }
+      for (const name of ['open', 'read', 'write', 'fsync']) {
+        const operation = operations[name]
+        if (operation !== undefined) operations[name] = (...args) => { moved(); return operation(...args) }
+      }
     }
-    return { emscriptenOpts: { ...emscriptenOpts, preRun: [emscriptenOpts.preRun ?? [], durable].flat() } }
+    return { emscriptenOpts: { ...emscriptenOpts, preRun: [emscriptenOpts.preRun ?? [], change].flat() } }
   }
 }
 
-// '-F' means no fsync; the default method, fdatasync, is an empty stub in this build
-const durableParams = [...PGlite.defaultStartParams.filter(param => param !== '-F'), '-c', 'wal_sync_method=fsync']
+function moved () {
+  Atomics.add(progress, 0, 1)
+}
+
+const startParams = [
+  // '-F' means no fsync; the default method, fdatasync, is an empty stub in this build
+  ...PGlite.defaultStartParams.filter(param => param !== '-F' || !durable), '-c', 'wal_sync_method=fsync',
+  // One session needs no more, and what it has is never given back
+  '-c', 'shared_buffers=16MB', '-c', 'max_connections=5'
+]
 
 // A statement that was ended with its worker leaves its temporary files, and this kind of server never removes them
-if (dir) fs.rmSync(`${dir}/base/pgsql_tmp`, { recursive: true, force: true })
-
-const pg = await PGlite.create(dir
-  ? { fs: new DurableFS(dir), startParams: durableParams }
-  : { ...(loadDataDir && { loadDataDir: new Blob([fs.readFileSync(loadDataDir)]) }) })
+fs.rmSync(`${dir}/base/pgsql_tmp`, { recursive: true, force: true })
+const pg = await PGlite.create({ fs: new WatchedFS(dir), startParams, pgliteWasmModule: program })
 
 // One task at a time: a statement must never overtake the one before it
 let last: Promise<unknown> = Promise.resolve()
@@ -41,9 +54,7 @@ port.postMessage({ ready: true })
 async function run (task: Task) {
   if (task.bytes) {
     await pg.execProtocolRawStream(task.bytes, { onRawData: bytes => port.postMessage({ bytes: bytes.slice() }) })
-  } else if (task.dump) {
-    fs.writeFileSync(task.dump, Buffer.from(await (await pg.dumpDataDir('none')).arrayBuffer()), { mode: 0o600 })
-    port.postMessage({ dumped: true })
+    port.postMessage({ done: true })
   } else {
     await pg.close()
     port.postMessage({ closed: true })

@@ -1,37 +1,62 @@
 import fs from 'node:fs'
+import { readFile } from 'node:fs/promises'
 import path from 'node:path'
 import { Duplex } from 'node:stream'
+import { fileURLToPath } from 'node:url'
 import { Worker } from 'node:worker_threads'
+import type { PGliteOptions } from '@electric-sql/pglite'
+import { DatabaseUnavailable } from './errors.ts'
 import { lockDirectory } from './lock.ts'
+import { createWatchdog, type Watchdog } from './watchdog.ts'
 
-// The first start makes a cluster: four seconds, and many more on a busy machine.
-const OPEN_DEADLINE = 60_000
+// A statement ends after three seconds at PostgreSQL; this one knows no such time-out.
+const SILENCE = 8_000
+const PATIENCE = 60_000
+const LOOK_EVERY = 500
 const CLOSE_DEADLINE = 5_000
+
+/** What a first start unpacks; the build makes it. */
+export const TEMPLATE = fileURLToPath(new URL('../../cluster.template', import.meta.url))
 
 /** The embedded database: one worker for each connection, and never two at once. */
 export interface Embedded {
   /** Starts the worker and answers a stream that postgres.js uses as its socket. */
   socket (): Promise<Duplex>
-  /** Writes a copy of the running cluster into a file, to start a `memory:` database from. */
-  dump (file: string): Promise<void>
+  /** While this work lasts, statements may take as long as they make progress. */
+  patiently<T> (what: string, work: () => Promise<T>): Promise<T>
   /** Ends the worker and gives the directory back. */
   close (): Promise<void>
 }
 
-interface Answer { ready?: true, bytes?: Uint8Array, dumped?: true, closed?: true }
+export interface EmbeddedOptions {
+  dir: string
+  /** False for a database that nobody misses after a power cut, as most tests have one: it never waits for the disk. */
+  durable?: boolean | undefined
+  /** Called when the database cannot be opened: nothing but a restart helps then. */
+  onFatal?: ((error: Error) => void) | undefined
+  /** Called with a line that says what is waited for, now and then while opening or migrating takes long. */
+  onWait?: ((line: string) => void) | undefined
+}
 
-/**
- * Prepares the embedded database in a directory (or `memory:`), which stays locked until `close`.
- *
- * @param options.loadDataDir a file written by `dump`, for `memory:` only
- * @param options.onFatal called when the database cannot be opened: nothing but a restart helps then
- */
-export async function openEmbedded (options: { dir: string, loadDataDir?: string | undefined, onFatal?: (error: Error) => void }) {
-  const { dir, loadDataDir, onFatal = () => {} } = options
-  const memory = dir === 'memory:'
-  const unlock = memory ? () => {} : await claim(dir)
-  const workerFile = import.meta.url.replace(/embedded(\.\w+)$/, 'embedded-worker$1')
-  const workerData = { dir: memory ? undefined : path.resolve(dir, 'cluster'), loadDataDir }
+/** What the worker starts with. */
+export interface WorkerInput { dir: string, template: string, durable: boolean, program: Program, progress: Int32Array<SharedArrayBuffer> }
+
+/** PostgreSQL as the engine has compiled it. */
+type Program = NonNullable<PGliteOptions['pgliteWasmModule']>
+declare const WebAssembly: { compile (bytes: Uint8Array): Promise<Program> }
+
+interface Answer { ready?: true, bytes?: Uint8Array, done?: true, closed?: true }
+
+/** Prepares the embedded database in a directory, which stays locked until `close`. */
+export async function openEmbedded ({ dir, durable = true, onFatal = () => {}, onWait = () => {} }: EmbeddedOptions): Promise<Embedded> {
+  const unlock = await claim(dir)
+  const threadOf = (name: string) => new URL(import.meta.url.replace(/embedded(\.\w+)$/, `${name}$1`))
+  // Moved by every operation on a file
+  const progress = new Int32Array(new SharedArrayBuffer(4))
+  let stalled = (_reason: string) => {}
+  const watchdog = createWatchdog({
+    silence: SILENCE, patience: PATIENCE, progress: () => Atomics.load(progress, 0), onWait, onStall: (reason) => stalled(reason)
+  })
   let worker: Worker | undefined
   let ended: Promise<unknown> = Promise.resolve()
   let closed = false
@@ -39,24 +64,48 @@ export async function openEmbedded (options: { dir: string, loadDataDir?: string
   async function socket () {
     // A second worker on the same files would destroy them: the one before must be gone
     await ended
-    if (closed) throw new Error('The embedded database is closed')
-    const started = worker = new Worker(new URL(workerFile), { workerData, execArgv: [] })
-    ended = new Promise(resolve => started.once('exit', resolve))
-    try {
-      await heard(started, 'ready', OPEN_DEADLINE)
-    } catch (error) {
-      await started.terminate()
-      const failure = new Error(`The embedded database does not open: ${(error as Error).message ?? 'its files cannot be read'}`, { cause: error })
-      if (!closed) onFatal(failure)
-      throw failure
-    }
-    return streamOf(started)
+    const program = await compiled()
+    if (closed) throw new DatabaseUnavailable('The embedded database is closed')
+    const workerData: WorkerInput = { dir: path.resolve(dir, 'cluster'), template: TEMPLATE, durable, program, progress }
+    if (!fs.existsSync(path.join(workerData.dir, 'PG_VERSION'))) await started('cluster-worker', 'is made', workerData, 'exit')
+    const one = await started('embedded-worker', 'starts', workerData, 'ready')
+    return streamOf(one, watchdog, fail => { stalled = fail })
   }
 
-  async function dump (file: string) {
-    if (!worker) throw new Error('The embedded database is not open')
-    worker.postMessage({ dump: file })
-    await heard(worker, 'dumped', OPEN_DEADLINE)
+  /** Starts a thread, and waits as long as it makes progress until it says a word or ends well. */
+  async function started (name: string, what: string, workerData: WorkerInput, until: 'ready' | 'exit') {
+    const thread = worker = new Worker(threadOf(name), { workerData, execArgv: [] })
+    ended = new Promise(resolve => thread.once('exit', resolve))
+    const looking = setInterval(look, LOOK_EVERY).unref()
+    thread.once('exit', () => clearInterval(looking))
+    const done = watchdog.patiently(what)
+    watchdog.begin()
+    try {
+      await heard(thread, until, fail => { stalled = fail })
+      return thread
+    } catch (error) {
+      await thread.terminate()
+      const failure = new DatabaseUnavailable(`The embedded database does not open: ${(error as Error).message ?? 'its files cannot be read'}`)
+      if (!closed) onFatal(failure)
+      throw failure
+    } finally {
+      watchdog.end()
+      done()
+    }
+  }
+
+  // What the worker said while this thread itself was held up is read before the check phase
+  function look () {
+    setImmediate(() => watchdog.look())
+  }
+
+  async function patiently<T> (what: string, work: () => Promise<T>) {
+    const done = watchdog.patiently(what)
+    try {
+      return await work()
+    } finally {
+      done()
+    }
   }
 
   async function close () {
@@ -66,23 +115,45 @@ export async function openEmbedded (options: { dir: string, loadDataDir?: string
     unlock()
   }
 
-  return { socket, dump, close } satisfies Embedded
+  return { socket, patiently, close }
+}
+
+let program: Promise<Program> | undefined
+
+// Once in a process, however often a database is opened
+function compiled () {
+  program ??= readFile(new URL('pglite.wasm', import.meta.resolve('@electric-sql/pglite'))).then(bytes => WebAssembly.compile(bytes))
+  return program
 }
 
 // The wire protocol over the worker's message port
-function streamOf (worker: Worker) {
+function streamOf (worker: Worker, watchdog: Watchdog, onStall: (fail: () => void) => void) {
+  let working = 0
   const stream = new Duplex({
     read () {},
     write (chunk: Buffer, _encoding, done) {
+      working++
+      watchdog.begin()
       worker.postMessage({ bytes: new Uint8Array(chunk) })
       done()
     },
     final (done) { shut(worker).then(() => done(), done) },
     destroy (error, done) { worker.terminate().then(() => done(error), () => done(error)) }
   })
-  worker.on('message', ({ bytes }: Answer) => { if (bytes && !stream.destroyed) stream.push(Buffer.from(bytes)) })
+  worker.on('message', ({ bytes, done }: Answer) => {
+    watchdog.heard()
+    if (done) {
+      working--
+      watchdog.end()
+    }
+    if (bytes && !stream.destroyed) stream.push(Buffer.from(bytes))
+  })
   worker.on('error', () => stream.destroy())
-  worker.once('exit', () => stream.destroy())
+  worker.once('exit', () => {
+    for (; working > 0; working--) watchdog.end()
+    stream.destroy()
+  })
+  onStall(() => stream.destroy())
   // postgres.js ends a socket only in this state
   return Object.assign(stream, { readyState: 'open' })
 }
@@ -91,22 +162,23 @@ function streamOf (worker: Worker) {
 async function shut (worker: Worker) {
   if (worker.threadId !== -1) {
     worker.postMessage({ close: true })
-    await heard(worker, 'closed', CLOSE_DEADLINE).catch(() => {})
+    let timer: NodeJS.Timeout | undefined
+    await heard(worker, 'closed', fail => { timer = setTimeout(() => fail('it does not close'), CLOSE_DEADLINE) }).catch(() => {})
+    clearTimeout(timer)
   }
   await worker.terminate()
 }
 
-function heard (worker: Worker, word: 'ready' | 'dumped' | 'closed', deadline: number) {
+function heard (worker: Worker, word: 'ready' | 'closed' | 'exit', giveUp: (fail: (reason: string) => void) => void) {
   return new Promise<void>((resolve, reject) => {
     const done = (error?: Error) => {
-      clearTimeout(timer)
       worker.off('message', message).off('error', done).off('exit', exit)
       if (error) reject(error)
       else resolve()
     }
-    const message = (answer: Answer) => { if (answer[word]) done() }
-    const exit = () => done(new Error('the worker ended'))
-    const timer = setTimeout(() => done(new Error(`no answer within ${deadline / 1000} s`)), deadline)
+    const message = (answer: Answer) => { if (word !== 'exit' && answer[word]) done() }
+    const exit = (code: number) => done(word === 'exit' && code === 0 ? undefined : new Error('its thread ended'))
+    giveUp(reason => done(new Error(reason)))
     worker.on('message', message).on('error', done).on('exit', exit)
   })
 }

@@ -44,6 +44,8 @@ interface DriverError extends Error {
  */
 export function databaseError (error: unknown): Error & { code?: string | undefined } {
   const cause = inner(error)
+  // The driver hangs the statement on whatever error a connection ends with
+  if (cause instanceof DatabaseUnavailable && 'parameters' in cause) return new DatabaseUnavailable(cause.message, cause.code)
   if (cause instanceof DatabaseUnavailable || cause instanceof DatabaseError) return cause
   const { code, severity, constraint_name: constraint } = cause
   if (code && UNAVAILABLE.some(pattern => pattern.test(code))) {

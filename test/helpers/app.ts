@@ -1,10 +1,10 @@
 import { createHash } from 'node:crypto'
-import { existsSync, readdirSync, readFileSync, renameSync } from 'node:fs'
+import { mkdtempSync, readdirSync, readFileSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import type { FastifyInstance, InjectOptions, LightMyRequestResponse } from 'fastify'
 import { sql } from 'drizzle-orm'
-import postgres from 'postgres'
+import postgres, { type Sql } from 'postgres'
 import { ulid } from 'ulidx'
 import { buildApp } from '../../src/app.ts'
 import { loadConfig, type Config } from '../../src/config.ts'
@@ -122,20 +122,19 @@ export async function makeLevel (caller: Caller, project: Record<string, unknown
   return { project: slug as string, target: 'backend', environment: 'live' }
 }
 
-/** A migrated, empty database of its own: on TEST_DATABASE_URL when it is set, else embedded, from a dump made once. */
+/** A migrated, empty database of its own: on TEST_DATABASE_URL when it is set, else embedded. */
 export async function freshDatabase (): Promise<{ database: Database, url?: string, drop: () => Promise<void> }> {
   const server = process.env.TEST_DATABASE_URL
   if (server === undefined) {
-    const dump = await migratedDump()
-    return { database: await connect({ dir: 'memory:', pool: 1, loadDataDir: dump }), drop: async () => {} }
+    const dir = mkdtempSync(join(tmpdir(), 'strongroom-test-'))
+    return { database: await connect({ dir, pool: 1, durable: false }), drop: async () => rmSync(dir, { recursive: true, force: true }) }
   }
   const name = `t_${ulid().toLowerCase()}`
   const admin = postgres(server, { max: 1, onnotice: () => {} })
-  await admin.unsafe(`CREATE DATABASE ${name}`)
+  await admin.unsafe(`CREATE DATABASE ${name} TEMPLATE ${await migratedTemplate(server, admin)}`)
   const url = new URL(server)
   url.pathname = `/${name}`
   const database = await connect({ url: url.href, pool: 10 })
-  await database.migrate()
   return {
     database,
     url: url.href,
@@ -146,16 +145,27 @@ export async function freshDatabase (): Promise<{ database: Database, url?: stri
   }
 }
 
-// A cold cluster takes four seconds; its migrated dump, kept by the hash of the migrations, less than one.
-async function migratedDump (): Promise<string> {
+// Made by whoever comes first, under the name of the migrations that it has: everybody else copies it.
+async function migratedTemplate (server: string, admin: Sql): Promise<string> {
   const hash = createHash('sha256')
   for (const file of readdirSync('drizzle').filter((name) => name.endsWith('.sql')).sort()) hash.update(readFileSync(join('drizzle', file)))
-  const file = join(tmpdir(), `strongroom-test-${hash.digest('hex').slice(0, 16)}.tar`)
-  if (existsSync(file)) return file
-  const database = await connect({ dir: 'memory:', pool: 1 })
-  await database.migrate()
-  await database.dump(`${file}.${process.pid}`)
-  await database.close()
-  renameSync(`${file}.${process.pid}`, file)
-  return file
+  const name = `template_${hash.digest('hex').slice(0, 16)}`
+  const isThere = async () => (await admin`SELECT FROM pg_database WHERE datname = ${name}`).length > 0
+  if (await isThere()) return name
+  await admin`SELECT pg_advisory_lock(1)`
+  try {
+    if (await isThere()) return name
+    const making = `${name}_making`
+    await admin.unsafe(`DROP DATABASE IF EXISTS ${making}`)
+    await admin.unsafe(`CREATE DATABASE ${making}`)
+    const url = new URL(server)
+    url.pathname = `/${making}`
+    const database = await connect({ url: url.href, pool: 1 })
+    await database.migrate()
+    await database.close()
+    await admin.unsafe(`ALTER DATABASE ${making} RENAME TO ${name}`)
+    return name
+  } finally {
+    await admin`SELECT pg_advisory_unlock(1)`
+  }
 }
