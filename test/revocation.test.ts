@@ -20,7 +20,7 @@ const rosa = await makePerson(service, { [o]: 'owner' })
 
 /** The service once more on the same database, with its own idea of how long a judgement holds. */
 async function listening (judgedFor: number): Promise<string> {
-  const app = await buildApp({ config: service.config, database: service.database, keyring: service.keyring, logStream: { write: () => {} }, judgedFor })
+  const app = await buildApp({ config: service.config, database: service.database, keyring: service.keyring, costs: service.app.costs, logStream: { write: () => {} }, judgedFor })
   t.teardown(() => app.close())
   return app.listen({ host: '127.0.0.1', port: 0 })
 }
