@@ -10,6 +10,14 @@ export type Restriction = Static<typeof Restriction>
 
 export const TokenParams = Type.Object({ organization: OrganizationInPath, id: Type.String({ maxLength: 128, examples: ['7'] }) })
 
+/** Who made a token: a person, or another token. Null: an operator. */
+const TokenCreator = Type.Unsafe<{ type: 'user' | 'api_token', id: number, name: string } | null>({
+  type: ['object', 'null'],
+  properties: { type: { type: 'string', enum: ['user', 'api_token'] }, id: { type: 'integer' }, name: { type: 'string' } },
+  required: ['type', 'id', 'name'],
+  description: 'who made it; what a person made, or a token of theirs, ends with their account and with the grant that it was made through'
+})
+
 export const ApiToken = Type.Object({
   id: Type.String(),
   name: Type.String(),
@@ -18,6 +26,7 @@ export const ApiToken = Type.Object({
   restrictions: Type.Array(Restriction, { description: 'empty: the whole organization' }),
   expires_at: Nullable(Timestamp),
   last_used_at: Nullable(Timestamp),
+  created_by: TokenCreator,
   created_at: Timestamp,
   updated_at: Timestamp
 }, { title: 'ApiToken' })
@@ -31,6 +40,7 @@ const example = {
   restrictions: [],
   expires_at: null,
   last_used_at: null,
+  created_by: { type: 'user', id: 17, name: 'Rosa Quill' },
   created_at: '2026-03-01T12:00:00.000Z',
   updated_at: '2026-03-01T12:00:00.000Z'
 }

@@ -11,7 +11,7 @@ import { open, openDatabase, StartError } from './commands/open.ts'
 import { renderOpenApi } from './commands/openapi.ts'
 import { report, rewrap } from './commands/rewrap.ts'
 import { serve } from './commands/serve.ts'
-import { addUser, describeUsers, mailLink, renewLink, serviceAddress, switchUser, type Linked } from './commands/users.ts'
+import { addUser, describeTokens, describeUsers, mailLink, renewLink, serviceAddress, switchUser, type Linked } from './commands/users.ts'
 import { loadConfig, type Config } from './config.ts'
 import { DatabaseError, databaseError, DatabaseUnavailable, transaction, type Database } from './db/database.ts'
 import { operatorOf, recordEvent } from './repositories/audit.ts'
@@ -33,6 +33,7 @@ const USAGE = `Usage: strongroom COMMAND
   user password --email ADDRESS [--json]  make a new link
   user disable --email ADDRESS            close an account and end its sessions, tokens and links
   user enable --email ADDRESS             open it again
+  user tokens --email ADDRESS             every API token that a person made, in all organizations
   user list                               id, address, state and roles of every account
   client add --id ID --name NAME --redirect-uri URI [--redirect-uri URI ...]
                                           register an OAuth client
@@ -148,6 +149,14 @@ const COMMANDS: Record<string, (args: string[]) => Promise<number>> = {
 
     disable: async (args) => switchAccount('disable', args),
     enable: async (args) => switchAccount('enable', args),
+
+    tokens: async (args) => {
+      const { email } = parse(args, { email: { type: 'string' } })
+      if (!isEmail(email)) throw new UsageError('user tokens needs --email ADDRESS')
+      return withDatabase(async (database) => {
+        for (const line of await describeTokens(database, email)) process.stdout.write(`${line}\n`)
+      })
+    },
 
     list: async (args) => {
       parse(args, {})

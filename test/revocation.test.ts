@@ -4,12 +4,14 @@ import { request as httpRequest } from 'node:http'
 import t from 'tap'
 import { SCOPE_NAMES } from '../schemas/scopes.ts'
 import { buildApp } from '../src/app.ts'
+import { describeTokens } from '../src/commands/users.ts'
 import { hashToken, mintCredential } from '../src/crypto/bearer.ts'
 import { createGrant, createPair, revokeGrant } from '../src/repositories/oauth.ts'
 import { setDisabled } from '../src/repositories/users.ts'
 import { startApp } from './helpers/app.ts'
 import { fingerprint, OPERATIONS, READS, requestOf, settle, type Row } from './helpers/operations.ts'
 import { makePerson } from './helpers/people.ts'
+import { visitor } from './helpers/visitor.ts'
 
 // Whoever ends while a request is under way: the guard has let them in by the headers, and the body comes afterwards.
 
@@ -125,4 +127,54 @@ t.test('a token may end itself', async (t) => {
   const end = () => service.inject({ method: 'DELETE', url: `/api/v1/organizations/${o}/api-keys/${id}`, headers: { authorization: `Bearer ${token}` } })
   t.equal((await end()).status, 204)
   t.equal((await end()).status, 401)
+})
+
+t.test('tokens know who made them, and what a person made ends with the grant or the account, whichever token made it', async (t) => {
+  const address = await listening(Infinity)
+  const list = async () => new Map((await nimbus.call('GET', `/organizations/${o}/api-keys`)).body.data.map((one: { name: string, created_by: unknown }) => [one.name, one.created_by]))
+  const expires_at = new Date(Date.now() + 3_600_000).toISOString()
+  const make = async (bearer: string, name: string): Promise<string> => {
+    const { status, text, body } = await service.inject({
+      method: 'POST',
+      url: `/api/v1/organizations/${o}/api-keys`,
+      headers: { authorization: `Bearer ${bearer}` },
+      payload: { name, abilities: ['api-token:create', 'api-token:read'], expires_at }
+    })
+    if (status !== 201) throw new Error(text)
+    return body.token
+  }
+  const alive = async (...tokens: string[]) => Promise.all(tokens.map(async (token) =>
+    (await service.inject({ url: '/api/v1/user', headers: { authorization: `Bearer ${token}` } })).status))
+
+  const [first] = await service.sql(`SELECT id::int AS id FROM api_tokens WHERE token_hash = '\\x${hashToken(nimbus.token).toString('hex')}'`)
+  const byToken = await make(nimbus.token, 'By a token')
+  t.strictSame((await list()).get('By a token'), { type: 'api_token', id: first!.id, name: 'Test token' })
+  t.equal((await list()).get('Test token'), null, 'made by an operator')
+
+  for (const [how, end] of Object.entries({
+    'the grant is revoked': (grant: number) => revokeGrant(service.database.db, grant),
+    'the account is closed': async () => {
+      await setDisabled(service.database.db, rosa.id, true)
+      await setDisabled(service.database.db, rosa.id, false)
+    }
+  })) {
+    const { token, grant } = await accessToken()
+    const { token: other } = await accessToken()
+    const mine = await make(token, `Of ${how}`)
+    const second = await make(mine, `Second of ${how}`)
+    const elsewhere = await make(other, `Elsewhere of ${how}`)
+    t.strictSame((await list()).get(`Of ${how}`), { type: 'user', id: rosa.id, name: rosa.name })
+    t.match((await list()).get(`Second of ${how}`), { type: 'api_token', name: `Of ${how}` })
+    const shown = await describeTokens(service.database, rosa.email)
+    t.equal(shown.filter((line) => line.includes(how)).length, 3, 'the operator is shown each, whichever token made it')
+    const visit = visitor(address)
+    const page = await visit.signIn(await visit.open('/account'), rosa.email, rosa.password)
+    for (const name of [`Of ${how}`, `Second of ${how}`]) t.match(page.text, `${name} (Nimbus), made on`, 'and so is the person')
+
+    t.strictSame(await alive(mine, second, elsewhere, byToken), [200, 200, 200, 200])
+    await end(grant)
+    const others = how === 'the grant is revoked' ? 200 : 401
+    t.strictSame(await alive(mine, second, elsewhere, byToken), [401, 401, others, 200], how)
+    t.notOk((await list()).has(`Second of ${how}`), 'and they are not listed any more')
+  }
 })

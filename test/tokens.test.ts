@@ -37,6 +37,7 @@ t.test('a token is created once, with the members that the list shows, and works
       restrictions: [],
       expires_at,
       last_used_at: null,
+      created_by: { type: 'api_token', id: api_key.created_by.id, name: 'Test token' },
       created_at: api_key.created_at,
       updated_at: api_key.created_at
     }

@@ -6,6 +6,7 @@ import { createMailer } from '../mail/mailer.ts'
 import { invitation, newLink, type Message } from '../mail/messages.ts'
 import { operatorOf, recordInEach } from '../repositories/audit.ts'
 import { findOrganization } from '../repositories/organizations.ts'
+import { listTokensOfPerson } from '../repositories/tokens.ts'
 import { createMember, createPasswordLink, createUser, findUserByEmail, listMemberships, listUsers, setDisabled, type User } from '../repositories/users.ts'
 import { StartError } from './open.ts'
 
@@ -84,6 +85,14 @@ export async function * describeUsers ({ db }: Database): AsyncGenerator<string>
     }
     if (page.length === 0) return
   }
+}
+
+/** Every API token that a person made, or that one of theirs made, as one line: id, organization, prefix, name, abilities, made, last used, expiry. */
+export async function describeTokens ({ db }: Database, email: string): Promise<string[]> {
+  const { id } = await userOf(db, email)
+  const day = (moment: Date | null) => moment?.toISOString().slice(0, 10) ?? 'never'
+  return (await listTokensOfPerson(db, id)).map(({ id, organization, token_prefix, name, abilities, created_at, last_used_at, expires_at }) =>
+    [id, organization.slug, token_prefix, name, abilities.join(','), day(created_at), day(last_used_at), day(expires_at)].join('\t'))
 }
 
 const linkOf = (service: string, secret: string) => `${service}/account/set-password/${secret}`

@@ -205,8 +205,15 @@ export const api_tokens = pgTable('api_tokens', {
   slices: jsonb().$type<{ project_id: string, target_id: string | null, environment_id: string | null }[]>(),
   expires_at: moment(),
   last_used_at: moment(),
+  /** Who made it, as they were called then; null: an operator. */
+  created_by_type: varchar({ length: 16, enum: ['user', 'api_token'] }),
+  created_by_id: count(),
+  created_by_name: varchar({ length: NAME_LENGTH }),
+  /** The person, and the grant of theirs, through which it was made, be it by other tokens between: it ends with both. */
+  user_id: count().references(() => users.id, { onDelete: 'cascade' }),
+  grant_id: count().references(() => oauth_grants.id, { onDelete: 'cascade' }),
   ...timestamps
-}, (table) => [index().on(table.organization_id)])
+}, (table) => [index().on(table.organization_id), index().on(table.user_id), index().on(table.grant_id)])
 
 export const projects = pgTable('projects', {
   id: ulid().primaryKey(),

@@ -160,11 +160,21 @@ async function authenticate (app: FastifyInstance, request: FastifyRequest, orga
 
 // Through an application a member may do what was granted and what the role allows, whichever is narrower, for as long
 // as the grant lasts: a token made with it cannot last longer.
-function principalFor ({ id, user, granted, expires_at, membership }: UserCall): Principal | undefined {
+function principalFor ({ id, grant_id, user, granted, expires_at, membership }: UserCall): Principal | undefined {
   if (membership === undefined) return undefined
   const { role, organization } = membership
   const scopes = effectiveScopes(granted, role)
-  return { type: 'user', id: user.id, name: user.name, scopes, slices: [], expires_at, caller: { access_token: id, role }, organization }
+  return {
+    type: 'user',
+    id: user.id,
+    name: user.name,
+    scopes,
+    slices: [],
+    expires_at,
+    caller: { access_token: id, role },
+    person: { user_id: user.id, grant_id },
+    organization
+  }
 }
 
 // At most once a minute for a token, and nobody waits for it: no request depends on it.

@@ -54,7 +54,7 @@ export const tokens: Domain = async (app) => {
         const slices = await slicesOf(db, principal, restrictions)
         refuseMore(principal, { abilities, slices, expires_at })
         const created = await createToken(db, {
-          organization_id: organization.id, name, token_hash: hashToken(token), token_prefix: tokenPrefix(token), abilities, slices, expires_at
+          organization_id: organization.id, name, token_hash: hashToken(token), token_prefix: tokenPrefix(token), abilities, slices, expires_at, made_by: principal
         })
         await recordEvent(db, actorOf(request), { action: 'api-token.create', resource_type: 'api-token', resource_id: created.id, details: { abilities: abilities.join(' ') } })
         return created

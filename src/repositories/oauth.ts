@@ -4,6 +4,7 @@ import { LIFETIMES } from '../../schemas/oauth.ts'
 import type { Role } from '../../schemas/users.ts'
 import { isForeignKeyViolation, prepared, type Db } from '../db/database.ts'
 import { deleteExpired } from '../db/expired.ts'
+import { revokeGrants } from '../db/grants.ts'
 import { members, oauth_clients, oauth_codes, oauth_grants, oauth_requests, oauth_tokens, organizationColumns, organizations, plans, userColumns, users } from '../db/tables.ts'
 import type { Organization } from './tokens.ts'
 import type { User } from './users.ts'
@@ -31,7 +32,7 @@ export async function createClient (db: Db, client: { id: string, name: string, 
 /** Shuts a client out, or lets it in again. Both revoke all that it was granted: what slipped in while it was shut out does not come back. False when there is none. */
 export async function setClientDisabled (db: Db, id: string, disabled: boolean): Promise<boolean> {
   const rows = await db.update(oauth_clients).set({ disabled_at: disabled ? sql`now()` : null }).where(eq(oauth_clients.id, id)).returning({ id: oauth_clients.id })
-  await db.update(oauth_grants).set({ revoked_at: sql`now()` }).where(and(eq(oauth_grants.client_id, id), isNull(oauth_grants.revoked_at)))
+  await revokeGrants(db, eq(oauth_grants.client_id, id))
   return rows.length === 1
 }
 
@@ -149,25 +150,23 @@ export async function retirePair (db: Db, id: number): Promise<void> {
 
 /** Ends a grant with everything that was issued for it. */
 export async function revokeGrant (db: Db, id: number): Promise<void> {
-  await db.update(oauth_grants).set({ revoked_at: sql`now()` }).where(and(eq(oauth_grants.id, id), isNull(oauth_grants.revoked_at)))
+  await revokeGrants(db, eq(oauth_grants.id, id))
 }
 
 /** Ends the grant that a token, either of a pair, was issued for, if it is that client's. */
 export async function revokeByToken (db: Db, hash: Buffer, client_id: string): Promise<{ id: number, user_id: number } | undefined> {
-  const [row] = await db.update(oauth_grants).set({ revoked_at: sql`now()` })
-    .where(and(
-      sql`${oauth_grants.id} = (SELECT t.grant_id FROM oauth_tokens t WHERE t.access_hash = ${hash} OR t.refresh_hash = ${hash})`,
-      eq(oauth_grants.client_id, client_id), isNull(oauth_grants.revoked_at)
-    )).returning({ id: oauth_grants.id, user_id: oauth_grants.user_id })
-  return row
+  const its = sql`${oauth_grants.id} = (SELECT t.grant_id FROM oauth_tokens t WHERE t.access_hash = ${hash} OR t.refresh_hash = ${hash})`
+  const [revoked] = await revokeGrants(db, sql`${its} AND ${eq(oauth_grants.client_id, client_id)}`)
+  return revoked
 }
 
 // Calls with an access token
 
 /** Who calls with an access token, and in which of the user's organizations, if the path names one. */
 export interface UserCall {
-  /** The record of the access token. */
+  /** The record of the access token, and the grant that it was issued for. */
   id: number
+  grant_id: number
   user: User
   client_id: string
   granted: Ability[]
@@ -179,6 +178,7 @@ export interface UserCall {
 const byAccessToken = prepared('user_by_access_token', (db) => db
   .select({
     id: oauth_tokens.id,
+    grant_id: oauth_tokens.grant_id,
     user: userColumns,
     client_id: oauth_grants.client_id,
     granted: oauth_tokens.scopes,
@@ -204,10 +204,10 @@ export async function findUserCall (db: Db, hash: Buffer, organization: string |
   const rows = await byAccessToken(db, { hash, organization: organization ?? null })
   const [first] = rows
   if (first === undefined) return undefined
-  const { id, user, client_id, granted, expires_at } = first
+  const { id, grant_id, user, client_id, granted, expires_at } = first
   // A slug may spell another organization's id: the one that the user belongs to is meant, and of two such, the id.
   const mine = rows.filter((row) => row.role !== null && row.organization !== null && row.plan !== null)
   const own = mine.find((row) => row.organization?.id === organization?.toUpperCase()) ?? mine[0]
   const membership = own && { role: own.role!, organization: { ...own.organization!, plan: own.plan! } }
-  return { id, user, client_id, granted: granted as Ability[], expires_at, membership }
+  return { id, grant_id, user, client_id, granted: granted as Ability[], expires_at, membership }
 }

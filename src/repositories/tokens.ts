@@ -21,6 +21,9 @@ export interface Organization {
   updated_at: Date
 }
 
+/** A person, and the grant through which something acts or was made for them. */
+export interface Person { user_id: number, grant_id: number }
+
 /** Who acts in an organization: the holder of an API token of it, or a member through an application. */
 export interface Principal {
   type: 'api_token' | 'user'
@@ -32,12 +35,15 @@ export interface Principal {
   expires_at: Date | null
   /** What every change of it holds until it commits. */
   caller: Caller
+  /** The person that it acts for, or whose token it is, and through which grant; null for a token of nobody's. */
+  person: Person | null
   organization: Organization
 }
 
 const principalByHash = prepared('principal_by_hash', (db) => db
   .select({
     token: { id: api_tokens.id, name: api_tokens.name, abilities: api_tokens.abilities, slices: api_tokens.slices, expires_at: api_tokens.expires_at },
+    person: { user_id: api_tokens.user_id, grant_id: api_tokens.grant_id },
     organization: organizationColumns,
     plan: plans
   })
@@ -50,7 +56,7 @@ const principalByHash = prepared('principal_by_hash', (db) => db
 export async function findPrincipal (db: Db, hash: Buffer): Promise<Principal | undefined> {
   const [row] = await principalByHash(db, { hash })
   if (row === undefined) return undefined
-  const { token, organization, plan } = row
+  const { token, person: { user_id, grant_id }, organization, plan } = row
   return {
     type: 'api_token',
     id: token.id,
@@ -59,6 +65,7 @@ export async function findPrincipal (db: Db, hash: Buffer): Promise<Principal | 
     slices: token.slices ?? [],
     expires_at: token.expires_at,
     caller: { api_token: token.id },
+    person: user_id === null || grant_id === null ? null : { user_id, grant_id },
     organization: { ...organization, plan }
   }
 }
@@ -77,6 +84,8 @@ export interface NewToken {
   abilities: Ability[]
   slices: Slice[]
   expires_at: Date | null
+  /** Who makes it; an operator, when it is left out. */
+  made_by?: Pick<Principal, 'type' | 'id' | 'name' | 'person'>
 }
 
 const columns = {
@@ -87,12 +96,23 @@ const columns = {
   slices: api_tokens.slices,
   expires_at: api_tokens.expires_at,
   last_used_at: api_tokens.last_used_at,
+  created_by_type: api_tokens.created_by_type,
+  created_by_id: api_tokens.created_by_id,
+  created_by_name: api_tokens.created_by_name,
   created_at: api_tokens.created_at,
   updated_at: api_tokens.updated_at
 }
 
-export async function createToken (db: Db, token: NewToken): Promise<ApiToken> {
-  const rows = await db.insert(api_tokens).values({ ...token, slices: token.slices.length === 0 ? null : token.slices }).returning(columns)
+export async function createToken (db: Db, { made_by: maker, slices, ...token }: NewToken): Promise<ApiToken> {
+  const rows = await db.insert(api_tokens).values({
+    ...token,
+    slices: slices.length === 0 ? null : slices,
+    created_by_type: maker?.type,
+    created_by_id: maker?.id,
+    created_by_name: maker?.name,
+    // What a token makes belongs to whomever the token belongs to.
+    ...maker?.person
+  }).returning(columns)
   return (await withRestrictions(db, rows))[0]!
 }
 
@@ -106,6 +126,21 @@ export async function listTokens (db: Db, organizationId: string, slices: readon
   // Which slices lie inside others is our rule, not the database's: so these few callers page through all tokens.
   const inside = (await query).filter((token) => coversAll(slices, token.slices ?? []))
   return { rows: await withRestrictions(db, inside.slice(offsetOf(page), offsetOf(page) + page.per_page)), total: inside.length }
+}
+
+/** An API token that a person made, or that one of theirs made, as the person and the operator see it. */
+export type OwnToken = Pick<ApiToken, 'name' | 'token_prefix' | 'abilities' | 'expires_at' | 'last_used_at' | 'created_at'> & {
+  id: number
+  organization: { id: string, name: string, slug: string }
+}
+
+/** Tokens of a person in all organizations, newest first; those that have expired are over. */
+export async function listTokensOfPerson (db: Db, userId: number): Promise<OwnToken[]> {
+  const { id, name, token_prefix, abilities, expires_at, last_used_at, created_at } = api_tokens
+  const organization = { id: organizations.id, name: organizations.name, slug: organizations.slug }
+  return db.select({ id, name, token_prefix, abilities, expires_at, last_used_at, created_at, organization })
+    .from(api_tokens).innerJoin(organizations, eq(organizations.id, api_tokens.organization_id))
+    .where(and(eq(api_tokens.user_id, userId), or(isNull(expires_at), gt(expires_at, sql`now()`)))).orderBy(desc(id)).limit(1000)
 }
 
 /** The slices of a token of the organization; none when it acts in the whole organization. */
@@ -130,8 +165,16 @@ export async function findSlice (db: Db, organizationId: string, { project, targ
   return environment !== undefined && row.environment_id === null ? undefined : row
 }
 
+type TokenRow = Omit<ApiToken, 'id' | 'restrictions' | 'created_by'> & {
+  id: number
+  slices: Slice[] | null
+  created_by_type: 'user' | 'api_token' | null
+  created_by_id: number | null
+  created_by_name: string | null
+}
+
 // Slices are kept by id and shown by slug. What was deleted since has no slug: the slice then covers nothing and is left out.
-async function withRestrictions (db: Db, rows: (Omit<ApiToken, 'id' | 'restrictions'> & { id: number, slices: Slice[] | null })[]): Promise<ApiToken[]> {
+async function withRestrictions (db: Db, rows: readonly TokenRow[]): Promise<ApiToken[]> {
   const slices = rows.flatMap((row) => row.slices ?? [])
   const slugs = new Map<string, string>()
   const named = [
@@ -145,7 +188,12 @@ async function withRestrictions (db: Db, rows: (Omit<ApiToken, 'id' | 'restricti
     const found = await db.select({ id: sql<string>`${table.id}`, slug: sql<string>`${table.slug}` }).from(table).where(sql`${table.id} IN ${distinct}`)
     for (const { id, slug } of found) slugs.set(id, slug)
   }
-  return rows.map(({ slices, id, ...row }) => ({ ...row, id: String(id), restrictions: (slices ?? []).flatMap((slice) => restrictionOf(slice, slugs)) }))
+  return rows.map(({ id, slices, created_by_type: type, created_by_id: by, created_by_name: name, ...row }) => ({
+    ...row,
+    id: String(id),
+    restrictions: (slices ?? []).flatMap((slice) => restrictionOf(slice, slugs)),
+    created_by: type === null || by === null ? null : { type, id: by, name: name ?? '' }
+  }))
 }
 
 function restrictionOf ({ project_id, target_id, environment_id }: Slice, slugs: ReadonlyMap<string, string>): Restriction[] {

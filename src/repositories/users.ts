@@ -2,6 +2,7 @@ import { and, asc, eq, gt, isNull, lt, sql } from 'drizzle-orm'
 import type { Role } from '../../schemas/users.ts'
 import { isUniqueViolation, type Db } from '../db/database.ts'
 import { deleteExpired } from '../db/expired.ts'
+import { revokeGrants } from '../db/grants.ts'
 import { members, oauth_grants, organizations, password_links, sessions, sign_in_devices, userColumns, users } from '../db/tables.ts'
 
 /** A person with an account. */
@@ -86,7 +87,7 @@ export async function endEverything (db: Db, id: number): Promise<void> {
   await db.delete(sessions).where(eq(sessions.user_id, id))
   await db.delete(sign_in_devices).where(eq(sign_in_devices.user_id, id))
   await db.delete(password_links).where(eq(password_links.user_id, id))
-  await db.update(oauth_grants).set({ revoked_at: sql`now()` }).where(and(eq(oauth_grants.user_id, id), isNull(oauth_grants.revoked_at)))
+  await revokeGrants(db, eq(oauth_grants.user_id, id))
 }
 
 export async function createMember (db: Db, member: { organization_id: string, user_id: number, role: Role }): Promise<void> {

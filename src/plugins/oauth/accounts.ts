@@ -5,6 +5,7 @@ import { hashPassword } from '../../crypto/passwords.ts'
 import { transaction } from '../../db/database.ts'
 import { browserOf, formOf, readCookie, sendPage, seeOther, setCookie, visible } from '../../http/pages.ts'
 import type { Domain } from '../../http/types.ts'
+import { listTokensOfPerson } from '../../repositories/tokens.ts'
 import { changePassword, deleteSession, endEverything, findPasswordLink, listMemberships, lockUser, takePasswordLink, type User } from '../../repositories/users.ts'
 import { authenticate, beginSession, confirmPassword, formCookie, problemWith, refusesForm, signedIn } from './browser.ts'
 import { recordForUser } from './events.ts'
@@ -46,7 +47,8 @@ export const accounts: Domain = async (app) => {
     handler: async (request, reply) => {
       const session = await signedIn(app, request)
       if (session === undefined) return sendPage(reply, signInPage({ cookie: formCookie(app, request, reply), query: '' }))
-      return sendPage(reply, accountPage(session.cookie, session.user, await listMemberships(app.db, session.user.id)))
+      const { cookie, user } = session
+      return sendPage(reply, accountPage(cookie, user, await listMemberships(app.db, user.id), await listTokensOfPerson(app.db, user.id)))
     }
   })
 

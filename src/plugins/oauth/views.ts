@@ -1,6 +1,7 @@
 import { SCOPES, type Scope } from '../../../schemas/scopes.ts'
 import { PASSWORD, type Role } from '../../../schemas/users.ts'
 import { formField, html, type Html, type Page } from '../../http/pages.ts'
+import type { OwnToken } from '../../repositories/tokens.ts'
 import type { Membership, User } from '../../repositories/users.ts'
 
 // What people see. Each view is a page; who may see it is decided elsewhere.
@@ -108,7 +109,7 @@ export function problemPage (status: number, title: string, sentence: string): P
   }
 }
 
-export function accountPage (cookie: string, user: User, memberships: readonly Membership[], notice?: string): Page {
+export function accountPage (cookie: string, user: User, memberships: readonly Membership[], tokens: readonly OwnToken[], notice?: string): Page {
   return {
     title: 'Your account',
     body: html`<h1>Your account</h1>
@@ -117,6 +118,7 @@ ${notice === undefined ? '' : html`<p role="status"><strong>${notice}</strong></
 <dt>Name</dt><dd>${user.name}</dd>
 <dt>E-mail address</dt><dd>${user.email}</dd>
 <dt>Organizations</dt>${organizationsOf(memberships, 'none')}
+<dt>API tokens that you made</dt>${tokensOf(tokens)}
 </dl>
 <form method="post" action="/account/sign-out">
 ${formField(cookie)}
@@ -174,6 +176,14 @@ const ROLE_NAMES: Record<Role, string> = {
 const organizationsOf = (memberships: readonly Membership[], none: string): Html => memberships.length === 0
   ? html`<dd>${none}</dd>`
   : html`${memberships.map(({ name, role }) => html`<dd>${name} (${ROLE_NAMES[role]})</dd>`)}`
+
+// They end with the grant that they were made through: who signs out everywhere ends them, too.
+const tokensOf = (tokens: readonly OwnToken[]): Html => tokens.length === 0
+  ? html`<dd>none</dd>`
+  : html`${tokens.map(({ name, organization, created_at, expires_at }) => html`<dd>${name} (${organization.name}), made on ${dayOf(created_at)}, ${
+    expires_at === null ? 'for ever' : `until ${dayOf(expires_at)}`}</dd>`)}`
+
+const dayOf = (moment: Date) => moment.toISOString().slice(0, 10)
 
 const problemOf = (problem: string | undefined): Html => problem === undefined ? html`` : html`<p id="problem" class="notice" role="alert">${problem}</p>`
 

@@ -1,0 +1,18 @@
+import { and, inArray, isNull, sql, type SQL } from 'drizzle-orm'
+import type { Db } from './database.ts'
+import { api_tokens, oauth_grants } from './tables.ts'
+
+/**
+ * Revokes the grants that a condition names, as far as they are not, and with each of them what was made through it:
+ * its pairs count for nothing any more, and its API tokens are deleted. Answers the grants. In a transaction of the
+ * caller's, the last of what it does to the user or the client.
+ */
+export async function revokeGrants (db: Db, which: SQL): Promise<{ id: number, user_id: number }[]> {
+  const grants = await db.update(oauth_grants).set({ revoked_at: sql`now()` }).where(and(which, isNull(oauth_grants.revoked_at)))
+    .returning({ id: oauth_grants.id, user_id: oauth_grants.user_id })
+  if (grants.length === 0) return grants
+  const made = inArray(api_tokens.grant_id, grants.map(({ id }) => id))
+  // A delete waits for a token that is just making another one, but does not see what that makes: so, until there is none.
+  while ((await db.delete(api_tokens).where(made).returning({ id: api_tokens.id })).length > 0);
+  return grants
+}
