@@ -158,7 +158,6 @@ function answerBadHttp (config: Config, error: Error & { code?: string }, socket
   const headers = {
     'content-type': 'application/json; charset=utf-8',
     'content-length': Buffer.byteLength(body),
-    'cache-control': 'no-store',
     ...standingHeaders(config, newRequestId()),
     connection: 'close'
   }

@@ -79,6 +79,7 @@ const VARIABLES = {
   DEFAULT_PLAN: word(PLANS),
   BODY_LIMIT: variable(Type.Integer({ minimum: 16 * KIBIBYTE, maximum: 64 * MEBIBYTE }), readSize,
     '16 KiB to 64 MiB, as bytes or as in 512KiB or 2 MiB'),
+  ALLOW_INSECURE_PUBLIC_URL: onOrOff(),
   ALLOW_REVEALING_KEY_PROOF: onOrOff(),
   DOCS_UI: onOrOff(),
   LOG_LEVEL: word(LOG_LEVELS),
@@ -140,6 +141,7 @@ export function loadConfig (env: NodeJS.ProcessEnv): Config {
     if (env[name] && env[name] !== harmless) throw new ConfigError(`${name} is set: ${line}`)
   }
   const given = readVariables(env)
+  checkPublicUrl(given)
   checkMasterKeys(given)
   return {
     host: given.HOST ?? '127.0.0.1',
@@ -221,6 +223,19 @@ function readVariables (env: NodeJS.ProcessEnv): Given {
     given[name] = value
   }
   return given as Given
+}
+
+// Over plain http everybody on the way reads tokens, passwords and secrets. It never leaves a loopback address.
+function checkPublicUrl ({ PUBLIC_URL, ALLOW_INSECURE_PUBLIC_URL = false }: Given) {
+  if (PUBLIC_URL === undefined || PUBLIC_URL.startsWith('https:') || ALLOW_INSECURE_PUBLIC_URL) return
+  if (isLoopback(new URL(PUBLIC_URL).hostname)) return
+  throw new ConfigError(`PUBLIC_URL is ${redact(PUBLIC_URL)}; allowed: https://, or http:// with 127.0.0.1, [::1] or localhost. ` +
+    'ALLOW_INSECURE_PUBLIC_URL=on takes it all the same')
+}
+
+/** Whether a host as URLs spell it is this machine and no other. */
+export function isLoopback (hostname: string): boolean {
+  return hostname === 'localhost' || hostname === '[::1]' || /^127(?:\.\d{1,3}){3}$/.test(hostname)
 }
 
 function checkMasterKeys ({ DATABASE_URL, MASTER_KEY, MASTER_KEY_FILE, MASTER_KEYS_PREVIOUS = [] }: Given) {

@@ -1,10 +1,14 @@
+import { subscribe, unsubscribe } from 'node:diagnostics_channel'
 import { once } from 'node:events'
-import { chmodSync, chownSync, existsSync, mkdirSync, readdirSync, readFileSync, renameSync, rmSync, statSync, symlinkSync, writeFileSync } from 'node:fs'
+import fs, { chmodSync, chownSync, existsSync, mkdirSync, readdirSync, readFileSync, renameSync, rmSync, statSync, symlinkSync, writeFileSync } from 'node:fs'
 import { createServer, connect as connectSocket, type AddressInfo } from 'node:net'
+import { syncBuiltinESMExports } from 'node:module'
 import { join } from 'node:path'
 import postgres from 'postgres'
 import t, { type Test } from 'tap'
 import { main } from '../src/cli.ts'
+import { open } from '../src/commands/open.ts'
+import { loadConfig } from '../src/config.ts'
 import { generateMasterKey } from '../src/crypto/keyring.ts'
 import { authorizationUrl, pkce } from './helpers/people.ts'
 import { freePort, hasPostgres, startPostgres } from './helpers/postgres.ts'
@@ -231,8 +235,26 @@ t.test('the installed command, which is a link, runs as the file does', async (t
   t.equal((await run(process.execPath, [link, 'unknown'])).code, 2)
 })
 
-t.test('init on an empty embedded database makes what serve then serves', async (t) => {
+t.test('migrate and init on an empty embedded database make what serve then serves', async (t) => {
   const dir = join(scratchDirectory(t), 'data')
+  t.same(await cli(['migrate'], { DATA_DIR: dir }), { code: 0, stdout: 'The schema is up to date.\n', stderr: '' })
+  t.same(readdirSync(dir), ['postgres'], 'a migration wraps nothing, and so makes no key')
+
+  // Makes the key, and its canary: the first thing that is under it.
+  const events = await watchDisk(async () => {
+    const { database } = await open(loadConfig({ DATA_DIR: dir }))
+    await database.close()
+  })
+  const [named, wrapped] = [events.indexOf(`link ${join(dir, 'master.key')}`), events.indexOf('insert into "master_key_canaries"')]
+  t.ok(named > 0 && wrapped > named, events.join('; '))
+  t.match(events.slice(0, named).filter((event) => event.startsWith('sync')), [`sync ${join(dir, 'master.key')}.${process.pid}`], 'the key is on disk before it has its name')
+  t.ok(events.slice(named, wrapped).includes(`sync ${dir}`), 'and its name before anything is wrapped by it')
+  const again = await watchDisk(async () => {
+    const { database } = await open(loadConfig({ DATA_DIR: dir }))
+    await database.close()
+  })
+  t.same(again.slice(0, 2), [`sync ${join(dir, 'master.key')}`, `sync ${dir}`], 'whoever put one there, it is on disk before it is used')
+
   const made = await cli(['init', '--organization', 'Nimbus', '--email', 'rosa@nimbus.example', '--json'], { DATA_DIR: dir })
   t.same([made.code, made.stderr], [0, ''])
   const { organization, user, token } = JSON.parse(made.stdout)
@@ -243,6 +265,42 @@ t.test('init on an empty embedded database makes what serve then serves', async 
   t.equal((await client(server.address, { organization: organization.id, token })('GET', '/projects')).status, 200)
   t.equal((await server.stop()).code, 0)
 })
+
+/** What reaches the disk or the database while something is done, in order: syncs, new names, statements by their first words. */
+async function watchDisk (act: () => Promise<void>): Promise<string[]> {
+  const events: string[] = []
+  const paths = new Map<number, string>()
+  const { openSync, fsyncSync, linkSync } = fs
+  const onStatement = (message: unknown) => {
+    const { phase, text } = message as { phase: string, text: string }
+    if (phase === 'before') events.push(text.trim().split(' ').slice(0, 3).join(' '))
+  }
+  Object.assign(fs, {
+    openSync: (...args: Parameters<typeof openSync>) => {
+      const handle = openSync(...args)
+      paths.set(handle, String(args[0]))
+      return handle
+    },
+    fsyncSync: (handle: number) => {
+      fsyncSync(handle)
+      events.push(`sync ${paths.get(handle)}`)
+    },
+    linkSync: (from: string, to: string) => {
+      linkSync(from, to)
+      events.push(`link ${to}`)
+    }
+  })
+  syncBuiltinESMExports()
+  subscribe('strongroom:statement', onStatement)
+  try {
+    await act()
+  } finally {
+    Object.assign(fs, { openSync, fsyncSync, linkSync })
+    syncBuiltinESMExports()
+    unsubscribe('strongroom:statement', onStatement)
+  }
+  return events
+}
 
 t.test('people and applications, from the command line to the browser', async (t) => {
   const port = await freePort()

@@ -106,6 +106,15 @@ t.test('every variable reaches the configuration', async (t) => {
   t.same(loadConfig({ MAIL_FROM: 'secrets@example.com' }).mailFrom, { name: '', address: 'secrets@example.com' })
 })
 
+t.test('a PUBLIC_URL of plain http beyond this machine is refused, unless the operator insists', async (t) => {
+  for (const url of ['http://secrets.example.com', 'http://10.0.0.7:8080', 'http://localhost.example.com', 'http://[::2]', 'http://0.0.0.0:8080', 'http://127.example.com']) {
+    t.match(refusal(() => loadConfig({ PUBLIC_URL: url })), /^PUBLIC_URL is "http:[^\n]+ALLOW_INSECURE_PUBLIC_URL[^\n]+$/, url)
+    t.match(refusal(() => loadConfig({ PUBLIC_URL: url, ALLOW_INSECURE_PUBLIC_URL: 'off' })), /^PUBLIC_URL is/, url)
+    t.equal(loadConfig({ PUBLIC_URL: url, ALLOW_INSECURE_PUBLIC_URL: 'on' }).publicUrl, url)
+  }
+  for (const url of ['https://secrets.example.com', 'http://127.0.0.1:8080', 'http://127.1.2.3', 'http://localhost:3000', 'http://[::1]:8080']) t.equal(loadConfig({ PUBLIC_URL: url }).publicUrl, url)
+})
+
 t.test('a wrong value is one line that names the variable, what was given and what is allowed', async (t) => {
   const wrong: Record<string, string[]> = {
     HOST: ['a b', 'http://localhost', '[::1]', 'host/path', ' '],

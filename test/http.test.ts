@@ -365,6 +365,22 @@ t.test('HT-21 HT-22 HT-23 HT-24 HT-25 HT-26 every answer carries the standing he
   t.equal(health.headers['x-content-type-options'], 'nosniff')
 })
 
+t.test('no answer is kept by anybody on its way, however its target is spelled, unless its route says so', async (t) => {
+  const declared: Record<string, string> = {}
+  for (const { path, method } of publishedOperations()) {
+    const url = path.replace(/{\w+}/g, 'x')
+    const { status, headers } = await service.inject({ method: method as 'GET', url })
+    if (headers['cache-control'] !== 'no-store') declared[`${method} ${url} ${status}`] = String(headers['cache-control'])
+  }
+  t.strictSame(declared, { 'GET /.well-known/oauth-authorization-server 200': 'public, max-age=300', 'GET /.well-known/oauth-protected-resource 200': 'public, max-age=300' })
+  for (const url of ['/%61pi/v1/organization', 'http://secrets.example.com/api/v1/organization', '/API/v1/organization', '/nowhere', '/healthz', '/account', '/oauth/authorize', '/docs', '/%ff']) {
+    for (const authorization of [`Bearer ${caller.token}`, '']) {
+      t.equal((await service.inject({ method: 'GET', url, headers: { authorization } })).headers['cache-control'], 'no-store', url)
+    }
+  }
+  t.equal((await service.inject({ method: 'POST', url: '/.well-known/oauth-protected-resource' })).headers['cache-control'], 'no-store', 'what went wrong there neither')
+})
+
 t.test('HT-22 HT-40 without CORS_ORIGINS no origin gets a CORS header, and plain http is never redirected', async (t) => {
   for (const origin of ['https://app.example.com', 'null', 'https://secrets.example.com']) {
     const preflight = await service.inject({ method: 'OPTIONS', url: '/api/v1/organization', headers: { origin, 'access-control-request-method': 'GET' } })

@@ -1,9 +1,10 @@
-import { chmodSync, existsSync, mkdirSync, writeFileSync } from 'node:fs'
+import { chmodSync, existsSync } from 'node:fs'
 import { join } from 'node:path'
 import { ConfigError, readKeyFile, type Config } from '../config.ts'
 import { checkCanary, createKeyring, generateMasterKey, makeCanary, MasterKeyMissing, parseMasterKey, type Keyring } from '../crypto/keyring.ts'
 import { connect, type Database } from '../db/database.ts'
-import { createCanary, listCanaries } from '../repositories/master-keys.ts'
+import { createCanary, listCanaries, wrapsNothing } from '../repositories/master-keys.ts'
+import { makeDirectoryDurably, syncWithName, writeDurably } from './durable.ts'
 
 /** A reason to stop that the operator can act on: one line, exit 1. */
 export class StartError extends Error {
@@ -17,9 +18,10 @@ export interface Opened { database: Database, keyring: Keyring }
  * wrapped something is there and right. A wrong or missing key ends the start before anything is changed or listened to.
  */
 export async function open (config: Config, onFatal?: (error: Error) => void): Promise<Opened> {
-  const keyring = loadKeyring(config)
+  const given = readMasterKey(config)
   const database = await openDatabase(config, onFatal)
   try {
+    const keyring = makeKeyring(config, given ?? await makeMasterKey(config, database))
     await checkKeys(database, keyring)
     await database.migrate()
     await createCanary(database.db, keyring.currentId, makeCanary(keyring))
@@ -42,8 +44,7 @@ function say (line: string): void {
   process.stderr.write(`${line}\n`)
 }
 
-function loadKeyring (config: Config): Keyring {
-  const text = config.masterKey ?? (config.masterKeyFile === undefined ? embeddedKey(config) : readKeyFile(config.masterKeyFile))
+function makeKeyring (config: Config, text: string): Keyring {
   try {
     return createKeyring([text, ...config.masterKeysPrevious].map(parseMasterKey))
   } catch (error) {
@@ -51,22 +52,32 @@ function loadKeyring (config: Config): Keyring {
   }
 }
 
-// The embedded database comes with a key file, made on the first start and never again: a new key could open nothing.
-function embeddedKey (config: Config): string {
-  const directory = dataDirectory(config)
-  const file = join(directory, 'master.key')
-  if (!existsSync(file)) {
-    if (existsSync(join(directory, 'postgres', 'cluster', 'PG_VERSION'))) {
-      throw new StartError(`${file} is missing: put the master key of this database back, or set MASTER_KEY`)
-    }
-    writeFileSync(file, `${generateMasterKey().text}\n`, { mode: 0o600, flag: 'wx' })
-  }
+// The embedded database comes with a key file. Undefined while there is none; one that is wrong ends the start here, before
+// the database is opened.
+function readMasterKey (config: Config): string | undefined {
+  if (config.masterKey !== undefined) return config.masterKey
+  if (config.masterKeyFile !== undefined) return readKeyFile(config.masterKeyFile)
+  const file = keyFileOf(config)
+  if (!existsSync(file)) return undefined
+  const text = readKeyFile(file, 'The key file')
+  // Whoever made it may have been interrupted, or may have been a person: before anything is wrapped by it, it is on disk.
+  syncWithName(file)
+  return text
+}
+
+// Made once, for a database in which nothing was ever wrapped: in any other, a new key could open nothing.
+async function makeMasterKey (config: Config, { db }: Database): Promise<string> {
+  const file = keyFileOf(config)
+  if (!await wrapsNothing(db)) throw new StartError(`${file} is missing: put the master key of this database back, or set MASTER_KEY`)
+  writeDurably(file, `${generateMasterKey().text}\n`, 0o600)
   return readKeyFile(file, 'The key file')
 }
 
+const keyFileOf = (config: Config) => join(dataDirectory(config), 'master.key')
+
 function dataDirectory ({ dataDir }: Config): string {
   if (!existsSync(dataDir)) {
-    mkdirSync(dataDir, { recursive: true, mode: 0o700 })
+    makeDirectoryDurably(dataDir, 0o700)
     chmodSync(dataDir, 0o700)
   }
   return dataDir

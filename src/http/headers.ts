@@ -8,7 +8,8 @@ const ALWAYS = {
   'referrer-policy': 'no-referrer',
   'cross-origin-resource-policy': 'same-origin',
   'content-security-policy': "default-src 'none'; frame-ancestors 'none'",
-  vary: 'Authorization, Accept, Origin'
+  vary: 'Authorization, Accept, Origin',
+  'cache-control': 'no-store'
 }
 
 /** The headers that every answer carries, errors included. */
@@ -20,12 +21,16 @@ export function standingHeaders ({ publicUrl }: Config, requestId: string): Reco
   }
 }
 
-/** Sets them; an answer of the API is never kept by anybody on its way. */
 export function setHeaders (config: Config, request: FastifyRequest, reply: FastifyReply) {
   reply.headers(standingHeaders(config, request.id))
-  if (request.url.startsWith('/api')) reply.header('cache-control', 'no-store')
 }
 
+/** Sets them on every answer. Nobody on its way keeps one, unless its route says how long, and the answer is a good one. */
 export function installHeaders (app: FastifyInstance) {
   app.addHook('onRequest', async (request, reply) => setHeaders(app.config, request, reply))
+  app.addHook('onSend', async (request, reply) => {
+    const { cache } = request.routeOptions.config
+    const isGood = reply.statusCode === 200 || reply.statusCode === 304
+    reply.header('cache-control', cache !== undefined && isGood ? cache : 'no-store')
+  })
 }

@@ -33,6 +33,8 @@ declare module 'fastify' {
     audit?: EventName | 'none'
     /** Answers in another shape than the rest: that of RFC 6749, or a page. Its plugin documents and sends its errors. */
     speaks?: 'oauth' | 'html'
+    /** Cache-Control of what the route answers when all is well; without it, `no-store`. */
+    cache?: string
     /** Goes on when the organization is suspended, locked or cancelled. */
     whenInactive?: true
   }

@@ -6,8 +6,20 @@ import type { KeyRow } from './encryption-keys.ts'
 
 /** Every master key that wraps something in this database; none on a database without tables. */
 export async function listCanaries (db: Db): Promise<{ key_id: string, canary: Buffer }[]> {
+  return rowsIfThere(() => db.select({ key_id: master_key_canaries.key_id, canary: master_key_canaries.canary }).from(master_key_canaries))
+}
+
+/** Whether no master key ever wrapped anything here: the schema may be there, or not yet. */
+export async function wrapsNothing (db: Db): Promise<boolean> {
+  // Organizations as well: canaries are younger than the first of them.
+  const organization = await rowsIfThere(() => db.select({ id: organizations.id }).from(organizations).limit(1))
+  return organization.length === 0 && (await listCanaries(db)).length === 0
+}
+
+// None where there is no such table: a database before its first migration.
+async function rowsIfThere<T> (select: () => PromiseLike<T[]>): Promise<T[]> {
   try {
-    return await db.select({ key_id: master_key_canaries.key_id, canary: master_key_canaries.canary }).from(master_key_canaries)
+    return await select()
   } catch (error) {
     if (codeOf(error) === '42P01') return []
     throw error

@@ -62,6 +62,8 @@ export async function startApp (t: { teardown (fn: () => unknown): void }, env: 
   const inject = async (options: InjectOptions): Promise<Answer> => {
     const response = await app.inject(options)
     const text = response.payload
+    // Whatever is asked in whichever test.
+    if (('retry-after' in response.headers) !== (response.statusCode === 429)) throw new Error(`Retry-After goes with 429: ${response.statusCode} ${options.method} ${String(options.url)}`)
     const json = String(response.headers['content-type'] ?? '').startsWith('application/json')
     return { status: response.statusCode, headers: response.headers, text, body: json && text !== '' ? JSON.parse(text) : undefined }
   }

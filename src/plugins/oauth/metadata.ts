@@ -4,7 +4,8 @@ import type { Domain } from '../../http/types.ts'
 
 // What is found without asking anybody: RFC 8414 for the authorization server, RFC 9728 for the API that it protects.
 // Both are public and the same for everyone, so any page may read them, and every proxy may keep them for five minutes.
-const SHARED = { 'cache-control': 'public, max-age=300', 'access-control-allow-origin': '*', 'cross-origin-resource-policy': 'cross-origin' }
+const SHARED = { 'access-control-allow-origin': '*', 'cross-origin-resource-policy': 'cross-origin' }
+const CONFIG = { access: 'public', limit: 'none', cache: 'public, max-age=300' } as const
 
 export const metadata: Domain = async (app) => {
   const path = app.config.publicUrl === undefined ? '' : new URL(app.config.publicUrl).pathname.replace(/\/$/, '')
@@ -12,7 +13,7 @@ export const metadata: Domain = async (app) => {
 
   for (const [i, url] of at('oauth-authorization-server').entries()) {
     app.get(url, {
-      config: { access: 'public', limit: 'none' },
+      config: CONFIG,
       schema: {
         operationId: 'getAuthorizationServer',
         tags: ['oauth'],
@@ -43,7 +44,7 @@ export const metadata: Domain = async (app) => {
 
   for (const [i, url] of at('oauth-protected-resource').entries()) {
     app.get(url, {
-      config: { access: 'public', limit: 'none' },
+      config: CONFIG,
       schema: {
         operationId: 'getProtectedResource',
         tags: ['oauth'],
