@@ -4,7 +4,8 @@ import { ERRORS } from '../schemas/errors.ts'
 import { loadConfig } from '../src/config.ts'
 import { LIMITS, addressKey, installLimits, type LimitGroup } from '../src/http/limits.ts'
 import { ApiError } from '../src/rules/errors.ts'
-import { makeLevel, startApp, type Answer, type TestApp } from './helpers/app.ts'
+import { makeLevel, startApp, type Answer, type Caller, type TestApp } from './helpers/app.ts'
+import { clientKey } from './helpers/client.ts'
 
 const now = () => Date.now() / 1000
 const limitOf = ({ headers }: Answer) => Number(headers['x-ratelimit-limit'])
@@ -199,6 +200,59 @@ t.test('RL-24 of 1,000 calls at once exactly as many come through as the limit a
   const strangers = await Promise.all(Array.from({ length: 300 }, () => anonymous(service, '198.51.100.24')))
   t.equal(strangers.filter(({ status }) => status === 401).length, 100)
   t.equal(strangers.filter(({ status }) => status === 429).length, 200)
+})
+
+t.test('the limit of an effect is counted right before it: what is refused with 403, 404 or 422 by then does not count', async (t) => {
+  const service = await startApp(t, { RATE_LIMIT_API: '1000', RATE_LIMIT_KEY_ROTATION: '2' })
+  const caller = await service.organization()
+  const client = await clientKey('a key of the client')
+  const at = await makeLevel(caller, { name: 'Servers' })
+  const kept = await makeLevel(caller, { name: 'Clients', ...client.registration })
+  const outside = await service.token(caller.organization, ['*'], { slices: [{ project_id: (await caller.call('GET', `/${caller.organization}/${kept.project}`)).body.data.id, target_id: null, environment_id: null }] })
+  // For each route with such a limit: a project and a body whose effect is counted, and bodies that are refused before it.
+  const custody = { project: kept.project, body: { storage_mode: 'server', encryption_key: 'not the right one' }, bad: [{ storage_mode: 'server' }, { storage_mode: 'server', nmae: 1 }, { storage_mode: 'client', encryption_key: 'x' }] }
+  const cases: Record<string, { project: string, body: object, bad: object[] }> = {
+    'POST /api/v1/:organization/:project/encryption-key/rotate': { project: at.project, body: {}, bad: [{ history_policy: 'other' }] },
+    'PUT /api/v1/:organization/:project': custody,
+    'PATCH /api/v1/:organization/:project': custody
+  }
+  const found: Record<string, LimitGroup> = {}
+  for (const [path, item] of Object.entries(service.app.swagger().paths ?? {})) {
+    for (const [method, operation] of Object.entries(item as Record<string, { 'x-limit-of-effect'?: LimitGroup }>)) {
+      const group = operation['x-limit-of-effect']
+      if (group !== undefined) found[`${method.toUpperCase()} ${path.replace(/{(\w+)}/g, ':$1')}`] = group
+    }
+  }
+  t.strictSame(Object.keys(found).sort(), Object.keys(cases).sort(), 'every route with such a limit is looked at here')
+
+  for (const [route, { project, body, bad }] of Object.entries(cases)) {
+    const [method = '', path = ''] = route.split(' /api/v1')
+    const other = await service.organization()
+    const weak = await service.token(caller.organization, ['project:read'])
+    const ask = (who: Caller, to: string, what: object) => who.call(method, path.replace(':organization', caller.organization).replace(':project', to), what)
+    const refused: [number, () => Promise<Answer>][] = [
+      [403, () => ask(weak, project, body)],
+      [404, () => ask(other, project, body)],
+      [404, () => ask(caller, 'nowhere', body)],
+      [404, () => ask(project === at.project ? outside : other, project, body)],
+      ...bad.map((one): [number, () => Promise<Answer>] => [422, () => ask(caller, project, one)])
+    ]
+    for (let round = 0; round < 3; round++) {
+      for (const [status, call] of refused) {
+        const answer = await call()
+        t.equal(answer.status, status, `${route}: ${answer.text}`)
+        t.equal(limitOf(answer), 1000, `${route} ${status}: the general count goes on, and is what the headers tell`)
+      }
+    }
+    if (route.startsWith('PUT')) continue // one count with PATCH
+    for (const left of [1, 0]) {
+      const answer = await ask(caller, project, body)
+      t.not(answer.status, 429, `${route}: ${answer.text}`)
+      t.match([limitOf(answer), remainingOf(answer)], [2, left], `${route}: the effect counts, whatever comes of it, and the headers tell of its limit`)
+    }
+    isExceeded(t, await ask(caller, project, body), 2, 3600)
+    for (const [status, call] of refused) t.equal((await call()).status, status, `${route}: what is refused before is told why`)
+  }
 })
 
 t.test('addresses count by subscriber: IPv4 in any spelling, IPv6 by its /64', async (t) => {

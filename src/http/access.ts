@@ -12,7 +12,7 @@ import { effectiveScopes } from '../rules/roles.ts'
 import { RESERVED, isReserved, type SlugKind } from '../rules/slugs.ts'
 import { isInside, type Place } from '../rules/slices.ts'
 import { REALM } from './errors.ts'
-import { addressKey, installLimits, type Consume, type LimitGroup } from './limits.ts'
+import { addressKey, installLimits, type Consume } from './limits.ts'
 
 const MOST_TOKEN = 512
 
@@ -55,14 +55,18 @@ export async function installAccess (app: FastifyInstance, judgedFor = JUDGED_FO
     const extra = access === 'authenticated' ? [] : route.config?.mayNeed ?? []
     route.schema = {
       ...route.schema,
+      ...(route.config?.limitOfEffect !== undefined && { 'x-limit-of-effect': route.config.limitOfEffect }),
       ...(extra.length > 0 && { description: `By what is asked, needs also ${extra.map((scope) => `\`${scope}\``).join(', ')}.` }),
       security: access === 'public' ? [] : alternatives.flatMap((scopes): Record<string, Scope[]>[] => [{ apiToken: [...scopes] }, { oauth: [...scopes] }]),
       response: route.config?.speaks === undefined ? { ...(response as object), ...errorBodies(codes) } : response
     }
   })
 
-  app.decorate('consume', async (group: LimitGroup, request: FastifyRequest, reply: FastifyReply) =>
-    consume(group, `org:${principalOf(request).organization.id}`, 0, request, reply))
+  app.decorate('countEffect', async (request: FastifyRequest, reply: FastifyReply) => {
+    const { limitOfEffect } = request.routeOptions.config
+    if (limitOfEffect === undefined) throw new Error('the route declares no config.limitOfEffect')
+    await consume(limitOfEffect, `org:${principalOf(request).organization.id}`, 0, request, reply)
+  })
 
   const recordUse = useRecorder(app)
   app.addHook('onRequest', async (request, reply) => {

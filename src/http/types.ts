@@ -27,6 +27,11 @@ declare module 'fastify' {
     mayNeed?: readonly Scope[]
     /** The rate-limit group; `none` for the service's own pages. */
     limit?: LimitGroup | 'none'
+    /**
+     * The group of what the route does, which is dear: counted beside `limit`, and by the handler, when everything was judged
+     * and right before the effect. What is refused until then does not use it up.
+     */
+    limitOfEffect?: LimitGroup
     /** Errors of the catalogue that the handler answers, beside those that every route can. */
     errors?: readonly ErrorCode[]
     /** The audit event of a route that changes or reveals something; `none` where a POST only reads. */
@@ -51,8 +56,8 @@ declare module 'fastify' {
     config: Config
     /** The address of this service as everybody else knows it, without a slash at its end: PUBLIC_URL, or where it listens. */
     issuer (): string
-    /** Counts a request of an organization in a further group, for what only some requests of a route do; 429 past the limit. */
-    consume (group: LimitGroup, request: FastifyRequest, reply: FastifyReply): Promise<void>
+    /** Counts the effect of a request in its route's `limitOfEffect`; 429 past the limit. */
+    countEffect (request: FastifyRequest, reply: FastifyReply): Promise<void>
     /** Re-encrypts histories in the background; `wake` when there is something new to do. */
     histories: { start (): void, wake (): void }
   }

@@ -13,16 +13,19 @@ const MOST_ERRORS = 20
  * Judges requests by TypeBox's own compiler. A body is judged as sent ("true" and 1 are not true when the question is
  * whether to purge); queries are text by nature and are converted first. An absent body is `{}`.
  */
-export const validatorCompiler: FastifySchemaCompiler<TSchema> = ({ schema, httpPart }) => {
+export const validatorCompiler: FastifySchemaCompiler<TSchema> = ({ schema, httpPart }) => judging(schema, httpPart)
+
+/** Says what is wrong with a value, and where, below the path that it is at. */
+export function judging (schema: TSchema, httpPart = 'body') {
   const checker = TypeCompiler.Compile(schema)
-  return (input: unknown) => {
+  return (input: unknown, at = ''): { value?: unknown, error?: FastifySchemaValidationError[] | ApiError } => {
     // A NUL in a path names nothing, and no database takes one.
     if (httpPart === 'params' && Object.values(input as object).some((word) => String(word).includes('\0'))) return { error: new ApiError('not_found') }
     const value = httpPart === 'querystring' ? fromText(schema, input as Record<string, unknown>) : input ?? {}
     if (checker.Check(value)) return { value }
     const error: FastifySchemaValidationError[] = []
     for (const { path, message, type } of checker.Errors(value)) {
-      const instancePath = path.slice(0, 200)
+      const instancePath = (at + path).slice(0, 200)
       // A missing member is reported twice by the compiler: as missing, and as not being of its type.
       if (error.some((known) => known.instancePath === instancePath)) continue
       const text = type === ValueErrorType.ObjectAdditionalProperties ? 'Unknown member' : message

@@ -1,4 +1,4 @@
-import type { FastifyRequest } from 'fastify'
+import type { FastifyInstance, FastifyRequest } from 'fastify'
 import {
   EncryptionKeyAnswer, KeyHistoryAnswer, PendingAnswer, PendingBody, ReEncryptAnswer, ReEncryptBody, RotateAnswer, RotateBody, RotateClientKeysAnswer,
   RotateClientKeysBody
@@ -9,6 +9,7 @@ import { isBlobText } from '../crypto/blob.ts'
 import { actorOf } from '../http/actor.ts'
 import { principalOf, requireInside } from '../http/access.ts'
 import { readKeyCheck, warnOfIterations } from '../http/key-checks.ts'
+import { inTurns, takeLargeBodies } from '../http/large-bodies.ts'
 import type { Domain } from '../http/types.ts'
 import { recordEvent } from '../repositories/audit.ts'
 import { findActiveKey, listKeys, type KeyRow } from '../repositories/encryption-keys.ts'
@@ -22,12 +23,6 @@ import { listPending, submitVersions } from '../vault/history.ts'
 import { dataKeyOf, makeServerKey, registerClientKey, storageKeyOf } from '../vault/keys.ts'
 import { judgeProof, provesOneOf, revealsKey } from '../vault/proofs.ts'
 import { reencrypt, rotate } from '../vault/rotate.ts'
-
-// A rotation by the client carries every document of the project, so its body may be this many times as large as others,
-// within bounds; and few of them are in memory at once.
-const BODIES = 16
-const LARGEST_BODY = 64 * 1024 * 1024
-const MOST_LARGE_BODIES = 4
 
 export const encryptionKeys: Domain = async (app) => {
   app.get('/:organization/:project/encryption-key', {
@@ -77,7 +72,7 @@ export const encryptionKeys: Domain = async (app) => {
   })
 
   app.post('/:organization/:project/encryption-key/rotate', {
-    config: { access: 'key:rotate', limit: 'key_rotation', audit: 'key.rotate', errors: ['client_managed_key', 'rotation_in_progress', 'integrity_error'] },
+    config: { access: 'key:rotate', limitOfEffect: 'key_rotation', audit: 'key.rotate', errors: ['client_managed_key', 'rotation_in_progress', 'integrity_error'] },
     schema: {
       operationId: 'rotateEncryptionKey',
       tags: ['encryption-keys'],
@@ -86,10 +81,11 @@ export const encryptionKeys: Domain = async (app) => {
       body: RotateBody,
       response: { 200: RotateAnswer }
     },
-    handler: async (request) => {
+    handler: async (request, reply) => {
       const { organization } = principalOf(request)
-      const seen = await activeKey(request, request.params.project)
+      const seen = await activeKey(app, request, request.params.project)
       if (seen.managed === 'client') fail('client_managed_key')
+      await app.countEffect(request, reply)
       // The derivation takes a fifth of a second: before the transaction begins.
       const key = await makeServerKey(app.keyring, { ...seen, version: seen.version + 1 }, undefined, app.costs.keyIterations)
       const dataKey = dataKeyOf(app.keyring, { ...seen, ...key })
@@ -106,64 +102,7 @@ export const encryptionKeys: Domain = async (app) => {
     }
   })
 
-  const largeBodies = new Set<FastifyRequest>()
-  app.post('/:organization/:project/secrets/rotate-client-keys', {
-    bodyLimit: Math.max(app.config.bodyLimit, Math.min(app.config.bodyLimit * BODIES, LARGEST_BODY)),
-    preParsing: async (request) => {
-      if (largeBodies.size >= MOST_LARGE_BODIES) fail('service_unavailable')
-      largeBodies.add(request)
-    },
-    onResponse: async (request) => { largeBodies.delete(request) },
-    config: {
-      // It replaces every document of the project.
-      access: ['key:rotate', 'secret:write'],
-      audit: 'key.rotate',
-      errors: ['server_managed_encryption', 'secrets_incomplete', 'precondition_failed', 'key_proof_mismatch', 'key_proof_reveals_key', 'rotation_in_progress', 'integrity_error']
-    },
-    schema: {
-      operationId: 'rotateClientKeys',
-      tags: ['encryption-keys'],
-      summary: 'Rotate a client-managed key: the client sends every current document under its new key, and what proves that',
-      params: ProjectParams,
-      body: RotateClientKeysBody,
-      response: { 200: RotateClientKeysAnswer }
-    },
-    handler: async (request, reply) => {
-      const { organization } = principalOf(request)
-      const { secrets, history_policy, key_proof, key_check, ...triple } = request.body
-      const seen = await activeKey(request, request.params.project)
-      if (seen.managed === 'server') fail('server_managed_encryption')
-      if (judgeProof(app.keyring, seen, key_proof) === 'wrong') fail('key_proof_mismatch')
-      const sent = new Map(secrets.map((secret) => [secret.id, secret]))
-      if (sent.size !== secrets.length) refuse('secrets', 'Names a secret twice')
-      for (const [i, { content }] of secrets.entries()) if (!isBlobText(content)) refuse(`secrets.${i}.content`, 'Expected base64 of 28 bytes to 1 MiB')
-      const key = registerClientKey(app.keyring, { ...seen, version: seen.version + 1 }, readKeyCheck({ key_check, ...triple }))
-      const revealed = secrets.some(({ content }) => revealsKey(key_check, content))
-      if (revealed && !app.config.allowRevealingKeyProof) fail('key_proof_reveals_key')
-      const storageKey = storageKeyOf(app.keyring, organization)
-      const rotated = await rotate(app, organization, actorOf(request), {
-        seen: seenOf(seen),
-        key,
-        policy: history_policy,
-        judge: (keys, ids) => {
-          if (provesOneOf(app.keyring, keys, key_check)) refuse('key_check', 'That of a key which the project has or had: a rotation needs a new key')
-          const current = new Set(ids)
-          const missing = ids.filter((id) => !sent.has(id))
-          const unknown = secrets.filter(({ id }) => !current.has(id)).map(({ id }) => id)
-          if (missing.length + unknown.length > 0) fail('secrets_incomplete', { missing, unknown })
-        },
-        convert: (document) => {
-          const { content, etag } = sent.get(document.id)!
-          if (etag !== undefined && etag !== etagOf(storageKey, [document])) fail('precondition_failed')
-          return content
-        },
-        sizeOf: (id) => sizeOf(sent.get(id)?.content ?? ''),
-        ...(revealed && { details: { key_proof_reveals_key: true } })
-      })
-      warnOfIterations(reply, key.iterations)
-      return { success: true, message: rotationMessage(rotated, 'wait to be re-encrypted'), data: { count: rotated.documents } }
-    }
-  })
+  await app.register(clientRotation)
 
   app.post('/:organization/:project/secrets/re-encrypt-history/pending', {
     config: { access: 'key:rotate', audit: 'none', errors: ['server_managed_encryption'] },
@@ -206,16 +145,79 @@ export const encryptionKeys: Domain = async (app) => {
       const { versions, key_proof } = request.body
       if (new Set(versions.map(({ id }) => id)).size !== versions.length) refuse('versions', 'Names a version twice')
       for (const [i, { content }] of versions.entries()) if (!isBlobText(content)) refuse(`versions.${i}.content`, 'Expected base64 of 28 bytes to 1 MiB')
-      const { project_id } = await activeKey(request, request.params.project)
+      const { project_id } = await activeKey(app, request, request.params.project)
       return { data: await submitVersions(app, organization, actorOf(request), project_id, { versions, key_proof, mayReveal: app.config.allowRevealingKeyProof }) }
     }
   })
+}
 
-  async function activeKey (request: FastifyRequest, project: string): Promise<KeyRow> {
-    const key = await findActiveKey(app.db, principalOf(request).organization.id, project) ?? fail('not_found')
-    requireInside(request, key)
-    return key
-  }
+// In a plugin of its own: its body, which carries every document of the project, is read in another way.
+const clientRotation: Domain = async (app) => {
+  app.post('/:organization/:project/secrets/rotate-client-keys', {
+    ...takeLargeBodies(app, {
+      schema: RotateClientKeysBody,
+      list: 'secrets',
+      judgePlace: (request) => activeKey(app, request, (request.params as { project: string }).project)
+    }),
+    config: {
+      // It replaces every document of the project.
+      access: ['key:rotate', 'secret:write'],
+      audit: 'key.rotate',
+      errors: ['server_managed_encryption', 'secrets_incomplete', 'precondition_failed', 'key_proof_mismatch', 'key_proof_reveals_key', 'rotation_in_progress', 'integrity_error']
+    },
+    schema: {
+      operationId: 'rotateClientKeys',
+      tags: ['encryption-keys'],
+      summary: 'Rotate a client-managed key: the client sends every current document under its new key, and what proves that',
+      params: ProjectParams,
+      body: RotateClientKeysBody,
+      response: { 200: RotateClientKeysAnswer }
+    },
+    handler: async (request, reply) => {
+      const { organization } = principalOf(request)
+      const { secrets, history_policy, key_proof, key_check, ...triple } = request.body
+      const seen = await activeKey(app, request, request.params.project)
+      if (seen.managed === 'server') fail('server_managed_encryption')
+      if (judgeProof(app.keyring, seen, key_proof) === 'wrong') fail('key_proof_mismatch')
+      const sent = new Map(secrets.map((secret) => [secret.id, secret]))
+      if (sent.size !== secrets.length) refuse('secrets', 'Names a secret twice')
+      const key = registerClientKey(app.keyring, { ...seen, version: seen.version + 1 }, readKeyCheck({ key_check, ...triple }))
+      let revealed = false
+      for await (const [i, { content }] of inTurns(secrets, ({ content }) => content.length)) {
+        if (!isBlobText(content)) refuse(`secrets.${i}.content`, 'Expected base64 of 28 bytes to 1 MiB')
+        revealed ||= revealsKey(key_check, content)
+      }
+      if (revealed && !app.config.allowRevealingKeyProof) fail('key_proof_reveals_key')
+      const storageKey = storageKeyOf(app.keyring, organization)
+      const rotated = await rotate(app, organization, actorOf(request), {
+        seen: seenOf(seen),
+        key,
+        policy: history_policy,
+        judge: (keys, ids) => {
+          if (provesOneOf(app.keyring, keys, key_check)) refuse('key_check', 'That of a key which the project has or had: a rotation needs a new key')
+          const current = new Set(ids)
+          const missing = ids.filter((id) => !sent.has(id))
+          const unknown = secrets.filter(({ id }) => !current.has(id)).map(({ id }) => id)
+          if (missing.length + unknown.length > 0) fail('secrets_incomplete', { missing, unknown })
+        },
+        convert: (document) => {
+          const { content, etag } = sent.get(document.id)!
+          if (etag !== undefined && etag !== etagOf(storageKey, [document])) fail('precondition_failed')
+          return content
+        },
+        sizeOf: (id) => sizeOf(sent.get(id)?.content ?? ''),
+        ...(revealed && { details: { key_proof_reveals_key: true } })
+      })
+      warnOfIterations(reply, key.iterations)
+      return { success: true, message: rotationMessage(rotated, 'wait to be re-encrypted'), data: { count: rotated.documents } }
+    }
+  })
+}
+
+async function activeKey (app: FastifyInstance, request: FastifyRequest, project: string): Promise<KeyRow> {
+  const key = await findActiveKey(app.db, principalOf(request).organization.id, project) ?? fail('not_found')
+  requireInside(request, key)
+  return key
 }
 
 const seenOf = ({ project_id, version, managed }: KeyRow) => ({ id: project_id, version, managed })

@@ -126,6 +126,7 @@ export const projects: Domain = async (app) => {
         access: 'project:update',
         // To change who holds a key is as strong as to change the key.
         mayNeed: ['key:rotate'],
+        limitOfEffect: 'key_custody',
         audit: 'project.update',
         errors: ['slug_taken', 'key_proof_mismatch', 'key_proof_reveals_key', 'content_not_decryptable', 'history_under_old_keys', 'rotation_in_progress', 'integrity_error']
       },
@@ -207,15 +208,17 @@ export const projects: Domain = async (app) => {
       return undefined
     }
     requireScope(request, reply, 'key:rotate')
-    // Each derives keys as slowly as the client once chose, and would let somebody guess.
-    await app.consume('key_custody', request, reply)
+    // What comes then derives keys as slowly as the client once chose, and would let somebody guess, so it is counted first.
     // In both directions the event says what a reader of it has to know: the server knew the key, or knows it now.
     const details = { from: key.managed, to: storage_mode, key_version: key.version, server_knew_key: true }
     if (storage_mode === 'server') {
       const keyString = body.encryption_key ?? refuse('encryption_key', 'Required: the current key string, which the server is to keep')
+      await app.countEffect(request, reply)
       return { ...await handToServer(app.keyring, organization, key, keyString), seen, details }
     }
-    const handover = await handToClient(app.keyring, organization, key, readKeyCheck(body), body.key_proof)
+    const keyCheck = readKeyCheck(body)
+    await app.countEffect(request, reply)
+    const handover = await handToClient(app.keyring, organization, key, keyCheck, body.key_proof)
     if (handover.revealed && !app.config.allowRevealingKeyProof) fail('key_proof_reveals_key')
     return { ...handover, seen, details: { ...details, ...(handover.revealed && { key_proof_reveals_key: true }) } }
   }

@@ -1,4 +1,5 @@
 import type { FastifyInstance, FastifyRequest } from 'fastify'
+import { readJson } from '../../http/json.ts'
 import { failOAuth } from './errors.ts'
 
 /** Parameters of a token or revocation request: each once, and none that is empty (RFC 6749, 3.2). */
@@ -7,6 +8,8 @@ export type Parameters = ReadonlyMap<string, string>
 const MOST_BODY = 16 * 1024
 const FORM = /^\s*application\/x-www-form-urlencoded\s*(?:;\s*charset\s*=\s*"?utf-8"?\s*)?$/i
 const JSON_TYPE = /^\s*application\/json\s*(?:;\s*charset\s*=\s*"?utf-8"?\s*)?$/i
+// RFC 6749 has a client ignore what it does not know, and so do we, within reason.
+const BOUNDS = { members: 1000, depth: 20 }
 const utf8 = new TextDecoder('utf-8', { fatal: true })
 
 /** Takes forms, as RFC 6749 asks, and JSON, as the specification does; both mean the same. */
@@ -24,7 +27,7 @@ export function installOAuthBodies (app: FastifyInstance) {
     } catch {
       return failOAuth('invalid_request')
     }
-    return FORM.test(type) ? parametersOf([...new URLSearchParams(text)]) : parametersOf(membersOf(text))
+    return FORM.test(type) ? parametersOf([...new URLSearchParams(text)]) : parametersOf(membersOf(bytes))
   })
 }
 
@@ -54,27 +57,7 @@ function parametersOf (pairs: readonly (readonly [string, unknown])[]): Paramete
 
 const KNOWN = new Set(['grant_type', 'client_id', 'client_secret', 'code', 'code_verifier', 'redirect_uri', 'refresh_token', 'scope', 'token', 'token_type_hint'])
 
-function membersOf (text: string): [string, unknown][] {
-  let value: unknown
-  try {
-    value = JSON.parse(text)
-  } catch {
-    return failOAuth('invalid_request')
-  }
-  if (typeof value !== 'object' || value === null || Array.isArray(value)) return failOAuth('invalid_request')
-  // JSON.parse keeps the last of two members of one name, and says nothing.
-  if (namesIn(text) !== Object.keys(value).length) failOAuth('invalid_request')
-  return Object.entries(value)
-}
-
-// How many members the outermost object is written with: each is a string before a colon, one level deep.
-function namesIn (text: string): number {
-  let depth = 0
-  let count = 0
-  for (const [token] of text.matchAll(/"(?:[^"\\]|\\.)*"(\s*:)?|[{}[\]]/g)) {
-    if (token === '{' || token === '[') depth++
-    else if (token === '}' || token === ']') depth--
-    else if (depth === 1 && token.endsWith(':')) count++
-  }
-  return count
+function membersOf (bytes: Buffer): [string, unknown][] {
+  const value = readJson(bytes, BOUNDS)
+  return typeof value === 'object' && value !== null && !Array.isArray(value) ? Object.entries(value) : failOAuth('invalid_request')
 }
