@@ -490,7 +490,7 @@ t.test('a body of very many members is refused before it is parsed', async (t) =
   const answer = await test.inject({
     method: 'POST', url: `/api/v1/${org}/${at.project}/secrets/rotate-client-keys`, payload, headers: { authorization: `Bearer ${owner.token}`, 'content-type': 'application/json' }
   })
-  t.match(answer, { status: 422, body: { error: 'validation_failed', errors: { body: [/more than 100000/] } } })
+  t.match(answer, { status: 422, body: { error: 'validation_failed', errors: { body: [/more than \d+ members/] } } })
   const secrets = Array.from({ length: 10_000 }, (_, i) => ({ id: `id-${i}`, content: 'A'.repeat(40) }))
   t.match(await rotateClient(at, { secrets, ...triple(await clientKey('second battery staple')) }), { status: 422, body: { error: 'secrets_incomplete' } })
   t.match(await rotateClient(at, { secrets: [...secrets, secrets[0]], ...triple(key) }), { status: 422, body: { error: 'validation_failed' } })
