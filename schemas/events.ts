@@ -4,13 +4,14 @@ export const EVENTS = [
   'project.create', 'project.update', 'project.delete',
   'target.create', 'target.update', 'target.delete',
   'environment.create', 'environment.update', 'environment.delete',
-  'secret.store', 'secret.delete', 'secret.restore',
-  'version.delete', 'version.purge',
+  'secret.store', 'secret.delete', 'secret.restore', 'secret.decrypt',
+  'version.read', 'version.delete', 'version.purge',
   'key.retrieve', 'key.rotate', 'key.change_custody',
   'history.re_encrypt',
   'api-token.create', 'api-token.delete',
   'oauth.grant', 'oauth.revoke', 'oauth.reuse',
   'user.create', 'user.password', 'user.disable', 'user.enable',
+  'session.create', 'session.delete', 'session.refuse', 'password.refuse',
   'integrity.violation'
 ] as const
 export type EventName = (typeof EVENTS)[number]

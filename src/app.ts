@@ -26,6 +26,7 @@ import { targets } from './plugins/targets.ts'
 import { tokens } from './plugins/tokens.ts'
 import { user } from './plugins/user.ts'
 import { versions } from './plugins/versions.ts'
+import { gatherReads } from './repositories/audit.ts'
 import { ApiError } from './rules/errors.ts'
 import { createHistoryWorker } from './vault/worker.ts'
 
@@ -81,6 +82,8 @@ export async function buildApp (
   app.decorate('db', database.db)
   app.decorate('reads', database.reads)
   app.decorate('patient', database.patient)
+  // The embedded database writes its log at each commit, or not until the next one that asks for it.
+  app.decorate('recordRead', gatherReads(database.db, database.kind === 'embedded' ? 'on' : 'off'))
   app.decorate('keyring', keyring)
   app.decorate('costs', costs)
   app.decorate('config', config)

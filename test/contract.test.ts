@@ -12,6 +12,7 @@ interface Operation {
   tags?: string[]
   summary?: string
   deprecated?: boolean
+  'x-audit-events'?: string[]
   security?: Record<string, string[]>[]
   parameters?: { name: string, in: string }[]
   requestBody?: { content: Record<string, { schema: Schema, example?: unknown }> }
@@ -146,7 +147,7 @@ t.test('D17: every static word that shares a place with a parameter is reserved'
   for (const [kind, words] of Object.entries(ofThePage)) t.strictSame(words.filter((word) => !reserved(kind, word)), [], kind)
 })
 
-t.test('TI-10, TI-11: every operation answers every kind of caller as it should, and refuses without a trace', async (t) => {
+t.test('TI-10, TI-11, AU-01: every operation answers every kind of caller as it should, and refuses without a trace', async (t) => {
   const [mine, theirs] = [await settle(service, 'ours'), await settle(service, 'theirs')]
   const o = mine.ids.organization!
   for (const plaintext of ['B=1', 'B=2', 'B=3', 'B=4']) {
@@ -236,10 +237,21 @@ t.test('TI-10, TI-11: every operation answers every kind of caller as it should,
     const [{ seq }] = await service.sql(`SELECT coalesce(max(seq), 0)::int AS seq FROM audit_events WHERE organization_id = '${o}'`) as [{ seq: number }]
     const answer = await send(service, row, mine.ids, token)
     t.ok(answer.status >= 200 && answer.status < 300, `${id} with ${needed}: ${answer.status} ${answer.status < 300 ? '' : answer.text}`)
-    const events = (await service.sql(`SELECT action FROM audit_events WHERE organization_id = '${o}' AND seq > ${seq}`)).map(({ action }) => action)
+    const since = async () => (await service.sql(`SELECT action FROM audit_events WHERE organization_id = '${o}' AND seq > ${seq} ORDER BY seq`)).map(({ action }) => action)
+    const events = await since()
     const changes = !row.at.startsWith('GET ') && !READS.includes(id)
-    t.equal(events.length, changes || needed === 'key:retrieve' ? 1 : 0, `${id} leaves ${events.join()}`)
-    t.ok(events.every((event) => (EVENTS as readonly unknown[]).includes(event)))
+    const plain = row.reveals !== undefined && needed === 'secret:read'
+    const declared = published.find(({ operation }) => operation.operationId === id)!.operation['x-audit-events'] ?? []
+    t.equal(events.length, declared.length > 0 && !plain ? 1 : 0, `${id} leaves ${events.join()}`)
+    if (changes) t.equal(events.length, 1, `${id} changes something`)
+    for (const { query = '', body } of row.reveals ?? []) {
+      const answer = await send(service, { ...row, at: row.at + query, ...(body && { body }) }, mine.ids, mine.caller.token)
+      t.equal(answer.status, 200, `${id} ${query}: ${answer.text}`)
+    }
+    const all = await since()
+    t.equal(all.length, events.length + (row.reveals?.length ?? 0), `${id}: each leaves one`)
+    t.strictSame([...new Set(all)].sort(), [...declared].sort(), `${id} leaves each event that it declares, and no other`)
+    t.ok(all.every((event) => (EVENTS as readonly unknown[]).includes(event)))
   }
 
   // An organization that is not active: what it may still do is on the rows.

@@ -33,7 +33,8 @@ export async function installAccess (app: FastifyInstance, judgedFor = JUDGED_FO
   app.addHook('onRoute', (route) => {
     const { access, audit, errors = [] } = route.config ?? {}
     if (access === undefined) throw new Error(`${String(route.method)} ${route.url} does not declare config.access`)
-    if (audit === undefined && ![route.method].flat().every((method) => method === 'GET' || method === 'HEAD')) {
+    const isReader = [route.method].flat().every((method) => method === 'GET' || method === 'HEAD')
+    if (audit === undefined && !isReader) {
       throw new Error(`${String(route.method)} ${route.url} changes something and does not declare config.audit`)
     }
     if (access !== 'public' && access !== 'authenticated' && !route.url.includes(':organization')) {
@@ -49,13 +50,14 @@ export async function installAccess (app: FastifyInstance, judgedFor = JUDGED_FO
     if (body || querystring) codes.push('validation_failed')
     if (body) codes.push('malformed_json', 'unsupported_media_type')
     // A body that nobody asked for is ignored, but not at any length.
-    if (audit !== undefined) codes.push('payload_too_large')
+    if (!isReader) codes.push('payload_too_large')
     // A route whose scope goes by what the body asks publishes each of them as an alternative.
     const alternatives = access !== 'authenticated' ? [scopesOf(access)] : route.config?.mayNeed?.map((scope) => [scope]) ?? [[]]
     const extra = access === 'authenticated' ? [] : route.config?.mayNeed ?? []
     route.schema = {
       ...route.schema,
       ...(route.config?.limitOfEffect !== undefined && { 'x-limit-of-effect': route.config.limitOfEffect }),
+      ...(audit !== undefined && audit !== 'none' && { 'x-audit-events': [audit].flat() }),
       ...(extra.length > 0 && { description: `By what is asked, needs also ${extra.map((scope) => `\`${scope}\``).join(', ')}.` }),
       security: access === 'public' ? [] : alternatives.flatMap((scopes): Record<string, Scope[]>[] => [{ apiToken: [...scopes] }, { oauth: [...scopes] }]),
       response: route.config?.speaks === undefined ? { ...(response as object), ...errorBodies(codes) } : response

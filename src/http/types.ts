@@ -7,6 +7,7 @@ import type { Config } from '../config.ts'
 import type { Costs } from '../crypto/costs.ts'
 import type { Keyring } from '../crypto/keyring.ts'
 import type { Db } from '../db/database.ts'
+import type { RecordRead } from '../repositories/audit.ts'
 import type { UserCall } from '../repositories/oauth.ts'
 import type { Principal } from '../repositories/tokens.ts'
 import type { LimitGroup } from './limits.ts'
@@ -34,8 +35,8 @@ declare module 'fastify' {
     limitOfEffect?: LimitGroup
     /** Errors of the catalogue that the handler answers, beside those that every route can. */
     errors?: readonly ErrorCode[]
-    /** The audit event of a route that changes or reveals something; `none` where a POST only reads. */
-    audit?: EventName | 'none'
+    /** The audit events of a route that changes or reveals something: each good answer leaves one of them, or more. `none` where a POST only reads. */
+    audit?: EventName | readonly EventName[] | 'none'
     /** Answers in another shape than the rest: that of RFC 6749, or a page. Its plugin documents and sends its errors. */
     speaks?: 'oauth' | 'html'
     /** Cache-Control of what the route answers when all is well; without it, `no-store`. */
@@ -50,6 +51,8 @@ declare module 'fastify' {
     reads: Db
     /** For transactions that grow with a project: a rotation. */
     patient: Db
+    /** Records what was only read, or refused: before the answer is sent. */
+    recordRead: RecordRead
     keyring: Keyring
     /** What one derivation of a key or a password costs. */
     costs: Costs

@@ -11,7 +11,6 @@ import { principalOf, requireInside } from '../http/access.ts'
 import { readKeyCheck, warnOfIterations } from '../http/key-checks.ts'
 import { inTurns, takeLargeBodies } from '../http/large-bodies.ts'
 import type { Domain } from '../http/types.ts'
-import { recordEvent } from '../repositories/audit.ts'
 import { findActiveKey, listKeys, type KeyRow } from '../repositories/encryption-keys.ts'
 import { countWaiting, findReEncryption } from '../repositories/histories.ts'
 import { findKeyState } from '../repositories/projects.ts'
@@ -38,7 +37,7 @@ export const encryptionKeys: Domain = async (app) => {
       const key = await findActiveKey(app.db, principalOf(request).organization.id, request.params.project) ?? fail('not_found')
       requireInside(request, key)
       const answer = revealKey(app.keyring, key)
-      await recordEvent(app.db, actorOf(request), { action: 'key.retrieve', resource_type: 'encryption-key', resource_id: String(key.id), details: { version: key.version } })
+      await app.recordRead(actorOf(request), { action: 'key.retrieve', resource_type: 'encryption-key', resource_id: String(key.id), details: { version: key.version } })
       return answer
     }
   })
@@ -66,7 +65,7 @@ export const encryptionKeys: Domain = async (app) => {
       // Nobody tells the end of what a purge or the retention took away from the client.
       const isDone = progress?.finished_at !== null || (isClients && remaining === 0)
       const re_encryption = progress && { ...progress, state: isDone ? 'done' as const : 'running' as const, remaining }
-      await recordEvent(app.db, actorOf(request), { action: 'key.retrieve', resource_type: 'project', resource_id: project.id, details: { keys: data.length } })
+      await app.recordRead(actorOf(request), { action: 'key.retrieve', resource_type: 'project', resource_id: project.id, details: { keys: data.length } })
       return { data, meta: pageMeta(page, total, rows.length), re_encryption: re_encryption ?? null }
     }
   })
@@ -105,7 +104,7 @@ export const encryptionKeys: Domain = async (app) => {
   await app.register(clientRotation)
 
   app.post('/:organization/:project/secrets/re-encrypt-history/pending', {
-    config: { access: 'key:rotate', audit: 'none', errors: ['server_managed_encryption'] },
+    config: { access: 'key:rotate', audit: 'version.read', errors: ['server_managed_encryption'] },
     schema: {
       operationId: 'listPendingVersions',
       tags: ['encryption-keys'],
@@ -122,6 +121,8 @@ export const encryptionKeys: Domain = async (app) => {
       const { limit = 50, after = 0 } = request.body
       const { versions, unreadable, remaining } = await listPending(app, organization, project, { limit, after })
       if (unreadable > 0) request.log.warn({ project: project.id, unreadable }, 'pending versions do not open and were left out')
+      const [first, last] = [versions[0]?.id ?? null, versions.at(-1)?.id ?? null]
+      await app.recordRead(actorOf(request), { action: 'version.read', resource_type: 'project', resource_id: project.id, details: { versions: versions.length, first, last } })
       return { data: versions.map(({ key_version, ...version }) => ({ ...version, key_version: String(key_version) })), meta: { remaining } }
     }
   })

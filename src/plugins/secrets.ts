@@ -54,7 +54,7 @@ export const secrets: Domain = async (app) => {
       const deprecated = url === old
       const operation = `read${level[0]!.toUpperCase()}${level.slice(1)}Secrets`
       app.get(url, {
-        config: { access: 'secret:read', mayNeed: ['secret:decrypt'], errors: READ_ERRORS },
+        config: { access: 'secret:read', mayNeed: ['secret:decrypt'], audit: 'secret.decrypt', errors: READ_ERRORS },
         schema: {
           operationId: deprecated ? `${operation}LongPath` : operation,
           tags: ['secrets'],
@@ -81,7 +81,7 @@ export const secrets: Domain = async (app) => {
 
   for (const { url, old } of [{ url: '/:organization/secrets/retrieve', old: false }, { url: '/organizations/:organization/secrets/retrieve', old: true }]) {
     app.post(url, {
-      config: { access: 'authenticated', mayNeed: ['secret:read', 'secret:decrypt', 'key:retrieve'], audit: 'none', errors: [...READ_ERRORS, 'insufficient_permissions'] },
+      config: { access: 'authenticated', mayNeed: ['secret:read', 'secret:decrypt', 'key:retrieve'], audit: ['secret.decrypt', 'key.retrieve'], errors: [...READ_ERRORS, 'insufficient_permissions'] },
       schema: {
         operationId: old ? 'retrieveSecretsLongPath' : 'retrieveSecrets',
         tags: ['secrets'],
@@ -212,9 +212,17 @@ export const secrets: Domain = async (app) => {
     if (request.method !== 'POST' && listsEtag(request.headers['if-none-match'], etag)) return reply.code(304).send()
     const dataKey = decrypt && visible.length > 0 ? dataKeyOf(app.keyring, state.key) : undefined
     const documents = new Map(visible.map((secret) => [secret.level, contentOf(state, secret, storageKey, dataKey)]))
-    const json = reply.type('application/json; charset=utf-8').serializer(JSON.stringify)
-    if (raw) return json.send(filterValues(valuesOf(state, documents, merge === 'true' ? LEVELS : [state.level]), asked.filters))
-    return json.send(toAnswer(request, state, asked, visible, documents, storageKey))
+    const answer = raw
+      ? filterValues(valuesOf(state, documents, merge === 'true' ? LEVELS : [state.level]), asked.filters)
+      : toAnswer(request, state, asked, visible, documents, storageKey)
+    if (decrypt) await recordDecryption(request, state, visible)
+    return reply.type('application/json; charset=utf-8').serializer(JSON.stringify).send(answer)
+  }
+
+  // Not for 304, which hands out nothing that the caller does not have.
+  async function recordDecryption (request: FastifyRequest, { level, level_id }: LevelState, visible: readonly StoredSecret[]) {
+    const details = { secrets: visible.map(({ id }) => id).join(' '), revisions: visible.map(({ revision }) => revision).join(' ') }
+    await app.recordRead(actorOf(request), { action: 'secret.decrypt', resource_type: level, resource_id: level_id, details })
   }
 
   async function retrieveKey (request: FastifyRequest, reply: FastifyReply, names: LevelNames) {
@@ -222,7 +230,7 @@ export const secrets: Domain = async (app) => {
     const state = await findLevel(app.reads, organization.id, namesOf(names)) ?? fail('not_found')
     requireInside(request, { project_id: state.project.id })
     const answer = revealKey(app.keyring, state.key)
-    await recordEvent(app.db, actorOf(request), { action: 'key.retrieve', resource_type: 'encryption-key', resource_id: String(state.key.id), details: { version: state.key.version } })
+    await app.recordRead(actorOf(request), { action: 'key.retrieve', resource_type: 'encryption-key', resource_id: String(state.key.id), details: { version: state.key.version } })
     return reply.type('application/json; charset=utf-8').serializer(JSON.stringify).send(answer)
   }
 

@@ -53,7 +53,7 @@ export const versions: Domain = async (app) => {
   })
 
   app.get('/:organization/secrets/versions/:version', {
-    config: { access: 'secret:history', errors: ['version_locked', 'integrity_error'] },
+    config: { access: 'secret:history', audit: 'version.read', errors: ['version_locked', 'integrity_error'] },
     schema: {
       operationId: 'getVersion',
       tags: ['versions'],
@@ -64,7 +64,10 @@ export const versions: Domain = async (app) => {
     handler: async (request) => {
       const found = await openHistory(request, request.params.version)
       const content = openVersion(storageKeyOf(app.keyring, principalOf(request).organization), found.key.organization_id, found)
-      return { data: { ...toItem(found.version), content, key: describeKey(app.keyring, found.key) } }
+      const answer = { data: { ...toItem(found.version), content, key: describeKey(app.keyring, found.key) } }
+      const { id, key_version } = found.version
+      await app.recordRead(actorOf(request), { action: 'version.read', resource_type: 'secret', resource_id: found.secret.id, details: { version: id, key_version } })
+      return answer
     }
   })
 

@@ -36,24 +36,29 @@ const BOUNDS = {
   }
 }
 
+/** An attempt that may be judged, as the so-manieth of its last count; or the seconds until one may be. */
+export type Attempt = { number: number } | { wait: number }
+
 /**
- * Takes an attempt of each count, or of none, before the password is looked at, so that guesses made at once count one
- * by one: zero, or while a count is locked the seconds until it is not.
+ * Takes an attempt of each count, or of none while one of them is locked: before the password is looked at, so that
+ * guesses made at once count one by one.
  */
-export async function takeAttempts (db: Db, counts: readonly Count[]): Promise<number> {
+export async function takeAttempts (db: Db, counts: readonly Count[]): Promise<Attempt> {
   // Long after its window and the longest lock, a count is that of nobody.
   await deleteExpired(db, sign_in_failures, sign_in_failures.key, sql`${last_at} < now() - interval '1 hour'`)
+  let number = 0
   for (const [i, { hash: key, of }] of counts.entries()) {
     const rows = await db.insert(sign_in_failures).values({ key, failures: 1 }).onConflictDoUpdate({
       target: sign_in_failures.key, set: BOUNDS[of], setWhere: or(isNull(locked_until), lt(locked_until, sql`now()`))
-    }).returning({ key: sign_in_failures.key })
-    if (rows.length === 1) continue
+    }).returning({ number: failures })
+    number = rows[0]?.number ?? 0
+    if (number > 0) continue
     await returnAttempts(db, counts.slice(0, i))
     const [locked] = await db.select({ seconds: sql<number>`greatest(1, ceil(extract(epoch FROM ${locked_until} - now())))::int` })
       .from(sign_in_failures).where(eq(sign_in_failures.key, key))
-    return locked?.seconds ?? 1
+    return { wait: locked?.seconds ?? 1 }
   }
-  return 0
+  return { number }
 }
 
 /** An attempt that could not be judged does not count. */

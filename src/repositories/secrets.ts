@@ -4,6 +4,7 @@ import type { Managed, SecretFormat } from '../../schemas/projects.ts'
 import { LEVELS, type Level, type LevelNames } from '../../schemas/secrets.ts'
 import type { VersionAction } from '../../schemas/versions.ts'
 import { CallerEnded, callerCtes, callerLives, callerValues } from '../db/caller.ts'
+import { eventRow, eventsJson, insertEvents } from '../db/events.ts'
 import { codeOf, isForeignKeyViolation, isUniqueViolation, prepared, preparedSql, type Db } from '../db/database.ts'
 import { encryption_keys, environments, keyColumns, keyIsNewest, organization_counters, projects, secrets, targets } from '../db/tables.ts'
 import { fail } from '../rules/errors.ts'
@@ -175,15 +176,10 @@ export async function writeSecret (db: Db, write: SecretWrite): Promise<boolean>
       version_sealed: version?.sealed ?? null,
       version_size: version?.size_bytes ?? null,
       restored_from: version?.restored_from ?? null,
-      actor_type: actor.type,
       actor_id: actor.id,
       actor_name: actor.name,
-      request_id: actor.request_id,
-      ip: actor.ip,
-      user_agent: actor.user_agent,
       ...callerValues(actor.caller),
-      action: event.action,
-      details: JSON.stringify(event.details ?? {})
+      events: eventsJson([eventRow(actor, event)])
     })
     const [{ seq, caller_lives }] = rows as [Swapped]
     if (!caller_lives) throw new CallerEnded()
@@ -220,7 +216,7 @@ const compareAndSwap = preparedSql<Swapped, Record<string, unknown>>('write_secr
       AND coalesce((SELECT revision FROM level), 0) = ${$('revision')}::bigint - 1
       AND (${$('restored_from')}::bigint IS NULL OR (SELECT id FROM source) IS NOT NULL)
       AND ${callerLives({ api_token: $('api_token'), access_token: $('access_token') })}
-    RETURNING next_event - 1 AS seq
+    RETURNING organization_id, next_event - 1 AS first
   ), written AS (
     INSERT INTO secrets (id, organization_id, project_id, target_id, environment_id, level, level_id, revision, key_version, sealed, size_bytes, version)
     SELECT ${$('secret_id')}::char(26), ${$('organization_id')}::char(26), ${$('project_id')}::char(26), ${$('target_id')}::char(26),
@@ -235,13 +231,8 @@ const compareAndSwap = preparedSql<Swapped, Record<string, unknown>>('write_secr
            ${$('revision')}::bigint, ${$('key_version')}::int, ${$('version_sealed')}::bytea, ${$('version_size')}::int, ${$('restored_from')}::bigint,
            ${$('actor_id')}::bigint, ${$('actor_name')}::varchar
     FROM counter WHERE ${$('versions')}::int = 1
-  ), event AS (
-    INSERT INTO audit_events (organization_id, seq, action, actor_type, actor_id, resource_type, resource_id, request_id, ip, user_agent, details)
-    SELECT ${$('organization_id')}::char(26), seq, ${$('action')}::varchar, ${$('actor_type')}::varchar, ${$('actor_id')}::bigint, 'secret',
-           ${$('secret_id')}::varchar, ${$('request_id')}::varchar, ${$('ip')}::varchar, ${$('user_agent')}::varchar, ${$('details')}::jsonb
-    FROM counter
-  )
-  SELECT (SELECT seq FROM counter) AS seq, ${callerLives({ api_token: $('api_token'), access_token: $('access_token') })} AS caller_lives`)
+  ), event AS (${insertEvents($('events'))})
+  SELECT (SELECT first FROM counter) AS seq, ${callerLives({ api_token: $('api_token'), access_token: $('access_token') })} AS caller_lives`)
 
 /** Removes a secret with its whole history and counts the versions; the caller holds the project's row. */
 export async function deleteSecretAndHistory (db: Db, secretId: string): Promise<number> {

@@ -24,10 +24,13 @@ export interface Row {
   /** Needed beside `access`, always. */
   also?: (typeof SCOPE_NAMES)[number]
   whenInactive?: true
+  /** Further requests, each of which leaves an event that the one by `body` does not: what comes behind the path, or another body. */
+  reveals?: { query?: string, body?: object }[]
 }
 
 const OLD = '/api/v1/organizations/{organization}/projects'
 const LEVEL = { project: '{project}', target: '{target}', environment: '{environment}' }
+const KEY = { project: '{project}', action: 'key:retrieve' }
 
 const BLOB = Buffer.alloc(40).toString('base64')
 const proof = (key: number) => Buffer.alloc(32, key).toString('base64')
@@ -60,15 +63,20 @@ export const OPERATIONS: Record<string, Row> = {
   listEnvironmentsLongPath: { at: `GET ${OLD}/{project}/targets/{target}/environments`, access: 'environment:read', depth: 'target' },
   getEnvironment: { at: 'GET /api/v1/{organization}/{project}/{target}/{environment}', access: 'environment:read', depth: 'environment' },
   getEnvironmentLongPath: { at: `GET ${OLD}/{project}/targets/{target}/environments/{environment}`, access: 'environment:read', depth: 'environment' },
-  readProjectSecrets: { at: 'GET /api/v1/{organization}/{project}/secrets', access: 'secret:read', depth: 'project' },
-  readProjectSecretsLongPath: { at: `GET ${OLD}/{project}/secrets`, access: 'secret:read', depth: 'project' },
-  readTargetSecrets: { at: 'GET /api/v1/{organization}/{project}/{target}/secrets', access: 'secret:read', depth: 'target' },
-  readTargetSecretsLongPath: { at: `GET ${OLD}/{project}/targets/{target}/secrets`, access: 'secret:read', depth: 'target' },
-  readEnvironmentSecrets: { at: 'GET /api/v1/{organization}/{project}/{target}/{environment}/secrets', access: 'secret:read', depth: 'environment' },
-  readEnvironmentSecretsLongPath: { at: `GET ${OLD}/{project}/targets/{target}/environments/{environment}/secrets`, access: 'secret:read', depth: 'environment' },
-  retrieveSecrets: { at: 'POST /api/v1/{organization}/secrets/retrieve', access: 'authenticated', needs: 'secret:decrypt', depth: 'environment', body: { ...LEVEL, action: 'decrypt' } },
+  readProjectSecrets: { at: 'GET /api/v1/{organization}/{project}/secrets', access: 'secret:read', depth: 'project', reveals: [{ query: '?decrypt=true' }] },
+  readProjectSecretsLongPath: { at: `GET ${OLD}/{project}/secrets`, access: 'secret:read', depth: 'project', reveals: [{ query: '?decrypt=true' }] },
+  readTargetSecrets: { at: 'GET /api/v1/{organization}/{project}/{target}/secrets', access: 'secret:read', depth: 'target', reveals: [{ query: '?decrypt=true' }] },
+  readTargetSecretsLongPath: { at: `GET ${OLD}/{project}/targets/{target}/secrets`, access: 'secret:read', depth: 'target', reveals: [{ query: '?decrypt=true' }] },
+  readEnvironmentSecrets: { at: 'GET /api/v1/{organization}/{project}/{target}/{environment}/secrets', access: 'secret:read', depth: 'environment', reveals: [{ query: '?decrypt=true' }] },
+  readEnvironmentSecretsLongPath: { at: `GET ${OLD}/{project}/targets/{target}/environments/{environment}/secrets`, access: 'secret:read', depth: 'environment', reveals: [{ query: '?decrypt=true' }] },
+  retrieveSecrets: { at: 'POST /api/v1/{organization}/secrets/retrieve', access: 'authenticated', needs: 'secret:decrypt', depth: 'environment', body: { ...LEVEL, action: 'decrypt' }, reveals: [{ body: KEY }] },
   retrieveSecretsLongPath: {
-    at: 'POST /api/v1/organizations/{organization}/secrets/retrieve', access: 'authenticated', needs: 'secret:read', depth: 'environment', body: LEVEL
+    at: 'POST /api/v1/organizations/{organization}/secrets/retrieve',
+    access: 'authenticated',
+    needs: 'secret:read',
+    depth: 'environment',
+    body: LEVEL,
+    reveals: [{ body: KEY }, { body: { ...LEVEL, action: 'decrypt' } }]
   },
   getEncryptionKey: { at: 'GET /api/v1/{organization}/{project}/encryption-key', access: 'key:retrieve', depth: 'project' },
   listEncryptionKeys: { at: 'GET /api/v1/{organization}/{project}/encryption-key/history', access: 'key:retrieve', depth: 'project' },

@@ -23,7 +23,7 @@ const LOCKED = 'There were too many attempts. Wait a few minutes and try again.'
 export const accounts: Domain = async (app) => {
   app.post('/oauth/sign-in', {
     ...FORM,
-    config: { ...PAGE, limit: 'sign_in', audit: 'none' },
+    config: { ...PAGE, limit: 'sign_in', audit: ['session.create', 'session.refuse'] },
     handler: async (request, reply) => {
       const form = formOf(request)
       const cookie = formCookie(app, request, reply)
@@ -54,7 +54,7 @@ export const accounts: Domain = async (app) => {
 
   app.post('/account/sign-out', {
     ...FORM,
-    config: { ...PAGE, audit: 'oauth.revoke' },
+    config: { ...PAGE, audit: ['session.delete', 'oauth.revoke'] },
     handler: async (request, reply) => {
       const form = formOf(request)
       if (refusesForm(app, request, reply, form, readCookie(app, request, 'session'))) return reply
@@ -65,7 +65,12 @@ export const accounts: Domain = async (app) => {
             await endEverything(db, session.user.id)
             await recordForUser(db, request, session.user, 'oauth.revoke', { everything: true })
           })
-        } else await deleteSession(app.db, session.hash)
+        } else {
+          await transaction(app.db, async (db) => {
+            await deleteSession(db, session.hash)
+            await recordForUser(db, request, session.user, 'session.delete')
+          })
+        }
       }
       setCookie(app, reply, 'session', undefined)
       return seeOther(reply, '/account')
@@ -83,7 +88,7 @@ export const accounts: Domain = async (app) => {
 
   app.post('/account/password', {
     ...FORM,
-    config: { ...PAGE, limit: 'sign_in', audit: 'user.password' },
+    config: { ...PAGE, limit: 'sign_in', audit: ['user.password', 'session.create', 'password.refuse'] },
     handler: async (request, reply) => {
       const form = formOf(request)
       if (refusesForm(app, request, reply, form, readCookie(app, request, 'session'))) return reply
@@ -92,7 +97,7 @@ export const accounts: Domain = async (app) => {
       const password = form.get('password') ?? ''
       const problem = problemWith(password)
       if (problem !== undefined) return sendPage(reply, changePasswordPage(session.cookie, problem))
-      const confirmed = await confirmPassword(app, session, (form.get('current') ?? '').slice(0, 1024))
+      const confirmed = await confirmPassword(app, request, session, (form.get('current') ?? '').slice(0, 1024))
       if (typeof confirmed === 'number') {
         reply.header('retry-after', confirmed)
         return sendPage(reply, changePasswordPage(session.cookie, LOCKED, 429))
@@ -115,7 +120,7 @@ export const accounts: Domain = async (app) => {
 
   app.post('/account/set-password/:link', {
     ...FORM,
-    config: { ...PAGE, limit: 'sign_in', audit: 'user.password' },
+    config: { ...PAGE, limit: 'sign_in', audit: ['user.password', 'session.create'] },
     handler: async (request, reply) => {
       const { link } = request.params as { link: string }
       const form = formOf(request)
@@ -143,7 +148,7 @@ export const accounts: Domain = async (app) => {
       await recordForUser(db, request, user, 'user.password')
       return true
     })
-    if (done) await beginSession(app, request, reply, { id: user.id, password_hash: hash })
+    if (done) await beginSession(app, request, reply, { id: user.id, name: user.name, password_hash: hash })
     return done
   }
 }

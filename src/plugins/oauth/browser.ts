@@ -8,13 +8,15 @@ import { browserOf, isOwnForm, readCookie, sendPage, setCookie, type Form } from
 import { forgiveAttempts, isDeviceOf, rememberDevice, returnAttempts, takeAttempts, type Count } from '../../repositories/attempts.ts'
 import { createSession, deleteSession, findSession, findUser, findUserByEmail, normalizedEmail, updatePasswordHash, type User } from '../../repositories/users.ts'
 import { PASSWORD } from '../../../schemas/users.ts'
+import type { EventName } from '../../../schemas/events.ts'
+import { recordForUser, recordRefusal } from './events.ts'
 import { problemPage } from './views.ts'
 
 /** Somebody who is signed in with this browser. */
 export interface SignedIn { cookie: string, hash: Buffer, user: User }
 
 /** Somebody whose password was just verified, with the hash that it was verified against. */
-export type Verified = Pick<User, 'id'> & { password_hash: string }
+export type Verified = Pick<User, 'id' | 'name'> & { password_hash: string }
 
 export async function signedIn (app: FastifyInstance, request: FastifyRequest): Promise<SignedIn | undefined> {
   const cookie = readCookie(app, request, 'session')
@@ -35,6 +37,7 @@ export async function beginSession (app: FastifyInstance, request: FastifyReques
   const begun = await transaction(app.db, async (db) => {
     if (!await createSession(db, hashToken(session), user)) return false
     await rememberDevice(db, { token_hash: hashToken(device), before: before.device === undefined ? undefined : hashToken(before.device), user_id: user.id })
+    await recordForUser(db, request, user, 'session.create')
     return true
   })
   if (!begun) return 'wrong'
@@ -68,34 +71,47 @@ export async function authenticate (app: FastifyInstance, request: FastifyReques
   const counts: Count[] = isKnown
     ? [{ of: 'place', hash: hashToken(`${account} device:${device}`) }]
     : [{ of: 'place', hash: hashToken(`${account} ${addressKey(request.ip)}`) }, { of: 'account', hash: hashToken(account) }]
-  return judge(app, found, counts, password)
+  return judge(app, request, { found, counts, refusal: 'session.refuse' }, password)
 }
 
 /** The same for somebody who is signed in and gives the password again: counted by the session, which no stranger has. */
-export async function confirmPassword (app: FastifyInstance, { user, hash }: SignedIn, password: string): Promise<Verified | 'wrong' | number> {
-  return judge(app, await findUser(app.db, user.id), [{ of: 'place', hash: hashToken(`session:${hash.toString('hex')}`) }], password)
+export async function confirmPassword (app: FastifyInstance, request: FastifyRequest, { user, hash }: SignedIn, password: string): Promise<Verified | 'wrong' | number> {
+  const counts: Count[] = [{ of: 'place', hash: hashToken(`session:${hash.toString('hex')}`) }]
+  return judge(app, request, { found: await findUser(app.db, user.id), counts, refusal: 'password.refuse' }, password)
 }
 
-async function judge (app: FastifyInstance, found: (User & { password_hash: string | null }) | undefined, counts: readonly Count[], password: string): Promise<Verified | 'wrong' | number> {
-  const wait = await takeAttempts(app.db, counts)
-  if (wait > 0) return wait
+interface Judged {
+  found: Awaited<ReturnType<typeof findUser>>
+  counts: readonly Count[]
+  /** What is recorded when the password is wrong. */
+  refusal: EventName
+}
+
+async function judge (app: FastifyInstance, request: FastifyRequest, judged: Judged, password: string): Promise<Verified | 'wrong' | number> {
+  const { found, counts, refusal } = judged
+  const attempt = await takeAttempts(app.db, counts)
+  if ('wait' in attempt) return attempt.wait
+  const refuse = async () => {
+    await recordRefusal(app, request, found, refusal, attempt.number)
+    return 'wrong' as const
+  }
   try {
     if (found?.password_hash == null || found.disabled_at !== null) {
       await verifyNobody(password, app.costs.password)
-      return 'wrong'
+      return await refuse()
     }
-    if (!await verifyPassword(found.password_hash, password)) return 'wrong'
+    if (!await verifyPassword(found.password_hash, password)) return await refuse()
   } catch (error) {
     if (error instanceof WorkOverloaded) await returnAttempts(app.db, counts)
     throw error
   }
   await forgiveAttempts(app.db, counts)
-  if (!isOutdated(found.password_hash, app.costs.password)) return { id: found.id, password_hash: found.password_hash }
+  if (!isOutdated(found.password_hash, app.costs.password)) return { id: found.id, name: found.name, password_hash: found.password_hash }
   const password_hash = await hashPassword(password, app.costs.password)
   // Whoever was faster may have changed the password: then it is judged by the new one.
   return await updatePasswordHash(app.db, found.id, found.password_hash, password_hash)
-    ? { id: found.id, password_hash }
-    : judge(app, await findUser(app.db, found.id), counts, password)
+    ? { id: found.id, name: found.name, password_hash }
+    : judge(app, request, { ...judged, found: await findUser(app.db, found.id) }, password)
 }
 
 /** Why a new password cannot be taken; undefined when it can. */

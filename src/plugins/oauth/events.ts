@@ -1,4 +1,4 @@
-import type { FastifyRequest } from 'fastify'
+import type { FastifyInstance, FastifyRequest } from 'fastify'
 import type { EventName } from '../../../schemas/events.ts'
 import type { Db } from '../../db/database.ts'
 import { personOf } from '../../http/actor.ts'
@@ -12,3 +12,24 @@ export async function recordForUser (
   const organizations = (await listMemberships(db, user.id)).map(({ id }) => id)
   await recordInEach(db, organizations, (id) => personOf(request, id, user), { action, resource_type: 'user', resource_id: String(user.id), details })
 }
+
+/** A wrong password in a row is recorded each time up to here, and then each time this many more. */
+const EACH = 5
+
+/**
+ * Records a password that was refused, in every organization of the account that was tried; somebody without an account
+ * is in none, and waits as long (CR-41). How many there can be is bounded by what is counted; of many in a row the number
+ * is recorded, not each, so that nobody fills an organization's audit.
+ */
+export async function recordRefusal (
+  app: FastifyInstance, request: FastifyRequest, user: { id: number, name: string } | undefined, action: EventName, attempts: number
+): Promise<void> {
+  const { id, name } = user ?? NOBODY
+  request.log.warn({ user: user?.id ?? null, attempts }, 'a password was refused')
+  if (attempts > EACH && attempts % EACH !== 0) return
+  const memberships = await listMemberships(app.db, id)
+  await app.recordRead(memberships.map((membership) => personOf(request, membership.id, { id, name })), { action, resource_type: 'user', resource_id: String(id), details: { attempts } })
+}
+
+// No account has this id.
+const NOBODY = { id: 0, name: '' }
