@@ -415,6 +415,75 @@ t.test('CR-42: the password that a change asks for is counted by the session alo
   t.equal((await other.send(formIn(await other.open('/account/password')), { current: person.password, password: 'another password' })).status, 303, 'another session is not concerned')
 })
 
+/** Events about somebody in an organization, newest last. */
+const eventsAbout = async (person: Person, { organization }: Caller) => (await service.sql(`SELECT action, actor_type, actor_id::int AS actor, details FROM audit_events
+  WHERE organization_id = '${organization}' AND resource_type = 'user' AND resource_id = '${person.id}' ORDER BY seq`))
+  .map(({ action, actor_type, actor, details }) => [action, actor_type, actor, ...details === null || JSON.stringify(details) === '{}' ? [] : [details]])
+
+t.test('AU-01: who signs in, is refused, signs out, confirms or agrees leaves an event in each of their organizations', async (t) => {
+  const [nimbus, cirrus, other] = [await service.organization(), await service.organization(), await service.organization()]
+  const person = await makePerson(service, { [nimbus.organization]: 'owner', [cirrus.organization]: 'member' })
+  const visit = visitor(address)
+  await visit.signIn(await visit.open('/account'), person.email, 'planted password')
+  await visit.signIn(await visit.open('/account'), person.email, person.password)
+  const consent = await authorize(address, person, {}, visit)
+  t.ok(consent.code)
+  const form = formIn(await visit.open('/account/password'))
+  await visit.send(form, { current: 'planted password', password: 'another password' })
+  await visit.send(form, { current: person.password, password: 'another password' })
+  await visit.send(formIn(await visit.open('/account')), { where: 'here' })
+  await visit.signIn(await visit.open('/account'), person.email, 'another password')
+  await visit.send(formIn(await visit.open('/account')), { where: 'everywhere' })
+  await visit.send(formIn(await visit.open(`/account/set-password/${await linkFor(person)}`)), { password: 'third password' })
+  const who = ['user', person.id]
+  for (const organization of [nimbus, cirrus]) {
+    t.match(await eventsAbout(person, organization), [
+      ['session.refuse', ...who, { attempts: 1 }], ['session.create', ...who], ['oauth.grant', ...who, { client: 'dotenv-cli' }],
+      ['password.refuse', ...who, { attempts: 1 }], ['user.password', ...who], ['session.create', ...who],
+      ['session.delete', ...who], ['session.create', ...who], ['oauth.revoke', ...who, { everything: true }],
+      ['user.password', ...who], ['session.create', ...who]
+    ])
+    t.equal((await eventsAbout(person, organization)).length, 11)
+  }
+  t.strictSame(await eventsAbout(person, other), [])
+  const all = JSON.stringify(await service.sql('SELECT * FROM audit_events'))
+  t.notMatch(all, /planted|another password|third password|correct horse/)
+  t.notMatch(all, person.email)
+})
+
+t.test('AU-01: a flood of bad sign-ins leaves few events, and whoever has no account none', async (t) => {
+  const nimbus = await service.organization()
+  const person = await makePerson(service, { [nimbus.organization]: 'member' })
+  await guessFromEverywhere(person.email)
+  const attempts = (await eventsAbout(person, nimbus)).map(([, , , details]) => (details as { attempts: number }).attempts)
+  t.strictSame(attempts.sort((a, b) => a - b), [1, 2, 3, 4, 5, 10, 15, 20, 25], 'each of the first, then every fifth; what was not looked at is none')
+  const [before] = await service.sql('SELECT count(*)::int AS n FROM audit_events')
+  await signIn('nobody-6@nimbus.example', 'wrong password')
+  t.strictSame((await service.sql('SELECT count(*)::int AS n FROM audit_events'))[0], before)
+  const refused = service.logs.filter((line) => line.includes('a password was refused')).map((line) => JSON.parse(line))
+  t.match(refused.at(-1), { user: null, attempts: 1 })
+  t.notMatch(service.logs.join(''), 'nobody-6')
+})
+
+t.test('CR-41 AU-01: the same statements are sent for a refusal, whether there is an account or not', async (t) => {
+  const [nimbus, cirrus] = [await service.organization(), await service.organization()]
+  const member = await makePerson(service, { [nimbus.organization]: 'owner', [cirrus.organization]: 'member' })
+  const rows: Record<string, string[]> = {}
+  for (const email of [member.email, (await makePerson(service)).email, 'nobody-7@nimbus.example']) {
+    const sent: string[] = rows[email] = []
+    const listen = (message: unknown) => {
+      const { phase, text } = message as { phase: string, text: unknown }
+      if (phase === 'before') sent.push(String(text))
+    }
+    subscribe('strongroom:statement', listen)
+    t.equal((await signIn(email, 'wrong password')).status, 422)
+    unsubscribe('strongroom:statement', listen)
+  }
+  const [one, ...others] = Object.values(rows)
+  t.ok(one!.some((text) => /INSERT INTO audit_events/.test(text)))
+  for (const other of others) t.strictSame(other, one)
+})
+
 t.test('CR-42: one address of the network may try twice as often as it may ask for tokens, whoever it tries', async (t) => {
   const limited = await startApp(t, { RATE_LIMIT_OAUTH: '3' })
   const person = await makePerson(limited)

@@ -352,7 +352,7 @@ export const secret_versions = pgTable('secret_versions', {
   foreignKey({ columns: [table.secret_id], foreignColumns: [secrets.id] }).onDelete('cascade')
 ])
 
-/** One row for each acknowledged change, in its transaction. No value, key, proof, salt or token is ever in it. */
+/** One row for each acknowledged change, in its transaction, and for what reveals something. No value, key, proof, salt or token is ever in it. */
 export const audit_events = pgTable('audit_events', {
   organization_id: ulid().notNull(),
   seq: count().notNull(),
