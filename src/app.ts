@@ -12,7 +12,7 @@ import { installBodyParser } from './http/body.ts'
 import { installErrors, sendError } from './http/errors.ts'
 import { installHeaders, setHeaders, standingHeaders } from './http/headers.ts'
 import { health } from './http/health.ts'
-import { installRequestLog, loggerOptions, requestId } from './http/log.ts'
+import { createRequestLog, loggerOptions, requestId, type Answered } from './http/log.ts'
 import { installMethods } from './http/methods.ts'
 import { installDocs, installOpenApi } from './http/openapi.ts'
 import { validatorCompiler } from './http/validation.ts'
@@ -55,7 +55,8 @@ export async function buildApp (
   { config, database, keyring, costs = COSTS, logStream, isStopping = () => false, judgedFor }: AppDependencies
 ): Promise<FastifyInstance> {
   const logger = loggerOptions(config.logLevel)
-  const app = Fastify({
+  const requestLog = createRequestLog(config)
+  const app: FastifyInstance = Fastify({
     logger: logStream ? { ...(logger as object), stream: logStream } : logger,
     logController: new LogController({ disableRequestLogging: true }),
     genReqId: (request) => requestId(request.headers['x-request-id'], newRequestId),
@@ -72,10 +73,15 @@ export async function buildApp (
     http: { headersTimeout: 10_000, connectionsCheckingInterval: 1_000 } as object,
     // A path that no route could take: no hook runs for it.
     frameworkErrors: (_error, request, reply) => {
+      requestLog.watch(request, reply)
       setHeaders(config, request, reply)
       sendError(request, reply, new ApiError('not_found'))
     },
-    clientErrorHandler: (error, socket) => answerBadHttp(config, error, socket)
+    clientErrorHandler: (error, socket) => {
+      const id = newRequestId()
+      const answer = answerBadHttp(config, error, socket, id)
+      if (answer !== undefined) requestLog.answered(app.log, socket, id, answer)
+    }
   })
   // Node drops what is beyond this silently, so one more is let in: it tells that there were too many.
   app.server.maxHeadersCount = MOST_HEADERS + 1
@@ -93,10 +99,10 @@ export async function buildApp (
   app.addHook('onClose', () => histories.stop())
   app.setValidatorCompiler(validatorCompiler)
 
+  requestLog.install(app)
   installHeaders(app)
   installErrors(app)
   installBodyParser(app)
-  installRequestLog(app)
   app.addHook('onRequest', async (request, reply) => {
     if (isStopping() && request.routeOptions.url !== '/healthz') {
       reply.header('connection', 'close')
@@ -149,21 +155,22 @@ function newRequestId (): string {
 }
 
 // What is not even HTTP, or has too many headers: no request exists yet, so the answer is written by hand.
-function answerBadHttp (config: Config, error: Error & { code?: string }, socket: Socket) {
+function answerBadHttp (config: Config, error: Error & { code?: string }, socket: Socket, id: string): Answered | undefined {
   if (!socket.writable || error.code === 'ECONNRESET') {
     socket.destroy()
-    return
+    return undefined
   }
   const [status, phrase, code, message] = error.code === 'HPE_HEADER_OVERFLOW'
-    ? [431, 'Request Header Fields Too Large', 'header_fields_too_large', 'The request headers are too large.']
-    : [400, 'Bad Request', 'malformed_request', 'The request is not valid HTTP.']
+    ? [431, 'Request Header Fields Too Large', 'header_fields_too_large', 'The request headers are too large.'] as const
+    : [400, 'Bad Request', 'malformed_request', 'The request is not valid HTTP.'] as const
   const body = JSON.stringify({ error: code, message })
   const headers = {
     'content-type': 'application/json; charset=utf-8',
     'content-length': Buffer.byteLength(body),
-    ...standingHeaders(config, newRequestId()),
+    ...standingHeaders(config, id),
     connection: 'close'
   }
   const lines = Object.entries(headers).map(([name, value]) => `${name}: ${value}\r\n`).join('')
   socket.end(`HTTP/1.1 ${status} ${phrase}\r\n${lines}\r\n${body}`)
+  return { status, code, isGone: error.code === 'HPE_INVALID_EOF_STATE' }
 }

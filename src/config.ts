@@ -11,6 +11,7 @@ export class ConfigError extends Error {
 }
 
 const LOG_LEVELS = ['fatal', 'error', 'warn', 'info', 'debug', 'trace', 'silent'] as const
+const CLIENT_ADDRESSES = ['off', 'network', 'full'] as const
 const KIBIBYTE = 1024
 const MEBIBYTE = 1024 * KIBIBYTE
 
@@ -83,6 +84,7 @@ const VARIABLES = {
   ALLOW_REVEALING_KEY_PROOF: onOrOff(),
   DOCS_UI: onOrOff(),
   LOG_LEVEL: word(LOG_LEVELS),
+  LOG_CLIENT_ADDRESS: word(CLIENT_ADDRESSES),
   CORS_ORIGINS: variable(Type.Array(Type.String()), (text) => readList(text, readOrigin),
     'a comma-separated list of exact origins, as in https://app.example.com (neither * nor null)')
 }
@@ -128,6 +130,8 @@ export interface Config {
   allowRevealingKeyProof: boolean
   docsUi: boolean
   logLevel: (typeof LOG_LEVELS)[number]
+  /** How much of a client's address goes into the log: `network` is IPv4 /24, IPv6 /64. */
+  logClientAddress: (typeof CLIENT_ADDRESSES)[number]
   corsOrigins: string[]
 }
 
@@ -167,6 +171,7 @@ export function loadConfig (env: NodeJS.ProcessEnv): Config {
     allowRevealingKeyProof: given.ALLOW_REVEALING_KEY_PROOF ?? false,
     docsUi: given.DOCS_UI ?? true,
     logLevel: given.LOG_LEVEL ?? 'info',
+    logClientAddress: given.LOG_CLIENT_ADDRESS ?? 'network',
     corsOrigins: given.CORS_ORIGINS ?? []
   }
 }

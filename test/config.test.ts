@@ -37,6 +37,7 @@ t.test('nothing set: the defaults of the operating contract', async (t) => {
     allowRevealingKeyProof: false,
     docsUi: true,
     logLevel: 'info',
+    logClientAddress: 'network',
     corsOrigins: []
   })
   const names = ['HOST', 'PORT', 'DATABASE_URL', 'DATA_DIR', 'MASTER_KEY', 'MASTER_KEY_FILE', 'REDIS_URL', 'WORKERS', 'METRICS_TOKEN', 'DOCS_UI']
@@ -65,6 +66,7 @@ t.test('every variable reaches the configuration', async (t) => {
     ALLOW_REVEALING_KEY_PROOF: '1',
     DOCS_UI: 'off',
     LOG_LEVEL: 'silent',
+    LOG_CLIENT_ADDRESS: 'full',
     CORS_ORIGINS: 'https://app.example.com, http://localhost:3000',
     WORKERS: '1'
   }), {
@@ -86,6 +88,7 @@ t.test('every variable reaches the configuration', async (t) => {
     allowRevealingKeyProof: true,
     docsUi: false,
     logLevel: 'silent',
+    logClientAddress: 'full',
     corsOrigins: ['https://app.example.com', 'http://localhost:3000']
   })
   for (const [text, bytes] of [['16384', 16384], ['16 KiB', 16384], ['64MiB', 67108864], ['2 MiB', 2097152], ['20000 B', 20000], ['1mib', 1048576]] as const) {
@@ -145,6 +148,7 @@ t.test('a wrong value is one line that names the variable, what was given and wh
     ALLOW_REVEALING_KEY_PROOF: ['yes', '2', 'no'],
     DOCS_UI: ['yes', 'enabled'],
     LOG_LEVEL: ['verbose', 'INFO', '30'],
+    LOG_CLIENT_ADDRESS: ['on', 'NETWORK', '/24'],
     CORS_ORIGINS: ['*', 'null', 'https://*.example.com', 'https://example.com/', 'https://example.com,', 'example.com', 'https://example.com,*', 'https://u:p@example.com'],
     WORKERS: ['2', '0', 'auto']
   }

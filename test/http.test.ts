@@ -457,6 +457,24 @@ t.test('HT-31 nothing that a caller sends can write a line of its own into the l
   }
 })
 
+t.test('LOG_CLIENT_ADDRESS says how much of the client is logged, and what is no address is not', async (t) => {
+  for (const [shown, ipv4, ipv6] of [['network', '203.0.113.0/24', '2001:db8:1:2::/64'], ['full', '203.0.113.77', '2001:db8:1:2::77'], ['off', undefined, undefined]] as const) {
+    const lines: string[] = []
+    const config = loadConfig({ TRUST_PROXY: '10.0.0.0/8', LOG_CLIENT_ADDRESS: shown })
+    const app = await buildApp({ config, database: service.database, keyring: service.keyring, logStream: { write: (line) => lines.push(line) } })
+    t.teardown(() => app.close())
+    const clientOf = async (forwarded: string) => {
+      lines.length = 0
+      await app.inject({ url: '/healthz', remoteAddress: '10.0.0.7', headers: { 'x-forwarded-for': forwarded } })
+      return lines.map((line) => (JSON.parse(line) as { client?: string }).client)
+    }
+    t.strictSame(await clientOf('203.0.113.77'), [ipv4])
+    t.strictSame(await clientOf('::ffff:203.0.113.77'), [ipv4])
+    t.strictSame(await clientOf('2001:db8:1:2::77'), [ipv6])
+    t.strictSame(await clientOf('evil "line"'), [undefined])
+  }
+})
+
 t.test('HT-41 RL-20 odd forwarding headers neither stop the service nor fail a request that is recorded', async (t) => {
   for (const forwarded of ['', ',', ', , ,', 'garbage', '1.2.3.4:5678', '[::1]:80', '999.999.999.999', 'x'.repeat(5000), '::ffff:1.2.3.4, 10.0.0.9', Array(500).fill('1.1.1.1').join(','), '\u001b[31m', '1.2.3.4\t']) {
     const answer = await service.inject({
@@ -566,6 +584,42 @@ t.test('over a real socket', async (t) => {
     t.equal(answer.answers[0]?.status, 201, 'the next one writes')
     t.strictSame(logs.filter((line) => JSON.parse(line).level >= 50), [], 'nobody here failed')
     t.same(await service.sql("SELECT DISTINCT ip FROM audit_events WHERE action = 'target.create' AND (ip IS NULL OR ip = '')"), [], 'and who did it is known of each that went away')
+  })
+
+  t.test('every request leaves exactly one line, with its client, also when the client hangs up: before, in and after the body, in line, and while it is answered', async (t) => {
+    const named = (id: string, rest: string) => rest.replace('Host: x', `Host: x\r\nX-Request-Id: ${id}`)
+    const get = (id: string, path = '/healthz') => named(id, `GET ${path} HTTP/1.1\r\nHost: x\r\n${bearer}\r\n`)
+    const body = JSON.stringify({ ...level, plaintext: `A=${'x'.repeat(50_000)}` })
+    const hangUp = async (request: string, after = 0) => {
+      const socket = connect(port, '127.0.0.1')
+      socket.on('error', () => {})
+      await new Promise((resolve) => socket.write(request, resolve))
+      if (after > 0) await once(socket, 'data')
+      socket.resetAndDestroy()
+    }
+    await exchange(port, named('whole', 'GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n'))
+    await hangUp(named('before-the-body', `${post}Content-Length: 100\r\n\r\n`))
+    await hangUp(named('in-the-body', `${post}Content-Length: 100\r\n\r\n{"name":`))
+    await hangUp(named('in-chunks', `${post}Transfer-Encoding: chunked\r\n\r\n5\r\n{"nam`))
+    await hangUp(named('after-the-body', `${post.replace('/orbit/targets', '/secrets/store')}Content-Length: ${body.length}\r\n\r\n${body}`))
+    await hangUp(get('first-in-line', `/api/v1${own('/orbit')}`) + get('second-in-line') + get('third-in-line', '/nowhere'))
+    await hangUp(get('while-answered', `/api/v1${own('/orbit/backend/live/secrets')}`), 1)
+    await exchange(port, named('no-chunk', `${post}Transfer-Encoding: chunked\r\n\r\nzz\r\n`))
+    await exchange(port, named('no-path', 'GET /%ff HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n'))
+    const before = logs.length
+    await exchange(port, 'hello\r\n\r\n')
+    const lineOf = (line: string) => JSON.parse(line) as Record<string, unknown>
+    const ids = ['whole', 'before-the-body', 'in-the-body', 'in-chunks', 'after-the-body', 'first-in-line', 'second-in-line', 'third-in-line', 'while-answered', 'no-chunk', 'no-path']
+    const linesOf = (id: string) => logs.map(lineOf).filter(({ reqId, msg }) => reqId === id && msg === 'request')
+    // What is worked on when its client goes ends when that is done.
+    while (ids.some((id) => linesOf(id).length === 0)) await exchange(port, 'GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n')
+    await exchange(port, `GET /api/v1${own('/orbit')} HTTP/1.1\r\nHost: x\r\n${bearer}Connection: close\r\n\r\n`)
+    for (const id of ids) t.match(linesOf(id), { length: 1, 0: { client: '127.0.0.0/24' } }, id)
+    for (const id of ['before-the-body', 'in-the-body', 'in-chunks']) t.match(linesOf(id), [{ aborted: true, route: '/api/v1/:organization/:project/targets' }], id)
+    t.match(linesOf('whole'), [{ status: 200, aborted: undefined }])
+    t.match(linesOf('no-chunk'), [{ status: 400, error_code: 'malformed_request' }])
+    t.match(linesOf('no-path'), [{ status: 404, error_code: 'not_found' }])
+    t.match(logs.slice(before).map(lineOf).filter(({ method }) => method === null), { length: 1, 0: { msg: 'request', client: '127.0.0.0/24', status: 400, error_code: 'malformed_request' } }, 'what never was a request, too')
   })
 
   t.test('RL-12 RL-16 a request that does not arrive whole in time is closed, headers or body', async (t) => {

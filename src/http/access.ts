@@ -12,7 +12,8 @@ import { effectiveScopes } from '../rules/roles.ts'
 import { RESERVED, isReserved, type SlugKind } from '../rules/slugs.ts'
 import { isInside, type Place } from '../rules/slices.ts'
 import { REALM } from './errors.ts'
-import { addressKey, installLimits, type Consume } from './limits.ts'
+import { addressKey } from './addresses.ts'
+import { installLimits, type Consume } from './limits.ts'
 
 const MOST_TOKEN = 512
 

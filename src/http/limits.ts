@@ -1,6 +1,5 @@
 import rateLimit, { type FastifyRateLimitStore } from '@fastify/rate-limit'
 import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify'
-import { isIPv4, isIPv6 } from 'node:net'
 import { LRUCache } from 'lru-cache'
 import type { Config } from '../config.ts'
 import { fail } from '../rules/errors.ts'
@@ -98,16 +97,4 @@ class Windows implements FastifyRateLimitStore {
   child () {
     return new Windows()
   }
-}
-
-/** The key of an address: IPv4 in any spelling as itself, IPv6 by its /64, which one subscriber holds whole. */
-export function addressKey (address: string | undefined): string {
-  if (address === undefined) return 'ip:unknown'
-  const plain = address.replace(/^::ffff:/i, '')
-  if (isIPv4(plain) || !isIPv6(address)) return `ip:${plain}`
-  const [head = '', tail = ''] = address.replace(/%.*$/, '').split('::')
-  const before = head === '' ? [] : head.split(':')
-  const after = tail === '' ? [] : tail.split(':')
-  const groups = [...before, ...Array<string>(Math.max(0, 8 - before.length - after.length)).fill('0'), ...after]
-  return `ip:${groups.slice(0, 4).map((group) => Number.parseInt(group, 16).toString(16)).join(':')}::/64`
 }

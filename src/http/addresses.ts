@@ -1,0 +1,35 @@
+import { isIPv4, isIPv6 } from 'node:net'
+
+/** How much of a client's address goes into the log. */
+export type Shown = 'off' | 'network' | 'full'
+
+/**
+ * The first 64 bits of an IPv6 address as four groups, which is what one subscriber holds whole; an IPv4 address in any
+ * spelling as itself; undefined for anything else, as a proxy may pass on.
+ */
+function partsOf (address: string): { ipv4: string } | { groups: string[] } | undefined {
+  const plain = address.replace(/^::ffff:/i, '')
+  if (isIPv4(plain)) return { ipv4: plain }
+  if (!isIPv6(address)) return undefined
+  const [head = '', tail = ''] = address.replace(/%.*$/, '').split('::')
+  const before = head === '' ? [] : head.split(':')
+  const after = tail === '' ? [] : tail.split(':')
+  const groups = [...before, ...Array<string>(Math.max(0, 8 - before.length - after.length)).fill('0'), ...after]
+  return { groups: groups.slice(0, 4).map((group) => Number.parseInt(group, 16).toString(16)) }
+}
+
+/** The key that an address is counted under: IPv4 by itself, IPv6 by its /64. */
+export function addressKey (address: string | undefined): string {
+  if (address === undefined) return 'ip:unknown'
+  const parts = partsOf(address)
+  if (parts === undefined) return `ip:${address.replace(/^::ffff:/i, '')}`
+  return 'ipv4' in parts ? `ip:${parts.ipv4}` : `ip:${parts.groups.join(':')}::/64`
+}
+
+/** What a log line tells of a client: its network (IPv4 /24, IPv6 /64), its address, or nothing; nothing of what is no address. */
+export function shownAddress (address: string | undefined, shown: Shown): string | undefined {
+  const parts = shown === 'off' || address === undefined ? undefined : partsOf(address)
+  if (parts === undefined) return undefined
+  if (shown === 'full') return 'ipv4' in parts ? parts.ipv4 : address
+  return 'ipv4' in parts ? `${parts.ipv4.replace(/\.\d+$/, '.0')}/24` : `${parts.groups.join(':')}::/64`
+}
