@@ -108,7 +108,7 @@ export const PurgeBody = Body({
   environment: Type.Optional(Slug),
   scope: Type.Optional(OneOf(PURGE_SCOPES, { default: 'level' })),
   confirmed: Type.Literal(true, { description: 'must be true' }),
-  force: Type.Optional(Type.Boolean({ default: false, description: 'also take the only restore snapshot of a deleted secret' }))
+  force: Type.Optional(Type.Boolean({ default: false, description: 'accepted, and changes nothing: a purge takes restore snapshots too' }))
 }, { title: 'PurgeBody', examples: [{ project: 'orbit', target: 'backend', environment: 'live', confirmed: true }] })
 export type PurgeBody = Static<typeof PurgeBody>
 

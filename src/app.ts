@@ -28,6 +28,7 @@ import { user } from './plugins/user.ts'
 import { versions } from './plugins/versions.ts'
 import { gatherReads } from './repositories/audit.ts'
 import { ApiError } from './rules/errors.ts'
+import { createRemovalWorker } from './vault/removals.ts'
 import { createHistoryWorker } from './vault/worker.ts'
 
 /** The map of the service: every domain, all below one prefix. OAuth is beside them, at the paths that its standards name. */
@@ -87,6 +88,7 @@ export async function buildApp (
   app.server.maxHeadersCount = MOST_HEADERS + 1
   app.decorate('db', database.db)
   app.decorate('reads', database.reads)
+  app.decorate('lists', database.lists)
   app.decorate('patient', database.patient)
   // The embedded database writes its log at each commit, or not until the next one that asks for it.
   app.decorate('recordRead', gatherReads(database.db, database.kind === 'embedded' ? 'on' : 'off'))
@@ -96,7 +98,9 @@ export async function buildApp (
   app.decorate('issuer', () => config.publicUrl ?? addressOf(app, config))
   const histories = createHistoryWorker({ db: database.db, keyring, log: app.log })
   app.decorate('histories', histories)
-  app.addHook('onClose', () => histories.stop())
+  const removals = createRemovalWorker({ db: database.db, log: app.log })
+  app.decorate('removals', removals)
+  app.addHook('onClose', async () => { await Promise.all([histories.stop(), removals.stop()]) })
   app.setValidatorCompiler(validatorCompiler)
 
   requestLog.install(app)

@@ -146,7 +146,7 @@ const DOCUMENT = [['sealed'], ['sealed', 'key_version'], ['sealed', 'revision'],
 
 const versions: Version[] = []
 for (const document of documents) {
-  const rows = await test.sql(`SELECT id, key_version, action FROM secret_versions WHERE secret_id = '${document.id}' ORDER BY id`)
+  const rows = await test.sql(`SELECT id, key_version, action FROM secret_versions WHERE history_id = '${document.id}' ORDER BY id`)
   for (const { id, key_version, action } of rows) {
     versions.push({
       name: `${document.name} ${id} (${action}, key ${key_version})`,
@@ -192,7 +192,7 @@ await block('versions copied onto others, swapped, renumbered and moved into oth
       await manipulate(`${columns} of ${from.name} on ${to.name}`, ['secret_versions'], [statement], versionReads(to))
     }
     if (to.caller !== from.caller || to.name.split(' ')[1] === from.name.split(' ')[1]) continue
-    const moved = `UPDATE secret_versions v SET secret_id = o.secret_id FROM secret_versions o WHERE ${at(to)} AND ${at(from, 'o')}`
+    const moved = `UPDATE secret_versions v SET history_id = o.history_id FROM secret_versions o WHERE ${at(to)} AND ${at(from, 'o')}`
     await manipulate(`${to.name} in the history of ${from.name}`, ['secret_versions'], [moved], versionReads(to).slice(0, 1))
   }
   for (const [a, b] of unordered(sample)) {

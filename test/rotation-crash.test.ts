@@ -95,7 +95,7 @@ function view (state: State, since: number): State {
   }
   const secrets = new Map(state.secrets.map((secret) => [secret.id, secret as any]))
   const newest = new Map<string, number>()
-  for (const { secret_id, revision } of state.secret_versions) newest.set(secret_id, Math.max(revision, newest.get(secret_id) ?? 0))
+  for (const { history_id, revision } of state.secret_versions) newest.set(history_id, Math.max(revision, newest.get(history_id) ?? 0))
   const seen: State = {
     ...state,
     organizations: state.organizations.map((row) => ({ ...row, storage_key: storageKey.export().toString('hex'), master: ring.idOf(bytes(row.storage_key)!) })),
@@ -114,7 +114,7 @@ function view (state: State, since: number): State {
       return { ...secret, sealed: plain(secret.project_id, secret.key_version, blob) }
     }),
     secret_versions: state.secret_versions.map((version: any) => {
-      const secret = secrets.get(version.secret_id)
+      const secret = secrets.get(version.history_id)
       const blob = openVersion(storageKey, organization!.id, { version, secret, sealed: bytes(version.sealed)! })
       return { ...version, sealed: plain(secret.project_id, version.key_version, blob) }
     }),
@@ -153,7 +153,7 @@ function rotated (before: State, id: string, key: Row, details: Row, re_encrypti
   const versions = documents.map((row) => ({
     ...before.secret_versions[0],
     id: idOf.get(row.id),
-    secret_id: row.id,
+    history_id: row.history_id,
     action: 'rotate',
     revision: row.revision + 1,
     key_version: version,
@@ -166,9 +166,9 @@ function rotated (before: State, id: string, key: Row, details: Row, re_encrypti
     ...before,
     projects: change(before.projects, (row) => row.id === id, () => ({ key_version: version, updated_at: 'new' })),
     encryption_keys: [...rotatedKeys, { ...active, ...key, version, created_at: 'new', hint: null, is_active: true, rotated_at: null }],
-    secrets: change(before.secrets, (row) => idOf.has(row.id), (row) => ({ revision: row.revision + 1, key_version: version, version: idOf.get(row.id), updated_at: 'new' })),
+    secrets: change(before.secrets, (row) => idOf.has(row.id), (row) => ({ revision: row.revision + 1, key_version: version, version: idOf.get(row.id), version_count: row.version_count + 1, updated_at: 'new' })),
     secret_versions: [...before.secret_versions, ...versions],
-    re_encryptions: [...before.re_encryptions, ...re_encryption.map((row) => ({ organization_id, project_id: id, moved: 0, started_at: 'new', finished_at: null, ...row }))]
+    re_encryptions: [...before.re_encryptions, ...re_encryption.map((row) => ({ organization_id, project_id: id, moved: 0, started_at: 'new', finished_at: null, unreadable: 0, ...row }))]
       .sort((a, b) => a.project_id < b.project_id ? -1 : 1),
     organization_counters: change(before.organization_counters, () => true, () => ({ next_version: first + documents.length }))
   }
@@ -257,7 +257,7 @@ async function seed (database: Database, documents: number): Promise<{ token: st
   const keyOf = (state: State, id: string, version: number) => state.encryption_keys.find((row) => row.project_id === id && row.version === version)!
   const waiting = (state: State, id: string) => {
     const ids = new Set(state.secrets.filter(ofProject(id)).map((row) => row.id))
-    return state.secret_versions.filter((row) => ids.has(row.secret_id)).length
+    return state.secret_versions.filter((row) => ids.has(row.history_id)).length
   }
 
   const environments = Array.from({ length: documents - 2 }, (_, i) => i === 0 ? 'Live' : `Env ${i}`)
@@ -351,7 +351,7 @@ async function seed (database: Database, documents: number): Promise<{ token: st
     expected: (before, commits) => {
       const moved = Math.min(commits * BATCH, MOVING)
       const secrets = new Set(before.secrets.filter(ofProject(moving)).map((row) => row.id))
-      const ids = new Set(before.secret_versions.filter((row) => secrets.has(row.secret_id) && row.key_version === 1).map((row) => row.id).slice(0, moved))
+      const ids = new Set(before.secret_versions.filter((row) => secrets.has(row.history_id) && row.key_version === 1).map((row) => row.id).slice(0, moved))
       const state = {
         ...before,
         secret_versions: change(before.secret_versions, (row) => ids.has(row.id), () => ({ key_version: 2 })),

@@ -38,7 +38,7 @@ async function stateOf (project: string): Promise<string> {
     `SELECT p::text FROM projects p WHERE slug = '${project}'`,
     `SELECT k::text FROM encryption_keys k JOIN projects p ON p.id = k.project_id WHERE p.slug = '${project}' ORDER BY k.id`,
     `SELECT s::text FROM secrets s JOIN projects p ON p.id = s.project_id WHERE p.slug = '${project}' ORDER BY s.id`,
-    `SELECT v::text FROM secret_versions v JOIN secrets s ON s.id = v.secret_id JOIN projects p ON p.id = s.project_id WHERE p.slug = '${project}' ORDER BY v.id`,
+    `SELECT v::text FROM secret_versions v JOIN secrets s ON s.history_id = v.history_id JOIN projects p ON p.id = s.project_id WHERE p.slug = '${project}' ORDER BY v.id`,
     `SELECT r::text FROM re_encryptions r JOIN projects p ON p.id = r.project_id WHERE p.slug = '${project}'`
   ]
   return JSON.stringify(await Promise.all(queries.map((query) => test.sql(query))))
@@ -222,7 +222,7 @@ t.test('a re-encryption that is under way goes on onto the newest key; a version
   t.equal((await lastEvent()).details.history_policy, 're_encrypt')
   const done = await settled(at)
   t.equal(done.remaining, 1)
-  const counts = await test.sql(`SELECT v.key_version, count(*)::int AS count FROM secret_versions v JOIN secrets s ON s.id = v.secret_id JOIN projects p ON p.id = s.project_id
+  const counts = await test.sql(`SELECT v.key_version, count(*)::int AS count FROM secret_versions v JOIN secrets s ON s.history_id = v.history_id JOIN projects p ON p.id = s.project_id
     WHERE p.slug = '${at.project}' GROUP BY 1 ORDER BY 1`)
   t.same(counts, [{ key_version: 1, count: 1 }, { key_version: 3, count: 48 }])
   t.ok(test.logs.some((line) => line.includes('do not open') && line.includes(`"versions":[${bad!.id}]`)))
@@ -538,7 +538,7 @@ t.test('history_under_old_keys: no version is left under a key that the server w
   const key_check = await makeProof(key, Buffer.from(key_check_salt, 'base64'), key_check_iterations)
   const body = { storage_mode: 'client', key_check, key_check_salt, key_check_iterations, key_proof: key_check }
   await refused(t, at, () => patch(at, body), 422, 'history_under_old_keys', { details: { remaining: 3 } })
-  for (const { id } of (await test.sql(`SELECT v.id FROM secret_versions v JOIN secrets s ON s.id = v.secret_id JOIN projects p ON p.id = s.project_id WHERE p.slug = '${at.project}' AND v.key_version = 1`))) {
+  for (const { id } of (await test.sql(`SELECT v.id FROM secret_versions v JOIN secrets s ON s.history_id = v.history_id JOIN projects p ON p.id = s.project_id WHERE p.slug = '${at.project}' AND v.key_version = 1`))) {
     t.equal((await call('DELETE', `/secrets/versions/${id}`)).status, 204)
   }
   t.equal((await patch(at, body)).status, 200)

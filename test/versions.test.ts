@@ -7,6 +7,7 @@ import type { NewKey } from '../src/repositories/projects.ts'
 import { dataKeyOf, makeServerKey, registerClientKey } from '../src/vault/keys.ts'
 import { makeLevel, startApp, type Answer, type Caller } from './helpers/app.ts'
 import { clientKey, type ClientKey } from './helpers/client.ts'
+import { miscounted } from './helpers/traffic.ts'
 
 interface Place { project: string, target?: string, environment?: string }
 
@@ -461,32 +462,38 @@ t.test('a purge removes the history of a level or of a whole project, and counts
   t.equal((await history(other)).length, 1, 'another project keeps its history')
   const events = await test.sql(`
     SELECT resource_type, details FROM audit_events WHERE organization_id = '${owner.organization}' AND action = 'version.purge' ORDER BY seq DESC LIMIT 2`)
-  t.same(events, [2, 7].map((purged_count) => ({ resource_type: 'project', details: { purged_count, force: false } })))
+  t.same(events, [2, 7].map((purged_count) => ({ resource_type: 'project', details: { purged_count } })))
+  t.same(await test.sql('SELECT * FROM histories WHERE removed_at IS NOT NULL'), [], 'what is little is gone with the answer')
 })
 
-t.test('a purge takes the snapshot of a deleted secret only with force', async (t) => {
-  const at = await makeLevel(owner, { slug: 'purges-deleted' })
-  const target = { project: at.project, target: at.target }
-  for (const level of [at, target]) {
-    await store({ ...level, plaintext: 'A=1' })
-    await store({ ...level, plaintext: 'A=2' })
+t.test('invariant 5: a purge takes the snapshot of a deleted secret too, at either scope, and force changes nothing', async (t) => {
+  for (const [i, more] of [{}, { force: false }, { force: true }, { scope: 'project' }].entries()) {
+    const at = await makeLevel(owner, { slug: `purges-deleted-${i}` })
+    await store({ ...at, plaintext: 'A=1' })
+    const { body: { data: { version } } } = await store({ ...at, plaintext: 'A=2' })
+    await remove(at)
+    t.same((await purge({ ...at, confirmed: true, ...more })).body.data, { purged_count: 3 }, JSON.stringify(more))
+    t.same(await history(at), [])
+    refused(t, await restore(version), 404, 'not_found')
+    await store({ ...at, plaintext: 'A=3' })
+    t.equal((await history(at)).length, 1, 'the level goes on')
   }
-  await remove(at)
-  await unchanged(t, async () => {
-    refused(t, await purge({ ...at, confirmed: true }), 422, 'version_protected')
-    refused(t, await purge({ ...at, confirmed: true, force: false }), 422, 'version_protected')
-  })
-  const whole = await purge({ project: at.project, scope: 'project', confirmed: true })
-  t.same(whole.body.data, { purged_count: 4 }, 'all but the snapshot')
-  const [snapshot] = await history(at)
-  t.equal(snapshot.attributes.action, 'delete')
-  t.equal((await restore(snapshot.id)).status, 200, 'which still restores')
-  await remove(at)
-  t.same((await purge({ ...at, confirmed: true, force: true })).body.data, { purged_count: 3 })
-  t.same(await history(at), [])
-  await store({ ...at, plaintext: 'A=3' })
-  await remove(at)
-  t.same((await purge({ project: at.project, scope: 'project', confirmed: true, force: true })).body.data, { purged_count: 2 })
+})
+
+t.test('what is purged or deleted is the version of nothing any more', async (t) => {
+  const at = await makeLevel(owner, { slug: 'purges-version' })
+  const current = async () => (await owner.call('GET', `/${owner.organization}/${at.project}/backend/live/secrets`)).body.data.attributes.levels.environment.version
+  const { body: { data: { version } } } = await store({ ...at, plaintext: 'A=1' })
+  t.equal(await current(), version)
+  await purge({ ...at, confirmed: true })
+  t.equal(await current(), null)
+  const { body: { data: { version: first } } } = await store({ ...at, plaintext: 'A=2' })
+  const { body: { data: { version: second } } } = await store({ ...at, plaintext: 'A=3' })
+  await erase(first)
+  t.equal(await current(), second, 'another version is gone')
+  await erase(second)
+  t.equal(await current(), null)
+  t.same(await miscounted(test.sql), [])
 })
 
 t.test('versions below what was deleted are gone: 404', async (t) => {
@@ -588,7 +595,7 @@ async function age (caller: Caller, version: string, interval: string) {
 
 async function countVersions (project: string): Promise<number> {
   const [row] = await test.sql(`
-    SELECT count(*)::int AS count FROM secret_versions v JOIN secrets s ON s.id = v.secret_id JOIN projects p ON p.id = s.project_id
+    SELECT count(*)::int AS count FROM secret_versions v JOIN secrets s ON s.history_id = v.history_id JOIN projects p ON p.id = s.project_id
     WHERE p.organization_id = '${owner.organization}' AND p.slug = '${project}'`)
   return row!.count as number
 }

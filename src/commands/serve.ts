@@ -28,6 +28,7 @@ export async function serve (config: Config): Promise<number> {
     const address = await listen(app, config)
     const first = await initialize(opened, { organization: 'My organization', email: 'owner@example.com', plan: config.defaultPlan })
     app.histories.start()
+    app.removals.start()
     process.stdout.write(first === undefined ? `Strongroom serves on ${address}\n` : greeting(address, config, first))
 
     app.log.info({ signal: await signal }, 'stopping')

@@ -19,6 +19,8 @@ export interface Database {
   db: Db
   /** For short prepared reads of one statement, which share few connections. */
   reads: Db
+  /** For lists and counts, which somebody with much data can make long: half of the connections of `db` at most, and none of `reads`. */
+  lists: Db
   /** For the few transactions that grow with a project: two at a time and a minute long at most. Each statement stays short. */
   patient: Db
   kind: 'postgres' | 'embedded'
@@ -92,6 +94,7 @@ function connectPostgres (url: string, pool: number): Database {
     db: handle(guard(writes, forWrites)),
     // Reads are pipelined: several at once on one connection
     reads: handle(guard(reads, forReads * 50)),
+    lists: handle(guard(writes, Math.max(1, Math.floor(forWrites / 2)))),
     patient: handle(guard(writes, Math.min(2, forWrites), undefined, PATIENCE, QUEUE)),
     kind: 'postgres',
     migrate,
@@ -138,6 +141,7 @@ async function connectEmbedded ({ dir, durable, onFatal = () => {}, onWait }: Co
   return {
     db,
     reads: db,
+    lists: db,
     patient: handle(guard(client, 1, full, PATIENCE, QUEUE)),
     kind: 'embedded',
     migrate: () => embedded.patiently('changes the schema', () => migrateSchema(client)).catch(error => { throw databaseError(error) }),

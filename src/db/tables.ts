@@ -1,6 +1,6 @@
 import { sql } from 'drizzle-orm'
 import {
-  bigint, boolean, char, check, foreignKey, index, integer, jsonb, pgTable, primaryKey, text, uniqueIndex, varchar
+  bigint, boolean, char, check, foreignKey, index, integer, jsonb, pgTable, primaryKey, text, uniqueIndex, varchar, type AnyPgColumn
 } from 'drizzle-orm/pg-core'
 import { HISTORY_POLICIES, MANAGED, SECRET_FORMATS } from '../../schemas/projects.ts'
 import { LEVELS } from '../../schemas/secrets.ts'
@@ -11,7 +11,8 @@ import { VERSION_ACTIONS } from '../../schemas/versions.ts'
 import { bytea, moment } from './columns.ts'
 
 // The whole database on one page. Column keys are snake_case, so a row needs no mapping. Lengths and word lists come
-// from schemas/. Everything that carries an organization id is also found by it: no query crosses organizations.
+// from schemas/. Whatever belongs to an organization has its id in the key, and in each reference to its kind: a row can
+// only point at one of the same organization. Every query names the organization too (test/tenants.test.ts).
 
 const ulid = () => char({ length: 26 })
 const name = () => varchar({ length: NAME_LENGTH }).notNull()
@@ -216,7 +217,7 @@ export const api_tokens = pgTable('api_tokens', {
 }, (table) => [index().on(table.organization_id), index().on(table.user_id), index().on(table.grant_id)])
 
 export const projects = pgTable('projects', {
-  id: ulid().primaryKey(),
+  id: ulid().notNull(),
   organization_id: ulid().notNull().references(() => organizations.id, { onDelete: 'cascade' }),
   name: name(),
   slug: slug(),
@@ -227,13 +228,30 @@ export const projects = pgTable('projects', {
   /** Version of the one active key; every current document of the project is under it. */
   key_version: integer().notNull(),
   ...timestamps
-}, (table) => [uniqueIndex('projects_slug_taken').on(table.organization_id, table.slug)])
+}, (table) => [primaryKey({ columns: [table.organization_id, table.id] }), uniqueIndex('projects_slug_taken').on(table.organization_id, table.slug)])
+
+// A row's reference to the project of the same organization; below, to its target, environment and history.
+const inProject = (name: string, table: { organization_id: AnyPgColumn, project_id: AnyPgColumn }) =>
+  foreignKey({ name: `${name}_in_project`, columns: [table.organization_id, table.project_id], foreignColumns: [projects.organization_id, projects.id] }).onDelete('cascade')
+
+/**
+ * How much is below a project, kept by the statements that change it: a list of projects counts nothing. Beside the
+ * project's row, because a write of a document shares that one with others.
+ */
+export const project_counts = pgTable('project_counts', {
+  organization_id: ulid().notNull(),
+  project_id: ulid().notNull(),
+  target_count: integer().notNull().default(0),
+  environment_count: integer().notNull().default(0),
+  /** Current documents at all its levels. */
+  secret_count: integer().notNull().default(0)
+}, (table) => [primaryKey({ columns: [table.organization_id, table.project_id] }), inProject('project_counts', table)])
 
 /** Keys of projects, every one ever used. What could help a guess is wrapped by a master key. */
 export const encryption_keys = pgTable('encryption_keys', {
   id: count().primaryKey().generatedAlwaysAsIdentity(),
   organization_id: ulid().notNull(),
-  project_id: ulid().notNull().references(() => projects.id, { onDelete: 'cascade' }),
+  project_id: ulid().notNull(),
   version: integer().notNull(),
   managed: varchar({ length: 8, enum: MANAGED }).notNull(),
   /** Server-managed: the key string, wrapped. A rotated key's is null once the server had to forget it. */
@@ -250,22 +268,25 @@ export const encryption_keys = pgTable('encryption_keys', {
   ...created,
   rotated_at: moment()
 }, (table) => [
-  uniqueIndex().on(table.project_id, table.version),
-  uniqueIndex('encryption_keys_one_active').on(table.project_id).where(sql`${table.is_active}`),
+  inProject('encryption_keys', table),
+  uniqueIndex().on(table.organization_id, table.project_id, table.version),
+  uniqueIndex('encryption_keys_one_active').on(table.organization_id, table.project_id).where(sql`${table.is_active}`),
   check('encryption_keys_custody', sql`CASE WHEN ${table.managed} = 'client' THEN ${table.key_string} is null AND ${table.data_key} is null AND ${table.key_check} is not null
     ELSE ${table.key_check} is null AND (${table.key_string} is null) = (${table.data_key} is null) AND (${table.key_string} is not null OR NOT ${table.is_active}) END`)
 ])
 
 /** History that moves onto the active key of its project, or has: what is asked for survives every restart here. */
 export const re_encryptions = pgTable('re_encryptions', {
-  project_id: ulid().primaryKey().references(() => projects.id, { onDelete: 'cascade' }),
   organization_id: ulid().notNull(),
+  project_id: ulid().notNull(),
   /** Versions that were to move, and those that have. */
   total: integer().notNull(),
   moved: integer().notNull().default(0),
   started_at: moment().notNull().default(sql`now()`),
-  finished_at: moment()
-}, (table) => [index('re_encryptions_under_way').on(table.project_id).where(sql`${table.finished_at} is null`)])
+  finished_at: moment(),
+  /** Versions that were left when it finished, because they do not open. */
+  unreadable: integer().notNull().default(0)
+}, (table) => [primaryKey({ columns: [table.organization_id, table.project_id] }), inProject('re_encryptions', table), index('re_encryptions_under_way').on(table.organization_id, table.project_id).where(sql`${table.finished_at} is null`)])
 
 /** What every query of a key selects: it goes with the document or version that the key opens. */
 export const keyColumns = {
@@ -285,57 +306,104 @@ export const keyColumns = {
 }
 
 /** Of the active key beside its project: whether the project is under it, and no newer one was ever made. */
-export const keyIsNewest = sql<boolean>`(${encryption_keys.version} = ${projects.key_version} AND NOT EXISTS (SELECT FROM encryption_keys newer WHERE newer.project_id = ${projects.id} AND newer.version > ${projects.key_version}))`
+export const keyIsNewest = sql<boolean>`(${encryption_keys.version} = ${projects.key_version} AND NOT EXISTS (SELECT FROM encryption_keys newer WHERE newer.organization_id = ${projects.organization_id} AND newer.project_id = ${projects.id} AND newer.version > ${projects.key_version}))`
 
 export const targets = pgTable('targets', {
-  id: ulid().primaryKey(),
+  id: ulid().notNull(),
   organization_id: ulid().notNull(),
-  project_id: ulid().notNull().references(() => projects.id, { onDelete: 'cascade' }),
+  project_id: ulid().notNull(),
   name: name(),
   slug: slug(),
   description: text(),
+  /** As in `project_counts`. */
+  environment_count: integer().notNull().default(0),
+  secret_count: integer().notNull().default(0),
   ...timestamps
-}, (table) => [uniqueIndex('targets_slug_taken').on(table.project_id, table.slug)])
+}, (table) => [
+  primaryKey({ columns: [table.organization_id, table.id] }),
+  inProject('targets', table),
+  uniqueIndex('targets_slug_taken').on(table.organization_id, table.project_id, table.slug)
+])
+
+const inTarget = (name: string, table: { organization_id: AnyPgColumn, target_id: AnyPgColumn }) =>
+  foreignKey({ name: `${name}_in_target`, columns: [table.organization_id, table.target_id], foreignColumns: [targets.organization_id, targets.id] }).onDelete('cascade')
 
 export const environments = pgTable('environments', {
-  id: ulid().primaryKey(),
+  id: ulid().notNull(),
   organization_id: ulid().notNull(),
-  project_id: ulid().notNull().references(() => projects.id, { onDelete: 'cascade' }),
-  target_id: ulid().notNull().references(() => targets.id, { onDelete: 'cascade' }),
+  project_id: ulid().notNull(),
+  target_id: ulid().notNull(),
   name: name(),
   slug: slug(),
   description: text(),
   status: varchar({ length: SLUG_LENGTH }).notNull(),
   is_production: boolean().notNull(),
   ...timestamps
-}, (table) => [uniqueIndex('environments_slug_taken').on(table.target_id, table.slug), index().on(table.project_id)])
+}, (table) => [
+  primaryKey({ columns: [table.organization_id, table.id] }),
+  inProject('environments', table),
+  inTarget('environments', table),
+  uniqueIndex('environments_slug_taken').on(table.organization_id, table.target_id, table.slug),
+  index().on(table.organization_id, table.project_id)
+])
+
+/**
+ * What the versions of a secret hang on. A purge gives the secret a new history, a delete takes the secret away: what
+ * hangs on the old one is then reachable from nowhere, at once, and removed in the background however much it is.
+ */
+export const histories = pgTable('histories', {
+  organization_id: ulid().notNull().references(() => organizations.id, { onDelete: 'cascade' }),
+  id: ulid().notNull(),
+  /** Set: no secret has it any more. */
+  removed_at: moment()
+}, (table) => [
+  primaryKey({ columns: [table.organization_id, table.id] }),
+  index('histories_removed').on(table.organization_id, table.id).where(sql`${table.removed_at} is not null`)
+])
+
+const inHistory = (name: string, table: { organization_id: AnyPgColumn, history_id: AnyPgColumn }) =>
+  foreignKey({ name: `${name}_in_history`, columns: [table.organization_id, table.history_id], foreignColumns: [histories.organization_id, histories.id] })
 
 /** The one encrypted document of a level. A deleted secret keeps its row, without content. */
 export const secrets = pgTable('secrets', {
-  id: ulid().primaryKey(),
+  id: ulid().notNull(),
   organization_id: ulid().notNull(),
-  project_id: ulid().notNull().references(() => projects.id, { onDelete: 'cascade' }),
-  target_id: ulid().references(() => targets.id, { onDelete: 'cascade' }),
-  environment_id: ulid().references(() => environments.id, { onDelete: 'cascade' }),
+  project_id: ulid().notNull(),
+  target_id: ulid(),
+  environment_id: ulid(),
   level: varchar({ length: 16, enum: LEVELS }).notNull(),
   /** Id of the project, target or environment that is the level: at most one secret each. */
-  level_id: ulid().notNull().unique(),
+  level_id: ulid().notNull(),
   /** Counts every write of the level; part of what the sealed content is bound to, and of its ETag. */
   revision: count().notNull(),
   key_version: integer().notNull(),
   /** The blob, sealed once more at rest; null after a delete. */
   sealed: bytea(),
   size_bytes: integer().notNull(),
-  /** Version recorded by the last write; null after `no_backup`. */
+  /** Version recorded by the last write; null after `no_backup`, and when that version is gone. */
   version: count(),
+  history_id: ulid().notNull(),
+  /** Versions in its history, kept by the statements that change it. */
+  version_count: integer().notNull().default(0),
   ...timestamps
-}, (table) => [index().on(table.project_id), index().on(table.target_id), index().on(table.environment_id)])
+}, (table) => [
+  primaryKey({ columns: [table.organization_id, table.id] }),
+  inProject('secrets', table),
+  inTarget('secrets', table),
+  foreignKey({ name: 'secrets_in_environment', columns: [table.organization_id, table.environment_id], foreignColumns: [environments.organization_id, environments.id] }).onDelete('cascade'),
+  inHistory('secrets', table),
+  uniqueIndex('secrets_one_of_level').on(table.organization_id, table.level_id),
+  uniqueIndex('secrets_one_of_history').on(table.organization_id, table.history_id),
+  index().on(table.organization_id, table.project_id, table.id),
+  index().on(table.organization_id, table.target_id),
+  index().on(table.organization_id, table.environment_id)
+])
 
 /** Immutable snapshots, numbered per organization in the order of commits. */
 export const secret_versions = pgTable('secret_versions', {
   organization_id: ulid().notNull(),
   id: count().notNull(),
-  secret_id: ulid().notNull(),
+  history_id: ulid().notNull(),
   action: varchar({ length: 16, enum: VERSION_ACTIONS }).notNull(),
   /** The level's revision that this write made: a current document older than its newest version was rolled back. */
   revision: count().notNull(),
@@ -348,8 +416,10 @@ export const secret_versions = pgTable('secret_versions', {
   ...created
 }, (table) => [
   primaryKey({ columns: [table.organization_id, table.id] }),
-  index().on(table.secret_id, table.id),
-  foreignKey({ columns: [table.secret_id], foreignColumns: [secrets.id] }).onDelete('cascade')
+  inHistory('secret_versions', table).onDelete('cascade'),
+  // A page of a history, and what waits under an older key, are found in an index alone.
+  index('secret_versions_of_history').on(table.organization_id, table.history_id, table.id),
+  index('secret_versions_by_key').on(table.organization_id, table.history_id, table.key_version, table.id, table.created_at)
 ])
 
 /** One row for each acknowledged change, in its transaction, and for what reveals something. No value, key, proof, salt or token is ever in it. */

@@ -74,7 +74,7 @@ export async function installAccess (app: FastifyInstance, judgedFor = JUDGED_FO
   const recordUse = useRecorder(app)
   app.addHook('onRequest', async (request, reply) => {
     await guard(app, consume, request, reply)
-    if (request.principal?.type === 'api_token') recordUse(request, request.principal.id)
+    if (request.principal?.type === 'api_token') recordUse(request, request.principal)
   })
 
   // A change holds its caller until it commits (`recordEvent`). This is for what a late body would only read.
@@ -187,10 +187,10 @@ function principalFor ({ id, grant_id, user, granted, expires_at, membership }: 
 // At most once a minute for a token, and nobody waits for it: no request depends on it.
 function useRecorder (app: FastifyInstance) {
   const lately = new LRUCache<number, true>({ max: 10_000, ttl: 60_000 })
-  return (request: FastifyRequest, id: number) => {
-    if (lately.has(id)) return
-    lately.set(id, true)
-    updateTokenUse(app.db, id).catch((error: unknown) => request.log.warn({ err: databaseError(error) }, 'the use of a token was not recorded'))
+  return (request: FastifyRequest, principal: Principal) => {
+    if (lately.has(principal.id)) return
+    lately.set(principal.id, true)
+    updateTokenUse(app.db, principal).catch((error: unknown) => request.log.warn({ err: databaseError(error) }, 'the use of a token was not recorded'))
   }
 }
 

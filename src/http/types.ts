@@ -50,6 +50,7 @@ declare module 'fastify' {
     /** For short reads of a single prepared statement; the same database. */
     reads: Db
     /** For transactions that grow with a project: a rotation. */
+    lists: Db
     patient: Db
     /** Records what was only read, or refused: before the answer is sent. */
     recordRead: RecordRead
@@ -63,6 +64,8 @@ declare module 'fastify' {
     countEffect (request: FastifyRequest, reply: FastifyReply): Promise<void>
     /** Re-encrypts histories in the background; `wake` when there is something new to do. */
     histories: { start (): void, wake (): void }
+    /** Takes away the rows of what was purged or deleted. */
+    removals: { start (): void, wake (): void }
   }
   interface FastifyRequest {
     /** Who acts in the organization that the request is about. */

@@ -13,7 +13,8 @@ import { inTurns, takeLargeBodies } from '../http/large-bodies.ts'
 import type { Domain } from '../http/types.ts'
 import { findActiveKey, listKeys, type KeyRow } from '../repositories/encryption-keys.ts'
 import { countWaiting, findReEncryption } from '../repositories/histories.ts'
-import { findKeyState } from '../repositories/projects.ts'
+import { findKeyState, type KeyState } from '../repositories/projects.ts'
+import type { Organization } from '../repositories/tokens.ts'
 import { fail, refuse } from '../rules/errors.ts'
 import { pageMeta, pageOf } from '../rules/pagination.ts'
 import { describeKey, revealKey } from '../vault/descriptors.ts'
@@ -54,19 +55,14 @@ export const encryptionKeys: Domain = async (app) => {
     },
     handler: async (request) => {
       const { organization } = principalOf(request)
-      const project = await findKeyState(app.db, organization.id, request.params.project) ?? fail('not_found')
+      const project = await findKeyState(app.lists, organization.id, request.params.project) ?? fail('not_found')
       requireInside(request, { project_id: project.id })
       const page = pageOf(request.query)
-      const { rows, total } = await listKeys(app.db, organization.id, request.params.project, page)
+      const { rows, total } = await listKeys(app.lists, project, page)
       const data = rows.map((key) => describeKey(app.keyring, key))
-      const progress = await findReEncryption(app.db, project.id)
-      const isClients = project.encryption_type === 'client'
-      const remaining = progress === undefined ? 0 : await countWaiting(app.db, project, isClients ? organization.plan.retention_days : null)
-      // Nobody tells the end of what a purge or the retention took away from the client.
-      const isDone = progress?.finished_at !== null || (isClients && remaining === 0)
-      const re_encryption = progress && { ...progress, state: isDone ? 'done' as const : 'running' as const, remaining }
+      const re_encryption = await reEncryptionOf(app, organization, project)
       await app.recordRead(actorOf(request), { action: 'key.retrieve', resource_type: 'project', resource_id: project.id, details: { keys: data.length } })
-      return { data, meta: pageMeta(page, total, rows.length), re_encryption: re_encryption ?? null }
+      return { data, meta: pageMeta(page, total, rows.length), re_encryption }
     }
   })
 
@@ -115,11 +111,11 @@ export const encryptionKeys: Domain = async (app) => {
     },
     handler: async (request) => {
       const { organization } = principalOf(request)
-      const project = await findKeyState(app.db, organization.id, request.params.project) ?? fail('not_found')
+      const project = await findKeyState(app.lists, organization.id, request.params.project) ?? fail('not_found')
       requireInside(request, { project_id: project.id })
       if (project.encryption_type === 'server') fail('server_managed_encryption')
       const { limit = 50, after = 0 } = request.body
-      const { versions, unreadable, remaining } = await listPending(app, organization, project, { limit, after })
+      const { versions, unreadable, remaining } = await listPending({ db: app.lists, keyring: app.keyring }, organization, project, { limit, after })
       if (unreadable > 0) request.log.warn({ project: project.id, unreadable }, 'pending versions do not open and were left out')
       const [first, last] = [versions[0]?.id ?? null, versions.at(-1)?.id ?? null]
       await app.recordRead(actorOf(request), { action: 'version.read', resource_type: 'project', resource_id: project.id, details: { versions: versions.length, first, last } })
@@ -219,6 +215,18 @@ async function activeKey (app: FastifyInstance, request: FastifyRequest, project
   const key = await findActiveKey(app.db, principalOf(request).organization.id, project) ?? fail('not_found')
   requireInside(request, key)
   return key
+}
+
+// What is finished has been counted, once.
+async function reEncryptionOf (app: FastifyInstance, { plan }: Organization, project: KeyState) {
+  const progress = await findReEncryption(app.lists, project)
+  if (progress === undefined) return null
+  const { unreadable, ...rest } = progress
+  if (progress.finished_at !== null) return { ...rest, state: 'done' as const, remaining: unreadable }
+  const isClients = project.encryption_type === 'client'
+  const remaining = await countWaiting(app.lists, project, isClients ? plan.retention_days : null)
+  // Nobody tells the end of what a purge or the retention took away from the client.
+  return { ...rest, state: isClients && remaining === 0 ? 'done' as const : 'running' as const, remaining }
 }
 
 const seenOf = ({ project_id, version, managed }: KeyRow) => ({ id: project_id, version, managed })

@@ -12,10 +12,11 @@ import { recordEvent } from '../repositories/audit.ts'
 import {
   createEnvironment, deleteEnvironment, findEnvironment, listEnvironments, updateEnvironment, type EnvironmentRow
 } from '../repositories/environments.ts'
-import { countBelow, lockProject } from '../repositories/projects.ts'
+import { lockProject } from '../repositories/projects.ts'
 import { findTarget } from '../repositories/targets.ts'
 import { fail } from '../rules/errors.ts'
 import { pageMeta, pageOf } from '../rules/pagination.ts'
+import { deleteLevel } from '../vault/removals.ts'
 
 const toItem = ({ id, ...attributes }: EnvironmentRow) => ({ type: 'environments' as const, id, attributes })
 const placeOf = ({ id, project_id, target_id }: EnvironmentRow) => ({ project_id, target_id, environment_id: id })
@@ -39,10 +40,11 @@ export const environments: Domain = async (app) => {
       ...(old && { preHandler: deprecatedFor('/api/v1/:organization/:project/:target/environments') }),
       handler: async (request) => {
         const { project, target } = request.params
-        const parent = await findTarget(app.db, principalOf(request).organization.id, project, target) ?? fail('not_found')
+        const { organization } = principalOf(request)
+        const parent = await findTarget(app.lists, organization.id, project, target) ?? fail('not_found')
         requireInside(request, { project_id: parent.project_id, target_id: parent.id })
         const page = pageOf(request.query)
-        const { rows, total } = await listEnvironments(app.db, parent.id, page)
+        const { rows, total } = await listEnvironments(app.lists, organization.id, parent, page)
         return { data: rows.map(toItem), meta: pageMeta(page, total, rows.length) }
       }
     })
@@ -90,7 +92,7 @@ export const environments: Domain = async (app) => {
         await lockProject(db, organization.id, { slug: project })
         const parent = await findTarget(db, organization.id, project, target) ?? fail('not_found')
         requireInside(request, { project_id: parent.project_id, target_id: parent.id })
-        const slug = await chooseSlug(db, 'environment', { target_id: parent.id }, body)
+        const slug = await chooseSlug(db, 'environment', { organization_id: organization.id, target_id: parent.id }, body)
         const id = ulid()
         const status = body.status ?? 'development'
         await createEnvironment(db, {
@@ -133,7 +135,7 @@ export const environments: Domain = async (app) => {
           const row = await findEnvironment(db, organization.id, project, target, environment) ?? fail('not_found')
           requireInside(request, placeOf(row))
           const { name, slug, description, status, is_production } = body
-          await updateEnvironment(db, row.id, { name, slug, description, status, is_production })
+          await updateEnvironment(db, organization.id, row.id, { name, slug, description, status, is_production })
           await recordEvent(db, actorOf(request), { action: 'environment.update', resource_type: 'environment', resource_id: row.id, details: { members: Object.keys(body).join(' ') } })
           return findEnvironment(db, organization.id, project, target, slug ?? environment)
         }))
@@ -158,10 +160,10 @@ export const environments: Domain = async (app) => {
         await lockProject(db, organization.id, { slug: project })
         const row = await findEnvironment(db, organization.id, project, target, environment) ?? fail('not_found')
         requireInside(request, placeOf(row))
-        const details = await countBelow(db, { project_id: row.project_id, environment_id: row.id })
-        await deleteEnvironment(db, row.id)
-        await recordEvent(db, actorOf(request), { action: 'environment.delete', resource_type: 'environment', resource_id: row.id, details })
+        const event = { action: 'environment.delete', resource_type: 'environment', resource_id: row.id } as const
+        await deleteLevel(db, actorOf(request), { environment_id: row.id }, event, ({ documents }) => deleteEnvironment(db, organization.id, row, documents))
       })
+      app.removals.wake()
       return reply.code(204).send(null)
     }
   })

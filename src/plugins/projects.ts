@@ -16,12 +16,13 @@ import { recordEvent } from '../repositories/audit.ts'
 import { findActiveKey } from '../repositories/encryption-keys.ts'
 import { lockOrganization } from '../repositories/organizations.ts'
 import {
-  countBelow, countProjects, createProject, deleteProject, findProject, listProjects, lockProject, updateProject, type KeyState
+  countProjects, createProject, deleteProject, findProject, listProjects, lockProject, updateProject, type KeyState
 } from '../repositories/projects.ts'
 import { fail, refuse } from '../rules/errors.ts'
 import { pageMeta, pageOf } from '../rules/pagination.ts'
 import { handToClient, handToServer } from '../vault/custody.ts'
 import { makeServerKey, registerClientKey } from '../vault/keys.ts'
+import { deleteLevel } from '../vault/removals.ts'
 import { changeKey } from '../vault/rotate.ts'
 import { holdCanary } from '../vault/master-keys.ts'
 
@@ -44,7 +45,7 @@ export const projects: Domain = async (app) => {
       handler: async (request) => {
         const { organization, slices } = principalOf(request)
         const page = pageOf(request.query)
-        const { rows, total } = await listProjects(app.db, organization.id, slices, page)
+        const { rows, total } = await listProjects(app.lists, organization.id, slices, page)
         return { data: rows.map(toItem), meta: pageMeta(page, total, rows.length) }
       }
     })
@@ -146,7 +147,7 @@ export const projects: Domain = async (app) => {
         const change = async (db: Db, project: KeyState) => {
           const { name, slug, description, secret_format, history_policy } = body
           await handover?.make(db, project)
-          await updateProject(db, project.id, { name, slug, description, secret_format, history_policy })
+          await updateProject(db, organization.id, project.id, { name, slug, description, secret_format, history_policy })
           await recordEvent(db, actorOf(request), {
             action: handover === undefined ? 'project.update' : 'key.change_custody',
             resource_type: 'project',
@@ -181,10 +182,10 @@ export const projects: Domain = async (app) => {
       await transaction(app.db, async (db) => {
         const project = await lockProject(db, organization.id, { slug: request.params.project }) ?? fail('not_found')
         requireInside(request, { project_id: project.id })
-        const details = await countBelow(db, { project_id: project.id })
-        await deleteProject(db, project.id)
-        await recordEvent(db, actorOf(request), { action: 'project.delete', resource_type: 'project', resource_id: project.id, details })
+        const event = { action: 'project.delete', resource_type: 'project', resource_id: project.id } as const
+        await deleteLevel(db, actorOf(request), { project_id: project.id }, event, () => deleteProject(db, organization.id, project.id))
       })
+      app.removals.wake()
       return reply.code(204).send(null)
     }
   })

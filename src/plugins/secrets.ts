@@ -22,14 +22,16 @@ import { listsEtag, requirePrecondition } from '../http/etags.ts'
 import type { Domain } from '../http/types.ts'
 import { recordEvent } from '../repositories/audit.ts'
 import { lockProject } from '../repositories/projects.ts'
-import { deleteSecretAndHistory, findLevel, ownSecret, placeOf, type LevelState, type SecretRow } from '../repositories/secrets.ts'
+import { deleteSecret, findLevel, ownSecret, placeOf, type LevelState, type SecretRow } from '../repositories/secrets.ts'
 import { mergeDocuments, readDocument } from '../rules/documents.ts'
+import { removeHistories } from '../repositories/removals.ts'
 import { fail, refuse } from '../rules/errors.ts'
 import { isInside } from '../rules/slices.ts'
 import { revealKey } from '../vault/descriptors.ts'
 import { etagOf, openCurrent } from '../vault/documents.ts'
 import { dataKeyOf, storageKeyOf } from '../vault/keys.ts'
 import { judgeProof, revealsKey } from '../vault/proofs.ts'
+import { removeSome } from '../vault/removals.ts'
 import { writeLevel } from '../vault/write.ts'
 
 const READ_ERRORS = ['invalid_parameter_combination', 'client_managed_encryption', 'document_unreadable', 'integrity_error'] as const satisfies ErrorCode[]
@@ -190,9 +192,12 @@ export const secrets: Domain = async (app) => {
       const secret = ownSecret(state)
       if (!isStored(secret)) return fail('not_found')
       requirePrecondition(request.headers, etagOf(storageKeyOf(app.keyring, organization), [secret]))
-      const purged = await deleteSecretAndHistory(db, secret.id)
+      const { versions: purged } = await removeHistories(db, organization.id, { secret_id: secret.id })
+      await deleteSecret(db, state, secret)
+      await removeSome(db, organization.id)
       await recordEvent(db, actorOf(request), { action: 'secret.delete', resource_type: 'secret', resource_id: secret.id, details: { level: state.level, purged } })
     })
+    app.removals.wake()
   }
 
   async function read (request: FastifyRequest, reply: FastifyReply, asked: ReadRequest) {

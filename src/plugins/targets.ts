@@ -9,10 +9,11 @@ import { deprecatedFor } from '../http/deprecated.ts'
 import { chooseSlug, orSlugTaken, refuseReserved } from '../http/slugs.ts'
 import type { Domain } from '../http/types.ts'
 import { recordEvent } from '../repositories/audit.ts'
-import { countBelow, findProject, lockProject } from '../repositories/projects.ts'
+import { findProject, lockProject } from '../repositories/projects.ts'
 import { createTarget, deleteTarget, findTarget, listTargets, updateTarget, type TargetRow } from '../repositories/targets.ts'
 import { fail } from '../rules/errors.ts'
 import { pageMeta, pageOf } from '../rules/pagination.ts'
+import { deleteLevel } from '../vault/removals.ts'
 
 const toItem = ({ id, ...attributes }: TargetRow) => ({ type: 'targets' as const, id, attributes })
 
@@ -31,10 +32,11 @@ export const targets: Domain = async (app) => {
       },
       ...(old && { preHandler: deprecatedFor('/api/v1/:organization/:project/targets') }),
       handler: async (request) => {
-        const project = await findProject(app.db, principalOf(request).organization.id, { slug: request.params.project }) ?? fail('not_found')
+        const { organization } = principalOf(request)
+        const project = await findProject(app.lists, organization.id, { slug: request.params.project }) ?? fail('not_found')
         requireInside(request, { project_id: project.ulid })
         const page = pageOf(request.query)
-        const { rows, total } = await listTargets(app.db, project.ulid, page)
+        const { rows, total } = await listTargets(app.lists, organization.id, project.ulid, page)
         return { data: rows.map(toItem), meta: pageMeta(page, total, rows.length) }
       }
     })
@@ -81,7 +83,7 @@ export const targets: Domain = async (app) => {
       const created = await orSlugTaken(() => transaction(app.db, async (db) => {
         const project = await lockProject(db, organization.id, { slug: params.project }) ?? fail('not_found')
         requireInside(request, { project_id: project.id })
-        const slug = await chooseSlug(db, 'target', { project_id: project.id }, body)
+        const slug = await chooseSlug(db, 'target', { organization_id: organization.id, project_id: project.id }, body)
         const id = ulid()
         await createTarget(db, { id, organization_id: organization.id, project_id: project.id, name: body.name, slug, description: body.description ?? null })
         await recordEvent(db, actorOf(request), { action: 'target.create', resource_type: 'target', resource_id: id, details: { slug } })
@@ -113,7 +115,7 @@ export const targets: Domain = async (app) => {
           const target = await findTarget(db, organization.id, params.project, params.target) ?? fail('not_found')
           requireInside(request, { project_id: target.project_id, target_id: target.id })
           const { name, slug, description } = body
-          await updateTarget(db, target.id, { name, slug, description })
+          await updateTarget(db, organization.id, target.id, { name, slug, description })
           await recordEvent(db, actorOf(request), { action: 'target.update', resource_type: 'target', resource_id: target.id, details: { members: Object.keys(body).join(' ') } })
           return findTarget(db, organization.id, params.project, slug ?? params.target)
         }))
@@ -138,10 +140,10 @@ export const targets: Domain = async (app) => {
         await lockProject(db, organization.id, { slug: project })
         const row = await findTarget(db, organization.id, project, target) ?? fail('not_found')
         requireInside(request, { project_id: row.project_id, target_id: row.id })
-        const details = await countBelow(db, { project_id: row.project_id, target_id: row.id })
-        await deleteTarget(db, row.id)
-        await recordEvent(db, actorOf(request), { action: 'target.delete', resource_type: 'target', resource_id: row.id, details })
+        const event = { action: 'target.delete', resource_type: 'target', resource_id: row.id } as const
+        await deleteLevel(db, actorOf(request), { target_id: row.id }, event, () => deleteTarget(db, organization.id, row))
       })
+      app.removals.wake()
       return reply.code(204).send(null)
     }
   })

@@ -8,7 +8,7 @@ import { actorOf } from '../http/actor.ts'
 import { principalOf } from '../http/access.ts'
 import type { Domain } from '../http/types.ts'
 import { recordEvent } from '../repositories/audit.ts'
-import { createToken, deleteToken, findSlice, findSlices, listTokens, type Principal } from '../repositories/tokens.ts'
+import { createToken, deleteTokens, findSlice, findSlices, listTokens, type Principal } from '../repositories/tokens.ts'
 import { fail, refuse } from '../rules/errors.ts'
 import { parseId } from '../rules/ids.ts'
 import { pageMeta, pageOf } from '../rules/pagination.ts'
@@ -28,7 +28,7 @@ export const tokens: Domain = async (app) => {
     handler: async (request) => {
       const page = pageOf(request.query)
       const { organization, slices } = principalOf(request)
-      const { rows, total } = await listTokens(app.db, organization.id, slices, page)
+      const { rows, total } = await listTokens(app.lists, organization.id, slices, page)
       return { data: rows, meta: pageMeta(page, total, rows.length) }
     }
   })
@@ -82,7 +82,7 @@ export const tokens: Domain = async (app) => {
         if (id !== principal.id && !coversAll(principal.slices, found)) fail('not_found')
         // Before the delete: a token may end itself, and is the caller of that.
         await recordEvent(db, actorOf(request), { action: 'api-token.delete', resource_type: 'api-token', resource_id: String(id) })
-        await deleteToken(db, id)
+        await deleteTokens(db, organization.id, [id])
       })
       return reply.code(204).send(null)
     }

@@ -14,8 +14,9 @@ import { principalOf, requireInside } from '../http/access.ts'
 import type { Domain } from '../http/types.ts'
 import { recordEvent } from '../repositories/audit.ts'
 import { lockProject } from '../repositories/projects.ts'
+import { purgeHistories } from '../repositories/removals.ts'
 import { findLevel, findLevelOfSecret, ownSecret, placeOf, type LevelState } from '../repositories/secrets.ts'
-import { countVersions, deleteVersion, findVersion, listVersions, purgeVersions, type FullVersion, type VersionRow } from '../repositories/versions.ts'
+import { deleteVersion, findVersion, listVersions, type FullVersion, type VersionRow } from '../repositories/versions.ts'
 import { fail, refuse } from '../rules/errors.ts'
 import { parseId } from '../rules/ids.ts'
 import { pageMeta } from '../rules/pagination.ts'
@@ -24,6 +25,7 @@ import { describeKey } from '../vault/descriptors.ts'
 import { openVersion } from '../vault/documents.ts'
 import { dataKeyOf, storageKeyOf } from '../vault/keys.ts'
 import { judgeProof, revealsKey } from '../vault/proofs.ts'
+import { removeSome } from '../vault/removals.ts'
 import { writeLevel } from '../vault/write.ts'
 
 const RESTORE_ERRORS = ['version_locked', 'content_required_for_old_key', 'key_proof_mismatch', 'key_proof_reveals_key', 'content_not_decryptable', 'integrity_error'] as const satisfies ErrorCode[]
@@ -45,10 +47,8 @@ export const versions: Domain = async (app) => {
       const state = await findLevel(app.reads, organization.id, names) ?? fail('not_found')
       requireInside(request, placeOf(state))
       const secret = ownSecret(state)
-      const { rows, total } = secret === undefined
-        ? { rows: [], total: 0 }
-        : await listVersions(app.reads, { project_id: state.project.id, id: secret.id, level: secret.level }, organization.plan.retention_days, { page, per_page })
-      return { data: rows.map(toItem), meta: pageMeta({ page, per_page }, total, rows.length) }
+      const rows = secret === undefined ? [] : await listVersions(app.lists, state, secret, organization.plan.retention_days, { page, per_page })
+      return { data: rows.map(toItem), meta: pageMeta({ page, per_page }, secret?.version_count ?? 0, rows.length) }
     }
   })
 
@@ -129,11 +129,11 @@ export const versions: Domain = async (app) => {
   })
 
   app.post('/:organization/secrets/versions/purge', {
-    config: { access: 'secret:purge', audit: 'version.purge', errors: ['confirmation_required', 'version_protected', 'integrity_error'] },
+    config: { access: 'secret:purge', audit: 'version.purge', errors: ['confirmation_required', 'integrity_error'] },
     schema: {
       operationId: 'purgeVersions',
       tags: ['versions'],
-      summary: 'Purge the history of a level or of a whole project',
+      summary: 'Purge the history of a level or of a whole project, restore snapshots included',
       params: OrganizationParams,
       body: PurgeBody,
       response: { 200: PurgeAnswer }
@@ -145,7 +145,7 @@ export const versions: Domain = async (app) => {
     },
     handler: async (request) => {
       const { organization } = principalOf(request)
-      const { project, target, environment, scope = 'level', force = false } = request.body
+      const { project, target, environment, scope = 'level' } = request.body
       if (scope === 'level' && target === undefined) refuse('target', 'Required with scope level')
       if (scope === 'level' && environment === undefined) refuse('environment', 'Required with scope level')
       if (environment !== undefined && target === undefined) refuse('target', 'Required with environment')
@@ -153,12 +153,16 @@ export const versions: Domain = async (app) => {
         await lockProject(db, organization.id, { slug: project })
         const state = await findLevel(db, organization.id, { project, target, environment }) ?? fail('not_found')
         requireInside(request, scope === 'level' ? placeOf(state) : { project_id: state.project.id })
-        const count = scope === 'level' ? await purgeLevel(db, state, force) : await purgeVersions(db, { project_id: state.project.id }, force)
+        const secret = ownSecret(state)
+        const below = scope === 'project' ? { project_id: state.project.id } : secret && { secret_id: secret.id }
+        const count = below === undefined ? 0 : await purgeHistories(db, organization.id, below)
+        await removeSome(db, organization.id)
         await recordEvent(db, actorOf(request), {
-          action: 'version.purge', resource_type: scope, resource_id: scope === 'level' ? state.level_id : state.project.id, details: { purged_count: count, force }
+          action: 'version.purge', resource_type: scope, resource_id: scope === 'level' ? state.level_id : state.project.id, details: { purged_count: count }
         })
         return count
       })
+      app.removals.wake()
       return { data: { purged_count }, message: `Purged ${purged_count} ${purged_count === 1 ? 'version' : 'versions'}.` }
     }
   })
@@ -209,16 +213,6 @@ export const versions: Domain = async (app) => {
 // What a server-managed project stores can always be read back.
 function readable (dataKey: KeyObject, blob: string): { blob: string, plain: Buffer } {
   return { blob, plain: openBlob(dataKey, blob) ?? fail('content_not_decryptable') }
-}
-
-// Rule 5: purging the history of a deleted secret would lose its restore snapshot, which needs force.
-async function purgeLevel (db: Db, state: LevelState, force: boolean): Promise<number> {
-  const secret = ownSecret(state)
-  if (secret === undefined) return 0
-  const purged = await purgeVersions(db, { secret_id: secret.id }, force)
-  // What is left is the snapshot; the transaction takes back what was purged beside it.
-  if (secret.sealed === null && await countVersions(db, secret.id) > 0) fail('version_protected')
-  return purged
 }
 
 function toItem (row: VersionRow): Version {

@@ -1,4 +1,4 @@
-import { and, desc, eq, sql } from 'drizzle-orm'
+import { and, desc, eq, lte, sql } from 'drizzle-orm'
 import type { Managed } from '../../schemas/projects.ts'
 import type { Db } from '../db/database.ts'
 import { encryption_keys, keyColumns, keyIsNewest, projects } from '../db/tables.ts'
@@ -25,8 +25,12 @@ export interface KeyRow {
 
 const ofProject = (organizationId: string, slug: string) => and(eq(projects.organization_id, organizationId), eq(projects.slug, slug))
 
+const itsProject = and(eq(projects.organization_id, encryption_keys.organization_id), eq(projects.id, encryption_keys.project_id))
+const keysOf = ({ organization_id, id }: Pick<KeyState, 'organization_id' | 'id'>) =>
+  and(eq(encryption_keys.organization_id, organization_id), eq(encryption_keys.project_id, id))
+
 export async function findActiveKey (db: Db, organizationId: string, project: string): Promise<KeyRow | undefined> {
-  const [row] = await db.select({ key: keyColumns, key_is_newest: keyIsNewest }).from(encryption_keys).innerJoin(projects, eq(projects.id, encryption_keys.project_id))
+  const [row] = await db.select({ key: keyColumns, key_is_newest: keyIsNewest }).from(encryption_keys).innerJoin(projects, itsProject)
     .where(and(ofProject(organizationId, project), eq(encryption_keys.is_active, true)))
   if (row?.key_is_newest === false) fail('integrity_error')
   return row?.key
@@ -34,15 +38,15 @@ export async function findActiveKey (db: Db, organizationId: string, project: st
 
 /** Every key of a locked project, newest first. */
 export async function listKeysOf (db: Db, project: KeyState): Promise<KeyRow[]> {
-  return db.select(keyColumns).from(encryption_keys).where(eq(encryption_keys.project_id, project.id)).orderBy(desc(encryption_keys.version))
+  return db.select(keyColumns).from(encryption_keys).where(keysOf(project)).orderBy(desc(encryption_keys.version))
 }
 
 /** Retires the active key of a locked project and makes the new one its active key. */
 export async function replaceActiveKey (db: Db, project: KeyState, key: NewKey): Promise<KeyRow> {
   await db.update(encryption_keys).set({ is_active: false, rotated_at: sql`now()` })
-    .where(and(eq(encryption_keys.project_id, project.id), eq(encryption_keys.is_active, true)))
+    .where(and(keysOf(project), eq(encryption_keys.is_active, true)))
   const [row] = await db.insert(encryption_keys).values({ ...key, organization_id: project.organization_id, project_id: project.id, is_active: true }).returning(keyColumns)
-  await db.update(projects).set({ key_version: key.version, updated_at: sql`now()` }).where(eq(projects.id, project.id))
+  await db.update(projects).set({ key_version: key.version, updated_at: sql`now()` }).where(and(eq(projects.organization_id, project.organization_id), eq(projects.id, project.id)))
   return row!
 }
 
@@ -50,21 +54,22 @@ export async function replaceActiveKey (db: Db, project: KeyState, key: NewKey):
 export async function changeCustody (db: Db, project: KeyState, key: Pick<NewKey, 'managed' | 'key_string' | 'data_key' | 'key_check'>): Promise<void> {
   const { managed, key_string, data_key, key_check } = key
   await db.update(encryption_keys).set({ managed, key_string, data_key, key_check })
-    .where(and(eq(encryption_keys.project_id, project.id), eq(encryption_keys.is_active, true)))
-  await db.update(projects).set({ encryption_type: managed, updated_at: sql`now()` }).where(eq(projects.id, project.id))
+    .where(and(keysOf(project), eq(encryption_keys.is_active, true)))
+  await db.update(projects).set({ encryption_type: managed, updated_at: sql`now()` }).where(and(eq(projects.organization_id, project.organization_id), eq(projects.id, project.id)))
 }
 
 /** Forgets what the server knew of the project's earlier keys. */
 export async function forgetRotatedKeys (db: Db, project: KeyState): Promise<void> {
   await db.update(encryption_keys).set({ key_string: null, data_key: null })
-    .where(and(eq(encryption_keys.project_id, project.id), eq(encryption_keys.is_active, false), eq(encryption_keys.managed, 'server')))
+    .where(and(keysOf(project), eq(encryption_keys.is_active, false), eq(encryption_keys.managed, 'server')))
 }
 
-/** Every key the project ever had: the active one first, then newest first. */
-export async function listKeys (db: Db, organizationId: string, project: string, page: PageRequest): Promise<{ rows: KeyRow[], total: number }> {
-  const rows = await db.select(keyColumns).from(encryption_keys).innerJoin(projects, eq(projects.id, encryption_keys.project_id))
-    .where(ofProject(organizationId, project)).orderBy(desc(encryption_keys.is_active), desc(encryption_keys.version))
-    .limit(page.per_page).offset(offsetOf(page))
-  const [counted] = await db.select({ total: db.$count(encryption_keys, eq(encryption_keys.project_id, projects.id)) }).from(projects).where(ofProject(organizationId, project))
-  return { rows, total: counted?.total ?? 0 }
+/** Every key the project ever had: the active one first, then newest first. Keys are numbered without a gap, so the last number is how many there are. */
+export async function listKeys (db: Db, project: KeyState, page: PageRequest): Promise<{ rows: KeyRow[], total: number }> {
+  const newest = project.key_version - offsetOf(page)
+  const rows = newest < 1
+    ? []
+    : await db.select(keyColumns).from(encryption_keys)
+      .where(and(keysOf(project), lte(encryption_keys.version, newest))).orderBy(desc(encryption_keys.version)).limit(page.per_page)
+  return { rows, total: project.key_version }
 }

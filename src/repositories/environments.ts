@@ -1,7 +1,7 @@
 import { and, asc, eq, sql } from 'drizzle-orm'
 import type { EnvironmentAttributes } from '../../schemas/environments.ts'
 import type { Db } from '../db/database.ts'
-import { environments, projects, targets } from '../db/tables.ts'
+import { environments, project_counts, projects, targets } from '../db/tables.ts'
 import { offsetOf, type PageRequest } from '../rules/pagination.ts'
 
 const columns = {
@@ -20,16 +20,18 @@ export type EnvironmentRow = EnvironmentAttributes & { id: string }
 
 export async function findEnvironment (db: Db, organizationId: string, project: string, target: string, slug: string): Promise<EnvironmentRow | undefined> {
   const [row] = await db.select(columns).from(environments)
-    .innerJoin(targets, eq(targets.id, environments.target_id))
-    .innerJoin(projects, eq(projects.id, environments.project_id))
+    .innerJoin(targets, and(eq(targets.organization_id, environments.organization_id), eq(targets.id, environments.target_id)))
+    .innerJoin(projects, and(eq(projects.organization_id, environments.organization_id), eq(projects.id, environments.project_id)))
     .where(and(eq(projects.organization_id, organizationId), eq(projects.slug, project), eq(targets.slug, target), eq(environments.slug, slug)))
   return row
 }
 
-export async function listEnvironments (db: Db, targetId: string, page: PageRequest): Promise<{ rows: EnvironmentRow[], total: number }> {
-  const own = eq(environments.target_id, targetId)
+export async function listEnvironments (
+  db: Db, organizationId: string, target: { id: string, environment_count: number }, page: PageRequest
+): Promise<{ rows: EnvironmentRow[], total: number }> {
+  const own = and(eq(environments.organization_id, organizationId), eq(environments.target_id, target.id))
   const rows = await db.select(columns).from(environments).where(own).orderBy(asc(environments.slug)).limit(page.per_page).offset(offsetOf(page))
-  return { rows, total: await db.$count(environments, own) }
+  return { rows, total: target.environment_count }
 }
 
 export interface NewEnvironment {
@@ -47,15 +49,29 @@ export interface NewEnvironment {
 /** A taken slug is a unique violation. */
 export async function createEnvironment (db: Db, environment: NewEnvironment): Promise<void> {
   await db.insert(environments).values(environment)
+  await countEnvironments(db, environment, 1, 0)
 }
 
 export type EnvironmentChanges = Partial<Pick<NewEnvironment, 'name' | 'slug' | 'description' | 'status' | 'is_production'>>
 
-export async function updateEnvironment (db: Db, id: string, changes: EnvironmentChanges): Promise<void> {
-  await db.update(environments).set({ ...changes, updated_at: sql`now()` }).where(eq(environments.id, id))
+export async function updateEnvironment (db: Db, organizationId: string, id: string, changes: EnvironmentChanges): Promise<void> {
+  await db.update(environments).set({ ...changes, updated_at: sql`now()` }).where(and(eq(environments.organization_id, organizationId), eq(environments.id, id)))
 }
 
-/** Deletes an environment with its document and history. */
-export async function deleteEnvironment (db: Db, id: string): Promise<void> {
-  await db.delete(environments).where(eq(environments.id, id))
+/** Deletes an environment with its document, whose history was removed before. The caller holds the project's row. */
+export async function deleteEnvironment (db: Db, organizationId: string, row: EnvironmentRow, documents: number): Promise<void> {
+  await db.delete(environments).where(and(eq(environments.organization_id, organizationId), eq(environments.id, row.id)))
+  await countEnvironments(db, { ...row, organization_id: organizationId }, -1, -documents)
+}
+
+// What is below the target and the project, by so many environments and documents more.
+async function countEnvironments (
+  db: Db, { organization_id, project_id, target_id }: Pick<NewEnvironment, 'organization_id' | 'project_id' | 'target_id'>, more: number, documents: number
+): Promise<void> {
+  await db.update(targets)
+    .set({ environment_count: sql`${targets.environment_count} + ${more}`, secret_count: sql`${targets.secret_count} + ${documents}` })
+    .where(and(eq(targets.organization_id, organization_id), eq(targets.id, target_id)))
+  await db.update(project_counts)
+    .set({ environment_count: sql`${project_counts.environment_count} + ${more}`, secret_count: sql`${project_counts.secret_count} + ${documents}` })
+    .where(and(eq(project_counts.organization_id, organization_id), eq(project_counts.project_id, project_id)))
 }

@@ -1,4 +1,5 @@
-import { and, asc, eq, inArray, isNull, ne, sql } from 'drizzle-orm'
+import { and, asc, eq, inArray, isNull, lt, sql, type SQL } from 'drizzle-orm'
+import type { Managed } from '../../schemas/projects.ts'
 import { sealedJson } from '../db/columns.ts'
 import type { Db } from '../db/database.ts'
 import { encryption_keys, keyColumns, organizations, projects, re_encryptions, secret_versions, secrets } from '../db/tables.ts'
@@ -19,25 +20,36 @@ export interface OldVersion {
   key: KeyRow
 }
 
-/** How far a re-encryption is. */
-export interface Progress { total: number, moved: number, started_at: Date, finished_at: Date | null }
+/** How far a re-encryption is; `unreadable`: how many versions it left when it finished. */
+export interface Progress { total: number, moved: number, started_at: Date, finished_at: Date | null, unreadable: number }
 
 /**
  * What waits in a project: versions under an older key of whoever holds the active one. What a plan's retention has
  * locked is not given out, so it does not wait for a client (`retentionDays`); the server moves it like all the rest.
  */
 const waiting = (project: KeyState, retentionDays: number | null) => and(
+  eq(secrets.organization_id, project.organization_id),
   eq(secrets.project_id, project.id),
-  ne(secret_versions.key_version, project.key_version),
+  lt(secret_versions.key_version, project.key_version),
   eq(encryption_keys.managed, project.encryption_type),
   retentionDays === null ? undefined : sql`${secret_versions.created_at} >= now() - make_interval(days => ${retentionDays}::int)`
 )
-const itsSecret = eq(secrets.id, secret_versions.secret_id)
-const itsKey = and(eq(encryption_keys.project_id, secrets.project_id), eq(encryption_keys.version, secret_versions.key_version))
+const itsSecret = and(eq(secrets.organization_id, secret_versions.organization_id), eq(secrets.history_id, secret_versions.history_id))
+const itsKey = and(
+  eq(encryption_keys.organization_id, secret_versions.organization_id), eq(encryption_keys.project_id, secrets.project_id),
+  eq(encryption_keys.version, secret_versions.key_version)
+)
 
+/** How much waits. Numbers of keys grow, so what waits is one range of the index for each secret: nothing else is counted. */
 export async function countWaiting (db: Db, project: KeyState, retentionDays: number | null): Promise<number> {
-  const [row] = await db.select({ count: sql<number>`count(*)::int` }).from(secret_versions)
-    .innerJoin(secrets, itsSecret).innerJoin(encryption_keys, itsKey).where(waiting(project, retentionDays))
+  const [row] = await db.execute(sql`
+    SELECT coalesce(sum(v.count), 0)::int AS count
+    FROM secrets s JOIN encryption_keys k ON ${isOld(project, project.encryption_type)}
+    CROSS JOIN LATERAL (
+      SELECT count(*) AS count FROM secret_versions v
+      WHERE v.organization_id = s.organization_id AND v.history_id = s.history_id AND v.key_version = k.version AND ${isOpen(retentionDays)}
+    ) v
+    WHERE s.organization_id = ${project.organization_id} AND s.project_id = ${project.id}`) as unknown as { count: number }[]
   return row!.count
 }
 
@@ -55,14 +67,8 @@ type Listed = { secret_id: string, id: number, size_bytes: number }
 export async function listWaiting (db: Db, project: KeyState, after: Cursor, limit: number): Promise<Listed[]> {
   return numbered(await db.execute(sql`
     SELECT s.id AS secret_id, v.id, v.size_bytes
-    FROM secrets s CROSS JOIN LATERAL (
-      SELECT v.id, v.size_bytes FROM secret_versions v
-      JOIN encryption_keys k ON k.project_id = s.project_id AND k.version = v.key_version
-      WHERE v.secret_id = s.id AND v.id > CASE WHEN s.id = ${after.secret_id} THEN ${after.id}::bigint ELSE 0 END
-        AND v.key_version <> ${project.key_version} AND k.managed = 'server'
-      ORDER BY v.id LIMIT ${limit}
-    ) v
-    WHERE s.project_id = ${project.id} AND s.id >= ${after.secret_id}
+    FROM secrets s CROSS JOIN LATERAL (${oldest(project, 'server', sql`CASE WHEN s.id = ${after.secret_id} THEN ${after.id}::bigint ELSE 0 END`, null, limit)}) v
+    WHERE s.organization_id = ${project.organization_id} AND s.project_id = ${project.id} AND s.id >= ${after.secret_id}
     ORDER BY s.id, v.id LIMIT ${limit}`))
 }
 
@@ -72,15 +78,24 @@ export async function listOldestWaiting (
 ): Promise<Listed[]> {
   return numbered(await db.execute(sql`
     SELECT s.id AS secret_id, v.id, v.size_bytes
-    FROM secrets s CROSS JOIN LATERAL (
-      SELECT v.id, v.size_bytes FROM secret_versions v
-      JOIN encryption_keys k ON k.project_id = s.project_id AND k.version = v.key_version
-      WHERE v.secret_id = s.id AND v.id > ${after}::bigint AND v.key_version <> ${project.key_version} AND k.managed = 'client'
-        AND (${retentionDays}::int IS NULL OR v.created_at >= now() - make_interval(days => ${retentionDays}::int))
-      ORDER BY v.id LIMIT ${limit}
-    ) v
-    WHERE s.project_id = ${project.id} ORDER BY v.id LIMIT ${limit}`))
+    FROM secrets s CROSS JOIN LATERAL (${oldest(project, 'client', sql`${after}::bigint`, retentionDays, limit)}) v
+    WHERE s.organization_id = ${project.organization_id} AND s.project_id = ${project.id} ORDER BY v.id LIMIT ${limit}`))
 }
+
+// Keys of the project before its active one, of one holder.
+const isOld = (project: KeyState, managed: Managed) => sql`k.organization_id = ${project.organization_id} AND k.project_id = ${project.id}
+  AND k.version < ${project.key_version} AND k.managed = ${managed}`
+const isOpen = (retentionDays: number | null) => sql`(${retentionDays}::int IS NULL OR v.created_at >= now() - make_interval(days => ${retentionDays}::int))`
+
+// The first versions of a secret `s` that wait behind an id. Each old key has its own range of the index: what has moved
+// already is not read again.
+const oldest = (project: KeyState, managed: Managed, after: SQL, retentionDays: number | null, limit: number) => sql`
+  SELECT w.id, w.size_bytes FROM encryption_keys k CROSS JOIN LATERAL (
+    SELECT v.id, v.size_bytes FROM secret_versions v
+    WHERE v.organization_id = s.organization_id AND v.history_id = s.history_id AND v.key_version = k.version AND v.id > ${after} AND ${isOpen(retentionDays)}
+    ORDER BY v.id LIMIT ${limit}
+  ) w
+  WHERE ${isOld(project, managed)} ORDER BY w.id LIMIT ${limit}`
 
 // The driver reads a bigint as text.
 const numbered = (rows: unknown) => (rows as Listed[]).map((row) => ({ ...row, id: Number(row.id) }))
@@ -93,8 +108,8 @@ export async function findWaiting (
   db: Db, project: KeyState, ids: readonly number[], retentionDays: number | null, lock?: 'wait' | 'skip'
 ): Promise<OldVersion[]> {
   if (ids.length === 0) return []
-  const { id, secret_id, revision, key_version, size_bytes, sealed } = secret_versions
-  const query = db.select({ id, secret_id, revision, key_version, size_bytes, sealed, level_id: secrets.level_id, key: keyColumns }).from(secret_versions)
+  const { id, revision, key_version, size_bytes, sealed } = secret_versions
+  const query = db.select({ id, secret_id: secrets.id, revision, key_version, size_bytes, sealed, level_id: secrets.level_id, key: keyColumns }).from(secret_versions)
     .innerJoin(secrets, itsSecret).innerJoin(encryption_keys, itsKey)
     .where(and(eq(secret_versions.organization_id, project.organization_id), inArray(secret_versions.id, [...ids]), waiting(project, retentionDays)))
     .orderBy(asc(secret_versions.id))
@@ -109,40 +124,51 @@ export async function moveVersions (db: Db, project: KeyState, versions: readonl
     FROM jsonb_to_recordset(${sealedJson(versions)}::jsonb) AS r (id bigint, sealed text, size_bytes int)
     WHERE v.organization_id = ${project.organization_id} AND v.id = r.id`)
   await db.update(re_encryptions).set({ moved: sql`${re_encryptions.moved} + ${versions.length}` })
-    .where(and(eq(re_encryptions.project_id, project.id), isNull(re_encryptions.finished_at)))
+    .where(and(ofProject(project), isNull(re_encryptions.finished_at)))
 }
+
+const ofProject = ({ organization_id, id }: KeyState) => and(eq(re_encryptions.organization_id, organization_id), eq(re_encryptions.project_id, id))
 
 /** Writes down that the history of a locked project is to move. One that is under way goes on, onto the newest key. */
 export async function startReEncryption (db: Db, project: KeyState, total: number): Promise<void> {
   await db.insert(re_encryptions).values({ project_id: project.id, organization_id: project.organization_id, total }).onConflictDoUpdate({
-    target: re_encryptions.project_id,
+    target: [re_encryptions.organization_id, re_encryptions.project_id],
     set: {
       total: sql`CASE WHEN ${re_encryptions.finished_at} IS NULL THEN ${re_encryptions.moved} ELSE 0 END + ${total}`,
       moved: sql`CASE WHEN ${re_encryptions.finished_at} IS NULL THEN ${re_encryptions.moved} ELSE 0 END`,
       started_at: sql`CASE WHEN ${re_encryptions.finished_at} IS NULL THEN ${re_encryptions.started_at} ELSE now() END`,
-      finished_at: null
+      finished_at: null,
+      unreadable: 0
     }
   })
 }
 
 /** The re-encryption that was asked for last. */
-export async function findReEncryption (db: Db, projectId: string): Promise<Progress | undefined> {
-  const { total, moved, started_at, finished_at } = re_encryptions
-  const [row] = await db.select({ total, moved, started_at, finished_at }).from(re_encryptions).where(eq(re_encryptions.project_id, projectId))
+export async function findReEncryption (db: Db, project: KeyState): Promise<Progress | undefined> {
+  const [row] = await db.select(progress).from(re_encryptions).where(ofProject(project))
   return row
 }
 
-/** Marks it as finished; undefined when somebody else has. */
-export async function finishReEncryption (db: Db, projectId: string): Promise<Progress | undefined> {
-  const { total, moved, started_at, finished_at } = re_encryptions
-  const [row] = await db.update(re_encryptions).set({ finished_at: sql`now()` })
-    .where(and(eq(re_encryptions.project_id, projectId), isNull(re_encryptions.finished_at))).returning({ total, moved, started_at, finished_at })
+/** Marks it as finished, with so many versions left; undefined when somebody else has. */
+export async function finishReEncryption (db: Db, project: KeyState, unreadable: number): Promise<Progress | undefined> {
+  const [row] = await db.update(re_encryptions).set({ finished_at: sql`now()`, unreadable })
+    .where(and(ofProject(project), isNull(re_encryptions.finished_at))).returning(progress)
   return row
+}
+
+const progress = {
+  total: re_encryptions.total,
+  moved: re_encryptions.moved,
+  started_at: re_encryptions.started_at,
+  finished_at: re_encryptions.finished_at,
+  unreadable: re_encryptions.unreadable
 }
 
 /** Server-managed projects whose history is still to move, some of them, in any order: the system's own list, across organizations. */
 export async function listReEncryptions (db: Db): Promise<{ project_id: string, organization: { id: string, storage_key: Buffer } }[]> {
   return db.select({ project_id: re_encryptions.project_id, organization: { id: organizations.id, storage_key: organizations.storage_key } }).from(re_encryptions)
-    .innerJoin(projects, eq(projects.id, re_encryptions.project_id)).innerJoin(organizations, eq(organizations.id, projects.organization_id))
+
+    .innerJoin(projects, and(eq(projects.organization_id, re_encryptions.organization_id), eq(projects.id, re_encryptions.project_id)))
+    .innerJoin(organizations, eq(organizations.id, projects.organization_id))
     .where(and(isNull(re_encryptions.finished_at), eq(projects.encryption_type, 'server'))).orderBy(sql`random()`).limit(100)
 }

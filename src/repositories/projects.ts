@@ -1,8 +1,7 @@
-import { and, asc, eq, inArray, like, or, sql, type SQL } from 'drizzle-orm'
+import { and, asc, eq, inArray, like, or, sql } from 'drizzle-orm'
 import type { HistoryPolicy, Managed, ProjectAttributes, SecretFormat } from '../../schemas/projects.ts'
-import { counted } from '../db/columns.ts'
 import type { Db } from '../db/database.ts'
-import { encryption_keys, environments, projects, secrets, targets } from '../db/tables.ts'
+import { encryption_keys, environments, project_counts, projects, targets } from '../db/tables.ts'
 import { offsetOf, type PageRequest } from '../rules/pagination.ts'
 import type { Slice } from '../rules/slices.ts'
 import type { KeyRow } from './encryption-keys.ts'
@@ -16,15 +15,17 @@ const attributes = {
   secret_format: projects.secret_format,
   encryption_type: projects.encryption_type,
   history_policy: projects.history_policy,
-  secret_count: counted(sql`(SELECT count(*)::int FROM ${secrets} WHERE ${secrets.project_id} = ${projects.id} AND ${secrets.sealed} IS NOT NULL)`),
-  environment_count: counted(sql`(SELECT count(*)::int FROM ${environments} WHERE ${environments.project_id} = ${projects.id})`),
-  target_count: counted(sql`(SELECT count(*)::int FROM ${targets} WHERE ${targets.project_id} = ${projects.id})`),
+  secret_count: project_counts.secret_count,
+  environment_count: project_counts.environment_count,
+  target_count: project_counts.target_count,
   created_at: projects.created_at,
   updated_at: projects.updated_at
 }
 
 const oneOf = (organizationId: string, by: { slug: string } | { id: string }) =>
   and(eq(projects.organization_id, organizationId), 'id' in by ? eq(projects.id, by.id) : eq(projects.slug, by.slug))
+
+const itsCounts = and(eq(project_counts.organization_id, projects.organization_id), eq(project_counts.project_id, projects.id))
 
 const withPresence = (row: Omit<ProjectAttributes, 'has_secrets'>): ProjectAttributes => ({ ...row, has_secrets: row.secret_count > 0 })
 
@@ -33,7 +34,7 @@ export async function countProjects (db: Db, organizationId: string): Promise<nu
 }
 
 export async function findProject (db: Db, organizationId: string, by: { slug: string } | { id: string }): Promise<ProjectAttributes | undefined> {
-  const [row] = await db.select(attributes).from(projects).where(oneOf(organizationId, by))
+  const [row] = await db.select(attributes).from(projects).innerJoin(project_counts, itsCounts).where(oneOf(organizationId, by))
   return row && withPresence(row)
 }
 
@@ -41,7 +42,8 @@ export async function findProject (db: Db, organizationId: string, by: { slug: s
 export async function listProjects (db: Db, organizationId: string, slices: readonly Slice[], page: PageRequest): Promise<{ rows: ProjectAttributes[], total: number }> {
   const whole = slices.filter(({ target_id }) => target_id === null).map(({ project_id }) => project_id)
   const visible = and(eq(projects.organization_id, organizationId), slices.length === 0 ? undefined : inArray(projects.id, whole))
-  const rows = await db.select(attributes).from(projects).where(visible).orderBy(asc(projects.slug)).limit(page.per_page).offset(offsetOf(page))
+  const rows = await db.select(attributes).from(projects).innerJoin(project_counts, itsCounts).where(visible)
+    .orderBy(asc(projects.slug)).limit(page.per_page).offset(offsetOf(page))
   return { rows: rows.map(withPresence), total: await db.$count(projects, visible) }
 }
 
@@ -62,13 +64,14 @@ export interface NewProject {
 /** Creates a project with its first, active key. A taken slug is a unique violation. */
 export async function createProject (db: Db, project: NewProject, key: NewKey): Promise<void> {
   await db.insert(projects).values({ ...project, key_version: key.version })
+  await db.insert(project_counts).values({ organization_id: project.organization_id, project_id: project.id })
   await db.insert(encryption_keys).values({ ...key, organization_id: project.organization_id, project_id: project.id, is_active: true })
 }
 
 export type ProjectChanges = Partial<Pick<NewProject, 'name' | 'slug' | 'description' | 'secret_format' | 'history_policy'>>
 
-export async function updateProject (db: Db, id: string, changes: ProjectChanges): Promise<void> {
-  await db.update(projects).set({ ...changes, updated_at: sql`now()` }).where(eq(projects.id, id))
+export async function updateProject (db: Db, organizationId: string, id: string, changes: ProjectChanges): Promise<void> {
+  await db.update(projects).set({ ...changes, updated_at: sql`now()` }).where(oneOf(organizationId, { id }))
 }
 
 /** A project as far as its key goes. */
@@ -98,31 +101,20 @@ export async function lockProject (
   return row
 }
 
-/** Deletes a project with everything below it, documents and history included. */
-export async function deleteProject (db: Db, id: string): Promise<void> {
-  await db.delete(projects).where(eq(projects.id, id))
-}
-
-/** How many documents and versions a delete takes along, for its audit event. */
-export async function countBelow (db: Db, where: { project_id: string, target_id?: string, environment_id?: string }): Promise<{ documents: number, versions: number }> {
-  const filters: SQL[] = [sql`s.project_id = ${where.project_id}`]
-  if (where.target_id !== undefined) filters.push(sql`s.target_id = ${where.target_id}`)
-  if (where.environment_id !== undefined) filters.push(sql`s.environment_id = ${where.environment_id}`)
-  const [row] = await db.execute(sql`
-    SELECT count(DISTINCT s.id) FILTER (WHERE s.sealed IS NOT NULL)::int AS documents, count(v.id)::int AS versions
-    FROM secrets s LEFT JOIN secret_versions v ON v.secret_id = s.id
-    WHERE ${sql.join(filters, sql` AND `)}`) as unknown as { documents: number, versions: number }[]
-  return row!
+/** Deletes a project with everything below it; the histories of its documents were removed before. */
+export async function deleteProject (db: Db, organizationId: string, id: string): Promise<void> {
+  await db.delete(projects).where(oneOf(organizationId, { id }))
 }
 
 /** Slugs that stand in the way of `slug`, `slug-2`, `slug-3`, … among the siblings. */
-export async function listTakenSlugs (db: Db, among: { organization_id: string } | { project_id: string } | { target_id: string }, slug: string): Promise<Set<string>> {
-  const [table, parent] = 'organization_id' in among
-    ? [projects, eq(projects.organization_id, among.organization_id)] as const
-    : 'project_id' in among
-      ? [targets, eq(targets.project_id, among.project_id)] as const
-      : [environments, eq(environments.target_id, among.target_id)] as const
+export async function listTakenSlugs (
+  db: Db, { organization_id, ...among }: { organization_id: string, project_id?: string, target_id?: string }, slug: string
+): Promise<Set<string>> {
+  const [table, parent] = among.target_id !== undefined
+    ? [environments, eq(environments.target_id, among.target_id)] as const
+    : among.project_id !== undefined ? [targets, eq(targets.project_id, among.project_id)] as const : [projects, undefined] as const
   // A numbered slug may have lost its last letters to the length, so a prefix is compared.
-  const rows = await db.select({ slug: table.slug }).from(table).where(and(parent, or(eq(table.slug, slug), like(table.slug, `${slug.slice(0, 56)}%`))))
+  const rows = await db.select({ slug: table.slug })
+    .from(table).where(and(eq(table.organization_id, organization_id), parent, or(eq(table.slug, slug), like(table.slug, `${slug.slice(0, 56)}%`))))
   return new Set(rows.map((row) => row.slug))
 }

@@ -21,24 +21,25 @@ export interface Document {
 /** The ids and sizes of all current documents, locked, in one order for everybody. */
 export async function lockDocuments (db: Db, project: KeyState): Promise<{ id: string, size_bytes: number }[]> {
   return db.select({ id: secrets.id, size_bytes: secrets.size_bytes }).from(secrets)
-    .where(and(eq(secrets.project_id, project.id), isNotNull(secrets.sealed))).orderBy(asc(secrets.id)).for('update')
+    .where(and(eq(secrets.organization_id, project.organization_id), eq(secrets.project_id, project.id), isNotNull(secrets.sealed))).orderBy(asc(secrets.id)).for('update')
 }
 
-export async function findDocuments (db: Db, ids: readonly string[]): Promise<Document[]> {
+export async function findDocuments (db: Db, organizationId: string, ids: readonly string[]): Promise<Document[]> {
   // Spelt out: of a single table, Drizzle names a column without its table, which in here would be that of the version.
-  const recorded_revision = sql<number | null>`(SELECT v.revision FROM secret_versions v WHERE v.secret_id = secrets.id ORDER BY v.id DESC LIMIT 1)`.mapWith(secrets.revision)
+  const recorded_revision = sql<number | null>`(SELECT v.revision FROM secret_versions v WHERE v.organization_id = secrets.organization_id AND v.history_id = secrets.history_id ORDER BY v.id DESC LIMIT 1)`.mapWith(secrets.revision)
   const { id, level_id, revision, key_version, sealed } = secrets
-  const rows = await db.select({ id, level_id, revision, key_version, sealed, recorded_revision }).from(secrets).where(inArray(secrets.id, [...ids])).orderBy(asc(secrets.id))
+  const rows = await db.select({ id, level_id, revision, key_version, sealed, recorded_revision }).from(secrets)
+    .where(and(eq(secrets.organization_id, organizationId), inArray(secrets.id, [...ids]))).orderBy(asc(secrets.id))
   return rows.flatMap((row) => row.sealed === null ? [] : { ...row, sealed: row.sealed })
 }
 
 /** Replaces documents by their re-encrypted form: the next revision of each, under the new key. */
-export async function replaceDocuments (db: Db, keyVersion: number, documents: readonly { id: string, sealed: Buffer, size_bytes: number }[]): Promise<void> {
+export async function replaceDocuments (db: Db, project: KeyState, documents: readonly { id: string, sealed: Buffer, size_bytes: number }[]): Promise<void> {
   await db.execute(sql`
     UPDATE secrets s
-    SET revision = s.revision + 1, key_version = ${keyVersion}, sealed = decode(r.sealed, 'base64'), size_bytes = r.size_bytes, updated_at = now()
+    SET revision = s.revision + 1, key_version = ${project.key_version}, sealed = decode(r.sealed, 'base64'), size_bytes = r.size_bytes, updated_at = now()
     FROM jsonb_to_recordset(${sealedJson(documents)}::jsonb) AS r (id text, sealed text, size_bytes int)
-    WHERE s.id = r.id`)
+    WHERE s.organization_id = ${project.organization_id} AND s.id = r.id`)
 }
 
 /** The next so many version ids of the organization: its first. From here to the commit, no other write of it gets any. */
@@ -56,9 +57,10 @@ export async function recordRotations (
     WITH r AS (
       SELECT * FROM jsonb_to_recordset(${sealedJson(versions)}::jsonb) AS r (id bigint, secret_id text, revision bigint, key_version int, sealed text, size_bytes int)
     ), recorded AS (
-      INSERT INTO secret_versions (organization_id, id, secret_id, action, revision, key_version, sealed, size_bytes, created_by_id, created_by_name)
-      SELECT ${actor.organization_id}, id, secret_id, 'rotate', revision, key_version, decode(sealed, 'base64'), size_bytes, ${actor.id}::bigint, ${actor.name}
-      FROM r
+      INSERT INTO secret_versions (organization_id, id, history_id, action, revision, key_version, sealed, size_bytes, created_by_id, created_by_name)
+      SELECT s.organization_id, r.id, s.history_id, 'rotate', r.revision, r.key_version, decode(r.sealed, 'base64'), r.size_bytes, ${actor.id}::bigint, ${actor.name}
+      FROM r JOIN secrets s ON s.organization_id = ${actor.organization_id} AND s.id = r.secret_id
     )
-    UPDATE secrets s SET version = r.id FROM r WHERE s.id = r.secret_id`)
+    UPDATE secrets s SET version = r.id, version_count = s.version_count + 1
+    FROM r WHERE s.organization_id = ${actor.organization_id} AND s.id = r.secret_id`)
 }

@@ -6,7 +6,7 @@ import type { VersionAction } from '../../schemas/versions.ts'
 import { CallerEnded, callerCtes, callerLives, callerValues } from '../db/caller.ts'
 import { eventRow, eventsJson, insertEvents } from '../db/events.ts'
 import { codeOf, isForeignKeyViolation, isUniqueViolation, prepared, preparedSql, type Db } from '../db/database.ts'
-import { encryption_keys, environments, keyColumns, keyIsNewest, organization_counters, projects, secrets, targets } from '../db/tables.ts'
+import { encryption_keys, environments, keyColumns, keyIsNewest, organization_counters, project_counts, projects, secrets, targets } from '../db/tables.ts'
 import { fail } from '../rules/errors.ts'
 import type { Place } from '../rules/slices.ts'
 import type { Actor, AuditEvent } from './audit.ts'
@@ -22,6 +22,8 @@ export interface SecretRow {
   sealed: Buffer | null
   size_bytes: number
   version: number | null
+  history_id: string
+  version_count: number
   /** The revision of the newest version that is left; null without one. */
   recorded_revision: number | null
 }
@@ -43,7 +45,7 @@ export interface LevelState {
   next_version: number
 }
 
-const recordedRevision = sql<number | null>`(SELECT v.revision FROM secret_versions v WHERE v.secret_id = ${secrets.id} ORDER BY v.id DESC LIMIT 1)`.mapWith(secrets.revision)
+const recordedRevision = sql<number | null>`(SELECT v.revision FROM secret_versions v WHERE v.organization_id = ${secrets.organization_id} AND v.history_id = ${secrets.history_id} ORDER BY v.id DESC LIMIT 1)`.mapWith(secrets.revision)
 
 const columns = {
   organization_id: projects.organization_id,
@@ -61,31 +63,37 @@ const columns = {
     sealed: secrets.sealed,
     size_bytes: secrets.size_bytes,
     version: secrets.version,
+    history_id: secrets.history_id,
+    version_count: secrets.version_count,
     recorded_revision: recordedRevision
   },
   next_version: organization_counters.next_version
 }
 
+const activeKey = and(eq(encryption_keys.organization_id, projects.organization_id), eq(encryption_keys.project_id, projects.id), eq(encryption_keys.is_active, true))
+
 const bySlugs = prepared('level_by_slugs', (db) => db
   .select(columns)
   .from(projects)
-  .innerJoin(encryption_keys, and(eq(encryption_keys.project_id, projects.id), eq(encryption_keys.is_active, true)))
+  .innerJoin(encryption_keys, activeKey)
   .innerJoin(organization_counters, eq(organization_counters.organization_id, projects.organization_id))
-  .leftJoin(targets, and(eq(targets.project_id, projects.id), eq(targets.slug, sql.placeholder('target'))))
-  .leftJoin(environments, and(eq(environments.target_id, targets.id), eq(environments.slug, sql.placeholder('environment'))))
-  .leftJoin(secrets, sql`${secrets.level_id} IN (${projects.id}, ${targets.id}, ${environments.id})`)
+  .leftJoin(targets, and(eq(targets.organization_id, projects.organization_id), eq(targets.project_id, projects.id), eq(targets.slug, sql.placeholder('target'))))
+  .leftJoin(environments, and(
+    eq(environments.organization_id, projects.organization_id), eq(environments.target_id, targets.id), eq(environments.slug, sql.placeholder('environment'))
+  ))
+  .leftJoin(secrets, and(eq(secrets.organization_id, projects.organization_id), sql`${secrets.level_id} IN (${projects.id}, ${targets.id}, ${environments.id})`))
   .where(and(eq(projects.organization_id, sql.placeholder('organization_id')), eq(projects.slug, sql.placeholder('project')))))
 
 const own = alias(secrets, 'own')
 const bySecret = prepared('level_by_secret', (db) => db
   .select(columns)
   .from(own)
-  .innerJoin(projects, eq(projects.id, own.project_id))
-  .innerJoin(encryption_keys, and(eq(encryption_keys.project_id, projects.id), eq(encryption_keys.is_active, true)))
+  .innerJoin(projects, and(eq(projects.organization_id, own.organization_id), eq(projects.id, own.project_id)))
+  .innerJoin(encryption_keys, activeKey)
   .innerJoin(organization_counters, eq(organization_counters.organization_id, projects.organization_id))
-  .leftJoin(targets, eq(targets.id, own.target_id))
-  .leftJoin(environments, eq(environments.id, own.environment_id))
-  .leftJoin(secrets, eq(secrets.id, own.id))
+  .leftJoin(targets, and(eq(targets.organization_id, own.organization_id), eq(targets.id, own.target_id)))
+  .leftJoin(environments, and(eq(environments.organization_id, own.organization_id), eq(environments.id, own.environment_id)))
+  .leftJoin(secrets, and(eq(secrets.organization_id, own.organization_id), eq(secrets.id, own.id)))
   .where(and(eq(own.organization_id, sql.placeholder('organization_id')), eq(own.id, sql.placeholder('secret_id')))))
 
 type Row = Awaited<ReturnType<typeof bySlugs>>[number]
@@ -148,7 +156,8 @@ export interface SecretWrite {
  * One statement that compares and swaps. It locks in the order that every write keeps (project, level, counter) and
  * takes effect only if the project's active key and who holds it, the level's revision and the organization's next version id are what
  * the caller saw when it decided and sealed, because all of it is part of what the sealed content is bound to. A version
- * that is restored still has to be there: what was purged does not come back.
+ * that is restored still has to be in the secret's history: what was purged does not come back. Whoever gains or loses a
+ * document is counted after the counter's row was taken, which makes writes of an organization take turns.
  * Version ids therefore grow in the order of commits. False: something moved, and nothing was written. Throws CallerEnded
  * when the actor's caller has ended meanwhile.
  */
@@ -201,12 +210,12 @@ const compareAndSwap = preparedSql<Swapped, Record<string, unknown>>('write_secr
       AND encryption_type = ${$('managed')}::varchar
     FOR SHARE
   ), level AS (
-    SELECT revision FROM secrets
-    WHERE id = ${$('secret_id')}::char(26) AND (SELECT id FROM project) IS NOT NULL
+    SELECT revision, history_id, sealed IS NOT NULL AS is_stored FROM secrets
+    WHERE organization_id = ${$('organization_id')}::char(26) AND id = ${$('secret_id')}::char(26) AND (SELECT id FROM project) IS NOT NULL
     FOR UPDATE
   ), source AS (
     SELECT id FROM secret_versions
-    WHERE organization_id = ${$('organization_id')}::char(26) AND id = ${$('restored_from')}::bigint AND (SELECT id FROM project) IS NOT NULL
+    WHERE organization_id = ${$('organization_id')}::char(26) AND id = ${$('restored_from')}::bigint AND history_id = (SELECT history_id FROM level)
     FOR SHARE
   ), ${callerCtes({ organization_id: $('organization_id'), api_token: $('api_token'), access_token: $('access_token'), role: $('role') })}, counter AS (
     UPDATE organization_counters
@@ -217,28 +226,43 @@ const compareAndSwap = preparedSql<Swapped, Record<string, unknown>>('write_secr
       AND (${$('restored_from')}::bigint IS NULL OR (SELECT id FROM source) IS NOT NULL)
       AND ${callerLives({ api_token: $('api_token'), access_token: $('access_token') })}
     RETURNING organization_id, next_event - 1 AS first
+  ), gained AS (
+    SELECT (${$('sealed')}::bytea IS NOT NULL)::int - coalesce((SELECT is_stored FROM level), false)::int AS documents FROM counter
+  ), counted AS (
+    UPDATE project_counts SET secret_count = secret_count + gained.documents
+    FROM gained WHERE organization_id = ${$('organization_id')}::char(26) AND project_id = ${$('project_id')}::char(26) AND gained.documents <> 0
+  ), target_counted AS (
+    UPDATE targets SET secret_count = secret_count + gained.documents
+    FROM gained WHERE organization_id = ${$('organization_id')}::char(26) AND id = ${$('target_id')}::char(26) AND gained.documents <> 0
+  ), history AS (
+    INSERT INTO histories (organization_id, id)
+    SELECT ${$('organization_id')}::char(26), ${$('secret_id')}::char(26) FROM counter WHERE NOT EXISTS (SELECT FROM level)
   ), written AS (
-    INSERT INTO secrets (id, organization_id, project_id, target_id, environment_id, level, level_id, revision, key_version, sealed, size_bytes, version)
+    INSERT INTO secrets (id, organization_id, project_id, target_id, environment_id, level, level_id, revision, key_version, sealed, size_bytes, version, history_id, version_count)
     SELECT ${$('secret_id')}::char(26), ${$('organization_id')}::char(26), ${$('project_id')}::char(26), ${$('target_id')}::char(26),
            ${$('environment_id')}::char(26), ${$('level')}::varchar, ${$('level_id')}::char(26), ${$('revision')}::bigint,
-           ${$('key_version')}::int, ${$('sealed')}::bytea, ${$('size_bytes')}::int, ${$('version')}::bigint
+           ${$('key_version')}::int, ${$('sealed')}::bytea, ${$('size_bytes')}::int, ${$('version')}::bigint,
+           coalesce((SELECT history_id FROM level), ${$('secret_id')}::char(26)), ${$('versions')}::int
     FROM counter
-    ON CONFLICT (id) DO UPDATE SET revision = excluded.revision, key_version = excluded.key_version, sealed = excluded.sealed,
-      size_bytes = excluded.size_bytes, version = excluded.version, updated_at = now()
+    ON CONFLICT (organization_id, id) DO UPDATE SET revision = excluded.revision, key_version = excluded.key_version, sealed = excluded.sealed,
+      size_bytes = excluded.size_bytes, version = excluded.version,
+      version_count = secrets.version_count + excluded.version_count, updated_at = now()
   ), recorded AS (
-    INSERT INTO secret_versions (organization_id, id, secret_id, action, revision, key_version, sealed, size_bytes, restored_from, created_by_id, created_by_name)
-    SELECT ${$('organization_id')}::char(26), ${$('version')}::bigint, ${$('secret_id')}::char(26), ${$('version_action')}::varchar,
+    INSERT INTO secret_versions (organization_id, id, history_id, action, revision, key_version, sealed, size_bytes, restored_from, created_by_id, created_by_name)
+    SELECT ${$('organization_id')}::char(26), ${$('version')}::bigint, coalesce((SELECT history_id FROM level), ${$('secret_id')}::char(26)), ${$('version_action')}::varchar,
            ${$('revision')}::bigint, ${$('key_version')}::int, ${$('version_sealed')}::bytea, ${$('version_size')}::int, ${$('restored_from')}::bigint,
            ${$('actor_id')}::bigint, ${$('actor_name')}::varchar
     FROM counter WHERE ${$('versions')}::int = 1
   ), event AS (${insertEvents($('events'))})
   SELECT (SELECT first FROM counter) AS seq, ${callerLives({ api_token: $('api_token'), access_token: $('access_token') })} AS caller_lives`)
 
-/** Removes a secret with its whole history and counts the versions; the caller holds the project's row. */
-export async function deleteSecretAndHistory (db: Db, secretId: string): Promise<number> {
-  const [row] = await db.execute(sql`
-    WITH removed AS (DELETE FROM secret_versions WHERE secret_id = ${secretId} RETURNING 1),
-         gone AS (DELETE FROM secrets WHERE id = ${secretId})
-    SELECT count(*)::int AS count FROM removed`) as unknown as { count: number }[]
-  return row!.count
+/** Deletes the secret of a level, which has a document, for good; its history was removed before. The caller holds the project's row. */
+export async function deleteSecret (db: Db, state: LevelState, secret: SecretRow): Promise<void> {
+  const { organization_id, project, target } = state
+  await db.delete(secrets).where(and(eq(secrets.organization_id, organization_id), eq(secrets.id, secret.id)))
+  await db.update(project_counts).set({ secret_count: sql`${project_counts.secret_count} - 1` })
+    .where(and(eq(project_counts.organization_id, organization_id), eq(project_counts.project_id, project.id)))
+  if (target === null) return
+  await db.update(targets).set({ secret_count: sql`${targets.secret_count} - 1` })
+    .where(and(eq(targets.organization_id, organization_id), eq(targets.id, target.id)))
 }

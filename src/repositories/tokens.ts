@@ -1,4 +1,4 @@
-import { and, desc, eq, gt, isNull, lt, or, sql } from 'drizzle-orm'
+import { and, desc, eq, gt, inArray, isNull, lt, or, sql } from 'drizzle-orm'
 import type { OrganizationStatus, Plan } from '../../schemas/organizations.ts'
 import type { Ability } from '../../schemas/scopes.ts'
 import type { ApiToken, Restriction } from '../../schemas/tokens.ts'
@@ -71,9 +71,9 @@ export async function findPrincipal (db: Db, hash: Buffer): Promise<Principal | 
 }
 
 /** Remembers that the token was used, to the minute. */
-export async function updateTokenUse (db: Db, id: number): Promise<void> {
+export async function updateTokenUse (db: Db, { id, organization }: Principal): Promise<void> {
   await db.update(api_tokens).set({ last_used_at: sql`now()` })
-    .where(and(eq(api_tokens.id, id), or(isNull(api_tokens.last_used_at), lt(api_tokens.last_used_at, sql`now() - interval '1 minute'`))))
+    .where(and(eq(api_tokens.organization_id, organization.id), eq(api_tokens.id, id), or(isNull(api_tokens.last_used_at), lt(api_tokens.last_used_at, sql`now() - interval '1 minute'`))))
 }
 
 export interface NewToken {
@@ -113,7 +113,7 @@ export async function createToken (db: Db, { made_by: maker, slices, ...token }:
     // What a token makes belongs to whomever the token belongs to.
     ...maker?.person
   }).returning(columns)
-  return (await withRestrictions(db, rows))[0]!
+  return (await withRestrictions(db, token.organization_id, rows))[0]!
 }
 
 /** Tokens of the organization, newest first; to a narrowed caller only those that lie inside its part of the hierarchy. */
@@ -121,11 +121,11 @@ export async function listTokens (db: Db, organizationId: string, slices: readon
   const own = eq(api_tokens.organization_id, organizationId)
   const query = db.select(columns).from(api_tokens).where(own).orderBy(desc(api_tokens.id))
   if (slices.length === 0) {
-    return { rows: await withRestrictions(db, await query.limit(page.per_page).offset(offsetOf(page))), total: await db.$count(api_tokens, own) }
+    return { rows: await withRestrictions(db, organizationId, await query.limit(page.per_page).offset(offsetOf(page))), total: await db.$count(api_tokens, own) }
   }
   // Which slices lie inside others is our rule, not the database's: so these few callers page through all tokens.
   const inside = (await query).filter((token) => coversAll(slices, token.slices ?? []))
-  return { rows: await withRestrictions(db, inside.slice(offsetOf(page), offsetOf(page) + page.per_page)), total: inside.length }
+  return { rows: await withRestrictions(db, organizationId, inside.slice(offsetOf(page), offsetOf(page) + page.per_page)), total: inside.length }
 }
 
 /** An API token that a person made, or that one of theirs made, as the person and the operator see it. */
@@ -149,18 +149,43 @@ export async function findSlices (db: Db, organizationId: string, id: number): P
   return row && (row.slices ?? [])
 }
 
-export async function deleteToken (db: Db, id: number): Promise<void> {
-  await db.delete(api_tokens).where(eq(api_tokens.id, id))
+export async function deleteTokens (db: Db, organizationId: string, ids: readonly number[]): Promise<void> {
+  if (ids.length > 0) await db.delete(api_tokens).where(and(eq(api_tokens.organization_id, organizationId), inArray(api_tokens.id, [...ids])))
 }
 
-/** The slice that a restriction names, by ids; undefined when something in it does not exist. */
+/**
+ * Takes the tokens of the organization that were narrowed to what is gone now, and nothing else, to be deleted: without
+ * the slices that held them back they would read as tokens of the whole organization.
+ */
+export async function lockTokensOfNothing (db: Db, organizationId: string): Promise<number[]> {
+  const rows = await db.execute(sql`
+    SELECT t.id FROM api_tokens t WHERE t.organization_id = ${organizationId} AND t.slices IS NOT NULL AND NOT EXISTS (
+      SELECT FROM jsonb_to_recordset(t.slices) AS slice (project_id char(26), target_id char(26), environment_id char(26))
+      WHERE CASE
+        WHEN slice.environment_id IS NOT NULL THEN EXISTS (SELECT FROM environments e WHERE e.organization_id = t.organization_id AND e.id = slice.environment_id)
+        WHEN slice.target_id IS NOT NULL THEN EXISTS (SELECT FROM targets g WHERE g.organization_id = t.organization_id AND g.id = slice.target_id)
+        ELSE EXISTS (SELECT FROM projects p WHERE p.organization_id = t.organization_id AND p.id = slice.project_id)
+      END)
+    ORDER BY t.id FOR UPDATE OF t`) as unknown as { id: string }[]
+  return rows.map(({ id }) => Number(id))
+}
+
+/**
+ * The slice that a restriction names, by ids; undefined when something in it does not exist. Its project stays until the
+ * end of the transaction, and whatever is below it: a delete would not see the token that is about to be made.
+ */
 export async function findSlice (db: Db, organizationId: string, { project, target, environment }: Restriction): Promise<Slice | undefined> {
+  const named = and(eq(projects.organization_id, organizationId), eq(projects.slug, project))
+  // A statement of its own: the next one then sees what a delete took away that this one waited for.
+  await db.select({ id: projects.id }).from(projects).where(named).for('key share')
   const [row] = await db
     .select({ project_id: projects.id, target_id: targets.id, environment_id: environments.id })
     .from(projects)
-    .leftJoin(targets, and(eq(targets.project_id, projects.id), eq(targets.slug, target ?? '')))
-    .leftJoin(environments, and(eq(environments.target_id, targets.id), eq(environments.slug, environment ?? '')))
-    .where(and(eq(projects.organization_id, organizationId), eq(projects.slug, project)))
+    .leftJoin(targets, and(eq(targets.organization_id, projects.organization_id), eq(targets.project_id, projects.id), eq(targets.slug, target ?? '')))
+    .leftJoin(environments, and(
+      eq(environments.organization_id, projects.organization_id), eq(environments.target_id, targets.id), eq(environments.slug, environment ?? '')
+    ))
+    .where(named)
   if (row === undefined || (target !== undefined && row.target_id === null)) return undefined
   return environment !== undefined && row.environment_id === null ? undefined : row
 }
@@ -173,8 +198,9 @@ type TokenRow = Omit<ApiToken, 'id' | 'restrictions' | 'created_by'> & {
   created_by_name: string | null
 }
 
-// Slices are kept by id and shown by slug. What was deleted since has no slug: the slice then covers nothing and is left out.
-async function withRestrictions (db: Db, rows: readonly TokenRow[]): Promise<ApiToken[]> {
+// Slices are kept by id and shown by slug. What was deleted since has no slug: the slice then covers nothing and is left
+// out; with the last of them the token ended.
+async function withRestrictions (db: Db, organizationId: string, rows: readonly TokenRow[]): Promise<ApiToken[]> {
   const slices = rows.flatMap((row) => row.slices ?? [])
   const slugs = new Map<string, string>()
   const named = [
@@ -185,7 +211,8 @@ async function withRestrictions (db: Db, rows: readonly TokenRow[]): Promise<Api
   for (const [table, ids] of named) {
     if (ids.length === 0) continue
     const distinct = [...new Set(ids)]
-    const found = await db.select({ id: sql<string>`${table.id}`, slug: sql<string>`${table.slug}` }).from(table).where(sql`${table.id} IN ${distinct}`)
+    const found = await db.select({ id: sql<string>`${table.id}`, slug: sql<string>`${table.slug}` })
+      .from(table).where(and(eq(table.organization_id, organizationId), sql`${table.id} IN ${distinct}`))
     for (const { id, slug } of found) slugs.set(id, slug)
   }
   return rows.map(({ id, slices, created_by_type: type, created_by_id: by, created_by_name: name, ...row }) => ({

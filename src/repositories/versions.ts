@@ -1,13 +1,14 @@
-import { and, desc, eq, sql } from 'drizzle-orm'
+import { and, eq, sql } from 'drizzle-orm'
 import type { Managed } from '../../schemas/projects.ts'
 import type { Level } from '../../schemas/secrets.ts'
 import type { VersionAction } from '../../schemas/versions.ts'
-import { prepared, type Db } from '../db/database.ts'
+import { prepared, preparedSql, type Db } from '../db/database.ts'
 import { encryption_keys, keyColumns, secret_versions, secrets } from '../db/tables.ts'
 import { fail } from '../rules/errors.ts'
 import { offsetOf, type PageRequest } from '../rules/pagination.ts'
 import type { Place } from '../rules/slices.ts'
 import type { KeyRow } from './encryption-keys.ts'
+import type { LevelState, SecretRow } from './secrets.ts'
 
 export interface VersionRow {
   id: number
@@ -40,40 +41,55 @@ const columns = {
   locked: sql<boolean>`coalesce(${secret_versions.created_at} < now() - make_interval(days => ${sql.placeholder('retention_days')}::int), false)`
 }
 
-const itsKey = and(eq(encryption_keys.project_id, secrets.project_id), eq(encryption_keys.version, secret_versions.key_version))
+const itsSecret = and(eq(secrets.organization_id, secret_versions.organization_id), eq(secrets.history_id, secret_versions.history_id))
+const itsKey = and(
+  eq(encryption_keys.organization_id, secret_versions.organization_id), eq(encryption_keys.project_id, secrets.project_id),
+  eq(encryption_keys.version, secret_versions.key_version)
+)
 
-// Looked up row by row: as joins these two lead the planner astray on tables without statistics.
-const page = prepared('versions_of_secret', (db) => db
-  .select({
-    ...columns,
-    managed: sql<Managed>`(SELECT k.managed FROM encryption_keys k WHERE k.project_id = ${sql.placeholder('project_id')} AND k.version = secret_versions.key_version)`,
-    level: sql<Level>`${sql.placeholder('level')}::varchar`
+type Page = Omit<VersionRow, 'id' | 'revision' | 'restored_from' | 'created_by_id' | 'created_at' | 'level'> &
+  Record<'id' | 'revision' | 'created_at', string> & Record<'restored_from' | 'created_by_id', string | null>
+
+// The page is found in the index alone, however deep it is; only its rows are read, and their keys looked up.
+const page = (from: 'newest' | 'oldest') => preparedSql<Page, Record<string, unknown>>(`versions_from_${from}`, ($) => sql`
+  SELECT v.id, v.action, v.revision, v.key_version, v.size_bytes, v.restored_from, v.created_by_id, v.created_by_name, v.created_at,
+    (SELECT k.managed FROM encryption_keys k
+      WHERE k.organization_id = v.organization_id AND k.project_id = ${$('project_id')}::char(26) AND k.version = v.key_version) AS managed,
+    coalesce(v.created_at < now() - make_interval(days => ${$('retention_days')}::int), false) AS locked
+  FROM (
+    SELECT organization_id, id FROM secret_versions
+    WHERE organization_id = ${$('organization_id')}::char(26) AND history_id = ${$('history_id')}::char(26)
+    ORDER BY id ${sql.raw(from === 'newest' ? 'DESC' : 'ASC')} LIMIT ${$('limit')}::int OFFSET ${$('offset')}::bigint
+  ) page JOIN secret_versions v ON v.organization_id = page.organization_id AND v.id = page.id
+  ORDER BY v.id DESC`)
+const fromNewest = page('newest')
+const fromOldest = page('oldest')
+
+/** Versions of a secret, newest first; locked ones are listed too. Counted from the end that is nearer. */
+export async function listVersions (db: Db, state: LevelState, secret: SecretRow, retentionDays: number | null, request: PageRequest): Promise<VersionRow[]> {
+  const offset = offsetOf(request)
+  const left = secret.version_count - offset
+  if (left <= 0) return []
+  const limit = Math.min(request.per_page, left)
+  const isNearEnd = offset > left
+  const rows = await (isNearEnd ? fromOldest : fromNewest)(db, {
+    organization_id: state.organization_id,
+    project_id: state.project.id,
+    history_id: secret.history_id,
+    retention_days: retentionDays,
+    limit,
+    offset: isNearEnd ? left - limit : offset
   })
-  .from(secret_versions)
-  .where(eq(secret_versions.secret_id, sql.placeholder('secret_id')))
-  .orderBy(desc(secret_versions.id))
-  .limit(sql.placeholder('limit'))
-  .offset(sql.placeholder('offset')))
-
-const count = prepared('count_versions', (db) => db
-  .select({ count: sql<number>`count(*)::int` })
-  .from(secret_versions)
-  .where(eq(secret_versions.secret_id, sql.placeholder('secret_id'))))
-
-/** Versions of a secret, newest first; locked ones are listed too. */
-export async function listVersions (
-  db: Db, of: { project_id: string, id: string, level: Level }, retentionDays: number | null, request: PageRequest
-): Promise<{ rows: VersionRow[], total: number }> {
-  const [rows, total] = await Promise.all([
-    page(db, { project_id: of.project_id, secret_id: of.id, level: of.level, retention_days: retentionDays, limit: request.per_page, offset: offsetOf(request) }),
-    countVersions(db, of.id)
-  ])
-  return { rows, total }
-}
-
-export async function countVersions (db: Db, secretId: string): Promise<number> {
-  const [counted] = await count(db, { secret_id: secretId })
-  return counted!.count
+  const number = (text: string | null) => text === null ? null : Number(text)
+  return rows.map((row) => ({
+    ...row,
+    id: Number(row.id),
+    revision: Number(row.revision),
+    restored_from: number(row.restored_from),
+    created_by_id: number(row.created_by_id),
+    created_at: new Date(row.created_at),
+    level: secret.level
+  }))
 }
 
 /** A version with its sealed content, its key and its place. */
@@ -98,7 +114,7 @@ const one = prepared('version', (db) => db
     key: keyColumns
   })
   .from(secret_versions)
-  .innerJoin(secrets, eq(secrets.id, secret_versions.secret_id))
+  .innerJoin(secrets, itsSecret)
   .leftJoin(encryption_keys, itsKey)
   .where(and(eq(secret_versions.organization_id, sql.placeholder('organization_id')), eq(secret_versions.id, sql.placeholder('id')))))
 
@@ -116,29 +132,22 @@ export async function findVersion (db: Db, organizationId: string, id: number, r
  * not given. The caller holds the project's row, so no write or other delete comes between.
  */
 export async function deleteVersion (db: Db, organizationId: string, id: number, force: boolean): Promise<'deleted' | 'protected' | 'missing'> {
+  const one = and(eq(secret_versions.organization_id, organizationId), eq(secret_versions.id, id))
   const [row] = await db
-    .select({ snapshot: sql<boolean>`${secrets.sealed} IS NULL AND NOT EXISTS (SELECT FROM secret_versions newer WHERE newer.secret_id = ${secret_versions.secret_id} AND newer.id > ${secret_versions.id})` })
+    .select({
+      secret_id: secrets.id,
+      snapshot: sql<boolean>`${secrets.sealed} IS NULL AND NOT EXISTS (
+        SELECT FROM secret_versions newer
+        WHERE newer.organization_id = ${secrets.organization_id} AND newer.history_id = ${secrets.history_id} AND newer.id > ${secret_versions.id})`
+    })
     .from(secret_versions)
-    .innerJoin(secrets, eq(secrets.id, secret_versions.secret_id))
-    .where(and(eq(secret_versions.organization_id, organizationId), eq(secret_versions.id, id)))
+    .innerJoin(secrets, itsSecret)
+    .where(one)
   if (row === undefined) return 'missing'
   if (row.snapshot && !force) return 'protected'
-  await db.delete(secret_versions).where(and(eq(secret_versions.organization_id, organizationId), eq(secret_versions.id, id)))
+  await db.delete(secret_versions).where(one)
+  await db.update(secrets)
+    .set({ version_count: sql`${secrets.version_count} - 1`, version: sql`nullif(${secrets.version}, ${id}::bigint)` })
+    .where(and(eq(secrets.organization_id, organizationId), eq(secrets.id, row.secret_id)))
   return 'deleted'
-}
-
-/**
- * Purges the history of one secret, or of a whole project, and counts what was removed. Without `force` the restore
- * snapshots of deleted secrets stay. The caller holds the project's row.
- */
-export async function purgeVersions (db: Db, of: { secret_id: string } | { project_id: string }, force: boolean): Promise<number> {
-  const which = 'secret_id' in of ? sql`s.id = ${of.secret_id}` : sql`s.project_id = ${of.project_id}`
-  const [row] = await db.execute(sql`
-    WITH purged AS (
-      DELETE FROM secret_versions v USING secrets s
-      WHERE v.secret_id = s.id AND ${which}
-        AND (${force} OR s.sealed IS NOT NULL OR EXISTS (SELECT FROM secret_versions newer WHERE newer.secret_id = v.secret_id AND newer.id > v.id))
-      RETURNING 1
-    ) SELECT count(*)::int AS count FROM purged`) as unknown as { count: number }[]
-  return row!.count
 }

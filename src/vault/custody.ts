@@ -50,7 +50,7 @@ export async function handToClient (keyring: Keyring, organization: Organization
     make: async (db, project) => {
       const remaining = await countWaiting(db, project, null)
       if (remaining > 0) fail('history_under_old_keys', { remaining })
-      await finishReEncryption(db, project.id)
+      await finishReEncryption(db, project, 0)
       await forgetRotatedKeys(db, project)
       await changeCustody(db, project, held)
     }
@@ -74,13 +74,13 @@ export async function handToServer (keyring: Keyring, organization: Organization
     make: async (db, project) => {
       const storageKey = storageKeyOf(keyring, organization)
       await inPieces(await lockDocuments(db, project), async (ids) => {
-        for (const document of await findDocuments(db, ids)) {
+        for (const document of await findDocuments(db, organization.id, ids)) {
           const blob = openCurrent(storageKey, { organization_id: organization.id, project }, document)
           if (openBlob(dataKey, blob) === undefined) fail('content_not_decryptable')
         }
       })
       // What the client has not re-encrypted by now, the server cannot.
-      await finishReEncryption(db, project.id)
+      await finishReEncryption(db, project, 0)
       await changeCustody(db, project, held)
     }
   }

@@ -60,8 +60,10 @@ export async function moveBatch ({ db: handle, keyring }: Vault, organization: O
 export async function endReEncryption ({ db: handle }: Vault, organization: Owner, projectId: string, unreadable: number): Promise<Progress | undefined> {
   return transaction(handle, async (db) => {
     const project = await lockProject(db, organization.id, { id: projectId }, 'share')
-    if (project === undefined || await countWaiting(db, project, null) > unreadable) return undefined
-    const done = await finishReEncryption(db, project.id)
+    if (project === undefined) return undefined
+    const left = await countWaiting(db, project, null)
+    if (left > unreadable) return undefined
+    const done = await finishReEncryption(db, project, left)
     if (done === undefined) return undefined
     await recordEvent(db, systemOf(organization.id), {
       action: 'history.re_encrypt', resource_type: 'project', resource_id: project.id, details: { key_version: project.key_version, versions: done.moved, unreadable }
@@ -114,7 +116,7 @@ export async function submitVersions (
       resource_id: project.id,
       details: { key_version: project.key_version, versions: waiting.length, remaining, ...(revealed && { key_proof_reveals_key: true }) }
     })
-    if (remaining === 0) await finishReEncryption(db, project.id)
+    if (remaining === 0) await finishReEncryption(db, project, 0)
     return { updated: waiting.length, remaining }
   }))
 }

@@ -58,18 +58,18 @@ export async function rotate ({ patient, keyring }: Vault, organization: Organiz
     const oldKey = keys.find(({ is_active }) => is_active)!
 
     await inPieces(documents, async (ids) => {
-      const converted = (await findDocuments(db, ids)).map((document) => {
+      const converted = (await findDocuments(db, organization.id, ids)).map((document) => {
         const blob = convert(document, openCurrent(storageKey, state, document), oldKey)
         return { id: document.id, sealed: sealCurrent(storageKey, placeOf(under, document), document.revision + 1, blob), size_bytes: sizeOf(blob) }
       })
-      await replaceDocuments(db, key.version, converted)
+      await replaceDocuments(db, under, converted)
     })
     // The counter is the last lock: other projects of the organization wait from here on, so it is held for no longer
     // than the versions take.
     let next = await takeVersionIds(db, organization.id, documents.length)
     const first = next
     await inPieces(documents, async (ids) => {
-      const versions = (await findDocuments(db, ids)).map((document) => {
+      const versions = (await findDocuments(db, organization.id, ids)).map((document) => {
         const { id: secret_id, revision, key_version } = document
         // The revision that the version is about to record.
         const blob = openCurrent(storageKey, { ...state, project: under }, document)
@@ -160,7 +160,7 @@ export async function inPieces (documents: readonly { id: string, size_bytes: nu
 
 // What is not finished and has something left to do, judged by the key that is being replaced.
 async function underWay (db: Db, project: KeyState, retentionDays: number | null): Promise<boolean> {
-  const progress = await findReEncryption(db, project.id)
+  const progress = await findReEncryption(db, project)
   return progress?.finished_at === null && await countWaiting(db, project, retentionDays) > 0
 }
 

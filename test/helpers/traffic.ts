@@ -197,7 +197,7 @@ export async function replay (sql: Sql, organization: string, operations: Operat
     else if (event.action === 'secret.delete') {
       const secret = secrets.get(event.resource_id)
       if (secret === undefined) { problem(`event ${event.seq} deletes what is not there`); continue }
-      take(event, [secret], details.purged, true, true)
+      take(event, [secret], details.purged)
       secrets.delete(secret.id)
     } else if (event.action === 'version.delete') {
       const secret = secrets.get(event.resource_id)
@@ -208,7 +208,7 @@ export async function replay (sql: Sql, organization: string, operations: Operat
     } else if (event.action === 'version.purge') {
       const level = event.resource_type === 'level'
       const taken = [...secrets.values()].filter((secret) => level ? isSame(secret.level, operation.level) : secret.level.project === operation.level.project)
-      take(event, taken, details.purged_count, details.force, level)
+      take(event, taken, details.purged_count)
       const { reply } = operation
       if (reply && reply.body.data.purged_count !== details.purged_count) problem(`event ${event.seq} and its answer disagree about purged_count`)
     }
@@ -260,13 +260,10 @@ export async function replay (sql: Sql, organization: string, operations: Operat
     }
   }
 
-  function take (event: Record<string, any>, from: Secret[], count: number, force: boolean, level: boolean) {
+  function take (event: Record<string, any>, from: Secret[], count: number) {
     let taken = 0
     for (const secret of from) {
-      const snapshot = secret.live ? undefined : Math.max(...secret.versions.keys())
-      if (level && snapshot !== undefined && !force) problem(`event ${event.seq} purges a deleted secret without force`)
       for (const id of secret.versions.keys()) {
-        if (id === snapshot && !force) continue
         secret.versions.delete(id)
         gone.add(id)
         taken++
@@ -287,7 +284,7 @@ export async function replay (sql: Sql, organization: string, operations: Operat
   if (Number(counter!.next_event) !== events.length + 1) problem(`the next event is ${counter!.next_event} after ${events.length}`)
   if (Number(counter!.next_version) !== newest + 1) problem(`the next version is ${counter!.next_version} after ${newest}`)
   compare('secrets', rows.map((row) => [row.id, Number(row.revision), row.live]), [...secrets.values()].map((secret) => [secret.id, secret.revision, secret.live]))
-  compare('versions', (await sql(`SELECT id, secret_id, action FROM secret_versions WHERE ${where}`)).map((row) => [Number(row.id), row.secret_id, row.action]),
+  compare('versions', (await sql(`SELECT v.id, s.id AS secret_id, v.action FROM secret_versions v JOIN secrets s ON s.history_id = v.history_id WHERE v.${where}`)).map((row) => [Number(row.id), row.secret_id, row.action]),
     [...secrets.values()].flatMap((secret) => [...secret.versions].map(([id, { action }]) => [id, secret.id, action])))
   // Rule 4, and that nothing hangs in the air: each document is under its project's one active key, each secret at its level.
   const [astray] = await sql(`
@@ -297,8 +294,11 @@ export async function replay (sql: Sql, organization: string, operations: Operat
     WHERE (s.sealed IS NOT NULL AND (s.key_version IS DISTINCT FROM p.key_version OR s.key_version IS DISTINCT FROM k.version))
       OR s.level_id IS DISTINCT FROM CASE s.level WHEN 'project' THEN p.id WHEN 'target' THEN t.id ELSE e.id END`)
   if (astray!.count !== 0) problem(`${astray!.count} documents are not where they belong`)
-  const [orphans] = await sql('SELECT count(*)::int AS count FROM secret_versions v LEFT JOIN secrets s ON s.id = v.secret_id WHERE s.id IS NULL')
+  const [orphans] = await sql(`
+    SELECT count(*)::int AS count FROM secret_versions v JOIN histories h ON h.id = v.history_id LEFT JOIN secrets s ON s.history_id = h.id
+    WHERE (s.id IS NULL) <> (h.removed_at IS NOT NULL)`)
   if (orphans!.count !== 0) problem(`${orphans!.count} versions have no secret`)
+  for (const wrong of await miscounted(sql)) problem(wrong)
 
   function compare (what: string, found: unknown[][], expected: unknown[][]) {
     const [a, b] = [found, expected].map((list) => new Set(list.map((row) => JSON.stringify(row))))
@@ -306,6 +306,25 @@ export async function replay (sql: Sql, organization: string, operations: Operat
     for (const row of b!) if (!a!.has(row)) problem(`${what}: ${row} is missing`)
   }
   return { problems, secrets, gone }
+}
+
+/** Every number that is kept beside what it counts, and is not what is there. */
+export async function miscounted (sql: Sql): Promise<string[]> {
+  const rows = await sql(`
+    SELECT 'versions of ' || s.id AS what, s.version_count AS kept, (SELECT count(*)::int FROM secret_versions v WHERE v.history_id = s.history_id) AS there FROM secrets s
+    UNION ALL
+    SELECT 'the version of ' || s.id, s.version, (SELECT v.id FROM secret_versions v WHERE v.history_id = s.history_id AND v.id = s.version) FROM secrets s WHERE s.version IS NOT NULL
+    UNION ALL
+    SELECT 'documents of ' || c.project_id, c.secret_count, (SELECT count(*)::int FROM secrets s WHERE s.project_id = c.project_id AND s.sealed IS NOT NULL) FROM project_counts c
+    UNION ALL
+    SELECT 'targets of ' || c.project_id, c.target_count, (SELECT count(*)::int FROM targets t WHERE t.project_id = c.project_id) FROM project_counts c
+    UNION ALL
+    SELECT 'environments of ' || c.project_id, c.environment_count, (SELECT count(*)::int FROM environments e WHERE e.project_id = c.project_id) FROM project_counts c
+    UNION ALL
+    SELECT 'documents of ' || t.id, t.secret_count, (SELECT count(*)::int FROM secrets s WHERE s.target_id = t.id AND s.sealed IS NOT NULL) FROM targets t
+    UNION ALL
+    SELECT 'environments of ' || t.id, t.environment_count, (SELECT count(*)::int FROM environments e WHERE e.target_id = t.id) FROM targets t`)
+  return rows.filter(({ kept, there }) => Number(kept) !== Number(there ?? -1)).map(({ what, kept, there }) => `${what}: ${kept} are kept, there are ${there}`)
 }
 
 const isSame = (one: Level, other: Level) => one.project === other.project && one.target === other.target && one.environment === other.environment

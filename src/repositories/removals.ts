@@ -1,0 +1,111 @@
+import { sql, type SQL } from 'drizzle-orm'
+import type { Db } from '../db/database.ts'
+
+// What purges and deletes take away. A secret's versions hang on its history: a purge gives it a new one, a delete takes
+// the secret away, and what hangs on the old history is reachable from nowhere from then on. Its rows go afterwards, a
+// piece at a time, because a statement that takes a million of them would not end in time.
+
+/** What a purge or a delete is about: one secret, or all below a place of the hierarchy. */
+export type Below = { project_id: string } | { target_id: string } | { environment_id: string } | { secret_id: string }
+
+const isBelow = (organizationId: string, below: Below): SQL => {
+  const [place, id] = 'secret_id' in below
+    ? [sql`s.id`, below.secret_id] as const
+    : 'environment_id' in below
+      ? [sql`s.environment_id`, below.environment_id] as const
+      : 'target_id' in below ? [sql`s.target_id`, below.target_id] as const : [sql`s.project_id`, below.project_id] as const
+  return sql`s.organization_id = ${organizationId} AND ${place} = ${id}`
+}
+
+/**
+ * Purges the histories below a place: each secret goes on with a new, empty one, and no version is its current one any
+ * more. Answers how many versions that were. The caller holds the project's row.
+ */
+export async function purgeHistories (db: Db, organizationId: string, below: Below): Promise<number> {
+  const [row] = await db.execute(sql`
+    WITH purged AS (
+      SELECT s.id, s.history_id, s.version_count, upper(left(replace(gen_random_uuid()::text, '-', ''), 26)) AS next_history
+      FROM secrets s WHERE ${isBelow(organizationId, below)} AND s.version_count > 0
+    ), removed AS (
+      UPDATE histories h SET removed_at = now() FROM purged p WHERE h.organization_id = ${organizationId} AND h.id = p.history_id
+    ), made AS (
+      INSERT INTO histories (organization_id, id) SELECT ${organizationId}, next_history FROM purged
+    ), emptied AS (
+      UPDATE secrets s SET history_id = p.next_history, version = NULL, version_count = 0
+      FROM purged p WHERE s.organization_id = ${organizationId} AND s.id = p.id
+    )
+    SELECT coalesce(sum(version_count), 0)::int AS count FROM purged`) as unknown as { count: number }[]
+  return row!.count
+}
+
+/**
+ * Removes the histories below a place that is about to be deleted with its documents, in the same transaction. Answers
+ * what the delete takes along, for its audit event. The caller holds the project's row.
+ */
+export async function removeHistories (db: Db, organizationId: string, below: Below): Promise<{ documents: number, versions: number }> {
+  const [row] = await db.execute(sql`
+    WITH gone AS (SELECT s.history_id, s.version_count, s.sealed IS NOT NULL AS is_document FROM secrets s WHERE ${isBelow(organizationId, below)}),
+    removed AS (UPDATE histories h SET removed_at = now() FROM gone g WHERE h.organization_id = ${organizationId} AND h.id = g.history_id)
+    SELECT count(*) FILTER (WHERE is_document)::int AS documents, coalesce(sum(version_count), 0)::int AS versions FROM gone
+  `) as unknown as { documents: number, versions: number }[]
+  return row!
+}
+
+/** Organizations in which something was removed whose rows are still there, some of them: the system's own list. */
+export async function listRemovals (db: Db): Promise<string[]> {
+  const rows = await db.execute(sql`
+    WITH RECURSIVE found AS (
+      (SELECT organization_id FROM histories WHERE removed_at IS NOT NULL ORDER BY organization_id LIMIT 1)
+      UNION ALL
+      SELECT (SELECT h.organization_id FROM histories h WHERE h.removed_at IS NOT NULL AND h.organization_id > f.organization_id ORDER BY h.organization_id LIMIT 1)
+      FROM found f WHERE f.organization_id IS NOT NULL
+    )
+    SELECT organization_id FROM found WHERE organization_id IS NOT NULL LIMIT 1000`) as unknown as { organization_id: string }[]
+  return rows.map(({ organization_id }) => organization_id)
+}
+
+// Large contents are spread over many rows of the database, so a piece is also bounded by their size.
+const PIECE_BYTES = 16 * 1024 * 1024
+
+/** A place among the versions of removed histories: of which one, behind which version. */
+export interface Removal { history_id: string, id: number }
+
+/**
+ * Takes the rows of the next versions that hang on removed histories of the organization, behind a place: so many at
+ * most. What another instance is at is left to it. Undefined when there is nothing behind the place.
+ */
+export async function deleteRemovedVersions (db: Db, organizationId: string, after: Removal, limit: number): Promise<Removal | undefined> {
+  const rows = await db.execute(sql`
+    WITH found AS (
+      SELECT h.id AS history_id, v.id, v.size_bytes, sum(v.size_bytes) OVER (ORDER BY h.id, v.id) AS bytes
+      FROM histories h CROSS JOIN LATERAL (
+        SELECT v.id, v.size_bytes FROM secret_versions v
+        WHERE v.organization_id = h.organization_id AND v.history_id = h.id AND v.id > CASE WHEN h.id = ${after.history_id} THEN ${after.id}::bigint ELSE 0 END
+        ORDER BY v.id LIMIT ${limit}
+      ) v
+      WHERE h.organization_id = ${organizationId} AND h.removed_at IS NOT NULL AND h.id >= ${after.history_id}
+      ORDER BY h.id, v.id LIMIT ${limit}
+    ), next AS (
+      SELECT history_id, id FROM found WHERE bytes - size_bytes < ${PIECE_BYTES}
+    ), mine AS (
+      SELECT v.id FROM secret_versions v WHERE v.organization_id = ${organizationId} AND v.id IN (SELECT id FROM next) FOR UPDATE SKIP LOCKED
+    ), deleted AS (
+      DELETE FROM secret_versions v USING mine WHERE v.organization_id = ${organizationId} AND v.id = mine.id
+    )
+    SELECT history_id, id FROM next ORDER BY history_id DESC, id DESC LIMIT 1`) as unknown as { history_id: string, id: string }[]
+  return rows[0] && { history_id: rows[0].history_id, id: Number(rows[0].id) }
+}
+
+/** Takes away removed histories of the organization on which nothing hangs any more, so many at most, and counts them. */
+export async function deleteEmptyHistories (db: Db, organizationId: string, limit: number): Promise<number> {
+  const [row] = await db.execute(sql`
+    WITH empty AS (
+      SELECT h.id FROM histories h WHERE h.organization_id = ${organizationId} AND h.removed_at IS NOT NULL
+        AND NOT EXISTS (SELECT FROM secret_versions v WHERE v.organization_id = h.organization_id AND v.history_id = h.id)
+      LIMIT ${limit} FOR UPDATE SKIP LOCKED
+    ), deleted AS (
+      DELETE FROM histories h USING empty e WHERE h.organization_id = ${organizationId} AND h.id = e.id RETURNING 1
+    )
+    SELECT count(*)::int AS count FROM deleted`) as unknown as { count: number }[]
+  return row!.count
+}

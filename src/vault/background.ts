@@ -1,0 +1,54 @@
+/** Work that nobody waits for. What there is to do stands in the database alone, so a restart or another instance goes on. */
+export interface Background {
+  /** Begins at once, and looks again every half minute for what another instance left. */
+  start (): void
+  /** Looks now: a request has just left something to do. */
+  wake (): void
+  /** Ends after the piece that is under way. */
+  stop (): Promise<void>
+}
+
+const LOOK_EVERY = 30_000
+const SHORTEST_REST = 5
+
+/** Runs `work` whenever somebody wakes it, one at a time. It asks `isStopped` before each piece and rests after it. */
+export function createBackground (work: (isStopped: () => boolean) => Promise<void>): Background {
+  let timer: NodeJS.Timeout | undefined
+  let running: Promise<void> | undefined
+  let again = false
+  let stopped = false
+
+  function wake () {
+    if (stopped) return
+    again = true
+    if (running !== undefined) return
+    running = run().finally(() => { running = undefined })
+  }
+
+  async function run () {
+    while (again) {
+      again = false
+      await work(() => stopped)
+    }
+  }
+
+  return {
+    start () {
+      timer = setInterval(wake, LOOK_EVERY)
+      timer.unref()
+      wake()
+    },
+    wake,
+    async stop () {
+      stopped = true
+      again = false
+      clearInterval(timer)
+      await running
+    }
+  }
+}
+
+/** A pause as long as the piece before it took: requests come first. */
+export async function rest (began: number): Promise<void> {
+  await new Promise((resolve) => { setTimeout(resolve, Math.max(SHORTEST_REST, performance.now() - began)) })
+}

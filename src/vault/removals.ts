@@ -1,0 +1,71 @@
+import { databaseError, type Db } from '../db/database.ts'
+import { recordEvent, type Actor, type AuditEvent } from '../repositories/audit.ts'
+import { deleteEmptyHistories, deleteRemovedVersions, listRemovals, removeHistories, type Below, type Removal } from '../repositories/removals.ts'
+import { deleteTokens, lockTokensOfNothing } from '../repositories/tokens.ts'
+import { createBackground, rest, type Background } from './background.ts'
+
+interface Log {
+  info (details: object, message: string): void
+  warn (details: object, message: string): void
+}
+
+// Versions, or histories, that one statement takes away at most: it ends long before its time-out.
+const PIECE = 1_000
+
+const START: Removal = { history_id: '', id: 0 }
+
+/**
+ * Deletes a project, target or environment with what is below it, in the caller's transaction, which holds the project's
+ * row. Whoever has its name may be made again at once; tokens that were narrowed to it end with it.
+ */
+export async function deleteLevel (
+  db: Db, actor: Actor, below: Below, event: Omit<AuditEvent, 'details'>, deleteRow: (gone: { documents: number }) => Promise<void>
+): Promise<void> {
+  const gone = await removeHistories(db, actor.organization_id, below)
+  await deleteRow(gone)
+  await removeSome(db, actor.organization_id)
+  const tokens = await lockTokensOfNothing(db, actor.organization_id)
+  await recordEvent(db, actor, { ...event, details: gone })
+  for (const id of tokens) {
+    await recordEvent(db, actor, { action: 'api-token.delete', resource_type: 'api-token', resource_id: String(id), details: { with: event.resource_type } })
+  }
+  // After the events: the caller may be one of them.
+  await deleteTokens(db, actor.organization_id, tokens)
+}
+
+/** Takes away some of what was just removed, in the same transaction: all of it where it is little. The worker does the rest. */
+export async function removeSome (db: Db, organizationId: string): Promise<void> {
+  await deleteRemovedVersions(db, organizationId, START, PIECE)
+  await deleteEmptyHistories(db, organizationId, PIECE)
+}
+
+/** Takes away the rows of what was purged or deleted, piece by piece. Nobody can see them any more. */
+export function createRemovalWorker ({ db, log }: { db: Db, log: Log }): Background {
+  async function remove (organizationId: string, isStopped: () => boolean) {
+    let after: Removal | undefined = START
+    while (after !== undefined) {
+      if (isStopped()) return
+      const began = performance.now()
+      after = await deleteRemovedVersions(db, organizationId, after, PIECE)
+      await rest(began)
+    }
+    for (let histories = PIECE; histories === PIECE;) {
+      if (isStopped()) return
+      const began = performance.now()
+      histories = await deleteEmptyHistories(db, organizationId, PIECE)
+      await rest(began)
+    }
+    log.info({ organization: organizationId }, 'purged and deleted versions removed')
+  }
+
+  return createBackground(async (isStopped) => {
+    const interrupted = (error: unknown, organization?: string): [] => {
+      log.warn({ err: databaseError(error), ...(organization !== undefined && { organization }) }, 'the removal of purged versions was interrupted')
+      return []
+    }
+    for (const organization of await listRemovals(db).catch(interrupted)) {
+      // One that fails does not hold up the others; the next look tries it again.
+      await remove(organization, isStopped).catch((error: unknown) => interrupted(error, organization))
+    }
+  })
+}
