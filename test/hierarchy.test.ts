@@ -1,6 +1,7 @@
 import t from 'tap'
 import { RESERVED } from '../src/rules/slugs.ts'
 import { makeLevel, startApp, type Answer, type Caller } from './helpers/app.ts'
+import { miscounted } from './helpers/traffic.ts'
 
 const service = await startApp(t)
 
@@ -369,6 +370,7 @@ t.test('a delete takes everything below it, documents and history included, and 
       (SELECT count(*)::int FROM encryption_keys WHERE ${own}) AS keys`)
     const { documents, versions } = counts as { documents: number, versions: number }
     t.strictSame(left, { secrets: 3 - documents, versions: 4 - versions, keys: event === 'project.delete' ? 0 : 1 })
+    t.same(await miscounted(service.sql), [])
   }
 })
 

@@ -373,7 +373,7 @@ t.test('TI-35: a narrowed token acts in its part of the hierarchy; what lies bes
   const shown = (await owner.call('GET', keysOf(owner))).body.data[0]
   t.strictSame(shown.restrictions, [{ project: 'orbit', target: 'backend', environment: 'old-live' }])
   t.equal((await owner.call('DELETE', `/${o}/orbit/backend/old-live`)).status, 204)
-  t.equal((await environment.call('GET', `/${o}/orbit/backend/live`)).status, 404, 'with its part deleted it can reach nothing')
+  t.equal((await environment.call('GET', `/${o}/orbit/backend/live`)).status, 401, 'with its part deleted it ends')
 })
 
 t.test('the use of a token is remembered', async (t) => {
@@ -395,4 +395,35 @@ t.test('creating and deleting a token are audited, without its value', async (t)
   t.same([...await service.sql(`SELECT action, resource_id FROM audit_events WHERE organization_id = '${owner.organization}' ORDER BY seq`)], [
     { action: 'api-token.create', resource_id: api_key.id }, { action: 'api-token.delete', resource_id: api_key.id }
   ])
+})
+
+t.test('a token whose whole part of the hierarchy was deleted ends with it', async (t) => {
+  const owner = await service.organization()
+  const o = owner.organization
+  await makeLevel(owner)
+  await owner.call('POST', `/${o}/projects`, { name: 'Comet' })
+  const narrow = async (...restrictions: object[]) => (await create(owner, { abilities: ['*'], restrictions })).body as { token: string, api_key: { id: string } }
+  const live = { project: 'orbit', target: 'backend', environment: 'live' }
+  const environment = await narrow(live)
+  const target = await narrow({ project: 'orbit', target: 'backend' })
+  const project = await narrow({ project: 'orbit' })
+  const both = await narrow(live, { project: 'comet' })
+  const statuses = async () => Promise.all([environment, target, project, both].map(async ({ token }) => (await holder(owner, token).call('GET', '/user')).status))
+  const restrictions = async (id: string) => (await owner.call('GET', keysOf(owner))).body.data.find((token: { id: string }) => token.id === id)?.restrictions
+
+  t.equal((await owner.call('DELETE', `/${o}/orbit/backend/live`)).status, 204)
+  t.strictSame(await statuses(), [401, 200, 200, 200])
+  t.strictSame(await restrictions(environment.api_key.id), undefined, 'it does not read as one of the whole organization')
+  t.strictSame(await restrictions(both.api_key.id), [{ project: 'comet' }], 'what is left of another one stays')
+  t.equal((await holder(owner, target.token).call('DELETE', `/${o}/orbit/backend`)).status, 204, 'a token may delete its own part')
+  t.strictSame(await statuses(), [401, 401, 200, 200])
+  t.equal((await owner.call('DELETE', `/${o}/orbit`)).status, 204)
+  t.strictSame(await statuses(), [401, 401, 401, 200])
+  await makeLevel(owner)
+  t.strictSame(await statuses(), [401, 401, 401, 200], 'a new place of that name is another one')
+  t.equal((await owner.call('DELETE', `/${o}/comet`)).status, 204)
+  t.strictSame(await statuses(), [401, 401, 401, 401])
+  const events = await service.sql(`SELECT resource_id, details FROM audit_events WHERE organization_id = '${o}' AND action = 'api-token.delete' ORDER BY seq`)
+  t.same(events, [[environment, 'environment'], [target, 'target'], [project, 'project'], [both, 'project']].map(([token, kind]) =>
+    ({ resource_id: (token as typeof both).api_key.id, details: { with: kind } })))
 })
