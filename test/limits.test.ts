@@ -1,7 +1,9 @@
+import { subscribe, unsubscribe } from 'node:diagnostics_channel'
 import Fastify from 'fastify'
 import t, { type Test } from 'tap'
 import { ERRORS } from '../schemas/errors.ts'
 import { loadConfig } from '../src/config.ts'
+import { mintApiToken } from '../src/crypto/bearer.ts'
 import { addressKey } from '../src/http/addresses.ts'
 import { LIMITS, installLimits, type LimitGroup } from '../src/http/limits.ts'
 import { ApiError } from '../src/rules/errors.ts'
@@ -57,7 +59,7 @@ t.test('by default the groups allow what the specification says: 100 and 10 a mi
     const response = await app.inject(`/${group}/${key}`)
     return { status: response.statusCode, headers: response.headers, body: response.json(), text: response.payload }
   }
-  for (const [group, limit, window] of [['api', 100, 60], ['oauth_token', 10, 60], ['oauth_revoke', 10, 60], ['key_rotation', 10, 3600], ['key_custody', 10, 3600], ['billing', 10, 60], ['sign_in', 20, 60]] as const) {
+  for (const [group, limit, window] of [['api', 100, 60], ['oauth_token', 10, 60], ['oauth_revoke', 10, 60], ['key_rotation', 10, 3600], ['key_custody', 10, 3600], ['billing', 10, 60], ['sign_in', 20, 60], ['docs', 100, 60]] as const) {
     for (let n = 1; n <= limit; n++) {
       const answer = await call(group)
       if (answer.status !== 200 || limitOf(answer) !== limit || remainingOf(answer) !== limit - n) t.fail(`${group}, call ${n}: ${answer.status} ${JSON.stringify(answer.headers)}`)
@@ -66,7 +68,7 @@ t.test('by default the groups allow what the specification says: 100 and 10 a mi
     isExceeded(t, await call(group), limit, window)
     t.equal((await call(group, 'org:B')).status, 200, `${group}: another key has a count of its own`)
   }
-  t.same(Object.keys(LIMITS).length, 7)
+  t.same(Object.keys(LIMITS).length, 8)
 })
 
 t.test('the 101st call of a minute is 429, with Retry-After there and nowhere else', async (t) => {
@@ -132,7 +134,7 @@ t.test('HT-20 every answer of a limited route carries the headers, whatever its 
     t.ok(resetOf(answer) > now() && resetOf(answer) <= now() + 61, `${status}: Reset`)
     t.notOk(answer.headers['retry-after'], `${status}: no Retry-After`)
   }
-  for (const url of ['/healthz', '/readyz', '/openapi.json', '/docs/']) {
+  for (const url of ['/healthz', '/readyz']) {
     const { headers, status } = await service.inject({ method: 'GET', url })
     t.equal(status, 200, url)
     t.strictSame(LIMITED.filter((name) => name in headers), [], `${url} is not limited`)
@@ -254,6 +256,53 @@ t.test('the limit of an effect is counted right before it: what is refused with 
     isExceeded(t, await ask(caller, project, body), 2, 3600)
     for (const [status, call] of refused) t.equal((await call()).status, status, `${route}: what is refused before is told why`)
   }
+})
+
+t.test('the documentation is kept in memory with strong ETags, and counted by address beside the API', async (t) => {
+  const service = three
+  const get = (url: string, remoteAddress: string, headers: Record<string, string> = {}, method: 'GET' | 'HEAD' = 'GET') => service.inject({ method, url, remoteAddress, headers })
+  for (const [i, url] of ['/openapi.json', '/openapi.yaml', '/docs', '/docs/', '/docs/json', '/docs/yaml', '/docs/static/swagger-ui.css', '/docs/static/swagger-ui-bundle.js', '/docs/static/swagger-initializer.js'].entries()) {
+    const first = await get(url, `192.0.2.${100 + i}`)
+    t.equal(first.status, 200, url)
+    const etag = String(first.headers.etag)
+    t.match(etag, /^"[\w-]{43}"$/, `${url}: strong, of the bytes`)
+    const again = await get(url, `192.0.2.${100 + i}`, { 'if-none-match': etag })
+    t.match([again.status, again.text, again.headers.etag, again.headers['cache-control']], [304, '', etag, 'no-cache'], url)
+    const kept = await get(url, `192.0.2.${100 + i}`, { 'if-none-match': '"another"' })
+    t.match([kept.status, kept.headers.etag, kept.headers['content-type'], kept.headers['content-security-policy'], kept.text === first.text],
+      [200, etag, first.headers['content-type'], first.headers['content-security-policy'], true], url)
+    t.equal(kept.headers['content-length'], String(Buffer.byteLength(first.text)), `${url}: whole, from memory`)
+    const head = await get(url, `192.0.3.${100 + i}`, {}, 'HEAD')
+    t.match([head.status, head.text, head.headers.etag], [200, '', etag])
+    isExceeded(t, await get(url, `192.0.2.${100 + i}`), 3)
+  }
+  t.equal((await anonymous(service, '192.0.2.100')).status, 401, 'the API has a count of its own')
+  t.equal((await get('/docs/static/oauth2-redirect.html?code=x', '192.0.2.90')).status, 200)
+})
+
+t.test('forged tokens from an address that is past its limit are looked up one at a time, and few of them wait', async (t) => {
+  const service = three
+  const victim = await service.organization()
+  const remoteAddress = '198.51.100.60'
+  const ask = (token: string) => service.inject({ method: 'GET', url: '/api/v1/organization', remoteAddress, headers: { authorization: `Bearer ${token}` } })
+  for (let n = 0; n < 4; n++) await ask(mintApiToken(victim.organization))
+  let [now, most, all] = [0, 0, 0]
+  const onStatement = (message: unknown) => {
+    const { phase, text } = message as { phase: string, text: string }
+    if (!text.includes('api_tokens')) return
+    if (phase === 'before') {
+      all++
+      most = Math.max(most, ++now)
+    } else now--
+  }
+  subscribe('strongroom:statement', onStatement)
+  t.teardown(() => unsubscribe('strongroom:statement', onStatement))
+  const answers = await Promise.all(Array.from({ length: 200 }, () => ask(mintApiToken(victim.organization))))
+  t.ok(answers.every(({ status }) => status === 429))
+  t.equal(most, 1, 'one at a time')
+  t.ok(all <= 21, `${all} of 200 were looked up at all`)
+  const [good] = await Promise.all([ask(victim.token), ...Array.from({ length: 10 }, () => ask(mintApiToken(victim.organization)))])
+  t.equal(good.status, 200, 'a good token goes on from there, in its turn')
 })
 
 t.test('addresses count by subscriber: IPv4 in any spelling, IPv6 by its /64', async (t) => {

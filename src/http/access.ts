@@ -4,6 +4,7 @@ import { ERRORS, ErrorBody, type ErrorCode } from '../../schemas/errors.ts'
 import type { Scope } from '../../schemas/scopes.ts'
 import { LRUCache } from 'lru-cache'
 import { hashToken, isCredential, parseApiToken } from '../crypto/bearer.ts'
+import { createGate, WorkOverloaded, type Gate } from '../crypto/bounded.ts'
 import { findUserCall, type UserCall } from '../repositories/oauth.ts'
 import { findPrincipal, updateTokenUse, type Organization, type Principal } from '../repositories/tokens.ts'
 import { databaseError } from '../db/database.ts'
@@ -99,7 +100,13 @@ async function guard (app: FastifyInstance, consume: Consume, request: FastifyRe
   if (access === undefined || access === 'public') return address()
 
   const params = request.params as Record<string, string>
-  const caller = await authenticate(app, request, params.organization)
+  const lookUp = limit !== 'none' && consume.isPast(limit, from) ? gateOf(from) : undefined
+  let caller: Caller | undefined
+  try {
+    caller = await authenticate(app, request, params.organization, lookUp)
+  } catch (error) {
+    if (!(error instanceof TooManyLookUps)) throw error
+  }
   if (caller === undefined) {
     await address()
     return fail('unauthenticated')
@@ -148,20 +155,37 @@ export function scopesOf (access: FastifyContextConfig['access']): readonly Scop
 
 interface Caller { principal: Principal | undefined, user?: UserCall }
 
-async function authenticate (app: FastifyInstance, request: FastifyRequest, organization: string | undefined): Promise<Caller | undefined> {
+class TooManyLookUps extends WorkOverloaded {
+  override readonly name = 'TooManyLookUps'
+}
+
+// What an address that is past its limit may have looked up: one token at a time, good or forged; a few wait in line, and the
+// rest is past the limit without a look.
+const IN_LINE = 20
+const gates = new LRUCache<string, Gate>({ max: 1_000 })
+
+function gateOf (address: string): Gate {
+  const gate = gates.get(address) ?? createGate(1, IN_LINE, () => new TooManyLookUps())
+  gates.set(address, gate)
+  return gate
+}
+
+async function authenticate (
+  app: FastifyInstance, request: FastifyRequest, organization: string | undefined, lookUp: Gate = (work) => work()
+): Promise<Caller | undefined> {
   // Of several headers Node keeps the first alone: the raw ones tell that there were more.
   const sent = request.raw.rawHeaders.filter((_value, i, all) => i % 2 === 1 && all[i - 1]?.toLowerCase() === 'authorization')
   const [, token] = /^Bearer ([\x21-\x7e]+)$/i.exec(sent.length === 1 ? sent[0] ?? '' : '') ?? []
   if (token === undefined || token.length > MOST_TOKEN) return undefined
   // The checksum is judged first, so that garbage costs no query.
   if (parseApiToken(token) !== undefined) {
-    const principal = await findPrincipal(app.reads, hashToken(token))
+    const principal = await lookUp(() => findPrincipal(app.reads, hashToken(token)))
     return principal && { principal }
   }
   if (!isCredential('at', token)) return undefined
   // The database takes no NUL, and no organization has one in its name.
   const named = organization?.includes('\0') ? undefined : organization
-  const user = await findUserCall(app.reads, hashToken(token), named)
+  const user = await lookUp(() => findUserCall(app.reads, hashToken(token), named))
   return user && { principal: principalFor(user), user }
 }
 

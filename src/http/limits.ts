@@ -18,6 +18,8 @@ export const LIMITS = {
   oauth_revoke: { setting: 'oauth', window: MINUTE },
   /** Passwords that one address may try: twice what it may ask the token endpoint. */
   sign_in: { setting: 'oauth', times: 2, window: MINUTE },
+  /** The documentation and its pages, of which one look takes about ten. */
+  docs: { setting: 'api', window: MINUTE },
   key_rotation: { setting: 'keyRotation', window: 60 * MINUTE },
   /** Changes of custody: as many as rotations, counted by themselves. */
   key_custody: { setting: 'keyRotation', window: 60 * MINUTE },
@@ -35,7 +37,11 @@ declare module 'fastify' {
 }
 
 /** Counts a request in its group; past the limit it ends with 429. The headers go on every answer. */
-export type Consume = (group: LimitGroup, key: string, fromPlan: number, request: FastifyRequest, reply: FastifyReply) => Promise<void>
+export interface Consume {
+  (group: LimitGroup, key: string, fromPlan: number, request: FastifyRequest, reply: FastifyReply): Promise<void>
+  /** Whether the last request of this key was past the limit, and its window goes on. Counts nothing. */
+  isPast (group: LimitGroup, key: string): boolean
+}
 
 /**
  * One limiter per group, in fixed windows. (The plugin's own per-route limits would give every route a bucket of its
@@ -58,7 +64,11 @@ export async function installLimits (app: FastifyInstance): Promise<Consume> {
   }))
   const ends = new LRUCache<string, number>({ max: MOST_KEYS * limiters.size })
 
-  return async function consume (group, key, fromPlan, request, reply) {
+  const past = new LRUCache<string, number>({ max: MOST_KEYS })
+
+  return Object.assign(consume, { isPast: (group: LimitGroup, key: string) => (past.get(`${group} ${key}`) ?? 0) > Date.now() })
+
+  async function consume (group: LimitGroup, key: string, fromPlan: number, request: FastifyRequest, reply: FastifyReply) {
     const limiter = limiters.get(group)
     if (limiter === undefined) return
     request.limitKey = key
@@ -69,6 +79,7 @@ export async function installLimits (app: FastifyInstance): Promise<Consume> {
     const retryAfter = Math.max(1, Math.ceil(result.ttl / 1000))
     reply.headers({ 'x-ratelimit-limit': result.max, 'x-ratelimit-remaining': result.remaining, 'x-ratelimit-reset': end })
     if (result.isExceeded) {
+      past.set(`${group} ${key}`, Date.now() + result.ttl)
       reply.header('retry-after', retryAfter)
       fail('rate_limit_exceeded', { retry_after: retryAfter })
     }
