@@ -6,7 +6,7 @@ import { basename, join } from 'node:path'
 import { startPostgres, hasPostgres } from '../dist/test/helpers/postgres.js'
 
 // These bring their own databases, or none: once is enough.
-const ONCE = new Set(['architecture', 'config', 'crypto', 'database', 'documents', 'openapi', 'crash', 'rotation-crash', 'outage', 'tour', 'cli', 'migrations', 'docs', 'rules', 'encryption-doc', 'oauth-race', 'oauth-doc', 'browser', 'redirects', 'mail', 'oauth-authorize', 'oauth-clients'])
+const ONCE = new Set(['architecture', 'config', 'crypto', 'database', 'documents', 'openapi', 'crash', 'rotation-crash', 'outage', 'tour', 'cli', 'migrations', 'docs', 'rules', 'encryption-doc', 'oauth-race', 'oauth-doc', 'browser', 'redirects', 'mail', 'tls', 'oauth-authorize', 'oauth-clients'])
 
 const words = process.argv.slice(2)
 const files = readdirSync('dist/test', { recursive: true })

@@ -2,7 +2,7 @@ import type { FastifyInstance } from 'fastify'
 import type { AddressInfo } from 'node:net'
 import { buildApp } from '../app.ts'
 import { httpAddress, type Config } from '../config.ts'
-import { databaseError } from '../db/database.ts'
+import { databaseError, tlsOf } from '../db/database.ts'
 import { initialize, type Initialized } from './initialize.ts'
 import { open, StartError } from './open.ts'
 
@@ -21,6 +21,8 @@ export async function serve (config: Config): Promise<number> {
   const opened = await open(config, (error) => die('the database cannot go on', error))
   try {
     app = await buildApp({ ...opened, config, isStopping: () => stopping })
+    const weakness = config.databaseUrl && tlsOf(config.databaseUrl).weakness
+    if (weakness) app.log.warn(weakness)
     // To go on after one of these would be to guess what state we are in.
     for (const event of ['uncaughtException', 'unhandledRejection'] as const) process.on(event, (error) => die(event, error))
 

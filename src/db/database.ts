@@ -5,10 +5,12 @@ import { openEmbedded } from './embedded.ts'
 import { codeOf, databaseError, DatabaseUnavailable } from './errors.ts'
 import { guard } from './guard.ts'
 import { migrateSchema } from './migrate.ts'
+import { tlsOf } from './tls.ts'
 
 export { codeOf, databaseError, DatabaseError, DatabaseUnavailable, isForeignKeyViolation, isLockTimeout, isUniqueViolation, LOCK_TIMEOUT } from './errors.ts'
 export { DirectoryLocked } from './lock.ts'
 export { prepared, preparedSql } from './prepared.ts'
+export { TlsError, tlsOf } from './tls.ts'
 
 /** What a repository gets as its first argument: a handle of the database, or a transaction. */
 export type Db = PgDatabase<PgQueryResultHKT>
@@ -70,9 +72,10 @@ export async function connect (options: ConnectOptions): Promise<Database> {
   return options.url ? connectPostgres(options.url, options.pool) : await connectEmbedded(options)
 }
 
-function connectPostgres (url: string, pool: number): Database {
+function connectPostgres (databaseUrl: string, pool: number): Database {
+  const { url, ssl } = tlsOf(databaseUrl)
   const client = (max: number, more: object = {}, session: object = SESSION) => postgres(url, {
-    ...COMMON, max, connect_timeout: 3, silence_timeout: 4, ...more, connection: { application_name: 'strongroom', ...session }
+    ...COMMON, ssl, max, connect_timeout: 3, silence_timeout: 4, ...more, connection: { application_name: 'strongroom', ...session }
   } as Options<{}>)
   const forReads = Math.max(1, Math.min(3, Math.floor(pool / 4)))
   const forWrites = Math.max(1, pool - forReads)

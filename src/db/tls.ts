@@ -1,0 +1,84 @@
+import { readFileSync } from 'node:fs'
+import { isIP } from 'node:net'
+import { checkServerIdentity, type ConnectionOptions } from 'node:tls'
+
+/** The words of `sslmode` in a DATABASE_URL. */
+export const TLS_MODES = ['disable', 'allow', 'prefer', 'require', 'verify-ca', 'verify-full'] as const
+type Mode = (typeof TLS_MODES)[number]
+
+/** A DATABASE_URL asks for TLS in a way that cannot be had. The message is one line for the operator. */
+export class TlsError extends Error {
+  override name = 'TlsError'
+}
+
+export interface Tls {
+  /** The URL without what is said here. */
+  url: string
+  /** What the driver takes: words for encryption without a check, options for one with. */
+  ssl: false | 'prefer' | 'require' | ConnectionOptions
+  /** Why somebody between here and the database could read or answer in its place; undefined where nobody can. */
+  weakness: string | undefined
+}
+
+/**
+ * How a connection is protected, by `sslmode` and `sslrootcert` of its URL, as libpq reads them. The driver alone would
+ * send `sslrootcert` to the server, and compare the certificate of a server that is named by its IP address with `localhost`.
+ */
+export function tlsOf (databaseUrl: string): Tls {
+  const [address = '', query = ''] = databaseUrl.split('?')
+  const parameters = new URLSearchParams(query)
+  const root = parameters.get('sslrootcert')
+  const mode = modeOf(parameters.get('sslmode') ?? parameters.get('ssl') ?? (root === 'system' ? 'verify-full' : 'disable'))
+  for (const name of ['sslmode', 'ssl', 'sslrootcert']) parameters.delete(name)
+  const rest = parameters.toString()
+  const hosts = hostsOf(address)
+  const isLocal = hosts.every((host) => host === '' || host === 'localhost' || host === '::1' || /^127(?:\.\d+){3}$/.test(host))
+  return { url: rest === '' ? address : `${address}?${rest}`, ssl: optionsFor(mode, root, hosts), weakness: isLocal ? undefined : WEAKNESSES[mode] }
+}
+
+const WEAKNESSES: Partial<Record<Mode, string>> = {
+  disable: 'The connection to the database is not encrypted: use sslmode=verify-full in DATABASE_URL',
+  allow: 'The connection to the database is encrypted only if nobody objects, and whose it is is not checked: use sslmode=verify-full in DATABASE_URL',
+  prefer: 'The connection to the database is encrypted only if nobody objects, and whose it is is not checked: use sslmode=verify-full in DATABASE_URL',
+  require: 'The connection to the database is encrypted, but anybody may answer it: use sslmode=verify-full in DATABASE_URL'
+}
+
+function modeOf (word: string): Mode {
+  const known = word === 'true' ? 'require' : word === 'false' ? 'disable' : word
+  return TLS_MODES.find((mode) => mode === known) ?? refuse(`sslmode is not ${TLS_MODES.join(', ')}`)
+}
+
+function optionsFor (mode: Mode, root: string | null, hosts: readonly string[]): Tls['ssl'] {
+  if (mode === 'disable') return false
+  if (mode === 'allow' || mode === 'prefer') return 'prefer'
+  if (mode === 'require') return 'require'
+  if (mode === 'verify-ca' && (root === null || root === 'system')) refuse('sslmode=verify-ca needs sslrootcert with a file: any of the public authorities would vouch for anybody')
+  const identity: ConnectionOptions['checkServerIdentity'] = mode === 'verify-ca'
+    ? () => undefined
+    : (name, certificate) => {
+        if (hosts.includes(name) && isIP(name) === 0) return checkServerIdentity(name, certificate)
+        // A host that is an IP address comes without its name, and Node.js would check for `localhost`.
+        const refusals = hosts.filter((host) => isIP(host) !== 0).map((host) => checkServerIdentity(host, certificate))
+        return refusals.includes(undefined) ? undefined : refusals[0] ?? checkServerIdentity(name, certificate)
+      }
+  return { rejectUnauthorized: true, checkServerIdentity: identity, ...(root !== null && root !== 'system' && { ca: readAuthority(root) }) }
+}
+
+function readAuthority (file: string): string {
+  let text: string
+  try {
+    text = readFileSync(file, 'utf8')
+  } catch (error) {
+    return refuse(`sslrootcert cannot be read (${(error as NodeJS.ErrnoException).code})`)
+  }
+  return text.includes('-----BEGIN CERTIFICATE-----') ? text : refuse('sslrootcert holds no certificate in PEM')
+}
+
+function hostsOf (address: string): string[] {
+  const [, hosts = ''] = /^[^:]+:\/\/(?:[^/@]*@)?([^/]*)/.exec(address) ?? []
+  return hosts.split(',').map((host) => host.replace(/:\d+$/, '').replace(/^\[(.*)\]$/, '$1').toLowerCase())
+}
+
+function refuse (sentence: string): never {
+  throw new TlsError(`DATABASE_URL: ${sentence}`)
+}
