@@ -12,6 +12,6 @@ export const EVENTS = [
   'oauth.grant', 'oauth.revoke', 'oauth.reuse',
   'user.create', 'user.password', 'user.disable', 'user.enable',
   'session.create', 'session.delete', 'session.refuse', 'password.refuse',
-  'integrity.violation'
+  'integrity.violation', 'integrity.adopt'
 ] as const
 export type EventName = (typeof EVENTS)[number]

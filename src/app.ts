@@ -6,7 +6,7 @@ import { httpAddress, type Config } from './config.ts'
 import { COSTS, type Costs } from './crypto/costs.ts'
 import type { Keyring } from './crypto/keyring.ts'
 import { random } from './crypto/primitives.ts'
-import type { Database } from './db/database.ts'
+import { findAuthority, type Database } from './db/database.ts'
 import { installAccess } from './http/access.ts'
 import { installBodyParser } from './http/body.ts'
 import { installErrors, sendError } from './http/errors.ts'
@@ -101,6 +101,7 @@ export async function buildApp (
   const removals = createRemovalWorker({ db: database.db, log: app.log })
   app.decorate('removals', removals)
   app.addHook('onClose', async () => { await Promise.all([histories.stop(), removals.stop()]) })
+  findAuthority(database.db)?.logTo(app.log)
   app.setValidatorCompiler(validatorCompiler)
 
   requestLog.install(app)

@@ -7,7 +7,7 @@ import { NAME_LENGTH } from '../schemas/shapes.ts'
 import { EMAIL_LENGTH, EMAIL_PATTERN, PASSWORD, ROLES, type Role } from '../schemas/users.ts'
 import { addClient, CLIENT_ID, describeClients, switchClient } from './commands/clients.ts'
 import { initialize } from './commands/initialize.ts'
-import { open, openDatabase, StartError } from './commands/open.ts'
+import { migrate, open, StartError } from './commands/open.ts'
 import { renderOpenApi } from './commands/openapi.ts'
 import { report, rewrap } from './commands/rewrap.ts'
 import { serve } from './commands/serve.ts'
@@ -80,14 +80,9 @@ const COMMANDS: Record<string, (args: string[]) => Promise<number>> = {
 
   migrate: async (args) => {
     parse(args, {})
-    const database = await openDatabase(loadConfig(process.env))
-    try {
-      await database.migrate()
-      process.stdout.write('The schema is up to date.\n')
-      return 0
-    } finally {
-      await database.close()
-    }
+    await migrate(loadConfig(process.env))
+    process.stdout.write('The schema is up to date.\n')
+    return 0
   },
 
   rewrap: async (args) => {

@@ -428,7 +428,7 @@ async function rotate (project: string, version: number, client?: Awaited<Return
     : registerClientKey(test.keyring, id, { check: Buffer.from(client.proof, 'base64'), salt: client.salt, iterations: 1000, hint: undefined })
   await test.sql(`UPDATE encryption_keys SET is_active = false, rotated_at = now() WHERE project_id = '${project}' AND is_active`)
   await test.database.db.insert(encryption_keys).values({ ...key, organization_id: org, project_id: project, is_active: true })
-  await test.sql(`UPDATE projects SET key_version = ${version} WHERE id = '${project}'`)
+  await test.write(`UPDATE projects SET key_version = ${version} WHERE id = '${project}'`)
 }
 
 /** Every row of every table as text. */

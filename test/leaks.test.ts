@@ -141,7 +141,7 @@ t.test('RL-40: canaries go through every flow', async (t) => {
   await test.sql(`UPDATE encryption_keys SET is_active = false, rotated_at = now() WHERE project_id = '${id.project_id}'`)
   const triple = { check: Buffer.from(rotated.proof, 'base64'), salt: rotated.salt, iterations: 1000, hint: undefined }
   await test.database.db.insert(encryption_keys).values({ ...registerClientKey(test.keyring, id, triple), organization_id: org, project_id: id.project_id, is_active: true })
-  await test.sql(`UPDATE projects SET key_version = 2 WHERE id = '${id.project_id}'`)
+  await test.write(`UPDATE projects SET key_version = 2 WHERE id = '${id.project_id}'`)
   await send('history of keys', 200, get('/client/encryption-key/history'), true)
   await send('old proof', 422, post('/secrets/store', { ...mine, content: sealed, key_proof: client.proof }))
   await send('old key without content', 422, post(`/secrets/versions/${own}/restore`, { key_proof: rotated.proof }))

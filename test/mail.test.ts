@@ -102,7 +102,7 @@ t.test('OA-63: a disabled account has no session, token or link, and gets none b
   await t.rejects(renewLink(service.database, address, rosa.email), /is disabled/)
 
   // A sign-in that was under way while the account closed.
-  await service.sql(`INSERT INTO sessions (token_hash, user_id, expires_at) VALUES ('\\x01', ${rosa.id}, now() + interval '1 day')`)
+  await service.write(`INSERT INTO sessions (token_hash, user_id, expires_at) VALUES ('\\x01', ${rosa.id}, now() + interval '1 day')`)
   await switchUser(service.database, rosa.email, false)
   t.same(await service.sql(`SELECT 1 FROM sessions WHERE user_id = ${rosa.id}`), [])
   t.equal((await me(access_token)).status, 401)

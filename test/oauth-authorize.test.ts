@@ -76,7 +76,7 @@ function raw (path: string, headers: Record<string, string> = {}): Promise<Seen>
 t.test('OA-01: the client, then its address, are judged before anything can redirect', async (t) => {
   const before = await codes()
   await createClient(service.database.db, { id: 'shut', name: 'Shut', redirect_uris: [WEB] })
-  await service.sql("UPDATE oauth_clients SET disabled_at = now() WHERE id = 'shut'")
+  await service.write("UPDATE oauth_clients SET disabled_at = now() WHERE id = 'shut'")
   const clients = [undefined, '', ' ', 'unknown', 'DOTENV-CLI', 'dotenv-cli ', 'dotenv-cli\0', '\0', "'; DROP TABLE users; --", '<script>alert(1)</script>', 'x'.repeat(64), 'x'.repeat(65), 'ü', '\ud83d\ude00', '%00', 'shut']
   for (const browser of [stranger, rosas]) {
     for (const client_id of clients) isRefusal(t, await ask({ client_id }, browser), [client_id ?? '', CALLBACK], `client ${JSON.stringify(client_id)}`)
@@ -283,7 +283,7 @@ t.test('OA-14: granted is what was asked for, was left ticked and the role has, 
   const { access_token } = await granted({})
   const headers = { authorization: `Bearer ${access_token}` }
   t.equal((await api(`/${nimbus.organization}/projects`, headers)).status, 200)
-  await service.sql(`UPDATE members SET role = 'billing_manager' WHERE user_id = ${member.id}`)
+  await service.write(`UPDATE members SET role = 'billing_manager' WHERE user_id = ${member.id}`)
   const demoted = await api(`/${nimbus.organization}/projects`, headers)
   t.strictSame([demoted.status, (await demoted.json() as { error: string }).error], [403, 'insufficient_permissions'])
   await service.sql(`DELETE FROM members WHERE user_id = ${member.id}`)
@@ -325,7 +325,7 @@ t.test('OA-16: the page says who asks, where it leads, for what and in which org
   const nasty = await service.organization()
   await service.sql(`UPDATE organizations SET name = '<b>\u202eorg</b>' WHERE id = '${nasty.organization}'`)
   const person = await makePerson(service, { [nasty.organization]: 'owner' })
-  await service.sql(`UPDATE users SET name = '<i>\u202ename</i>' WHERE id = ${person.id}`)
+  await service.write(`UPDATE users SET name = '<i>\u202ename</i>' WHERE id = ${person.id}`)
   const theirs = (await ask({}, await signedIn(person))).text
   t.notMatch(theirs, /<b>|<i>|\u202e/)
   t.match((await ask({ client_id: 'app', redirect_uri: 'com.example.app:/cb' }, rosas)).text, /com\.example\.app:/)
@@ -347,7 +347,7 @@ t.test('OA-17: a request is decided once, in its own session, within ten minutes
   for (const request of ['', 'x', 'A'.repeat(43), '\0', "' OR 1=1 --"]) isRefusal(t, await decide(rosas, formIn(await ask({}, rosas)), { request }), [request])
 
   const late = formIn(await ask({}, rosas))
-  await service.sql("UPDATE oauth_requests SET expires_at = now() - interval '1 second'")
+  await service.write("UPDATE oauth_requests SET expires_at = now() - interval '1 second'")
   isRefusal(t, await decide(rosas, late))
   const [life] = await service.sql('SELECT 1').then(async () => {
     await ask({}, rosas)
@@ -364,7 +364,7 @@ t.test('OA-17: a request is decided once, in its own session, within ten minutes
   // Signed out, nobody decides.
   const gone = await signedIn()
   const form = formIn(await ask({}, gone))
-  await service.sql(`UPDATE sessions SET expires_at = now() WHERE token_hash = sha256('${gone.jar.get('session')}'::bytea)`)
+  await service.write(`UPDATE sessions SET expires_at = now() WHERE token_hash = sha256('${gone.jar.get('session')}'::bytea)`)
   isRefusal(t, await decide(gone, form))
   t.equal(await codes(), before)
 
@@ -383,7 +383,7 @@ t.test('OA-17: a request is decided once, in its own session, within ten minutes
   // A client that was shut out while the page was open is sent nobody.
   await createClient(service.database.db, { id: 'closing', name: 'Closing', redirect_uris: [WEB] })
   const open = await ask({ client_id: 'closing', redirect_uri: WEB }, rosas)
-  await service.sql("UPDATE oauth_clients SET disabled_at = now() WHERE id = 'closing'")
+  await service.write("UPDATE oauth_clients SET disabled_at = now() WHERE id = 'closing'")
   isRefusal(t, await decide(rosas, formIn(open)))
   t.equal(await codes(), before)
 })
@@ -599,7 +599,7 @@ t.test('OA-25: a code is 256 random bits, stands nowhere in plain, dies after a 
   t.equal((await exchange(code, verifier)).body.scope, 'project:read', 'and is still good for the one who asked')
 
   const late = await authorize(address, rosa, {}, rosas)
-  await service.sql('UPDATE oauth_codes SET expires_at = now() WHERE used_at IS NULL')
+  await service.write('UPDATE oauth_codes SET expires_at = now() WHERE used_at IS NULL')
   t.equal((await exchange(late.code, late.verifier)).body.error, 'invalid_grant')
   const many = await Promise.all(Array.from({ length: 8 }, async () => (await authorize(address, rosa, {}, rosas)).code))
   t.equal(new Set(many).size, 8)
@@ -705,7 +705,7 @@ t.test('CR-44: a session is a new 256-bit name at every sign-in, kept as a hash,
     victim.jar.clear()
     await victim.signIn(await victim.open('/account'), person.email, person.password)
     t.ok(await opens(`__Host-session=${victim.jar.get('__Host-session')}`))
-    await secure.sql(`UPDATE sessions SET ${change}`)
+    await secure.write(`UPDATE sessions SET ${change}`)
     t.notOk(await opens(`__Host-session=${victim.jar.get('__Host-session')}`), label)
   }
   victim.jar.clear()

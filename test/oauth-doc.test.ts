@@ -129,7 +129,7 @@ function examplesOf (name: string, program: string, args: string[], skip: string
     t.notMatch(again.stdout, 'Open this address', 'nobody is asked again')
     t.same(login.tokens(), tokens, 'and nothing is refreshed without need')
 
-    await service.sql(`UPDATE oauth_tokens SET access_expires_at = now() WHERE grant_id IN (SELECT id FROM oauth_grants WHERE user_id = ${rosa.id})`)
+    await service.write(`UPDATE oauth_tokens SET access_expires_at = now() WHERE grant_id IN (SELECT id FROM oauth_grants WHERE user_id = ${rosa.id})`)
     const refreshed = await login.run()
     t.match(refreshed, { code: 0, stdout: /^Signed in as/, stderr: '' })
     const newest = login.tokens()

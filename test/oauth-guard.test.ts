@@ -65,10 +65,10 @@ t.test('OA-80: without credentials every guarded route answers 401 and says wher
 
 t.test('OA-81: a token that is not good is told from another in no way, on every kind of route', async (t) => {
   const [expired, retired, revoked, ended, unlinked] = [await issue(rosa), await issue(rosa), await issue(rosa), await issue(rosa), await issue(rosa)]
-  await service.sql(`UPDATE oauth_tokens SET access_expires_at = now() - interval '1 second' WHERE grant_id = ${expired.grant}`)
-  await service.sql(`UPDATE oauth_tokens SET used_at = now() WHERE grant_id = ${retired.grant}`)
+  await service.write(`UPDATE oauth_tokens SET access_expires_at = now() - interval '1 second' WHERE grant_id = ${expired.grant}`)
+  await service.write(`UPDATE oauth_tokens SET used_at = now() WHERE grant_id = ${retired.grant}`)
   await revokeGrant(service.database.db, revoked.grant)
-  await service.sql(`UPDATE oauth_grants SET expires_at = now() - interval '1 second' WHERE id = ${ended.grant}`)
+  await service.write(`UPDATE oauth_grants SET expires_at = now() - interval '1 second' WHERE id = ${ended.grant}`)
   await service.sql(`DELETE FROM oauth_grants WHERE id = ${unlinked.grant}`)
   const gone = await makePerson(service, { [o]: 'owner' })
   const ofGone = await issue(gone)

@@ -1,9 +1,11 @@
 import { sql } from 'drizzle-orm'
 import t from 'tap'
 import { hashToken, mintCredential } from '../src/crypto/bearer.ts'
-import { generateMasterKey } from '../src/crypto/keyring.ts'
+import { createKeyring, generateMasterKey, parseMasterKey } from '../src/crypto/keyring.ts'
 import { connect } from '../src/db/database.ts'
 import { createCode, createGrant } from '../src/repositories/oauth.ts'
+import { authenticateTable } from '../src/repositories/adoption.ts'
+import { openRows } from '../src/vault/rows.ts'
 import { CALLBACK, makePerson, pkce, post } from './helpers/people.ts'
 import { hasPostgres, startPostgres } from './helpers/postgres.ts'
 import { startServer } from './helpers/process.ts'
@@ -26,6 +28,7 @@ t.test('two processes on one PostgreSQL', { skip: !hasPostgres() && 'PostgreSQL 
   const startAgain = () => startServer(t, env)
   const servers = [one.address, other.address]
   const database = await connect({ url: postgres.url, pool: 6 })
+  await openRows(database, createKeyring([parseMasterKey(env.MASTER_KEY)]))
   t.teardown(() => database.close())
   const [{ id: organization }] = await database.db.execute(sql`SELECT id FROM organizations`) as unknown as [{ id: string }]
   const rosa = await makePerson({ database }, { [organization]: 'owner' })
@@ -165,6 +168,7 @@ t.test('two processes on one PostgreSQL', { skip: !hasPostgres() && 'PostgreSQL 
     t.equal(refreshed.status, 200, 'the refresh token was not used')
     // The code may have expired meanwhile; if it has, that alone is the reason.
     await database.db.execute(sql`UPDATE oauth_codes SET expires_at = now() + interval '1 minute' WHERE code_hash = ${hashToken(exchange.code)}`)
+    await authenticateTable(database.db, 'oauth_codes')
     t.equal((await ask(0, exchange)).status, 200, 'the code was not used')
   })
 })

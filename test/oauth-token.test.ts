@@ -326,7 +326,7 @@ inBoth('OA-45: the verifier has the form of RFC 7636 and is the one behind the c
   t.equal(pkce(good[0]).challenge, 'E9Melhoa2OwvFrEMTJguCHaoeK1t8URWbuGJSstw-cM', 'RFC 7636, appendix B')
   for (const verifier of good) {
     const { code, exchange } = await newCode()
-    await service.sql(`UPDATE oauth_codes SET code_challenge = '${pkce(verifier).challenge}' WHERE code_hash = ${hex(code)}`)
+    await service.write(`UPDATE oauth_codes SET code_challenge = '${pkce(verifier).challenge}' WHERE code_hash = ${hex(code)}`)
     // The challenge itself is not the verifier: that would be the method "plain".
     refused(t, await ask({ ...exchange, code_verifier: pkce(verifier).challenge }, as), 'invalid_grant', 'plain')
     t.equal((await ask({ ...exchange, code_verifier: verifier }, as)).status, 200, verifier)
@@ -352,7 +352,7 @@ inBoth('OA-48: unknown, expired, used and foreign codes get one and the same ans
   const [{ left }] = await service.sql(`SELECT extract(epoch FROM expires_at - now())::int AS left FROM oauth_codes WHERE code_hash = ${hex(expired.code)}`) as [{ left: number }]
   t.ok(left > 0 && left <= 60, `a code lives for a minute: ${left}`)
   for (const [{ code }, seconds] of [[expired, 61], [justInTime, 30]] as const) {
-    await service.sql(`UPDATE oauth_codes SET expires_at = expires_at - interval '${seconds} seconds' WHERE code_hash = ${hex(code)}`)
+    await service.write(`UPDATE oauth_codes SET expires_at = expires_at - interval '${seconds} seconds' WHERE code_hash = ${hex(code)}`)
   }
   await ask(used.exchange)
   const answers = await Promise.all([
@@ -398,7 +398,7 @@ inBoth('OA-50: a second use with a wrong verifier, client or address revokes not
 
 inBoth('OA-51: a code without a challenge cannot be redeemed, with a verifier or without one', async (t, as) => {
   const { code, exchange, grant } = await newCode()
-  await service.sql(`UPDATE oauth_codes SET code_challenge = NULL WHERE code_hash = ${hex(code)}`)
+  await service.write(`UPDATE oauth_codes SET code_challenge = NULL WHERE code_hash = ${hex(code)}`)
   refused(t, await ask(exchange, as), 'invalid_grant')
   refused(t, await ask(without(exchange, 'code_verifier'), as), 'invalid_request')
   refused(t, await ask({ ...exchange, code_verifier: '' }, as), 'invalid_request')
@@ -412,7 +412,7 @@ const ENDS: Record<string, (person: Person) => Promise<unknown>> = {
   'a new password': async ({ id }) => changePassword(db, id, await hashPassword('another battery staple')),
   'a disabled user': async ({ id }) => setDisabled(db, id, true),
   'signing out everywhere': async ({ id }) => endEverything(db, id),
-  'a withdrawn consent': async ({ id }) => service.sql(`UPDATE oauth_grants SET revoked_at = now() WHERE user_id = ${id}`),
+  'a withdrawn consent': async ({ id }) => service.write(`UPDATE oauth_grants SET revoked_at = now() WHERE user_id = ${id}`),
   'a deleted user': async ({ id }) => service.sql(`DELETE FROM users WHERE id = ${id}`)
 }
 
@@ -589,8 +589,8 @@ inBoth('OA-62: a refresh token ends 30 days after the last refresh, and its fami
   t.same(await days(), { idle: 30, family: 90 })
   // As if so many days had gone by.
   const wait = async (time: string) => {
-    await service.sql(`UPDATE oauth_tokens SET refresh_expires_at = refresh_expires_at - interval '${time}', access_expires_at = access_expires_at - interval '${time}' WHERE grant_id = ${grant}`)
-    await service.sql(`UPDATE oauth_grants SET expires_at = expires_at - interval '${time}' WHERE id = ${grant}`)
+    await service.write(`UPDATE oauth_tokens SET refresh_expires_at = refresh_expires_at - interval '${time}', access_expires_at = access_expires_at - interval '${time}' WHERE grant_id = ${grant}`)
+    await service.write(`UPDATE oauth_grants SET expires_at = expires_at - interval '${time}' WHERE id = ${grant}`)
   }
   await wait('29 days')
   t.equal(await call(access), 401)
@@ -602,12 +602,12 @@ inBoth('OA-62: a refresh token ends 30 days after the last refresh, and its fami
   await wait('29 days')
   const fourth = await ask(refreshOf(third.body.refresh_token), as)
   t.equal(fourth.status, 200, fourth.text)
-  await service.sql(`UPDATE oauth_grants SET expires_at = now() - interval '1 second' WHERE id = ${grant}`)
+  await service.write(`UPDATE oauth_grants SET expires_at = now() - interval '1 second' WHERE id = ${grant}`)
   t.equal(await call(fourth.body.access_token), 401, 'no access token outlives the family')
   refused(t, await ask(refreshOf(fourth.body.refresh_token), as), 'invalid_grant', '90 days')
 
   const idle = await newTokens(as)
-  await service.sql(`UPDATE oauth_tokens SET refresh_expires_at = refresh_expires_at - interval '30 days 1 second' WHERE grant_id = ${idle.grant}`)
+  await service.write(`UPDATE oauth_tokens SET refresh_expires_at = refresh_expires_at - interval '30 days 1 second' WHERE grant_id = ${idle.grant}`)
   refused(t, await ask(refreshOf(idle.refresh), as), 'invalid_grant', '30 days')
   t.strictSame(await reuses(idle.grant), [], 'late is not twice')
 })
@@ -641,7 +641,7 @@ inBoth('OA-71: 200 and one body, whatever the token and the client are', async (
   const { access, refresh } = await newTokens(as)
   const dead = await newTokens(as)
   const expired = await newTokens(as)
-  await service.sql(`UPDATE oauth_tokens SET refresh_expires_at = now() - interval '1 day', access_expires_at = now() - interval '1 day' WHERE grant_id = ${expired.grant}`)
+  await service.write(`UPDATE oauth_tokens SET refresh_expires_at = now() - interval '1 day', access_expires_at = now() - interval '1 day' WHERE grant_id = ${expired.grant}`)
   const client_id = 'dotenv-cli'
   const requests: Parameters[] = [
     { token: dead.refresh, client_id }, { token: dead.refresh, client_id }, { token: expired.refresh, client_id }, { token: expired.access, client_id },
@@ -757,11 +757,11 @@ t.test('OA-25 OA-62: what is over is removed when more is made, and what a secon
 
   const [old, revoked, lately, living] = [await exchanged(), await exchanged(), await exchanged(), await exchanged()]
   const unredeemed = await newCode({ app, person })
-  await app.sql(`UPDATE oauth_grants SET expires_at = now() - interval '25 hours' WHERE id = ${old.grant}`)
-  await app.sql(`UPDATE oauth_grants SET revoked_at = now() - interval '25 hours' WHERE id = ${revoked.grant}`)
-  await app.sql(`UPDATE oauth_grants SET revoked_at = now() - interval '23 hours' WHERE id = ${lately.grant}`)
-  await app.sql(`UPDATE oauth_codes SET expires_at = now() - interval '25 hours' WHERE grant_id IN (${unredeemed.grant}, ${living.grant})`)
-  await app.sql(`UPDATE oauth_tokens SET access_expires_at = now() - interval '80 days', refresh_expires_at = now() - interval '50 days' WHERE used_at IS NOT NULL AND grant_id = ${living.grant}`)
+  await app.write(`UPDATE oauth_grants SET expires_at = now() - interval '25 hours' WHERE id = ${old.grant}`)
+  await app.write(`UPDATE oauth_grants SET revoked_at = now() - interval '25 hours' WHERE id = ${revoked.grant}`)
+  await app.write(`UPDATE oauth_grants SET revoked_at = now() - interval '23 hours' WHERE id = ${lately.grant}`)
+  await app.write(`UPDATE oauth_codes SET expires_at = now() - interval '25 hours' WHERE grant_id IN (${unredeemed.grant}, ${living.grant})`)
+  await app.write(`UPDATE oauth_tokens SET access_expires_at = now() - interval '80 days', refresh_expires_at = now() - interval '50 days' WHERE used_at IS NOT NULL AND grant_id = ${living.grant}`)
   const after = await exchanged()
   const last = await newCode({ app, person })
   const left = async (table: string, column = 'grant_id') => (await app.sql(`SELECT DISTINCT ${column} AS id FROM ${table} ORDER BY 1`)).map(({ id }) => Number(id))
@@ -789,10 +789,10 @@ t.test('OA-25 OA-62: what is over is removed when more is made, and what a secon
   await device('browser')
   const bytes = (name: string) => `sha256((i || '${name}')::bytea)`
   const many = 'FROM generate_series(1, 250) AS i'
-  await app.sql(`INSERT INTO sessions (token_hash, user_id, expires_at) SELECT ${bytes('expired')}, ${person.id}, now() - interval '1 second' ${many}`)
-  await app.sql(`INSERT INTO oauth_requests (id_hash, session_hash, client_id, redirect_uri, code_challenge, scopes, expires_at)
+  await app.write(`INSERT INTO sessions (token_hash, user_id, expires_at) SELECT ${bytes('expired')}, ${person.id}, now() - interval '1 second' ${many}`)
+  await app.write(`INSERT INTO oauth_requests (id_hash, session_hash, client_id, redirect_uri, code_challenge, scopes, expires_at)
     SELECT ${bytes('request')}, ${hex(session)}, 'dotenv-cli', '${CALLBACK}', '${pkce().challenge}', '{}', now() - interval '1 second' ${many}`)
-  await app.sql(`INSERT INTO password_links (token_hash, user_id, expires_at) SELECT ${bytes('link')}, ${person.id}, now() - interval '1 second' ${many}`)
+  await app.write(`INSERT INTO password_links (token_hash, user_id, expires_at) SELECT ${bytes('link')}, ${person.id}, now() - interval '1 second' ${many}`)
   await app.sql(`INSERT INTO sign_in_failures (key, failures, last_at) SELECT ${bytes('failure')}, 9, now() - interval '61 minutes' ${many}`)
   // An earlier link of the same person is void, which is another matter.
   const others = [await makePerson(app), await makePerson(app)]

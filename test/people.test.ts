@@ -8,6 +8,7 @@ import { COSTS } from '../src/crypto/costs.ts'
 import { hashPassword, PasswordWorkOverloaded } from '../src/crypto/passwords.ts'
 import { createGrant, createPair } from '../src/repositories/oauth.ts'
 import { rememberDevice } from '../src/repositories/attempts.ts'
+import { transaction } from '../src/db/database.ts'
 import { changePassword, createMember, createPasswordLink, createSession, createUser, findUser, setDisabled, updatePasswordHash } from '../src/repositories/users.ts'
 import { effectiveScopes, scopesOfRole } from '../src/rules/roles.ts'
 import { makeLevel, startApp, type Answer, type Caller, type TestApp } from './helpers/app.ts'
@@ -162,7 +163,7 @@ t.test('CR-40: a hash of older parameters is made anew at sign-in, and ends noth
   const before = sessionOf(await signIn(person.email, person.password))
   const caller = await callerFor(person, nimbus.organization)
   const old = await new Argon2id({ memorySize: 8192, iterations: 1, parallelism: 1 }).hash(person.password)
-  await service.sql(`UPDATE users SET password_hash = '${old}' WHERE id = ${person.id}`)
+  await service.write(`UPDATE users SET password_hash = '${old}' WHERE id = ${person.id}`)
   t.equal((await signIn(person.email, 'wrong password')).status, 422)
   t.equal((await findUser(db, person.id))!.password_hash, old, 'a wrong password changes nothing')
   const both = await Promise.all([signIn(person.email, person.password), signIn(person.email, person.password)])
@@ -190,7 +191,7 @@ t.test('OA-63: a sign-in under way does not outlive the password that it was mad
     const person = await makePerson(service)
     const under = Array.from({ length: 4 }, () => signIn(person.email, person.password))
     await new Promise((resolve) => setTimeout(resolve, 20 * round))
-    await service.app.db.transaction((tx) => changePassword(tx as never, person.id, next))
+    await transaction(db, (db) => changePassword(db, person.id, next))
     for (const answer of await Promise.all(under)) {
       const cookie = sessionOf(answer)
       if (cookie !== undefined && await isAlive(cookie)) t.fail(`round ${round}: a session of the old password lives`)
@@ -509,7 +510,7 @@ t.test('CR-42: one address of the network may try twice as often as it may ask f
 t.test('CR-44: a session ends after 12 hours without use, after seven days, and with the account', async (t) => {
   const person = await makePerson(service)
   const begin = async () => sessionOf(await signIn(person.email, person.password))!
-  const age = (cookie: string, change: string) => service.sql(`UPDATE sessions SET ${change} WHERE token_hash = '\\x${hashToken(cookie).toString('hex')}'`)
+  const age = (cookie: string, change: string) => service.write(`UPDATE sessions SET ${change} WHERE token_hash = '\\x${hashToken(cookie).toString('hex')}'`)
   const [idle, used, old, spare] = [await begin(), await begin(), await begin(), await begin()]
   for (const cookie of [idle, used, old, spare]) t.ok(await isAlive(cookie))
   const [life] = await service.sql(`SELECT round(extract(epoch FROM expires_at - created_at) / 3600)::int AS hours FROM sessions WHERE token_hash = '\\x${hashToken(spare).toString('hex')}'`)
@@ -623,7 +624,7 @@ t.test('CR-41: a link sets a password once, within three days, and not after a n
   t.equal((await signIn(person.email, 'second password')).status, 422)
 
   const late = await linkFor(person)
-  await service.sql(`UPDATE password_links SET expires_at = now() - interval '1 second' WHERE user_id = ${person.id}`)
+  await service.write(`UPDATE password_links SET expires_at = now() - interval '1 second' WHERE user_id = ${person.id}`)
   const unknown = await open(mintSecret())
   const gone = await open(late)
   t.equal(gone.status, 404)
@@ -660,7 +661,7 @@ t.test('GET /api/v1/user answers the exact shapes, for a user and for an API tok
   await service.sql(`UPDATE organizations SET name = 'Aero' WHERE id = '${other}'`)
   const invited = (await service.organization()).organization
   const person = await makePerson(service, { [ulid]: 'owner', [other]: 'billing_manager', [invited]: 'owner' })
-  await service.sql(`UPDATE members SET status = 'invited' WHERE organization_id = '${invited}' AND user_id = ${person.id}`)
+  await service.write(`UPDATE members SET status = 'invited' WHERE organization_id = '${invited}' AND user_id = ${person.id}`)
   const caller = await callerFor(person, ulid, [])
   const { status, body, headers } = await caller.call('GET', '/user')
   t.equal(status, 200)
@@ -704,7 +705,7 @@ t.test('GET /api/v1/organizations and /organization: what the caller can see', a
   await service.sql(`UPDATE organizations SET name = 'A' WHERE id = '${a}'`)
   await service.sql(`UPDATE organizations SET name = 'B', status = 'suspended' WHERE id = '${b}'`)
   const person = await makePerson(service, { [b]: 'member', [a]: 'api_user', [invited.organization]: 'owner' })
-  await service.sql(`UPDATE members SET status = 'invited' WHERE organization_id = '${invited.organization}'`)
+  await service.write(`UPDATE members SET status = 'invited' WHERE organization_id = '${invited.organization}'`)
   const caller = await callerFor(person, a, [])
   const { status, body } = await caller.call('GET', '/organizations')
   t.equal(status, 200)
@@ -808,7 +809,7 @@ t.test('OA-14: who is demoted or removed is so at the next call; an invitation a
   const caller = await callerFor(person, o)
   const status = async (path: string) => (await caller.call('GET', path)).status
   const keys = `/organizations/${o}/api-keys`
-  const set = (change: string) => service.sql(`UPDATE members SET ${change} WHERE organization_id = '${o}' AND user_id = ${person.id}`)
+  const set = (change: string) => service.write(`UPDATE members SET ${change} WHERE organization_id = '${o}' AND user_id = ${person.id}`)
   t.equal(await status(keys), 200)
   await set("role = 'member'")
   t.equal(await status(keys), 403)

@@ -43,7 +43,7 @@ const ENDINGS: Record<string, () => Promise<Ending>> = {
   },
   'an API token that expires': async () => {
     const { token } = await service.token(o, ['*'])
-    return { token, end: () => service.sql(`UPDATE api_tokens SET expires_at = now() WHERE token_hash = '\\x${hashToken(token).toString('hex')}'`) }
+    return { token, end: () => service.write(`UPDATE api_tokens SET expires_at = now() WHERE token_hash = '\\x${hashToken(token).toString('hex')}'`) }
   },
   'somebody whose account is closed': async () => ({
     token: (await accessToken()).token, end: () => setDisabled(service.database.db, rosa.id, true), undo: () => setDisabled(service.database.db, rosa.id, false)
@@ -54,8 +54,8 @@ const ENDINGS: Record<string, () => Promise<Ending>> = {
   },
   'a member whose role changes': async () => ({
     token: (await accessToken()).token,
-    end: () => service.sql(`UPDATE members SET role = 'auditor' WHERE organization_id = '${o}'`),
-    undo: () => service.sql(`UPDATE members SET role = 'owner' WHERE organization_id = '${o}'`)
+    end: () => service.write(`UPDATE members SET role = 'auditor' WHERE organization_id = '${o}'`),
+    undo: () => service.write(`UPDATE members SET role = 'owner' WHERE organization_id = '${o}'`)
   })
 }
 

@@ -11,13 +11,15 @@ import { report, rewrap } from '../src/commands/rewrap.ts'
 import { loadConfig } from '../src/config.ts'
 import { hashToken, mintApiToken, tokenPrefix } from '../src/crypto/bearer.ts'
 import { createKeyring, generateMasterKey, makeCanary, parseMasterKey, type Keyring } from '../src/crypto/keyring.ts'
-import { connect, transaction, type Database, type Db } from '../src/db/database.ts'
+import { authorityOf, connect, transaction, type Database, type Db } from '../src/db/database.ts'
 import { encryption_keys, organizations } from '../src/db/tables.ts'
+import { authenticateTable } from '../src/repositories/adoption.ts'
 import { countWrapped, createCanary, listCanaries } from '../src/repositories/master-keys.ts'
 import { createOrganization } from '../src/repositories/organizations.ts'
 import { createToken } from '../src/repositories/tokens.ts'
 import { dataKeyOf, keyCheckOf, keyStringOf, makeServerKey, makeStorageKey, registerClientKey, saltOf, storageKeyOf } from '../src/vault/keys.ts'
 import { holdCanary } from '../src/vault/master-keys.ts'
+import { openRows } from '../src/vault/rows.ts'
 import { freshDatabase } from './helpers/app.ts'
 import { clientKey } from './helpers/client.ts'
 import { QUICK } from './helpers/costs.ts'
@@ -271,7 +273,7 @@ async function twoInstances (t: Test) {
   const { database, drop } = await freshDatabase()
   const old = ringOf(OLD, NEW)
   const renewed = ringOf(NEW, OLD)
-  for (const keyring of [old, renewed]) await createCanary(database.db, keyring.currentId, makeCanary(keyring))
+  for (const keyring of [old, renewed]) await openRows(database, keyring)
   const config = loadConfig({ RATE_LIMIT_API: '0', LOG_LEVEL: 'silent' })
   const apps = await Promise.all([old, renewed].map((keyring) => buildApp({ config, database, keyring, costs: QUICK })))
   t.teardown(async () => {
@@ -303,7 +305,7 @@ t.test('CR-14: what one instance wraps the other opens, before a re-wrap and aft
     t.same((await read('GET', `/${slug}/encryption-key`)).body, (await write('GET', `/${slug}/encryption-key`)).body)
   }
   const outcome = await rewrap({ database, keyring: renewed })
-  t.same(outcome, { rewrapped: 4, failures: [], older: [{ id: 'k1', values: 0 }] }, 'the storage key; key string, data key and salt of one project')
+  t.same(outcome, { rewrapped: 5, failures: [], older: [{ id: 'k1', values: 0 }] }, 'the key of rows; the storage key; key string, data key and salt of one project')
   for (const through of [throughOld, throughNew]) {
     t.equal((await through('GET', '/one/secrets?decrypt=true')).body.data.attributes.levels.project.content, 'VALUE=one')
   }
@@ -328,6 +330,7 @@ t.test('CR-26: a rotated key is frozen; a re-wrap alone puts its values under an
     ...registerClientKey(old, { ...of, version: 2 }, { check: Buffer.from(second.proof, 'base64'), salt: second.salt, iterations: 1000, hint: undefined }), ...of, is_active: true
   })
   await rowsOf(db, `UPDATE projects SET key_version = 2 WHERE id = '${project_id}'`)
+  await authenticateTable(db, 'projects')
   // A key of the server that it had to forget, and one that it has.
   const kept = await makeServerKey(old, { ...of, version: 3 })
   const forgotten = registerClientKey(old, { ...of, version: 4 }, tripleOf(4))
@@ -356,7 +359,7 @@ t.test('CR-26: a rotated key is frozen; a re-wrap alone puts its values under an
   await t.rejects(transaction(db, async (db) => rowsOf(db, `UPDATE encryption_keys SET iterations = 1, salt = salt WHERE project_id = '${project_id}'`)), /a rotated key is never changed/)
   t.strictSame(await checksums(db), before)
 
-  t.match(await rewrap({ database, keyring: renewed }), { rewrapped: 1 + 2 + 2 + 3 + 1, failures: [], older: [{ id: 'k1', values: 0 }] })
+  t.match(await rewrap({ database, keyring: renewed }), { rewrapped: 1 + 1 + 2 + 2 + 3 + 1, failures: [], older: [{ id: 'k1', values: 0 }] })
   t.equal(await frozenOf(db), frozen)
   t.strictSame((await throughNew('GET', '/orbit/encryption-key/history')).body.data, history, 'salt and check of rotated keys are what they were')
   const [row] = await db.select().from(encryption_keys).where(eq(encryption_keys.version, 3))
@@ -380,7 +383,7 @@ t.test('values that do not open are told by table and id, left as they are, and 
   const before = await db.select().from(encryption_keys).where(sql`id <> ${keys[2]}`).orderBy(encryption_keys.id)
   const outcome = await rewrap({ database, keyring: renewed })
   t.same(outcome, {
-    rewrapped: 3,
+    rewrapped: 4,
     failures: [
       `organizations ${other}: a wrapped value does not open, it was changed or moved in the database; left as it is`,
       `encryption_keys ${keys[0]}: the master key "zz" is not in the ring; left as it is`,
@@ -405,7 +408,7 @@ t.test('values that do not open are told by table and id, left as they are, and 
 t.test('CR-14: a key that somebody is just wrapping with is not forgotten, and what somebody is just changing is not overwritten', needsServer, async (t) => {
   const { database, db, old, renewed, organization, throughOld } = await twoInstances(t)
   await rewrap({ database, keyring: renewed })
-  await createCanary(db, 'k1', makeCanary(old))
+  await createCanary(db, 'k1', makeCanary(old, authorityOf(db).fingerprint))
 
   await t.test('the removal of a canary waits for whoever holds it, and is undone', async (t) => {
     const id = ulid()
@@ -424,7 +427,7 @@ t.test('CR-14: a key that somebody is just wrapping with is not forgotten, and w
   })
 
   await t.test('whoever wraps while a canary is removed waits for that, and makes it anew', async (t) => {
-    await createCanary(db, 'k1', makeCanary(old))
+    await createCanary(db, 'k1', makeCanary(old, authorityOf(db).fingerprint))
     let making: ReturnType<Through> | undefined
     await transaction(db, async (db) => {
       await rowsOf(db, "DELETE FROM master_key_canaries WHERE key_id = 'k1'")

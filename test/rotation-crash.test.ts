@@ -22,6 +22,7 @@ import { createOrganization } from '../src/repositories/organizations.ts'
 import { createToken } from '../src/repositories/tokens.ts'
 import { openCurrent, openVersion } from '../src/vault/documents.ts'
 import { dataKeyOf, keyCheckOf, keyStringOf, makeStorageKey, saltOf, storageKeyOf } from '../src/vault/keys.ts'
+import { openRows } from '../src/vault/rows.ts'
 import { createHistoryWorker } from '../src/vault/worker.ts'
 import { clientKey, type ClientKey } from './helpers/client.ts'
 import { QUICK } from './helpers/costs.ts'
@@ -204,6 +205,7 @@ const triple = ({ registration: { storage_mode: _, ...rest } }: ClientKey) => re
 /** Projects for every operation, in one organization, and the operations. */
 async function seed (database: Database, documents: number): Promise<{ token: string, organization: string, operations: Operation[] }> {
   const keyring = ringOf(OLD)
+  await openRows(database, keyring)
   const app = await buildApp({ config: loadConfig(WITH_OLD), database, keyring, costs: QUICK })
   const organization = ulid()
   const token = mintApiToken(organization)

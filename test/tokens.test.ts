@@ -5,6 +5,7 @@ import { SCOPE_NAMES } from '../schemas/scopes.ts'
 import { buildApp } from '../src/app.ts'
 import { TOKEN_PATTERN, mintApiToken } from '../src/crypto/bearer.ts'
 import { connect, type Database } from '../src/db/database.ts'
+import { openRows } from '../src/vault/rows.ts'
 import { freshDatabase, makeLevel, startApp, type Answer, type Caller } from './helpers/app.ts'
 
 const service = await startApp(t)
@@ -132,7 +133,7 @@ t.test('CR-33: a deleted or expired token is dead at once, on every instance', a
   const deleted = await owner.call('DELETE', `${keysOf(owner)}/${gone.api_key.id}`)
   t.strictSame([deleted.status, deleted.text], [204, ''])
   t.strictSame(await statuses(gone.token), [401, 401])
-  await service.sql(`UPDATE api_tokens SET expires_at = now() WHERE id = ${expiring.api_key.id}`)
+  await service.write(`UPDATE api_tokens SET expires_at = now() WHERE id = ${expiring.api_key.id}`)
   t.strictSame(await statuses(expiring.token), [401, 401], 'the database’s clock decides')
   t.equal((await owner.call('DELETE', `${keysOf(owner)}/${gone.api_key.id}`)).status, 404, 'it is gone')
   t.strictSame((await owner.call('GET', keysOf(owner))).body.data.map(({ id }: { id: string }) => id).includes(gone.api_key.id), false)
@@ -148,6 +149,7 @@ async function anotherInstance (t: { teardown (fn: () => unknown): void }) {
     const [row] = await service.sql('SELECT current_database() AS name')
     url.pathname = `/${String(row?.name)}`
     database = await connect({ url: url.href, pool: 2 })
+    await openRows(database, service.keyring)
     t.teardown(() => database.close())
   }
   const app = await buildApp({ config: service.config, database, keyring: service.keyring, costs: service.app.costs, logStream: { write: () => {} } })

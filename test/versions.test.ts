@@ -586,7 +586,7 @@ async function rotateClient (caller: Caller, slug: string, { proof, salt }: Clie
 async function rotate (caller: Caller, project: string, key: NewKey) {
   await test.sql(`UPDATE encryption_keys SET is_active = false, rotated_at = now() WHERE project_id = '${project}'`)
   await test.database.db.insert(encryption_keys).values({ ...key, organization_id: caller.organization, project_id: project, is_active: true })
-  await test.sql(`UPDATE projects SET key_version = ${key.version} WHERE id = '${project}'`)
+  await test.write(`UPDATE projects SET key_version = ${key.version} WHERE id = '${project}'`)
 }
 
 async function age (caller: Caller, version: string, interval: string) {

@@ -1,9 +1,10 @@
 import { chmodSync, existsSync } from 'node:fs'
 import { join } from 'node:path'
 import { ConfigError, readKeyFile, type Config } from '../config.ts'
-import { checkCanary, createKeyring, generateMasterKey, makeCanary, MasterKeyMissing, parseMasterKey, type Keyring } from '../crypto/keyring.ts'
+import { createKeyring, generateMasterKey, MasterKeyMissing, openCanary, parseMasterKey, type Keyring } from '../crypto/keyring.ts'
 import { connect, type Database } from '../db/database.ts'
-import { createCanary, listCanaries, wrapsNothing } from '../repositories/master-keys.ts'
+import { listCanaries, wrapsNothing } from '../repositories/master-keys.ts'
+import { openRows } from '../vault/rows.ts'
 import { makeDirectoryDurably, syncWithName, writeDurably } from './durable.ts'
 
 /** A reason to stop that the operator can act on: one line, exit 1. */
@@ -15,7 +16,8 @@ export interface Opened { database: Database, keyring: Keyring }
 
 /**
  * Opens the database and the master keys, brings the schema up to date, and proves that every master key that ever
- * wrapped something is there and right. A wrong or missing key ends the start before anything is changed or listened to.
+ * wrapped something is there and right, and so is the key that authenticates rows. A wrong or missing key ends the start
+ * before anything is changed or listened to.
  */
 export async function open (config: Config, onFatal?: (error: Error) => void): Promise<Opened> {
   const given = readMasterKey(config)
@@ -24,12 +26,34 @@ export async function open (config: Config, onFatal?: (error: Error) => void): P
     const keyring = makeKeyring(config, given ?? await makeMasterKey(config, database))
     await checkKeys(database, keyring)
     await database.migrate()
-    await createCanary(database.db, keyring.currentId, makeCanary(keyring))
+    tellOfAdoption(await openRows(database, keyring))
     return { database, keyring }
   } catch (error) {
     await database.close()
     throw error
   }
+}
+
+/**
+ * Brings the schema up to date, and the rows of a database from before they were authenticated along, where the master
+ * key is at hand; else the first start does that. An empty database needs no key.
+ */
+export async function migrate (config: Config): Promise<void> {
+  const database = await openDatabase(config)
+  try {
+    await database.migrate()
+    const key = readMasterKey(config)
+    if (key === undefined || (await listCanaries(database.db)).length === 0) return
+    const keyring = makeKeyring(config, key)
+    await checkKeys(database, keyring)
+    tellOfAdoption(await openRows(database, keyring))
+  } finally {
+    await database.close()
+  }
+}
+
+function tellOfAdoption (rows: number) {
+  if (rows > 0) say(`${rows} rows are authenticated from now on: one that is changed outside the service counts no more`)
 }
 
 /** Connects alone, as `migrate` does. */
@@ -86,7 +110,7 @@ function dataDirectory ({ dataDir }: Config): string {
 async function checkKeys ({ db }: Database, keyring: Keyring): Promise<void> {
   for (const { key_id, canary } of await listCanaries(db)) {
     try {
-      checkCanary(keyring, canary)
+      openCanary(keyring, canary)
     } catch (error) {
       throw new StartError(error instanceof MasterKeyMissing
         ? `Master key ${key_id} is missing: the database holds records under it. Give it in MASTER_KEY, or in MASTER_KEYS_PREVIOUS`

@@ -2,8 +2,10 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import { IntegrityError } from '../crypto/at-rest.ts'
 import { MasterKeyMissing, type Keyring } from '../crypto/keyring.ts'
 import { databaseError, DatabaseUnavailable, transaction, type Db } from '../db/database.ts'
-import { countWrapped, deleteCanary, lockStorageKeys, lockWrappedKeys, updateStorageKeys, updateWrappedKeys } from '../repositories/master-keys.ts'
-import { holdCanary, rewrapKey, rewrapStorageKey, type Rewrapped } from '../vault/master-keys.ts'
+import {
+  countWrapped, deleteCanary, lockServiceKeys, lockStorageKeys, lockWrappedKeys, updateServiceKeys, updateStorageKeys, updateWrappedKeys
+} from '../repositories/master-keys.ts'
+import { holdCanary, rewrapKey, rewrapServiceKey, rewrapStorageKey, type Rewrapped } from '../vault/master-keys.ts'
 import type { Opened } from './open.ts'
 
 const BATCH = 200
@@ -34,6 +36,7 @@ interface Table<Id, Row> {
   update: (db: Db, rows: readonly Row[]) => Promise<void>
 }
 
+const SERVICE_KEYS = { name: 'service_keys', first: '', lock: lockServiceKeys, rewrap: rewrapServiceKey, update: updateServiceKeys }
 const STORAGE_KEYS = { name: 'organizations', first: '', lock: lockStorageKeys, rewrap: rewrapStorageKey, update: updateStorageKeys }
 const KEYS = { name: 'encryption_keys', first: 0, lock: lockWrappedKeys, rewrap: rewrapKey, update: updateWrappedKeys }
 
@@ -46,7 +49,8 @@ export async function rewrap ({ database, keyring }: Opened): Promise<Outcome> {
   let failures: string[] = []
   for (let pass = 1; pass <= PASSES; pass++) {
     failures = []
-    const moved = await passOver(database.db, keyring, STORAGE_KEYS, failures) + await passOver(database.db, keyring, KEYS, failures)
+    const moved = await passOver(database.db, keyring, SERVICE_KEYS, failures) + await passOver(database.db, keyring, STORAGE_KEYS, failures) +
+      await passOver(database.db, keyring, KEYS, failures)
     rewrapped += moved
     if (moved === 0) break
   }

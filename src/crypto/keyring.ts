@@ -14,6 +14,7 @@ const ID_PATTERN = /^[A-Za-z0-9._-]{1,32}$/
 const CACHED_KEYS = 1000
 const CACHE_MILLISECONDS = 10 * 60 * 1000
 const CANARY = Buffer.from('strongroom canary')
+const WITH_ROWS = Buffer.from('strongroom canary, rows are authenticated under the key ')
 
 /** One master key. The id is no secret: it is stored beside everything that the key wrapped. */
 export interface MasterKey { id: string, key: KeyObject }
@@ -24,8 +25,8 @@ export interface Keyring {
   currentId: string
   /** All ids of the ring, newest first. */
   ids: string[]
-  /** Wraps under the newest key, for one place. */
-  wrap (plaintext: Buffer, place: Buffer): Buffer
+  /** Wraps under the newest key, for one place; canaries under each key of the ring. */
+  wrap (plaintext: Buffer, place: Buffer, under?: string): Buffer
   /** What was wrapped for this place; throws MasterKeyMissing or IntegrityError. */
   unwrap (wrapped: Buffer, place: Buffer): Buffer
   /** The same for a wrapped 32-byte key, remembered for at most ten minutes (CR-16). */
@@ -64,8 +65,9 @@ export function createKeyring (keys: MasterKey[]): Keyring {
   return {
     currentId: current.id,
     ids: [...ring.keys()],
-    wrap (plaintext, place) {
-      const { id, key } = current
+    wrap (plaintext, place, id = current.id) {
+      const key = ring.get(id)
+      if (!key) throw new MasterKeyMissing(id)
       return Buffer.concat([Buffer.of(id.length), Buffer.from(id), sealAtRest(key, plaintext, wrappedPlace(id, place))])
     },
     unwrap,
@@ -106,14 +108,23 @@ export function generateMasterKey (): { id: string, text: string } {
   return { id, text: `${id}:${random(32).toString('base64')}` }
 }
 
-/** A value to keep in the database: it shows at start whether the ring fits the database (CR-13). */
-export function makeCanary (keyring: Keyring): Buffer {
-  return keyring.wrap(CANARY, encodePlace('canary'))
+/**
+ * A value to keep in the database for a master key of the ring: it shows at start whether the ring fits the database
+ * (CR-13), and under which key its rows are authenticated. Without that master key nobody can make one that says less.
+ */
+export function makeCanary (keyring: Keyring, rowKeyFingerprint: Buffer, id = keyring.currentId): Buffer {
+  return keyring.wrap(Buffer.concat([WITH_ROWS, rowKeyFingerprint]), encodePlace('canary'), id)
 }
 
-/** Returns when the ring opens the canary; throws MasterKeyMissing or IntegrityError as `unwrap` does. */
-export function checkCanary (keyring: Keyring, canary: Buffer): void {
-  if (!sameBytes(keyring.unwrap(canary, encodePlace('canary')), CANARY)) throw new IntegrityError()
+/**
+ * The fingerprint of the row key that the canary names; undefined for one of a database from before rows were
+ * authenticated. Throws MasterKeyMissing or IntegrityError when the ring does not open it.
+ */
+export function openCanary (keyring: Keyring, canary: Buffer): Buffer | undefined {
+  const content = keyring.unwrap(canary, encodePlace('canary'))
+  if (sameBytes(content, CANARY)) return undefined
+  if (!sameBytes(content.subarray(0, WITH_ROWS.length), WITH_ROWS)) throw new IntegrityError()
+  return content.subarray(WITH_ROWS.length)
 }
 
 /** The id is part of the place, so relabelling a wrapped value is a manipulation like any other. */

@@ -13,5 +13,6 @@ export const moment = () => timestamp({ withTimezone: true, mode: 'date', precis
  */
 export const counted = (subquery: SQL) => sql<number>`${subquery}`
 
-/** Rows with sealed bytes for `jsonb_to_recordset`, base64 in place of the bytes: the driver takes no lists of bytes. */
-export const sealedJson = (rows: readonly { sealed: Buffer }[]) => JSON.stringify(rows.map((row) => ({ ...row, sealed: row.sealed.toString('base64') })))
+/** Rows for `jsonb_to_recordset`, base64 in place of bytes: the driver takes no lists of bytes. */
+export const rowsJson = (rows: readonly object[]) => JSON.stringify(rows.map((row) =>
+  Object.fromEntries(Object.entries(row).map(([name, value]) => [name, Buffer.isBuffer(value) ? value.toString('base64') : value]))))

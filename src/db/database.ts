@@ -1,6 +1,7 @@
 import type { PgDatabase, PgQueryResultHKT } from 'drizzle-orm/pg-core'
 import { drizzle } from 'drizzle-orm/postgres-js'
 import postgres, { type Options, type Sql } from 'postgres'
+import { findAuthority, setAuthority, type RowAuthority } from './authority.ts'
 import { openEmbedded } from './embedded.ts'
 import { codeOf, databaseError, DatabaseUnavailable } from './errors.ts'
 import { guard } from './guard.ts'
@@ -9,6 +10,7 @@ import { tlsOf } from './tls.ts'
 
 export { codeOf, databaseError, DatabaseError, DatabaseUnavailable, isForeignKeyViolation, isLockTimeout, isUniqueViolation, LOCK_TIMEOUT } from './errors.ts'
 export { DirectoryLocked } from './lock.ts'
+export { authorityOf, draw, findAuthority, isAuthentic, macOf, setAuthority, updateAuthentic, verifies, type Authenticated, type RowAuthority, type Violation, type ViolationLog } from './authority.ts'
 export { prepared, preparedSql } from './prepared.ts'
 export { TlsError, tlsOf } from './tls.ts'
 
@@ -26,6 +28,10 @@ export interface Database {
   /** For the few transactions that grow with a project: two at a time and a minute long at most. Each statement stays short. */
   patient: Db
   kind: 'postgres' | 'embedded'
+  /** Gives all handles what makes and checks the MACs of rows. */
+  authenticate (authority: RowAuthority): void
+  /** A transaction of any length, for what is done once, before the service serves. */
+  maintain<T> (fn: (db: Db) => Promise<T>): Promise<T>
   /** Brings the schema to this build's version. */
   migrate (): Promise<void>
   /** Answers when the database does, or throws DatabaseUnavailable after about two seconds. */
@@ -82,27 +88,36 @@ function connectPostgres (databaseUrl: string, pool: number): Database {
   const writes = client(forWrites)
   const reads = client(forReads)
 
-  async function migrate () {
-    const alone = client(1, { silence_timeout: null }, {})
+  // On a connection of its own, without a deadline.
+  async function alone<T> (work: (client: Sql) => Promise<T>): Promise<T> {
+    const own = client(1, { silence_timeout: null }, {})
     try {
-      await migrateSchema(alone)
+      return await work(own)
     } catch (error) {
       throw databaseError(error)
     } finally {
-      await alone.end({ timeout: CLOSE_SECONDS })
+      await own.end({ timeout: CLOSE_SECONDS })
     }
   }
 
-  return {
+  const handles = {
     db: handle(guard(writes, forWrites)),
     // Reads are pipelined: several at once on one connection
     reads: handle(guard(reads, forReads * 50)),
     lists: handle(guard(writes, Math.max(1, Math.floor(forWrites / 2)))),
-    patient: handle(guard(writes, Math.min(2, forWrites), undefined, PATIENCE, QUEUE)),
+    patient: handle(guard(writes, Math.min(2, forWrites), undefined, PATIENCE, QUEUE))
+  }
+  return {
+    ...handles,
     kind: 'postgres',
-    migrate,
+    authenticate: authority => authenticate(handles, authority),
+    maintain: fn => alone(client => handle(client).transaction(async tx => await fn(tx))),
+    migrate: () => alone(migrateSchema),
     ping: () => ping(reads),
-    close: async () => { await Promise.all([writes, reads].map(client => client.end({ timeout: CLOSE_SECONDS }))) }
+    close: async () => {
+      await findAuthority(handles.db)?.settled()
+      await Promise.all([writes, reads].map(client => client.end({ timeout: CLOSE_SECONDS })))
+    }
   }
 }
 
@@ -130,6 +145,7 @@ async function connectEmbedded ({ dir, durable, onFatal = () => {}, onWait }: Co
   const db = handle(guard(client, 1, full))
 
   async function close () {
+    await findAuthority(db)?.settled()
     await client.end({ timeout: CLOSE_SECONDS })
     await embedded.close()
   }
@@ -141,12 +157,13 @@ async function connectEmbedded ({ dir, durable, onFatal = () => {}, onWait }: Co
     throw error
   }
   opened = true
+  const handles = { db, reads: db, lists: db, patient: handle(guard(client, 1, full, PATIENCE, QUEUE)) }
   return {
-    db,
-    reads: db,
-    lists: db,
-    patient: handle(guard(client, 1, full, PATIENCE, QUEUE)),
+    ...handles,
     kind: 'embedded',
+    authenticate: authority => authenticate(handles, authority),
+    maintain: fn => embedded.patiently('authenticates its rows', () => handle(client).transaction(async tx => await fn(tx)))
+      .catch(error => { throw databaseError(error) }),
     migrate: () => embedded.patiently('changes the schema', () => migrateSchema(client)).catch(error => { throw databaseError(error) }),
     ping: () => ping(client),
     close
@@ -157,12 +174,19 @@ async function connectEmbedded ({ dir, durable, onFatal = () => {}, onWait }: Co
 export async function transaction<T> (db: Db, fn: (db: Db) => Promise<T>): Promise<T> {
   for (let attempt = 1; ; attempt++) {
     try {
-      return await db.transaction(async tx => await fn(tx))
+      return await db.transaction(async tx => {
+        setAuthority(tx, findAuthority(db))
+        return await fn(tx)
+      })
     } catch (error) {
       const lost = /^(40P01|40001)$/.test(codeOf(error) ?? '')
       if (!lost || attempt === ATTEMPTS) throw databaseError(error)
     }
   }
+}
+
+function authenticate (handles: Pick<Database, 'db' | 'reads' | 'lists' | 'patient'>, authority: RowAuthority) {
+  for (const db of Object.values(handles)) setAuthority(db, authority)
 }
 
 function handle (client: Sql): Db {

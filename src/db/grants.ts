@@ -4,11 +4,12 @@ import { api_tokens, oauth_grants } from './tables.ts'
 
 /**
  * Revokes the grants that a condition names, as far as they are not, and with each of them what was made through it:
- * its pairs count for nothing any more, and its API tokens are deleted. Answers the grants. In a transaction of the
+ * its pairs count for nothing any more, and its API tokens are deleted. It loses its MAC: to take the mark away revives
+ * nothing. Answers the grants. In a transaction of the
  * caller's, the last of what it does to the user or the client.
  */
 export async function revokeGrants (db: Db, which: SQL): Promise<{ id: number, user_id: number }[]> {
-  const grants = await db.update(oauth_grants).set({ revoked_at: sql`now()` }).where(and(which, isNull(oauth_grants.revoked_at)))
+  const grants = await db.update(oauth_grants).set({ revoked_at: sql`now()`, mac: null }).where(and(which, isNull(oauth_grants.revoked_at)))
     .returning({ id: oauth_grants.id, user_id: oauth_grants.user_id })
   if (grants.length === 0) return grants
   const made = inArray(api_tokens.grant_id, grants.map(({ id }) => id))

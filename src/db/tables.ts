@@ -20,6 +20,8 @@ const slug = () => varchar({ length: SLUG_LENGTH }).notNull()
 const count = () => bigint({ mode: 'number' })
 const created = { created_at: moment().notNull().default(sql`now()`) }
 const timestamps = { ...created, updated_at: moment().notNull().default(sql`now()`) }
+/** Over the fields that authenticated.ts names; null once the row has ended, and then nothing revives it. */
+const authenticated = { mac: bytea() }
 
 /** Plans are rows, seeded by a migration and changed by the operator; null is without limit. */
 export const plans = pgTable('plans', {
@@ -34,6 +36,13 @@ export const plans = pgTable('plans', {
 export const master_key_canaries = pgTable('master_key_canaries', {
   key_id: varchar({ length: 32 }).primaryKey(),
   canary: bytea().notNull(),
+  ...created
+})
+
+/** Keys of the service itself, wrapped by a master key. */
+export const service_keys = pgTable('service_keys', {
+  name: varchar({ length: 32 }).primaryKey(),
+  wrapped: bytea().notNull(),
   ...created
 })
 
@@ -77,7 +86,8 @@ export const users = pgTable('users', {
   is_verified: boolean().notNull().default(false),
   /** Set: the account is closed. No sign-in, session or token of it counts. */
   disabled_at: moment(),
-  ...timestamps
+  ...timestamps,
+  ...authenticated
 })
 
 /** What every query of a person selects: all but the password's hash. */
@@ -115,7 +125,8 @@ export const password_links = pgTable('password_links', {
   token_hash: bytea().primaryKey(),
   user_id: count().notNull().references(() => users.id, { onDelete: 'cascade' }),
   expires_at: moment().notNull(),
-  ...created
+  ...created,
+  ...authenticated
 }, (table) => [index().on(table.user_id)])
 
 /** Signed-in browsers. Bearer tokens are elsewhere: neither opens the other's doors. */
@@ -124,7 +135,8 @@ export const sessions = pgTable('sessions', {
   user_id: count().notNull().references(() => users.id, { onDelete: 'cascade' }),
   seen_at: moment().notNull().default(sql`now()`),
   expires_at: moment().notNull(),
-  ...created
+  ...created,
+  ...authenticated
 }, (table) => [index().on(table.user_id), index().on(table.seen_at), index().on(table.expires_at)])
 
 /** Applications that act for users. All are public: they keep no secret. */
@@ -135,7 +147,8 @@ export const oauth_clients = pgTable('oauth_clients', {
   redirect_uris: text().array().notNull(),
   is_first_party: boolean().notNull().default(false),
   disabled_at: moment(),
-  ...created
+  ...created,
+  ...authenticated
 })
 
 /** Authorization requests that wait for somebody's decision, bound to the session that was shown the page. */
@@ -147,7 +160,8 @@ export const oauth_requests = pgTable('oauth_requests', {
   state: text(),
   code_challenge: varchar({ length: 43 }).notNull(),
   scopes: text().array().notNull(),
-  expires_at: moment().notNull()
+  expires_at: moment().notNull(),
+  ...authenticated
 }, (table) => [index().on(table.session_hash), index().on(table.client_id), index().on(table.expires_at)])
 
 /** What a user has granted to a client: everything that was ever issued for it, a family, lives and dies with it. */
@@ -158,7 +172,8 @@ export const oauth_grants = pgTable('oauth_grants', {
   scopes: text().array().notNull(),
   expires_at: moment().notNull(),
   revoked_at: moment(),
-  ...created
+  ...created,
+  ...authenticated
 }, (table) => [index().on(table.user_id), index().on(table.client_id), index().on(table.expires_at), index().on(table.revoked_at)])
 
 /** Authorization codes: redeemed once, and remembered until they expire so that a second use is noticed. */
@@ -169,7 +184,8 @@ export const oauth_codes = pgTable('oauth_codes', {
   code_challenge: varchar({ length: 43 }),
   wrong_verifiers: integer().notNull().default(0),
   used_at: moment(),
-  expires_at: moment().notNull()
+  expires_at: moment().notNull(),
+  ...authenticated
 }, (table) => [index().on(table.grant_id), index().on(table.expires_at)])
 
 /** An access token and its refresh token: one record, so that they end together. A used one stays, to notice a second use. */
@@ -183,7 +199,8 @@ export const oauth_tokens = pgTable('oauth_tokens', {
   access_expires_at: moment().notNull(),
   refresh_expires_at: moment().notNull(),
   used_at: moment(),
-  ...created
+  ...created,
+  ...authenticated
 }, (table) => [index().on(table.grant_id)])
 
 export const members = pgTable('members', {
@@ -191,7 +208,8 @@ export const members = pgTable('members', {
   user_id: count().notNull().references(() => users.id, { onDelete: 'cascade' }),
   role: varchar({ length: 32, enum: ROLES }).notNull(),
   status: varchar({ length: 16, enum: MEMBER_STATUSES }).notNull().default('active'),
-  joined_at: moment().notNull().default(sql`now()`)
+  joined_at: moment().notNull().default(sql`now()`),
+  ...authenticated
 }, (table) => [primaryKey({ columns: [table.organization_id, table.user_id] }), index().on(table.user_id)])
 
 export const api_tokens = pgTable('api_tokens', {
@@ -213,7 +231,8 @@ export const api_tokens = pgTable('api_tokens', {
   /** The person, and the grant of theirs, through which it was made, be it by other tokens between: it ends with both. */
   user_id: count().references(() => users.id, { onDelete: 'cascade' }),
   grant_id: count().references(() => oauth_grants.id, { onDelete: 'cascade' }),
-  ...timestamps
+  ...timestamps,
+  ...authenticated
 }, (table) => [index().on(table.organization_id), index().on(table.user_id), index().on(table.grant_id)])
 
 export const projects = pgTable('projects', {
@@ -227,7 +246,8 @@ export const projects = pgTable('projects', {
   history_policy: varchar({ length: 16, enum: HISTORY_POLICIES }).notNull(),
   /** Version of the one active key; every current document of the project is under it. */
   key_version: integer().notNull(),
-  ...timestamps
+  ...timestamps,
+  ...authenticated
 }, (table) => [primaryKey({ columns: [table.organization_id, table.id] }), uniqueIndex('projects_slug_taken').on(table.organization_id, table.slug)])
 
 // A row's reference to the project of the same organization; below, to its target, environment and history.
@@ -318,7 +338,8 @@ export const targets = pgTable('targets', {
   /** As in `project_counts`. */
   environment_count: integer().notNull().default(0),
   secret_count: integer().notNull().default(0),
-  ...timestamps
+  ...timestamps,
+  ...authenticated
 }, (table) => [
   primaryKey({ columns: [table.organization_id, table.id] }),
   inProject('targets', table),
@@ -338,7 +359,8 @@ export const environments = pgTable('environments', {
   description: text(),
   status: varchar({ length: SLUG_LENGTH }).notNull(),
   is_production: boolean().notNull(),
-  ...timestamps
+  ...timestamps,
+  ...authenticated
 }, (table) => [
   primaryKey({ columns: [table.organization_id, table.id] }),
   inProject('environments', table),
@@ -385,7 +407,8 @@ export const secrets = pgTable('secrets', {
   history_id: ulid().notNull(),
   /** Versions in its history, kept by the statements that change it. */
   version_count: integer().notNull().default(0),
-  ...timestamps
+  ...timestamps,
+  ...authenticated
 }, (table) => [
   primaryKey({ columns: [table.organization_id, table.id] }),
   inProject('secrets', table),

@@ -48,6 +48,8 @@ export async function installAccess (app: FastifyInstance, judgedFor = JUDGED_FO
     if (access !== 'public' && access !== 'authenticated') codes.push('insufficient_permissions')
     if (access !== 'public' && !route.config?.whenInactive) codes.push('organization_inactive')
     if (route.url.includes(':organization')) codes.push('not_found')
+    // Whoever names a place can meet one that was changed outside the service.
+    if (route.url.includes(':project')) codes.push('integrity_error')
     const { body, querystring, response } = route.schema ?? {}
     if (body || querystring) codes.push('validation_failed')
     if (body) codes.push('malformed_json', 'unsupported_media_type')

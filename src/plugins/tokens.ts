@@ -34,7 +34,7 @@ export const tokens: Domain = async (app) => {
   })
 
   app.post('/organizations/:organization/api-keys', {
-    config: { access: 'api-token:create', audit: 'api-token.create' },
+    config: { access: 'api-token:create', audit: 'api-token.create', errors: ['integrity_error'] },
     schema: {
       operationId: 'createApiToken',
       tags: ['api-tokens'],

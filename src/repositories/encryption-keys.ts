@@ -1,6 +1,7 @@
 import { and, desc, eq, lte, sql } from 'drizzle-orm'
 import type { Managed } from '../../schemas/projects.ts'
-import type { Db } from '../db/database.ts'
+import { authenticatedColumns } from '../db/authenticated.ts'
+import { updateAuthentic, verifies, type Db } from '../db/database.ts'
 import { encryption_keys, keyColumns, keyIsNewest, projects } from '../db/tables.ts'
 import { fail } from '../rules/errors.ts'
 import { offsetOf, type PageRequest } from '../rules/pagination.ts'
@@ -30,9 +31,9 @@ const keysOf = ({ organization_id, id }: Pick<KeyState, 'organization_id' | 'id'
   and(eq(encryption_keys.organization_id, organization_id), eq(encryption_keys.project_id, id))
 
 export async function findActiveKey (db: Db, organizationId: string, project: string): Promise<KeyRow | undefined> {
-  const [row] = await db.select({ key: keyColumns, key_is_newest: keyIsNewest }).from(encryption_keys).innerJoin(projects, itsProject)
+  const [row] = await db.select({ key: keyColumns, key_is_newest: keyIsNewest, project: authenticatedColumns('projects') }).from(encryption_keys).innerJoin(projects, itsProject)
     .where(and(ofProject(organizationId, project), eq(encryption_keys.is_active, true)))
-  if (row?.key_is_newest === false) fail('integrity_error')
+  if (row !== undefined && (!row.key_is_newest || !verifies(db, 'projects', row.project))) fail('integrity_error')
   return row?.key
 }
 
@@ -46,7 +47,8 @@ export async function replaceActiveKey (db: Db, project: KeyState, key: NewKey):
   await db.update(encryption_keys).set({ is_active: false, rotated_at: sql`now()` })
     .where(and(keysOf(project), eq(encryption_keys.is_active, true)))
   const [row] = await db.insert(encryption_keys).values({ ...key, organization_id: project.organization_id, project_id: project.id, is_active: true }).returning(keyColumns)
-  await db.update(projects).set({ key_version: key.version, updated_at: sql`now()` }).where(and(eq(projects.organization_id, project.organization_id), eq(projects.id, project.id)))
+  const its = and(eq(projects.organization_id, project.organization_id), eq(projects.id, project.id))
+  await updateAuthentic(db, 'projects', its, { key_version: key.version }, { updated_at: sql`now()` }) ?? fail('integrity_error')
   return row!
 }
 
@@ -55,7 +57,8 @@ export async function changeCustody (db: Db, project: KeyState, key: Pick<NewKey
   const { managed, key_string, data_key, key_check } = key
   await db.update(encryption_keys).set({ managed, key_string, data_key, key_check })
     .where(and(keysOf(project), eq(encryption_keys.is_active, true)))
-  await db.update(projects).set({ encryption_type: managed, updated_at: sql`now()` }).where(and(eq(projects.organization_id, project.organization_id), eq(projects.id, project.id)))
+  const its = and(eq(projects.organization_id, project.organization_id), eq(projects.id, project.id))
+  await updateAuthentic(db, 'projects', its, { encryption_type: managed }, { updated_at: sql`now()` }) ?? fail('integrity_error')
 }
 
 /** Forgets what the server knew of the project's earlier keys. */

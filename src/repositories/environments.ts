@@ -1,7 +1,9 @@
 import { and, asc, eq, sql } from 'drizzle-orm'
 import type { EnvironmentAttributes } from '../../schemas/environments.ts'
-import type { Db } from '../db/database.ts'
+import { authenticatedColumns } from '../db/authenticated.ts'
+import { macOf, updateAuthentic, verifies, type Db } from '../db/database.ts'
 import { environments, project_counts, projects, targets } from '../db/tables.ts'
+import { fail } from '../rules/errors.ts'
 import { offsetOf, type PageRequest } from '../rules/pagination.ts'
 
 const columns = {
@@ -19,11 +21,13 @@ const columns = {
 export type EnvironmentRow = EnvironmentAttributes & { id: string }
 
 export async function findEnvironment (db: Db, organizationId: string, project: string, target: string, slug: string): Promise<EnvironmentRow | undefined> {
-  const [row] = await db.select(columns).from(environments)
+  const rows = { row: authenticatedColumns('environments'), target: authenticatedColumns('targets'), project: authenticatedColumns('projects') }
+  const [found] = await db.select({ environment: columns, ...rows }).from(environments)
     .innerJoin(targets, and(eq(targets.organization_id, environments.organization_id), eq(targets.id, environments.target_id)))
     .innerJoin(projects, and(eq(projects.organization_id, environments.organization_id), eq(projects.id, environments.project_id)))
     .where(and(eq(projects.organization_id, organizationId), eq(projects.slug, project), eq(targets.slug, target), eq(environments.slug, slug)))
-  return row
+  const isRight = found === undefined || (verifies(db, 'environments', found.row) && verifies(db, 'targets', found.target) && verifies(db, 'projects', found.project))
+  return isRight ? found?.environment : fail('integrity_error')
 }
 
 export async function listEnvironments (
@@ -48,14 +52,16 @@ export interface NewEnvironment {
 
 /** A taken slug is a unique violation. */
 export async function createEnvironment (db: Db, environment: NewEnvironment): Promise<void> {
-  await db.insert(environments).values(environment)
+  await db.insert(environments).values({ ...environment, mac: macOf(db, 'environments', environment) })
   await countEnvironments(db, environment, 1, 0)
 }
 
 export type EnvironmentChanges = Partial<Pick<NewEnvironment, 'name' | 'slug' | 'description' | 'status' | 'is_production'>>
 
 export async function updateEnvironment (db: Db, organizationId: string, id: string, changes: EnvironmentChanges): Promise<void> {
-  await db.update(environments).set({ ...changes, updated_at: sql`now()` }).where(and(eq(environments.organization_id, organizationId), eq(environments.id, id)))
+  const { name, description, ...more } = changes
+  const its = and(eq(environments.organization_id, organizationId), eq(environments.id, id))
+  await updateAuthentic(db, 'environments', its, more, { name, description, updated_at: sql`now()` }) ?? fail('integrity_error')
 }
 
 /** Deletes an environment with its document, whose history was removed before. The caller holds the project's row. */

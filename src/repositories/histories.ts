@@ -1,6 +1,6 @@
 import { and, asc, eq, inArray, isNull, lt, sql, type SQL } from 'drizzle-orm'
 import type { Managed } from '../../schemas/projects.ts'
-import { sealedJson } from '../db/columns.ts'
+import { rowsJson } from '../db/columns.ts'
 import type { Db } from '../db/database.ts'
 import { encryption_keys, keyColumns, organizations, projects, re_encryptions, secret_versions, secrets } from '../db/tables.ts'
 import type { KeyRow } from './encryption-keys.ts'
@@ -121,7 +121,7 @@ export async function findWaiting (
 export async function moveVersions (db: Db, project: KeyState, versions: readonly { id: number, sealed: Buffer, size_bytes: number }[]): Promise<void> {
   await db.execute(sql`
     UPDATE secret_versions v SET key_version = ${project.key_version}, sealed = decode(r.sealed, 'base64'), size_bytes = r.size_bytes
-    FROM jsonb_to_recordset(${sealedJson(versions)}::jsonb) AS r (id bigint, sealed text, size_bytes int)
+    FROM jsonb_to_recordset(${rowsJson(versions)}::jsonb) AS r (id bigint, sealed text, size_bytes int)
     WHERE v.organization_id = ${project.organization_id} AND v.id = r.id`)
   await db.update(re_encryptions).set({ moved: sql`${re_encryptions.moved} + ${versions.length}` })
     .where(and(ofProject(project), isNull(re_encryptions.finished_at)))

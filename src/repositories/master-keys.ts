@@ -1,7 +1,7 @@
 import { and, asc, eq, gt, or, sql, type SQL } from 'drizzle-orm'
 import type { AnyPgColumn } from 'drizzle-orm/pg-core'
 import { codeOf, type Db } from '../db/database.ts'
-import { encryption_keys, master_key_canaries, organizations } from '../db/tables.ts'
+import { encryption_keys, master_key_canaries, organizations, service_keys } from '../db/tables.ts'
 import type { KeyRow } from './encryption-keys.ts'
 
 /** Every master key that wraps something in this database; none on a database without tables. */
@@ -45,6 +45,35 @@ export async function deleteCanary (db: Db, key_id: string): Promise<void> {
   await db.delete(master_key_canaries).where(eq(master_key_canaries.key_id, key_id))
 }
 
+/** Puts a canary in the place of another one of the same master key. */
+export async function replaceCanary (db: Db, key_id: string, canary: Buffer): Promise<void> {
+  await db.update(master_key_canaries).set({ canary }).where(eq(master_key_canaries.key_id, key_id))
+}
+
+/** A wrapped key of the service, by its name. */
+export interface ServiceKeyRow { id: string, wrapped: Buffer }
+
+const serviceKey = { id: service_keys.name, wrapped: service_keys.wrapped }
+
+export async function findServiceKey (db: Db, name: string): Promise<ServiceKeyRow | undefined> {
+  const [row] = await db.select(serviceKey).from(service_keys).where(eq(service_keys.name, name))
+  return row
+}
+
+export async function createServiceKey (db: Db, { id, wrapped }: ServiceKeyRow): Promise<void> {
+  await db.insert(service_keys).values({ name: id, wrapped })
+}
+
+/** The next keys of the service, by name, that are not under this master key; taken until the end of the transaction. */
+export async function lockServiceKeys (db: Db, keyId: string, after: string, limit: number): Promise<ServiceKeyRow[]> {
+  return db.select(serviceKey).from(service_keys).where(and(gt(service_keys.name, after), isNotUnder(service_keys.wrapped, keyId)))
+    .orderBy(asc(service_keys.name)).limit(limit).for('no key update')
+}
+
+export async function updateServiceKeys (db: Db, rows: readonly ServiceKeyRow[]): Promise<void> {
+  for (const { id, wrapped } of rows) await db.update(service_keys).set({ wrapped }).where(eq(service_keys.name, id))
+}
+
 /** An organization's wrapped value. */
 export interface StorageKeyRow { id: string, storage_key: Buffer }
 
@@ -84,7 +113,7 @@ export async function updateWrappedKeys (db: Db, rows: readonly WrappedKeyRow[])
 export async function countWrapped (db: Db, keyId: string): Promise<number> {
   const [row] = await db.execute(sql`
     SELECT count(*)::int AS count FROM (
-      SELECT storage_key AS wrapped FROM organizations UNION ALL SELECT unnest(ARRAY[key_string, data_key, key_check, salt]) FROM encryption_keys
+      SELECT storage_key AS wrapped FROM organizations UNION ALL SELECT wrapped FROM service_keys UNION ALL SELECT unnest(ARRAY[key_string, data_key, key_check, salt]) FROM encryption_keys
     ) w WHERE ${label(sql`wrapped`, keyId)} = ${labelOf(keyId)}::bytea`) as unknown as { count: number }[]
   return row!.count
 }

@@ -2,7 +2,8 @@ import { and, asc, eq, gt, isNull, or, sql } from 'drizzle-orm'
 import type { Ability, Scope } from '../../schemas/scopes.ts'
 import { LIFETIMES } from '../../schemas/oauth.ts'
 import type { Role } from '../../schemas/users.ts'
-import { isForeignKeyViolation, prepared, type Db } from '../db/database.ts'
+import { authenticatedColumns } from '../db/authenticated.ts'
+import { draw, isAuthentic, isForeignKeyViolation, macOf, prepared, updateAuthentic, type Authenticated, type Db } from '../db/database.ts'
 import { deleteExpired } from '../db/expired.ts'
 import { revokeGrants } from '../db/grants.ts'
 import { members, oauth_clients, oauth_codes, oauth_grants, oauth_requests, oauth_tokens, organizationColumns, organizations, plans, userColumns, users } from '../db/tables.ts'
@@ -10,31 +11,38 @@ import type { Organization } from './tokens.ts'
 import type { User } from './users.ts'
 
 /** An application that acts for users. */
-export interface Client { id: string, name: string, redirect_uris: string[], is_first_party: boolean, disabled_at: Date | null, created_at: Date }
+export interface Client { id: string, name: string, redirect_uris: string[], is_first_party: boolean, disabled_at: Date | null }
+
+const SECOND = 1000
+const DAY = 24 * 60 * 60 * SECOND
 
 /** A client that may be used. The id may be any text: it is looked up only if it can be one. */
 export async function findClient (db: Db, id: string): Promise<Client | undefined> {
   if (id.length > 64 || id.includes('\0')) return undefined
-  const [row] = await db.select().from(oauth_clients).where(and(eq(oauth_clients.id, id), isNull(oauth_clients.disabled_at)))
-  return row
+  const [row] = await db.select(authenticatedColumns('oauth_clients')).from(oauth_clients).where(and(eq(oauth_clients.id, id), isNull(oauth_clients.disabled_at)))
+  return row !== undefined && isAuthentic(db, 'oauth_clients', row) ? row : undefined
 }
 
 export async function listClients (db: Db): Promise<Client[]> {
-  return db.select().from(oauth_clients).orderBy(asc(oauth_clients.id)).limit(1000)
+  return db.select(authenticatedColumns('oauth_clients')).from(oauth_clients).orderBy(asc(oauth_clients.id)).limit(1000)
 }
 
 /** False when the id is taken. */
 export async function createClient (db: Db, client: { id: string, name: string, redirect_uris: string[] }): Promise<boolean> {
-  const rows = await db.insert(oauth_clients).values(client).onConflictDoNothing().returning({ id: oauth_clients.id })
+  const row = { ...client, is_first_party: false, disabled_at: null }
+  const rows = await db.insert(oauth_clients).values({ ...row, mac: macOf(db, 'oauth_clients', row) }).onConflictDoNothing().returning({ id: oauth_clients.id })
   return rows.length === 1
 }
 
 /** Shuts a client out, or lets it in again. Both revoke all that it was granted: what slipped in while it was shut out does not come back. False when there is none. */
 export async function setClientDisabled (db: Db, id: string, disabled: boolean): Promise<boolean> {
-  const rows = await db.update(oauth_clients).set({ disabled_at: disabled ? sql`now()` : null }).where(eq(oauth_clients.id, id)).returning({ id: oauth_clients.id })
+  const row = await updateAuthentic(db, 'oauth_clients', eq(oauth_clients.id, id), (now) => ({ disabled_at: disabled ? now : null }))
   await revokeGrants(db, eq(oauth_grants.client_id, id))
-  return rows.length === 1
+  return row !== undefined
 }
+
+// What has ended loses its MAC: to take the mark away brings nothing back.
+const USED = { used_at: sql`now()`, mac: null }
 
 // Requests that wait for a decision
 
@@ -43,8 +51,10 @@ export interface PendingRequest { client_id: string, redirect_uri: string, state
 /** False when the session has ended meanwhile. */
 export async function createRequest (db: Db, id_hash: Buffer, session_hash: Buffer, request: PendingRequest): Promise<boolean> {
   await deleteExpired(db, oauth_requests, oauth_requests.id_hash, sql`${oauth_requests.expires_at} < now()`)
+  const { client_id, redirect_uri, state, code_challenge, scopes } = request
+  const row = { id_hash, session_hash, client_id, redirect_uri, state, code_challenge, scopes, expires_at: new Date((await draw(db)).now + 600 * SECOND) }
   try {
-    await db.insert(oauth_requests).values({ id_hash, session_hash, ...request, expires_at: sql`now() + interval '10 minutes'` })
+    await db.insert(oauth_requests).values({ ...row, mac: macOf(db, 'oauth_requests', row) })
     return true
   } catch (error) {
     if (isForeignKeyViolation(error)) return false
@@ -53,10 +63,10 @@ export async function createRequest (db: Db, id_hash: Buffer, session_hash: Buff
 }
 
 /** Takes a request of this session, once: of two decisions at the same time, one is made. */
-export async function takeRequest (db: Db, id_hash: Buffer, session_hash: Buffer): Promise<PendingRequest | undefined> {
+export async function takeRequest (db: Db, id_hash: Buffer, session_hash: Buffer, userId: number): Promise<PendingRequest | undefined> {
   const [row] = await db.delete(oauth_requests)
-    .where(and(eq(oauth_requests.id_hash, id_hash), eq(oauth_requests.session_hash, session_hash), gt(oauth_requests.expires_at, sql`now()`))).returning()
-  return row
+    .where(and(eq(oauth_requests.id_hash, id_hash), eq(oauth_requests.session_hash, session_hash), gt(oauth_requests.expires_at, sql`now()`))).returning(authenticatedColumns('oauth_requests'))
+  return row !== undefined && isAuthentic(db, 'oauth_requests', row, { user_id: userId }) ? row : undefined
 }
 
 // Grants and codes
@@ -68,12 +78,15 @@ export async function createGrant (db: Db, grant: { user_id: number, client_id: 
   // Their codes go with them; tokens went before, a few at a time. A code that nobody redeemed leaves a grant without any.
   await deleteExpired(db, oauth_grants, oauth_grants.id, sql`${IS_OVER} AND NOT EXISTS (SELECT FROM ${oauth_tokens} WHERE ${oauth_tokens.grant_id} = ${oauth_grants.id})`)
   await deleteExpired(db, oauth_grants, oauth_grants.id, sql`${oauth_grants.id} IN (SELECT ${oauth_codes.grant_id} FROM ${oauth_codes} WHERE ${oauth_codes.used_at} IS NULL AND ${oauth_codes.expires_at} < now() - interval '1 day')`)
-  const [row] = await db.insert(oauth_grants).values({ ...grant, expires_at: sql`now() + make_interval(days => ${LIFETIMES.grantDays})` }).returning({ id: oauth_grants.id })
-  return row!.id
+  const { id, now } = await draw(db, 'oauth_grants')
+  const row = { id, ...grant, expires_at: new Date(now + LIFETIMES.grantDays * DAY), revoked_at: null }
+  await db.insert(oauth_grants).overridingSystemValue().values({ ...row, mac: macOf(db, 'oauth_grants', row) })
+  return id
 }
 
 export async function createCode (db: Db, code: { code_hash: Buffer, grant_id: number, redirect_uri: string, code_challenge: string }): Promise<void> {
-  await db.insert(oauth_codes).values({ ...code, expires_at: sql`now() + make_interval(secs => ${LIFETIMES.code})` })
+  const row = { ...code, used_at: null, expires_at: new Date((await draw(db)).now + LIFETIMES.code * SECOND) }
+  await db.insert(oauth_codes).values({ ...row, mac: macOf(db, 'oauth_codes', row) })
 }
 
 /** A grant as its tokens need it; undefined in every way in which it cannot be used any more. */
@@ -89,29 +102,45 @@ const grant = {
   is_live: sql<boolean>`${oauth_grants.revoked_at} IS NULL AND ${oauth_grants.expires_at} > now() AND ${users.disabled_at} IS NULL AND ${oauth_clients.disabled_at} IS NULL`
 }
 
+/** The rows on which a grant rests, as a select needs them. */
+const support = { itsGrant: authenticatedColumns('oauth_grants'), itsUser: authenticatedColumns('users'), itsClient: authenticatedColumns('oauth_clients') }
+interface Support { itsGrant: Authenticated<'oauth_grants'>, itsUser: Authenticated<'users'>, itsClient: Authenticated<'oauth_clients'> }
+
+function isSupported (db: Db, { itsGrant, itsUser, itsClient }: Support): boolean {
+  return isAuthentic(db, 'oauth_grants', itsGrant) && isAuthentic(db, 'users', itsUser) && isAuthentic(db, 'oauth_clients', itsClient, { user_id: itsGrant.user_id })
+}
+
 /** A code with its grant, locked: whoever comes second sees that it was used. */
 export async function lockCode (db: Db, code_hash: Buffer): Promise<Code | undefined> {
   const [row] = await db.select({
+    code: authenticatedColumns('oauth_codes'),
     grant,
+    ...support,
     redirect_uri: oauth_codes.redirect_uri,
     code_challenge: oauth_codes.code_challenge,
     is_used: sql<boolean>`${oauth_codes.used_at} IS NOT NULL`,
     is_expired: sql<boolean>`${oauth_codes.expires_at} <= now()`
   }).from(oauth_codes).innerJoin(oauth_grants, eq(oauth_grants.id, oauth_codes.grant_id)).innerJoin(users, eq(users.id, oauth_grants.user_id))
     .innerJoin(oauth_clients, eq(oauth_clients.id, oauth_grants.client_id)).where(eq(oauth_codes.code_hash, code_hash)).for('update', { of: [oauth_codes, oauth_grants] })
-  return row
+  if (row === undefined) return undefined
+  const { code, itsGrant, itsUser, itsClient, ...found } = row
+  // What is used or over has no MAC any more, and nothing left to give.
+  const isOver = found.is_used || found.is_expired || !found.grant.is_live
+  return isOver || (isAuthentic(db, 'oauth_codes', code, { user_id: itsGrant.user_id }) && isSupported(db, row)) ? found : undefined
 }
 
 /** Uses a code up. */
 export async function useCode (db: Db, code_hash: Buffer): Promise<void> {
-  await db.update(oauth_codes).set({ used_at: sql`now()` }).where(eq(oauth_codes.code_hash, code_hash))
+  await db.update(oauth_codes).set(USED).where(eq(oauth_codes.code_hash, code_hash))
 }
 
 /** A code was presented with a wrong verifier; after five of them it is burnt. */
 export async function countWrongVerifier (db: Db, code_hash: Buffer): Promise<void> {
+  const isBurnt = sql`${oauth_codes.wrong_verifiers} + 1 >= 5`
   await db.update(oauth_codes).set({
     wrong_verifiers: sql`${oauth_codes.wrong_verifiers} + 1`,
-    expires_at: sql`CASE WHEN ${oauth_codes.wrong_verifiers} + 1 >= 5 THEN least(${oauth_codes.expires_at}, now()) ELSE ${oauth_codes.expires_at} END`
+    expires_at: sql`CASE WHEN ${isBurnt} THEN least(${oauth_codes.expires_at}, now()) ELSE ${oauth_codes.expires_at} END`,
+    mac: sql`CASE WHEN ${isBurnt} THEN NULL ELSE ${oauth_codes.mac} END`
   }).where(eq(oauth_codes.code_hash, code_hash))
 }
 
@@ -122,11 +151,11 @@ export interface NewPair { grant_id: number, access_hash: Buffer, refresh_hash: 
 /** Used pairs stay as long as their grant is there, because a second use is noticed by them. */
 export async function createPair (db: Db, pair: NewPair): Promise<void> {
   await deleteExpired(db, oauth_tokens, oauth_tokens.id, sql`${oauth_tokens.grant_id} = ANY(ARRAY(SELECT ${oauth_grants.id} FROM ${oauth_grants} WHERE ${IS_OVER} LIMIT 200))`)
-  await db.insert(oauth_tokens).values({
-    ...pair,
-    access_expires_at: sql`now() + make_interval(secs => ${LIFETIMES.access})`,
-    refresh_expires_at: sql`now() + make_interval(days => ${LIFETIMES.refreshIdleDays})`
-  })
+  const { id, now } = await draw(db, 'oauth_tokens')
+  const row = {
+    id, ...pair, access_expires_at: new Date(now + LIFETIMES.access * SECOND), refresh_expires_at: new Date(now + LIFETIMES.refreshIdleDays * DAY), used_at: null
+  }
+  await db.insert(oauth_tokens).overridingSystemValue().values({ ...row, mac: macOf(db, 'oauth_tokens', row) })
 }
 
 export interface Pair { id: number, grant: LiveGrant & { is_live: boolean }, is_used: boolean, is_expired: boolean }
@@ -135,17 +164,22 @@ export interface Pair { id: number, grant: LiveGrant & { is_live: boolean }, is_
 export async function lockPair (db: Db, refresh_hash: Buffer): Promise<Pair | undefined> {
   const [row] = await db.select({
     id: oauth_tokens.id,
+    pair: authenticatedColumns('oauth_tokens'),
     grant,
+    ...support,
     is_used: sql<boolean>`${oauth_tokens.used_at} IS NOT NULL`,
     is_expired: sql<boolean>`${oauth_tokens.refresh_expires_at} <= now()`
   }).from(oauth_tokens).innerJoin(oauth_grants, eq(oauth_grants.id, oauth_tokens.grant_id)).innerJoin(users, eq(users.id, oauth_grants.user_id))
     .innerJoin(oauth_clients, eq(oauth_clients.id, oauth_grants.client_id)).where(eq(oauth_tokens.refresh_hash, refresh_hash)).for('update', { of: [oauth_tokens, oauth_grants] })
-  return row
+  if (row === undefined) return undefined
+  const { pair, itsGrant, itsUser, itsClient, ...found } = row
+  const isOver = found.is_used || found.is_expired || !found.grant.is_live
+  return isOver || (isAuthentic(db, 'oauth_tokens', pair, { user_id: itsGrant.user_id }) && isSupported(db, row)) ? found : undefined
 }
 
 /** A pair that was exchanged for the next one: neither of its tokens counts any more. */
 export async function retirePair (db: Db, id: number): Promise<void> {
-  await db.update(oauth_tokens).set({ used_at: sql`now()` }).where(eq(oauth_tokens.id, id))
+  await db.update(oauth_tokens).set(USED).where(eq(oauth_tokens.id, id))
 }
 
 /** Ends a grant with everything that was issued for it. */
@@ -180,10 +214,9 @@ const byAccessToken = prepared('user_by_access_token', (db) => db
     id: oauth_tokens.id,
     grant_id: oauth_tokens.grant_id,
     user: userColumns,
-    client_id: oauth_grants.client_id,
-    granted: oauth_tokens.scopes,
-    expires_at: oauth_grants.expires_at,
-    role: members.role,
+    pair: authenticatedColumns('oauth_tokens'),
+    ...support,
+    member: authenticatedColumns('members'),
     organization: organizationColumns,
     plan: plans
   })
@@ -204,10 +237,12 @@ export async function findUserCall (db: Db, hash: Buffer, organization: string |
   const rows = await byAccessToken(db, { hash, organization: organization ?? null })
   const [first] = rows
   if (first === undefined) return undefined
-  const { id, grant_id, user, client_id, granted, expires_at } = first
+  const { id, grant_id, user, pair, itsGrant } = first
+  if (!isAuthentic(db, 'oauth_tokens', pair, { user_id: itsGrant.user_id }) || !isSupported(db, first)) return undefined
   // A slug may spell another organization's id: the one that the user belongs to is meant, and of two such, the id.
-  const mine = rows.filter((row) => row.role !== null && row.organization !== null && row.plan !== null)
+  const mine = rows.filter((row) => row.member !== null && row.organization !== null && row.plan !== null)
   const own = mine.find((row) => row.organization?.id === organization?.toUpperCase()) ?? mine[0]
-  const membership = own && { role: own.role!, organization: { ...own.organization!, plan: own.plan! } }
-  return { id, grant_id, user, client_id, granted: granted as Ability[], expires_at, membership }
+  const isMember = own !== undefined && isAuthentic(db, 'members', own.member!)
+  const membership = isMember ? { role: own.member!.role, organization: { ...own.organization!, plan: own.plan! } } : undefined
+  return { id, grant_id, user, client_id: itsGrant.client_id, granted: pair.scopes as Ability[], expires_at: itsGrant.expires_at, membership }
 }

@@ -1,6 +1,7 @@
-import { and, asc, eq, or, sql } from 'drizzle-orm'
+import { asc, eq, inArray, or, sql } from 'drizzle-orm'
 import type { OrganizationStatus } from '../../schemas/organizations.ts'
-import type { Db } from '../db/database.ts'
+import { authenticatedColumns } from '../db/authenticated.ts'
+import { isAuthentic, type Db } from '../db/database.ts'
 import { members, organization_counters, organizations, plans } from '../db/tables.ts'
 import { offsetOf, type PageRequest } from '../rules/pagination.ts'
 import type { Organization } from './tokens.ts'
@@ -24,12 +25,13 @@ export async function countOrganizations (db: Db): Promise<number> {
 
 /** Organizations of which the user is an active member, by name. */
 export async function listOrganizations (db: Db, userId: number, page: PageRequest): Promise<{ rows: Omit<Organization, 'storage_key'>[], total: number }> {
-  const own = and(eq(members.user_id, userId), eq(members.status, 'active'))
+  const all = await db.select(authenticatedColumns('members')).from(members).where(eq(members.user_id, userId))
+  const own = all.filter((row) => row.status === 'active' && isAuthentic(db, 'members', row)).map(({ organization_id }) => organization_id)
   const { id, name, slug, status, created_at, updated_at } = organizations
-  const rows = await db.select({ organization: { id, name, slug, status, created_at, updated_at }, plan: plans }).from(members)
-    .innerJoin(organizations, eq(organizations.id, members.organization_id)).innerJoin(plans, eq(plans.name, organizations.plan))
-    .where(own).orderBy(asc(name), asc(id)).limit(page.per_page).offset(offsetOf(page))
-  return { rows: rows.map(({ organization, plan }) => ({ ...organization, plan })), total: await db.$count(members, own) }
+  const rows = await db.select({ organization: { id, name, slug, status, created_at, updated_at }, plan: plans }).from(organizations)
+    .innerJoin(plans, eq(plans.name, organizations.plan))
+    .where(inArray(id, own)).orderBy(asc(name), asc(id)).limit(page.per_page).offset(offsetOf(page))
+  return { rows: rows.map(({ organization, plan }) => ({ ...organization, plan })), total: own.length }
 }
 
 /** Changes an organization's plan or status; its id, or undefined when there is no such organization. */

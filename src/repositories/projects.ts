@@ -1,7 +1,9 @@
 import { and, asc, eq, inArray, like, or, sql } from 'drizzle-orm'
 import type { HistoryPolicy, Managed, ProjectAttributes, SecretFormat } from '../../schemas/projects.ts'
-import type { Db } from '../db/database.ts'
+import { authenticatedColumns } from '../db/authenticated.ts'
+import { macOf, updateAuthentic, verifies, type Authenticated, type Db } from '../db/database.ts'
 import { encryption_keys, environments, project_counts, projects, targets } from '../db/tables.ts'
+import { fail } from '../rules/errors.ts'
 import { offsetOf, type PageRequest } from '../rules/pagination.ts'
 import type { Slice } from '../rules/slices.ts'
 import type { KeyRow } from './encryption-keys.ts'
@@ -34,8 +36,9 @@ export async function countProjects (db: Db, organizationId: string): Promise<nu
 }
 
 export async function findProject (db: Db, organizationId: string, by: { slug: string } | { id: string }): Promise<ProjectAttributes | undefined> {
-  const [row] = await db.select(attributes).from(projects).innerJoin(project_counts, itsCounts).where(oneOf(organizationId, by))
-  return row && withPresence(row)
+  const [found] = await db.select({ project: attributes, row: authenticatedColumns('projects') }).from(projects)
+    .innerJoin(project_counts, itsCounts).where(oneOf(organizationId, by))
+  return found && requireAuthentic(db, found.row) && withPresence(found.project)
 }
 
 /** Projects of the organization by slug; with slices, only those that a slice covers whole. */
@@ -63,31 +66,29 @@ export interface NewProject {
 
 /** Creates a project with its first, active key. A taken slug is a unique violation. */
 export async function createProject (db: Db, project: NewProject, key: NewKey): Promise<void> {
-  await db.insert(projects).values({ ...project, key_version: key.version })
+  const row = { ...project, key_version: key.version }
+  await db.insert(projects).values({ ...row, mac: macOf(db, 'projects', row) })
   await db.insert(project_counts).values({ organization_id: project.organization_id, project_id: project.id })
   await db.insert(encryption_keys).values({ ...key, organization_id: project.organization_id, project_id: project.id, is_active: true })
 }
 
 export type ProjectChanges = Partial<Pick<NewProject, 'name' | 'slug' | 'description' | 'secret_format' | 'history_policy'>>
 
-export async function updateProject (db: Db, organizationId: string, id: string, changes: ProjectChanges): Promise<void> {
-  await db.update(projects).set({ ...changes, updated_at: sql`now()` }).where(oneOf(organizationId, { id }))
+export async function updateProject (db: Db, organizationId: string, id: string, { name, description, ...changes }: ProjectChanges): Promise<void> {
+  await updateAuthentic(db, 'projects', oneOf(organizationId, { id }), changes, { name, description, updated_at: sql`now()` }) ?? fail('integrity_error')
 }
 
 /** A project as far as its key goes. */
 export interface KeyState { id: string, organization_id: string, encryption_type: Managed, key_version: number, history_policy: HistoryPolicy }
 
-const keyState = {
-  id: projects.id,
-  organization_id: projects.organization_id,
-  encryption_type: projects.encryption_type,
-  key_version: projects.key_version,
-  history_policy: projects.history_policy
+/** What is wrong in a project's row makes everything below it doubtful. True, or the end of the request. */
+function requireAuthentic (db: Db, row: Authenticated<'projects'>): true {
+  return verifies(db, 'projects', row) || fail('integrity_error')
 }
 
 export async function findKeyState (db: Db, organizationId: string, slug: string): Promise<KeyState | undefined> {
-  const [row] = await db.select(keyState).from(projects).where(oneOf(organizationId, { slug }))
-  return row
+  const [row] = await db.select(authenticatedColumns('projects')).from(projects).where(oneOf(organizationId, { slug }))
+  return row && requireAuthentic(db, row) && row
 }
 
 /**
@@ -97,8 +98,8 @@ export async function findKeyState (db: Db, organizationId: string, slug: string
 export async function lockProject (
   db: Db, organizationId: string, by: { slug: string } | { id: string }, strength: 'update' | 'share' = 'update'
 ): Promise<KeyState | undefined> {
-  const [row] = await db.select(keyState).from(projects).where(oneOf(organizationId, by)).for(strength)
-  return row
+  const [row] = await db.select(authenticatedColumns('projects')).from(projects).where(oneOf(organizationId, by)).for(strength)
+  return row && requireAuthentic(db, row) && row
 }
 
 /** Deletes a project with everything below it; the histories of its documents were removed before. */

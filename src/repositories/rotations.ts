@@ -1,7 +1,9 @@
 import { and, asc, eq, inArray, isNotNull, sql } from 'drizzle-orm'
-import { sealedJson } from '../db/columns.ts'
-import type { Db } from '../db/database.ts'
+import { authenticatedColumns } from '../db/authenticated.ts'
+import { rowsJson } from '../db/columns.ts'
+import { macOf, verifies, type Authenticated, type Db } from '../db/database.ts'
 import { organization_counters, secrets } from '../db/tables.ts'
+import { fail } from '../rules/errors.ts'
 import type { Actor } from './audit.ts'
 import type { KeyState } from './projects.ts'
 
@@ -9,11 +11,7 @@ import type { KeyState } from './projects.ts'
 // writes below it; documents come and go in pieces, so that a large project does not have to fit into memory.
 
 /** A current document of a project. */
-export interface Document {
-  id: string
-  level_id: string
-  revision: number
-  key_version: number
+export interface Document extends Authenticated<'secrets'> {
   sealed: Buffer
   recorded_revision: number | null
 }
@@ -27,18 +25,25 @@ export async function lockDocuments (db: Db, project: KeyState): Promise<{ id: s
 export async function findDocuments (db: Db, organizationId: string, ids: readonly string[]): Promise<Document[]> {
   // Spelt out: of a single table, Drizzle names a column without its table, which in here would be that of the version.
   const recorded_revision = sql<number | null>`(SELECT v.revision FROM secret_versions v WHERE v.organization_id = secrets.organization_id AND v.history_id = secrets.history_id ORDER BY v.id DESC LIMIT 1)`.mapWith(secrets.revision)
-  const { id, level_id, revision, key_version, sealed } = secrets
-  const rows = await db.select({ id, level_id, revision, key_version, sealed, recorded_revision }).from(secrets)
+  const rows = await db.select({ ...authenticatedColumns('secrets'), recorded_revision }).from(secrets)
     .where(and(eq(secrets.organization_id, organizationId), inArray(secrets.id, [...ids]))).orderBy(asc(secrets.id))
+  if (!rows.every((row) => verifies(db, 'secrets', row))) fail('integrity_error')
   return rows.flatMap((row) => row.sealed === null ? [] : { ...row, sealed: row.sealed })
 }
 
 /** Replaces documents by their re-encrypted form: the next revision of each, under the new key. */
-export async function replaceDocuments (db: Db, project: KeyState, documents: readonly { id: string, sealed: Buffer, size_bytes: number }[]): Promise<void> {
+export async function replaceDocuments (
+  db: Db, project: KeyState, documents: readonly { document: Document, sealed: Buffer, size_bytes: number }[]
+): Promise<void> {
+  const rows = documents.map(({ document, sealed, size_bytes }) => {
+    const next = { ...document, revision: document.revision + 1, key_version: project.key_version, sealed, size_bytes }
+    return { id: document.id, sealed, size_bytes, mac: macOf(db, 'secrets', next) }
+  })
   await db.execute(sql`
     UPDATE secrets s
-    SET revision = s.revision + 1, key_version = ${project.key_version}, sealed = decode(r.sealed, 'base64'), size_bytes = r.size_bytes, updated_at = now()
-    FROM jsonb_to_recordset(${sealedJson(documents)}::jsonb) AS r (id text, sealed text, size_bytes int)
+    SET revision = s.revision + 1, key_version = ${project.key_version}, sealed = decode(r.sealed, 'base64'), size_bytes = r.size_bytes,
+      mac = decode(r.mac, 'base64'), updated_at = now()
+    FROM jsonb_to_recordset(${rowsJson(rows)}::jsonb) AS r (id text, sealed text, size_bytes int, mac text)
     WHERE s.organization_id = ${project.organization_id} AND s.id = r.id`)
 }
 
@@ -51,11 +56,16 @@ export async function takeVersionIds (db: Db, organizationId: string, count: num
 
 /** A `rotate` version of each document, which is the document's newest. */
 export async function recordRotations (
-  db: Db, actor: Actor, versions: readonly { id: number, secret_id: string, revision: number, key_version: number, sealed: Buffer, size_bytes: number }[]
+  db: Db, actor: Actor, versions: readonly { id: number, document: Document, sealed: Buffer, size_bytes: number }[]
 ): Promise<void> {
+  const rows = versions.map(({ id, document, sealed, size_bytes }) => {
+    const { id: secret_id, revision, key_version } = document
+    return { id, secret_id, revision, key_version, sealed, size_bytes }
+  })
   await db.execute(sql`
     WITH r AS (
-      SELECT * FROM jsonb_to_recordset(${sealedJson(versions)}::jsonb) AS r (id bigint, secret_id text, revision bigint, key_version int, sealed text, size_bytes int)
+      SELECT * FROM jsonb_to_recordset(${rowsJson(rows)}::jsonb)
+        AS r (id bigint, secret_id text, revision bigint, key_version int, sealed text, size_bytes int)
     ), recorded AS (
       INSERT INTO secret_versions (organization_id, id, history_id, action, revision, key_version, sealed, size_bytes, created_by_id, created_by_name)
       SELECT s.organization_id, r.id, s.history_id, 'rotate', r.revision, r.key_version, decode(r.sealed, 'base64'), r.size_bytes, ${actor.id}::bigint, ${actor.name}

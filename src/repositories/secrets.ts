@@ -3,9 +3,10 @@ import { alias } from 'drizzle-orm/pg-core'
 import type { Managed, SecretFormat } from '../../schemas/projects.ts'
 import { LEVELS, type Level, type LevelNames } from '../../schemas/secrets.ts'
 import type { VersionAction } from '../../schemas/versions.ts'
+import { authenticatedColumns } from '../db/authenticated.ts'
 import { CallerEnded, callerCtes, callerLives, callerValues } from '../db/caller.ts'
 import { eventRow, eventsJson, insertEvents } from '../db/events.ts'
-import { codeOf, isForeignKeyViolation, isUniqueViolation, prepared, preparedSql, type Db } from '../db/database.ts'
+import { codeOf, isForeignKeyViolation, isUniqueViolation, macOf, prepared, preparedSql, verifies, type Authenticated, type Db } from '../db/database.ts'
 import { encryption_keys, environments, keyColumns, keyIsNewest, organization_counters, project_counts, projects, secrets, targets } from '../db/tables.ts'
 import { fail } from '../rules/errors.ts'
 import type { Place } from '../rules/slices.ts'
@@ -13,14 +14,7 @@ import type { Actor, AuditEvent } from './audit.ts'
 import type { KeyRow } from './encryption-keys.ts'
 
 /** The document row of a level; `sealed` is null when the secret is deleted. */
-export interface SecretRow {
-  id: string
-  level: Level
-  level_id: string
-  revision: number
-  key_version: number
-  sealed: Buffer | null
-  size_bytes: number
+export interface SecretRow extends Authenticated<'secrets'> {
   version: number | null
   history_id: string
   version_count: number
@@ -49,19 +43,13 @@ const recordedRevision = sql<number | null>`(SELECT v.revision FROM secret_versi
 
 const columns = {
   organization_id: projects.organization_id,
-  project: { id: projects.id, slug: projects.slug, secret_format: projects.secret_format, encryption_type: projects.encryption_type, key_version: projects.key_version },
+  project: authenticatedColumns('projects'),
   key: keyColumns,
   key_is_newest: keyIsNewest,
-  target: { id: targets.id, slug: targets.slug },
-  environment: { id: environments.id, slug: environments.slug },
+  target: authenticatedColumns('targets'),
+  environment: authenticatedColumns('environments'),
   secret: {
-    id: secrets.id,
-    level: secrets.level,
-    level_id: secrets.level_id,
-    revision: secrets.revision,
-    key_version: secrets.key_version,
-    sealed: secrets.sealed,
-    size_bytes: secrets.size_bytes,
+    ...authenticatedColumns('secrets'),
     version: secrets.version,
     history_id: secrets.history_id,
     version_count: secrets.version_count,
@@ -102,20 +90,26 @@ type Row = Awaited<ReturnType<typeof bySlugs>>[number]
 export async function findLevel (db: Db, organizationId: string, names: LevelNames): Promise<LevelState | undefined> {
   const { project, target, environment } = names
   const rows = await bySlugs(db, { organization_id: organizationId, project, target: target ?? null, environment: environment ?? null })
-  const state = toState(rows)
+  const state = toState(db, rows)
   if (state === undefined || (target !== undefined && state.target === null)) return undefined
   return environment !== undefined && state.environment === null ? undefined : state
 }
 
 /** The place of a secret, with that secret alone. */
 export async function findLevelOfSecret (db: Db, organizationId: string, secretId: string): Promise<LevelState | undefined> {
-  return toState(await bySecret(db, { organization_id: organizationId, secret_id: secretId }))
+  return toState(db, await bySecret(db, { organization_id: organizationId, secret_id: secretId }))
 }
 
-function toState (rows: readonly Row[]): LevelState | undefined {
+// The one place where a level's rows are judged, before anything is told of them: what each is, where it belongs, and that
+// no document is older than the newest version of it.
+function toState (db: Db, rows: readonly Row[]): LevelState | undefined {
   const [first] = rows
   if (first === undefined) return undefined
-  if (!first.key_is_newest) fail('integrity_error')
+  const { project, target, environment } = first
+  const isRight = first.key_is_newest && verifies(db, 'projects', project) && (target === null || verifies(db, 'targets', target)) &&
+    (environment === null || verifies(db, 'environments', environment)) &&
+    rows.every(({ secret }) => secret === null || (verifies(db, 'secrets', secret) && (secret.recorded_revision ?? 0) <= secret.revision))
+  if (!isRight) fail('integrity_error')
   const { secret: _, ...place } = first
   const [level, deepest] = place.environment !== null
     ? ['environment', place.environment] as const
@@ -163,21 +157,26 @@ export interface SecretWrite {
  */
 export async function writeSecret (db: Db, write: SecretWrite): Promise<boolean> {
   const { state, version, actor, event } = write
+  const { id: secret_id, ...row } = {
+    id: write.secret_id,
+    organization_id: state.organization_id,
+    project_id: state.project.id,
+    target_id: state.target?.id ?? null,
+    environment_id: state.environment?.id ?? null,
+    level: state.level,
+    level_id: state.level_id,
+    revision: write.revision,
+    key_version: write.key_version,
+    sealed: write.sealed,
+    size_bytes: write.size_bytes
+  }
   try {
     const rows = await compareAndSwap(db, {
-      organization_id: state.organization_id,
-      project_id: state.project.id,
-      target_id: state.target?.id ?? null,
-      environment_id: state.environment?.id ?? null,
-      level: state.level,
-      level_id: state.level_id,
+      ...row,
+      secret_id,
+      mac: macOf(db, 'secrets', { id: secret_id, ...row }),
       active_key: state.project.key_version,
       managed: state.project.encryption_type,
-      secret_id: write.secret_id,
-      revision: write.revision,
-      key_version: write.key_version,
-      sealed: write.sealed,
-      size_bytes: write.size_bytes,
       next_version: state.next_version,
       versions: version === null ? 0 : 1,
       version: version?.id ?? null,
@@ -238,14 +237,14 @@ const compareAndSwap = preparedSql<Swapped, Record<string, unknown>>('write_secr
     INSERT INTO histories (organization_id, id)
     SELECT ${$('organization_id')}::char(26), ${$('secret_id')}::char(26) FROM counter WHERE NOT EXISTS (SELECT FROM level)
   ), written AS (
-    INSERT INTO secrets (id, organization_id, project_id, target_id, environment_id, level, level_id, revision, key_version, sealed, size_bytes, version, history_id, version_count)
+    INSERT INTO secrets (id, organization_id, project_id, target_id, environment_id, level, level_id, revision, key_version, sealed, size_bytes, version, history_id, version_count, mac)
     SELECT ${$('secret_id')}::char(26), ${$('organization_id')}::char(26), ${$('project_id')}::char(26), ${$('target_id')}::char(26),
            ${$('environment_id')}::char(26), ${$('level')}::varchar, ${$('level_id')}::char(26), ${$('revision')}::bigint,
            ${$('key_version')}::int, ${$('sealed')}::bytea, ${$('size_bytes')}::int, ${$('version')}::bigint,
-           coalesce((SELECT history_id FROM level), ${$('secret_id')}::char(26)), ${$('versions')}::int
+           coalesce((SELECT history_id FROM level), ${$('secret_id')}::char(26)), ${$('versions')}::int, ${$('mac')}::bytea
     FROM counter
     ON CONFLICT (organization_id, id) DO UPDATE SET revision = excluded.revision, key_version = excluded.key_version, sealed = excluded.sealed,
-      size_bytes = excluded.size_bytes, version = excluded.version,
+      size_bytes = excluded.size_bytes, version = excluded.version, mac = excluded.mac,
       version_count = secrets.version_count + excluded.version_count, updated_at = now()
   ), recorded AS (
     INSERT INTO secret_versions (organization_id, id, history_id, action, revision, key_version, sealed, size_bytes, restored_from, created_by_id, created_by_name)

@@ -1,7 +1,9 @@
 import { and, asc, eq, sql } from 'drizzle-orm'
 import type { TargetAttributes } from '../../schemas/targets.ts'
-import type { Db } from '../db/database.ts'
+import { authenticatedColumns } from '../db/authenticated.ts'
+import { macOf, updateAuthentic, verifies, type Db } from '../db/database.ts'
 import { project_counts, projects, targets } from '../db/tables.ts'
+import { fail } from '../rules/errors.ts'
 import { offsetOf, type PageRequest } from '../rules/pagination.ts'
 
 const columns = {
@@ -18,9 +20,11 @@ const columns = {
 export type TargetRow = TargetAttributes & { id: string }
 
 export async function findTarget (db: Db, organizationId: string, project: string, slug: string): Promise<TargetRow | undefined> {
-  const [row] = await db.select(columns).from(targets).innerJoin(projects, and(eq(projects.organization_id, targets.organization_id), eq(projects.id, targets.project_id)))
+  const [found] = await db.select({ target: columns, row: authenticatedColumns('targets'), project: authenticatedColumns('projects') }).from(targets)
+    .innerJoin(projects, and(eq(projects.organization_id, targets.organization_id), eq(projects.id, targets.project_id)))
     .where(and(eq(projects.organization_id, organizationId), eq(projects.slug, project), eq(targets.slug, slug)))
-  return row
+  if (found !== undefined && !(verifies(db, 'targets', found.row) && verifies(db, 'projects', found.project))) fail('integrity_error')
+  return found?.target
 }
 
 export async function listTargets (db: Db, organizationId: string, projectId: string, page: PageRequest): Promise<{ rows: TargetRow[], total: number }> {
@@ -35,13 +39,15 @@ export interface NewTarget { id: string, organization_id: string, project_id: st
 
 /** A taken slug is a unique violation. */
 export async function createTarget (db: Db, target: NewTarget): Promise<void> {
-  await db.insert(targets).values(target)
+  await db.insert(targets).values({ ...target, mac: macOf(db, 'targets', target) })
   await db.update(project_counts).set({ target_count: sql`${project_counts.target_count} + 1` })
     .where(and(eq(project_counts.organization_id, target.organization_id), eq(project_counts.project_id, target.project_id)))
 }
 
 export async function updateTarget (db: Db, organizationId: string, id: string, changes: Partial<Pick<NewTarget, 'name' | 'slug' | 'description'>>): Promise<void> {
-  await db.update(targets).set({ ...changes, updated_at: sql`now()` }).where(and(eq(targets.organization_id, organizationId), eq(targets.id, id)))
+  const { slug, ...more } = changes
+  const its = and(eq(targets.organization_id, organizationId), eq(targets.id, id))
+  await updateAuthentic(db, 'targets', its, { slug }, { ...more, updated_at: sql`now()` }) ?? fail('integrity_error')
 }
 
 /** Deletes a target with its environments and documents, whose histories were removed before. The caller holds the project's row. */

@@ -2,9 +2,11 @@ import { and, desc, eq, gt, inArray, isNull, lt, or, sql } from 'drizzle-orm'
 import type { OrganizationStatus, Plan } from '../../schemas/organizations.ts'
 import type { Ability } from '../../schemas/scopes.ts'
 import type { ApiToken, Restriction } from '../../schemas/tokens.ts'
+import { authenticatedColumns } from '../db/authenticated.ts'
 import type { Caller } from '../db/caller.ts'
-import { prepared, type Db } from '../db/database.ts'
+import { draw, isAuthentic, macOf, prepared, verifies, type Db } from '../db/database.ts'
 import { api_tokens, environments, organizationColumns, organizations, plans, projects, targets } from '../db/tables.ts'
+import { fail } from '../rules/errors.ts'
 import { offsetOf, type PageRequest } from '../rules/pagination.ts'
 import { coversAll, type Slice } from '../rules/slices.ts'
 
@@ -42,8 +44,7 @@ export interface Principal {
 
 const principalByHash = prepared('principal_by_hash', (db) => db
   .select({
-    token: { id: api_tokens.id, name: api_tokens.name, abilities: api_tokens.abilities, slices: api_tokens.slices, expires_at: api_tokens.expires_at },
-    person: { user_id: api_tokens.user_id, grant_id: api_tokens.grant_id },
+    token: authenticatedColumns('api_tokens'),
     organization: organizationColumns,
     plan: plans
   })
@@ -55,8 +56,9 @@ const principalByHash = prepared('principal_by_hash', (db) => db
 /** The principal of a token that lives, judged by the database's clock. Nothing is cached: a revoked token is dead at once. */
 export async function findPrincipal (db: Db, hash: Buffer): Promise<Principal | undefined> {
   const [row] = await principalByHash(db, { hash })
-  if (row === undefined) return undefined
-  const { token, person: { user_id, grant_id }, organization, plan } = row
+  if (row === undefined || !isAuthentic(db, 'api_tokens', row.token)) return undefined
+  const { token, organization, plan } = row
+  const { user_id, grant_id } = token
   return {
     type: 'api_token',
     id: token.id,
@@ -104,15 +106,19 @@ const columns = {
 }
 
 export async function createToken (db: Db, { made_by: maker, slices, ...token }: NewToken): Promise<ApiToken> {
-  const rows = await db.insert(api_tokens).values({
+  const { id } = await draw(db, 'api_tokens')
+  const row = {
+    id,
     ...token,
     slices: slices.length === 0 ? null : slices,
-    created_by_type: maker?.type,
-    created_by_id: maker?.id,
-    created_by_name: maker?.name,
+    created_by_type: maker?.type ?? null,
+    created_by_id: maker?.id ?? null,
+    created_by_name: maker?.name ?? null,
     // What a token makes belongs to whomever the token belongs to.
-    ...maker?.person
-  }).returning(columns)
+    user_id: maker?.person?.user_id ?? null,
+    grant_id: maker?.person?.grant_id ?? null
+  }
+  const rows = await db.insert(api_tokens).overridingSystemValue().values({ ...row, mac: macOf(db, 'api_tokens', row) }).returning(columns)
   return (await withRestrictions(db, token.organization_id, rows))[0]!
 }
 
@@ -179,15 +185,19 @@ export async function findSlice (db: Db, organizationId: string, { project, targ
   // A statement of its own: the next one then sees what a delete took away that this one waited for.
   await db.select({ id: projects.id }).from(projects).where(named).for('key share')
   const [row] = await db
-    .select({ project_id: projects.id, target_id: targets.id, environment_id: environments.id })
+    .select({ project: authenticatedColumns('projects'), target: authenticatedColumns('targets'), environment: authenticatedColumns('environments') })
     .from(projects)
     .leftJoin(targets, and(eq(targets.organization_id, projects.organization_id), eq(targets.project_id, projects.id), eq(targets.slug, target ?? '')))
     .leftJoin(environments, and(
       eq(environments.organization_id, projects.organization_id), eq(environments.target_id, targets.id), eq(environments.slug, environment ?? '')
     ))
     .where(named)
-  if (row === undefined || (target !== undefined && row.target_id === null)) return undefined
-  return environment !== undefined && row.environment_id === null ? undefined : row
+  if (row === undefined || (target !== undefined && row.target === null)) return undefined
+  if (environment !== undefined && row.environment === null) return undefined
+  const isRight = verifies(db, 'projects', row.project) && (row.target === null || verifies(db, 'targets', row.target)) &&
+    (row.environment === null || verifies(db, 'environments', row.environment))
+  if (!isRight) fail('integrity_error')
+  return { project_id: row.project.id, target_id: row.target?.id ?? null, environment_id: row.environment?.id ?? null }
 }
 
 type TokenRow = Omit<ApiToken, 'id' | 'restrictions' | 'created_by'> & {

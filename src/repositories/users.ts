@@ -1,6 +1,7 @@
-import { and, asc, eq, gt, isNull, lt, sql } from 'drizzle-orm'
+import { and, asc, eq, gt, isNull, sql, type SQL } from 'drizzle-orm'
 import type { Role } from '../../schemas/users.ts'
-import { isUniqueViolation, type Db } from '../db/database.ts'
+import { authenticatedColumns } from '../db/authenticated.ts'
+import { draw, isAuthentic, isUniqueViolation, macOf, updateAuthentic, type Db } from '../db/database.ts'
 import { deleteExpired } from '../db/expired.ts'
 import { revokeGrants } from '../db/grants.ts'
 import { members, oauth_grants, organizations, password_links, sessions, sign_in_devices, userColumns, users } from '../db/tables.ts'
@@ -25,23 +26,31 @@ export function normalizedEmail (email: string): string {
 
 /** Makes an account; undefined when the address has one. */
 export async function createUser (db: Db, user: { email: string, name: string, password_hash: string | null }): Promise<number | undefined> {
+  const { id } = await draw(db, 'users')
+  const row = { id, ...user, email_normalized: normalizedEmail(user.email), is_verified: user.password_hash !== null, disabled_at: null }
   try {
-    const [row] = await db.insert(users).values({ ...user, email_normalized: normalizedEmail(user.email), is_verified: user.password_hash !== null }).returning({ id: users.id })
-    return row!.id
+    await db.insert(users).overridingSystemValue().values({ ...row, mac: macOf(db, 'users', row) })
+    return id
   } catch (error) {
     if (isUniqueViolation(error)) return undefined
     throw error
   }
 }
 
-export async function findUserByEmail (db: Db, email: string): Promise<(User & { password_hash: string | null }) | undefined> {
-  const [row] = await db.select({ ...userColumns, password_hash: users.password_hash }).from(users).where(eq(users.email_normalized, normalizedEmail(email)))
-  return row
+type WithPassword = User & { password_hash: string | null }
+
+export async function findUserByEmail (db: Db, email: string): Promise<WithPassword | undefined> {
+  return findOne(db, eq(users.email_normalized, normalizedEmail(email)))
 }
 
-export async function findUser (db: Db, id: number): Promise<(User & { password_hash: string | null }) | undefined> {
-  const [row] = await db.select({ ...userColumns, password_hash: users.password_hash }).from(users).where(eq(users.id, id))
-  return row
+export async function findUser (db: Db, id: number): Promise<WithPassword | undefined> {
+  return findOne(db, eq(users.id, id))
+}
+
+async function findOne (db: Db, where: SQL): Promise<WithPassword | undefined> {
+  const [found] = await db.select({ user: userColumns, row: authenticatedColumns('users') }).from(users).where(where)
+  if (found === undefined || !isAuthentic(db, 'users', found.row)) return undefined
+  return { ...found.user, password_hash: found.row.password_hash }
 }
 
 /** Accounts in the order in which they were made: those that come after one, a hundred at most. */
@@ -51,8 +60,7 @@ export async function listUsers (db: Db, after: number): Promise<(User & { has_p
 
 /** Today's parameters for the same password: ends nothing. False, and nothing changed, when another hash is there meanwhile. */
 export async function updatePasswordHash (db: Db, id: number, from: string, password_hash: string): Promise<boolean> {
-  const rows = await db.update(users).set({ password_hash }).where(and(eq(users.id, id), eq(users.password_hash, from))).returning({ id: users.id })
-  return rows.length === 1
+  return await updateAuthentic(db, 'users', and(eq(users.id, id), eq(users.password_hash, from)), { password_hash }) !== undefined
 }
 
 /**
@@ -68,16 +76,15 @@ export async function lockUser (db: Db, id: number): Promise<void> {
  * account was closed meanwhile, or when the password that was verified (`from`) is not its password any more.
  */
 export async function changePassword (db: Db, id: number, password_hash: string, from?: string): Promise<boolean> {
-  const rows = await db.update(users).set({ password_hash, is_verified: true, updated_at: sql`now()` })
-    .where(and(eq(users.id, id), isNull(users.disabled_at), from === undefined ? undefined : eq(users.password_hash, from))).returning({ id: users.id })
-  if (rows.length === 0) return false
+  const where = and(eq(users.id, id), isNull(users.disabled_at), from === undefined ? undefined : eq(users.password_hash, from))
+  if (await updateAuthentic(db, 'users', where, { password_hash, is_verified: true }, NOW) === undefined) return false
   await endEverything(db, id)
   return true
 }
 
 /** Closes an account, or opens it again. Both end everything of it: what slipped in while it closed does not come back. */
 export async function setDisabled (db: Db, id: number, disabled: boolean): Promise<void> {
-  await db.update(users).set({ disabled_at: disabled ? sql`now()` : null, updated_at: sql`now()` }).where(eq(users.id, id))
+  await updateAuthentic(db, 'users', eq(users.id, id), (now) => ({ disabled_at: disabled ? now : null }), NOW)
   await endEverything(db, id)
 }
 
@@ -91,29 +98,37 @@ export async function endEverything (db: Db, id: number): Promise<void> {
 }
 
 export async function createMember (db: Db, member: { organization_id: string, user_id: number, role: Role }): Promise<void> {
-  await db.insert(members).values(member)
+  const row = { ...member, status: 'active' as const }
+  await db.insert(members).values({ ...row, mac: macOf(db, 'members', row) })
 }
 
 /** Organizations in which the user is an active member, by name. */
 export async function listMemberships (db: Db, userId: number): Promise<Membership[]> {
-  return db.select({ id: organizations.id, name: organizations.name, slug: organizations.slug, role: members.role, joined_at: members.joined_at })
+  const { id, name, slug } = organizations
+  const rows = await db.select({ membership: { id, name, slug, role: members.role, joined_at: members.joined_at }, row: authenticatedColumns('members') })
     .from(members).innerJoin(organizations, eq(organizations.id, members.organization_id))
     .where(and(eq(members.user_id, userId), eq(members.status, 'active'))).orderBy(asc(organizations.name), asc(organizations.id)).limit(1000)
+  return rows.filter(({ row }) => isAuthentic(db, 'members', row)).map(({ membership }) => membership)
 }
 
 // Sessions
 
-const ABSOLUTE = sql`now() + interval '7 days'`
+const DAY = 24 * 60 * 60 * 1000
+const NOW = { updated_at: sql`now()` }
 const IDLE = sql`now() - interval '12 hours'`
+const MINUTE = 60_000
 
 /**
  * A session of an open account whose password is still the one that was verified: false when it was changed meanwhile,
  * or the account closed. The row is held, so that whoever changes the password waits and then ends this session too (OA-63).
  */
 export async function createSession (db: Db, token_hash: Buffer, { id, password_hash }: { id: number, password_hash: string }): Promise<boolean> {
+  const { now } = await draw(db)
+  const row = { token_hash, user_id: id, seen_at: new Date(now), expires_at: new Date(now + 7 * DAY) }
   const rows = await db.execute(sql`
-    INSERT INTO sessions (token_hash, user_id, expires_at)
-    SELECT ${token_hash}::bytea, id, ${ABSOLUTE} FROM users WHERE id = ${id} AND password_hash = ${password_hash} AND disabled_at IS NULL FOR SHARE
+    INSERT INTO sessions (token_hash, user_id, seen_at, expires_at, mac)
+    SELECT ${token_hash}::bytea, id, ${row.seen_at.toISOString()}::timestamptz, ${row.expires_at.toISOString()}::timestamptz, ${macOf(db, 'sessions', row)}::bytea
+    FROM users WHERE id = ${id} AND password_hash = ${password_hash} AND disabled_at IS NULL FOR SHARE
     RETURNING user_id`) as unknown as unknown[]
   // After the user's lock, which everything takes first that ends sessions.
   await deleteExpired(db, sessions, sessions.token_hash, sql`${sessions.expires_at} < now() OR ${sessions.seen_at} < ${IDLE}`)
@@ -122,11 +137,16 @@ export async function createSession (db: Db, token_hash: Buffer, { id, password_
 
 /** The user of a session that lives: used within 12 hours, at most 7 days old, of an account that is open. */
 export async function findSession (db: Db, token_hash: Buffer): Promise<User | undefined> {
-  const [row] = await db.select({ ...userColumns, seen_at: sessions.seen_at }).from(sessions).innerJoin(users, eq(users.id, sessions.user_id))
+  const [found] = await db.select({ user: userColumns, session: authenticatedColumns('sessions'), row: authenticatedColumns('users'), now: sql`now()`.mapWith(sessions.seen_at) })
+    .from(sessions).innerJoin(users, eq(users.id, sessions.user_id))
     .where(and(eq(sessions.token_hash, token_hash), gt(sessions.expires_at, sql`now()`), gt(sessions.seen_at, IDLE), isNull(users.disabled_at)))
-  if (row === undefined) return undefined
-  await db.update(sessions).set({ seen_at: sql`now()` }).where(and(eq(sessions.token_hash, token_hash), lt(sessions.seen_at, sql`now() - interval '1 minute'`)))
-  const { seen_at: _, ...user } = row
+  if (found === undefined) return undefined
+  const { user, session, row, now } = found
+  if (!isAuthentic(db, 'sessions', session) || !isAuthentic(db, 'users', row)) return undefined
+  if (now.getTime() - session.seen_at.getTime() > MINUTE) {
+    const seen = { ...session, seen_at: now }
+    await db.update(sessions).set({ seen_at: now, mac: macOf(db, 'sessions', seen) }).where(and(eq(sessions.token_hash, token_hash), eq(sessions.seen_at, session.seen_at)))
+  }
   return user
 }
 
@@ -142,18 +162,21 @@ export async function createPasswordLink (db: Db, token_hash: Buffer, userId: nu
   await lockUser(db, userId)
   await db.delete(password_links).where(eq(password_links.user_id, userId))
   await deleteExpired(db, password_links, password_links.token_hash, sql`${password_links.expires_at} < now()`)
-  await db.insert(password_links).values({ token_hash, user_id: userId, expires_at: sql`now() + interval '3 days'` })
+  const row = { token_hash, user_id: userId, expires_at: new Date((await draw(db)).now + 3 * DAY) }
+  await db.insert(password_links).values({ ...row, mac: macOf(db, 'password_links', row) })
 }
 
 /** Whose link it is, while it can be used. */
 export async function findPasswordLink (db: Db, token_hash: Buffer): Promise<User | undefined> {
-  const [row] = await db.select(userColumns).from(password_links).innerJoin(users, eq(users.id, password_links.user_id))
+  const [found] = await db.select({ user: userColumns, link: authenticatedColumns('password_links'), row: authenticatedColumns('users') })
+    .from(password_links).innerJoin(users, eq(users.id, password_links.user_id))
     .where(and(eq(password_links.token_hash, token_hash), gt(password_links.expires_at, sql`now()`), isNull(users.disabled_at)))
-  return row
+  if (found === undefined || !isAuthentic(db, 'password_links', found.link) || !isAuthentic(db, 'users', found.row)) return undefined
+  return found.user
 }
 
 /** Uses a link up: of two at once, one gets the user. */
 export async function takePasswordLink (db: Db, token_hash: Buffer): Promise<number | undefined> {
-  const [row] = await db.delete(password_links).where(and(eq(password_links.token_hash, token_hash), gt(password_links.expires_at, sql`now()`))).returning({ user_id: password_links.user_id })
-  return row?.user_id
+  const [row] = await db.delete(password_links).where(and(eq(password_links.token_hash, token_hash), gt(password_links.expires_at, sql`now()`))).returning(authenticatedColumns('password_links'))
+  return row !== undefined && isAuthentic(db, 'password_links', row) ? row.user_id : undefined
 }

@@ -2,7 +2,8 @@ import { and, eq, sql } from 'drizzle-orm'
 import type { Managed } from '../../schemas/projects.ts'
 import type { Level } from '../../schemas/secrets.ts'
 import type { VersionAction } from '../../schemas/versions.ts'
-import { prepared, preparedSql, type Db } from '../db/database.ts'
+import { authenticatedColumns } from '../db/authenticated.ts'
+import { prepared, preparedSql, verifies, type Db } from '../db/database.ts'
 import { encryption_keys, keyColumns, secret_versions, secrets } from '../db/tables.ts'
 import { fail } from '../rules/errors.ts'
 import { offsetOf, type PageRequest } from '../rules/pagination.ts'
@@ -104,13 +105,7 @@ const one = prepared('version', (db) => db
   .select({
     version: columns,
     sealed: secret_versions.sealed,
-    secret: {
-      id: secrets.id,
-      project_id: secrets.project_id,
-      target_id: secrets.target_id,
-      environment_id: secrets.environment_id,
-      level_id: secrets.level_id
-    },
+    secret: { ...authenticatedColumns('secrets'), sealed: sql<boolean>`${secrets.sealed} IS NOT NULL` },
     key: keyColumns
   })
   .from(secret_versions)
@@ -121,6 +116,7 @@ const one = prepared('version', (db) => db
 export async function findVersion (db: Db, organizationId: string, id: number, retentionDays: number | null): Promise<FullVersion | undefined> {
   const [row] = await one(db, { organization_id: organizationId, id, retention_days: retentionDays })
   if (row === undefined) return undefined
+  if (!verifies(db, 'secrets', row.secret)) fail('integrity_error')
   // A version names a key that its project never had.
   const { version, key } = row
   if (key === null || version.managed === null) return fail('integrity_error')

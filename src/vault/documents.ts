@@ -7,7 +7,7 @@ import type { FullVersion } from '../repositories/versions.ts'
 import { currentPlace, versionPlace, type SecretPlace } from './places.ts'
 
 /** Refuses a row that was put back whole to an earlier state: it is older than the newest version of its secret. */
-export function requireNewest ({ revision, recorded_revision }: Pick<SecretRow, 'revision' | 'recorded_revision'>) {
+function requireNewest ({ revision, recorded_revision }: Pick<SecretRow, 'revision' | 'recorded_revision'>) {
   if (recorded_revision !== null && recorded_revision > revision) throw new IntegrityError()
 }
 

@@ -1,14 +1,14 @@
 import { makeCanary, type Keyring } from '../crypto/keyring.ts'
-import type { Db } from '../db/database.ts'
-import { lockCanary, type StorageKeyRow, type WrappedKeyRow } from '../repositories/master-keys.ts'
-import { keyPlace, storageKeyPlace, type KeyColumn } from './places.ts'
+import { authorityOf, type Db } from '../db/database.ts'
+import { lockCanary, type ServiceKeyRow, type StorageKeyRow, type WrappedKeyRow } from '../repositories/master-keys.ts'
+import { keyPlace, serviceKeyPlace, storageKeyPlace, type KeyColumn } from './places.ts'
 
 /**
  * Every transaction that stores something newly wrapped calls this first: until it ends, the master key that wraps is
  * not forgotten by a re-wrap that does not see the new row yet.
  */
 export async function holdCanary (db: Db, keyring: Keyring): Promise<void> {
-  await lockCanary(db, keyring.currentId, makeCanary(keyring))
+  await lockCanary(db, keyring.currentId, makeCanary(keyring, authorityOf(db).fingerprint))
 }
 
 /** A row under the newest master key, and how many of its values that changed. */
@@ -18,6 +18,12 @@ export interface Rewrapped<Row> { row: Row, values: number }
 export function rewrapStorageKey (keyring: Keyring, row: StorageKeyRow): Rewrapped<StorageKeyRow> {
   const storage_key = rewrapValue(keyring, row.storage_key, storageKeyPlace(row.id))
   return { row: { ...row, storage_key }, values: storage_key === row.storage_key ? 0 : 1 }
+}
+
+/** Throws MasterKeyMissing or IntegrityError when the value does not open. */
+export function rewrapServiceKey (keyring: Keyring, row: ServiceKeyRow): Rewrapped<ServiceKeyRow> {
+  const wrapped = rewrapValue(keyring, row.wrapped, serviceKeyPlace(row.id))
+  return { row: { ...row, wrapped }, values: wrapped === row.wrapped ? 0 : 1 }
 }
 
 /** Throws MasterKeyMissing or IntegrityError when one of the values does not open. */

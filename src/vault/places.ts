@@ -5,6 +5,9 @@ import { encodePlace } from '../crypto/primitives.ts'
 
 export const storageKeyPlace = (organizationId: string) => encodePlace('storage-key', organizationId)
 
+/** A key of the service itself. */
+export const serviceKeyPlace = (name: string) => encodePlace('service-key', name)
+
 export type KeyColumn = 'key_string' | 'data_key' | 'key_check' | 'salt'
 export const keyPlace = (key: { organization_id: string, project_id: string, version: number }, column: KeyColumn) =>
   encodePlace('project-key', key.organization_id, key.project_id, key.version, column)

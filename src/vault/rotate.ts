@@ -60,7 +60,7 @@ export async function rotate ({ patient, keyring }: Vault, organization: Organiz
     await inPieces(documents, async (ids) => {
       const converted = (await findDocuments(db, organization.id, ids)).map((document) => {
         const blob = convert(document, openCurrent(storageKey, state, document), oldKey)
-        return { id: document.id, sealed: sealCurrent(storageKey, placeOf(under, document), document.revision + 1, blob), size_bytes: sizeOf(blob) }
+        return { document, sealed: sealCurrent(storageKey, placeOf(under, document), document.revision + 1, blob), size_bytes: sizeOf(blob) }
       })
       await replaceDocuments(db, under, converted)
     })
@@ -70,11 +70,10 @@ export async function rotate ({ patient, keyring }: Vault, organization: Organiz
     const first = next
     await inPieces(documents, async (ids) => {
       const versions = (await findDocuments(db, organization.id, ids)).map((document) => {
-        const { id: secret_id, revision, key_version } = document
         // The revision that the version is about to record.
         const blob = openCurrent(storageKey, { ...state, project: under }, document)
         const id = next++
-        return { id, secret_id, revision, key_version, sealed: sealVersion(storageKey, placeOf(under, document), id, revision, blob), size_bytes: sizeOf(blob) }
+        return { id, document, sealed: sealVersion(storageKey, placeOf(under, document), id, document.revision, blob), size_bytes: sizeOf(blob) }
       })
       await recordRotations(db, actor, versions)
     })

@@ -7,7 +7,7 @@ import type { Actor, AuditEvent } from '../repositories/audit.ts'
 import { ownSecret, writeSecret, type LevelState, type SecretRow } from '../repositories/secrets.ts'
 import type { Organization } from '../repositories/tokens.ts'
 import { fail } from '../rules/errors.ts'
-import { requireNewest, sealCurrent, sealVersion, sizeOf } from './documents.ts'
+import { sealCurrent, sealVersion, sizeOf } from './documents.ts'
 import { storageKeyOf } from './keys.ts'
 
 /** What a write does to a level: the blob becomes its document (null: it has none any more). */
@@ -47,7 +47,6 @@ export async function writeLevel (
       const held = heldProjects.get(state.project.id)
       if (held !== undefined && held > Date.now()) throw new DatabaseUnavailable('The project is held by a change of its key', LOCK_TIMEOUT)
       const secret = ownSecret(state)
-      if (secret !== undefined) requireNewest(secret)
       const { blob, record, event, revealed = false } = await decide(state, secret)
       const place = {
         organization_id: organization.id, secret_id: secret?.id ?? ulid(), level_id: state.level_id, key_version: state.project.key_version

@@ -11,7 +11,7 @@ import {
   decodeProof, deriveDataKey, KeyWorkOverloaded, makeProof, proofMatches, proofOpens
 } from '../../src/crypto/key-proof.ts'
 import {
-  checkCanary, createKeyring, generateMasterKey, makeCanary, MasterKeyMissing, parseMasterKey
+  createKeyring, generateMasterKey, makeCanary, MasterKeyMissing, openCanary, parseMasterKey
 } from '../../src/crypto/keyring.ts'
 import { COSTS } from '../../src/crypto/costs.ts'
 import { generateKeyString, generateSalt } from '../../src/crypto/keys.ts'
@@ -19,6 +19,7 @@ import { generatePassword, hashPassword, PasswordWorkOverloaded, verifyPassword 
 import {
   decodeBase64, deriveKey, encodePlace, hmac, open, random, sameBytes, seal, secretKey, sha256
 } from '../../src/crypto/primitives.ts'
+import { encodeRow, rowKeyFingerprint, rowMac, rowMacMatches } from '../../src/crypto/row-mac.ts'
 
 const client = vectors('client')
 const server = vectors('server')
@@ -250,10 +251,59 @@ t.test('keyring', async (t) => {
   })
 
   t.test('shows with a canary whether the ring fits (CR-13)', async (t) => {
-    const canary = makeCanary(createKeyring([old]))
-    checkCanary(both, canary)
-    t.throws(() => checkCanary(createKeyring([current]), canary), MasterKeyMissing)
-    t.throws(() => checkCanary(createKeyring([{ id: old.id, key: current.key }]), canary), IntegrityError)
+    const fingerprint = rowKeyFingerprint(secretKey(random(32)))
+    const canary = makeCanary(createKeyring([old]), fingerprint)
+    t.same(openCanary(both, canary), fingerprint, 'it names the key of the rows')
+    t.same(openCanary(both, makeCanary(both, fingerprint, old.id)), fingerprint, 'one can be made for each key of the ring')
+    t.equal(openCanary(both, both.wrap(Buffer.from('strongroom canary'), encodePlace('canary'))), undefined, 'one from before rows were authenticated names none')
+    t.throws(() => openCanary(both, both.wrap(Buffer.from('strongroom canaries'), encodePlace('canary'))), IntegrityError)
+    t.throws(() => openCanary(createKeyring([current]), canary), MasterKeyMissing)
+    t.throws(() => openCanary(createKeyring([{ id: old.id, key: current.key }]), canary), IntegrityError)
+  })
+})
+
+t.test('MACs over rows', async (t) => {
+  const v = server.row
+  const key = secretKey(base64(v.key))
+  const fields = v.fields.map(([name, kind, value]: [string, string, any]) => [name, kind === 'bytes' ? base64(value) : kind === 'moment' ? new Date(value) : value]) as [string, unknown][]
+
+  t.test('has the known answer', async (t) => {
+    t.equal(encodeRow(v.table, fields), v.encoded)
+    t.same(rowMac(key, v.table, fields), base64(v.mac))
+    t.same(rowKeyFingerprint(key), base64(v.fingerprint))
+  })
+
+  t.test('verifies the row that it was made over, and no other', async (t) => {
+    const mac = base64(v.mac)
+    t.equal(rowMacMatches(key, v.table, fields, mac), true)
+    t.equal(rowMacMatches(secretKey(random(32)), v.table, fields, mac), false, 'another key')
+    t.equal(rowMacMatches(key, 'members', fields, mac), false, 'another table')
+    t.equal(rowMacMatches(key, v.table, fields.slice(1), mac), false, 'a field less')
+    t.equal(rowMacMatches(key, v.table, [...fields].reverse(), mac), false, 'another order')
+    for (const length of [0, 16, 31, 33]) t.equal(rowMacMatches(key, v.table, fields, Buffer.concat([mac, mac]).subarray(0, length)), false, `${length} bytes`)
+    for (const [i, [name]] of fields.entries()) {
+      for (const value of [null, '', 0, 'x', false, new Date(0), Buffer.alloc(0), [], {}]) {
+        const changed = fields.with(i, [name, value])
+        const isSame = JSON.stringify(changed) === JSON.stringify(fields)
+        t.equal(rowMacMatches(key, v.table, changed, mac), isSame, `${name} as ${JSON.stringify(value)}`)
+      }
+      t.equal(rowMacMatches(key, v.table, fields.with(i, ['other', fields[i]![1]]), mac), false, `${name} by another name`)
+    }
+  })
+
+  t.test('two rows that differ never have the same encoding (CR-02)', async (t) => {
+    const values = [
+      null, '', 'n', '0', '1:', ' ', 0, 1, -1, 10, true, false, new Date(0), new Date(1), new Date(NaN), Buffer.alloc(0), Buffer.from('0'), Buffer.from([0]),
+      [], [null], [''], ['', ''], ['a', 'b'], ['ab'], ['a,b'], [['a'], 'b'], [['a', 'b']], {}, { a: null }, { a: 'b' }, { b: 'a' }, { a: 'b', c: 'd' }, { a: { b: 'c' } }, [{ a: 'b' }], 'ä', 'a\u0308'
+    ]
+    const rows = values.flatMap((one) => [[['a', one]], ...values.map((two) => [['a', one], ['b', two]])]) as [string, unknown][][]
+    const encoded = rows.flatMap((row) => [encodeRow('t', row), encodeRow('t1:a', row)])
+    t.equal(new Set(encoded).size, encoded.length)
+    t.equal(encodeRow('t', [['a', { b: 1, c: 2 }]]), encodeRow('t', [['a', { c: 2, b: 1 }]]), 'the order of members is nobody\'s')
+  })
+
+  t.test('refuses what has no encoding of its own', async (t) => {
+    for (const value of [undefined, Symbol('x'), 1n, () => 1, '\ud800', ['\udc00x']]) t.throws(() => encodeRow('t', [['a', value]]), String(value))
   })
 })
 

@@ -10,14 +10,16 @@ import { buildApp } from '../../src/app.ts'
 import { loadConfig, type Config } from '../../src/config.ts'
 import { hashToken, mintApiToken, tokenPrefix } from '../../src/crypto/bearer.ts'
 import type { Costs } from '../../src/crypto/costs.ts'
-import { createKeyring, generateMasterKey, makeCanary, parseMasterKey, type Keyring } from '../../src/crypto/keyring.ts'
+import { createKeyring, generateMasterKey, parseMasterKey, type Keyring } from '../../src/crypto/keyring.ts'
+import type { AuthenticatedTable } from '../../src/db/authenticated.ts'
 import { connect, type Database } from '../../src/db/database.ts'
-import { createCanary } from '../../src/repositories/master-keys.ts'
+import { authenticateTable } from '../../src/repositories/adoption.ts'
 import { createOrganization } from '../../src/repositories/organizations.ts'
 import { createToken } from '../../src/repositories/tokens.ts'
 import type { Ability } from '../../schemas/scopes.ts'
 import type { Slice } from '../../src/rules/slices.ts'
 import { makeStorageKey } from '../../src/vault/keys.ts'
+import { openRows } from '../../src/vault/rows.ts'
 import { QUICK } from './costs.ts'
 
 export interface Caller {
@@ -42,6 +44,8 @@ export interface TestApp {
   token (organization: string, abilities: Ability[], more?: { expires_at?: Date, slices?: Slice[] }): Promise<Caller>
   /** Runs SQL beside the service, as somebody with access to the database would. */
   sql (query: string): Promise<Record<string, unknown>[]>
+  /** The same, but as the service would: the rows of the table that it names are authentic afterwards. */
+  write (query: string): Promise<void>
   inject (options: InjectOptions): Promise<Answer>
   close (): Promise<void>
 }
@@ -53,7 +57,7 @@ export interface TestApp {
 export async function startApp (t: { teardown (fn: () => unknown): void }, env: Record<string, string> = {}, costs: Costs = QUICK): Promise<TestApp> {
   const { database, drop } = await freshDatabase()
   const keyring = createKeyring([parseMasterKey(generateMasterKey().text)])
-  await createCanary(database.db, keyring.currentId, makeCanary(keyring))
+  await openRows(database, keyring)
   const config = loadConfig({ RATE_LIMIT_API: '0', RATE_LIMIT_OAUTH: '0', RATE_LIMIT_KEY_ROTATION: '0', RATE_LIMIT_BILLING: '0', ...env })
   const logs: string[] = []
   const app = await buildApp({ config, database, keyring, costs, logStream: { write: (line) => logs.push(line) } })
@@ -108,6 +112,10 @@ export async function startApp (t: { teardown (fn: () => unknown): void }, env: 
       const id = ulid()
       await createOrganization(database.db, { id, name: 'Nimbus', slug: slug ?? `nimbus-${id.slice(-10).toLowerCase()}`, plan, storage_key: makeStorageKey(keyring, id) })
       return token(id, abilities)
+    },
+    write: async (query) => {
+      await database.db.execute(sql.raw(query))
+      await authenticateTable(database.db, /^(?:UPDATE|INSERT INTO) (\w+)/.exec(query)![1] as AuthenticatedTable)
     },
     sql: async (query) => await database.db.execute(sql.raw(query)) as unknown as Record<string, unknown>[],
     close

@@ -69,7 +69,7 @@ export const authorize: Domain = async (app) => {
       const chosen = new Set(valuesOf(request, 'scope'))
       const code = mintCredential('ac')
       const decided = await transaction(app.db, async (db) => {
-        const asked = await takeRequest(db, hashToken(pending), session.hash)
+        const asked = await takeRequest(db, hashToken(pending), session.hash, session.user.id)
         // A client that was shut out meanwhile is sent nobody any more.
         if (asked === undefined || await findClient(db, asked.client_id) === undefined) return undefined
         const to = { redirect_uri: asked.redirect_uri, state: asked.state ?? undefined }

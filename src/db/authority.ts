@@ -1,0 +1,91 @@
+import { and, eq, sql, type SQL } from 'drizzle-orm'
+import type { PgColumn, PgTable } from 'drizzle-orm/pg-core'
+import { AUTHENTICATED, authenticatedColumns, type AuthenticatedRow, type AuthenticatedTable } from './authenticated.ts'
+import type { Db } from './database.ts'
+
+/** Makes and checks the MACs of rows. Whoever opens a database with its master key gives it one. */
+export interface RowAuthority {
+  /** What canaries name the row key by. */
+  readonly fingerprint: Buffer
+  mac (table: AuthenticatedTable, row: Readonly<Record<string, unknown>>): Buffer
+  verifies (table: AuthenticatedTable, row: Readonly<Record<string, unknown>>, mac: Buffer | null): boolean
+  /** Tells of a row that did not verify, and whom it is about. Never throws, and nobody waits for it. */
+  report (violation: Violation): void
+  /** Where reports are told of beside the audit. */
+  logTo (log: ViolationLog): void
+  /** Resolves when everything that was reported is written. */
+  settled (): Promise<void>
+}
+
+export interface ViolationLog { warn (details: object, message: string): void }
+
+/** A row that the service did not write as it is. */
+export interface Violation { table: AuthenticatedTable, row: Readonly<Record<string, unknown>>, about: About }
+
+/** Whom a row is about, where the row itself does not say it. */
+export interface About { organization_id?: string, user_id?: number }
+
+const authorities = new WeakMap<Db, RowAuthority>()
+
+/** Gives a handle its authority; a transaction has that of the handle it began on. */
+export function setAuthority (db: Db, authority: RowAuthority | undefined) {
+  if (authority !== undefined) authorities.set(db, authority)
+}
+
+export const findAuthority = (db: Db): RowAuthority | undefined => authorities.get(db)
+
+export function authorityOf (db: Db): RowAuthority {
+  const authority = authorities.get(db)
+  if (authority === undefined) throw new Error('the database was opened without the key of its rows')
+  return authority
+}
+
+/** The MAC of a row that is about to be written. */
+export const macOf = <N extends AuthenticatedTable>(db: Db, table: N, row: AuthenticatedRow<N>): Buffer => authorityOf(db).mac(table, row)
+
+export type Authenticated<N extends AuthenticatedTable> = AuthenticatedRow<N> & { mac: Buffer | null }
+
+/** A row to be checked: in place of sealed content it is enough to know whether there is some. */
+type Checked<N extends AuthenticatedTable> = { [K in keyof Authenticated<N>]: Authenticated<N>[K] | (K extends 'sealed' ? boolean : never) }
+
+/** Whether the service wrote the row as it is. One that it did not is reported: to its reader it is not there. */
+export function isAuthentic<N extends AuthenticatedTable> (db: Db, table: N, row: Checked<N>, about: About = {}): boolean {
+  if (verifies(db, table, row)) return true
+  authorityOf(db).report({ table, row, about })
+  return false
+}
+
+/** The same for rows whose reader refuses them with `integrity_error`, which is recorded where it is answered. */
+export const verifies = <N extends AuthenticatedTable>(db: Db, table: N, row: Checked<N>): boolean => authorityOf(db).verifies(table, row, row.mac)
+
+/** What an authenticated row needs of the database before it is written: the time, and an id where the database counts. */
+export async function draw (db: Db, identity?: 'users' | 'api_tokens' | 'oauth_grants' | 'oauth_tokens'): Promise<{ id: number, now: number }> {
+  const id = identity === undefined ? sql`0` : sql`nextval(pg_get_serial_sequence(${identity}, 'id'))`
+  const [row] = await db.execute(sql`SELECT ${id} AS id, floor(extract(epoch FROM now()) * 1000)::bigint AS now`) as unknown as { id: string, now: string }[]
+  return { id: Number(row!.id), now: Number(row!.now) }
+}
+
+// Somebody else's change in between is seen by the MAC, which no two states share.
+const ATTEMPTS = 3
+
+/**
+ * Changes one authenticated row: takes it, looks whether it is what the service wrote, and writes the change with the
+ * MAC of the whole row. Undefined, and nothing changed, when there is none: what was tampered with does not become
+ * authentic because something else of it changed. `more` are columns that are not authenticated.
+ */
+export async function updateAuthentic<N extends AuthenticatedTable> (
+  db: Db, name: N, where: SQL | undefined, changes: Partial<AuthenticatedRow<N>> | ((now: Date) => Partial<AuthenticatedRow<N>>), more: Record<string, unknown> = {}
+): Promise<AuthenticatedRow<N> | undefined> {
+  const table = AUTHENTICATED[name].table as unknown as PgTable & Record<string, PgColumn>
+  for (let attempt = 0; attempt < ATTEMPTS; attempt++) {
+    const [row] = await db.select(authenticatedColumns(name) as unknown as Record<string, PgColumn>).from(table).where(where).for('no key update') as unknown as Authenticated<N>[]
+    if (row === undefined || !isAuthentic(db, name, row)) return undefined
+    const wanted = typeof changes === 'function' ? changes(new Date((await draw(db)).now)) : changes
+    const set = Object.fromEntries(Object.entries(wanted).filter(([, value]) => value !== undefined))
+    const next = { ...row, ...set } as Authenticated<N>
+    const key = AUTHENTICATED[name].key.map((column) => eq(table[column]!, (row as Record<string, unknown>)[column]))
+    const done = await db.update(table).set({ ...set, ...more, mac: macOf(db, name, next) } as never).where(and(...key, eq(table.mac!, row.mac))).returning({ mac: table.mac! })
+    if (done.length === 1) return next
+  }
+  return undefined
+}

@@ -1,0 +1,149 @@
+import t, { type Test } from 'tap'
+import { sql } from 'drizzle-orm'
+import { join } from 'node:path'
+import { hashToken, mintSecret } from '../src/crypto/bearer.ts'
+import { createKeyring, generateMasterKey, parseMasterKey, type Keyring } from '../src/crypto/keyring.ts'
+import { encodePlace, random } from '../src/crypto/primitives.ts'
+import { AUTHENTICATED } from '../src/db/authenticated.ts'
+import { authorityOf, connect, type Database } from '../src/db/database.ts'
+import { createSession, findUser } from '../src/repositories/users.ts'
+import { serviceKeyPlace } from '../src/vault/places.ts'
+import { openRows, RowKeyError } from '../src/vault/rows.ts'
+import { freshDatabase, makeLevel, startApp } from './helpers/app.ts'
+import { makePerson } from './helpers/people.ts'
+import { cli, scratchDirectory } from './helpers/process.ts'
+
+// A database from before rows were authenticated is brought along once, and nobody but the holder of the master key can
+// have that done again.
+
+t.setTimeout(120_000)
+
+const KEY = generateMasterKey().text
+
+const TABLES = Object.keys(AUTHENTICATED)
+const run = async (database: Database, ...statements: string[]) => { for (const one of statements) await database.db.execute(sql.raw(one)) }
+
+/** Makes the database what it was before the migration that brought the MACs, with the canary of then. */
+async function undo (database: Database, keyring: Keyring) {
+  const canary = keyring.wrap(Buffer.from('strongroom canary'), encodePlace('canary'))
+  await run(database,
+    ...TABLES.map((table) => `ALTER TABLE ${table} DROP COLUMN mac`),
+    'DROP TABLE service_keys',
+    'DELETE FROM master_key_canaries',
+    `INSERT INTO master_key_canaries (key_id, canary) VALUES ('${keyring.currentId}', '\\x${canary.toString('hex')}')`,
+    'DELETE FROM drizzle.__drizzle_migrations WHERE id = (SELECT max(id) FROM drizzle.__drizzle_migrations)')
+}
+
+const read = (caller: { organization: string, call: (method: string, path: string) => Promise<{ status: number }> }) =>
+  caller.call('GET', `/${caller.organization}/orbit/backend/live/secrets?decrypt=true`)
+
+/** The service as an older build left it, with somebody signed in and a document. */
+async function before (t: Test) {
+  const service = await startApp(t)
+  const owner = await service.organization()
+  const person = await makePerson(service, { [owner.organization]: 'owner' })
+  const cookie = mintSecret()
+  await createSession(service.database.db, hashToken(cookie), { id: person.id, password_hash: (await findUser(service.database.db, person.id))!.password_hash! })
+  const level = await makeLevel(owner)
+  await owner.call('POST', `/${owner.organization}/secrets/store`, { ...level, plaintext: 'A=1' })
+  await undo(service.database, service.keyring)
+  await service.database.migrate()
+  const isSignedIn = async () => (await service.inject({ url: '/account', headers: { cookie: `session=${cookie}` } })).text.includes('Sign out everywhere')
+  return { service, owner, isSignedIn }
+}
+
+t.test('rows of every kind are brought along once, whoever starts at the same time, and that is recorded', async (t) => {
+  const { service, owner, isSignedIn } = await before(t)
+  const { database, keyring } = service
+  t.equal((await owner.call('GET', '/organization')).status, 401, 'without a MAC nobody is known')
+  const counts = await Promise.all([1, 2, 3].map(() => openRows(database, keyring)))
+  t.equal(counts.filter((rows) => rows > 0).length, 1, `one of them did it: ${counts}`)
+  t.equal((await owner.call('GET', '/organization')).status, 200)
+  t.equal((await read(owner)).status, 200)
+  t.ok(await isSignedIn())
+  for (const table of TABLES) t.equal((await service.sql(`SELECT FROM ${table} WHERE mac IS NULL`)).length, 0, table)
+  t.match(await service.sql("SELECT details->>'rows' AS rows, actor_type FROM audit_events WHERE action = 'integrity.adopt'"), [{ rows: String(Math.max(...counts)), actor_type: 'system' }])
+
+  t.equal(await openRows(database, keyring), 0, 'a later start changes nothing')
+  await service.sql('UPDATE sessions SET mac = NULL')
+  t.notOk(await isSignedIn(), 'from then on a row without a MAC is no old one')
+  await service.sql('UPDATE secrets SET mac = NULL')
+  t.match(await read(owner), { status: 500, body: { error: 'integrity_error' } })
+  t.equal(await openRows(database, keyring), 0)
+  t.notOk(await isSignedIn(), 'and no start makes it one')
+})
+
+t.test('an adoption that fails in the middle leaves nothing behind', async (t) => {
+  const { service, owner } = await before(t)
+  const { database, keyring } = service
+  await run(database, 'ALTER TABLE secrets ADD CONSTRAINT broken CHECK (mac IS NULL)')
+  await t.rejects(openRows(database, keyring))
+  t.equal((await service.sql('SELECT name FROM service_keys')).length, 0)
+  t.equal((await service.sql('SELECT id FROM api_tokens WHERE mac IS NOT NULL')).length, 0)
+  await run(database, 'ALTER TABLE secrets DROP CONSTRAINT broken')
+  t.ok(await openRows(database, keyring) > 0)
+  t.equal((await read(owner)).status, 200)
+})
+
+t.test('without the key that the canaries name nothing starts, and nothing is brought along again', async (t) => {
+  const service = await startApp(t)
+  const { database, keyring } = service
+  const owner = await service.organization()
+  await run(database, 'CREATE TABLE kept_keys AS SELECT * FROM service_keys', 'CREATE TABLE kept_canaries AS SELECT * FROM master_key_canaries')
+  const back = () => run(database, 'DELETE FROM service_keys', 'INSERT INTO service_keys SELECT * FROM kept_keys', 'DELETE FROM master_key_canaries', 'INSERT INTO master_key_canaries SELECT * FROM kept_canaries')
+  const hex = (bytes: Buffer) => `'\\x${bytes.toString('hex')}'`
+  const stranger = createKeyring([{ ...parseMasterKey(generateMasterKey().text), id: keyring.currentId }])
+  const plain = keyring.wrap(Buffer.from('strongroom canary'), encodePlace('canary'))
+  const manipulations: Record<string, [statements: string[], message: RegExp]> = {
+    'the key deleted': [['DELETE FROM service_keys'], /^The key that authenticates rows is missing/],
+    'another key, of somebody without the master key': [[`UPDATE service_keys SET wrapped = ${hex(stranger.wrap(random(32), serviceKeyPlace('rows')))}`], /is not the one that was used here/],
+    'a key of another database with the same master key': [[`UPDATE service_keys SET wrapped = ${hex(keyring.wrap(random(32), serviceKeyPlace('rows')))}`], /is not the one that was used here/],
+    'a key of another name': [[`UPDATE service_keys SET wrapped = ${hex(keyring.wrap(random(32), serviceKeyPlace('x')))}`], /is not the one that was used here/],
+    'the canaries deleted': [['DELETE FROM master_key_canaries'], /^There is a key of rows that no canary knows/],
+    'a canary from before, beside the key': [[`UPDATE master_key_canaries SET canary = ${hex(plain)}`], /^There is a key of rows that no canary knows/],
+    'key and canaries deleted': [['DELETE FROM master_key_canaries', 'DELETE FROM service_keys'], /^The database holds organizations and no canary/]
+  }
+  for (const [name, [statements, message]] of Object.entries(manipulations)) {
+    await run(database, ...statements)
+    const error = await openRows(database, keyring).then(() => undefined, (error: unknown) => error)
+    t.ok(error instanceof RowKeyError, name)
+    t.match((error as Error).message, message, name)
+    t.notMatch((error as Error).message, '\n')
+    await back()
+  }
+  t.equal(await openRows(database, keyring), 0)
+  t.equal((await owner.call('GET', '/organization')).status, 200)
+})
+
+t.test('each database has a key of its own, and two that start at once on an empty one share it', async (t) => {
+  const keyring = createKeyring([parseMasterKey(generateMasterKey().text)])
+  const fingerprints = new Set<string>()
+  for (let i = 0; i < 2; i++) {
+    const { database, url, drop } = await freshDatabase()
+    const other = url === undefined ? database : await connect({ url, pool: 2 })
+    t.teardown(async () => {
+      await Promise.all(new Set([database, other].map((one) => one.close())))
+      await drop()
+    })
+    await Promise.all([openRows(database, keyring), openRows(other, keyring)])
+    t.same(authorityOf(other.db).fingerprint, authorityOf(database.db).fingerprint)
+    fingerprints.add(authorityOf(database.db).fingerprint.toString('hex'))
+  }
+  t.equal(fingerprints.size, 2)
+})
+
+t.test('`migrate` brings rows along where the master key is at hand', { skip: process.env.TEST_DATABASE_URL !== undefined && 'runs on the embedded database' }, async (t) => {
+  const directory = scratchDirectory(t)
+  const env = { DATA_DIR: directory }
+  t.match(await cli(['migrate'], env), { code: 0, stderr: '' }, 'an empty database needs none')
+  const made = await cli(['init', '--organization', 'Nimbus', '--email', 'owner@example.com', '--json'], { ...env, MASTER_KEY: KEY })
+  t.equal(made.code, 0, made.stderr)
+  const database = await connect({ dir: join(directory, 'postgres'), pool: 1 })
+  await undo(database, createKeyring([parseMasterKey(KEY)]))
+  await database.close()
+  t.match(await cli(['migrate'], env), { code: 0, stdout: 'The schema is up to date.\n', stderr: '' }, 'without the key it is left to the first start')
+  const migrated = await cli(['migrate'], { ...env, MASTER_KEY: KEY })
+  t.match(migrated, { code: 0, stdout: 'The schema is up to date.\n' })
+  t.match(migrated.stderr, /^\d+ rows are authenticated from now on: .*\n$/)
+  t.match(await cli(['migrate'], { ...env, MASTER_KEY: KEY }), { code: 0, stderr: '' })
+})
