@@ -1,57 +1,79 @@
-// Every test on the embedded database, then the domain tests again on a real PostgreSQL, then one closing line.
-// `npm test -- versions secrets` runs the files whose names contain one of the words.
+// Every test on the embedded database, and the domain tests on a real PostgreSQL as well, then one closing line that
+// counts both. `npm test -- versions secrets` runs the files whose names contain one of the words; `--long` runs those
+// that have a long form, in that.
 import { spawn } from 'node:child_process'
-import { readdirSync } from 'node:fs'
+import { readdirSync, readFileSync } from 'node:fs'
+import { availableParallelism } from 'node:os'
 import { basename, join } from 'node:path'
 import { startPostgres, hasPostgres } from '../dist/test/helpers/postgres.js'
 
 // These bring their own databases, or none: once is enough.
-const ONCE = new Set(['architecture', 'config', 'crypto', 'database', 'documents', 'openapi', 'crash', 'rotation-crash', 'outage', 'tour', 'cli', 'migrations', 'docs', 'rules', 'encryption-doc', 'oauth-race', 'oauth-doc', 'browser', 'redirects', 'mail', 'tls', 'oauth-authorize', 'oauth-clients'])
+const ONCE = new Set([
+  'architecture', 'config', 'crypto', 'database', 'documents', 'openapi', 'crash', 'rotation-crash', 'outage', 'tour', 'cli', 'migrations', 'docs', 'rules', 'encryption-doc',
+  'oauth-race', 'oauth-doc', 'browser', 'redirects', 'mail', 'tls', 'oauth-authorize', 'oauth-clients'
+])
+// These take longest: begun first, they are not what everybody waits for at the end.
+const FIRST = ['rotation-crash', 'outage', 'crash', 'database', 'cli', 'rotation-concurrency', 'concurrency', 'encryption-doc', 'rewrap', 'migrations']
+const TIMEOUT = 560_000
 
-const words = process.argv.slice(2)
+const args = process.argv.slice(2)
+const long = args.includes('--long')
+const words = args.filter((arg) => arg !== '--long')
 const files = readdirSync('dist/test', { recursive: true })
   .filter((name) => name.endsWith('.test.js') && (words.length === 0 || words.some((word) => name.includes(word))))
-  .map((name) => join('dist/test', name)).sort()
+  .map((name) => join('dist/test', name))
+  .filter((file) => !long || readFileSync(file, 'utf8').includes('helpers/long.js'))
 const nameOf = (file) => basename(file, '.test.js')
+const rank = (file) => FIRST.includes(nameOf(file)) ? FIRST.indexOf(nameOf(file)) : FIRST.length
 
 const totals = { passed: 0, failed: 0 }
 let broken = false
-await run('embedded database', files, {})
-if (hasPostgres()) {
-  const server = await startPostgres()
-  await run('PostgreSQL', files.filter((file) => !ONCE.has(nameOf(file))), { TEST_DATABASE_URL: server.url })
-  await server.close()
-} else if (process.env.CI === 'true') {
+const server = hasPostgres() ? await startPostgres({ durable: false }) : undefined
+if (server === undefined && process.env.CI === 'true') {
   console.log('PostgreSQL is missing: install its programs (Debian: postgresql)')
   broken = true
-} else console.log('PostgreSQL is not installed: only the embedded database was tested.')
+} else if (server === undefined) console.log('PostgreSQL is not installed: only the embedded database is tested.')
+
+const work = [
+  ...files.map((file) => ({ file, on: 'embedded database', env: {} })),
+  ...server === undefined ? [] : files.filter((file) => !ONCE.has(nameOf(file))).map((file) => ({ file, on: 'PostgreSQL', env: { TEST_DATABASE_URL: server.url } }))
+].sort((a, b) => rank(a.file) - rank(b.file))
+await Promise.all(Array.from({ length: Math.max(2, availableParallelism()) }, async () => {
+  for (let next = work.shift(); next !== undefined; next = work.shift()) await run(next)
+}))
+await server?.close()
 console.log(`${totals.passed} passed, ${totals.failed} failed`)
 process.exit(broken || totals.failed > 0 ? 1 : 0)
 
-async function run (title, some, env) {
-  if (some.length === 0) return
-  console.log(`# ${title}`)
-  const child = spawn(process.execPath, ['node_modules/.bin/tap', 'run', '--reporter=tap', '--jobs=2', '--timeout=560', '--disable-coverage', ...some], {
-    env: { ...process.env, ...env }, stdio: ['ignore', 'pipe', 'inherit']
+// A test file is a program that prints TAP. What failed is shown with its diagnostics.
+async function run ({ file, on, env }) {
+  const begun = performance.now()
+  const child = spawn(process.execPath, [file], {
+    env: { ...process.env, TAP_TIMEOUT: String(TIMEOUT / 1000), ...(long && { TEST_LONG: '1' }), ...env }, stdio: ['ignore', 'pipe', 'pipe']
   })
-  let rest = ''
-  let failing = false
-  child.stdout.on('data', (chunk) => {
-    const lines = (rest + chunk).split('\n')
-    rest = lines.pop()
-    for (const line of lines) show(line)
-  })
-  const status = await new Promise((resolve) => child.on('close', resolve))
-  if (status !== 0) broken = true
+  const late = setTimeout(() => child.kill('SIGKILL'), long ? 4 * TIMEOUT : TIMEOUT)
+  let output = ''
+  let errors = ''
+  child.stdout.setEncoding('utf8').on('data', (text) => { output += text })
+  child.stderr.setEncoding('utf8').on('data', (text) => { errors += text })
+  const status = await new Promise((resolve) => child.on('close', (code, signal) => resolve(signal ?? code)))
+  clearTimeout(late)
 
-  // A file is a subtest, its tests are one level down: those are counted. What failed is shown with its diagnostics.
-  function show (line) {
+  const shown = []
+  let failing = false
+  let failed = 0
+  for (const line of output.split('\n')) {
     const [, indent, not, text] = /^( *)(not )?ok \d+ - (.*)$/.exec(line) ?? []
     if (text !== undefined) {
       failing = not !== undefined
-      if (indent.length === 4) totals[not ? 'failed' : 'passed']++
-      if (indent.length === 0) console.log(`${not ? '✗' : '✓'} ${text.replace(' {', '')}`)
+      if (indent === '') totals[not ? 'failed' : 'passed']++
+      if (failing) failed++
     }
-    if (failing && (text === undefined ? !/^ *(#|1\.\.)/.test(line) : not)) console.log(line)
+    if (failing && (text !== undefined || !/^ *(#|1\.\.)/.test(line))) shown.push(line)
   }
+  const good = status === 0 && failed === 0
+  console.log(`${good ? '✓' : '✗'} ${file.replace('dist/test/', '')} (${on}, ${((performance.now() - begun) / 1000).toFixed(1)} s)`)
+  if (good) return
+  broken = true
+  console.log([...shown, ...failed === 0 ? [`it ended with ${status}`, ...output.split('\n').slice(-20)] : [], errors].join('\n'))
 }

@@ -12,7 +12,7 @@ import { loadConfig } from '../src/config.ts'
 import { generateMasterKey } from '../src/crypto/keyring.ts'
 import { authorizationUrl, pkce } from './helpers/people.ts'
 import { freePort, hasPostgres, startPostgres } from './helpers/postgres.ts'
-import { cli, CLI, run, scratchDirectory, startServer, type Ended } from './helpers/process.ts'
+import { cli, CLI, command, run, scratchDirectory, startServer, type Ended } from './helpers/process.ts'
 import { startMailServer } from './helpers/smtp.ts'
 import { client, makeLevels, store, type Level, type Operation } from './helpers/traffic.ts'
 import { formIn, visitor } from './helpers/visitor.ts'
@@ -76,8 +76,8 @@ t.test('from an empty directory: the first start, the next ones, and what is ref
     t.equal((await fetch(`${server.address}/docs`)).status, 200)
 
     t.same([mode(dir), mode(join(dir, 'postgres')), mode(keyFile)], [0o700, 0o700, 0o600], 'for their owner only')
-    refused(t, await cli(['serve'], { ...env, PORT: '0' }), new RegExp(`in use by process ${server.child.pid}\\b`))
-    refused(t, await cli(['organization', 'set', '--id', organization, '--plan', 'free'], env), /in use by process/)
+    refused(t, await command(['serve'], { ...env, PORT: '0' }), new RegExp(`in use by process ${server.child.pid}\\b`))
+    refused(t, await command(['organization', 'set', '--id', organization, '--plan', 'free'], env), /in use by process/)
     const { code, stdout } = await server.stop()
     t.equal(code, 0)
     t.notMatch(stdout, new RegExp(`"[^\\n]*${token}[^\\n]*"level"`), 'the token is in no log line')
@@ -92,7 +92,7 @@ t.test('from an empty directory: the first start, the next ones, and what is ref
   })
 
   await t.test('init refuses a database that is not empty', async (t) => {
-    refused(t, await cli(['init', '--organization', 'Nimbus', '--email', 'rosa@nimbus.example', '--json'], env), /not empty/)
+    refused(t, await command(['init', '--organization', 'Nimbus', '--email', 'rosa@nimbus.example', '--json'], env), /not empty/)
   })
 
   await t.test('CR-11 CR-13: a wrong or missing master key is one line, no open port, and no new key', async (t) => {
@@ -104,44 +104,44 @@ t.test('from an empty directory: the first start, the next ones, and what is ref
     const right = readFileSync(keyFile, 'utf8').trim()
     const other = generateMasterKey().text
     const sameId = `${right.split(':')[0]}:${other.split(':')[1]}`
-    refused(t, await cli(['serve'], { ...env, PORT: port, MASTER_KEY: sameId }), /^Master key \S+ is wrong/)
-    refused(t, await cli(['serve'], { ...env, PORT: port, MASTER_KEY: other.replace(/^[^:]+/, 'another') }), new RegExp(`^Master key ${right.split(':')[0]} is missing`))
-    refused(t, await cli(['init', '--organization', 'Nimbus', '--email', 'rosa@nimbus.example'], { ...env, MASTER_KEY: sameId }), /is wrong/)
+    refused(t, await command(['serve'], { ...env, PORT: port, MASTER_KEY: sameId }), /^Master key \S+ is wrong/)
+    refused(t, await command(['serve'], { ...env, PORT: port, MASTER_KEY: other.replace(/^[^:]+/, 'another') }), new RegExp(`^Master key ${right.split(':')[0]} is missing`))
+    refused(t, await command(['init', '--organization', 'Nimbus', '--email', 'rosa@nimbus.example'], { ...env, MASTER_KEY: sameId }), /is wrong/)
 
     renameSync(keyFile, `${keyFile}.away`)
-    refused(t, await cli(['serve'], { ...env, PORT: port }), /master\.key is missing/)
+    refused(t, await command(['serve'], { ...env, PORT: port }), /master\.key is missing/)
     t.notOk(existsSync(keyFile), 'no new key, which could open nothing')
     writeFileSync(keyFile, 'k1:short\n', { mode: 0o600 })
-    refused(t, await cli(['serve'], { ...env, PORT: port }), /does not hold a master key/)
+    refused(t, await command(['serve'], { ...env, PORT: port }), /does not hold a master key/)
     writeFileSync(keyFile, `${right}\n`)
     rmSync(`${keyFile}.away`)
-    refused(t, await cli(['serve'], { ...env, PORT: port }), new RegExp(`^Cannot listen on 127\\.0\\.0\\.1:${port}: EADDRINUSE$`, 'm'))
+    refused(t, await command(['serve'], { ...env, PORT: port }), new RegExp(`^Cannot listen on 127\\.0\\.0\\.1:${port}: EADDRINUSE$`, 'm'))
   })
 
   await t.test('CR-12: an embedded database that others may enter, or that is somebody else\'s, is not opened', async (t) => {
     const inside = join(dir, 'postgres')
     for (const bits of [0o755, 0o750, 0o701]) {
       chmodSync(inside, bits)
-      refused(t, await cli(['serve'], { ...env, PORT: '0' }), /postgres is open to other users: chmod 700 it$/m)
+      refused(t, await command(['serve'], { ...env, PORT: '0' }), /postgres is open to other users: chmod 700 it$/m)
     }
     chmodSync(inside, 0o700)
     if (process.getuid?.() === 0) {
       chownSync(inside, 65534, 65534)
-      refused(t, await cli(['serve'], { ...env, PORT: '0' }), /postgres belongs to another user$/m)
+      refused(t, await command(['serve'], { ...env, PORT: '0' }), /postgres belongs to another user$/m)
       chownSync(inside, 0, 0)
     }
   })
 
   await t.test('organization set takes effect', async (t) => {
-    t.same(await cli(['organization', 'set', '--id', organization.toLowerCase(), '--plan', 'free', '--status', 'suspended'], env), { code: 0, stdout: 'Changed.\n', stderr: '' })
+    t.same(await command(['organization', 'set', '--id', organization.toLowerCase(), '--plan', 'free', '--status', 'suspended'], env), { code: 0, stdout: 'Changed.\n', stderr: '' })
     const server = await startServer(t, env)
     const send = client(server.address, { organization, token })
     const { body } = await send('GET', '//api/v1/organization')
     t.match(body.data.attributes, { plan_name: 'free', status: 'suspended' })
     t.equal((await send('GET', '/orbit')).body.error, 'organization_inactive')
     t.equal((await server.stop()).code, 0)
-    refused(t, await cli(['organization', 'set', '--id', '01ARZ3NDEKTSV4RRFFQ69G5FAV', '--plan', 'free'], env), /There is no organization/)
-    refused(t, await cli(['organization', 'set', '--id', organization, '--plan', 'gold'], env), /There is no plan gold/)
+    refused(t, await command(['organization', 'set', '--id', '01ARZ3NDEKTSV4RRFFQ69G5FAV', '--plan', 'free'], env), /There is no organization/)
+    refused(t, await command(['organization', 'set', '--id', organization, '--plan', 'gold'], env), /There is no plan gold/)
   })
 })
 
@@ -152,12 +152,12 @@ t.test('a wrong variable is one line that names it, and exit 1; the key is never
     { DATABASE_URL: 'postgres://u:canary@127.0.0.1:1/d' }, { MASTER_KEY_FILE: '/nowhere/at/all' }
   ]
   await Promise.all(wrong.map(async (env) => {
-    const ended = await cli(['serve'], { DATA_DIR: dir, ...env })
+    const ended = await command(['serve'], { DATA_DIR: dir, ...env })
     refused(t, ended, new RegExp(Object.keys(env)[0]!))
     t.notMatch(ended.stderr, 'canary')
   }))
   t.notOk(existsSync(dir), 'nothing was made')
-  const away = await cli(['serve'], { DATABASE_URL: 'postgres://u:canary@127.0.0.1:1/d', MASTER_KEY: generateMasterKey().text })
+  const away = await command(['serve'], { DATABASE_URL: 'postgres://u:canary@127.0.0.1:1/d', MASTER_KEY: generateMasterKey().text })
   refused(t, away, /database/i)
   t.notMatch(away.stderr, 'canary')
 })
@@ -175,12 +175,12 @@ t.test('CR-10 CR-11: a master key that cannot be one is refused, and none is mad
   await Promise.all(Object.entries(wrong).map(async ([name, [text, mode, line]]) => {
     const file = join(directory, name)
     writeFileSync(file, text, { mode })
-    const ended = await cli(['serve'], { DATA_DIR: data, MASTER_KEY_FILE: file })
+    const ended = await command(['serve'], { DATA_DIR: data, MASTER_KEY_FILE: file })
     refused(t, ended, /^MASTER_KEY_FILE: /)
     t.match(ended.stderr, line)
     if (text !== '') t.notMatch(ended.stderr, text.slice(3))
   }))
-  refused(t, await cli(['serve'], { DATA_DIR: data, DATABASE_URL: 'postgres://app@127.0.0.1:1/d' }), /^MASTER_KEY and MASTER_KEY_FILE are not set/)
+  refused(t, await command(['serve'], { DATA_DIR: data, DATABASE_URL: 'postgres://app@127.0.0.1:1/d' }), /^MASTER_KEY and MASTER_KEY_FILE are not set/)
   t.same(readdirSync(directory).sort(), Object.keys(wrong).sort(), 'nothing was made')
 })
 
@@ -192,7 +192,7 @@ t.test('wrong usage is exit 2', async (t) => {
     ['organization'], ['organization', 'get'], ['organization', 'set', '--plan', 'free'], ['organization', 'set', '--id', 'x'],
     ['organization', 'set', '--id', 'x', '--status', 'gone'], ['toString']
   ].map(async (args) => {
-    const { code, stdout, stderr } = await cli(args, { DATA_DIR: dir })
+    const { code, stdout, stderr } = await command(args, { DATA_DIR: dir })
     t.same([code, stdout], [2, ''], args.join(' '))
     t.notMatch(stderr, /\n +at /, 'no stack trace')
   }))
@@ -237,7 +237,7 @@ t.test('the installed command, which is a link, runs as the file does', async (t
 
 t.test('migrate and init on an empty embedded database make what serve then serves', async (t) => {
   const dir = join(scratchDirectory(t), 'data')
-  t.same(await cli(['migrate'], { DATA_DIR: dir }), { code: 0, stdout: 'The schema is up to date.\n', stderr: '' })
+  t.same(await command(['migrate'], { DATA_DIR: dir }), { code: 0, stdout: 'The schema is up to date.\n', stderr: '' })
   t.same(readdirSync(dir), ['postgres'], 'a migration wraps nothing, and so makes no key')
 
   // Makes the key, and its canary: the first thing that is under it.
@@ -255,7 +255,7 @@ t.test('migrate and init on an empty embedded database make what serve then serv
   })
   t.same(again.slice(0, 2), [`sync ${join(dir, 'master.key')}`, `sync ${dir}`], 'whoever put one there, it is on disk before it is used')
 
-  const made = await cli(['init', '--organization', 'Nimbus', '--email', 'rosa@nimbus.example', '--json'], { DATA_DIR: dir })
+  const made = await command(['init', '--organization', 'Nimbus', '--email', 'rosa@nimbus.example', '--json'], { DATA_DIR: dir })
   t.same([made.code, made.stderr], [0, ''])
   const { organization, user, token } = JSON.parse(made.stdout)
   t.match(user.password, /^\S{12,}$/)
@@ -308,26 +308,26 @@ t.test('people and applications, from the command line to the browser', async (t
   const dir = join(scratchDirectory(t), 'data')
   const env = { DATA_DIR: dir, PORT: String(port) }
   const NOT_MAILED = /^The mail to user \d+ was not sent: SMTP_URL is not set\n$/
-  const made = JSON.parse((await cli(['init', '--organization', 'Nimbus', '--email', 'rosa@nimbus.example', '--json'], env)).stdout)
-  const done = async (t: Test, ...args: string[]) => t.same(await cli(args, env), { code: 0, stdout: args[1] === 'add' ? 'Added.\n' : 'Changed.\n', stderr: '' })
+  const made = JSON.parse((await command(['init', '--organization', 'Nimbus', '--email', 'rosa@nimbus.example', '--json'], env)).stdout)
+  const done = async (t: Test, ...args: string[]) => t.same(await command(args, env), { code: 0, stdout: args[1] === 'add' ? 'Added.\n' : 'Changed.\n', stderr: '' })
   let link = ''
 
   await t.test('user add makes an account, and a link that is nowhere else', async (t) => {
-    const added = await cli(['user', 'add', '--email', 'Finn@nimbus.example', '--name', 'Finn Ash', '--organization', made.organization.slug, '--role', 'admin', '--json'], env)
+    const added = await command(['user', 'add', '--email', 'Finn@nimbus.example', '--name', 'Finn Ash', '--organization', made.organization.slug, '--role', 'admin', '--json'], env)
     t.equal(added.code, 0)
     t.match(added.stderr, NOT_MAILED)
     const { user, link: first } = JSON.parse(added.stdout)
     t.equal(added.stdout, `${JSON.stringify({ user, link: first })}\n`, 'exactly one object')
     t.match(user, { id: /^\d+$/, email: 'Finn@nimbus.example' })
     t.ok(first.startsWith(`${address}/account/set-password/`))
-    refused(t, await cli(['user', 'add', '--email', 'finn@NIMBUS.example'], env), /^There is an account of finn@NIMBUS\.example already$/m)
+    refused(t, await command(['user', 'add', '--email', 'finn@NIMBUS.example'], env), /^There is an account of finn@NIMBUS\.example already$/m)
   })
 
   await t.test('what was disabled is listed as that, and can be enabled', async (t) => {
     await done(t, 'user', 'disable', '--email', 'FINN@nimbus.example')
-    t.equal((await cli(['user', 'list'], env)).stdout.replace(/^\d+/gm, 'N'), 'N\trosa@nimbus.example\tactive\tnimbus:owner\nN\tFinn@nimbus.example\tdisabled\tnimbus:administrator\n')
+    t.equal((await command(['user', 'list'], env)).stdout.replace(/^\d+/gm, 'N'), 'N\trosa@nimbus.example\tactive\tnimbus:owner\nN\tFinn@nimbus.example\tdisabled\tnimbus:administrator\n')
     await done(t, 'user', 'enable', '--email', 'finn@nimbus.example')
-    const again = await cli(['user', 'password', '--email', 'finn@nimbus.example'], { ...env, PUBLIC_URL: 'https://secrets.example.com/base' })
+    const again = await command(['user', 'password', '--email', 'finn@nimbus.example'], { ...env, PUBLIC_URL: 'https://secrets.example.com/base' })
     t.equal(again.code, 0)
     t.match(again.stderr, NOT_MAILED)
     t.match(again.stdout, /^User \d+ \(Finn@nimbus\.example\)\nLink https:\/\/secrets\.example\.com\/base\/account\/set-password\/[\w-]{43}\n$/)
@@ -337,11 +337,11 @@ t.test('people and applications, from the command line to the browser', async (t
   await t.test('a client is added once, with every redirect URI', async (t) => {
     const deploy = ['client', 'add', '--id', 'deploy', '--name', 'Deploy', '--redirect-uri', 'https://deploy.example/back', '--redirect-uri', 'http://127.0.0.1/back']
     await done(t, ...deploy)
-    refused(t, await cli(deploy, env), /^There is a client deploy already$/m)
+    refused(t, await command(deploy, env), /^There is a client deploy already$/m)
     await done(t, 'client', 'disable', '--id', 'swagger-ui')
     await done(t, 'client', 'disable', '--id', 'dotenv-cli')
     await done(t, 'client', 'enable', '--id', 'dotenv-cli')
-    const { stdout } = await cli(['client', 'list'], env)
+    const { stdout } = await command(['client', 'list'], env)
     t.match(stdout, 'deploy\tactive\tDeploy\thttps://deploy.example/back http://127.0.0.1/back\n')
     t.match(stdout, /^dotenv-cli\tactive\t/m)
     t.match(stdout, /^swagger-ui\tdisabled\t/m)
@@ -372,14 +372,14 @@ t.test('people and applications, from the command line to the browser', async (t
   await t.test('OA-93: with SMTP_URL the link is mailed as well; a server that never greets does not hold it up', async (t) => {
     const [good, silent] = [await startMailServer(t), await startMailServer(t, 'silent')]
     const url = (port: number) => ({ ...env, SMTP_URL: `smtp://app:canary@127.0.0.1:${port}`, PUBLIC_URL: 'https://secrets.example.com' })
-    const mailed = await cli(['user', 'add', '--email', 'noor@nimbus.example'], url(good.port))
+    const mailed = await command(['user', 'add', '--email', 'noor@nimbus.example'], url(good.port))
     t.same([mailed.code, mailed.stderr], [0, ''])
     const [, printed = 'none'] = /^Link (\S+)$/m.exec(mailed.stdout) ?? []
     t.match(mailed.stdout, /\nThe link was mailed\.\n$/)
     t.match(good.mails, [{ from: 'no-reply@secrets.example.com', to: ['noor@nimbus.example'] }])
     t.match(good.mails[0]!.text, `\n${printed}\r\n`)
 
-    const waited = await cli(['user', 'password', '--email', 'noor@nimbus.example'], url(silent.port))
+    const waited = await command(['user', 'password', '--email', 'noor@nimbus.example'], url(silent.port))
     t.equal(waited.code, 0)
     t.match(waited.stdout, /^User \d+ \(noor@nimbus\.example\)\nLink https:\S+\n$/)
     t.match(waited.stderr, /^The mail to user \d+ was not sent: the mail server did not answer in time\n$/)
@@ -388,7 +388,7 @@ t.test('people and applications, from the command line to the browser', async (t
 })
 
 t.test('on PostgreSQL', { skip: !hasPostgres() && 'PostgreSQL is not installed' }, async (t) => {
-  const database = await startPostgres()
+  const database = await startPostgres({ durable: false })
   const admin = postgres(database.url, { max: 1, onnotice: () => {} })
   t.teardown(async () => {
     await admin.end()
@@ -402,8 +402,8 @@ t.test('on PostgreSQL', { skip: !hasPostgres() && 'PostgreSQL is not installed' 
 
   await t.test('init --json prints exactly one object; migrate may come before it, and again', async (t) => {
     const env = await empty('made')
-    t.same(await cli(['migrate'], env), { code: 0, stdout: 'The schema is up to date.\n', stderr: '' })
-    t.same(await cli(['migrate'], env), { code: 0, stdout: 'The schema is up to date.\n', stderr: '' })
+    t.same(await command(['migrate'], env), { code: 0, stdout: 'The schema is up to date.\n', stderr: '' })
+    t.same(await command(['migrate'], env), { code: 0, stdout: 'The schema is up to date.\n', stderr: '' })
     const args = ['init', '--organization', 'Nimbus & Söhne', '--email', 'rosa@nimbus.example', '--password-stdin']
     const { code, stdout, stderr } = await cli([...args, '--json'], env, 'a long password\n')
     t.same([code, stderr], [0, ''])
@@ -432,7 +432,7 @@ t.test('on PostgreSQL', { skip: !hasPostgres() && 'PostgreSQL is not installed' 
     const env = await empty('ported')
     const taken = createServer().listen(0, '127.0.0.1')
     await once(taken, 'listening')
-    refused(t, await cli(['serve'], { ...env, LOG_LEVEL: 'error', PORT: String((taken.address() as AddressInfo).port) }), /^Cannot listen on .*EADDRINUSE/)
+    refused(t, await command(['serve'], { ...env, LOG_LEVEL: 'error', PORT: String((taken.address() as AddressInfo).port) }), /^Cannot listen on .*EADDRINUSE/)
     taken.close()
     const server = await startServer(t, env)
     t.match(server.first?.token, TOKEN)
@@ -499,7 +499,7 @@ t.test('on PostgreSQL', { skip: !hasPostgres() && 'PostgreSQL is not installed' 
     const file = join(directory, 'keys', 'master')
     writeFileSync(file, MASTER_KEY, { mode: 0o644 })
     const { DATABASE_URL } = await empty('interrupted')
-    refused(t, await cli(['serve'], { DATABASE_URL, MASTER_KEY_FILE: file }), /^MASTER_KEY_FILE: .*0644/)
+    refused(t, await command(['serve'], { DATABASE_URL, MASTER_KEY_FILE: file }), /^MASTER_KEY_FILE: .*0644/)
     rmSync(file)
     writeFileSync(file, MASTER_KEY, { mode: 0o400 })
     const server = await startServer(t, { DATABASE_URL, MASTER_KEY_FILE: file })

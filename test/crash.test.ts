@@ -3,6 +3,7 @@ import { sql } from 'drizzle-orm'
 import t, { type Test } from 'tap'
 import { generateMasterKey } from '../src/crypto/keyring.ts'
 import { connect } from '../src/db/database.ts'
+import { LONG } from './helpers/long.ts'
 import { hasPostgres, startPostgres } from './helpers/postgres.ts'
 import { scratchDirectory, startServer, type Server } from './helpers/process.ts'
 import { client, look, makeLevels, mix, opener, random, replay, store, type Level, type Operation, type Send } from './helpers/traffic.ts'
@@ -10,7 +11,7 @@ import { client, look, makeLevels, mix, opener, random, replay, store, type Leve
 // The server process itself is killed with SIGKILL while it writes, again and again on the same database. Whatever it
 // had acknowledged has to be there; a request that was never answered may have taken effect or not.
 
-const KILLS = 10
+const KILLS = LONG ? 10 : 3
 const WRITERS = 4
 
 t.setTimeout(180_000)

@@ -50,7 +50,7 @@ t.test('a column that no migration makes is noticed', async (t) => {
 })
 
 t.test('the migrations give the same schema and plans on either database', { skip: !hasPostgres() && 'PostgreSQL is not installed' }, async (t) => {
-  const server = await startPostgres()
+  const server = await startPostgres({ durable: false })
   t.teardown(() => server.close())
   const real = await connect({ url: server.url, pool: 2 })
   t.teardown(() => real.close())

@@ -20,7 +20,7 @@ const WORKERS = 2
 t.setTimeout(240_000)
 
 t.test('two processes on one PostgreSQL', { skip: !hasPostgres() && 'PostgreSQL is not installed' }, async (t) => {
-  const postgres = await startPostgres()
+  const postgres = await startPostgres({ durable: false })
   t.teardown(postgres.close)
   const env = { DATABASE_URL: postgres.url, MASTER_KEY: generateMasterKey().text, RATE_LIMIT_OAUTH: '0', RATE_LIMIT_API: '0' }
   const one = await startServer(t, env)

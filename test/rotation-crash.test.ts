@@ -26,20 +26,23 @@ import { openRows } from '../src/vault/rows.ts'
 import { createHistoryWorker } from '../src/vault/worker.ts'
 import { clientKey, type ClientKey } from './helpers/client.ts'
 import { QUICK } from './helpers/costs.ts'
-import type { Command, Work } from './helpers/killed.ts'
+import type { Command } from './helpers/killed.ts'
+import { LONG } from './helpers/long.ts'
+import { cutAt, perform as performWork, type Work } from './helpers/points.ts'
 import { hasPostgres, startPostgres } from './helpers/postgres.ts'
 import { run, scratchDirectory } from './helpers/process.ts'
+import { openWay, type Way } from './helpers/way.ts'
 
-// A process of the service kills itself at one point of an operation, and then at the next, each time on a copy of the
-// same database. Afterwards the database has to be what it was, to the last byte, or what the whole operation makes of
-// it: every row that it should have changed, and no other. Then the operation is done again.
+// An operation is cut off at one point, and then at the next, each time on a copy of the same database: its connections
+// are severed, or the process that does it is killed. Afterwards the database has to be what it was, to the last byte, or
+// what the whole operation makes of it: every row that it should have changed, and no other. Then it is done again.
+//
+// For PostgreSQL a severed connection and a killed client are the same thing, and cost a second less: processes are
+// killed on the embedded database, twice in each operation, and at all points in the long form of this test.
 
 t.setTimeout(540_000)
 
 const KILLED = fileURLToPath(new URL('./helpers/killed.js', import.meta.url))
-const LANES = 2
-// Each point costs a second of a processor: all of them for whoever asks.
-const ALL_POINTS = process.env.TEST_ALL_POINTS === '1'
 const MOVING = 30
 const BATCH = 25
 
@@ -464,11 +467,13 @@ interface Databases {
   copy (): Promise<Copy>
   /** How many documents are rotated by the server. */
   documents: number
+  /** A way to a copy that can be cut off; without one, processes are killed. */
+  wayTo? (copy: Copy): Promise<Way>
 }
 
 /** Seeds a database and kills every operation on copies of it, at the points that `choose` takes. */
 async function killEverywhere (t: Test, databases: Databases, choose: (points: string[]) => number[]) {
-  const { seeded, copy, documents } = databases
+  const { seeded, copy, documents, wayTo } = databases
   await (await open(loadConfig({ ...WITH_OLD, ...seeded.env }))).database.close()
   const first = await seeded.connect()
   const { token, organization, operations } = await seed(first, documents)
@@ -477,15 +482,12 @@ async function killEverywhere (t: Test, databases: Databases, choose: (points: s
   await first.close()
   const seen = view(before, since)
 
-  // An app takes longer to build than all the rest of a point: a few serve one database after another. Their own history
-  // workers have none.
+  // An app takes longer to build than all the rest of a point: one serves one database after another. Its own history
+  // worker has none.
   const unused = { db: undefined, reads: undefined, patient: undefined } as unknown as Database
-  const apps = await Promise.all(Array.from({ length: LANES }, async () => {
-    const app = await buildApp({ config: loadConfig(WITH_BOTH), database: unused, keyring: ring, costs: QUICK })
-    await app.ready()
-    return app
-  }))
-  t.teardown(() => Promise.all(apps.map((app) => app.close())))
+  const app = await buildApp({ config: loadConfig(WITH_BOTH), database: unused, keyring: ring, costs: QUICK })
+  await app.ready()
+  t.teardown(() => app.close())
 
   for (const operation of operations) await t.test(operation.name, (t) => killAtEach(t, operation))
 
@@ -493,29 +495,46 @@ async function killEverywhere (t: Test, databases: Databases, choose: (points: s
     const points = await learn(t, operation)
     const queue = choose(points)
     t.ok(queue.length > 0, `${queue.length} of ${points.length} points`)
-    await Promise.all(apps.map(async (app) => {
-      for (let next = queue.shift(); next !== undefined; next = queue.shift()) await killAt(t, operation, app, points, next)
-    }))
+    for (const index of queue) await cutOff(t, operation, points, index)
+  }
+
+  /** Does an operation in this process, cut off at its nth point or to its end. Answers the points that it reached. */
+  async function perform ({ env, work }: Operation, where: Env, n?: number, cut = () => {}): Promise<string[]> {
+    const opened = await open(loadConfig({ ...env, ...where }))
+    const { database: { db, reads, patient }, keyring } = opened
+    try {
+      return await cutAt(n, cut, work, () => performWork(work, opened, async () => Object.assign(app, { db, reads, patient, keyring })))
+    } finally {
+      app.keyring = ring
+      await opened.database.close()
+    }
   }
 
   /** The points of an operation that comes to its end. */
   async function learn (t: Test, operation: Operation): Promise<string[]> {
     const { env, connect, drop } = await copy()
-    const { code, stdout, stderr } = await start(operation, env)
-    t.same([code, stderr], [0, ''], 'it comes to its end when it is left alone')
+    const points = await perform(operation, env)
     const database = await connect()
     const after = view(await stateOf(database), since)
     same(t, after, operation.expected(seen, operation.commits, after), 'and does what it should')
     await database.close()
     await drop()
-    return stdout.trim().split('\n')
+    return points
   }
 
-  async function killAt (t: Test, operation: Operation, app: FastifyInstance, points: string[], index: number) {
+  async function cutOff (t: Test, operation: Operation, points: string[], index: number) {
     const name = `${index + 1} ${points[index]}`
-    const { env, connect, drop } = await copy()
-    const { code, stdout, stderr } = await start(operation, env, index + 1)
-    t.same({ code, stderr, points: stdout.trim().split('\n').slice(0, index + 1) }, { code: null, stderr: '', points: points.slice(0, index + 1) }, `${name}: killed`)
+    const made = await copy()
+    const { env, connect, drop } = made
+    const way = await wayTo?.(made)
+    if (way === undefined) {
+      const { code, stdout, stderr } = await start(operation, env, index + 1)
+      t.same({ code, stderr, points: stdout.trim().split('\n').slice(0, index + 1) }, { code: null, stderr: '', points: points.slice(0, index + 1) }, `${name}: killed`)
+    } else {
+      const reached = await perform(operation, { DATABASE_URL: way.url }, index + 1, way.cut)
+      t.same(reached.slice(0, index + 1), points.slice(0, index + 1), `${name}: severed`)
+      await way.close()
+    }
     const database = await connect()
     try {
       const { db, reads, patient } = database
@@ -542,13 +561,13 @@ async function killEverywhere (t: Test, databases: Databases, choose: (points: s
   }
 }
 
-const start = ({ env, work }: Operation, where: Env, at?: number) =>
+const start = ({ env, work }: Operation, where: Env, at: number) =>
   run(process.execPath, [KILLED], { ...env, ...where }, JSON.stringify({ work, at } satisfies Command))
 
-t.test('RL-01b RL-34 CR-14 I6 I7: killed at every fourth statement and around every commit on PostgreSQL, a change of keys is whole or has not begun', { skip: !hasPostgres() && 'PostgreSQL is not installed' }, async (t) => {
-  const server = await startPostgres()
+t.test('RL-01b RL-34 CR-14 I6 I7: cut off at statements and around every commit on PostgreSQL, a change of keys is whole or has not begun', { skip: !hasPostgres() && 'PostgreSQL is not installed' }, async (t) => {
+  const server = await startPostgres({ durable: false })
   t.teardown(server.close)
-  const admin = postgres(server.url, { max: LANES, onnotice: () => {} })
+  const admin = postgres(server.url, { max: 1, onnotice: () => {} })
   t.teardown(() => admin.end({ timeout: 2 }))
   const make = async (name: string, template: string): Promise<Copy> => {
     await admin.unsafe(`CREATE DATABASE ${name} TEMPLATE ${template}`)
@@ -560,10 +579,16 @@ t.test('RL-01b RL-34 CR-14 I6 I7: killed at every fourth statement and around ev
       drop: async () => { await admin.unsafe(`DROP DATABASE ${name} WITH (FORCE)`) }
     }
   }
+  const wayTo = async ({ env }: Copy): Promise<Way> => {
+    const way = await openWay(env.DATABASE_URL!)
+    // What was not committed is gone when its backend is.
+    const gone = async () => (await admin`SELECT FROM pg_stat_activity WHERE datname = ${new URL(way.url).pathname.slice(1)}`).length === 0
+    return { ...way, close: async () => { for (await way.close(); !await gone();); } }
+  }
   let copies = 0
   // More documents than a rotation has in memory at once.
-  const databases = { seeded: await make('seeded', 'template1'), copy: () => make(`copy_${++copies}`, 'seeded'), documents: 104 }
-  await killEverywhere(t, databases, (points) => points.flatMap((point, i) => ALL_POINTS || i % 4 === 0 || point.includes('commit') ? i : []))
+  const databases = { seeded: await make('seeded', 'template1'), copy: () => make(`copy_${++copies}`, 'seeded'), documents: 104, ...!LONG && { wayTo } }
+  await killEverywhere(t, databases, (points) => points.flatMap((point, i) => LONG || i % 4 === 0 || point.includes('commit') ? i : []))
 })
 
 t.test('RL-01b RL-34 CR-14 I6 I7: killed at some points on the embedded database, a change of keys is whole or has not begun', async (t) => {
@@ -583,6 +608,6 @@ t.test('RL-01b RL-34 CR-14 I6 I7: killed at some points on the embedded database
   // Starting takes seconds here: one in the middle, and around the last commit, which is what another database could do differently.
   await killEverywhere(t, { seeded: at('seeded'), copy, documents: 12 }, (points) => {
     const last = points.lastIndexOf('before commit')
-    return ALL_POINTS ? [Math.floor(last / 2), last + 1, last + 2] : [Math.floor(last / 2), last + 1]
+    return LONG ? [Math.floor(last / 2), last + 1, last + 2] : [Math.floor(last / 2), last + 1]
   })
 })

@@ -25,7 +25,7 @@ t.test('the tour goes through on the embedded database', async (t) => {
 })
 
 t.test('the tour goes through on PostgreSQL', { skip: !hasPostgres() && 'PostgreSQL is not installed' }, async (t) => {
-  const postgres = await startPostgres()
+  const postgres = await startPostgres({ durable: false })
   t.teardown(postgres.close)
   await tour(t, { DATABASE_URL: postgres.url, MASTER_KEY: generateMasterKey().text })
 })

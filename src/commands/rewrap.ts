@@ -43,14 +43,17 @@ const KEYS = { name: 'encryption_keys', first: 0, lock: lockWrappedKeys, rewrap:
 /**
  * Puts every value that a master key wraps under the newest one, and forgets the canaries of master keys that wrap
  * nothing any more. Goes in small transactions beside whatever else runs; ended in the middle, the next run goes on.
+ *
+ * @param patience milliseconds to try again for when a row is held or the database is away
  */
-export async function rewrap ({ database, keyring }: Opened): Promise<Outcome> {
+export async function rewrap ({ database, keyring }: Opened, patience = PATIENCE): Promise<Outcome> {
   let rewrapped = 0
   let failures: string[] = []
   for (let pass = 1; pass <= PASSES; pass++) {
     failures = []
-    const moved = await passOver(database.db, keyring, SERVICE_KEYS, failures) + await passOver(database.db, keyring, STORAGE_KEYS, failures) +
-      await passOver(database.db, keyring, KEYS, failures)
+    let moved = await passOver(database.db, keyring, SERVICE_KEYS, failures, patience)
+    moved += await passOver(database.db, keyring, STORAGE_KEYS, failures, patience)
+    moved += await passOver(database.db, keyring, KEYS, failures, patience)
     rewrapped += moved
     if (moved === 0) break
   }
@@ -59,7 +62,7 @@ export async function rewrap ({ database, keyring }: Opened): Promise<Outcome> {
     if (id === keyring.currentId) continue
     // What does not open may be put right from a backup, and may want any of these keys then.
     const count = () => failures.length > 0 ? countWrapped(database.db, id) : forget(database.patient, id)
-    older.push({ id, values: await insist(count) })
+    older.push({ id, values: await insist(count, patience) })
   }
   return { rewrapped, failures, older }
 }
@@ -78,7 +81,7 @@ export function report ({ rewrapped, failures, older }: Outcome, newest: string)
 
 const many = (values: number) => `${values} ${values === 1 ? 'value' : 'values'}`
 
-async function passOver<Id, Row extends { id: Id }> (handle: Db, keyring: Keyring, table: Table<Id, Row>, failures: string[]): Promise<number> {
+async function passOver<Id, Row extends { id: Id }> (handle: Db, keyring: Keyring, table: Table<Id, Row>, failures: string[], patience: number): Promise<number> {
   let moved = 0
   for (let after = table.first; ;) {
     let started = 0
@@ -97,7 +100,7 @@ async function passOver<Id, Row extends { id: Id }> (handle: Db, keyring: Keyrin
       })
       if (done.length > 0) await table.update(db, done.map(({ row }) => row))
       return { rows, values: done.reduce((sum, { values }) => sum + values, 0), broken }
-    }))
+    }), patience)
     moved += values
     failures.push(...broken)
     const last = rows.at(-1)
@@ -141,8 +144,8 @@ class StillWraps extends Error {
 }
 
 // A row that somebody else has, or a database that is restarted, is waited for.
-async function insist<T> (work: () => Promise<T>): Promise<T> {
-  for (const until = performance.now() + PATIENCE; ;) {
+async function insist<T> (work: () => Promise<T>, patience: number): Promise<T> {
+  for (const until = performance.now() + patience; ;) {
     try {
       return await work()
     } catch (error) {

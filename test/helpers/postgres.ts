@@ -22,22 +22,26 @@ export interface TestPostgres {
   close (): Promise<void>
 }
 
-/** Makes a throw-away cluster on the loopback interface and starts it. */
-export async function startPostgres (): Promise<TestPostgres> {
+/**
+ * Makes a throw-away cluster on the loopback interface and starts it.
+ *
+ * @param options.durable false where no crash is tested: it never waits for the disk
+ */
+export async function startPostgres ({ durable = true } = {}): Promise<TestPostgres> {
   const bin = programs()
   const user = unprivileged()
   const dir = fs.mkdtempSync(path.join(os.tmpdir(), 'strongroom-postgres-'))
   if (user) fs.chownSync(dir, user.uid, user.gid)
   const data = path.join(dir, 'data')
   const run = { ...user, cwd: dir, stdio: ['ignore', 'ignore', 'pipe'] as ['ignore', 'ignore', 'pipe'] }
-  const made = spawnSync(`${bin}/initdb`, ['-D', data, '-U', 'postgres', '-A', 'trust', '-E', 'UTF8', '--locale=C'], run)
+  const made = spawnSync(`${bin}/initdb`, ['-D', data, '-U', 'postgres', '-A', 'trust', '-E', 'UTF8', '--locale=C', '--no-sync'], run)
   if (made.status !== 0) throw new Error(`initdb: ${made.stderr}`)
   const port = await freePort()
   const url = `postgres://postgres@127.0.0.1:${port}/postgres`
   let server: ChildProcess | undefined
 
   async function start () {
-    const args = ['-D', data, '-p', String(port), '-h', '127.0.0.1', '-k', '', '-c', 'max_connections=200']
+    const args = ['-D', data, '-p', String(port), '-h', '127.0.0.1', '-k', '', '-c', 'max_connections=200', ...durable ? [] : ['-c', 'fsync=off', '-c', 'full_page_writes=off']]
     server = spawn(`${bin}/postgres`, args, { ...run, stdio: 'ignore' })
     for (const until = Date.now() + 20_000; ;) {
       const client = postgres(url, { max: 1, connect_timeout: 2, onnotice: () => {} })

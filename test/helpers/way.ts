@@ -1,0 +1,45 @@
+import { once } from 'node:events'
+import net, { type Socket } from 'node:net'
+
+/** A way to a database that can be cut off, as a killed process cuts off its own. */
+export interface Way {
+  url: string
+  /** Destroys every connection at once, and lets no other through. */
+  cut (): void
+  close (): Promise<void>
+}
+
+/** Forwards connections to a PostgreSQL, until they are cut. */
+export async function openWay (to: string): Promise<Way> {
+  const { hostname, port } = new URL(to)
+  const sockets = new Set<Socket>()
+  let passable = true
+  const server = net.createServer((near) => {
+    if (!passable) {
+      near.destroy()
+      return
+    }
+    const far = net.connect(Number(port), hostname)
+    for (const [socket, other] of [[near, far], [far, near]] as const) {
+      sockets.add(socket)
+      socket.setNoDelay(true).on('error', () => {}).on('close', () => { other.destroy() })
+      socket.pipe(other)
+    }
+  }).listen(0, '127.0.0.1')
+  await once(server, 'listening')
+  const url = new URL(to)
+  url.host = `127.0.0.1:${(server.address() as net.AddressInfo).port}`
+  const cut = () => {
+    passable = false
+    for (const socket of sockets) socket.destroy()
+  }
+  return {
+    url: url.href,
+    cut,
+    async close () {
+      cut()
+      server.close()
+      await once(server, 'close')
+    }
+  }
+}
