@@ -17,6 +17,7 @@ import { openBlob, sealBlob } from '../src/crypto/blob.ts'
 import { deriveDataKey, makeProof } from '../src/crypto/key-proof.ts'
 import { createKeyring, generateMasterKey, parseMasterKey } from '../src/crypto/keyring.ts'
 import { connect, type Database } from '../src/db/database.ts'
+import { gatherReads } from '../src/repositories/audit.ts'
 import { listReEncryptions } from '../src/repositories/histories.ts'
 import { createOrganization } from '../src/repositories/organizations.ts'
 import { createToken } from '../src/repositories/tokens.ts'
@@ -457,6 +458,10 @@ function serviceOf (app: FastifyInstance, database: Database, organization: stri
   }
 }
 
+/** The app on another database. */
+const serving = (app: FastifyInstance, { db, reads, patient, kind }: Database) =>
+  Object.assign(app, { db, reads, patient, recordRead: gatherReads(db, kind === 'embedded' ? 'on' : 'off') })
+
 /** `t.same` writes both sides down before it compares them; of a whole database that takes too long to do for nothing. */
 const same = (t: Test, found: unknown, wanted: unknown, name: string) => isDeepStrictEqual(found, wanted) ? t.pass(name) : t.strictSame(found, wanted, name)
 
@@ -501,9 +506,8 @@ async function killEverywhere (t: Test, databases: Databases, choose: (points: s
   /** Does an operation in this process, cut off at its nth point or to its end. Answers the points that it reached. */
   async function perform ({ env, work }: Operation, where: Env, n?: number, cut = () => {}): Promise<string[]> {
     const opened = await open(loadConfig({ ...env, ...where }))
-    const { database: { db, reads, patient }, keyring } = opened
     try {
-      return await cutAt(n, cut, work, () => performWork(work, opened, async () => Object.assign(app, { db, reads, patient, keyring })))
+      return await cutAt(n, cut, work, () => performWork(work, opened, async () => Object.assign(serving(app, opened.database), { keyring: opened.keyring })))
     } finally {
       app.keyring = ring
       await opened.database.close()
@@ -537,8 +541,7 @@ async function killEverywhere (t: Test, databases: Databases, choose: (points: s
     }
     const database = await connect()
     try {
-      const { db, reads, patient } = database
-      const service = serviceOf(Object.assign(app, { db, reads, patient }), database, organization, token)
+      const service = serviceOf(serving(app, database), database, organization, token)
       const state = await stateOf(database)
       let commits = points.slice(0, index + 1).filter((point) => point === 'after commit').length
       let after = view(state, since)
