@@ -12,7 +12,10 @@ import { bytea, moment } from '../src/db/columns.ts'
 import {
   connect, type Database, databaseError, DatabaseUnavailable, isForeignKeyViolation, isUniqueViolation, prepared, preparedSql, transaction
 } from '../src/db/database.ts'
+import { crc32c, unpackCluster } from '../src/db/cluster.ts'
+import { TEMPLATE } from '../src/db/embedded.ts'
 import { migrateSchema } from '../src/db/migrate.ts'
+import { createWatchdog } from '../src/db/watchdog.ts'
 import { hasPostgres, startPostgres } from './helpers/postgres.ts'
 
 const CANARY = 'canary-5f1c0e'
@@ -246,6 +249,93 @@ t.test('PostgreSQL', { timeout: 110_000, skip: hasPostgres() ? false : 'PostgreS
     await t.rejects(migrateSchema(clients[1]!, folder), /does not know/)
     await Promise.all(clients.map(client => client.end()))
   })
+})
+
+t.test('the template of the embedded database', async t => {
+  const empty = (name: string) => {
+    const dir = path.join(scratch, name)
+    fs.mkdirSync(dir, { mode: 0o700 })
+    return dir
+  }
+
+  await t.test('each installation gets an identifier of its own, which survives a restart', async t => {
+    const seen = []
+    for (const name of ['one', 'two', 'one']) {
+      const dir = path.join(scratch, name)
+      const database = await connect({ dir, pool: 1, durable: false })
+      await database.db.execute(sql`create table if not exists kept (n int)`)
+      const [row] = await database.db.execute(sql`select system_identifier::text as id from pg_control_system()`) as unknown as { id: string }[]
+      seen.push(row!.id)
+      await database.close()
+    }
+    t.equal(seen[0], seen[2])
+    t.not(seen[0], seen[1])
+  })
+
+  await t.test('a first start that was ended in the middle leaves nothing that a later one opens', async t => {
+    const dir = empty('halfway')
+    const cluster = path.join(dir, 'cluster')
+    let files = 0
+    await t.rejects(unpackCluster(TEMPLATE, cluster, { onProgress: () => { if (++files === 50) throw new Error('ended') } }), /ended/)
+    t.notOk(fs.existsSync(cluster))
+    const database = await connect({ dir, pool: 1, durable: false })
+    await database.ping()
+    await database.close()
+    t.same(fs.readdirSync(dir).filter(name => name.startsWith('cluster')), ['cluster'], 'what was left beside it is gone')
+  })
+
+  await t.test('nothing that is there is written over, and the error names the reason', async t => {
+    const dir = empty('taken')
+    fs.mkdirSync(path.join(dir, 'cluster'))
+    fs.writeFileSync(path.join(dir, 'cluster', 'mine'), 'kept')
+    const error = await connect({ dir, pool: 1 }).then(() => undefined, databaseError)
+    t.match(error, { name: 'DatabaseUnavailable', message: /^The embedded database does not open: (ENOTEMPTY|EEXIST)/ })
+    t.equal(fs.readFileSync(path.join(dir, 'cluster', 'mine'), 'utf8'), 'kept')
+    const cut = path.join(scratch, 'cut.template')
+    fs.writeFileSync(cut, fs.readFileSync(TEMPLATE).subarray(0, -1000))
+    await t.rejects(unpackCluster(cut, path.join(dir, 'other')))
+    t.notOk(fs.existsSync(path.join(dir, 'other')))
+  })
+
+  await t.test('CRC-32C gives the known answer', async t => {
+    t.equal(crc32c(Buffer.from('123456789')), 0xe3069283)
+  })
+})
+
+t.test('what takes long is waited for as long as it makes progress, and then the reason is named', async t => {
+  let [clock, moved] = [0, 0]
+  const said: string[] = []
+  const stalls: string[] = []
+  const dog = createWatchdog({
+    silence: 8000, patience: 60_000, progress: () => moved, now: () => clock, onWait: line => said.push(line), onStall: reason => stalls.push(reason)
+  })
+  const seconds = (count: number, each: () => void = () => {}) => {
+    for (let i = 0; i < count; i++) {
+      clock += 1000
+      each()
+      dog.look()
+    }
+  }
+  seconds(100)
+  t.same(stalls, [], 'nothing is under way')
+  dog.begin()
+  const done = dog.patiently('starts')
+  seconds(600, () => moved++)
+  t.same(stalls, [], 'ten minutes with progress')
+  t.equal(said.length, 60)
+  t.equal(said[2], 'Waiting for the embedded database, which starts (30 s)')
+  seconds(60)
+  t.same(stalls, [])
+  seconds(1)
+  t.same(stalls, ['no sign of life for 60 s while it starts'])
+  done()
+  dog.heard()
+  stalls.length = 0
+  seconds(8, () => moved++)
+  t.same(stalls, [])
+  seconds(1, () => moved++)
+  t.same(stalls, ['no sign of life for 8 s'], 'a statement has to be answered, whatever it does meanwhile')
+  dog.end()
 })
 
 t.test('embedded', { timeout: 110_000 }, async t => {
