@@ -242,8 +242,10 @@ t.test('TI-10, TI-11, AU-01: every operation answers every kind of caller as it 
     const changes = !row.at.startsWith('GET ') && !READS.includes(id)
     const plain = row.reveals !== undefined && needed === 'secret:read'
     const declared = published.find(({ operation }) => operation.operationId === id)!.operation['x-audit-events'] ?? []
-    t.equal(events.length, declared.length > 0 && !plain ? 1 : 0, `${id} leaves ${events.join()}`)
-    if (changes) t.equal(events.length, 1, `${id} changes something`)
+    // Of tokens that end with a place, each leaves an event beside that of the place.
+    const own = changes && id !== 'deleteApiToken' ? events.filter((event) => event !== 'api-token.delete') : events
+    t.equal(own.length, declared.length > 0 && !plain ? 1 : 0, `${id} leaves ${events.join()}`)
+    if (changes) t.equal(own.length, 1, `${id} changes something`)
     for (const { query = '', body } of row.reveals ?? []) {
       const answer = await send(service, { ...row, at: row.at + query, ...(body && { body }) }, mine.ids, mine.caller.token)
       t.equal(answer.status, 200, `${id} ${query}: ${answer.text}`)

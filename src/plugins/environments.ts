@@ -145,7 +145,7 @@ export const environments: Domain = async (app) => {
   }
 
   app.delete('/:organization/:project/:target/:environment', {
-    config: { access: 'environment:delete', audit: 'environment.delete' },
+    config: { access: 'environment:delete', audit: ['environment.delete', 'api-token.delete'] },
     schema: {
       operationId: 'deleteEnvironment',
       tags: ['environments'],

@@ -169,7 +169,7 @@ export const projects: Domain = async (app) => {
   }
 
   app.delete('/:organization/:project', {
-    config: { access: 'project:delete', audit: 'project.delete' },
+    config: { access: 'project:delete', audit: ['project.delete', 'api-token.delete'] },
     schema: {
       operationId: 'deleteProject',
       tags: ['projects'],

@@ -125,7 +125,7 @@ export const targets: Domain = async (app) => {
   }
 
   app.delete('/:organization/:project/:target', {
-    config: { access: 'target:delete', audit: 'target.delete' },
+    config: { access: 'target:delete', audit: ['target.delete', 'api-token.delete'] },
     schema: {
       operationId: 'deleteTarget',
       tags: ['targets'],
