@@ -7,7 +7,7 @@ import {
 
 // Rows that decide who somebody is, or what a level is, carry a MAC over the fields below. Making and checking go by
 // this one declaration, and so do the tests: a column is either authenticated or exempt for a reason that is given.
-// The order of the fields is part of the MAC: a change of a list needs rows to be brought along anew (0012).
+// The order of the fields is part of the MAC: a change of a list needs rows to be brought along anew (0015).
 
 type Columns<T extends PgTable> = T['_']['columns']
 type Name<T extends PgTable> = Extract<keyof Columns<T>, string>
