@@ -16,6 +16,7 @@ import { startLoad, total, type Outcome, type Request } from './load.ts'
 import { makeTables, preparePlainTx } from './plain-tx.ts'
 import { startBare, startService, type Running } from './processes.ts'
 import { fillHistory, fillLayers, fillTenants, getting, makeTenants, posting, storing, type Tenant } from './seed.ts'
+import { measureSteps } from './steps.ts'
 import { compare, median, probeDisk, renderTable, type Line } from './table.ts'
 
 const CONNECTIONS = 32
@@ -42,6 +43,7 @@ try {
   await makeTables(sql)
   const env = { DATABASE_URL: server.url, DATABASE_POOL: '10', MASTER_KEY: `bench:${randomBytes(32).toString('base64')}` }
   const tenants = await makeTenants(env, TENANTS)
+  await measureSteps(lines, rounds, wanted)
   await measureStarts(env)
   const figures = await measureLoads(env, tenants)
   await measureKeys({ dir, env, sql, load, tenants, connections: CONNECTIONS, rounds, seconds, lines, wanted })

@@ -1,6 +1,6 @@
-import { setImmediate as rest } from 'node:timers/promises'
 import type { TSchema } from '@sinclair/typebox'
 import { fail, refuse } from '../rules/errors.ts'
+import { rest } from './rest.ts'
 
 /** How much a body may hold: members of objects and elements of arrays, and how deep they are nested. */
 export interface Bounds { members: number, depth: number }

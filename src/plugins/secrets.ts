@@ -19,6 +19,7 @@ import { actorOf } from '../http/actor.ts'
 import { principalOf, requireInside, requireScope } from '../http/access.ts'
 import { deprecatedFor } from '../http/deprecated.ts'
 import { listsEtag, requirePrecondition } from '../http/etags.ts'
+import { rest } from '../http/rest.ts'
 import type { Domain } from '../http/types.ts'
 import { recordEvent } from '../repositories/audit.ts'
 import { lockProject } from '../repositories/projects.ts'
@@ -218,8 +219,8 @@ export const secrets: Domain = async (app) => {
     const dataKey = decrypt && visible.length > 0 ? dataKeyOf(app.keyring, state.key) : undefined
     const documents = new Map(visible.map((secret) => [secret.level, contentOf(state, secret, storageKey, dataKey)]))
     const answer = raw
-      ? filterValues(valuesOf(state, documents, merge === 'true' ? LEVELS : [state.level]), asked.filters)
-      : toAnswer(request, state, asked, visible, documents, storageKey)
+      ? filterValues(await valuesOf(state, documents, merge === 'true' ? LEVELS : [state.level]), asked.filters)
+      : await toAnswer(request, state, asked, visible, documents, storageKey)
     if (decrypt) await recordDecryption(request, state, visible)
     return reply.type('application/json; charset=utf-8').serializer(JSON.stringify).send(answer)
   }
@@ -287,15 +288,19 @@ function refuseCombinations ({ decrypt, merge, raw, filters }: ReadRequest) {
 }
 
 // Deeper levels override, whatever order they are named in.
-function valuesOf (state: LevelState, documents: ReadonlyMap<Level, string>, levels: readonly Level[]): Record<string, string> {
-  const format = state.project.secret_format
-  return mergeDocuments(...levels.filter((level) => documents.has(level)).map((level) =>
-    readDocument(format, documents.get(level)!) ?? fail('document_unreadable', { level })))
+async function valuesOf (state: LevelState, documents: ReadonlyMap<Level, string>, levels: readonly Level[]): Promise<Record<string, string>> {
+  const read: Record<string, string>[] = []
+  for (const level of levels) {
+    if (!documents.has(level)) continue
+    read.push(readDocument(state.project.secret_format, documents.get(level)!) ?? fail('document_unreadable', { level }))
+    await rest()
+  }
+  return mergeDocuments(...read)
 }
 
-function toAnswer (
+async function toAnswer (
   request: FastifyRequest, state: LevelState, asked: ReadRequest, visible: StoredSecret[], documents: ReadonlyMap<Level, string>, storageKey: KeyObject
-): SecretsAnswer {
+): Promise<SecretsAnswer> {
   const { decrypt, merge, action, filters } = asked
   const slugs: Record<Level, string> = { project: state.project.slug, target: state.target?.slug ?? '', environment: state.environment?.slug ?? '' }
   const levels = Object.fromEntries(visible.map((secret): [Level, LevelDocument] => [secret.level, {
@@ -307,8 +312,8 @@ function toAnswer (
     key_version: String(secret.key_version),
     etag: etagOf(storageKey, [secret])
   }]))
-  const merged = merge === 'false' ? undefined : valuesOf(state, documents, LEVELS)
-  const values = action === 'decrypt' && request.method === 'POST' ? merged ?? readableValues(state, documents) : undefined
+  const merged = merge === 'false' ? undefined : await valuesOf(state, documents, LEVELS)
+  const values = action === 'decrypt' && request.method === 'POST' ? merged ?? await readableValues(state, documents) : undefined
   return {
     data: {
       type: 'secrets',
@@ -327,13 +332,14 @@ function toAnswer (
 }
 
 // A document that does not parse is still returned as it is; only its values cannot be told.
-function readableValues ({ project }: LevelState, documents: ReadonlyMap<Level, string>): Record<string, string> | undefined {
+async function readableValues ({ project }: LevelState, documents: ReadonlyMap<Level, string>): Promise<Record<string, string> | undefined> {
   const read: Record<string, string>[] = []
   for (const level of LEVELS) {
     if (!documents.has(level)) continue
     const values = readDocument(project.secret_format, documents.get(level)!)
     if (values === undefined) return undefined
     read.push(values)
+    await rest()
   }
   return mergeDocuments(...read)
 }
@@ -341,8 +347,9 @@ function readableValues ({ project }: LevelState, documents: ReadonlyMap<Level, 
 function filterValues (values: Record<string, string>, filters: ReadRequest['filters']): Record<string, string> {
   const { names, tags, search } = filters ?? {}
   const wanted = search?.toLowerCase()
+  const listed = new Set(names)
   const kept = Object.entries(values).filter(([key]) =>
-    (names === undefined || names.length === 0 || names.includes(key)) &&
+    (listed.size === 0 || listed.has(key)) &&
     (tags === undefined || tags.length === 0) &&
     (wanted === undefined || key.toLowerCase().includes(wanted)))
   return Object.fromEntries(kept)

@@ -8,8 +8,9 @@ export type DocumentFormat = 'env' | 'json' | 'yaml' | 'text'
 export type Entries = Record<string, string>
 
 /**
- * What a document says, or undefined when it cannot be parsed, is YAML beyond `YAML_LENGTH`, or is `text`, which has no
- * names. Never throws, takes time in proportion to the text, and never lets a document reach a prototype.
+ * What a document says, or undefined when it cannot be parsed, has more in it than `MOST_NAMES` and its like, is YAML beyond
+ * `YAML_LENGTH`, or is `text`, which has no names. Never throws, takes some tens of milliseconds at most (all of this happens
+ * on the one thread that answers everybody), and never lets a document reach a prototype.
  *
  * A value is a string: a string as it is, a number as it is written (so that no digit and no leading zero gets
  * lost), `true` or `false`, an object or array as compact JSON text. `null` is the empty string and not an absent
@@ -43,6 +44,10 @@ function empty (): Entries {
   return Object.create(null) as Entries
 }
 
+/** How many names an env document may have, and how many tokens (names, values, brackets, commas, colons) a JSON one. */
+export const MOST_NAMES = 10_000
+export const MOST_TOKENS = 20_000
+
 const ENV_NOTHING = /[^\S\n]*(?:#[^\n]*)?(?:\n|$)/y
 // What dotenv takes for an assignment, bound to the place where it is tried: dotenv itself looks for the next place
 // that matches, and so skips without a word what it does not understand.
@@ -53,6 +58,7 @@ function readEnv (text: string) {
   const source = text.replace(/\r\n?/g, '\n')
   const entries = empty()
   let at = 0
+  let names = 0
   while (at < source.length) {
     ENV_NOTHING.lastIndex = at
     if (ENV_NOTHING.test(source)) {
@@ -61,7 +67,7 @@ function readEnv (text: string) {
     }
     ENV_ASSIGNMENT.lastIndex = at
     const match = ENV_ASSIGNMENT.exec(source)
-    if (!match) return undefined
+    if (!match || ++names > MOST_NAMES) return undefined
     const [, name = '', rest = '', written = ''] = match
     if (isUnterminated(written.trim())) return undefined
     // One assignment at a time and under a name of ours: dotenv collects into an object with a prototype, and is
@@ -82,6 +88,9 @@ const JSON_TOKEN = /\s*("[^"\\]*(?:\\.[^"\\]*)*"|[{}[\],:]|[^\s{}[\],:"]+)/y
 
 /** An object. A name given twice has its last value, as everywhere in JSON. */
 function readJson (text: string) {
+  // Before anything is made of it.
+  JSON_TOKEN.lastIndex = 0
+  for (let tokens = 1; JSON_TOKEN.test(text); tokens++) if (tokens > MOST_TOKENS) return undefined
   const parsed: unknown = JSON.parse(text)
   if (typeof parsed !== 'object' || parsed === null || Array.isArray(parsed)) return undefined
   // The text is known to be good here, so its members can be cut out as they are written: JSON.parse has already
@@ -119,7 +128,7 @@ function jsonValue (text: string) {
  * parser takes tens of microseconds for each, and all of this happens on the one thread that answers everybody.
  */
 export const YAML_LENGTH = 64 * 1024
-const YAML_MARKS = 4000
+const YAML_MARKS = 1000
 /** Aliases are looked up through the whole document each, and can make a small document a huge one. */
 const YAML_ALIASES = 50
 const YAML_DEPTH = 100
