@@ -1,6 +1,7 @@
 import { readFileSync } from 'node:fs'
 import type { AddressInfo } from 'node:net'
 import t, { type Test } from 'tap'
+import { COSTS } from '../src/crypto/costs.ts'
 import { makeProof } from '../src/crypto/key-proof.ts'
 import { generateSalt } from '../src/crypto/keys.ts'
 import { makeLevel, startApp, type Caller } from './helpers/app.ts'
@@ -12,7 +13,8 @@ const page = readDoc('docs/encryption.md')
 const known = JSON.parse(readFileSync('test/vectors/client.json', 'utf8'))
 const KEY_STRING = 'correct horse battery staple, and more'
 
-const test = await startApp(t)
+// The examples refuse a key with fewer iterations than the page asks for.
+const test = await startApp(t, {}, COSTS)
 const owner = await test.organization()
 await test.app.listen({ host: '127.0.0.1', port: 0 })
 const { port } = test.app.server.address() as AddressInfo

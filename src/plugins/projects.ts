@@ -94,7 +94,7 @@ export const projects: Domain = async (app) => {
       const key = encryption_type === 'client'
         ? registerClientKey(app.keyring, keyId, clientKeyOf(body))
         : await makeServerKey(app.keyring, keyId, serverKeyOf(body), app.costs.keyIterations)
-      warnOfIterations(reply, key.iterations)
+      if (encryption_type === 'client') warnOfIterations(reply, key.iterations)
       const created = await orSlugTaken(() => transaction(app.db, async (db) => {
         await holdCanary(db, app.keyring)
         await lockOrganization(db, organization.id)

@@ -4,6 +4,7 @@ import type { Test } from 'tap'
 import { buildApp } from '../../src/app.ts'
 import type { Costs } from '../../src/crypto/costs.ts'
 import { connect } from '../../src/db/database.ts'
+import { openRows } from '../../src/vault/rows.ts'
 import { startApp } from './app.ts'
 
 // The embedded database has one session and one process: fewer requests prove as much there.
@@ -44,6 +45,7 @@ export async function startInstances (t: Test, costs?: Costs) {
     const [row] = await service.sql('SELECT current_database() AS name')
     url.pathname = `/${row!.name}`
     const database = await connect({ url: url.href, pool: 10 })
+    await openRows(database, service.keyring)
     const second = await buildApp({ config: service.config, database, keyring: service.keyring, costs: service.app.costs, logStream: { write: (line) => service.logs.push(line) } })
     t.teardown(async () => {
       await second.close()
