@@ -25,6 +25,7 @@ import { clientKey } from './helpers/client.ts'
 import { QUICK } from './helpers/costs.ts'
 import { cli, scratchDirectory, startServer, type Ended } from './helpers/process.ts'
 import { client, makeLevels, random, store, type Send } from './helpers/traffic.ts'
+import { BESIDE } from './helpers/statements.ts'
 
 t.setTimeout(180_000)
 
@@ -36,7 +37,7 @@ const [OLD, NEW] = ['k1', 'k2'].map((id) => generateMasterKey().text.replace(/^[
 const environment = (newest: string, ...previous: string[]) => ({ MASTER_KEY: newest, ...(previous.length > 0 && { MASTER_KEYS_PREVIOUS: previous.join(',') }) })
 const ringOf = (...keys: string[]) => createKeyring(keys.map(parseMasterKey))
 
-const rowsOf = async (db: Db, query: string) => await db.execute(sql.raw(query)) as unknown as Record<string, any>[]
+const rowsOf = async (db: Db, query: string) => await db.execute(sql.raw(`${BESIDE} ${query}`)) as unknown as Record<string, any>[]
 const canariesOf = async (db: Db) => (await listCanaries(db)).map(({ key_id }) => key_id).sort()
 
 /** One line that matches, exit 1, and nothing on standard output. */

@@ -20,6 +20,7 @@ import type { Ability } from '../../schemas/scopes.ts'
 import type { Slice } from '../../src/rules/slices.ts'
 import { makeStorageKey } from '../../src/vault/keys.ts'
 import { openRows } from '../../src/vault/rows.ts'
+import { BESIDE } from './statements.ts'
 import { QUICK } from './costs.ts'
 
 export interface Caller {
@@ -114,10 +115,10 @@ export async function startApp (t: { teardown (fn: () => unknown): void }, env: 
       return token(id, abilities)
     },
     write: async (query) => {
-      await database.db.execute(sql.raw(query))
+      await database.db.execute(sql.raw(`${BESIDE} ${query}`))
       await authenticateTable(database.db, /^(?:UPDATE|INSERT INTO) (\w+)/.exec(query)![1] as AuthenticatedTable)
     },
-    sql: async (query) => await database.db.execute(sql.raw(query)) as unknown as Record<string, unknown>[],
+    sql: async (query) => await database.db.execute(sql.raw(`${BESIDE} ${query}`)) as unknown as Record<string, unknown>[],
     close
   }
 }
