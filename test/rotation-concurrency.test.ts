@@ -172,7 +172,8 @@ t.test(`I2 rule 4: ${ROTATIONS} rotations while ${CLIENTS} clients read and writ
 })
 
 t.test('two rotations that have both seen the same key: one 200, one 409 key_version_conflict, nothing of the loser is left', async (t) => {
-  const running = await startInstances(t)
+  // While one derives its key, the others see the same one.
+  const running = await startInstances(t, COSTS)
   const { service, sends } = running
   const levels = await makeLevels(running.send, 'orbit', ['live'])
   const operations = []
