@@ -349,6 +349,18 @@ t.test('CR-42: strangers, however many, never lock out a device that has signed 
   t.equal((await signIn(person.email, 'another password', service, '203.0.113.9', visit.jar.get('device'))).status, 303, 'whoever used it is known')
 })
 
+t.test('CR-42: strangers at the same address use up nothing of a device that has signed in before', async (t) => {
+  const limited = await startApp(t, { RATE_LIMIT_OAUTH: '2' })
+  const person = await makePerson(limited)
+  const first = await signIn(person.email, person.password, limited)
+  const device = cookieOf('device', first)!
+  const strangers = []
+  for (let i = 0; i < 8; i++) strangers.push((await signIn(`nobody-${i}@nimbus.example`, 'wrong password', limited)).status)
+  t.strictSame(strangers, [422, 422, 422, 429, 429, 429, 429, 429], 'the address has four a minute')
+  t.equal((await signIn(person.email, person.password, limited, '127.0.0.1', mintSecret())).status, 429, 'a made-up device is nobody’s')
+  t.equal((await signIn(person.email, person.password, limited, '127.0.0.1', device)).status, 303, 'the owner’s is let in')
+})
+
 t.test('CR-41: guesses from everywhere are bounded alike for an address without an account', async (t) => {
   t.equal(await guessFromEverywhere('nobody-5@nimbus.example'), 25)
   const person = await makePerson(service)

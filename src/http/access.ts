@@ -8,6 +8,7 @@ import { createGate, WorkOverloaded, type Gate } from '../crypto/bounded.ts'
 import { findUserCall, type UserCall } from '../repositories/oauth.ts'
 import { findPrincipal, updateTokenUse, type Organization, type Principal } from '../repositories/tokens.ts'
 import { databaseError } from '../db/database.ts'
+import { isDevice } from '../repositories/attempts.ts'
 import { fail } from '../rules/errors.ts'
 import { effectiveScopes } from '../rules/roles.ts'
 import { RESERVED, isReserved, type SlugKind } from '../rules/slugs.ts'
@@ -15,6 +16,7 @@ import { isInside, type Place } from '../rules/slices.ts'
 import { REALM } from './errors.ts'
 import { addressKey } from './addresses.ts'
 import { installLimits, type Consume } from './limits.ts'
+import { readCookie } from './pages.ts'
 
 const MOST_TOKEN = 512
 
@@ -91,9 +93,13 @@ async function guard (app: FastifyInstance, consume: Consume, request: FastifyRe
   const { access, limit = 'api' } = request.routeOptions.config
   // Read now, which the socket remembers: of a client that has gone it could not be told any more, and the audit asks.
   const from = addressKey(request.ip)
-  const address = () => limit === 'none'
-    ? undefined
-    : consume(limit, from, 0, request, reply)
+  const lookUp = limit !== 'none' && consume.isPast(limit, from) ? gateOf(from) : undefined
+  const address = async () => {
+    if (limit === 'none') return
+    // Strangers at the same address use up nothing of a browser that has signed in before.
+    const key = limit === 'sign_in' ? await knownDevice(app, request, lookUp) ?? from : from
+    await consume(limit, key, 0, request, reply)
+  }
   const version = request.headers['x-api-version']
   if (version !== undefined && version !== '1') {
     await address()
@@ -102,7 +108,6 @@ async function guard (app: FastifyInstance, consume: Consume, request: FastifyRe
   if (access === undefined || access === 'public') return address()
 
   const params = request.params as Record<string, string>
-  const lookUp = limit !== 'none' && consume.isPast(limit, from) ? gateOf(from) : undefined
   let caller: Caller | undefined
   try {
     caller = await authenticate(app, request, params.organization, lookUp)
@@ -153,6 +158,19 @@ function requireAccess (request: FastifyRequest, reply: FastifyReply, { organiza
 export function scopesOf (access: FastifyContextConfig['access']): readonly Scope[] {
   if (access === undefined || access === 'public' || access === 'authenticated') return []
   return typeof access === 'string' ? [access] : access
+}
+
+// What a browser is counted by that somebody has signed in with; undefined for a stranger's.
+async function knownDevice (app: FastifyInstance, request: FastifyRequest, lookUp: Gate = (work) => work()): Promise<string | undefined> {
+  const device = readCookie(app, request, 'device')
+  if (device === undefined) return undefined
+  const hash = hashToken(device)
+  try {
+    return await lookUp(() => isDevice(app.reads, hash)) ? `device:${hash.toString('base64')}` : undefined
+  } catch (error) {
+    if (error instanceof TooManyLookUps) return undefined
+    throw error
+  }
 }
 
 interface Caller { principal: Principal | undefined, user?: UserCall }

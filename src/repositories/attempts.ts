@@ -85,6 +85,13 @@ export async function isDeviceOf (db: Db, token_hash: Buffer, user_id: number): 
   return rows.length === 1
 }
 
+/** Whether somebody, whoever it was, has signed in with this browser within 90 days. */
+export async function isDevice (db: Db, token_hash: Buffer): Promise<boolean> {
+  const rows = await db.select({ id: sign_in_devices.id }).from(sign_in_devices)
+    .where(and(eq(sign_in_devices.token_hash, token_hash), gt(sign_in_devices.expires_at, sql`now()`))).limit(1)
+  return rows.length === 1
+}
+
 /**
  * Remembers the browser that somebody has just signed in with. It goes by a new name each time: whoever has copied the
  * one `before` has nothing. Other accounts that were signed in to with it keep it; an account keeps its 20 newest.
