@@ -10,7 +10,7 @@ interface Log {
 }
 
 // Versions, or histories, that one statement takes away at most: it ends long before its time-out.
-const PIECE = 1_000
+export const PIECE = 1_000
 
 const START: Removal = { history_id: '', id: 0 }
 
