@@ -1,12 +1,18 @@
-import { and, asc, count, eq, gt, or, sql, type SQL } from 'drizzle-orm'
+import { and, asc, eq, gt, or, sql, type SQL } from 'drizzle-orm'
 import type { PgColumn, PgTable } from 'drizzle-orm/pg-core'
-import { AUTHENTICATED, authenticatedColumns, type AuthenticatedTable } from '../db/authenticated.ts'
-import { macOf, type Db } from '../db/database.ts'
-import { master_key_canaries, organizations } from '../db/tables.ts'
+import { AUTHENTICATED, authenticatedColumns, type AuthenticatedRow, type AuthenticatedTable } from '../db/authenticated.ts'
+import { macOf, verifies, type Db } from '../db/database.ts'
+import { master_key_canaries, oauth_clients, organizations } from '../db/tables.ts'
 
 // How a database from before rows were authenticated is brought along: once, in one transaction.
 
 const BATCH = 500
+
+/** The rows of authenticated tables that migrations make: all that there may be before a first start. */
+const SEEDED_CLIENTS: AuthenticatedRow<'oauth_clients'>[] = [
+  { id: 'dotenv-cli', name: 'Command line', redirect_uris: ['http://localhost/callback', 'http://127.0.0.1/callback'], is_first_party: true, disabled_at: null },
+  { id: 'swagger-ui', name: 'API documentation', redirect_uris: ['/docs/static/oauth2-redirect.html'], is_first_party: true, disabled_at: null }
+]
 
 /** Until the end of the transaction, nobody else brings this database along, or begins to serve from it. */
 export async function lockCanaries (db: Db): Promise<void> {
@@ -36,11 +42,26 @@ export async function authenticateTable (db: Db, name: AuthenticatedTable): Prom
   }
 }
 
+/**
+ * Gives the seeded rows of an empty database their MACs, made from what this build knows of them and not from what the
+ * database holds. False when there is anything else, or one of them is another: the caller then takes it back.
+ */
+export async function authenticateSeeds (db: Db): Promise<boolean> {
+  await writeMacs(db, 'oauth_clients', SEEDED_CLIENTS)
+  const clients = await db.select(authenticatedColumns('oauth_clients')).from(oauth_clients)
+  if (clients.length !== SEEDED_CLIENTS.length || !clients.every((client) => verifies(db, 'oauth_clients', client))) return false
+  const others = Object.values(AUTHENTICATED).map(({ table }) => table as PgTable).filter((table) => table !== oauth_clients)
+  for (const table of [organizations, ...others]) {
+    if ((await db.select({ row: sql`1` }).from(table).limit(1)).length > 0) return false
+  }
+  return true
+}
+
 /** Puts MACs beside rows as they are given. */
-async function writeMacs (db: Db, name: AuthenticatedTable, rows: readonly Record<string, unknown>[]): Promise<void> {
+async function writeMacs (db: Db, name: AuthenticatedTable, rows: readonly object[]): Promise<void> {
   const { table, key } = AUTHENTICATED[name] as unknown as { table: PgTable & Record<string, PgColumn>, key: string[] }
   const typed = (column: PgColumn, value: unknown) => sql`${sql.param(value, column)}::${sql.raw(column.getSQLType())}`
-  const values = rows.map((row) => sql`(${sql.join([...key.map((column) => typed(table[column]!, row[column])), sql`${macOf(db, name, row as never)}::bytea`], sql`, `)})`)
+  const values = (rows as Record<string, unknown>[]).map((row) => sql`(${sql.join([...key.map((column) => typed(table[column]!, row[column])), sql`${macOf(db, name, row as never)}::bytea`], sql`, `)})`)
   const names = sql.raw([...key, 'mac'].join(', '))
   const same = key.map((column) => sql`t.${sql.raw(column)} = v.${sql.raw(column)}`)
   await db.execute(sql`UPDATE ${table} t SET mac = v.mac FROM (VALUES ${sql.join(values, sql`, `)}) v (${names}) WHERE ${sql.join(same, sql` AND `)}`)
@@ -55,10 +76,4 @@ function behind ([first, second]: [PgColumn, unknown][]): SQL | undefined {
 /** The ids of all organizations. */
 export async function listOrganizationIds (db: Db): Promise<string[]> {
   return (await db.select({ id: organizations.id }).from(organizations)).map(({ id }) => id)
-}
-
-/** Whether there is an organization yet. */
-export async function hasOrganizations (db: Db): Promise<boolean> {
-  const [row] = await db.select({ rows: count() }).from(organizations)
-  return row!.rows > 0
 }

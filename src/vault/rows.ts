@@ -6,7 +6,7 @@ import { random, sameBytes, takeKey } from '../crypto/primitives.ts'
 import { rowKeyFingerprint, rowMac, rowMacMatches } from '../crypto/row-mac.ts'
 import { AUTHENTICATED, fieldsOf, type AuthenticatedTable } from '../db/authenticated.ts'
 import { databaseError, setAuthority, type Database, type Db, type RowAuthority, type Violation, type ViolationLog } from '../db/database.ts'
-import { authenticateTable, hasOrganizations, listOrganizationIds, lockAuthenticatedTables, lockCanaries } from '../repositories/adoption.ts'
+import { authenticateSeeds, authenticateTable, listOrganizationIds, lockAuthenticatedTables, lockCanaries } from '../repositories/adoption.ts'
 import { recordEvent, systemOf } from '../repositories/audit.ts'
 import { createCanary, createServiceKey, findServiceKey, listCanaries, replaceCanary } from '../repositories/master-keys.ts'
 import { listMemberships } from '../repositories/users.ts'
@@ -22,8 +22,8 @@ export class RowKeyError extends Error {
 
 /**
  * Opens the row key, so that the database's handles make and check MACs. The first start on an empty database makes it.
- * A database from before rows were authenticated is brought along here, once and in one transaction: afterwards its
- * canaries say so, which nobody can make without the master key, and a row without a MAC is a violation.
+ * A database from before rows were authenticated, which a canary from then shows, is brought along here, once and in one
+ * transaction: afterwards its canaries say so, which nobody can make without the master key, and a row without a MAC is a violation.
  *
  * Answers how many rows were brought along. Throws RowKeyError when the key is missing, does not open or is another one.
  */
@@ -45,9 +45,6 @@ async function findRowKey (db: Db, keyring: Keyring): Promise<KeyObject | undefi
   const wrapped = await findServiceKey(db, ROWS)
   if (named.length === 0) {
     if (wrapped !== undefined) throw new RowKeyError('There is a key of rows that no canary knows: the table master_key_canaries was changed, restore it from a backup')
-    if (canaries.length === 0 && await hasOrganizations(db)) {
-      throw new RowKeyError('The database holds organizations and no canary of a master key: the table master_key_canaries was emptied, restore it from a backup')
-    }
     return undefined
   }
   if (wrapped === undefined) throw new RowKeyError('The key that authenticates rows is missing: restore the table service_keys from a backup')
@@ -78,16 +75,23 @@ async function adopt (db: Db, keyring: Keyring): Promise<{ key: KeyObject, rows:
   setAuthority(db, authorityFor(key, db))
   await lockAuthenticatedTables(db)
   await createServiceKey(db, { id: ROWS, wrapped })
+  const canaries = await listCanaries(db)
   // A canary that does not say it yet, under whichever master key, would let all of this be done again.
-  for (const { key_id } of await listCanaries(db)) await replaceCanary(db, key_id, makeCanary(keyring, rowKeyFingerprint(key), key_id))
+  for (const { key_id } of canaries) await replaceCanary(db, key_id, makeCanary(keyring, rowKeyFingerprint(key), key_id))
   await createCanary(db, keyring.currentId, makeCanary(keyring, rowKeyFingerprint(key)))
+  // Only a canary from before, which nobody makes without the master key, shows that rows are from before too. Without
+  // one, what is here was written by nobody: whether organizations are to be seen is up to whoever can write.
+  if (canaries.length === 0) {
+    if (await authenticateSeeds(db)) return { key, rows: 0 }
+    throw new RowKeyError('The database holds rows and no canary of a master key: the table master_key_canaries was emptied, restore it from a backup')
+  }
   let rows = 0
   for (const table of Object.keys(AUTHENTICATED) as AuthenticatedTable[]) rows += await authenticateTable(db, table)
   const organizations = (await listOrganizationIds(db)).sort()
   for (const id of organizations) {
     await recordEvent(db, systemOf(id), { action: 'integrity.adopt', resource_type: 'organization', resource_id: id, details: { rows } })
   }
-  return { key, rows: organizations.length === 0 ? 0 : rows }
+  return { key, rows }
 }
 
 // A row that stays as it is is reported once in a while, and no more in a minute than somebody can read.
