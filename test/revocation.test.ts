@@ -178,3 +178,29 @@ t.test('tokens know who made them, and what a person made ends with the grant or
     t.notOk((await list()).has(`Second of ${how}`), 'and they are not listed any more')
   }
 })
+
+t.test('a token of a person is worth no more than the account and the grant that it rests on, whoever changed these before they ended', async (t) => {
+  const manipulations: Record<string, (grant: number) => string> = {
+    'the grant is marked as revoked': (grant) => `UPDATE oauth_grants SET revoked_at = now() WHERE id = ${grant}`,
+    'the grant is another person’s': (grant) => `UPDATE oauth_grants SET user_id = (SELECT max(id) FROM users WHERE id <> ${rosa.id}) WHERE id = ${grant}`,
+    'the account was changed': () => `UPDATE users SET is_verified = NOT is_verified WHERE id = ${rosa.id}`
+  }
+  await makePerson(service)
+  for (const [how, statement] of Object.entries(manipulations)) {
+    const { token, grant } = await accessToken()
+    const payload = { name: how, abilities: ['project:read', 'project:create'], expires_at: new Date(Date.now() + 3_600_000).toISOString() }
+    const made = await service.inject({ method: 'POST', url: `/api/v1/organizations/${o}/api-keys`, headers: { authorization: `Bearer ${token}` }, payload })
+    const headers = { authorization: `Bearer ${made.body.token}` }
+    const answers = async () => [
+      (await service.inject({ url: `/api/v1/${o}/projects`, headers })).status,
+      (await service.inject({ method: 'POST', url: `/api/v1/${o}/projects`, headers, payload: { name: how } })).status
+    ]
+    t.strictSame(await answers(), [200, 201], how)
+    await service.sql(statement(grant))
+    t.strictSame(await answers(), [401, 401], how)
+    t.equal(await setDisabled(service.database.db, rosa.id, true), true, 'the account can be closed all the same')
+    t.strictSame([...await service.sql(`SELECT 1 FROM api_tokens WHERE name = '${how}'`)], [], 'and nothing of it is left')
+    if (how === 'the account was changed') t.equal(await setDisabled(service.database.db, rosa.id, false), false, 'but not opened')
+    else t.equal(await setDisabled(service.database.db, rosa.id, false), true)
+  }
+})

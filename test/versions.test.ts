@@ -466,6 +466,14 @@ t.test('a purge removes the history of a level or of a whole project, and counts
   t.same(await test.sql('SELECT * FROM histories WHERE removed_at IS NOT NULL'), [], 'what is little is gone with the answer')
 })
 
+t.test('a purge takes what is there, whatever number somebody has put beside it', async (t) => {
+  const at = await makeLevel(owner, { slug: 'miscounted' })
+  const { body: { data: { version } } } = await store({ ...at, plaintext: 'A=1' })
+  await test.sql("UPDATE secrets SET version_count = 0 WHERE project_id = (SELECT id FROM projects WHERE slug = 'miscounted')")
+  t.equal((await owner.call('POST', `/${owner.organization}/secrets/versions/purge`, { ...at, confirmed: true })).status, 200)
+  t.equal((await owner.call('GET', `/${owner.organization}/secrets/versions/${version}`)).status, 404)
+})
+
 t.test('invariant 5: a purge takes the snapshot of a deleted secret too, at either scope, and force changes nothing', async (t) => {
   for (const [i, more] of [{}, { force: false }, { force: true }, { scope: 'project' }].entries()) {
     const at = await makeLevel(owner, { slug: `purges-deleted-${i}` })

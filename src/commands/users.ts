@@ -7,7 +7,7 @@ import { invitation, newLink, type Message } from '../mail/messages.ts'
 import { operatorOf, recordInEach } from '../repositories/audit.ts'
 import { findOrganization } from '../repositories/organizations.ts'
 import { listTokensOfPerson } from '../repositories/tokens.ts'
-import { createMember, createPasswordLink, createUser, findUserByEmail, listMemberships, listUsers, setDisabled, type User } from '../repositories/users.ts'
+import { createMember, createPasswordLink, createUser, findAccount, findUserByEmail, listMemberships, listUsers, setDisabled, type User } from '../repositories/users.ts'
 import { StartError } from './open.ts'
 
 /** A user with a link that sets their password once, within three days, and the message that brings it to them. */
@@ -68,9 +68,10 @@ export async function mailLink (config: Config, { user, message }: Linked, log: 
 /** Closes an account, which ends its sessions, tokens and links, or opens it again. Throws a StartError when there is none. */
 export async function switchUser ({ db: handle }: Database, email: string, disabled: boolean): Promise<void> {
   await transaction(handle, async (db) => {
-    const user = await userOf(db, email)
-    await setDisabled(db, user.id, disabled)
-    await recordForOperator(db, user.id, disabled ? 'user.disable' : 'user.enable')
+    const id = await findAccount(db, email)
+    if (id === undefined) throw new StartError(`There is no account of ${email}`)
+    if (!await setDisabled(db, id, disabled)) throw new StartError(`The account of ${email} was changed outside the service: restore it from a backup`)
+    await recordForOperator(db, id, disabled ? 'user.disable' : 'user.enable')
   })
 }
 

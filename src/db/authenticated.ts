@@ -56,7 +56,7 @@ export const AUTHENTICATED = {
     ['id', 'organization_id', 'project_id', 'target_id', 'environment_id', 'level', 'level_id', 'revision', 'key_version', 'sealed', 'size_bytes'],
     {
       version: 'Only shown: which version the last write recorded, until that is purged',
-      history_id: 'A purge gives another one; to change it removes the history, whose versions are bound to the secret',
+      history_id: 'A purge gives another one; to change it removes the history, or brings back what a purge has not removed yet; versions are bound to the secret',
       version_count: SHOWN,
       created_at: WHEN,
       updated_at: WHEN

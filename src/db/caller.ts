@@ -28,12 +28,16 @@ type CallerParameters = Record<keyof ReturnType<typeof callerValues> | 'organiza
 /**
  * Common table expressions that take the rows which let a caller in, until the end of the transaction: whoever revokes
  * waits for what is under way, and what comes after finds nothing. Closing an account or shutting a client out revokes
- * its grants, so the grant speaks for both. `callerLives` says whether they were found.
+ * its grants, so the grant speaks for both, also for an API token that was made through it. `callerLives` says whether they were found.
  */
 export const callerCtes = ({ organization_id, api_token, access_token, role }: CallerParameters): SQL => sql`
   api_caller AS (
-    SELECT id FROM api_tokens
+    SELECT grant_id FROM api_tokens
     WHERE id = ${api_token}::bigint AND organization_id = ${organization_id}::char(26) AND (expires_at IS NULL OR expires_at > now())
+    FOR SHARE
+  ), api_grant AS (
+    SELECT id FROM oauth_grants
+    WHERE id = (SELECT grant_id FROM api_caller) AND revoked_at IS NULL AND expires_at > now()
     FOR SHARE
   ), user_caller AS (
     SELECT t.id FROM oauth_tokens t
@@ -47,4 +51,4 @@ export const callerCtes = ({ organization_id, api_token, access_token, role }: C
 /** True for whoever needs no caller, too. */
 export const callerLives = ({ api_token, access_token }: Omit<CallerParameters, 'organization_id' | 'role'>): SQL => sql`(
   (${api_token}::bigint IS NULL AND ${access_token}::bigint IS NULL)
-  OR EXISTS (SELECT FROM api_caller) OR EXISTS (SELECT FROM user_caller))`
+  OR EXISTS (SELECT FROM api_caller WHERE grant_id IS NULL OR EXISTS (SELECT FROM api_grant)) OR EXISTS (SELECT FROM user_caller))`

@@ -25,7 +25,9 @@ export async function purgeHistories (db: Db, organizationId: string, below: Bel
   const [row] = await db.execute(sql`
     WITH purged AS (
       SELECT s.id, s.history_id, s.version_count, upper(left(replace(gen_random_uuid()::text, '-', ''), 26)) AS next_history
-      FROM secrets s WHERE ${isBelow(organizationId, below)} AND s.version_count > 0
+      FROM secrets s
+      WHERE ${isBelow(organizationId, below)}
+        AND EXISTS (SELECT FROM secret_versions v WHERE v.organization_id = s.organization_id AND v.history_id = s.history_id)
     ), removed AS (
       UPDATE histories h SET removed_at = now() FROM purged p WHERE h.organization_id = ${organizationId} AND h.id = p.history_id
     ), made AS (

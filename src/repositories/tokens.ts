@@ -5,7 +5,7 @@ import type { ApiToken, Restriction } from '../../schemas/tokens.ts'
 import { authenticatedColumns } from '../db/authenticated.ts'
 import type { Caller } from '../db/caller.ts'
 import { draw, isAuthentic, macOf, prepared, verifies, type Db } from '../db/database.ts'
-import { api_tokens, environments, organizationColumns, organizations, plans, projects, targets } from '../db/tables.ts'
+import { api_tokens, environments, oauth_clients, oauth_grants, organizationColumns, organizations, plans, projects, targets, users } from '../db/tables.ts'
 import { fail } from '../rules/errors.ts'
 import { offsetOf, type PageRequest } from '../rules/pagination.ts'
 import { coversAll, type Slice } from '../rules/slices.ts'
@@ -23,8 +23,8 @@ export interface Organization {
   updated_at: Date
 }
 
-/** A person, and the grant through which something acts or was made for them. */
-export interface Person { user_id: number, grant_id: number }
+/** A person, and the grant through which something acts or was made for them; null for a token from before that was remembered. */
+export interface Person { user_id: number, grant_id: number | null }
 
 /** Who acts in an organization: the holder of an API token of it, or a member through an application. */
 export interface Principal {
@@ -45,20 +45,35 @@ export interface Principal {
 const principalByHash = prepared('principal_by_hash', (db) => db
   .select({
     token: authenticatedColumns('api_tokens'),
+    itsUser: authenticatedColumns('users'),
+    itsGrant: authenticatedColumns('oauth_grants'),
+    itsClient: authenticatedColumns('oauth_clients'),
     organization: organizationColumns,
     plan: plans
   })
   .from(api_tokens)
   .innerJoin(organizations, eq(organizations.id, api_tokens.organization_id))
   .innerJoin(plans, eq(plans.name, organizations.plan))
-  .where(and(eq(api_tokens.token_hash, sql.placeholder('hash')), or(isNull(api_tokens.expires_at), gt(api_tokens.expires_at, sql`now()`)))))
+  .leftJoin(users, eq(users.id, api_tokens.user_id))
+  .leftJoin(oauth_grants, eq(oauth_grants.id, api_tokens.grant_id))
+  .leftJoin(oauth_clients, eq(oauth_clients.id, oauth_grants.client_id))
+  .where(and(
+    eq(api_tokens.token_hash, sql.placeholder('hash')), or(isNull(api_tokens.expires_at), gt(api_tokens.expires_at, sql`now()`)),
+    isNull(users.disabled_at), isNull(oauth_clients.disabled_at), isNull(oauth_grants.revoked_at),
+    or(isNull(api_tokens.grant_id), gt(oauth_grants.expires_at, sql`now()`))
+  )))
 
 /** The principal of a token that lives, judged by the database's clock. Nothing is cached: a revoked token is dead at once. */
 export async function findPrincipal (db: Db, hash: Buffer): Promise<Principal | undefined> {
   const [row] = await principalByHash(db, { hash })
   if (row === undefined || !isAuthentic(db, 'api_tokens', row.token)) return undefined
-  const { token, organization, plan } = row
+  const { token, itsUser, itsGrant, itsClient, organization, plan } = row
   const { user_id, grant_id } = token
+  // What rests on a person, a grant and its client lives no longer than these, and no better than what is known of them.
+  const about = { organization_id: organization.id }
+  if (user_id !== null && (itsUser === null || !isAuthentic(db, 'users', itsUser, about))) return undefined
+  if (grant_id !== null && (itsGrant === null || itsGrant.user_id !== user_id || !isAuthentic(db, 'oauth_grants', itsGrant, about))) return undefined
+  if (itsGrant !== null && (itsClient === null || !isAuthentic(db, 'oauth_clients', itsClient, about))) return undefined
   return {
     type: 'api_token',
     id: token.id,
@@ -67,7 +82,7 @@ export async function findPrincipal (db: Db, hash: Buffer): Promise<Principal | 
     slices: token.slices ?? [],
     expires_at: token.expires_at,
     caller: { api_token: token.id },
-    person: user_id === null || grant_id === null ? null : { user_id, grant_id },
+    person: user_id === null ? null : { user_id, grant_id },
     organization: { ...organization, plan }
   }
 }

@@ -3,8 +3,8 @@ import type { Role } from '../../schemas/users.ts'
 import { authenticatedColumns } from '../db/authenticated.ts'
 import { draw, isAuthentic, isUniqueViolation, macOf, updateAuthentic, type Db } from '../db/database.ts'
 import { deleteExpired } from '../db/expired.ts'
-import { revokeGrants } from '../db/grants.ts'
-import { members, oauth_grants, organizations, password_links, sessions, sign_in_devices, userColumns, users } from '../db/tables.ts'
+import { endTokens, revokeGrants } from '../db/grants.ts'
+import { api_tokens, members, oauth_grants, organizations, password_links, sessions, sign_in_devices, userColumns, users } from '../db/tables.ts'
 
 /** A person with an account. */
 export interface User {
@@ -41,6 +41,12 @@ type WithPassword = User & { password_hash: string | null }
 
 export async function findUserByEmail (db: Db, email: string): Promise<WithPassword | undefined> {
   return findOne(db, eq(users.email_normalized, normalizedEmail(email)))
+}
+
+/** The account of an address, also one that was changed outside the service: to close it. */
+export async function findAccount (db: Db, email: string): Promise<number | undefined> {
+  const [row] = await db.select({ id: users.id }).from(users).where(eq(users.email_normalized, normalizedEmail(email)))
+  return row?.id
 }
 
 export async function findUser (db: Db, id: number): Promise<WithPassword | undefined> {
@@ -82,10 +88,15 @@ export async function changePassword (db: Db, id: number, password_hash: string,
   return true
 }
 
-/** Closes an account, or opens it again. Both end everything of it: what slipped in while it closed does not come back. */
-export async function setDisabled (db: Db, id: number, disabled: boolean): Promise<void> {
-  await updateAuthentic(db, 'users', eq(users.id, id), (now) => ({ disabled_at: disabled ? now : null }), NOW)
+/**
+ * Closes an account, or opens it again. Both end everything of it: what slipped in while it closed does not come back.
+ * One that was changed outside the service can be closed, but not opened: then the answer is false.
+ */
+export async function setDisabled (db: Db, id: number, disabled: boolean): Promise<boolean> {
+  const marked = await updateAuthentic(db, 'users', eq(users.id, id), (now) => ({ disabled_at: disabled ? now : null }), NOW) !== undefined
+  if (!marked && disabled) await db.update(users).set({ disabled_at: sql`now()`, mac: null, ...NOW }).where(eq(users.id, id))
   await endEverything(db, id)
+  return marked || disabled
 }
 
 /** Signs a user out everywhere: browsers, which are strangers from now on, applications and links. */
@@ -95,6 +106,7 @@ export async function endEverything (db: Db, id: number): Promise<void> {
   await db.delete(sign_in_devices).where(eq(sign_in_devices.user_id, id))
   await db.delete(password_links).where(eq(password_links.user_id, id))
   await revokeGrants(db, eq(oauth_grants.user_id, id))
+  await endTokens(db, eq(api_tokens.user_id, id))
 }
 
 export async function createMember (db: Db, member: { organization_id: string, user_id: number, role: Role }): Promise<void> {
