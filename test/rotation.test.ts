@@ -1,8 +1,12 @@
 import t, { type Test } from 'tap'
+import { sql } from 'drizzle-orm'
 import { openBlob, sealBlob } from '../src/crypto/blob.ts'
 import { COSTS } from '../src/crypto/costs.ts'
 import { deriveDataKey, makeProof } from '../src/crypto/key-proof.ts'
 import { random } from '../src/crypto/primitives.ts'
+import { transaction, type Db } from '../src/db/database.ts'
+import { countWaiting, findLeft, listOldestWaiting, listWaiting, START } from '../src/repositories/histories.ts'
+import { findKeyState } from '../src/repositories/projects.ts'
 import { createHistoryWorker } from '../src/vault/worker.ts'
 import { makeLevel, startApp, type Answer, type Caller } from './helpers/app.ts'
 import { QUICK } from './helpers/costs.ts'
@@ -584,7 +588,45 @@ t.test('after a change to the server, versions under an old key of the client ne
   await refused(t, at, () => restore(id, { content: sealBlob(key.dataKey, 'LEVEL=2') }), 422, 'content_not_decryptable')
   t.equal((await restore(id, { content: sealBlob(fresh.dataKey, 'LEVEL=2') })).status, 200)
   t.equal((await levelsOf(at, '?decrypt=true')).environment.content, 'LEVEL=2')
+  t.equal((await rotateServer(at, { history_policy: 're_encrypt' })).status, 200)
+  t.match(await settled(at), { total: 4, moved: 4, remaining: 0 }, 'the server moves what is under a key of its own')
+  t.strictSame((await versionsOf(at)).map(({ attributes }) => attributes.key_version).sort(), ['1', '3', '3', '3'])
 })
+
+t.test('what waits is counted, listed and ended in one look for each level, however many keys there were', async (t) => {
+  for (const managed of ['server', 'client'] as const) {
+    const at = managed === 'server' ? await serverProject() : (await clientProject('many')).at
+    const before: object[] = []
+    for (const keys of [2, 400]) {
+      await test.sql(`INSERT INTO encryption_keys (organization_id, project_id, version, managed, key_string, data_key, key_check, salt, iterations, is_active, rotated_at)
+        SELECT k.organization_id, k.project_id, n, k.managed, k.key_string, k.data_key, k.key_check, k.salt, k.iterations, false, now()
+        FROM encryption_keys k JOIN projects p ON p.id = k.project_id CROSS JOIN generate_series(2, ${keys - 1}) n
+        WHERE p.slug = '${at.project}' AND k.version = 1 ON CONFLICT DO NOTHING`)
+      const state = { ...(await findKeyState(test.database.db, org, at.project))!, key_version: keys }
+      const now = {
+        count: await looksOf((db) => countWaiting(db, state, null)),
+        next: await looksOf((db) => listWaiting(db, state, START, 25)),
+        oldest: await looksOf((db) => listOldestWaiting(db, state, { limit: 50, after: 0, retentionDays: 30 })),
+        end: await looksOf((db) => findLeft(db, state, 0))
+      }
+      t.same([now.count.result, now.next.result, now.oldest.result, now.end.result], [3, 3, 3, 'more'], `${managed}: ${keys} keys`)
+      before.push(Object.fromEntries(Object.entries(now).map(([name, { looks }]) => [name, looks])))
+    }
+    t.strictSame(before[1], before[0], `${managed}: 399 old keys cost what one does`)
+  }
+})
+
+/** What a query answers, or how many rows, and how often it looked into which table. */
+async function looksOf (work: (db: Db) => Promise<unknown>) {
+  return transaction(test.database.db, async (db) => {
+    const read = async () => await db.execute(sql`SELECT relname, seq_scan + coalesce(idx_scan, 0) AS looks FROM pg_stat_xact_user_tables
+      WHERE relname IN ('secrets', 'secret_versions', 'encryption_keys') ORDER BY 1`) as unknown as { relname: string, looks: string }[]
+    const before = await read()
+    const result = await work(db)
+    const looks = (await read()).map(({ relname, looks }, i) => [relname, Number(looks) - Number(before[i]!.looks)])
+    return { result: Array.isArray(result) ? result.length : result, looks }
+  })
+}
 
 t.test('TI-36: a change of custody answers the project that it changed, whatever its slug has become meanwhile', async (t) => {
   test.app.costs = COSTS

@@ -291,6 +291,8 @@ export const encryption_keys = pgTable('encryption_keys', {
   inProject('encryption_keys', table),
   uniqueIndex().on(table.organization_id, table.project_id, table.version),
   uniqueIndex('encryption_keys_one_active').on(table.organization_id, table.project_id).where(sql`${table.is_active}`),
+  // The last key that a client had, however many came after it.
+  index('encryption_keys_of_clients').on(table.organization_id, table.project_id, table.version).where(sql`${table.managed} = 'client'`),
   check('encryption_keys_custody', sql`CASE WHEN ${table.managed} = 'client' THEN ${table.key_string} is null AND ${table.data_key} is null AND ${table.key_check} is not null
     ELSE ${table.key_check} is null AND (${table.key_string} is null) = (${table.data_key} is null) AND (${table.key_string} is not null OR NOT ${table.is_active}) END`)
 ])

@@ -1,5 +1,4 @@
-import { and, asc, eq, inArray, isNull, lt, sql, type SQL } from 'drizzle-orm'
-import type { Managed } from '../../schemas/projects.ts'
+import { and, asc, eq, inArray, isNull, lt, sql } from 'drizzle-orm'
 import { rowsJson } from '../db/columns.ts'
 import type { Db } from '../db/database.ts'
 import { encryption_keys, keyColumns, organizations, projects, re_encryptions, secret_versions, secrets } from '../db/tables.ts'
@@ -40,62 +39,74 @@ const itsKey = and(
   eq(encryption_keys.version, secret_versions.key_version)
 )
 
-/** How much waits. Numbers of keys grow, so what waits is one range of the index for each secret: nothing else is counted. */
+// Numbers of the keys under which versions wait: one range of the index for each secret, however many keys there were.
+// A server that hands its key over has nothing left under older ones (`history_under_old_keys`). So in a project of a
+// client every older key is a client's, and in one of the server those behind the last key that a client had are.
+const underOldKeys = (project: KeyState) => sql`v.key_version < ${project.key_version} AND v.key_version > ${project.encryption_type === 'client'
+  ? sql`0`
+  : sql`(SELECT coalesce(max(k.version), 0) FROM encryption_keys k WHERE k.organization_id = ${project.organization_id} AND k.project_id = ${project.id}
+      AND k.managed = 'client' AND k.version < ${project.key_version})`}`
+const isOpen = (retentionDays: number | null) => sql`(${retentionDays}::int IS NULL OR v.created_at >= now() - make_interval(days => ${retentionDays}::int))`
+const ofSecret = sql`v.organization_id = s.organization_id AND v.history_id = s.history_id`
+
+/** How much waits. Nothing but that is read, secret by secret. */
 export async function countWaiting (db: Db, project: KeyState, retentionDays: number | null): Promise<number> {
   const [row] = await db.execute(sql`
     SELECT coalesce(sum(v.count), 0)::int AS count
-    FROM secrets s JOIN encryption_keys k ON ${isOld(project, project.encryption_type)}
-    CROSS JOIN LATERAL (
-      SELECT count(*) AS count FROM secret_versions v
-      WHERE v.organization_id = s.organization_id AND v.history_id = s.history_id AND v.key_version = k.version AND ${isOpen(retentionDays)}
+    FROM secrets s CROSS JOIN LATERAL (
+      SELECT count(*) AS count FROM secret_versions v WHERE ${ofSecret} AND ${underOldKeys(project)} AND ${isOpen(retentionDays)}
     ) v
     WHERE s.organization_id = ${project.organization_id} AND s.project_id = ${project.id}`) as unknown as { count: number }[]
   return row!.count
 }
 
-/** A place among the versions of a project: of which secret, behind which version. */
-export interface Cursor { secret_id: string, id: number }
-
-export const START: Cursor = { secret_id: '', id: 0 }
-
-type Listed = { secret_id: string, id: number, size_bytes: number }
-
-/**
- * Ids and sizes of what waits for the server behind a place, secret by secret. Each secret's versions are looked up by
- * themselves: a list over the whole organization would read through every version of its other projects, again and again.
- */
-export async function listWaiting (db: Db, project: KeyState, after: Cursor, limit: number): Promise<Listed[]> {
-  return numbered(await db.execute(sql`
-    SELECT s.id AS secret_id, v.id, v.size_bytes
-    FROM secrets s CROSS JOIN LATERAL (${oldest(project, 'server', sql`CASE WHEN s.id = ${after.secret_id} THEN ${after.id}::bigint ELSE 0 END`, null, limit)}) v
-    WHERE s.organization_id = ${project.organization_id} AND s.project_id = ${project.id} AND s.id >= ${after.secret_id}
-    ORDER BY s.id, v.id LIMIT ${limit}`))
+/** Whether anything waits but so many versions, and if not, how many: no more than one of the others is looked at. */
+export async function findLeft (db: Db, project: KeyState, most: number): Promise<{ left: number } | 'more'> {
+  const found = await listWaiting(db, project, START, most + 1)
+  return found.length > most ? 'more' : { left: found.length }
 }
 
-/** Ids and sizes of what waits for the client, oldest first; not what the plan's retention has locked. */
+/** A place among the versions of a project: of which secret, under which key, behind which version. */
+export interface Cursor { secret_id: string, key_version: number, id: number }
+
+export const START: Cursor = { secret_id: '', key_version: 0, id: 0 }
+
+type Listed = { secret_id: string, key_version: number, id: number, size_bytes: number }
+
+/**
+ * Ids and sizes of what waits for the server behind a place, in the order of the index: what has moved already is not
+ * read again. Each secret's versions are looked up by themselves: a list over the whole organization would read through
+ * every version of its other projects, again and again.
+ */
+export async function listWaiting (db: Db, project: KeyState, after: Cursor, limit: number): Promise<Listed[]> {
+  const isAfters = sql`s.id = ${after.secret_id}`
+  return numbered(await db.execute(sql`
+    SELECT s.id AS secret_id, v.key_version, v.id, v.size_bytes
+    FROM secrets s CROSS JOIN LATERAL (
+      SELECT v.key_version, v.id, v.size_bytes FROM secret_versions v WHERE ${ofSecret} AND ${underOldKeys(project)}
+        AND (v.key_version, v.id) > (CASE WHEN ${isAfters} THEN ${after.key_version}::int ELSE 0 END, CASE WHEN ${isAfters} THEN ${after.id}::bigint ELSE 0 END)
+      ORDER BY v.key_version, v.id LIMIT ${limit}
+    ) v
+    WHERE s.organization_id = ${project.organization_id} AND s.project_id = ${project.id} AND s.id >= ${after.secret_id}
+    ORDER BY s.id, v.key_version, v.id LIMIT ${limit}`))
+}
+
+/**
+ * Ids and sizes of what waits for the client, oldest first; not what the plan's retention has locked. Its ids alone are
+ * read to find the oldest: as much as it takes to count it.
+ */
 export async function listOldestWaiting (
   db: Db, project: KeyState, { limit, after, retentionDays }: { limit: number, after: number, retentionDays: number | null }
 ): Promise<Listed[]> {
   return numbered(await db.execute(sql`
-    SELECT s.id AS secret_id, v.id, v.size_bytes
-    FROM secrets s CROSS JOIN LATERAL (${oldest(project, 'client', sql`${after}::bigint`, retentionDays, limit)}) v
-    WHERE s.organization_id = ${project.organization_id} AND s.project_id = ${project.id} ORDER BY v.id LIMIT ${limit}`))
+    SELECT o.secret_id, v.key_version, v.id, v.size_bytes FROM (
+      SELECT s.id AS secret_id, v.id
+      FROM secrets s CROSS JOIN LATERAL (
+        SELECT v.id FROM secret_versions v WHERE ${ofSecret} AND ${underOldKeys(project)} AND v.id > ${after}::bigint AND ${isOpen(retentionDays)} OFFSET 0
+      ) v
+      WHERE s.organization_id = ${project.organization_id} AND s.project_id = ${project.id} ORDER BY v.id LIMIT ${limit}
+    ) o JOIN secret_versions v ON v.organization_id = ${project.organization_id} AND v.id = o.id ORDER BY v.id`))
 }
-
-// Keys of the project before its active one, of one holder.
-const isOld = (project: KeyState, managed: Managed) => sql`k.organization_id = ${project.organization_id} AND k.project_id = ${project.id}
-  AND k.version < ${project.key_version} AND k.managed = ${managed}`
-const isOpen = (retentionDays: number | null) => sql`(${retentionDays}::int IS NULL OR v.created_at >= now() - make_interval(days => ${retentionDays}::int))`
-
-// The first versions of a secret `s` that wait behind an id. Each old key has its own range of the index: what has moved
-// already is not read again.
-const oldest = (project: KeyState, managed: Managed, after: SQL, retentionDays: number | null, limit: number) => sql`
-  SELECT w.id, w.size_bytes FROM encryption_keys k CROSS JOIN LATERAL (
-    SELECT v.id, v.size_bytes FROM secret_versions v
-    WHERE v.organization_id = s.organization_id AND v.history_id = s.history_id AND v.key_version = k.version AND v.id > ${after} AND ${isOpen(retentionDays)}
-    ORDER BY v.id LIMIT ${limit}
-  ) w
-  WHERE ${isOld(project, managed)} ORDER BY w.id LIMIT ${limit}`
 
 // The driver reads a bigint as text.
 const numbered = (rows: unknown) => (rows as Listed[]).map((row) => ({ ...row, id: Number(row.id) }))

@@ -5,7 +5,7 @@ import { transaction, type Db } from '../db/database.ts'
 import { recordEvent, systemOf, type Actor } from '../repositories/audit.ts'
 import { listKeysOf, type KeyRow } from '../repositories/encryption-keys.ts'
 import {
-  countWaiting, findWaiting, finishReEncryption, listOldestWaiting, listWaiting, moveVersions, type Cursor, type OldVersion, type Progress
+  countWaiting, findLeft, findWaiting, finishReEncryption, listOldestWaiting, listWaiting, moveVersions, type Cursor, type OldVersion, type Progress
 } from '../repositories/histories.ts'
 import { lockProject, type KeyState } from '../repositories/projects.ts'
 import type { Organization } from '../repositories/tokens.ts'
@@ -61,9 +61,9 @@ export async function endReEncryption ({ db: handle }: Vault, organization: Owne
   return transaction(handle, async (db) => {
     const project = await lockProject(db, organization.id, { id: projectId }, 'share')
     if (project === undefined) return undefined
-    const left = await countWaiting(db, project, null)
-    if (left > unreadable) return undefined
-    const done = await finishReEncryption(db, project, left)
+    const found = await findLeft(db, project, unreadable)
+    if (found === 'more') return undefined
+    const done = await finishReEncryption(db, project, found.left)
     if (done === undefined) return undefined
     await recordEvent(db, systemOf(organization.id), {
       action: 'history.re_encrypt', resource_type: 'project', resource_id: project.id, details: { key_version: project.key_version, versions: done.moved, unreadable }
