@@ -10,7 +10,7 @@ import postgres from 'postgres'
 import t, { type Test } from 'tap'
 import { bytea, moment } from '../src/db/columns.ts'
 import {
-  connect, type Database, databaseError, DatabaseUnavailable, isForeignKeyViolation, isUniqueViolation, prepared, preparedSql, transaction
+  connect, type Database, databaseError, type Db, DatabaseUnavailable, isForeignKeyViolation, isUniqueViolation, prepared, preparedSql, transaction
 } from '../src/db/database.ts'
 import { crc32c, unpackCluster } from '../src/db/cluster.ts'
 import { TEMPLATE } from '../src/db/embedded.ts'
@@ -42,6 +42,24 @@ const makeThings = async ({ db }: Database) => {
   await db.execute(sql`create table if not exists things (id int primary key, body bytea, at timestamptz(3), extra jsonb)`)
 }
 const row = (id: number): Thing => ({ id, body: null, at: null, extra: null })
+
+// What somebody can set who may write to the database: a clock of their own for `now()`, and days read as months.
+const OTHER_MEANING = `
+  create schema if not exists evil;
+  create or replace function evil.now() returns timestamptz language sql stable as $$ select timestamptz '2020-01-01 00:00:00+00' $$;
+  alter role current_user set search_path = evil, pg_catalog, public;
+  alter role current_user set datestyle = 'SQL, DMY';
+  alter role current_user set timezone = 'Asia/Tokyo'`
+
+/** Every handle has the database's clock, and reads and writes moments in one way. */
+async function meansTheSame (t: Test, { db, reads, lists, patient, maintain }: Database) {
+  const look = async (db: Db) => (await db.execute(sql`
+    select now() > pg_catalog.now() - interval '1 minute' as is_now, current_schema()::text as schema,
+      '03/04/2026 00:00:00+00'::timestamptz::text as moment, current_setting('TimeZone') as zone`) as unknown as unknown[])[0]
+  const wanted = { is_now: true, schema: 'public', moment: '2026-03-04 00:00:00+00', zone: 'UTC' }
+  for (const [name, handle] of Object.entries({ db, reads, lists, patient })) t.strictSame(await look(handle), wanted, name)
+  t.strictSame(await maintain(look), wanted, 'maintain')
+}
 
 /** What holds for every engine. */
 async function keepsTheContract (t: Test, database: Database) {
@@ -232,6 +250,25 @@ t.test('PostgreSQL', { timeout: 110_000, skip: hasPostgres() ? false : 'PostgreS
   })
   let next = 500
 
+  await t.test('what its role was set to changes neither names nor moments, nor where tables are made', async t => {
+    const admin = postgres(server.url, { max: 1, onnotice: () => {} })
+    await admin.unsafe('create database fooled')
+    const url = new URL(server.url)
+    url.pathname = '/fooled'
+    const there = postgres(url.href, { max: 1, onnotice: () => {} })
+    await there.unsafe(`${OTHER_MEANING}; alter database fooled set search_path = evil`)
+    const fooled = await connect({ url: url.href, pool: 4 })
+    t.teardown(async () => {
+      await fooled.close()
+      for (const name of ['search_path', 'datestyle', 'timezone']) await admin.unsafe(`alter role current_user reset ${name}`)
+      await Promise.all([there, admin].map(client => client.end()))
+    })
+    await meansTheSame(t, fooled)
+    await fooled.migrate()
+    const made = await there`select schemaname from pg_tables where schemaname in ('evil', 'public') group by 1`
+    t.same(made.map(({ schemaname }) => schemaname), ['public'])
+  })
+
   await t.test('three migrators at once migrate once, and a newer schema is refused', async t => {
     const folder = path.join(scratch, 'migrations')
     fs.mkdirSync(path.join(folder, 'meta'), { recursive: true })
@@ -377,7 +414,11 @@ t.test('embedded', { timeout: 110_000 }, async t => {
     fs.chmodSync(path.join(scratch, 'copied'), 0o700)
     const copy = await connect({ dir: path.join(scratch, 'copied'), pool: 1 })
     t.equal((await find(copy.db, { id: 1 })).length, 1)
+    for (const one of OTHER_MEANING.split(/;\n/)) await copy.db.execute(sql.raw(one))
     await copy.close()
+    const fooled = await connect({ dir: path.join(scratch, 'copied'), pool: 1 })
+    await meansTheSame(t, fooled)
+    await fooled.close()
   })
 
   await t.test('refuses a directory that others may enter', async t => {

@@ -6,6 +6,7 @@ import { openEmbedded } from './embedded.ts'
 import { codeOf, databaseError, DatabaseUnavailable } from './errors.ts'
 import { guard } from './guard.ts'
 import { migrateSchema } from './migrate.ts'
+import { MEANING } from './session.ts'
 import { tlsOf } from './tls.ts'
 
 export { codeOf, databaseError, DatabaseError, DatabaseUnavailable, isForeignKeyViolation, isLockTimeout, isUniqueViolation, LOCK_TIMEOUT } from './errors.ts'
@@ -81,7 +82,7 @@ export async function connect (options: ConnectOptions): Promise<Database> {
 function connectPostgres (databaseUrl: string, pool: number): Database {
   const { url, ssl } = tlsOf(databaseUrl)
   const client = (max: number, more: object = {}, session: object = SESSION) => postgres(url, {
-    ...COMMON, ssl, max, connect_timeout: 3, silence_timeout: 4, ...more, connection: { application_name: 'strongroom', ...session }
+    ...COMMON, ssl, max, connect_timeout: 3, silence_timeout: 4, ...more, connection: { application_name: 'strongroom', ...MEANING, ...session }
   } as Options<{}>)
   const forReads = Math.max(1, Math.min(3, Math.floor(pool / 4)))
   const forWrites = Math.max(1, pool - forReads)

@@ -5,6 +5,7 @@ import { parentPort, workerData } from 'node:worker_threads'
 import { PGlite } from '@electric-sql/pglite'
 import { NodeFS } from '@electric-sql/pglite/nodefs'
 import type { WorkerInput } from './embedded.ts'
+import { MEANING } from './session.ts'
 
 interface Task { bytes?: Uint8Array, close?: true }
 type Operation = (...args: never[]) => unknown
@@ -45,6 +46,8 @@ const startParams = [
 // A statement that was ended with its worker leaves its temporary files, and this kind of server never removes them
 fs.rmSync(`${dir}/base/pgsql_tmp`, { recursive: true, force: true })
 const pg = await PGlite.create({ fs: new WatchedFS(dir), startParams, pgliteWasmModule: program })
+// It reads no parameters of a connection.
+for (const [name, value] of Object.entries(MEANING)) await pg.exec(`SET ${name} = '${value}'`)
 
 // One task at a time: a statement must never overtake the one before it
 let last: Promise<unknown> = Promise.resolve()
