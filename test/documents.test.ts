@@ -1,6 +1,9 @@
 import t from 'tap'
 import { parse } from 'dotenv'
-import { MOST_NAMES, MOST_TOKENS, mergeDocuments, readDocument, YAML_LENGTH, type DocumentFormat } from '../src/rules/documents.ts'
+import { Parser, YAMLError } from 'yaml'
+import {
+  mergeDocuments, MOST_LINES, MOST_NAMES, MOST_TOKENS, MOST_YAML_TOKENS, readDocument, YAML_LENGTH, type DocumentFormat
+} from '../src/rules/documents.ts'
 
 const entries = (format: DocumentFormat, text: string) => {
   const read = readDocument(format, text)
@@ -159,7 +162,13 @@ t.test('how much of a document is taken apart is bounded, however it is written'
   t.equal(Object.keys(readDocument('env', lines(MOST_NAMES, (i) => `K${i}=${i}`))!).length, MOST_NAMES)
   t.equal(readDocument('env', lines(MOST_NAMES + 1, (i) => `K${i}=${i}`)), undefined)
   t.equal(readDocument('env', lines(MOST_NAMES + 1, () => 'SAME=1')), undefined)
-  t.ok(readDocument('env', lines(200_000, () => '# x')), 'comments and blanks cost next to nothing')
+  for (const end of ['\n', '\r', '\r\n']) {
+    for (const line of ['', '# x', ' ']) {
+      t.same(readDocument('env', (line + end).repeat(MOST_LINES)), {}, 'lines that say nothing')
+      t.equal(readDocument('env', (line + end).repeat(MOST_LINES + 1)), undefined, 'are counted too')
+    }
+  }
+  t.equal(readDocument('env', `A="${'\n'.repeat(MOST_LINES + 1)}"`), undefined, 'and those within a value')
   const members = (count: number) => `{${Array.from({ length: count }, (_, i) => `"k${i}":1`).join()}}`
   t.equal(Object.keys(readDocument('json', members(MOST_TOKENS / 4 - 1))!).length, MOST_TOKENS / 4 - 1)
   const { parse } = JSON
@@ -170,4 +179,42 @@ t.test('how much of a document is taken apart is bounded, however it is written'
   t.equal(readDocument('json', `{"a":[${'1,'.repeat(MOST_TOKENS / 2)}1]}`), undefined)
   t.equal(parsed, 0, 'and what is too much is not parsed at all')
   t.ok(readDocument('json', `{"a":"${','.repeat(1_000_000)}"}`), 'what is in a value is not counted')
+})
+
+t.test('yaml: no more tokens than are allowed, and no error after the first, whatever indicators are repeated', async (t) => {
+  let tokens = 0
+  let errors = 0
+  const { next } = Parser.prototype
+  Parser.prototype.next = function (source) { tokens++; return next.call(this, source) }
+  Object.defineProperty(YAMLError.prototype, 'pos', { configurable: true, get: () => undefined, set () { errors++ } })
+  t.teardown(() => {
+    Parser.prototype.next = next
+    delete (YAMLError.prototype as { pos?: unknown }).pos
+  })
+  const words = [
+    '&', '&a', '!', '!b', '!!str', '!<x>', '*', '*a', "''", '""', '"', "'", '@', '`', '|', '>', '|2', '%', '#', '-', '?', ':', ',', '[', ']', '{', '}', 'a', 'a:',
+    '---', '...', '\t', '\\q', '\\x0', '\u0000'
+  ]
+  const LENGTH = 4 * MOST_YAML_TOKENS
+  const worst = { tokens: 0, errors: 0 }
+  const read = (unit: string, before: string) => {
+    tokens = errors = 0
+    readDocument('yaml', (before + unit.repeat(LENGTH)).slice(0, LENGTH))
+    worst.tokens = Math.max(worst.tokens, tokens)
+    worst.errors = Math.max(worst.errors, errors)
+  }
+  for (const before of ['', 'a: ', 'a: "', 'a: |\n ']) {
+    for (const [i, word] of words.entries()) {
+      for (const glue of ['', ' ', '\n ']) read(word + glue, before)
+      read(`${word} ${words[(i + 7) % words.length]} `, before)
+    }
+  }
+  t.ok(worst.tokens > MOST_YAML_TOKENS / 2, 'the bound is met')
+  t.ok(worst.tokens <= MOST_YAML_TOKENS)
+  t.ok(worst.errors <= 1, `${worst.errors} errors`)
+  const members = (count: number) => Array.from({ length: count }, (_, i) => `k${i}: 1\n`).join('')
+  const most = Math.floor((MOST_YAML_TOKENS - 1) / 7)
+  t.equal(Object.keys(readDocument('yaml', members(most))!).length, most)
+  t.equal(readDocument('yaml', members(most + 1)), undefined)
+  t.ok(readDocument('yaml', `a: "${'& ! * - '.repeat(2000)}"\nb: |\n${' - a: *b\n'.repeat(2000)}`), 'what is in a value is not counted')
 })

@@ -1,5 +1,5 @@
 import { parse as parseEnv } from 'dotenv'
-import { isAlias, isMap, isScalar, isSeq, parseDocument, visit, type Alias, type Scalar } from 'yaml'
+import { Composer, isAlias, isMap, isScalar, isSeq, Lexer, Parser, visit, type Alias, type CST, type Document, type Scalar } from 'yaml'
 
 /** How a document is to be read: the same words as `secret_format`. */
 export type DocumentFormat = 'env' | 'json' | 'yaml' | 'text'
@@ -8,7 +8,7 @@ export type DocumentFormat = 'env' | 'json' | 'yaml' | 'text'
 export type Entries = Record<string, string>
 
 /**
- * What a document says, or undefined when it cannot be parsed, has more in it than `MOST_NAMES` and its like, is YAML beyond
+ * What a document says, or undefined when it cannot be parsed, has more in it than `MOST_LINES` and its like, is YAML beyond
  * `YAML_LENGTH`, or is `text`, which has no names. Never throws, takes some tens of milliseconds at most (all of this happens
  * on the one thread that answers everybody), and never lets a document reach a prototype.
  *
@@ -44,10 +44,12 @@ function empty (): Entries {
   return Object.create(null) as Entries
 }
 
-/** How many names an env document may have, and how many tokens (names, values, brackets, commas, colons) a JSON one. */
+/** How many lines and names an env document may have, and how many tokens (names, values, brackets, commas, colons) a JSON one. */
+export const MOST_LINES = 20_000
 export const MOST_NAMES = 10_000
 export const MOST_TOKENS = 20_000
 
+const ENV_LINE_END = /\r\n?|\n/g
 const ENV_NOTHING = /[^\S\n]*(?:#[^\n]*)?(?:\n|$)/y
 // What dotenv takes for an assignment, bound to the place where it is tried: dotenv itself looks for the next place
 // that matches, and so skips without a word what it does not understand.
@@ -55,7 +57,10 @@ const ENV_ASSIGNMENT = /[^\S\n]*(?:export\s+)?([\w.-]+)((?:\s*=\s*?|:\s+?)(\s*'(
 
 /** dotenv's rules, without variable expansion; a line that is neither blank, comment nor assignment spoils it all. */
 function readEnv (text: string) {
-  const source = text.replace(/\r\n?/g, '\n')
+  // Before anything is made of it: each line costs something, also one that says nothing.
+  ENV_LINE_END.lastIndex = 0
+  for (let lines = 1; ENV_LINE_END.test(text); lines++) if (lines > MOST_LINES) return undefined
+  const source = text.replace(ENV_LINE_END, '\n')
   const entries = empty()
   let at = 0
   let names = 0
@@ -65,9 +70,10 @@ function readEnv (text: string) {
       at = ENV_NOTHING.lastIndex
       continue
     }
+    if (++names > MOST_NAMES) return undefined
     ENV_ASSIGNMENT.lastIndex = at
     const match = ENV_ASSIGNMENT.exec(source)
-    if (!match || ++names > MOST_NAMES) return undefined
+    if (!match) return undefined
     const [, name = '', rest = '', written = ''] = match
     if (isUnterminated(written.trim())) return undefined
     // One assignment at a time and under a name of ours: dotenv collects into an object with a prototype, and is
@@ -124,11 +130,11 @@ function jsonValue (text: string) {
 }
 
 /**
- * The longest YAML text that is read, and how many marks (brackets, commas, dashes, colons, line ends) may be in it: the
- * parser takes tens of microseconds for each, and all of this happens on the one thread that answers everybody.
+ * The longest YAML text that is read, and how many tokens of the package's own lexer may be in it (`name: value` and its line
+ * end are seven): some microseconds each.
  */
 export const YAML_LENGTH = 64 * 1024
-const YAML_MARKS = 1000
+export const MOST_YAML_TOKENS = 4000
 /** Aliases are looked up through the whole document each, and can make a small document a huge one. */
 const YAML_ALIASES = 50
 const YAML_DEPTH = 100
@@ -137,21 +143,8 @@ const YAML_OUTPUT = 64 * 1024
 
 /** One YAML 1.2 document that is a mapping, or empty. No tags but the core schema's, no merge keys, no name twice. */
 function readYaml (text: string) {
-  if (text.length > YAML_LENGTH || (text.match(/[[\]{},?\n]|[-:](?=\s)/g)?.length ?? 0) > YAML_MARKS) return undefined
-  const document = parseDocument(text, {
-    schema: 'core',
-    resolveKnownTags: false,
-    merge: false,
-    customTags: null,
-    // Done below: the parser compares every key with every other one.
-    uniqueKeys: false,
-    // Pretty errors quote the document, and one day somebody logs one.
-    prettyErrors: false,
-    // Prints nothing either, but `silent` would also let a second document pass.
-    logLevel: 'error'
-  })
-  // An unknown tag is a warning to the parser, which then reads the value as something else than was meant.
-  if (document.errors.length > 0 || document.warnings.length > 0) return undefined
+  if (text.length > YAML_LENGTH) return undefined
+  const document = parseYaml(text)
   const aliases: Alias[] = []
   visit(document, { Alias: (_, alias) => aliases.push(alias) > YAML_ALIASES ? visit.BREAK : undefined })
   if (aliases.length > YAML_ALIASES) return undefined
@@ -167,6 +160,47 @@ function readYaml (text: string) {
     entries[name] = value === null ? '' : isScalar(node) ? spend(yamlText(node)) : write(value)
   }
   return entries
+}
+
+const YAML_UNREADABLE = new Error('Not one good YAML document')
+
+/**
+ * What `parseDocument` of the package does, but for two things: it takes no more tokens than are allowed, and it throws at
+ * the first error. The package would go on and make an object for each, of which one quoted text can have tens of thousands.
+ */
+function parseYaml (text: string): Document.Parsed {
+  const parser = new Parser()
+  const composer = new Composer({
+    schema: 'core',
+    resolveKnownTags: false,
+    merge: false,
+    customTags: null,
+    // Done below: the parser compares every key with every other one.
+    uniqueKeys: false,
+    // Pretty errors quote the document, and one day somebody logs one.
+    prettyErrors: false
+  })
+  // Warnings too: of an unknown tag, which is then read as something else than was meant. Always the same error, because
+  // the package catches it and reports another one at each depth.
+  Object.assign(composer, { onError: () => { throw YAML_UNREADABLE } })
+  const documents: Document.Parsed[] = []
+  const compose = (parsed: Iterable<CST.Token>) => {
+    for (const token of parsed) {
+      if (token.type === 'error') throw YAML_UNREADABLE
+      documents.push(...composer.next(token))
+      if (documents.length > 1) throw YAML_UNREADABLE
+    }
+  }
+  let tokens = 0
+  for (const lexeme of new Lexer().lex(text)) {
+    if (++tokens > MOST_YAML_TOKENS) throw YAML_UNREADABLE
+    compose(parser.next(lexeme))
+  }
+  compose(parser.end())
+  documents.push(...composer.end(true, text.length))
+  const [document] = documents
+  if (document === undefined || documents.length > 1 || document.errors.length > 0 || document.warnings.length > 0) throw YAML_UNREADABLE
+  return document
 }
 
 /** Names and values of a mapping. Throws on a name that is no plain value, or is there twice. */
