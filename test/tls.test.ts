@@ -17,7 +17,9 @@ t.test('a connection beyond this machine without a check has its weakness said, 
   for (const host of ['127.0.0.1', 'localhost:5432', '[::1]:5432', '127.1.2.3:1', '127.0.0.1:1,localhost:2', '']) t.equal(weaknessOf('', host), undefined, host)
   for (const host of ['10.0.0.7', 'localhost,db.example.com', '[::2]:5432', 'postgres:5432', '127.0.0.1.example.com']) t.match(weaknessOf('', host), /not encrypted/, host)
   t.equal(tlsOf('postgres://h/d?a=1&sslmode=verify-full&sslrootcert=system&b=2').url, 'postgres://h/d?a=1&b=2', 'nothing of it goes to the server')
-  for (const rest of ['?sslmode=verify', '?sslmode=VERIFY-FULL', '?sslmode=verify-ca', '?sslmode=verify-ca&sslrootcert=system', '?sslmode=verify-full&sslrootcert=/nowhere', '?sslmode=verify-full&sslrootcert=/dev/null']) {
+  t.match(tlsOf('postgres://h/d?a=1?b&sslmode=require'), { ssl: 'require', weakness: /anybody may answer/ }, 'a second question mark hides nothing')
+  for (const rest of ['?sslmode=verify', '?sslmode=VERIFY-FULL', '?sslmode=verify-ca', '?sslmode=verify-ca&sslrootcert=system', '?sslmode=verify-full&sslrootcert=/nowhere', '?sslmode=verify-full&sslrootcert=/dev/null',
+    '?sslmode=verify-full&sslmode=disable', '?x=1&x=1', '?x=1?y&sslmode=verify']) {
     t.throws(() => weaknessOf(rest), TlsError, rest)
   }
 })

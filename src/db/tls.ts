@@ -25,8 +25,12 @@ export interface Tls {
  * send `sslrootcert` to the server, and compare the certificate of a server that is named by its IP address with `localhost`.
  */
 export function tlsOf (databaseUrl: string): Tls {
-  const [address = '', query = ''] = databaseUrl.split('?')
+  // Whatever follows the first one is a parameter: a second question mark is a part of a value.
+  const [, address = '', query = ''] = /^([^?]*)\??([^]*)$/.exec(databaseUrl) ?? []
   const parameters = new URLSearchParams(query)
+  const names = [...parameters.keys()]
+  const twice = names.find((name, i) => names.indexOf(name) < i)
+  if (twice !== undefined) refuse(`${JSON.stringify(twice)} is there twice`)
   const root = parameters.get('sslrootcert')
   const mode = modeOf(parameters.get('sslmode') ?? parameters.get('ssl') ?? (root === 'system' ? 'verify-full' : 'disable'))
   for (const name of ['sslmode', 'ssl', 'sslrootcert']) parameters.delete(name)

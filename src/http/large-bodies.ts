@@ -32,6 +32,8 @@ export interface LargeBody {
 export function takeLargeBodies (app: FastifyInstance, { schema, list, judgePlace }: LargeBody) {
   const bodyLimit = Math.max(app.config.bodyLimit, Math.min(app.config.bodyLimit * TIMES, LARGEST))
   const bounds = boundsOf(schema)
+  const takeSlot = createSlots(MOST, MOST_OF_ONE)
+  const held = new WeakMap<FastifyRequest, { giveBack: () => void, isWhole: boolean }>()
   app.removeAllContentTypeParsers()
   app.addContentTypeParser('*', async (request: FastifyRequest, payload: AsyncIterable<Buffer> & { iterator?: (options: object) => AsyncIterable<Buffer> }) => {
     if (Number(request.headers['content-length']) > bodyLimit) fail('payload_too_large')
@@ -39,7 +41,11 @@ export function takeLargeBodies (app: FastifyInstance, { schema, list, judgePlac
     requireJson(request)
     try {
       // Not the stream itself, which would close the connection before a refusal is sent.
-      return refuseNull(await readLargeJson(payload.iterator?.({ destroyOnReturn: false }) ?? payload, bounds, bodyLimit))
+      const body = await readLargeJson(payload.iterator?.({ destroyOnReturn: false }) ?? payload, bounds, bodyLimit)
+      // From here on it is in memory, until it is answered, whether or not somebody still waits for the answer.
+      const slot = held.get(request)
+      if (slot !== undefined) slot.isWhole = true
+      return refuseNull(body)
     } catch (error) {
       // Anything else says that the client is gone.
       if (error instanceof ApiError) throw error
@@ -49,8 +55,6 @@ export function takeLargeBodies (app: FastifyInstance, { schema, list, judgePlac
 
   app.setValidatorCompiler(inSteps(schema, list))
 
-  const takeSlot = createSlots(MOST, MOST_OF_ONE)
-  const held = new WeakMap<FastifyRequest, { giveBack: () => void, isWhole: boolean }>()
   return {
     bodyLimit,
     onRequest: async (request: FastifyRequest, reply: FastifyReply) => {
@@ -63,11 +67,6 @@ export function takeLargeBodies (app: FastifyInstance, { schema, list, judgePlac
       reply.raw.once('close', onClose)
       // It may have gone while its place was looked up.
       if (request.raw.destroyed) onClose()
-    },
-    // From here on the body is in memory, until it is answered, whether or not somebody still waits for the answer.
-    preValidation: async (request: FastifyRequest) => {
-      const slot = held.get(request)
-      if (slot !== undefined) slot.isWhole = true
     },
     onSend: async (request: FastifyRequest) => held.get(request)?.giveBack()
   }

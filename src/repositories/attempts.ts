@@ -23,16 +23,19 @@ const QUIET = sql`(coalesce(${locked_until}, ${last_at}) < now() - interval '15 
 const OVER = sql`(${last_at} < now() - interval '30 minutes')`
 const BEGIN = sql`CASE WHEN ${OVER} THEN now() ELSE ${last_at} END`
 
+/** The failure that locks. */
+const FROM = { place: 5, account: 25 }
+
 const BOUNDS = {
   place: {
     failures: counted(QUIET),
     last_at: sql`now()`,
-    locked_until: sql`CASE WHEN ${counted(QUIET)} >= 5 THEN now() + least(interval '15 minutes', interval '30 seconds' * power(2, least(${counted(QUIET)} - 5, 10))) END`
+    locked_until: sql`CASE WHEN ${counted(QUIET)} >= ${FROM.place} THEN now() + least(interval '15 minutes', interval '30 seconds' * power(2, least(${counted(QUIET)} - ${FROM.place}, 10))) END`
   },
   account: {
     failures: counted(OVER),
     last_at: BEGIN,
-    locked_until: sql`CASE WHEN ${counted(OVER)} >= 25 THEN ${BEGIN} + interval '30 minutes' END`
+    locked_until: sql`CASE WHEN ${counted(OVER)} >= ${FROM.account} THEN ${BEGIN} + interval '30 minutes' END`
   }
 }
 
@@ -61,10 +64,12 @@ export async function takeAttempts (db: Db, counts: readonly Count[]): Promise<A
   return { number }
 }
 
-/** An attempt that could not be judged does not count. */
+/** An attempt that could not be judged does not count, and locks nothing; a lock that others have earned stays. */
 export async function returnAttempts (db: Db, counts: readonly Count[]): Promise<void> {
-  for (const { hash } of counts) {
-    await db.update(sign_in_failures).set({ failures: sql`greatest(${failures} - 1, 0)`, locked_until: null }).where(eq(sign_in_failures.key, hash))
+  for (const { hash, of } of counts) {
+    await db.update(sign_in_failures).set({
+      failures: sql`greatest(${failures} - 1, 0)`, locked_until: sql`CASE WHEN ${failures} - 1 >= ${FROM[of]} THEN ${locked_until} END`
+    }).where(eq(sign_in_failures.key, hash))
   }
 }
 
