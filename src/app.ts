@@ -9,10 +9,11 @@ import { random } from './crypto/primitives.ts'
 import { findAuthority, type Database } from './db/database.ts'
 import { installAccess } from './http/access.ts'
 import { installBodyParser } from './http/body.ts'
+import { answerByHand, type HandWritten } from './http/by-hand.ts'
 import { installErrors, sendError } from './http/errors.ts'
-import { installHeaders, setHeaders, standingHeaders } from './http/headers.ts'
+import { installHeaders, setHeaders } from './http/headers.ts'
 import { health } from './http/health.ts'
-import { createRequestLog, loggerOptions, requestId, type Answered } from './http/log.ts'
+import { createRequestLog, loggerOptions, requestId } from './http/log.ts'
 import { installMethods } from './http/methods.ts'
 import { installDocs, installOpenApi } from './http/openapi.ts'
 import { validatorCompiler } from './http/validation.ts'
@@ -71,19 +72,25 @@ export async function buildApp (
     return503OnClosing: false,
     exposeHeadRoutes: true,
     routerOptions: { maxParamLength: 128, caseSensitive: true, ignoreTrailingSlash: false },
-    http: { headersTimeout: 10_000, connectionsCheckingInterval: 1_000 } as object,
+    // Without `Host` the guard refuses, so that it counts.
+    http: { headersTimeout: 10_000, connectionsCheckingInterval: 1_000, requireHostHeader: false } as object,
     // A path that no route could take: no hook runs for it.
     frameworkErrors: (_error, request, reply) => {
       requestLog.watch(request, reply)
       setHeaders(config, request, reply)
       sendError(request, reply, new ApiError('not_found'))
     },
-    clientErrorHandler: (error, socket) => {
-      const id = newRequestId()
-      const answer = answerBadHttp(config, error, socket, id)
-      if (answer !== undefined) requestLog.answered(app.log, socket, id, answer)
+    clientErrorHandler: (error: Error & { code?: string }, socket) => {
+      if (error.code === 'ECONNRESET') socket.destroy()
+      else answerBeside(socket, error.code === 'HPE_HEADER_OVERFLOW' ? 'header_fields_too_large' : 'malformed_request', error.code === 'HPE_INVALID_EOF_STATE')
     }
   })
+  const answerBeside = (socket: Socket, ...answer: [code: HandWritten, isGone?: boolean]) => {
+    const id = newRequestId()
+    const answered = answerByHand(config, socket, id, ...answer)
+    if (answered !== undefined) requestLog.answered(app.log, socket, id, answered)
+  }
+  app.server.on('connect', (_request, socket: Socket) => answerBeside(socket, 'method_not_allowed'))
   // Node drops what is beyond this silently, so one more is let in: it tells that there were too many.
   app.server.maxHeadersCount = MOST_HEADERS + 1
   app.decorate('db', database.db)
@@ -157,25 +164,4 @@ function newRequestId (): string {
   const bytes = random(16)
   let used = 0
   return ulid(undefined, () => bytes[used++]! / 256)
-}
-
-// What is not even HTTP, or has too many headers: no request exists yet, so the answer is written by hand.
-function answerBadHttp (config: Config, error: Error & { code?: string }, socket: Socket, id: string): Answered | undefined {
-  if (!socket.writable || error.code === 'ECONNRESET') {
-    socket.destroy()
-    return undefined
-  }
-  const [status, phrase, code, message] = error.code === 'HPE_HEADER_OVERFLOW'
-    ? [431, 'Request Header Fields Too Large', 'header_fields_too_large', 'The request headers are too large.'] as const
-    : [400, 'Bad Request', 'malformed_request', 'The request is not valid HTTP.'] as const
-  const body = JSON.stringify({ error: code, message })
-  const headers = {
-    'content-type': 'application/json; charset=utf-8',
-    'content-length': Buffer.byteLength(body),
-    ...standingHeaders(config, id),
-    connection: 'close'
-  }
-  const lines = Object.entries(headers).map(([name, value]) => `${name}: ${value}\r\n`).join('')
-  socket.end(`HTTP/1.1 ${status} ${phrase}\r\n${lines}\r\n${body}`)
-  return { status, code, isGone: error.code === 'HPE_INVALID_EOF_STATE' }
 }

@@ -544,7 +544,11 @@ t.test('over a real socket', async (t) => {
     t.equal(trace.answers[0]?.status, 405)
     t.notMatch(trace.text, 'c4n4ry')
     const tunnel = await exchange(port, 'CONNECT example.com:443 HTTP/1.1\r\nHost: example.com:443\r\n\r\n')
-    t.notMatch(tunnel.text, / 200 /)
+    t.match(tunnel.answers, { length: 1, 0: { status: 405 } })
+    t.match(JSON.parse(tunnel.answers[0]?.body ?? '{}'), { error: 'method_not_allowed' })
+    t.match(tunnel.answers[0]?.head, /x-request-id: \S+[\s\S]*cache-control: no-store/i)
+    const [, id] = /x-request-id: (\S+)/i.exec(tunnel.text) ?? []
+    t.match(logs.map((line) => JSON.parse(line)).filter(({ reqId }) => reqId === id), { length: 1, 0: { status: 405, error_code: 'method_not_allowed', client: '127.0.0.0/24' } })
   })
 
   t.test('HT-17 a client that waits for 100 Continue is asked for its body only when the guard has let it in', async (t) => {
@@ -557,8 +561,39 @@ t.test('over a real socket', async (t) => {
     t.match(String(first), /^HTTP\/1\.1 100 Continue/)
     socket.end('{}')
     t.match(await rest(socket), /422[\s\S]*validation_failed/)
-    const other = await exchange(port, 'GET /healthz HTTP/1.1\r\nHost: x\r\nExpect: magic\r\nConnection: close\r\n\r\n')
-    t.equal(other.answers[0]?.status, 417)
+  })
+
+  t.test('HT-17 an expectation that there is not, and a request without Host, are judged, headed, counted and logged as any other', async (t) => {
+    const linesOf = (id: string) => logs.map((line) => JSON.parse(line)).filter(({ reqId, msg }) => reqId === id && msg === 'request')
+    const path = `/api/v1${own('/orbit')}`
+    for (const [id, status, code, headers] of [
+      ['expects', 200, undefined, `Host: x\r\nExpect: 200-ok\r\n${bearer}`], ['expects-unknown', 401, 'unauthenticated', 'Host: x\r\nExpect: 200-ok\r\n'],
+      ['no-host', 400, 'malformed_request', bearer]
+    ] as const) {
+      const { answers } = await exchange(port, `GET ${path} HTTP/1.1\r\nX-Request-Id: ${id}\r\n${headers}Connection: close\r\n\r\n`)
+      t.match(answers, { length: 1, 0: { status } }, id)
+      if (code !== undefined) t.match(JSON.parse(answers[0]?.body ?? '{}'), { error: code }, id)
+      for (const header of [`x-request-id: ${id}`, 'cache-control: no-store', 'x-ratelimit-remaining: \\d']) t.match(answers[0]?.head, new RegExp(header, 'i'), `${id}: ${header}`)
+      t.match(linesOf(id), { length: 1, 0: { status, error_code: code, client: '127.0.0.0/24' } }, id)
+    }
+    t.equal((await exchange(port, 'GET /healthz HTTP/1.0\r\n\r\n')).answers[0]?.status, 200, 'HTTP/1.0 has no Host')
+  })
+
+  t.test('a change that took effect is logged as such, whatever follows it on its connection', async (t) => {
+    const linesOf = (id: string) => logs.map((line) => JSON.parse(line)).filter(({ reqId, msg }) => reqId === id && msg === 'request')
+    for (let i = 0; i < 5; i++) {
+      const before = logs.length
+      const id = `then-garbage-${i}`
+      await caller.call('POST', `/${caller.organization}/projects`, { name: `Doomed ${i}` })
+      await exchange(port, `DELETE /api/v1${own(`/doomed-${i}`)} HTTP/1.1\r\nHost: x\r\nX-Request-Id: ${id}\r\n${bearer}\r\nx y\r\n\r\n`)
+      while (linesOf(id).length === 0) await exchange(port, 'GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n')
+      const { status } = await caller.call('GET', `/${caller.organization}/doomed-${i}`)
+      const [{ status: logged, principal, error_code }] = linesOf(id)
+      t.match(principal, /^api_token:/)
+      t.equal(error_code, undefined)
+      t.equal(status === 404, logged >= 200 && logged < 300, `${logged}, and then ${status}`)
+      t.match(logs.slice(before).map((line) => JSON.parse(line)).filter(({ method }) => method === null), { length: 1, 0: { status: 400, error_code: 'malformed_request' } }, 'and the garbage by itself')
+    }
   })
 
   t.test('HT-12 a chunked empty body is no body', async (t) => {

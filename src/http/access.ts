@@ -105,6 +105,11 @@ async function guard (app: FastifyInstance, consume: Consume, request: FastifyRe
     await address()
     fail('unsupported_api_version', { supported: ['1'] })
   }
+  const { httpVersion, headers: { host } } = request.raw
+  if (httpVersion === '1.1' && host === undefined) {
+    await address()
+    fail('malformed_request')
+  }
   if (access === undefined || access === 'public') return address()
 
   const params = request.params as Record<string, string>

@@ -29,6 +29,8 @@ export function installBodyParser (app: FastifyInstance) {
     asking.add(raw)
     app.server.emit('request', raw, response)
   })
+  // Of other expectations there are none (RFC 9110, 10.1.1): a request that has one is judged as any other is.
+  app.server.on('checkExpectation', (raw, response) => app.server.emit('request', raw, response))
   app.addHook('preParsing', async (request, reply) => {
     if (asking.delete(request.raw)) reply.raw.writeContinue()
     // What is ignored may be of any type, even of one that there is not.

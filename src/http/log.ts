@@ -22,18 +22,31 @@ export function requestId (header: string | string[] | undefined, make: () => st
   return typeof header === 'string' && SANE_ID.test(header) ? header : make()
 }
 
-/** What is open on a connection, by request: ends its line; whoever answers beside the request says with what. */
-type End = (otherwise?: Answered) => void
+/** What is open on a connection. */
+interface Line {
+  request: FastifyRequest
+  /** Writes it, unless it is written; whoever answers beside the request says with what. */
+  end: (otherwise?: Answered) => void
+  /** The connection has gone. */
+  close: () => void
+  /** What the service has to say is known, whether or not anybody hears it. */
+  answer: () => void
+}
+
+// Milliseconds. What is worked on when its client goes ends long before.
+const LATEST = 60_000
 
 /** What was answered beside a request; `isGone` when its client ended before it was whole. */
 export interface Answered { status: number, code: ErrorCode, isGone: boolean }
 
 /**
  * One line a request, whatever becomes of it: id, client, route, status, milliseconds, principal, organization, error code;
- * `aborted` when the client was gone before it had the whole answer, and a status of null when none of it was sent.
+ * `aborted` when the client was gone before it had the whole answer. A request that came whole is worked on even then: its
+ * line waits for its outcome, so that what took effect is told of. A status of null: there was none.
  */
 export function createRequestLog ({ logClientAddress }: Pick<Config, 'logClientAddress'>) {
-  const open = new WeakMap<Socket, Set<End>>()
+  const open = new WeakMap<Socket, Set<Line>>()
+  const lineOf = new WeakMap<FastifyRequest, Line>()
 
   /** From here on the request gets its line. For one that no hook runs for, called by hand. */
   function watch (request: FastifyRequest, reply: FastifyReply) {
@@ -41,31 +54,46 @@ export function createRequestLog ({ logClientAddress }: Pick<Config, 'logClientA
     if (client !== undefined) request.log = reply.log = request.log.child({ client })
     const { socket } = request.raw
     const requests = open.get(socket) ?? watchSocket(socket)
-    const end: End = (otherwise) => {
-      if (!requests.delete(end)) return
-      const isWhole = reply.raw.writableFinished
-      request.log.info({
-        method: request.method,
-        route: request.routeOptions.url ?? null,
-        status: otherwise?.status ?? (isWhole || reply.raw.headersSent ? reply.statusCode : null),
-        ms: Math.round(reply.elapsedTime * 10) / 10,
-        ...(request.principal && { principal: `${request.principal.type}:${request.principal.id}`, organization: request.principal.organization.id }),
-        ...(request.principal === null && request.user && { principal: `user:${request.user.user.id}` }),
-        ...(otherwise === undefined ? request.errorCode && { error_code: request.errorCode } : { error_code: otherwise.code }),
-        ...((otherwise?.isGone ?? !isWhole) && { aborted: true })
-      }, 'request')
+    let isClosed = false
+    let isAnswered = false
+    const line: Line = {
+      request,
+      end (otherwise) {
+        if (!requests.delete(line)) return
+        const isWhole = reply.raw.writableFinished
+        request.log.info({
+          method: request.method,
+          route: request.routeOptions.url ?? null,
+          status: otherwise?.status ?? (isAnswered || reply.sent ? reply.statusCode : null),
+          ms: Math.round(reply.elapsedTime * 10) / 10,
+          ...(request.principal && { principal: `${request.principal.type}:${request.principal.id}`, organization: request.principal.organization.id }),
+          ...(request.principal === null && request.user && { principal: `user:${request.user.user.id}` }),
+          ...(otherwise === undefined ? request.errorCode && { error_code: request.errorCode } : { error_code: otherwise.code }),
+          ...((otherwise?.isGone ?? !isWhole) && { aborted: true })
+        }, 'request')
+      },
+      close () {
+        isClosed = true
+        if (isAnswered || reply.sent || !request.raw.complete) line.end()
+        else setTimeout(() => line.end(), LATEST).unref()
+      },
+      answer () {
+        isAnswered = true
+        if (isClosed) line.end()
+      }
     }
-    requests.add(end)
+    requests.add(line)
+    lineOf.set(request, line)
     // One or the other comes first, and both may.
-    reply.raw.once('finish', () => end())
-    reply.raw.once('close', () => end())
+    reply.raw.once('finish', () => line.end())
+    reply.raw.once('close', line.close)
   }
 
   // What waits in line behind another request on its connection is told of nothing when that goes.
-  function watchSocket (socket: Socket): Set<End> {
-    const requests = new Set<End>()
+  function watchSocket (socket: Socket): Set<Line> {
+    const requests = new Set<Line>()
     open.set(socket, requests)
-    socket.once('close', () => { for (const end of requests) end() })
+    socket.once('close', () => { for (const { close } of requests) close() })
     return requests
   }
 
@@ -75,12 +103,16 @@ export function createRequestLog ({ logClientAddress }: Pick<Config, 'logClientA
       // A socket remembers its address from the first time that it is asked, and one that has gone cannot tell any more.
       app.server.on('connection', ({ remoteAddress }) => remoteAddress)
       app.addHook('onRequest', async (request, reply) => watch(request, reply))
+      app.addHook('onSend', async (request) => lineOf.get(request)?.answer())
     },
-    /** What was answered beside any request: to one that broke off in a way that is no HTTP, or to what never was one. */
+    /**
+     * What was answered beside any request: to one that broke off in a way that is no HTTP, or to what never was one. What
+     * came whole before it has an outcome of its own.
+     */
     answered (log: FastifyBaseLogger, socket: Socket, reqId: string, answer: Answered) {
-      const requests = [...open.get(socket) ?? []]
-      for (const end of requests) end(answer)
-      if (requests.length > 0) return
+      const broken = [...open.get(socket) ?? []].filter(({ request }) => !request.raw.complete)
+      for (const { end } of broken) end(answer)
+      if (broken.length > 0) return
       const client = shownAddress(socket.remoteAddress, logClientAddress)
       log.info({ reqId, ...(client !== undefined && { client }), method: null, route: null, status: answer.status, error_code: answer.code }, 'request')
     }
