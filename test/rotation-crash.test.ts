@@ -60,7 +60,7 @@ type Env = Record<string, string>
 
 const TABLES = [
   'organizations', 'organization_counters', 'projects', 'encryption_keys', 'targets', 'environments', 'secrets', 'secret_versions', 're_encryptions', 'audit_events',
-  'master_key_canaries'
+  'master_key_canaries', 'service_keys'
 ] as const
 type State = Record<typeof TABLES[number], Row[]>
 
@@ -69,7 +69,7 @@ async function stateOf ({ db }: Database): Promise<State> {
   const entries = []
   for (const table of TABLES) {
     const rows = await db.execute(sql.raw(`${BESIDE} SELECT to_jsonb(t) AS row FROM ${table} t`)) as unknown as { row: Row }[]
-    const idOf = ({ id, seq, key_id, project_id }: Row) => id ?? seq ?? key_id ?? project_id
+    const idOf = ({ id, seq, key_id, project_id, name }: Row) => id ?? seq ?? key_id ?? project_id ?? name
     entries.push([table, rows.map(({ row }) => row).sort((a, b) => idOf(a) < idOf(b) ? -1 : 1)])
   }
   return Object.fromEntries(entries) as State
@@ -82,7 +82,8 @@ const held = new Map<string, KeyObject>()
 
 /**
  * A state as somebody with the keys sees it: contents and wrapped values are opened, each with the key that it names
- * (throws when one does not open), and a time after `since` is 'new'.
+ * (throws when one does not open), and a time after `since` is 'new'. MACs are left out: the service judges them when it
+ * goes on.
  */
 function view (state: State, since: number): State {
   const [organization] = state.organizations.map((row) => ({ ...row, id: row.id as string, storage_key: bytes(row.storage_key)! }))
@@ -125,9 +126,10 @@ function view (state: State, since: number): State {
       return { ...version, sealed: plain(secret.project_id, version.key_version, blob) }
     }),
     audit_events: state.audit_events.map(({ request_id: _, ...event }) => event),
-    master_key_canaries: state.master_key_canaries.map(({ key_id }) => ({ key_id }))
+    master_key_canaries: state.master_key_canaries.map(({ key_id }) => ({ key_id })),
+    service_keys: state.service_keys.map(({ name, wrapped }) => ({ name, master: ring.idOf(bytes(wrapped)!) }))
   }
-  for (const table of TABLES) seen[table] = seen[table].map((row) => Object.fromEntries(Object.entries(row).map(([name, value]) => [name, time(name, value) > since ? 'new' : value])))
+  for (const table of TABLES) seen[table] = seen[table].map(({ mac: _, ...row }) => Object.fromEntries(Object.entries(row).map(([name, value]) => [name, time(name, value) > since ? 'new' : value])))
   return seen
 }
 
@@ -414,13 +416,14 @@ async function seed (database: Database, documents: number): Promise<{ token: st
     name: 'a re-wrap of the master key',
     env: WITH_BOTH,
     work: { run: 'rewrap' },
-    // Organizations, keys, both again without finding anything, and the end of the old key.
-    commits: 5,
+    // The service's keys, organizations, projects' keys, all again without finding anything, and the end of the old key.
+    commits: 7,
     expected: (before, commits) => ({
       ...before,
-      organizations: change(before.organizations, () => true, () => ({ master: commits < 1 ? 'k1' : 'k2' })),
-      encryption_keys: change(before.encryption_keys, () => true, () => ({ masters: [commits < 2 ? 'k1' : 'k2'] })),
-      master_key_canaries: [...commits < 5 ? [{ key_id: 'k1' }] : [], { key_id: 'k2' }]
+      service_keys: change(before.service_keys, () => true, () => ({ master: commits < 1 ? 'k1' : 'k2' })),
+      organizations: change(before.organizations, () => true, () => ({ master: commits < 2 ? 'k1' : 'k2' })),
+      encryption_keys: change(before.encryption_keys, () => true, () => ({ masters: [commits < 3 ? 'k1' : 'k2'] })),
+      master_key_canaries: [...commits < 7 ? [{ key_id: 'k1' }] : [], { key_id: 'k2' }]
     }),
     repeat: async ({ database }) => {
       const { failures, older } = await rewrap({ database, keyring: ringOf(NEW, OLD) })
@@ -459,9 +462,11 @@ function serviceOf (app: FastifyInstance, database: Database, organization: stri
   }
 }
 
-/** The app on another database. */
-const serving = (app: FastifyInstance, { db, reads, patient, kind }: Database) =>
-  Object.assign(app, { db, reads, patient, recordRead: gatherReads(db, kind === 'embedded' ? 'on' : 'off') })
+/** The app on another database, whatever handles it has. */
+function serving (app: FastifyInstance, database: Database): FastifyInstance {
+  const handles = Object.entries(database).filter(([name, handle]) => app.hasDecorator(name) && typeof handle === 'object')
+  return Object.assign(app, Object.fromEntries(handles), { recordRead: gatherReads(database.db, database.kind === 'embedded' ? 'on' : 'off') })
+}
 
 /** `t.same` writes both sides down before it compares them; of a whole database that takes too long to do for nothing. */
 const same = (t: Test, found: unknown, wanted: unknown, name: string) => isDeepStrictEqual(found, wanted) ? t.pass(name) : t.strictSame(found, wanted, name)
@@ -542,8 +547,10 @@ async function killEverywhere (t: Test, databases: Databases, choose: (points: s
     }
     const database = await connect()
     try {
-      const service = serviceOf(serving(app, database), database, organization, token)
       const state = await stateOf(database)
+      // Under the key that is the newest for this operation, so that no canary of another one is made.
+      await openRows(database, operation.env === WITH_BOTH ? ringOf(NEW, OLD) : ring)
+      const service = serviceOf(serving(app, database), database, organization, token)
       let commits = points.slice(0, index + 1).filter((point) => point === 'after commit').length
       let after = view(state, since)
       if (points[index] === 'during commit' && isDeepStrictEqual(after, operation.expected(seen, commits + 1, after))) commits++
