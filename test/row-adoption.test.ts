@@ -33,7 +33,9 @@ async function undo (database: Database, keyring: Keyring) {
     'DROP TABLE service_keys',
     'DELETE FROM master_key_canaries',
     `INSERT INTO master_key_canaries (key_id, canary) VALUES ('${keyring.currentId}', '\\x${canary.toString('hex')}')`,
-    'DELETE FROM drizzle.__drizzle_migrations WHERE id = (SELECT max(id) FROM drizzle.__drizzle_migrations)')
+    // What came after it is undone as well.
+    'DROP INDEX encryption_keys_of_clients',
+    'DELETE FROM drizzle.__drizzle_migrations WHERE id >= (SELECT id FROM drizzle.__drizzle_migrations ORDER BY id OFFSET 9 LIMIT 1)')
 }
 
 const read = (caller: { organization: string, call: (method: string, path: string) => Promise<{ status: number }> }) =>
