@@ -8,7 +8,9 @@ import { encodePlace, random } from '../src/crypto/primitives.ts'
 import { AUTHENTICATED } from '../src/db/authenticated.ts'
 import { authorityOf, connect, type Database } from '../src/db/database.ts'
 import { findPrincipal } from '../src/repositories/tokens.ts'
+import { operatorOf, recordEvent } from '../src/repositories/audit.ts'
 import { createSession, findUser } from '../src/repositories/users.ts'
+import type { Slice } from '../src/rules/slices.ts'
 import { serviceKeyPlace } from '../src/vault/places.ts'
 import { openRows, RowKeyError } from '../src/vault/rows.ts'
 import { freshDatabase, makeLevel, startApp } from './helpers/app.ts'
@@ -75,6 +77,43 @@ t.test('rows of every kind are brought along once, whoever starts at the same ti
   t.match(await read(owner), { status: 500, body: { error: 'integrity_error' } })
   t.equal(await openRows(database, keyring), 0)
   t.notOk(await isSignedIn(), 'and no start makes it one')
+})
+
+t.test('tokens from before learn who made them, and those of nothing end', async (t) => {
+  const service = await startApp(t)
+  const { database, keyring } = service
+  const owner = await service.organization()
+  const { organization } = owner
+  const person = await makePerson(service, { [organization]: 'owner' })
+  await makeLevel(owner)
+  const [project] = await service.sql('SELECT id FROM projects')
+  const [there, gone] = [project!.id as string, '01ARZ3NDEKTSV4RRFFQ69G5FAV'].map((project_id) => ({ project_id, target_id: null, environment_id: null }))
+  const make = async (slices: Slice[] = []) => {
+    const caller = await service.token(organization, ['api-token:read'], { slices })
+    const [row] = await service.sql(`SELECT id FROM api_tokens WHERE token_hash = '\\x${hashToken(caller.token).toString('hex')}'`)
+    return { id: Number(row!.id), status: async () => (await caller.call('GET', '/organization')).status }
+  }
+  const [theirs, ofTheirs, grandchild, operators, nothing, half] = [await make(), await make(), await make(), await make(), await make([gone!]), await make([gone!, there!])]
+  const made = (type: 'user' | 'api_token', by: number, id: number) => recordEvent(database.db,
+    { ...operatorOf(organization), type, id: by }, { action: 'api-token.create', resource_type: 'api-token', resource_id: String(id) })
+  await made('user', person.id, theirs.id)
+  await made('api_token', theirs.id, ofTheirs.id)
+  // Through one that is gone.
+  await made('api_token', ofTheirs.id, 999_999)
+  await made('api_token', 999_999, grandchild.id)
+  await undo(database, keyring)
+  await database.migrate()
+  t.ok(await openRows(database, keyring) > 0)
+  const { name } = (await findUser(database.db, person.id))!
+  const rows = await service.sql('SELECT id::int, created_by_type AS type, created_by_id::int AS by, created_by_name AS name, user_id::int AS person FROM api_tokens WHERE created_by_type IS NOT NULL ORDER BY id')
+  t.strictSame([...rows], [
+    { id: theirs.id, type: 'user', by: person.id, name, person: person.id },
+    { id: ofTheirs.id, type: 'api_token', by: theirs.id, name: 'Test token', person: person.id },
+    { id: grandchild.id, type: 'api_token', by: 999_999, name: null, person: person.id }
+  ])
+  for (const one of [theirs, ofTheirs, grandchild, operators, half]) t.equal(await one.status(), 200)
+  t.equal(await nothing.status(), 401)
+  t.strictSame([...await service.sql("SELECT resource_id, actor_type FROM audit_events WHERE action = 'api-token.delete'")], [{ resource_id: String(nothing.id), actor_type: 'system' }])
 })
 
 t.test('an adoption that fails in the middle leaves nothing behind', async (t) => {

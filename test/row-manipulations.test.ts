@@ -368,6 +368,16 @@ t.test('a level that was moved, renamed, emptied or rolled back is refused befor
   t.equal(plain(await nimbus.call('GET', levelPath, undefined, { 'if-none-match': String(etag) })), REFUSED, 'rolled back, with the ETag of then')
 })
 
+t.test('slices that have no form fail no deletion of a level', async (t) => {
+  for (const slices of ['{}', '[1]', '"x"', 'null', '[{"project_id":{"a":"longer than any id of ours would be"}}]', '[{"environment_id":"longer than any id of ours would be"}]']) {
+    const { project } = await makeLevel(nimbus, { slug: 'doomed' })
+    await run([`INSERT INTO api_tokens (organization_id, name, token_hash, token_prefix, abilities, slices) VALUES ('${o}', 'x', ${hex(hashToken(mintSecret()))}, 'x', '{*}', '${slices}')`])
+    const { status, text } = await nimbus.call('DELETE', `/${o}/${project}`)
+    t.equal(status, 204, `${slices}: ${text}`)
+    await takeBack()
+  }
+})
+
 t.test('at least 200 manipulations were refused, by the service and not by the database alone', async (t) => {
   t.ok(total.made - total.byDatabase >= 200, `${total.made} manipulations, ${total.byDatabase} of them refused by the database itself`)
   t.same(test.logs.filter((line) => line.includes('"error_code":"internal_error"')), [], 'nothing failed in another way')

@@ -43,6 +43,40 @@ export async function authenticateTable (db: Db, name: AuthenticatedTable): Prom
 }
 
 /**
+ * Writes beside API tokens who made them, and whose they are, as the events of then name them: through other tokens too,
+ * also where those are gone. Before this was kept in the row, a token outlived the account; through which grant it was
+ * made, nobody knows any more. What no event names was made by an operator.
+ */
+export async function nameMakers (db: Db): Promise<void> {
+  await db.execute(sql`
+    WITH RECURSIVE made AS (
+      SELECT DISTINCT ON (organization_id, resource_id) organization_id, resource_id::bigint AS id, actor_type, actor_id
+      FROM audit_events
+      WHERE action = 'api-token.create' AND resource_type = 'api-token' AND resource_id ~ '^[0-9]{1,18}$'
+        AND actor_type IN ('user', 'api_token') AND actor_id IS NOT NULL
+      ORDER BY organization_id, resource_id, seq
+    ), maker AS (
+      SELECT organization_id, id, actor_type, actor_id FROM made
+      UNION
+      SELECT k.organization_id, k.id, m.actor_type, m.actor_id
+      FROM maker k JOIN made m ON m.organization_id = k.organization_id AND m.id = k.actor_id WHERE k.actor_type = 'api_token'
+    )
+    UPDATE api_tokens t SET
+      created_by_type = coalesce(t.created_by_type, m.actor_type),
+      created_by_id = coalesce(t.created_by_id, m.actor_id),
+      created_by_name = coalesce(t.created_by_name, CASE m.actor_type
+        WHEN 'user' THEN (SELECT u.name FROM users u WHERE u.id = m.actor_id)
+        ELSE (SELECT a.name FROM api_tokens a WHERE a.organization_id = t.organization_id AND a.id = m.actor_id)
+      END),
+      user_id = coalesce(t.user_id, (
+        SELECT u.id FROM maker k JOIN users u ON u.id = k.actor_id
+        WHERE k.organization_id = t.organization_id AND k.id = t.id AND k.actor_type = 'user' LIMIT 1
+      ))
+    FROM made m
+    WHERE m.organization_id = t.organization_id AND m.id = t.id AND (t.created_by_type IS NULL OR t.user_id IS NULL)`)
+}
+
+/**
  * Gives the seeded rows of an empty database their MACs, made from what this build knows of them and not from what the
  * database holds. False when there is anything else, or one of them is another: the caller then takes it back.
  */

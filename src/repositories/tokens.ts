@@ -176,16 +176,17 @@ export async function deleteTokens (db: Db, organizationId: string, ids: readonl
 
 /**
  * Takes the tokens of the organization that were narrowed to what is gone now, and nothing else, to be deleted: without
- * the slices that held them back they would read as tokens of the whole organization.
+ * the slices that held them back they would read as tokens of the whole organization. What slices hold is not verified
+ * here: a row that somebody else wrote, in whatever form, fails no deletion.
  */
 export async function lockTokensOfNothing (db: Db, organizationId: string): Promise<number[]> {
   const rows = await db.execute(sql`
-    SELECT t.id FROM api_tokens t WHERE t.organization_id = ${organizationId} AND t.slices IS NOT NULL AND NOT EXISTS (
-      SELECT FROM jsonb_to_recordset(t.slices) AS slice (project_id char(26), target_id char(26), environment_id char(26))
+    SELECT t.id FROM api_tokens t WHERE t.organization_id = ${organizationId} AND jsonb_typeof(t.slices) = 'array' AND NOT EXISTS (
+      SELECT FROM jsonb_array_elements(CASE WHEN jsonb_typeof(t.slices) = 'array' THEN t.slices END) AS slice
       WHERE CASE
-        WHEN slice.environment_id IS NOT NULL THEN EXISTS (SELECT FROM environments e WHERE e.organization_id = t.organization_id AND e.id = slice.environment_id)
-        WHEN slice.target_id IS NOT NULL THEN EXISTS (SELECT FROM targets g WHERE g.organization_id = t.organization_id AND g.id = slice.target_id)
-        ELSE EXISTS (SELECT FROM projects p WHERE p.organization_id = t.organization_id AND p.id = slice.project_id)
+        WHEN slice->>'environment_id' IS NOT NULL THEN EXISTS (SELECT FROM environments e WHERE e.organization_id = t.organization_id AND e.id = (slice->>'environment_id')::char(26))
+        WHEN slice->>'target_id' IS NOT NULL THEN EXISTS (SELECT FROM targets g WHERE g.organization_id = t.organization_id AND g.id = (slice->>'target_id')::char(26))
+        ELSE EXISTS (SELECT FROM projects p WHERE p.organization_id = t.organization_id AND p.id = (slice->>'project_id')::char(26))
       END)
     ORDER BY t.id FOR UPDATE OF t`) as unknown as { id: string }[]
   return rows.map(({ id }) => Number(id))

@@ -6,9 +6,10 @@ import { random, sameBytes, takeKey } from '../crypto/primitives.ts'
 import { rowKeyFingerprint, rowMac, rowMacMatches } from '../crypto/row-mac.ts'
 import { AUTHENTICATED, fieldsOf, type AuthenticatedTable } from '../db/authenticated.ts'
 import { databaseError, setAuthority, type Database, type Db, type RowAuthority, type Violation, type ViolationLog } from '../db/database.ts'
-import { authenticateSeeds, authenticateTable, listOrganizationIds, lockAuthenticatedTables, lockCanaries } from '../repositories/adoption.ts'
+import { authenticateSeeds, authenticateTable, listOrganizationIds, lockAuthenticatedTables, lockCanaries, nameMakers } from '../repositories/adoption.ts'
 import { recordEvent, systemOf } from '../repositories/audit.ts'
 import { createCanary, createServiceKey, findServiceKey, listCanaries, replaceCanary } from '../repositories/master-keys.ts'
+import { deleteTokens, lockTokensOfNothing } from '../repositories/tokens.ts'
 import { listMemberships } from '../repositories/users.ts'
 import { serviceKeyPlace } from './places.ts'
 
@@ -85,13 +86,24 @@ async function adopt (db: Db, keyring: Keyring): Promise<{ key: KeyObject, rows:
     if (await authenticateSeeds(db)) return { key, rows: 0 }
     throw new RowKeyError('The database holds rows and no canary of a master key: the table master_key_canaries was emptied, restore it from a backup')
   }
+  const organizations = (await listOrganizationIds(db)).sort()
+  await nameMakers(db)
+  for (const id of organizations) await endTokensOfNothing(db, id)
   let rows = 0
   for (const table of Object.keys(AUTHENTICATED) as AuthenticatedTable[]) rows += await authenticateTable(db, table)
-  const organizations = (await listOrganizationIds(db)).sort()
   for (const id of organizations) {
     await recordEvent(db, systemOf(id), { action: 'integrity.adopt', resource_type: 'organization', resource_id: id, details: { rows } })
   }
   return { key, rows }
+}
+
+// Today a token ends with the last part of the hierarchy that it was narrowed to; before, it stayed and was listed without any.
+async function endTokensOfNothing (db: Db, organizationId: string) {
+  const tokens = await lockTokensOfNothing(db, organizationId)
+  for (const id of tokens) {
+    await recordEvent(db, systemOf(organizationId), { action: 'api-token.delete', resource_type: 'api-token', resource_id: String(id), details: { with: 'integrity.adopt' } })
+  }
+  await deleteTokens(db, organizationId, tokens)
 }
 
 // A row that stays as it is is reported once in a while, and no more in a minute than somebody can read.
