@@ -1,4 +1,5 @@
 import type { FastifyBaseLogger, FastifyInstance, FastifyReply, FastifyRequest, FastifyServerOptions } from 'fastify'
+import type { IncomingMessage } from 'node:http'
 import type { Socket } from 'node:net'
 import type { ErrorCode } from '../../schemas/errors.ts'
 import type { Config } from '../config.ts'
@@ -74,7 +75,7 @@ export function createRequestLog ({ logClientAddress }: Pick<Config, 'logClientA
       },
       close () {
         isClosed = true
-        if (isAnswered || reply.sent || !request.raw.complete) line.end()
+        if (isAnswered || reply.sent || !isHere(request.raw)) line.end()
         else setTimeout(() => line.end(), LATEST).unref()
       },
       answer () {
@@ -117,4 +118,10 @@ export function createRequestLog ({ logClientAddress }: Pick<Config, 'logClientA
       log.info({ reqId, ...(client !== undefined && { client }), method: null, route: null, status: answer.status, error_code: answer.code }, 'request')
     }
   }
+}
+
+// Whether nothing of it is missing, for the one who reads it either: of what was not read before the connection went nobody hears.
+function isHere ({ complete, readableEnded, headers }: IncomingMessage): boolean {
+  const hasBody = headers['transfer-encoding'] !== undefined || Number(headers['content-length'] ?? 0) > 0
+  return complete && (readableEnded || !hasBody)
 }
