@@ -15,6 +15,8 @@ const ONCE = new Set([
 // These take longest: begun first, they are not what everybody waits for at the end.
 const FIRST = ['rotation-crash', 'outage', 'crash', 'database', 'cli', 'rotation-concurrency', 'concurrency', 'encryption-doc', 'rewrap', 'migrations']
 const TIMEOUT = 560_000
+// In every process of the run: each statement that it sends is one organization's.
+const WATCH = `--import ${new URL('../dist/test/helpers/statements.js', import.meta.url).href}`
 
 const args = process.argv.slice(2)
 const long = args.includes('--long')
@@ -49,7 +51,7 @@ process.exit(broken || totals.failed > 0 ? 1 : 0)
 async function run ({ file, on, env }) {
   const begun = performance.now()
   const child = spawn(process.execPath, [file], {
-    env: { ...process.env, TAP_TIMEOUT: String(TIMEOUT / 1000), ...(long && { TEST_LONG: '1' }), ...env }, stdio: ['ignore', 'pipe', 'pipe']
+    env: { ...process.env, NODE_OPTIONS: WATCH, TAP_TIMEOUT: String(TIMEOUT / 1000), ...(long && { TEST_LONG: '1' }), ...env }, stdio: ['ignore', 'pipe', 'pipe']
   })
   const late = setTimeout(() => child.kill('SIGKILL'), long ? 4 * TIMEOUT : TIMEOUT)
   let output = ''

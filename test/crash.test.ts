@@ -7,7 +7,7 @@ import { LONG } from './helpers/long.ts'
 import { hasPostgres, startPostgres } from './helpers/postgres.ts'
 import { scratchDirectory, startServer, type Server } from './helpers/process.ts'
 import { client, look, makeLevels, mix, opener, random, replay, store, type Level, type Operation, type Send } from './helpers/traffic.ts'
-import { BESIDE } from './helpers/statements.ts'
+import { beside } from './helpers/statements.ts'
 
 // The server process itself is killed with SIGKILL while it writes, again and again on the same database. Whatever it
 // had acknowledged has to be there; a request that was never answered may have taken effect or not.
@@ -46,7 +46,7 @@ async function killAgainAndAgain (t: Test, env: Record<string, string>, database
 
   const opened = await connect({ ...database, pool: 2 })
   t.teardown(() => opened.close())
-  const { problems } = await replay(async (query) => await opened.db.execute(sql.raw(`${BESIDE} ${query}`)) as unknown as Record<string, unknown>[], owner.organization, operations)
+  const { problems } = await replay((query) => beside(async () => await opened.db.execute(sql.raw(query)) as unknown as Record<string, unknown>[]), owner.organization, operations)
   t.same(problems, [], 'the database is what its audit events tell')
 
   async function writeUntilKilled (server: Server, send: Send, after: number) {

@@ -4,7 +4,7 @@ import { openBlob, sealBlob } from '../src/crypto/blob.ts'
 import { codeOf, transaction } from '../src/db/database.ts'
 import { makeLevel, startApp, type Answer, type Caller } from './helpers/app.ts'
 import { clientKey, type ClientKey } from './helpers/client.ts'
-import { BESIDE } from './helpers/statements.ts'
+import { beside } from './helpers/statements.ts'
 
 // Somebody who can write to the database, with DDL rights, against a service that has the master key. Each manipulation
 // is made, has to be refused by everything that needs the row, and is taken back before the next one.
@@ -26,7 +26,7 @@ async function done (answer: Promise<Answer>): Promise<Answer> {
   if (status >= 300) throw new Error(text)
   return answer
 }
-const run = (statements: string[]) => transaction(test.database.db, async (db) => { for (const one of statements) await db.execute(sql.raw(`${BESIDE} ${one}`)) })
+const run = (statements: string[]) => beside(() => transaction(test.database.db, async (db) => { for (const one of statements) await db.execute(sql.raw(one)) }))
 
 /** Keeps a copy of all tables, to take rows or everything back from. */
 async function keep (name: string) {

@@ -25,7 +25,7 @@ import { clientKey } from './helpers/client.ts'
 import { QUICK } from './helpers/costs.ts'
 import { cli, scratchDirectory, startServer, type Ended } from './helpers/process.ts'
 import { client, makeLevels, random, store, type Send } from './helpers/traffic.ts'
-import { BESIDE } from './helpers/statements.ts'
+import { beside } from './helpers/statements.ts'
 
 t.setTimeout(180_000)
 
@@ -37,7 +37,7 @@ const [OLD, NEW] = ['k1', 'k2'].map((id) => generateMasterKey().text.replace(/^[
 const environment = (newest: string, ...previous: string[]) => ({ MASTER_KEY: newest, ...(previous.length > 0 && { MASTER_KEYS_PREVIOUS: previous.join(',') }) })
 const ringOf = (...keys: string[]) => createKeyring(keys.map(parseMasterKey))
 
-const rowsOf = async (db: Db, query: string) => await db.execute(sql.raw(`${BESIDE} ${query}`)) as unknown as Record<string, any>[]
+const rowsOf = (db: Db, query: string) => beside(async () => await db.execute(sql.raw(query)) as unknown as Record<string, any>[])
 const canariesOf = async (db: Db) => (await listCanaries(db)).map(({ key_id }) => key_id).sort()
 
 /** One line that matches, exit 1, and nothing on standard output. */
@@ -331,7 +331,7 @@ t.test('CR-26: a rotated key is frozen; a re-wrap alone puts its values under an
     ...registerClientKey(old, { ...of, version: 2 }, { check: Buffer.from(second.proof, 'base64'), salt: second.salt, iterations: 1000, hint: undefined }), ...of, is_active: true
   })
   await rowsOf(db, `UPDATE projects SET key_version = 2 WHERE id = '${project_id}'`)
-  await authenticateTable(db, 'projects')
+  await beside(() => authenticateTable(db, 'projects'))
   // A key of the server that it had to forget, and one that it has.
   const kept = await makeServerKey(old, { ...of, version: 3 })
   const forgotten = registerClientKey(old, { ...of, version: 4 }, tripleOf(4))

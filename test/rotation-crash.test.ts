@@ -32,7 +32,7 @@ import { LONG } from './helpers/long.ts'
 import { cutAt, perform as performWork, type Work } from './helpers/points.ts'
 import { hasPostgres, startPostgres } from './helpers/postgres.ts'
 import { run, scratchDirectory } from './helpers/process.ts'
-import { BESIDE } from './helpers/statements.ts'
+import { beside } from './helpers/statements.ts'
 import { openWay, type Way } from './helpers/way.ts'
 
 // An operation is cut off at one point, and then at the next, each time on a copy of the same database: its connections
@@ -68,7 +68,7 @@ type State = Record<typeof TABLES[number], Row[]>
 async function stateOf ({ db }: Database): Promise<State> {
   const entries = []
   for (const table of TABLES) {
-    const rows = await db.execute(sql.raw(`${BESIDE} SELECT to_jsonb(t) AS row FROM ${table} t`)) as unknown as { row: Row }[]
+    const rows = await beside(async () => await db.execute(sql.raw(`SELECT to_jsonb(t) AS row FROM ${table} t`))) as unknown as { row: Row }[]
     const idOf = ({ id, seq, key_id, project_id, name }: Row) => id ?? seq ?? key_id ?? project_id ?? name
     entries.push([table, rows.map(({ row }) => row).sort((a, b) => idOf(a) < idOf(b) ? -1 : 1)])
   }

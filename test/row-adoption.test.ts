@@ -16,6 +16,7 @@ import { openRows, RowKeyError } from '../src/vault/rows.ts'
 import { freshDatabase, makeLevel, startApp } from './helpers/app.ts'
 import { makePerson } from './helpers/people.ts'
 import { cli, scratchDirectory } from './helpers/process.ts'
+import { beside } from './helpers/statements.ts'
 
 // A database from before rows were authenticated is brought along once, and nobody but the holder of the master key can
 // have that done again.
@@ -25,7 +26,7 @@ t.setTimeout(120_000)
 const KEY = generateMasterKey().text
 
 const TABLES = Object.keys(AUTHENTICATED)
-const run = async (database: Database, ...statements: string[]) => { for (const one of statements) await database.db.execute(sql.raw(one)) }
+const run = async (database: Database, ...statements: string[]) => { for (const one of statements) await beside(async () => await database.db.execute(sql.raw(one))) }
 
 /** Makes the database what it was before the migration that brought the MACs, with the canary of then. */
 async function undo (database: Database, keyring: Keyring) {

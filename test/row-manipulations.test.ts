@@ -9,6 +9,7 @@ import { createClient, createCode, createGrant, createPair, createRequest, revok
 import { createPasswordLink, createSession, endEverything, findUser, setDisabled } from '../src/repositories/users.ts'
 import { makeLevel, startApp, type Answer } from './helpers/app.ts'
 import { authorizationUrl, CALLBACK, makePerson, pkce } from './helpers/people.ts'
+import { beside } from './helpers/statements.ts'
 
 // Somebody who can write to the database, against a service that has the master key. What is tried is made from the
 // declaration of the authenticated columns, so that a new one is tried too. Every row that was tampered with has to be
@@ -18,7 +19,7 @@ t.setTimeout(400_000)
 
 const test = await startApp(t)
 const { db } = test.database
-const run = (statements: string[]) => transaction(db, async (db) => { for (const one of statements) await db.execute(sql.raw(one)) })
+const run = (statements: string[]) => beside(() => transaction(db, async (db) => { for (const one of statements) await db.execute(sql.raw(one)) }))
 const hex = (bytes: Buffer) => `'\\x${bytes.toString('hex')}'::bytea`
 const [nimbus, other] = [await test.organization(), await test.organization()]
 const [o, foreign] = [nimbus.organization, other.organization]

@@ -70,16 +70,19 @@ t.test('a statement that names no organization is caught, whatever it does', (t)
   t.end()
 })
 
-t.test('a process that is watched ends with such a statement', async (t) => {
+t.test('such a statement fails the test that sent it, and ends any other process, whoever catches its error', async (t) => {
   const planted = `
     const { connect } = await import('./dist/src/db/database.js')
     const { sql } = await import('drizzle-orm')
     const database = await connect({ dir: ${JSON.stringify(join(scratchDirectory(t), 'data'))}, pool: 1, durable: false })
     await database.db.execute(sql\`SELECT id FROM secrets WHERE id = '1'\`).catch(() => {})
-    process.exit(0)`
-  const { status, stderr } = spawnSync(process.execPath, ['--import', resolve('dist/test/helpers/statements.js'), '--input-type=module', '-e', planted], {
-    encoding: 'utf8', env: { ...process.env, WATCH_STATEMENTS: 'on' }
-  })
-  t.not(status, 0)
-  t.match(stderr, 'secrets without its organization')
+    await database.close()`
+  const inTest = `import t from 'tap'; import './dist/test/helpers/app.js'
+    t.test('planted', async (t) => { ${planted} \n t.pass() })`
+  const runs = { test: [inTest], process: [`${planted}\n process.exit(0)`, '--import', resolve('dist/test/helpers/statements.js')] }
+  for (const [name, [program, ...watched]] of Object.entries(runs)) {
+    const { status, stdout, stderr } = spawnSync(process.execPath, [...watched, '--input-type=module', '-e', program!], { encoding: 'utf8' })
+    t.ok(status !== 0, `${name}: it fails`)
+    t.match(stdout + stderr, 'secrets without its organization', name)
+  }
 })

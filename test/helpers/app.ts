@@ -20,7 +20,7 @@ import type { Ability } from '../../schemas/scopes.ts'
 import type { Slice } from '../../src/rules/slices.ts'
 import { makeStorageKey } from '../../src/vault/keys.ts'
 import { openRows } from '../../src/vault/rows.ts'
-import { BESIDE } from './statements.ts'
+import { beside } from './statements.ts'
 import { QUICK } from './costs.ts'
 
 export interface Caller {
@@ -114,11 +114,11 @@ export async function startApp (t: { teardown (fn: () => unknown): void }, env: 
       await createOrganization(database.db, { id, name: 'Nimbus', slug: slug ?? `nimbus-${id.slice(-10).toLowerCase()}`, plan, storage_key: makeStorageKey(keyring, id) })
       return token(id, abilities)
     },
-    write: async (query) => {
-      await database.db.execute(sql.raw(`${BESIDE} ${query}`))
+    write: (query) => beside(async () => {
+      await database.db.execute(sql.raw(query))
       await authenticateTable(database.db, /^(?:UPDATE|INSERT INTO) (\w+)/.exec(query)![1] as AuthenticatedTable)
-    },
-    sql: async (query) => await database.db.execute(sql.raw(`${BESIDE} ${query}`)) as unknown as Record<string, unknown>[],
+    }),
+    sql: (query) => beside(async () => await database.db.execute(sql.raw(query)) as unknown as Record<string, unknown>[]),
     close
   }
 }

@@ -31,8 +31,9 @@ export interface Server {
 type Teardown = { teardown (fn: () => unknown): void }
 type Env = Record<string, string>
 
-// Nothing of the test's own surroundings may configure the service.
-const surroundings = (env: Env) => ({ PATH: process.env.PATH, HOME: process.env.HOME, ...env })
+// Nothing of the test's own surroundings may configure the service; what watches its statements goes along.
+const { PATH, HOME, NODE_OPTIONS } = process.env
+const surroundings = (env: Env) => ({ PATH, HOME, ...(NODE_OPTIONS !== undefined && { NODE_OPTIONS }), ...env })
 
 function program (file: string, args: string[], env: Env, input = '') {
   const child = spawn(file, args, { env: surroundings(env), stdio: ['pipe', 'pipe', 'pipe'] })

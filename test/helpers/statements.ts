@@ -1,6 +1,7 @@
-// Watches every statement that the process sends through src/db, whichever test makes it do so: one that touches a table
-// of organizations without naming the organization ends the process with its text. It watches where WATCH_STATEMENTS is
-// on: given to a run of the tests with this module in NODE_OPTIONS, in every process of it.
+// Watches every statement that a process sends through src/db, whichever test makes it do so: one that touches a table
+// of organizations without naming the organization fails the test, or ends the process, with its text. Whoever imports
+// this watches; a run of the tests has it in NODE_OPTIONS, for the servers and commands that they start too.
+import { AsyncLocalStorage } from 'node:async_hooks'
 import { subscribe } from 'node:diagnostics_channel'
 
 /** Tables whose rows belong to an organization. */
@@ -24,12 +25,14 @@ export const EXCEPTIONS: { what: RegExp, why: string }[] = [
   { what: /^select count\(\*\)::int as count from \( select storage_key as wrapped from organizations union all select unnest/, why: 'rewrap: what is under a master key' }
 ]
 
-/** What a test sends beside the service, as somebody with access to the database would. */
-export const BESIDE = '/* beside the service */'
+const besideTheService = new AsyncLocalStorage<true>()
+
+/** What a test itself sends, as somebody with access to the database would: it is not the service, and is not judged. */
+export const beside = <T>(work: () => Promise<T>): Promise<T> => besideTheService.run(true, work)
 
 /** Why a statement is not one organization's; undefined when it is, or may be another's. */
 export function crossesTenants (statement: string): string | undefined {
-  if (statement.includes(BESIDE) || !/^\s*(with|select|insert|update|delete)\b/i.test(statement)) return undefined
+  if (!/^\s*(with|select|insert|update|delete)\b/i.test(statement)) return undefined
   const text = statement.replace(/'(?:[^']|'')*'/g, "''").replace(/--.*$/gm, '').replaceAll('"', '').replace(/\s+/g, ' ').trim().toLowerCase()
   if (EXCEPTIONS.some(({ what }) => what.test(text))) return undefined
   const used = queriesOf(text).flatMap((query) => tablesIn(query).map((table) => ({ ...table, query })))
@@ -69,14 +72,13 @@ function isNamed (query: string, alias: string, alone: boolean): boolean {
   return new RegExp(`(?<![\\w.])${column} (?:=|>|in\\b)|= ${column}\\b`).test(query)
 }
 
+// Judged once each: the same few hundred texts are sent again and again.
 const judged = new Set<string>()
-if (process.env.WATCH_STATEMENTS === 'on') {
-  subscribe('strongroom:statement', (message) => {
-    const { phase, text } = message as { phase: string, text: unknown }
-    if (phase !== 'before' || typeof text !== 'string' || judged.has(text)) return
-    judged.add(text)
-    const wrong = crossesTenants(text)
-    // Nobody catches what a subscriber throws: the process ends with it.
-    if (wrong !== undefined) throw new Error(`${wrong} (see test/helpers/statements.ts): ${text}`)
-  })
-}
+subscribe('strongroom:statement', (message) => {
+  const { phase, text } = message as { phase: string, text: unknown }
+  if (phase !== 'before' || typeof text !== 'string' || judged.has(text) || besideTheService.getStore()) return
+  judged.add(text)
+  const wrong = crossesTenants(text)
+  // What a subscriber throws is an uncaught exception: no handler of the service can swallow it.
+  if (wrong !== undefined) throw new Error(`${wrong} (see test/helpers/statements.ts): ${text}`)
+})
