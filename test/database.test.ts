@@ -444,7 +444,7 @@ t.test('embedded', { timeout: 110_000 }, async t => {
     }
     const database = await connect({ dir, pool: 1 })
     const stored = new Set((await database.db.select({ id: things.id }).from(things)).map(({ id }) => id))
-    t.ok(acknowledged.length > 10, `${acknowledged.length} acknowledged`)
+    t.ok(acknowledged.length > 0, `${acknowledged.length} acknowledged`)
     t.same(acknowledged.filter(id => !stored.has(id)), [])
     await database.close()
   })
