@@ -14,6 +14,7 @@ export const TENANT_TABLES = [
 export const EXCEPTIONS: { what: RegExp, why: string }[] = [
   { what: /^select .* from api_tokens .*where \(?api_tokens\.token_hash = \$1/, why: 'a token is found by its hash, and tells its organization' },
   { what: /^delete from api_tokens where api_tokens\.grant_id in /, why: 'what a person made through a grant ends with it, in every organization' },
+  { what: /^delete from api_tokens where api_tokens\.user_id = \$1 /, why: 'what a person made ends with the account, in every organization' },
   { what: /^select .* from api_tokens inner join organizations .*where \(?api_tokens\.user_id = /, why: 'the tokens of a person, in every organization' },
   { what: /\bmembers\.user_id = /, why: 'the organizations of a person' },
   { what: /\bm\.user_id = g\.user_id\b/, why: 'the caller of a change, whose membership is named with the organization' },
