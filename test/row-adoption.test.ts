@@ -171,9 +171,9 @@ t.test('a database that this version made is never brought along, whatever is hi
   await run(database, 'CREATE SCHEMA aside', ...[...others, 'oauth_clients', 'service_keys', 'master_key_canaries'].map((table) => `CREATE TABLE aside.${table} AS SELECT * FROM ${table}`))
   const empty = (tables: readonly string[]) => tables.map((table) => `DELETE FROM ${table}`)
   const back = (tables: readonly string[]) => tables.map((table) => `INSERT INTO ${table} OVERRIDING SYSTEM VALUE SELECT * FROM aside.${table}`)
-  const beside = (...statements: string[]) => database.db.transaction(async (tx) => {
+  const change = (...statements: string[]) => beside(() => database.db.transaction(async (tx) => {
     for (const one of ["SET LOCAL session_replication_role = 'replica'", ...statements]) await tx.execute(sql.raw(one))
-  })
+  }))
   const manipulations: Record<string, string[]> = {
     'organizations out of sight': [insertForged, ...empty(['organizations'])],
     'nothing in sight but a forged token': [...empty(others), insertForged],
@@ -184,17 +184,17 @@ t.test('a database that this version made is never brought along, whatever is hi
   }
   const all = [...others, 'oauth_clients', 'service_keys', 'master_key_canaries']
   for (const [name, statements] of Object.entries(manipulations)) {
-    await beside(...noKeys, ...statements)
+    await change(...noKeys, ...statements)
     const error = await openRows(database, keyring).then(() => undefined, (error: unknown) => error)
     t.ok(error instanceof RowKeyError, name)
     t.match(String(error), /The database holds rows and no canary/, name)
     t.equal((await service.sql('SELECT FROM service_keys')).length + (await service.sql('SELECT FROM master_key_canaries')).length, 0, `${name}: nothing is left of it`)
-    await beside(...empty(all), ...back(all))
+    await change(...empty(all), ...back(all))
   }
   // All of it out of sight: that is an empty database, and what comes back afterwards has no MAC under its key.
-  await beside(...noKeys, insertForged, ...others.flatMap((table) => [`CREATE TABLE aside.all_${table} AS SELECT * FROM ${table}`, `DELETE FROM ${table}`]))
+  await change(...noKeys, insertForged, ...others.flatMap((table) => [`CREATE TABLE aside.all_${table} AS SELECT * FROM ${table}`, `DELETE FROM ${table}`]))
   t.equal(await openRows(database, keyring), 0)
-  await beside(...others.map((table) => `INSERT INTO ${table} OVERRIDING SYSTEM VALUE SELECT * FROM aside.all_${table}`))
+  await change(...others.map((table) => `INSERT INTO ${table} OVERRIDING SYSTEM VALUE SELECT * FROM aside.all_${table}`))
   t.equal((await service.inject({ url: '/api/v1/organization', headers: { authorization: `Bearer ${forged}` } })).status, 401)
 })
 
