@@ -12,6 +12,8 @@ const ONCE = new Set([
   'architecture', 'config', 'crypto', 'database', 'documents', 'openapi', 'crash', 'rotation-crash', 'outage', 'tour', 'cli', 'migrations', 'docs', 'rules', 'encryption-doc',
   'oauth-race', 'oauth-doc', 'browser', 'redirects', 'mail', 'tls', 'oauth-authorize', 'oauth-clients'
 ])
+// Plans of a server, under several sessions: nothing of it is there on the embedded database.
+const ON_SERVER = new Set(['scale'])
 // These take longest: begun first, they are not what everybody waits for at the end.
 const FIRST = ['rotation-crash', 'outage', 'crash', 'database', 'cli', 'rotation-concurrency', 'concurrency', 'encryption-doc', 'rewrap', 'migrations']
 const TIMEOUT = 560_000
@@ -37,7 +39,7 @@ if (server === undefined && process.env.CI === 'true') {
 } else if (server === undefined) console.log('PostgreSQL is not installed: only the embedded database is tested.')
 
 const work = [
-  ...files.map((file) => ({ file, on: 'embedded database', env: {} })),
+  ...files.filter((file) => !ON_SERVER.has(nameOf(file))).map((file) => ({ file, on: 'embedded database', env: {} })),
   ...server === undefined ? [] : files.filter((file) => !ONCE.has(nameOf(file))).map((file) => ({ file, on: 'PostgreSQL', env: { TEST_DATABASE_URL: server.url } }))
 ].sort((a, b) => rank(a.file) - rank(b.file))
 await Promise.all(Array.from({ length: Math.max(2, availableParallelism()) }, async () => {

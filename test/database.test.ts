@@ -142,7 +142,7 @@ t.test('PostgreSQL', { timeout: 110_000, skip: hasPostgres() ? false : 'PostgreS
     await server.close()
   })
   await keepsTheContract(t, database)
-  const slots = 5
+  const slots = 4
 
   // Every slot of the pool holds a transaction at the same time: none was lost
   async function fullConcurrency () {

@@ -13,7 +13,7 @@ import { client, makeLevels, type Level, type Reply } from './helpers/traffic.ts
 const ANSWERED = 10_000
 const RECOVERED = 15_000
 const POOL = 6
-const WRITING = 5
+const WRITING = 4
 
 t.setTimeout(180_000)
 

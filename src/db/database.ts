@@ -6,7 +6,7 @@ import { openEmbedded } from './embedded.ts'
 import { codeOf, databaseError, DatabaseUnavailable } from './errors.ts'
 import { guard } from './guard.ts'
 import { migrateSchema } from './migrate.ts'
-import { MEANING } from './session.ts'
+import { MEANING, WALKING } from './session.ts'
 import { tlsOf } from './tls.ts'
 
 export { codeOf, databaseError, DatabaseError, DatabaseUnavailable, isForeignKeyViolation, isLockTimeout, isUniqueViolation, LOCK_TIMEOUT } from './errors.ts'
@@ -24,7 +24,7 @@ export interface Database {
   db: Db
   /** For short prepared reads of one statement, which share few connections. */
   reads: Db
-  /** For lists and counts, which somebody with much data can make long: half of the connections of `db` at most, and none of `reads`. */
+  /** For lists and counts, which somebody with much data can make long: on connections of their own, which walk indexes. */
   lists: Db
   /** For the few transactions that grow with a project: two at a time and a minute long at most. Each statement stays short. */
   patient: Db
@@ -46,7 +46,7 @@ export interface ConnectOptions {
   url?: string | undefined
   /** The embedded database's directory. */
   dir?: string | undefined
-  /** Connections to PostgreSQL in all. */
+  /** Connections to PostgreSQL in all, two at least. */
   pool: number
   /** False for an embedded database that nobody misses after a power cut: it never waits for the disk. */
   durable?: boolean | undefined
@@ -84,10 +84,13 @@ function connectPostgres (databaseUrl: string, pool: number): Database {
   const client = (max: number, more: object = {}, session: object = SESSION) => postgres(url, {
     ...COMMON, ssl, max, connect_timeout: 3, silence_timeout: 4, ...more, connection: { application_name: 'strongroom', ...MEANING, ...session }
   } as Options<{}>)
-  const forReads = Math.max(1, Math.min(3, Math.floor(pool / 4)))
-  const forWrites = Math.max(1, pool - forReads)
-  const writes = client(forWrites)
-  const reads = client(forReads)
+  // A quarter each, three at most. Of two connections, what is long may wait for what is long: lists share that of the writes
+  const some = Math.max(1, Math.min(3, Math.floor(pool / 4)))
+  const shared = pool < 3
+  const forWrites = Math.max(1, pool - (shared ? 1 : 2) * some)
+  const writes = client(forWrites, {}, shared ? { ...SESSION, ...WALKING } : SESSION)
+  const reads = client(some)
+  const lists = shared ? writes : client(some, {}, { ...SESSION, ...WALKING })
 
   // On a connection of its own, without a deadline.
   async function alone<T> (work: (client: Sql) => Promise<T>): Promise<T> {
@@ -104,8 +107,8 @@ function connectPostgres (databaseUrl: string, pool: number): Database {
   const handles = {
     db: handle(guard(writes, forWrites)),
     // Reads are pipelined: several at once on one connection
-    reads: handle(guard(reads, forReads * 50)),
-    lists: handle(guard(writes, Math.max(1, Math.floor(forWrites / 2)))),
+    reads: handle(guard(reads, some * 50)),
+    lists: handle(guard(lists, some)),
     patient: handle(guard(writes, Math.min(2, forWrites), undefined, PATIENCE, QUEUE))
   }
   return {
@@ -117,7 +120,7 @@ function connectPostgres (databaseUrl: string, pool: number): Database {
     ping: () => ping(reads),
     close: async () => {
       await findAuthority(handles.db)?.settled()
-      await Promise.all([writes, reads].map(client => client.end({ timeout: CLOSE_SECONDS })))
+      await Promise.all([...new Set([writes, reads, lists])].map(client => client.end({ timeout: CLOSE_SECONDS })))
     }
   }
 }
