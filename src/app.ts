@@ -16,6 +16,7 @@ import { health } from './http/health.ts'
 import { createRequestLog, loggerOptions, requestId } from './http/log.ts'
 import { installMethods } from './http/methods.ts'
 import { installDocs, installOpenApi } from './http/openapi.ts'
+import { serializerCompiler } from './http/serialization.ts'
 import { validatorCompiler } from './http/validation.ts'
 import { encryptionKeys } from './plugins/encryption-keys.ts'
 import { environments } from './plugins/environments.ts'
@@ -110,6 +111,7 @@ export async function buildApp (
   app.addHook('onClose', async () => { await Promise.all([histories.stop(), removals.stop()]) })
   findAuthority(database.db)?.logTo(app.log)
   app.setValidatorCompiler(validatorCompiler)
+  app.setSerializerCompiler(serializerCompiler)
 
   requestLog.install(app)
   installHeaders(app)
