@@ -1,7 +1,6 @@
 // A process that does one thing on a database and kills itself with SIGKILL at one point of it: `run` starts it, with a
 // `Command` on its standard input and the service's configuration in its environment. It prints every point it reaches.
 import { readFileSync, writeSync } from 'node:fs'
-import { buildApp } from '../../src/app.ts'
 import { open } from '../../src/commands/open.ts'
 import { loadConfig } from '../../src/config.ts'
 import { perform, watchPoints, type Work } from './points.ts'
@@ -21,4 +20,5 @@ watchPoints(work, (name, then) => {
   writeSync(1, `${name}\n`)
   if (++points === at) then(() => process.kill(process.pid, 'SIGKILL'))
 })
-await perform(work, opened, () => buildApp({ ...opened, config }))
+// To load the service takes as long as the rest, and some work needs none.
+await perform(work, opened, async () => (await import('../../src/app.ts')).buildApp({ ...opened, config }))

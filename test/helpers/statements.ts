@@ -1,6 +1,6 @@
 // Watches every statement that a process sends through src/db, whichever test makes it do so: one that touches a table
 // of organizations without naming the organization fails the test, or ends the process, with its text. Whoever imports
-// this watches; a run of the tests has it in NODE_OPTIONS, for the servers and commands that they start too.
+// this watches, as every process of a run of the tests does (preload.ts).
 import { AsyncLocalStorage } from 'node:async_hooks'
 import { subscribe } from 'node:diagnostics_channel'
 
