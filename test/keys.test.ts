@@ -9,6 +9,9 @@ import { makeLevel, startApp, type Answer, type Caller } from './helpers/app.ts'
 import { QUICK } from './helpers/costs.ts'
 import { clientKey } from './helpers/client.ts'
 
+// Of keys that are put into the database beside the service.
+const storageKey = secretKey(random(32))
+
 const test = await startApp(t)
 const owner = await test.organization()
 const org = owner.organization
@@ -425,7 +428,7 @@ async function rotate (project: string, version: number, client?: Awaited<Return
   const id = { organization_id: org, project_id: project, version }
   const key = client === undefined
     ? await makeServerKey(test.keyring, id)
-    : registerClientKey(test.keyring, id, { check: Buffer.from(client.proof, 'base64'), salt: client.salt, iterations: 1000, hint: undefined })
+    : registerClientKey(test.keyring, storageKey, id, { check: Buffer.from(client.proof, 'base64'), salt: client.salt, iterations: 1000, hint: undefined })
   await test.sql(`UPDATE encryption_keys SET is_active = false, rotated_at = now() WHERE project_id = '${project}' AND is_active`)
   await test.database.db.insert(encryption_keys).values({ ...key, organization_id: org, project_id: project, is_active: true })
   await test.write(`UPDATE projects SET key_version = ${version} WHERE id = '${project}'`)

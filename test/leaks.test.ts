@@ -3,7 +3,7 @@ import { hashToken, mintSecret } from '../src/crypto/bearer.ts'
 import { openBlob, sealBlob } from '../src/crypto/blob.ts'
 import { deriveDataKey, makeProof } from '../src/crypto/key-proof.ts'
 import { generateSalt } from '../src/crypto/keys.ts'
-import { random } from '../src/crypto/primitives.ts'
+import { random, secretKey } from '../src/crypto/primitives.ts'
 import { encryption_keys } from '../src/db/tables.ts'
 import { createPasswordLink } from '../src/repositories/users.ts'
 import { registerClientKey } from '../src/vault/keys.ts'
@@ -11,6 +11,9 @@ import { makeLevel, startApp, type Answer, type Caller } from './helpers/app.ts'
 import { QUICK } from './helpers/costs.ts'
 import { authorizationUrl, CALLBACK, makePerson, pkce, post as postOAuth } from './helpers/people.ts'
 import { formIn, visitor } from './helpers/visitor.ts'
+
+// Of keys that are put into the database beside the service.
+const storageKey = secretKey(random(32))
 
 // RL-40 in small: what must never be seen goes through every flow, refusals included, and then everything that was
 // logged, refused, audited or stored is searched for it. It may be in the answer that it belongs to, and nowhere else.
@@ -140,7 +143,8 @@ t.test('RL-40: canaries go through every flow', async (t) => {
   const id = { organization_id: org, project_id: project!.id as string, version: 2 }
   await test.sql(`UPDATE encryption_keys SET is_active = false, rotated_at = now() WHERE project_id = '${id.project_id}'`)
   const triple = { check: Buffer.from(rotated.proof, 'base64'), salt: rotated.salt, iterations: 1000, hint: undefined }
-  await test.database.db.insert(encryption_keys).values({ ...registerClientKey(test.keyring, id, triple), organization_id: org, project_id: id.project_id, is_active: true })
+  const key = registerClientKey(test.keyring, storageKey, id, triple)
+  await test.database.db.insert(encryption_keys).values({ ...key, organization_id: org, project_id: id.project_id, is_active: true })
   await test.write(`UPDATE projects SET key_version = 2 WHERE id = '${id.project_id}'`)
   await send('history of keys', 200, get('/client/encryption-key/history'), true)
   await send('old proof', 422, post('/secrets/store', { ...mine, content: sealed, key_proof: client.proof }))

@@ -5,6 +5,7 @@ import { join } from 'node:path'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { desc, eq, sql } from 'drizzle-orm'
 import t, { type Test } from 'tap'
+import { secretKey } from '../src/crypto/primitives.ts'
 import { ulid } from 'ulidx'
 import { buildApp } from '../src/app.ts'
 import { report, rewrap } from '../src/commands/rewrap.ts'
@@ -26,6 +27,9 @@ import { QUICK } from './helpers/costs.ts'
 import { cli, scratchDirectory, startServer, type Ended } from './helpers/process.ts'
 import { client, makeLevels, random, store, type Send } from './helpers/traffic.ts'
 import { beside } from './helpers/statements.ts'
+
+// Of keys that are put into the database beside the service.
+const storageKey = secretKey(Buffer.alloc(32, 7))
 
 t.setTimeout(180_000)
 
@@ -63,12 +67,13 @@ async function insertMany (db: Db, keyring: Keyring, of: { organization_id: stri
   for (let from = 0; from < count.keys; from += 500) {
     await db.insert(encryption_keys).values(Array.from({ length: Math.min(500, count.keys - from) }, (_, index) => {
       const version = 2 + from + index
-      return { ...registerClientKey(keyring, { ...of, version }, tripleOf(version)), ...of, is_active: false, rotated_at: new Date() }
+      return { ...registerClientKey(keyring, storageKey, { ...of, version }, tripleOf(version)), ...of, is_active: false, rotated_at: new Date() }
     }))
   }
 }
 
-const tripleOf = (version: number) => ({ check: Buffer.alloc(32, version % 251), salt: Buffer.alloc(16, version % 241), iterations: 1000, hint: undefined })
+// No two keys of a project have the same check.
+const tripleOf = (version: number) => ({ check: Buffer.alloc(32, String(version).padStart(8, '0')), salt: Buffer.alloc(16, version % 241), iterations: 1000, hint: undefined })
 
 /** Opens every wrapped value with this ring; the checks and salts of `insertMany` have to be what was wrapped. */
 async function openEverything (t: Test, db: Db, keyring: Keyring, project: string) {
@@ -328,13 +333,13 @@ t.test('CR-26: a rotated key is frozen; a re-wrap alone puts its values under an
   const second = await clientKey('the second key of the client')
   await rowsOf(db, `UPDATE encryption_keys SET is_active = false, rotated_at = now() WHERE project_id = '${project_id}'`)
   await db.insert(encryption_keys).values({
-    ...registerClientKey(old, { ...of, version: 2 }, { check: Buffer.from(second.proof, 'base64'), salt: second.salt, iterations: 1000, hint: undefined }), ...of, is_active: true
+    ...registerClientKey(old, storageKey, { ...of, version: 2 }, { check: Buffer.from(second.proof, 'base64'), salt: second.salt, iterations: 1000, hint: undefined }), ...of, is_active: true
   })
   await rowsOf(db, `UPDATE projects SET key_version = 2 WHERE id = '${project_id}'`)
   await beside(() => authenticateTable(db, 'projects'))
   // A key of the server that it had to forget, and one that it has.
   const kept = await makeServerKey(old, { ...of, version: 3 })
-  const forgotten = registerClientKey(old, { ...of, version: 4 }, tripleOf(4))
+  const forgotten = registerClientKey(old, storageKey, { ...of, version: 4 }, tripleOf(4))
   await db.insert(encryption_keys).values([
     { ...kept, ...of, is_active: false, rotated_at: new Date() },
     { ...kept, ...of, version: 4, key_string: null, data_key: null, salt: forgotten.salt, is_active: false, rotated_at: new Date() }
@@ -344,7 +349,7 @@ t.test('CR-26: a rotated key is frozen; a re-wrap alone puts its values under an
 
   const changes = [
     "key_check = '\\x00'", "salt = '\\x00'", 'iterations = 1', "managed = 'server'", 'is_active = true', 'rotated_at = NULL', 'rotated_at = now()',
-    'created_at = now()', "hint = 'x'", 'version = 9', 'salt = (SELECT salt FROM encryption_keys WHERE version = 2)', 'key_check = NULL',
+    'created_at = now()', "hint = 'x'", "key_check_hash = '\\x00'", 'key_check_hash = NULL', 'version = 9', 'salt = (SELECT salt FROM encryption_keys WHERE version = 2)', 'key_check = NULL',
     "hint = hint, iterations = 1, managed = managed, key_check = '\\x00'", "is_active = true, managed = 'server', key_check = NULL, key_string = '\\x00', data_key = '\\x00'"
   ]
   const before = await checksums(db)
@@ -443,7 +448,7 @@ t.test('CR-14: a key that somebody is just wrapping with is not forgotten, and w
   await t.test('a key that is being changed is waited for, however long, and re-wrapped as it is then', async (t) => {
     await throughOld('POST', '/projects', { name: 'Orbit', slug: 'changing', ...(await clientKey('changing')).registration })
     const [row] = await db.select().from(encryption_keys).orderBy(desc(encryption_keys.id)).limit(1)
-    const { key_check } = registerClientKey(old, row!, { ...tripleOf(7), salt: saltOf(old, row!) })
+    const { key_check } = registerClientKey(old, storageKey, row!, { ...tripleOf(7), salt: saltOf(old, row!) })
     let running: ReturnType<typeof rewrap> | undefined
     await transaction(db, async (db) => {
       await db.update(encryption_keys).set({ key_check, hint: 'changed' }).where(eq(encryption_keys.id, row!.id))

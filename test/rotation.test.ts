@@ -3,10 +3,12 @@ import { sql } from 'drizzle-orm'
 import { openBlob, sealBlob } from '../src/crypto/blob.ts'
 import { COSTS } from '../src/crypto/costs.ts'
 import { deriveDataKey, makeProof } from '../src/crypto/key-proof.ts'
-import { random } from '../src/crypto/primitives.ts'
+import { random, secretKey } from '../src/crypto/primitives.ts'
 import { transaction, type Db } from '../src/db/database.ts'
 import { countWaiting, findLeft, listOldestWaiting, listWaiting, START } from '../src/repositories/histories.ts'
 import { findKeyState } from '../src/repositories/projects.ts'
+import { checkHashOf } from '../src/vault/keys.ts'
+import { provesAnyKey } from '../src/vault/proofs.ts'
 import { createHistoryWorker } from '../src/vault/worker.ts'
 import { makeLevel, startApp, type Answer, type Caller } from './helpers/app.ts'
 import { QUICK } from './helpers/costs.ts'
@@ -615,15 +617,71 @@ t.test('what waits is counted, listed and ended in one look for each level, howe
   }
 })
 
-/** What a query answers, or how many rows, and how often it looked into which table. */
+t.test('whether a proof is that of a former key is one look and no unwrapping, however many keys there were', async (t) => {
+  const { at } = await clientProject('former')
+  const { keyring, unwraps } = countingKeyring()
+  const storageKey = secretKey(random(32))
+  for (const keys of [3, 400]) {
+    const state = { ...(await findKeyState(test.database.db, org, at.project))!, key_version: keys }
+    await test.sql(`INSERT INTO encryption_keys (organization_id, project_id, version, managed, key_check, key_check_hash, salt, iterations, is_active, rotated_at)
+      SELECT k.organization_id, k.project_id, n, k.managed, k.key_check, sha256(n::text::bytea), k.salt, k.iterations, false, now()
+      FROM encryption_keys k JOIN projects p ON p.id = k.project_id CROSS JOIN generate_series(2, ${keys}) n
+      WHERE p.slug = '${at.project}' AND k.version = 1 ON CONFLICT DO NOTHING`)
+    const [wrong, former] = [random(32), random(32)]
+    await test.sql(`INSERT INTO encryption_keys (organization_id, project_id, version, managed, key_check, key_check_hash, salt, iterations, is_active, rotated_at)
+      SELECT k.organization_id, k.project_id, ${10_000 + keys}, k.managed, k.key_check, '\\x${checkHashOf(storageKey, { organization_id: org, project_id: state.id }, former).toString('hex')}',
+        k.salt, k.iterations, false, now() FROM encryption_keys k JOIN projects p ON p.id = k.project_id WHERE p.slug = '${at.project}' AND k.version = 1`)
+    // As the server does by itself after a while: its plans go by it.
+    await test.sql('ANALYZE encryption_keys')
+    const judged = (proof: Buffer) => looksOf((db) => provesAnyKey(db, keyring, storageKey, state, proof.toString('base64')))
+    const [no, yes] = [await judged(wrong), await judged(former)]
+    t.same([no.result, yes.result], [false, true])
+    for (const { looks, rows } of [no, yes]) {
+      t.ok(looks.every(([, times]) => times <= 2) && rows <= 2, `${keys} keys: ${JSON.stringify(looks)}, ${rows} rows`)
+    }
+  }
+  t.equal(unwraps(), 0)
+})
+
+t.test('no key of a client is used twice, be it from before proofs had hashes', async (t) => {
+  for (const hashed of [true, false]) {
+    const { at, key: first } = await clientProject('first')
+    if (!hashed) await test.sql(`UPDATE encryption_keys k SET key_check_hash = NULL FROM projects p WHERE p.id = k.project_id AND p.slug = '${at.project}'`)
+    const second = await clientKey('second battery staple')
+    t.equal((await rotateClient(at, { secrets: await under(at, first, second), ...triple(second) })).status, 200)
+    const third = await clientKey('third battery staple')
+    for (const used of [first, second]) {
+      const again = { secrets: await under(at, second, used), ...triple(used) }
+      await refused(t, at, () => rotateClient(at, again), 422, 'validation_failed', { errors: { key_check: [String] } })
+    }
+    const versions = (await pending(at)).body.data.map(({ id }: { id: string }) => ({ id, content: sealBlob(second.dataKey, 'A=1') }))
+    await refused(t, at, () => submit(at, { versions, key_proof: first.proof }), 422, 'key_version_conflict')
+    await refused(t, at, () => submit(at, { versions, key_proof: third.proof }), 422, 'key_proof_mismatch')
+  }
+})
+
+/** The app's keyring, and how often it was asked to open something. */
+function countingKeyring () {
+  let count = 0
+  const keyring = new Proxy(test.keyring, {
+    get (of, name) {
+      if (String(name).startsWith('unwrap')) count++
+      return Reflect.get(of, name) as unknown
+    }
+  })
+  return { keyring, unwraps: () => count }
+}
+
+/** What a query answers, or how many rows, and how often it looked into which table, and read how many rows of keys. */
 async function looksOf (work: (db: Db) => Promise<unknown>) {
   return transaction(test.database.db, async (db) => {
-    const read = async () => await db.execute(sql`SELECT relname, seq_scan + coalesce(idx_scan, 0) AS looks FROM pg_stat_xact_user_tables
-      WHERE relname IN ('secrets', 'secret_versions', 'encryption_keys') ORDER BY 1`) as unknown as { relname: string, looks: string }[]
+    const read = async () => await db.execute(sql`SELECT relname, seq_scan + coalesce(idx_scan, 0) AS looks, seq_tup_read + coalesce(idx_tup_fetch, 0) AS rows
+      FROM pg_stat_xact_user_tables WHERE relname IN ('secrets', 'secret_versions', 'encryption_keys') ORDER BY 1`) as unknown as { relname: string, looks: string, rows: string }[]
     const before = await read()
     const result = await work(db)
-    const looks = (await read()).map(({ relname, looks }, i) => [relname, Number(looks) - Number(before[i]!.looks)] as const)
-    return { result: Array.isArray(result) ? result.length : result, looks }
+    const after = await read()
+    const looks = after.map(({ relname, looks }, i) => [relname, Number(looks) - Number(before[i]!.looks)] as const)
+    return { result: Array.isArray(result) ? result.length : result, looks, rows: Number(after[0]!.rows) - Number(before[0]!.rows) }
   })
 }
 

@@ -9,6 +9,9 @@ import { makeLevel, startApp, type Answer, type Caller } from './helpers/app.ts'
 import { clientKey, type ClientKey } from './helpers/client.ts'
 import { miscounted } from './helpers/traffic.ts'
 
+// Of keys that are put into the database beside the service.
+const storageKey = secretKey(random(32))
+
 interface Place { project: string, target?: string, environment?: string }
 
 const test = await startApp(t)
@@ -587,7 +590,7 @@ async function projectId (caller: Caller, slug: string): Promise<string> {
 async function rotateClient (caller: Caller, slug: string, { proof, salt }: ClientKey) {
   const id = await projectId(caller, slug)
   const triple = { check: Buffer.from(proof, 'base64'), salt, iterations: 1000, hint: undefined }
-  await rotate(caller, id, registerClientKey(test.keyring, { organization_id: caller.organization, project_id: id, version: 2 }, triple))
+  await rotate(caller, id, registerClientKey(test.keyring, storageKey, { organization_id: caller.organization, project_id: id, version: 2 }, triple))
 }
 
 /** Gives a project its second key; the current documents are left for the test to store anew. */

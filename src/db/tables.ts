@@ -280,6 +280,8 @@ export const encryption_keys = pgTable('encryption_keys', {
   data_key: bytea(),
   /** Client-managed: the proof to compare with, wrapped. */
   key_check: bytea(),
+  /** Finds the proof among all of the project's: keyed, so that it tells nothing. Null for keys from before there was one. */
+  key_check_hash: bytea(),
   /** Wrapped. */
   salt: bytea().notNull(),
   iterations: integer().notNull(),
@@ -291,6 +293,8 @@ export const encryption_keys = pgTable('encryption_keys', {
   inProject('encryption_keys', table),
   uniqueIndex().on(table.organization_id, table.project_id, table.version),
   uniqueIndex('encryption_keys_one_active').on(table.organization_id, table.project_id).where(sql`${table.is_active}`),
+  uniqueIndex('encryption_keys_by_check').on(table.organization_id, table.project_id, table.key_check_hash).where(sql`${table.key_check} is not null`),
+  check('encryption_keys_check_hash', sql`${table.key_check_hash} is null OR ${table.key_check} is not null`),
   // The last key that a client had, however many came after it.
   index('encryption_keys_of_clients').on(table.organization_id, table.project_id, table.version).where(sql`${table.managed} = 'client'`),
   check('encryption_keys_custody', sql`CASE WHEN ${table.managed} = 'client' THEN ${table.key_string} is null AND ${table.data_key} is null AND ${table.key_check} is not null

@@ -21,7 +21,7 @@ import { describeKey, revealKey } from '../vault/descriptors.ts'
 import { etagOf, sizeOf } from '../vault/documents.ts'
 import { listPending, submitVersions } from '../vault/history.ts'
 import { dataKeyOf, makeServerKey, registerClientKey, storageKeyOf } from '../vault/keys.ts'
-import { judgeProof, provesOneOf, revealsKey } from '../vault/proofs.ts'
+import { judgeProof, provesAnyKey, revealsKey } from '../vault/proofs.ts'
 import { reencrypt, rotate } from '../vault/rotate.ts'
 
 export const encryptionKeys: Domain = async (app) => {
@@ -178,20 +178,20 @@ const clientRotation: Domain = async (app) => {
       if (judgeProof(app.keyring, seen, key_proof) === 'wrong') fail('key_proof_mismatch')
       const sent = new Map(secrets.map((secret) => [secret.id, secret]))
       if (sent.size !== secrets.length) refuse('secrets', 'Names a secret twice')
-      const key = registerClientKey(app.keyring, { ...seen, version: seen.version + 1 }, readKeyCheck({ key_check, ...triple }))
+      const storageKey = storageKeyOf(app.keyring, organization)
+      const key = registerClientKey(app.keyring, storageKey, { ...seen, version: seen.version + 1 }, readKeyCheck({ key_check, ...triple }))
       let revealed = false
       for await (const [i, { content }] of inTurns(secrets, ({ content }) => content.length)) {
         if (!isBlobText(content)) refuse(`secrets.${i}.content`, 'Expected base64 of 28 bytes to 1 MiB')
         revealed ||= revealsKey(key_check, content)
       }
       if (revealed && !app.config.allowRevealingKeyProof) fail('key_proof_reveals_key')
-      const storageKey = storageKeyOf(app.keyring, organization)
       const rotated = await rotate(app, organization, actorOf(request), {
         seen: seenOf(seen),
         key,
         policy: history_policy,
-        judge: (keys, ids) => {
-          if (provesOneOf(app.keyring, keys, key_check)) refuse('key_check', 'That of a key which the project has or had: a rotation needs a new key')
+        judge: async (db, project, ids) => {
+          if (await provesAnyKey(db, app.keyring, storageKey, project, key_check)) refuse('key_check', 'That of a key which the project has or had: a rotation needs a new key')
           const current = new Set(ids)
           const missing = ids.filter((id) => !sent.has(id))
           const unknown = secrets.filter(({ id }) => !current.has(id)).map(({ id }) => id)

@@ -21,7 +21,7 @@ import {
 import { fail, refuse } from '../rules/errors.ts'
 import { pageMeta, pageOf } from '../rules/pagination.ts'
 import { handToClient, handToServer } from '../vault/custody.ts'
-import { makeServerKey, registerClientKey } from '../vault/keys.ts'
+import { makeServerKey, registerClientKey, storageKeyOf } from '../vault/keys.ts'
 import { deleteLevel } from '../vault/removals.ts'
 import { changeKey } from '../vault/rotate.ts'
 import { holdCanary } from '../vault/master-keys.ts'
@@ -92,7 +92,7 @@ export const projects: Domain = async (app) => {
       const encryption_type = body.storage_mode ?? 'server'
       // The derivation takes a fifth of a second: before the transaction begins.
       const key = encryption_type === 'client'
-        ? registerClientKey(app.keyring, keyId, clientKeyOf(body))
+        ? registerClientKey(app.keyring, storageKeyOf(app.keyring, organization), keyId, clientKeyOf(body))
         : await makeServerKey(app.keyring, keyId, serverKeyOf(body), app.costs.keyIterations)
       if (encryption_type === 'client') warnOfIterations(reply, key.iterations)
       const created = await orSlugTaken(() => transaction(app.db, async (db) => {

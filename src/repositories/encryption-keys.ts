@@ -1,4 +1,4 @@
-import { and, desc, eq, lte, sql } from 'drizzle-orm'
+import { and, desc, eq, isNotNull, isNull, lte, sql } from 'drizzle-orm'
 import type { Managed } from '../../schemas/projects.ts'
 import { authenticatedColumns } from '../db/authenticated.ts'
 import { updateAuthentic, verifies, type Db } from '../db/database.ts'
@@ -37,9 +37,24 @@ export async function findActiveKey (db: Db, organizationId: string, project: st
   return row?.key
 }
 
-/** Every key of a locked project, newest first. */
-export async function listKeysOf (db: Db, project: KeyState): Promise<KeyRow[]> {
-  return db.select(keyColumns).from(encryption_keys).where(keysOf(project)).orderBy(desc(encryption_keys.version))
+/** The active key of a locked project. */
+export async function findActiveKeyOf (db: Db, project: KeyState): Promise<KeyRow> {
+  const [row] = await db.select(keyColumns).from(encryption_keys)
+    .where(and(keysOf(project), eq(encryption_keys.is_active, true), eq(encryption_keys.version, project.key_version)))
+  return row ?? fail('integrity_error')
+}
+
+/** Whether one of the project's keys of a client has this hash of its proof. */
+export async function hasCheckHash (db: Db, project: KeyState, hash: Buffer): Promise<boolean> {
+  const found = await db.select({ id: encryption_keys.id }).from(encryption_keys)
+    .where(and(keysOf(project), isNotNull(encryption_keys.key_check), eq(encryption_keys.key_check_hash, hash))).limit(1)
+  return found.length > 0
+}
+
+/** The project's keys of a client that have no such hash. */
+export async function listKeysWithoutHash (db: Db, project: KeyState): Promise<KeyRow[]> {
+  return db.select(keyColumns).from(encryption_keys)
+    .where(and(keysOf(project), isNotNull(encryption_keys.key_check), isNull(encryption_keys.key_check_hash)))
 }
 
 /** Retires the active key of a locked project and makes the new one its active key. */
@@ -53,9 +68,9 @@ export async function replaceActiveKey (db: Db, project: KeyState, key: NewKey):
 }
 
 /** Hands the active key of a locked project to its new holder. The key itself stays: only who can know it changes. */
-export async function changeCustody (db: Db, project: KeyState, key: Pick<NewKey, 'managed' | 'key_string' | 'data_key' | 'key_check'>): Promise<void> {
-  const { managed, key_string, data_key, key_check } = key
-  await db.update(encryption_keys).set({ managed, key_string, data_key, key_check })
+export async function changeCustody (db: Db, project: KeyState, key: Pick<NewKey, 'managed' | 'key_string' | 'data_key' | 'key_check' | 'key_check_hash'>): Promise<void> {
+  const { managed, key_string, data_key, key_check, key_check_hash } = key
+  await db.update(encryption_keys).set({ managed, key_string, data_key, key_check, key_check_hash })
     .where(and(keysOf(project), eq(encryption_keys.is_active, true)))
   const its = and(eq(projects.organization_id, project.organization_id), eq(projects.id, project.id))
   await updateAuthentic(db, 'projects', its, { encryption_type: managed }, { updated_at: sql`now()` }) ?? fail('integrity_error')

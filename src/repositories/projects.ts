@@ -51,7 +51,7 @@ export async function listProjects (db: Db, organizationId: string, slices: read
 }
 
 /** A key to be stored: what its owner derives, wrapped. */
-export type NewKey = Pick<KeyRow, 'version' | 'managed' | 'key_string' | 'data_key' | 'key_check' | 'salt' | 'iterations'> & { hint: string | null }
+export type NewKey = Pick<KeyRow, 'version' | 'managed' | 'key_string' | 'data_key' | 'key_check' | 'salt' | 'iterations'> & { key_check_hash: Buffer | null, hint: string | null }
 
 export interface NewProject {
   id: string

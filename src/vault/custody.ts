@@ -44,7 +44,7 @@ export async function handToClient (keyring: Keyring, organization: Organization
   const expected = decodeProof(await gateOf(organization.id)(() => makeProof(keyStringOf(keyring, key)!, triple.salt, triple.iterations)))!
   const sent = proof === undefined ? undefined : decodeProof(proof)
   if (sent === undefined || !proofMatches(sent, expected) || !proofMatches(triple.check, expected)) fail('key_proof_mismatch')
-  const held = heldByClient(keyring, key, triple.check)
+  const held = heldByClient(keyring, storageKeyOf(keyring, organization), key, triple.check)
   return {
     revealed: sameBytes(expected, dataKeyOf(keyring, key).export()),
     make: async (db, project) => {

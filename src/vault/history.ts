@@ -3,7 +3,7 @@ import { IntegrityError } from '../crypto/at-rest.ts'
 import { MasterKeyMissing, type Keyring } from '../crypto/keyring.ts'
 import { transaction, type Db } from '../db/database.ts'
 import { recordEvent, systemOf, type Actor } from '../repositories/audit.ts'
-import { listKeysOf, type KeyRow } from '../repositories/encryption-keys.ts'
+import { findActiveKeyOf } from '../repositories/encryption-keys.ts'
 import {
   countWaiting, findLeft, findWaiting, finishReEncryption, listOldestWaiting, listWaiting, moveVersions, type Cursor, type OldVersion, type Progress
 } from '../repositories/histories.ts'
@@ -12,7 +12,7 @@ import type { Organization } from '../repositories/tokens.ts'
 import { fail } from '../rules/errors.ts'
 import { openVersion, sealVersion, sizeOf } from './documents.ts'
 import { dataKeyOf, storageKeyOf } from './keys.ts'
-import { judgeProof, provesOneOf, revealsKey } from './proofs.ts'
+import { judgeProof, provesAnyKey, revealsKey } from './proofs.ts'
 import { orInProgress } from './rotate.ts'
 
 interface Vault { db: Db, keyring: Keyring }
@@ -39,7 +39,7 @@ export async function moveBatch ({ db: handle, keyring }: Vault, organization: O
     const batch = fitting(await listWaiting(db, project, after, BATCH.versions), BATCH.bytes)
     const last = batch.at(-1)
     if (last === undefined) return { last: after, moved: 0, unreadable: [], end: true }
-    const dataKey = dataKeyOf(keyring, await activeKey(db, project))
+    const dataKey = dataKeyOf(keyring, await findActiveKeyOf(db, project))
     const unreadable: number[] = []
     const moved = (await findWaiting(db, project, batch.map(({ id }) => id), null, 'skip')).flatMap((version) => {
       const plain = plainOf(keyring, storageKey, project, version)
@@ -101,9 +101,9 @@ export async function submitVersions (
   return orInProgress(() => transaction(handle, async (db) => {
     const project = await lockProject(db, organization.id, { id: projectId }, 'share') ?? fail('not_found')
     if (project.encryption_type !== 'client') fail('server_managed_encryption')
-    const keys = await listKeysOf(db, project)
-    const [active] = keys
-    if (judgeProof(keyring, active!, sent.key_proof) !== 'right') fail(provesOneOf(keyring, keys, sent.key_proof) ? 'key_version_conflict' : 'key_proof_mismatch')
+    if (judgeProof(keyring, await findActiveKeyOf(db, project), sent.key_proof) !== 'right') {
+      fail(await provesAnyKey(db, keyring, storageKey, project, sent.key_proof) ? 'key_version_conflict' : 'key_proof_mismatch')
+    }
     const revealed = sent.versions.some(({ content }) => revealsKey(sent.key_proof, content))
     if (revealed && !sent.mayReveal) fail('key_proof_reveals_key')
     const waiting = await findWaiting(db, project, [...contents.keys()], retentionDays, 'wait')
@@ -119,10 +119,6 @@ export async function submitVersions (
     if (remaining === 0) await finishReEncryption(db, project, 0)
     return { updated: waiting.length, remaining }
   }))
-}
-
-async function activeKey (db: Db, project: KeyState): Promise<KeyRow> {
-  return (await listKeysOf(db, project)).find(({ is_active }) => is_active)!
 }
 
 // A version that was tampered with, or that a client once stored without being able to open it, stays as it is.

@@ -3,10 +3,10 @@ import { COSTS } from '../crypto/costs.ts'
 import { generateKeyString, generateSalt } from '../crypto/keys.ts'
 import { deriveDataKey } from '../crypto/key-proof.ts'
 import type { Keyring } from '../crypto/keyring.ts'
-import { random, takeKey } from '../crypto/primitives.ts'
+import { deriveKey, hmac, random, takeKey } from '../crypto/primitives.ts'
 import type { KeyRow } from '../repositories/encryption-keys.ts'
 import type { NewKey } from '../repositories/projects.ts'
-import { keyPlace, storageKeyPlace } from './places.ts'
+import { checkPlace, keyPlace, storageKeyPlace } from './places.ts'
 
 interface KeyId { organization_id: string, project_id: string, version: number }
 
@@ -45,23 +45,35 @@ export function heldByServer (keyring: Keyring, id: KeyId, keyString: string, da
     managed: 'server' as const,
     key_string: keyring.wrap(Buffer.from(keyString, 'utf8'), keyPlace(id, 'key_string')),
     data_key: keyring.wrap(dataKey.export(), keyPlace(id, 'data_key')),
-    key_check: null
+    key_check: null,
+    key_check_hash: null
   }
 }
 
 /** What the server keeps of a key that its client holds: what proves it; never the key. */
-export function heldByClient (keyring: Keyring, id: KeyId, check: Buffer) {
-  return { managed: 'client' as const, key_string: null, data_key: null, key_check: keyring.wrap(check, keyPlace(id, 'key_check')) }
+export function heldByClient (keyring: Keyring, storageKey: KeyObject, id: KeyId, check: Buffer) {
+  return {
+    managed: 'client' as const,
+    key_string: null,
+    data_key: null,
+    key_check: keyring.wrap(check, keyPlace(id, 'key_check')),
+    key_check_hash: checkHashOf(storageKey, id, check)
+  }
+}
+
+/** By what a proof is found among all keys of its project: one look-up, where each stored proof would have to be unwrapped. */
+export function checkHashOf (storageKey: KeyObject, key: Pick<KeyId, 'organization_id' | 'project_id'>, check: Buffer): Buffer {
+  return hmac(deriveKey(storageKey, Buffer.from('strongroom key checks'), 'hash'), checkPlace(key, check))
 }
 
 /** What a client says of its key: the proof, and how it was derived. */
 export interface ProofTriple { check: Buffer, salt: Buffer, iterations: number }
 
 /** A client's key: what proves it, wrapped; never the key. */
-export function registerClientKey (keyring: Keyring, id: KeyId, triple: ProofTriple & { hint?: string | undefined }): NewKey {
+export function registerClientKey (keyring: Keyring, storageKey: KeyObject, id: KeyId, triple: ProofTriple & { hint?: string | undefined }): NewKey {
   return {
     version: id.version,
-    ...heldByClient(keyring, id, triple.check),
+    ...heldByClient(keyring, storageKey, id, triple.check),
     salt: keyring.wrap(triple.salt, keyPlace(id, 'salt')),
     iterations: triple.iterations,
     hint: triple.hint ?? null

@@ -12,6 +12,10 @@ export type KeyColumn = 'key_string' | 'data_key' | 'key_check' | 'salt'
 export const keyPlace = (key: { organization_id: string, project_id: string, version: number }, column: KeyColumn) =>
   encodePlace('project-key', key.organization_id, key.project_id, key.version, column)
 
+/** What proves a client's key, wherever among the keys of its project. */
+export const checkPlace = (key: { organization_id: string, project_id: string }, check: Buffer) =>
+  encodePlace('key-check', key.organization_id, key.project_id, check.toString('base64'))
+
 export interface SecretPlace { organization_id: string, secret_id: string, level_id: string, key_version: number }
 
 /** The current document: an older content of the same level does not open beside the row's newer revision. */

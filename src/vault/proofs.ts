@@ -1,23 +1,31 @@
+import type { KeyObject } from 'node:crypto'
 import { decodeProof, proofMatches, proofOpens } from '../crypto/key-proof.ts'
 import type { Keyring } from '../crypto/keyring.ts'
-import type { KeyRow } from '../repositories/encryption-keys.ts'
-import { keyCheckOf } from './keys.ts'
+import type { Db } from '../db/database.ts'
+import { hasCheckHash, listKeysWithoutHash, type KeyRow } from '../repositories/encryption-keys.ts'
+import type { KeyState } from '../repositories/projects.ts'
+import { checkHashOf, keyCheckOf } from './keys.ts'
 
 export type ProofState = 'absent' | 'right' | 'wrong'
 
 /** Compares a proof with the active key's, in constant time. A guard against the wrong key, never an authorization. */
 export function judgeProof (keyring: Keyring, key: KeyRow, proof: string | undefined): ProofState {
   if (proof === undefined) return 'absent'
-  return provesOneOf(keyring, [key], proof) ? 'right' : 'wrong'
+  return proves(keyring, key, decodeProof(proof)) ? 'right' : 'wrong'
 }
 
-/** Whether a proof is that of one of the keys, active or not. */
-export function provesOneOf (keyring: Keyring, keys: readonly KeyRow[], proof: string): boolean {
+/** Whether a proof is that of a client's key which the locked project has or had: one look-up, however many there were. */
+export async function provesAnyKey (db: Db, keyring: Keyring, storageKey: KeyObject, project: KeyState, proof: string): Promise<boolean> {
   const sent = decodeProof(proof)
-  return sent !== undefined && keys.some((key) => {
-    const check = keyCheckOf(keyring, key)
-    return check !== undefined && proofMatches(sent, check)
-  })
+  if (sent === undefined) return false
+  if (await hasCheckHash(db, project, checkHashOf(storageKey, { organization_id: project.organization_id, project_id: project.id }, sent))) return true
+  // Keys from before proofs had hashes: none is ever added.
+  return (await listKeysWithoutHash(db, project)).some((key) => proves(keyring, key, sent))
+}
+
+function proves (keyring: Keyring, key: KeyRow, sent: Buffer | undefined): boolean {
+  const check = keyCheckOf(keyring, key)
+  return sent !== undefined && check !== undefined && proofMatches(sent, check)
 }
 
 /** Whether the proof itself opens the content, which means that the client has just sent its data key (`domain.md`). */

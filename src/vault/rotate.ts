@@ -5,7 +5,7 @@ import { IntegrityError } from '../crypto/at-rest.ts'
 import type { Keyring } from '../crypto/keyring.ts'
 import { isLockTimeout, transaction, type Db } from '../db/database.ts'
 import { recordEvent, type Actor } from '../repositories/audit.ts'
-import { listKeysOf, replaceActiveKey, type KeyRow } from '../repositories/encryption-keys.ts'
+import { findActiveKeyOf, replaceActiveKey, type KeyRow } from '../repositories/encryption-keys.ts'
 import { countWaiting, findReEncryption, startReEncryption } from '../repositories/histories.ts'
 import { lockProject, type KeyState, type NewKey } from '../repositories/projects.ts'
 import { findDocuments, lockDocuments, recordRotations, replaceDocuments, takeVersionIds } from '../repositories/rotations.ts'
@@ -28,8 +28,8 @@ export interface Rotation {
   seen: SeenKey
   key: NewKey
   policy: HistoryPolicy | undefined
-  /** With the project locked: judges the request against its keys and the ids of all its current documents. */
-  judge?: (keys: KeyRow[], ids: string[]) => void
+  /** With the project locked: judges the request against it and the ids of all its current documents. */
+  judge?: (db: Db, project: KeyState, ids: string[]) => Promise<void>
   /** The document's blob under the new key, given the one under the old key. */
   convert: (document: StoredDocument, blob: string, oldKey: KeyRow) => string
   /** How large a document will be, where that is not the size it has. */
@@ -46,16 +46,15 @@ export interface Rotated { key: KeyRow, documents: number, waiting: number }
 export async function rotate ({ patient, keyring }: Vault, organization: Organization, actor: Actor, rotation: Rotation): Promise<Rotated> {
   const { seen, key, judge, convert } = rotation
   return changeKey({ patient, keyring }, organization, seen, async (db, project) => {
-    const keys = await listKeysOf(db, project)
+    const oldKey = await findActiveKeyOf(db, project)
     const documents = (await lockDocuments(db, project)).map(({ id, size_bytes }) => ({ id, size_bytes: Math.max(size_bytes, rotation.sizeOf?.(id) ?? 0) }))
-    judge?.(keys, documents.map(({ id }) => id))
+    await judge?.(db, project, documents.map(({ id }) => id))
     const retention = project.encryption_type === 'client' ? organization.plan.retention_days : null
     const policy = await underWay(db, project, retention) ? 're_encrypt' : rotation.policy ?? project.history_policy
     const newKey = await replaceActiveKey(db, project, key)
     const under = { ...project, key_version: key.version }
     const storageKey = storageKeyOf(keyring, organization)
     const state = { organization_id: organization.id, project }
-    const oldKey = keys.find(({ is_active }) => is_active)!
 
     await inPieces(documents, async (ids) => {
       const converted = (await findDocuments(db, organization.id, ids)).map((document) => {
