@@ -1,12 +1,22 @@
 import { execFile } from 'node:child_process'
+import { createSecretKey } from 'node:crypto'
 import { cpSync, mkdtempSync, readFileSync, readdirSync, rmSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join, relative } from 'node:path'
 import { promisify } from 'node:util'
 import { sql } from 'drizzle-orm'
-import t from 'tap'
+import type { PostgresJsDatabase } from 'drizzle-orm/postgres-js'
+import { migrate } from 'drizzle-orm/postgres-js/migrator'
+import t, { type Test } from 'tap'
+import { buildApp } from '../src/app.ts'
+import { loadConfig } from '../src/config.ts'
+import { openBlob } from '../src/crypto/blob.ts'
+import { createKeyring, parseMasterKey } from '../src/crypto/keyring.ts'
 import { connect, type Database } from '../src/db/database.ts'
+import { openRows } from '../src/vault/rows.ts'
 import { freshDatabase } from './helpers/app.ts'
+import { QUICK } from './helpers/costs.ts'
+import { beside } from './helpers/statements.ts'
 import { hasPostgres, startPostgres } from './helpers/postgres.ts'
 
 const PLANS = [
@@ -49,24 +59,115 @@ t.test('a column that no migration makes is noticed', async (t) => {
   t.match(readFileSync(join(folder, added!), 'utf8'), 'ADD COLUMN "revision"')
 })
 
-t.test('the migrations give the same schema and plans on either database', { skip: !hasPostgres() && 'PostgreSQL is not installed' }, async (t) => {
-  const server = await startPostgres({ durable: false })
-  t.teardown(() => server.close())
-  const real = await connect({ url: server.url, pool: 2 })
-  t.teardown(() => real.close())
-  await real.migrate()
-  await real.migrate()
-  const { database: embedded, drop } = await freshDatabase()
-  t.teardown(async () => {
-    await embedded.close()
-    await drop()
-  })
-  const schema = await schemaOf(real)
+const real = hasPostgres() ? await startPostgres({ durable: false }) : undefined
+t.teardown(() => real?.close())
+const skip = real === undefined && 'PostgreSQL is not installed'
+
+/** A migrated database of its own; `name` is that of one on the server. */
+async function databaseFor (t: Test, name?: string): Promise<Database> {
+  if (name === undefined) {
+    const { database, drop } = await freshDatabase()
+    t.teardown(async () => {
+      await database.close()
+      await drop()
+    })
+    return database
+  }
+  const admin = await connect({ url: real!.url, pool: 1 })
+  await run(admin, `CREATE DATABASE ${name}`)
+  await admin.close()
+  const url = new URL(real!.url)
+  url.pathname = `/${name}`
+  const database = await connect({ url: url.href, pool: 4 })
+  t.teardown(() => database.close())
+  await database.migrate()
+  return database
+}
+
+const run = async (database: Database, ...statements: string[]) => { for (const one of statements) await beside(async () => await database.db.execute(sql.raw(one))) }
+
+t.test('the migrations give the same schema and plans on either database', { skip }, async (t) => {
+  const [onServer, embedded] = [await databaseFor(t, 'fresh'), await databaseFor(t)]
+  await onServer.migrate()
+  const schema = await schemaOf(onServer)
   t.ok(schema.columns.length > 80, 'the schema was read')
   t.ok(schema.indexes.some(({ indexname }) => indexname === 'encryption_keys_one_active'))
   t.strictSame(await schemaOf(embedded), schema)
-  for (const database of [real, embedded]) t.strictSame(await rowsOf(database, 'SELECT * FROM plans ORDER BY name'), PLANS, database.kind)
+  for (const database of [onServer, embedded]) t.strictSame(await rowsOf(database, 'SELECT * FROM plans ORDER BY name'), PLANS, database.kind)
 })
+
+// What the build with migrations 0 to 5 left behind, with its keys: the last one before versions hung on histories, rows
+// were authenticated, and proofs had hashes.
+const OLD = JSON.parse(readFileSync('test/vectors/database-5.json', 'utf8'))
+
+/** Makes a database what that build left. */
+async function fillAsBefore (t: Test, database: Database) {
+  const folder = copyOfMigrations(t)
+  const journal = join(folder, 'meta', '_journal.json')
+  const all = JSON.parse(readFileSync(journal, 'utf8')) as { entries: unknown[] }
+  writeFileSync(journal, JSON.stringify({ ...all, entries: all.entries.slice(0, OLD.migrations) }))
+  await run(database, 'DROP SCHEMA public CASCADE', 'DROP SCHEMA IF EXISTS drizzle CASCADE', 'CREATE SCHEMA public')
+  await migrate(database.db as unknown as PostgresJsDatabase, { migrationsFolder: folder })
+  await run(database, readFileSync('test/vectors/database-5.sql', 'utf8'), "UPDATE oauth_tokens SET refresh_expires_at = now() + interval '1 day'", "UPDATE oauth_grants SET expires_at = now() + interval '1 day'")
+}
+
+for (const on of ['the embedded database', 'PostgreSQL']) {
+  t.test(`a filled database of an earlier build is brought along whole, on ${on}`, { skip: on === 'PostgreSQL' && skip }, async (t) => {
+    const database = await databaseFor(t, on === 'PostgreSQL' ? 'earlier' : undefined)
+    const schema = await schemaOf(database)
+    await fillAsBefore(t, database)
+    await database.migrate()
+    const keyring = createKeyring([parseMasterKey(OLD.master_key)])
+    t.ok(await openRows(database, keyring) > 0)
+    t.strictSame(await schemaOf(database), schema, 'its schema is that of a new one')
+
+    const app = await buildApp({ config: loadConfig({ LOG_LEVEL: 'silent', RATE_LIMIT_API: '0' }), database, keyring, costs: QUICK })
+    t.teardown(() => app.close())
+    const callerOf = (token: string) => async (method: 'GET' | 'POST' | 'DELETE', path: string, payload?: object) => {
+      const answer = await app.inject({ method, url: `/api/v1${path}`, headers: { authorization: `Bearer ${token}` }, ...(payload && { payload }) })
+      return { status: answer.statusCode, body: answer.payload === '' ? undefined : answer.json() }
+    }
+    const call = callerOf(OLD.owner)
+    const levelsOf = async (path: string) => (await call('GET', `/nimbus/${path}/secrets?decrypt=true`)).body.data.attributes.levels
+    const { project, target, environment } = await levelsOf('orbit/backend/live')
+    t.strictSame([project, target, environment].map(({ content }: { content: string }) => content), ['LEVEL=project\nA=1\n', 'LEVEL=target\n', 'N=3\n'])
+    t.equal((await levelsOf('turned')).project.content, 'T=3\n')
+    const held = (await call('GET', '/nimbus/held/secrets')).body.data.attributes.levels.project.content
+    t.equal(openBlob(createSecretKey(Buffer.from(OLD.client_key.data_key, 'base64')), held)?.toString(), 'HELD=1\n')
+
+    const live = { project: 'orbit', target: 'backend', environment: 'live' }
+    const versionsOf = async (environment: string) => (await call('POST', '/nimbus/secrets/versions', { ...live, environment })).body.data as { id: string }[]
+    const restore = async (id: unknown) => (await call('POST', `/nimbus/secrets/versions/${String(id)}/restore`)).status
+    for (const [i, { id }] of (await versionsOf('live')).entries()) {
+      t.equal((await call('GET', `/nimbus/secrets/versions/${id}`)).status, 200)
+      t.equal(await restore(id), 200)
+      t.equal((await levelsOf('orbit/backend/live')).environment.content, `N=${3 - i}\n`, `version ${id}`)
+    }
+    t.equal((await versionsOf('live')).length, 6)
+    t.equal((await versionsOf('purged')).length, 0, 'a purged history stays empty')
+    const oldest = async (slug: string) => (await rowsOf(database, `
+      SELECT v.id FROM secret_versions v JOIN secrets s ON s.history_id = v.history_id
+      WHERE s.level_id IN (SELECT id FROM targets WHERE slug = '${slug}' UNION SELECT id FROM projects WHERE slug = '${slug}') ORDER BY v.id LIMIT 1`))[0]!.id
+    t.equal(await restore(await oldest('emptied')), 200)
+    t.equal((await levelsOf('orbit/emptied')).target.content, 'DELETED=1\n')
+    t.equal(await restore(await oldest('turned')), 200)
+    t.equal((await levelsOf('turned')).project.content, 'T=1\n', 'a version that was re-encrypted')
+    const { target_count, environment_count, secret_count } = (await call('GET', '/nimbus/orbit')).body.data.attributes
+    t.strictSame({ target_count, environment_count, secret_count }, { target_count: 2, environment_count: 2, secret_count: 5 })
+
+    t.equal((await callerOf(OLD.narrowed)('GET', '/nimbus/orbit/backend/secrets')).status, 200)
+    t.equal((await callerOf(OLD.narrowed)('GET', '/nimbus/turned/secrets')).status, 404)
+    t.equal((await callerOf(OLD.of_what_is_gone)('GET', '/organization')).status, 401)
+    const refreshed = await app.inject({ method: 'POST', url: '/api/oauth/token', payload: { grant_type: 'refresh_token', refresh_token: OLD.refresh_token, client_id: 'dotenv-cli' } })
+    t.equal(refreshed.statusCode, 200, refreshed.payload)
+    t.equal((await callerOf(refreshed.json().access_token)('GET', '/nimbus/orbit/secrets')).status, 200)
+    // A key's proof has no hash yet: it is known all the same.
+    const { proof, salt, iterations } = OLD.client_key
+    const again = await call('POST', '/nimbus/held/secrets/rotate-client-keys', { key_check: proof, key_check_salt: salt, key_check_iterations: iterations, secrets: [] })
+    t.match(again, { status: 422, body: { errors: { key_check: [/has or had/] } } })
+    for (const slug of ['orbit', 'held', 'turned']) t.equal((await call('DELETE', `/nimbus/${slug}`, { confirmed: true })).status, 204, slug)
+  })
+}
 
 async function schemaOf (database: Database) {
   return {
@@ -81,5 +182,5 @@ async function schemaOf (database: Database) {
 }
 
 async function rowsOf (database: Database, query: string): Promise<Record<string, unknown>[]> {
-  return [...await database.db.execute(sql.raw(query)) as unknown as Record<string, unknown>[]]
+  return beside(async () => [...await database.db.execute(sql.raw(query)) as unknown as Record<string, unknown>[]])
 }

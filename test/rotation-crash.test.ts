@@ -22,7 +22,7 @@ import { listReEncryptions } from '../src/repositories/histories.ts'
 import { createOrganization } from '../src/repositories/organizations.ts'
 import { createToken } from '../src/repositories/tokens.ts'
 import { openCurrent, openVersion } from '../src/vault/documents.ts'
-import { dataKeyOf, keyCheckOf, keyStringOf, makeStorageKey, saltOf, storageKeyOf } from '../src/vault/keys.ts'
+import { checkHashOf, dataKeyOf, keyCheckOf, keyStringOf, makeStorageKey, saltOf, storageKeyOf } from '../src/vault/keys.ts'
 import { openRows } from '../src/vault/rows.ts'
 import { createHistoryWorker } from '../src/vault/worker.ts'
 import { clientKey, type ClientKey } from './helpers/client.ts'
@@ -91,7 +91,8 @@ function view (state: State, since: number): State {
   const storageKey = storageKeyOf(ring, organization!)
   const projects = new Map(state.projects.map((project) => [project.id, project as { key_version: number }]))
   const keys = new Map(state.encryption_keys.map((row) => {
-    const key = { ...row, key_string: bytes(row.key_string), data_key: bytes(row.data_key), key_check: bytes(row.key_check), salt: bytes(row.salt) } as any
+    const kept = Object.fromEntries((['key_string', 'data_key', 'key_check', 'key_check_hash', 'salt'] as const).map((column) => [column, bytes(row[column])]))
+    const key = { ...row, ...kept } as any
     return [`${row.project_id}/${row.version}`, key]
   }))
   const plain = (project: string, version: number, blob: string) => {
@@ -112,6 +113,7 @@ function view (state: State, since: number): State {
       key_string: keyStringOf(ring, key),
       data_key: key.data_key && dataKeyOf(ring, key).export().toString('hex'),
       key_check: keyCheckOf(ring, key)?.toString('base64'),
+      key_check_hash: key.key_check_hash && (checkHashOf(storageKey, key, keyCheckOf(ring, key)!).equals(key.key_check_hash) ? 'its own' : 'of another proof'),
       salt: saltOf(ring, key).toString('base64'),
       masters: [...new Set([key.key_string, key.data_key, key.key_check, key.salt].flatMap((value) => value === null ? [] : ring.idOf(value)))]
     })),
@@ -401,7 +403,7 @@ async function seed (database: Database, documents: number): Promise<{ token: st
     commits: 1,
     expected: (before, commits) => commits === 0
       ? before
-      : custody(before, kept, 'client', toClient, { key_string: undefined, data_key: null, key_check }, { from: 'server', key_version: 2 }),
+      : custody(before, kept, 'client', toClient, { key_string: undefined, data_key: null, key_check, key_check_hash: 'its own' }, { from: 'server', key_version: 2 }),
     repeat: (service) => again(service, 'PATCH', '/kept', toClient),
     goOn: (service) => again(service, 'PATCH', '/kept', toServer)
   }, {
@@ -410,7 +412,7 @@ async function seed (database: Database, documents: number): Promise<{ token: st
     work: request('PATCH', '/given', givenToServer),
     commits: 1,
     expected: (before, commits) => {
-      const key = { key_string: givenToServer.encryption_key, data_key: given.key.dataKey.export().toString('hex'), key_check: undefined }
+      const key = { key_string: givenToServer.encryption_key, data_key: given.key.dataKey.export().toString('hex'), key_check: undefined, key_check_hash: null }
       return commits === 0 ? before : custody(before, given.id, 'server', givenToServer, key, { from: 'client', key_version: 1 })
     },
     repeat: (service) => again(service, 'PATCH', '/given', givenToServer),
