@@ -17,6 +17,8 @@ const ON_SERVER = new Set(['scale'])
 // These take longest: begun first, they are not what everybody waits for at the end.
 const FIRST = ['rotation-crash', 'outage', 'crash', 'database', 'cli', 'rotation-concurrency', 'concurrency', 'encryption-doc', 'rewrap', 'migrations']
 const TIMEOUT = 560_000
+// Files that share a process, one after the other. More would keep more memory than they spare time.
+const TOGETHER = 5
 // In every process of the run.
 const PRELOAD = `--import ${new URL('../dist/test/helpers/preload.js', import.meta.url).href}`
 // Databases are made by the hundred, of hundreds of files each: in memory, where there is room for them, that takes a quarter
@@ -51,10 +53,15 @@ if (server === undefined && process.env.CI === 'true') {
   broken = true
 } else if (server === undefined) console.log('PostgreSQL is not installed: only the embedded database is tested.')
 
+const alone = (file) => long || FIRST.includes(nameOf(file))
+const together = (files) => [
+  ...files.filter(alone).map((file) => [file]),
+  ...chunks(files.filter((file) => !alone(file)))
+]
 const work = [
-  ...files.filter((file) => !ON_SERVER.has(nameOf(file))).map((file) => ({ file, on: 'embedded database', env: {} })),
-  ...server === undefined ? [] : files.filter((file) => !ONCE.has(nameOf(file))).map((file) => ({ file, on: 'PostgreSQL', env: { TEST_DATABASE_URL: server.url } }))
-].sort((a, b) => rank(a.file) - rank(b.file))
+  ...together(files.filter((file) => !ON_SERVER.has(nameOf(file)))).map((files) => ({ files, on: 'embedded database', env: {} })),
+  ...server === undefined ? [] : together(files.filter((file) => !ONCE.has(nameOf(file)))).map((files) => ({ files, on: 'PostgreSQL', env: { TEST_DATABASE_URL: server.url } }))
+].sort((a, b) => rank(a.files[0]) - rank(b.files[0]))
 await Promise.all(Array.from({ length: Math.max(2, availableParallelism()) }, async () => {
   for (let next = work.shift(); next !== undefined; next = work.shift()) await run(next)
 }))
@@ -71,10 +78,14 @@ function hasRoom () {
   }
 }
 
-// A test file is a program that prints TAP. What failed is shown with its diagnostics.
-async function run ({ file, on, env }) {
-  const begun = performance.now()
-  const child = spawn(process.execPath, [file], {
+function chunks (files) {
+  return Array.from({ length: Math.ceil(files.length / TOGETHER) }, (_, i) => files.slice(i * TOGETHER, (i + 1) * TOGETHER))
+}
+
+// A test file is a program that prints TAP; several in one process are as many tests of it. What failed is shown with its
+// diagnostics.
+async function run ({ files, on, env }) {
+  const child = spawn(process.execPath, ['dist/test/helpers/files.js', ...files], {
     env: { ...process.env, NODE_OPTIONS: PRELOAD, TAP_TIMEOUT: String(TIMEOUT / 1000), ...(long && { TEST_LONG: '1' }), ...env }, stdio: ['ignore', 'pipe', 'pipe']
   })
   const late = setTimeout(() => child.kill('SIGKILL'), long ? 4 * TIMEOUT : TIMEOUT)
@@ -86,20 +97,23 @@ async function run ({ file, on, env }) {
   clearTimeout(late)
 
   const shown = []
+  const ended = new Set()
   let failing = false
-  let failed = 0
   for (const line of output.split('\n')) {
     const [, indent, not, text] = /^( *)(not )?ok \d+ - (.*)$/.exec(line) ?? []
     if (text !== undefined) {
       failing = not !== undefined
-      if (indent === '') totals[not ? 'failed' : 'passed']++
-      if (failing) failed++
+      if (indent.length === 4) totals[not ? 'failed' : 'passed']++
+      const [, file, time] = /^(\S+) # time=([\d.]+)ms$/.exec(text) ?? []
+      if (indent === '' && files.includes(file)) {
+        ended.add(file)
+        console.log(`${not ? '✗' : '✓'} ${file.replace('dist/test/', '')} (${on}, ${(time / 1000).toFixed(1)} s)`)
+      }
     }
     if (failing && (text !== undefined || !/^ *(#|1\.\.)/.test(line))) shown.push(line)
   }
-  const good = status === 0 && failed === 0
-  console.log(`${good ? '✓' : '✗'} ${file.replace('dist/test/', '')} (${on}, ${((performance.now() - begun) / 1000).toFixed(1)} s)`)
-  if (good) return
+  if (status === 0 && shown.length === 0 && ended.size === files.length) return
   broken = true
-  console.log([...shown, ...failed === 0 ? [`it ended with ${status}`, ...output.split('\n').slice(-20)] : [], errors].join('\n'))
+  const unended = files.filter((file) => !ended.has(file))
+  console.log([...unended.map((file) => `✗ ${file} (${on}): it ended with ${status}`), ...shown, ...unended.length > 0 ? output.split('\n').slice(-20) : [], errors].join('\n'))
 }

@@ -2,13 +2,14 @@ import * as oauth from 'oauth4webapi'
 import * as openid from 'openid-client'
 import t from 'tap'
 import { startApp } from './helpers/app.ts'
+import { LONG } from './helpers/long.ts'
 import { CALLBACK, makePerson } from './helpers/people.ts'
 import { visitor } from './helpers/visitor.ts'
 
 // Two certified client libraries against the service as it is. No option loosens a check of theirs; only plain http is
 // allowed, because the tests listen on the loopback interface.
 
-const RUNS = 50
+const RUNS = LONG ? 50 : 6
 const SCOPE = 'project:read organization:read'
 
 t.setTimeout(240_000)

@@ -15,7 +15,7 @@ import { serviceKeyPlace } from '../src/vault/places.ts'
 import { openRows, RowKeyError } from '../src/vault/rows.ts'
 import { freshDatabase, makeLevel, startApp } from './helpers/app.ts'
 import { makePerson } from './helpers/people.ts'
-import { cli, scratchDirectory } from './helpers/process.ts'
+import { command, scratchDirectory } from './helpers/process.ts'
 import { beside } from './helpers/statements.ts'
 
 // A database from before rows were authenticated is brought along once, and nobody but the holder of the master key can
@@ -251,15 +251,15 @@ t.test('each database has a key of its own, and two that start at once on an emp
 t.test('`migrate` brings rows along where the master key is at hand', { skip: process.env.TEST_DATABASE_URL !== undefined && 'runs on the embedded database' }, async (t) => {
   const directory = scratchDirectory(t)
   const env = { DATA_DIR: directory }
-  t.match(await cli(['migrate'], env), { code: 0, stderr: '' }, 'an empty database needs none')
-  const made = await cli(['init', '--organization', 'Nimbus', '--email', 'owner@example.com', '--json'], { ...env, MASTER_KEY: KEY })
+  t.match(await command(['migrate'], env), { code: 0, stderr: '' }, 'an empty database needs none')
+  const made = await command(['init', '--organization', 'Nimbus', '--email', 'owner@example.com', '--json'], { ...env, MASTER_KEY: KEY })
   t.equal(made.code, 0, made.stderr)
   const database = await connect({ dir: join(directory, 'postgres'), pool: 1 })
   await undo(database, createKeyring([parseMasterKey(KEY)]))
   await database.close()
-  t.match(await cli(['migrate'], env), { code: 0, stdout: 'The schema is up to date.\n', stderr: '' }, 'without the key it is left to the first start')
-  const migrated = await cli(['migrate'], { ...env, MASTER_KEY: KEY })
+  t.match(await command(['migrate'], env), { code: 0, stdout: 'The schema is up to date.\n', stderr: '' }, 'without the key it is left to the first start')
+  const migrated = await command(['migrate'], { ...env, MASTER_KEY: KEY })
   t.match(migrated, { code: 0, stdout: 'The schema is up to date.\n' })
   t.match(migrated.stderr, /^\d+ rows are authenticated from now on: .*\n$/)
-  t.match(await cli(['migrate'], { ...env, MASTER_KEY: KEY }), { code: 0, stderr: '' })
+  t.match(await command(['migrate'], { ...env, MASTER_KEY: KEY }), { code: 0, stderr: '' })
 })
