@@ -1,5 +1,4 @@
-import { once } from 'node:events'
-import { connect, type AddressInfo, type Socket } from 'node:net'
+import { connect, type AddressInfo } from 'node:net'
 import { Type } from '@sinclair/typebox'
 import t from 'tap'
 import { createSlots, inTurns } from '../src/http/large-bodies.ts'
@@ -8,6 +7,7 @@ import { ApiError } from '../src/rules/errors.ts'
 import { sealBlob } from '../src/crypto/blob.ts'
 import { makeLevel, startApp, type Caller } from './helpers/app.ts'
 import { clientKey } from './helpers/client.ts'
+import { rest } from './helpers/sockets.ts'
 
 const ROOMY = { members: 10_000, depth: 20 }
 
@@ -239,14 +239,6 @@ async function send (port: number, path: string, caller: Caller, body: Buffer | 
   socket.write(body === undefined ? `${head(path, caller)}Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n` : `${head(path, caller)}Content-Length: ${body.length}\r\n\r\n`)
   if (body !== undefined) socket.write(body)
   return rest(socket)
-}
-
-async function rest (socket: Socket): Promise<string> {
-  let text = ''
-  socket.on('data', (chunk) => { text += String(chunk) })
-  socket.on('error', () => {})
-  await once(socket, 'close')
-  return text
 }
 
 // mulberry32

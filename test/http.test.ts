@@ -1,10 +1,11 @@
 import { once } from 'node:events'
-import { connect, type AddressInfo, type Socket } from 'node:net'
+import { connect, type AddressInfo } from 'node:net'
 import t, { type Test } from 'tap'
 import { codeOf, ERRORS, type ErrorCode } from '../schemas/errors.ts'
 import { buildApp } from '../src/app.ts'
 import { loadConfig } from '../src/config.ts'
 import { makeLevel, startApp, type Answer, type Caller, type TestApp } from './helpers/app.ts'
+import { rest } from './helpers/sockets.ts'
 
 const LEAK = /FST_|statusCode|node_modules|\bat \w+ \(|SELECT |INSERT |UPDATE |select "|insert into|\/src\/|\.ts:|\.js:|drizzle|postgres/i
 const ULID_SHAPE = /^[0-9A-HJKMNP-TV-Z]{26}$/
@@ -824,13 +825,4 @@ async function exchange (port: number, request: string) {
     return { status: Number(head.slice(9, 12)), head, body: body.join('\r\n\r\n') }
   })
   return { text, answers }
-}
-
-async function rest (socket: Socket): Promise<string> {
-  let text = ''
-  socket.on('data', (chunk) => { text += String(chunk) })
-  // A reset after the answer is how a server closes on a client that is still sending.
-  socket.on('error', () => {})
-  await once(socket, 'close')
-  return text
 }

@@ -254,6 +254,22 @@ function valuesFor (column: { dataType: string, notNull: boolean, name: string }
   return [`${name} || 'x'`, "''", `upper(${name})`, '\'owner\'']
 }
 
+t.test('a token that somebody wrote into the database is not listed, in whatever form it is, and the others are', async (t) => {
+  const service = await startApp(t)
+  const owner = await service.organization()
+  const list = async () => (await owner.call('GET', `/organizations/${owner.organization}/api-keys`)).body.data.map(({ name }: { name: string }) => name)
+  await service.token(owner.organization, ['secret:read'])
+  const slices = ['null', "'[]'", '\'{"project_id":1}\'', '\'[1, null]\'', '\'"x"\'']
+  for (const [i, value] of slices.entries()) {
+    await service.sql(`
+      INSERT INTO api_tokens (organization_id, name, token_hash, token_prefix, abilities, slices)
+      VALUES ('${owner.organization}', 'Forged', sha256('${i}'), 'dotenv_', '{*}', ${value}::jsonb)`)
+  }
+  t.strictSame(await list(), ['Test token', 'Test token'])
+  await service.sql("UPDATE api_tokens SET abilities = '{*}' WHERE abilities = '{secret:read}'")
+  t.strictSame(await list(), ['Test token'])
+})
+
 for (const table of NAMES) {
   t.test(`${table}: no column can be changed, copied, swapped or emptied`, async (t) => {
     const { row, another, finds, refers = [] } = SUBJECTS[table]

@@ -43,3 +43,19 @@ export function createGate (running: number, waiting: number, overloaded: () => 
     }
   }
 }
+
+/** A gate of its own for each key, kept for as long as somebody is at it: however many keys there are, none loses its place. */
+export function createGates (running: number, waiting: number, overloaded: () => WorkOverloaded): (key: string) => Gate {
+  const gates = new Map<string, { gate: Gate, users: number }>()
+
+  return (key) => async function run (work) {
+    const one = gates.get(key) ?? { gate: createGate(running, waiting, overloaded), users: 0 }
+    gates.set(key, one)
+    one.users++
+    try {
+      return await one.gate(work)
+    } finally {
+      if (--one.users === 0) gates.delete(key)
+    }
+  }
+}

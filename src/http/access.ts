@@ -4,7 +4,7 @@ import { ERRORS, ErrorBody, type ErrorCode } from '../../schemas/errors.ts'
 import type { Scope } from '../../schemas/scopes.ts'
 import { LRUCache } from 'lru-cache'
 import { hashToken, isCredential, parseApiToken } from '../crypto/bearer.ts'
-import { createGate, WorkOverloaded, type Gate } from '../crypto/bounded.ts'
+import { createGates, WorkOverloaded, type Gate } from '../crypto/bounded.ts'
 import { findUserCall, type UserCall } from '../repositories/oauth.ts'
 import { findPrincipal, updateTokenUse, type Organization, type Principal } from '../repositories/tokens.ts'
 import { databaseError } from '../db/database.ts'
@@ -166,7 +166,7 @@ export function scopesOf (access: FastifyContextConfig['access']): readonly Scop
 }
 
 // What a browser is counted by that somebody has signed in with; undefined for a stranger's.
-async function knownDevice (app: FastifyInstance, request: FastifyRequest, lookUp: Gate = (work) => work()): Promise<string | undefined> {
+async function knownDevice (app: FastifyInstance, request: FastifyRequest, lookUp: Gate = atOnce): Promise<string | undefined> {
   const device = readCookie(app, request, 'device')
   if (device === undefined) return undefined
   const hash = hashToken(device)
@@ -186,17 +186,12 @@ class TooManyLookUps extends WorkOverloaded {
 
 // What an address that is past its limit may have looked up: one token at a time, good or forged; a few wait in line, and the
 // rest is past the limit without a look.
-const IN_LINE = 20
-const gates = new LRUCache<string, Gate>({ max: 1_000 })
-
-function gateOf (address: string): Gate {
-  const gate = gates.get(address) ?? createGate(1, IN_LINE, () => new TooManyLookUps())
-  gates.set(address, gate)
-  return gate
-}
+const gateOf = createGates(1, 20, () => new TooManyLookUps())
+/** For who is not past any limit. */
+const atOnce: Gate = (work) => work()
 
 async function authenticate (
-  app: FastifyInstance, request: FastifyRequest, organization: string | undefined, lookUp: Gate = (work) => work()
+  app: FastifyInstance, request: FastifyRequest, organization: string | undefined, lookUp: Gate = atOnce
 ): Promise<Caller | undefined> {
   // Of several headers Node keeps the first alone: the raw ones tell that there were more.
   const sent = request.raw.rawHeaders.filter((_value, i, all) => i % 2 === 1 && all[i - 1]?.toLowerCase() === 'authorization')

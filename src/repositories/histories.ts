@@ -60,6 +60,16 @@ export async function countWaiting (db: Db, project: KeyState, retentionDays: nu
   return row!.count
 }
 
+/** Whether anything waits: one look into the index for each secret, until the first that has something. */
+export async function isAnyWaiting (db: Db, project: KeyState, retentionDays: number | null): Promise<boolean> {
+  const [row] = await db.execute(sql`
+    SELECT EXISTS (
+      SELECT FROM secrets s WHERE s.organization_id = ${project.organization_id} AND s.project_id = ${project.id}
+        AND EXISTS (SELECT FROM secret_versions v WHERE ${ofSecret} AND ${underOldKeys(project)} AND ${isOpen(retentionDays)})
+    ) AS found`) as unknown as { found: boolean }[]
+  return row!.found
+}
+
 /** Whether anything waits but so many versions, and if not, how many: no more than one of the others is looked at. */
 export async function findLeft (db: Db, project: KeyState, most: number): Promise<{ left: number } | 'more'> {
   const found = await listWaiting(db, project, START, most + 1)

@@ -4,7 +4,7 @@ import type { Ability } from '../../schemas/scopes.ts'
 import type { ApiToken, Restriction } from '../../schemas/tokens.ts'
 import { authenticatedColumns } from '../db/authenticated.ts'
 import type { Caller } from '../db/caller.ts'
-import { draw, isAuthentic, macOf, prepared, verifies, type Db } from '../db/database.ts'
+import { draw, isAuthentic, macOf, prepared, verifies, type Authenticated, type Db } from '../db/database.ts'
 import { api_tokens, environments, oauth_clients, oauth_grants, organizationColumns, organizations, plans, projects, targets, users } from '../db/tables.ts'
 import { fail } from '../rules/errors.ts'
 import { offsetOf, type PageRequest } from '../rules/pagination.ts'
@@ -105,20 +105,8 @@ export interface NewToken {
   made_by?: Pick<Principal, 'type' | 'id' | 'name' | 'person'>
 }
 
-const columns = {
-  id: api_tokens.id,
-  name: api_tokens.name,
-  token_prefix: api_tokens.token_prefix,
-  abilities: api_tokens.abilities,
-  slices: api_tokens.slices,
-  expires_at: api_tokens.expires_at,
-  last_used_at: api_tokens.last_used_at,
-  created_by_type: api_tokens.created_by_type,
-  created_by_id: api_tokens.created_by_id,
-  created_by_name: api_tokens.created_by_name,
-  created_at: api_tokens.created_at,
-  updated_at: api_tokens.updated_at
-}
+const { last_used_at, created_at, updated_at } = api_tokens
+const columns = { ...authenticatedColumns('api_tokens'), last_used_at, created_at, updated_at }
 
 export async function createToken (db: Db, { made_by: maker, slices, ...token }: NewToken): Promise<ApiToken> {
   const { id } = await draw(db, 'api_tokens')
@@ -137,15 +125,20 @@ export async function createToken (db: Db, { made_by: maker, slices, ...token }:
   return (await withRestrictions(db, token.organization_id, rows))[0]!
 }
 
-/** Tokens of the organization, newest first; to a narrowed caller only those that lie inside its part of the hierarchy. */
+/**
+ * Tokens of the organization, newest first; to a narrowed caller only those that lie inside its part of the hierarchy. A
+ * row that the service did not write is none, though the total counts it.
+ */
 export async function listTokens (db: Db, organizationId: string, slices: readonly Slice[], page: PageRequest): Promise<{ rows: ApiToken[], total: number }> {
   const own = eq(api_tokens.organization_id, organizationId)
   const query = db.select(columns).from(api_tokens).where(own).orderBy(desc(api_tokens.id))
+  const genuine = (rows: readonly TokenRow[]) => rows.filter((row) => isAuthentic(db, 'api_tokens', row))
   if (slices.length === 0) {
-    return { rows: await withRestrictions(db, organizationId, await query.limit(page.per_page).offset(offsetOf(page))), total: await db.$count(api_tokens, own) }
+    const rows = genuine(await query.limit(page.per_page).offset(offsetOf(page)))
+    return { rows: await withRestrictions(db, organizationId, rows), total: await db.$count(api_tokens, own) }
   }
   // Which slices lie inside others is our rule, not the database's: so these few callers page through all tokens.
-  const inside = (await query).filter((token) => coversAll(slices, token.slices ?? []))
+  const inside = genuine(await query).filter((token) => coversAll(slices, token.slices ?? []))
   return { rows: await withRestrictions(db, organizationId, inside.slice(offsetOf(page), offsetOf(page) + page.per_page)), total: inside.length }
 }
 
@@ -216,13 +209,7 @@ export async function findSlice (db: Db, organizationId: string, { project, targ
   return { project_id: row.project.id, target_id: row.target?.id ?? null, environment_id: row.environment?.id ?? null }
 }
 
-type TokenRow = Omit<ApiToken, 'id' | 'restrictions' | 'created_by'> & {
-  id: number
-  slices: Slice[] | null
-  created_by_type: 'user' | 'api_token' | null
-  created_by_id: number | null
-  created_by_name: string | null
-}
+type TokenRow = Authenticated<'api_tokens'> & Pick<typeof api_tokens.$inferSelect, 'last_used_at' | 'created_at' | 'updated_at'>
 
 // Slices are kept by id and shown by slug. What was deleted since has no slug: the slice then covers nothing and is left
 // out; with the last of them the token ended.
@@ -241,12 +228,22 @@ async function withRestrictions (db: Db, organizationId: string, rows: readonly 
       .from(table).where(and(eq(table.organization_id, organizationId), sql`${table.id} IN ${distinct}`))
     for (const { id, slug } of found) slugs.set(id, slug)
   }
-  return rows.map(({ id, slices, created_by_type: type, created_by_id: by, created_by_name: name, ...row }) => ({
-    ...row,
-    id: String(id),
-    restrictions: (slices ?? []).flatMap((slice) => restrictionOf(slice, slugs)),
-    created_by: type === null || by === null ? null : { type, id: by, name: name ?? '' }
-  }))
+  return rows.map((row) => {
+    const { name, token_prefix, abilities, expires_at, last_used_at, created_at, updated_at } = row
+    const { created_by_type: type, created_by_id: by, created_by_name: byName } = row
+    return {
+      id: String(row.id),
+      name,
+      token_prefix,
+      abilities,
+      restrictions: (row.slices ?? []).flatMap((slice) => restrictionOf(slice, slugs)),
+      expires_at,
+      last_used_at,
+      created_by: type === null || by === null ? null : { type, id: by, name: byName ?? '' },
+      created_at,
+      updated_at
+    }
+  })
 }
 
 function restrictionOf ({ project_id, target_id, environment_id }: Slice, slugs: ReadonlyMap<string, string>): Restriction[] {

@@ -1,6 +1,5 @@
-import { LRUCache } from 'lru-cache'
 import { openBlob } from '../crypto/blob.ts'
-import { createGate, type Gate } from '../crypto/bounded.ts'
+import { createGates } from '../crypto/bounded.ts'
 import { decodeProof, deriveDataKey, KeyWorkOverloaded, makeProof, proofMatches } from '../crypto/key-proof.ts'
 import type { Keyring } from '../crypto/keyring.ts'
 import { sameBytes } from '../crypto/primitives.ts'
@@ -17,13 +16,7 @@ import { inPieces } from './rotate.ts'
 
 // A change of custody derives keys as slowly as its client once chose: one at a time for an organization, so that it
 // never holds all the places that there are for derivations.
-const gates = new LRUCache<string, Gate>({ max: 1_000 })
-
-function gateOf (organizationId: string): Gate {
-  const gate = gates.get(organizationId) ?? createGate(1, 8, () => new KeyWorkOverloaded())
-  gates.set(organizationId, gate)
-  return gate
-}
+const gateOf = createGates(1, 8, () => new KeyWorkOverloaded())
 
 /** A change of custody that was judged and is ready to be made. */
 export interface Handover {

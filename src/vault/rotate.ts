@@ -6,7 +6,7 @@ import type { Keyring } from '../crypto/keyring.ts'
 import { isLockTimeout, transaction, type Db } from '../db/database.ts'
 import { recordEvent, type Actor } from '../repositories/audit.ts'
 import { findActiveKeyOf, replaceActiveKey, type KeyRow } from '../repositories/encryption-keys.ts'
-import { countWaiting, findReEncryption, startReEncryption } from '../repositories/histories.ts'
+import { countWaiting, findReEncryption, isAnyWaiting, startReEncryption } from '../repositories/histories.ts'
 import { lockProject, type KeyState, type NewKey } from '../repositories/projects.ts'
 import { findDocuments, lockDocuments, recordRotations, replaceDocuments, takeVersionIds } from '../repositories/rotations.ts'
 import type { Organization } from '../repositories/tokens.ts'
@@ -159,7 +159,7 @@ export async function inPieces (documents: readonly { id: string, size_bytes: nu
 // What is not finished and has something left to do, judged by the key that is being replaced.
 async function underWay (db: Db, project: KeyState, retentionDays: number | null): Promise<boolean> {
   const progress = await findReEncryption(db, project)
-  return progress?.finished_at === null && await countWaiting(db, project, retentionDays) > 0
+  return progress?.finished_at === null && await isAnyWaiting(db, project, retentionDays)
 }
 
 const placeOf = (project: KeyState, { id, level_id }: StoredDocument) =>

@@ -5,7 +5,7 @@ import t from 'tap'
 import { IntegrityError, openAtRest, sealAtRest } from '../../src/crypto/at-rest.ts'
 import { hashToken, mintApiToken, parseApiToken, TOKEN_PATTERN, tokenPrefix } from '../../src/crypto/bearer.ts'
 import { isBlobText, MAX_BLOB_BYTES, openBlob, sealBlob } from '../../src/crypto/blob.ts'
-import { createGate, WorkOverloaded } from '../../src/crypto/bounded.ts'
+import { createGate, createGates, WorkOverloaded } from '../../src/crypto/bounded.ts'
 import { makeEtag } from '../../src/crypto/etag.ts'
 import {
   decodeProof, deriveDataKey, KeyWorkOverloaded, makeProof, proofMatches, proofOpens
@@ -404,6 +404,17 @@ t.test('whoever waits too long at a gate is refused, and gives the place in the 
   end()
   t.same(await Promise.all([first, third]), ['first', 'third'])
   t.equal(await gate(async () => 'later'), 'later')
+})
+
+t.test('of gates by key each holds its own line, however many other keys come meanwhile', async (t) => {
+  const gateOf = createGates(1, 1, () => new WorkOverloaded())
+  let end = () => {}
+  const first = gateOf('a')(() => new Promise<string>((resolve) => { end = () => resolve('first') }))
+  const waiting = gateOf('a')(async () => 'waiting')
+  for (let key = 0; key < 5_000; key++) await gateOf(String(key))(async () => {})
+  await t.rejects(gateOf('a')(async () => 'no place'), WorkOverloaded)
+  end()
+  t.same(await Promise.all([first, waiting]), ['first', 'waiting'])
 })
 
 t.test('API tokens', async (t) => {
