@@ -5,7 +5,7 @@ import { cpSync, existsSync, readdirSync, rmSync, statSync, writeFileSync } from
 import { join } from 'node:path'
 
 const STAMP = 'dist/.built'
-const SOURCES = ['schemas', 'src', 'test', 'bench', 'drizzle', 'patches']
+const SOURCES = ['schemas', 'src', 'test', 'bench', 'examples', 'drizzle', 'patches']
 
 export function build () {
   run('node_modules/.bin/patch-package', ['--error-on-fail'], 'ignore')

@@ -62,7 +62,7 @@ const work = [
   ...together(files.filter((file) => !ON_SERVER.has(nameOf(file)))).map((files) => ({ files, on: 'embedded database', env: {} })),
   ...server === undefined ? [] : together(files.filter((file) => !ONCE.has(nameOf(file)))).map((files) => ({ files, on: 'PostgreSQL', env: { TEST_DATABASE_URL: server.url } }))
 ].sort((a, b) => rank(a.files[0]) - rank(b.files[0]))
-await Promise.all(Array.from({ length: Math.max(2, availableParallelism()) }, async () => {
+await Promise.all(Array.from({ length: Math.max(2, availableParallelism()) + 1 }, async () => {
   for (let next = work.shift(); next !== undefined; next = work.shift()) await run(next)
 }))
 await server?.close()

@@ -302,11 +302,25 @@ async function watchDisk (act: () => Promise<void>): Promise<string[]> {
   return events
 }
 
+const database = hasPostgres() ? await startPostgres({ durable: false }) : undefined
+const admin = database && postgres(database.url, { max: 1, onnotice: () => {} })
+t.teardown(async () => {
+  await admin?.end()
+  await database?.close()
+})
+const MASTER_KEY = generateMasterKey().text
+
+/** The configuration of a database of its own on PostgreSQL. */
+async function empty (name: string) {
+  await admin!.unsafe(`CREATE DATABASE ${name}`)
+  return { DATABASE_URL: database!.url.replace(/postgres$/, name), MASTER_KEY }
+}
+
 t.test('people and applications, from the command line to the browser', async (t) => {
   const port = await freePort()
   const address = `http://127.0.0.1:${port}`
-  const dir = join(scratchDirectory(t), 'data')
-  const env = { DATA_DIR: dir, PORT: String(port) }
+  // Each command opens the database: on PostgreSQL, where there is one, that takes next to nothing.
+  const env = { PORT: String(port), ...database === undefined ? { DATA_DIR: join(scratchDirectory(t), 'data') } : await empty('people') }
   const NOT_MAILED = /^The mail to user \d+ was not sent: SMTP_URL is not set\n$/
   const made = JSON.parse((await command(['init', '--organization', 'Nimbus', '--email', 'rosa@nimbus.example', '--json'], env)).stdout)
   const done = async (t: Test, ...args: string[]) => t.same(await command(args, env), { code: 0, stdout: args[1] === 'add' ? 'Added.\n' : 'Changed.\n', stderr: '' })
@@ -388,18 +402,6 @@ t.test('people and applications, from the command line to the browser', async (t
 })
 
 t.test('on PostgreSQL', { skip: !hasPostgres() && 'PostgreSQL is not installed' }, async (t) => {
-  const database = await startPostgres({ durable: false })
-  const admin = postgres(database.url, { max: 1, onnotice: () => {} })
-  t.teardown(async () => {
-    await admin.end()
-    await database.close()
-  })
-  const MASTER_KEY = generateMasterKey().text
-  const empty = async (name: string) => {
-    await admin.unsafe(`CREATE DATABASE ${name}`)
-    return { DATABASE_URL: database.url.replace(/postgres$/, name), MASTER_KEY }
-  }
-
   await t.test('init --json prints exactly one object; migrate may come before it, and again', async (t) => {
     const env = await empty('made')
     t.same(await command(['migrate'], env), { code: 0, stdout: 'The schema is up to date.\n', stderr: '' })

@@ -6,8 +6,8 @@ import { makeProof } from '../src/crypto/key-proof.ts'
 import { generateSalt } from '../src/crypto/keys.ts'
 import { makeLevel, startApp, type Caller } from './helpers/app.ts'
 import { clientKey } from './helpers/client.ts'
-import { compileExample, pythonLacks, readDoc } from './helpers/docs.ts'
-import { run, scratchDirectory } from './helpers/process.ts'
+import { compiledExample, pythonLacks, readDoc } from './helpers/docs.ts'
+import { run } from './helpers/process.ts'
 
 const page = readDoc('docs/encryption.md')
 const known = JSON.parse(readFileSync('test/vectors/client.json', 'utf8'))
@@ -26,7 +26,7 @@ const user = await test.token(owner.organization, ['key:retrieve', 'secret:read'
 const example = (file: string, args: string[]): Example => (action, path, { env = {}, input } = {}) => run(file, [...args, action, path], {
   STRONGROOM_URL: `http://127.0.0.1:${port}`, STRONGROOM_TOKEN: user.token, STRONGROOM_ORGANIZATION: owner.organization, ...env
 }, input)
-const typescript = example(process.execPath, [compileExample('examples/client.ts', scratchDirectory(t))])
+const typescript = example(process.execPath, [compiledExample('client')])
 const python = example('python3', ['examples/client.py'])
 const noPython = await pythonLacks('cryptography')
 

@@ -9,7 +9,7 @@ import { SCOPE_NAMES } from '../schemas/scopes.ts'
 import { isRegistrable, redirectMatches } from '../src/rules/redirects.ts'
 import { scopesOfRole } from '../src/rules/roles.ts'
 import { startApp } from './helpers/app.ts'
-import { compileExample, pythonLacks, readDoc } from './helpers/docs.ts'
+import { compiledExample, pythonLacks, readDoc } from './helpers/docs.ts'
 import { authorizationUrl, authorize, CALLBACK, makePerson, pkce, post, tokensFor } from './helpers/people.ts'
 import { run, scratchDirectory, type Ended } from './helpers/process.ts'
 import { visitor } from './helpers/visitor.ts'
@@ -22,7 +22,7 @@ const other = await service.organization()
 const rosa = await makePerson(service, { [nimbus.organization]: 'owner', [other.organization]: 'auditor' })
 
 const api = (path: string, token: string) => fetch(`${address}/api/v1${path}`, { headers: { authorization: `Bearer ${token}` } })
-const compiled = compileExample('examples/login.ts', scratchDirectory(t))
+const compiled = compiledExample('login')
 const noPython = await pythonLacks()
 
 t.test('the page shows the examples as they are', async (t) => {

@@ -25,7 +25,7 @@ import { freshDatabase } from './helpers/app.ts'
 import { clientKey } from './helpers/client.ts'
 import { QUICK } from './helpers/costs.ts'
 import { LONG } from './helpers/long.ts'
-import { cli, scratchDirectory, startServer, type Ended } from './helpers/process.ts'
+import { cli, command, scratchDirectory, startServer, type Ended } from './helpers/process.ts'
 import { client, makeLevels, random, store, type Send } from './helpers/traffic.ts'
 import { beside } from './helpers/statements.ts'
 
@@ -139,16 +139,16 @@ t.test(`CR-14: ${KILLS.postgres} kills of rewrap while two instances with differ
     t.ok(Object.keys(before).length > 10)
     const other = generateMasterKey().text
     const wrong = `k1:${other.split(':')[1]}`
-    const [onlyNew, onlyOther, wrongOld, command] = await Promise.all([
-      cli(['serve'], { ...env, PORT, ...environment(NEW) }),
-      cli(['serve'], { ...env, PORT, ...environment(other) }),
-      cli(['serve'], { ...env, PORT, ...environment(NEW, wrong) }),
-      cli(['rewrap'], { ...env, ...environment(other, NEW) })
+    const [onlyNew, onlyOther, wrongOld, rewrapping] = await Promise.all([
+      command(['serve'], { ...env, PORT, ...environment(NEW) }),
+      command(['serve'], { ...env, PORT, ...environment(other) }),
+      command(['serve'], { ...env, PORT, ...environment(NEW, wrong) }),
+      command(['rewrap'], { ...env, ...environment(other, NEW) })
     ])
     refused(t, onlyNew, /^Master key k1 is missing/)
     refused(t, onlyOther, /^Master key k[12] is missing/)
     refused(t, wrongOld, /^Master key k1 is wrong/)
-    refused(t, command, /^Master key k1 is missing/)
+    refused(t, rewrapping, /^Master key k1 is missing/)
     t.strictSame(await checksums(db), before)
   })
 
@@ -187,7 +187,7 @@ t.test(`CR-14: ${KILLS.postgres} kills of rewrap while two instances with differ
   writers.going = true
   const after = client(renewed.address, owner)
   writer = writeOn(after)
-  const ended = await cli(['rewrap'], { ...env, ...environment(NEW, OLD) })
+  const ended = await command(['rewrap'], { ...env, ...environment(NEW, OLD) })
   writers.going = false
   await writer
   t.match(ended, { code: 0, stdout: /^\d+ values re-wrapped onto master key k2\nMaster key k1 wraps nothing any more: it can go from MASTER_KEYS_PREVIOUS\n$/, stderr: '' })
@@ -197,7 +197,7 @@ t.test(`CR-14: ${KILLS.postgres} kills of rewrap while two instances with differ
   t.same(await canariesOf(db), ['k2'])
   t.equal(await openEverything(t, db, ringOf(NEW), of.project_id), 6000 + 2 + written.length, 'no key is gone')
   t.equal(await frozenOf(db), frozen, 'nothing else of a rotated key changed')
-  t.same(await cli(['rewrap'], { ...env, ...environment(NEW, OLD) }), {
+  t.same(await command(['rewrap'], { ...env, ...environment(NEW, OLD) }), {
     code: 0, stdout: '0 values re-wrapped onto master key k2\nMaster key k1 wraps nothing any more: it can go from MASTER_KEYS_PREVIOUS\n', stderr: ''
   }, 'a second run finds nothing')
 
@@ -208,18 +208,18 @@ t.test(`CR-14: ${KILLS.postgres} kills of rewrap while two instances with differ
   for (const slug of written.filter((_, index) => index % 10 === 0)) {
     t.equal((await read('GET', `/${slug}/encryption-key`)).body.data.attributes.key_check_salt, key.salt.toString('base64'))
   }
-  refused(t, await cli(['serve'], { ...env, ...environment(OLD) }), /^Master key k2 is missing/)
+  refused(t, await command(['serve'], { ...env, ...environment(OLD) }), /^Master key k2 is missing/)
 
   await t.test('a value that was changed in the database is told and left, and the rest is done', async (t) => {
     const [changed] = await rowsOf(db, 'SELECT id FROM encryption_keys WHERE is_active ORDER BY id LIMIT 1')
     await rowsOf(db, `UPDATE encryption_keys SET salt = set_byte(salt, 40, get_byte(salt, 40) # 1) WHERE id = ${changed!.id}`)
     const third = generateMasterKey().text.replace(/^[^:]+/, 'k3')
-    const { code, stdout, stderr } = await cli(['rewrap'], { ...env, ...environment(third, NEW) })
+    const { code, stdout, stderr } = await command(['rewrap'], { ...env, ...environment(third, NEW) })
     t.equal(code, 1)
     t.equal(stderr, `encryption_keys ${changed!.id}: a wrapped value does not open, it was changed or moved in the database; left as it is\n`)
     t.match(stdout, /^\d{5,} values re-wrapped onto master key k3\nMaster key k2 still wraps 3 values: keep it in MASTER_KEYS_PREVIOUS/)
     t.same(await canariesOf(db), ['k2', 'k3'])
-    refused(t, await cli(['serve'], { ...env, ...environment(third) }), /^Master key k2 is missing/)
+    refused(t, await command(['serve'], { ...env, ...environment(third) }), /^Master key k2 is missing/)
   })
   t.equal((await alone.stop()).code, 0)
 })
@@ -237,7 +237,7 @@ t.test(`CR-14: ${KILLS.embedded} kills of rewrap on the embedded database; the k
   const of = await projectOf(send, 'keys')
   const previous = readFileSync(file, 'utf8').trim()
   const id = previous.split(':')[0]!
-  refused(t, await cli(['rewrap'], { ...env, ...environment(NEW, previous) }), /in use by process/)
+  refused(t, await command(['rewrap'], { ...env, ...environment(NEW, previous) }), /in use by process/)
   t.equal((await first.stop()).code, 0)
 
   const beside = async <T>(work: (database: Database) => Promise<T>) => {
@@ -257,7 +257,7 @@ t.test(`CR-14: ${KILLS.embedded} kills of rewrap on the embedded database; the k
     const ended = await rewrapKilled({ ...env, ...environment(NEW, previous) }, 6 + Math.floor(next() * 26))
     t.same([ended.code, ended.stdout], [null, ''], `kill ${kill} came in the middle`)
   }
-  const ended = await cli(['rewrap'], { ...env, ...environment(NEW, previous) })
+  const ended = await command(['rewrap'], { ...env, ...environment(NEW, previous) })
   t.match(ended, { code: 0, stdout: new RegExp(`^[1-9]\\d* values re-wrapped onto master key k2\nMaster key ${id} wraps nothing any more: it can go`), stderr: '' })
   await beside(async ({ db }) => {
     t.equal(await countWrapped(db, id), 0)
@@ -266,13 +266,13 @@ t.test(`CR-14: ${KILLS.embedded} kills of rewrap on the embedded database; the k
     t.equal(await frozenOf(db), frozen, 'nothing else of a rotated key changed')
   })
 
-  refused(t, await cli(['serve'], { ...env, PORT: '0' }), /^Master key k2 is missing/)
+  refused(t, await command(['serve'], { ...env, PORT: '0' }), /^Master key k2 is missing/)
   const server = await startServer(t, { ...env, ...environment(NEW) })
   const read = client(server.address, owner)
   t.equal((await read('GET', '/orbit/backend/live/secrets?decrypt=true')).body.data.attributes.levels.environment.content, 'VALUE=kept')
   t.equal((await server.stop()).code, 0)
   writeFileSync(file, `${NEW}\n`)
-  t.same(await cli(['rewrap'], env), { code: 0, stdout: '0 values re-wrapped onto master key k2\n', stderr: '' }, 'the new key in the key file will do')
+  t.same(await command(['rewrap'], env), { code: 0, stdout: '0 values re-wrapped onto master key k2\n', stderr: '' }, 'the new key in the key file will do')
 })
 
 /** Two instances on one database, whose rings have the same keys and different newest ones. */

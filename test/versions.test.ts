@@ -120,30 +120,6 @@ t.test('the list takes page and per_page in the body, within their bounds', asyn
   for (const more of [{ project: 'none' }, { target: 'none' }, { environment: 'none' }]) refused(t, await list({ ...at, ...more }), 404, 'not_found')
 })
 
-t.test('each endpoint needs its own scope', async (t) => {
-  const at = await makeLevel(owner, { slug: 'version-scopes' })
-  const { body: { data: { version } } } = await store({ ...at, plaintext: 'A=1' })
-  const calls = [
-    { scope: 'secret:history', call: (caller: Caller) => list(at, caller) },
-    { scope: 'secret:history', call: (caller: Caller) => fetch(version, caller) },
-    { scope: 'secret:restore', call: (caller: Caller) => restore(version, {}, caller) },
-    { scope: 'secret:purge', call: (caller: Caller) => erase(version, {}, caller) },
-    { scope: 'secret:purge', call: (caller: Caller) => purge({ ...at, confirmed: true }, caller) }
-  ] as const
-  const others = ['secret:read', 'secret:write', 'secret:decrypt', 'secret:history', 'secret:restore', 'secret:purge'] as const
-  for (const { scope, call } of calls) {
-    const without = await test.token(owner.organization, others.filter((other) => other !== scope))
-    const answer = await call(without)
-    refused(t, answer, 403, 'insufficient_permissions', scope)
-    t.equal(answer.body.details.required_scope, scope)
-  }
-  t.equal((await history(at)).length, 1)
-  for (const { scope, call } of calls) {
-    const { status } = await call(await test.token(owner.organization, [scope]))
-    t.ok(status === 200 || status === 204, scope)
-  }
-})
-
 t.test('TI-14: version ids are counted per organization, and whatever is no id of its own is 404', async (t) => {
   const other = await test.organization()
   const at = await makeLevel(other)

@@ -1,6 +1,6 @@
-import { existsSync, readFileSync, symlinkSync, writeFileSync } from 'node:fs'
-import { basename, dirname, join, resolve } from 'node:path'
-import ts from 'typescript'
+import { existsSync, readFileSync } from 'node:fs'
+import { dirname, resolve } from 'node:path'
+import { fileURLToPath } from 'node:url'
 import { run } from './process.ts'
 
 /** A page of the documentation, as tests compare it with what it is about. */
@@ -28,20 +28,8 @@ function anchorsIn (file: string): string[] {
   return [...readFileSync(file, 'utf8').matchAll(/^#+ (.*)$/gm)].map(([, text]) => text!.toLowerCase().replace(/[^\w -]/g, '').replaceAll(' ', '-'))
 }
 
-/**
- * Type-checks an example as strictly as everything else and compiles it into a directory, as a reader with Node.js 20
- * would. It finds the packages that are installed here. Throws with what is wrong.
- */
-export function compileExample (example: string, directory: string): string {
-  const { options } = ts.parseJsonConfigFileContent(ts.readConfigFile('tsconfig.json', ts.sys.readFile).config, ts.sys, '.')
-  const file = join(directory, basename(example, '.ts') + '.mjs')
-  const program = ts.createProgram([example], { ...options, incremental: false, tsBuildInfoFile: undefined, declaration: false, sourceMap: false })
-  const { diagnostics } = program.emit(undefined, (_name, text) => writeFileSync(file, text))
-  const wrong = [...ts.getPreEmitDiagnostics(program), ...diagnostics].map(({ messageText }) => ts.flattenDiagnosticMessageText(messageText, '\n'))
-  if (wrong.length > 0) throw new Error(`${example}: ${wrong.join('; ')}`)
-  symlinkSync(resolve('node_modules'), join(directory, 'node_modules'))
-  return file
-}
+/** An example as the build compiles it, for a reader with Node.js 20, and type-checked as strictly as everything else. */
+export const compiledExample = (name: string): string => fileURLToPath(new URL(`../../examples/${name}.js`, import.meta.url))
 
 /** Why Python examples cannot run here, for a test to skip them; false when they can. */
 export async function pythonLacks (module?: string): Promise<string | false> {

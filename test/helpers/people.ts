@@ -1,7 +1,9 @@
 import { randomBytes } from 'node:crypto'
+import type { Scope } from '../../schemas/scopes.ts'
 import type { Role } from '../../schemas/users.ts'
-import { challengeOf } from '../../src/crypto/bearer.ts'
+import { challengeOf, hashToken, mintCredential } from '../../src/crypto/bearer.ts'
 import { hashPassword } from '../../src/crypto/passwords.ts'
+import { createGrant, createPair } from '../../src/repositories/oauth.ts'
 import { createMember, createUser } from '../../src/repositories/users.ts'
 import type { TestApp } from './app.ts'
 import { QUICK } from './costs.ts'
@@ -53,6 +55,14 @@ export async function post (address: string, path: string, parameters: Record<st
   })
   const text = await response.text()
   return { status: response.status, headers: response.headers, text, body: text.startsWith('{') ? JSON.parse(text) : undefined }
+}
+
+/** A pair as the token endpoint would issue it, without the way to it. */
+export async function issuePair ({ database }: Pick<TestApp, 'database'>, person: Person, scopes: readonly Scope[]) {
+  const [access, refresh] = [mintCredential('at'), mintCredential('rt')]
+  const grant = await createGrant(database.db, { user_id: person.id, client_id: 'dotenv-cli', scopes: [...scopes] })
+  await createPair(database.db, { grant_id: grant, access_hash: hashToken(access), refresh_hash: hashToken(refresh), scopes: [...scopes] })
+  return { access, refresh, grant }
 }
 
 /** A pair of tokens for somebody, through the whole flow. */
