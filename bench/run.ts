@@ -45,6 +45,7 @@ try {
   const tenants = await makeTenants(env, TENANTS)
   await measureSteps(lines, rounds, wanted)
   await measureStarts(env)
+  await measureEmbeddedStarts()
   const figures = await measureLoads(env, tenants)
   await measureKeys({ dir, env, sql, load, tenants, connections: CONNECTIONS, rounds, seconds, lines, wanted })
   await measureEmbedded(figures)
@@ -140,6 +141,29 @@ async function measureStarts (env: Record<string, string>): Promise<void> {
   const reference = 'bare Fastify, same plugins'
   lines.push({ row: 'start to ready, migrated', reference, ...compare(median(own.start), median(other.start), ' ms', 0), bar: { most: 3 } })
   lines.push({ row: 'idle memory (RSS)', reference, ...compare(median(own.memory), median(other.memory), ' MiB', 0), bar: { most: 2 } })
+}
+
+/** A first start makes the cluster, an organization and its owner. */
+async function measureEmbeddedStarts (): Promise<void> {
+  const rows = { start: 'embedded: first start to ready', memory: 'embedded: idle memory (RSS)' }
+  if (!wanted(rows.start) && !wanted(rows.memory)) return
+  const first = { start: [] as number[], memory: [] as number[] }
+  const later = { start: [] as number[], memory: [] as number[] }
+  for (let round = 0; round < rounds; round++) {
+    const env = { DATA_DIR: path.join(dir, `data-${round}`) }
+    for (const figures of [first, later]) {
+      const service = await startService(dir, env)
+      figures.start.push(service.startedIn)
+      // What a first start makes once it listens is made by then, and what V8 had to compile is.
+      await pause(5_000)
+      figures.memory.push(service.memory())
+      await service.stop()
+    }
+  }
+  lines.push({ row: rows.start, reference: 'a later start', ...compare(median(first.start), median(later.start), ' ms', 0), bar: { most: 1.5 } })
+  for (const [which, { memory }] of [['first', first], ['later', later]] as const) {
+    lines.push({ row: `${rows.memory}, ${which} start`, reference: 'what is asked for', ...compare(median(memory), 300, ' MiB', 0), bar: { most: 1 } })
+  }
 }
 
 async function measureEmbedded (figures: Map<string, number>): Promise<void> {

@@ -3,6 +3,7 @@ import { readFile } from 'node:fs/promises'
 import path from 'node:path'
 import { Duplex } from 'node:stream'
 import { fileURLToPath } from 'node:url'
+import { setFlagsFromString } from 'node:v8'
 import { Worker } from 'node:worker_threads'
 import type { PGliteOptions } from '@electric-sql/pglite'
 import { DatabaseUnavailable } from './errors.ts'
@@ -14,6 +15,10 @@ const SILENCE = 8_000
 const PATIENCE = 60_000
 const LOOK_EVERY = 500
 const CLOSE_DEADLINE = 5_000
+// How much of a function has to run before V8 compiles it anew into faster code; an int. By default that is the size of a
+// start, which then compiles for seconds what it is about to be done with, in memory that the process keeps (40 to 80 MB).
+// A large function is counted whole at each turn of its loops: what serves a while gets there.
+const TIERING_BUDGET = 2_000_000_000
 
 /** What a first start unpacks; the build makes it. */
 export const TEMPLATE = fileURLToPath(new URL('../../cluster.template', import.meta.url))
@@ -122,6 +127,7 @@ let program: Promise<Program> | undefined
 
 // Once in a process, however often a database is opened
 function compiled () {
+  setFlagsFromString(`--wasm-tiering-budget=${TIERING_BUDGET}`)
   program ??= readFile(new URL('pglite.wasm', import.meta.resolve('@electric-sql/pglite'))).then(bytes => WebAssembly.compile(bytes))
   return program
 }
