@@ -460,7 +460,7 @@ t.test('a client-managed project without a check of its key answers key_proof_re
   const at = await makeLevel(owner, { slug: 'unchecked', ...key.registration })
   // No route makes such a row and the schema refuses it: this is the last line of defence.
   await test.sql('ALTER TABLE encryption_keys DROP CONSTRAINT encryption_keys_custody')
-  await test.sql("UPDATE encryption_keys SET key_check = NULL WHERE project_id = (SELECT id FROM projects WHERE slug = 'unchecked')")
+  await test.sql("UPDATE encryption_keys SET key_check = NULL, key_check_hash = NULL WHERE project_id = (SELECT id FROM projects WHERE slug = 'unchecked')")
   await unchanged(t, async () => {
     refused(t, await store({ ...at, content: sealBlob(key.dataKey, 'A=1'), key_proof: key.proof }), 422, 'key_proof_required')
   })
