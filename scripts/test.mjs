@@ -16,7 +16,7 @@ const ONCE = new Set([
 const ON_SERVER = new Set(['scale'])
 // These take longest: begun first, they are not what everybody waits for at the end.
 const FIRST = ['rotation-crash', 'outage', 'crash', 'database', 'cli', 'rotation-concurrency', 'concurrency', 'encryption-doc', 'rewrap', 'migrations']
-const TIMEOUT = 560_000
+const TIMEOUT = process.argv.includes('--long') ? 2_240_000 : 560_000
 // Files that share a process, one after the other. More would keep more memory than they spare time.
 const TOGETHER = 5
 // In every process of the run.
@@ -88,7 +88,7 @@ async function run ({ files, on, env }) {
   const child = spawn(process.execPath, ['dist/test/helpers/files.js', ...files], {
     env: { ...process.env, NODE_OPTIONS: PRELOAD, TAP_TIMEOUT: String(TIMEOUT / 1000), ...(long && { TEST_LONG: '1' }), ...env }, stdio: ['ignore', 'pipe', 'pipe']
   })
-  const late = setTimeout(() => child.kill('SIGKILL'), long ? 4 * TIMEOUT : TIMEOUT)
+  const late = setTimeout(() => child.kill('SIGKILL'), TIMEOUT)
   let output = ''
   let errors = ''
   child.stdout.setEncoding('utf8').on('data', (text) => { output += text })

@@ -12,7 +12,7 @@ import { beside } from './helpers/statements.ts'
 // The server process itself is killed with SIGKILL while it writes, again and again on the same database. Whatever it
 // had acknowledged has to be there; a request that was never answered may have taken effect or not.
 
-const KILLS = LONG ? 10 : 3
+const KILLS = LONG ? 10 : 2
 const WRITERS = 4
 
 t.setTimeout(180_000)

@@ -43,7 +43,7 @@ import { openWay, type Way } from './helpers/way.ts'
 // For PostgreSQL a severed connection and a killed client are the same thing, and cost a second less: processes are
 // killed on the embedded database, twice in each operation, and at all points in the long form of this test.
 
-t.setTimeout(540_000)
+t.setTimeout(LONG ? 2_160_000 : 540_000)
 
 const KILLED = fileURLToPath(new URL('./helpers/killed.js', import.meta.url))
 const MOVING = 30
