@@ -3,6 +3,7 @@
 import { readFileSync, writeSync } from 'node:fs'
 import { open } from '../../src/commands/open.ts'
 import { loadConfig } from '../../src/config.ts'
+import { QUICK } from './costs.ts'
 import { perform, watchPoints, type Work } from './points.ts'
 
 export interface Command {
@@ -21,4 +22,4 @@ watchPoints(work, (name, then) => {
   if (++points === at) then(() => process.kill(process.pid, 'SIGKILL'))
 })
 // To load the service takes as long as the rest, and some work needs none.
-await perform(work, opened, async () => (await import('../../src/app.ts')).buildApp({ ...opened, config }))
+await perform(work, opened, async () => (await import('../../src/app.ts')).buildApp({ ...opened, config, costs: QUICK }))
