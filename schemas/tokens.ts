@@ -13,7 +13,7 @@ export const TokenParams = Type.Object({ organization: OrganizationInPath, id: T
 /** Who made a token: a person, or another token. Null: an operator. */
 const TokenCreator = Type.Unsafe<{ type: 'user' | 'api_token', id: number, name: string } | null>({
   type: ['object', 'null'],
-  properties: { type: { type: 'string', enum: ['user', 'api_token'] }, id: { type: 'integer' }, name: { type: 'string' } },
+  properties: { type: { type: 'string', enum: ['user', 'api_token'] }, id: { type: 'integer', format: 'int64' }, name: { type: 'string' } },
   required: ['type', 'id', 'name'],
   description: 'who made it; what a person made, or a token of theirs, ends with their account and with the grant that it was made through'
 })

@@ -16,7 +16,7 @@ export const VersionParams = Type.Object({
 
 const Creator = Type.Unsafe<{ id: number, name: string } | null>({
   type: ['object', 'null'],
-  properties: { id: { type: 'integer' }, name: { type: 'string' } },
+  properties: { id: { type: 'integer', format: 'int64' }, name: { type: 'string' } },
   required: ['id', 'name']
 })
 

@@ -227,6 +227,16 @@ t.test('slugs are made from names, numbered when taken, never a reserved word, a
   t.equal(slugOf(await caller.call('POST', `/${place.organization}/big-blue/targets`, { name: 'Big Blue' })), 'big-blue', 'another project')
 })
 
+t.test('where many siblings have the name, its slug ends with something random', async (t) => {
+  const { caller, place } = await settle()
+  const create = async () => slugOf(await caller.call('POST', KINDS.target.list(place), { name: 'Many' }))
+  const slugs: string[] = []
+  for (let i = 0; i < 55; i++) slugs.push(await create())
+  t.strictSame(slugs.slice(0, 50), Array.from({ length: 50 }, (_, i) => i === 0 ? 'many' : `many-${i + 1}`))
+  for (const slug of slugs.slice(50)) t.match(slug, /^many-[0-9a-f]{8}$/)
+  t.equal(new Set(slugs).size, 55)
+})
+
 t.test('a slug that is taken, reserved, too long or none is refused on create and on update, and nothing changes', async (t) => {
   const { caller, place } = await settle()
   for (const [kind, { list, reserved, extra }] of EVERY) {

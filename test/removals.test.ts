@@ -173,3 +173,18 @@ t.test('two instances at once remove each row once, and none of anybody else', a
   t.same(warnings, [], 'neither was interrupted')
   t.same(await miscounted(service.sql), [])
 })
+
+t.test('however many tokens were narrowed to a project, it is deleted with them, and each has its event', async (t) => {
+  const owner = await service.organization()
+  const at = await makeLevel(owner)
+  const inOrganization = `organization_id = '${owner.organization}'`
+  await service.sql(`
+    INSERT INTO api_tokens (organization_id, name, token_hash, token_prefix, abilities, slices)
+    SELECT '${owner.organization}', 'Narrowed', sha256(convert_to('${owner.organization}' || n, 'UTF8')), 'dotenv_', '{*}', jsonb_build_array(jsonb_build_object('project_id', p.id))
+    FROM projects p, generate_series(1, 5000) n WHERE p.${inOrganization}`)
+  const eventsOf = async (action: string) => (await service.sql(`SELECT seq::int FROM audit_events WHERE ${inOrganization} AND action = '${action}' ORDER BY seq`)).map(({ seq }) => Number(seq))
+  t.equal((await owner.call('DELETE', `/${owner.organization}/${at.project}`, { confirmed: true })).status, 204)
+  t.equal((await service.sql(`SELECT FROM api_tokens WHERE ${inOrganization}`)).length, 1, 'the owner\'s is left')
+  const [deleted] = await eventsOf('project.delete')
+  t.strictSame(await eventsOf('api-token.delete'), Array.from({ length: 5_000 }, (_, i) => deleted! + 1 + i), 'numbered without a gap')
+})

@@ -6,6 +6,7 @@ import { AUTHENTICATED, type AuthenticatedTable } from '../src/db/authenticated.
 import { authorityOf, codeOf, transaction } from '../src/db/database.ts'
 import * as tables from '../src/db/tables.ts'
 import { createClient, createCode, createGrant, createPair, createRequest, revokeGrant, setClientDisabled } from '../src/repositories/oauth.ts'
+import { listTokensOfPerson } from '../src/repositories/tokens.ts'
 import { createPasswordLink, createSession, endEverything, findUser, setDisabled } from '../src/repositories/users.ts'
 import { makeLevel, startApp, type Answer } from './helpers/app.ts'
 import { authorizationUrl, CALLBACK, makePerson, pkce } from './helpers/people.ts'
@@ -247,12 +248,44 @@ function valuesFor (column: { dataType: string, notNull: boolean, name: string }
   const { dataType, name } = column
   if (dataType === 'array') return [`array_append(${name}, '*')`, "'{}'"]
   if (dataType === 'date') return [`coalesce(${name}, now()) + interval '1 year'`, `coalesce(${name}, now()) + interval '1 millisecond'`]
+  // Somebody's: with the id of none it would not be found.
+  if (name === 'grant_id') return [String(mine.grant), String(theirs.grant)]
   if (dataType === 'number') return [`coalesce(${name}, 0) + 1`]
   if (dataType === 'boolean') return [`NOT ${name}`]
   if (dataType === 'json') return ['\'[]\'::jsonb', '\'[{"project_id":"x","target_id":null,"environment_id":null}]\'::jsonb']
   if (dataType === 'custom') return [`sha256(${name})`, "''::bytea"]
   return [`${name} || 'x'`, "''", `upper(${name})`, '\'owner\'']
 }
+
+t.test('what hung on an account or a grant that is gone hangs on no other, wherever the sequences of the database stand', async (t) => {
+  const service = await startApp(t)
+  const { db } = service.database
+  const { organization } = await service.organization()
+  const make = async () => {
+    const person = await makePerson(service, { [organization]: 'owner' })
+    const [cookie, access] = [mintSecret(), mintCredential('at')]
+    await createSession(db, hashToken(cookie), { id: person.id, password_hash: (await findUser(db, person.id))!.password_hash! })
+    const grant = await createGrant(db, { user_id: person.id, client_id: 'dotenv-cli', scopes: ['project:read'] })
+    await createPair(db, { grant_id: grant, access_hash: hashToken(access), refresh_hash: hashToken(mintCredential('rt')), scopes: ['project:read'] })
+    return { person, grant, access }
+  }
+  const own = await make()
+  t.equal((await service.inject({ url: '/api/v1/user', headers: { authorization: `Bearer ${own.access}` } })).status, 200)
+  const kept = ['sessions', 'members', 'oauth_tokens']
+  for (const table of kept) await service.sql(`CREATE TABLE kept_${table} AS SELECT * FROM ${table}`)
+  await service.sql('DELETE FROM users')
+  for (const table of ['users', 'oauth_grants', 'oauth_tokens', 'api_tokens']) await service.sql(`SELECT setval(pg_get_serial_sequence('${table}', 'id'), 1, false)`)
+  const others = [await make(), await make(), await make()]
+  for (const { person, grant } of others) t.ok(person.id > own.person.id && grant > own.grant, 'a later id is a larger one')
+  for (const table of kept) await t.rejects(service.sql(`INSERT INTO ${table} OVERRIDING SYSTEM VALUE SELECT * FROM kept_${table}`), 'it refers to nobody')
+})
+
+t.test('a pair of tokens can do no more than its grant says', async (t) => {
+  const access = mintCredential('at')
+  const grant = await createGrant(db, { user_id: rosa.id, client_id: 'web', scopes: ['organization:read'] })
+  await createPair(db, { grant_id: grant, access_hash: hashToken(access), refresh_hash: hashToken(mintCredential('rt')), scopes: ['organization:read', 'project:read'] })
+  t.match(await bearer(access, `/api/v1/${o}/projects`)(), { status: 403, body: { details: { granted_scopes: ['organization:read'] } } })
+})
 
 t.test('a token that somebody wrote into the database is not listed, in whatever form it is, and the others are', async (t) => {
   const service = await startApp(t)
@@ -268,6 +301,12 @@ t.test('a token that somebody wrote into the database is not listed, in whatever
   t.strictSame(await list(), ['Test token', 'Test token'])
   await service.sql("UPDATE api_tokens SET abilities = '{*}' WHERE abilities = '{secret:read}'")
   t.strictSame(await list(), ['Test token'])
+  const person = await makePerson(service)
+  const listed = async () => (await listTokensOfPerson(service.database.db, person.id)).length
+  await service.sql(`UPDATE api_tokens SET user_id = ${person.id}`)
+  t.equal(await listed(), 0, 'nor to the person that it names')
+  await service.write(`UPDATE api_tokens SET user_id = ${person.id} WHERE name <> 'Forged'`)
+  t.ok(await listed() > 0)
 })
 
 for (const table of NAMES) {

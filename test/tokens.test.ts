@@ -5,6 +5,8 @@ import { SCOPE_NAMES } from '../schemas/scopes.ts'
 import { buildApp } from '../src/app.ts'
 import { TOKEN_PATTERN, mintApiToken } from '../src/crypto/bearer.ts'
 import { connect, type Database } from '../src/db/database.ts'
+import { listTokens } from '../src/repositories/tokens.ts'
+import { coversAll, type Slice } from '../src/rules/slices.ts'
 import { openRows } from '../src/vault/rows.ts'
 import { freshDatabase, makeLevel, startApp, type Answer, type Caller } from './helpers/app.ts'
 
@@ -428,4 +430,26 @@ t.test('a token whose whole part of the hierarchy was deleted ends with it', asy
   const events = await service.sql(`SELECT resource_id, details FROM audit_events WHERE organization_id = '${o}' AND action = 'api-token.delete' ORDER BY seq`)
   t.same(events, [[environment, 'environment'], [target, 'target'], [project, 'project'], [both, 'project']].map(([token, kind]) =>
     ({ resource_id: (token as typeof both).api_key.id, details: { with: kind } })))
+})
+
+t.test('a narrowed caller lists exactly the tokens that reach no further than it does', async (t) => {
+  const { organization } = await service.organization()
+  const id = (letter: string) => letter.repeat(26)
+  const slices: Slice[] = ['A', 'B'].flatMap((project) => [
+    { project_id: id(project), target_id: null, environment_id: null },
+    { project_id: id(project), target_id: id('T'), environment_id: null },
+    { project_id: id(project), target_id: id('T'), environment_id: id('E') },
+    { project_id: id(project), target_id: id('T'), environment_id: id('F') }
+  ])
+  const sets = [[], ...slices.map((one) => [one]), ...slices.flatMap((one, i) => slices.slice(i + 1).map((other) => [one, other]))]
+  for (const some of sets) await service.token(organization, ['api-token:read'], { slices: some })
+  const { rows, total } = await listTokens(service.database.db, organization, [], { page: 1, per_page: 100 })
+  t.equal(total, sets.length + 1)
+  const ids = rows.map((row) => row.id).reverse().slice(1)
+  for (const [i, outer] of sets.entries()) {
+    const inside = await listTokens(service.database.db, organization, outer, { page: 1, per_page: 100 })
+    const wanted = ids.filter((_id, j) => coversAll(outer, sets[j]!))
+    t.strictSame(inside.rows.map((row) => row.id).reverse().filter((one) => ids.includes(one)), wanted, JSON.stringify(outer))
+    t.equal(inside.total, wanted.length + (i === 0 ? 1 : 0))
+  }
 })

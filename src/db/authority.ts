@@ -58,11 +58,10 @@ export function isAuthentic<N extends AuthenticatedTable> (db: Db, table: N, row
 /** The same for rows whose reader refuses them with `integrity_error`, which is recorded where it is answered. */
 export const verifies = <N extends AuthenticatedTable>(db: Db, table: N, row: Checked<N>): boolean => authorityOf(db).verifies(table, row, row.mac)
 
-/** What an authenticated row needs of the database before it is written: the time, and an id where the database counts. */
-export async function draw (db: Db, identity?: 'users' | 'api_tokens' | 'oauth_grants' | 'oauth_tokens'): Promise<{ id: number, now: number }> {
-  const id = identity === undefined ? sql`0` : sql`nextval(pg_get_serial_sequence(${identity}, 'id'))`
-  const [row] = await db.execute(sql`SELECT ${id} AS id, floor(extract(epoch FROM now()) * 1000)::bigint AS now`) as unknown as { id: string, now: string }[]
-  return { id: Number(row!.id), now: Number(row!.now) }
+/** The database's time in milliseconds, before an authenticated row is written that says one. */
+export async function readNow (db: Db): Promise<number> {
+  const [row] = await db.execute(sql`SELECT floor(extract(epoch FROM now()) * 1000)::bigint AS now`) as unknown as { now: string }[]
+  return Number(row!.now)
 }
 
 // Somebody else's change in between is seen by the MAC, which no two states share.
@@ -80,7 +79,7 @@ export async function updateAuthentic<N extends AuthenticatedTable> (
   for (let attempt = 0; attempt < ATTEMPTS; attempt++) {
     const [row] = await db.select(authenticatedColumns(name) as unknown as Record<string, PgColumn>).from(table).where(where).for('no key update') as unknown as Authenticated<N>[]
     if (row === undefined || !isAuthentic(db, name, row)) return undefined
-    const wanted = typeof changes === 'function' ? changes(new Date((await draw(db)).now)) : changes
+    const wanted = typeof changes === 'function' ? changes(new Date(await readNow(db))) : changes
     const set = Object.fromEntries(Object.entries(wanted).filter(([, value]) => value !== undefined))
     const next = { ...row, ...set } as Authenticated<N>
     const key = AUTHENTICATED[name].key.map((column) => eq(table[column]!, (row as Record<string, unknown>)[column]))

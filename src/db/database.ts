@@ -11,7 +11,7 @@ import { tlsOf } from './tls.ts'
 
 export { codeOf, databaseError, DatabaseError, DatabaseUnavailable, isForeignKeyViolation, isLockTimeout, isUniqueViolation, LOCK_TIMEOUT } from './errors.ts'
 export { DirectoryLocked } from './lock.ts'
-export { authorityOf, draw, findAuthority, isAuthentic, macOf, setAuthority, updateAuthentic, verifies, type Authenticated, type RowAuthority, type Violation, type ViolationLog } from './authority.ts'
+export { authorityOf, findAuthority, isAuthentic, macOf, readNow, setAuthority, updateAuthentic, verifies, type Authenticated, type RowAuthority, type Violation, type ViolationLog } from './authority.ts'
 export { prepared, preparedSql } from './prepared.ts'
 export { TlsError, tlsOf } from './tls.ts'
 

@@ -1,15 +1,21 @@
+import { random } from '../crypto/primitives.ts'
 import { isUniqueViolation, type Db } from '../db/database.ts'
 import { listTakenSlugs } from '../repositories/projects.ts'
 import { refuse } from '../rules/errors.ts'
-import { freeSlug, isReserved, slugFrom, type SlugKind } from '../rules/slugs.ts'
+import { isReserved, numberedSlugs, slugFrom, withSuffix, type SlugKind } from '../rules/slugs.ts'
 
-/** The slug of something new: the given one, or one made from its name that no sibling has. Call it under the parent's lock. */
+/**
+ * The slug of something new: the given one, or one made from its name that no sibling has, with a number if need be, and
+ * something random where many have that name. Call it under the parent's lock.
+ */
 export async function chooseSlug (
   db: Db, kind: SlugKind, among: Parameters<typeof listTakenSlugs>[1], { name, slug }: { name: string, slug?: string | undefined }
 ): Promise<string> {
   if (slug !== undefined) return slug
   const made = slugFrom(name, kind)
-  return freeSlug(made, kind, await listTakenSlugs(db, among, made))
+  const candidates = numberedSlugs(made, kind)
+  const taken = await listTakenSlugs(db, among, candidates)
+  return candidates.find((one) => !taken.has(one)) ?? withSuffix(made, random(4).toString('hex'))
 }
 
 /** Refuses a slug that a static route uses in its place. */

@@ -28,20 +28,20 @@ export const systemOf = (organizationId: string): Actor => withoutRequest(organi
 export type AuditEvent = Pick<EventRow, 'action' | 'resource_type' | 'resource_id'> & { details?: NonNullable<EventRow['details']> }
 
 /**
- * Records an event as the last statement of its transaction: the counter row it takes is the last lock in the order
+ * Records an event, or several in their order, as the last statement of its transaction: the counter row it takes is the last lock in the order
  * (project, level, caller, counter), and gives the event the next number without a gap.
  *
  * It is the gate of every change, too: the caller is held here, in the same statement, and the change fails with
  * CallerEnded when there is none any more. A change that records nothing is none (`audit` of its route says so).
  */
-export async function recordEvent (db: Db, actor: Actor, event: AuditEvent): Promise<void> {
+export async function recordEvent (db: Db, actor: Actor, ...events: AuditEvent[]): Promise<void> {
   const caller = { organization_id: actor.organization_id, ...callerValues(actor.caller) }
   const rows = await db.execute(sql`
     WITH ${callerCtes(caller)}, counter AS (
-      UPDATE organization_counters SET next_event = next_event + 1
-      WHERE organization_id = ${actor.organization_id} AND ${callerLives(caller)} RETURNING organization_id, next_event - 1 AS first
+      UPDATE organization_counters SET next_event = next_event + ${events.length}::int
+      WHERE organization_id = ${actor.organization_id} AND ${callerLives(caller)} RETURNING organization_id, next_event - ${events.length}::int AS first
     )
-    ${insertEvents(eventsJson([eventRow(actor, event)]))} RETURNING seq`) as unknown as unknown[]
+    ${insertEvents(eventsJson(events.map((event) => eventRow(actor, event))))} RETURNING seq`) as unknown as unknown[]
   if (rows.length === 0 && actor.caller !== null) throw new CallerEnded()
 }
 

@@ -3,9 +3,10 @@ import type { Ability, Scope } from '../../schemas/scopes.ts'
 import { LIFETIMES } from '../../schemas/oauth.ts'
 import type { Role } from '../../schemas/users.ts'
 import { authenticatedColumns } from '../db/authenticated.ts'
-import { draw, isAuthentic, isForeignKeyViolation, macOf, prepared, updateAuthentic, type Authenticated, type Db } from '../db/database.ts'
+import { isAuthentic, isForeignKeyViolation, macOf, prepared, readNow, updateAuthentic, type Authenticated, type Db } from '../db/database.ts'
 import { deleteExpired } from '../db/expired.ts'
 import { revokeGrants } from '../db/grants.ts'
+import { makeId } from '../db/ids.ts'
 import { members, oauth_clients, oauth_codes, oauth_grants, oauth_requests, oauth_tokens, organizationColumns, organizations, plans, userColumns, users } from '../db/tables.ts'
 import type { Organization } from './tokens.ts'
 import type { User } from './users.ts'
@@ -52,7 +53,7 @@ export interface PendingRequest { client_id: string, redirect_uri: string, state
 export async function createRequest (db: Db, id_hash: Buffer, session_hash: Buffer, request: PendingRequest): Promise<boolean> {
   await deleteExpired(db, oauth_requests, oauth_requests.id_hash, sql`${oauth_requests.expires_at} < now()`)
   const { client_id, redirect_uri, state, code_challenge, scopes } = request
-  const row = { id_hash, session_hash, client_id, redirect_uri, state, code_challenge, scopes, expires_at: new Date((await draw(db)).now + 600 * SECOND) }
+  const row = { id_hash, session_hash, client_id, redirect_uri, state, code_challenge, scopes, expires_at: new Date(await readNow(db) + 600 * SECOND) }
   try {
     await db.insert(oauth_requests).values({ ...row, mac: macOf(db, 'oauth_requests', row) })
     return true
@@ -78,14 +79,15 @@ export async function createGrant (db: Db, grant: { user_id: number, client_id: 
   // Their codes go with them; tokens went before, a few at a time. A code that nobody redeemed leaves a grant without any.
   await deleteExpired(db, oauth_grants, oauth_grants.id, sql`${IS_OVER} AND NOT EXISTS (SELECT FROM ${oauth_tokens} WHERE ${oauth_tokens.grant_id} = ${oauth_grants.id})`)
   await deleteExpired(db, oauth_grants, oauth_grants.id, sql`${oauth_grants.id} IN (SELECT ${oauth_codes.grant_id} FROM ${oauth_codes} WHERE ${oauth_codes.used_at} IS NULL AND ${oauth_codes.expires_at} < now() - interval '1 day')`)
-  const { id, now } = await draw(db, 'oauth_grants')
+  const now = await readNow(db)
+  const id = makeId()
   const row = { id, ...grant, expires_at: new Date(now + LIFETIMES.grantDays * DAY), revoked_at: null }
   await db.insert(oauth_grants).overridingSystemValue().values({ ...row, mac: macOf(db, 'oauth_grants', row) })
   return id
 }
 
 export async function createCode (db: Db, code: { code_hash: Buffer, grant_id: number, redirect_uri: string, code_challenge: string }): Promise<void> {
-  const row = { ...code, used_at: null, expires_at: new Date((await draw(db)).now + LIFETIMES.code * SECOND) }
+  const row = { ...code, used_at: null, expires_at: new Date(await readNow(db) + LIFETIMES.code * SECOND) }
   await db.insert(oauth_codes).values({ ...row, mac: macOf(db, 'oauth_codes', row) })
 }
 
@@ -151,9 +153,9 @@ export interface NewPair { grant_id: number, access_hash: Buffer, refresh_hash: 
 /** Used pairs stay as long as their grant is there, because a second use is noticed by them. */
 export async function createPair (db: Db, pair: NewPair): Promise<void> {
   await deleteExpired(db, oauth_tokens, oauth_tokens.id, sql`${oauth_tokens.grant_id} = ANY(ARRAY(SELECT ${oauth_grants.id} FROM ${oauth_grants} WHERE ${IS_OVER} LIMIT 200))`)
-  const { id, now } = await draw(db, 'oauth_tokens')
+  const now = await readNow(db)
   const row = {
-    id, ...pair, access_expires_at: new Date(now + LIFETIMES.access * SECOND), refresh_expires_at: new Date(now + LIFETIMES.refreshIdleDays * DAY), used_at: null
+    id: makeId(), ...pair, access_expires_at: new Date(now + LIFETIMES.access * SECOND), refresh_expires_at: new Date(now + LIFETIMES.refreshIdleDays * DAY), used_at: null
   }
   await db.insert(oauth_tokens).overridingSystemValue().values({ ...row, mac: macOf(db, 'oauth_tokens', row) })
 }
@@ -244,5 +246,7 @@ export async function findUserCall (db: Db, hash: Buffer, organization: string |
   const own = mine.find((row) => row.organization?.id === organization?.toUpperCase()) ?? mine[0]
   const isMember = own !== undefined && isAuthentic(db, 'members', own.member!)
   const membership = isMember ? { role: own.member!.role, organization: { ...own.organization!, plan: own.plan! } } : undefined
-  return { id, grant_id, user, client_id: itsGrant.client_id, granted: pair.scopes as Ability[], expires_at: itsGrant.expires_at, membership }
+  // Never more than was granted, whatever the pair says.
+  const granted = (pair.scopes as Ability[]).filter((scope) => itsGrant.scopes.includes(scope))
+  return { id, grant_id, user, client_id: itsGrant.client_id, granted, expires_at: itsGrant.expires_at, membership }
 }

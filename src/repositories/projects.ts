@@ -1,4 +1,4 @@
-import { and, asc, eq, inArray, like, or, sql } from 'drizzle-orm'
+import { and, asc, eq, inArray, sql } from 'drizzle-orm'
 import type { HistoryPolicy, Managed, ProjectAttributes, SecretFormat } from '../../schemas/projects.ts'
 import { authenticatedColumns } from '../db/authenticated.ts'
 import { macOf, updateAuthentic, verifies, type Authenticated, type Db } from '../db/database.ts'
@@ -107,15 +107,14 @@ export async function deleteProject (db: Db, organizationId: string, id: string)
   await db.delete(projects).where(oneOf(organizationId, { id }))
 }
 
-/** Slugs that stand in the way of `slug`, `slug-2`, `slug-3`, … among the siblings. */
+/** Those of the slugs that siblings have. */
 export async function listTakenSlugs (
-  db: Db, { organization_id, ...among }: { organization_id: string, project_id?: string, target_id?: string }, slug: string
+  db: Db, { organization_id, ...among }: { organization_id: string, project_id?: string, target_id?: string }, slugs: readonly string[]
 ): Promise<Set<string>> {
   const [table, parent] = among.target_id !== undefined
     ? [environments, eq(environments.target_id, among.target_id)] as const
     : among.project_id !== undefined ? [targets, eq(targets.project_id, among.project_id)] as const : [projects, undefined] as const
-  // A numbered slug may have lost its last letters to the length, so a prefix is compared.
   const rows = await db.select({ slug: table.slug })
-    .from(table).where(and(eq(table.organization_id, organization_id), parent, or(eq(table.slug, slug), like(table.slug, `${slug.slice(0, 56)}%`))))
+    .from(table).where(and(eq(table.organization_id, organization_id), parent, inArray(table.slug, [...slugs])))
   return new Set(rows.map((row) => row.slug))
 }

@@ -1,14 +1,15 @@
-import { and, desc, eq, gt, inArray, isNull, lt, or, sql } from 'drizzle-orm'
+import { and, desc, eq, gt, isNull, lt, or, sql, type SQL } from 'drizzle-orm'
 import type { OrganizationStatus, Plan } from '../../schemas/organizations.ts'
 import type { Ability } from '../../schemas/scopes.ts'
 import type { ApiToken, Restriction } from '../../schemas/tokens.ts'
 import { authenticatedColumns } from '../db/authenticated.ts'
 import type { Caller } from '../db/caller.ts'
-import { draw, isAuthentic, macOf, prepared, verifies, type Authenticated, type Db } from '../db/database.ts'
+import { makeId } from '../db/ids.ts'
+import { isAuthentic, macOf, prepared, verifies, type Authenticated, type Db } from '../db/database.ts'
 import { api_tokens, environments, oauth_clients, oauth_grants, organizationColumns, organizations, plans, projects, targets, users } from '../db/tables.ts'
 import { fail } from '../rules/errors.ts'
 import { offsetOf, type PageRequest } from '../rules/pagination.ts'
-import { coversAll, type Slice } from '../rules/slices.ts'
+import type { Slice } from '../rules/slices.ts'
 
 /** The organization that a request is about, as the guard found it. */
 export interface Organization {
@@ -109,9 +110,8 @@ const { last_used_at, created_at, updated_at } = api_tokens
 const columns = { ...authenticatedColumns('api_tokens'), last_used_at, created_at, updated_at }
 
 export async function createToken (db: Db, { made_by: maker, slices, ...token }: NewToken): Promise<ApiToken> {
-  const { id } = await draw(db, 'api_tokens')
   const row = {
-    id,
+    id: makeId(),
     ...token,
     slices: slices.length === 0 ? null : slices,
     created_by_type: maker?.type ?? null,
@@ -130,17 +130,21 @@ export async function createToken (db: Db, { made_by: maker, slices, ...token }:
  * row that the service did not write is none, though the total counts it.
  */
 export async function listTokens (db: Db, organizationId: string, slices: readonly Slice[], page: PageRequest): Promise<{ rows: ApiToken[], total: number }> {
-  const own = eq(api_tokens.organization_id, organizationId)
-  const query = db.select(columns).from(api_tokens).where(own).orderBy(desc(api_tokens.id))
-  const genuine = (rows: readonly TokenRow[]) => rows.filter((row) => isAuthentic(db, 'api_tokens', row))
-  if (slices.length === 0) {
-    const rows = genuine(await query.limit(page.per_page).offset(offsetOf(page)))
-    return { rows: await withRestrictions(db, organizationId, rows), total: await db.$count(api_tokens, own) }
-  }
-  // Which slices lie inside others is our rule, not the database's: so these few callers page through all tokens.
-  const inside = genuine(await query).filter((token) => coversAll(slices, token.slices ?? []))
-  return { rows: await withRestrictions(db, organizationId, inside.slice(offsetOf(page), offsetOf(page) + page.per_page)), total: inside.length }
+  const own = and(eq(api_tokens.organization_id, organizationId), slices.length === 0 ? undefined : isCoveredBy(slices))
+  const rows = await db.select(columns).from(api_tokens).where(own).orderBy(desc(api_tokens.id)).limit(page.per_page).offset(offsetOf(page))
+  const genuine = rows.filter((row) => isAuthentic(db, 'api_tokens', row))
+  return { rows: await withRestrictions(db, organizationId, genuine), total: await db.$count(api_tokens, own) }
 }
+
+// `coversAll` for the database, which can look through very many tokens without holding up everybody: the slices of the
+// token are some, and each of them lies inside one of these. Whatever somebody else wrote there is inside of nothing.
+const isCoveredBy = (slices: readonly Slice[]): SQL => sql`(
+  SELECT count(*) > 0 AND bool_and(EXISTS (
+    SELECT FROM jsonb_to_recordset(${JSON.stringify(slices)}::jsonb) AS outside (project_id text, target_id text, environment_id text)
+    WHERE outside.project_id = inside->>'project_id'
+      AND (outside.target_id IS NULL OR outside.target_id = inside->>'target_id')
+      AND (outside.environment_id IS NULL OR outside.environment_id = inside->>'environment_id')))
+  FROM jsonb_array_elements(CASE WHEN jsonb_typeof(${api_tokens.slices}) = 'array' THEN ${api_tokens.slices} ELSE '[]' END) AS inside)`
 
 /** An API token that a person made, or that one of theirs made, as the person and the operator see it. */
 export type OwnToken = Pick<ApiToken, 'name' | 'token_prefix' | 'abilities' | 'expires_at' | 'last_used_at' | 'created_at'> & {
@@ -148,13 +152,17 @@ export type OwnToken = Pick<ApiToken, 'name' | 'token_prefix' | 'abilities' | 'e
   organization: { id: string, name: string, slug: string }
 }
 
-/** Tokens of a person in all organizations, newest first; those that have expired are over. */
+/** Tokens of a person in all organizations, newest first; those that have expired are over, and a row that the service did not write is none. */
 export async function listTokensOfPerson (db: Db, userId: number): Promise<OwnToken[]> {
-  const { id, name, token_prefix, abilities, expires_at, last_used_at, created_at } = api_tokens
   const organization = { id: organizations.id, name: organizations.name, slug: organizations.slug }
-  return db.select({ id, name, token_prefix, abilities, expires_at, last_used_at, created_at, organization })
+  const rows = await db.select({ token: columns, organization })
     .from(api_tokens).innerJoin(organizations, eq(organizations.id, api_tokens.organization_id))
-    .where(and(eq(api_tokens.user_id, userId), or(isNull(expires_at), gt(expires_at, sql`now()`)))).orderBy(desc(id)).limit(1000)
+    .where(and(eq(api_tokens.user_id, userId), or(isNull(api_tokens.expires_at), gt(api_tokens.expires_at, sql`now()`))))
+    .orderBy(desc(api_tokens.id)).limit(1000)
+  return rows.filter(({ token }) => isAuthentic(db, 'api_tokens', token)).map(({ token, organization }) => {
+    const { id, name, token_prefix, abilities, expires_at, last_used_at, created_at } = token
+    return { id, name, token_prefix, abilities: abilities as Ability[], expires_at, last_used_at, created_at, organization }
+  })
 }
 
 /** The slices of a token of the organization; none when it acts in the whole organization. */
@@ -164,7 +172,9 @@ export async function findSlices (db: Db, organizationId: string, id: number): P
 }
 
 export async function deleteTokens (db: Db, organizationId: string, ids: readonly number[]): Promise<void> {
-  if (ids.length > 0) await db.delete(api_tokens).where(and(eq(api_tokens.organization_id, organizationId), inArray(api_tokens.id, [...ids])))
+  if (ids.length === 0) return
+  const listed = sql`${api_tokens.id} IN (SELECT listed.id::bigint FROM jsonb_array_elements_text(${JSON.stringify(ids)}::jsonb) AS listed (id))`
+  await db.delete(api_tokens).where(and(eq(api_tokens.organization_id, organizationId), listed))
 }
 
 /**

@@ -1,8 +1,9 @@
 import { and, asc, eq, gt, isNull, sql, type SQL } from 'drizzle-orm'
 import type { Role } from '../../schemas/users.ts'
 import { authenticatedColumns } from '../db/authenticated.ts'
-import { draw, isAuthentic, isUniqueViolation, macOf, updateAuthentic, type Db } from '../db/database.ts'
+import { isAuthentic, isUniqueViolation, macOf, readNow, updateAuthentic, type Db } from '../db/database.ts'
 import { deleteExpired } from '../db/expired.ts'
+import { makeId } from '../db/ids.ts'
 import { endTokens, revokeGrants } from '../db/grants.ts'
 import { api_tokens, members, oauth_grants, organizations, password_links, sessions, sign_in_devices, userColumns, users } from '../db/tables.ts'
 
@@ -26,7 +27,7 @@ export function normalizedEmail (email: string): string {
 
 /** Makes an account; undefined when the address has one. */
 export async function createUser (db: Db, user: { email: string, name: string, password_hash: string | null }): Promise<number | undefined> {
-  const { id } = await draw(db, 'users')
+  const id = makeId()
   const row = { id, ...user, email_normalized: normalizedEmail(user.email), is_verified: user.password_hash !== null, disabled_at: null }
   try {
     await db.insert(users).overridingSystemValue().values({ ...row, mac: macOf(db, 'users', row) })
@@ -135,7 +136,7 @@ const MINUTE = 60_000
  * or the account closed. The row is held, so that whoever changes the password waits and then ends this session too (OA-63).
  */
 export async function createSession (db: Db, token_hash: Buffer, { id, password_hash }: { id: number, password_hash: string }): Promise<boolean> {
-  const { now } = await draw(db)
+  const now = await readNow(db)
   const row = { token_hash, user_id: id, seen_at: new Date(now), expires_at: new Date(now + 7 * DAY) }
   const rows = await db.execute(sql`
     INSERT INTO sessions (token_hash, user_id, seen_at, expires_at, mac)
@@ -174,7 +175,7 @@ export async function createPasswordLink (db: Db, token_hash: Buffer, userId: nu
   await lockUser(db, userId)
   await db.delete(password_links).where(eq(password_links.user_id, userId))
   await deleteExpired(db, password_links, password_links.token_hash, sql`${password_links.expires_at} < now()`)
-  const row = { token_hash, user_id: userId, expires_at: new Date((await draw(db)).now + 3 * DAY) }
+  const row = { token_hash, user_id: userId, expires_at: new Date(await readNow(db) + 3 * DAY) }
   await db.insert(password_links).values({ ...row, mac: macOf(db, 'password_links', row) })
 }
 

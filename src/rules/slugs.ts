@@ -24,11 +24,14 @@ export function slugFrom (name: string, kind: SlugKind): string {
   return slug === '' ? kind : slug
 }
 
-/** The first of `slug`, `slug-2`, `slug-3`, … that is neither taken nor reserved. */
-export function freeSlug (slug: string, kind: SlugKind, taken: ReadonlySet<string>): string {
-  for (let n = 1; ; n++) {
-    const suffix = n === 1 ? '' : `-${n}`
-    const candidate = slug.slice(0, SLUG_LENGTH - suffix.length).replace(/-$/, '') + suffix
-    if (!taken.has(candidate) && !isReserved(kind, candidate)) return candidate
-  }
+const MOST_NUMBERED = 50
+
+/** What something new may be called, best first: `slug`, `slug-2`, `slug-3`, … but for reserved words. */
+export function numberedSlugs (slug: string, kind: SlugKind): string[] {
+  return Array.from({ length: MOST_NUMBERED }, (_, i) => i === 0 ? slug : withSuffix(slug, String(i + 1))).filter((one) => !isReserved(kind, one))
+}
+
+/** A slug that ends with something of its own. */
+export function withSuffix (slug: string, suffix: string): string {
+  return `${slug.slice(0, SLUG_LENGTH - 1 - suffix.length).replace(/-$/, '')}-${suffix}`
 }

@@ -25,10 +25,8 @@ export async function deleteLevel (
   await deleteRow(gone)
   await removeSome(db, actor.organization_id)
   const tokens = await lockTokensOfNothing(db, actor.organization_id)
-  await recordEvent(db, actor, { ...event, details: gone })
-  for (const id of tokens) {
-    await recordEvent(db, actor, { action: 'api-token.delete', resource_type: 'api-token', resource_id: String(id), details: { with: event.resource_type } })
-  }
+  const ended = tokens.map((id) => ({ action: 'api-token.delete' as const, resource_type: 'api-token', resource_id: String(id), details: { with: event.resource_type } }))
+  await recordEvent(db, actor, { ...event, details: gone }, ...ended)
   // After the events: the caller may be one of them.
   await deleteTokens(db, actor.organization_id, tokens)
 }

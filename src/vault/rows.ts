@@ -100,9 +100,9 @@ async function adopt (db: Db, keyring: Keyring): Promise<{ key: KeyObject, rows:
 // Today a token ends with the last part of the hierarchy that it was narrowed to; before, it stayed and was listed without any.
 async function endTokensOfNothing (db: Db, organizationId: string) {
   const tokens = await lockTokensOfNothing(db, organizationId)
-  for (const id of tokens) {
-    await recordEvent(db, systemOf(organizationId), { action: 'api-token.delete', resource_type: 'api-token', resource_id: String(id), details: { with: 'integrity.adopt' } })
-  }
+  if (tokens.length === 0) return
+  await recordEvent(db, systemOf(organizationId), ...tokens.map((id) =>
+    ({ action: 'api-token.delete' as const, resource_type: 'api-token', resource_id: String(id), details: { with: 'integrity.adopt' } })))
   await deleteTokens(db, organizationId, tokens)
 }
 
