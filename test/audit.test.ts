@@ -9,7 +9,7 @@ const service = await startApp(t)
 const { db, kind } = service.database
 
 const eventsOf = async ({ organization }: Pick<Caller, 'organization'>) => await service.sql(`
-  SELECT seq::int, action, actor_type, actor_id::int, resource_type, resource_id, request_id, user_agent, details
+  SELECT seq::int, action, actor_type, actor_id::float8, resource_type, resource_id, request_id, user_agent, details
   FROM audit_events WHERE organization_id = '${organization}' ORDER BY seq`) as { seq: number, action: string, resource_id: string, details: Record<string, unknown> }[]
 const countOf = async (caller: Caller, action: string) => (await eventsOf(caller)).filter((event) => event.action === action).length
 

@@ -429,7 +429,7 @@ t.test('CR-42: the password that a change asks for is counted by the session alo
 })
 
 /** Events about somebody in an organization, newest last. */
-const eventsAbout = async (person: Person, { organization }: Caller) => (await service.sql(`SELECT action, actor_type, actor_id::int AS actor, details FROM audit_events
+const eventsAbout = async (person: Person, { organization }: Caller) => (await service.sql(`SELECT action, actor_type, actor_id::float8 AS actor, details FROM audit_events
   WHERE organization_id = '${organization}' AND resource_type = 'user' AND resource_id = '${person.id}' ORDER BY seq`))
   .map(({ action, actor_type, actor, details }) => [action, actor_type, actor, ...details === null || JSON.stringify(details) === '{}' ? [] : [details]])
 
@@ -578,7 +578,7 @@ t.test('OA-63: a new password ends every other session, every grant, code and li
   t.equal((await signIn(person.email, person.password)).status, 422)
   t.equal((await signIn(person.email, 'another password')).status, 303)
   for (const { organization } of [nimbus, cirrus]) {
-    const events = await service.sql(`SELECT actor_type, actor_id::int, resource_type, resource_id FROM audit_events WHERE organization_id = '${organization}' AND action = 'user.password'`)
+    const events = await service.sql(`SELECT actor_type, actor_id::float8, resource_type, resource_id FROM audit_events WHERE organization_id = '${organization}' AND action = 'user.password'`)
     t.strictSame([...events], [{ actor_type: 'user', actor_id: person.id, resource_type: 'user', resource_id: String(person.id) }])
   }
 })
@@ -861,7 +861,7 @@ t.test('what a user writes names the user, in the audit and in the history', asy
   const person = await makePerson(service, { [o]: 'developer' })
   const caller = await callerFor(person, o)
   const { version } = (await caller.call('POST', `/${o}/secrets/store`, { ...level, plaintext: 'A=1' }, { 'user-agent': 'cli/1.0' })).body.data
-  const [event] = await service.sql(`SELECT action, actor_type, actor_id::int, user_agent FROM audit_events WHERE organization_id = '${o}' ORDER BY seq DESC LIMIT 1`)
+  const [event] = await service.sql(`SELECT action, actor_type, actor_id::float8, user_agent FROM audit_events WHERE organization_id = '${o}' ORDER BY seq DESC LIMIT 1`)
   t.strictSame(event, { action: 'secret.store', actor_type: 'user', actor_id: person.id, user_agent: 'cli/1.0' })
   const created = JSON.stringify((await caller.call('POST', `/${o}/secrets/versions`, level)).body)
   t.match(created, `"created_by":{"id":${person.id},"name":"${person.name}"}`)

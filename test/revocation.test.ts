@@ -146,7 +146,7 @@ t.test('tokens know who made them, and what a person made ends with the grant or
   const alive = async (...tokens: string[]) => Promise.all(tokens.map(async (token) =>
     (await service.inject({ url: '/api/v1/user', headers: { authorization: `Bearer ${token}` } })).status))
 
-  const [first] = await service.sql(`SELECT id::int AS id FROM api_tokens WHERE token_hash = '\\x${hashToken(nimbus.token).toString('hex')}'`)
+  const [first] = await service.sql(`SELECT id::float8 AS id FROM api_tokens WHERE token_hash = '\\x${hashToken(nimbus.token).toString('hex')}'`)
   const byToken = await make(nimbus.token, 'By a token')
   t.strictSame((await list()).get('By a token'), { type: 'api_token', id: first!.id, name: 'Test token' })
   t.equal((await list()).get('Test token'), null, 'made by an operator')

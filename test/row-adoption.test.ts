@@ -107,7 +107,7 @@ t.test('tokens from before learn who made them, and those of nothing end', async
   await database.migrate()
   t.ok(await openRows(database, keyring) > 0)
   const { name } = (await findUser(database.db, person.id))!
-  const rows = await service.sql('SELECT id::int, created_by_type AS type, created_by_id::int AS by, created_by_name AS name, user_id::int AS person FROM api_tokens WHERE created_by_type IS NOT NULL ORDER BY id')
+  const rows = await service.sql('SELECT id::float8 AS id, created_by_type AS type, created_by_id::float8 AS by, created_by_name AS name, user_id::float8 AS person FROM api_tokens WHERE created_by_type IS NOT NULL ORDER BY id')
   t.strictSame([...rows], [
     { id: theirs.id, type: 'user', by: person.id, name, person: person.id },
     { id: ofTheirs.id, type: 'api_token', by: theirs.id, name: 'Test token', person: person.id },
