@@ -361,6 +361,41 @@ t.test('CR-42: strangers at the same address use up nothing of a device that has
   t.equal((await signIn(person.email, person.password, limited, '127.0.0.1', device)).status, 303, 'the owner’s is let in')
 })
 
+t.test('CR-42: whoever has an account is a stranger to the others: however often they sign in, their guesses count by address', async (t) => {
+  const limited = await startApp(t, { RATE_LIMIT_OAUTH: '10' })
+  const [mallory, trudy, rosa] = [await makePerson(limited), await makePerson(limited), await makePerson(limited)]
+  const devices = new Map<Person, string>()
+  const begin = async (person: Person) => {
+    const answer = await signIn(person.email, person.password, limited, '127.0.0.1', devices.get(person))
+    if (answer.status === 303) devices.set(person, cookieOf('device', answer)!)
+    return answer.status
+  }
+  for (const person of [mallory, trudy, rosa]) t.equal(await begin(person), 303, 'three of the twenty of the address')
+  let victim = 0
+  const guess = async (on: Person) => (await signIn(`victim-${++victim}@nimbus.example`, 'wrong password', limited, '127.0.0.1', devices.get(on))).status
+  const own = []
+  const seen: Record<number, number> = {}
+  for (let i = 0; i < 60; i++) {
+    if (i % 5 === 0) own.push(await begin(mallory))
+    const status = await guess(i < 30 ? mallory : trudy)
+    seen[status] = (seen[status] ?? 0) + 1
+  }
+  t.strictSame(seen, { 422: 17, 429: 43 }, 'with both of their browsers together: what was left to the address')
+  t.strictSame(own.filter((status) => status === 303).length, 4, 'and a browser has no more than twenty in all, whatever it goes by')
+  t.equal(await begin(rosa), 303, 'a browser that is known for the account is let in')
+})
+
+t.test('CR-42: a browser that several people have signed in with has five guesses at each of them, whoever signs in meanwhile', async (t) => {
+  const [mallory, rosa] = [await makePerson(service), await makePerson(service)]
+  let device = cookieOf('device', await signIn(rosa.email, rosa.password))
+  const statuses = []
+  for (let i = 0; i < 8; i++) {
+    device = cookieOf('device', await signIn(mallory.email, mallory.password, service, '127.0.0.1', device))
+    statuses.push((await signIn(rosa.email, 'wrong password', service, '127.0.0.1', device)).status)
+  }
+  t.strictSame(statuses, [422, 422, 422, 422, 422, 429, 429, 429])
+})
+
 t.test('CR-41: guesses from everywhere are bounded alike for an address without an account', async (t) => {
   t.equal(await guessFromEverywhere('nobody-5@nimbus.example'), 25)
   const person = await makePerson(service)

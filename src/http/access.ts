@@ -8,7 +8,7 @@ import { createGates, WorkOverloaded, type Gate } from '../crypto/bounded.ts'
 import { findUserCall, type UserCall } from '../repositories/oauth.ts'
 import { findPrincipal, updateTokenUse, type Organization, type Principal } from '../repositories/tokens.ts'
 import { databaseError } from '../db/database.ts'
-import { isDevice } from '../repositories/attempts.ts'
+import { findDevice } from '../repositories/attempts.ts'
 import { fail } from '../rules/errors.ts'
 import { effectiveScopes } from '../rules/roles.ts'
 import { RESERVED, isReserved, type SlugKind } from '../rules/slugs.ts'
@@ -76,6 +76,13 @@ export async function installAccess (app: FastifyInstance, judgedFor = JUDGED_FO
     await consume(limitOfEffect, `org:${principalOf(request).organization.id}`, 0, request, reply)
   })
 
+  // Whoever has an account of their own is a stranger to the others: the guard has counted their browser, not their address.
+  app.decorate('countStranger', async (request: FastifyRequest, reply: FastifyReply) => {
+    const { limit } = request.routeOptions.config
+    const from = addressKey(request.ip)
+    if (limit === 'sign_in' && request.limitKey !== from) await consume(limit, from, 0, request, reply)
+  })
+
   const recordUse = useRecorder(app)
   app.addHook('onRequest', async (request, reply) => {
     await guard(app, consume, request, reply)
@@ -96,7 +103,8 @@ async function guard (app: FastifyInstance, consume: Consume, request: FastifyRe
   const lookUp = limit !== 'none' && consume.isPast(limit, from) ? gateOf(from) : undefined
   const address = async () => {
     if (limit === 'none') return
-    // Strangers at the same address use up nothing of a browser that has signed in before.
+    // Strangers at the same address use up nothing of a browser that has signed in before. Whom it tries is not known yet
+    // (`countStranger`).
     const key = limit === 'sign_in' ? await knownDevice(app, request, lookUp) ?? from : from
     await consume(limit, key, 0, request, reply)
   }
@@ -171,7 +179,8 @@ async function knownDevice (app: FastifyInstance, request: FastifyRequest, lookU
   if (device === undefined) return undefined
   const hash = hashToken(device)
   try {
-    return await lookUp(() => isDevice(app.reads, hash)) ? `device:${hash.toString('base64')}` : undefined
+    const id = await lookUp(() => findDevice(app.reads, hash))
+    return id === undefined ? undefined : `device:${id}`
   } catch (error) {
     if (error instanceof TooManyLookUps) return undefined
     throw error

@@ -66,6 +66,8 @@ declare module 'fastify' {
     histories: { start (): void, wake (): void }
     /** Takes away the rows of what was purged or deleted. */
     removals: { start (): void, wake (): void }
+    /** Numbers events that did not wait for their organization's counter. */
+    lateEvents: { start (): void, wake (): void }
   }
   interface FastifyRequest {
     /** Who acts in the organization that the request is about. */

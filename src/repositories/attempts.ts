@@ -1,4 +1,4 @@
-import { and, desc, eq, gt, isNull, lt, notInArray, or, sql } from 'drizzle-orm'
+import { and, asc, desc, eq, gt, isNull, lt, notInArray, or, sql } from 'drizzle-orm'
 import type { Db } from '../db/database.ts'
 import { deleteExpired } from '../db/expired.ts'
 import { sign_in_devices, sign_in_failures } from '../db/tables.ts'
@@ -83,18 +83,15 @@ export async function forgiveAttempts (db: Db, counts: readonly Count[]): Promis
 
 const MOST_DEVICES = 20
 
-/** Whether somebody has signed in to this account with this browser within 90 days. */
-export async function isDeviceOf (db: Db, token_hash: Buffer, user_id: number): Promise<boolean> {
-  const rows = await db.select({ id: sign_in_devices.id }).from(sign_in_devices)
-    .where(and(eq(sign_in_devices.user_id, user_id), eq(sign_in_devices.token_hash, token_hash), gt(sign_in_devices.expires_at, sql`now()`)))
-  return rows.length === 1
-}
-
-/** Whether somebody, whoever it was, has signed in with this browser within 90 days. */
-export async function isDevice (db: Db, token_hash: Buffer): Promise<boolean> {
-  const rows = await db.select({ id: sign_in_devices.id }).from(sign_in_devices)
-    .where(and(eq(sign_in_devices.token_hash, token_hash), gt(sign_in_devices.expires_at, sql`now()`))).limit(1)
-  return rows.length === 1
+/**
+ * A number of the browser that somebody has signed in with within 90 days: to the account, if one is named, or to any. It
+ * outlives the names that the browser goes by, so that a count by it does not begin anew with a sign-in.
+ */
+export async function findDevice (db: Db, token_hash: Buffer, user_id?: number): Promise<number | undefined> {
+  const own = user_id === undefined ? undefined : eq(sign_in_devices.user_id, user_id)
+  const [row] = await db.select({ id: sign_in_devices.id }).from(sign_in_devices)
+    .where(and(own, eq(sign_in_devices.token_hash, token_hash), gt(sign_in_devices.expires_at, sql`now()`))).orderBy(asc(sign_in_devices.id)).limit(1)
+  return row?.id
 }
 
 /**

@@ -29,7 +29,7 @@ export const accounts: Domain = async (app) => {
       const cookie = formCookie(app, request, reply)
       if (refusesForm(app, request, reply, form, cookie)) return reply
       const [email, password, query] = [form.get('email') ?? '', form.get('password') ?? '', form.get('query') ?? '']
-      const user = await authenticate(app, request, email.slice(0, 320), password.slice(0, 1024))
+      const user = await authenticate(app, request, reply, { email: email.slice(0, 320), password: password.slice(0, 1024) })
       if (typeof user === 'number') {
         reply.header('retry-after', user)
         return sendPage(reply, signInPage({ cookie, query, email, problem: LOCKED, status: 429 }))

@@ -5,7 +5,7 @@ import { isOutdated, hashPassword, verifyNobody, verifyPassword } from '../../cr
 import { transaction } from '../../db/database.ts'
 import { addressKey } from '../../http/addresses.ts'
 import { browserOf, isOwnForm, readCookie, sendPage, setCookie, type Form } from '../../http/pages.ts'
-import { forgiveAttempts, isDeviceOf, rememberDevice, returnAttempts, takeAttempts, type Count } from '../../repositories/attempts.ts'
+import { findDevice, forgiveAttempts, rememberDevice, returnAttempts, takeAttempts, type Count } from '../../repositories/attempts.ts'
 import { createSession, deleteSession, findSession, findUser, findUserByEmail, normalizedEmail, updatePasswordHash, type User } from '../../repositories/users.ts'
 import { PASSWORD } from '../../../schemas/users.ts'
 import type { EventName } from '../../../schemas/events.ts'
@@ -60,16 +60,20 @@ export function refusesForm (app: FastifyInstance, request: FastifyRequest, repl
 
 /**
  * Who has this address and password; while no more attempts are taken, the seconds until they are. A browser that has
- * signed in to the account before has attempts of its own, so that nobody's guesses keep its owner out. Whether there is
- * such an account does not show: not in the answer, and not in the time that it takes (CR-41, CR-42).
+ * signed in to the account before has attempts of its own, so that nobody's guesses keep its owner out; at any other
+ * account it is a stranger. Whether there is such an account does not show: not in the answer, and not in the time that
+ * it takes (CR-41, CR-42).
  */
-export async function authenticate (app: FastifyInstance, request: FastifyRequest, email: string, password: string): Promise<Verified | 'wrong' | number> {
+export async function authenticate (
+  app: FastifyInstance, request: FastifyRequest, reply: FastifyReply, { email, password }: { email: string, password: string }
+): Promise<Verified | 'wrong' | number> {
   const found = await findUserByEmail(app.db, email)
   const account = found === undefined ? `email:${normalizedEmail(email)}` : `user:${found.id}`
   const device = readCookie(app, request, 'device')
-  const isKnown = device !== undefined && await isDeviceOf(app.db, hashToken(device), found?.id ?? 0)
-  const counts: Count[] = isKnown
-    ? [{ of: 'place', hash: hashToken(`${account} device:${device}`) }]
+  const known = device === undefined ? undefined : await findDevice(app.db, hashToken(device), found?.id ?? 0)
+  if (known === undefined) await app.countStranger(request, reply)
+  const counts: Count[] = known !== undefined
+    ? [{ of: 'place', hash: hashToken(`${account} device:${known}`) }]
     : [{ of: 'place', hash: hashToken(`${account} ${addressKey(request.ip)}`) }, { of: 'account', hash: hashToken(account) }]
   return judge(app, request, { found, counts, refusal: 'session.refuse' }, password)
 }
