@@ -28,8 +28,9 @@ import { targets } from './plugins/targets.ts'
 import { tokens } from './plugins/tokens.ts'
 import { user } from './plugins/user.ts'
 import { versions } from './plugins/versions.ts'
-import { gatherReads } from './repositories/audit.ts'
+import { gatherReads, recordOfPerson } from './repositories/audit.ts'
 import { ApiError } from './rules/errors.ts'
+import { createLateEventWorker } from './vault/late-events.ts'
 import { createRemovalWorker } from './vault/removals.ts'
 import { createHistoryWorker } from './vault/worker.ts'
 
@@ -99,7 +100,9 @@ export async function buildApp (
   app.decorate('lists', database.lists)
   app.decorate('patient', database.patient)
   // The embedded database writes its log at each commit, or not until the next one that asks for it.
-  app.decorate('recordRead', gatherReads(database.db, database.kind === 'embedded' ? 'on' : 'off'))
+  const commitOfReads = database.kind === 'embedded' ? 'on' : 'off'
+  app.decorate('recordRead', gatherReads(database.db, commitOfReads))
+  app.decorate('recordRefused', async (actors, event) => recordOfPerson(database.db, actors, event, commitOfReads))
   app.decorate('keyring', keyring)
   app.decorate('costs', costs)
   app.decorate('config', config)
@@ -108,7 +111,9 @@ export async function buildApp (
   app.decorate('histories', histories)
   const removals = createRemovalWorker({ db: database.db, log: app.log })
   app.decorate('removals', removals)
-  app.addHook('onClose', async () => { await Promise.all([histories.stop(), removals.stop()]) })
+  const lateEvents = createLateEventWorker({ db: database.db, log: app.log })
+  app.decorate('lateEvents', lateEvents)
+  app.addHook('onClose', async () => { await Promise.all([histories.stop(), removals.stop(), lateEvents.stop()]) })
   findAuthority(database.db)?.logTo(app.log)
   app.setValidatorCompiler(validatorCompiler)
   app.setSerializerCompiler(serializerCompiler)

@@ -1,4 +1,5 @@
 import { subscribe, unsubscribe } from 'node:diagnostics_channel'
+import { setTimeout as sleep } from 'node:timers/promises'
 import { Argon2id } from 'oslo/password'
 import t, { type Test } from 'tap'
 import { SCOPE_NAMES, type Scope } from '../schemas/scopes.ts'
@@ -8,6 +9,8 @@ import { COSTS } from '../src/crypto/costs.ts'
 import { hashPassword, PasswordWorkOverloaded } from '../src/crypto/passwords.ts'
 import { createGrant, createPair } from '../src/repositories/oauth.ts'
 import { rememberDevice } from '../src/repositories/attempts.ts'
+import { recordOfPerson, systemOf } from '../src/repositories/audit.ts'
+import { switchUser } from '../src/commands/users.ts'
 import { transaction } from '../src/db/database.ts'
 import { changePassword, createMember, createPasswordLink, createSession, createUser, findUser, setDisabled, updatePasswordHash } from '../src/repositories/users.ts'
 import { effectiveScopes, scopesOfRole } from '../src/rules/roles.ts'
@@ -463,10 +466,18 @@ t.test('CR-42: the password that a change asks for is counted by the session alo
   t.equal((await other.send(formIn(await other.open('/account/password')), { current: person.password, password: 'another password' })).status, 303, 'another session is not concerned')
 })
 
+/** Waits until every event of an organization is numbered: of requests at once, some do not wait for its counter. */
+async function untilNumbered ({ organization }: Pick<Caller, 'organization'>) {
+  while ((await service.sql(`SELECT 1 FROM late_events WHERE organization_id = '${organization}' LIMIT 1`)).length > 0) await sleep(10)
+}
+
 /** Events about somebody in an organization, newest last. */
-const eventsAbout = async (person: Person, { organization }: Caller) => (await service.sql(`SELECT action, actor_type, actor_id::float8 AS actor, details FROM audit_events
-  WHERE organization_id = '${organization}' AND resource_type = 'user' AND resource_id = '${person.id}' ORDER BY seq`))
-  .map(({ action, actor_type, actor, details }) => [action, actor_type, actor, ...details === null || JSON.stringify(details) === '{}' ? [] : [details]])
+async function eventsAbout (person: Person, caller: Caller) {
+  await untilNumbered(caller)
+  return (await service.sql(`SELECT action, actor_type, actor_id::float8 AS actor, details FROM audit_events
+    WHERE organization_id = '${caller.organization}' AND resource_type = 'user' AND resource_id = '${person.id}' ORDER BY seq`))
+    .map(({ action, actor_type, actor, details }) => [action, actor_type, actor, ...details === null || JSON.stringify(details) === '{}' ? [] : [details]])
+}
 
 t.test('AU-01: who signs in, is refused, signs out, confirms or agrees leaves an event in each of their organizations', async (t) => {
   const [nimbus, cirrus, other] = [await service.organization(), await service.organization(), await service.organization()]
@@ -511,6 +522,52 @@ t.test('AU-01: a flood of bad sign-ins leaves few events, and whoever has no acc
   const refused = service.logs.filter((line) => line.includes('a password was refused')).map((line) => JSON.parse(line))
   t.match(refused.at(-1), { user: null, attempts: 1 })
   t.notMatch(service.logs.join(''), 'nobody-6')
+})
+
+t.test('AU-01: an organization whose counter is held keeps nobody from what they do: it has the event when the counter is free', { skip: service.database.kind === 'embedded' && 'one connection: whoever holds something has the database' }, async (t) => {
+  const [nimbus, cirrus] = [await service.organization(), await service.organization()]
+  const person = await makePerson(service, { [nimbus.organization]: 'owner', [cirrus.organization]: 'member' })
+  let release = () => {}
+  const released = new Promise<void>((resolve) => { release = resolve })
+  let isHeld = () => {}
+  const ready = new Promise<void>((resolve) => { isHeld = resolve })
+  const holding = service.database.maintain(async (tx) => {
+    await tx.execute(`SELECT 1 FROM organization_counters WHERE organization_id = '${nimbus.organization}' FOR UPDATE`)
+    isHeld()
+    await released
+  })
+  await ready
+
+  const rows = async ({ organization }: Caller) => [...await service.sql(`SELECT action, actor_type, request_id, occurred_at::text, details
+    FROM audit_events WHERE organization_id = '${organization}' AND resource_id = '${person.id}' ORDER BY seq`)]
+  const visit = visitor(address)
+  const steps: [event: string, step: () => Promise<unknown>][] = [
+    ['session.refuse', async () => t.match((await visit.signIn(await visit.open('/account'), person.email, 'planted password')).text, /do not belong together/)],
+    ['session.create', async () => t.match((await visit.signIn(await visit.open('/account'), person.email, person.password)).text, 'Sign out')],
+    ['oauth.grant', async () => t.ok((await authorize(address, person, {}, visit)).code)],
+    ['user.password session.create', async () => t.equal((await visit.send(formIn(await visit.open('/account/password')), { current: person.password, password: 'another password' })).status, 303)],
+    ['session.delete', async () => t.equal((await visit.send(formIn(await visit.open('/account')), { where: 'here' })).status, 303)],
+    ['user.disable', async () => switchUser(service.database, person.email, true)]
+  ]
+  const expected: string[] = []
+  for (const [event, step] of steps) {
+    await step()
+    expected.push(...event.split(' '))
+    t.strictSame((await rows(cirrus)).map(({ action }) => action), expected, `${event}: the other organization has it at once`)
+  }
+  t.strictSame(await rows(nimbus), [], 'while this one is held')
+  await t.rejects(transaction(db, async (db) => {
+    t.equal(await recordOfPerson(db, [systemOf(nimbus.organization)], { action: 'user.enable', resource_type: 'user', resource_id: String(person.id) }), true)
+    throw new Error('planted')
+  }), { message: 'planted' }, 'what is rolled back')
+  release()
+  await holding
+  service.app.lateEvents.wake()
+  await untilNumbered(nimbus)
+  t.strictSame(await rows(nimbus), await rows(cirrus), 'the same events, with who, what and when; none of what was rolled back')
+  const numbers = await service.sql(`SELECT json_agg(seq ORDER BY seq) AS all, max(next_event)::int AS next FROM audit_events
+    JOIN organization_counters USING (organization_id) WHERE organization_id = '${nimbus.organization}'`)
+  t.strictSame([...numbers], [{ all: Array.from({ length: 7 }, (_, i) => i + 1), next: 8 }], 'without a gap')
 })
 
 t.test('CR-41 AU-01: the same statements are sent for a refusal, whether there is an account or not', async (t) => {

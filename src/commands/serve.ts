@@ -31,6 +31,7 @@ export async function serve (config: Config): Promise<number> {
     const first = await initialize(opened, { organization: 'My organization', email: 'owner@example.com', plan: config.defaultPlan })
     app.histories.start()
     app.removals.start()
+    app.lateEvents.start()
     process.stdout.write(first === undefined ? `Strongroom serves on ${address}\n` : greeting(address, config, first))
 
     app.log.info({ signal: await signal }, 'stopping')

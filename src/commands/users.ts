@@ -4,7 +4,7 @@ import { hashToken, mintSecret } from '../crypto/bearer.ts'
 import { transaction, type Database, type Db } from '../db/database.ts'
 import { createMailer } from '../mail/mailer.ts'
 import { invitation, newLink, type Message } from '../mail/messages.ts'
-import { operatorOf, recordInEach } from '../repositories/audit.ts'
+import { operatorOf, recordOfPerson } from '../repositories/audit.ts'
 import { findOrganization } from '../repositories/organizations.ts'
 import { listTokensOfPerson } from '../repositories/tokens.ts'
 import { createMember, createPasswordLink, createUser, findAccount, findUserByEmail, listMemberships, listUsers, setDisabled, type User } from '../repositories/users.ts'
@@ -110,6 +110,6 @@ async function userOf (db: Db, email: string): Promise<User> {
 }
 
 async function recordForOperator (db: Db, userId: number, action: 'user.create' | 'user.password' | 'user.disable' | 'user.enable'): Promise<void> {
-  const organizations = (await listMemberships(db, userId)).map(({ id }) => id)
-  await recordInEach(db, organizations, operatorOf, { action, resource_type: 'user', resource_id: String(userId) })
+  const actors = (await listMemberships(db, userId)).map(({ id }) => operatorOf(id))
+  await recordOfPerson(db, actors, { action, resource_type: 'user', resource_id: String(userId) })
 }

@@ -1,7 +1,7 @@
 import { sql, type SQL } from 'drizzle-orm'
 import type { EventName } from '../../schemas/events.ts'
 
-/** A row of `audit_events`, but for its number, which its organization's counter gives, and its time, which is the database's. */
+/** A row of `audit_events`, but for its number, which its organization's counter gives. */
 export interface EventRow {
   organization_id: string
   action: EventName
@@ -13,6 +13,8 @@ export interface EventRow {
   ip: string | null
   user_agent: string | null
   details: Record<string, string | number | boolean | null> | null
+  /** When it happened, as JSON has it, of what is recorded later; else it is now, by the database. */
+  occurred_at?: string
 }
 
 /** Who did something, and what it was, as a row. */
@@ -38,9 +40,9 @@ export function eventsJson (rows: readonly EventRow[]): string {
  * expression `counter (organization_id, first)`, which has taken as many numbers of each organization as there are events.
  */
 export const insertEvents = (events: unknown): SQL => sql`
-  INSERT INTO audit_events (organization_id, seq, action, actor_type, actor_id, resource_type, resource_id, request_id, ip, user_agent, details)
-  SELECT organization_id, first + place, action, actor_type, actor_id, resource_type, resource_id, request_id, ip, user_agent, details
+  INSERT INTO audit_events (organization_id, seq, occurred_at, action, actor_type, actor_id, resource_type, resource_id, request_id, ip, user_agent, details)
+  SELECT organization_id, first + place, coalesce(occurred_at, now()), action, actor_type, actor_id, resource_type, resource_id, request_id, ip, user_agent, details
   FROM counter JOIN jsonb_to_recordset(${events}::jsonb) AS event (
-    organization_id char(26), place int, action varchar, actor_type varchar, actor_id bigint, resource_type varchar, resource_id varchar,
+    organization_id char(26), place int, occurred_at timestamptz, action varchar, actor_type varchar, actor_id bigint, resource_type varchar, resource_id varchar,
     request_id varchar, ip varchar, user_agent varchar, details jsonb
   ) USING (organization_id)`

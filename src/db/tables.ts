@@ -9,6 +9,7 @@ import { ORGANIZATION_STATUSES } from '../../schemas/organizations.ts'
 import { MEMBER_STATUSES, ROLES } from '../../schemas/users.ts'
 import { VERSION_ACTIONS } from '../../schemas/versions.ts'
 import { bytea, moment } from './columns.ts'
+import type { EventRow } from './events.ts'
 
 // The whole database on one page. Column keys are snake_case, so a row needs no mapping. Lengths and word lists come
 // from schemas/. Whatever belongs to an organization has its id in the key, and in each reference to its kind: a row can
@@ -466,3 +467,14 @@ export const audit_events = pgTable('audit_events', {
   user_agent: varchar({ length: 256 }),
   details: jsonb().$type<Record<string, string | number | boolean | null>>()
 }, (table) => [primaryKey({ columns: [table.organization_id, table.seq] })])
+
+/**
+ * Events of people whose organization's counter was held when they happened: recorded with what they are about, and
+ * moved to `audit_events` when the counter is free. Refers to no organization, so that an insert waits for no change of one.
+ */
+export const late_events = pgTable('late_events', {
+  organization_id: ulid().notNull(),
+  id: count().notNull().generatedAlwaysAsIdentity(),
+  occurred_at: moment().notNull().default(sql`now()`),
+  event: jsonb().$type<EventRow>().notNull()
+}, (table) => [primaryKey({ columns: [table.organization_id, table.id] })])

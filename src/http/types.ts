@@ -7,7 +7,7 @@ import type { Config } from '../config.ts'
 import type { Costs } from '../crypto/costs.ts'
 import type { Keyring } from '../crypto/keyring.ts'
 import type { Db } from '../db/database.ts'
-import type { RecordRead } from '../repositories/audit.ts'
+import type { Actor, AuditEvent, RecordRead } from '../repositories/audit.ts'
 import type { UserCall } from '../repositories/oauth.ts'
 import type { Principal } from '../repositories/tokens.ts'
 import type { LimitGroup } from './limits.ts'
@@ -52,8 +52,10 @@ declare module 'fastify' {
     /** For transactions that grow with a project: a rotation. */
     lists: Db
     patient: Db
-    /** Records what was only read, or refused: before the answer is sent. */
+    /** Records what was only read: before the answer is sent. */
     recordRead: RecordRead
+    /** Records that somebody was refused who would be a person; true when an event is late, as in `recordOfPerson`. */
+    recordRefused (actors: readonly Actor[], event: AuditEvent): Promise<boolean>
     keyring: Keyring
     /** What one derivation of a key or a password costs. */
     costs: Costs
@@ -62,6 +64,8 @@ declare module 'fastify' {
     issuer (): string
     /** Counts the effect of a request in its route's `limitOfEffect`; 429 past the limit. */
     countEffect (request: FastifyRequest, reply: FastifyReply): Promise<void>
+    /** Counts an attempt at an account that the browser is not known for by its address, whatever the guard counted; 429 past the limit. */
+    countStranger (request: FastifyRequest, reply: FastifyReply): Promise<void>
     /** Re-encrypts histories in the background; `wake` when there is something new to do. */
     histories: { start (): void, wake (): void }
     /** Takes away the rows of what was purged or deleted. */
@@ -74,6 +78,8 @@ declare module 'fastify' {
     principal: Principal | null
     /** The user whose access token was sent, on any guarded route. */
     user: UserCall | null
+    /** Whether it left events that are not numbered yet. */
+    hasLateEvents: boolean
     /** When the guard looked, by `performance.now()`. */
     judgedAt: number
   }

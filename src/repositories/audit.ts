@@ -1,7 +1,8 @@
-import { sql } from 'drizzle-orm'
+import { and, asc, eq, inArray, sql, type SQL } from 'drizzle-orm'
 import { CallerEnded, callerCtes, callerLives, callerValues, type Caller } from '../db/caller.ts'
-import { databaseError, DatabaseUnavailable, preparedSql, type Db } from '../db/database.ts'
+import { databaseError, DatabaseUnavailable, preparedSql, transaction, type Db } from '../db/database.ts'
 import { eventRow, eventsJson, insertEvents, type EventRow } from '../db/events.ts'
+import { late_events, organization_counters } from '../db/tables.ts'
 
 /** Who did it, from where. */
 export interface Actor {
@@ -45,18 +46,49 @@ export async function recordEvent (db: Db, actor: Actor, ...events: AuditEvent[]
   if (rows.length === 0 && actor.caller !== null) throw new CallerEnded()
 }
 
-/** Records an event in several organizations, in one order for everybody: each takes its organization's counter. */
-export async function recordInEach (db: Db, organizationIds: readonly string[], actorIn: (organizationId: string) => Actor, event: AuditEvent): Promise<void> {
-  for (const id of [...organizationIds].sort()) await recordEvent(db, actorIn(id), event)
+/**
+ * Records what somebody did, or somebody tried to be, in each of their organizations, as the last statement of its
+ * transaction. No organization keeps them from it: where somebody holds the counter, the event is kept in `late_events`,
+ * with the transaction, and numbered later. Answers whether there are such. With no actor it takes as long as with one, so
+ * that how long a refusal takes tells nothing.
+ *
+ * @param synchronousCommit as in `gatherReads`, of what changes nothing
+ */
+export async function recordOfPerson (db: Db, actors: readonly Actor[], event: AuditEvent, synchronousCommit: SynchronousCommit = 'on'): Promise<boolean> {
+  const events = eventsJson(actors.map((actor) => eventRow(actor, event)))
+  return (await recordFreeOrLate(db, { events, synchronous_commit: synchronousCommit })).length < actors.length
 }
 
-/**
- * Records what was only read, or refused, in the organizations of the actors; answers when it is recorded. With no actor
- * it takes as long as with one, so that how long a refusal takes tells nothing.
- */
-export type RecordRead = (actors: Actor | readonly Actor[], event: AuditEvent) => Promise<void>
+/** Organizations that have late events: the system's own list. */
+export async function listLate (db: Db): Promise<string[]> {
+  const { organization_id } = organization_counters
+  const late = db.select({ id: late_events.organization_id }).from(late_events)
+  return (await db.select({ organization_id }).from(organization_counters).where(inArray(organization_id, late)).orderBy(asc(organization_id))).map((row) => row.organization_id)
+}
 
-interface Waiting { rows: readonly EventRow[], done: () => void, failed: (error: unknown) => void }
+/** Numbers late events of an organization, the earliest first, if its counter is free. Answers how many; undefined while somebody holds it. */
+export async function recordLate (handle: Db, organizationId: string): Promise<number | undefined> {
+  return transaction(handle, async (db) => {
+    const [free] = await db.select({ id: organization_counters.organization_id }).from(organization_counters)
+      .where(eq(organization_counters.organization_id, organizationId)).for('no key update', { skipLocked: true })
+    if (free === undefined) return undefined
+    const own = eq(late_events.organization_id, organizationId)
+    const earliest = db.select({ id: late_events.id }).from(late_events).where(own).orderBy(asc(late_events.id)).limit(AT_ONCE)
+    const { id, event } = late_events
+    const rows = await db.delete(late_events).where(and(own, inArray(id, earliest))).returning({ id, event, occurred_at: sql<string>`to_jsonb(${late_events.occurred_at})` })
+    const events = rows.sort((a, b) => a.id - b.id).map(({ event, occurred_at }) => ({ ...event, occurred_at }))
+    await recordWaiting(db, { events: eventsJson(events), synchronous_commit: 'on' })
+    return rows.length
+  })
+}
+
+/** Records what was only read; answers when it is recorded. */
+export type RecordRead = (actor: Actor, event: AuditEvent) => Promise<void>
+
+/** What a commit waits for: with `off`, not for the disk; else, for what the server is set to. */
+export type SynchronousCommit = 'on' | 'off'
+
+interface Waiting { row: EventRow, done: () => void, failed: (error: unknown) => void }
 
 const AT_ONCE = 200
 
@@ -68,15 +100,15 @@ const AT_ONCE = 200
  * @param synchronousCommit `off` where the server writes its log within a second by itself: an event may then be lost
  *   with the machine, though its answer was sent
  */
-export function gatherReads (db: Db, synchronousCommit: 'on' | 'off'): RecordRead {
+export function gatherReads (db: Db, synchronousCommit: SynchronousCommit): RecordRead {
   const waiting: Waiting[] = []
   let isUnderWay = false
   // By organization: the statement that waits for its counter, and the next one, which still gathers.
   const current = new Map<string, Promise<void>>()
   const next = new Map<string, { rows: EventRow[], recorded: Promise<void> }>()
 
-  return (actors, event) => new Promise((resolve, reject) => {
-    waiting.push({ rows: [actors].flat().map((actor) => eventRow(actor, event)), done: resolve, failed: reject })
+  return (actor, event) => new Promise((resolve, reject) => {
+    waiting.push({ row: eventRow(actor, event), done: resolve, failed: reject })
     if (isUnderWay) return
     isUnderWay = true
     setImmediate(async () => {
@@ -86,17 +118,18 @@ export function gatherReads (db: Db, synchronousCommit: 'on' | 'off'): RecordRea
   })
 
   async function recordTogether (all: readonly Waiting[]) {
-    const together = all.flatMap(({ rows }) => rows)
+    const together = all.map(({ row }) => row)
     try {
       const recorded = new Set((await recordFree(db, valuesOf(together))).map(({ organization_id }) => organization_id))
-      for (const { rows, done, failed } of all) {
-        Promise.all(rows.filter(({ organization_id }) => !recorded.has(organization_id)).map(recordAlone)).then(() => done(), failed)
+      for (const { row, done, failed } of all) {
+        if (recorded.has(row.organization_id)) done()
+        else recordAlone(row).then(done, failed)
       }
     } catch (error) {
       // Of a database that answers, one event can be at fault: its organization's, then.
       const mayBeOne = !(error instanceof DatabaseUnavailable) && new Set(together.map(({ organization_id }) => organization_id)).size > 1
-      for (const { rows, done, failed } of all) {
-        if (mayBeOne) Promise.all(rows.map(recordAlone)).then(() => done(), failed)
+      for (const { row, done, failed } of all) {
+        if (mayBeOne) recordAlone(row).then(done, failed)
         else failed(notRecorded(error))
       }
     }
@@ -135,10 +168,14 @@ function notRecorded (error: unknown): DatabaseUnavailable {
   return new DatabaseUnavailable(`An event could not be recorded: ${message}`, code)
 }
 
-// Counters are taken in one order, and not waited for where they are skipped. The setting lasts until this statement commits.
-const recordReads = (name: string, held: 'SKIP LOCKED' | '') => preparedSql<{ organization_id: string }, { events: string, synchronous_commit: string }>(name, ($) => sql`
+type Value = Parameters<Parameters<typeof preparedSql>[1]>[0]
+
+// Counters are taken in one order, and not waited for where they are skipped. The setting lasts until this transaction commits.
+const recordWith = (
+  name: string, held: 'SKIP LOCKED' | '', beside: ($: Value) => SQL = () => sql``
+) => preparedSql<{ organization_id: string }, { events: string, synchronous_commit: string }>(name, ($) => sql`
   WITH asked AS MATERIALIZED (
-    SELECT organization_id, count(*)::int AS count, set_config('synchronous_commit', ${$('synchronous_commit')}::text, true)
+    SELECT organization_id, count(*)::int AS count, CASE WHEN ${$('synchronous_commit')}::text = 'off' THEN set_config('synchronous_commit', 'off', true) END
     FROM jsonb_to_recordset(${$('events')}::jsonb) AS event (organization_id char(26)) GROUP BY organization_id
   ), free AS (
     SELECT organization_id FROM organization_counters WHERE organization_id IN (SELECT organization_id FROM asked)
@@ -147,7 +184,12 @@ const recordReads = (name: string, held: 'SKIP LOCKED' | '') => preparedSql<{ or
     UPDATE organization_counters SET next_event = next_event + asked.count
     FROM asked JOIN free USING (organization_id) WHERE organization_counters.organization_id = asked.organization_id
     RETURNING organization_counters.organization_id, next_event - asked.count AS first
-  )
+  )${beside($)}
   ${insertEvents($('events'))} RETURNING organization_id`)
-const recordFree = recordReads('record_reads', 'SKIP LOCKED')
-const recordWaiting = recordReads('record_reads_of_one', '')
+const recordFree = recordWith('record_reads', 'SKIP LOCKED')
+const recordWaiting = recordWith('record_reads_of_one', '')
+const recordFreeOrLate = recordWith('record_of_person', 'SKIP LOCKED', ($) => sql`, late AS (
+    INSERT INTO late_events (organization_id, event)
+    SELECT (event->>'organization_id')::char(26), event FROM jsonb_array_elements(${$('events')}::jsonb) AS event
+    WHERE (event->>'organization_id')::char(26) NOT IN (SELECT organization_id FROM free)
+  )`)

@@ -2,15 +2,15 @@ import type { FastifyInstance, FastifyRequest } from 'fastify'
 import type { EventName } from '../../../schemas/events.ts'
 import type { Db } from '../../db/database.ts'
 import { personOf } from '../../http/actor.ts'
-import { recordInEach } from '../../repositories/audit.ts'
+import { recordOfPerson } from '../../repositories/audit.ts'
 import { listMemberships } from '../../repositories/users.ts'
 
-/** Records what a person, or an application for them, did, in every organization that it concerns: those they are in. */
+/** Records what a person, or an application for them, did, in every organization that it concerns: those they are in. None of them can keep them from it. */
 export async function recordForUser (
   db: Db, request: FastifyRequest, user: { id: number, name: string }, action: EventName, details: Record<string, string | number | boolean | null> = {}
 ): Promise<void> {
-  const organizations = (await listMemberships(db, user.id)).map(({ id }) => id)
-  await recordInEach(db, organizations, (id) => personOf(request, id, user), { action, resource_type: 'user', resource_id: String(user.id), details })
+  const actors = (await listMemberships(db, user.id)).map(({ id }) => personOf(request, id, user))
+  if (await recordOfPerson(db, actors, { action, resource_type: 'user', resource_id: String(user.id), details })) request.hasLateEvents = true
 }
 
 /** A wrong password in a row is recorded each time up to here, and then each time this many more. */
@@ -28,7 +28,8 @@ export async function recordRefusal (
   request.log.warn({ user: user?.id ?? null, attempts }, 'a password was refused')
   if (attempts > EACH && attempts % EACH !== 0) return
   const memberships = await listMemberships(app.db, id)
-  await app.recordRead(memberships.map((membership) => personOf(request, membership.id, { id, name })), { action, resource_type: 'user', resource_id: String(id), details: { attempts } })
+  const actors = memberships.map((membership) => personOf(request, membership.id, { id, name }))
+  if (await app.recordRefused(actors, { action, resource_type: 'user', resource_id: String(id), details: { attempts } })) request.hasLateEvents = true
 }
 
 // No account has this id.

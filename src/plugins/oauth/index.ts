@@ -15,6 +15,10 @@ import { problemPage } from './views.ts'
 
 /** OAuth 2.0 with PKCE, and the people whom it is about. The endpoints speak the protocol's language, the pages people's. */
 export const oauth: Domain = async (app) => {
+  app.decorateRequest('hasLateEvents', false)
+  // By now they are committed.
+  app.addHook('onResponse', async (request) => { if (request.hasLateEvents) app.lateEvents.wake() })
+
   await app.register(async (endpoints) => {
     installOAuthBodies(endpoints)
     endpoints.setErrorHandler(async (error: FastifyError | OAuthError, request, reply) => {
