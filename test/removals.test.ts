@@ -1,12 +1,21 @@
 import { subscribe, unsubscribe } from 'node:diagnostics_channel'
+import { join } from 'node:path'
+import { sql } from 'drizzle-orm'
 import t from 'tap'
 import { buildApp } from '../src/app.ts'
+import { initialize } from '../src/commands/initialize.ts'
+import { open } from '../src/commands/open.ts'
+import { loadConfig } from '../src/config.ts'
 import { sealBlob } from '../src/crypto/blob.ts'
+import { generateMasterKey } from '../src/crypto/keyring.ts'
 import type { Background } from '../src/vault/background.ts'
 import { createRemovalWorker, PIECE } from '../src/vault/removals.ts'
-import { makeLevel, startApp, type Caller } from './helpers/app.ts'
+import { freshDatabase, makeLevel, startApp, type Caller } from './helpers/app.ts'
 import { clientKey } from './helpers/client.ts'
 import { QUICK } from './helpers/costs.ts'
+import { hasPostgres } from './helpers/postgres.ts'
+import { scratchDirectory, startServer } from './helpers/process.ts'
+import { beside } from './helpers/statements.ts'
 import { miscounted } from './helpers/traffic.ts'
 
 // A purge or delete of more than a request takes away: it holds at once, and the worker removes the rows afterwards.
@@ -24,6 +33,16 @@ await stopWorker()
 const oldKey = await clientKey('first battery staple')
 const newKey = await clientKey('second battery staple')
 
+/** Makes a history long: so many copies of a version, as if each were a write of its own. */
+async function copy (query: (text: string) => Promise<unknown>, organization: string, version: string, copies: number) {
+  await query(`
+    INSERT INTO secret_versions (organization_id, id, history_id, action, revision, key_version, sealed, size_bytes)
+    SELECT organization_id, id + n, history_id, action, revision, key_version, sealed, size_bytes
+    FROM secret_versions, generate_series(1, ${copies}) n WHERE organization_id = '${organization}' AND id = ${version}`)
+  await query(`UPDATE secrets SET version_count = version_count + ${copies} WHERE organization_id = '${organization}'`)
+  await query(`UPDATE organization_counters SET next_version = next_version + ${copies} WHERE organization_id = '${organization}'`)
+}
+
 /** A level of a client's whose history is long and waits under an older key; what a purge or delete of it is sent to. */
 async function fill (project: string) {
   const owner = await service.organization()
@@ -31,12 +50,7 @@ async function fill (project: string) {
   const at = await makeLevel(owner, { slug: project, ...oldKey.registration })
   const store = (key = oldKey) => call('POST', '/secrets/store', { ...at, content: sealBlob(key.dataKey, 'A=1'), key_proof: key.proof })
   const first = (await store()).body.data.version as string
-  await service.sql(`
-    INSERT INTO secret_versions (organization_id, id, history_id, action, revision, key_version, sealed, size_bytes)
-    SELECT organization_id, id + n, history_id, action, revision, key_version, sealed, size_bytes
-    FROM secret_versions, generate_series(1, ${COPIES}) n WHERE organization_id = '${owner.organization}' AND id = ${first}`)
-  await service.sql(`UPDATE secrets SET version_count = version_count + ${COPIES} WHERE organization_id = '${owner.organization}'`)
-  await service.sql(`UPDATE organization_counters SET next_version = next_version + ${COPIES} WHERE organization_id = '${owner.organization}'`)
+  await copy(service.sql, owner.organization, first, COPIES)
   const last = (await store()).body.data.version as string
   const [{ id }] = await service.sql(`SELECT id FROM secrets WHERE organization_id = '${owner.organization}'`) as [{ id: string }]
   const { storage_mode: _, ...triple } = newKey.registration
@@ -187,4 +201,52 @@ t.test('however many tokens were narrowed to a project, it is deleted with them,
   t.equal((await service.sql(`SELECT FROM api_tokens WHERE ${inOrganization}`)).length, 1, 'the owner\'s is left')
   const [deleted] = await eventsOf('project.delete')
   t.strictSame(await eventsOf('api-token.delete'), Array.from({ length: 5_000 }, (_, i) => deleted! + 1 + i), 'numbered without a gap')
+})
+
+// On the embedded database every start costs seconds: only where there is no other.
+const elsewhere = process.env.TEST_DATABASE_URL === undefined && hasPostgres() && 'PostgreSQL shows it'
+
+t.test('a server that is killed in the middle of a removal goes on with it when it starts again', { skip: elsewhere }, async (t) => {
+  const MANY = 12 * PIECE
+  const own = process.env.TEST_DATABASE_URL === undefined ? undefined : await freshDatabase()
+  if (own !== undefined) {
+    await own.database.close()
+    t.teardown(own.drop)
+  }
+  const where: Record<string, string> = own === undefined ? { DATA_DIR: join(scratchDirectory(t), 'data') } : { DATABASE_URL: own.url! }
+  const env = { ...where, MASTER_KEY: generateMasterKey().text, LOG_LEVEL: 'info' }
+  const opening = async <T>(work: (opened: Awaited<ReturnType<typeof open>>, query: (text: string) => Promise<Record<string, unknown>[]>) => Promise<T>): Promise<T> => {
+    const opened = await open(loadConfig(env))
+    const query = (text: string) => beside(async () => await opened.database.db.execute(sql.raw(text)) as unknown as Record<string, unknown>[])
+    return work(opened, query).finally(() => opened.database.close())
+  }
+  const versions = async () => opening(async (_opened, query) => (await query('SELECT count(*)::int AS count FROM secret_versions'))[0]!.count as number)
+
+  const { organization, token, at } = await opening(async (opened, query) => {
+    const app = await buildApp({ ...opened, config: loadConfig(env), costs: QUICK, logStream: { write: () => {} } })
+    const { organization: { id }, token } = (await initialize(opened, { organization: 'Nimbus', email: 'rosa@nimbus.example', plan: 'self-hosted' }))!
+    const call = async (method: string, path: string, payload?: unknown) => {
+      const { statusCode: status, headers, payload: text } = await app.inject({ method: method as 'GET', url: `/api/v1${path}`, payload: payload as object, headers: { authorization: `Bearer ${token}` } })
+      return { status, headers, text, body: JSON.parse(text) as any }
+    }
+    const at = await makeLevel({ organization: id, token, call })
+    const stored = await call('POST', `/${id}/secrets/store`, { ...at, plaintext: 'A=1' })
+    await copy(query, id, stored.body.data.version as string, MANY)
+    await app.close()
+    return { organization: id, token, at }
+  })
+
+  const first = await startServer(t, env)
+  const purged = await fetch(`${first.address}/api/v1/${organization}/secrets/versions/purge`, {
+    method: 'POST', headers: { authorization: `Bearer ${token}`, 'content-type': 'application/json' }, body: JSON.stringify({ ...at, confirmed: true })
+  })
+  await first.kill()
+  t.equal(purged.status, 200)
+  t.ok(await versions() > 0, 'it had not removed all of them')
+
+  const second = await startServer(t, env)
+  // Nobody asks it for anything.
+  for (let look = 0; look < 3000 && !second.stdout().includes('purged and deleted versions removed'); look++) await new Promise((resolve) => { setTimeout(resolve, 20) })
+  t.equal((await second.stop()).code, 0)
+  t.equal(await versions(), 0)
 })
