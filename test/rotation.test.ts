@@ -1,3 +1,4 @@
+import { createCipheriv, createDecipheriv } from 'node:crypto'
 import t, { type Test } from 'tap'
 import { sql } from 'drizzle-orm'
 import { openBlob, sealBlob } from '../src/crypto/blob.ts'
@@ -488,6 +489,69 @@ t.test('two rotations of one project at once: one is 200, the other 409', async 
   t.same(answers.map(({ status }) => status).sort(), [200, 409])
   t.equal(answers.find(({ status }) => status === 409)!.body.error, 'key_version_conflict')
   t.equal((await history(at)).data.length, 2)
+})
+
+const oneSession = test.database.kind === 'embedded' && 'the embedded database has one session for everybody'
+
+t.test('changes of keys of one organization wait for each other, and nobody else waits for them', { skip: oneSession }, async (t) => {
+  const [a, b] = [await test.organization(), await test.organization()]
+  const plaintext = 'A'.repeat(1_000_000)
+  const project = async (caller: Caller) => {
+    const at = await makeLevel(caller, { ...PROJECT, secret_format: 'text' })
+    const stored = await caller.call('POST', `/${caller.organization}/secrets/store`, { ...at, plaintext })
+    if (stored.status !== 200) throw new Error(stored.text)
+    return at
+  }
+  const many = []
+  while (many.length < 7) many.push(await project(a))
+  const one = await project(b)
+  const order: string[] = []
+  const rotation = async (name: string, caller: Caller, { project }: At) => {
+    const { status } = await caller.call('POST', `/${caller.organization}/${project}/encryption-key/rotate`)
+    order.push(`${name} ${status}`)
+  }
+  await Promise.all([...many.map((at) => rotation('a', a, at)), rotation('b', b, one)])
+  t.same([...order].sort(), [...Array.from(many, () => 'a 200'), 'b 200'], 'each was made in its turn')
+  t.ok(order.indexOf('b 200') < 4, `what came last was not answered last: ${order.join(', ')}`)
+})
+
+t.test('a rotation gives everybody else their turn after each document, however large', async (t) => {
+  const at = await makeLevel(owner, { ...PROJECT, secret_format: 'text' })
+  const plaintext = 'A'.repeat(1_048_000)
+  const blob = Buffer.byteLength(sealBlob(secretKey(random(32)), plaintext))
+  for (const level of names(at)) t.equal((await store({ ...level, plaintext })).status, 200)
+
+  // Bytes that are sealed, opened or written down for the database, between two turns of somebody else.
+  const turns = [0]
+  const count = (target: object, name: string, sizeOf: (data: Buffer, result: string) => number) => {
+    const original = (target as Record<string, (...args: unknown[]) => unknown>)[name]!
+    const counting = function (this: unknown, ...args: unknown[]) {
+      const result = original.apply(this, args)
+      turns[turns.length - 1]! += sizeOf(args[0] as Buffer, result as string)
+      return result
+    }
+    Object.assign(target, { [name]: counting })
+    t.teardown(() => Object.assign(target, { [name]: original }))
+  }
+  const key = Buffer.alloc(32)
+  for (const make of [createCipheriv, createDecipheriv]) {
+    count(Object.getPrototypeOf(make('aes-256-gcm', key, key.subarray(0, 12))) as object, 'update', (data) => data.length)
+  }
+  count(JSON, 'stringify', (_data, text: string | undefined) => text?.length ?? 0)
+  const state = { rotating: true }
+  const others = (async () => {
+    while (state.rotating) {
+      await new Promise(setImmediate)
+      turns.push(0)
+    }
+  })()
+  t.equal((await rotateServer(at)).status, 200)
+  state.rotating = false
+  await others
+  // Opened and sealed twice, once as it was stored and once as its client wrote it; and then base64 of that, in another turn.
+  const most = 2 * (blob + plaintext.length) + 10_000
+  t.same(turns.filter((bytes) => bytes > most), [], 'no turn does more than one document needs')
+  t.equal(turns.filter((bytes) => bytes > most - 20_000).length, names(at).length, 'each document had a turn of its own')
 })
 
 t.test('a body of very many members is refused before it is parsed', async (t) => {

@@ -26,7 +26,7 @@ export interface Database {
   reads: Db
   /** For lists and counts, which somebody with much data can make long: on connections of their own, which walk indexes. */
   lists: Db
-  /** For the few transactions that grow with a project: two at a time and a minute long at most. Each statement stays short. */
+  /** For the few transactions that grow with a project: two at a time (embedded: one) and a minute long at most. Each statement stays short. */
   patient: Db
   kind: 'postgres' | 'embedded'
   /** Gives all handles what makes and checks the MACs of rows. */

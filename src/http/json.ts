@@ -1,6 +1,6 @@
 import type { TSchema } from '@sinclair/typebox'
+import { rest } from '../crypto/rest.ts'
 import { fail, refuse } from '../rules/errors.ts'
-import { rest } from './rest.ts'
 
 /** How much a body may hold: members of objects and elements of arrays, and how deep they are nested. */
 export interface Bounds { members: number, depth: number }

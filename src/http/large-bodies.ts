@@ -1,10 +1,10 @@
 import type { FastifyInstance, FastifyReply, FastifyRequest, FastifySchemaCompiler } from 'fastify'
 import { Type, type TArray, type TObject, type TSchema } from '@sinclair/typebox'
+import { rest } from '../crypto/rest.ts'
 import { ApiError, fail } from '../rules/errors.ts'
 import { principalOf } from './access.ts'
 import { refuseNull, requireJson } from './body.ts'
 import { boundsOf, readLargeJson } from './json.ts'
-import { rest } from './rest.ts'
 import { errorsByMember, judging } from './validation.ts'
 
 // A body that carries everything of a project may be this many times as large as others, within bounds; and few of them are

@@ -2,7 +2,9 @@ import type { KeyObject } from 'node:crypto'
 import type { HistoryPolicy, Managed } from '../../schemas/projects.ts'
 import { openBlob, sealBlob } from '../crypto/blob.ts'
 import { IntegrityError } from '../crypto/at-rest.ts'
+import { createGates, WorkOverloaded } from '../crypto/bounded.ts'
 import type { Keyring } from '../crypto/keyring.ts'
+import { rest } from '../crypto/rest.ts'
 import { isLockTimeout, transaction, type Db } from '../db/database.ts'
 import { recordEvent, type Actor } from '../repositories/audit.ts'
 import { findActiveKeyOf, replaceActiveKey, type KeyRow } from '../repositories/encryption-keys.ts'
@@ -17,8 +19,17 @@ import { holdCanary } from './master-keys.ts'
 
 interface Vault { patient: Db, keyring: Keyring }
 
-// A piece of a project's documents that is in memory at once.
-const PIECE = { documents: 100, bytes: 4 * 1024 * 1024 }
+/** Too many changes of keys of one organization are waiting. */
+class KeyChangeOverloaded extends WorkOverloaded {
+  override readonly name = 'KeyChangeOverloaded'
+}
+
+// There are few places for transactions that are long: one organization has one of them at a time, and never holds them all.
+const gateOf = createGates(1, 8, () => new KeyChangeOverloaded())
+
+// A piece of a project's documents that is in memory at once. Each step of it holds up everybody else, so it is no more than
+// the largest document, or as many small ones as take that long.
+const PIECE = { documents: 50, bytes: 1024 * 1024 }
 
 /** The active key of a project as the caller saw it. */
 export interface SeenKey { id: string, version: number, managed: Managed }
@@ -55,12 +66,19 @@ export async function rotate ({ patient, keyring }: Vault, organization: Organiz
     const under = { ...project, key_version: key.version }
     const storageKey = storageKeyOf(keyring, organization)
     const state = { organization_id: organization.id, project }
+    // A piece is read in one turn, opened and sealed in another, and written down in a third.
+    const read = async (ids: string[]) => {
+      const found = await findDocuments(db, organization.id, ids)
+      await rest()
+      return found
+    }
 
     await inPieces(documents, async (ids) => {
-      const converted = (await findDocuments(db, organization.id, ids)).map((document) => {
+      const converted = (await read(ids)).map((document) => {
         const blob = convert(document, openCurrent(storageKey, state, document), oldKey)
         return { document, sealed: sealCurrent(storageKey, placeOf(under, document), document.revision + 1, blob), size_bytes: sizeOf(blob) }
       })
+      await rest()
       await replaceDocuments(db, under, converted)
     })
     // The counter is the last lock: other projects of the organization wait from here on, so it is held for no longer
@@ -68,12 +86,13 @@ export async function rotate ({ patient, keyring }: Vault, organization: Organiz
     let next = await takeVersionIds(db, organization.id, documents.length)
     const first = next
     await inPieces(documents, async (ids) => {
-      const versions = (await findDocuments(db, organization.id, ids)).map((document) => {
+      const versions = (await read(ids)).map((document) => {
         // The revision that the version is about to record.
         const blob = openCurrent(storageKey, { ...state, project: under }, document)
         const id = next++
         return { id, document, sealed: sealVersion(storageKey, placeOf(under, document), id, document.revision, blob), size_bytes: sizeOf(blob) }
       })
+      await rest()
       await recordRotations(db, actor, versions)
     })
 
@@ -104,17 +123,18 @@ export function reencrypt (keyring: Keyring, newKey: KeyObject): Rotation['conve
 
 /**
  * Runs a change of a project's key in a transaction that holds the project for itself and the master key's canary.
- * 409 when its key, or who holds it, is not what the caller saw, or when it cannot be had in time.
+ * 409 when its key, or who holds it, is not what the caller saw, or when it cannot be had in time. One at a time for an
+ * organization: throws KeyChangeOverloaded when that takes too long.
  */
 export async function changeKey<T> (
   { patient, keyring }: Vault, organization: Organization, seen: SeenKey, change: (db: Db, project: KeyState) => Promise<T>
 ): Promise<T> {
-  return alone(seen.id, () => orInProgress(() => transaction(patient, async (db) => {
+  return alone(seen.id, () => gateOf(organization.id)(() => orInProgress(() => transaction(patient, async (db) => {
     const project = await lockProject(db, organization.id, { id: seen.id }) ?? fail('not_found')
     if (project.key_version !== seen.version || project.encryption_type !== seen.managed) fail('rotation_in_progress')
     await holdCanary(db, keyring)
     return change(db, project)
-  })))
+  }))))
 }
 
 const busy = new Set<string>()
