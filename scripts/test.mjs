@@ -9,8 +9,11 @@ import { startPostgres, hasPostgres } from '../dist/test/helpers/postgres.js'
 
 // These bring their own databases, or none: once is enough.
 const ONCE = new Set([
-  'architecture', 'config', 'crypto', 'database', 'documents', 'openapi', 'crash', 'rotation-crash', 'outage', 'tour', 'cli', 'migrations', 'docs', 'rules', 'encryption-doc',
-  'oauth-race', 'oauth-doc', 'browser', 'redirects', 'mail', 'tls', 'oauth-authorize', 'oauth-clients'
+  'architecture', 'config', 'crypto', 'database', 'documents', 'openapi', 'crash', 'rotation-crash', 'outage', 'tour', 'cli', 'migrations', 'docs', 'rules', 'encryption-doc', 'redirects', 'tls'
+])
+// What these prove is the service's, whatever the database: once, on the server where there is one, which is quicker.
+const ON_EITHER = new Set([
+  'access', 'bodies', 'browser', 'contract', 'http', 'leaks', 'limits', 'mail', 'oauth-authorize', 'oauth-clients', 'oauth-doc', 'oauth-race'
 ])
 // Plans of a server, under several sessions: nothing of it is there on the embedded database.
 const ON_SERVER = new Set(['scale'])
@@ -59,7 +62,7 @@ const together = (files) => [
   ...chunks(files.filter((file) => !alone(file)))
 ]
 const work = [
-  ...together(files.filter((file) => !ON_SERVER.has(nameOf(file)))).map((files) => ({ files, on: 'embedded database', env: {} })),
+  ...together(files.filter((file) => !ON_SERVER.has(nameOf(file)) && !(server !== undefined && ON_EITHER.has(nameOf(file))))).map((files) => ({ files, on: 'embedded database', env: {} })),
   ...server === undefined ? [] : together(files.filter((file) => !ONCE.has(nameOf(file)))).map((files) => ({ files, on: 'PostgreSQL', env: { TEST_DATABASE_URL: server.url } }))
 ].sort((a, b) => rank(a.files[0]) - rank(b.files[0]))
 await Promise.all(Array.from({ length: Math.max(2, availableParallelism()) + 1 }, async () => {

@@ -39,6 +39,7 @@ async function undo (database: Database, keyring: Keyring) {
     // What came after it is undone as well.
     'DROP INDEX encryption_keys_of_clients',
     'ALTER TABLE encryption_keys DROP COLUMN key_check_hash',
+    'DROP TABLE late_events',
     'DELETE FROM drizzle.__drizzle_migrations WHERE id >= (SELECT id FROM drizzle.__drizzle_migrations ORDER BY id OFFSET 9 LIMIT 1)')
 }
 
