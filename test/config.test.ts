@@ -2,6 +2,7 @@ import { chmodSync, chownSync, mkdirSync, symlinkSync, writeFileSync } from 'nod
 import { join } from 'node:path'
 import t from 'tap'
 import { ConfigError, loadConfig, readKeyFile } from '../src/config.ts'
+import { scratchDirectory } from './helpers/process.ts'
 
 const KEY = Buffer.alloc(32, 7).toString('base64')
 const OTHER = Buffer.alloc(32, 9).toString('base64')
@@ -210,7 +211,8 @@ t.test('what this version cannot do is refused, never ignored', async (t) => {
 })
 
 t.test('CR-10: a key file that anybody else could read or exchange is refused', async (t) => {
-  const dir = t.testdir({ key: `k1:${KEY}\n`, wrong: 'hunter2hunter2', empty: '' })
+  const dir = scratchDirectory(t)
+  for (const [name, content] of Object.entries({ key: `k1:${KEY}\n`, wrong: 'hunter2hunter2', empty: '' })) writeFileSync(join(dir, name), content)
   const path = join(dir, 'key')
   for (const mode of [0o400, 0o600]) {
     chmodSync(path, mode)
