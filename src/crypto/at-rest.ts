@@ -1,16 +1,24 @@
 /**
  * The server's own seal around everything it stores (CR-01): version (1) ‖ salt (24) ‖ IV (12) ‖ ciphertext ‖ tag (16).
  * It guarantees that a stored value opens only under the key and in the place it was sealed for: a row that was moved,
- * swapped, rolled back or changed in one bit is refused. Every record has its own HKDF subkey, so the number of
- * encryptions under one key is never a limit (CR-05).
+ * swapped, rolled back or changed in one bit is refused. Every record has its own subkey, so the number of encryptions
+ * under one key is never a limit (CR-05).
+ *
+ * The version says how the subkey is made. 2, which is written: the expansion of HKDF-SHA256 alone, one HMAC, as the keys
+ * that seal are uniformly random themselves (RFC 5869, 3.3). 1, which stays readable: HKDF-SHA256 with its extraction.
  */
 import type { KeyObject } from 'node:crypto'
-import { deriveKey, open, random, seal, SEAL_OVERHEAD } from './primitives.ts'
+import { deriveKey, expandKey, open, random, seal, SEAL_OVERHEAD } from './primitives.ts'
 
-const VERSION = 1
+const VERSION = 2
 const SALT_BYTES = 24
 const HEADER_BYTES = 1 + SALT_BYTES
-const PURPOSE = 'strongroom/at-rest/v1'
+const PURPOSE = 'strongroom/at-rest/v2'
+
+const subkeys: Record<number, (key: KeyObject, salt: Buffer) => KeyObject> = {
+  1: (key, salt) => deriveKey(key, salt, 'strongroom/at-rest/v1'),
+  2: (key, salt) => expandKey(key, PURPOSE, salt)
+}
 
 /** A stored value was changed, moved or sealed under another key. It says no more than that, and carries no data. */
 export class IntegrityError extends Error {
@@ -24,14 +32,14 @@ export class IntegrityError extends Error {
 /** Seals a value for one place. Sealing the same value twice gives two different results. */
 export function sealAtRest (storageKey: KeyObject, plaintext: Buffer, place: Buffer): Buffer {
   const salt = random(SALT_BYTES)
-  return Buffer.concat([Buffer.of(VERSION), salt, seal(deriveKey(storageKey, salt, PURPOSE), plaintext, place)])
+  return Buffer.concat([Buffer.of(VERSION), salt, seal(expandKey(storageKey, PURPOSE, salt), plaintext, place)])
 }
 
 /** The value sealed for this place under this key; throws IntegrityError for everything else. */
 export function openAtRest (storageKey: KeyObject, sealed: Buffer, place: Buffer): Buffer {
-  if (sealed.length < HEADER_BYTES + SEAL_OVERHEAD || sealed[0] !== VERSION) throw new IntegrityError()
-  const recordKey = deriveKey(storageKey, sealed.subarray(1, HEADER_BYTES), PURPOSE)
-  const plaintext = open(recordKey, sealed.subarray(HEADER_BYTES), place)
+  const subkey = subkeys[sealed[0] ?? 0]
+  if (sealed.length < HEADER_BYTES + SEAL_OVERHEAD || subkey === undefined) throw new IntegrityError()
+  const plaintext = open(subkey(storageKey, sealed.subarray(1, HEADER_BYTES)), sealed.subarray(HEADER_BYTES), place)
   if (!plaintext) throw new IntegrityError()
   return plaintext
 }

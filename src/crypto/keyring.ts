@@ -8,7 +8,7 @@
 import type { KeyObject } from 'node:crypto'
 import { LRUCache } from 'lru-cache'
 import { IntegrityError, openAtRest, sealAtRest } from './at-rest.ts'
-import { decodeBase64, encodePlace, random, sameBytes, sha256, takeKey } from './primitives.ts'
+import { decodeBase64, encodePlace, random, sameBytes, takeKey } from './primitives.ts'
 
 const ID_PATTERN = /^[A-Za-z0-9._-]{1,32}$/
 const CACHED_KEYS = 1000
@@ -53,7 +53,7 @@ export function createKeyring (keys: MasterKey[]): Keyring {
   const ring = new Map(keys.map(({ id, key }) => [id, key]))
   if (ring.size !== keys.length) throw new Error('two master keys have the same id')
   for (const id of ring.keys()) if (!ID_PATTERN.test(id)) throw new Error('a master key has an invalid id')
-  const cache = new LRUCache<string, KeyObject>({ max: CACHED_KEYS, ttl: CACHE_MILLISECONDS })
+  const cache = new LRUCache<string, { wrapped: Buffer, key: KeyObject }>({ max: CACHED_KEYS, ttl: CACHE_MILLISECONDS })
 
   function unwrap (wrapped: Buffer, place: Buffer): Buffer {
     const id = readId(wrapped)
@@ -72,14 +72,14 @@ export function createKeyring (keys: MasterKey[]): Keyring {
     },
     unwrap,
     unwrapKey (wrapped, place) {
-      // The two digests have a fixed length: nothing can shift between the wrapped bytes and the place.
-      const name = Buffer.concat([sha256(wrapped), sha256(place)]).toString('base64')
+      // By place, with what was wrapped: a key that was replaced or tampered with is not the one that is remembered.
+      const name = place.toString('latin1')
       const known = cache.get(name)
-      if (known) return known
+      if (known?.wrapped.equals(wrapped)) return known.key
       const bytes = unwrap(wrapped, place)
       if (bytes.length !== 32) throw new IntegrityError()
       const key = takeKey(bytes)
-      cache.set(name, key)
+      cache.set(name, { wrapped, key })
       return key
     },
     idOf: readId

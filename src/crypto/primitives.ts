@@ -66,10 +66,25 @@ export function hmac (key: KeyObject, data: Buffer | string): Buffer {
   return createHmac('sha256', key).update(data).digest()
 }
 
+/** Whether a MAC is that of the data, in constant time; every MAC has 32 bytes. */
+export function hmacMatches (key: KeyObject, data: Buffer | string, mac: Buffer): boolean {
+  return mac.length === KEY_BYTES && timingSafeEqual(hmac(key, data), mac)
+}
+
 /** HKDF-SHA256 (RFC 5869): an independent 32-byte key for every salt and every purpose named in `info`. */
 export function deriveKey (key: KeyObject, salt: Buffer, info: string): KeyObject {
   return takeKey(Buffer.from(hkdfSync('sha256', key, salt, info, KEY_BYTES)))
 }
+
+/**
+ * HKDF-Expand of one block (RFC 5869, 2.3; info is `purpose ‖ salt`): an independent 32-byte key for every salt, where the
+ * key is 32 uniformly random bytes already (3.3). The salts of a purpose have one length, so that no two infos are equal.
+ */
+export function expandKey (key: KeyObject, purpose: string, salt: Buffer): KeyObject {
+  return takeKey(createHmac('sha256', key).update(purpose).update(salt).update(FIRST_BLOCK).digest())
+}
+
+const FIRST_BLOCK = Buffer.of(1)
 
 const pbkdf2Async = promisify(pbkdf2)
 
@@ -104,18 +119,24 @@ export function random (bytes: number): Buffer {
  * would become U+FFFD and collide) and for a number that is not a safe integer.
  */
 export function encodePlace (...fields: (string | number)[]): Buffer {
-  const parts: Buffer[] = []
-  for (const field of fields) {
+  const texts = fields.map((field) => {
     if (typeof field === 'number' && !Number.isSafeInteger(field)) throw new Error('a place needs whole numbers')
     const text = String(field)
-    const bytes = Buffer.from(text, 'utf8')
-    if (bytes.toString('utf8') !== text) throw new Error('a place needs well-formed text')
-    const length = Buffer.alloc(4)
-    length.writeUInt32BE(bytes.length)
-    parts.push(length, bytes)
+    if (!isWellFormed(text)) throw new Error('a place needs well-formed text')
+    return text
+  })
+  const place = Buffer.allocUnsafe(texts.reduce((size, text) => size + 4 + Buffer.byteLength(text), 0))
+  let at = 0
+  for (const text of texts) {
+    const end = at + 4 + place.write(text, at + 4)
+    place.writeUInt32BE(end - at - 4, at)
+    at = end
   }
-  return Buffer.concat(parts)
+  return place
 }
+
+// String.prototype.isWellFormed, which the compiler's library does not know yet.
+export const isWellFormed = (text: string) => (text as unknown as { isWellFormed (): boolean }).isWellFormed()
 
 /** Decodes canonical, padded, standard base64; undefined for everything that `Buffer.from` would silently repair. */
 export function decodeBase64 (text: string): Buffer | undefined {

@@ -4,7 +4,7 @@
  * One HMAC and no derivation for a row, so that every look-up can afford it.
  */
 import type { KeyObject } from 'node:crypto'
-import { deriveKey, hmac, sameBytes } from './primitives.ts'
+import { deriveKey, hmac, hmacMatches, isWellFormed } from './primitives.ts'
 
 /** Two lists of fields never give the same text: each value says its kind, and each text its length. */
 export function encodeRow (table: string, fields: readonly (readonly [name: string, value: unknown])[]): string {
@@ -22,7 +22,7 @@ export function rowMac (key: KeyObject, table: string, fields: readonly (readonl
 
 /** Whether the MAC is that of the row, in constant time. */
 export function rowMacMatches (key: KeyObject, table: string, fields: readonly (readonly [name: string, value: unknown])[], mac: Buffer): boolean {
-  return sameBytes(rowMac(key, table, fields), mac)
+  return hmacMatches(key, encodeRow(table, fields), mac)
 }
 
 /** What tells row keys apart without telling anything of them. */
@@ -48,6 +48,3 @@ function encodeValue (value: unknown): string {
 }
 
 const counted = (text: string) => `${text.length}:${text}`
-
-// String.prototype.isWellFormed, which the compiler's library does not know yet.
-const isWellFormed = (text: string) => (text as unknown as { isWellFormed (): boolean }).isWellFormed()

@@ -17,7 +17,7 @@ import { COSTS } from '../../src/crypto/costs.ts'
 import { generateKeyString, generateSalt } from '../../src/crypto/keys.ts'
 import { generatePassword, hashPassword, PasswordWorkOverloaded, verifyPassword } from '../../src/crypto/passwords.ts'
 import {
-  decodeBase64, deriveKey, encodePlace, hmac, open, random, sameBytes, seal, secretKey, sha256
+  decodeBase64, deriveKey, encodePlace, expandKey, hmac, hmacMatches, open, random, sameBytes, seal, secretKey, sha256
 } from '../../src/crypto/primitives.ts'
 import { encodeRow, rowKeyFingerprint, rowMac, rowMacMatches } from '../../src/crypto/row-mac.ts'
 
@@ -107,8 +107,12 @@ t.test('primitives', async (t) => {
     t.equal(JSON.stringify(key), '{}')
     const v = server.derived
     t.equal(deriveKey(secretKey(base64(v.key)), base64(v.salt), v.info).export().toString('base64'), v.derived)
+    const { key: from, purpose, salt, expanded } = server.expanded
+    t.equal(expandKey(secretKey(base64(from)), purpose, base64(salt)).export().toString('base64'), expanded)
     t.equal(sha256('abc').toString('hex'), 'ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad')
     t.equal(hmac(key, 'x').length, 32)
+    t.ok(hmacMatches(key, 'x', hmac(key, 'x')))
+    for (const other of [hmac(key, 'y'), hmac(key, 'x').subarray(1), Buffer.alloc(0), Buffer.concat([hmac(key, 'x'), Buffer.of(0)])]) t.notOk(hmacMatches(key, 'x', other))
   })
 
   t.test('decodes canonical base64 only', async (t) => {
@@ -160,9 +164,11 @@ t.test('at rest', async (t) => {
   const place = encodePlace('secret', ulid, 1)
 
   t.test('opens what was stored before', async (t) => {
-    const v = server.at_rest
-    const opened = openAtRest(secretKey(base64(v.storage_key)), base64(v.sealed), encodePlace(...server.place.fields))
-    t.equal(opened.toString(), v.plaintext)
+    for (const v of [server.at_rest, server.at_rest_v2]) {
+      const opened = openAtRest(secretKey(base64(v.storage_key)), base64(v.sealed), encodePlace(...server.place.fields))
+      t.equal(opened.toString(), v.plaintext)
+    }
+    t.same([server.at_rest, server.at_rest_v2].map(({ sealed }) => base64(sealed)[0]), [1, 2])
   })
 
   t.test('refuses every manipulation of a 200-byte value, another key and another place (CR-01)', async (t) => {
@@ -229,6 +235,10 @@ t.test('keyring', async (t) => {
     t.same(key.export(), bytes)
     t.equal(both.unwrapKey(wrapped, place), key)
     t.throws(() => both.unwrapKey(wrapped, encodePlace('elsewhere')), IntegrityError)
+    const another = both.unwrapKey(both.wrap(random(32), place), place)
+    t.notSame(another.export(), bytes, 'another key in the same place')
+    t.same(both.unwrapKey(wrapped, place).export(), bytes)
+    for (const changed of manipulations(wrapped)) t.throws(() => both.unwrapKey(changed, place))
     t.throws(() => both.unwrapKey(both.wrap(random(31), place), place), IntegrityError)
   })
 
