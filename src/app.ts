@@ -13,7 +13,7 @@ import { answerByHand, type HandWritten } from './http/by-hand.ts'
 import { installErrors, sendError } from './http/errors.ts'
 import { installHeaders, setHeaders } from './http/headers.ts'
 import { health } from './http/health.ts'
-import { createRequestLog, loggerOptions, requestId } from './http/log.ts'
+import { childOf, createRequestLog, loggerOptions, requestId, standardLog, type LogStream } from './http/log.ts'
 import { installMethods } from './http/methods.ts'
 import { installDocs, installOpenApi } from './http/openapi.ts'
 import { serializerCompiler } from './http/serialization.ts'
@@ -47,7 +47,7 @@ export interface AppDependencies {
   /** What derivations cost: those of production, unless a test that is about something else says less. */
   costs?: Costs
   /** Where log lines go instead of standard output. */
-  logStream?: { write (line: string): void }
+  logStream?: LogStream
   /** Whether the service is on its way out: not ready from that moment. */
   isStopping?: () => boolean
   /** Milliseconds for which the guard's judgement holds, before it is made again for a late body. */
@@ -56,12 +56,12 @@ export interface AppDependencies {
 
 /** Builds the one Fastify instance. It listens to nothing yet. */
 export async function buildApp (
-  { config, database, keyring, costs = COSTS, logStream, isStopping = () => false, judgedFor }: AppDependencies
+  { config, database, keyring, costs = COSTS, logStream = standardLog(), isStopping = () => false, judgedFor }: AppDependencies
 ): Promise<FastifyInstance> {
-  const logger = loggerOptions(config.logLevel)
-  const requestLog = createRequestLog(config)
+  const requestLog = createRequestLog(config, logStream)
   const app: FastifyInstance = Fastify({
-    logger: logStream ? { ...(logger as object), stream: logStream } : logger,
+    logger: loggerOptions(config.logLevel, logStream),
+    childLoggerFactory: childOf,
     logController: new LogController({ disableRequestLogging: true }),
     genReqId: (request) => requestId(request.headers['x-request-id'], newRequestId),
     bodyLimit: config.bodyLimit,
@@ -90,7 +90,7 @@ export async function buildApp (
   const answerBeside = (socket: Socket, ...answer: [code: HandWritten, isGone?: boolean]) => {
     const id = newRequestId()
     const answered = answerByHand(config, socket, id, ...answer)
-    if (answered !== undefined) requestLog.answered(app.log, socket, id, answered)
+    if (answered !== undefined) requestLog.answered(socket, id, answered)
   }
   app.server.on('connect', (_request, socket: Socket) => answerBeside(socket, 'method_not_allowed'))
   // Node drops what is beyond this silently, so one more is let in: it tells that there were too many.
@@ -122,16 +122,14 @@ export async function buildApp (
   installHeaders(app)
   installErrors(app)
   installBodyParser(app)
-  app.addHook('onRequest', async (request, reply) => {
-    if (isStopping() && request.routeOptions.url !== '/healthz') {
-      reply.header('connection', 'close')
-      throw new ApiError('service_unavailable')
-    }
-    if (request.url.length > MOST_URL) throw new ApiError('uri_too_long')
-    if (request.raw.rawHeaders.length > 2 * MOST_HEADERS) {
-      reply.header('connection', 'close')
-      throw new ApiError('header_fields_too_large')
-    }
+  app.addHook('onRequest', (request, reply, done) => {
+    const isLast = isStopping() && request.routeOptions.url !== '/healthz'
+    const hasTooMany = request.raw.rawHeaders.length > 2 * MOST_HEADERS
+    if (isLast || hasTooMany) reply.header('connection', 'close')
+    if (isLast) done(new ApiError('service_unavailable'))
+    else if (request.url.length > MOST_URL) done(new ApiError('uri_too_long'))
+    else if (hasTooMany) done(new ApiError('header_fields_too_large'))
+    else done()
   })
   if (config.corsOrigins.length > 0) {
     await app.register(cors, {
@@ -167,8 +165,13 @@ function addressOf (app: FastifyInstance, { host, port }: Config): string {
 }
 
 // Left to itself, ulidx asks the system for each of the 16 random characters, and takes ten times as long.
+let pool: Buffer = Buffer.alloc(0)
+let used = 0
+
 function newRequestId (): string {
-  const bytes = random(16)
-  let used = 0
-  return ulid(undefined, () => bytes[used++]! / 256)
+  if (used === pool.length) {
+    pool = random(4096)
+    used = 0
+  }
+  return ulid(undefined, () => pool[used++]! / 256)
 }

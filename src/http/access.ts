@@ -90,9 +90,10 @@ export async function installAccess (app: FastifyInstance, judgedFor = JUDGED_FO
   })
 
   // A change holds its caller until it commits (`recordEvent`). This is for what a late body would only read.
-  app.addHook('preValidation', async (request, reply) => {
-    if (request.user === null && request.principal === null) return
-    if (performance.now() - request.judgedAt > judgedFor) await judgeAgain(app, request, reply)
+  app.addHook('preValidation', (request, reply, done) => {
+    const isGuarded = request.user !== null || request.principal !== null
+    if (isGuarded && performance.now() - request.judgedAt > judgedFor) judgeAgain(app, request, reply).then(() => done(), done)
+    else done()
   })
 }
 

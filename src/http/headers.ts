@@ -27,10 +27,14 @@ export function setHeaders (config: Config, request: FastifyRequest, reply: Fast
 
 /** Sets them on every answer. Nobody on its way keeps one, unless its route says how long, and the answer is a good one. */
 export function installHeaders (app: FastifyInstance) {
-  app.addHook('onRequest', async (request, reply) => setHeaders(app.config, request, reply))
-  app.addHook('onSend', async (request, reply) => {
+  app.addHook('onRequest', (request, reply, done) => {
+    setHeaders(app.config, request, reply)
+    done()
+  })
+  app.addHook('onSend', (request, reply, _payload, done) => {
     const { cache } = request.routeOptions.config
     const isGood = reply.statusCode === 200 || reply.statusCode === 304
     reply.header('cache-control', cache !== undefined && isGood ? cache : 'no-store')
+    done()
   })
 }
