@@ -6,6 +6,7 @@ import type { VersionAction } from '../../schemas/versions.ts'
 import { authenticatedColumns } from '../db/authenticated.ts'
 import { CallerEnded, callerCtes, callerLives, callerValues } from '../db/caller.ts'
 import { eventRow, eventsJson, insertEvents } from '../db/events.ts'
+import { byQuestion, gather } from '../db/gather.ts'
 import { codeOf, isForeignKeyViolation, isUniqueViolation, macOf, prepared, preparedSql, verifies, type Authenticated, type Db } from '../db/database.ts'
 import { encryption_keys, environments, keyColumns, keyIsNewest, organization_counters, project_counts, projects, secrets, targets } from '../db/tables.ts'
 import { fail } from '../rules/errors.ts'
@@ -60,17 +61,17 @@ const columns = {
 
 const activeKey = and(eq(encryption_keys.organization_id, projects.organization_id), eq(encryption_keys.project_id, projects.id), eq(encryption_keys.is_active, true))
 
-const bySlugs = prepared('level_by_slugs', (db) => db
-  .select(columns)
-  .from(projects)
+const bySlugs = prepared('levels_by_slugs', (db) => db
+  .select({ question: sql<number>`asked.question`.as('question'), ...columns })
+  .from(sql`jsonb_to_recordset(${sql.placeholder('asked')}::jsonb) AS asked (question int, organization_id char(26), project varchar, target varchar, environment varchar)`)
+  .innerJoin(projects, and(eq(projects.organization_id, sql`asked.organization_id`), eq(projects.slug, sql`asked.project`)))
   .innerJoin(encryption_keys, activeKey)
   .innerJoin(organization_counters, eq(organization_counters.organization_id, projects.organization_id))
-  .leftJoin(targets, and(eq(targets.organization_id, projects.organization_id), eq(targets.project_id, projects.id), eq(targets.slug, sql.placeholder('target'))))
+  .leftJoin(targets, and(eq(targets.organization_id, projects.organization_id), eq(targets.project_id, projects.id), eq(targets.slug, sql`asked.target`)))
   .leftJoin(environments, and(
-    eq(environments.organization_id, projects.organization_id), eq(environments.target_id, targets.id), eq(environments.slug, sql.placeholder('environment'))
+    eq(environments.organization_id, projects.organization_id), eq(environments.target_id, targets.id), eq(environments.slug, sql`asked.environment`)
   ))
-  .leftJoin(secrets, and(eq(secrets.organization_id, projects.organization_id), sql`${secrets.level_id} IN (${projects.id}, ${targets.id}, ${environments.id})`))
-  .where(and(eq(projects.organization_id, sql.placeholder('organization_id')), eq(projects.slug, sql.placeholder('project')))))
+  .leftJoin(secrets, and(eq(secrets.organization_id, projects.organization_id), sql`${secrets.level_id} IN (${projects.id}, ${targets.id}, ${environments.id})`)))
 
 const own = alias(secrets, 'own')
 const bySecret = prepared('level_by_secret', (db) => db
@@ -84,15 +85,26 @@ const bySecret = prepared('level_by_secret', (db) => db
   .leftJoin(secrets, and(eq(secrets.organization_id, own.organization_id), eq(secrets.id, own.id)))
   .where(and(eq(own.organization_id, sql.placeholder('organization_id')), eq(own.id, sql.placeholder('secret_id')))))
 
-type Row = Awaited<ReturnType<typeof bySlugs>>[number]
+type Row = Awaited<ReturnType<typeof bySecret>>[number]
+
+interface Asked { organization_id: string, names: LevelNames }
+
+const findLevels = gather({
+  keyOf: ({ organization_id, names: { project, target, environment } }: Asked) => JSON.stringify([organization_id, project, target, environment]),
+  find: async (db, questions) => {
+    const asked = questions.map(({ organization_id, names: { project, target, environment } }, question) => ({ question, organization_id, project, target, environment }))
+    return byQuestion(await bySlugs(db, { asked: JSON.stringify(asked) }), questions.length)
+  },
+  read: (db, rows, { names: { target, environment } }) => {
+    const state = toState(db, rows)
+    if (state === undefined || (target !== undefined && state.target === null)) return undefined
+    return environment !== undefined && state.environment === null ? undefined : state
+  }
+})
 
 /** The place that the slugs name, with its documents; undefined when a slug names nothing. */
 export async function findLevel (db: Db, organizationId: string, names: LevelNames): Promise<LevelState | undefined> {
-  const { project, target, environment } = names
-  const rows = await bySlugs(db, { organization_id: organizationId, project, target: target ?? null, environment: environment ?? null })
-  const state = toState(db, rows)
-  if (state === undefined || (target !== undefined && state.target === null)) return undefined
-  return environment !== undefined && state.environment === null ? undefined : state
+  return findLevels(db, { organization_id: organizationId, names })
 }
 
 /** The place of a secret, with that secret alone. */

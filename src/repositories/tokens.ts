@@ -4,6 +4,7 @@ import type { Ability } from '../../schemas/scopes.ts'
 import type { ApiToken, Restriction } from '../../schemas/tokens.ts'
 import { authenticatedColumns } from '../db/authenticated.ts'
 import type { Caller } from '../db/caller.ts'
+import { byQuestion, gather } from '../db/gather.ts'
 import { makeId } from '../db/ids.ts'
 import { isAuthentic, macOf, prepared, verifies, type Authenticated, type Db } from '../db/database.ts'
 import { api_tokens, environments, oauth_clients, oauth_grants, organizationColumns, organizations, plans, projects, targets, users } from '../db/tables.ts'
@@ -43,8 +44,9 @@ export interface Principal {
   organization: Organization
 }
 
-const principalByHash = prepared('principal_by_hash', (db) => db
+const principalsByHash = prepared('principals_by_hash', (db) => db
   .select({
+    question: sql<number>`asked.question::int - 1`.as('question'),
     token: authenticatedColumns('api_tokens'),
     itsUser: authenticatedColumns('users'),
     itsGrant: authenticatedColumns('oauth_grants'),
@@ -52,22 +54,28 @@ const principalByHash = prepared('principal_by_hash', (db) => db
     organization: organizationColumns,
     plan: plans
   })
-  .from(api_tokens)
+  .from(sql`jsonb_array_elements_text(${sql.placeholder('hashes')}::jsonb) WITH ORDINALITY AS asked (hash, question)`)
+  .innerJoin(api_tokens, eq(api_tokens.token_hash, sql`decode(asked.hash, 'hex')`))
   .innerJoin(organizations, eq(organizations.id, api_tokens.organization_id))
   .innerJoin(plans, eq(plans.name, organizations.plan))
   .leftJoin(users, eq(users.id, api_tokens.user_id))
   .leftJoin(oauth_grants, eq(oauth_grants.id, api_tokens.grant_id))
   .leftJoin(oauth_clients, eq(oauth_clients.id, oauth_grants.client_id))
   .where(and(
-    eq(api_tokens.token_hash, sql.placeholder('hash')), or(isNull(api_tokens.expires_at), gt(api_tokens.expires_at, sql`now()`)),
+    or(isNull(api_tokens.expires_at), gt(api_tokens.expires_at, sql`now()`)),
     isNull(users.disabled_at), isNull(oauth_clients.disabled_at), isNull(oauth_grants.revoked_at),
     or(isNull(api_tokens.grant_id), gt(oauth_grants.expires_at, sql`now()`))
   )))
 
 /** The principal of a token that lives, judged by the database's clock. Nothing is cached: a revoked token is dead at once. */
-export async function findPrincipal (db: Db, hash: Buffer): Promise<Principal | undefined> {
-  const [row] = await principalByHash(db, { hash })
-  if (row === undefined || !isAuthentic(db, 'api_tokens', row.token)) return undefined
+export const findPrincipal = gather({
+  keyOf: (hash: Buffer) => hash.toString('latin1'),
+  find: async (db, hashes) => byQuestion(await principalsByHash(db, { hashes: JSON.stringify(hashes.map((hash) => hash.toString('hex'))) }), hashes.length),
+  read: (db, [row]) => row && principalOf(db, row)
+})
+
+function principalOf (db: Db, row: Omit<Awaited<ReturnType<typeof principalsByHash>>[number], 'question'>): Principal | undefined {
+  if (!isAuthentic(db, 'api_tokens', row.token)) return undefined
   const { token, itsUser, itsGrant, itsClient, organization, plan } = row
   const { user_id, grant_id } = token
   // What rests on a person, a grant and its client lives no longer than these, and no better than what is known of them.
