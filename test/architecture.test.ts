@@ -24,7 +24,7 @@ const FLOORS: Record<string, Floor> = {
   'src/db': { house: ['schemas'], packages: ['drizzle-orm', 'postgres', '@electric-sql/pglite', 'node:'] },
   'src/repositories': { house: ['schemas', 'src/rules', 'src/db'], packages: ['drizzle-orm'] },
   'src/vault': { house: UP_TO_REPOSITORIES, packages: ['lru-cache', 'ulidx', 'type node:crypto'] },
-  'src/http': { house: UP_TO_REPOSITORIES, packages: ['fastify', '@fastify', '@sinclair/typebox', 'lru-cache', 'oslo/cookie', 'node:'] },
+  'src/http': { house: UP_TO_REPOSITORIES, packages: ['fastify', '@fastify', '@sinclair/typebox', 'lru-cache', 'oslo/cookie', 'pino', 'node:'] },
   'src/plugins': { house: UP_TO_HTTP, packages: ['type fastify', '@sinclair/typebox', 'ulidx', 'type node:crypto'] },
   'src/app.ts': { house: [...UP_TO_HTTP, 'src/plugins'], packages: ['fastify', '@fastify', 'ulidx', 'node:'] },
   'src/mail': { house: ['src/config.ts'], packages: ['nodemailer'] },
