@@ -66,7 +66,7 @@ async function heldOpen (address: string, row: Row, token: string, meanwhile: ()
   const judged = new Promise<void>((resolve) => {
     const listen = (message: unknown) => {
       const { phase, text } = message as { phase: string, text: string }
-      if (phase !== 'after' || !/from "(api_tokens|oauth_tokens)"/.test(text)) return
+      if (phase !== 'after' || !/(from|join) "(api_tokens|oauth_tokens)"/.test(text)) return
       unsubscribe('strongroom:statement', listen)
       resolve()
     }
