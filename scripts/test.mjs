@@ -1,4 +1,4 @@
-// Every test on the embedded database, and the domain tests on a real PostgreSQL as well, then one closing line that
+// The domain tests on the embedded database and on a real PostgreSQL, the others on one of them, then one closing line that
 // counts both. `npm test -- versions secrets` runs the files whose names contain one of the words; `--long` runs those
 // that have a long form, in that.
 import { spawn } from 'node:child_process'
@@ -22,8 +22,8 @@ const FIRST = ['rotation-crash', 'outage', 'crash', 'database', 'cli', 'rotation
 const TIMEOUT = process.argv.includes('--long') ? 2_240_000 : 560_000
 // Files that share a process, one after the other. More would keep more memory than they spare time.
 const TOGETHER = 5
-// In every process of the run.
-const PRELOAD = `--import ${new URL('../dist/test/helpers/preload.js', import.meta.url).href}`
+// In every process of a run, the servers and commands that they start too: each statement that it sends is one organization's.
+const WATCH = `--import ${new URL('../dist/test/helpers/statements.js', import.meta.url).href}`
 // Databases are made by the hundred, of hundreds of files each: in memory, where there is room for them, that takes a quarter
 // of the time. What a killed process wrote is there after it as it is on a disk.
 const MEMORY = '/dev/shm'
@@ -89,7 +89,7 @@ function chunks (files) {
 // diagnostics.
 async function run ({ files, on, env }) {
   const child = spawn(process.execPath, ['dist/test/helpers/files.js', ...files], {
-    env: { ...process.env, NODE_OPTIONS: PRELOAD, TAP_TIMEOUT: String(TIMEOUT / 1000), ...(long && { TEST_LONG: '1' }), ...env }, stdio: ['ignore', 'pipe', 'pipe']
+    env: { ...process.env, NODE_OPTIONS: WATCH, TAP_TIMEOUT: String(TIMEOUT / 1000), ...(long && { TEST_LONG: '1' }), ...env }, stdio: ['ignore', 'pipe', 'pipe']
   })
   const late = setTimeout(() => child.kill('SIGKILL'), TIMEOUT)
   let output = ''

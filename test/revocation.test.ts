@@ -5,12 +5,12 @@ import t from 'tap'
 import { SCOPE_NAMES } from '../schemas/scopes.ts'
 import { buildApp } from '../src/app.ts'
 import { describeTokens } from '../src/commands/users.ts'
-import { hashToken, mintCredential } from '../src/crypto/bearer.ts'
-import { createGrant, createPair, revokeGrant } from '../src/repositories/oauth.ts'
+import { hashToken } from '../src/crypto/bearer.ts'
+import { revokeGrant } from '../src/repositories/oauth.ts'
 import { setDisabled } from '../src/repositories/users.ts'
 import { startApp } from './helpers/app.ts'
 import { fingerprint, OPERATIONS, READS, requestOf, settle, type Row } from './helpers/operations.ts'
-import { makePerson } from './helpers/people.ts'
+import { issuePair, makePerson } from './helpers/people.ts'
 import { visitor } from './helpers/visitor.ts'
 
 // Whoever ends while a request is under way: the guard has let them in by the headers, and the body comes afterwards.
@@ -28,9 +28,7 @@ async function listening (judgedFor: number): Promise<string> {
 }
 
 async function accessToken () {
-  const [access, refresh] = [mintCredential('at'), mintCredential('rt')]
-  const grant = await createGrant(service.database.db, { user_id: rosa.id, client_id: 'dotenv-cli', scopes: [...SCOPE_NAMES] })
-  await createPair(service.database.db, { grant_id: grant, access_hash: hashToken(access), refresh_hash: hashToken(refresh), scopes: [...SCOPE_NAMES] })
+  const { access, grant } = await issuePair(service, rosa, SCOPE_NAMES)
   return { token: access, grant }
 }
 

@@ -9,7 +9,7 @@ import { createClient, createCode, createGrant, createPair, createRequest, revok
 import { listTokensOfPerson } from '../src/repositories/tokens.ts'
 import { createPasswordLink, createSession, endEverything, findUser, setDisabled } from '../src/repositories/users.ts'
 import { makeLevel, startApp, type Answer } from './helpers/app.ts'
-import { authorizationUrl, CALLBACK, makePerson, pkce } from './helpers/people.ts'
+import { authorizationUrl, CALLBACK, issuePair, makePerson, pkce } from './helpers/people.ts'
 import { beside } from './helpers/statements.ts'
 
 // Somebody who can write to the database, against a service that has the master key. What is tried is made from the
@@ -263,11 +263,8 @@ t.test('what hung on an account or a grant that is gone hangs on no other, where
   const { organization } = await service.organization()
   const make = async () => {
     const person = await makePerson(service, { [organization]: 'owner' })
-    const [cookie, access] = [mintSecret(), mintCredential('at')]
-    await createSession(db, hashToken(cookie), { id: person.id, password_hash: (await findUser(db, person.id))!.password_hash! })
-    const grant = await createGrant(db, { user_id: person.id, client_id: 'dotenv-cli', scopes: ['project:read'] })
-    await createPair(db, { grant_id: grant, access_hash: hashToken(access), refresh_hash: hashToken(mintCredential('rt')), scopes: ['project:read'] })
-    return { person, grant, access }
+    await createSession(db, hashToken(mintSecret()), { id: person.id, password_hash: (await findUser(db, person.id))!.password_hash! })
+    return { person, ...await issuePair(service, person, ['project:read']) }
   }
   const own = await make()
   t.equal((await service.inject({ url: '/api/v1/user', headers: { authorization: `Bearer ${own.access}` } })).status, 200)

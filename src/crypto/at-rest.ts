@@ -13,11 +13,11 @@ import { deriveKey, expandKey, open, random, seal, SEAL_OVERHEAD } from './primi
 const VERSION = 2
 const SALT_BYTES = 24
 const HEADER_BYTES = 1 + SALT_BYTES
-const PURPOSE = 'strongroom/at-rest/v2'
 
-const subkeys: Record<number, (key: KeyObject, salt: Buffer) => KeyObject> = {
-  1: (key, salt) => deriveKey(key, salt, 'strongroom/at-rest/v1'),
-  2: (key, salt) => expandKey(key, PURPOSE, salt)
+/** The subkey of a record with this salt, by version; undefined for one that there is not. */
+function subkeyOf (version: number | undefined, key: KeyObject, salt: Buffer): KeyObject | undefined {
+  if (version === 2) return expandKey(key, 'strongroom/at-rest/v2', salt)
+  return version === 1 ? deriveKey(key, salt, 'strongroom/at-rest/v1') : undefined
 }
 
 /** A stored value was changed, moved or sealed under another key. It says no more than that, and carries no data. */
@@ -32,14 +32,14 @@ export class IntegrityError extends Error {
 /** Seals a value for one place. Sealing the same value twice gives two different results. */
 export function sealAtRest (storageKey: KeyObject, plaintext: Buffer, place: Buffer): Buffer {
   const salt = random(SALT_BYTES)
-  return Buffer.concat([Buffer.of(VERSION), salt, seal(expandKey(storageKey, PURPOSE, salt), plaintext, place)])
+  return Buffer.concat([Buffer.of(VERSION), salt, seal(subkeyOf(VERSION, storageKey, salt)!, plaintext, place)])
 }
 
 /** The value sealed for this place under this key; throws IntegrityError for everything else. */
 export function openAtRest (storageKey: KeyObject, sealed: Buffer, place: Buffer): Buffer {
-  const subkey = subkeys[sealed[0] ?? 0]
-  if (sealed.length < HEADER_BYTES + SEAL_OVERHEAD || subkey === undefined) throw new IntegrityError()
-  const plaintext = open(subkey(storageKey, sealed.subarray(1, HEADER_BYTES)), sealed.subarray(HEADER_BYTES), place)
+  if (sealed.length < HEADER_BYTES + SEAL_OVERHEAD) throw new IntegrityError()
+  const subkey = subkeyOf(sealed[0], storageKey, sealed.subarray(1, HEADER_BYTES))
+  const plaintext = subkey && open(subkey, sealed.subarray(HEADER_BYTES), place)
   if (!plaintext) throw new IntegrityError()
   return plaintext
 }

@@ -25,11 +25,14 @@ export async function deleteLevel (
   await deleteRow(gone)
   await removeSome(db, actor.organization_id)
   const tokens = await lockTokensOfNothing(db, actor.organization_id)
-  const ended = tokens.map((id) => ({ action: 'api-token.delete' as const, resource_type: 'api-token', resource_id: String(id), details: { with: event.resource_type } }))
-  await recordEvent(db, actor, { ...event, details: gone }, ...ended)
+  await recordEvent(db, actor, { ...event, details: gone }, ...endingsOf(tokens, event.resource_type))
   // After the events: the caller may be one of them.
   await deleteTokens(db, actor.organization_id, tokens)
 }
+
+/** The events of tokens that end with something. */
+export const endingsOf = (tokens: readonly number[], cause: string): AuditEvent[] =>
+  tokens.map((id) => ({ action: 'api-token.delete', resource_type: 'api-token', resource_id: String(id), details: { with: cause } }))
 
 /** Takes away some of what was just removed, in the same transaction: all of it where it is little. The worker does the rest. */
 export async function removeSome (db: Db, organizationId: string): Promise<void> {

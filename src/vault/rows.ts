@@ -12,6 +12,7 @@ import { createCanary, createServiceKey, findServiceKey, listCanaries, replaceCa
 import { deleteTokens, lockTokensOfNothing } from '../repositories/tokens.ts'
 import { listMemberships } from '../repositories/users.ts'
 import { serviceKeyPlace } from './places.ts'
+import { endingsOf } from './removals.ts'
 
 /** The name of the row key among the keys of the service. */
 const ROWS = 'rows'
@@ -101,8 +102,7 @@ async function adopt (db: Db, keyring: Keyring): Promise<{ key: KeyObject, rows:
 async function endTokensOfNothing (db: Db, organizationId: string) {
   const tokens = await lockTokensOfNothing(db, organizationId)
   if (tokens.length === 0) return
-  await recordEvent(db, systemOf(organizationId), ...tokens.map((id) =>
-    ({ action: 'api-token.delete' as const, resource_type: 'api-token', resource_id: String(id), details: { with: 'integrity.adopt' } })))
+  await recordEvent(db, systemOf(organizationId), ...endingsOf(tokens, 'integrity.adopt'))
   await deleteTokens(db, organizationId, tokens)
 }
 

@@ -1,6 +1,6 @@
 // Watches every statement that a process sends through src/db, whichever test makes it do so: one that touches a table
 // of organizations without naming the organization fails the test, or ends the process, with its text. Whoever imports
-// this watches, as every process of a run of the tests does (preload.ts).
+// this watches; a run of the tests has it in NODE_OPTIONS, for the servers and commands that they start too.
 import { AsyncLocalStorage } from 'node:async_hooks'
 import { subscribe } from 'node:diagnostics_channel'
 
@@ -12,7 +12,7 @@ export const TENANT_TABLES = [
 
 /** What may look beyond one organization, and why; everything else is one organization's. */
 export const EXCEPTIONS: { what: RegExp, why: string }[] = [
-  { what: /^select .* from api_tokens .*where \(?api_tokens\.token_hash = \$1/, why: 'a token is found by its hash, and tells its organization' },
+  { what: /^select .* from jsonb_array_elements_text\(\$1::jsonb\) .*inner join api_tokens on api_tokens\.token_hash = /, why: 'a token is found by its hash, and tells its organization' },
   { what: /^delete from api_tokens where api_tokens\.grant_id in /, why: 'what a person made through a grant ends with it, in every organization' },
   { what: /^delete from api_tokens where api_tokens\.user_id = \$1 /, why: 'what a person made ends with the account, in every organization' },
   { what: /^select .* from api_tokens inner join organizations .*where \(?api_tokens\.user_id = /, why: 'the tokens of a person, in every organization' },
