@@ -1,6 +1,6 @@
 // The domain tests on the embedded database and on a real PostgreSQL, the others on one of them, then one closing line that
 // counts both. `npm test -- versions secrets` runs the files whose names contain one of the words; `--long` runs those
-// that have a long form, in that.
+// that have a long form, in that, and on the embedded database what otherwise runs on a server alone.
 import { spawn } from 'node:child_process'
 import { chmodSync, mkdtempSync, readdirSync, readFileSync, rmSync, statfsSync } from 'node:fs'
 import { availableParallelism } from 'node:os'
@@ -12,8 +12,10 @@ const ONCE = new Set([
   'architecture', 'config', 'crypto', 'database', 'documents', 'openapi', 'crash', 'rotation-crash', 'outage', 'tour', 'cli', 'migrations', 'docs', 'rules', 'encryption-doc', 'redirects', 'tls'
 ])
 // What these prove is the service's, whatever the database: once, on the server where there is one, which is quicker.
+// In the long form all of them run on the embedded database too.
 const ON_EITHER = new Set([
-  'access', 'bodies', 'browser', 'contract', 'http', 'leaks', 'limits', 'mail', 'oauth-authorize', 'oauth-clients', 'oauth-doc', 'oauth-race'
+  'access', 'bodies', 'browser', 'concurrency', 'contract', 'http', 'leaks', 'limits', 'mail', 'manipulations', 'oauth', 'oauth-authorize', 'oauth-clients', 'oauth-doc',
+  'oauth-guard', 'oauth-race', 'oauth-token', 'people', 'rewrap', 'rotation-concurrency', 'row-adoption', 'row-manipulations'
 ])
 // Plans of a server, under several sessions: nothing of it is there on the embedded database.
 const ON_SERVER = new Set(['scale'])
@@ -35,8 +37,8 @@ const words = args.filter((arg) => arg !== '--long')
 const files = readdirSync('dist/test', { recursive: true })
   .filter((name) => name.endsWith('.test.js') && (words.length === 0 || words.some((word) => name.includes(word))))
   .map((name) => join('dist/test', name))
-  .filter((file) => !long || readFileSync(file, 'utf8').includes('helpers/long.js'))
 const nameOf = (file) => basename(file, '.test.js')
+const hasLongForm = (file) => readFileSync(file, 'utf8').includes('helpers/long.js')
 const rank = (file) => FIRST.includes(nameOf(file)) ? FIRST.indexOf(nameOf(file)) : FIRST.length
 
 const inMemory = hasRoom() ? mkdtempSync(join(MEMORY, 'strongroom-')) : undefined
@@ -56,14 +58,16 @@ if (server === undefined && process.env.CI === 'true') {
   broken = true
 } else if (server === undefined) console.log('PostgreSQL is not installed: only the embedded database is tested.')
 
-const alone = (file) => long || FIRST.includes(nameOf(file))
+const alone = (file) => (long && hasLongForm(file)) || FIRST.includes(nameOf(file))
 const together = (files) => [
   ...files.filter(alone).map((file) => [file]),
   ...chunks(files.filter((file) => !alone(file)))
 ]
+const onEmbedded = (file) => ON_EITHER.has(nameOf(file)) ? long || server === undefined : !ON_SERVER.has(nameOf(file)) && (!long || hasLongForm(file))
+const onServer = (file) => !ONCE.has(nameOf(file)) && (!long || hasLongForm(file))
 const work = [
-  ...together(files.filter((file) => !ON_SERVER.has(nameOf(file)) && !(server !== undefined && ON_EITHER.has(nameOf(file))))).map((files) => ({ files, on: 'embedded database', env: {} })),
-  ...server === undefined ? [] : together(files.filter((file) => !ONCE.has(nameOf(file)))).map((files) => ({ files, on: 'PostgreSQL', env: { TEST_DATABASE_URL: server.url } }))
+  ...together(files.filter(onEmbedded)).map((files) => ({ files, on: 'embedded database', env: {} })),
+  ...server === undefined ? [] : together(files.filter(onServer)).map((files) => ({ files, on: 'PostgreSQL', env: { TEST_DATABASE_URL: server.url } }))
 ].sort((a, b) => rank(a.files[0]) - rank(b.files[0]))
 await Promise.all(Array.from({ length: Math.max(2, availableParallelism()) + 1 }, async () => {
   for (let next = work.shift(); next !== undefined; next = work.shift()) await run(next)
