@@ -14,14 +14,34 @@ export interface LogStream { write (line: string): unknown }
 // A reader that hangs must not take all memory: beyond that, lines are dropped.
 const MOST_UNREAD = 16 * 1024 * 1024
 
+// Lines leave together when they are so many characters, or so many milliseconds after the first of them.
+const TOGETHER = 32_768
+const MOST_DELAY = 50
+
 /**
  * Standard output, pretty on a terminal. Lines leave together, twenty times a second or when there are many, so that
  * nobody waits for them. All are out when the process ends, unless it is killed: then those of the last moment are lost.
  */
 export function standardLog (): LogStream {
-  return process.stdout.isTTY
-    ? pino.transport({ target: 'pino-pretty', options: { ignore: 'hostname' } }) as LogStream
-    : pino.destination({ dest: 1, sync: false, minLength: 4096, periodicFlush: 50, maxLength: MOST_UNREAD })
+  if (process.stdout.isTTY) return pino.transport({ target: 'pino-pretty', options: { ignore: 'hostname' } }) as LogStream
+  const out = pino.destination({ dest: 1, sync: false, maxLength: MOST_UNREAD })
+  let lines = ''
+  let timer: NodeJS.Timeout | undefined
+  const flush = () => {
+    clearTimeout(timer)
+    timer = undefined
+    if (lines !== '') out.write(lines)
+    lines = ''
+  }
+  // Before the destination's own listeners, which then write out what it has.
+  for (const event of ['beforeExit', 'exit'] as const) process.prependListener(event as 'exit', flush)
+  return {
+    write (line) {
+      lines += line
+      if (lines.length >= TOGETHER) flush()
+      else timer ??= setTimeout(flush, MOST_DELAY).unref()
+    }
+  }
 }
 
 /** JSON lines. What goes in is chosen field by field: no header, body, query or raw path ever does. */
@@ -71,17 +91,6 @@ export function requestId (header: string | string[] | undefined, make: () => st
   return typeof header === 'string' && SANE_ID.test(header) ? header : make()
 }
 
-/** What is open on a connection. */
-interface Line {
-  request: FastifyRequest
-  /** Writes it, unless it is written; whoever answers beside the request says with what. */
-  end: (otherwise?: Answered) => void
-  /** The connection has gone. */
-  close: () => void
-  /** What the service has to say is known, whether or not anybody hears it. */
-  answer: () => void
-}
-
 // Milliseconds. What is worked on when its client goes ends long before.
 const LATEST = 60_000
 
@@ -101,61 +110,86 @@ export function createRequestLog ({ logClientAddress, logLevel }: Pick<Config, '
   const open = new WeakMap<Socket, Set<Line>>()
   const lineOf = new WeakMap<FastifyRequest, Line>()
 
+  /** The line of a request that is open on a connection. */
+  class Line {
+    readonly request: FastifyRequest
+    readonly #reply: FastifyReply
+    readonly #client: string | undefined
+    readonly #requests: Set<Line>
+    #isClosed = false
+    #isAnswered = false
+
+    constructor (request: FastifyRequest, reply: FastifyReply, client: string | undefined, requests: Set<Line>) {
+      this.request = request
+      this.#reply = reply
+      this.#client = client
+      this.#requests = requests
+    }
+
+    /** Writes it, unless it is written; whoever answers beside the request says with what. */
+    end (otherwise?: Answered) {
+      if (!this.#requests.delete(this) || !isOn) return
+      const { request } = this
+      const reply = this.#reply
+      const isWhole = reply.raw.writableFinished
+      const { principal, user, errorCode } = request
+      write(
+        request.id,
+        this.#client,
+        request.method,
+        request.routeOptions.url ?? null,
+        otherwise?.status ?? (this.#isAnswered || reply.sent ? reply.statusCode : null),
+        Math.round(reply.elapsedTime * 10) / 10,
+        principal ? `${principal.type}:${principal.id}` : user ? `user:${user.user.id}` : undefined,
+        principal?.organization.id,
+        otherwise === undefined ? errorCode : otherwise.code,
+        !!(otherwise?.isGone ?? !isWhole)
+      )
+    }
+
+    /** The connection has gone, or the whole answer is on its way. */
+    close () {
+      this.#isClosed = true
+      if (this.#isAnswered || this.#reply.sent || !isHere(this.request.raw)) this.end()
+      else setTimeout(() => this.end(), LATEST).unref()
+    }
+
+    /** What the service has to say is known, whether or not anybody hears it. */
+    answer () {
+      this.#isAnswered = true
+      if (this.#isClosed) this.end()
+    }
+  }
+
   /** From here on the request gets its line. For one that no hook runs for, called by hand. */
   function watch (request: FastifyRequest, reply: FastifyReply) {
     const client = shownAddress(request.ip, logClientAddress)
     if (client !== undefined) request.log = reply.log = childOf(request.server.log, { reqId: request.id, client })
     const { socket } = request.raw
     const requests = open.get(socket) ?? watchSocket(socket)
-    let isClosed = false
-    let isAnswered = false
-    const line: Line = {
-      request,
-      end (otherwise) {
-        if (!requests.delete(line)) return
-        const isWhole = reply.raw.writableFinished
-        if (!isOn) return
-        const { principal, user, errorCode } = request
-        write({
-          reqId: request.id,
-          client,
-          method: request.method,
-          route: request.routeOptions.url ?? null,
-          status: otherwise?.status ?? (isAnswered || reply.sent ? reply.statusCode : null),
-          ms: Math.round(reply.elapsedTime * 10) / 10,
-          principal: principal ? `${principal.type}:${principal.id}` : user ? `user:${user.user.id}` : undefined,
-          organization: principal?.organization.id,
-          error_code: otherwise === undefined ? errorCode ?? undefined : otherwise.code,
-          aborted: (otherwise?.isGone ?? !isWhole) || undefined
-        })
-      },
-      close () {
-        isClosed = true
-        if (isAnswered || reply.sent || !isHere(request.raw)) line.end()
-        else setTimeout(() => line.end(), LATEST).unref()
-      },
-      answer () {
-        isAnswered = true
-        if (isClosed) line.end()
-      }
-    }
+    const line = new Line(request, reply, client, requests)
     requests.add(line)
     lineOf.set(request, line)
-    // One or the other comes first, and both may.
-    reply.raw.once('finish', () => line.end())
-    reply.raw.once('close', line.close)
+    // Comes after every answer, whether or not all of it was sent.
+    reply.raw.once('close', () => line.close())
   }
 
   // In the form of the logger's own lines, without what those cost: nothing in it is to be redacted.
-  function write (fields: object) {
-    stream.write(`${JSON.stringify({ level: INFO, time: Date.now(), ...fields, msg: 'request' })}\n`)
+  function write (
+    reqId: string, client: string | undefined, method: string | null, route: string | null, status: number | null,
+    ms?: number, principal?: string, organization?: string, code?: ErrorCode, isAborted = false
+  ) {
+    stream.write(`{"level":${INFO},"time":${Date.now()},"reqId":${quoted(reqId)}${client === undefined ? '' : `,"client":${quoted(client)}`}` +
+      `,"method":${quoted(method)},"route":${quoted(route)},"status":${status}${ms === undefined ? '' : `,"ms":${ms}`}` +
+      `${principal === undefined ? '' : `,"principal":"${principal}"`}${organization === undefined ? '' : `,"organization":"${organization}"`}` +
+      `${code === undefined ? '' : `,"error_code":"${code}"`}${isAborted ? ',"aborted":true' : ''},"msg":"request"}\n`)
   }
 
   // What waits in line behind another request on its connection is told of nothing when that goes.
   function watchSocket (socket: Socket): Set<Line> {
     const requests = new Set<Line>()
     open.set(socket, requests)
-    socket.once('close', () => { for (const { close } of requests) close() })
+    socket.once('close', () => { for (const line of requests) line.close() })
     return requests
   }
 
@@ -179,13 +213,17 @@ export function createRequestLog ({ logClientAddress, logLevel }: Pick<Config, '
      */
     answered (socket: Socket, reqId: string, answer: Answered) {
       const broken = [...open.get(socket) ?? []].filter(({ request }) => !request.raw.complete)
-      for (const { end } of broken) end(answer)
+      for (const line of broken) line.end(answer)
       if (broken.length > 0) return
       const client = shownAddress(socket.remoteAddress, logClientAddress)
-      if (isOn) write({ reqId, client, method: null, route: null, status: answer.status, error_code: answer.code })
+      if (isOn) write(reqId, client, null, null, answer.status, undefined, undefined, undefined, answer.code)
     }
   }
 }
+
+// JSON, without a look at each character where the text has none to escape.
+const PLAIN = /^[\w.:/*%-]*$/
+const quoted = (text: string | null) => text !== null && PLAIN.test(text) ? `"${text}"` : JSON.stringify(text)
 
 // Whether nothing of it is missing, for the one who reads it either: of what was not read before the connection went nobody hears.
 function isHere ({ complete, readableEnded, headers }: IncomingMessage): boolean {

@@ -3,7 +3,7 @@ import type { KeyObject } from 'node:crypto'
 import { IntegrityError } from '../crypto/at-rest.ts'
 import { makeCanary, MasterKeyMissing, openCanary, type Keyring } from '../crypto/keyring.ts'
 import { random, sameBytes, takeKey } from '../crypto/primitives.ts'
-import { rowKeyFingerprint, rowMac, rowMacMatches } from '../crypto/row-mac.ts'
+import { createRowChecker, rowKeyFingerprint, rowMac } from '../crypto/row-mac.ts'
 import { AUTHENTICATED, fieldsOf, type AuthenticatedTable } from '../db/authenticated.ts'
 import { databaseError, setAuthority, type Database, type Db, type RowAuthority, type Violation, type ViolationLog } from '../db/database.ts'
 import { authenticateSeeds, authenticateTable, listOrganizationIds, lockAuthenticatedTables, lockCanaries, nameMakers } from '../repositories/adoption.ts'
@@ -117,6 +117,7 @@ const toStandardError: ViolationLog = { warn: (details, message) => { process.st
 function authorityFor (key: KeyObject, db: Db): RowAuthority {
   const reported = new LRUCache<string, true>({ max: 10_000, ttl: SAME_ROW })
   const pending = new Set<Promise<void>>()
+  const matches = createRowChecker(key)
   let log = toStandardError
   let minute = { began: 0, reports: 0 }
 
@@ -133,7 +134,7 @@ function authorityFor (key: KeyObject, db: Db): RowAuthority {
   const authority: RowAuthority = {
     fingerprint: rowKeyFingerprint(key),
     mac: (table, row) => rowMac(key, table, fieldsOf(table, row)),
-    verifies: (table, row, mac) => mac !== null && rowMacMatches(key, table, fieldsOf(table, row), mac),
+    verifies: (table, row, mac) => mac !== null && matches(table, fieldsOf(table, row), mac),
     report (violation) {
       if (!isDue(violation)) return
       log.warn(describe(violation), 'a row was changed outside the service and is refused')
