@@ -9,7 +9,7 @@ import postgres from 'postgres'
 import t, { type Test } from 'tap'
 import { ulid } from 'ulidx'
 import { buildApp } from '../src/app.ts'
-import { open } from '../src/commands/open.ts'
+import { open, type Opened } from '../src/commands/open.ts'
 import { rewrap } from '../src/commands/rewrap.ts'
 import { loadConfig } from '../src/config.ts'
 import { hashToken, mintApiToken, tokenPrefix } from '../src/crypto/bearer.ts'
@@ -146,7 +146,7 @@ const ofProject = (id: string) => (row: Row) => row.project_id === id
 /** A state with one more audit event. */
 function withEvent (state: State, event: Row): State {
   const [{ next_event: seq, organization_id }] = state.organization_counters as [Row]
-  const { actor_type, actor_id, ip, user_agent } = state.audit_events.at(-1)!
+  const { actor_type, actor_id, ip, user_agent } = state.audit_events[0]!
   return {
     ...state,
     organization_counters: change(state.organization_counters, () => true, () => ({ next_event: seq + 1 })),
@@ -327,7 +327,29 @@ async function seed (database: Database, documents: number): Promise<{ token: st
       encryption_keys: managed === 'server' ? keys : change(keys, (row) => row.project_id === id && !row.is_active, () => ({ key_string: undefined, data_key: null }))
     }, { action: 'key.change_custody', resource_id: id, details: { members: Object.keys(body).join(' '), to: managed, server_knew_key: true, ...details } })
   }
+  // In this order what one leaves to be done is nothing that a later one does.
   const operations: Operation[] = [{
+    name: 'the re-encryption of a history in the background',
+    env: WITH_OLD,
+    work: { run: 'worker' },
+    // Two batches, one that finds nothing, and the end.
+    commits: 4,
+    expected: (before, commits) => {
+      const moved = Math.min(commits * BATCH, MOVING)
+      const secrets = new Set(before.secrets.filter(ofProject(moving)).map((row) => row.id))
+      const ids = new Set(before.secret_versions.filter((row) => secrets.has(row.history_id) && row.key_version === 1).map((row) => row.id).slice(0, moved))
+      const state = {
+        ...before,
+        secret_versions: change(before.secret_versions, (row) => ids.has(row.id), () => ({ key_version: 2 })),
+        re_encryptions: change(before.re_encryptions, ofProject(moving), () => ({ total: MOVING, moved, finished_at: commits === 4 ? 'new' : null }))
+      }
+      if (commits < 4) return state
+      const event = { actor_type: 'system', actor_id: null, ip: null, user_agent: null, resource_id: moving, details: { key_version: 2, versions: MOVING, unreadable: 0 } }
+      return withEvent(state, { action: 'history.re_encrypt', ...event })
+    },
+    repeat: ({ database }) => moveAll(database),
+    goOn: (service) => isDone(service, 'moving')
+  }, {
     name: 'a rotation by the server',
     env: WITH_OLD,
     work: request('POST', '/turned/encryption-key/rotate', { history_policy: 're_encrypt' }),
@@ -356,27 +378,6 @@ async function seed (database: Database, documents: number): Promise<{ token: st
     },
     repeat: (service) => again(service, 'POST', '/ours/secrets/rotate-client-keys', body),
     goOn: async (service) => again(service, 'POST', '/ours/secrets/rotate-client-keys', await rotation('ours', second, third, service.call))
-  }, {
-    name: 'the re-encryption of a history in the background',
-    env: WITH_OLD,
-    work: { run: 'worker' },
-    // Two batches, one that finds nothing, and the end.
-    commits: 4,
-    expected: (before, commits) => {
-      const moved = Math.min(commits * BATCH, MOVING)
-      const secrets = new Set(before.secrets.filter(ofProject(moving)).map((row) => row.id))
-      const ids = new Set(before.secret_versions.filter((row) => secrets.has(row.history_id) && row.key_version === 1).map((row) => row.id).slice(0, moved))
-      const state = {
-        ...before,
-        secret_versions: change(before.secret_versions, (row) => ids.has(row.id), () => ({ key_version: 2 })),
-        re_encryptions: change(before.re_encryptions, ofProject(moving), () => ({ total: MOVING, moved, finished_at: commits === 4 ? 'new' : null }))
-      }
-      if (commits < 4) return state
-      const event = { actor_type: 'system', actor_id: null, ip: null, user_agent: null, resource_id: moving, details: { key_version: 2, versions: MOVING, unreadable: 0 } }
-      return withEvent(state, { action: 'history.re_encrypt', ...event })
-    },
-    repeat: ({ database }) => moveAll(database),
-    goOn: (service) => isDone(service, 'moving')
   }, {
     name: 'the re-encryption of a history by the client',
     env: WITH_OLD,
@@ -505,10 +506,10 @@ async function killEverywhere (t: Test, databases: Databases, choose: (points: s
   await app.ready()
   t.teardown(() => app.close())
 
-  for (const operation of operations) await t.test(operation.name, (t) => killAtEach(t, operation))
+  const learned = await learn()
+  for (const operation of operations) await t.test(operation.name, (t) => killAtEach(t, operation, learned.get(operation)!))
 
-  async function killAtEach (t: Test, operation: Operation) {
-    const points = await learn(t, operation)
+  async function killAtEach (t: Test, operation: Operation, points: string[]) {
     const queue = choose(points)
     t.ok(queue.length > 0, `${queue.length} of ${points.length} points`)
     const continued = new Set<number>()
@@ -524,24 +525,26 @@ async function killEverywhere (t: Test, databases: Databases, choose: (points: s
   }
 
   /** Does an operation in this process, cut off at its nth point or to its end. Answers the points that it reached. */
-  async function perform ({ env, work }: Operation, where: Env, n?: number, cut = () => {}): Promise<string[]> {
-    const opened = await open(loadConfig({ ...env, ...where }))
-    try {
-      return await cutAt(n, cut, work, () => performWork(work, opened, async () => Object.assign(serving(app, opened.database), { keyring: opened.keyring })))
-    } finally {
-      app.keyring = ring
-      await opened.database.close()
-    }
+  function perform ({ work }: Operation, { database, keyring }: Opened, n?: number, cut = () => {}): Promise<string[]> {
+    return cutAt(n, cut, work, () => performWork(work, { database, keyring }, async () => Object.assign(serving(app, database), { keyring })))
+      .finally(() => { app.keyring = ring })
   }
 
-  /** The points of an operation that comes to its end. */
-  async function learn (t: Test, operation: Operation): Promise<string[]> {
-    const { env, connect, drop } = await copy()
-    const points = await perform(operation, env)
-    const database = await connect()
-    const after = view(await stateOf(database), since)
-    same(t, after, operation.expected(seen, operation.commits, after), 'and does what it should')
-    await database.close()
+  /** The points of every operation that comes to its end: one after the other on one copy. */
+  async function learn (): Promise<Map<Operation, string[]>> {
+    const { env, drop } = await copy()
+    const points = new Map<Operation, string[]>()
+    let state = seen
+    for (const named of new Set(operations.map(({ env }) => env))) {
+      const opened = await open(loadConfig({ ...named, ...env }))
+      for (const operation of operations.filter(({ env }) => env === named)) {
+        points.set(operation, await perform(operation, opened))
+        const after = view(await stateOf(opened.database), since)
+        same(t, after, operation.expected(state, operation.commits, after), `${operation.name} does what it should`)
+        state = after
+      }
+      await opened.database.close()
+    }
     await drop()
     return points
   }
@@ -558,7 +561,8 @@ async function killEverywhere (t: Test, databases: Databases, choose: (points: s
       const { code, stdout, stderr } = await start(operation, env, index + 1)
       t.same({ code, stderr, points: stdout.trim().split('\n').slice(0, index + 1) }, { code: null, stderr: '', points: points.slice(0, index + 1) }, `${name}: killed`)
     } else {
-      const reached = await perform(operation, { DATABASE_URL: way.url }, index + 1, way.cut)
+      const opened = await open(loadConfig({ ...operation.env, DATABASE_URL: way.url }))
+      const reached = await perform(operation, opened, index + 1, way.cut).finally(() => opened.database.close())
       t.same(reached.slice(0, index + 1), points.slice(0, index + 1), `${name}: severed`)
       await way.close()
     }
@@ -620,7 +624,10 @@ t.test('RL-01b RL-34 CR-14 I6 I7: cut off at statements and around every commit 
   let copies = 0
   // More documents than a rotation has in memory at once.
   const databases = { seeded: await make('seeded', 'template1'), copy: () => make(`copy_${++copies}`, 'seeded'), documents: 104, ...!LONG && { wayTo } }
-  await killEverywhere(t, databases, (points) => points.flatMap((point, i) => LONG || i % 4 === 0 || point.includes('commit') ? i : []))
+  await killEverywhere(t, databases, (points) => {
+    const [first, last] = [points.indexOf('before commit'), points.lastIndexOf('before commit')]
+    return points.flatMap((point, i) => LONG || i % 8 === 0 || /^after commit/.test(point) || [first, first + 1, last, last + 1].includes(i) ? i : [])
+  })
 })
 
 t.test('RL-01b RL-34 CR-14 I6 I7: killed at some points on the embedded database, a change of keys is whole or has not begun', async (t) => {
