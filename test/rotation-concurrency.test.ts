@@ -1,10 +1,12 @@
 import { createHook } from 'node:async_hooks'
 import t, { type Test } from 'tap'
 import { openBlob, sealBlob } from '../src/crypto/blob.ts'
-import { makeProof } from '../src/crypto/key-proof.ts'
 import { COSTS } from '../src/crypto/costs.ts'
+import { makeProof } from '../src/crypto/key-proof.ts'
 import { secretKey } from '../src/crypto/primitives.ts'
 import { clientKey, type ClientKey } from './helpers/client.ts'
+import { SLOW } from './helpers/costs.ts'
+import { LONG } from './helpers/long.ts'
 import {
   dataKeyOf, makeLevels, operate, openWith, random, replay, rotate, scale, startInstances, statuses, store, times,
   type Level, type Operation, type Reply, type Send
@@ -12,7 +14,7 @@ import {
 
 t.setTimeout(240_000)
 
-const ROTATIONS = scale(8, 4)
+const ROTATIONS = LONG ? 8 : 4
 const CLIENTS = 20
 const WRITES = 3
 
@@ -76,7 +78,7 @@ async function agree (t: Test, { service, organization }: Running, send: Send, o
 }
 
 t.test(`I2 rule 4: ${ROTATIONS} rotations while ${CLIENTS} clients read and write: every reader's document opens with the key it names, no write is lost`, async (t) => {
-  const running = await startInstances(t, COSTS)
+  const running = await startInstances(t, SLOW)
   const { failures, send, sends } = watched(running)
   const levels = await makeLevels(send, 'orbit', ['live', 'test'])
   const operations: Operation[] = []
@@ -173,7 +175,7 @@ t.test(`I2 rule 4: ${ROTATIONS} rotations while ${CLIENTS} clients read and writ
 
 t.test('two rotations that have both seen the same key: one 200, one 409 key_version_conflict, nothing of the loser is left', async (t) => {
   // While one derives its key, the others see the same one.
-  const running = await startInstances(t, COSTS)
+  const running = await startInstances(t, SLOW)
   const { service, sends } = running
   const levels = await makeLevels(running.send, 'orbit', ['live'])
   const operations = []
