@@ -8,7 +8,7 @@ import { formToken, hashToken, mintCredential, mintSecret } from '../src/crypto/
 import { COSTS } from '../src/crypto/costs.ts'
 import { hashPassword, PasswordWorkOverloaded } from '../src/crypto/passwords.ts'
 import { createGrant, createPair } from '../src/repositories/oauth.ts'
-import { rememberDevice } from '../src/repositories/attempts.ts'
+import { rememberDevice, returnAttempts, takeAttempts, type Count } from '../src/repositories/attempts.ts'
 import { recordOfPerson, systemOf } from '../src/repositories/audit.ts'
 import { switchUser } from '../src/commands/users.ts'
 import { transaction } from '../src/db/database.ts'
@@ -397,6 +397,38 @@ t.test('CR-42: a browser that several people have signed in with has five guesse
     statuses.push((await signIn(rosa.email, 'wrong password', service, '127.0.0.1', device)).status)
   }
   t.strictSame(statuses, [422, 422, 422, 422, 422, 429, 429, 429])
+})
+
+t.test('CR-42: an attempt that is given back beside a lock of others neither lifts nor shortens it', async (t) => {
+  const lockOf = async (name: string) => (await service.sql(`SELECT failures, locked_until::text FROM sign_in_failures WHERE key = '\\x${hashToken(name).toString('hex')}'`))[0]
+  const person = await makePerson(service)
+  const account = `user:${person.id}`
+  for (let i = 0; i < 25; i++) await signIn(person.email, 'wrong password', service, `203.0.113.${i}`)
+  const lock = await lockOf(account)
+  t.match(lock, { failures: 25, locked_until: String })
+  // Counted where it comes from, refused because of everywhere, and given back.
+  for (let i = 0; i < 3; i++) t.equal((await signIn(person.email, person.password, service, '203.0.113.99')).status, 429)
+  t.strictSame(await lockOf(`${account} ip:203.0.113.99`), { failures: 0, locked_until: null })
+  t.strictSame(await lockOf(account), lock)
+
+  // One waits for its hash while others fail, until their lock is over and they make another.
+  const [place, another]: Count[] = [{ of: 'place', hash: hashToken('a place') }, { of: 'account', hash: hashToken('an account') }]
+  const others = async (count: Count, times: number) => { for (let i = 0; i < times; i++) t.match(await takeAttempts(db, [count]), { number: Number }) }
+  await takeAttempts(db, [place!])
+  await others(place!, 4)
+  await service.sql(`UPDATE sign_in_failures SET locked_until = now() - interval '1 second' WHERE key = '\\x${hashToken('a place').toString('hex')}'`)
+  await others(place!, 1)
+  const fresh = await lockOf('a place')
+  t.match(fresh, { failures: 6, locked_until: String })
+  await returnAttempts(db, [place!])
+  t.strictSame(await lockOf('a place'), { ...fresh, failures: 5 })
+  // Without it the others have not tried often enough to lock anything.
+  await takeAttempts(db, [another!])
+  await others(another!, 24)
+  t.match(await takeAttempts(db, [another!]), { wait: Number })
+  await returnAttempts(db, [another!])
+  t.strictSame(await lockOf('an account'), { failures: 24, locked_until: null })
+  await service.sql('DELETE FROM sign_in_failures')
 })
 
 t.test('CR-41: guesses from everywhere are bounded alike for an address without an account', async (t) => {

@@ -21,8 +21,8 @@ const o = nimbus.organization
 const rosa = await makePerson(service, { [o]: 'owner' })
 
 /** The service once more on the same database, with its own idea of how long a judgement holds. */
-async function listening (judgedFor: number): Promise<string> {
-  const app = await buildApp({ config: service.config, database: service.database, keyring: service.keyring, costs: service.app.costs, logStream: { write: () => {} }, judgedFor })
+async function listening (judgedFor: number, write: (line: string) => void = () => {}): Promise<string> {
+  const app = await buildApp({ config: service.config, database: service.database, keyring: service.keyring, costs: service.app.costs, logStream: { write }, judgedFor })
   t.teardown(() => app.close())
   return app.listen({ host: '127.0.0.1', port: 0 })
 }
@@ -57,26 +57,38 @@ const ENDINGS: Record<string, () => Promise<Ending>> = {
   })
 }
 
-/** Sends a request whose body ends only after `meanwhile`, which begins when the guard has let the request in. */
-async function heldOpen (address: string, row: Row, token: string, meanwhile: () => Promise<unknown>): Promise<{ status: number, body: any, challenge: string }> {
-  const { method, url, payload } = requestOf(row, ids)
-  const text = JSON.stringify(payload ?? {})
-  const judged = new Promise<void>((resolve) => {
+/** Waits until a caller is looked up next, or has been; calls `then` at that moment. */
+function lookedUp (phase: 'before' | 'after', then = () => {}): Promise<void> {
+  return new Promise((resolve) => {
     const listen = (message: unknown) => {
-      const { phase, text } = message as { phase: string, text: string }
-      if (phase !== 'after' || !/(from|join) "(api_tokens|oauth_tokens)"/.test(text)) return
+      const statement = message as { phase: string, text: string }
+      if (statement.phase !== phase || !/(from|join) "(api_tokens|oauth_tokens)"/.test(statement.text)) return
       unsubscribe('strongroom:statement', listen)
+      then()
       resolve()
     }
     subscribe('strongroom:statement', listen)
   })
+}
+
+/** Begins a request whose body goes on only after `meanwhile`, which begins when the guard has let the request in; answers it, and the rest of its body. */
+async function begun (address: string, row: Row, token: string, meanwhile: () => Promise<unknown>, headers: Record<string, string> = {}) {
+  const { method, url, payload } = requestOf(row, ids)
+  const text = JSON.stringify(payload ?? {})
+  const judged = lookedUp('after')
   const request = httpRequest(new URL(url, address), {
-    method, headers: { authorization: `Bearer ${token}`, 'content-type': 'application/json', 'content-length': Buffer.byteLength(text) }
+    method, headers: { authorization: `Bearer ${token}`, 'content-type': 'application/json', 'content-length': Buffer.byteLength(text), ...headers }
   })
   request.write(text.slice(0, 1))
   await judged
   await meanwhile()
-  request.end(text.slice(1))
+  return { request, rest: text.slice(1) }
+}
+
+/** Sends a request whose body ends only after `meanwhile`, which begins when the guard has let the request in. */
+async function heldOpen (address: string, row: Row, token: string, meanwhile: () => Promise<unknown>): Promise<{ status: number, body: any, challenge: string }> {
+  const { request, rest } = await begun(address, row, token, meanwhile)
+  request.end(rest)
   const [answer] = await once(request, 'response')
   let received = ''
   for await (const chunk of answer) received += chunk
@@ -117,6 +129,33 @@ t.test('what a late body would only read is judged again', async (t) => {
       await undo?.()
     }
   }
+})
+
+t.test('a client that hangs up while it is judged again leaves one line, changes nothing, and nothing fails unheard', async (t) => {
+  const lines: Record<string, unknown>[] = []
+  const unheard: unknown[] = []
+  const hear = (reason: unknown) => { unheard.push(reason) }
+  process.on('unhandledRejection', hear)
+  t.teardown(() => process.off('unhandledRejection', hear))
+  const address = await listening(0, (line) => lines.push(JSON.parse(line)))
+  for (const [i, [who, make]] of Object.entries(ENDINGS).entries()) {
+    const id = `hung-up-${i}`
+    const { token, end, undo } = await make()
+    const { request, rest } = await begun(address, OPERATIONS.createProject!, token, end, { 'x-request-id': id })
+    const before = await fingerprint(service)
+    request.on('error', () => {})
+    const gone = lookedUp('before', () => { request.socket!.resetAndDestroy() })
+    request.end(rest)
+    await gone
+    const linesOf = () => lines.filter(({ reqId }) => reqId === id)
+    while (linesOf().length === 0) await fetch(new URL('/healthz', address))
+    // Whatever would come after its line has had the time of a whole request.
+    await fetch(new URL('/readyz', address))
+    t.match(linesOf(), { length: 1, 0: { msg: 'request', error_code: /^(unauthenticated|insufficient_permissions)$/ } }, who)
+    t.equal(await fingerprint(service), before, `${who} changed nothing`)
+    await undo?.()
+  }
+  t.same(unheard, [])
 })
 
 t.test('a token may end itself', async (t) => {
