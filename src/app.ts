@@ -8,6 +8,7 @@ import type { Keyring } from './crypto/keyring.ts'
 import { random } from './crypto/primitives.ts'
 import { findAuthority, type Database } from './db/database.ts'
 import { installAccess } from './http/access.ts'
+import { installAliases } from './http/aliases.ts'
 import { installBodyParser } from './http/body.ts'
 import { answerByHand, type HandWritten } from './http/by-hand.ts'
 import { installErrors, sendError } from './http/errors.ts'
@@ -16,6 +17,7 @@ import { health } from './http/health.ts'
 import { childOf, createRequestLog, loggerOptions, requestId, standardLog, type LogStream } from './http/log.ts'
 import { installMethods } from './http/methods.ts'
 import { installDocs, installOpenApi } from './http/openapi.ts'
+import { installPlaces } from './http/places.ts'
 import { serializerCompiler } from './http/serialization.ts'
 import { validatorCompiler } from './http/validation.ts'
 import { encryptionKeys } from './plugins/encryption-keys.ts'
@@ -107,11 +109,11 @@ export async function buildApp (
   app.decorate('costs', costs)
   app.decorate('config', config)
   app.decorate('issuer', () => config.publicUrl ?? addressOf(app, config))
-  const histories = createHistoryWorker({ db: database.db, keyring, log: app.log })
+  const histories = createHistoryWorker({ db: database.background, keyring, log: app.log })
   app.decorate('histories', histories)
-  const removals = createRemovalWorker({ db: database.db, log: app.log })
+  const removals = createRemovalWorker({ db: database.background, log: app.log })
   app.decorate('removals', removals)
-  const lateEvents = createLateEventWorker({ db: database.db, log: app.log })
+  const lateEvents = createLateEventWorker({ db: database.background, log: app.log })
   app.decorate('lateEvents', lateEvents)
   app.addHook('onClose', async () => { await Promise.all([histories.stop(), removals.stop(), lateEvents.stop()]) })
   findAuthority(database.db)?.logTo(app.log)
@@ -144,7 +146,9 @@ export async function buildApp (
   installMethods(app)
   // Swagger UI registers routes of its own, which declare nothing: before the guard, which refuses such routes.
   await installDocs(app)
+  installAliases(app)
   await installAccess(app, judgedFor)
+  installPlaces(app)
   await app.register(health(database, isStopping))
   await app.register(oauth)
   for (const domain of DOMAINS) await app.register(domain, { prefix: '/api/v1' })

@@ -7,7 +7,7 @@ import { deriveDataKey, makeProof } from '../src/crypto/key-proof.ts'
 import { random, secretKey } from '../src/crypto/primitives.ts'
 import { transaction, type Db } from '../src/db/database.ts'
 import { countWaiting, findLeft, listOldestWaiting, listWaiting, START } from '../src/repositories/histories.ts'
-import { findKeyState } from '../src/repositories/projects.ts'
+import { findLevel } from '../src/repositories/levels.ts'
 import { checkHashOf } from '../src/vault/keys.ts'
 import { provesAnyKey } from '../src/vault/proofs.ts'
 import { createHistoryWorker } from '../src/vault/worker.ts'
@@ -662,12 +662,13 @@ t.test('after a change to the server, versions under an old key of the client ne
 t.test('what waits is counted, listed and ended in one look for each level, however many keys there were', async (t) => {
   for (const managed of ['server', 'client'] as const) {
     const at = managed === 'server' ? await serverProject() : (await clientProject('many')).at
+    const { project } = (await findLevel(test.database.db, org, { project: at.project }, 'place'))!
     for (const keys of [2, 400]) {
       await test.sql(`INSERT INTO encryption_keys (organization_id, project_id, version, managed, key_string, data_key, key_check, salt, iterations, is_active, rotated_at)
         SELECT k.organization_id, k.project_id, n, k.managed, k.key_string, k.data_key, k.key_check, k.salt, k.iterations, false, now()
         FROM encryption_keys k JOIN projects p ON p.id = k.project_id CROSS JOIN generate_series(2, ${keys - 1}) n
         WHERE p.slug = '${at.project}' AND k.version = 1 ON CONFLICT DO NOTHING`)
-      const state = { ...(await findKeyState(test.database.db, org, at.project))!, key_version: keys }
+      const state = { ...project, key_version: keys }
       const now = {
         count: await looksOf((db) => countWaiting(db, state, null)),
         next: await looksOf((db) => listWaiting(db, state, START, 25)),
@@ -685,8 +686,9 @@ t.test('whether a proof is that of a former key is one look and no unwrapping, h
   const { at } = await clientProject('former')
   const { keyring, unwraps } = countingKeyring()
   const storageKey = secretKey(random(32))
+  const { project } = (await findLevel(test.database.db, org, { project: at.project }, 'place'))!
   for (const keys of [3, 400]) {
-    const state = { ...(await findKeyState(test.database.db, org, at.project))!, key_version: keys }
+    const state = { ...project, key_version: keys }
     await test.sql(`INSERT INTO encryption_keys (organization_id, project_id, version, managed, key_check, key_check_hash, salt, iterations, is_active, rotated_at)
       SELECT k.organization_id, k.project_id, n, k.managed, k.key_check, sha256(n::text::bytea), k.salt, k.iterations, false, now()
       FROM encryption_keys k JOIN projects p ON p.id = k.project_id CROSS JOIN generate_series(2, ${keys}) n

@@ -12,7 +12,7 @@ import { tlsOf } from './tls.ts'
 export { codeOf, databaseError, DatabaseError, DatabaseUnavailable, isForeignKeyViolation, isLockTimeout, isUniqueViolation, LOCK_TIMEOUT } from './errors.ts'
 export { DirectoryLocked } from './lock.ts'
 export { authorityOf, findAuthority, isAuthentic, macOf, readNow, setAuthority, updateAuthentic, verifies, type Authenticated, type RowAuthority, type Violation, type ViolationLog } from './authority.ts'
-export { prepared, preparedSql } from './prepared.ts'
+export { isOneOf, prepared, preparedSql, withMoments, type Raw, type Value } from './prepared.ts'
 export { TlsError, tlsOf } from './tls.ts'
 
 /** What a repository gets as its first argument: a handle of the database, or a transaction. */
@@ -26,6 +26,8 @@ export interface Database {
   reads: Db
   /** For lists and counts, which somebody with much data can make long: on connections of their own, which walk indexes. */
   lists: Db
+  /** For what nobody waits for: each statement is planned for its values. */
+  background: Db
   /** For the few transactions that grow with a project: two at a time (embedded: one) and a minute long at most. Each statement stays short. */
   patient: Db
   kind: 'postgres' | 'embedded'
@@ -105,11 +107,12 @@ function connectPostgres (databaseUrl: string, pool: number): Database {
   }
 
   const handles = {
-    db: handle(guard(writes, forWrites)),
+    db: handle(guard(writes, { slots: forWrites, prepare: true })),
     // Reads are pipelined: several at once on one connection
-    reads: handle(guard(reads, some * 50)),
-    lists: handle(guard(lists, some)),
-    patient: handle(guard(writes, Math.min(2, forWrites), undefined, PATIENCE, QUEUE))
+    reads: handle(guard(reads, { slots: some * 50, prepare: true })),
+    lists: handle(guard(lists, { slots: some, prepare: true })),
+    background: handle(guard(writes, { slots: Math.min(2, forWrites), prepare: false })),
+    patient: handle(guard(writes, { slots: Math.min(2, forWrites), deadline: PATIENCE, patience: QUEUE, prepare: false }))
   }
   return {
     ...handles,
@@ -146,7 +149,7 @@ async function connectEmbedded ({ dir, durable, onFatal = () => {}, onWait }: Co
 
   // After it was refused space once, this PostgreSQL does not answer any more. A restart finds all that was acknowledged
   const full = (error: unknown) => { if (/^(53100|58030)$/.test(codeOf(error) ?? '')) onFatal(databaseError(error)) }
-  const db = handle(guard(client, 1, full))
+  const db = handle(guard(client, { slots: 1, onError: full, prepare: true }))
 
   async function close () {
     await findAuthority(db)?.settled()
@@ -161,7 +164,9 @@ async function connectEmbedded ({ dir, durable, onFatal = () => {}, onWait }: Co
     throw error
   }
   opened = true
-  const handles = { db, reads: db, lists: db, patient: handle(guard(client, 1, full, PATIENCE, QUEUE)) }
+  const background = handle(guard(client, { slots: 1, onError: full, prepare: false }))
+  const patient = handle(guard(client, { slots: 1, onError: full, deadline: PATIENCE, patience: QUEUE, prepare: false }))
+  const handles = { db, reads: db, lists: db, background, patient }
   return {
     ...handles,
     kind: 'embedded',
@@ -189,7 +194,7 @@ export async function transaction<T> (db: Db, fn: (db: Db) => Promise<T>): Promi
   }
 }
 
-function authenticate (handles: Pick<Database, 'db' | 'reads' | 'lists' | 'patient'>, authority: RowAuthority) {
+function authenticate (handles: Pick<Database, 'db' | 'reads' | 'lists' | 'background' | 'patient'>, authority: RowAuthority) {
   for (const db of Object.values(handles)) setAuthority(db, authority)
 }
 

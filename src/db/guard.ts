@@ -17,22 +17,36 @@ const tell = (phase: 'before' | 'after', text: unknown) => { if (statements.hasS
 type Result = Record<string, unknown>[] | unknown[][]
 type Run = (shape: 'rows' | 'values') => Promise<Result>
 
+/** Bounds of a client. */
+export interface Bounds {
+  /** Uses that are in the driver's hands at once. */
+  slots: number
+  /** Sees every error of a statement. */
+  onError?: (error: unknown) => void
+  /** Milliseconds after which a statement or transaction is given up. */
+  deadline?: number
+  /** Milliseconds to wait for a free slot. */
+  patience?: number
+  /**
+   * Whether each statement is prepared on its connection, by its text, and planned once for all values: what requests send.
+   * So a text does not vary with the length of a list (`isOneOf`).
+   */
+  prepare: boolean
+}
+
 /**
  * The client that Drizzle gets: the driver's, with a bound on everything that can last. The driver queues without limit
  * and waits for ever, so at most `slots` uses are in its hands and the rest waits here.
- *
- * @param onError sees every error of a statement
- * @param deadline milliseconds after which a statement or transaction is given up
- * @param patience milliseconds to wait for a free slot
  */
-export function guard (client: Sql, slots: number, onError: (error: unknown) => void = () => {}, deadline = DEADLINE, patience = MAX_WAIT): Sql {
+export function guard (client: Sql, { slots, onError = () => {}, deadline = DEADLINE, patience = MAX_WAIT, prepare }: Bounds): Sql {
   const enter = gate(slots, patience)
+  const options = { prepare }
 
   async function statement (shape: 'rows' | 'values', ...call: Parameters<Sql['unsafe']>) {
     const started = performance.now()
     const leave = await enter()
     tell('before', call[0])
-    const query = client.unsafe(...call)
+    const query = client.unsafe(call[0], call[1], options)
     const work: Promise<Result> = shape === 'values' ? query.values().execute() : query.execute()
     work.catch(onError).then(leave)
     const result = await within(deadline, started, work, () => {
@@ -51,7 +65,7 @@ export function guard (client: Sql, slots: number, onError: (error: unknown) => 
     fired.catch(() => {})
     const work = client.begin(async tx => {
       if (end.over) throw end.over
-      const result = await Promise.race([fn(guardTransaction(tx, end)), fired])
+      const result = await Promise.race([fn(guardTransaction(tx, end, options)), fired])
       // From here on the commit is sent: thrown before it, this rolls back
       if (end.over) throw end.over
       tell('before', 'commit')
@@ -75,18 +89,18 @@ export function guard (client: Sql, slots: number, onError: (error: unknown) => 
 }
 
 // A transaction given up must not reach its connection any more, which by then serves somebody else
-function guardTransaction (tx: TransactionSql, end: { over?: Error }): TransactionSql {
+function guardTransaction (tx: TransactionSql, end: { over?: Error }, options: { prepare: boolean }): TransactionSql {
   const unsafe = (...call: Parameters<Sql['unsafe']>) => pending(async shape => {
     if (end.over) throw end.over
     tell('before', call[0])
-    const query = tx.unsafe(...call)
+    const query = tx.unsafe(call[0], call[1], options)
     const result = await (shape === 'values' ? query.values() : query)
     tell('after', call[0])
     return result
   })
   const savepoint = async (fn: (tx: TransactionSql) => Promise<unknown>) => {
     if (end.over) throw end.over
-    return await tx.savepoint(async inner => await fn(guardTransaction(inner, end)))
+    return await tx.savepoint(async inner => await fn(guardTransaction(inner, end, options)))
   }
   return { unsafe, savepoint } as unknown as TransactionSql
 }

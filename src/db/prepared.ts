@@ -1,6 +1,10 @@
 import { is, Param, type Placeholder, type Query, type SQL, sql } from 'drizzle-orm'
+import type { PgColumn } from 'drizzle-orm/pg-core'
 import type { Db } from './database.ts'
 import { databaseError } from './errors.ts'
+
+/** A value that a prepared statement is given by name. */
+export type Value = (name: string) => Placeholder
 
 interface Statement { params: unknown[], execute (values?: Record<string, unknown>): Promise<unknown> }
 interface Session { client: unknown, prepareQuery (query: Query, fields: undefined, name: string, arrays: boolean): Statement }
@@ -25,7 +29,7 @@ export function prepared<A extends object, R> (
  * (Drizzle turns the driver's date parsers off) and bigint and numeric are text too. A Date is sent as ISO text; a list
  * has to be sent as JSON (`jsonb_array_elements_text(${value('ids')}::jsonb)`).
  */
-export function preparedSql<Row, A extends object> (name: string, template: (value: (name: string) => Placeholder) => SQL) {
+export function preparedSql<Row, A extends object> (name: string, template: (value: Value) => SQL) {
   const statement = template(value => sql.placeholder(value))
   return runner<A, Row[]>(db => {
     const { session, dialect } = db as unknown as Inside
@@ -59,3 +63,14 @@ function nullable (param: unknown) {
   const { encoder } = param
   return new Param(param.value, { mapToDriverValue: (value: unknown) => value === null ? null : encoder.mapToDriverValue(value) })
 }
+
+/** Whether a column has one of the values, in a statement whose text is the same for any number of them. */
+export const isOneOf = (column: PgColumn, values: readonly (string | number)[]): SQL =>
+  sql`${column} IN (SELECT value::${sql.raw(column.getSQLType())} FROM jsonb_array_elements_text(${JSON.stringify(values)}::jsonb))`
+
+/** A row as `preparedSql` answers it: moments are text. */
+export type Raw<T> = { [K in keyof T]: T[K] extends Date ? string : T[K] }
+
+/** The row with its moments. */
+export const withMoments = <T extends { created_at: string, updated_at: string }>(row: T) =>
+  ({ ...row, created_at: new Date(row.created_at), updated_at: new Date(row.updated_at) })

@@ -332,9 +332,6 @@ export const keyColumns = {
   rotated_at: encryption_keys.rotated_at
 }
 
-/** Of the active key beside its project: whether the project is under it, and no newer one was ever made. */
-export const keyIsNewest = sql<boolean>`(${encryption_keys.version} = ${projects.key_version} AND NOT EXISTS (SELECT FROM encryption_keys newer WHERE newer.organization_id = ${projects.organization_id} AND newer.project_id = ${projects.id} AND newer.version > ${projects.key_version}))`
-
 export const targets = pgTable('targets', {
   id: ulid().notNull(),
   organization_id: ulid().notNull(),

@@ -12,7 +12,6 @@ import { findDevice } from '../repositories/attempts.ts'
 import { fail } from '../rules/errors.ts'
 import { effectiveScopes } from '../rules/roles.ts'
 import { RESERVED, isReserved, type SlugKind } from '../rules/slugs.ts'
-import { isInside, type Place } from '../rules/slices.ts'
 import { REALM } from './errors.ts'
 import { addressKey } from './addresses.ts'
 import { installLimits, type Consume } from './limits.ts'
@@ -51,7 +50,7 @@ export async function installAccess (app: FastifyInstance, judgedFor = JUDGED_FO
     if (access !== 'public' && !route.config?.whenInactive) codes.push('organization_inactive')
     if (route.url.includes(':organization')) codes.push('not_found')
     // Whoever names a place can meet one that was changed outside the service.
-    if (route.url.includes(':project')) codes.push('integrity_error')
+    if (route.config?.at !== undefined) codes.push('integrity_error')
     const { body, querystring, response } = route.schema ?? {}
     if (body || querystring) codes.push('validation_failed')
     if (body) codes.push('malformed_json', 'unsupported_media_type')
@@ -264,11 +263,6 @@ export function requireScope (request: FastifyRequest, reply: FastifyReply, scop
   if (held?.has('*') || held?.has(scope)) return
   reply.header('www-authenticate', `${REALM}, error="insufficient_scope", scope="${scope}"`)
   fail('insufficient_permissions', { required_scope: scope, granted_scopes: [...held ?? []] })
-}
-
-/** What lies outside the part of the hierarchy that the token is narrowed to does not exist for it. */
-export function requireInside (request: FastifyRequest, place: Place) {
-  if (!isInside(principalOf(request).slices, place)) fail('not_found')
 }
 
 /** The caller of a guarded route. */

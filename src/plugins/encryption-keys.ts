@@ -1,4 +1,5 @@
-import type { FastifyInstance, FastifyRequest } from 'fastify'
+import type { FastifyInstance } from 'fastify'
+import type { Static } from '@sinclair/typebox'
 import {
   EncryptionKeyAnswer, KeyHistoryAnswer, PendingAnswer, PendingBody, ReEncryptAnswer, ReEncryptBody, RotateAnswer, RotateBody, RotateClientKeysAnswer,
   RotateClientKeysBody
@@ -7,13 +8,15 @@ import { ProjectParams } from '../../schemas/projects.ts'
 import { ListQuery } from '../../schemas/shapes.ts'
 import { isBlobText } from '../crypto/blob.ts'
 import { actorOf } from '../http/actor.ts'
-import { principalOf, requireInside } from '../http/access.ts'
+import { principalOf } from '../http/access.ts'
 import { readKeyCheck, warnOfIterations } from '../http/key-checks.ts'
 import { inTurns, takeLargeBodies } from '../http/large-bodies.ts'
+import { levelOf, locate } from '../http/places.ts'
 import type { Domain } from '../http/types.ts'
-import { findActiveKey, listKeys, type KeyRow } from '../repositories/encryption-keys.ts'
+import { listKeys, type KeyRow } from '../repositories/encryption-keys.ts'
 import { countWaiting, findReEncryption } from '../repositories/histories.ts'
-import { findKeyState, type KeyState } from '../repositories/projects.ts'
+import { activeKeyOf } from '../repositories/levels.ts'
+import type { KeyState } from '../repositories/projects.ts'
 import type { Organization } from '../repositories/tokens.ts'
 import { fail, refuse } from '../rules/errors.ts'
 import { pageMeta, pageOf } from '../rules/pagination.ts'
@@ -21,12 +24,12 @@ import { describeKey, revealKey } from '../vault/descriptors.ts'
 import { etagOf, sizeOf } from '../vault/documents.ts'
 import { listPending, submitVersions } from '../vault/history.ts'
 import { dataKeyOf, makeServerKey, registerClientKey, storageKeyOf } from '../vault/keys.ts'
-import { judgeProof, provesAnyKey, revealsKey } from '../vault/proofs.ts'
+import { judgeProof, provesAnyKey, refuseRevealing, revealsKey } from '../vault/proofs.ts'
 import { reencrypt, rotate } from '../vault/rotate.ts'
 
 export const encryptionKeys: Domain = async (app) => {
   app.get('/:organization/:project/encryption-key', {
-    config: { access: 'key:retrieve', audit: 'key.retrieve', errors: ['integrity_error'] },
+    config: { access: 'key:retrieve', at: 'project', brings: 'key', audit: 'key.retrieve' },
     schema: {
       operationId: 'getEncryptionKey',
       tags: ['encryption-keys'],
@@ -35,8 +38,7 @@ export const encryptionKeys: Domain = async (app) => {
       response: { 200: EncryptionKeyAnswer }
     },
     handler: async (request) => {
-      const key = await findActiveKey(app.db, principalOf(request).organization.id, request.params.project) ?? fail('not_found')
-      requireInside(request, key)
+      const key = activeKeyOf(levelOf(request))
       const answer = revealKey(app.keyring, key)
       await app.recordRead(actorOf(request), { action: 'key.retrieve', resource_type: 'encryption-key', resource_id: String(key.id), details: { version: key.version } })
       return answer
@@ -44,7 +46,7 @@ export const encryptionKeys: Domain = async (app) => {
   })
 
   app.get('/:organization/:project/encryption-key/history', {
-    config: { access: 'key:retrieve', audit: 'key.retrieve', errors: ['integrity_error'] },
+    config: { access: 'key:retrieve', at: 'project', audit: 'key.retrieve' },
     schema: {
       operationId: 'listEncryptionKeys',
       tags: ['encryption-keys'],
@@ -55,8 +57,7 @@ export const encryptionKeys: Domain = async (app) => {
     },
     handler: async (request) => {
       const { organization } = principalOf(request)
-      const project = await findKeyState(app.lists, organization.id, request.params.project) ?? fail('not_found')
-      requireInside(request, { project_id: project.id })
+      const { project } = levelOf(request)
       const page = pageOf(request.query)
       const { rows, total } = await listKeys(app.lists, project, page)
       const data = rows.map((key) => describeKey(app.keyring, key))
@@ -67,7 +68,14 @@ export const encryptionKeys: Domain = async (app) => {
   })
 
   app.post('/:organization/:project/encryption-key/rotate', {
-    config: { access: 'key:rotate', limitOfEffect: 'key_rotation', audit: 'key.rotate', errors: ['client_managed_key', 'rotation_in_progress', 'integrity_error'] },
+    config: {
+      access: 'key:rotate',
+      at: 'project',
+      brings: 'key',
+      limitOfEffect: 'key_rotation',
+      audit: 'key.rotate',
+      errors: ['client_managed_key', 'rotation_in_progress']
+    },
     schema: {
       operationId: 'rotateEncryptionKey',
       tags: ['encryption-keys'],
@@ -78,7 +86,7 @@ export const encryptionKeys: Domain = async (app) => {
     },
     handler: async (request, reply) => {
       const { organization } = principalOf(request)
-      const seen = await activeKey(app, request, request.params.project)
+      const seen = activeKeyOf(levelOf(request))
       if (seen.managed === 'client') fail('client_managed_key')
       await app.countEffect(request, reply)
       // The derivation takes a fifth of a second: before the transaction begins.
@@ -100,7 +108,7 @@ export const encryptionKeys: Domain = async (app) => {
   await app.register(clientRotation)
 
   app.post('/:organization/:project/secrets/re-encrypt-history/pending', {
-    config: { access: 'key:rotate', audit: 'version.read', errors: ['server_managed_encryption'] },
+    config: { access: 'key:rotate', at: 'project', audit: 'version.read', errors: ['server_managed_encryption'] },
     schema: {
       operationId: 'listPendingVersions',
       tags: ['encryption-keys'],
@@ -111,8 +119,7 @@ export const encryptionKeys: Domain = async (app) => {
     },
     handler: async (request) => {
       const { organization } = principalOf(request)
-      const project = await findKeyState(app.lists, organization.id, request.params.project) ?? fail('not_found')
-      requireInside(request, { project_id: project.id })
+      const { project } = levelOf(request)
       if (project.encryption_type === 'server') fail('server_managed_encryption')
       const { limit = 50, after = 0 } = request.body
       const { versions, unreadable, remaining } = await listPending({ db: app.lists, keyring: app.keyring }, organization, project, { limit, after })
@@ -126,8 +133,10 @@ export const encryptionKeys: Domain = async (app) => {
   app.post('/:organization/:project/secrets/re-encrypt-history', {
     config: {
       access: 'key:rotate',
+      judge: ({ body }) => judgeVersions(body as Static<typeof ReEncryptBody>),
+      at: 'project',
       audit: 'history.re_encrypt',
-      errors: ['server_managed_encryption', 'key_proof_mismatch', 'key_proof_reveals_key', 'key_version_conflict', 'rotation_in_progress', 'integrity_error']
+      errors: ['server_managed_encryption', 'key_proof_mismatch', 'key_proof_reveals_key', 'key_version_conflict', 'rotation_in_progress']
     },
     schema: {
       operationId: 'reEncryptHistory',
@@ -140,12 +149,17 @@ export const encryptionKeys: Domain = async (app) => {
     handler: async (request) => {
       const { organization } = principalOf(request)
       const { versions, key_proof } = request.body
-      if (new Set(versions.map(({ id }) => id)).size !== versions.length) refuse('versions', 'Names a version twice')
-      for (const [i, { content }] of versions.entries()) if (!isBlobText(content)) refuse(`versions.${i}.content`, 'Expected base64 of 28 bytes to 1 MiB')
-      const { project_id } = await activeKey(app, request, request.params.project)
-      return { data: await submitVersions(app, organization, actorOf(request), project_id, { versions, key_proof, mayReveal: app.config.allowRevealingKeyProof }) }
+      const { project } = levelOf(request)
+      return { data: await submitVersions(app, organization, actorOf(request), project.id, { versions, key_proof }) }
     }
   })
+}
+
+function judgeVersions ({ versions }: Static<typeof ReEncryptBody>) {
+  if (new Set(versions.map(({ id }) => id)).size !== versions.length) refuse('versions', 'Names a version twice')
+  for (const [i, { content }] of versions.entries()) {
+    if (!isBlobText(content)) refuse(`versions.${i}.content`, 'Expected base64 of 28 bytes to 1 MiB')
+  }
 }
 
 // In a plugin of its own: its body, which carries every document of the project, is read in another way.
@@ -154,13 +168,18 @@ const clientRotation: Domain = async (app) => {
     ...takeLargeBodies(app, {
       schema: RotateClientKeysBody,
       list: 'secrets',
-      judgePlace: (request) => activeKey(app, request, (request.params as { project: string }).project)
+      judgePlace: (request) => locate(app, request)
     }),
     config: {
       // It replaces every document of the project.
       access: ['key:rotate', 'secret:write'],
+      at: 'project',
+      brings: 'key',
       audit: 'key.rotate',
-      errors: ['server_managed_encryption', 'secrets_incomplete', 'precondition_failed', 'key_proof_mismatch', 'key_proof_reveals_key', 'rotation_in_progress', 'integrity_error']
+      errors: [
+        'server_managed_encryption', 'secrets_incomplete', 'precondition_failed', 'key_proof_mismatch', 'key_proof_reveals_key',
+        'rotation_in_progress'
+      ]
     },
     schema: {
       operationId: 'rotateClientKeys',
@@ -173,7 +192,7 @@ const clientRotation: Domain = async (app) => {
     handler: async (request, reply) => {
       const { organization } = principalOf(request)
       const { secrets, history_policy, key_proof, key_check, ...triple } = request.body
-      const seen = await activeKey(app, request, request.params.project)
+      const seen = activeKeyOf(levelOf(request))
       if (seen.managed === 'server') fail('server_managed_encryption')
       if (judgeProof(app.keyring, seen, key_proof) === 'wrong') fail('key_proof_mismatch')
       const sent = new Map(secrets.map((secret) => [secret.id, secret]))
@@ -185,7 +204,7 @@ const clientRotation: Domain = async (app) => {
         if (!isBlobText(content)) refuse(`secrets.${i}.content`, 'Expected base64 of 28 bytes to 1 MiB')
         revealed ||= revealsKey(key_check, content)
       }
-      if (revealed && !app.config.allowRevealingKeyProof) fail('key_proof_reveals_key')
+      refuseRevealing(app.config, revealed)
       const rotated = await rotate(app, organization, actorOf(request), {
         seen: seenOf(seen),
         key,
@@ -209,12 +228,6 @@ const clientRotation: Domain = async (app) => {
       return { success: true, message: rotationMessage(rotated, 'wait to be re-encrypted'), data: { count: rotated.documents } }
     }
   })
-}
-
-async function activeKey (app: FastifyInstance, request: FastifyRequest, project: string): Promise<KeyRow> {
-  const key = await findActiveKey(app.db, principalOf(request).organization.id, project) ?? fail('not_found')
-  requireInside(request, key)
-  return key
 }
 
 // What is finished has been counted, once.

@@ -7,21 +7,22 @@ import {
 import { ListQuery, NoContent } from '../../schemas/shapes.ts'
 import { transaction, type Db } from '../db/database.ts'
 import { actorOf } from '../http/actor.ts'
-import { principalOf, requireInside, requireScope } from '../http/access.ts'
-import { deprecatedFor } from '../http/deprecated.ts'
+import { principalOf, requireScope } from '../http/access.ts'
 import { readKeyCheck, refuseKeyCheck, warnOfIterations } from '../http/key-checks.ts'
+import { inProject, levelOf } from '../http/places.ts'
 import { chooseSlug, orSlugTaken, refuseReserved } from '../http/slugs.ts'
 import type { Domain } from '../http/types.ts'
 import { recordEvent } from '../repositories/audit.ts'
-import { findActiveKey } from '../repositories/encryption-keys.ts'
+import { activeKeyOf } from '../repositories/levels.ts'
 import { lockOrganization } from '../repositories/organizations.ts'
 import {
-  countProjects, createProject, deleteProject, findProject, listProjects, lockProject, updateProject, type KeyState
+  countProjects, createProject, deleteProject, findProject, listProjects, updateProject, type KeyState
 } from '../repositories/projects.ts'
 import { fail, refuse } from '../rules/errors.ts'
 import { pageMeta, pageOf } from '../rules/pagination.ts'
 import { handToClient, handToServer } from '../vault/custody.ts'
 import { makeServerKey, registerClientKey, storageKeyOf } from '../vault/keys.ts'
+import { refuseRevealing } from '../vault/proofs.ts'
 import { deleteLevel } from '../vault/removals.ts'
 import { changeKey } from '../vault/rotate.ts'
 import { holdCanary } from '../vault/master-keys.ts'
@@ -29,47 +30,38 @@ import { holdCanary } from '../vault/master-keys.ts'
 const toItem = (attributes: ProjectAttributes) => ({ type: 'projects' as const, id: attributes.ulid, attributes })
 
 export const projects: Domain = async (app) => {
-  for (const { path, old } of [{ path: '/:organization/projects', old: false }, { path: '/organizations/:organization/projects', old: true }]) {
-    app.get(path, {
-      config: { access: 'project:read' },
-      schema: {
-        operationId: old ? 'listProjectsLongPath' : 'listProjects',
-        tags: ['projects'],
-        summary: 'List projects',
-        deprecated: old,
-        params: OrganizationParams,
-        querystring: ListQuery,
-        response: { 200: Project.list }
-      },
-      ...(old && { preHandler: deprecatedFor('/api/v1/:organization/projects') }),
-      handler: async (request) => {
-        const { organization, slices } = principalOf(request)
-        const page = pageOf(request.query)
-        const { rows, total } = await listProjects(app.lists, organization.id, slices, page)
-        return { data: rows.map(toItem), meta: pageMeta(page, total, rows.length) }
-      }
-    })
-  }
+  app.get('/:organization/projects', {
+    config: { access: 'project:read', formerly: '/organizations/:organization/projects' },
+    schema: {
+      operationId: 'listProjects',
+      tags: ['projects'],
+      summary: 'List projects',
+      params: OrganizationParams,
+      querystring: ListQuery,
+      response: { 200: Project.list }
+    },
+    handler: async (request) => {
+      const { organization, slices } = principalOf(request)
+      const page = pageOf(request.query)
+      const { rows, total } = await listProjects(app.lists, organization.id, slices, page)
+      return { data: rows.map(toItem), meta: pageMeta(page, total, rows.length) }
+    }
+  })
 
-  for (const { path, old } of [{ path: '/:organization/:project', old: false }, { path: '/organizations/:organization/projects/:project', old: true }]) {
-    app.get(path, {
-      config: { access: 'project:read' },
-      schema: {
-        operationId: old ? 'getProjectLongPath' : 'getProject',
-        tags: ['projects'],
-        summary: 'Get a project',
-        deprecated: old,
-        params: ProjectParams,
-        response: { 200: Project.one }
-      },
-      ...(old && { preHandler: deprecatedFor('/api/v1/:organization/:project') }),
-      handler: async (request) => {
-        const project = await findProject(app.db, principalOf(request).organization.id, { slug: request.params.project }) ?? fail('not_found')
-        requireInside(request, { project_id: project.ulid })
-        return { data: toItem(project) }
-      }
-    })
-  }
+  app.get('/:organization/:project', {
+    config: { access: 'project:read', at: 'project', formerly: '/organizations/:organization/projects/:project' },
+    schema: {
+      operationId: 'getProject',
+      tags: ['projects'],
+      summary: 'Get a project',
+      params: ProjectParams,
+      response: { 200: Project.one }
+    },
+    handler: async (request) => {
+      const { organization_id, project: { id } } = levelOf(request)
+      return { data: toItem(await findProject(app.reads, organization_id, id) ?? fail('not_found')) }
+    }
+  })
 
   app.post('/:organization/projects', {
     config: { access: 'project:create', audit: 'project.create', errors: ['slug_taken', 'plan_limit_reached'] },
@@ -113,63 +105,61 @@ export const projects: Domain = async (app) => {
           history_policy: body.history_policy ?? 'keep'
         }, key)
         await recordEvent(db, actorOf(request), { action: 'project.create', resource_type: 'project', resource_id: id, details: { slug, encryption_type, iterations: key.iterations } })
-        return findProject(db, organization.id, { id })
+        return findProject(db, organization.id, id)
       }))
       return reply.code(201).send({ data: toItem(created!) })
     }
   })
 
-  for (const method of ['PUT', 'PATCH'] as const) {
-    app.route({
-      method,
-      url: '/:organization/:project',
-      config: {
-        access: 'project:update',
-        // To change who holds a key is as strong as to change the key.
-        mayNeed: ['key:rotate'],
-        limitOfEffect: 'key_custody',
-        audit: 'project.update',
-        errors: ['slug_taken', 'key_proof_mismatch', 'key_proof_reveals_key', 'content_not_decryptable', 'history_under_old_keys', 'rotation_in_progress', 'integrity_error']
-      },
-      schema: {
-        operationId: method === 'PUT' ? 'putProject' : 'updateProject',
-        tags: ['projects'],
-        summary: 'Change a project; what is left out stays. With storage_mode, the key gets another holder',
-        params: ProjectParams,
-        body: UpdateProjectBody,
-        response: { 200: Project.one }
-      },
-      handler: async (request, reply) => {
-        const { organization } = principalOf(request)
-        const { body, params } = request
-        refuseReserved('project', body.slug)
-        const handover = await prepareHandover(request, reply, body, params.project)
-        const change = async (db: Db, project: KeyState) => {
-          const { name, slug, description, secret_format, history_policy } = body
-          await handover?.make(db, project)
-          await updateProject(db, organization.id, project.id, { name, slug, description, secret_format, history_policy })
-          await recordEvent(db, actorOf(request), {
-            action: handover === undefined ? 'project.update' : 'key.change_custody',
-            resource_type: 'project',
-            resource_id: project.id,
-            details: { members: Object.keys(body).join(' '), ...handover?.details }
-          })
-          return findProject(db, organization.id, { id: project.id })
-        }
-        const updated = await orSlugTaken(() => handover === undefined
-          ? transaction(app.db, async (db) => {
-            const project = await lockProject(db, organization.id, { slug: params.project }) ?? fail('not_found')
-            requireInside(request, { project_id: project.id })
-            return change(db, project)
-          })
-          : changeKey(app, organization, handover.seen, change))
-        return { data: toItem(updated!) }
+  app.patch('/:organization/:project', {
+    config: {
+      access: 'project:update',
+      at: 'project',
+      brings: (request) => (request.body as UpdateProjectBody).storage_mode === undefined ? 'place' : 'key',
+      put: true,
+      // To change who holds a key is as strong as to change the key.
+      mayNeed: ['key:rotate'],
+      limitOfEffect: 'key_custody',
+      audit: 'project.update',
+      errors: [
+        'slug_taken', 'key_proof_mismatch', 'key_proof_reveals_key', 'content_not_decryptable', 'history_under_old_keys',
+        'rotation_in_progress'
+      ]
+    },
+    schema: {
+      operationId: 'updateProject',
+      tags: ['projects'],
+      summary: 'Change a project; what is left out stays. With storage_mode, the key gets another holder',
+      params: ProjectParams,
+      body: UpdateProjectBody,
+      response: { 200: Project.one }
+    },
+    handler: async (request, reply) => {
+      const { organization } = principalOf(request)
+      const { body } = request
+      refuseReserved('project', body.slug)
+      const handover = await prepareHandover(request, reply, body)
+      const change = async (db: Db, project: KeyState) => {
+        const { name, slug, description, secret_format, history_policy } = body
+        await handover?.make(db, project)
+        await updateProject(db, organization.id, project.id, { name, slug, description, secret_format, history_policy })
+        await recordEvent(db, actorOf(request), {
+          action: handover === undefined ? 'project.update' : 'key.change_custody',
+          resource_type: 'project',
+          resource_id: project.id,
+          details: { members: Object.keys(body).join(' '), ...handover?.details }
+        })
+        return findProject(db, organization.id, project.id)
       }
-    })
-  }
+      const updated = await orSlugTaken(() => handover === undefined
+        ? inProject(app, request, levelOf(request).project.id, change)
+        : changeKey(app, organization, handover.seen, change))
+      return { data: toItem(updated!) }
+    }
+  })
 
   app.delete('/:organization/:project', {
-    config: { access: 'project:delete', audit: ['project.delete', 'api-token.delete'] },
+    config: { access: 'project:delete', at: 'project', audit: ['project.delete', 'api-token.delete'] },
     schema: {
       operationId: 'deleteProject',
       tags: ['projects'],
@@ -178,12 +168,9 @@ export const projects: Domain = async (app) => {
       response: { 204: NoContent }
     },
     handler: async (request, reply) => {
-      const { organization } = principalOf(request)
-      await transaction(app.db, async (db) => {
-        const project = await lockProject(db, organization.id, { slug: request.params.project }) ?? fail('not_found')
-        requireInside(request, { project_id: project.id })
-        const event = { action: 'project.delete', resource_type: 'project', resource_id: project.id } as const
-        await deleteLevel(db, actorOf(request), { project_id: project.id }, event, () => deleteProject(db, organization.id, project.id))
+      await inProject(app, request, levelOf(request).project.id, async (db, { id, organization_id }) => {
+        const event = { action: 'project.delete', resource_type: 'project', resource_id: id } as const
+        await deleteLevel(db, actorOf(request), { project_id: id }, event, () => deleteProject(db, organization_id, id))
       })
       app.removals.wake()
       return reply.code(204).send(null)
@@ -191,7 +178,7 @@ export const projects: Domain = async (app) => {
   })
 
   // What a change of storage_mode needs is judged before the transaction begins: the derivations take their time.
-  async function prepareHandover (request: FastifyRequest, reply: FastifyReply, body: UpdateProjectBody, slug: string) {
+  async function prepareHandover (request: FastifyRequest, reply: FastifyReply, body: UpdateProjectBody) {
     const { organization } = principalOf(request)
     const { storage_mode } = body
     if (storage_mode !== 'server' && body.encryption_key !== undefined) refuse('encryption_key', 'Goes with a change of storage_mode to server only')
@@ -200,8 +187,7 @@ export const projects: Domain = async (app) => {
       if (body.key_proof !== undefined) refuse('key_proof', 'Goes with a change of storage_mode to client only')
     }
     if (storage_mode === undefined) return undefined
-    const key = await findActiveKey(app.db, organization.id, slug) ?? fail('not_found')
-    requireInside(request, key)
+    const key = activeKeyOf(levelOf(request))
     const seen = { id: key.project_id, version: key.version, managed: key.managed }
     if (storage_mode === key.managed) {
       if (body.encryption_key !== undefined) refuse('encryption_key', 'The server holds the key already; rotate it to change it')
@@ -220,8 +206,8 @@ export const projects: Domain = async (app) => {
     const keyCheck = readKeyCheck(body)
     await app.countEffect(request, reply)
     const handover = await handToClient(app.keyring, organization, key, keyCheck, body.key_proof)
-    if (handover.revealed && !app.config.allowRevealingKeyProof) fail('key_proof_reveals_key')
-    return { ...handover, seen, details: { ...details, ...(handover.revealed && { key_proof_reveals_key: true }) } }
+    const revealed = refuseRevealing(app.config, handover.revealed)
+    return { ...handover, seen, details: { ...details, ...(revealed && { key_proof_reveals_key: true }) } }
   }
 }
 

@@ -2,14 +2,11 @@ import { ulid } from 'ulidx'
 import { ProjectParams } from '../../schemas/projects.ts'
 import { ListQuery, NoContent } from '../../schemas/shapes.ts'
 import { CreateTargetBody, Target, TargetParams, UpdateTargetBody } from '../../schemas/targets.ts'
-import { transaction } from '../db/database.ts'
 import { actorOf } from '../http/actor.ts'
-import { principalOf, requireInside } from '../http/access.ts'
-import { deprecatedFor } from '../http/deprecated.ts'
+import { inLevel, levelOf } from '../http/places.ts'
 import { chooseSlug, orSlugTaken, refuseReserved } from '../http/slugs.ts'
 import type { Domain } from '../http/types.ts'
 import { recordEvent } from '../repositories/audit.ts'
-import { findProject, lockProject } from '../repositories/projects.ts'
 import { createTarget, deleteTarget, findTarget, listTargets, updateTarget, type TargetRow } from '../repositories/targets.ts'
 import { fail } from '../rules/errors.ts'
 import { pageMeta, pageOf } from '../rules/pagination.ts'
@@ -18,56 +15,41 @@ import { deleteLevel } from '../vault/removals.ts'
 const toItem = ({ id, ...attributes }: TargetRow) => ({ type: 'targets' as const, id, attributes })
 
 export const targets: Domain = async (app) => {
-  for (const { path, old } of [{ path: '/:organization/:project/targets', old: false }, { path: '/organizations/:organization/projects/:project/targets', old: true }]) {
-    app.get(path, {
-      config: { access: 'target:read' },
-      schema: {
-        operationId: old ? 'listTargetsLongPath' : 'listTargets',
-        tags: ['targets'],
-        summary: 'List targets of a project',
-        deprecated: old,
-        params: ProjectParams,
-        querystring: ListQuery,
-        response: { 200: Target.list }
-      },
-      ...(old && { preHandler: deprecatedFor('/api/v1/:organization/:project/targets') }),
-      handler: async (request) => {
-        const { organization } = principalOf(request)
-        const project = await findProject(app.lists, organization.id, { slug: request.params.project }) ?? fail('not_found')
-        requireInside(request, { project_id: project.ulid })
-        const page = pageOf(request.query)
-        const { rows, total } = await listTargets(app.lists, organization.id, project.ulid, page)
-        return { data: rows.map(toItem), meta: pageMeta(page, total, rows.length) }
-      }
-    })
-  }
+  app.get('/:organization/:project/targets', {
+    config: { access: 'target:read', at: 'project', formerly: '/organizations/:organization/projects/:project/targets' },
+    schema: {
+      operationId: 'listTargets',
+      tags: ['targets'],
+      summary: 'List targets of a project',
+      params: ProjectParams,
+      querystring: ListQuery,
+      response: { 200: Target.list }
+    },
+    handler: async (request) => {
+      const { organization_id, project } = levelOf(request)
+      const page = pageOf(request.query)
+      const { rows, total } = await listTargets(app.lists, organization_id, project.id, page)
+      return { data: rows.map(toItem), meta: pageMeta(page, total, rows.length) }
+    }
+  })
 
-  for (const { path, old } of [
-    { path: '/:organization/:project/:target', old: false },
-    { path: '/organizations/:organization/projects/:project/targets/:target', old: true }
-  ]) {
-    app.get(path, {
-      config: { access: 'target:read' },
-      schema: {
-        operationId: old ? 'getTargetLongPath' : 'getTarget',
-        tags: ['targets'],
-        summary: 'Get a target',
-        deprecated: old,
-        params: TargetParams,
-        response: { 200: Target.one }
-      },
-      ...(old && { preHandler: deprecatedFor('/api/v1/:organization/:project/:target') }),
-      handler: async (request) => {
-        const { project, target } = request.params
-        const row = await findTarget(app.db, principalOf(request).organization.id, project, target) ?? fail('not_found')
-        requireInside(request, { project_id: row.project_id, target_id: row.id })
-        return { data: toItem(row) }
-      }
-    })
-  }
+  app.get('/:organization/:project/:target', {
+    config: { access: 'target:read', at: 'target', formerly: '/organizations/:organization/projects/:project/targets/:target' },
+    schema: {
+      operationId: 'getTarget',
+      tags: ['targets'],
+      summary: 'Get a target',
+      params: TargetParams,
+      response: { 200: Target.one }
+    },
+    handler: async (request) => {
+      const { organization_id, level_id } = levelOf(request)
+      return { data: toItem(await findTarget(app.reads, organization_id, level_id) ?? fail('not_found')) }
+    }
+  })
 
   app.post('/:organization/:project/targets', {
-    config: { access: 'target:create', audit: 'target.create', errors: ['slug_taken'] },
+    config: { access: 'target:create', at: 'project', audit: 'target.create', errors: ['slug_taken'] },
     schema: {
       operationId: 'createTarget',
       tags: ['targets'],
@@ -77,55 +59,45 @@ export const targets: Domain = async (app) => {
       response: { 201: Target.one }
     },
     handler: async (request, reply) => {
-      const { organization } = principalOf(request)
-      const { body, params } = request
+      const { body } = request
       refuseReserved('target', body.slug)
-      const created = await orSlugTaken(() => transaction(app.db, async (db) => {
-        const project = await lockProject(db, organization.id, { slug: params.project }) ?? fail('not_found')
-        requireInside(request, { project_id: project.id })
-        const slug = await chooseSlug(db, 'target', { organization_id: organization.id, project_id: project.id }, body)
+      const created = await orSlugTaken(() => inLevel(app, request, async (db, { organization_id, project }) => {
+        const slug = await chooseSlug(db, 'target', { organization_id, project_id: project.id }, body)
         const id = ulid()
-        await createTarget(db, { id, organization_id: organization.id, project_id: project.id, name: body.name, slug, description: body.description ?? null })
+        await createTarget(db, { id, organization_id, project_id: project.id, name: body.name, slug, description: body.description ?? null })
         await recordEvent(db, actorOf(request), { action: 'target.create', resource_type: 'target', resource_id: id, details: { slug } })
-        return findTarget(db, organization.id, params.project, slug)
+        return findTarget(db, organization_id, id)
       }))
       return reply.code(201).send({ data: toItem(created!) })
     }
   })
 
-  for (const method of ['PUT', 'PATCH'] as const) {
-    app.route({
-      method,
-      url: '/:organization/:project/:target',
-      config: { access: 'target:update', audit: 'target.update', errors: ['slug_taken'] },
-      schema: {
-        operationId: method === 'PUT' ? 'putTarget' : 'updateTarget',
-        tags: ['targets'],
-        summary: 'Change a target; what is left out stays',
-        params: TargetParams,
-        body: UpdateTargetBody,
-        response: { 200: Target.one }
-      },
-      handler: async (request) => {
-        const { organization } = principalOf(request)
-        const { body, params } = request
-        refuseReserved('target', body.slug)
-        const updated = await orSlugTaken(() => transaction(app.db, async (db) => {
-          await lockProject(db, organization.id, { slug: params.project })
-          const target = await findTarget(db, organization.id, params.project, params.target) ?? fail('not_found')
-          requireInside(request, { project_id: target.project_id, target_id: target.id })
-          const { name, slug, description } = body
-          await updateTarget(db, organization.id, target.id, { name, slug, description })
-          await recordEvent(db, actorOf(request), { action: 'target.update', resource_type: 'target', resource_id: target.id, details: { members: Object.keys(body).join(' ') } })
-          return findTarget(db, organization.id, params.project, slug ?? params.target)
-        }))
-        return { data: toItem(updated!) }
-      }
-    })
-  }
+  app.patch('/:organization/:project/:target', {
+    config: { access: 'target:update', at: 'target', put: true, audit: 'target.update', errors: ['slug_taken'] },
+    schema: {
+      operationId: 'updateTarget',
+      tags: ['targets'],
+      summary: 'Change a target; what is left out stays',
+      params: TargetParams,
+      body: UpdateTargetBody,
+      response: { 200: Target.one }
+    },
+    handler: async (request) => {
+      const { body } = request
+      refuseReserved('target', body.slug)
+      const updated = await orSlugTaken(() => inLevel(app, request, async (db, { organization_id, level_id: id }) => {
+        const { name, slug, description } = body
+        await updateTarget(db, organization_id, id, { name, slug, description })
+        const details = { members: Object.keys(body).join(' ') }
+        await recordEvent(db, actorOf(request), { action: 'target.update', resource_type: 'target', resource_id: id, details })
+        return findTarget(db, organization_id, id)
+      }))
+      return { data: toItem(updated!) }
+    }
+  })
 
   app.delete('/:organization/:project/:target', {
-    config: { access: 'target:delete', audit: ['target.delete', 'api-token.delete'] },
+    config: { access: 'target:delete', at: 'target', audit: ['target.delete', 'api-token.delete'] },
     schema: {
       operationId: 'deleteTarget',
       tags: ['targets'],
@@ -134,14 +106,10 @@ export const targets: Domain = async (app) => {
       response: { 204: NoContent }
     },
     handler: async (request, reply) => {
-      const { organization } = principalOf(request)
-      const { project, target } = request.params
-      await transaction(app.db, async (db) => {
-        await lockProject(db, organization.id, { slug: project })
-        const row = await findTarget(db, organization.id, project, target) ?? fail('not_found')
-        requireInside(request, { project_id: row.project_id, target_id: row.id })
-        const event = { action: 'target.delete', resource_type: 'target', resource_id: row.id } as const
-        await deleteLevel(db, actorOf(request), { target_id: row.id }, event, () => deleteTarget(db, organization.id, row))
+      await inLevel(app, request, async (db, { organization_id, target }) => {
+        const event = { action: 'target.delete', resource_type: 'target', resource_id: target!.id } as const
+        const below = { target_id: target!.id }
+        await deleteLevel(db, actorOf(request), below, event, () => deleteTarget(db, organization_id, target!))
       })
       app.removals.wake()
       return reply.code(204).send(null)

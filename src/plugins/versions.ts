@@ -1,30 +1,28 @@
 import type { FastifyRequest } from 'fastify'
-import type { KeyObject } from 'node:crypto'
 import type { ErrorCode } from '../../schemas/errors.ts'
 import { OrganizationParams } from '../../schemas/organizations.ts'
+import type { LevelNames } from '../../schemas/secrets.ts'
 import { NoContent, PAGE_SIZE } from '../../schemas/shapes.ts'
 import {
   DeleteVersionBody, DeleteVersionQuery, ListVersionsBody, PurgeAnswer, PurgeBody, RestoreAnswer, RestoreBody,
-  VersionAnswer, VersionPage, VersionParams, type RestoreBody as Restore, type Version
+  VersionAnswer, VersionPage, VersionParams, type Version
 } from '../../schemas/versions.ts'
-import { isBlobText, openBlob, sealBlob } from '../crypto/blob.ts'
-import { transaction, type Db } from '../db/database.ts'
+import type { Db } from '../db/database.ts'
 import { actorOf } from '../http/actor.ts'
-import { principalOf, requireInside } from '../http/access.ts'
+import { principalOf } from '../http/access.ts'
+import { inLevel, inProject, levelOf, namesOf, requireInside } from '../http/places.ts'
 import type { Domain } from '../http/types.ts'
 import { recordEvent } from '../repositories/audit.ts'
-import { lockProject } from '../repositories/projects.ts'
+import { findLevelOfSecret, ownSecret } from '../repositories/levels.ts'
 import { purgeHistories } from '../repositories/removals.ts'
-import { findLevel, findLevelOfSecret, ownSecret, placeOf, type LevelState } from '../repositories/secrets.ts'
 import { deleteVersion, findVersion, listVersions, type FullVersion, type VersionRow } from '../repositories/versions.ts'
 import { fail, refuse } from '../rules/errors.ts'
 import { parseId } from '../rules/ids.ts'
 import { pageMeta } from '../rules/pagination.ts'
-import { planRestore } from '../rules/restore.ts'
+import { acceptRestored } from '../vault/accept.ts'
 import { describeKey } from '../vault/descriptors.ts'
 import { openVersion } from '../vault/documents.ts'
-import { dataKeyOf, storageKeyOf } from '../vault/keys.ts'
-import { judgeProof, revealsKey } from '../vault/proofs.ts'
+import { storageKeyOf } from '../vault/keys.ts'
 import { removeSome } from '../vault/removals.ts'
 import { writeLevel } from '../vault/write.ts'
 
@@ -32,7 +30,7 @@ const RESTORE_ERRORS = ['version_locked', 'content_required_for_old_key', 'key_p
 
 export const versions: Domain = async (app) => {
   app.post('/:organization/secrets/versions', {
-    config: { access: 'secret:history', audit: 'none', errors: ['integrity_error'] },
+    config: { access: 'secret:history', at: ({ body }) => body as LevelNames, brings: 'revisions', audit: 'none' },
     schema: {
       operationId: 'listVersions',
       tags: ['versions'],
@@ -43,9 +41,8 @@ export const versions: Domain = async (app) => {
     },
     handler: async (request) => {
       const { organization } = principalOf(request)
-      const { page = 1, per_page = PAGE_SIZE.default, ...names } = request.body
-      const state = await findLevel(app.reads, organization.id, names) ?? fail('not_found')
-      requireInside(request, placeOf(state))
+      const { page = 1, per_page = PAGE_SIZE.default } = request.body
+      const state = levelOf(request)
       const secret = ownSecret(state)
       const rows = secret === undefined ? [] : await listVersions(app.lists, state, secret, organization.plan.retention_days, { page, per_page })
       return { data: rows.map(toItem), meta: pageMeta({ page, per_page }, secret?.version_count ?? 0, rows.length) }
@@ -90,7 +87,7 @@ export const versions: Domain = async (app) => {
         return findLevelOfSecret(app.reads, organization.id, found.secret.id)
       }
       const written = await writeLevel(app, organization, actorOf(request), find, (state) => {
-        const { blob, revealed } = restoredContent(request, state, found, request.body)
+        const { blob, revealed } = acceptRestored(app, storageKeyOf(app.keyring, organization), state, found, request.body)
         return { blob, record: { action: 'restore', blob, restored_from: found.version.id }, event: 'secret.restore', revealed }
       })
       const id = String(found.version.id)
@@ -117,8 +114,7 @@ export const versions: Domain = async (app) => {
       const force = request.query.force === true || request.body.force === true
       const found = await findOwnVersion(request, request.params.version, app.db)
       const { id, key_version } = found.version
-      await transaction(app.db, async (db) => {
-        await lockProject(db, organization.id, { id: found.secret.project_id })
+      await inProject(app, request, found.secret.project_id, async (db) => {
         const outcome = await deleteVersion(db, organization.id, id, force)
         if (outcome === 'missing') fail('not_found')
         if (outcome === 'protected') fail('version_protected')
@@ -129,7 +125,14 @@ export const versions: Domain = async (app) => {
   })
 
   app.post('/:organization/secrets/versions/purge', {
-    config: { access: 'secret:purge', audit: 'version.purge', errors: ['confirmation_required', 'integrity_error'] },
+    config: {
+      access: 'secret:purge',
+      judge: ({ body }) => requireLevel(body as PurgeBody),
+      at: ({ body }) => namesOf(body as PurgeBody),
+      brings: 'revisions',
+      audit: 'version.purge',
+      errors: ['confirmation_required']
+    },
     schema: {
       operationId: 'purgeVersions',
       tags: ['versions'],
@@ -145,21 +148,16 @@ export const versions: Domain = async (app) => {
     },
     handler: async (request) => {
       const { organization } = principalOf(request)
-      const { project, target, environment, scope = 'level' } = request.body
-      if (scope === 'level' && target === undefined) refuse('target', 'Required with scope level')
-      if (scope === 'level' && environment === undefined) refuse('environment', 'Required with scope level')
-      if (environment !== undefined && target === undefined) refuse('target', 'Required with environment')
-      const purged_count = await transaction(app.db, async (db) => {
-        await lockProject(db, organization.id, { slug: project })
-        const state = await findLevel(db, organization.id, { project, target, environment }) ?? fail('not_found')
-        requireInside(request, scope === 'level' ? placeOf(state) : { project_id: state.project.id })
+      const { scope = 'level' } = request.body
+      const { project } = levelOf(request)
+      if (scope === 'project') requireInside(request, { project_id: project.id })
+      const purged_count = await inLevel(app, request, async (db, state) => {
         const secret = ownSecret(state)
-        const below = scope === 'project' ? { project_id: state.project.id } : secret && { secret_id: secret.id }
+        const below = scope === 'project' ? { project_id: project.id } : secret && { secret_id: secret.id }
         const count = below === undefined ? 0 : await purgeHistories(db, organization.id, below)
         await removeSome(db, organization.id)
-        await recordEvent(db, actorOf(request), {
-          action: 'version.purge', resource_type: scope, resource_id: scope === 'level' ? state.level_id : state.project.id, details: { purged_count: count }
-        })
+        const resource_id = scope === 'project' ? project.id : state.level_id
+        await recordEvent(db, actorOf(request), { action: 'version.purge', resource_type: scope, resource_id, details: { purged_count: count } })
         return count
       })
       app.removals.wake()
@@ -183,36 +181,11 @@ export const versions: Domain = async (app) => {
     }
     return found
   }
-
-  function restoredContent (request: FastifyRequest, state: LevelState, found: FullVersion, { content, key_proof }: Restore): { blob: string, revealed: boolean } {
-    const { organization } = principalOf(request)
-    const managed = state.project.encryption_type
-    const plan = planRestore({
-      managed,
-      underActiveKey: found.version.key_version === state.project.key_version,
-      heldBy: found.key.managed,
-      content: content !== undefined,
-      proof: managed === 'client' ? judgeProof(app.keyring, state.key, key_proof) : 'absent'
-    })
-    if (plan === 'content_required_for_old_key' || plan === 'key_proof_mismatch') return fail(plan)
-    if (plan === 'as_sent') {
-      if (!isBlobText(content!)) refuse('content', 'Expected base64 of 28 bytes to 1 MiB')
-      if (managed === 'server') return { blob: readable(dataKeyOf(app.keyring, state.key), content!).blob, revealed: false }
-      const revealed = revealsKey(key_proof, content!)
-      if (revealed && !app.config.allowRevealingKeyProof) fail('key_proof_reveals_key')
-      return { blob: content!, revealed }
-    }
-    const stored = openVersion(storageKeyOf(app.keyring, organization), organization.id, found)
-    if (managed === 'client') return { blob: stored, revealed: false }
-    // A client that held the key may have stored what nobody can open.
-    const { blob, plain } = readable(dataKeyOf(app.keyring, plan === 'as_stored' ? state.key : found.key), stored)
-    return { blob: plan === 'as_stored' ? blob : sealBlob(dataKeyOf(app.keyring, state.key), plain), revealed: false }
-  }
 }
 
-// What a server-managed project stores can always be read back.
-function readable (dataKey: KeyObject, blob: string): { blob: string, plain: Buffer } {
-  return { blob, plain: openBlob(dataKey, blob) ?? fail('content_not_decryptable') }
+function requireLevel ({ target, environment, scope = 'level' }: PurgeBody) {
+  if (scope === 'level' && target === undefined) refuse('target', 'Required with scope level')
+  if (scope === 'level' && environment === undefined) refuse('environment', 'Required with scope level')
 }
 
 function toItem (row: VersionRow): Version {

@@ -1,8 +1,7 @@
 import { and, desc, eq, isNotNull, isNull, lte, sql } from 'drizzle-orm'
 import type { Managed } from '../../schemas/projects.ts'
-import { authenticatedColumns } from '../db/authenticated.ts'
-import { updateAuthentic, verifies, type Db } from '../db/database.ts'
-import { encryption_keys, keyColumns, keyIsNewest, projects } from '../db/tables.ts'
+import { updateAuthentic, type Db } from '../db/database.ts'
+import { encryption_keys, keyColumns, projects } from '../db/tables.ts'
 import { fail } from '../rules/errors.ts'
 import { offsetOf, type PageRequest } from '../rules/pagination.ts'
 import type { KeyState, NewKey } from './projects.ts'
@@ -24,18 +23,8 @@ export interface KeyRow {
   rotated_at: Date | null
 }
 
-const ofProject = (organizationId: string, slug: string) => and(eq(projects.organization_id, organizationId), eq(projects.slug, slug))
-
-const itsProject = and(eq(projects.organization_id, encryption_keys.organization_id), eq(projects.id, encryption_keys.project_id))
 const keysOf = ({ organization_id, id }: Pick<KeyState, 'organization_id' | 'id'>) =>
   and(eq(encryption_keys.organization_id, organization_id), eq(encryption_keys.project_id, id))
-
-export async function findActiveKey (db: Db, organizationId: string, project: string): Promise<KeyRow | undefined> {
-  const [row] = await db.select({ key: keyColumns, key_is_newest: keyIsNewest, project: authenticatedColumns('projects') }).from(encryption_keys).innerJoin(projects, itsProject)
-    .where(and(ofProject(organizationId, project), eq(encryption_keys.is_active, true)))
-  if (row !== undefined && (!row.key_is_newest || !verifies(db, 'projects', row.project))) fail('integrity_error')
-  return row?.key
-}
 
 /** The active key of a locked project. */
 export async function findActiveKeyOf (db: Db, project: KeyState): Promise<KeyRow> {

@@ -1,41 +1,36 @@
-import { and, asc, eq, sql } from 'drizzle-orm'
+import { and, eq, sql } from 'drizzle-orm'
 import type { EnvironmentAttributes } from '../../schemas/environments.ts'
-import { authenticatedColumns } from '../db/authenticated.ts'
-import { macOf, updateAuthentic, verifies, type Db } from '../db/database.ts'
-import { environments, project_counts, projects, targets } from '../db/tables.ts'
+import { macOf, preparedSql, updateAuthentic, withMoments, type Db, type Raw } from '../db/database.ts'
+import { environments, project_counts, targets } from '../db/tables.ts'
 import { fail } from '../rules/errors.ts'
-import { offsetOf, type PageRequest } from '../rules/pagination.ts'
+import { readPage, type PageRequest } from '../rules/pagination.ts'
 
-const columns = {
-  id: environments.id,
-  project_id: environments.project_id,
-  target_id: environments.target_id,
-  name: environments.name,
-  slug: environments.slug,
-  description: environments.description,
-  status: environments.status,
-  is_production: environments.is_production,
-  created_at: environments.created_at,
-  updated_at: environments.updated_at
-}
 export type EnvironmentRow = EnvironmentAttributes & { id: string }
+type Row = Raw<EnvironmentRow>
 
-export async function findEnvironment (db: Db, organizationId: string, project: string, target: string, slug: string): Promise<EnvironmentRow | undefined> {
-  const rows = { row: authenticatedColumns('environments'), target: authenticatedColumns('targets'), project: authenticatedColumns('projects') }
-  const [found] = await db.select({ environment: columns, ...rows }).from(environments)
-    .innerJoin(targets, and(eq(targets.organization_id, environments.organization_id), eq(targets.id, environments.target_id)))
-    .innerJoin(projects, and(eq(projects.organization_id, environments.organization_id), eq(projects.id, environments.project_id)))
-    .where(and(eq(projects.organization_id, organizationId), eq(projects.slug, project), eq(targets.slug, target), eq(environments.slug, slug)))
-  const isRight = found === undefined || (verifies(db, 'environments', found.row) && verifies(db, 'targets', found.target) && verifies(db, 'projects', found.project))
-  return isRight ? found?.environment : fail('integrity_error')
+const columns = sql`e.id, e.project_id, e.target_id, e.name, e.slug, e.description, e.status, e.is_production, e.created_at, e.updated_at`
+
+const byId = preparedSql<Row, { organization_id: string, id: string }>('environment', ($) => sql`
+  SELECT ${columns} FROM environments e WHERE e.organization_id = ${$('organization_id')}::char(26) AND e.id = ${$('id')}::char(26)`)
+
+/** An environment, as everybody sees it, whose row was judged when its level was looked up. */
+export async function findEnvironment (db: Db, organizationId: string, id: string): Promise<EnvironmentRow | undefined> {
+  const [row] = await byId(db, { organization_id: organizationId, id })
+  return row && withMoments(row)
 }
 
+const inTarget = preparedSql<Row & { total: number }, Record<string, unknown>>('environments', ($) => sql`
+  SELECT t.environment_count AS total, ${columns}
+  FROM environments e JOIN targets t ON t.organization_id = e.organization_id AND t.id = e.target_id
+  WHERE e.organization_id = ${$('organization_id')}::char(26) AND e.target_id = ${$('target_id')}::char(26)
+  ORDER BY e.slug LIMIT ${$('limit')}::int OFFSET ${$('offset')}::bigint`)
+
+/** Environments of a target by slug. */
 export async function listEnvironments (
-  db: Db, organizationId: string, target: { id: string, environment_count: number }, page: PageRequest
+  db: Db, organization_id: string, target_id: string, page: PageRequest
 ): Promise<{ rows: EnvironmentRow[], total: number }> {
-  const own = and(eq(environments.organization_id, organizationId), eq(environments.target_id, target.id))
-  const rows = await db.select(columns).from(environments).where(own).orderBy(asc(environments.slug)).limit(page.per_page).offset(offsetOf(page))
-  return { rows, total: target.environment_count }
+  const { rows, total } = await readPage(page, (part) => inTarget(db, { organization_id, target_id, ...part }))
+  return { rows: rows.map(withMoments), total }
 }
 
 export interface NewEnvironment {
@@ -65,7 +60,7 @@ export async function updateEnvironment (db: Db, organizationId: string, id: str
 }
 
 /** Deletes an environment with its document, whose history was removed before. The caller holds the project's row. */
-export async function deleteEnvironment (db: Db, organizationId: string, row: EnvironmentRow, documents: number): Promise<void> {
+export async function deleteEnvironment (db: Db, organizationId: string, row: Pick<NewEnvironment, 'id' | 'project_id' | 'target_id'>, documents: number): Promise<void> {
   await db.delete(environments).where(and(eq(environments.organization_id, organizationId), eq(environments.id, row.id)))
   await countEnvironments(db, { ...row, organization_id: organizationId }, -1, -documents)
 }

@@ -1,53 +1,53 @@
-import { and, asc, eq, inArray, sql } from 'drizzle-orm'
+import { and, eq, sql, type SQL } from 'drizzle-orm'
 import type { HistoryPolicy, Managed, ProjectAttributes, SecretFormat } from '../../schemas/projects.ts'
 import { authenticatedColumns } from '../db/authenticated.ts'
-import { macOf, updateAuthentic, verifies, type Authenticated, type Db } from '../db/database.ts'
+import {
+  isOneOf, macOf, preparedSql, updateAuthentic, verifies, withMoments, type Authenticated, type Db, type Raw, type Value
+} from '../db/database.ts'
 import { encryption_keys, environments, project_counts, projects, targets } from '../db/tables.ts'
 import { fail } from '../rules/errors.ts'
-import { offsetOf, type PageRequest } from '../rules/pagination.ts'
+import { readPage, type PageRequest } from '../rules/pagination.ts'
 import type { Slice } from '../rules/slices.ts'
 import type { KeyRow } from './encryption-keys.ts'
 
-const attributes = {
-  ulid: projects.id,
-  organization_id: projects.organization_id,
-  name: projects.name,
-  slug: projects.slug,
-  description: projects.description,
-  secret_format: projects.secret_format,
-  encryption_type: projects.encryption_type,
-  history_policy: projects.history_policy,
-  secret_count: project_counts.secret_count,
-  environment_count: project_counts.environment_count,
-  target_count: project_counts.target_count,
-  created_at: projects.created_at,
-  updated_at: projects.updated_at
-}
-
-const oneOf = (organizationId: string, by: { slug: string } | { id: string }) =>
-  and(eq(projects.organization_id, organizationId), 'id' in by ? eq(projects.id, by.id) : eq(projects.slug, by.slug))
-
-const itsCounts = and(eq(project_counts.organization_id, projects.organization_id), eq(project_counts.project_id, projects.id))
-
-const withPresence = (row: Omit<ProjectAttributes, 'has_secrets'>): ProjectAttributes => ({ ...row, has_secrets: row.secret_count > 0 })
+const oneOf = (organizationId: string, id: string) => and(eq(projects.organization_id, organizationId), eq(projects.id, id))
 
 export async function countProjects (db: Db, organizationId: string): Promise<number> {
   return db.$count(projects, eq(projects.organization_id, organizationId))
 }
 
-export async function findProject (db: Db, organizationId: string, by: { slug: string } | { id: string }): Promise<ProjectAttributes | undefined> {
-  const [found] = await db.select({ project: attributes, row: authenticatedColumns('projects') }).from(projects)
-    .innerJoin(project_counts, itsCounts).where(oneOf(organizationId, by))
-  return found && requireAuthentic(db, found.row) && withPresence(found.project)
+const columns = sql`p.id AS ulid, p.organization_id, p.name, p.slug, p.description, p.secret_format, p.encryption_type,
+  p.history_policy, c.secret_count, c.environment_count, c.target_count, p.created_at, p.updated_at
+  FROM projects p JOIN project_counts c ON c.organization_id = p.organization_id AND c.project_id = p.id`
+
+type Row = Raw<Omit<ProjectAttributes, 'has_secrets'>>
+
+const toAttributes = (row: Row): ProjectAttributes => ({ ...withMoments(row), has_secrets: row.secret_count > 0 })
+
+const byId = preparedSql<Row, { organization_id: string, id: string }>('project', ($) => sql`
+  SELECT ${columns} WHERE p.organization_id = ${$('organization_id')}::char(26) AND p.id = ${$('id')}::char(26)`)
+
+/** A project, as everybody sees it, whose row was judged when its level was looked up. */
+export async function findProject (db: Db, organizationId: string, id: string): Promise<ProjectAttributes | undefined> {
+  const [row] = await byId(db, { organization_id: organizationId, id })
+  return row && toAttributes(row)
 }
 
+const listed = (name: string, which: (value: Value) => SQL) => preparedSql<Row & { total: number }, Record<string, unknown>>(name, ($) => sql`
+  SELECT (SELECT count(*)::int FROM projects p WHERE p.organization_id = ${$('organization_id')}::char(26)${which($)}) AS total, ${columns}
+  WHERE p.organization_id = ${$('organization_id')}::char(26)${which($)} ORDER BY p.slug LIMIT ${$('limit')}::int OFFSET ${$('offset')}::bigint`)
+const all = listed('projects', () => sql``)
+const some = listed('projects_of_slices', ($) => sql` AND p.id IN (SELECT value::char(26) FROM jsonb_array_elements_text(${$('ids')}::jsonb))`)
+
 /** Projects of the organization by slug; with slices, only those that a slice covers whole. */
-export async function listProjects (db: Db, organizationId: string, slices: readonly Slice[], page: PageRequest): Promise<{ rows: ProjectAttributes[], total: number }> {
-  const whole = slices.filter(({ target_id }) => target_id === null).map(({ project_id }) => project_id)
-  const visible = and(eq(projects.organization_id, organizationId), slices.length === 0 ? undefined : inArray(projects.id, whole))
-  const rows = await db.select(attributes).from(projects).innerJoin(project_counts, itsCounts).where(visible)
-    .orderBy(asc(projects.slug)).limit(page.per_page).offset(offsetOf(page))
-  return { rows: rows.map(withPresence), total: await db.$count(projects, visible) }
+export async function listProjects (
+  db: Db, organization_id: string, slices: readonly Slice[], page: PageRequest
+): Promise<{ rows: ProjectAttributes[], total: number }> {
+  const ids = slices.filter(({ target_id }) => target_id === null).map(({ project_id }) => project_id)
+  const { rows, total } = await readPage(page, (part) => slices.length === 0
+    ? all(db, { organization_id, ...part })
+    : some(db, { organization_id, ids: JSON.stringify(ids), ...part }))
+  return { rows: rows.map(toAttributes), total }
 }
 
 /** A key to be stored: what its owner derives, wrapped. */
@@ -75,7 +75,7 @@ export async function createProject (db: Db, project: NewProject, key: NewKey): 
 export type ProjectChanges = Partial<Pick<NewProject, 'name' | 'slug' | 'description' | 'secret_format' | 'history_policy'>>
 
 export async function updateProject (db: Db, organizationId: string, id: string, { name, description, ...changes }: ProjectChanges): Promise<void> {
-  await updateAuthentic(db, 'projects', oneOf(organizationId, { id }), changes, { name, description, updated_at: sql`now()` }) ?? fail('integrity_error')
+  await updateAuthentic(db, 'projects', oneOf(organizationId, id), changes, { name, description, updated_at: sql`now()` }) ?? fail('integrity_error')
 }
 
 /** A project as far as its key goes. */
@@ -86,25 +86,20 @@ function requireAuthentic (db: Db, row: Authenticated<'projects'>): true {
   return verifies(db, 'projects', row) || fail('integrity_error')
 }
 
-export async function findKeyState (db: Db, organizationId: string, slug: string): Promise<KeyState | undefined> {
-  const [row] = await db.select(authenticatedColumns('projects')).from(projects).where(oneOf(organizationId, { slug }))
-  return row && requireAuthentic(db, row) && row
-}
-
 /**
  * Takes the project's row until the end of the transaction. `update`: rotation, purge, change of custody and deletes
  * exclude every write below it. `share`: no rotation comes between.
  */
 export async function lockProject (
-  db: Db, organizationId: string, by: { slug: string } | { id: string }, strength: 'update' | 'share' = 'update'
+  db: Db, organizationId: string, { id }: { id: string }, strength: 'update' | 'share' = 'update'
 ): Promise<KeyState | undefined> {
-  const [row] = await db.select(authenticatedColumns('projects')).from(projects).where(oneOf(organizationId, by)).for(strength)
+  const [row] = await db.select(authenticatedColumns('projects')).from(projects).where(oneOf(organizationId, id)).for(strength)
   return row && requireAuthentic(db, row) && row
 }
 
 /** Deletes a project with everything below it; the histories of its documents were removed before. */
 export async function deleteProject (db: Db, organizationId: string, id: string): Promise<void> {
-  await db.delete(projects).where(oneOf(organizationId, { id }))
+  await db.delete(projects).where(oneOf(organizationId, id))
 }
 
 /** Those of the slugs that siblings have. */
@@ -115,6 +110,6 @@ export async function listTakenSlugs (
     ? [environments, eq(environments.target_id, among.target_id)] as const
     : among.project_id !== undefined ? [targets, eq(targets.project_id, among.project_id)] as const : [projects, undefined] as const
   const rows = await db.select({ slug: table.slug })
-    .from(table).where(and(eq(table.organization_id, organization_id), parent, inArray(table.slug, [...slugs])))
+    .from(table).where(and(eq(table.organization_id, organization_id), parent, isOneOf(table.slug, slugs)))
   return new Set(rows.map((row) => row.slug))
 }

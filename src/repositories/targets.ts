@@ -1,38 +1,36 @@
-import { and, asc, eq, sql } from 'drizzle-orm'
+import { and, eq, sql } from 'drizzle-orm'
 import type { TargetAttributes } from '../../schemas/targets.ts'
-import { authenticatedColumns } from '../db/authenticated.ts'
-import { macOf, updateAuthentic, verifies, type Db } from '../db/database.ts'
-import { project_counts, projects, targets } from '../db/tables.ts'
+import { macOf, preparedSql, updateAuthentic, withMoments, type Db, type Raw } from '../db/database.ts'
+import { project_counts, targets } from '../db/tables.ts'
 import { fail } from '../rules/errors.ts'
-import { offsetOf, type PageRequest } from '../rules/pagination.ts'
+import { readPage, type PageRequest } from '../rules/pagination.ts'
 
-const columns = {
-  id: targets.id,
-  project_id: targets.project_id,
-  name: targets.name,
-  slug: targets.slug,
-  description: targets.description,
-  environment_count: targets.environment_count,
-  secret_count: targets.secret_count,
-  created_at: targets.created_at,
-  updated_at: targets.updated_at
-}
 export type TargetRow = TargetAttributes & { id: string }
+type Row = Raw<TargetRow>
 
-export async function findTarget (db: Db, organizationId: string, project: string, slug: string): Promise<TargetRow | undefined> {
-  const [found] = await db.select({ target: columns, row: authenticatedColumns('targets'), project: authenticatedColumns('projects') }).from(targets)
-    .innerJoin(projects, and(eq(projects.organization_id, targets.organization_id), eq(projects.id, targets.project_id)))
-    .where(and(eq(projects.organization_id, organizationId), eq(projects.slug, project), eq(targets.slug, slug)))
-  if (found !== undefined && !(verifies(db, 'targets', found.row) && verifies(db, 'projects', found.project))) fail('integrity_error')
-  return found?.target
+const columns = sql`t.id, t.project_id, t.name, t.slug, t.description, t.environment_count, t.secret_count, t.created_at, t.updated_at`
+
+const byId = preparedSql<Row, { organization_id: string, id: string }>('target', ($) => sql`
+  SELECT ${columns} FROM targets t WHERE t.organization_id = ${$('organization_id')}::char(26) AND t.id = ${$('id')}::char(26)`)
+
+/** A target, as everybody sees it, whose row was judged when its level was looked up. */
+export async function findTarget (db: Db, organizationId: string, id: string): Promise<TargetRow | undefined> {
+  const [row] = await byId(db, { organization_id: organizationId, id })
+  return row && withMoments(row)
 }
 
-export async function listTargets (db: Db, organizationId: string, projectId: string, page: PageRequest): Promise<{ rows: TargetRow[], total: number }> {
-  const own = and(eq(targets.organization_id, organizationId), eq(targets.project_id, projectId))
-  const rows = await db.select(columns).from(targets).where(own).orderBy(asc(targets.slug)).limit(page.per_page).offset(offsetOf(page))
-  const [counts] = await db.select({ total: project_counts.target_count }).from(project_counts)
-    .where(and(eq(project_counts.organization_id, organizationId), eq(project_counts.project_id, projectId)))
-  return { rows, total: counts?.total ?? 0 }
+const inProject = preparedSql<Row & { total: number }, Record<string, unknown>>('targets', ($) => sql`
+  SELECT c.target_count AS total, ${columns}
+  FROM targets t JOIN project_counts c ON c.organization_id = t.organization_id AND c.project_id = t.project_id
+  WHERE t.organization_id = ${$('organization_id')}::char(26) AND t.project_id = ${$('project_id')}::char(26)
+  ORDER BY t.slug LIMIT ${$('limit')}::int OFFSET ${$('offset')}::bigint`)
+
+/** Targets of a project by slug. */
+export async function listTargets (
+  db: Db, organization_id: string, project_id: string, page: PageRequest
+): Promise<{ rows: TargetRow[], total: number }> {
+  const { rows, total } = await readPage(page, (part) => inProject(db, { organization_id, project_id, ...part }))
+  return { rows: rows.map(withMoments), total }
 }
 
 export interface NewTarget { id: string, organization_id: string, project_id: string, name: string, slug: string, description: string | null }
@@ -51,7 +49,7 @@ export async function updateTarget (db: Db, organizationId: string, id: string, 
 }
 
 /** Deletes a target with its environments and documents, whose histories were removed before. The caller holds the project's row. */
-export async function deleteTarget (db: Db, organizationId: string, { id, project_id }: Pick<TargetRow, 'id' | 'project_id'>): Promise<void> {
+export async function deleteTarget (db: Db, organizationId: string, { id, project_id }: { id: string, project_id: string }): Promise<void> {
   const [gone] = await db.delete(targets).where(and(eq(targets.organization_id, organizationId), eq(targets.id, id)))
     .returning({ environments: targets.environment_count, secrets: targets.secret_count })
   await db.update(project_counts).set({

@@ -9,7 +9,7 @@ import { fail } from '../rules/errors.ts'
 import { offsetOf, type PageRequest } from '../rules/pagination.ts'
 import type { Place } from '../rules/slices.ts'
 import type { KeyRow } from './encryption-keys.ts'
-import type { LevelState, SecretRow } from './secrets.ts'
+import type { LevelState, SecretRow } from './levels.ts'
 
 export interface VersionRow {
   id: number

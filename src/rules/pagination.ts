@@ -24,3 +24,15 @@ export function pageMeta ({ page, per_page }: PageRequest, total: number, count:
     to: from === null ? null : from + count - 1
   }
 }
+
+/**
+ * Reads a page of a list whose rows say how long the list is, as `total`. Of a page beyond the end no row can: the first
+ * one then tells.
+ */
+export async function readPage<R extends { total: number }> (
+  request: PageRequest, read: (part: { limit: number, offset: number }) => Promise<R[]>
+): Promise<{ rows: R[], total: number }> {
+  const rows = await read({ limit: request.per_page, offset: offsetOf(request) })
+  const [told] = rows.length > 0 || request.page === 1 ? rows : await read({ limit: 1, offset: 0 })
+  return { rows, total: told?.total ?? 0 }
+}

@@ -2,7 +2,7 @@ import type { KeyObject } from 'node:crypto'
 import { IntegrityError, openAtRest, sealAtRest } from '../crypto/at-rest.ts'
 import { makeEtag } from '../crypto/etag.ts'
 import { deriveKey } from '../crypto/primitives.ts'
-import type { LevelState, SecretRow } from '../repositories/secrets.ts'
+import type { LevelState, SecretRow } from '../repositories/levels.ts'
 import type { FullVersion } from '../repositories/versions.ts'
 import { currentPlace, versionPlace, type SecretPlace } from './places.ts'
 

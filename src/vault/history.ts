@@ -12,7 +12,7 @@ import type { Organization } from '../repositories/tokens.ts'
 import { fail } from '../rules/errors.ts'
 import { openVersion, sealVersion, sizeOf } from './documents.ts'
 import { dataKeyOf, storageKeyOf } from './keys.ts'
-import { judgeProof, provesAnyKey, revealsKey } from './proofs.ts'
+import { judgeProof, provesAnyKey, refuseRevealing, revealsKey } from './proofs.ts'
 import { orInProgress } from './rotate.ts'
 
 interface Vault { db: Db, keyring: Keyring }
@@ -92,8 +92,8 @@ export async function listPending (
  * tells that a rotation came between; it is never accepted.
  */
 export async function submitVersions (
-  { db: handle, keyring }: Vault, organization: Organization, actor: Actor, projectId: string,
-  sent: { versions: readonly { id: number, content: string }[], key_proof: string, mayReveal: boolean }
+  { db: handle, keyring, config }: Vault & { config: Parameters<typeof refuseRevealing>[0] }, organization: Organization, actor: Actor, projectId: string,
+  sent: { versions: readonly { id: number, content: string }[], key_proof: string }
 ): Promise<{ updated: number, remaining: number }> {
   const { retention_days: retentionDays } = organization.plan
   const storageKey = storageKeyOf(keyring, organization)
@@ -104,8 +104,7 @@ export async function submitVersions (
     if (judgeProof(keyring, await findActiveKeyOf(db, project), sent.key_proof) !== 'right') {
       fail(await provesAnyKey(db, keyring, storageKey, project, sent.key_proof) ? 'key_version_conflict' : 'key_proof_mismatch')
     }
-    const revealed = sent.versions.some(({ content }) => revealsKey(sent.key_proof, content))
-    if (revealed && !sent.mayReveal) fail('key_proof_reveals_key')
+    const revealed = refuseRevealing(config, sent.versions.some(({ content }) => revealsKey(sent.key_proof, content)))
     const waiting = await findWaiting(db, project, [...contents.keys()], retentionDays, 'wait')
     if (waiting.length !== sent.versions.length) fail('key_version_conflict')
     await moveVersions(db, project, waiting.map((version) => ({ id: version.id, ...sealed(storageKey, project, version, contents.get(version.id)!) })))

@@ -1,9 +1,11 @@
 import type { KeyObject } from 'node:crypto'
+import type { Config } from '../config.ts'
 import { decodeProof, proofMatches, proofOpens } from '../crypto/key-proof.ts'
 import type { Keyring } from '../crypto/keyring.ts'
 import type { Db } from '../db/database.ts'
 import { hasCheckHash, listKeysWithoutHash, type KeyRow } from '../repositories/encryption-keys.ts'
 import type { KeyState } from '../repositories/projects.ts'
+import { fail } from '../rules/errors.ts'
 import { checkHashOf, keyCheckOf } from './keys.ts'
 
 export type ProofState = 'absent' | 'right' | 'wrong'
@@ -32,4 +34,13 @@ function proves (keyring: Keyring, key: KeyRow, sent: Buffer | undefined): boole
 export function revealsKey (proof: string | undefined, content: string): boolean {
   const sent = proof === undefined ? undefined : decodeProof(proof)
   return sent !== undefined && proofOpens(sent, content)
+}
+
+/**
+ * What became of a look whether a proof gives its key away: `key_proof_reveals_key` (422) when it does, unless the operator
+ * allows that, which the event of the change then says.
+ */
+export function refuseRevealing ({ allowRevealingKeyProof }: Pick<Config, 'allowRevealingKeyProof'>, reveals: boolean): boolean {
+  if (reveals && !allowRevealingKeyProof) fail('key_proof_reveals_key')
+  return reveals
 }

@@ -1,0 +1,91 @@
+import type { FastifyInstance, FastifyRequest } from 'fastify'
+import { LEVELS, type Level, type LevelNames } from '../../schemas/secrets.ts'
+import { transaction, type Db } from '../db/database.ts'
+import { findLevel, placeOf, type Brings, type LevelState } from '../repositories/levels.ts'
+import { lockProject, type KeyState } from '../repositories/projects.ts'
+import { fail, refuse } from '../rules/errors.ts'
+import { isInside, type Place } from '../rules/slices.ts'
+import { principalOf } from './access.ts'
+
+declare module 'fastify' {
+  interface FastifyContextConfig {
+    /**
+     * The level that a request is about: the deepest that its path names, or what a function reads from its body. It is
+     * looked up before the handler, which finds it by `levelOf`; what does not exist, or lies outside the part of the
+     * hierarchy that the token is narrowed to, is 404.
+     */
+    at?: Level | ((request: FastifyRequest) => LevelNames)
+    /** Judges what the schemas of a request cannot say of it, before its level is looked up: ends it with 422. */
+    judge?: (request: FastifyRequest) => void
+    /** What of the level the handler needs beside the place. */
+    brings?: Brings | ((request: FastifyRequest) => Brings)
+  }
+  interface FastifyRequest {
+    /** The level that the request is about, as it was when the handler began. */
+    at: LevelState | null
+  }
+}
+
+/** Finds the level of every route that declares `at`; a route whose path names a level and declares none does not boot. */
+export function installPlaces (app: FastifyInstance) {
+  app.decorateRequest('at', null)
+  app.addHook('onRoute', ({ method, url, config }) => {
+    const named = LEVELS.filter((level) => url.includes(`/:${level}`)).at(-1)
+    if (named !== undefined && config?.at !== named) throw new Error(`${String(method)} ${url} does not declare config.at as '${named}'`)
+  })
+  app.addHook('preHandler', (request, _reply, done) => {
+    const { at, judge } = request.routeOptions.config
+    judge?.(request)
+    if (at === undefined) done()
+    else locate(app, request).then(() => done(), done)
+  })
+}
+
+/**
+ * Looks up the level that a request names, as it is now, for whoever needs it before the handler or again; with what the
+ * route declares, or with something else.
+ */
+export async function locate (app: FastifyInstance, request: FastifyRequest, brings?: Brings): Promise<LevelState> {
+  request.at = await find(app.reads, request, brings)
+  return request.at
+}
+
+async function find (db: Db, request: FastifyRequest, brings?: Brings): Promise<LevelState> {
+  const { at, brings: declared = 'place' } = request.routeOptions.config
+  if (at === undefined) throw new Error('the route does not declare config.at')
+  const names = typeof at === 'function' ? at(request) : request.params as LevelNames
+  const what = brings ?? (typeof declared === 'function' ? declared(request) : declared)
+  const level = await findLevel(db, principalOf(request).organization.id, names, what) ?? fail('not_found')
+  requireInside(request, placeOf(level))
+  return level
+}
+
+/** The names of a level as a body has them: 422 for an environment of no target. */
+export function namesOf ({ project, target, environment }: LevelNames): LevelNames {
+  if (environment !== undefined && target === undefined) refuse('target', 'Required with environment')
+  return { project, target, environment }
+}
+
+/** The level that a request is about, of a route that declares `at`. */
+export function levelOf (request: FastifyRequest): LevelState {
+  if (request.at === null) throw new Error('the route does not declare config.at')
+  return request.at
+}
+
+/** What lies outside the part of the hierarchy that the token is narrowed to does not exist for it. */
+export function requireInside (request: FastifyRequest, place: Place) {
+  if (!isInside(principalOf(request).slices, place)) fail('not_found')
+}
+
+/** Runs a change in a transaction that holds a project for itself: no write, rotation or delete comes between. 404 when it is gone. */
+export async function inProject<T> (
+  app: FastifyInstance, request: FastifyRequest, projectId: string, change: (db: Db, project: KeyState) => Promise<T>
+): Promise<T> {
+  return transaction(app.db, async (db) =>
+    change(db, await lockProject(db, principalOf(request).organization.id, { id: projectId }) ?? fail('not_found')))
+}
+
+/** Runs a change of the level that the request is about with its project held, and the level as it is from there on. */
+export async function inLevel<T> (app: FastifyInstance, request: FastifyRequest, change: (db: Db, level: LevelState) => Promise<T>): Promise<T> {
+  return inProject(app, request, levelOf(request).project.id, async (db) => change(db, await find(db, request)))
+}

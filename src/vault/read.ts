@@ -1,0 +1,135 @@
+import type { KeyObject } from 'node:crypto'
+import type { SecretFormat } from '../../schemas/projects.ts'
+import { LEVELS, type Level, type LevelDocument, type Merge, type RetrieveBody, type SecretsAnswer } from '../../schemas/secrets.ts'
+import { IntegrityError } from '../crypto/at-rest.ts'
+import { openBlob } from '../crypto/blob.ts'
+import type { Keyring } from '../crypto/keyring.ts'
+import { rest } from '../crypto/rest.ts'
+import { activeKeyOf, placeOf, type LevelState, type SecretRow } from '../repositories/levels.ts'
+import { mergeDocuments, readDocument } from '../rules/documents.ts'
+import { fail } from '../rules/errors.ts'
+import { isInside, type Slice } from '../rules/slices.ts'
+import { etagOf, openCurrent } from './documents.ts'
+import { dataKeyOf } from './keys.ts'
+
+type StoredSecret = SecretRow & { sealed: Buffer }
+
+/** What a read of a level asks for. */
+export interface Reading {
+  action: string
+  decrypt: boolean
+  merge: Merge
+  raw: boolean
+  filters?: RetrieveBody['filters'] | undefined
+  /** Asked for by a body, which answers values too. */
+  isRetrieve: boolean
+  /** The path that was called, without its query. */
+  path: string
+}
+
+/** The documents on the way to a level that somebody may see: those that are there, and inside their part of the hierarchy. */
+export function visibleSecrets (state: LevelState, slices: readonly Slice[]): SecretRow[] {
+  return state.secrets.filter((secret) => secret.is_stored && isInside(slices, placeOf(state, secret.level)))
+}
+
+/** The ETag of an answer: of the documents in it, and of everything that shapes it. */
+export function readingEtag (storageKey: KeyObject, state: LevelState, visible: readonly SecretRow[], reading: Reading): string {
+  const { decrypt, merge, raw, filters, isRetrieve } = reading
+  return etagOf(storageKey, visible, isRetrieve ? 'retrieve' : 'read', String(decrypt), merge, String(raw), JSON.stringify(filters ?? null),
+    state.project.secret_format, state.project.slug, state.target?.slug ?? '', state.environment?.slug ?? '')
+}
+
+/** What a read answers: with `raw` one object of values, else the documents as they were asked for. */
+export async function answerReading (
+  keyring: Keyring, storageKey: KeyObject, state: LevelState, visible: readonly SecretRow[], reading: Reading
+): Promise<SecretsAnswer | Record<string, string>> {
+  const { decrypt, merge, raw, filters } = reading
+  const dataKey = decrypt && visible.length > 0 ? dataKeyOf(keyring, activeKeyOf(state)) : undefined
+  const documents = new Map(visible.map((secret) => [secret.level, contentOf(state, secret as StoredSecret, storageKey, dataKey)]))
+  return raw
+    ? filterValues(await valuesOf(state, documents, merge === 'true' ? LEVELS : [state.level]), filters)
+    : toAnswer(state, reading, visible, documents, storageKey)
+}
+
+// The document itself with a data key, else the blob.
+function contentOf (state: LevelState, secret: StoredSecret, storageKey: KeyObject, dataKey: KeyObject | undefined): string {
+  const blob = openCurrent(storageKey, state, secret)
+  if (dataKey === undefined) return blob
+  // What was stored could be opened then, so a blob that does not open now was tampered with.
+  const plain = openBlob(dataKey, blob)
+  if (plain === undefined) throw new IntegrityError()
+  return plain.toString('utf8')
+}
+
+// Deeper levels override, whatever order they are named in.
+async function valuesOf (state: LevelState, documents: ReadonlyMap<Level, string>, levels: readonly Level[]): Promise<Record<string, string>> {
+  const read: Record<string, string>[] = []
+  for (const level of levels) {
+    if (!documents.has(level)) continue
+    read.push(readDocument(state.project.secret_format, documents.get(level)!) ?? fail('document_unreadable', { level }))
+    await rest()
+  }
+  return mergeDocuments(...read)
+}
+
+async function toAnswer (
+  state: LevelState, reading: Reading, visible: readonly SecretRow[], documents: ReadonlyMap<Level, string>, storageKey: KeyObject
+): Promise<SecretsAnswer> {
+  const { decrypt, merge, action, filters, isRetrieve, path } = reading
+  const { project, target, environment } = state
+  const slugs: Record<Level, string> = { project: project.slug, target: target?.slug ?? '', environment: environment?.slug ?? '' }
+  const levels: Partial<Record<Level, LevelDocument>> = {}
+  for (const secret of visible) {
+    levels[secret.level] = {
+      id: secret.id,
+      encrypted: !decrypt,
+      content: documents.get(secret.level)!,
+      source: slugs[secret.level],
+      version: secret.version === null ? null : String(secret.version),
+      key_version: String(secret.key_version),
+      etag: etagOf(storageKey, [secret])
+    }
+  }
+  const merged = merge === 'false' ? undefined : await valuesOf(state, documents, LEVELS)
+  const values = action === 'decrypt' && isRetrieve ? merged ?? await readableValues(state, documents) : undefined
+  const format = project.secret_format === 'json' ? 'json' : 'env'
+  return {
+    data: {
+      type: 'secrets',
+      attributes: { encrypted: !decrypt, format, ...(merge !== 'true' && { levels }), ...(merged && { merged }) },
+      ...(values && { secrets: filterValues(values, filters) })
+    },
+    meta: {
+      api_path: path,
+      format: 'hierarchical',
+      merged: merge,
+      timestamp: new Date().toISOString(),
+      hierarchy: { project: project.slug, target: target?.slug ?? null, environment: environment?.slug ?? null },
+      action
+    }
+  }
+}
+
+// A document that does not parse is still returned as it is; only its values cannot be told.
+async function readableValues ({ project }: LevelState, documents: ReadonlyMap<Level, string>): Promise<Record<string, string> | undefined> {
+  const read: Record<string, string>[] = []
+  for (const level of LEVELS) {
+    if (!documents.has(level)) continue
+    const values = readDocument(project.secret_format as SecretFormat, documents.get(level)!)
+    if (values === undefined) return undefined
+    read.push(values)
+    await rest()
+  }
+  return mergeDocuments(...read)
+}
+
+function filterValues (values: Record<string, string>, filters: Reading['filters']): Record<string, string> {
+  const { names, tags, search } = filters ?? {}
+  const wanted = search?.toLowerCase()
+  const listed = new Set(names)
+  const kept = Object.entries(values).filter(([key]) =>
+    (listed.size === 0 || listed.has(key)) &&
+    (tags === undefined || tags.length === 0) &&
+    (wanted === undefined || key.toLowerCase().includes(wanted)))
+  return Object.fromEntries(kept)
+}
