@@ -16,6 +16,7 @@ import { crc32c, unpackCluster } from '../src/db/cluster.ts'
 import { TEMPLATE } from '../src/db/embedded.ts'
 import { migrateSchema } from '../src/db/migrate.ts'
 import { createWatchdog } from '../src/db/watchdog.ts'
+import { LONG } from './helpers/long.ts'
 import { hasPostgres, startPostgres } from './helpers/postgres.ts'
 
 const CANARY = 'canary-5f1c0e'
@@ -179,7 +180,7 @@ t.test('PostgreSQL', { timeout: 110_000, skip: hasPostgres() ? false : 'PostgreS
       }
     })
     const readers = Array.from({ length: 12 }, async () => { while (load.running) await timed(find(database.reads, { id: 1 })) })
-    for (let cycle = 0; cycle < 6; cycle++) {
+    for (let cycle = 0; cycle < (LONG ? 6 : 3); cycle++) {
       await sleep(400)
       await server.stop(cycle % 2 ? 'fast' : 'immediate')
       await sleep(300 + 200 * cycle)
@@ -429,7 +430,7 @@ t.test('embedded', { timeout: 110_000 }, async t => {
 
   await t.test('RL-02 RL-04 kill -9 loses nothing acknowledged, and the next start needs no cleaning up', async t => {
     const acknowledged: number[] = []
-    for (let cycle = 0; cycle < 3; cycle++) {
+    for (let cycle = 0; cycle < (LONG ? 3 : 2); cycle++) {
       const child = program(`
         import { sql } from ${JSON.stringify(import.meta.resolve('drizzle-orm'))}
         for (let id = ${5000 + cycle * 1000}; ; id++) {
