@@ -18,7 +18,7 @@ const ON_EITHER = new Set([
   'oauth-guard', 'oauth-race', 'oauth-token', 'people', 'rewrap', 'rotation-concurrency', 'row-adoption', 'row-manipulations'
 ])
 // Plans of a server, under several sessions: nothing of it is there on the embedded database.
-const ON_SERVER = new Set(['scale'])
+const ON_SERVER = new Set(['scale', 'workers'])
 // These take longest: begun first, they are not what everybody waits for at the end.
 const FIRST = ['rotation-crash', 'outage', 'crash', 'database', 'cli', 'rotation-concurrency', 'concurrency', 'encryption-doc', 'rewrap', 'migrations']
 const TIMEOUT = process.argv.includes('--long') ? 2_240_000 : 560_000

@@ -11,6 +11,7 @@ import { installAccess } from './http/access.ts'
 import { installAliases } from './http/aliases.ts'
 import { installBodyParser } from './http/body.ts'
 import { answerByHand, type HandWritten } from './http/by-hand.ts'
+import type { Counters } from './http/counters.ts'
 import { installErrors, sendError } from './http/errors.ts'
 import { installHeaders, setHeaders } from './http/headers.ts'
 import { health } from './http/health.ts'
@@ -54,11 +55,13 @@ export interface AppDependencies {
   isStopping?: () => boolean
   /** Milliseconds for which the guard's judgement holds, before it is made again for a late body. */
   judgedFor?: number
+  /** Where requests are counted; in this process alone unless it is given. */
+  counters?: Counters | undefined
 }
 
 /** Builds the one Fastify instance. It listens to nothing yet. */
 export async function buildApp (
-  { config, database, keyring, costs = COSTS, logStream = standardLog(), isStopping = () => false, judgedFor }: AppDependencies
+  { config, database, keyring, costs = COSTS, logStream = standardLog(), isStopping = () => false, judgedFor, counters }: AppDependencies
 ): Promise<FastifyInstance> {
   const requestLog = createRequestLog(config, logStream)
   const app: FastifyInstance = Fastify({
@@ -147,7 +150,7 @@ export async function buildApp (
   // Swagger UI registers routes of its own, which declare nothing: before the guard, which refuses such routes.
   await installDocs(app)
   installAliases(app)
-  await installAccess(app, judgedFor)
+  await installAccess(app, judgedFor, counters)
   installPlaces(app)
   await app.register(health(database, isStopping))
   await app.register(oauth)

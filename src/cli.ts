@@ -7,13 +7,12 @@ import { NAME_LENGTH } from '../schemas/shapes.ts'
 import { EMAIL_LENGTH, EMAIL_PATTERN, PASSWORD, ROLES, type Role } from '../schemas/users.ts'
 import { addClient, CLIENT_ID, describeClients, switchClient } from './commands/clients.ts'
 import { initialize } from './commands/initialize.ts'
-import { migrate, open, StartError } from './commands/open.ts'
-import { renderOpenApi } from './commands/openapi.ts'
+import { lineOf, migrate, open, StartError } from './commands/open.ts'
 import { report, rewrap } from './commands/rewrap.ts'
 import { serve } from './commands/serve.ts'
 import { addUser, describeTokens, describeUsers, mailLink, renewLink, serviceAddress, switchUser, type Linked } from './commands/users.ts'
 import { loadConfig, type Config } from './config.ts'
-import { DatabaseError, databaseError, DatabaseUnavailable, transaction, type Database } from './db/database.ts'
+import { transaction, type Database } from './db/database.ts'
 import { operatorOf, recordEvent } from './repositories/audit.ts'
 import { findPlan, updateOrganization } from './repositories/organizations.ts'
 import { normalizedEmail } from './repositories/users.ts'
@@ -191,6 +190,7 @@ const COMMANDS: Record<string, (args: string[]) => Promise<number>> = {
 
   openapi: async (args) => {
     const { stdout } = parse(args, { stdout: { type: 'boolean' } })
+    const { renderOpenApi } = await import('./commands/openapi.ts')
     const yaml = await renderOpenApi()
     if (stdout) process.stdout.write(yaml)
     else writeFileSync('openapi.yaml', yaml)
@@ -283,9 +283,7 @@ export async function main (argv: string[]): Promise<number> {
       process.stderr.write(`${error.message}\n`)
       return 2
     }
-    const shown = databaseError(error)
-    const what = shown instanceof DatabaseUnavailable || shown instanceof DatabaseError ? 'The database cannot be used: ' : ''
-    process.stderr.write(`${what}${shown.message.split('\n', 1)[0]}\n`)
+    process.stderr.write(`${lineOf(error)}\n`)
     return 1
   }
 }

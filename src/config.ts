@@ -60,6 +60,7 @@ const VARIABLES = {
   DATABASE_URL: variable(Type.String(), readDatabaseUrl,
     'postgres://user:password@host:5432/database, special characters of user and password being percent-encoded', showScheme),
   DATABASE_POOL: integer(2, 100),
+  WORKERS: integer(1, 64),
   DATA_DIR: variable(Type.String({ pattern: '\\S' }), (text) => text, 'a directory'),
   PUBLIC_URL: variable(Type.String(), readPublicUrl,
     'an http:// or https:// address in normal form (lower-case host, no default port), ' +
@@ -90,10 +91,9 @@ const VARIABLES = {
 }
 
 /** What `operating.md` names and this version cannot do: ignoring it would let an operator rely on what is not there. */
-const UNAVAILABLE: Record<string, { harmless?: string, line: string }> = {
-  REDIS_URL: { line: 'shared rate limits are not available in this version; only leaving it unset is allowed' },
-  WORKERS: { harmless: '1', line: 'several processes are not available in this version; only 1 or leaving it unset is allowed' },
-  METRICS_TOKEN: { line: '/metrics is not available in this version; only leaving it unset is allowed' }
+const UNAVAILABLE: Record<string, string> = {
+  REDIS_URL: 'rate limits in Redis are not available in this version; only leaving it unset is allowed',
+  METRICS_TOKEN: '/metrics is not available in this version; only leaving it unset is allowed'
 }
 
 type Name = keyof typeof VARIABLES
@@ -106,7 +106,10 @@ export interface Config {
   port: number
   /** Without it the embedded database in `dataDir` is used. */
   databaseUrl: string | undefined
+  /** Connections of each process. */
   databasePool: number
+  /** Processes that share the port; above 1 only with a `databaseUrl`. */
+  workers: number
   dataDir: string
   /** Without it the address that is listened on. Never ends with a slash. */
   publicUrl: string | undefined
@@ -140,18 +143,20 @@ export interface Config {
  * variable, what was given (nothing of a secret) and what is allowed, in one line.
  */
 export function loadConfig (env: NodeJS.ProcessEnv): Config {
-  for (const [name, { harmless, line }] of Object.entries(UNAVAILABLE)) {
-    // The value is not repeated: two of the three are secrets or hold one.
-    if (env[name] && env[name] !== harmless) throw new ConfigError(`${name} is set: ${line}`)
+  for (const [name, line] of Object.entries(UNAVAILABLE)) {
+    // The value is not repeated: it is a secret or holds one.
+    if (env[name]) throw new ConfigError(`${name} is set: ${line}`)
   }
   const given = readVariables(env)
   checkPublicUrl(given)
   checkMasterKeys(given)
+  checkWorkers(given)
   return {
     host: given.HOST ?? '127.0.0.1',
     port: given.PORT ?? 8080,
     databaseUrl: given.DATABASE_URL,
     databasePool: given.DATABASE_POOL ?? 10,
+    workers: given.WORKERS ?? 1,
     dataDir: given.DATA_DIR ?? './data',
     publicUrl: given.PUBLIC_URL,
     trustProxy: given.TRUST_PROXY ?? false,
@@ -254,6 +259,12 @@ function checkMasterKeys ({ DATABASE_URL, MASTER_KEY, MASTER_KEY_FILE, MASTER_KE
   if (MASTER_KEY !== undefined) ids.push(keyId(MASTER_KEY))
   const twice = ids.find((id, index) => ids.indexOf(id) !== index)
   if (twice !== undefined) throw new ConfigError(`MASTER_KEYS_PREVIOUS has the id ${quote(twice)} twice, or it is MASTER_KEY's; allowed: each id once`)
+}
+
+// The embedded database is in the process that opened it.
+function checkWorkers ({ DATABASE_URL, WORKERS = 1 }: Given) {
+  if (WORKERS === 1 || DATABASE_URL !== undefined) return
+  throw new ConfigError(`WORKERS is ${WORKERS}, and DATABASE_URL is not set; allowed: 1 with the embedded database, or a DATABASE_URL`)
 }
 
 const keyId = (key: string) => key.slice(0, key.indexOf(':'))

@@ -36,7 +36,10 @@ const FLOORS: Record<string, Floor> = {
 const APART: Record<string, 'types' | 'nothing'> = { 'src/repositories': 'types', 'src/plugins': 'nothing' }
 
 /** Who reads the environment and ends the process: the command line; `serve` for what no close can wait for. */
-const PROCESS: Record<string, string[]> = { 'process.env': ['src/cli.ts'], 'process.exit': ['src/cli.ts', 'src/commands/serve.ts'] }
+const PROCESS: Record<string, string[]> = {
+  'process.env': ['src/cli.ts'],
+  'process.exit': ['src/cli.ts', 'src/commands/serve.ts', 'src/commands/supervise.ts']
+}
 
 interface Import { from: string, typeOnly: boolean }
 

@@ -24,6 +24,7 @@ t.test('nothing set: the defaults of the operating contract', async (t) => {
     port: 8080,
     databaseUrl: undefined,
     databasePool: 10,
+    workers: 1,
     dataDir: './data',
     publicUrl: undefined,
     trustProxy: false,
@@ -69,12 +70,13 @@ t.test('every variable reaches the configuration', async (t) => {
     LOG_LEVEL: 'silent',
     LOG_CLIENT_ADDRESS: 'full',
     CORS_ORIGINS: 'https://app.example.com, http://localhost:3000',
-    WORKERS: '1'
+    WORKERS: '4'
   }), {
     host: '::',
     port: 0,
     databaseUrl: URL_WITH_PASSWORD,
     databasePool: 20,
+    workers: 4,
     dataDir: '/data',
     publicUrl: 'https://secrets.example.com/base',
     trustProxy: ['10.0.0.0/8', 'fd00::/8', '192.0.2.1', 'loopback'],
@@ -151,7 +153,7 @@ t.test('a wrong value is one line that names the variable, what was given and wh
     LOG_LEVEL: ['verbose', 'INFO', '30'],
     LOG_CLIENT_ADDRESS: ['on', 'NETWORK', '/24'],
     CORS_ORIGINS: ['*', 'null', 'https://*.example.com', 'https://example.com/', 'https://example.com,', 'example.com', 'https://example.com,*', 'https://u:p@example.com'],
-    WORKERS: ['2', '0', 'auto']
+    WORKERS: ['2', '0', '65', 'auto']
   }
   for (const [name, values] of Object.entries(wrong)) {
     for (const value of values) {
@@ -205,7 +207,7 @@ t.test('CR-10 CR-11: the master key has at most one source, and exactly one with
 })
 
 t.test('what this version cannot do is refused, never ignored', async (t) => {
-  for (const [name, value] of [['REDIS_URL', 'redis://cache'], ['WORKERS', '4'], ['METRICS_TOKEN', 'token']] as const) {
+  for (const [name, value] of [['REDIS_URL', 'redis://cache'], ['METRICS_TOKEN', 'token']] as const) {
     t.match(refusal(() => loadConfig({ [name]: value })), new RegExp(`^${name} is set: .*not available in this version`))
   }
 })

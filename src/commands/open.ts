@@ -2,7 +2,7 @@ import { chmodSync, existsSync } from 'node:fs'
 import { join } from 'node:path'
 import { ConfigError, readKeyFile, type Config } from '../config.ts'
 import { createKeyring, generateMasterKey, MasterKeyMissing, openCanary, parseMasterKey, type Keyring } from '../crypto/keyring.ts'
-import { connect, type Database } from '../db/database.ts'
+import { connect, databaseError, DatabaseError, DatabaseUnavailable, type Database } from '../db/database.ts'
 import { listCanaries, wrapsNothing } from '../repositories/master-keys.ts'
 import { openRows } from '../vault/rows.ts'
 import { makeDirectoryDurably, syncWithName, writeDurably } from './durable.ts'
@@ -10,6 +10,13 @@ import { makeDirectoryDurably, syncWithName, writeDurably } from './durable.ts'
 /** A reason to stop that the operator can act on: one line, exit 1. */
 export class StartError extends Error {
   override name = 'StartError'
+}
+
+/** Why a command failed, in one line for the operator. */
+export function lineOf (error: unknown): string {
+  const shown = databaseError(error)
+  const what = shown instanceof DatabaseUnavailable || shown instanceof DatabaseError ? 'The database cannot be used: ' : ''
+  return `${what}${shown.message.split('\n', 1)[0]}`
 }
 
 export interface Opened { database: Database, keyring: Keyring }

@@ -1,42 +1,117 @@
+import cluster, { type Worker } from 'node:cluster'
 import type { FastifyInstance } from 'fastify'
 import type { AddressInfo } from 'node:net'
-import { buildApp } from '../app.ts'
-import { httpAddress, type Config } from '../config.ts'
+import type { Config } from '../config.ts'
 import { databaseError, tlsOf } from '../db/database.ts'
-import { initialize, type Initialized } from './initialize.ts'
-import { open, StartError } from './open.ts'
+import { joinCommonCounters, type Counters } from '../http/counters.ts'
+import { standardLog } from '../http/log.ts'
+import { greet } from './greeting.ts'
+import { lineOf, open, StartError, type Opened } from './open.ts'
+import { PATIENCE, SIGNALS, STOP, supervise, type FromWorker } from './supervise.ts'
 
 const SWEEP = 200
 const GRACE = 8_000
-const PATIENCE = 9_500
 
 /** Serves until SIGTERM or SIGINT. Resolves with the exit status once everything is closed. */
-export async function serve (config: Config): Promise<number> {
-  let stopping = false
-  let app: FastifyInstance | undefined
+export function serve (config: Config): Promise<number> {
+  if (cluster.worker !== undefined) return serveAsWorker(config, cluster.worker)
+  return config.workers > 1 ? supervise(config) : serveAlone(config)
+}
+
+async function serveAlone (config: Config): Promise<number> {
   // A signal that comes during the start ends the service in good order, too.
   const signal = new Promise<string>((resolve) => {
-    for (const name of ['SIGTERM', 'SIGINT'] as const) process.once(name, () => resolve(name))
+    for (const name of SIGNALS) process.once(name, () => resolve(name))
   })
+  return run(config, {
+    async ready (opened, port) { process.stdout.write(await greet(opened, config, port)) },
+    async end (app) {
+      app.log.info({ signal: await signal }, 'stopping')
+      for (const name of SIGNALS) process.once(name, () => process.exit(1))
+    }
+  })
+}
+
+/** One of several processes, which its supervisor starts and stops. */
+async function serveAsWorker (config: Config, worker: Worker): Promise<number> {
+  const tell = (message: FromWorker) => {
+    if (process.connected) process.send!(message, undefined, undefined, () => {})
+    return process.connected
+  }
+  // One that goes to the whole group of processes is the supervisor's to answer.
+  for (const name of SIGNALS) process.on(name, () => {})
+  let isListening = false
+  let log: FastifyInstance['log'] | undefined
+  const counters = joinCommonCounters(tell, (isAlone) => {
+    if (isAlone) log?.warn('the supervisor does not answer: limits are counted by each worker for itself')
+    else log?.warn('limits are counted over all workers again')
+  })
+  // Left to itself, Node.js ends the worker of a supervisor that has gone at once, with all that is under way.
+  worker.exitedAfterDisconnect = true
+  const stop = new Promise<void>((resolve) => {
+    process.on('message', (message) => {
+      if (message === STOP) resolve()
+      else counters.receive(message)
+    })
+    process.once('disconnect', () => {
+      // Nobody would ever give it a port.
+      if (!isListening) process.exit(1)
+      log?.error('the supervisor has gone: stopping')
+      resolve()
+    })
+  })
+  try {
+    return await run(config, {
+      counters,
+      async ready (_opened, port) {
+        isListening = true
+        tell({ listening: port })
+      },
+      async end (app) {
+        ({ log } = app)
+        await stop
+      }
+    })
+  } catch (error) {
+    // The supervisor says it, once for all of them.
+    await new Promise((resolve) => { process.send!({ failed: lineOf(error) } satisfies FromWorker, undefined, undefined, resolve) })
+    return 1
+  }
+}
+
+interface Way {
+  counters?: Counters
+  /** Called when the port is open. */
+  ready (opened: Opened, port: number): Promise<void>
+  /** Resolves when the service has to stop. */
+  end (app: FastifyInstance): Promise<void>
+}
+
+async function run (config: Config, { counters, ready, end }: Way): Promise<number> {
+  let stopping = false
+  let app: FastifyInstance | undefined
+  // A supervisor and the other commands need none of it. It is loaded while the database is waited for.
+  const service = import('../app.ts')
   const opened = await open(config, (error) => die('the database cannot go on', error))
   try {
-    app = await buildApp({ ...opened, config, isStopping: () => stopping })
+    const { buildApp } = await service
+    app = await buildApp({
+      ...opened, config, counters, logStream: standardLog(cluster.isWorker), isStopping: () => stopping
+    })
     const weakness = config.databaseUrl && tlsOf(config.databaseUrl).weakness
-    if (weakness) app.log.warn(weakness)
+    if (weakness && cluster.isPrimary) app.log.warn(weakness)
     // To go on after one of these would be to guess what state we are in.
     for (const event of ['uncaughtException', 'unhandledRejection'] as const) process.on(event, (error) => die(event, error))
 
     // Before anything is made: what the first start prints would be lost if the port were taken.
-    const address = await listen(app, config)
-    const first = await initialize(opened, { organization: 'My organization', email: 'owner@example.com', plan: config.defaultPlan })
+    const port = await listen(app, config)
+    await ready(opened, port)
     app.histories.start()
     app.removals.start()
     app.lateEvents.start()
-    process.stdout.write(first === undefined ? `Strongroom serves on ${address}\n` : greeting(address, config, first))
 
-    app.log.info({ signal: await signal }, 'stopping')
+    await end(app)
     stopping = true
-    for (const name of ['SIGTERM', 'SIGINT'] as const) process.once(name, () => process.exit(1))
     // A database that does not answer any more must not hold up the end.
     setTimeout(() => process.exit(0), PATIENCE).unref()
     await close(app)
@@ -51,15 +126,14 @@ export async function serve (config: Config): Promise<number> {
   }
 }
 
-async function listen (app: FastifyInstance, { host, port }: Config): Promise<string> {
+async function listen (app: FastifyInstance, { host, port }: Config): Promise<number> {
   try {
     await app.listen({ host, port })
   } catch (error) {
     await app.close()
     throw new StartError(`Cannot listen on ${host}:${port}: ${(error as NodeJS.ErrnoException).code ?? 'unknown error'}`)
   }
-  const { port: actual } = app.server.address() as AddressInfo
-  return httpAddress(host, actual)
+  return (app.server.address() as AddressInfo).port
 }
 
 // Connections that fall idle while we wait for the others would hold a close open for as long as their clients like.
@@ -69,25 +143,4 @@ async function close (app: FastifyInstance): Promise<void> {
   await app.close()
   clearInterval(sweep)
   clearTimeout(hard)
-}
-
-function greeting (address: string, { docsUi, publicUrl }: Config, { organization, user, token }: Initialized): string {
-  const url = publicUrl ?? address
-  const bearer = `-H 'Authorization: Bearer ${token}'`
-  return `
-Strongroom serves on ${address}
-
-  Documentation   ${docsUi ? `${url}/docs` : `${url}/openapi.yaml`}
-  Organization    ${organization.id}
-  Token (*)       ${token}
-  Owner           ${user.email}
-  Password        ${user.password}
-
-This is printed once. Keep the token and the password now; try:
-
-  curl -s ${url}/api/v1/organization ${bearer}
-  curl -s ${url}/api/v1/${organization.id}/projects ${bearer} -H 'Content-Type: application/json' -d '{"name":"Orbit"}'
-  STRONGROOM_URL=${url} STRONGROOM_TOKEN=${token} sh examples/tour.sh
-
-`
 }

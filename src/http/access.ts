@@ -14,6 +14,7 @@ import { effectiveScopes } from '../rules/roles.ts'
 import { RESERVED, isReserved, type SlugKind } from '../rules/slugs.ts'
 import { REALM } from './errors.ts'
 import { addressKey } from './addresses.ts'
+import type { Counters } from './counters.ts'
 import { installLimits, type Consume } from './limits.ts'
 import { readCookie } from './pages.ts'
 
@@ -27,8 +28,8 @@ const JUDGED_FOR = 200
  * A route that does not declare `access` does not boot. The order of checks is that of the API page: token (401),
  * organization visible (404), its rate limit (429), its status (403), scope (403).
  */
-export async function installAccess (app: FastifyInstance, judgedFor = JUDGED_FOR) {
-  const consume = await installLimits(app)
+export async function installAccess (app: FastifyInstance, judgedFor = JUDGED_FOR, counters?: Counters) {
+  const consume = await installLimits(app, counters)
   app.decorateRequest('principal', null)
   app.decorateRequest('user', null)
   app.decorateRequest('judgedAt', 0)

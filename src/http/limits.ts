@@ -1,12 +1,10 @@
 import rateLimit, { type FastifyRateLimitStore } from '@fastify/rate-limit'
 import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify'
-import { LRUCache } from 'lru-cache'
 import type { Config } from '../config.ts'
 import { fail } from '../rules/errors.ts'
+import { createCounters, type Counters } from './counters.ts'
 
 const MINUTE = 60_000
-// Counters kept per group; the ones that nobody used for longest go first.
-const MOST_KEYS = 20_000
 
 // Plans carry the specification's number unless the operator raised it; only then does a plan count for more than the configuration.
 const OF_SPECIFICATION = 100
@@ -45,28 +43,24 @@ export interface Consume {
 
 /**
  * One limiter per group, in fixed windows. (The plugin's own per-route limits would give every route a bucket of its
- * own, fastify-rate-limit #463.) The window's end is kept per key, so that X-RateLimit-Reset is one value for a window.
+ * own, fastify-rate-limit #463.)
  */
-export async function installLimits (app: FastifyInstance): Promise<Consume> {
-  await app.register(rateLimit, { global: false, store: Windows })
+export async function installLimits (app: FastifyInstance, counters: Counters = createCounters()): Promise<Consume> {
+  await app.register(rateLimit, { global: false, store: storeOf(counters) })
   app.decorateRequest('limitKey', '')
   app.decorateRequest('limitFromPlan', 0)
   const limiters = new Map(Object.entries(LIMITS).map(([group, { setting, window, ...more }]) => {
     const configured = app.config.rateLimits[setting] * ('times' in more ? more.times : 1)
-    const limiter = configured === 0
-      ? undefined
-      : app.createRateLimit({
-        max: (request: FastifyRequest) => group === 'api' && request.limitFromPlan > OF_SPECIFICATION ? Math.max(configured, request.limitFromPlan) : configured,
-        timeWindow: window,
-        keyGenerator: (request: FastifyRequest) => request.limitKey
-      })
-    return [group as LimitGroup, limiter]
+    const options = {
+      max: (request: FastifyRequest) => group === 'api' && request.limitFromPlan > OF_SPECIFICATION ? Math.max(configured, request.limitFromPlan) : configured,
+      timeWindow: window,
+      keyGenerator: (request: FastifyRequest) => request.limitKey,
+      group
+    }
+    return [group as LimitGroup, configured === 0 ? undefined : app.createRateLimit(options)]
   }))
-  const ends = new LRUCache<string, number>({ max: MOST_KEYS * limiters.size })
 
-  const past = new LRUCache<string, number>({ max: MOST_KEYS })
-
-  return Object.assign(consume, { isPast: (group: LimitGroup, key: string) => (past.get(`${group} ${key}`) ?? 0) > Date.now() })
+  return Object.assign(consume, { isPast: (group: LimitGroup, key: string) => counters.isPast(group, key) })
 
   async function consume (group: LimitGroup, key: string, fromPlan: number, request: FastifyRequest, reply: FastifyReply) {
     const limiter = limiters.get(group)
@@ -75,37 +69,32 @@ export async function installLimits (app: FastifyInstance): Promise<Consume> {
     request.limitFromPlan = fromPlan
     const result = await limiter(request)
     if (result.isAllowed) return
-    const end = windowEnd(`${group} ${key}`, Date.now() + result.ttl)
-    const retryAfter = Math.max(1, Math.ceil(result.ttl / 1000))
-    reply.headers({ 'x-ratelimit-limit': result.max, 'x-ratelimit-remaining': result.remaining, 'x-ratelimit-reset': end })
-    if (result.isExceeded) {
-      past.set(`${group} ${key}`, Date.now() + result.ttl)
+    const { max, remaining, ttl: end, isExceeded } = result
+    const retryAfter = Math.max(1, Math.ceil((end - Date.now()) / 1000))
+    reply.headers({ 'x-ratelimit-limit': max, 'x-ratelimit-remaining': remaining, 'x-ratelimit-reset': Math.ceil(end / 1000) })
+    if (isExceeded) {
       reply.header('retry-after', retryAfter)
       fail('rate_limit_exceeded', { retry_after: retryAfter })
     }
   }
-
-  // Now plus what is left jitters by a millisecond or two from one request to the next.
-  function windowEnd (key: string, milliseconds: number): number {
-    const known = ends.get(key)
-    if (known !== undefined && Math.abs(known - milliseconds) < 500) return Math.ceil(known / 1000)
-    ends.set(key, milliseconds)
-    return Math.ceil(milliseconds / 1000)
-  }
 }
 
-// The plugin's own store hands out the counter itself: calls of one tick would all read the number of the last.
-class Windows implements FastifyRateLimitStore {
-  readonly #counters = new LRUCache<string, { count: number, end: number }>({ max: MOST_KEYS })
+/** What the plugin counts in, a child for each group. It hands on what it gets: for what is left, the window's end. */
+function storeOf (counters: Counters) {
+  return class Store implements FastifyRateLimitStore {
+    readonly #group: string
 
-  incr (key: string, done: Parameters<FastifyRateLimitStore['incr']>[1], window: number) {
-    const now = Date.now()
-    let counter = this.#counters.get(key)
-    if (counter === undefined || counter.end <= now) this.#counters.set(key, counter = { count: 0, end: now + window })
-    done(null, { current: ++counter.count, ttl: counter.end - now })
-  }
+    constructor (options: object) {
+      this.#group = (options as { group?: LimitGroup }).group ?? ''
+    }
 
-  child () {
-    return new Windows()
+    // What is left would differ by a millisecond or two from one request of a window to the next, and X-RateLimit-Reset too.
+    incr (key: string, done: Parameters<FastifyRateLimitStore['incr']>[1], window: number, most: number) {
+      counters.count([this.#group, key, window, most], (count, end) => done(null, { current: count, ttl: end }))
+    }
+
+    child (options: object) {
+      return new Store(options)
+    }
   }
 }

@@ -1,5 +1,5 @@
 import type { FastifyBaseLogger, FastifyInstance, FastifyReply, FastifyRequest, FastifyServerOptions } from 'fastify'
-import pino from 'pino'
+import pino, { type DestinationStream, type LoggerOptions } from 'pino'
 import type { IncomingMessage } from 'node:http'
 import type { Socket } from 'node:net'
 import type { ErrorCode } from '../../schemas/errors.ts'
@@ -13,33 +13,42 @@ export interface LogStream { write (line: string): unknown }
 
 // A reader that hangs must not take all memory: beyond that, lines are dropped.
 const MOST_UNREAD = 16 * 1024 * 1024
-
-// Lines leave together when they are so many characters, or so many milliseconds after the first of them.
+// Lines leave together when they are so many bytes, or so many milliseconds after the first of them.
 const TOGETHER = 32_768
 const MOST_DELAY = 50
+// What a pipe takes in one piece (PIPE_BUF of Linux).
+const ONE_PIECE = 4096
 
 /**
  * Standard output, pretty on a terminal. Lines leave together, twenty times a second or when there are many, so that
  * nobody waits for them. All are out when the process ends, unless it is killed: then those of the last moment are lost.
+ *
+ * @param isShared whether other processes write to the same: each write is then of whole lines and no more than a pipe
+ *   takes in one piece (unless a single line is longer), so that lines do not mix
  */
-export function standardLog (): LogStream {
+export function standardLog (isShared = false): LogStream {
   if (process.stdout.isTTY) return pino.transport({ target: 'pino-pretty', options: { ignore: 'hostname' } }) as LogStream
-  const out = pino.destination({ dest: 1, sync: false, maxLength: MOST_UNREAD })
+  const most = isShared ? ONE_PIECE : TOGETHER
+  const out = pino.destination({ dest: 1, sync: false, maxLength: MOST_UNREAD, maxWrite: most })
   let lines = ''
+  let bytes = 0
   let timer: NodeJS.Timeout | undefined
   const flush = () => {
     clearTimeout(timer)
     timer = undefined
     if (lines !== '') out.write(lines)
     lines = ''
+    bytes = 0
   }
   // Before the destination's own listeners, which then write out what it has.
   for (const event of ['beforeExit', 'exit'] as const) process.prependListener(event as 'exit', flush)
   return {
     write (line) {
+      const length = Buffer.byteLength(line)
+      if (bytes + length > most) flush()
       lines += line
-      if (lines.length >= TOGETHER) flush()
-      else timer ??= setTimeout(flush, MOST_DELAY).unref()
+      bytes += length
+      timer ??= setTimeout(flush, MOST_DELAY).unref()
     }
   }
 }
@@ -53,6 +62,11 @@ export function loggerOptions (level: string, stream: LogStream): FastifyServerO
     serializers: { req: () => ({}), res: () => ({}) },
     stream
   }
+}
+
+/** A log for who has no Fastify, in the form of the service's own. */
+export function createLog (level: string, stream: LogStream): FastifyBaseLogger {
+  return pino(loggerOptions(level, stream) as LoggerOptions, stream as DestinationStream) as FastifyBaseLogger
 }
 
 const LEVELS = ['trace', 'debug', 'info', 'warn', 'error', 'fatal'] as const

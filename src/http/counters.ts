@@ -1,0 +1,156 @@
+import { LRUCache } from 'lru-cache'
+
+// Counters kept per group; the ones that nobody used for longest go first.
+const MOST_KEYS = 20_000
+
+/** A request to count: in which group and under which key, in a window of how many milliseconds, and how many may be in it. */
+export type Counting = [group: string, key: string, window: number, most: number]
+/** How many requests are in the window, this one included, and when the window ends. */
+export type Counted = [count: number, end: number]
+
+/** Counts requests in fixed windows. */
+export interface Counters {
+  count (counting: Counting, done: (...counted: Counted) => void): void
+  /** Whether the last request of this key was past its limit, and its window goes on. Counts nothing. */
+  isPast (group: string, key: string): boolean
+}
+
+interface OwnCounters extends Counters {
+  /** The key is past its limit until the window ends. */
+  mark (group: string, key: string, end: number): void
+}
+
+/** Counters of this process alone. */
+export function createCounters (): OwnCounters {
+  const groups = new Map<string, LRUCache<string, { count: number, end: number }>>()
+  const past = new LRUCache<string, number>({ max: MOST_KEYS })
+  const mark = (group: string, key: string, end: number) => { past.set(`${group} ${key}`, end) }
+
+  return {
+    mark,
+    isPast: (group, key) => (past.get(`${group} ${key}`) ?? 0) > Date.now(),
+    count ([group, key, window, most], done) {
+      let counters = groups.get(group)
+      if (counters === undefined) groups.set(group, counters = new LRUCache({ max: MOST_KEYS }))
+      const now = Date.now()
+      let counter = counters.get(key)
+      if (counter === undefined || counter.end <= now) counters.set(key, counter = { count: 0, end: now + window })
+      if (++counter.count > most) mark(group, key, counter.end)
+      done(counter.count, counter.end)
+    }
+  }
+}
+
+interface Question { counting: number, of: Counting[] }
+interface Answer { counted: number, are: Counted[] }
+interface Notice { past: [group: string, key: string, end: number][] }
+
+/** Counts for all members: what each of them sends is answered with how many there were in all. */
+export function createCommonCounters () {
+  const counters = createCounters()
+  const members = new Set<(message: Answer | Notice) => void>()
+
+  /** `send` reaches the member; the answer takes what it sends. */
+  function join (send: (message: Answer | Notice) => void) {
+    members.add(send)
+    return {
+      receive (message: unknown) {
+        const { counting, of } = message as Question
+        const are: Counted[] = []
+        const past: Notice['past'] = []
+        for (const one of of) {
+          counters.count(one, (count, end) => {
+            const [group, key, , most] = one
+            are.push([count, end])
+            // Who sent it knows by the answer.
+            if (count === most + 1) past.push([group, key, end])
+          })
+        }
+        send({ counted: counting, are })
+        if (past.length > 0) for (const other of members) if (other !== send) other({ past })
+      },
+      leave () { members.delete(send) }
+    }
+  }
+
+  return { join }
+}
+
+// Milliseconds. Whoever counts for all does little else and answers in less than one.
+const DEADLINE = 500
+// How often a member that counts by itself asks whether it has to.
+const AGAIN = 1_000
+
+interface Member extends Counters {
+  /** Takes what is sent to this member. */
+  receive (message: unknown): void
+}
+
+/**
+ * The counters of a member. What is counted in one turn of the event loop is one message. When no answer comes, or nobody
+ * is there to send to, it counts by itself until there is one again: no request waits for longer than the deadline.
+ *
+ * @param send false when nobody is there any more
+ * @param onChange called when it begins to count by itself (true), and when that ends (false)
+ */
+export function joinCommonCounters (send: (message: Question) => boolean, onChange: (isAlone: boolean) => void): Member {
+  const own = createCounters()
+  const open = new Map<number, { asked: Asked[], late: NodeJS.Timeout }>()
+  let gathered: Asked[] = []
+  let last = 0
+  let isAlone = false
+  let askedAt = 0
+
+  return {
+    isPast: own.isPast,
+    count (counting, done) {
+      if (isAlone) {
+        own.count(counting, done)
+        if (performance.now() - askedAt > AGAIN) ask([])
+      } else if (gathered.push({ counting, done }) === 1) {
+        setImmediate(() => {
+          const asked = gathered
+          gathered = []
+          ask(asked)
+        })
+      }
+    },
+    receive (message) {
+      const { counted, are, past } = message as Partial<Answer & Notice>
+      for (const one of past ?? []) own.mark(...one)
+      if (counted !== undefined) answered(counted, are!)
+    }
+  }
+
+  function ask (asked: Asked[]) {
+    askedAt = performance.now()
+    const number = ++last
+    // Where this process itself was busy for too long, the answer is read before it counts as late.
+    const late = setTimeout(() => { setImmediate(giveUp, number) }, DEADLINE).unref()
+    open.set(number, { asked, late })
+    if (!send({ counting: number, of: asked.map(({ counting }) => counting) })) giveUp(number)
+  }
+
+  function answered (number: number, are: Counted[]) {
+    const { asked = [], late } = open.get(number) ?? {}
+    open.delete(number)
+    clearTimeout(late)
+    if (isAlone) onChange(isAlone = false)
+    for (const [i, { counting: [group, key, , most], done }] of asked.entries()) {
+      const [count, end] = are[i]!
+      if (count > most) own.mark(group, key, end)
+      done(count, end)
+    }
+  }
+
+  function giveUp (number: number) {
+    const given = open.get(number)
+    if (given === undefined) return
+    open.delete(number)
+    clearTimeout(given.late)
+    if (!isAlone) onChange(isAlone = true)
+    for (const { counting, done } of given.asked) own.count(counting, done)
+  }
+}
+
+interface Asked { counting: Counting, done: (...counted: Counted) => void }
