@@ -83,3 +83,16 @@ export function fieldsOf (name: AuthenticatedTable, row: Readonly<Record<string,
   const { fields, presence } = AUTHENTICATED[name] as Declaration<PgTable, string & keyof PgTable['_']['columns']>
   return fields.map((field) => [field, presence.includes(field) ? row[field] !== null && row[field] !== false : row[field]])
 }
+
+/** An authenticated row that came as `to_jsonb` writes it. */
+export function fromJson<N extends AuthenticatedTable> (name: N, row: Readonly<Record<string, unknown>> | null): (AuthenticatedRow<N> & { mac: Buffer | null }) | null {
+  if (row === null) return null
+  const columns = getTableColumns(AUTHENTICATED[name].table as PgTable) as Record<string, PgColumn>
+  return Object.fromEntries([...AUTHENTICATED[name].fields, 'mac'].map((field) => [field, valueOf(columns[field]!, row[field])])) as never
+}
+
+function valueOf (column: PgColumn, value: unknown): unknown {
+  if (typeof value !== 'string') return value
+  if (column.getSQLType() === 'bytea') return Buffer.from(value.slice('\\x'.length), 'hex')
+  return column.dataType === 'date' ? new Date(value) : value
+}

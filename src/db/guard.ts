@@ -8,11 +8,13 @@ const MAX_WAIT = 2_000
 const MAX_WAITING = 200
 
 /**
- * Tells its subscribers of every statement, before it is sent and after it was answered: `{ phase, text }`, never the
- * values. Nobody subscribes in the service itself; a debugger or a crash test can.
+ * Tells its subscribers of every statement, before it is sent and after it was answered: `{ phase, text, prepared }`,
+ * never the values. Nobody subscribes in the service itself; a debugger or a crash test can.
  */
 const statements = channel('strongroom:statement')
-const tell = (phase: 'before' | 'after', text: unknown) => { if (statements.hasSubscribers) statements.publish({ phase, text }) }
+const tell = (phase: 'before' | 'after', text: unknown, prepared = false) => {
+  if (statements.hasSubscribers) statements.publish({ phase, text, prepared })
+}
 
 type Result = Record<string, unknown>[] | unknown[][]
 type Run = (shape: 'rows' | 'values') => Promise<Result>
@@ -45,7 +47,7 @@ export function guard (client: Sql, { slots, onError = () => {}, deadline = DEAD
   async function statement (shape: 'rows' | 'values', ...call: Parameters<Sql['unsafe']>) {
     const started = performance.now()
     const leave = await enter()
-    tell('before', call[0])
+    tell('before', call[0], prepare)
     const query = client.unsafe(call[0], call[1], options)
     const work: Promise<Result> = shape === 'values' ? query.values().execute() : query.execute()
     work.catch(onError).then(leave)
@@ -92,7 +94,7 @@ export function guard (client: Sql, { slots, onError = () => {}, deadline = DEAD
 function guardTransaction (tx: TransactionSql, end: { over?: Error }, options: { prepare: boolean }): TransactionSql {
   const unsafe = (...call: Parameters<Sql['unsafe']>) => pending(async shape => {
     if (end.over) throw end.over
-    tell('before', call[0])
+    tell('before', call[0], options.prepare)
     const query = tx.unsafe(call[0], call[1], options)
     const result = await (shape === 'values' ? query.values() : query)
     tell('after', call[0])

@@ -1,6 +1,6 @@
-import { and, asc, eq, inArray, isNull, lt, sql } from 'drizzle-orm'
+import { and, asc, eq, isNull, lt, sql } from 'drizzle-orm'
 import { rowsJson } from '../db/columns.ts'
-import type { Db } from '../db/database.ts'
+import { isOneOf, type Db } from '../db/database.ts'
 import { encryption_keys, keyColumns, organizations, projects, re_encryptions, secret_versions, secrets } from '../db/tables.ts'
 import type { KeyRow } from './encryption-keys.ts'
 import type { KeyState } from './projects.ts'
@@ -132,7 +132,7 @@ export async function findWaiting (
   const { id, revision, key_version, size_bytes, sealed } = secret_versions
   const query = db.select({ id, secret_id: secrets.id, revision, key_version, size_bytes, sealed, level_id: secrets.level_id, key: keyColumns }).from(secret_versions)
     .innerJoin(secrets, itsSecret).innerJoin(encryption_keys, itsKey)
-    .where(and(eq(secret_versions.organization_id, project.organization_id), inArray(secret_versions.id, [...ids]), waiting(project, retentionDays)))
+    .where(and(eq(secret_versions.organization_id, project.organization_id), isOneOf(secret_versions.id, ids), waiting(project, retentionDays)))
     .orderBy(asc(secret_versions.id))
   if (lock === undefined) return query
   return lock === 'skip' ? query.for('update', { of: secret_versions, skipLocked: true }) : query.for('update', { of: secret_versions })

@@ -3,6 +3,7 @@ import type { Ability, Scope } from '../../schemas/scopes.ts'
 import { LIFETIMES } from '../../schemas/oauth.ts'
 import type { Role } from '../../schemas/users.ts'
 import { authenticatedColumns } from '../db/authenticated.ts'
+import { byQuestion, gather } from '../db/gather.ts'
 import { isAuthentic, isForeignKeyViolation, macOf, prepared, readNow, updateAuthentic, type Authenticated, type Db } from '../db/database.ts'
 import { deleteExpired } from '../db/expired.ts'
 import { revokeGrants } from '../db/grants.ts'
@@ -211,8 +212,9 @@ export interface UserCall {
   membership: { role: Role, organization: Organization } | undefined
 }
 
-const byAccessToken = prepared('user_by_access_token', (db) => db
+const byAccessToken = prepared('users_by_access_token', (db) => db
   .select({
+    question: sql<number>`asked.question`.as('question'),
     id: oauth_tokens.id,
     grant_id: oauth_tokens.grant_id,
     user: userColumns,
@@ -222,21 +224,36 @@ const byAccessToken = prepared('user_by_access_token', (db) => db
     organization: organizationColumns,
     plan: plans
   })
-  .from(oauth_tokens)
+  .from(sql`jsonb_to_recordset(${sql.placeholder('asked')}::jsonb) AS asked (question int, hash text, organization text)`)
+  .innerJoin(oauth_tokens, eq(oauth_tokens.access_hash, sql`decode(asked.hash, 'hex')`))
   .innerJoin(oauth_grants, eq(oauth_grants.id, oauth_tokens.grant_id))
   .innerJoin(users, eq(users.id, oauth_grants.user_id))
   .innerJoin(oauth_clients, eq(oauth_clients.id, oauth_grants.client_id))
-  .leftJoin(organizations, or(eq(organizations.id, sql`upper(${sql.placeholder('organization')}::text)::bpchar`), eq(organizations.slug, sql`${sql.placeholder('organization')}::text`)))
+  .leftJoin(organizations, or(eq(organizations.id, sql`upper(asked.organization)::bpchar`), eq(organizations.slug, sql`asked.organization`)))
   .leftJoin(members, and(eq(members.organization_id, organizations.id), eq(members.user_id, users.id), eq(members.status, 'active')))
   .leftJoin(plans, eq(plans.name, organizations.plan))
   .where(and(
-    eq(oauth_tokens.access_hash, sql.placeholder('hash')), isNull(oauth_tokens.used_at), gt(oauth_tokens.access_expires_at, sql`now()`),
+    isNull(oauth_tokens.used_at), gt(oauth_tokens.access_expires_at, sql`now()`),
     isNull(oauth_grants.revoked_at), gt(oauth_grants.expires_at, sql`now()`), isNull(users.disabled_at), isNull(oauth_clients.disabled_at)
   )))
 
+const findUserCalls = gather({
+  keyOf: ({ hash, organization }: { hash: Buffer, organization: string | undefined }) => `${hash.toString('latin1')}${organization ?? ''}`,
+  find: async (db, questions) => {
+    const asked = questions.map(({ hash, organization }, question) => ({ question, hash: hash.toString('hex'), organization }))
+    return byQuestion(await byAccessToken(db, { asked: JSON.stringify(asked) }), questions.length)
+  },
+  read: userCallOf
+})
+
 /** The call that an access token makes, judged by the database's clock; undefined when the token counts for nothing any more. */
 export async function findUserCall (db: Db, hash: Buffer, organization: string | undefined): Promise<UserCall | undefined> {
-  const rows = await byAccessToken(db, { hash, organization: organization ?? null })
+  return findUserCalls(db, { hash, organization })
+}
+
+function userCallOf (
+  db: Db, rows: readonly Omit<Awaited<ReturnType<typeof byAccessToken>>[number], 'question'>[], { organization }: { organization: string | undefined }
+): UserCall | undefined {
   const [first] = rows
   if (first === undefined) return undefined
   const { id, grant_id, user, pair, itsGrant } = first

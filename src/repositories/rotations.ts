@@ -1,7 +1,7 @@
-import { and, asc, eq, inArray, isNotNull, sql } from 'drizzle-orm'
+import { and, asc, eq, isNotNull, sql } from 'drizzle-orm'
 import { authenticatedColumns } from '../db/authenticated.ts'
 import { rowsJson } from '../db/columns.ts'
-import { macOf, verifies, type Authenticated, type Db } from '../db/database.ts'
+import { isOneOf, macOf, verifies, type Authenticated, type Db } from '../db/database.ts'
 import { organization_counters, secrets } from '../db/tables.ts'
 import { fail } from '../rules/errors.ts'
 import type { Actor } from './audit.ts'
@@ -26,7 +26,7 @@ export async function findDocuments (db: Db, organizationId: string, ids: readon
   // Spelt out: of a single table, Drizzle names a column without its table, which in here would be that of the version.
   const recorded_revision = sql<number | null>`(SELECT v.revision FROM secret_versions v WHERE v.organization_id = secrets.organization_id AND v.history_id = secrets.history_id ORDER BY v.id DESC LIMIT 1)`.mapWith(secrets.revision)
   const rows = await db.select({ ...authenticatedColumns('secrets'), recorded_revision }).from(secrets)
-    .where(and(eq(secrets.organization_id, organizationId), inArray(secrets.id, [...ids]))).orderBy(asc(secrets.id))
+    .where(and(eq(secrets.organization_id, organizationId), isOneOf(secrets.id, ids))).orderBy(asc(secrets.id))
   if (!rows.every((row) => verifies(db, 'secrets', row))) fail('integrity_error')
   return rows.flatMap((row) => row.sealed === null ? [] : { ...row, sealed: row.sealed })
 }

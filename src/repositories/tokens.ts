@@ -2,14 +2,14 @@ import { and, desc, eq, gt, isNull, lt, or, sql, type SQL } from 'drizzle-orm'
 import type { OrganizationStatus, Plan } from '../../schemas/organizations.ts'
 import type { Ability } from '../../schemas/scopes.ts'
 import type { ApiToken, Restriction } from '../../schemas/tokens.ts'
-import { authenticatedColumns } from '../db/authenticated.ts'
+import { authenticatedColumns, fromJson } from '../db/authenticated.ts'
 import type { Caller } from '../db/caller.ts'
 import { byQuestion, gather } from '../db/gather.ts'
 import { makeId } from '../db/ids.ts'
-import { isAuthentic, macOf, prepared, verifies, type Authenticated, type Db } from '../db/database.ts'
-import { api_tokens, environments, oauth_clients, oauth_grants, organizationColumns, organizations, plans, projects, targets, users } from '../db/tables.ts'
+import { isAuthentic, macOf, preparedSql, verifies, type Authenticated, type Db } from '../db/database.ts'
+import { api_tokens, environments, organizations, projects, targets } from '../db/tables.ts'
 import { fail } from '../rules/errors.ts'
-import { offsetOf, type PageRequest } from '../rules/pagination.ts'
+import { readPage, type PageRequest } from '../rules/pagination.ts'
 import type { Slice } from '../rules/slices.ts'
 
 /** The organization that a request is about, as the guard found it. */
@@ -44,28 +44,56 @@ export interface Principal {
   organization: Organization
 }
 
-const principalsByHash = prepared('principals_by_hash', (db) => db
-  .select({
-    question: sql<number>`asked.question::int - 1`.as('question'),
-    token: authenticatedColumns('api_tokens'),
-    itsUser: authenticatedColumns('users'),
-    itsGrant: authenticatedColumns('oauth_grants'),
-    itsClient: authenticatedColumns('oauth_clients'),
-    organization: organizationColumns,
-    plan: plans
-  })
-  .from(sql`jsonb_array_elements_text(${sql.placeholder('hashes')}::jsonb) WITH ORDINALITY AS asked (hash, question)`)
-  .innerJoin(api_tokens, eq(api_tokens.token_hash, sql`decode(asked.hash, 'hex')`))
-  .innerJoin(organizations, eq(organizations.id, api_tokens.organization_id))
-  .innerJoin(plans, eq(plans.name, organizations.plan))
-  .leftJoin(users, eq(users.id, api_tokens.user_id))
-  .leftJoin(oauth_grants, eq(oauth_grants.id, api_tokens.grant_id))
-  .leftJoin(oauth_clients, eq(oauth_clients.id, oauth_grants.client_id))
-  .where(and(
-    or(isNull(api_tokens.expires_at), gt(api_tokens.expires_at, sql`now()`)),
-    isNull(users.disabled_at), isNull(oauth_clients.disabled_at), isNull(oauth_grants.revoked_at),
-    or(isNull(api_tokens.grant_id), gt(oauth_grants.expires_at, sql`now()`))
-  )))
+// Of a token that is a person's, the rows that it rests on come along.
+const principalsByHash = preparedSql<TokenFound, { hashes: string }>('principals_by_hash', ($) => sql`
+  SELECT asked.question::int - 1 AS question,
+    api_tokens.id, api_tokens.organization_id, api_tokens.name, api_tokens.token_hash, api_tokens.token_prefix,
+    to_jsonb(api_tokens.abilities) AS abilities, api_tokens.slices, api_tokens.expires_at,
+    api_tokens.created_by_type, api_tokens.created_by_id, api_tokens.created_by_name, api_tokens.user_id, api_tokens.grant_id, api_tokens.mac,
+    o.name AS organization_name, o.slug, o.status, o.storage_key, o.created_at, o.updated_at,
+    p.name AS plan, p.retention_days, p.api_per_minute, p.max_projects, p.max_members,
+    CASE WHEN api_tokens.user_id IS NOT NULL OR api_tokens.grant_id IS NOT NULL
+      THEN jsonb_build_object('users', to_jsonb(u), 'oauth_grants', to_jsonb(g), 'oauth_clients', to_jsonb(c)) END AS support
+  FROM jsonb_array_elements_text(${$('hashes')}::jsonb) WITH ORDINALITY AS asked (hash, question)
+  INNER JOIN api_tokens ON api_tokens.token_hash = decode(asked.hash, 'hex')
+  JOIN organizations o ON o.id = api_tokens.organization_id
+  JOIN plans p ON p.name = o.plan
+  LEFT JOIN users u ON u.id = api_tokens.user_id
+  LEFT JOIN oauth_grants g ON g.id = api_tokens.grant_id
+  LEFT JOIN oauth_clients c ON c.id = g.client_id
+  WHERE (api_tokens.expires_at IS NULL OR api_tokens.expires_at > now())
+    AND u.disabled_at IS NULL AND c.disabled_at IS NULL AND g.revoked_at IS NULL
+    AND (api_tokens.grant_id IS NULL OR g.expires_at > now())`)
+
+interface TokenFound {
+  question: number
+  id: string
+  organization_id: string
+  name: string
+  token_hash: Buffer
+  token_prefix: string
+  abilities: Ability[]
+  slices: Slice[] | null
+  expires_at: string | null
+  created_by_type: Principal['type'] | null
+  created_by_id: string | null
+  created_by_name: string | null
+  user_id: string | null
+  grant_id: string | null
+  mac: Buffer | null
+  organization_name: string
+  slug: string
+  status: OrganizationStatus
+  storage_key: Buffer
+  created_at: string
+  updated_at: string
+  plan: Plan['name']
+  retention_days: number | null
+  api_per_minute: number
+  max_projects: number | null
+  max_members: number | null
+  support: Record<'users' | 'oauth_grants' | 'oauth_clients', Record<string, unknown> | null> | null
+}
 
 /** The principal of a token that lives, judged by the database's clock. Nothing is cached: a revoked token is dead at once. */
 export const findPrincipal = gather({
@@ -74,26 +102,63 @@ export const findPrincipal = gather({
   read: (db, [row]) => row && principalOf(db, row)
 })
 
-function principalOf (db: Db, row: Omit<Awaited<ReturnType<typeof principalsByHash>>[number], 'question'>): Principal | undefined {
-  if (!isAuthentic(db, 'api_tokens', row.token)) return undefined
-  const { token, itsUser, itsGrant, itsClient, organization, plan } = row
-  const { user_id, grant_id } = token
-  // What rests on a person, a grant and its client lives no longer than these, and no better than what is known of them.
-  const about = { organization_id: organization.id }
-  if (user_id !== null && (itsUser === null || !isAuthentic(db, 'users', itsUser, about))) return undefined
-  if (grant_id !== null && (itsGrant === null || itsGrant.user_id !== user_id || !isAuthentic(db, 'oauth_grants', itsGrant, about))) return undefined
-  if (itsGrant !== null && (itsClient === null || !isAuthentic(db, 'oauth_clients', itsClient, about))) return undefined
+function principalOf (db: Db, row: Omit<TokenFound, 'question'>): Principal | undefined {
+  const number = (text: string | null) => text === null ? null : Number(text)
+  const { organization_id, name, token_hash, token_prefix, abilities, slices, created_by_type, created_by_name, mac } = row
+  const id = Number(row.id)
+  const user_id = number(row.user_id)
+  const grant_id = number(row.grant_id)
+  const expires_at = row.expires_at === null ? null : new Date(row.expires_at)
+  const token = {
+    id,
+    organization_id,
+    name,
+    token_hash,
+    token_prefix,
+    abilities,
+    slices,
+    expires_at,
+    created_by_type,
+    created_by_id: number(row.created_by_id),
+    created_by_name,
+    user_id,
+    grant_id,
+    mac
+  }
+  if (!isAuthentic(db, 'api_tokens', token) || !isSupported(db, row.support, { organization_id, user_id, grant_id })) return undefined
+  const { status, slug, storage_key, created_at, updated_at, plan, retention_days, api_per_minute, max_projects, max_members } = row
   return {
     type: 'api_token',
-    id: token.id,
-    name: token.name,
-    scopes: new Set(token.abilities as Ability[]),
-    slices: token.slices ?? [],
-    expires_at: token.expires_at,
-    caller: { api_token: token.id },
+    id,
+    name,
+    scopes: new Set(abilities),
+    slices: slices ?? [],
+    expires_at,
+    caller: { api_token: id },
     person: user_id === null ? null : { user_id, grant_id },
-    organization: { ...organization, plan }
+    organization: {
+      id: organization_id,
+      name: row.organization_name,
+      slug,
+      status,
+      storage_key,
+      created_at: new Date(created_at),
+      updated_at: new Date(updated_at),
+      plan: { name: plan, retention_days, api_per_minute, max_projects, max_members }
+    }
   }
+}
+
+// What rests on a person, a grant and its client lives no longer than these, and no better than what is known of them.
+function isSupported (db: Db, support: TokenFound['support'], { organization_id, user_id, grant_id }: { organization_id: string, user_id: number | null, grant_id: number | null }): boolean {
+  if (support === null) return true
+  const about = { organization_id }
+  const user = fromJson('users', support.users)
+  const grant = fromJson('oauth_grants', support.oauth_grants)
+  const client = fromJson('oauth_clients', support.oauth_clients)
+  if (user_id !== null && (user === null || !isAuthentic(db, 'users', user, about))) return false
+  if (grant_id !== null && (grant === null || grant.user_id !== user_id || !isAuthentic(db, 'oauth_grants', grant, about))) return false
+  return grant === null || (client !== null && isAuthentic(db, 'oauth_clients', client, about))
 }
 
 /** Remembers that the token was used, to the minute. */
@@ -139,9 +204,11 @@ export async function createToken (db: Db, { made_by: maker, slices, ...token }:
  */
 export async function listTokens (db: Db, organizationId: string, slices: readonly Slice[], page: PageRequest): Promise<{ rows: ApiToken[], total: number }> {
   const own = and(eq(api_tokens.organization_id, organizationId), slices.length === 0 ? undefined : isCoveredBy(slices))
-  const rows = await db.select(columns).from(api_tokens).where(own).orderBy(desc(api_tokens.id)).limit(page.per_page).offset(offsetOf(page))
+  const total = sql<number>`(SELECT count(*)::int FROM ${api_tokens} WHERE ${own})`
+  const { rows, total: all } = await readPage(page, async ({ limit, offset }) =>
+    db.select({ ...columns, total }).from(api_tokens).where(own).orderBy(desc(api_tokens.id)).limit(limit).offset(offset))
   const genuine = rows.filter((row) => isAuthentic(db, 'api_tokens', row))
-  return { rows: await withRestrictions(db, organizationId, genuine), total: await db.$count(api_tokens, own) }
+  return { rows: await withRestrictions(db, organizationId, genuine), total: all }
 }
 
 // `coversAll` for the database, which can look through very many tokens without holding up everybody: the slices of the
@@ -227,25 +294,21 @@ export async function findSlice (db: Db, organizationId: string, { project, targ
   return { project_id: row.project.id, target_id: row.target?.id ?? null, environment_id: row.environment?.id ?? null }
 }
 
+const slugsOf = preparedSql<{ id: string, slug: string }, { organization_id: string, ids: string }>('slugs', ($) => {
+  const among = (table: SQL) => sql`SELECT ${table}.id, ${table}.slug FROM ${table} WHERE ${table}.organization_id = ${$('organization_id')}::char(26)
+    AND ${table}.id IN (SELECT value::char(26) FROM jsonb_array_elements_text(${$('ids')}::jsonb))`
+  return sql`${among(sql`projects`)} UNION ALL ${among(sql`targets`)} UNION ALL ${among(sql`environments`)}`
+})
+
 type TokenRow = Authenticated<'api_tokens'> & Pick<typeof api_tokens.$inferSelect, 'last_used_at' | 'created_at' | 'updated_at'>
 
 // Slices are kept by id and shown by slug. What was deleted since has no slug: the slice then covers nothing and is left
 // out; with the last of them the token ended.
 async function withRestrictions (db: Db, organizationId: string, rows: readonly TokenRow[]): Promise<ApiToken[]> {
   const slices = rows.flatMap((row) => row.slices ?? [])
-  const slugs = new Map<string, string>()
-  const named = [
-    [projects, slices.map(({ project_id }) => project_id)],
-    [targets, slices.flatMap(({ target_id }) => target_id ?? [])],
-    [environments, slices.flatMap(({ environment_id }) => environment_id ?? [])]
-  ] as const
-  for (const [table, ids] of named) {
-    if (ids.length === 0) continue
-    const distinct = [...new Set(ids)]
-    const found = await db.select({ id: sql<string>`${table.id}`, slug: sql<string>`${table.slug}` })
-      .from(table).where(and(eq(table.organization_id, organizationId), sql`${table.id} IN ${distinct}`))
-    for (const { id, slug } of found) slugs.set(id, slug)
-  }
+  const ids = [...new Set(slices.flatMap(({ project_id, target_id, environment_id }) => [project_id, target_id ?? [], environment_id ?? []].flat()))]
+  const named = ids.length === 0 ? [] : await slugsOf(db, { organization_id: organizationId, ids: JSON.stringify(ids) })
+  const slugs = new Map(named.map(({ id, slug }) => [id, slug]))
   return rows.map((row) => {
     const { name, token_prefix, abilities, expires_at, last_used_at, created_at, updated_at } = row
     const { created_by_type: type, created_by_id: by, created_by_name: byName } = row

@@ -1,0 +1,115 @@
+import { subscribe, unsubscribe } from 'node:diagnostics_channel'
+import t from 'tap'
+import { startApp } from './helpers/app.ts'
+import { OPERATIONS, send, settle } from './helpers/operations.ts'
+
+// How often each operation asks the database, which is what it costs: who calls and what it is about are a statement each,
+// shared with whoever else asks in that moment. A commit is one; what a change does in its transaction is each on its own.
+
+const STATEMENTS: Record<string, number> = {
+  getHealth: 0,
+  getReadiness: 1,
+  getAuthorizationServer: 0,
+  getProtectedResource: 0,
+  getAccessToken: 0,
+  revokeToken: 1,
+  getUser: 1,
+  listOrganizations: 1,
+  getOrganization: 1,
+  getOwnOrganization: 1,
+  listProjects: 2,
+  listProjectsLongPath: 2,
+  getProject: 3,
+  getProjectLongPath: 3,
+  listTargets: 3,
+  listTargetsLongPath: 3,
+  getTarget: 3,
+  getTargetLongPath: 3,
+  listEnvironments: 3,
+  listEnvironmentsLongPath: 3,
+  getEnvironment: 3,
+  getEnvironmentLongPath: 3,
+  readProjectSecrets: 2,
+  readProjectSecretsLongPath: 2,
+  readTargetSecrets: 2,
+  readTargetSecretsLongPath: 2,
+  readEnvironmentSecrets: 2,
+  readEnvironmentSecretsLongPath: 2,
+  retrieveSecrets: 3,
+  retrieveSecretsLongPath: 2,
+  getEncryptionKey: 3,
+  listEncryptionKeys: 5,
+  rotateEncryptionKey: 3,
+  listPendingVersions: 6,
+  reEncryptHistory: 11,
+  rotateClientKeys: 4,
+  storeSecrets: 3,
+  listVersions: 3,
+  getVersion: 3,
+  restoreVersion: 4,
+  deleteVersion: 8,
+  purgeVersions: 9,
+  deleteSecrets: 3,
+  listApiTokens: 2,
+  createApiToken: 4,
+  createProject: 10,
+  createTarget: 10,
+  createEnvironment: 11,
+  updateProject: 8,
+  putProject: 8,
+  updateTarget: 9,
+  putTarget: 9,
+  updateEnvironment: 9,
+  putEnvironment: 9,
+  deleteEnvironment: 13,
+  deleteTarget: 12,
+  deleteProject: 10,
+  deleteApiToken: 5
+}
+
+/** What grows with a project is planned for it, each time. */
+const GROWING = ['rotateEncryptionKey', 'rotateClientKeys']
+/** What an operation leaves to be done when it is answered. */
+const BACKGROUND = /^\s*with recursive found|^select .* from "re_encryptions" inner join/is
+
+interface Sent { text: string, prepared: boolean }
+
+const service = await startApp(t)
+
+async function statementsOf (work: () => Promise<unknown>): Promise<Sent[]> {
+  const sent: Sent[] = []
+  const look = (message: unknown) => {
+    const { phase, text, prepared } = message as { phase: string } & Sent
+    if (phase === 'before') sent.push({ text, prepared })
+  }
+  subscribe('strongroom:statement', look)
+  try {
+    await work()
+  } finally {
+    unsubscribe('strongroom:statement', look)
+  }
+  // Once a minute for a token, and nobody waits for it.
+  return sent.filter(({ text }) => !/^update "api_tokens" set "last_used_at"/.test(text))
+}
+
+t.test('a read takes two statements, a store three, a list three', (t) => {
+  for (const [id, count] of Object.entries(STATEMENTS)) {
+    if (/^read\w*Secrets/.test(id)) t.equal(count, 2, id)
+    if (id === 'storeSecrets') t.equal(count, 3, id)
+    if (/^list(?:Projects|Targets|Environments|Versions|ApiTokens)/.test(id)) t.ok(count <= 3, id)
+  }
+  t.end()
+})
+
+t.test('each operation sends as many statements as it is given here, every one prepared', async (t) => {
+  const { caller, ids } = await settle(service, 'counted')
+  for (const [id, row] of Object.entries(OPERATIONS)) {
+    const sent = await statementsOf(async () => {
+      const { status, text } = await send(service, row, ids, row.access === 'public' ? undefined : caller.token)
+      t.ok(status < 300 || status === row.public, `${id}: ${status} ${text.slice(0, 200)}`)
+    })
+    const [own, planned] = [sent.filter(({ prepared, text }) => prepared || text === 'commit'), sent.filter(({ prepared, text }) => !prepared && text !== 'commit')]
+    t.equal(own.length, STATEMENTS[id], `${id}: ${own.map(({ text }) => text.trim().slice(0, 60)).join('; ')}`)
+    if (!GROWING.includes(id)) t.strictSame(planned.filter(({ text }) => !BACKGROUND.test(text)), [], `${id} sends nothing that is not prepared`)
+  }
+})
