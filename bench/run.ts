@@ -47,6 +47,7 @@ try {
   await measureStarts(env)
   await measureEmbeddedStarts()
   const figures = await measureLoads(env, tenants)
+  await measureWorkers(env, tenants)
   await measureKeys({ dir, env, sql, load, tenants, connections: CONNECTIONS, rounds, seconds, lines, wanted })
   await measureEmbedded(figures)
   const [version] = await sql`SHOW server_version`
@@ -122,6 +123,33 @@ async function measureLoads (env: Record<string, string>, tenants: Tenant[]): Pr
     await Promise.all([service.stop(), bare.stop()])
   }
   return rates
+}
+
+/** The same reads of one process and of two. Where the two share their cores with what serves and asks them, there is no bar. */
+async function measureWorkers (env: Record<string, string>, tenants: Tenant[]): Promise<void> {
+  const row = 'reads with 2 workers'
+  if (!wanted(row)) return
+  const [one, two] = await Promise.all([startService(dir, env), startService(dir, { ...env, WORKERS: '2' })])
+  try {
+    const { id, token } = tenants[0]!
+    // `measureLoads` has filled it.
+    const requests = [getting(token, `/api/v1/${id}/orbit/backend/live/secrets`)]
+    for (const service of [one, two]) await fire(service, requests, 200, 1)
+    const own: Outcome[] = []
+    const other: number[] = []
+    for (let round = 0; round < rounds; round++) {
+      other.push((await fire(one, requests, 200, seconds)).rate)
+      own.push(await fire(two, requests, 200, seconds))
+    }
+    const rate = median(own.map(({ rate }) => rate))
+    const ratio = median(own.map(({ rate }, round) => rate / other[round]!))
+    // Two for the workers, one for PostgreSQL, one for the load.
+    const bar = os.availableParallelism() >= 4 ? { bar: { least: 1.6 } } : {}
+    lines.push({ row, reference: '1 worker', ...compare(rate, median(other), '/s', 0), ratio, ...bar, note: total(own) })
+    console.log(`${row}: ${Math.round(rate)}/s`)
+  } finally {
+    await Promise.all([one.stop(), two.stop()])
+  }
 }
 
 async function measureStarts (env: Record<string, string>): Promise<void> {

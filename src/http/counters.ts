@@ -76,8 +76,8 @@ export function createCommonCounters () {
   return { join }
 }
 
-// Milliseconds. Whoever counts for all does little else and answers in less than one.
-const DEADLINE = 500
+// Milliseconds. Whoever counts for all does little else and answers in less than one, on a busy machine in some more.
+const DEADLINE = 1_000
 // How often a member that counts by itself asks whether it has to.
 const AGAIN = 1_000
 
