@@ -23,7 +23,7 @@ const ON_SERVER = new Set(['scale', 'workers'])
 const FIRST = ['rotation-crash', 'outage', 'crash', 'database', 'cli', 'rotation-concurrency', 'concurrency', 'encryption-doc', 'rewrap', 'migrations']
 const TIMEOUT = process.argv.includes('--long') ? 2_240_000 : 560_000
 // Files that share a process, one after the other. More would keep more memory than they spare time.
-const TOGETHER = 5
+const TOGETHER = 7
 // In every process of a run, the servers and commands that they start too: each statement that it sends is one organization's.
 const WATCH = `--import ${new URL('../dist/test/helpers/statements.js', import.meta.url).href}`
 // Databases are made by the hundred, of hundreds of files each: in memory, where there is room for them, that takes a quarter

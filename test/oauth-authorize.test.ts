@@ -7,6 +7,7 @@ import { hashToken } from '../src/crypto/bearer.ts'
 import { createClient } from '../src/repositories/oauth.ts'
 import { createPasswordLink } from '../src/repositories/users.ts'
 import { startApp } from './helpers/app.ts'
+import { LONG } from './helpers/long.ts'
 import { authorizationUrl, authorize, CALLBACK, makePerson, pkce, post, tokensFor } from './helpers/people.ts'
 import { formIn, visitor, type Seen, type Visitor } from './helpers/visitor.ts'
 
@@ -612,11 +613,13 @@ t.test('OA-26: after signing in and out nobody ends up anywhere else', async (t)
   const forms = [(x: string) => x, (x: string) => `client_id=x&next=${x}`, (x: string) => `redirect_uri=${x}`, (x: string) => ` ${x}`, (x: string) => encodeURIComponent(x), (x: string) => `&${x}`, (x: string) => `?${x}`, (x: string) => `/../..${x}`, (x: string) => `\n${x}`, (x: string) => x.toUpperCase()]
   const variants = forms.flatMap((make) => heads.map(make))
   t.ok(variants.length >= 200)
+  // Every head and every form, in the long form each with each.
+  const tried = variants.filter((_, i) => LONG || (i + Math.floor(i / heads.length)) % 3 === 0)
   // One attempt is as good as another: four browsers share the work.
   await Promise.all(Array.from({ length: 4 }, async (_, i) => {
     const browser = visitor(address)
     const page = await browser.open('/account')
-    for (const query of variants.filter((_, j) => j % 4 === i)) {
+    for (const query of tried.filter((_, j) => j % 4 === i)) {
       browser.jar.delete('session')
       const fields: Record<string, string> = { email: rosa.email, password: rosa.password, query, next: query, return_to: query, continue: query, redirect: query }
       const answer = await browser.send(formIn(page), fields)
