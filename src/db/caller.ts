@@ -13,42 +13,52 @@ export class CallerEnded extends Error {
   }
 }
 
-/** A caller as parameters of `callerCtes`. */
-export function callerValues (caller: Caller | null) {
-  return {
-    api_token: caller !== null && 'api_token' in caller ? caller.api_token : null,
-    access_token: caller !== null && 'access_token' in caller ? caller.access_token : null,
-    role: caller !== null && 'role' in caller ? caller.role : null
-  }
+/** Callers as the parameter of `callerCtes`, each once; null needs none. */
+export function callersJson (callers: readonly (Caller | null)[]): string {
+  const distinct = new Map(callers.flatMap((caller) => caller === null ? [] : [[JSON.stringify(caller), caller]]))
+  return JSON.stringify([...distinct.values()])
 }
 
-/** Parameters of `callerCtes`: values, or placeholders for them. */
-type CallerParameters = Record<keyof ReturnType<typeof callerValues> | 'organization_id', unknown>
-
 /**
- * Common table expressions that take the rows which let a caller in, until the end of the transaction: whoever revokes
+ * Common table expressions that take the rows which let callers in, until the end of the transaction: whoever revokes
  * waits for what is under way, and what comes after finds nothing. Closing an account or shutting a client out revokes
- * its grants, so the grant speaks for both, also for an API token that was made through it. `callerLives` says whether they were found.
+ * its grants, so the grant speaks for both, also for an API token that was made through it. `callersLive` says whether
+ * all of them were found.
+ *
+ * @param held with `SKIP LOCKED`, who is being changed is waited for no more than who is gone, and counts as gone
  */
-export const callerCtes = ({ organization_id, api_token, access_token, role }: CallerParameters): SQL => sql`
-  api_caller AS (
-    SELECT grant_id FROM api_tokens
-    WHERE id = ${api_token}::bigint AND organization_id = ${organization_id}::char(26) AND (expires_at IS NULL OR expires_at > now())
-    FOR SHARE
+export const callerCtes = (
+  { organization_id, callers }: { organization_id: unknown, callers: unknown }, held: 'SKIP LOCKED' | '' = ''
+): SQL => sql`
+  caller AS (
+    SELECT * FROM jsonb_to_recordset(${callers}::jsonb) AS caller (api_token bigint, access_token bigint, role varchar)
+  ), api_caller AS (
+    SELECT found.grant_id FROM caller CROSS JOIN LATERAL (
+      SELECT grant_id FROM api_tokens
+      WHERE id = caller.api_token AND organization_id = ${organization_id}::char(26)
+        AND (expires_at IS NULL OR expires_at > now())
+      FOR SHARE ${sql.raw(held)}
+    ) AS found
   ), api_grant AS (
-    SELECT id FROM oauth_grants
-    WHERE id = (SELECT grant_id FROM api_caller) AND revoked_at IS NULL AND expires_at > now()
-    FOR SHARE
+    SELECT found.id FROM (
+      SELECT DISTINCT grant_id FROM api_caller WHERE grant_id IS NOT NULL
+    ) AS its CROSS JOIN LATERAL (
+      SELECT id FROM oauth_grants
+      WHERE id = its.grant_id AND revoked_at IS NULL AND expires_at > now()
+      FOR SHARE ${sql.raw(held)}
+    ) AS found
   ), user_caller AS (
-    SELECT t.id FROM oauth_tokens t
-    JOIN oauth_grants g ON g.id = t.grant_id
-    JOIN members m ON m.user_id = g.user_id AND m.organization_id = ${organization_id}::char(26)
-    WHERE t.id = ${access_token}::bigint AND t.used_at IS NULL AND t.access_expires_at > now()
-      AND g.revoked_at IS NULL AND g.expires_at > now() AND m.status = 'active' AND m.role = ${role}::varchar
-    FOR SHARE OF t, g, m
+    SELECT found.id FROM caller CROSS JOIN LATERAL (
+      SELECT t.id FROM oauth_tokens t
+      JOIN oauth_grants g ON g.id = t.grant_id
+      JOIN members m ON m.user_id = g.user_id AND m.organization_id = ${organization_id}::char(26)
+      WHERE t.id = caller.access_token AND t.used_at IS NULL AND t.access_expires_at > now()
+        AND g.revoked_at IS NULL AND g.expires_at > now() AND m.status = 'active' AND m.role = caller.role
+      FOR SHARE OF t, g, m ${sql.raw(held)}
+    ) AS found
   )`
 
-/** True for whoever needs no caller, too. */
-export const callerLives = ({ api_token, access_token }: Omit<CallerParameters, 'organization_id' | 'role'>): SQL => sql`(
-  (${api_token}::bigint IS NULL AND ${access_token}::bigint IS NULL)
-  OR EXISTS (SELECT FROM api_caller WHERE grant_id IS NULL OR EXISTS (SELECT FROM api_grant)) OR EXISTS (SELECT FROM user_caller))`
+/** True where no caller is needed, too. */
+export const callersLive = sql`(
+  (SELECT count(*) FROM api_caller WHERE grant_id IS NULL OR grant_id IN (SELECT id FROM api_grant))
+  + (SELECT count(*) FROM user_caller) = (SELECT count(*) FROM caller))`

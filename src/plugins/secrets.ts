@@ -113,7 +113,7 @@ export const secrets: Domain = async (app) => {
       access: 'secret:write',
       judge: ({ body }) => judgeContent(body as StoreBody),
       at: ({ body }) => namesOf(body as StoreBody),
-      brings: 'writable',
+      brings: 'storable',
       audit: 'secret.store',
       errors: [
         'precondition_failed', 'client_managed_encryption', 'content_not_decryptable', 'key_proof_required', 'key_proof_mismatch',

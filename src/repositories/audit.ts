@@ -1,5 +1,5 @@
 import { and, asc, eq, inArray, sql, type SQL } from 'drizzle-orm'
-import { CallerEnded, callerCtes, callerLives, callerValues, type Caller } from '../db/caller.ts'
+import { CallerEnded, callerCtes, callersJson, callersLive, type Caller } from '../db/caller.ts'
 import { databaseError, DatabaseUnavailable, preparedSql, transaction, type Db } from '../db/database.ts'
 import { eventRow, eventsJson, insertEvents, type EventRow } from '../db/events.ts'
 import { late_events, organization_counters } from '../db/tables.ts'
@@ -36,11 +36,11 @@ export type AuditEvent = Pick<EventRow, 'action' | 'resource_type' | 'resource_i
  * CallerEnded when there is none any more. A change that records nothing is none (`audit` of its route says so).
  */
 export async function recordEvent (db: Db, actor: Actor, ...events: AuditEvent[]): Promise<void> {
-  const caller = { organization_id: actor.organization_id, ...callerValues(actor.caller) }
+  const caller = { organization_id: actor.organization_id, callers: callersJson([actor.caller]) }
   const rows = await db.execute(sql`
     WITH ${callerCtes(caller)}, counter AS (
       UPDATE organization_counters SET next_event = next_event + ${events.length}::int
-      WHERE organization_id = ${actor.organization_id} AND ${callerLives(caller)} RETURNING organization_id, next_event - ${events.length}::int AS first
+      WHERE organization_id = ${actor.organization_id} AND ${callersLive} RETURNING organization_id, next_event - ${events.length}::int AS first
     )
     ${insertEvents(eventsJson(events.map((event) => eventRow(actor, event))))} RETURNING seq`) as unknown as unknown[]
   if (rows.length === 0 && actor.caller !== null) throw new CallerEnded()

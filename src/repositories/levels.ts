@@ -40,9 +40,10 @@ export interface LevelState {
 
 /**
  * What a look-up brings beside the place itself: the active key, the rows of the documents on the way with or without what
- * they hold, both (`readable`), or what a write needs, which is all of it and the organization's next version id.
+ * they hold, both (`readable`), or what a write needs, with the organization's next version id: for one that replaces
+ * what is there (`storable`), or uses it (`writable`).
  */
-export type Brings = 'place' | 'key' | 'revisions' | 'documents' | 'readable' | 'writable'
+export type Brings = 'place' | 'key' | 'revisions' | 'documents' | 'readable' | 'storable' | 'writable'
 
 const FLAGS: Record<Brings, { documents: boolean, content: boolean, key: boolean, counter: boolean }> = {
   place: { documents: false, content: false, key: false, counter: false },
@@ -50,6 +51,7 @@ const FLAGS: Record<Brings, { documents: boolean, content: boolean, key: boolean
   revisions: { documents: true, content: false, key: false, counter: false },
   documents: { documents: true, content: true, key: false, counter: false },
   readable: { documents: true, content: true, key: true, counter: false },
+  storable: { documents: true, content: false, key: true, counter: true },
   writable: { documents: true, content: true, key: true, counter: true }
 }
 

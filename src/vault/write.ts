@@ -1,15 +1,17 @@
+import type { KeyObject } from 'node:crypto'
 import { LRUCache } from 'lru-cache'
 import { ulid } from 'ulidx'
 import type { VersionAction } from '../../schemas/versions.ts'
 import type { Keyring } from '../crypto/keyring.ts'
-import { databaseError, DatabaseUnavailable, isLockTimeout, LOCK_TIMEOUT, type Db } from '../db/database.ts'
+import { DatabaseError, DatabaseUnavailable, isLockTimeout, LOCK_TIMEOUT, type Db } from '../db/database.ts'
 import type { Actor, AuditEvent } from '../repositories/audit.ts'
 import { ownSecret, type LevelState, type SecretRow } from '../repositories/levels.ts'
-import { writeSecret } from '../repositories/secrets.ts'
+import { writeSecrets, type Outcome, type SecretWrite } from '../repositories/secrets.ts'
 import type { Organization } from '../repositories/tokens.ts'
 import { fail } from '../rules/errors.ts'
 import { sealCurrent, sealVersion, sizeOf } from './documents.ts'
 import { storageKeyOf } from './keys.ts'
+import { createLine, type Line, type Waiter } from './line.ts'
 
 /** What a write does to a level: the blob becomes its document (null: it has none any more). */
 export interface Change {
@@ -21,74 +23,275 @@ export interface Change {
   revealed?: boolean
 }
 
-export interface Written { state: LevelState, secret: { id: string, revision: number }, version: number | null, bytes: number }
+export interface Written {
+  state: LevelState
+  secret: { id: string, revision: number }
+  version: number | null
+  bytes: number
+}
 
 // Writes of several instances into one organization can take turns in losing; each loss is another's success.
 const MOST_ATTEMPTS = 100
 
-// Milliseconds in line, before a write's own deadlines begin.
-const MOST_WAIT = 5_000
+// After so many losses together, each goes by itself: one of them may be what makes the others lose.
+const MOST_TOGETHER_LOST = 5
+
+// What one statement takes: the last write may make it larger by one.
+const TOGETHER = { writes: 50, bytes: 512 * 1024 }
+
+// Whoever lost against another instance has to look, and one that always knew what comes next would be sooner each time.
+// So it looks as well, now and then.
+const TURNS_UNSEEN = 4
+
+// What is remembered of the levels that a line has written, while somebody is in it.
+const REMEMBERED_BYTES = 4 * 1024 * 1024
+
+interface Writer extends Waiter {
+  actor: Actor
+  storageKey: KeyObject
+  find: () => Promise<LevelState | undefined>
+  decide: (state: LevelState, secret: SecretRow | undefined) => Promise<Change> | Change
+  resolve: (written: Written) => void
+  seen: Seen
+  goesAlone: boolean
+  attempts: number
+}
+
+/** A level as it was seen last, and how many statements of the line were answered by then for certain. */
+interface Seen { state: LevelState, after: number }
+
+/** A write that was decided and sealed. */
+interface Planned { writer: Writer, write: SecretWrite, secret: SecretRow, written: Written }
+
+/** The writes of an organization within a process, and what they made of its levels. */
+interface Writes {
+  line: Line<Writer>
+  /** Requests that are in here, or still look. */
+  users: number
+  turns: number
+  /** Statements that wrote something. */
+  done: number
+  next_version: number
+  levels: LRUCache<string, { secret: SecretRow, done: number }>
+}
+
+const organizations = new WeakMap<Db, Map<string, Writes>>()
 
 /**
  * Writes a level: looks (`find`), decides (`decide`, which applies the rules to what was seen), seals, and swaps if
  * nothing moved meanwhile; else looks again. Writes of one organization stand in line within a process, because each
- * would otherwise spoil the version id that the others sealed for.
+ * would otherwise spoil the version id that the others sealed for; those that wait together are one statement and one
+ * commit, each decided by what those before it make of its level.
+ *
+ * A write looks before it stands in line, and what the line has written since is brought forward. Whoever wins by that
+ * is right, as the swap compares it with the database; whoever would be refused by it looks again first.
  */
 export async function writeLevel (
   { db, keyring }: { db: Db, keyring: Keyring },
   organization: Organization,
   actor: Actor,
-  find: () => Promise<LevelState | undefined>,
-  decide: (state: LevelState, secret: SecretRow | undefined) => Promise<Change> | Change
+  find: Writer['find'],
+  decide: Writer['decide']
 ): Promise<Written> {
   const storageKey = storageKeyOf(keyring, organization)
-  return inLine(organization.id, async () => {
-    for (let attempt = 0; attempt < MOST_ATTEMPTS; attempt++) {
-      const state = await find() ?? fail('not_found')
-      const held = heldProjects.get(state.project.id)
-      if (held !== undefined && held > Date.now()) throw new DatabaseUnavailable('The project is held by a change of its key', LOCK_TIMEOUT)
-      const secret = ownSecret(state)
-      const { blob, record, event, revealed = false } = await decide(state, secret)
-      const place = {
-        organization_id: organization.id, secret_id: secret?.id ?? ulid(), level_id: state.level_id, key_version: state.project.key_version
+  const all = organizations.get(db) ?? new Map<string, Writes>()
+  organizations.set(db, all)
+  const writes = all.get(organization.id) ?? createWrites(db)
+  all.set(organization.id, writes)
+  writes.users++
+  try {
+    // It may have been seen before it came here.
+    const seen = { state: await find() ?? fail('not_found'), after: 0 }
+    return await new Promise((resolve, reject) => {
+      writes.line.join({ actor, storageKey, find, decide, resolve, reject, seen, goesAlone: false, attempts: 0 })
+    })
+  } finally {
+    if (--writes.users === 0) all.delete(organization.id)
+  }
+}
+
+function createWrites (db: Db): Writes {
+  const writes: Writes = {
+    line: createLine((line) => serve(db, writes, line)),
+    users: 0,
+    turns: 0,
+    done: 0,
+    next_version: 0,
+    levels: new LRUCache({
+      maxSize: REMEMBERED_BYTES, sizeCalculation: ({ secret }) => 1_000 + (secret.sealed?.length ?? 0)
+    })
+  }
+  return writes
+}
+
+/** Writes those whose turn it is, by one statement. */
+async function serve (db: Db, writes: Writes, line: Line<Writer>) {
+  const first = line.take(TOGETHER.writes, ({ goesAlone }) => !goesAlone)
+  const taken = ++writes.turns % TURNS_UNSEEN === 0 ? await lookAgain(writes, first) : first
+  const { planned, refused, left } = await planAll(writes, taken)
+  line.rejoin(left)
+  let again = refused
+  try {
+    const lost = planned.length > 0 && !await swap(db, writes, planned) ? planned.map(({ writer }) => writer) : []
+    again = taken.filter((writer) => refused.includes(writer) || lost.includes(writer))
+  } catch (error) {
+    // Without an answer, nobody knows whether it was written. A counter that could not be had is every write's.
+    for (const { writer } of planned) writer.reject(error)
+    throw error
+  } finally {
+    line.rejoin(await lookAgain(writes, again))
+  }
+}
+
+/** Decides in order, each by what those before it make of its level. */
+async function planAll (writes: Writes, taken: readonly Writer[]) {
+  const planned: Planned[] = []
+  const refused: Writer[] = []
+  const levels = new Map<string, SecretRow>()
+  let bytes = 0
+  let next = Math.max(writes.next_version, ...taken.map(({ seen }) => seen.state.next_version))
+  for (const [i, writer] of taken.entries()) {
+    if (bytes >= TOGETHER.bytes) return { planned, refused, left: taken.slice(i) }
+    try {
+      const state = bringForward(writes, writer.seen, levels)
+      const change = await decide(writer, state, state !== writer.seen.state)
+      if (change === 'refused') {
+        refused.push(writer)
+        continue
       }
-      const revision = (secret?.revision ?? 0) + 1
-      const bytes = blob === null ? 0 : sizeOf(blob)
-      const version = record && {
-        id: state.next_version,
-        action: record.action,
-        sealed: sealVersion(storageKey, place, state.next_version, revision, record.blob),
-        size_bytes: sizeOf(record.blob),
-        restored_from: record.restored_from ?? null
-      }
-      const written = await hold(state.project.id, writeSecret(db, {
-        state,
-        secret_id: place.secret_id,
-        revision,
-        key_version: place.key_version,
-        sealed: blob === null ? null : sealCurrent(storageKey, place, revision, blob),
-        size_bytes: bytes,
-        version,
-        actor,
-        event: {
-          action: event,
-          resource_type: 'secret',
-          resource_id: place.secret_id,
-          details: {
-            level: state.level,
-            revision,
-            key_version: place.key_version,
-            version: version?.id ?? null,
-            bytes,
-            restored_from: version?.restored_from ?? null,
-            ...(revealed && { key_proof_reveals_key: true })
-          }
-        }
-      }))
-      if (written) return { state, secret: { id: place.secret_id, revision }, version: version?.id ?? null, bytes }
+      const plan = planOf(writer, { ...state, next_version: next }, change)
+      planned.push(plan)
+      levels.set(state.level_id, plan.secret)
+      if (plan.write.version !== null) next++
+      bytes += (plan.secret.sealed?.length ?? 0) + (plan.write.version?.sealed.length ?? 0)
+    } catch (error) {
+      writer.reject(error)
     }
-    return fail('service_unavailable')
-  })
+  }
+  return { planned, refused, left: [] }
+}
+
+/** The level as the line has made it since it was seen. The swap finds out what was deleted for good meanwhile. */
+function bringForward (writes: Writes, { state, after }: Seen, planned: ReadonlyMap<string, SecretRow>): LevelState {
+  const own = ownSecret(state)
+  const remembered = writes.levels.get(state.level_id)
+  const isNewer = remembered !== undefined &&
+    (own?.id === remembered.secret.id ? remembered.secret.revision > own.revision : remembered.done > after)
+  const known = planned.get(state.level_id) ?? (isNewer ? remembered.secret : undefined)
+  if (known === undefined) return state
+  return { ...state, secrets: [...state.secrets.filter((secret) => secret !== own), known] }
+}
+
+// A refusal counts only by what was seen itself: what others make of the level may not come to be, or be undone.
+async function decide (writer: Writer, state: LevelState, isForwarded: boolean): Promise<Change | 'refused'> {
+  const held = heldProjects.get(state.project.id)
+  if (held !== undefined && held > Date.now()) {
+    throw new DatabaseUnavailable('The project is held by a change of its key', LOCK_TIMEOUT)
+  }
+  try {
+    return await writer.decide(state, ownSecret(state))
+  } catch (error) {
+    if (isForwarded) return 'refused'
+    throw error
+  }
+}
+
+function planOf (writer: Writer, state: LevelState, { blob, record, event, revealed = false }: Change): Planned {
+  const { actor, storageKey } = writer
+  const { organization_id, project, target, environment, level, level_id, next_version } = state
+  const before = ownSecret(state)
+  const place = { organization_id, secret_id: before?.id ?? ulid(), level_id, key_version: project.key_version }
+  const revision = (before?.revision ?? 0) + 1
+  const size_bytes = blob === null ? 0 : sizeOf(blob)
+  const version = record && {
+    id: next_version,
+    action: record.action,
+    sealed: sealVersion(storageKey, place, next_version, revision, record.blob),
+    size_bytes: sizeOf(record.blob),
+    restored_from: record.restored_from ?? null
+  }
+  const sealed = blob === null ? null : sealCurrent(storageKey, place, revision, blob)
+  const secret = {
+    id: place.secret_id,
+    organization_id,
+    project_id: project.id,
+    target_id: target?.id ?? null,
+    environment_id: environment?.id ?? null,
+    level,
+    level_id,
+    revision,
+    key_version: place.key_version,
+    is_stored: blob !== null,
+    sealed,
+    size_bytes,
+    mac: null,
+    version: version?.id ?? null,
+    history_id: before?.history_id ?? place.secret_id,
+    version_count: (before?.version_count ?? 0) + (version === null ? 0 : 1),
+    recorded_revision: version === null ? before?.recorded_revision ?? null : revision
+  }
+  const details = {
+    level,
+    revision,
+    key_version: place.key_version,
+    version: secret.version,
+    bytes: size_bytes,
+    restored_from: version?.restored_from ?? null,
+    ...(revealed && { key_proof_reveals_key: true })
+  }
+  return {
+    writer,
+    secret,
+    write: {
+      state, secret, version, actor, event: { action: event, resource_type: 'secret', resource_id: secret.id, details }
+    },
+    written: { state, secret: { id: secret.id, revision }, version: secret.version, bytes: size_bytes }
+  }
+}
+
+/** True when it was written. Else nothing was, and those whose last attempt it was know. */
+async function swap (db: Db, writes: Writes, planned: readonly Planned[]): Promise<boolean> {
+  const [first] = planned as [Planned]
+  const isOne = planned.length === 1
+  let outcome: Outcome
+  try {
+    const statement = writeSecrets(db, first.write.state.next_version, planned.map(({ write }) => write))
+    outcome = await (isOne ? hold(first.write.state.project.id, statement) : statement)
+  } catch (error) {
+    // One of them may be at fault.
+    if (isOne || !(error instanceof DatabaseError)) throw error
+    outcome = { outcome: 'held' }
+  }
+  if (outcome.outcome !== 'written') {
+    for (const { writer } of planned) {
+      writer.attempts++
+      writer.goesAlone ||= !isOne && (outcome.outcome === 'held' || writer.attempts === MOST_TOGETHER_LOST)
+    }
+    return false
+  }
+  writes.done++
+  writes.next_version = outcome.next_version
+  for (const { writer, secret, written } of planned) {
+    writes.levels.set(secret.level_id, { secret, done: writes.done })
+    writer.resolve(written)
+  }
+  return true
+}
+
+/** Looks for all of them at once, and answers who is to be served again. */
+async function lookAgain (writes: Writes, writers: readonly Writer[]): Promise<Writer[]> {
+  const looked = await Promise.all(writers.map(async (writer) => {
+    try {
+      if (writer.attempts === MOST_ATTEMPTS) fail('service_unavailable')
+      const after = writes.done
+      writer.seen = { state: await writer.find() ?? fail('not_found'), after }
+      return [writer]
+    } catch (error) {
+      writer.reject(error)
+      return []
+    }
+  }))
+  return looked.flat()
 }
 
 const HELD_FOR = 2_000
@@ -103,35 +306,4 @@ async function hold<T> (projectId: string, work: Promise<T>): Promise<T> {
     if (isLockTimeout(error)) heldProjects.set(projectId, Date.now() + HELD_FOR)
     throw error
   }
-}
-
-type Outage = DatabaseUnavailable | undefined
-const lines = new Map<string, Promise<Outage>>()
-
-// Nobody stands in line for ever: whoever waited too long is refused, and so are all behind one for whom the database
-// was not there, instead of each finding that out by a deadline of its own.
-function inLine<T> (key: string, work: () => Promise<T>): Promise<T> {
-  const before = lines.get(key) ?? Promise.resolve(undefined)
-  let gaveUp = false
-  const late = new Promise<Outage>((resolve) => {
-    const timer = setTimeout(() => {
-      gaveUp = true
-      resolve(new DatabaseUnavailable('Too many writes of the organization are waiting'))
-    }, MOST_WAIT)
-    before.then(() => clearTimeout(timer))
-  })
-  const mine = Promise.race([before, late]).then((outage) => {
-    if (outage) throw outage
-    return work()
-  })
-  // Who gave up keeps the place: the next one's turn comes after the one before.
-  const end = mine.then(() => undefined, (error: unknown) => {
-    if (gaveUp) return before
-    const known = databaseError(error)
-    // A lock that was held too long says nothing about the next one's level.
-    return known instanceof DatabaseUnavailable && !isLockTimeout(known) ? known : undefined
-  })
-  lines.set(key, end)
-  end.then(() => { if (lines.get(key) === end) lines.delete(key) })
-  return mine
 }

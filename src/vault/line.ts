@@ -1,0 +1,84 @@
+import { databaseError, DatabaseUnavailable, isLockTimeout } from '../db/database.ts'
+
+/** Who waits for a turn. */
+export interface Waiter {
+  reject (error: unknown): void
+  /** When its patience ends, by the process's clock: from when it came first, however often it came back. */
+  until?: number
+}
+
+export interface Line<W extends Waiter> {
+  join (waiter: W): void
+  /** Back to the front, in their order. */
+  rejoin (waiters: readonly W[]): void
+  /** Takes those whose turn it is: the first, and those behind it for as long as they may be `together`. */
+  take (most: number, together: (waiter: W) => boolean): W[]
+}
+
+// Milliseconds in line, before a statement's own deadlines begin.
+const MOST_WAIT = 5_000
+
+/**
+ * A line of those who would spoil each other's work. Nobody stands in it for ever: whoever waited too long is refused,
+ * and so are all behind those for whom the database was not there, instead of each finding that out by a deadline of
+ * its own.
+ *
+ * @param serve serves some of those who wait; what it throws is already known to those it took
+ */
+export function createLine<W extends Waiter> (serve: (line: Line<W>) => Promise<void>): Line<W> {
+  let waiting: W[] = []
+  let isServing = false
+  const timers = new Map<W, NodeJS.Timeout>()
+
+  const line: Line<W> = {
+    join (waiter) {
+      waiting.push(waiter)
+      watch(waiter)
+      if (isServing) return
+      isServing = true
+      // Who comes in the same turn of the event loop is served together.
+      setImmediate(run)
+    },
+    rejoin (waiters) {
+      waiting = [...waiters, ...waiting]
+      waiters.forEach(watch)
+    },
+    take (most, together) {
+      const end = waiting.findIndex((waiter, i) => i > 0 && (i === most || !together(waiter) || !together(waiting[0]!)))
+      const taken = waiting.splice(0, end === -1 ? waiting.length : end)
+      taken.forEach(unwatch)
+      return taken
+    }
+  }
+  return line
+
+  async function run () {
+    while (waiting.length > 0) {
+      try {
+        await serve(line)
+      } catch (error) {
+        const known = databaseError(error)
+        // A lock that was held too long says nothing about what the next ones need.
+        if (known instanceof DatabaseUnavailable && !isLockTimeout(known)) refuse(waiting, known)
+      }
+    }
+    isServing = false
+  }
+
+  function watch (waiter: W) {
+    waiter.until ??= performance.now() + MOST_WAIT
+    const late = () => { refuse([waiter], new DatabaseUnavailable('Too many writes of the organization are waiting')) }
+    timers.set(waiter, setTimeout(late, waiter.until - performance.now()))
+  }
+
+  function unwatch (waiter: W) {
+    clearTimeout(timers.get(waiter))
+    timers.delete(waiter)
+  }
+
+  function refuse (waiters: readonly W[], error: Error) {
+    waiting = waiting.filter((waiter) => !waiters.includes(waiter))
+    waiters.forEach(unwatch)
+    for (const waiter of waiters) waiter.reject(error)
+  }
+}

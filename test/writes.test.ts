@@ -1,0 +1,231 @@
+import { execFileSync } from 'node:child_process'
+import { subscribe, unsubscribe } from 'node:diagnostics_channel'
+import { sql } from 'drizzle-orm'
+import t, { type Test } from 'tap'
+import { transaction } from '../src/db/database.ts'
+import { startApp, type Answer, type Caller, type TestApp } from './helpers/app.ts'
+import {
+  makeLevels, miscounted, ON_POSTGRES, opener, times, type Level, type Send as SendOverHttp
+} from './helpers/traffic.ts'
+
+// Writes of one organization that wait together are one statement and one commit, and each has its own outcome.
+
+t.setTimeout(120_000)
+
+const service = await startApp(t)
+
+type Send = (method: string, path: string, body?: unknown, headers?: Record<string, string>) => Promise<Answer>
+
+// What the helpers of traffic read of an answer is the same.
+const overHttp = (send: Send) => send as unknown as SendOverHttp
+
+/** An organization with levels of a project, `more` besides, and a way to send to it. */
+async function start (environments: string[], ...more: string[]) {
+  const caller = await service.organization()
+  const sendAs = ({ call }: Caller): Send => (method, path, body, headers) =>
+    call(method, `/${caller.organization}${path}`, body, headers)
+  const send = sendAs(caller)
+  const levels = await makeLevels(overHttp(send), 'orbit', environments)
+  for (const slug of more) await makeLevels(overHttp(send), slug, environments)
+  return { caller, organization: caller.organization, send, sendAs, levels }
+}
+
+type Started = Awaited<ReturnType<typeof start>>
+
+const store = (send: Send, level: Level, plaintext: string, headers = {}, more = {}) =>
+  send('POST', '/secrets/store', { ...level, plaintext, ...more }, headers)
+
+/** What holds in an organization whatever came of its writes; answers the versions of each commit. */
+async function agree (t: Test, { organization }: Started): Promise<number[][]> {
+  const where = `organization_id = '${organization}'`
+  const versions = await service.sql(`SELECT id::int, xmin::text AS by FROM secret_versions WHERE ${where} ORDER BY id`)
+  t.same(versions.map(({ id }) => id), versions.map((_, i) => i + 1), 'version ids are consecutive')
+  const events = await service.sql(`SELECT seq::int, action, details FROM audit_events WHERE ${where} ORDER BY seq`)
+  t.same(events.map(({ seq }) => seq), events.map((_, i) => i + 1), 'events are numbered without a gap')
+  const recorded = events.filter(({ action }) => /^secret\./.test(action as string))
+    .flatMap(({ details }) => (details as { version: number | null }).version ?? [])
+  t.same(recorded, versions.map(({ id }) => id), 'each version has its event, in their order')
+  t.same(await miscounted((query) => service.sql(query)), [])
+  const commits = new Map<string, number[]>()
+  for (const { id, by } of versions) commits.set(by as string, [...commits.get(by as string) ?? [], id as number])
+  return [...commits.values()]
+}
+
+/** The answers' versions hold what was sent with them. */
+async function holds (t: Test, send: Send, answers: Answer[], content: (index: number) => string) {
+  const open = await opener(overHttp(send), 'orbit')
+  for (const [i, { status, body }] of answers.entries()) {
+    t.equal(status, 200)
+    const fetched = await send('GET', `/secrets/versions/${body.data.version}`)
+    t.equal(open(fetched.body.data.content), content(i))
+  }
+}
+
+/** Does something once, when the service is about to look a level up for the first time: who asks was let in by then. */
+async function atFirstLook<T> (act: () => void, work: () => Promise<T>): Promise<T> {
+  let isDone = false
+  const watch = (message: unknown) => {
+    const { phase, text } = message as { phase: string, text: string }
+    if (isDone || phase !== 'before' || !/organization_counters/.test(text) || !/^\s*select/i.test(text)) return
+    isDone = true
+    act()
+  }
+  subscribe('strongroom:statement', watch)
+  try {
+    const result = await work()
+    if (!isDone) throw new Error('no level was looked up')
+    return result
+  } finally {
+    unsubscribe('strongroom:statement', watch)
+  }
+}
+
+const RUN = `import postgres from 'postgres'
+  const [url, query] = process.argv.slice(1), sql = postgres(url)
+  await sql.unsafe(query)
+  await sql.end()`
+
+/** Changes the database before the service sends anything else: on a server beside it, in one session before it. */
+async function changer ({ sql: run }: TestApp): Promise<(query: string) => void> {
+  if (!ON_POSTGRES) return (query) => { run(query).catch((error: unknown) => { throw error }) }
+  const url = new URL(process.env.TEST_DATABASE_URL!)
+  url.pathname = `/${(await run('SELECT current_database() AS name'))[0]!.name}`
+  return (query) => { execFileSync(process.execPath, ['--input-type=module', '-e', RUN, url.href, query]) }
+}
+
+t.test('40 writers at once into several levels: few commits, consecutive ids, each answered by its own', async (t) => {
+  const running = await start(['live', 'test', 'local'])
+  const { send, sendAs, organization, levels } = running
+  const senders = [send, ...await Promise.all(times(3, async () => sendAs(await service.token(organization, ['*']))))]
+  const content = (i: number) => `WRITER=${i}`
+  const levelOf = (i: number) => levels[i % levels.length]!
+  const answers = await Promise.all(times(40, (i) => store(senders[i % senders.length]!, levelOf(i), content(i))))
+  await holds(t, send, answers, content)
+  const commits = await agree(t, running)
+  t.ok(commits.length <= 10, `${commits.length} commits`)
+  t.ok(commits.some((versions) => versions.length >= 10), 'many of them are one')
+  for (const level of levels) {
+    const { body } = await send('GET', `/${Object.values(level).join('/')}/secrets?decrypt=true`)
+    const kind = level.environment !== undefined ? 'environment' : level.target !== undefined ? 'target' : 'project'
+    const { content: current, version, etag } = body.data.attributes.levels[kind]
+    const last = Math.max(...answers.filter((_, i) => levelOf(i) === level).map(({ body }) => Number(body.data.version)))
+    t.equal(version, String(last), 'the document is that of the last version')
+    t.equal(current, content(answers.findIndex(({ body }) => body.data.version === version)))
+    t.equal(etag, answers.find(({ body }) => body.data.version === version)!.headers.etag)
+  }
+})
+
+t.test('large writes are bounded in what goes together, and are all written', async (t) => {
+  const running = await start(['live'])
+  const content = (i: number) => `WRITER=${i}\n${'#'.repeat(150_000)}`
+  const answers = await Promise.all(times(12, (i) => store(running.send, running.levels[i % 2]!, content(i))))
+  await holds(t, running.send, answers, content)
+  const commits = await agree(t, running)
+  t.ok(Math.max(...commits.map((versions) => versions.length)) <= 2, 'more than 512 KiB do not begin another')
+})
+
+t.test('of those who hold one ETag, one wins, whoever else writes beside them', async (t) => {
+  const running = await start(['live', 'test'])
+  const { send, levels: [level, other] } = running
+  const first = await store(send, level!, 'ROUND=0')
+  const headers = { 'if-match': String(first.headers.etag) }
+  const answers = await Promise.all(times(20, (i) =>
+    i % 2 === 0 ? store(send, level!, `WRITER=${i}`, headers) : store(send, other!, `WRITER=${i}`)))
+  t.same(answers.map(({ status }) => status).filter((_, i) => i % 2 === 0).sort(), [200, ...Array(9).fill(412)])
+  t.same([...new Set(answers.map(({ status }) => status).filter((_, i) => i % 2 === 1))], [200])
+  // The first document of a level, too.
+  const fresh = running.levels[3]!
+  const created = await Promise.all(times(5, (i) => store(send, fresh, `WRITER=${i}`, { 'if-none-match': '*' })))
+  t.same(created.map(({ status }) => status).sort(), [200, 412, 412, 412, 412])
+  await agree(t, running)
+})
+
+t.test('deletes, stores, restores and writes without a version of one level, together', async (t) => {
+  const running = await start(['live'])
+  const { send, levels: [level] } = running
+  const first = await store(send, level!, 'FIRST=1')
+  const id = first.body.data.version as string
+  const answers = await Promise.all([
+    store(send, level!, 'A=1'),
+    send('POST', '/secrets/delete', { ...level }),
+    store(send, level!, 'B=1', { 'if-none-match': '*' }),
+    store(send, level!, 'C=1', {}, { no_backup: true }),
+    send('POST', `/secrets/versions/${id}/restore`, {}),
+    send('POST', '/secrets/delete', { ...level }),
+    send('POST', '/secrets/delete', { ...level }),
+    send('POST', `/secrets/versions/${id}/restore`, {})
+  ])
+  // In whichever order they came to stand: two deletes of what only one of them finds, and a store of what may be there.
+  for (const [i, allowed] of [[200], [204, 404], [200, 412], [200], [200], [204, 404], [204, 404], [200]].entries()) {
+    t.ok(allowed.includes(answers[i]!.status), `${i}: ${answers[i]!.status} ${answers[i]!.text}`)
+  }
+  await agree(t, running)
+  const listed = await send('POST', '/secrets/versions', { ...level })
+  const actions: string[] = listed.body.data.map(({ attributes }: { attributes: { action: string } }) => attributes.action)
+  t.equal(actions.filter((action) => action === 'delete').length, answers.filter(({ status }) => status === 204).length)
+  t.equal(actions.filter((action) => action === 'restore').length, 2)
+  const open = await opener(overHttp(send), 'orbit')
+  for (const { id, attributes } of listed.body.data) {
+    const { body } = await send('GET', `/secrets/versions/${id}`)
+    if (attributes.action === 'restore') t.equal(open(body.data.content), 'FIRST=1')
+  }
+})
+
+t.test('a caller who is revoked after it was let in gets 401, and nobody else', async (t) => {
+  const running = await start(['live', 'test'])
+  const { send, sendAs, organization, levels } = running
+  const doomed = sendAs(await service.token(organization, ['*']))
+  const [row] = await service.sql(`SELECT max(id)::text AS id FROM api_tokens WHERE organization_id = '${organization}'`)
+  const change = await changer(service)
+  const content = (i: number) => `WRITER=${i}`
+  const answers = await atFirstLook(
+    () => change(`DELETE FROM api_tokens WHERE id = ${row!.id} AND organization_id = '${organization}'`),
+    () => Promise.all(times(12, (i) => store(i === 5 ? doomed : send, levels[i % 3]!, content(i))))
+  )
+  t.equal(answers[5]!.status, 401)
+  t.equal(answers[5]!.body.error, 'unauthenticated')
+  await holds(t, send, answers.filter((_, i) => i !== 5), (i) => content(i < 5 ? i : i + 1))
+  t.equal((await agree(t, running)).flat().length, 11)
+})
+
+t.test('a level that is removed after it was looked up is 404 for its writers alone', async (t) => {
+  const running = await start(['live', 'test'])
+  const { send, organization, levels } = running
+  const change = await changer(service)
+  const answers = await atFirstLook(
+    () => change(`
+      WITH gone AS (
+        DELETE FROM environments WHERE slug = 'test' AND organization_id = '${organization}' RETURNING project_id, target_id
+      ), target AS (
+        UPDATE targets SET environment_count = environment_count - 1 WHERE id IN (SELECT target_id FROM gone)
+      )
+      UPDATE project_counts SET environment_count = environment_count - 1
+      WHERE project_id IN (SELECT project_id FROM gone)`),
+    () => Promise.all(times(12, (i) => store(send, levels[i % 3]!, `WRITER=${i}`)))
+  )
+  t.same(answers.map(({ status }) => status), times(12, (i) => i % 3 === 1 ? 404 : 200))
+  await agree(t, running)
+})
+
+const ONE_SESSION = !ON_POSTGRES && 'one session: whoever holds something has the database'
+
+t.test('a project that a change of its key holds is 503 for its writers alone', { skip: ONE_SESSION }, async (t) => {
+  const running = await start(['live'], 'other')
+  const { send, organization, levels: [level] } = running
+  let answers: Answer[] = []
+  await transaction(service.database.db, async (db) => {
+    await db.execute(sql`SELECT id FROM projects WHERE organization_id = ${organization} AND slug = 'other' FOR UPDATE`)
+    answers = await Promise.all(times(12, (i) =>
+      store(send, { ...level!, project: i % 4 === 1 ? 'other' : 'orbit' }, `WRITER=${i}`)))
+  })
+  t.same(answers.map(({ status }) => status), times(12, (i) => i % 4 === 1 ? 503 : 200))
+  await agree(t, running)
+})
+
+t.test('two organizations at once: each has ids and events of its own', async (t) => {
+  const [one, other] = [await start(['live']), await start(['live'])]
+  const answers = await Promise.all(times(20, (i) =>
+    store(i % 2 === 0 ? one.send : other.send, one.levels[0]!, `WRITER=${i}`)))
+  t.same([...new Set(answers.map(({ status }) => status))], [200])
+  for (const running of [one, other]) t.equal((await agree(t, running)).flat().length, 10)
+})
