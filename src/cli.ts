@@ -20,7 +20,7 @@ import { isRegistrable } from './rules/redirects.ts'
 
 const USAGE = `Usage: strongroom COMMAND
 
-  serve                                   migrate and serve (see README for the variables)
+  serve                                   migrate and serve (docs/operations.md has the variables)
   init --organization NAME --email ADDRESS [--password-stdin] [--json]
                                           make the first organization, its owner and a token
   migrate                                 bring the schema up to date
