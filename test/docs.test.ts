@@ -1,0 +1,70 @@
+import { readdirSync, readFileSync } from 'node:fs'
+import t from 'tap'
+import { loadConfig } from '../src/config.ts'
+import { readDoc } from './helpers/docs.ts'
+import { command } from './helpers/process.ts'
+
+const pages = ['.', 'docs', 'docs/decisions'].flatMap((folder) =>
+  readdirSync(folder).filter((name) => name.endsWith('.md')).map((name) => `${folder}/${name}`))
+const operations = readDoc('docs/operations.md')
+
+t.test('every file that a page links to is there, and so is every heading', async (t) => {
+  for (const path of pages) t.same(readDoc(path).brokenLinks(), [], path)
+  t.ok(pages.flatMap((path) => readDoc(path).links).length > 50)
+})
+
+t.test('the page for operators has every variable that is read, and no other', async (t) => {
+  const read = new Set<string>()
+  loadConfig(new Proxy({}, {
+    get (_env, name) {
+      read.add(String(name))
+      return undefined
+    }
+  }))
+  const inTable = operations.table('| Variable | Default |').flatMap(([names = '']) => names.split(/, | or /))
+  const refused = /^(.*) are refused in this version/m.exec(operations.text)?.[1]?.match(/[A-Z_]{3,}/g) ?? []
+  t.same([...inTable, ...refused].sort(), [...read].sort())
+})
+
+t.test('the defaults of that page are those of the service', async (t) => {
+  const unset = loadConfig({})
+  let compared = 0
+  for (const [names = '', defaults = ''] of operations.table('| Variable | Default |')) {
+    const [values, variables] = [defaults.split(', '), names.split(', ')]
+    // What is in words is no value: where there is none, or where it depends on another variable.
+    if (values.length !== variables.length || /^none$| (?:of|in) |^the /.test(defaults)) continue
+    for (const [i, name] of variables.entries()) {
+      t.same(loadConfig({ [name]: values[i] }), unset, `${name} is ${values[i]}`)
+      compared++
+    }
+  }
+  t.ok(compared > 10)
+})
+
+t.test('that page has every command with every option, and no other', async (t) => {
+  const { stderr } = await command([])
+  const usage = [...stderr.matchAll(/^ {2}([a-z]+(?: [a-z]+)?)((?: .*)?)$/gm)]
+    .map(([, name = '', rest]) => ({ name, options: optionsIn(rest!) }))
+  const shown = operations.table('| Command | What it does |').flatMap(([calls = '']) =>
+    calls.split(', ').filter((call) => !call.startsWith('npm start')).map((call) => {
+      const said = call.replace('npm run -s cli -- ', '')
+      return { name: /^[a-z]+(?: [a-z]+)?/.exec(said)![0], options: optionsIn(said) }
+    }))
+  const byName = (a: { name: string }, b: { name: string }) => a.name < b.name ? -1 : 1
+  // `npm start` is how the page says `serve`.
+  t.same(shown.sort(byName), usage.filter(({ name }) => name !== 'serve').sort(byName))
+  t.ok(usage.some(({ name }) => name === 'serve'))
+})
+
+t.test('every script that a page names is one of the package', async (t) => {
+  const { scripts } = JSON.parse(readFileSync('package.json', 'utf8'))
+  const text = pages.map((path) => readFileSync(path, 'utf8')).join('\n')
+  const named = new Set([...text.matchAll(/npm run (?:-s )?([a-z:]+)/g)].map(([, name]) => name!))
+  t.ok(named.size > 3)
+  for (const name of named) t.ok(Object.hasOwn(scripts, name), name)
+})
+
+// Each option once: a usage shows that one may be repeated by repeating it.
+function optionsIn (text: string): string[] {
+  return [...new Set(text.match(/--[a-z-]+/g) ?? [])].sort()
+}
