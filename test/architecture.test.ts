@@ -102,11 +102,11 @@ function transactionBreaches (path: string, source: string): string[] {
     if (ts.isPropertyAccessExpression(expression) && expression.name.text === 'transaction' && path !== 'src/db/database.ts') {
       breaches.push(`${path} begins a transaction past transaction() of src/db/database.ts`)
     }
-    if (!ts.isIdentifier(expression) || expression.text !== 'transaction') return
+    if (!ts.isIdentifier(expression) || !/^(?:transaction|inProject|inLevel)$/.test(expression.text)) return
     for (const callback of node.arguments.filter((argument) => ts.isArrowFunction(argument) || ts.isFunctionExpression(argument))) {
       if (callback.parameters[0]?.name.getText() !== 'db') breaches.push(`${path} does not call the handle of its transaction db`)
       walk(callback.body, (inner) => {
-        if (ts.isPropertyAccessExpression(inner) && /^(?:app|database|opened\.database)\.(?:db|reads|patient)$/.test(inner.getText())) {
+        if (ts.isPropertyAccessExpression(inner) && /^(?:app|database|opened\.database)\.(?:db|reads|lists|background|patient)$/.test(inner.getText())) {
           breaches.push(`${path} uses ${inner.getText()} inside a transaction`)
         }
       })
@@ -133,6 +133,26 @@ const breachesOf = (check: (path: string, source: string) => string[]) => files.
 t.test('imports go down only, never sideways, and each package stays on its floors', async (t) => {
   t.ok(files.length > 50, 'the whole tree was read')
   t.strictSame(breachesOf(wallBreaches), [])
+})
+
+// Each file's own imports, types included: whoever reads one of a circle has to read all of it first.
+function circles (imports: ReadonlyMap<string, readonly string[]>): string[] {
+  const found: string[] = []
+  const ended = new Set<string>()
+  const visit = (path: string, way: string[]) => {
+    if (way.includes(path)) found.push([...way.slice(way.indexOf(path)), path].join(' > '))
+    else if (!ended.has(path)) for (const next of imports.get(path) ?? []) visit(next, [...way, path])
+    ended.add(path)
+  }
+  for (const path of imports.keys()) visit(path, [])
+  return found
+}
+
+t.test('no file imports itself in a circle, not even a type', async (t) => {
+  const own = files.map(({ path, source }) => [path, importsOf(parse(path, source))
+    .flatMap(({ from }) => from.startsWith('.') ? normalize(join(dirname(path), from)) : [])] as const)
+  t.strictSame(circles(new Map(own)), [])
+  t.same(circles(new Map([['a', ['b']], ['b', ['c']], ['c', ['b']]])), ['b > c > b'])
 })
 
 t.test('inside a transaction the outer handle is not used', async (t) => {

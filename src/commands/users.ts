@@ -7,7 +7,7 @@ import { invitation, newLink, type Message } from '../mail/messages.ts'
 import { operatorOf, recordOfPerson } from '../repositories/audit.ts'
 import { findOrganization } from '../repositories/organizations.ts'
 import { listTokensOfPerson } from '../repositories/tokens.ts'
-import { createMember, createPasswordLink, createUser, findAccount, findUserByEmail, listMemberships, listUsers, setDisabled, type User } from '../repositories/users.ts'
+import { createPasswordLink, createMember, createUser, findAccount, findUserByEmail, listMemberships, listUsers, setDisabled, type User } from '../repositories/users.ts'
 import { StartError } from './open.ts'
 
 /** A user with a link that sets their password once, within three days, and the message that brings it to them. */

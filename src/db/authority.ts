@@ -1,7 +1,7 @@
 import { and, eq, sql, type SQL } from 'drizzle-orm'
 import type { PgColumn, PgTable } from 'drizzle-orm/pg-core'
 import { AUTHENTICATED, authenticatedColumns, type AuthenticatedRow, type AuthenticatedTable } from './authenticated.ts'
-import type { Db } from './database.ts'
+import type { Db } from './handle.ts'
 
 /** Makes and checks the MACs of rows. Whoever opens a database with its master key gives it one. */
 export interface RowAuthority {
@@ -24,6 +24,20 @@ export interface Violation { table: AuthenticatedTable, row: Readonly<Record<str
 
 /** Whom a row is about, where the row itself does not say it. */
 export interface About { organization_id?: string, user_id?: number }
+
+/** Rows that somebody else wrote, or took away: what was asked of them cannot be answered. */
+export class TamperedRow extends Error {
+  override readonly name = 'TamperedRow'
+
+  constructor () {
+    super('a row is not what the service wrote')
+  }
+}
+
+/** Ends what was asked of a row that the service did not write as it is. */
+export function tampered (): never {
+  throw new TamperedRow()
+}
 
 const authorities = new WeakMap<Db, RowAuthority>()
 

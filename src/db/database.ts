@@ -1,22 +1,20 @@
-import type { PgDatabase, PgQueryResultHKT } from 'drizzle-orm/pg-core'
 import { drizzle } from 'drizzle-orm/postgres-js'
 import postgres, { type Options, type Sql } from 'postgres'
 import { findAuthority, setAuthority, type RowAuthority } from './authority.ts'
 import { openEmbedded } from './embedded.ts'
 import { codeOf, databaseError, DatabaseUnavailable } from './errors.ts'
 import { guard } from './guard.ts'
+import type { Db } from './handle.ts'
 import { migrateSchema } from './migrate.ts'
 import { MEANING, WALKING } from './session.ts'
 import { tlsOf } from './tls.ts'
 
 export { codeOf, databaseError, DatabaseError, DatabaseUnavailable, isForeignKeyViolation, isLockTimeout, isUniqueViolation, LOCK_TIMEOUT } from './errors.ts'
+export type { Db } from './handle.ts'
 export { DirectoryLocked } from './lock.ts'
-export { authorityOf, findAuthority, isAuthentic, macOf, readNow, setAuthority, updateAuthentic, verifies, type Authenticated, type RowAuthority, type Violation, type ViolationLog } from './authority.ts'
+export { authorityOf, findAuthority, isAuthentic, macOf, readNow, setAuthority, tampered, TamperedRow, updateAuthentic, verifies, type Authenticated, type RowAuthority, type Violation, type ViolationLog } from './authority.ts'
 export { isOneOf, prepared, preparedSql, withMoments, type Raw, type Value } from './prepared.ts'
 export { TlsError, tlsOf } from './tls.ts'
-
-/** What a repository gets as its first argument: a handle of the database, or a transaction. */
-export type Db = PgDatabase<PgQueryResultHKT>
 
 /** An open database. */
 export interface Database {

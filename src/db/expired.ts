@@ -1,6 +1,6 @@
 import { inArray, type SQL } from 'drizzle-orm'
 import type { PgColumn, PgTable } from 'drizzle-orm/pg-core'
-import type { Db } from './database.ts'
+import type { Db } from './handle.ts'
 
 const AT_ONCE = 200
 

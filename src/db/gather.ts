@@ -1,6 +1,6 @@
 import { is } from 'drizzle-orm'
 import { PgTransaction } from 'drizzle-orm/pg-core'
-import type { Db } from './database.ts'
+import type { Db } from './handle.ts'
 import { codeOf } from './errors.ts'
 
 /** Questions that one statement takes at most. */

@@ -1,5 +1,5 @@
 import { and, inArray, isNull, sql, type SQL } from 'drizzle-orm'
-import type { Db } from './database.ts'
+import type { Db } from './handle.ts'
 import { api_tokens, oauth_grants } from './tables.ts'
 
 /**

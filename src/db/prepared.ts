@@ -1,6 +1,6 @@
 import { is, Param, type Placeholder, type Query, type SQL, sql } from 'drizzle-orm'
 import type { PgColumn } from 'drizzle-orm/pg-core'
-import type { Db } from './database.ts'
+import type { Db } from './handle.ts'
 import { databaseError } from './errors.ts'
 
 /** A value that a prepared statement is given by name. */

@@ -6,12 +6,13 @@ import { LRUCache } from 'lru-cache'
 import { hashToken, isCredential, parseApiToken } from '../crypto/bearer.ts'
 import { createGates, WorkOverloaded, type Gate } from '../crypto/bounded.ts'
 import { findUserCall, type UserCall } from '../repositories/oauth.ts'
-import { findPrincipal, updateTokenUse, type Organization, type Principal } from '../repositories/tokens.ts'
+import { findPrincipal, updateTokenUse, type Organization, type Principal } from '../repositories/principals.ts'
 import { databaseError } from '../db/database.ts'
 import { findDevice } from '../repositories/attempts.ts'
 import { fail } from '../rules/errors.ts'
 import { effectiveScopes } from '../rules/roles.ts'
 import { RESERVED, isReserved, type SlugKind } from '../rules/slugs.ts'
+import { principalOf } from './actor.ts'
 import { REALM } from './errors.ts'
 import { addressKey } from './addresses.ts'
 import type { Counters } from './counters.ts'
@@ -264,12 +265,6 @@ export function requireScope (request: FastifyRequest, reply: FastifyReply, scop
   if (held?.has('*') || held?.has(scope)) return
   reply.header('www-authenticate', `${REALM}, error="insufficient_scope", scope="${scope}"`)
   fail('insufficient_permissions', { required_scope: scope, granted_scopes: [...held ?? []] })
-}
-
-/** The caller of a guarded route. */
-export function principalOf (request: FastifyRequest): Principal {
-  if (request.principal === null) throw new Error('the route is not guarded')
-  return request.principal
 }
 
 function errorBodies (codes: readonly ErrorCode[]): Record<number, TSchema> {

@@ -1,6 +1,12 @@
 import type { FastifyRequest } from 'fastify'
 import type { Actor } from '../repositories/audit.ts'
-import { principalOf } from './access.ts'
+import type { Principal } from '../repositories/principals.ts'
+
+/** The caller of a guarded route. */
+export function principalOf (request: FastifyRequest): Principal {
+  if (request.principal === null) throw new Error('the route is not guarded')
+  return request.principal
+}
 
 /** Who did it, from where: what an audit event and a version remember of the caller. */
 export function actorOf (request: FastifyRequest): Actor {

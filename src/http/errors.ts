@@ -4,7 +4,7 @@ import { IntegrityError } from '../crypto/at-rest.ts'
 import { MasterKeyMissing } from '../crypto/keyring.ts'
 import { WorkOverloaded } from '../crypto/bounded.ts'
 import { CallerEnded } from '../db/caller.ts'
-import { DatabaseUnavailable, databaseError } from '../db/database.ts'
+import { DatabaseUnavailable, databaseError, TamperedRow } from '../db/database.ts'
 import { recordEvent } from '../repositories/audit.ts'
 import { ApiError } from '../rules/errors.ts'
 import { actorOf } from './actor.ts'
@@ -61,7 +61,7 @@ export function toApiError (thrown: FastifyError): ApiError {
   const code = OF_FASTIFY[thrown.code] ?? (thrown.code?.startsWith('FST_') && thrown.statusCode !== undefined && thrown.statusCode < 500 ? 'malformed_request' : undefined)
   if (code !== undefined) return new ApiError(code)
   // A row that names a master key nobody has was not written by the service.
-  if (thrown instanceof IntegrityError || thrown instanceof MasterKeyMissing) return new ApiError('integrity_error')
+  if (thrown instanceof TamperedRow || thrown instanceof IntegrityError || thrown instanceof MasterKeyMissing) return new ApiError('integrity_error')
   if (thrown instanceof WorkOverloaded || databaseError(thrown) instanceof DatabaseUnavailable) return new ApiError('service_unavailable')
   return new ApiError('internal_error')
 }

@@ -1,11 +1,12 @@
 import type { FastifyInstance, FastifyRequest } from 'fastify'
+import { principalOf } from './actor.ts'
 import { LEVELS, type Level, type LevelNames } from '../../schemas/secrets.ts'
 import { transaction, type Db } from '../db/database.ts'
 import { findLevel, placeOf, type Brings, type LevelState } from '../repositories/levels.ts'
-import { lockProject, type KeyState } from '../repositories/projects.ts'
+import type { KeyState } from '../repositories/encryption-keys.ts'
+import { lockProject } from '../repositories/projects.ts'
 import { fail, refuse } from '../rules/errors.ts'
 import { isInside, type Place } from '../rules/slices.ts'
-import { principalOf } from './access.ts'
 
 declare module 'fastify' {
   interface FastifyContextConfig {

@@ -9,7 +9,7 @@ import type { Keyring } from '../crypto/keyring.ts'
 import type { Db } from '../db/database.ts'
 import type { Actor, AuditEvent, RecordRead } from '../repositories/audit.ts'
 import type { UserCall } from '../repositories/oauth.ts'
-import type { Principal } from '../repositories/tokens.ts'
+import type { Principal } from '../repositories/principals.ts'
 import type { LimitGroup } from './limits.ts'
 
 export interface TypeBoxProvider extends FastifyTypeProvider {

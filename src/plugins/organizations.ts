@@ -1,9 +1,9 @@
 import { OrganizationAnswer, OrganizationList, OrganizationParams } from '../../schemas/organizations.ts'
+import { principalOf } from '../http/actor.ts'
 import { ListQuery } from '../../schemas/shapes.ts'
-import { principalOf } from '../http/access.ts'
 import type { Domain } from '../http/types.ts'
 import { listOrganizations } from '../repositories/organizations.ts'
-import type { Organization } from '../repositories/tokens.ts'
+import type { Organization } from '../repositories/principals.ts'
 import { fail } from '../rules/errors.ts'
 import { pageMeta, pageOf } from '../rules/pagination.ts'
 

@@ -1,6 +1,6 @@
 import { Type } from '@sinclair/typebox'
+import { principalOf } from '../http/actor.ts'
 import { TokenPrincipalAnswer, UserAnswer } from '../../schemas/users.ts'
-import { principalOf } from '../http/access.ts'
 import type { Domain } from '../http/types.ts'
 import { listMemberships } from '../repositories/users.ts'
 

@@ -8,8 +8,7 @@ import {
   VersionAnswer, VersionPage, VersionParams, type Version
 } from '../../schemas/versions.ts'
 import type { Db } from '../db/database.ts'
-import { actorOf } from '../http/actor.ts'
-import { principalOf } from '../http/access.ts'
+import { actorOf, principalOf } from '../http/actor.ts'
 import { inLevel, inProject, levelOf, namesOf, requireInside } from '../http/places.ts'
 import type { Domain } from '../http/types.ts'
 import { recordEvent } from '../repositories/audit.ts'

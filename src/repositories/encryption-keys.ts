@@ -1,10 +1,8 @@
 import { and, desc, eq, isNotNull, isNull, lte, sql } from 'drizzle-orm'
-import type { Managed } from '../../schemas/projects.ts'
-import { updateAuthentic, type Db } from '../db/database.ts'
+import type { HistoryPolicy, Managed } from '../../schemas/projects.ts'
+import { updateAuthentic, tampered, type Db } from '../db/database.ts'
 import { encryption_keys, keyColumns, projects } from '../db/tables.ts'
-import { fail } from '../rules/errors.ts'
 import { offsetOf, type PageRequest } from '../rules/pagination.ts'
-import type { KeyState, NewKey } from './projects.ts'
 
 /** A key of a project; buffers are wrapped by a master key. */
 export interface KeyRow {
@@ -23,6 +21,12 @@ export interface KeyRow {
   rotated_at: Date | null
 }
 
+/** A key to be stored: what its owner derives, wrapped. */
+export type NewKey = Pick<KeyRow, 'version' | 'managed' | 'key_string' | 'data_key' | 'key_check' | 'salt' | 'iterations'> & { key_check_hash: Buffer | null, hint: string | null }
+
+/** A project as far as its key goes. */
+export interface KeyState { id: string, organization_id: string, encryption_type: Managed, key_version: number, history_policy: HistoryPolicy }
+
 const keysOf = ({ organization_id, id }: Pick<KeyState, 'organization_id' | 'id'>) =>
   and(eq(encryption_keys.organization_id, organization_id), eq(encryption_keys.project_id, id))
 
@@ -30,7 +34,7 @@ const keysOf = ({ organization_id, id }: Pick<KeyState, 'organization_id' | 'id'
 export async function findActiveKeyOf (db: Db, project: KeyState): Promise<KeyRow> {
   const [row] = await db.select(keyColumns).from(encryption_keys)
     .where(and(keysOf(project), eq(encryption_keys.is_active, true), eq(encryption_keys.version, project.key_version)))
-  return row ?? fail('integrity_error')
+  return row ?? tampered()
 }
 
 /** Whether one of the project's keys of a client has this hash of its proof. */
@@ -52,7 +56,7 @@ export async function replaceActiveKey (db: Db, project: KeyState, key: NewKey):
     .where(and(keysOf(project), eq(encryption_keys.is_active, true)))
   const [row] = await db.insert(encryption_keys).values({ ...key, organization_id: project.organization_id, project_id: project.id, is_active: true }).returning(keyColumns)
   const its = and(eq(projects.organization_id, project.organization_id), eq(projects.id, project.id))
-  await updateAuthentic(db, 'projects', its, { key_version: key.version }, { updated_at: sql`now()` }) ?? fail('integrity_error')
+  await updateAuthentic(db, 'projects', its, { key_version: key.version }, { updated_at: sql`now()` }) ?? tampered()
   return row!
 }
 
@@ -62,7 +66,7 @@ export async function changeCustody (db: Db, project: KeyState, key: Pick<NewKey
   await db.update(encryption_keys).set({ managed, key_string, data_key, key_check, key_check_hash })
     .where(and(keysOf(project), eq(encryption_keys.is_active, true)))
   const its = and(eq(projects.organization_id, project.organization_id), eq(projects.id, project.id))
-  await updateAuthentic(db, 'projects', its, { encryption_type: managed }, { updated_at: sql`now()` }) ?? fail('integrity_error')
+  await updateAuthentic(db, 'projects', its, { encryption_type: managed }, { updated_at: sql`now()` }) ?? tampered()
 }
 
 /** Forgets what the server knew of the project's earlier keys. */

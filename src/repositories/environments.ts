@@ -1,8 +1,7 @@
 import { and, eq, sql } from 'drizzle-orm'
 import type { EnvironmentAttributes } from '../../schemas/environments.ts'
-import { macOf, preparedSql, updateAuthentic, withMoments, type Db, type Raw } from '../db/database.ts'
+import { macOf, preparedSql, updateAuthentic, withMoments, tampered, type Db, type Raw } from '../db/database.ts'
 import { environments, project_counts, targets } from '../db/tables.ts'
-import { fail } from '../rules/errors.ts'
 import { readPage, type PageRequest } from '../rules/pagination.ts'
 
 export type EnvironmentRow = EnvironmentAttributes & { id: string }
@@ -56,7 +55,7 @@ export type EnvironmentChanges = Partial<Pick<NewEnvironment, 'name' | 'slug' | 
 export async function updateEnvironment (db: Db, organizationId: string, id: string, changes: EnvironmentChanges): Promise<void> {
   const { name, description, ...more } = changes
   const its = and(eq(environments.organization_id, organizationId), eq(environments.id, id))
-  await updateAuthentic(db, 'environments', its, more, { name, description, updated_at: sql`now()` }) ?? fail('integrity_error')
+  await updateAuthentic(db, 'environments', its, more, { name, description, updated_at: sql`now()` }) ?? tampered()
 }
 
 /** Deletes an environment with its document, whose history was removed before. The caller holds the project's row. */

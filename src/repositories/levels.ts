@@ -1,9 +1,8 @@
 import { sql, type SQL } from 'drizzle-orm'
 import type { HistoryPolicy, Managed, SecretFormat } from '../../schemas/projects.ts'
 import { LEVELS, type Level, type LevelNames } from '../../schemas/secrets.ts'
-import { preparedSql, verifies, type Authenticated, type Db } from '../db/database.ts'
+import { preparedSql, verifies, tampered, type Authenticated, type Db } from '../db/database.ts'
 import { byQuestion, gather } from '../db/gather.ts'
-import { fail } from '../rules/errors.ts'
 import type { Place } from '../rules/slices.ts'
 import type { KeyRow } from './encryption-keys.ts'
 
@@ -216,7 +215,7 @@ function toState (db: Db, rows: readonly Omit<Row, 'question'>[]): LevelState | 
   const isRight = first.key_is_newest && verifies(db, 'projects', project) && (target === null || verifies(db, 'targets', target)) &&
     (environment === null || verifies(db, 'environments', environment)) &&
     secrets.every((secret) => verifies(db, 'secrets', { ...secret, sealed: secret.is_stored }) && (secret.recorded_revision ?? 0) <= secret.revision)
-  if (!isRight) fail('integrity_error')
+  if (!isRight) tampered()
   const [level, deepest] = environment !== null
     ? ['environment', environment] as const
     : target !== null ? ['target', target] as const : ['project', project] as const

@@ -9,7 +9,7 @@ import { deleteExpired } from '../db/expired.ts'
 import { revokeGrants } from '../db/grants.ts'
 import { makeId } from '../db/ids.ts'
 import { members, oauth_clients, oauth_codes, oauth_grants, oauth_requests, oauth_tokens, organizationColumns, organizations, plans, userColumns, users } from '../db/tables.ts'
-import type { Organization } from './tokens.ts'
+import type { Organization } from './principals.ts'
 import type { User } from './users.ts'
 
 /** An application that acts for users. */

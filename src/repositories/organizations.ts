@@ -4,7 +4,7 @@ import { authenticatedColumns } from '../db/authenticated.ts'
 import { isAuthentic, type Db } from '../db/database.ts'
 import { members, organization_counters, organizations, plans } from '../db/tables.ts'
 import { offsetOf, type PageRequest } from '../rules/pagination.ts'
-import type { Organization } from './tokens.ts'
+import type { Organization } from './principals.ts'
 
 export interface NewOrganization { id: string, name: string, slug: string, plan: string, storage_key: Buffer }
 

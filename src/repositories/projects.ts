@@ -2,13 +2,12 @@ import { and, eq, sql, type SQL } from 'drizzle-orm'
 import type { HistoryPolicy, Managed, ProjectAttributes, SecretFormat } from '../../schemas/projects.ts'
 import { authenticatedColumns } from '../db/authenticated.ts'
 import {
-  isOneOf, macOf, preparedSql, updateAuthentic, verifies, withMoments, type Authenticated, type Db, type Raw, type Value
+  isOneOf, macOf, preparedSql, updateAuthentic, verifies, withMoments, tampered, type Authenticated, type Db, type Raw, type Value
 } from '../db/database.ts'
 import { encryption_keys, environments, project_counts, projects, targets } from '../db/tables.ts'
-import { fail } from '../rules/errors.ts'
 import { readPage, type PageRequest } from '../rules/pagination.ts'
 import type { Slice } from '../rules/slices.ts'
-import type { KeyRow } from './encryption-keys.ts'
+import type { KeyState, NewKey } from './encryption-keys.ts'
 
 const oneOf = (organizationId: string, id: string) => and(eq(projects.organization_id, organizationId), eq(projects.id, id))
 
@@ -50,9 +49,6 @@ export async function listProjects (
   return { rows: rows.map(toAttributes), total }
 }
 
-/** A key to be stored: what its owner derives, wrapped. */
-export type NewKey = Pick<KeyRow, 'version' | 'managed' | 'key_string' | 'data_key' | 'key_check' | 'salt' | 'iterations'> & { key_check_hash: Buffer | null, hint: string | null }
-
 export interface NewProject {
   id: string
   organization_id: string
@@ -75,15 +71,12 @@ export async function createProject (db: Db, project: NewProject, key: NewKey): 
 export type ProjectChanges = Partial<Pick<NewProject, 'name' | 'slug' | 'description' | 'secret_format' | 'history_policy'>>
 
 export async function updateProject (db: Db, organizationId: string, id: string, { name, description, ...changes }: ProjectChanges): Promise<void> {
-  await updateAuthentic(db, 'projects', oneOf(organizationId, id), changes, { name, description, updated_at: sql`now()` }) ?? fail('integrity_error')
+  await updateAuthentic(db, 'projects', oneOf(organizationId, id), changes, { name, description, updated_at: sql`now()` }) ?? tampered()
 }
-
-/** A project as far as its key goes. */
-export interface KeyState { id: string, organization_id: string, encryption_type: Managed, key_version: number, history_policy: HistoryPolicy }
 
 /** What is wrong in a project's row makes everything below it doubtful. True, or the end of the request. */
 function requireAuthentic (db: Db, row: Authenticated<'projects'>): true {
-  return verifies(db, 'projects', row) || fail('integrity_error')
+  return verifies(db, 'projects', row) || tampered()
 }
 
 /**

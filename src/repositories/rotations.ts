@@ -1,11 +1,10 @@
 import { and, asc, eq, isNotNull, sql } from 'drizzle-orm'
 import { authenticatedColumns } from '../db/authenticated.ts'
 import { rowsJson } from '../db/columns.ts'
-import { isOneOf, macOf, verifies, type Authenticated, type Db } from '../db/database.ts'
+import { isOneOf, macOf, verifies, tampered, type Authenticated, type Db } from '../db/database.ts'
 import { organization_counters, secrets } from '../db/tables.ts'
-import { fail } from '../rules/errors.ts'
 import type { Actor } from './audit.ts'
-import type { KeyState } from './projects.ts'
+import type { KeyState } from './encryption-keys.ts'
 
 // What a rotation does to the documents of a project. The caller holds the project's row for itself, so nothing else
 // writes below it; documents come and go in pieces, so that a large project does not have to fit into memory.
@@ -27,7 +26,7 @@ export async function findDocuments (db: Db, organizationId: string, ids: readon
   const recorded_revision = sql<number | null>`(SELECT v.revision FROM secret_versions v WHERE v.organization_id = secrets.organization_id AND v.history_id = secrets.history_id ORDER BY v.id DESC LIMIT 1)`.mapWith(secrets.revision)
   const rows = await db.select({ ...authenticatedColumns('secrets'), recorded_revision }).from(secrets)
     .where(and(eq(secrets.organization_id, organizationId), isOneOf(secrets.id, ids))).orderBy(asc(secrets.id))
-  if (!rows.every((row) => verifies(db, 'secrets', row))) fail('integrity_error')
+  if (!rows.every((row) => verifies(db, 'secrets', row))) tampered()
   return rows.flatMap((row) => row.sealed === null ? [] : { ...row, sealed: row.sealed })
 }
 

@@ -1,8 +1,7 @@
 import { and, eq, sql } from 'drizzle-orm'
 import type { TargetAttributes } from '../../schemas/targets.ts'
-import { macOf, preparedSql, updateAuthentic, withMoments, type Db, type Raw } from '../db/database.ts'
+import { macOf, preparedSql, updateAuthentic, withMoments, tampered, type Db, type Raw } from '../db/database.ts'
 import { project_counts, targets } from '../db/tables.ts'
-import { fail } from '../rules/errors.ts'
 import { readPage, type PageRequest } from '../rules/pagination.ts'
 
 export type TargetRow = TargetAttributes & { id: string }
@@ -45,7 +44,7 @@ export async function createTarget (db: Db, target: NewTarget): Promise<void> {
 export async function updateTarget (db: Db, organizationId: string, id: string, changes: Partial<Pick<NewTarget, 'name' | 'slug' | 'description'>>): Promise<void> {
   const { slug, ...more } = changes
   const its = and(eq(targets.organization_id, organizationId), eq(targets.id, id))
-  await updateAuthentic(db, 'targets', its, { slug }, { ...more, updated_at: sql`now()` }) ?? fail('integrity_error')
+  await updateAuthentic(db, 'targets', its, { slug }, { ...more, updated_at: sql`now()` }) ?? tampered()
 }
 
 /** Deletes a target with its environments and documents, whose histories were removed before. The caller holds the project's row. */

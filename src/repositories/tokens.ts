@@ -1,171 +1,13 @@
-import { and, desc, eq, gt, isNull, lt, or, sql, type SQL } from 'drizzle-orm'
-import type { OrganizationStatus, Plan } from '../../schemas/organizations.ts'
+import { and, desc, eq, gt, isNull, or, sql, type SQL } from 'drizzle-orm'
 import type { Ability } from '../../schemas/scopes.ts'
 import type { ApiToken, Restriction } from '../../schemas/tokens.ts'
-import { authenticatedColumns, fromJson } from '../db/authenticated.ts'
-import type { Caller } from '../db/caller.ts'
-import { byQuestion, gather } from '../db/gather.ts'
+import { authenticatedColumns } from '../db/authenticated.ts'
 import { makeId } from '../db/ids.ts'
-import { isAuthentic, macOf, preparedSql, verifies, type Authenticated, type Db } from '../db/database.ts'
+import { isAuthentic, macOf, preparedSql, verifies, tampered, type Authenticated, type Db } from '../db/database.ts'
 import { api_tokens, environments, organizations, projects, targets } from '../db/tables.ts'
-import { fail } from '../rules/errors.ts'
 import { readPage, type PageRequest } from '../rules/pagination.ts'
 import type { Slice } from '../rules/slices.ts'
-
-/** The organization that a request is about, as the guard found it. */
-export interface Organization {
-  id: string
-  name: string
-  slug: string
-  status: OrganizationStatus
-  plan: Plan
-  /** Wrapped by a master key. */
-  storage_key: Buffer
-  created_at: Date
-  updated_at: Date
-}
-
-/** A person, and the grant through which something acts or was made for them; null for a token from before that was remembered. */
-export interface Person { user_id: number, grant_id: number | null }
-
-/** Who acts in an organization: the holder of an API token of it, or a member through an application. */
-export interface Principal {
-  type: 'api_token' | 'user'
-  id: number
-  name: string
-  scopes: ReadonlySet<Ability>
-  /** Parts of the hierarchy that the token is narrowed to; none: the whole organization. */
-  slices: readonly Slice[]
-  expires_at: Date | null
-  /** What every change of it holds until it commits. */
-  caller: Caller
-  /** The person that it acts for, or whose token it is, and through which grant; null for a token of nobody's. */
-  person: Person | null
-  organization: Organization
-}
-
-// Of a token that is a person's, the rows that it rests on come along.
-const principalsByHash = preparedSql<TokenFound, { hashes: string }>('principals_by_hash', ($) => sql`
-  SELECT asked.question::int - 1 AS question,
-    api_tokens.id, api_tokens.organization_id, api_tokens.name, api_tokens.token_hash, api_tokens.token_prefix,
-    to_jsonb(api_tokens.abilities) AS abilities, api_tokens.slices, api_tokens.expires_at,
-    api_tokens.created_by_type, api_tokens.created_by_id, api_tokens.created_by_name, api_tokens.user_id, api_tokens.grant_id, api_tokens.mac,
-    o.name AS organization_name, o.slug, o.status, o.storage_key, o.created_at, o.updated_at,
-    p.name AS plan, p.retention_days, p.api_per_minute, p.max_projects, p.max_members,
-    CASE WHEN api_tokens.user_id IS NOT NULL OR api_tokens.grant_id IS NOT NULL
-      THEN jsonb_build_object('users', to_jsonb(u), 'oauth_grants', to_jsonb(g), 'oauth_clients', to_jsonb(c)) END AS support
-  FROM jsonb_array_elements_text(${$('hashes')}::jsonb) WITH ORDINALITY AS asked (hash, question)
-  INNER JOIN api_tokens ON api_tokens.token_hash = decode(asked.hash, 'hex')
-  JOIN organizations o ON o.id = api_tokens.organization_id
-  JOIN plans p ON p.name = o.plan
-  LEFT JOIN users u ON u.id = api_tokens.user_id
-  LEFT JOIN oauth_grants g ON g.id = api_tokens.grant_id
-  LEFT JOIN oauth_clients c ON c.id = g.client_id
-  WHERE (api_tokens.expires_at IS NULL OR api_tokens.expires_at > now())
-    AND u.disabled_at IS NULL AND c.disabled_at IS NULL AND g.revoked_at IS NULL
-    AND (api_tokens.grant_id IS NULL OR g.expires_at > now())`)
-
-interface TokenFound {
-  question: number
-  id: string
-  organization_id: string
-  name: string
-  token_hash: Buffer
-  token_prefix: string
-  abilities: Ability[]
-  slices: Slice[] | null
-  expires_at: string | null
-  created_by_type: Principal['type'] | null
-  created_by_id: string | null
-  created_by_name: string | null
-  user_id: string | null
-  grant_id: string | null
-  mac: Buffer | null
-  organization_name: string
-  slug: string
-  status: OrganizationStatus
-  storage_key: Buffer
-  created_at: string
-  updated_at: string
-  plan: Plan['name']
-  retention_days: number | null
-  api_per_minute: number
-  max_projects: number | null
-  max_members: number | null
-  support: Record<'users' | 'oauth_grants' | 'oauth_clients', Record<string, unknown> | null> | null
-}
-
-/** The principal of a token that lives, judged by the database's clock. Nothing is cached: a revoked token is dead at once. */
-export const findPrincipal = gather({
-  keyOf: (hash: Buffer) => hash.toString('latin1'),
-  find: async (db, hashes) => byQuestion(await principalsByHash(db, { hashes: JSON.stringify(hashes.map((hash) => hash.toString('hex'))) }), hashes.length),
-  read: (db, [row]) => row && principalOf(db, row)
-})
-
-function principalOf (db: Db, row: Omit<TokenFound, 'question'>): Principal | undefined {
-  const number = (text: string | null) => text === null ? null : Number(text)
-  const { organization_id, name, token_hash, token_prefix, abilities, slices, created_by_type, created_by_name, mac } = row
-  const id = Number(row.id)
-  const user_id = number(row.user_id)
-  const grant_id = number(row.grant_id)
-  const expires_at = row.expires_at === null ? null : new Date(row.expires_at)
-  const token = {
-    id,
-    organization_id,
-    name,
-    token_hash,
-    token_prefix,
-    abilities,
-    slices,
-    expires_at,
-    created_by_type,
-    created_by_id: number(row.created_by_id),
-    created_by_name,
-    user_id,
-    grant_id,
-    mac
-  }
-  if (!isAuthentic(db, 'api_tokens', token) || !isSupported(db, row.support, { organization_id, user_id, grant_id })) return undefined
-  const { status, slug, storage_key, created_at, updated_at, plan, retention_days, api_per_minute, max_projects, max_members } = row
-  return {
-    type: 'api_token',
-    id,
-    name,
-    scopes: new Set(abilities),
-    slices: slices ?? [],
-    expires_at,
-    caller: { api_token: id },
-    person: user_id === null ? null : { user_id, grant_id },
-    organization: {
-      id: organization_id,
-      name: row.organization_name,
-      slug,
-      status,
-      storage_key,
-      created_at: new Date(created_at),
-      updated_at: new Date(updated_at),
-      plan: { name: plan, retention_days, api_per_minute, max_projects, max_members }
-    }
-  }
-}
-
-// What rests on a person, a grant and its client lives no longer than these, and no better than what is known of them.
-function isSupported (db: Db, support: TokenFound['support'], { organization_id, user_id, grant_id }: { organization_id: string, user_id: number | null, grant_id: number | null }): boolean {
-  if (support === null) return true
-  const about = { organization_id }
-  const user = fromJson('users', support.users)
-  const grant = fromJson('oauth_grants', support.oauth_grants)
-  const client = fromJson('oauth_clients', support.oauth_clients)
-  if (user_id !== null && (user === null || !isAuthentic(db, 'users', user, about))) return false
-  if (grant_id !== null && (grant === null || grant.user_id !== user_id || !isAuthentic(db, 'oauth_grants', grant, about))) return false
-  return grant === null || (client !== null && isAuthentic(db, 'oauth_clients', client, about))
-}
-
-/** Remembers that the token was used, to the minute. */
-export async function updateTokenUse (db: Db, { id, organization }: Principal): Promise<void> {
-  await db.update(api_tokens).set({ last_used_at: sql`now()` })
-    .where(and(eq(api_tokens.organization_id, organization.id), eq(api_tokens.id, id), or(isNull(api_tokens.last_used_at), lt(api_tokens.last_used_at, sql`now() - interval '1 minute'`))))
-}
+import type { Principal } from './principals.ts'
 
 export interface NewToken {
   organization_id: string
@@ -290,7 +132,7 @@ export async function findSlice (db: Db, organizationId: string, { project, targ
   if (environment !== undefined && row.environment === null) return undefined
   const isRight = verifies(db, 'projects', row.project) && (row.target === null || verifies(db, 'targets', row.target)) &&
     (row.environment === null || verifies(db, 'environments', row.environment))
-  if (!isRight) fail('integrity_error')
+  if (!isRight) tampered()
   return { project_id: row.project.id, target_id: row.target?.id ?? null, environment_id: row.environment?.id ?? null }
 }
 

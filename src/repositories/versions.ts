@@ -3,9 +3,8 @@ import type { Managed } from '../../schemas/projects.ts'
 import type { Level } from '../../schemas/secrets.ts'
 import type { VersionAction } from '../../schemas/versions.ts'
 import { authenticatedColumns } from '../db/authenticated.ts'
-import { prepared, preparedSql, verifies, type Db } from '../db/database.ts'
+import { prepared, preparedSql, verifies, tampered, type Db } from '../db/database.ts'
 import { encryption_keys, keyColumns, secret_versions, secrets } from '../db/tables.ts'
-import { fail } from '../rules/errors.ts'
 import { offsetOf, type PageRequest } from '../rules/pagination.ts'
 import type { Place } from '../rules/slices.ts'
 import type { KeyRow } from './encryption-keys.ts'
@@ -116,10 +115,10 @@ const one = prepared('version', (db) => db
 export async function findVersion (db: Db, organizationId: string, id: number, retentionDays: number | null): Promise<FullVersion | undefined> {
   const [row] = await one(db, { organization_id: organizationId, id, retention_days: retentionDays })
   if (row === undefined) return undefined
-  if (!verifies(db, 'secrets', row.secret)) fail('integrity_error')
+  if (!verifies(db, 'secrets', row.secret)) tampered()
   // A version names a key that its project never had.
   const { version, key } = row
-  if (key === null || version.managed === null) return fail('integrity_error')
+  if (key === null || version.managed === null) return tampered()
   return { ...row, key, version: { ...version, managed: version.managed } }
 }
 

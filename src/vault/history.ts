@@ -7,8 +7,9 @@ import { findActiveKeyOf } from '../repositories/encryption-keys.ts'
 import {
   countWaiting, findLeft, findWaiting, finishReEncryption, listOldestWaiting, listWaiting, moveVersions, type Cursor, type OldVersion, type Progress
 } from '../repositories/histories.ts'
-import { lockProject, type KeyState } from '../repositories/projects.ts'
-import type { Organization } from '../repositories/tokens.ts'
+import type { KeyState } from '../repositories/encryption-keys.ts'
+import { lockProject } from '../repositories/projects.ts'
+import type { Organization } from '../repositories/principals.ts'
 import { fail } from '../rules/errors.ts'
 import { openVersion, sealVersion, sizeOf } from './documents.ts'
 import { dataKeyOf, storageKeyOf } from './keys.ts'

@@ -5,7 +5,7 @@ import { deriveDataKey } from '../crypto/key-proof.ts'
 import type { Keyring } from '../crypto/keyring.ts'
 import { deriveKey, hmac, random, takeKey } from '../crypto/primitives.ts'
 import type { KeyRow } from '../repositories/encryption-keys.ts'
-import type { NewKey } from '../repositories/projects.ts'
+import type { NewKey } from '../repositories/encryption-keys.ts'
 import { checkPlace, keyPlace, storageKeyPlace } from './places.ts'
 
 interface KeyId { organization_id: string, project_id: string, version: number }

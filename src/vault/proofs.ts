@@ -4,7 +4,7 @@ import { decodeProof, proofMatches, proofOpens } from '../crypto/key-proof.ts'
 import type { Keyring } from '../crypto/keyring.ts'
 import type { Db } from '../db/database.ts'
 import { hasCheckHash, listKeysWithoutHash, type KeyRow } from '../repositories/encryption-keys.ts'
-import type { KeyState } from '../repositories/projects.ts'
+import type { KeyState } from '../repositories/encryption-keys.ts'
 import { fail } from '../rules/errors.ts'
 import { checkHashOf, keyCheckOf } from './keys.ts'
 
