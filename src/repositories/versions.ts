@@ -4,6 +4,7 @@ import type { Level } from '../../schemas/secrets.ts'
 import type { VersionAction } from '../../schemas/versions.ts'
 import { authenticatedColumns } from '../db/authenticated.ts'
 import { prepared, preparedSql, verifies, tampered, type Db } from '../db/database.ts'
+import { byQuestion, gather } from '../db/gather.ts'
 import { encryption_keys, keyColumns, secret_versions, secrets } from '../db/tables.ts'
 import { offsetOf, type PageRequest } from '../rules/pagination.ts'
 import type { Place } from '../rules/slices.ts'
@@ -38,7 +39,7 @@ const columns = {
   created_by_name: secret_versions.created_by_name,
   created_at: secret_versions.created_at,
   level: secrets.level,
-  locked: sql<boolean>`coalesce(${secret_versions.created_at} < now() - make_interval(days => ${sql.placeholder('retention_days')}::int), false)`
+  locked: sql<boolean>`coalesce(${secret_versions.created_at} < now() - make_interval(days => asked.retention_days), false)`
 }
 
 const itsSecret = and(eq(secrets.organization_id, secret_versions.organization_id), eq(secrets.history_id, secret_versions.history_id))
@@ -100,26 +101,46 @@ export interface FullVersion {
   key: KeyRow
 }
 
-const one = prepared('version', (db) => db
+const ASKED = sql`jsonb_to_recordset(${sql.placeholder('asked')}::jsonb)
+  AS asked (question int, organization_id char(26), id bigint, retention_days int)`
+const byIds = prepared('versions_by_id', (db) => db
   .select({
+    question: sql<number>`asked.question`.as('question'),
     version: columns,
     sealed: secret_versions.sealed,
     secret: { ...authenticatedColumns('secrets'), sealed: sql<boolean>`${secrets.sealed} IS NOT NULL` },
     key: keyColumns
   })
-  .from(secret_versions)
+  .from(ASKED)
+  .innerJoin(secret_versions, and(
+    eq(secret_versions.organization_id, sql`asked.organization_id`), eq(secret_versions.id, sql`asked.id`)
+  ))
   .innerJoin(secrets, itsSecret)
-  .leftJoin(encryption_keys, itsKey)
-  .where(and(eq(secret_versions.organization_id, sql.placeholder('organization_id')), eq(secret_versions.id, sql.placeholder('id')))))
+  .leftJoin(encryption_keys, itsKey))
 
-export async function findVersion (db: Db, organizationId: string, id: number, retentionDays: number | null): Promise<FullVersion | undefined> {
-  const [row] = await one(db, { organization_id: organizationId, id, retention_days: retentionDays })
-  if (row === undefined) return undefined
-  if (!verifies(db, 'secrets', row.secret)) tampered()
-  // A version names a key that its project never had.
-  const { version, key } = row
-  if (key === null || version.managed === null) return tampered()
-  return { ...row, key, version: { ...version, managed: version.managed } }
+interface Asked { organization_id: string, id: number, retention_days: number | null }
+
+const findVersions = gather({
+  keyOf: ({ organization_id, id, retention_days }: Asked) => `${organization_id} ${id} ${retention_days}`,
+  find: async (db, questions) => {
+    const asked = JSON.stringify(questions.map((one, question) => ({ question, ...one })))
+    return byQuestion(await byIds(db, { asked }), questions.length)
+  },
+  read: (db, [row]): FullVersion | undefined => {
+    if (row === undefined) return undefined
+    if (!verifies(db, 'secrets', row.secret)) tampered()
+    // A version names a key that its project never had.
+    const { version, key } = row
+    if (key === null || version.managed === null) return tampered()
+    return { ...row, key, version: { ...version, managed: version.managed } }
+  }
+})
+
+/** A version of the organization, reached through the secret that has it. */
+export async function findVersion (
+  db: Db, organizationId: string, id: number, retentionDays: number | null
+): Promise<FullVersion | undefined> {
+  return findVersions(db, { organization_id: organizationId, id, retention_days: retentionDays })
 }
 
 /**
