@@ -62,7 +62,7 @@ function lookedUp (phase: 'before' | 'after', then = () => {}): Promise<void> {
   return new Promise((resolve) => {
     const listen = (message: unknown) => {
       const statement = message as { phase: string, text: string }
-      if (statement.phase !== phase || !/(from|join) "(api_tokens|oauth_tokens)"/.test(statement.text)) return
+      if (statement.phase !== phase || !/^\s*select .*\bjoin "?(api_tokens|oauth_tokens)"? /is.test(statement.text)) return
       unsubscribe('strongroom:statement', listen)
       then()
       resolve()
