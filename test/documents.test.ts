@@ -1,3 +1,4 @@
+import { isDeepStrictEqual } from 'node:util'
 import t from 'tap'
 import { parse } from 'dotenv'
 import { Parser, YAMLError } from 'yaml'
@@ -23,6 +24,20 @@ t.test('env: reads by the rules of dotenv', async (t) => {
   t.same(entries('env', ''), [])
   t.same(entries('env', '# only a comment'), [])
   t.same(entries('env', 'A=\nB=1'), [['A', ''], ['B', '1']])
+})
+
+t.test('env: plain lines, of whatever is no quote and no comment, say what dotenv reads in them', async (t) => {
+  const alphabet = ['a', 'B', '7', '=', ':', '.', '-', '_', ' ', '\t', '\\', '\\n', '$', ',', '{', 'é', '\u00a0', '\u2028', 'export ', '\r']
+  const wrong: string[] = []
+  let seed = 1
+  const pick = () => alphabet[(seed = seed * 48271 % 2147483647) % alphabet.length]!
+  for (let round = 0; round < 2000; round++) {
+    const text = Array.from({ length: 4 }, (_, line) => `N.${line}-x=a${Array.from({ length: round % 9 }, pick).join('').replace(/\r$/, '')}`).join(round % 2 === 0 ? '\n' : '\r\n')
+    const read = readDocument('env', text)
+    if (read !== undefined && !isDeepStrictEqual({ ...read }, { ...parse(text) })) wrong.push(JSON.stringify(text))
+  }
+  t.strictSame(wrong, [])
+  t.strictSame({ ...readDocument('env', 'A=1\nB= \nC=x y \nD="q"\nE=a#b\n') }, { A: '1', B: '', C: 'x y', D: 'q', E: 'a' })
 })
 
 t.test('env: what dotenv would skip or guess is unreadable', async (t) => {

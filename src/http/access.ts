@@ -85,9 +85,14 @@ export async function installAccess (app: FastifyInstance, judgedFor = JUDGED_FO
   })
 
   const recordUse = useRecorder(app)
-  app.addHook('onRequest', async (request, reply) => {
-    await guard(app, consume, request, reply)
-    if (request.principal?.type === 'api_token') recordUse(request, request.principal)
+  app.addHook('onRequest', (request, reply, done) => {
+    // Nothing to judge and nothing to count: the probes of whoever watches the service.
+    const { access, limit } = request.routeOptions.config
+    if (access === 'public' && limit === 'none' && isWellMade(request)) return done()
+    guard(app, consume, request, reply).then(() => {
+      if (request.principal?.type === 'api_token') recordUse(request, request.principal)
+      done()
+    }, done)
   })
 
   // A change holds its caller until it commits (`recordEvent`). This is for what a late body would only read.
@@ -110,15 +115,9 @@ async function guard (app: FastifyInstance, consume: Consume, request: FastifyRe
     const key = limit === 'sign_in' ? await knownDevice(app, request, lookUp) ?? from : from
     await consume(limit, key, 0, request, reply)
   }
-  const version = request.headers['x-api-version']
-  if (version !== undefined && version !== '1') {
+  if (!isWellMade(request)) {
     await address()
-    fail('unsupported_api_version', { supported: ['1'] })
-  }
-  const { httpVersion, headers: { host } } = request.raw
-  if (httpVersion === '1.1' && host === undefined) {
-    await address()
-    fail('malformed_request')
+    return hasVersion(request) ? fail('malformed_request') : fail('unsupported_api_version', { supported: ['1'] })
   }
   if (access === undefined || access === 'public') return address()
 
@@ -152,6 +151,12 @@ async function guard (app: FastifyInstance, consume: Consume, request: FastifyRe
   if (hasReservedWord(params)) return app.refuseRoute(request, reply)
   requireAccess(request, reply, principal)
 }
+
+const hasVersion = ({ headers: { 'x-api-version': version = '1' } }: FastifyRequest) => version === '1'
+
+// Speaks the version that there is, and names its host (RFC 9112, 3.2).
+const isWellMade = (request: FastifyRequest) =>
+  hasVersion(request) && (request.raw.httpVersion !== '1.1' || request.headers.host !== undefined)
 
 async function judgeAgain (app: FastifyInstance, request: FastifyRequest, reply: FastifyReply) {
   const caller = await authenticate(app, request, (request.params as { organization?: string }).organization)

@@ -31,10 +31,11 @@ export function installBodyParser (app: FastifyInstance) {
   })
   // Of other expectations there are none (RFC 9110, 10.1.1): a request that has one is judged as any other is.
   app.server.on('checkExpectation', (raw, response) => app.server.emit('request', raw, response))
-  app.addHook('preParsing', async (request, reply) => {
+  app.addHook('preParsing', (request, reply, payload, done) => {
     if (asking.delete(request.raw)) reply.raw.writeContinue()
     // What is ignored may be of any type, even of one that there is not.
     if (request.routeOptions.schema?.body === undefined) delete request.headers['content-type']
+    done(null, payload)
   })
 }
 

@@ -47,9 +47,11 @@ export function sendError (request: FastifyRequest, reply: FastifyReply, { code,
   return reply
     .code(ERRORS[code].status)
     .type('application/json; charset=utf-8')
-    .serializer(JSON.stringify)
-    .send({ error: codeOf(code), message: ERRORS[code].message, ...(details !== undefined && { details }), ...(errors && { errors }) })
+    .send(details === undefined && errors === undefined ? PLAIN[code] : JSON.stringify({ ...bodyOf(code), details, errors }))
 }
+
+const bodyOf = (code: ErrorCode) => ({ error: codeOf(code), message: ERRORS[code].message })
+const PLAIN = Object.fromEntries(Object.keys(ERRORS).map((code) => [code, JSON.stringify(bodyOf(code as ErrorCode))])) as Record<ErrorCode, string>
 
 /** The catalogue row for whatever was thrown. */
 export function toApiError (thrown: FastifyError): ApiError {

@@ -12,17 +12,17 @@ const ALWAYS = {
   'cache-control': 'no-store'
 }
 
+const OVER_TLS = { ...ALWAYS, 'strict-transport-security': 'max-age=31536000; includeSubDomains' }
+
+const always = ({ publicUrl }: Config) => publicUrl?.startsWith('https:') ? OVER_TLS : ALWAYS
+
 /** The headers that every answer carries, errors included. */
-export function standingHeaders ({ publicUrl }: Config, requestId: string): Record<string, string> {
-  return {
-    'x-request-id': requestId,
-    ...ALWAYS,
-    ...(publicUrl?.startsWith('https:') && { 'strict-transport-security': 'max-age=31536000; includeSubDomains' })
-  }
+export function standingHeaders (config: Config, requestId: string): Record<string, string> {
+  return { 'x-request-id': requestId, ...always(config) }
 }
 
 export function setHeaders (config: Config, request: FastifyRequest, reply: FastifyReply) {
-  reply.headers(standingHeaders(config, request.id))
+  reply.header('x-request-id', request.id).headers(always(config))
 }
 
 /** Sets them on every answer. Nobody on its way keeps one, unless its route says how long, and the answer is a good one. */

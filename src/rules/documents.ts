@@ -35,7 +35,8 @@ export function readDocument (format: DocumentFormat, text: string): Entries | u
 export function mergeDocuments (...documents: Entries[]): Entries {
   const merged = empty()
   for (const document of documents) {
-    for (const [name, value] of Object.entries(document)) merged[name] = value
+    // They have no prototype, so these are their own names.
+    for (const name in document) merged[name] = document[name]!
   }
   return merged
 }
@@ -55,16 +56,27 @@ const ENV_NOTHING = /[^\S\n]*(?:#[^\n]*)?(?:\n|$)/y
 // that matches, and so skips without a word what it does not understand.
 const ENV_ASSIGNMENT = /[^\S\n]*(?:export\s+)?([\w.-]+)((?:\s*=\s*?|:\s+?)(\s*'(?:\\'|[^'])*'|\s*"(?:\\"|[^"])*"|\s*`(?:\\`|[^`])*`|[^#\n]+)?\s*(?:#.*)?$)/my
 
+// What nearly all lines are: a name and a value that dotenv takes as it is, with nothing in it that means something else.
+const ENV_PLAIN = /([\w.-]+)=([^\s'"`#][^\n'"`#]*)(?:\n|$)/y
+
 /** dotenv's rules, without variable expansion; a line that is neither blank, comment nor assignment spoils it all. */
 function readEnv (text: string) {
   // Before anything is made of it: each line costs something, also one that says nothing.
   ENV_LINE_END.lastIndex = 0
-  for (let lines = 1; ENV_LINE_END.test(text); lines++) if (lines > MOST_LINES) return undefined
-  const source = text.replace(ENV_LINE_END, '\n')
+  if (text.length > MOST_LINES) for (let lines = 1; ENV_LINE_END.test(text); lines++) if (lines > MOST_LINES) return undefined
+  const source = text.includes('\r') ? text.replace(ENV_LINE_END, '\n') : text
   const entries = empty()
   let at = 0
   let names = 0
   while (at < source.length) {
+    ENV_PLAIN.lastIndex = at
+    const plain = ENV_PLAIN.exec(source)
+    if (plain) {
+      if (++names > MOST_NAMES) return undefined
+      entries[plain[1]!] = plain[2]!.trim()
+      at = ENV_PLAIN.lastIndex
+      continue
+    }
     ENV_NOTHING.lastIndex = at
     if (ENV_NOTHING.test(source)) {
       at = ENV_NOTHING.lastIndex

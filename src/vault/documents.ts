@@ -1,3 +1,4 @@
+import { LRUCache } from 'lru-cache'
 import type { KeyObject } from 'node:crypto'
 import { IntegrityError, openAtRest, sealAtRest } from '../crypto/at-rest.ts'
 import { makeEtag } from '../crypto/etag.ts'
@@ -42,16 +43,24 @@ export function sealVersion (storageKey: KeyObject, place: SecretPlace, version:
 
 const ETAG_SALT = Buffer.from('strongroom etag')
 
+interface Etags { key: KeyObject, made: LRUCache<string, string> }
+
+// ETags of an organization that are remembered: of what is read again and again.
+const MOST_ETAGS = 100
+const etagsOf = new WeakMap<KeyObject, Etags>()
+
 /** A strong ETag over the writes of some levels and what else shapes the answer; keyed, so that it tells nothing of a document. */
 export function etagOf (storageKey: KeyObject, secrets: readonly { id: string, revision: number }[], ...shape: string[]): string {
-  return makeEtag(etagKey(storageKey), ...secrets.flatMap(({ id, revision }) => [id, revision]), ...shape)
-}
-
-const etagKeys = new WeakMap<KeyObject, KeyObject>()
-function etagKey (storageKey: KeyObject): KeyObject {
-  const known = etagKeys.get(storageKey) ?? deriveKey(storageKey, ETAG_SALT, 'etag')
-  etagKeys.set(storageKey, known)
-  return known
+  let etags = etagsOf.get(storageKey)
+  if (etags === undefined) {
+    etags = { key: deriveKey(storageKey, ETAG_SALT, 'etag'), made: new LRUCache({ max: MOST_ETAGS }) }
+    etagsOf.set(storageKey, etags)
+  }
+  const fields = [...secrets.flatMap(({ id, revision }) => [id, revision]), ...shape]
+  const name = JSON.stringify(fields)
+  let etag = etags.made.get(name)
+  if (etag === undefined) etags.made.set(name, etag = makeEtag(etags.key, ...fields))
+  return etag
 }
 
 /** Size of a blob when decoded, in bytes. */

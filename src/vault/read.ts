@@ -77,6 +77,30 @@ async function toAnswer (
 ): Promise<SecretsAnswer> {
   const { decrypt, merge, action, filters, isRetrieve, path } = reading
   const { project, target, environment } = state
+  const levels = merge === 'true' ? undefined : levelsOf(state, decrypt, visible, documents, storageKey)
+  const merged = merge === 'false' ? undefined : await valuesOf(state, documents, LEVELS)
+  const values = action === 'decrypt' && isRetrieve ? merged ?? await readableValues(state, documents) : undefined
+  const format = project.secret_format === 'json' ? 'json' : 'env'
+  return {
+    data: {
+      type: 'secrets',
+      attributes: { encrypted: !decrypt, format, ...(levels && { levels }), ...(merged && { merged }) },
+      ...(values && { secrets: filterValues(values, filters) })
+    },
+    meta: {
+      api_path: path,
+      format: 'hierarchical',
+      merged: merge,
+      timestamp: new Date().toISOString(),
+      hierarchy: { project: project.slug, target: target?.slug ?? null, environment: environment?.slug ?? null },
+      action
+    }
+  }
+}
+
+function levelsOf (
+  { project, target, environment }: LevelState, decrypt: boolean, visible: readonly SecretRow[], documents: ReadonlyMap<Level, string>, storageKey: KeyObject
+): Partial<Record<Level, LevelDocument>> {
   const slugs: Record<Level, string> = { project: project.slug, target: target?.slug ?? '', environment: environment?.slug ?? '' }
   const levels: Partial<Record<Level, LevelDocument>> = {}
   for (const secret of visible) {
@@ -90,24 +114,7 @@ async function toAnswer (
       etag: etagOf(storageKey, [secret])
     }
   }
-  const merged = merge === 'false' ? undefined : await valuesOf(state, documents, LEVELS)
-  const values = action === 'decrypt' && isRetrieve ? merged ?? await readableValues(state, documents) : undefined
-  const format = project.secret_format === 'json' ? 'json' : 'env'
-  return {
-    data: {
-      type: 'secrets',
-      attributes: { encrypted: !decrypt, format, ...(merge !== 'true' && { levels }), ...(merged && { merged }) },
-      ...(values && { secrets: filterValues(values, filters) })
-    },
-    meta: {
-      api_path: path,
-      format: 'hierarchical',
-      merged: merge,
-      timestamp: new Date().toISOString(),
-      hierarchy: { project: project.slug, target: target?.slug ?? null, environment: environment?.slug ?? null },
-      action
-    }
-  }
+  return levels
 }
 
 // A document that does not parse is still returned as it is; only its values cannot be told.
