@@ -13,6 +13,8 @@ export interface Running {
   startedIn: number
   /** Resident memory in MiB. */
   memory (): number
+  /** Milliseconds of CPU that it has used, its threads included. */
+  cpu (): number
   stop (): Promise<void>
 }
 
@@ -46,6 +48,7 @@ async function start (
     url,
     startedIn: performance.now() - begun,
     memory: () => Number(execFileSync('ps', ['-o', 'rss=', '-p', String(child.pid)], { encoding: 'utf8' })) / 1024,
+    cpu: () => cpuOf(child.pid!),
     async stop () {
       const gone = once(child, 'exit')
       child.kill('SIGTERM')
@@ -63,5 +66,33 @@ async function answers (child: ChildProcess, url: string, log: string) {
       if (answer.ok) return
     } catch { /* not listening yet */ }
     await pause(5)
+  }
+}
+
+// Linux counts in hundredths of a second; elsewhere nobody counts.
+function cpuOf (pid: number): number {
+  try {
+    const [user, system] = fs.readFileSync(`/proc/${pid}/stat`, 'utf8').split(') ')[1]!.split(' ').slice(11, 13).map(Number)
+    return (user! + system!) * 10
+  } catch {
+    return NaN
+  }
+}
+
+/** Milliseconds of CPU of every process of PostgreSQL on this machine that runs now. */
+export function cpuOfPostgres (): number {
+  try {
+    const names = fs.readdirSync('/proc').filter((name) => /^\d+$/.test(name))
+    return names.reduce((sum, name) => sum + (isPostgres(name) ? cpuOf(Number(name)) : 0), 0)
+  } catch {
+    return NaN
+  }
+}
+
+function isPostgres (name: string): boolean {
+  try {
+    return fs.readFileSync(`/proc/${name}/comm`, 'utf8').trim() === 'postgres'
+  } catch {
+    return false
   }
 }

@@ -14,14 +14,15 @@ import { startPostgres } from '../test/helpers/postgres.ts'
 import { measureKeys } from './keys.ts'
 import { startLoad, total, type Outcome, type Request } from './load.ts'
 import { makeTables, preparePlainTx } from './plain-tx.ts'
-import { startBare, startService, type Running } from './processes.ts'
-import { fillHistory, fillLayers, fillTenants, getting, makeTenants, posting, storing, type Tenant } from './seed.ts'
+import { cpuOfPostgres, startBare, startService, type Running } from './processes.ts'
+import { fillHistory, fillLayers, fillProjects, fillTenants, getting, makeTenants, posting, storing, type Tenant } from './seed.ts'
 import { measureSteps } from './steps.ts'
 import { compare, median, probeDisk, renderTable, type Line } from './table.ts'
 
 const CONNECTIONS = 32
 const TENANTS = 20
 const VERSIONS = 1000
+const PROJECTS = 25
 
 const { values } = parseArgs({ options: { rounds: { type: 'string', default: '5' }, seconds: { type: 'string', default: '3' }, only: { type: 'string', default: '' } } })
 const rounds = Number(values.rounds)
@@ -30,7 +31,7 @@ if (!(Number.isInteger(rounds) && rounds > 0 && Number.isInteger(seconds) && sec
 const wanted = (row: string) => row.includes(values.only)
 
 type Reference = 'static' | 'one-query' | 'plain-tx'
-interface Load { row: string, reference: Reference, bar: number, requests: Request[], expect?: number, tail?: true }
+interface Load { row: string, reference: Reference, bar: number, requests: Request[], expect?: number, tail?: true, connections?: number }
 
 const dir = fs.mkdtempSync(path.join(os.tmpdir(), 'strongroom-bench-'))
 const load = startLoad()
@@ -67,6 +68,7 @@ async function loads (url: string, tenants: Tenant[]): Promise<Load[]> {
   const created = await fillTenants(url, tenants)
   await fillLayers(url, tenants[0]!)
   await fillHistory(url, tenants[0]!, VERSIONS)
+  await fillProjects(url, tenants[1]!, 'listed', PROJECTS)
   // As autovacuum does within a minute: what is measured is not the planner's first guess.
   await sql`ANALYZE`
   const one = `/api/v1/${id}/orbit/backend/live/secrets`
@@ -77,10 +79,13 @@ async function loads (url: string, tenants: Tenant[]): Promise<Load[]> {
   const level = { project: 'history', target: 'backend', environment: 'live' }
   return [
     { row: 'read one level, encrypted, 4 KiB', reference: 'one-query', bar: 0.6, requests: [getting(token, one)], tail: true },
+    { row: 'read one level, 1 connection', reference: 'one-query', bar: 1 / 2.2, requests: [getting(token, one)], connections: 1 },
     { row: 'read three levels, decrypted and merged', reference: 'one-query', bar: 0.35, requests: [getting(token, `/api/v1/${id}/layers/backend/live/secrets?decrypt=true&merge=true`)] },
     { row: 'read, If-None-Match → 304', reference: 'one-query', bar: 0.7, requests: [getting(token, one, { 'if-none-match': etag })], expect: 304 },
+    { row: '/healthz', reference: 'static', bar: 0.5, requests: [{ method: 'GET', path: '/healthz' }] },
     { row: 'refused token (bad checksum)', reference: 'static', bar: 0.4, requests: [getting(mistyped, one)], expect: 401 },
     { row: `list versions, pages of 25 of ${VERSIONS}`, reference: 'one-query', bar: 0.5, requests: Array.from({ length: VERSIONS / 25 }, (_, i) => posting(token, `/api/v1/${id}/secrets/versions`, { ...level, page: i + 1 })) },
+    { row: `list of ${PROJECTS} projects`, reference: 'one-query', bar: 0.4, requests: [getting(tenants[1]!.token, `/api/v1/${tenants[1]!.id}/projects?page=1&per_page=${PROJECTS}`)] },
     { row: `store 4 KiB, ${TENANTS} organizations`, reference: 'plain-tx', bar: 0.6, requests: tenants.map((tenant) => storing(tenant)) },
     { row: 'store 4 KiB, one organization', reference: 'plain-tx', bar: 0.25, requests: [storing(tenants[0]!)] },
     { row: `restore a version, ${TENANTS} organizations`, reference: 'plain-tx', bar: 0.5, requests: tenants.map(({ id, token }, i) => posting(token, `/api/v1/${id}/secrets/versions/${created[i]}/restore`, {})) }
@@ -93,25 +98,32 @@ async function measureLoads (env: Record<string, string>, tenants: Tenant[]): Pr
   const plainTx = await preparePlainTx(sql, server.url, dir)
   const rates = new Map<string, number>()
   try {
-    const references: Record<Reference, (seconds: number) => Promise<number>> = {
-      static: async (seconds) => (await fire(bare, [{ method: 'GET', path: '/static' }], 200, seconds)).rate,
-      'one-query': async (seconds) => (await fire(bare, [{ method: 'GET', path: '/one-query/1' }], 200, seconds)).rate,
+    const references: Record<Reference, (seconds: number, connections?: number) => Promise<number>> = {
+      static: async (seconds, connections) => (await fire(bare, [{ method: 'GET', path: '/static' }], 200, seconds, connections)).rate,
+      'one-query': async (seconds, connections) => (await fire(bare, [{ method: 'GET', path: '/one-query/1' }], 200, seconds, connections)).rate,
       'plain-tx': plainTx
     }
-    for (const { row, reference, bar, requests, expect = 200, tail } of (await loads(service.url, tenants)).filter(({ row }) => wanted(row))) {
+    for (const { row, reference, bar, requests, expect = 200, tail, connections } of (await loads(service.url, tenants)).filter(({ row }) => wanted(row))) {
       if (reference === 'plain-tx') disk.push(probeDisk(server.dir))
-      await fire(service, requests, expect, 1)
-      await references[reference](1)
+      await fire(service, requests, expect, 1, connections)
+      await references[reference](1, connections)
       const own: Outcome[] = []
       const other: number[] = []
+      const costs: { service: number, postgres: number }[] = []
       for (let round = 0; round < rounds; round++) {
-        other.push(await references[reference](seconds))
-        own.push(await fire(service, requests, expect, seconds))
+        other.push(await references[reference](seconds, connections))
+        const before = { service: service.cpu(), postgres: cpuOfPostgres() }
+        const outcome = await fire(service, requests, expect, seconds, connections)
+        const each = (used: number) => used * 1000 / (outcome.rate * seconds)
+        costs.push({ service: each(service.cpu() - before.service), postgres: each(cpuOfPostgres() - before.postgres) })
+        own.push(outcome)
       }
       const rate = median(own.map(({ rate }) => rate))
       rates.set(row, rate)
       const ratio = median(own.map(({ rate }, round) => rate / other[round]!))
-      lines.push({ row, reference, ...compare(rate, median(other), '/s', 0), ratio, bar: { least: bar }, note: total(own) })
+      const cost = `${median(costs.map(({ service }) => service)).toFixed(0)} + ${median(costs.map(({ postgres }) => postgres)).toFixed(0)} µs`
+      const latency = `${median(own.map(({ p50 }) => p50)).toFixed(1)} / ${median(own.map(({ p99 }) => p99)).toFixed(1)} ms`
+      lines.push({ row, reference, ...compare(rate, median(other), '/s', 0), ratio, bar: { least: bar }, cost, latency, note: total(own) })
       if (tail) {
         const p99 = median(own.map(({ p99 }) => p99))
         const p50 = median(own.map(({ p50 }) => p50))
@@ -219,6 +231,6 @@ async function measureEmbedded (figures: Map<string, number>): Promise<void> {
   }
 }
 
-function fire ({ url }: Running, requests: Request[], expect: number, seconds: number): Promise<Outcome> {
-  return load.fire({ url, requests, expect, seconds, connections: CONNECTIONS })
+function fire ({ url }: Running, requests: Request[], expect: number, seconds: number, connections = CONNECTIONS): Promise<Outcome> {
+  return load.fire({ url, requests, expect, seconds, connections })
 }

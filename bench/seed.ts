@@ -73,7 +73,8 @@ export async function fillProjects (url: string, tenant: Tenant, name: string, c
   await several(count, async (i) => {
     await send(url, posting(tenant.token, `/api/v1/${tenant.id}/projects`, { name: projects[i] }))
     await send(url, storing(tenant, { project: projects[i] }))
-  })
+  // Each derives a key.
+  }, 4)
   return projects
 }
 
