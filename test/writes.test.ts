@@ -3,6 +3,10 @@ import { subscribe, unsubscribe } from 'node:diagnostics_channel'
 import { sql } from 'drizzle-orm'
 import t, { type Test } from 'tap'
 import { transaction } from '../src/db/database.ts'
+import { operatorOf } from '../src/repositories/audit.ts'
+import type { Organization } from '../src/repositories/principals.ts'
+import { lockProject, updateProject } from '../src/repositories/projects.ts'
+import { writeLevel } from '../src/vault/write.ts'
 import { startApp, type Answer, type Caller, type TestApp } from './helpers/app.ts'
 import {
   makeLevels, miscounted, ON_POSTGRES, opener, times, type Level, type Send as SendOverHttp
@@ -229,3 +233,55 @@ t.test('two organizations at once: each has ids and events of its own', async (t
   t.same([...new Set(answers.map(({ status }) => status))], [200])
   for (const running of [one, other]) t.equal((await agree(t, running)).flat().length, 10)
 })
+
+t.test('a line that the database contradicts looks again: a row that was put back is neither a refusal for ever nor an endless look', async (t) => {
+  const started = await start(['live'])
+  const { organization, send, levels: [level] } = started
+  const [row] = await service.sql(`SELECT id, storage_key FROM organizations WHERE id = '${organization}'`)
+  // Somebody whose look takes for ever keeps what the line remembers.
+  const forever = writeLevel(service.app, row as unknown as Organization, operatorOf(organization), () => new Promise(() => {}), () => { throw new Error('never') })
+  forever.catch(() => {})
+  await store(send, level!, 'A=1')
+  await service.sql(`CREATE TABLE put_back AS SELECT * FROM secrets WHERE organization_id = '${organization}'`)
+  t.teardown(() => service.sql('DROP TABLE put_back'))
+  const second = await store(send, level!, 'A=2')
+  await service.sql(`UPDATE secrets s SET revision = b.revision, sealed = b.sealed, size_bytes = b.size_bytes, version = b.version, mac = b.mac
+    FROM put_back b WHERE s.organization_id = b.organization_id AND s.id = b.id`)
+  await service.sql(`DELETE FROM secret_versions WHERE organization_id = '${organization}' AND id = ${second.body.data.version}`)
+  t.match(await store(send, level!, 'A=3', { 'if-match': '"none"' }), { status: 412 })
+  t.match(await store(send, level!, 'A=4'), { status: 200, body: { data: { version: '3' } } })
+})
+
+t.test('what is deleted, purged or changed is what its project was held for', { skip: !ON_POSTGRES && 'needs two sessions' }, async (t) => {
+  const { organization, send, levels: [level] } = await start(['live'], 'other')
+  const other = { ...level!, project: 'other' }
+  for (const one of [level!, other]) t.equal((await store(send, one, 'A=1')).status, 200)
+  const idOf = async (slug: string) => (await service.sql(`SELECT id FROM projects WHERE organization_id = '${organization}' AND slug = '${slug}'`))[0]!.id as string
+  const [first, second] = [await idOf('orbit'), await idOf('other')]
+  const sent = sentNext(/from "projects" .* for update/s)
+  const renamed = transaction(service.database.db, async (db) => {
+    await lockProject(db, organization, { id: first })
+    const deleted = send('POST', '/secrets/delete', { ...level!, no_backup: true, confirmed: true })
+    await sent.again
+    await updateProject(db, organization, first, { slug: 'former' })
+    await updateProject(db, organization, second, { slug: 'orbit' })
+    return { deleted }
+  })
+  t.match(await (await renamed).deleted, { status: 404 }, 'another project has that name since')
+  t.equal((await service.sql(`SELECT FROM secrets WHERE organization_id = '${organization}' AND sealed IS NOT NULL`)).length, 2)
+})
+
+/** Waits until a statement is sent for the second time: once by the test itself. */
+function sentNext (pattern: RegExp) {
+  let times = 0
+  const again = new Promise<void>((resolve) => {
+    const look = (message: unknown) => {
+      const { phase, text } = message as { phase: string, text: string }
+      if (phase !== 'before' || !pattern.test(text) || ++times < 2) return
+      unsubscribe('strongroom:statement', look)
+      resolve()
+    }
+    subscribe('strongroom:statement', look)
+  })
+  return { again }
+}

@@ -91,10 +91,11 @@ function createCrew (size: number, log: ReturnType<typeof createLog>) {
     /** Resolves with the port on which all of them listen; rejects with the reason of the first that cannot. */
     async start (): Promise<number> {
       cluster.setupPrimary({ exec: CLI, args: ['serve'] })
-      const ports = await Promise.all(Array.from({ length: size }, async () => new Promise<number>((resolve, reject) => {
-        keep(resolve, reject).catch(reject)
-      })))
-      port = ports[0]!
+      // Whoever cannot listen, or does no more before all of them do, is the end of the start.
+      port = await new Promise<number>((resolve, reject) => {
+        const listening = Array.from({ length: size }, async () => new Promise<number>((resolve) => { keep(resolve, reject).catch(reject) }))
+        Promise.all(listening).then(([first]) => resolve(first!), reject)
+      })
       return port
     },
     /** Each finishes what is under way; whoever is still there after that is ended. */

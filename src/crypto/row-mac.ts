@@ -25,8 +25,9 @@ export function rowMac (key: KeyObject, table: string, fields: readonly (readonl
 const MOST_REMEMBERED = 4 * 2 ** 20
 
 /**
- * Tells whether a MAC is that of a row, in constant time. What was right once under this key is right for ever, so the
- * rows that come again and again are remembered with their MACs: only that the row is the same is looked at then.
+ * Tells whether a MAC is that of a row. What was right once under this key is right for ever, so the rows that come again
+ * and again are remembered with their MACs: only that the row is the same is looked at then, and any other MAC is compared
+ * in constant time.
  */
 export function createRowChecker (key: KeyObject) {
   const right = new LRUCache<string, string>({ maxSize: MOST_REMEMBERED, sizeCalculation: (row) => row.length + 100 })

@@ -88,5 +88,9 @@ export async function inProject<T> (
 
 /** Runs a change of the level that the request is about with its project held, and the level as it is from there on. */
 export async function inLevel<T> (app: FastifyInstance, request: FastifyRequest, change: (db: Db, level: LevelState) => Promise<T>): Promise<T> {
-  return inProject(app, request, levelOf(request).project.id, async (db) => change(db, await find(db, request)))
+  return inProject(app, request, levelOf(request).project.id, async (db, project) => {
+    const level = await find(db, request)
+    // Another project has its slug since it was looked up: that one is not held.
+    return level.project.id === project.id ? change(db, level) : fail('not_found')
+  })
 }

@@ -148,9 +148,9 @@ export const versions: Domain = async (app) => {
     handler: async (request) => {
       const { organization } = principalOf(request)
       const { scope = 'level' } = request.body
-      const { project } = levelOf(request)
-      if (scope === 'project') requireInside(request, { project_id: project.id })
+      if (scope === 'project') requireInside(request, { project_id: levelOf(request).project.id })
       const purged_count = await inLevel(app, request, async (db, state) => {
+        const { project } = state
         const secret = ownSecret(state)
         const below = scope === 'project' ? { project_id: project.id } : secret && { secret_id: secret.id }
         const count = below === undefined ? 0 : await purgeHistories(db, organization.id, below)

@@ -45,15 +45,15 @@ const ETAG_SALT = Buffer.from('strongroom etag')
 
 interface Etags { key: KeyObject, made: LRUCache<string, string> }
 
-// ETags of an organization that are remembered: of what is read again and again.
-const MOST_ETAGS = 100
+// Characters of what the ETags of an organization were made of that are remembered: of what is read again and again.
+const MOST_REMEMBERED = 64 * 1024
 const etagsOf = new WeakMap<KeyObject, Etags>()
 
 /** A strong ETag over the writes of some levels and what else shapes the answer; keyed, so that it tells nothing of a document. */
 export function etagOf (storageKey: KeyObject, secrets: readonly { id: string, revision: number }[], ...shape: string[]): string {
   let etags = etagsOf.get(storageKey)
   if (etags === undefined) {
-    etags = { key: deriveKey(storageKey, ETAG_SALT, 'etag'), made: new LRUCache({ max: MOST_ETAGS }) }
+    etags = { key: deriveKey(storageKey, ETAG_SALT, 'etag'), made: new LRUCache({ maxSize: MOST_REMEMBERED, sizeCalculation: (_etag, name) => name.length + 200 }) }
     etagsOf.set(storageKey, etags)
   }
   const fields = [...secrets.flatMap(({ id, revision }) => [id, revision]), ...shape]

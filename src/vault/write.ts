@@ -175,8 +175,9 @@ async function planAll (writes: Writes, taken: readonly Writer[]) {
 function bringForward (writes: Writes, { state, after }: Seen, planned: ReadonlyMap<string, SecretRow>): LevelState {
   const own = ownSecret(state)
   const remembered = writes.levels.get(state.level_id)
-  const isNewer = remembered !== undefined &&
-    (own?.id === remembered.secret.id ? remembered.secret.revision > own.revision : remembered.done > after)
+  // A look that began after the line's last statement of this level is right, whatever the line remembers.
+  const isNewer = remembered !== undefined && remembered.done > after &&
+    (own?.id !== remembered.secret.id || remembered.secret.revision > own.revision)
   const known = planned.get(state.level_id) ?? (isNewer ? remembered.secret : undefined)
   if (known === undefined) return state
   return { ...state, secrets: [...state.secrets.filter((secret) => secret !== own), known] }
@@ -191,8 +192,9 @@ async function decide (writer: Writer, state: LevelState, isForwarded: boolean):
   try {
     return await writer.decide(state, ownSecret(state))
   } catch (error) {
-    if (isForwarded) return 'refused'
-    throw error
+    if (!isForwarded) throw error
+    writer.attempts++
+    return 'refused'
   }
 }
 
@@ -263,6 +265,8 @@ async function swap (db: Db, writes: Writes, planned: readonly Planned[]): Promi
     outcome = { outcome: 'held' }
   }
   if (outcome.outcome !== 'written') {
+    // The database knows better than what this line has made of it.
+    writes.next_version = 0
     for (const { writer } of planned) {
       writer.attempts++
       writer.goesAlone ||= !isOne && (outcome.outcome === 'held' || writer.attempts === MOST_TOGETHER_LOST)
