@@ -93,7 +93,7 @@ function chunks (files) {
 // diagnostics.
 async function run ({ files, on, env }) {
   const child = spawn(process.execPath, ['dist/test/helpers/files.js', ...files], {
-    env: { ...process.env, NODE_OPTIONS: WATCH, TAP_TIMEOUT: String(TIMEOUT / 1000), ...(long && { TEST_LONG: '1' }), ...env }, stdio: ['ignore', 'pipe', 'pipe']
+    env: { ...process.env, NODE_OPTIONS: WATCH, TAP_TIMEOUT: String(TIMEOUT / 1000 - 20), ...(long && { TEST_LONG: '1' }), ...env }, stdio: ['ignore', 'pipe', 'pipe']
   })
   const late = setTimeout(() => child.kill('SIGKILL'), TIMEOUT)
   let output = ''

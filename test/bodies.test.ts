@@ -163,20 +163,15 @@ t.test('no published operation parses a body of many members, and each bounds it
     const other = await service.organization()
     const [{ path, body }, { path: others }] = [await rotationOf(caller), await rotationOf(other)]
     for (let round = 0; round < 3; round++) {
-      const dropped = await Promise.all([caller, caller, other, other].map(async (one) => {
-        const { socket, begun } = upload(port, one === caller ? path : others, one, 500_000)
-        socket.write(`{"secrets":[{"id":"${'x'.repeat(100_000)}`)
-        await begun
-        return socket
-      }))
-      await settled(port, caller, path, 503)
+      const begun = `{"secrets":[{"id":"${'x'.repeat(100_000)}`
+      const dropped = [...await takePlaces(port, path, caller, begun), ...await takePlaces(port, others, other, begun)]
       for (const socket of dropped) socket.destroy()
       await settled(port, caller, path, 422)
     }
     // What has arrived whole is worked on, whoever still waits for it, and its place is free when that is done.
     const wrong = Buffer.from(String(body).replace(/"key_check":"[^"]*"/, '"key_check":""'))
     for (let n = 0; n < 6; n++) {
-      const { socket } = upload(port, path, caller, wrong.length)
+      const socket = upload(port, path, caller, wrong.length)
       await new Promise((resolve) => socket.write(wrong, resolve))
       socket.destroy()
     }
@@ -191,14 +186,12 @@ t.test('no published operation parses a body of many members, and each bounds it
     const narrow = await service.token(caller.organization, ['secret:read'])
     const own = (await rotationOf(caller)).path
     const refused = [upload(port, own, narrow, 500_000), upload(port, `/api/v1/${caller.organization}/nowhere/secrets/rotate-client-keys`, caller, 500_000)]
-    t.match(await Promise.all(refused.map(async ({ socket }) => (await rest(socket)).slice(9, 12))), ['403', '404'], 'before any of the body came')
-    const held = [upload(port, own, caller, 500_000), upload(port, own, caller, 500_000)]
-    await settled(port, caller, own, 503)
-    const third = upload(port, own, caller, 500_000)
-    t.match(await rest(third.socket), /^HTTP\/1\.1 503 [\s\S]*service_unavailable/, 'two are all that one organization has')
+    t.match(await Promise.all(refused.map(async (socket) => (await rest(socket)).slice(9, 12))), ['403', '404'], 'before any of the body came')
+    const held = await takePlaces(port, own, caller)
+    t.match(await rest(upload(port, own, caller, 500_000)), /^HTTP\/1\.1 503 [\s\S]*service_unavailable/, 'two are all that one organization has')
     t.match(await send(port, own, caller, Buffer.from('{}')), /^HTTP\/1\.1 422 /, 'a body that is no larger than others needs none')
     t.match(await send(port, path, other, body), /^HTTP\/1\.1 200 /, 'and another organization goes on')
-    for (const { socket } of held) socket.destroy()
+    for (const socket of held) socket.destroy()
   })
 })
 
@@ -215,23 +208,45 @@ async function rotationOf (caller: Caller): Promise<{ path: string, body: Buffer
   return { path: `/api/v1${own}/${at.project}/secrets/rotate-client-keys`, body }
 }
 
+/**
+ * Two uploads of the caller that have begun and hold what places one organization has. Whoever asks whether they do takes a
+ * place for that moment, so that one of the two may be refused: it is begun again.
+ */
+async function takePlaces (port: number, path: string, caller: Caller, begun = '') {
+  const begin = () => {
+    const socket = upload(port, path, caller, 500_000)
+    const held = { socket, isRefused: false }
+    socket.once('data', () => { held.isRefused = true })
+    socket.write(begun)
+    return held
+  }
+  const held = [begin(), begin()]
+  await settled(port, caller, path, 503, () => {
+    for (const [i, { isRefused }] of held.entries()) if (isRefused) held[i] = begin()
+  })
+  return held.map(({ socket }) => socket)
+}
+
 /** Asks, in chunks so that it counts as large, until the answer is the one that is waited for. */
-async function settled (port: number, caller: Caller, url: string, status: number) {
-  for (;;) {
+async function settled (port: number, caller: Caller, url: string, status: number, again = () => {}) {
+  for (let asked = 0; asked < 2_000; asked++) {
     const answer = await send(port, url, caller, undefined)
     if (answer.startsWith(`HTTP/1.1 ${status} `)) return
     if (!/^HTTP\/1\.1 (?:503|422) /.test(answer)) throw new Error(answer)
+    again()
   }
+  throw new Error(`never ${status}`)
 }
 
 const head = (path: string, { token }: Caller) =>
   `POST ${path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${token}\r\nContent-Type: application/json\r\nConnection: close\r\n`
 
-/** Begins a body and leaves it; `begun` when the headers have left. */
+/** Begins a body and leaves it. */
 function upload (port: number, path: string, caller: Caller, length: number) {
   const socket = connect(port, '127.0.0.1')
   socket.on('error', () => {})
-  return { socket, begun: new Promise<void>((resolve) => socket.write(`${head(path, caller)}Content-Length: ${length}\r\n\r\n`, () => resolve())) }
+  socket.write(`${head(path, caller)}Content-Length: ${length}\r\n\r\n`)
+  return socket
 }
 
 async function send (port: number, path: string, caller: Caller, body: Buffer | undefined): Promise<string> {
