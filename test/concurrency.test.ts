@@ -1,9 +1,10 @@
+import { subscribe, unsubscribe } from 'node:diagnostics_channel'
 import { sql } from 'drizzle-orm'
 import t, { type Test } from 'tap'
 import { transaction } from '../src/db/database.ts'
 import { startApp, type TestApp } from './helpers/app.ts'
 import {
-  look, makeLevels, mix, opener, random, replay, scale, startInstances, statuses, store, times, type Level, type Operation, type Reply, type Send
+  look, makeLevels, mix, ON_POSTGRES, opener, random, replay, scale, startInstances, statuses, store, times, type Level, type Operation, type Reply, type Send
 } from './helpers/traffic.ts'
 
 t.setTimeout(120_000)
@@ -155,6 +156,40 @@ for (const [what, path, remaining] of [
     t.same(events.map(({ seq }) => Number(seq)), events.map((_, index) => index + 1))
     const last = events.findLast(({ action }) => /^(project|target|environment)\.delete$/.test(action as string))!
     t.equal((last.details as { versions: number }).versions, events.filter(({ action }) => action === 'secret.store').length, 'the event tells what went along')
+  })
+}
+
+t.test('who makes a project, a target, an environment or a token waits for a write that makes a first document, and not that for them', { skip: !ON_POSTGRES && 'one session: nobody waits for another' }, async (t) => {
+  const { send, service, organization } = await startInstances(t)
+  await makeLevels(send, 'orbit', ['live'])
+  const keys = { storage_mode: 'client', key_check: Buffer.alloc(32, 1).toString('base64'), key_check_salt: Buffer.alloc(16, 2).toString('base64'), key_check_iterations: 600_000 }
+  for (const [path, body] of [
+    ['/projects', { name: 'Other', ...keys }], ['/orbit/targets', { name: 'Other' }], ['/orbit/backend/environments', { name: 'Other' }],
+    [`//api/v1/organizations/${organization}/api-keys`, { name: 'Other', abilities: ['secret:read'] }]
+  ] as const) {
+    let made: Promise<Reply> | undefined
+    await service.database.db.transaction(async (db) => {
+      // As a write does: the counter first, and then what its rows refer to. Waiting here would be a circle.
+      await db.execute(sql`SELECT FROM organization_counters WHERE organization_id = ${organization} FOR NO KEY UPDATE`)
+      const asks = nextStatement(/update "?organization_counters/i)
+      made = send('POST', path, body)
+      await asks
+      await db.execute(sql`SELECT FROM organizations WHERE id = ${organization} FOR KEY SHARE NOWAIT`)
+    })
+    t.equal((await made)!.status, 201, path)
+  }
+})
+
+/** Resolves when a statement like this is sent next. */
+async function nextStatement (pattern: RegExp) {
+  return new Promise<void>((resolve) => {
+    const look = (message: unknown) => {
+      const { phase, text } = message as { phase: string, text: string }
+      if (phase !== 'before' || !pattern.test(text)) return
+      unsubscribe('strongroom:statement', look)
+      resolve()
+    }
+    subscribe('strongroom:statement', look)
   })
 }
 
