@@ -71,7 +71,7 @@ export async function buildApp (
     genReqId: (request) => requestId(request.headers['x-request-id'], newRequestId),
     bodyLimit: config.bodyLimit,
     trustProxy: config.trustProxy,
-    rewriteUrl: (request) => withoutBase(request.url ?? '/', config.publicUrl),
+    rewriteUrl: withoutBase(config.publicUrl),
     requestTimeout: 15_000,
     connectionTimeout: 30_000,
     keepAliveTimeout: 72_000,
@@ -111,7 +111,7 @@ export async function buildApp (
   app.decorate('keyring', keyring)
   app.decorate('costs', costs)
   app.decorate('config', config)
-  app.decorate('issuer', () => config.publicUrl ?? addressOf(app, config))
+  app.decorate('issuer', issuerOf(app, config))
   const histories = createHistoryWorker({ db: database.background, keyring, log: app.log })
   app.decorate('histories', histories)
   const removals = createRemovalWorker({ db: database.background, log: app.log })
@@ -159,16 +159,22 @@ export async function buildApp (
 }
 
 // PUBLIC_URL may have a path: a proxy may take it away or leave it.
-function withoutBase (url: string, publicUrl: string | undefined): string {
+function withoutBase (publicUrl: string | undefined) {
   const base = publicUrl === undefined ? '/' : new URL(publicUrl).pathname
-  return base !== '/' && (url.startsWith(`${base}/`) || url.startsWith(`${base}?`) || url === base) ? url.slice(base.length) || '/' : url
+  return ({ url = '/' }: { url?: string }): string =>
+    base !== '/' && (url.startsWith(`${base}/`) || url.startsWith(`${base}?`) || url === base) ? url.slice(base.length) || '/' : url
 }
 
-// Where it listens; before it does, where it is going to.
-function addressOf (app: FastifyInstance, { host, port }: Config): string {
-  const address = app.server.address()
-  const actual = typeof address === 'object' && address !== null ? address.port : port
-  return httpAddress(host, actual)
+// PUBLIC_URL, or where it listens; before it does, where it is going to.
+function issuerOf (app: FastifyInstance, { publicUrl, host, port }: Config): () => string {
+  let known = publicUrl
+  return () => {
+    if (known !== undefined) return known
+    const address = app.server.address()
+    if (typeof address !== 'object' || address === null) return httpAddress(host, port)
+    known = httpAddress(host, address.port)
+    return known
+  }
 }
 
 // Left to itself, ulidx asks the system for each of the 16 random characters, and takes ten times as long.

@@ -47,6 +47,29 @@ t.test('callers and levels of one turn are looked up in one statement each, and 
   t.ok(of('projects') >= 1 && of('projects') <= CALLERS / 4, `${of('projects')} statements for ${CALLERS} levels`)
 })
 
+t.test('a level is looked up while its caller is, and goes to nobody who has ended meanwhile', async (t) => {
+  const { organization, call } = await service.organization()
+  const level = await makeLevel({ organization, call } as Caller)
+  await call('POST', `/${organization}/secrets/store`, { ...level, plaintext: 'A=1' })
+  const path = `/${organization}/orbit/backend/live/secrets`
+  const levelsIn = (statements: string[]) => statements.filter((text) => /join "?projects/i.test(text)).length
+  await call('GET', path)
+  const phases: string[] = []
+  const look = (message: unknown) => {
+    const { phase, text } = message as { phase: string, text: string }
+    if (/jsonb_/.test(text)) phases.push(phase)
+  }
+  subscribe('strongroom:statement', look)
+  t.equal((await call('GET', path)).status, 200)
+  unsubscribe('strongroom:statement', look)
+  t.strictSame(phases, ['before', 'before', 'after', 'after'], 'one wait')
+  await service.write(`UPDATE api_tokens SET expires_at = now() WHERE organization_id = '${organization}'`)
+  const first = await statementsOf(() => call('GET', path))
+  t.strictSame([first.result.status, levelsIn(first.statements)], [401, 1], 'looked up, and for nobody')
+  const second = await statementsOf(() => call('GET', path))
+  t.strictSame([second.result.status, levelsIn(second.statements)], [401, 0], 'of a credential that has ended nothing is expected')
+})
+
 t.test('what is wrong with one is no other one\'s answer', async (t) => {
   const [tampered, revoked] = callers as [typeof callers[number], typeof callers[number]]
   await service.sql(`UPDATE secrets SET mac = NULL WHERE organization_id = '${tampered.caller.organization}'`)

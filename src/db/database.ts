@@ -6,7 +6,7 @@ import { codeOf, databaseError, DatabaseUnavailable } from './errors.ts'
 import { guard } from './guard.ts'
 import type { Db } from './handle.ts'
 import { migrateSchema } from './migrate.ts'
-import { MEANING, WALKING } from './session.ts'
+import { BY_INDEX, MEANING, WALKING } from './session.ts'
 import { tlsOf } from './tls.ts'
 
 export { codeOf, databaseError, DatabaseError, DatabaseUnavailable, isForeignKeyViolation, isLockTimeout, isUniqueViolation, LOCK_TIMEOUT } from './errors.ts'
@@ -64,7 +64,9 @@ const ATTEMPTS = 4
 
 // Milliseconds. A statement ends before its caller's deadline, so that giving up leaves nothing running on the server.
 // Waiting for a lock ends after the server has looked for a deadlock (deadlock_timeout, 1 s), which would be tried again
-const SESSION = { default_transaction_isolation: 'read committed', statement_timeout: 3000, lock_timeout: 1200, idle_in_transaction_session_timeout: 5000 }
+const SESSION = {
+  ...BY_INDEX, default_transaction_isolation: 'read committed', statement_timeout: 3000, lock_timeout: 1200, idle_in_transaction_session_timeout: 5000
+}
 
 // fetch_types would run a statement of its own on each new connection, for arrays only.
 // The driver's own pause between attempts grows to 20 s, long after the database is back.
@@ -108,7 +110,8 @@ function connectPostgres (databaseUrl: string, pool: number): Database {
     db: handle(guard(writes, { slots: forWrites, prepare: true })),
     // Reads are pipelined: several at once on one connection
     reads: handle(guard(reads, { slots: some * 50, prepare: true })),
-    lists: handle(guard(lists, { slots: some, prepare: true })),
+    // So are lists, a few: each is short, and waits for the one before it only
+    lists: handle(guard(lists, { slots: some * 8, prepare: true })),
     background: handle(guard(writes, { slots: Math.min(2, forWrites), prepare: false })),
     patient: handle(guard(writes, { slots: Math.min(2, forWrites), deadline: PATIENCE, patience: QUEUE, prepare: false }))
   }

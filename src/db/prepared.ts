@@ -73,4 +73,4 @@ export type Raw<T> = { [K in keyof T]: T[K] extends Date ? string : T[K] }
 
 /** The row with its moments. */
 export const withMoments = <T extends { created_at: string, updated_at: string }>(row: T) =>
-  ({ ...row, created_at: new Date(row.created_at), updated_at: new Date(row.updated_at) })
+  Object.assign(row, { created_at: new Date(row.created_at), updated_at: new Date(row.updated_at) })

@@ -15,6 +15,7 @@ import { RESERVED, isReserved, type SlugKind } from '../rules/slugs.ts'
 import { principalOf } from './actor.ts'
 import { REALM } from './errors.ts'
 import { addressKey } from './addresses.ts'
+import { locateAhead } from './places.ts'
 import type { Counters } from './counters.ts'
 import { installLimits, type Consume } from './limits.ts'
 import { readCookie } from './pages.ts'
@@ -124,7 +125,10 @@ async function guard (app: FastifyInstance, consume: Consume, request: FastifyRe
   const params = request.params as Record<string, string>
   let caller: Caller | undefined
   try {
-    caller = await authenticate(app, request, params.organization, lookUp)
+    caller = await authenticate(app, request, params.organization, lookUp, (id) => {
+      // Nor has who is past a limit.
+      if (lookUp === undefined && (limit === 'none' || !consume.isPast(limit, `org:${id}`))) locateAhead(app, request, id)
+    })
   } catch (error) {
     if (!(error instanceof TooManyLookUps)) throw error
   }
@@ -206,23 +210,39 @@ const gateOf = createGates(1, 20, () => new TooManyLookUps())
 /** For who is not past any limit. */
 const atOnce: Gate = (work) => work()
 
+// The organization that a credential was let into last, where it named it like that. It is a guess and no more: what it is
+// good for is to look up a level at the same time. A stranger's credential has no such place, and has nothing looked up.
+const lastLetInto = new LRUCache<string, string>({ max: 10_000 })
+
 async function authenticate (
-  app: FastifyInstance, request: FastifyRequest, organization: string | undefined, lookUp: Gate = atOnce
+  app: FastifyInstance, request: FastifyRequest, organization: string | undefined, lookUp: Gate = atOnce,
+  begin: (organizationId: string) => void = () => {}
 ): Promise<Caller | undefined> {
   // Of several headers Node keeps the first alone: the raw ones tell that there were more.
   const sent = request.raw.rawHeaders.filter((_value, i, all) => i % 2 === 1 && all[i - 1]?.toLowerCase() === 'authorization')
   const [, token] = /^Bearer ([\x21-\x7e]+)$/i.exec(sent.length === 1 ? sent[0] ?? '' : '') ?? []
   if (token === undefined || token.length > MOST_TOKEN) return undefined
   // The checksum is judged first, so that garbage costs no query.
-  if (parseApiToken(token) !== undefined) {
-    const principal = await lookUp(() => findPrincipal(app.reads, hashToken(token)))
-    return principal && { principal }
-  }
-  if (!isCredential('at', token)) return undefined
+  const isApiToken = parseApiToken(token) !== undefined
+  if (!isApiToken && !isCredential('at', token)) return undefined
+  const hash = hashToken(token)
   // The database takes no NUL, and no organization has one in its name.
   const named = organization?.includes('\0') ? undefined : organization
-  const user = await lookUp(() => findUserCall(app.reads, hashToken(token), named))
-  return user && { principal: principalFor(user), user }
+  const place = `${named} ${hash.toString('latin1')}`
+  const guessed = lastLetInto.get(place)
+  const looked = lookUp(async (): Promise<Caller | undefined> => {
+    if (isApiToken) {
+      const principal = await findPrincipal(app.reads, hash)
+      return principal && { principal }
+    }
+    const user = await findUserCall(app.reads, hash, named)
+    return user && { principal: principalFor(user), user }
+  })
+  if (guessed !== undefined) begin(guessed)
+  const caller = await looked
+  if (caller?.principal === undefined) lastLetInto.delete(place)
+  else lastLetInto.set(place, caller.principal.organization.id)
+  return caller
 }
 
 // Through an application a member may do what was granted and what the role allows, whichever is narrower, for as long

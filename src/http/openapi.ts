@@ -4,6 +4,7 @@ import type { FastifyInstance } from 'fastify'
 import { codeOf, type ErrorCode } from '../../schemas/errors.ts'
 import { SCOPES } from '../../schemas/scopes.ts'
 import { keepPages } from './kept.ts'
+import { oneOfWords } from './serialization.ts'
 
 const DESCRIPTION = `Encrypted secrets in a hierarchy of organization, project, target and environment, with version history.
 
@@ -102,8 +103,11 @@ function hoistTitled (document: Json): Json {
     if (Array.isArray(value)) return value.map(hoist)
     if (typeof value !== 'object' || value === null) return value
     const object = value as Json
-    const words = wordsOf(object.anyOf)
-    if (words !== undefined) return { ...(object.description !== undefined && { description: object.description }), ...(object.default !== undefined && { default: object.default }), type: 'string', enum: words }
+    const words = oneOfWords(object)
+    if (words !== undefined) {
+      const { description, default: byDefault } = object
+      return { ...(description !== undefined && { description }), ...(byDefault !== undefined && { default: byDefault }), ...words }
+    }
     const copy = Object.fromEntries(Object.entries(object).map(([key, member]) => [key, key === 'examples' || key === 'default' ? member : hoist(member)]))
     if (typeof object.title !== 'string' || !('type' in object || 'anyOf' in object)) return copy
     schemas[object.title] = copy
@@ -120,13 +124,6 @@ function hoistTitled (document: Json): Json {
   const paths = hoist(describe(withExamples(document.paths) as Paths))
   const components = document.components as Json
   return { ...document, paths, components: { ...components, headers: HEADERS, schemas: Object.fromEntries(Object.entries(schemas).sort(([a], [b]) => a < b ? -1 : 1)) } }
-}
-
-// A choice of single words is one list of words to everybody who reads the document.
-function wordsOf (choices: unknown): string[] | undefined {
-  if (!Array.isArray(choices)) return undefined
-  const words = choices.map((choice: Json) => Array.isArray(choice.enum) && choice.enum.length === 1 ? choice.enum[0] as unknown : choice.const)
-  return words.every((word) => typeof word === 'string') ? words : undefined
 }
 
 const whole = { type: 'integer' }

@@ -24,12 +24,17 @@ declare module 'fastify' {
   interface FastifyRequest {
     /** The level that the request is about, as it was when the handler began. */
     at: LevelState | null
+    /** A look-up of it that began while the caller was still looked up, for the first who needs it. */
+    ahead: Ahead | null
   }
 }
+
+interface Ahead { organizationId: string, brings: Brings, found: Promise<LevelState | undefined> }
 
 /** Finds the level of every route that declares `at`; a route whose path names a level and declares none does not boot. */
 export function installPlaces (app: FastifyInstance) {
   app.decorateRequest('at', null)
+  app.decorateRequest('ahead', null)
   app.addHook('onRoute', ({ method, url, config }) => {
     const named = LEVELS.filter((level) => url.includes(`/:${level}`)).at(-1)
     if (named !== undefined && config?.at !== named) throw new Error(`${String(method)} ${url} does not declare config.at as '${named}'`)
@@ -40,6 +45,23 @@ export function installPlaces (app: FastifyInstance) {
     if (at === undefined) done()
     else locate(app, request).then(() => done(), done)
   })
+}
+
+/**
+ * Begins to look up the level that a path names while its caller is looked up, whom the organization is only expected to let
+ * in: the two are one wait. What it finds goes to nobody before the caller is judged, and is dropped where that says
+ * something else.
+ */
+export function locateAhead (app: FastifyInstance, request: FastifyRequest, organizationId: string) {
+  const { at, brings = 'place' } = request.routeOptions.config
+  const names = request.params as LevelNames
+  // Of what a body names nothing is known yet. A NUL would fail the statement of all who ask with it.
+  if (typeof at !== 'string' || request.method !== 'GET' || Object.values(names).some((name) => name.includes('\0'))) return
+  const what = typeof brings === 'function' ? brings(request) : brings
+  const found = findLevel(app.reads, organizationId, names, what)
+  // It fails for whoever waits for it, or for nobody.
+  found.catch(() => {})
+  request.ahead = { organizationId, brings: what, found }
 }
 
 /**
@@ -56,7 +78,11 @@ async function find (db: Db, request: FastifyRequest, brings?: Brings): Promise<
   if (at === undefined) throw new Error('the route does not declare config.at')
   const names = typeof at === 'function' ? at(request) : request.params as LevelNames
   const what = brings ?? (typeof declared === 'function' ? declared(request) : declared)
-  const level = await findLevel(db, principalOf(request).organization.id, names, what) ?? fail('not_found')
+  const organizationId = principalOf(request).organization.id
+  const { ahead } = request
+  request.ahead = null
+  const isKnown = ahead !== null && ahead.organizationId === organizationId && ahead.brings === what
+  const level = await (isKnown ? ahead.found : findLevel(db, organizationId, names, what)) ?? fail('not_found')
   requireInside(request, placeOf(level))
   return level
 }

@@ -53,7 +53,8 @@ export const secrets: Domain = async (app) => {
         mayNeed: ['secret:decrypt'],
         judge: (request) => judgeCombinations(readingOfQuery(request)),
         at: level,
-        brings: (request) => whatIsRead(request, (request.query as ReadSecretsQuery).decrypt === true),
+        // Asked before the query is judged, too.
+        brings: (request) => whatIsRead(request, String((request.query as ReadSecretsQuery).decrypt) === 'true'),
         audit: 'secret.decrypt',
         errors: READ_ERRORS,
         formerly: `/organizations/:organization${former}/secrets`

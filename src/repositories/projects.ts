@@ -21,7 +21,7 @@ const columns = sql`p.id AS ulid, p.organization_id, p.name, p.slug, p.descripti
 
 type Row = Raw<Omit<ProjectAttributes, 'has_secrets'>>
 
-const toAttributes = (row: Row): ProjectAttributes => ({ ...withMoments(row), has_secrets: row.secret_count > 0 })
+const toAttributes = (row: Row): ProjectAttributes => Object.assign(withMoments(row), { has_secrets: row.secret_count > 0 })
 
 const byId = preparedSql<Row, { organization_id: string, id: string }>('project', ($) => sql`
   SELECT ${columns} WHERE p.organization_id = ${$('organization_id')}::char(26) AND p.id = ${$('id')}::char(26)`)

@@ -3,7 +3,7 @@ import type { Managed } from '../../schemas/projects.ts'
 import type { Level } from '../../schemas/secrets.ts'
 import type { VersionAction } from '../../schemas/versions.ts'
 import { authenticatedColumns } from '../db/authenticated.ts'
-import { prepared, preparedSql, verifies, tampered, type Db } from '../db/database.ts'
+import { prepared, preparedSql, verifies, tampered, type Db, type Value } from '../db/database.ts'
 import { byQuestion, gather } from '../db/gather.ts'
 import { encryption_keys, keyColumns, secret_versions, secrets } from '../db/tables.ts'
 import { offsetOf, type PageRequest } from '../rules/pagination.ts'
@@ -51,20 +51,27 @@ const itsKey = and(
 type Page = Omit<VersionRow, 'id' | 'revision' | 'restored_from' | 'created_by_id' | 'created_at' | 'level'> &
   Record<'id' | 'revision' | 'created_at', string> & Record<'restored_from' | 'created_by_id', string | null>
 
-// The page is found in the index alone, however deep it is; only its rows are read, and their keys looked up.
-const page = (from: 'newest' | 'oldest') => preparedSql<Page, Record<string, unknown>>(`versions_from_${from}`, ($) => sql`
+// Nearly all are under the key that the level's project has now, which is known.
+const listed = ($: Value) => sql`
   SELECT v.id, v.action, v.revision, v.key_version, v.size_bytes, v.restored_from, v.created_by_id, v.created_by_name, v.created_at,
-    (SELECT k.managed FROM encryption_keys k
-      WHERE k.organization_id = v.organization_id AND k.project_id = ${$('project_id')}::char(26) AND k.version = v.key_version) AS managed,
-    coalesce(v.created_at < now() - make_interval(days => ${$('retention_days')}::int), false) AS locked
-  FROM (
-    SELECT organization_id, id FROM secret_versions
-    WHERE organization_id = ${$('organization_id')}::char(26) AND history_id = ${$('history_id')}::char(26)
-    ORDER BY id ${sql.raw(from === 'newest' ? 'DESC' : 'ASC')} LIMIT ${$('limit')}::int OFFSET ${$('offset')}::bigint
-  ) page JOIN secret_versions v ON v.organization_id = page.organization_id AND v.id = page.id
-  ORDER BY v.id DESC`)
-const fromNewest = page('newest')
-const fromOldest = page('oldest')
+    CASE WHEN v.key_version = ${$('key_version')}::int THEN ${$('managed')}::varchar ELSE (SELECT k.managed FROM encryption_keys k
+      WHERE k.organization_id = v.organization_id AND k.project_id = ${$('project_id')}::char(26) AND k.version = v.key_version) END AS managed,
+    coalesce(v.created_at < now() - make_interval(days => ${$('retention_days')}::int), false) AS locked`
+const itsHistory = ($: Value) => sql`organization_id = ${$('organization_id')}::char(26) AND history_id = ${$('history_id')}::char(26)`
+const part = ($: Value) => sql`LIMIT ${$('limit')}::int OFFSET ${$('offset')}::bigint`
+const ORDER = { newest: sql`ORDER BY id DESC`, oldest: sql`ORDER BY id` }
+
+// A page that is near is read with what lies before it. A deep one is found in the index alone, and only its rows are read.
+const NEAR = 100
+const near = (from: keyof typeof ORDER) => preparedSql<Page, Record<string, unknown>>(`versions_from_${from}`, ($) => sql`
+  ${listed($)} FROM secret_versions v WHERE ${itsHistory($)} ${ORDER[from]} ${part($)}`)
+const deep = (from: keyof typeof ORDER) => preparedSql<Page, Record<string, unknown>>(`versions_far_from_${from}`, ($) => sql`
+  ${listed($)} FROM (SELECT organization_id, id FROM secret_versions WHERE ${itsHistory($)} ${ORDER[from]} ${part($)}) page
+  JOIN secret_versions v ON v.organization_id = page.organization_id AND v.id = page.id ORDER BY v.id ${sql.raw(from === 'newest' ? 'DESC' : 'ASC')}`)
+const pages = {
+  newest: { near: near('newest'), deep: deep('newest') },
+  oldest: { near: near('oldest'), deep: deep('oldest') }
+}
 
 /** Versions of a secret, newest first; locked ones are listed too. Counted from the end that is nearer. */
 export async function listVersions (db: Db, state: LevelState, secret: SecretRow, retentionDays: number | null, request: PageRequest): Promise<VersionRow[]> {
@@ -72,24 +79,32 @@ export async function listVersions (db: Db, state: LevelState, secret: SecretRow
   const left = secret.version_count - offset
   if (left <= 0) return []
   const limit = Math.min(request.per_page, left)
-  const isNearEnd = offset > left
-  const rows = await (isNearEnd ? fromOldest : fromNewest)(db, {
+  const [from, skipped] = offset > left ? ['oldest', left - limit] as const : ['newest', offset] as const
+  const rows = await pages[from][skipped > NEAR ? 'deep' : 'near'](db, {
     organization_id: state.organization_id,
     project_id: state.project.id,
+    key_version: state.project.key_version,
+    managed: state.project.encryption_type,
     history_id: secret.history_id,
     retention_days: retentionDays,
     limit,
-    offset: isNearEnd ? left - limit : offset
+    offset: skipped
   })
+  if (from === 'oldest') rows.reverse()
   const number = (text: string | null) => text === null ? null : Number(text)
   return rows.map((row) => ({
-    ...row,
     id: Number(row.id),
+    action: row.action,
     revision: Number(row.revision),
+    key_version: row.key_version,
+    managed: row.managed,
+    size_bytes: row.size_bytes,
     restored_from: number(row.restored_from),
     created_by_id: number(row.created_by_id),
+    created_by_name: row.created_by_name,
     created_at: new Date(row.created_at),
-    level: secret.level
+    level: secret.level,
+    locked: row.locked
   }))
 }
 
