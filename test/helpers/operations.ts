@@ -194,5 +194,5 @@ export async function send (service: TestApp, row: Row, ids: Record<string, stri
 export async function fingerprint (service: TestApp): Promise<string> {
   const tables = await service.sql("SELECT tablename FROM pg_tables WHERE schemaname = 'public' ORDER BY 1")
   const sums = tables.map(({ tablename }) => `SELECT '${tablename}' AS name, md5(coalesce(string_agg(r, '|' ORDER BY r), '')) AS sum FROM (SELECT (to_jsonb(x) - 'last_used_at')::text AS r FROM ${tablename} x) y`)
-  return JSON.stringify(await service.sql(sums.join(' UNION ALL ')))
+  return JSON.stringify(await service.sql(`${sums.join(' UNION ALL ')} ORDER BY name`))
 }
