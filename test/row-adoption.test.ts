@@ -4,7 +4,7 @@ import { join } from 'node:path'
 import { initialize } from '../src/commands/initialize.ts'
 import { hashToken, mintApiToken, mintSecret, tokenPrefix } from '../src/crypto/bearer.ts'
 import { createKeyring, generateMasterKey, parseMasterKey, type Keyring } from '../src/crypto/keyring.ts'
-import { encodePlace, random } from '../src/crypto/primitives.ts'
+import { encodeContext, random } from '../src/crypto/primitives.ts'
 import { AUTHENTICATED } from '../src/db/authenticated.ts'
 import { authorityOf, connect, type Database } from '../src/db/database.ts'
 import { findPrincipal } from '../src/repositories/principals.ts'
@@ -12,7 +12,7 @@ import { operatorOf, recordEvent } from '../src/repositories/audit.ts'
 import { createSession } from '../src/repositories/sessions.ts'
 import { findUser } from '../src/repositories/users.ts'
 import type { Slice } from '../src/rules/slices.ts'
-import { serviceKeyPlace } from '../src/vault/places.ts'
+import { serviceKeyContext } from '../src/vault/contexts.ts'
 import { openRows, RowKeyError } from '../src/vault/rows.ts'
 import { freshDatabase, makeLevel, startApp } from './helpers/app.ts'
 import { makePerson } from './helpers/people.ts'
@@ -31,7 +31,7 @@ const run = async (database: Database, ...statements: string[]) => { for (const 
 
 /** Makes the database what it was before the migration that brought the MACs, with the canary of then. */
 async function undo (database: Database, keyring: Keyring) {
-  const canary = keyring.wrap(Buffer.from('strongroom canary'), encodePlace('canary'))
+  const canary = keyring.wrap(Buffer.from('strongroom canary'), encodeContext('canary'))
   await run(database,
     ...TABLES.map((table) => `ALTER TABLE ${table} DROP COLUMN mac`),
     'DROP TABLE service_keys',
@@ -140,12 +140,12 @@ t.test('without the key that the canaries name nothing starts, and nothing is br
   const back = () => run(database, 'DELETE FROM service_keys', 'INSERT INTO service_keys SELECT * FROM kept_keys', 'DELETE FROM master_key_canaries', 'INSERT INTO master_key_canaries SELECT * FROM kept_canaries')
   const hex = (bytes: Buffer) => `'\\x${bytes.toString('hex')}'`
   const stranger = createKeyring([{ ...parseMasterKey(generateMasterKey().text), id: keyring.currentId }])
-  const plain = keyring.wrap(Buffer.from('strongroom canary'), encodePlace('canary'))
+  const plain = keyring.wrap(Buffer.from('strongroom canary'), encodeContext('canary'))
   const manipulations: Record<string, [statements: string[], message: RegExp]> = {
     'the key deleted': [['DELETE FROM service_keys'], /^The key that authenticates rows is missing/],
-    'another key, of somebody without the master key': [[`UPDATE service_keys SET wrapped = ${hex(stranger.wrap(random(32), serviceKeyPlace('rows')))}`], /is not the one that was used here/],
-    'a key of another database with the same master key': [[`UPDATE service_keys SET wrapped = ${hex(keyring.wrap(random(32), serviceKeyPlace('rows')))}`], /is not the one that was used here/],
-    'a key of another name': [[`UPDATE service_keys SET wrapped = ${hex(keyring.wrap(random(32), serviceKeyPlace('x')))}`], /is not the one that was used here/],
+    'another key, of somebody without the master key': [[`UPDATE service_keys SET wrapped = ${hex(stranger.wrap(random(32), serviceKeyContext('rows')))}`], /is not the one that was used here/],
+    'a key of another database with the same master key': [[`UPDATE service_keys SET wrapped = ${hex(keyring.wrap(random(32), serviceKeyContext('rows')))}`], /is not the one that was used here/],
+    'a key of another name': [[`UPDATE service_keys SET wrapped = ${hex(keyring.wrap(random(32), serviceKeyContext('x')))}`], /is not the one that was used here/],
     'the canaries deleted': [['DELETE FROM master_key_canaries'], /^There is a key of rows that no canary knows/],
     'a canary from before, beside the key': [[`UPDATE master_key_canaries SET canary = ${hex(plain)}`], /^There is a key of rows that no canary knows/],
     'key and canaries deleted': [['DELETE FROM master_key_canaries', 'DELETE FROM service_keys'], /^The database holds rows and no canary/]

@@ -1,6 +1,6 @@
 /**
  * The server's own seal around everything it stores (CR-01): version (1) ‖ salt (24) ‖ IV (12) ‖ ciphertext ‖ tag (16).
- * It guarantees that a stored value opens only under the key and in the place it was sealed for: a row that was moved,
+ * It guarantees that a stored value opens only under the key and in the context it was sealed for: a row that was moved,
  * swapped, rolled back or changed in one bit is refused. Every record has its own subkey, so the number of encryptions
  * under one key is never a limit (CR-05).
  *
@@ -25,21 +25,21 @@ export class IntegrityError extends Error {
   override readonly name = 'IntegrityError'
 
   constructor () {
-    super('a stored value is not what was sealed in this place')
+    super('a stored value is not what was sealed in this context')
   }
 }
 
-/** Seals a value for one place. Sealing the same value twice gives two different results. */
-export function sealAtRest (storageKey: KeyObject, plaintext: Buffer, place: Buffer): Buffer {
+/** Seals a value for one context. Sealing the same value twice gives two different results. */
+export function sealAtRest (storageKey: KeyObject, plaintext: Buffer, context: Buffer): Buffer {
   const salt = random(SALT_BYTES)
-  return Buffer.concat([Buffer.of(VERSION), salt, seal(subkeyOf(VERSION, storageKey, salt)!, plaintext, place)])
+  return Buffer.concat([Buffer.of(VERSION), salt, seal(subkeyOf(VERSION, storageKey, salt)!, plaintext, context)])
 }
 
-/** The value sealed for this place under this key; throws IntegrityError for everything else. */
-export function openAtRest (storageKey: KeyObject, sealed: Buffer, place: Buffer): Buffer {
+/** The value sealed for this context under this key; throws IntegrityError for everything else. */
+export function openAtRest (storageKey: KeyObject, sealed: Buffer, context: Buffer): Buffer {
   if (sealed.length < HEADER_BYTES + SEAL_OVERHEAD) throw new IntegrityError()
   const subkey = subkeyOf(sealed[0], storageKey, sealed.subarray(1, HEADER_BYTES))
-  const plaintext = subkey && open(subkey, sealed.subarray(HEADER_BYTES), place)
+  const plaintext = subkey && open(subkey, sealed.subarray(HEADER_BYTES), context)
   if (!plaintext) throw new IntegrityError()
   return plaintext
 }

@@ -2,7 +2,7 @@
  * The blob that clients make and open: base64 of IV (12) ‖ ciphertext ‖ tag (16), AES-256-GCM, no additional data.
  * It guarantees that a blob of this server opens in every client and the other way round, that nothing unauthentic is
  * ever returned (CR-08), and that blobs which the server does not open stay opaque (CR-07). The format has no room for
- * a place: `at-rest.ts` binds it to one.
+ * a context: `at-rest.ts` binds it to one.
  */
 import type { KeyObject } from 'node:crypto'
 import { decodeBase64, open, seal, SEAL_OVERHEAD } from './primitives.ts'

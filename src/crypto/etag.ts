@@ -3,9 +3,9 @@
  * fields to anybody without the key: a guessed content cannot be checked against it.
  */
 import type { KeyObject } from 'node:crypto'
-import { encodePlace, hmac } from './primitives.ts'
+import { encodeContext, hmac } from './primitives.ts'
 
 /** A strong ETag with its quotes: URL-safe base64 of 16 bytes of HMAC-SHA256 over the injective fields. */
 export function makeEtag (key: KeyObject, ...fields: (string | number)[]): string {
-  return `"${hmac(key, encodePlace(...fields)).subarray(0, 16).toString('base64url')}"`
+  return `"${hmac(key, encodeContext(...fields)).subarray(0, 16).toString('base64url')}"`
 }

@@ -8,7 +8,7 @@
 import type { KeyObject } from 'node:crypto'
 import { LRUCache } from 'lru-cache'
 import { IntegrityError, openAtRest, sealAtRest } from './at-rest.ts'
-import { decodeBase64, encodePlace, random, sameBytes, takeKey } from './primitives.ts'
+import { decodeBase64, encodeContext, random, sameBytes, takeKey } from './primitives.ts'
 
 const ID_PATTERN = /^[A-Za-z0-9._-]{1,32}$/
 const CACHED_KEYS = 1000
@@ -25,12 +25,12 @@ export interface Keyring {
   currentId: string
   /** All ids of the ring, newest first. */
   ids: string[]
-  /** Wraps under the newest key, for one place; canaries under each key of the ring. */
-  wrap (plaintext: Buffer, place: Buffer, under?: string): Buffer
-  /** What was wrapped for this place; throws MasterKeyMissing or IntegrityError. */
-  unwrap (wrapped: Buffer, place: Buffer): Buffer
+  /** Wraps under the newest key, for one context; canaries under each key of the ring. */
+  wrap (plaintext: Buffer, context: Buffer, under?: string): Buffer
+  /** What was wrapped for this context; throws MasterKeyMissing or IntegrityError. */
+  unwrap (wrapped: Buffer, context: Buffer): Buffer
   /** The same for a wrapped 32-byte key, remembered for at most ten minutes (CR-16). */
-  unwrapKey (wrapped: Buffer, place: Buffer): KeyObject
+  unwrapKey (wrapped: Buffer, context: Buffer): KeyObject
   /** The id of the master key that wrapped this: read, not verified; throws IntegrityError when there is none. */
   idOf (wrapped: Buffer): string
 }
@@ -55,28 +55,28 @@ export function createKeyring (keys: MasterKey[]): Keyring {
   for (const id of ring.keys()) if (!ID_PATTERN.test(id)) throw new Error('a master key has an invalid id')
   const cache = new LRUCache<string, { wrapped: Buffer, key: KeyObject }>({ max: CACHED_KEYS, ttl: CACHE_MILLISECONDS })
 
-  function unwrap (wrapped: Buffer, place: Buffer): Buffer {
+  function unwrap (wrapped: Buffer, context: Buffer): Buffer {
     const id = readId(wrapped)
     const key = ring.get(id)
     if (!key) throw new MasterKeyMissing(id)
-    return openAtRest(key, wrapped.subarray(1 + id.length), wrappedPlace(id, place))
+    return openAtRest(key, wrapped.subarray(1 + id.length), wrappedContext(id, context))
   }
 
   return {
     currentId: current.id,
     ids: [...ring.keys()],
-    wrap (plaintext, place, id = current.id) {
+    wrap (plaintext, context, id = current.id) {
       const key = ring.get(id)
       if (!key) throw new MasterKeyMissing(id)
-      return Buffer.concat([Buffer.of(id.length), Buffer.from(id), sealAtRest(key, plaintext, wrappedPlace(id, place))])
+      return Buffer.concat([Buffer.of(id.length), Buffer.from(id), sealAtRest(key, plaintext, wrappedContext(id, context))])
     },
     unwrap,
-    unwrapKey (wrapped, place) {
-      // By place, with what was wrapped: a key that was replaced or tampered with is not the one that is remembered.
-      const name = place.toString('latin1')
+    unwrapKey (wrapped, context) {
+      // By context, with what was wrapped: a key that was replaced or tampered with is not the one that is remembered.
+      const name = context.toString('latin1')
       const known = cache.get(name)
       if (known?.wrapped.equals(wrapped)) return known.key
-      const bytes = unwrap(wrapped, place)
+      const bytes = unwrap(wrapped, context)
       if (bytes.length !== 32) throw new IntegrityError()
       const key = takeKey(bytes)
       cache.set(name, { wrapped, key })
@@ -113,7 +113,7 @@ export function generateMasterKey (): { id: string, text: string } {
  * (CR-13), and under which key its rows are authenticated. Without that master key nobody can make one that says less.
  */
 export function makeCanary (keyring: Keyring, rowKeyFingerprint: Buffer, id = keyring.currentId): Buffer {
-  return keyring.wrap(Buffer.concat([WITH_ROWS, rowKeyFingerprint]), encodePlace('canary'), id)
+  return keyring.wrap(Buffer.concat([WITH_ROWS, rowKeyFingerprint]), encodeContext('canary'), id)
 }
 
 /**
@@ -121,15 +121,15 @@ export function makeCanary (keyring: Keyring, rowKeyFingerprint: Buffer, id = ke
  * authenticated. Throws MasterKeyMissing or IntegrityError when the ring does not open it.
  */
 export function openCanary (keyring: Keyring, canary: Buffer): Buffer | undefined {
-  const content = keyring.unwrap(canary, encodePlace('canary'))
+  const content = keyring.unwrap(canary, encodeContext('canary'))
   if (sameBytes(content, CANARY)) return undefined
   if (!sameBytes(content.subarray(0, WITH_ROWS.length), WITH_ROWS)) throw new IntegrityError()
   return content.subarray(WITH_ROWS.length)
 }
 
-/** The id is part of the place, so relabelling a wrapped value is a manipulation like any other. */
-function wrappedPlace (id: string, place: Buffer): Buffer {
-  return Buffer.concat([encodePlace('master key', id), place])
+/** The id is part of the context, so relabelling a wrapped value is a manipulation like any other. */
+function wrappedContext (id: string, context: Buffer): Buffer {
+  return Buffer.concat([encodeContext('master key', id), context])
 }
 
 function readId (wrapped: Buffer): string {

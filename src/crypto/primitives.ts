@@ -6,7 +6,7 @@
  * - Nothing decrypted leaves before its tag is verified (CR-08); lengths are checked before the cipher sees a byte.
  * - Keys are `KeyObject`s of exactly 32 bytes, so that they do not print, serialise or end up in a log (CR-15).
  * - Comparison takes the same time whatever differs, for any two lengths (CR-17).
- * - A place (additional data) is an injective encoding: two different places never give the same bytes (CR-02).
+ * - A context (additional data) is an injective encoding: two different contexts never give the same bytes (CR-02).
  */
 import {
   createCipheriv, createDecipheriv, createHash, createHmac, createSecretKey, hkdfSync, pbkdf2, randomBytes,
@@ -22,23 +22,23 @@ const TAG_BYTES = 16
 export const SEAL_OVERHEAD = IV_BYTES + TAG_BYTES
 
 /**
- * Encrypts and authenticates: IV (12) ‖ ciphertext ‖ tag (16), AES-256-GCM. The place is authenticated, not stored.
+ * Encrypts and authenticates: IV (12) ‖ ciphertext ‖ tag (16), AES-256-GCM. The context is authenticated, not stored.
  * At most 2^32 seals under one key (SP 800-38D, CR-05); `at-rest.ts` never comes near, because each record has its own.
  */
-export function seal (key: KeyObject, plaintext: Buffer, place?: Buffer): Buffer {
+export function seal (key: KeyObject, plaintext: Buffer, context?: Buffer): Buffer {
   const iv = randomBytes(IV_BYTES)
   const cipher = createCipheriv('aes-256-gcm', key, iv, { authTagLength: TAG_BYTES })
-  if (place) cipher.setAAD(place)
+  if (context) cipher.setAAD(context)
   return Buffer.concat([iv, cipher.update(plaintext), cipher.final(), cipher.getAuthTag()])
 }
 
-/** The plaintext of what `seal` made with this key and place; undefined when it is too short or not authentic. */
-export function open (key: KeyObject, sealed: Buffer, place?: Buffer): Buffer | undefined {
+/** The plaintext of what `seal` made with this key and context; undefined when it is too short or not authentic. */
+export function open (key: KeyObject, sealed: Buffer, context?: Buffer): Buffer | undefined {
   if (sealed.length < SEAL_OVERHEAD) return undefined
   const iv = sealed.subarray(0, IV_BYTES)
   const decipher = createDecipheriv('aes-256-gcm', key, iv, { authTagLength: TAG_BYTES })
   decipher.setAuthTag(sealed.subarray(sealed.length - TAG_BYTES))
-  if (place) decipher.setAAD(place)
+  if (context) decipher.setAAD(context)
   const plaintext = decipher.update(sealed.subarray(IV_BYTES, sealed.length - TAG_BYTES))
   try {
     // In GCM `final` gives no bytes: it only verifies the tag.
@@ -114,25 +114,25 @@ export function random (bytes: number): Buffer {
 
 /**
  * Where a sealed value belongs, as additional data: `uint32 length ‖ UTF-8 bytes` for each field, so that no two
- * lists of fields give the same bytes (CR-02). A number counts as its decimal text: 7 and '7' name the same place,
+ * lists of fields give the same bytes (CR-02). A number counts as its decimal text: 7 and '7' name the same context,
  * whichever of the two a database driver hands out. Throws for text that has no UTF-8 form (half a surrogate pair
  * would become U+FFFD and collide) and for a number that is not a safe integer.
  */
-export function encodePlace (...fields: (string | number)[]): Buffer {
+export function encodeContext (...fields: (string | number)[]): Buffer {
   const texts = fields.map((field) => {
-    if (typeof field === 'number' && !Number.isSafeInteger(field)) throw new Error('a place needs whole numbers')
+    if (typeof field === 'number' && !Number.isSafeInteger(field)) throw new Error('a context needs whole numbers')
     const text = String(field)
-    if (!isWellFormed(text)) throw new Error('a place needs well-formed text')
+    if (!isWellFormed(text)) throw new Error('a context needs well-formed text')
     return text
   })
-  const place = Buffer.allocUnsafe(texts.reduce((size, text) => size + 4 + Buffer.byteLength(text), 0))
+  const context = Buffer.allocUnsafe(texts.reduce((size, text) => size + 4 + Buffer.byteLength(text), 0))
   let at = 0
   for (const text of texts) {
-    const end = at + 4 + place.write(text, at + 4)
-    place.writeUInt32BE(end - at - 4, at)
+    const end = at + 4 + context.write(text, at + 4)
+    context.writeUInt32BE(end - at - 4, at)
     at = end
   }
-  return place
+  return context
 }
 
 // String.prototype.isWellFormed, which the compiler's library does not know yet.

@@ -5,7 +5,7 @@ import { makeEtag } from '../crypto/etag.ts'
 import { deriveKey } from '../crypto/primitives.ts'
 import type { LevelState, SecretRow } from '../repositories/levels.ts'
 import type { FullVersion } from '../repositories/versions.ts'
-import { currentPlace, versionPlace, type SecretPlace } from './places.ts'
+import { currentContext, versionContext, type SecretContext } from './contexts.ts'
 
 /** Refuses a row that was put back whole to an earlier state: it is older than the newest version of its secret. */
 function requireNewest ({ revision, recorded_revision }: Pick<SecretRow, 'revision' | 'recorded_revision'>) {
@@ -22,23 +22,23 @@ export type StoredDocument = Pick<SecretRow, 'id' | 'level_id' | 'revision' | 'k
 export function openCurrent (storageKey: KeyObject, state: { organization_id: string, project: { key_version: number } }, secret: StoredDocument): string {
   requireNewest(secret)
   if (secret.key_version !== state.project.key_version) throw new IntegrityError()
-  return openAtRest(storageKey, secret.sealed, currentPlace(placeOf(state, secret), secret.revision)).toString('utf8')
+  return openAtRest(storageKey, secret.sealed, currentContext(contextOf(state, secret), secret.revision)).toString('utf8')
 }
 
 /** The blob of a version. */
 export function openVersion (storageKey: KeyObject, organizationId: string, { version, secret, sealed }: Pick<FullVersion, 'sealed'> & {
   version: Pick<FullVersion['version'], 'id' | 'revision' | 'key_version'>, secret: Pick<FullVersion['secret'], 'id' | 'level_id'>
 }): string {
-  const place = { organization_id: organizationId, secret_id: secret.id, level_id: secret.level_id, key_version: version.key_version }
-  return openAtRest(storageKey, sealed, versionPlace(place, version.id, version.revision)).toString('utf8')
+  const context = { organization_id: organizationId, secret_id: secret.id, level_id: secret.level_id, key_version: version.key_version }
+  return openAtRest(storageKey, sealed, versionContext(context, version.id, version.revision)).toString('utf8')
 }
 
-export function sealCurrent (storageKey: KeyObject, place: SecretPlace, revision: number, blob: string): Buffer {
-  return sealAtRest(storageKey, Buffer.from(blob, 'utf8'), currentPlace(place, revision))
+export function sealCurrent (storageKey: KeyObject, context: SecretContext, revision: number, blob: string): Buffer {
+  return sealAtRest(storageKey, Buffer.from(blob, 'utf8'), currentContext(context, revision))
 }
 
-export function sealVersion (storageKey: KeyObject, place: SecretPlace, version: number, revision: number, blob: string): Buffer {
-  return sealAtRest(storageKey, Buffer.from(blob, 'utf8'), versionPlace(place, version, revision))
+export function sealVersion (storageKey: KeyObject, context: SecretContext, version: number, revision: number, blob: string): Buffer {
+  return sealAtRest(storageKey, Buffer.from(blob, 'utf8'), versionContext(context, version, revision))
 }
 
 const ETAG_SALT = Buffer.from('strongroom etag')
@@ -68,6 +68,6 @@ export function sizeOf (blob: string): number {
   return Math.floor(blob.replace(/=+$/, '').length * 3 / 4)
 }
 
-function placeOf ({ organization_id }: Pick<LevelState, 'organization_id'>, secret: StoredDocument): SecretPlace {
+function contextOf ({ organization_id }: Pick<LevelState, 'organization_id'>, secret: StoredDocument): SecretContext {
   return { organization_id, secret_id: secret.id, level_id: secret.level_id, key_version: secret.key_version }
 }

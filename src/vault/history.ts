@@ -141,8 +141,8 @@ function blobOf (storageKey: Parameters<typeof openVersion>[0], project: KeyStat
 }
 
 function sealed (storageKey: Parameters<typeof sealVersion>[0], project: KeyState, { id, secret_id, level_id, revision }: OldVersion, blob: string) {
-  const place = { organization_id: project.organization_id, secret_id, level_id, key_version: project.key_version }
-  return { sealed: sealVersion(storageKey, place, id, revision, blob), size_bytes: sizeOf(blob) }
+  const context = { organization_id: project.organization_id, secret_id, level_id, key_version: project.key_version }
+  return { sealed: sealVersion(storageKey, context, id, revision, blob), size_bytes: sizeOf(blob) }
 }
 
 // The first of them that go into so many bytes, and one at least.

@@ -6,18 +6,18 @@ import type { Keyring } from '../crypto/keyring.ts'
 import { deriveKey, hmac, random, takeKey } from '../crypto/primitives.ts'
 import type { KeyRow } from '../repositories/encryption-keys.ts'
 import type { NewKey } from '../repositories/encryption-keys.ts'
-import { checkPlace, keyPlace, storageKeyPlace } from './places.ts'
+import { checkContext, keyContext, storageKeyContext } from './contexts.ts'
 
 interface KeyId { organization_id: string, project_id: string, version: number }
 
 /** A new storage key of an organization, wrapped. */
 export function makeStorageKey (keyring: Keyring, organizationId: string): Buffer {
-  return keyring.wrap(random(32), storageKeyPlace(organizationId))
+  return keyring.wrap(random(32), storageKeyContext(organizationId))
 }
 
 /** The key that seals what the organization stores. */
 export function storageKeyOf (keyring: Keyring, organization: { id: string, storage_key: Buffer }): KeyObject {
-  return keyring.unwrapKey(organization.storage_key, storageKeyPlace(organization.id))
+  return keyring.unwrapKey(organization.storage_key, storageKeyContext(organization.id))
 }
 
 /**
@@ -33,7 +33,7 @@ export async function makeServerKey (
   return {
     version: id.version,
     ...heldByServer(keyring, id, keyString, dataKey),
-    salt: keyring.wrap(salt, keyPlace(id, 'salt')),
+    salt: keyring.wrap(salt, keyContext(id, 'salt')),
     iterations,
     hint: given?.hint ?? null
   }
@@ -43,8 +43,8 @@ export async function makeServerKey (
 export function heldByServer (keyring: Keyring, id: KeyId, keyString: string, dataKey: KeyObject) {
   return {
     managed: 'server' as const,
-    key_string: keyring.wrap(Buffer.from(keyString, 'utf8'), keyPlace(id, 'key_string')),
-    data_key: keyring.wrap(dataKey.export(), keyPlace(id, 'data_key')),
+    key_string: keyring.wrap(Buffer.from(keyString, 'utf8'), keyContext(id, 'key_string')),
+    data_key: keyring.wrap(dataKey.export(), keyContext(id, 'data_key')),
     key_check: null,
     key_check_hash: null
   }
@@ -56,14 +56,14 @@ export function heldByClient (keyring: Keyring, storageKey: KeyObject, id: KeyId
     managed: 'client' as const,
     key_string: null,
     data_key: null,
-    key_check: keyring.wrap(check, keyPlace(id, 'key_check')),
+    key_check: keyring.wrap(check, keyContext(id, 'key_check')),
     key_check_hash: checkHashOf(storageKey, id, check)
   }
 }
 
 /** By what a proof is found among all keys of its project: one look-up, where each stored proof would have to be unwrapped. */
 export function checkHashOf (storageKey: KeyObject, key: Pick<KeyId, 'organization_id' | 'project_id'>, check: Buffer): Buffer {
-  return hmac(deriveKey(storageKey, Buffer.from('strongroom key checks'), 'hash'), checkPlace(key, check))
+  return hmac(deriveKey(storageKey, Buffer.from('strongroom key checks'), 'hash'), checkContext(key, check))
 }
 
 /** What a client says of its key: the proof, and how it was derived. */
@@ -74,7 +74,7 @@ export function registerClientKey (keyring: Keyring, storageKey: KeyObject, id: 
   return {
     version: id.version,
     ...heldByClient(keyring, storageKey, id, triple.check),
-    salt: keyring.wrap(triple.salt, keyPlace(id, 'salt')),
+    salt: keyring.wrap(triple.salt, keyContext(id, 'salt')),
     iterations: triple.iterations,
     hint: triple.hint ?? null
   }
@@ -86,17 +86,17 @@ export function registerClientKey (keyring: Keyring, storageKey: KeyObject, id: 
  */
 export function dataKeyOf (keyring: Keyring, key: KeyRow): KeyObject {
   if (key.data_key === null) throw new Error('there is no data key here')
-  return takeKey(keyring.unwrap(key.data_key, keyPlace(key, 'data_key')))
+  return takeKey(keyring.unwrap(key.data_key, keyContext(key, 'data_key')))
 }
 
 export function saltOf (keyring: Keyring, key: KeyRow): Buffer {
-  return keyring.unwrap(key.salt, keyPlace(key, 'salt'))
+  return keyring.unwrap(key.salt, keyContext(key, 'salt'))
 }
 
 export function keyStringOf (keyring: Keyring, key: KeyRow): string | undefined {
-  return key.key_string === null ? undefined : keyring.unwrap(key.key_string, keyPlace(key, 'key_string')).toString('utf8')
+  return key.key_string === null ? undefined : keyring.unwrap(key.key_string, keyContext(key, 'key_string')).toString('utf8')
 }
 
 export function keyCheckOf (keyring: Keyring, key: KeyRow): Buffer | undefined {
-  return key.key_check === null ? undefined : keyring.unwrap(key.key_check, keyPlace(key, 'key_check'))
+  return key.key_check === null ? undefined : keyring.unwrap(key.key_check, keyContext(key, 'key_check'))
 }

@@ -1,7 +1,7 @@
 import { makeCanary, type Keyring } from '../crypto/keyring.ts'
 import { authorityOf, type Db } from '../db/database.ts'
 import { lockCanary, type ServiceKeyRow, type StorageKeyRow, type WrappedKeyRow } from '../repositories/master-keys.ts'
-import { keyPlace, serviceKeyPlace, storageKeyPlace, type KeyColumn } from './places.ts'
+import { keyContext, serviceKeyContext, storageKeyContext, type KeyColumn } from './contexts.ts'
 
 /**
  * Every transaction that stores something newly wrapped calls this first: until it ends, the master key that wraps is
@@ -16,25 +16,25 @@ export interface Rewrapped<Row> { row: Row, values: number }
 
 /** Throws MasterKeyMissing or IntegrityError when the value does not open. */
 export function rewrapStorageKey (keyring: Keyring, row: StorageKeyRow): Rewrapped<StorageKeyRow> {
-  const storage_key = rewrapValue(keyring, row.storage_key, storageKeyPlace(row.id))
+  const storage_key = rewrapValue(keyring, row.storage_key, storageKeyContext(row.id))
   return { row: { ...row, storage_key }, values: storage_key === row.storage_key ? 0 : 1 }
 }
 
 /** Throws MasterKeyMissing or IntegrityError when the value does not open. */
 export function rewrapServiceKey (keyring: Keyring, row: ServiceKeyRow): Rewrapped<ServiceKeyRow> {
-  const wrapped = rewrapValue(keyring, row.wrapped, serviceKeyPlace(row.id))
+  const wrapped = rewrapValue(keyring, row.wrapped, serviceKeyContext(row.id))
   return { row: { ...row, wrapped }, values: wrapped === row.wrapped ? 0 : 1 }
 }
 
 /** Throws MasterKeyMissing or IntegrityError when one of the values does not open. */
 export function rewrapKey (keyring: Keyring, row: WrappedKeyRow): Rewrapped<WrappedKeyRow> {
-  const again = (column: KeyColumn) => row[column] === null ? null : rewrapValue(keyring, row[column], keyPlace(row, column))
-  const wrapped = { key_string: again('key_string'), data_key: again('data_key'), key_check: again('key_check'), salt: rewrapValue(keyring, row.salt, keyPlace(row, 'salt')) }
+  const again = (column: KeyColumn) => row[column] === null ? null : rewrapValue(keyring, row[column], keyContext(row, column))
+  const wrapped = { key_string: again('key_string'), data_key: again('data_key'), key_check: again('key_check'), salt: rewrapValue(keyring, row.salt, keyContext(row, 'salt')) }
   const changed = (Object.keys(wrapped) as KeyColumn[]).filter((column) => wrapped[column] !== row[column])
   return { row: { ...row, ...wrapped }, values: changed.length }
 }
 
 // The same buffer when it is under the newest master key already.
-function rewrapValue (keyring: Keyring, wrapped: Buffer, place: Buffer): Buffer {
-  return keyring.idOf(wrapped) === keyring.currentId ? wrapped : keyring.wrap(keyring.unwrap(wrapped, place), place)
+function rewrapValue (keyring: Keyring, wrapped: Buffer, context: Buffer): Buffer {
+  return keyring.idOf(wrapped) === keyring.currentId ? wrapped : keyring.wrap(keyring.unwrap(wrapped, context), context)
 }

@@ -77,7 +77,7 @@ export async function rotate ({ patient, keyring }: Vault, organization: Organiz
     await inPieces(documents, async (ids) => {
       const converted = (await read(ids)).map((document) => {
         const blob = convert(document, openCurrent(storageKey, state, document), oldKey)
-        return { document, sealed: sealCurrent(storageKey, placeOf(under, document), document.revision + 1, blob), size_bytes: sizeOf(blob) }
+        return { document, sealed: sealCurrent(storageKey, contextOf(under, document), document.revision + 1, blob), size_bytes: sizeOf(blob) }
       })
       await rest()
       await replaceDocuments(db, under, converted)
@@ -91,7 +91,7 @@ export async function rotate ({ patient, keyring }: Vault, organization: Organiz
         // The revision that the version is about to record.
         const blob = openCurrent(storageKey, { ...state, project: under }, document)
         const id = next++
-        return { id, document, sealed: sealVersion(storageKey, placeOf(under, document), id, document.revision, blob), size_bytes: sizeOf(blob) }
+        return { id, document, sealed: sealVersion(storageKey, contextOf(under, document), id, document.revision, blob), size_bytes: sizeOf(blob) }
       })
       await rest()
       await recordRotations(db, actor, versions)
@@ -183,5 +183,5 @@ async function underWay (db: Db, project: KeyState, retentionDays: number | null
   return progress?.finished_at === null && await isAnyWaiting(db, project, retentionDays)
 }
 
-const placeOf = (project: KeyState, { id, level_id }: StoredDocument) =>
+const contextOf = (project: KeyState, { id, level_id }: StoredDocument) =>
   ({ organization_id: project.organization_id, secret_id: id, level_id, key_version: project.key_version })

@@ -11,7 +11,7 @@ import { recordEvent, systemOf } from '../repositories/audit.ts'
 import { createCanary, createServiceKey, findServiceKey, listCanaries, replaceCanary } from '../repositories/master-keys.ts'
 import { deleteTokens, lockTokensOfNothing } from '../repositories/tokens.ts'
 import { listMemberships } from '../repositories/users.ts'
-import { serviceKeyPlace } from './places.ts'
+import { serviceKeyContext } from './contexts.ts'
 import { endingsOf } from './removals.ts'
 
 /** The name of the row key among the keys of the service. */
@@ -59,7 +59,7 @@ async function findRowKey (db: Db, keyring: Keyring): Promise<KeyObject | undefi
 
 function openRowKey (keyring: Keyring, wrapped: Buffer): KeyObject | undefined {
   try {
-    return takeKey(keyring.unwrap(wrapped, serviceKeyPlace(ROWS)))
+    return takeKey(keyring.unwrap(wrapped, serviceKeyContext(ROWS)))
   } catch (error) {
     if (error instanceof IntegrityError || error instanceof MasterKeyMissing) return undefined
     throw error
@@ -72,7 +72,7 @@ async function adopt (db: Db, keyring: Keyring): Promise<{ key: KeyObject, rows:
   const known = await findRowKey(db, keyring)
   if (known !== undefined) return { key: known, rows: 0 }
   const bytes = random(32)
-  const wrapped = keyring.wrap(bytes, serviceKeyPlace(ROWS))
+  const wrapped = keyring.wrap(bytes, serviceKeyContext(ROWS))
   const key = takeKey(bytes)
   setAuthority(db, authorityFor(key, db))
   await lockAuthenticatedTables(db)

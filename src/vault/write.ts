@@ -202,19 +202,19 @@ function planOf (writer: Writer, state: LevelState, { blob, record, event, revea
   const { actor, storageKey } = writer
   const { organization_id, project, target, environment, level, level_id, next_version } = state
   const before = ownSecret(state)
-  const place = { organization_id, secret_id: before?.id ?? ulid(), level_id, key_version: project.key_version }
+  const context = { organization_id, secret_id: before?.id ?? ulid(), level_id, key_version: project.key_version }
   const revision = (before?.revision ?? 0) + 1
   const size_bytes = blob === null ? 0 : sizeOf(blob)
   const version = record && {
     id: next_version,
     action: record.action,
-    sealed: sealVersion(storageKey, place, next_version, revision, record.blob),
+    sealed: sealVersion(storageKey, context, next_version, revision, record.blob),
     size_bytes: sizeOf(record.blob),
     restored_from: record.restored_from ?? null
   }
-  const sealed = blob === null ? null : sealCurrent(storageKey, place, revision, blob)
+  const sealed = blob === null ? null : sealCurrent(storageKey, context, revision, blob)
   const secret = {
-    id: place.secret_id,
+    id: context.secret_id,
     organization_id,
     project_id: project.id,
     target_id: target?.id ?? null,
@@ -222,20 +222,20 @@ function planOf (writer: Writer, state: LevelState, { blob, record, event, revea
     level,
     level_id,
     revision,
-    key_version: place.key_version,
+    key_version: context.key_version,
     is_stored: blob !== null,
     sealed,
     size_bytes,
     mac: null,
     version: version?.id ?? null,
-    history_id: before?.history_id ?? place.secret_id,
+    history_id: before?.history_id ?? context.secret_id,
     version_count: (before?.version_count ?? 0) + (version === null ? 0 : 1),
     recorded_revision: version === null ? before?.recorded_revision ?? null : revision
   }
   const details = {
     level,
     revision,
-    key_version: place.key_version,
+    key_version: context.key_version,
     version: secret.version,
     bytes: size_bytes,
     restored_from: version?.restored_from ?? null,

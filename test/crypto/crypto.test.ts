@@ -17,7 +17,7 @@ import { COSTS } from '../../src/crypto/costs.ts'
 import { generateKeyString, generateSalt } from '../../src/crypto/keys.ts'
 import { generatePassword, hashPassword, PasswordWorkOverloaded, verifyPassword } from '../../src/crypto/passwords.ts'
 import {
-  decodeBase64, deriveKey, encodePlace, expandKey, hmac, hmacMatches, open, random, sameBytes, seal, secretKey, sha256
+  decodeBase64, deriveKey, encodeContext, expandKey, hmac, hmacMatches, open, random, sameBytes, seal, secretKey, sha256
 } from '../../src/crypto/primitives.ts'
 import { createRowChecker, encodeRow, rowKeyFingerprint, rowMac } from '../../src/crypto/row-mac.ts'
 
@@ -27,7 +27,7 @@ const ulid = '01ARZ3NDEKTSV4RRFFQ69G5FAV'
 
 t.test('primitives', async (t) => {
   const key = secretKey(random(32))
-  const place = encodePlace('secret', ulid, 1)
+  const place = encodeContext('secret', ulid, 1)
 
   t.test('opens a published AES-256-GCM vector', async (t) => {
     const v = vectors('gcm')
@@ -48,7 +48,7 @@ t.test('primitives', async (t) => {
     const sealed = seal(key, random(40), place)
     for (const changed of manipulations(sealed)) t.equal(open(key, changed, place), undefined)
     t.equal(open(secretKey(random(32)), sealed, place), undefined)
-    t.equal(open(key, sealed, encodePlace('secret', ulid, 2)), undefined)
+    t.equal(open(key, sealed, encodeContext('secret', ulid, 2)), undefined)
     t.equal(open(key, sealed), undefined)
   })
 
@@ -71,7 +71,7 @@ t.test('primitives', async (t) => {
     const seen = new Map<string, string>()
     let places = 0
     for (const fields of lists(pieces, 3)) {
-      seen.set(encodePlace(...fields).toString('latin1'), fields.join())
+      seen.set(encodeContext(...fields).toString('latin1'), fields.join())
       places++
     }
     t.equal(seen.size, places)
@@ -79,15 +79,15 @@ t.test('primitives', async (t) => {
     for (let i = 0; i < 20_000; i++) {
       const field = () => Array.from({ length: pick(4) }, () => pieces[pick(8)]).join('')
       const fields = Array.from({ length: pick(4) }, field)
-      const encoded = encodePlace(...fields).toString('latin1')
+      const encoded = encodeContext(...fields).toString('latin1')
       const name = JSON.stringify(fields)
       if ((random.get(encoded) ?? name) !== name) t.fail(`${name} collides with ${random.get(encoded)}`)
       random.set(encoded, name)
     }
-    t.equal(encodePlace(...server.place.fields).toString('base64'), server.place.encoded)
-    t.same(encodePlace(7), encodePlace('7'), 'a number is its decimal text')
-    for (const bad of [NaN, 1.5, Infinity, 2 ** 53]) t.throws(() => encodePlace(bad))
-    t.throws(() => encodePlace('\ud800'), 'half a surrogate pair would collide with U+FFFD')
+    t.equal(encodeContext(...server.place.fields).toString('base64'), server.place.encoded)
+    t.same(encodeContext(7), encodeContext('7'), 'a number is its decimal text')
+    for (const bad of [NaN, 1.5, Infinity, 2 ** 53]) t.throws(() => encodeContext(bad))
+    t.throws(() => encodeContext('\ud800'), 'half a surrogate pair would collide with U+FFFD')
   })
 
   t.test('compares secrets of any lengths (CR-17)', async (t) => {
@@ -161,11 +161,11 @@ t.test('blobs', async (t) => {
 
 t.test('at rest', async (t) => {
   const key = secretKey(random(32))
-  const place = encodePlace('secret', ulid, 1)
+  const place = encodeContext('secret', ulid, 1)
 
   t.test('opens what was stored before', async (t) => {
     for (const v of [server.at_rest, server.at_rest_v2]) {
-      const opened = openAtRest(secretKey(base64(v.storage_key)), base64(v.sealed), encodePlace(...server.place.fields))
+      const opened = openAtRest(secretKey(base64(v.storage_key)), base64(v.sealed), encodeContext(...server.place.fields))
       t.equal(opened.toString(), v.plaintext)
     }
     t.same([server.at_rest, server.at_rest_v2].map(({ sealed }) => base64(sealed)[0]), [1, 2])
@@ -183,13 +183,13 @@ t.test('at rest', async (t) => {
       t.throws(() => openAtRest(key, sealed.subarray(0, size), place), IntegrityError)
     }
     t.throws(() => openAtRest(secretKey(random(32)), sealed, place), IntegrityError)
-    t.throws(() => openAtRest(key, sealed, encodePlace('secret', ulid, 2)), IntegrityError)
+    t.throws(() => openAtRest(key, sealed, encodeContext('secret', ulid, 2)), IntegrityError)
     t.throws(() => openAtRest(key, sealed, Buffer.alloc(0)), IntegrityError)
   })
 })
 
 t.test('keyring', async (t) => {
-  const place = encodePlace('project', ulid, 1, 'key_string')
+  const place = encodeContext('project', ulid, 1, 'key_string')
   const old = parseMasterKey(generateMasterKey().text)
   const current = parseMasterKey(generateMasterKey().text)
   const both = createKeyring([current, old])
@@ -203,7 +203,7 @@ t.test('keyring', async (t) => {
     t.same(both.ids, [current.id, old.id])
     const v = server.wrapped
     const ring = createKeyring([parseMasterKey(v.master_key)])
-    t.equal(ring.unwrap(base64(v.wrapped), encodePlace(...server.place.fields)).toString(), v.plaintext)
+    t.equal(ring.unwrap(base64(v.wrapped), encodeContext(...server.place.fields)).toString(), v.plaintext)
   })
 
   t.test('refuses manipulation, another place and another label, and names a key that is missing', async (t) => {
@@ -216,7 +216,7 @@ t.test('keyring', async (t) => {
         t.ok(error instanceof IntegrityError || error instanceof MasterKeyMissing)
       }
     }
-    t.throws(() => both.unwrap(wrapped, encodePlace('project', ulid, 2, 'key_string')), IntegrityError)
+    t.throws(() => both.unwrap(wrapped, encodeContext('project', ulid, 2, 'key_string')), IntegrityError)
     const relabelled = createKeyring([{ id: old.id, key: current.key }]).wrap(Buffer.from('value'), place)
     relabelled.write(current.id, 1, 'latin1')
     t.throws(() => both.unwrap(relabelled, place), IntegrityError, 'the id is authenticated')
@@ -234,7 +234,7 @@ t.test('keyring', async (t) => {
     const key = both.unwrapKey(wrapped, place)
     t.same(key.export(), bytes)
     t.equal(both.unwrapKey(wrapped, place), key)
-    t.throws(() => both.unwrapKey(wrapped, encodePlace('elsewhere')), IntegrityError)
+    t.throws(() => both.unwrapKey(wrapped, encodeContext('elsewhere')), IntegrityError)
     const another = both.unwrapKey(both.wrap(random(32), place), place)
     t.notSame(another.export(), bytes, 'another key in the same place')
     t.same(both.unwrapKey(wrapped, place).export(), bytes)
@@ -265,8 +265,8 @@ t.test('keyring', async (t) => {
     const canary = makeCanary(createKeyring([old]), fingerprint)
     t.same(openCanary(both, canary), fingerprint, 'it names the key of the rows')
     t.same(openCanary(both, makeCanary(both, fingerprint, old.id)), fingerprint, 'one can be made for each key of the ring')
-    t.equal(openCanary(both, both.wrap(Buffer.from('strongroom canary'), encodePlace('canary'))), undefined, 'one from before rows were authenticated names none')
-    t.throws(() => openCanary(both, both.wrap(Buffer.from('strongroom canaries'), encodePlace('canary'))), IntegrityError)
+    t.equal(openCanary(both, both.wrap(Buffer.from('strongroom canary'), encodeContext('canary'))), undefined, 'one from before rows were authenticated names none')
+    t.throws(() => openCanary(both, both.wrap(Buffer.from('strongroom canaries'), encodeContext('canary'))), IntegrityError)
     t.throws(() => openCanary(createKeyring([current]), canary), MasterKeyMissing)
     t.throws(() => openCanary(createKeyring([{ id: old.id, key: current.key }]), canary), IntegrityError)
   })

@@ -1,0 +1,27 @@
+import { encodeContext } from '../crypto/primitives.ts'
+
+// What each sealed or wrapped value is bound to, as the associated data of its encryption. A row that was moved, swapped or
+// rolled back in the database does not open there. A context is never changed once released: it is part of the stored format.
+
+export const storageKeyContext = (organizationId: string) => encodeContext('storage-key', organizationId)
+
+/** A key of the service itself. */
+export const serviceKeyContext = (name: string) => encodeContext('service-key', name)
+
+export type KeyColumn = 'key_string' | 'data_key' | 'key_check' | 'salt'
+export const keyContext = (key: { organization_id: string, project_id: string, version: number }, column: KeyColumn) =>
+  encodeContext('project-key', key.organization_id, key.project_id, key.version, column)
+
+/** What proves a client's key, wherever among the keys of its project. */
+export const checkContext = (key: { organization_id: string, project_id: string }, check: Buffer) =>
+  encodeContext('key-check', key.organization_id, key.project_id, check.toString('base64'))
+
+export interface SecretContext { organization_id: string, secret_id: string, level_id: string, key_version: number }
+
+/** The current document: an older content of the same level does not open beside the row's newer revision. */
+export const currentContext = (secret: SecretContext, revision: number) =>
+  encodeContext('current', secret.organization_id, secret.secret_id, secret.level_id, revision, secret.key_version)
+
+/** A version: its number, and the level's revision that it was written at. */
+export const versionContext = (secret: SecretContext, version: number, revision: number) =>
+  encodeContext('version', secret.organization_id, secret.secret_id, secret.level_id, version, revision, secret.key_version)
