@@ -1,6 +1,7 @@
 /**
- * Bare Fastify, the references `static`, `one-query` and `plugins`: `node bare.js PORT [DATABASE_URL | plugins]`. No guard,
- * no limits, no log. With a URL it has the driver and the pool of the service, with `plugins` the service's plugins.
+ * Bare Fastify, the references `static`, `one-query` and `plugins`: `node bare.js PORT [DATABASE_URL | plugins]`. No
+ * guard, no limits, no log. With a URL it has the driver and the pool of the service, with `plugins` the service's
+ * plugins.
  */
 import { setTimeout as pause } from 'node:timers/promises'
 import Fastify from 'fastify'
@@ -19,14 +20,26 @@ if (more === 'plugins') {
 
 const constant = { status: 'ok', filler: 'x'.repeat(200 - JSON.stringify({ status: 'ok', filler: '' }).length) }
 app.get('/static', {
-  schema: { response: { 200: { type: 'object', properties: { status: { type: 'string' }, filler: { type: 'string' } } } } },
+  schema: {
+    response: {
+      200: {
+        type: 'object', properties: { status: { type: 'string' }, filler: { type: 'string' } }
+      }
+    }
+  },
   handler: async () => constant
 })
 
 if (more !== undefined && more !== 'plugins') {
   const sql = postgres(more, { max: 10, fetch_types: false })
   app.get('/one-query/:id', {
-    schema: { response: { 200: { type: 'object', properties: { id: { type: 'integer' }, content: { type: 'string' } } } } },
+    schema: {
+      response: {
+        200: {
+          type: 'object', properties: { id: { type: 'integer' }, content: { type: 'string' } }
+        }
+      }
+    },
     handler: async (request) => {
       const { id } = request.params as { id: string }
       const [row] = await sql`SELECT id, content FROM bench_documents WHERE id = ${id}`

@@ -4,7 +4,14 @@ import { quantile, type Outcome, type Shot } from './load.ts'
 
 interface Client { setRequests (requests: object[]): void }
 interface Options {
-  url: string, connections: number, duration: number, amount?: number, sampleInt: number, setupClient (client: Client): void
+  url: string,
+  connections: number,
+  duration: number,
+  amount?: number,
+  sampleInt: number,
+  setupClient (
+    client: Client
+  ): void
 }
 interface Instance {
   on (event: 'response', seen: (client: Client, status: number, bytes: number, milliseconds: number) => void): void
@@ -43,7 +50,9 @@ function shoot (shot: Shot) {
     if (error) throw error
     const unanswered = result.errors + result.timeouts
     if (unanswered > 0) unexpected.none = unanswered
-    const outcome: Outcome = { rate: good / result.duration, p50: quantile(latencies, 0.5), p99: quantile(latencies, 0.99), unexpected }
+    const outcome: Outcome = {
+      rate: good / result.duration, p50: quantile(latencies, 0.5), p99: quantile(latencies, 0.99), unexpected
+    }
     process.send!(outcome)
   })
   current.on('response', (_client, status, _bytes, milliseconds) => {

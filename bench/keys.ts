@@ -23,7 +23,13 @@ export interface Bench {
 /** What came of a work, and the milliseconds that `/healthz` took meanwhile. */
 interface Probed { outcome: Outcome, times: number[] }
 
-interface Progress { state: 'running' | 'done', total: number, moved: number, started_at: string, finished_at: string | null }
+interface Progress {
+  state: 'running' | 'done'
+  total: number
+  moved: number
+  started_at: string
+  finished_at: string | null
+}
 
 const MOVING = { documents: 20, versions: 500 }
 const ROTATED = [100, 1000]
@@ -44,7 +50,9 @@ export async function measureKeys (bench: Bench): Promise<void> {
   await measureCreations(bench)
 }
 
-/** Each round reads for one window with nothing else under way, and for one while all versions move after a rotation. */
+/**
+ * Each round reads for one window with nothing else under way, and for one while all versions move after a rotation.
+ */
 async function measureReEncryption (bench: Bench): Promise<void> {
   const { env, sql, rounds, seconds, lines } = bench
   const versions = (MOVING.documents * MOVING.versions).toLocaleString('en')
@@ -78,10 +86,17 @@ async function measureReEncryption (bench: Bench): Promise<void> {
 
     const [own, other] = [busy, idle].map((outcomes) => median(outcomes.map(({ p99 }) => p99))) as [number, number]
     const ratio = median(busy.map(({ p99 }, round) => p99 / idle[round]!.p99))
-    const note = total([...idle, ...busy]) + (early === 0 ? '' : `; in ${early} of ${rounds} windows all had moved before the end`)
-    lines.push({ row, reference: 'the same, nothing under way', ...compare(own, other, ' ms', 1), ratio, bar: { most: 2 }, note })
+    const note = total([...idle, ...busy]) +
+      (early === 0 ? '' : `; in ${early} of ${rounds} windows all had moved before the end`)
     lines.push({
-      row: `re-encrypt ${versions} versions among those reads`, reference: 'the same, without reads', ...compare(median(speeds), alone.moved / secondsOf(alone), '/s', 0)
+      row, reference: 'the same, nothing under way', ...compare(own, other, ' ms', 1), ratio, bar: { most: 2 }, note
+    })
+    lines.push({
+      row: `re-encrypt ${versions} versions among those reads`,
+      reference: 'the same, without reads',
+      ...compare(
+        median(speeds), alone.moved / secondsOf(alone), '/s', 0
+      )
     })
     console.log(`${row}: ${own.toFixed(1)} ms; reads ${rate(busy)}/s, idle ${rate(idle)}/s; ` +
       `${alone.moved} versions in ${secondsOf(alone).toFixed(1)} s without reads, in ${median(durations).toFixed(1)} s with ${seconds} s of reads`)
@@ -90,9 +105,14 @@ async function measureReEncryption (bench: Bench): Promise<void> {
   }
 }
 
-/** A project is rotated while nobody else writes, and while every organization, its own too, stores into another project. */
+/**
+ * A project is rotated while nobody else writes, and while every organization, its own too, stores into another
+ * project.
+ */
 async function measureRotations (bench: Bench): Promise<void> {
-  const rows = ROTATED.map((documents) => ({ documents, row: `rotate a project of ${documents} documents among writers to others` })).filter(({ row }) => bench.wanted(row))
+  const rows = ROTATED.map((documents) => ({
+    documents, row: `rotate a project of ${documents} documents among writers to others`
+  })).filter(({ row }) => bench.wanted(row))
   if (rows.length === 0) return
   const tenant = bench.tenants[0]!
   const service = await startService(bench.dir, bench.env)
@@ -115,9 +135,16 @@ async function measureRotations (bench: Bench): Promise<void> {
         writers.push(await writing)
       }
       bench.lines.push({
-        row, reference: 'the same, without writers', ...compare(median(among), median(alone), ' ms', 0), note: total(writers)
+        row,
+        reference: 'the same, without writers',
+        ...compare(
+          median(among), median(alone), ' ms', 0
+        ),
+        note: total(writers)
       })
-      console.log(`${row}: ${Math.round(median(among))} ms; the writers’ p99 ${median(writers.map(({ p99 }) => p99)).toFixed(0)} ms, answered otherwise: ${total(writers)}`)
+      console.log(
+        `${row}: ${Math.round(median(among))} ms; the writers’ p99 ${median(writers.map(({ p99 }) => p99)).toFixed(0)} ms, answered otherwise: ${total(writers)}`
+      )
     }
   } finally {
     await service.stop()
@@ -125,8 +152,9 @@ async function measureRotations (bench: Bench): Promise<void> {
 }
 
 /**
- * In each round a new process is asked for 100 projects' documents at once, decrypted, and then for the same again. What
- * it owes to having just started, and to the machine, shows in another new process that is asked for them encrypted.
+ * In each round a new process is asked for 100 projects' documents at once, decrypted, and then for the same again.
+ * What it owes to having just started, and to the machine, shows in another new process that is asked for them
+ * encrypted.
  */
 async function measureCold (bench: Bench): Promise<void> {
   const row = `decrypt ${COLD} projects at once`
@@ -137,7 +165,10 @@ async function measureCold (bench: Bench): Promise<void> {
   try {
     const projects = await fillProjects(service.url, bench.tenants[0]!, 'cold', COLD)
     await bench.sql`ANALYZE`
-    const burst = (query: string) => () => fire(bench, service, projects.map((project) => getting(token, `/api/v1/${id}/${project}/secrets${query}`)), { connections: COLD, amount: COLD })
+    const burst = (query: string) => () => fire(
+      bench, service, projects.map((project) => getting(token, `/api/v1/${id}/${project}/secrets${query}`)),
+      { connections: COLD, amount: COLD }
+    )
     const decrypted = burst('?decrypt=true')
     // So that the process which sends them is not new to it.
     await decrypted()
@@ -153,11 +184,17 @@ async function measureCold (bench: Bench): Promise<void> {
     const p50 = (outcomes: Outcome[]) => median(outcomes.map(({ p50 }) => p50))
     const p99 = (outcomes: Outcome[]) => median(outcomes.map(({ p99 }) => p99))
     const { warm } = figures
-    const [cold, encrypted] = [figures.cold, figures.encrypted].map((probed) => probed.map(({ outcome }) => outcome)) as [Outcome[], Outcome[]]
-    const [health, healthEncrypted] = [figures.cold, figures.encrypted].map((probed) => quantile(probed.flatMap(({ times }) => times), 0.99)) as [number, number]
+    const [cold, encrypted] = [figures.cold, figures.encrypted].map((probed) =>
+      probed.map(({ outcome }) => outcome)) as [Outcome[], Outcome[]]
+    const [health, healthEncrypted] = [figures.cold, figures.encrypted].map((probed) =>
+      quantile(probed.flatMap(({ times }) => times), 0.99)) as [number, number]
     const reference = 'the same, encrypted'
-    bench.lines.push({ row: `${row}, cold: p50`, reference, ...compare(p50(cold), p50(encrypted), ' ms', 1), note: total(cold) })
-    bench.lines.push({ row: `${row}, cold: p99`, reference, ...compare(p99(cold), p99(encrypted), ' ms', 1), note: total(cold) })
+    bench.lines.push({
+      row: `${row}, cold: p50`, reference, ...compare(p50(cold), p50(encrypted), ' ms', 1), note: total(cold)
+    })
+    bench.lines.push({
+      row: `${row}, cold: p99`, reference, ...compare(p99(cold), p99(encrypted), ' ms', 1), note: total(cold)
+    })
     bench.lines.push({ row: `${row}, warm: p99`, ...within(p99(warm), WARM_BAR), note: total(warm) })
     bench.lines.push({ row: unrelated, ...within(health, HEALTH_BAR) })
     console.log(`${row}: cold p50 ${p50(cold).toFixed(1)} ms, p99 ${p99(cold).toFixed(1)} ms; warm p50 ${p50(warm).toFixed(1)} ms, p99 ${p99(warm).toFixed(1)} ms; ` +
@@ -178,9 +215,11 @@ async function measureCreations (bench: Bench): Promise<void> {
     const health: number[] = []
     const durations: number[] = []
     for (let round = 0; round < bench.rounds; round++) {
-      const requests = Array.from({ length: CREATIONS }, (_, i) => posting(token, `/api/v1/${id}/projects`, { name: `Creation ${round} ${i}` }))
+      const requests = Array.from({ length: CREATIONS }, (_, i) =>
+        posting(token, `/api/v1/${id}/projects`, { name: `Creation ${round} ${i}` }))
       const begun = performance.now()
-      const { outcome, times } = await probing(service, () => fire(bench, service, requests, { connections: CREATIONS, amount: CREATIONS, expect: 201 }))
+      const { outcome, times } = await probing(service, () =>
+        fire(bench, service, requests, { connections: CREATIONS, amount: CREATIONS, expect: 201 }))
       durations.push(performance.now() - begun)
       created.push(outcome)
       health.push(...times)
@@ -194,7 +233,10 @@ async function measureCreations (bench: Bench): Promise<void> {
   }
 }
 
-function fire (bench: Bench, { url }: Running, requests: Request[], shot: { seconds?: number, amount?: number, connections?: number, expect?: number }): Promise<Outcome> {
+function fire (
+  bench: Bench, { url }: Running, requests: Request[],
+  shot: { seconds?: number, amount?: number, connections?: number, expect?: number }
+): Promise<Outcome> {
   return bench.load.fire({ url, requests, expect: 200, seconds: LONGEST, connections: bench.connections, ...shot })
 }
 
@@ -215,12 +257,16 @@ async function probing ({ url }: Running, work: () => Promise<Outcome>): Promise
   return { outcome, times }
 }
 
-async function rotate ({ url }: Running, { id, token }: Tenant, project: string, history_policy: 'keep' | 're_encrypt'): Promise<void> {
+async function rotate (
+  { url }: Running, { id, token }: Tenant, project: string, history_policy: 'keep' | 're_encrypt'
+): Promise<void> {
   await send(url, posting(token, `/api/v1/${id}/${project}/encryption-key/rotate`, { history_policy }))
 }
 
 async function progressOf ({ url }: Running, { id, token }: Tenant): Promise<Progress> {
-  const { re_encryption } = await send(url, getting(token, `/api/v1/${id}/moving/encryption-key/history`)) as { re_encryption: Progress }
+  const { re_encryption } = await send(
+    url, getting(token, `/api/v1/${id}/moving/encryption-key/history`)
+  ) as { re_encryption: Progress }
   return re_encryption
 }
 

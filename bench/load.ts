@@ -5,9 +5,19 @@ import { fileURLToPath } from 'node:url'
 export interface Request { method: 'GET' | 'POST', path: string, headers?: Record<string, string>, body?: string }
 
 /** What to send and the one status that counts as an answer; for how many seconds, or how many requests in all. */
-export interface Shot { url: string, requests: Request[], expect: number, seconds: number, amount?: number, connections: number }
+export interface Shot {
+  url: string
+  requests: Request[]
+  expect: number
+  seconds: number
+  amount?: number
+  connections: number
+}
 
-/** Requests a second that were answered as expected, milliseconds, and how many were answered otherwise: by status, or `none` without an answer in 10 s. */
+/**
+ * Requests a second that were answered as expected, milliseconds, and how many were answered otherwise: by status, or
+ * `none` without an answer in 10 s.
+ */
 export interface Outcome { rate: number, p50: number, p99: number, unexpected: Record<string, number> }
 
 /** A second process that sends load, so that the server under test shares no event loop with it. */
@@ -28,7 +38,9 @@ export function startLoad () {
 /** The unexpected answers of several outcomes, in words: `0`, or how many there were of which status. */
 export function total (outcomes: Pick<Outcome, 'unexpected'>[]): string {
   const sums: Record<string, number> = {}
-  for (const { unexpected } of outcomes) for (const [status, count] of Object.entries(unexpected)) sums[status] = (sums[status] ?? 0) + count
+  for (const { unexpected } of outcomes) {
+    for (const [status, count] of Object.entries(unexpected)) sums[status] = (sums[status] ?? 0) + count
+  }
   return Object.entries(sums).map(([status, count]) => `${count} × ${status}`).join(', ') || '0'
 }
 

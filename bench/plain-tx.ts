@@ -37,7 +37,9 @@ export async function makeTables (sql: Sql): Promise<void> {
 }
 
 /** Answers a function that runs `pgbench` with prepared statements and gives transactions a second. */
-export async function preparePlainTx (sql: Sql, url: string, dir: string): Promise<(seconds: number) => Promise<number>> {
+export async function preparePlainTx (
+  sql: Sql, url: string, dir: string
+): Promise<(seconds: number) => Promise<number>> {
   const [found] = await sql`SELECT setting FROM pg_config WHERE name = 'BINDIR'`
   const pgbench = path.join(found!.setting, 'pgbench')
   const script = path.join(dir, 'plain-tx.sql')

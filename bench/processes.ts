@@ -21,19 +21,32 @@ export interface Running {
 const CLI = fileURLToPath(new URL('../src/cli.js', import.meta.url))
 const BARE = fileURLToPath(new URL('bare.js', import.meta.url))
 
-/** The service itself, `cli.js serve`, with limits off and its log in a file. It inherits nothing from this environment. */
+/**
+ * The service itself, `cli.js serve`, with limits off and its log in a file. It inherits nothing from this environment.
+ */
 export function startService (dir: string, env: Record<string, string>): Promise<Running> {
-  const settings = { RATE_LIMIT_API: '0', RATE_LIMIT_OAUTH: '0', RATE_LIMIT_KEY_ROTATION: '0', RATE_LIMIT_BILLING: '0', LOG_LEVEL: 'info', ...env }
+  const settings = {
+    RATE_LIMIT_API: '0',
+    RATE_LIMIT_OAUTH: '0',
+    RATE_LIMIT_KEY_ROTATION: '0',
+    RATE_LIMIT_BILLING: '0',
+    LOG_LEVEL: 'info',
+    ...env
+  }
   return start([CLI, 'serve'], dir, '/readyz', (port) => ({ env: { ...settings, PORT: String(port) }, args: [] }))
 }
 
 /** Bare Fastify: with the given database URL, with the service's plugins, or with nothing. */
 export function startBare (dir: string, more?: string): Promise<Running> {
-  return start([BARE], dir, '/static', (port) => ({ env: {}, args: [String(port), ...more === undefined ? [] : [more]] }))
+  return start([BARE], dir, '/static', (port) =>
+    ({ env: {}, args: [String(port), ...more === undefined ? [] : [more]] }))
 }
 
 async function start (
-  command: string[], dir: string, probe: string, forPort: (port: number) => { env: Record<string, string>, args: string[] }
+  command: string[], dir: string, probe: string, forPort: (port: number) => {
+    env: Record<string, string>
+    args: string[]
+  }
 ): Promise<Running> {
   const port = await freePort()
   const { env, args } = forPort(port)
@@ -72,7 +85,9 @@ async function answers (child: ChildProcess, url: string, log: string) {
 // Linux counts in hundredths of a second; elsewhere nobody counts.
 function cpuOf (pid: number): number {
   try {
-    const [user, system] = fs.readFileSync(`/proc/${pid}/stat`, 'utf8').split(') ')[1]!.split(' ').slice(11, 13).map(Number)
+    const [user, system] = fs.readFileSync(
+      `/proc/${pid}/stat`, 'utf8'
+    ).split(') ')[1]!.split(' ').slice(11, 13).map(Number)
     return (user! + system!) * 10
   } catch {
     return NaN

@@ -1,7 +1,7 @@
 /**
- * `npm run bench [-- --rounds 5 --seconds 3 --only WORD]`: every figure beside a reference that is measured in turns with
- * it, because machines differ and are noisy; a ratio is the median of the rounds' ratios. Prints one Markdown table. A
- * missed bar is no failure.
+ * `npm run bench [-- --rounds 5 --seconds 3 --only WORD]`: every figure beside a reference that is measured in turns
+ * with it, because machines differ and are noisy; a ratio is the median of the rounds' ratios. Prints one Markdown
+ * table. A missed bar is no failure.
  */
 import { randomBytes } from 'node:crypto'
 import fs from 'node:fs'
@@ -15,7 +15,9 @@ import { measureKeys } from './keys.ts'
 import { startLoad, total, type Outcome, type Request } from './load.ts'
 import { makeTables, preparePlainTx } from './plain-tx.ts'
 import { cpuOfPostgres, startBare, startService, type Running } from './processes.ts'
-import { fillHistory, fillLayers, fillProjects, fillTenants, getting, makeTenants, posting, storing, type Tenant } from './seed.ts'
+import {
+  fillHistory, fillLayers, fillProjects, fillTenants, getting, makeTenants, posting, storing, type Tenant
+} from './seed.ts'
 import { measureSteps } from './steps.ts'
 import { compare, median, probeDisk, renderTable, type Line } from './table.ts'
 
@@ -24,15 +26,31 @@ const TENANTS = 20
 const VERSIONS = 1000
 const PROJECTS = 25
 
-const { values } = parseArgs({ options: { rounds: { type: 'string', default: '5' }, seconds: { type: 'string', default: '3' }, only: { type: 'string', default: '' } } })
+const { values } = parseArgs({
+  options: {
+    rounds: { type: 'string', default: '5' },
+    seconds: { type: 'string', default: '3' },
+    only: { type: 'string', default: '' }
+  }
+})
 const rounds = Number(values.rounds)
 const seconds = Number(values.seconds)
-if (!(Number.isInteger(rounds) && rounds > 0 && Number.isInteger(seconds) && seconds > 0)) throw new Error('--rounds and --seconds are whole numbers from 1')
+if (!(Number.isInteger(rounds) && rounds > 0 && Number.isInteger(seconds) && seconds > 0)) {
+  throw new Error('--rounds and --seconds are whole numbers from 1')
+}
 const wanted = (row: string) => row.includes(values.only)
 
 type Reference = 'static' | 'one-query' | 'plain-tx'
 /** `bar`: least rate, or most time of the median request, through that of the reference. */
-interface Load { row: string, reference: Reference, bar: number | { most: number }, requests: Request[], expect?: number, tail?: true, connections?: number }
+interface Load {
+  row: string
+  reference: Reference
+  bar: number | { most: number }
+  requests: Request[]
+  expect?: number
+  tail?: true
+  connections?: number
+}
 
 const dir = fs.mkdtempSync(path.join(os.tmpdir(), 'strongroom-bench-'))
 const load = startLoad()
@@ -43,7 +61,9 @@ const server = await startPostgres()
 const sql = postgres(server.url, { max: 1, onnotice: () => {} })
 try {
   await makeTables(sql)
-  const env = { DATABASE_URL: server.url, DATABASE_POOL: '10', MASTER_KEY: `bench:${randomBytes(32).toString('base64')}` }
+  const env = {
+    DATABASE_URL: server.url, DATABASE_POOL: '10', MASTER_KEY: `bench:${randomBytes(32).toString('base64')}`
+  }
   const tenants = await makeTenants(env, TENANTS)
   await measureSteps(lines, rounds, wanted)
   await measureStarts(env)
@@ -79,17 +99,70 @@ async function loads (url: string, tenants: Tenant[]): Promise<Load[]> {
   const mistyped = token.slice(0, -1) + (token.endsWith('x') ? 'y' : 'x')
   const level = { project: 'history', target: 'backend', environment: 'live' }
   return [
-    { row: 'read one level, encrypted, 4 KiB', reference: 'one-query', bar: 0.6, requests: [getting(token, one)], tail: true },
-    { row: 'read one level, 1 connection: p50', reference: 'one-query', bar: { most: 2.2 }, requests: [getting(token, one)], connections: 1 },
-    { row: 'read three levels, decrypted and merged', reference: 'one-query', bar: 0.35, requests: [getting(token, `/api/v1/${id}/layers/backend/live/secrets?decrypt=true&merge=true`)] },
-    { row: 'read, If-None-Match → 304', reference: 'one-query', bar: 0.7, requests: [getting(token, one, { 'if-none-match': etag })], expect: 304 },
+    {
+      row: 'read one level, encrypted, 4 KiB',
+      reference: 'one-query',
+      bar: 0.6,
+      requests: [getting(token, one)],
+      tail: true
+    },
+    {
+      row: 'read one level, 1 connection: p50',
+      reference: 'one-query',
+      bar: { most: 2.2 },
+      requests: [getting(token, one)],
+      connections: 1
+    },
+    {
+      row: 'read three levels, decrypted and merged',
+      reference: 'one-query',
+      bar: 0.35,
+      requests: [getting(token, `/api/v1/${id}/layers/backend/live/secrets?decrypt=true&merge=true`)]
+    },
+    {
+      row: 'read, If-None-Match → 304',
+      reference: 'one-query',
+      bar: 0.7,
+      requests: [getting(token, one, { 'if-none-match': etag })],
+      expect: 304
+    },
     { row: '/healthz', reference: 'static', bar: 0.5, requests: [{ method: 'GET', path: '/healthz' }] },
-    { row: 'refused token (bad checksum)', reference: 'static', bar: 0.4, requests: [getting(mistyped, one)], expect: 401 },
-    { row: `list versions, pages of 25 of ${VERSIONS}`, reference: 'one-query', bar: 0.5, requests: Array.from({ length: VERSIONS / 25 }, (_, i) => posting(token, `/api/v1/${id}/secrets/versions`, { ...level, page: i + 1 })) },
-    { row: `list of ${PROJECTS} projects`, reference: 'one-query', bar: 0.4, requests: [getting(tenants[1]!.token, `/api/v1/${tenants[1]!.id}/projects?page=1&per_page=${PROJECTS}`)] },
-    { row: `store 4 KiB, ${TENANTS} organizations`, reference: 'plain-tx', bar: 0.6, requests: tenants.map((tenant) => storing(tenant)) },
+    {
+      row: 'refused token (bad checksum)',
+      reference: 'static',
+      bar: 0.4,
+      requests: [getting(mistyped, one)],
+      expect: 401
+    },
+    {
+      row: `list versions, pages of 25 of ${VERSIONS}`,
+      reference: 'one-query',
+      bar: 0.5,
+      requests: Array.from(
+        { length: VERSIONS / 25 }, (_, i) => posting(token, `/api/v1/${id}/secrets/versions`, { ...level, page: i + 1 })
+      )
+    },
+    {
+      row: `list of ${PROJECTS} projects`,
+      reference: 'one-query',
+      bar: 0.4,
+      requests: [getting(tenants[1]!.token, `/api/v1/${tenants[1]!.id}/projects?page=1&per_page=${PROJECTS}`)]
+    },
+    {
+      row: `store 4 KiB, ${TENANTS} organizations`,
+      reference: 'plain-tx',
+      bar: 0.6,
+      requests: tenants.map((tenant) => storing(tenant))
+    },
     { row: 'store 4 KiB, one organization', reference: 'plain-tx', bar: 0.25, requests: [storing(tenants[0]!)] },
-    { row: `restore a version, ${TENANTS} organizations`, reference: 'plain-tx', bar: 0.5, requests: tenants.map(({ id, token }, i) => posting(token, `/api/v1/${id}/secrets/versions/${created[i]}/restore`, {})) }
+    {
+      row: `restore a version, ${TENANTS} organizations`,
+      reference: 'plain-tx',
+      bar: 0.5,
+      requests: tenants.map((
+        { id, token }, i
+      ) => posting(token, `/api/v1/${id}/secrets/versions/${created[i]}/restore`, {}))
+    }
   ]
 }
 
@@ -99,12 +172,17 @@ async function measureLoads (env: Record<string, string>, tenants: Tenant[]): Pr
   const plainTx = await preparePlainTx(sql, server.url, dir)
   const rates = new Map<string, number>()
   try {
-    const references: Record<Reference, (seconds: number, connections?: number) => Promise<Pick<Outcome, 'rate' | 'p50'>>> = {
-      static: async (seconds, connections) => fire(bare, [{ method: 'GET', path: '/static' }], 200, seconds, connections),
-      'one-query': async (seconds, connections) => fire(bare, [{ method: 'GET', path: '/one-query/1' }], 200, seconds, connections),
-      'plain-tx': async (seconds) => ({ rate: await plainTx(seconds), p50: NaN })
-    }
-    for (const { row, reference, bar, requests, expect = 200, tail, connections } of (await loads(service.url, tenants)).filter(({ row }) => wanted(row))) {
+    const references: Record<Reference, (seconds: number, connections?: number) => Promise<Pick<Outcome,
+      'rate' | 'p50'>>> = {
+        static: async (seconds, connections) =>
+          fire(bare, [{ method: 'GET', path: '/static' }], 200, seconds, connections),
+        'one-query': async (seconds, connections) =>
+          fire(bare, [{ method: 'GET', path: '/one-query/1' }], 200, seconds, connections),
+        'plain-tx': async (seconds) => ({ rate: await plainTx(seconds), p50: NaN })
+      }
+    for (const {
+      row, reference, bar, requests, expect = 200, tail, connections
+    } of (await loads(service.url, tenants)).filter(({ row }) => wanted(row))) {
       if (reference === 'plain-tx') disk.push(probeDisk(server.dir))
       await fire(service, requests, expect, 1, connections)
       await references[reference](1, connections)
@@ -122,10 +200,20 @@ async function measureLoads (env: Record<string, string>, tenants: Tenant[]): Pr
       const rate = median(own.map(({ rate }) => rate))
       rates.set(row, rate)
       const figures = typeof bar === 'number'
-        ? { ...compare(rate, median(other.map(({ rate }) => rate)), '/s', 0), ratio: median(own.map(({ rate }, round) => rate / other[round]!.rate)), bar: { least: bar } }
-        : { ...compare(median(own.map(({ p50 }) => p50)), median(other.map(({ p50 }) => p50)), ' ms', 2), ratio: median(own.map(({ p50 }, round) => p50 / other[round]!.p50)), bar }
-      const cost = `${median(costs.map(({ service }) => service)).toFixed(0)} + ${median(costs.map(({ postgres }) => postgres)).toFixed(0)} µs`
-      const latency = `${median(own.map(({ p50 }) => p50)).toFixed(1)} / ${median(own.map(({ p99 }) => p99)).toFixed(1)} ms`
+        ? {
+            ...compare(rate, median(other.map(({ rate }) => rate)), '/s', 0),
+            ratio: median(own.map(({ rate }, round) => rate / other[round]!.rate)),
+            bar: { least: bar }
+          }
+        : {
+            ...compare(median(own.map(({ p50 }) => p50)), median(other.map(({ p50 }) => p50)), ' ms', 2),
+            ratio: median(own.map(({ p50 }, round) => p50 / other[round]!.p50)),
+            bar
+          }
+      const cost =
+        `${median(costs.map(({ service }) => service)).toFixed(0)} + ${median(costs.map(({ postgres }) => postgres)).toFixed(0)} µs`
+      const latency =
+        `${median(own.map(({ p50 }) => p50)).toFixed(1)} / ${median(own.map(({ p99 }) => p99)).toFixed(1)} ms`
       lines.push({ row, reference, ...figures, cost, latency, note: total(own) })
       if (tail) {
         const p99 = median(own.map(({ p99 }) => p99))
@@ -140,7 +228,10 @@ async function measureLoads (env: Record<string, string>, tenants: Tenant[]): Pr
   return rates
 }
 
-/** The same reads of one process and of two. Where the two share their cores with what serves and asks them, there is no bar. */
+/**
+ * The same reads of one process and of two. Where the two share their cores with what serves and asks them, there is no
+ * bar.
+ */
 async function measureWorkers (env: Record<string, string>, tenants: Tenant[]): Promise<void> {
   const row = 'reads with 2 workers'
   if (!wanted(row)) return
@@ -160,7 +251,9 @@ async function measureWorkers (env: Record<string, string>, tenants: Tenant[]): 
     const ratio = median(own.map(({ rate }, round) => rate / other[round]!))
     // Two for the workers, one for PostgreSQL, one for the load.
     const bar = os.availableParallelism() >= 4 ? { bar: { least: 1.6 } } : {}
-    lines.push({ row, reference: '1 worker', ...compare(rate, median(other), '/s', 0), ratio, ...bar, note: total(own) })
+    lines.push({
+      row, reference: '1 worker', ...compare(rate, median(other), '/s', 0), ratio, ...bar, note: total(own)
+    })
     console.log(`${row}: ${Math.round(rate)}/s`)
   } finally {
     await Promise.all([one.stop(), two.stop()])
@@ -172,7 +265,9 @@ async function measureStarts (env: Record<string, string>): Promise<void> {
   const own = { start: [] as number[], memory: [] as number[] }
   const other = { start: [] as number[], memory: [] as number[] }
   for (let round = 0; round < rounds; round++) {
-    for (const [figures, begin] of [[other, () => startBare(dir, 'plugins')], [own, () => startService(dir, env)]] as const) {
+    for (const [figures, begin] of [
+      [other, () => startBare(dir, 'plugins')], [own, () => startService(dir, env)]
+    ] as const) {
       const process = await begin()
       figures.start.push(process.startedIn)
       // Idle means idle: what the start left behind has settled.
@@ -182,8 +277,20 @@ async function measureStarts (env: Record<string, string>): Promise<void> {
     }
   }
   const reference = 'bare Fastify, same plugins'
-  lines.push({ row: 'start to ready, migrated', reference, ...compare(median(own.start), median(other.start), ' ms', 0), bar: { most: 3 } })
-  lines.push({ row: 'idle memory (RSS)', reference, ...compare(median(own.memory), median(other.memory), ' MiB', 0), bar: { most: 2 } })
+  lines.push({
+    row: 'start to ready, migrated',
+    reference,
+    ...compare(median(own.start), median(other.start), ' ms', 0),
+    bar: { most: 3 }
+  })
+  lines.push({
+    row: 'idle memory (RSS)',
+    reference,
+    ...compare(
+      median(own.memory), median(other.memory), ' MiB', 0
+    ),
+    bar: { most: 2 }
+  })
 }
 
 /** A first start makes the cluster, an organization and its owner. */
@@ -203,9 +310,19 @@ async function measureEmbeddedStarts (): Promise<void> {
       await service.stop()
     }
   }
-  lines.push({ row: rows.start, reference: 'a later start', ...compare(median(first.start), median(later.start), ' ms', 0), bar: { most: 1.5 } })
+  lines.push({
+    row: rows.start,
+    reference: 'a later start',
+    ...compare(median(first.start), median(later.start), ' ms', 0),
+    bar: { most: 1.5 }
+  })
   for (const [which, { memory }] of [['first', first], ['later', later]] as const) {
-    lines.push({ row: `${rows.memory}, ${which} start`, reference: 'what is asked for', ...compare(median(memory), 300, ' MiB', 0), bar: { most: 1 } })
+    lines.push({
+      row: `${rows.memory}, ${which} start`,
+      reference: 'what is asked for',
+      ...compare(median(memory), 300, ' MiB', 0),
+      bar: { most: 1 }
+    })
   }
 }
 
@@ -218,7 +335,9 @@ async function measureEmbedded (figures: Map<string, number>): Promise<void> {
     await fillTenants(service.url, tenants)
     const { id, token } = tenants[0]!
     const rows = [
-      { row: 'read one level, encrypted, 4 KiB', requests: [getting(token, `/api/v1/${id}/orbit/backend/live/secrets`)] },
+      {
+        row: 'read one level, encrypted, 4 KiB', requests: [getting(token, `/api/v1/${id}/orbit/backend/live/secrets`)]
+      },
       { row: `store 4 KiB, ${TENANTS} organizations`, requests: tenants.map((tenant) => storing(tenant)) }
     ]
     for (const { row, requests } of rows) {
@@ -226,7 +345,12 @@ async function measureEmbedded (figures: Map<string, number>): Promise<void> {
       const own: Outcome[] = []
       for (let round = 0; round < rounds; round++) own.push(await fire(service, requests, 200, seconds))
       const rate = median(own.map(({ rate }) => rate))
-      lines.push({ row: `embedded: ${row}`, reference: 'the same on PostgreSQL', ...compare(rate, figures.get(row) ?? NaN, '/s', 0), note: total(own) })
+      lines.push({
+        row: `embedded: ${row}`,
+        reference: 'the same on PostgreSQL',
+        ...compare(rate, figures.get(row) ?? NaN, '/s', 0),
+        note: total(own)
+      })
       console.log(`embedded: ${row}: ${Math.round(rate)}/s`)
     }
   } finally {
@@ -234,6 +358,8 @@ async function measureEmbedded (figures: Map<string, number>): Promise<void> {
   }
 }
 
-function fire ({ url }: Running, requests: Request[], expect: number, seconds: number, connections = CONNECTIONS): Promise<Outcome> {
+function fire (
+  { url }: Running, requests: Request[], expect: number, seconds: number, connections = CONNECTIONS
+): Promise<Outcome> {
   return load.fire({ url, requests, expect, seconds, connections })
 }

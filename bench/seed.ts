@@ -12,7 +12,8 @@ export interface Tenant { id: string, token: string }
 const LEVEL = { project: 'orbit', target: 'backend', environment: 'live' }
 
 /** A document in .env form whose blob, as it travels and is stored, has 4,096 characters. */
-export const DOCUMENT = Array.from({ length: 64 }, (_, i) => `SETTING_${String(i).padStart(2, '0')}=${String(i * 7919).padStart(36, '0')}`)
+export const DOCUMENT = Array.from({ length: 64 }, (_, i) =>
+  `SETTING_${String(i).padStart(2, '0')}=${String(i * 7919).padStart(36, '0')}`)
   .join('\n').padEnd(3044, '#').slice(0, 3044)
 
 /** Migrates, and makes organizations with a `*` token each, as the operator's commands do. */
@@ -22,9 +23,18 @@ export async function makeTenants (env: Record<string, string>, count: number): 
   for (let i = 1; i <= count; i++) {
     const id = ulid()
     const token = mintApiToken(id)
-    await createOrganization(database.db, { id, name: `Tenant ${i}`, slug: `tenant-${i}`, plan: 'self-hosted', storage_key: makeStorageKey(keyring, id) })
+    await createOrganization(database.db, {
+      id, name: `Tenant ${i}`, slug: `tenant-${i}`, plan: 'self-hosted', storage_key: makeStorageKey(keyring, id)
+    })
     await createToken(database.db, {
-      organization_id: id, name: 'Benchmark', token_hash: hashToken(token), token_prefix: tokenPrefix(token), abilities: ['*'], slices: [], expires_at: null
+      organization_id: id,
+      name: 'Benchmark',
+      token_hash:
+        hashToken(token),
+      token_prefix: tokenPrefix(token),
+      abilities: ['*'],
+      slices: [],
+      expires_at: null
     })
     tenants.push({ id, token })
   }
@@ -47,7 +57,11 @@ export async function fillTenants (url: string, tenants: Tenant[]): Promise<stri
 /** Project `layers` has a document at each of its three levels. */
 export async function fillLayers (url: string, tenant: Tenant): Promise<void> {
   await makeLevel(url, tenant, 'layers')
-  for (const level of [{ project: 'layers' }, { project: 'layers', target: 'backend' }, { ...LEVEL, project: 'layers' }]) await send(url, storing(tenant, level))
+  for (const level of [
+    { project: 'layers' }, { project: 'layers', target: 'backend' }, { ...LEVEL, project: 'layers' }
+  ]) {
+    await send(url, storing(tenant, level))
+  }
 }
 
 /** Project `history` has one document with so many versions. */
@@ -57,13 +71,19 @@ export async function fillHistory (url: string, tenant: Tenant, versions: number
   await several(versions, () => send(url, request))
 }
 
-/** A project with so many documents, each in an environment of its own, of so many versions; answers the environments. */
-export async function fillDocuments (url: string, tenant: Tenant, project: string, documents: number, versions: number): Promise<string[]> {
+/**
+ * A project with so many documents, each in an environment of its own, of so many versions; answers the environments.
+ */
+export async function fillDocuments (
+  url: string, tenant: Tenant, project: string, documents: number, versions: number
+): Promise<string[]> {
   const { id, token } = tenant
   await makeTarget(url, tenant, project)
   const environments = Array.from({ length: documents }, (_, i) => `env-${i}`)
-  await several(documents, (i) => send(url, posting(token, `/api/v1/${id}/${project}/backend/environments`, { name: environments[i] })))
-  await several(documents * versions, (i) => send(url, storing(tenant, { project, target: 'backend', environment: environments[i % documents] })))
+  await several(documents, (i) =>
+    send(url, posting(token, `/api/v1/${id}/${project}/backend/environments`, { name: environments[i] })))
+  await several(documents * versions, (i) =>
+    send(url, storing(tenant, { project, target: 'backend', environment: environments[i % documents] })))
   return environments
 }
 
@@ -83,7 +103,14 @@ export function storing ({ id, token }: Tenant, level: object = LEVEL): Request 
 }
 
 export function posting (token: string, path: string, body: object): Request {
-  return { method: 'POST', path, headers: { authorization: `Bearer ${token}`, 'content-type': 'application/json' }, body: JSON.stringify(body) }
+  return {
+    method: 'POST',
+    path,
+    headers: {
+      authorization: `Bearer ${token}`, 'content-type': 'application/json'
+    },
+    body: JSON.stringify(body)
+  }
 }
 
 export function getting (token: string, path: string, headers: Record<string, string> = {}): Request {

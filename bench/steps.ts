@@ -1,4 +1,7 @@
-/** The rows about single steps on the event loop, which nobody else can interrupt: the longest of each kind, beside what is asked for. */
+/**
+ * The rows about single steps on the event loop, which nobody else can interrupt: the longest of each kind, beside what
+ * is asked for.
+ */
 import { RotateClientKeysBody } from '../schemas/encryption-keys.ts'
 import { boundsOf, readJson, readLargeJson } from '../src/http/json.ts'
 import { readDocument, type DocumentFormat } from '../src/rules/documents.ts'
@@ -10,7 +13,9 @@ const MEBIBYTE = 1024 * 1024
 export async function measureSteps (lines: Line[], rounds: number, wanted: (row: string) => boolean): Promise<void> {
   const blob = 'A'.repeat(1_398_104)
   const bounds = boundsOf(RotateClientKeysBody)
-  const large = Buffer.from(JSON.stringify({ secrets: Array.from({ length: 47 }, (_, id) => ({ id: String(id), content: blob })), key_check: 'x' }))
+  const large = Buffer.from(JSON.stringify({
+    secrets: Array.from({ length: 47 }, (_, id) => ({ id: String(id), content: blob })), key_check: 'x'
+  }))
   const members = Buffer.from(`{${Array.from({ length: 99_990 }, (_, i) => `"member${i}":1`).join(',')}}`)
   const names = (count: number, line: (i: number) => string) => Array.from({ length: count }, (_, i) => line(i))
   const rows: Record<string, () => Promise<number>> = {
@@ -24,11 +29,18 @@ export async function measureSteps (lines: Line[], rounds: number, wanted: (row:
       })
       return longest
     },
-    'body of 99,990 unknown members': () => timed(() => { try { readJson(members, { ...bounds, members: 110 }) } catch { /* refused */ } }),
-    'body of 2 MiB, one string of escapes': () => timed(() => readJson(Buffer.from(`{"a":"${'\\n'.repeat(MEBIBYTE - 10)}"}`), bounds)),
-    'env document of 1 MiB and 10,000 names': reading('env', names(10_000, (i) => `K${i}=${'x'.repeat(90)}`).join('\n')),
+    'body of 99,990 unknown members': () => timed(() => {
+      try { readJson(members, { ...bounds, members: 110 }) } catch { /* refused */ }
+    }),
+    'body of 2 MiB, one string of escapes': () =>
+      timed(() => readJson(Buffer.from(`{"a":"${'\\n'.repeat(MEBIBYTE - 10)}"}`), bounds)),
+    'env document of 1 MiB and 10,000 names': reading(
+      'env', names(10_000, (i) => `K${i}=${'x'.repeat(90)}`).join('\n')
+    ),
     'env document of 1 MiB and too many names': reading('env', names(150_000, (i) => `K${i}=`).join('\n')),
-    'JSON document of 1 MiB and 4,900 names': reading('json', `{${names(4_900, (i) => `"k${i}":"${'x'.repeat(200)}"`).join()}}`),
+    'JSON document of 1 MiB and 4,900 names': reading(
+      'json', `{${names(4_900, (i) => `"k${i}":"${'x'.repeat(200)}"`).join()}}`
+    ),
     'YAML document of 450 names': reading('yaml', names(450, (i) => `k${i}: ${'x'.repeat(40)}`).join('\n'))
   }
   for (const [row, measure] of Object.entries(rows)) {
@@ -36,7 +48,12 @@ export async function measureSteps (lines: Line[], rounds: number, wanted: (row:
     const times: number[] = []
     for (let round = 0; round <= rounds; round++) times.push(await measure())
     // The first warms up.
-    lines.push({ row: `step: ${row}`, reference: 'what is asked for', ...compare(median(times.slice(1)), BAR, ' ms', 1), bar: { most: 1 } })
+    lines.push({
+      row: `step: ${row}`,
+      reference: 'what is asked for',
+      ...compare(median(times.slice(1)), BAR, ' ms', 1),
+      bar: { most: 1 }
+    })
   }
 }
 

@@ -1,7 +1,10 @@
 import fs from 'node:fs'
 import path from 'node:path'
 
-/** One line of the table. `ratio` is the row through its reference; `bar` a least one, or a most one where less is better. */
+/**
+ * One line of the table. `ratio` is the row through its reference; `bar` a least one, or a most one where less is
+ * better.
+ */
 export interface Line {
   row: string
   reference: string
@@ -19,10 +22,15 @@ export function renderTable (lines: Line[]): string {
   const cells = lines.map(({ row, reference, own, other, ratio, bar, cost, latency, note }) => {
     const shown = ratio.toFixed(2)
     const limit = bar === undefined ? '' : 'least' in bar ? `≥ ${bar.least}` : `≤ ${bar.most}`
-    const met = bar === undefined ? '' : ('least' in bar ? ratio >= bar.least : ratio <= bar.most) ? 'met' : '**missed**'
+    const met = bar === undefined
+      ? ''
+      : ('least' in bar ? ratio >= bar.least : ratio <= bar.most) ? 'met' : '**missed**'
     return [row, reference, own, other, shown, limit, met, cost ?? '', latency ?? '', note ?? '']
   })
-  const rows = [['Row', 'Reference', 'Row’s figure', 'Reference’s figure', 'Ratio', 'Bar', '', 'CPU: service + PostgreSQL', 'p50 / p99', 'Unexpected answers'], ...cells]
+  const rows = [[
+    'Row', 'Reference', 'Row’s figure', 'Reference’s figure', 'Ratio', 'Bar', '', 'CPU: service + PostgreSQL',
+    'p50 / p99', 'Unexpected answers'
+  ], ...cells]
   const widths = rows[0]!.map((_, i) => Math.max(3, ...rows.map((row) => row[i]!.length)))
   const line = (row: string[]) => `| ${row.map((cell, i) => cell.padEnd(widths[i]!)).join(' | ')} |`
   return [line(rows[0]!), line(widths.map((width) => '-'.repeat(width))), ...rows.slice(1).map(line)].join('\n')

@@ -1,11 +1,14 @@
 // Reads or writes one document. The key string, the data key and the plaintext stay in this process.
 //   read orbit/backend/live             prints the document
 //   write orbit/backend/live < .env     stores what comes in
-// Environment: STRONGROOM_URL, STRONGROOM_TOKEN, STRONGROOM_ORGANIZATION; for a client-managed project also STRONGROOM_KEY.
+// Environment: STRONGROOM_URL, STRONGROOM_TOKEN, STRONGROOM_ORGANIZATION; for a client-managed project also
+// STRONGROOM_KEY.
 import { createCipheriv, createDecipheriv, pbkdf2Sync, randomBytes } from 'node:crypto'
 import { buffer } from 'node:stream/consumers'
 
-const { STRONGROOM_URL: url, STRONGROOM_TOKEN: token, STRONGROOM_ORGANIZATION: organization, STRONGROOM_KEY: ownKey } = process.env
+const {
+  STRONGROOM_URL: url, STRONGROOM_TOKEN: token, STRONGROOM_ORGANIZATION: organization, STRONGROOM_KEY: ownKey
+} = process.env
 const [action, path = ''] = process.argv.slice(2)
 const [project = '', target, environment] = path.split('/')
 const level = environment ? 'environment' : target ? 'target' : 'project'
@@ -23,14 +26,19 @@ async function call (path: string, headers: Record<string, string> = {}, body?: 
 const { attributes: key } = await call(`${project}/encryption-key`)
 const keyBytes = Buffer.from(ownKey || key.key || '')
 if (keyBytes.length === 0) throw new Error('The project is client-managed: set STRONGROOM_KEY')
-if (ownKey && keyBytes.length === 32) throw new Error('The proof of a key string of 32 bytes is its data key: use another length')
+if (ownKey && keyBytes.length === 32) {
+  throw new Error('The proof of a key string of 32 bytes is its data key: use another length')
+}
 if (key.key_check_iterations < 600_000) throw new Error('The server names too few iterations')
-const derive = (password: Buffer) => pbkdf2Sync(password, Buffer.from(key.key_check_salt, 'base64'), key.key_check_iterations, 32, 'sha256')
+const derive = (password: Buffer) =>
+  pbkdf2Sync(password, Buffer.from(key.key_check_salt, 'base64'), key.key_check_iterations, 32, 'sha256')
 const dataKey = derive(keyBytes)
 
 function open (blob: string): Buffer {
   const bytes = Buffer.from(blob, 'base64')
-  const decipher = createDecipheriv('aes-256-gcm', dataKey, bytes.subarray(0, 12), { authTagLength: 16 }).setAuthTag(bytes.subarray(-16))
+  const decipher = createDecipheriv(
+    'aes-256-gcm', dataKey, bytes.subarray(0, 12), { authTagLength: 16 }
+  ).setAuthTag(bytes.subarray(-16))
   return Buffer.concat([decipher.update(bytes.subarray(12, -16)), decipher.final()])
 }
 
@@ -48,6 +56,8 @@ else if (action === 'write') {
   const proof = ownKey && derive(Buffer.concat([keyBytes, Buffer.alloc(32, '0')]).subarray(0, 32)).toString('base64')
   const expected: Record<string, string> = stored ? { 'if-match': stored.etag } : { 'if-none-match': '*' }
   const content = seal(await buffer(process.stdin))
-  const { version } = await call('secrets/store', expected, { project, target, environment, content, ...(proof && { key_proof: proof }) })
+  const { version } = await call(
+    'secrets/store', expected, { project, target, environment, content, ...(proof && { key_proof: proof }) }
+  )
   console.log(`version ${version}`)
 } else throw new Error('Say read or write')

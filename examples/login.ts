@@ -1,9 +1,9 @@
-// Says who is signed in, and signs somebody in first, with their browser, if nobody is. Prints no token: they are in a file
-// that only its owner can read.
+// Says who is signed in, and signs somebody in first, with their browser, if nobody is. Prints no token: they are in a
+// file that only its owner can read.
 //   login             signs in if need be
 //   login --logout    revokes the tokens and removes the file
-// Environment: STRONGROOM_URL; STRONGROOM_CLIENT (dotenv-cli), STRONGROOM_LOGIN (the file: ~/.strongroom-login.json) and
-// STRONGROOM_WAIT (how long to wait for the browser: 300 seconds) where these are not right.
+// Environment: STRONGROOM_URL; STRONGROOM_CLIENT (dotenv-cli), STRONGROOM_LOGIN (the file: ~/.strongroom-login.json)
+// and STRONGROOM_WAIT (how long to wait for the browser: 300 seconds) where these are not right.
 import { readFileSync, renameSync, rmSync, writeFileSync } from 'node:fs'
 import { createServer, type Server } from 'node:http'
 import type { AddressInfo } from 'node:net'
@@ -12,7 +12,9 @@ import { homedir } from 'node:os'
 import { join } from 'node:path'
 import * as oauth from 'oauth4webapi'
 
-const { STRONGROOM_URL: url = '', STRONGROOM_CLIENT: client_id = 'dotenv-cli', STRONGROOM_WAIT: wait = '300' } = process.env
+const {
+  STRONGROOM_URL: url = '', STRONGROOM_CLIENT: client_id = 'dotenv-cli', STRONGROOM_WAIT: wait = '300'
+} = process.env
 const file = process.env.STRONGROOM_LOGIN ?? join(homedir(), '.strongroom-login.json')
 const client: oauth.Client = { client_id }
 const http = { [oauth.allowInsecureRequests]: isLoopback(url), signal: () => AbortSignal.timeout(30_000) }
@@ -22,13 +24,21 @@ interface Login { issuer: string, client_id: string, access_token: string, refre
 async function main () {
   lock()
   const issuer = new URL(url)
-  const server = await oauth.processDiscoveryResponse(issuer, await oauth.discoveryRequest(issuer, { algorithm: 'oauth2', ...http }))
+  const server = await oauth.processDiscoveryResponse(
+    issuer, await oauth.discoveryRequest(issuer, { algorithm: 'oauth2', ...http })
+  )
   const held = read()
   // Tokens go to the service that issued them, and to no other.
-  if (held && (held.issuer !== server.issuer || held.client_id !== client_id)) throw new Error(`${file} is of ${held.client_id} at ${held.issuer}`)
+  if (held && (held.issuer !== server.issuer || held.client_id !== client_id)) {
+    throw new Error(`${file} is of ${held.client_id} at ${held.issuer}`)
+  }
 
   if (process.argv[2] === '--logout') {
-    if (held) await oauth.processRevocationResponse(await oauth.revocationRequest(server, client, oauth.None(), held.refresh_token, http))
+    if (held) {
+      await oauth.processRevocationResponse(await oauth.revocationRequest(
+        server, client, oauth.None(), held.refresh_token, http
+      ))
+    }
     rmSync(file, { force: true })
     return console.log('Nobody is signed in')
   }
@@ -52,7 +62,10 @@ async function whoIs (server: oauth.AuthorizationServer, login: Login): Promise<
 }
 
 async function call (path: string, { issuer, access_token }: Login): Promise<Response> {
-  return fetch(`${issuer}/api/v1/${path}`, { headers: { authorization: `Bearer ${access_token}` }, redirect: 'error', signal: http.signal() })
+  return fetch(
+    `${issuer}/api/v1/${path}`,
+    { headers: { authorization: `Bearer ${access_token}` }, redirect: 'error', signal: http.signal() }
+  )
 }
 
 async function refresh (server: oauth.AuthorizationServer, login: Login): Promise<Login | undefined> {
@@ -74,12 +87,20 @@ async function signIn (server: oauth.AuthorizationServer): Promise<Login> {
   const state = oauth.generateRandomState()
   const address = new URL(server.authorization_endpoint!)
   address.search = String(new URLSearchParams({
-    response_type: 'code', client_id, redirect_uri, state, code_challenge: await oauth.calculatePKCECodeChallenge(verifier), code_challenge_method: 'S256'
+    response_type: 'code',
+    client_id,
+    redirect_uri,
+    state,
+    code_challenge:
+      await oauth.calculatePKCECodeChallenge(verifier),
+    code_challenge_method: 'S256'
   }))
   console.log(`Open this address in your browser:\n${address}`)
   // Checks state and iss before anything else is believed, an error included.
   const answer = oauth.validateAuthResponse(server, client, await callback(listener), state)
-  const response = await oauth.authorizationCodeGrantRequest(server, client, oauth.None(), answer, redirect_uri, verifier, http)
+  const response = await oauth.authorizationCodeGrantRequest(
+    server, client, oauth.None(), answer, redirect_uri, verifier, http
+  )
   return write(server, await oauth.processAuthorizationCodeResponse(server, client, response))
 }
 
@@ -110,7 +131,9 @@ function read (): Login | undefined {
 }
 
 /** Keeps the newest tokens. The file is replaced in one step: half a file would be no login. */
-function write ({ issuer }: oauth.AuthorizationServer, { access_token, refresh_token }: oauth.TokenEndpointResponse): Login {
+function write (
+  { issuer }: oauth.AuthorizationServer, { access_token, refresh_token }: oauth.TokenEndpointResponse
+): Login {
   const login = { issuer, client_id, access_token, refresh_token: refresh_token! }
   rmSync(`${file}.new`, { force: true })
   writeFileSync(`${file}.new`, JSON.stringify(login), { mode: 0o600, flag: 'wx' })
@@ -123,7 +146,9 @@ function lock () {
   try {
     writeFileSync(`${file}.lock`, '', { flag: 'wx' })
   } catch (error) {
-    throw (error as NodeJS.ErrnoException).code === 'EEXIST' ? new Error(`another one is at it; if not, remove ${file}.lock`) : error
+    throw (error as NodeJS.ErrnoException).code === 'EEXIST'
+      ? new Error(`another one is at it; if not, remove ${file}.lock`)
+      : error
   }
   process.on('exit', () => rmSync(`${file}.lock`, { force: true }))
   for (const signal of ['SIGINT', 'SIGTERM']) process.on(signal, () => process.exit(1))

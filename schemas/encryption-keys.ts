@@ -10,13 +10,17 @@ const descriptor = {
   rotated_at: Nullable(Timestamp),
   key_check_salt: Type.Optional(Type.String()),
   key_check_iterations: Type.Optional(Type.Integer()),
-  key_check: Type.Optional(Type.String({ description: 'client-managed and rotated keys only: whoever has the active one can pass for knowing the key' }))
+  key_check: Type.Optional(Type.String(
+    { description: 'client-managed and rotated keys only: whoever has the active one can pass for knowing the key' }
+  ))
 }
 
 /** What a client needs to find and recognise the key of a version; never key material of the server. */
 export const KeyDescriptor = Type.Object(descriptor, {
   title: 'KeyDescriptor',
-  examples: [{ version: '1', managed: 'server', is_active: true, created_at: '2026-03-01T12:00:00.000Z', rotated_at: null }]
+  examples: [{
+    version: '1', managed: 'server', is_active: true, created_at: '2026-03-01T12:00:00.000Z', rotated_at: null
+  }]
 })
 export type KeyDescriptor = Static<typeof KeyDescriptor>
 
@@ -33,14 +37,22 @@ export const KeyHistoryAnswer = Type.Object({
   data: Type.Array(KeyDescriptor),
   meta: PageMeta,
   re_encryption: Type.Unsafe<Static<typeof ReEncryption> | null>({
-    ...ReEncryption, type: ['object', 'null'], description: 'the last re-encryption of the history that was asked for; null when none ever was'
+    ...ReEncryption,
+    type: [
+      'object', 'null'
+    ],
+    description: 'the last re-encryption of the history that was asked for; null when none ever was'
   })
 }, {
   title: 'KeyHistoryAnswer',
   examples: [{
-    data: [{ version: '2', managed: 'server', is_active: true, created_at: '2026-03-01T12:00:00.000Z', rotated_at: null }],
+    data: [{
+      version: '2', managed: 'server', is_active: true, created_at: '2026-03-01T12:00:00.000Z', rotated_at: null
+    }],
     meta: PageMeta.examples[0],
-    re_encryption: { state: 'running', total: 40, moved: 25, remaining: 15, started_at: '2026-03-01T12:00:00.000Z', finished_at: null }
+    re_encryption: {
+      state: 'running', total: 40, moved: 25, remaining: 15, started_at: '2026-03-01T12:00:00.000Z', finished_at: null
+    }
   }]
 })
 
@@ -53,12 +65,20 @@ const keyFields = {
   created_at: Timestamp
 }
 
-/** The active key. `content` is a JSON document inside a string with one member `key`, as clients in the field read it. */
+/**
+ * The active key. `content` is a JSON document inside a string with one member `key`, as clients in the field read it.
+ */
 export const EncryptionKeyAnswer = Type.Object({
   data: Type.Object({
     type: Type.Literal('encryption-keys'),
     id: Type.String(),
-    attributes: Type.Object({ format: Type.Literal('json'), encrypted: Type.Boolean(), content: Type.String(), ...keyFields, is_active: Type.Boolean() })
+    attributes: Type.Object({
+      format: Type.Literal('json'),
+      encrypted: Type.Boolean(),
+      content: Type.String(),
+      ...keyFields,
+      is_active: Type.Boolean()
+    })
   })
 }, {
   title: 'EncryptionKeyAnswer',
@@ -69,7 +89,8 @@ export const EncryptionKeyAnswer = Type.Object({
       attributes: {
         format: 'json',
         encrypted: false,
-        content: '{"key":{"managed":"client","version":1,"key_check_salt":"AAECAwQFBgcICQoLDA0ODw==","key_check_iterations":600000,"created_at":"2026-03-01T12:00:00.000Z"}}',
+        content:
+          '{"key":{"managed":"client","version":1,"key_check_salt":"AAECAwQFBgcICQoLDA0ODw==","key_check_iterations":600000,"created_at":"2026-03-01T12:00:00.000Z"}}',
         managed: 'client',
         version: 1,
         key_check_salt: 'AAECAwQFBgcICQoLDA0ODw==',
@@ -82,9 +103,17 @@ export const EncryptionKeyAnswer = Type.Object({
 })
 export type EncryptionKeyAnswer = Static<typeof EncryptionKeyAnswer>
 
-const HistoryPolicy = Type.Optional(OneOf(HISTORY_POLICIES, { description: 'for this rotation; the project\'s own when left out. A re-encryption that is under way goes on, whatever this says' }))
+const HistoryPolicy = Type.Optional(OneOf(
+  HISTORY_POLICIES,
+  {
+    description:
+      'for this rotation; the project\'s own when left out. A re-encryption that is under way goes on, whatever this says'
+  }
+))
 
-export const RotateBody = Body({ history_policy: HistoryPolicy }, { title: 'RotateBody', default: {}, examples: [{ history_policy: 're_encrypt' }] })
+export const RotateBody = Body(
+  { history_policy: HistoryPolicy }, { title: 'RotateBody', default: {}, examples: [{ history_policy: 're_encrypt' }] }
+)
 
 /** The new key of the server. */
 export const RotateAnswer = Type.Object({
@@ -93,7 +122,9 @@ export const RotateAnswer = Type.Object({
     key: Type.Object({
       type: Type.Literal('encryption-keys'),
       id: Type.String(),
-      attributes: Type.Object({ id: Type.Integer(), ...keyFields, key: Type.String(), version: Type.String(), is_active: Type.Boolean() })
+      attributes: Type.Object({
+        id: Type.Integer(), ...keyFields, key: Type.String(), version: Type.String(), is_active: Type.Boolean()
+      })
     })
   })
 }, {
@@ -127,50 +158,82 @@ export const RotateClientKeysBody = Body({
   secrets: Type.Array(Body({
     id: Type.String({ minLength: 1, maxLength: 64, description: 'the `id` of the level as it was read' }),
     content: Blob,
-    etag: Type.Optional(Type.String({ minLength: 1, maxLength: 128, description: 'the `etag` of the level that the content was made from: 412 when it has moved on' }))
-  }, { title: 'RotatedSecret', examples: [] }), { maxItems: MOST_DOCUMENTS, description: 'every current document of the project, under the new key' }),
+    etag: Type.Optional(Type.String({
+      minLength: 1,
+      maxLength: 128,
+      description: 'the `etag` of the level that the content was made from: 412 when it has moved on'
+    }))
+  }, { title: 'RotatedSecret', examples: [] }), {
+    maxItems: MOST_DOCUMENTS, description: 'every current document of the project, under the new key'
+  }),
   ...keyCheckFields,
-  key_proof: Type.Optional(Type.String({ ...KeyProof, description: 'the proof of the key that is left: 422 `key_proof_mismatch` when it is sent and is not' })),
+  key_proof: Type.Optional(Type.String({
+    ...KeyProof, description: 'the proof of the key that is left: 422 `key_proof_mismatch` when it is sent and is not'
+  })),
   history_policy: HistoryPolicy
 }, {
   title: 'RotateClientKeysBody',
   examples: [{
-    secrets: [{ id: '01JQZ6VE6B9C2D5F8G1H4J7K0M', content: 'AAECAwQFBgcICQoLGoZMPg1bEXppyGxlIihs+2Dc2Ly9kEgGW5+j/+uzhCPCe6E=' }],
+    secrets: [{
+      id: '01JQZ6VE6B9C2D5F8G1H4J7K0M', content: 'AAECAwQFBgcICQoLGoZMPg1bEXppyGxlIihs+2Dc2Ly9kEgGW5+j/+uzhCPCe6E='
+    }],
     key_check: 'Ky6v4WQhYV5SeZQBXs6dO4s+JghJb/9GV7I9EHGj7dk=',
     key_check_salt: 'AAECAwQFBgcICQoLDA0ODw==',
     key_check_iterations: 600000
   }]
 })
 
-export const RotateClientKeysAnswer = Type.Object({ success: Type.Boolean(), message: Type.String(), data: Type.Object({ count: Type.Integer() }) }, {
+export const RotateClientKeysAnswer = Type.Object({
+  success: Type.Boolean(), message: Type.String(), data: Type.Object({ count: Type.Integer() })
+}, {
   title: 'RotateClientKeysAnswer',
   examples: [{ success: true, message: 'Rotated to key version 2 with 3 documents.', data: { count: 3 } }]
 })
 
 export const PendingBody = Body({
   limit: Type.Optional(Type.Integer({ minimum: 1, maximum: MOST_VERSIONS, default: 50 })),
-  after: Type.Optional(Type.Integer({ minimum: 0, maximum: Number.MAX_SAFE_INTEGER, default: 0, description: 'only versions behind this one: to get past what cannot be opened' }))
+  after: Type.Optional(Type.Integer({
+    minimum: 0,
+    maximum: Number.MAX_SAFE_INTEGER,
+    default: 0,
+    description: 'only versions behind this one: to get past what cannot be opened'
+  }))
 }, {
   title: 'PendingBody', default: {}, examples: [{ limit: 50 }]
 })
 
 export const PendingAnswer = Type.Object({
-  data: Type.Array(Type.Object({ id: Type.Integer(), content: Type.String(), key_version: Type.String() }, { title: 'PendingVersion' })),
+  data: Type.Array(Type.Object(
+    { id: Type.Integer(), content: Type.String(), key_version: Type.String() }, { title: 'PendingVersion' }
+  )),
   meta: Type.Object({ remaining: Type.Integer({ description: 'all that are pending, these included' }) })
 }, {
   title: 'PendingAnswer',
-  examples: [{ data: [{ id: 42, content: 'AAECAwQFBgcICQoLGoZMPg1bEXppyGxlIihs+2Dc2Ly9kEgGW5+j/+uzhCPCe6E=', key_version: '1' }], meta: { remaining: 1 } }]
+  examples: [{
+    data: [{ id: 42, content: 'AAECAwQFBgcICQoLGoZMPg1bEXppyGxlIihs+2Dc2Ly9kEgGW5+j/+uzhCPCe6E=', key_version: '1' }],
+    meta: { remaining: 1 }
+  }]
 })
 
 export const ReEncryptBody = Body({
-  versions: Type.Array(Body({ id: Type.Integer({ minimum: 1, maximum: Number.MAX_SAFE_INTEGER }), content: Blob }, { title: 'ReEncryptedVersion', examples: [] }), { minItems: 1, maxItems: MOST_VERSIONS }),
+  versions: Type.Array(Body(
+    { id: Type.Integer({ minimum: 1, maximum: Number.MAX_SAFE_INTEGER }), content: Blob },
+    { title: 'ReEncryptedVersion', examples: [] }
+  ), { minItems: 1, maxItems: MOST_VERSIONS }),
   key_proof: KeyProof
 }, {
   title: 'ReEncryptBody',
-  examples: [{ versions: [{ id: 42, content: 'AAECAwQFBgcICQoLGoZMPg1bEXppyGxlIihs+2Dc2Ly9kEgGW5+j/+uzhCPCe6E=' }], key_proof: KeyProof.examples[0] }]
+  examples: [{
+    versions: [{ id: 42, content: 'AAECAwQFBgcICQoLGoZMPg1bEXppyGxlIihs+2Dc2Ly9kEgGW5+j/+uzhCPCe6E=' }],
+    key_proof: KeyProof.examples[0]
+  }]
 })
 
-export const ReEncryptAnswer = Type.Object({ data: Type.Object({ updated: Type.Integer(), remaining: Type.Integer() }) }, {
+export const ReEncryptAnswer = Type.Object({
+  data: Type.Object({
+    updated: Type.Integer(), remaining: Type.Integer()
+  })
+}, {
   title: 'ReEncryptAnswer',
   examples: [{ data: { updated: 1, remaining: 0 } }]
 })

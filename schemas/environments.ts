@@ -1,6 +1,8 @@
 import { Type, type Static } from '@sinclair/typebox'
 import { OrganizationInPath } from './organizations.ts'
-import { Body, Description, Name, NullableDescription, Resource, SLUG_LENGTH, SLUG_PATTERN, Slug, SlugInPath, Timestamp, Ulid } from './shapes.ts'
+import {
+  Body, Description, Name, NullableDescription, Resource, SLUG_LENGTH, SLUG_PATTERN, Slug, SlugInPath, Timestamp, Ulid
+} from './shapes.ts'
 
 /** Words that a path uses in an environment's place. */
 export const RESERVED_ENVIRONMENT_SLUGS = ['environments', 'secrets', 'history', 'rotate'] as const

@@ -10,8 +10,16 @@ interface ErrorSpec { status: number, message: string, details?: TSchema, as?: s
 export const ERRORS = {
   malformed_json: { status: 400, message: 'The body is not valid JSON in UTF-8.' },
   malformed_request: { status: 400, message: 'The request is not valid HTTP.' },
-  unsupported_api_version: { status: 400, message: 'This service speaks version 1 of the API.', details: Type.Object({ supported: Type.Array(Type.String()) }) },
-  client_managed_key: { status: 400, as: 'client_managed_encryption', message: 'The project is client-managed: only a client can rotate its key.' },
+  unsupported_api_version: {
+    status: 400,
+    message: 'This service speaks version 1 of the API.',
+    details: Type.Object({ supported: Type.Array(Type.String()) })
+  },
+  client_managed_key: {
+    status: 400,
+    as: 'client_managed_encryption',
+    message: 'The project is client-managed: only a client can rotate its key.'
+  },
   server_managed_encryption: { status: 400, message: 'The project is server-managed: the server does this by itself.' },
   unauthenticated: { status: 401, message: 'The bearer token is missing, malformed, unknown, expired or revoked.' },
   insufficient_permissions: {
@@ -19,7 +27,9 @@ export const ERRORS = {
     message: 'The token lacks the required scope.',
     details: Type.Object({ required_scope: Type.String(), granted_scopes: Type.Array(Type.String()) })
   },
-  organization_inactive: { status: 403, message: 'The organization is not active.', details: Type.Object({ status: Type.String() }) },
+  organization_inactive: {
+    status: 403, message: 'The organization is not active.', details: Type.Object({ status: Type.String() })
+  },
   version_locked: {
     status: 403,
     message: 'The version is outside the retention window of the plan.',
@@ -28,11 +38,17 @@ export const ERRORS = {
   not_found: { status: 404, message: 'There is no such resource.' },
   method_not_allowed: { status: 405, message: 'This path does not take that method.' },
   conflict: { status: 409, message: 'Another request changed the same resource. Try again.' },
-  rotation_in_progress: { status: 409, as: 'key_version_conflict', message: 'The key of the project is being changed by another request. Try again.' },
+  rotation_in_progress: {
+    status: 409,
+    as: 'key_version_conflict',
+    message: 'The key of the project is being changed by another request. Try again.'
+  },
   precondition_failed: { status: 412, message: 'The level has moved on since the given ETag.' },
   payload_too_large: { status: 413, message: 'The body is larger than the limit.' },
   uri_too_long: { status: 414, message: 'The request target is too long.' },
-  unsupported_media_type: { status: 415, message: 'Send JSON: Content-Type application/json in UTF-8, not compressed.' },
+  unsupported_media_type: {
+    status: 415, message: 'Send JSON: Content-Type application/json in UTF-8, not compressed.'
+  },
   validation_failed: { status: 422, message: 'The request does not match its schema.' },
   slug_taken: { status: 422, message: 'The slug is taken.' },
   plan_limit_reached: {
@@ -42,7 +58,9 @@ export const ERRORS = {
   },
   confirmation_required: { status: 422, message: 'This cannot be undone. Send "confirmed": true.' },
   invalid_parameter_combination: { status: 422, message: 'These parameters do not go together.' },
-  client_managed_encryption: { status: 422, message: 'The project is client-managed: the server cannot read or encrypt its documents.' },
+  client_managed_encryption: {
+    status: 422, message: 'The project is client-managed: the server cannot read or encrypt its documents.'
+  },
   document_unreadable: {
     status: 422,
     message: 'A document does not parse in the format of the project.',
@@ -53,10 +71,17 @@ export const ERRORS = {
   key_proof_mismatch: { status: 422, message: 'The key proof is missing or does not match the current key.' },
   key_proof_reveals_key: {
     status: 422,
-    message: 'This proof opens the content: it is the data key. Use a key string that is not exactly 32 bytes long. Nothing was stored.'
+    message:
+      'This proof opens the content: it is the data key. Use a key string that is not exactly 32 bytes long. Nothing was stored.'
   },
-  content_required_for_old_key: { status: 422, message: 'The version is under an old key. Send its content re-encrypted under the current key.' },
-  key_version_conflict: { status: 422, message: 'The key was rotated meanwhile, or a version is not waiting to be re-encrypted. Nothing was changed; ask for the pending versions again.' },
+  content_required_for_old_key: {
+    status: 422, message: 'The version is under an old key. Send its content re-encrypted under the current key.'
+  },
+  key_version_conflict: {
+    status: 422,
+    message:
+      'The key was rotated meanwhile, or a version is not waiting to be re-encrypted. Nothing was changed; ask for the pending versions again.'
+  },
   secrets_incomplete: {
     status: 422,
     message: 'A rotation takes every current document of the project and nothing else. Nothing was changed.',
@@ -64,13 +89,18 @@ export const ERRORS = {
   },
   history_under_old_keys: {
     status: 422,
-    message: 'Versions are still under older keys of the server, which it would have to forget. Rotate with history_policy re_encrypt first, or purge them.',
+    message:
+      'Versions are still under older keys of the server, which it would have to forget. Rotate with history_policy re_encrypt first, or purge them.',
     details: Type.Object({ remaining: Type.Integer() })
   },
-  version_protected: { status: 422, message: 'This is the only restore snapshot of a deleted secret. Send force to remove it all the same.' },
+  version_protected: {
+    status: 422, message: 'This is the only restore snapshot of a deleted secret. Send force to remove it all the same.'
+  },
   abilities_are_fixed: { status: 422, message: 'The abilities of a token are fixed when it is made.' },
   organization_required: { status: 422, message: 'Name the organization in the path.' },
-  rate_limit_exceeded: { status: 429, message: 'Too many requests.', details: Type.Object({ retry_after: Type.Integer() }) },
+  rate_limit_exceeded: {
+    status: 429, message: 'Too many requests.', details: Type.Object({ retry_after: Type.Integer() })
+  },
   header_fields_too_large: { status: 431, message: 'The request headers are too large.' },
   internal_error: { status: 500, message: 'Something failed on our side.' },
   integrity_error: { status: 500, message: 'A stored record was changed outside the service and is refused.' },
@@ -78,7 +108,9 @@ export const ERRORS = {
 } as const satisfies Record<string, ErrorSpec>
 
 export type ErrorCode = keyof typeof ERRORS
-type DetailsOf<C extends ErrorCode> = (typeof ERRORS)[C] extends { details: infer S extends TSchema } ? Static<S> : never
+type DetailsOf<C extends ErrorCode> = (typeof ERRORS)[C] extends {
+  details: infer S extends TSchema
+} ? Static<S> : never
 /** The arguments after the code: the details, where the catalogue gives the code some. */
 export type ErrorArgs<C extends ErrorCode> = [DetailsOf<C>] extends [never] ? [] : [details: DetailsOf<C>]
 
@@ -101,7 +133,9 @@ export function codeOf (code: ErrorCode): string {
 }
 
 /** Codes that say which member is wrong carry `errors`: member name → sentences. */
-const WITH_ERRORS = new Set<ErrorCode>(['validation_failed', 'slug_taken', 'abilities_are_fixed', 'invalid_parameter_combination'])
+const WITH_ERRORS = new Set<ErrorCode>([
+  'validation_failed', 'slug_taken', 'abilities_are_fixed', 'invalid_parameter_combination'
+])
 
 /** The body of one error as a schema, titled `Error_<code>`. */
 export function ErrorBody (code: ErrorCode) {

@@ -7,7 +7,9 @@ import { OneOf } from './shapes.ts'
 export const OAUTH_ERRORS = {
   invalid_request: { status: 400, description: 'The request is missing a parameter, repeats one, or is malformed' },
   invalid_client: { status: 400, description: 'The client is unknown or may not be used' },
-  invalid_grant: { status: 400, description: 'The code or token is invalid, expired, used or was issued to another client' },
+  invalid_grant: {
+    status: 400, description: 'The code or token is invalid, expired, used or was issued to another client'
+  },
   unsupported_grant_type: { status: 400, description: 'This grant type is not supported' },
   invalid_scope: { status: 400, description: 'A scope is unknown or exceeds what was granted' },
   unsupported_response_type: { status: 400, description: 'Only the response type code is supported' },
@@ -15,7 +17,9 @@ export const OAUTH_ERRORS = {
   consent_required: { status: 400, description: 'A person has to agree' },
   request_not_supported: { status: 400, description: 'Request objects are not supported' },
   request_uri_not_supported: { status: 400, description: 'Request objects are not supported' },
-  unsupported_media_type: { status: 415, description: 'Send application/x-www-form-urlencoded or application/json in UTF-8' },
+  unsupported_media_type: {
+    status: 415, description: 'Send application/x-www-form-urlencoded or application/json in UTF-8'
+  },
   payload_too_large: { status: 413, description: 'The body is larger than the limit' },
   method_not_allowed: { status: 405, description: 'This path does not take that method' },
   rate_limit_exceeded: { status: 429, description: 'Too many requests' },
@@ -33,7 +37,9 @@ export const REDIRECT_LENGTH = 2048
 /** The error body of a status: RFC 6749, 5.2, with `message` as every error of this API has it. */
 export function OAuthErrorBody (status: number) {
   // 401 is for clients that name themselves by HTTP Basic, and for nothing else.
-  const codes = status === 401 ? ['invalid_client' as const] : (Object.keys(OAUTH_ERRORS) as OAuthErrorCode[]).filter((one) => OAUTH_ERRORS[one].status === status)
+  const codes = status === 401
+    ? ['invalid_client' as const]
+    : (Object.keys(OAUTH_ERRORS) as OAuthErrorCode[]).filter((one) => OAUTH_ERRORS[one].status === status)
   const [first] = codes
   if (first === undefined) throw new Error(`no OAuth error has the status ${status}`)
   const { description } = OAUTH_ERRORS[first]
@@ -58,7 +64,12 @@ export const TokenBody = Type.Object({
 }, {
   title: 'TokenBody',
   examples: [{
-    grant_type: 'authorization_code', client_id: 'dotenv-cli', code: 'dotenv_ac_…', code_verifier: 'dBjftJeZ4CVP-mB92K27uhbUJU1p1r_wW1gFWFOEjXk', redirect_uri: 'http://127.0.0.1:5555/callback'
+    grant_type: 'authorization_code',
+    client_id: 'dotenv-cli',
+    code: 'dotenv_ac_…',
+    code_verifier:
+      'dBjftJeZ4CVP-mB92K27uhbUJU1p1r_wW1gFWFOEjXk',
+    redirect_uri: 'http://127.0.0.1:5555/callback'
   }]
 })
 
@@ -71,7 +82,13 @@ export const TokenAnswer = Type.Object({
   scope: Type.String()
 }, {
   title: 'TokenAnswer',
-  examples: [{ access_token: 'dotenv_at_…', token_type: 'Bearer', expires_in: 3600, refresh_token: 'dotenv_rt_…', scope: 'secret:read project:read' }]
+  examples: [{
+    access_token: 'dotenv_at_…',
+    token_type: 'Bearer',
+    expires_in: 3600,
+    refresh_token: 'dotenv_rt_…',
+    scope: 'secret:read project:read'
+  }]
 })
 export type TokenAnswer = Static<typeof TokenAnswer>
 

@@ -42,9 +42,13 @@ const Organization = Type.Object({
   status: OneOf(ORGANIZATION_STATUSES),
   attributes: OrganizationAttributes
 }, { title: 'Organization' })
-const item = { type: 'organizations', id: example.ulid, name: 'Nimbus', slug: 'nimbus', status: 'active', attributes: example }
+const item = {
+  type: 'organizations', id: example.ulid, name: 'Nimbus', slug: 'nimbus', status: 'active', attributes: example
+}
 
-export const OrganizationAnswer = Type.Object({ data: Organization }, { title: 'OrganizationAnswer', examples: [{ data: item }] })
+export const OrganizationAnswer = Type.Object(
+  { data: Organization }, { title: 'OrganizationAnswer', examples: [{ data: item }] }
+)
 export const OrganizationList = Type.Object({ data: Type.Array(Organization), meta: PageMeta }, {
   title: 'OrganizationList', examples: [{ data: [item], meta: PageMeta.examples[0] }]
 })

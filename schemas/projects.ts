@@ -1,6 +1,8 @@
 import { Type, type Static } from '@sinclair/typebox'
 import { OrganizationInPath } from './organizations.ts'
-import { Body, Description, KeyProof, Name, NullableDescription, OneOf, Resource, Slug, SlugInPath, Timestamp, Ulid } from './shapes.ts'
+import {
+  Body, Description, KeyProof, Name, NullableDescription, OneOf, Resource, Slug, SlugInPath, Timestamp, Ulid
+} from './shapes.ts'
 
 /** How a document is read when the server opens it. */
 export const SECRET_FORMATS = ['env', 'json', 'yaml', 'text'] as const
@@ -81,7 +83,9 @@ export const CreateProjectBody = Body({
   secret_format: Type.Optional(OneOf(SECRET_FORMATS, { default: 'env' })),
   storage_mode: Type.Optional(OneOf(MANAGED, { default: 'server' })),
   history_policy: Type.Optional(OneOf(HISTORY_POLICIES, { default: 'keep' })),
-  encryption_key: Type.Optional(Type.String({ minLength: 16, maxLength: 1024, description: 'server-managed only: use this key string instead of a new one' })),
+  encryption_key: Type.Optional(Type.String({
+    minLength: 16, maxLength: 1024, description: 'server-managed only: use this key string instead of a new one'
+  })),
   key_hint: Type.Optional(Type.String({ maxLength: 255 })),
   ...keyCheckMembers
 }, { title: 'CreateProjectBody', examples: [{ name: 'Orbit', secret_format: 'env' }] })
@@ -93,8 +97,14 @@ export const UpdateProjectBody = Body({
   description: Type.Optional(Type.Union([Description, Type.Null()])),
   secret_format: Type.Optional(OneOf(SECRET_FORMATS)),
   history_policy: Type.Optional(OneOf(HISTORY_POLICIES)),
-  storage_mode: Type.Optional(OneOf(MANAGED, { description: 'who holds the key from now on; the key itself stays, so no document is re-encrypted' })),
-  encryption_key: Type.Optional(Type.String({ minLength: 1, maxLength: 1024, description: 'to `server`: the current key string, which the server keeps from now on' })),
+  storage_mode: Type.Optional(OneOf(
+    MANAGED, { description: 'who holds the key from now on; the key itself stays, so no document is re-encrypted' }
+  )),
+  encryption_key: Type.Optional(Type.String({
+    minLength: 1,
+    maxLength: 1024,
+    description: 'to `server`: the current key string, which the server keeps from now on'
+  })),
   ...keyCheckMembers,
   key_proof: Type.Optional(KeyProof)
 }, { title: 'UpdateProjectBody', examples: [{ name: 'Orbit', description: 'Everything that flies' }] })

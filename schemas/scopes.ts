@@ -65,7 +65,10 @@ for (const [alias, noun] of [['apikeys', 'api-token'], ['env', 'environment']] a
   }
 }
 
-/** The canonical abilities a spelling stands for, or undefined when it is none. Exact strings only: no case folding, no patterns. */
+/**
+ * The canonical abilities a spelling stands for, or undefined when it is none. Exact strings only: no case folding, no
+ * patterns.
+ */
 export function canonicalAbilities (spelling: string): readonly Ability[] | undefined {
   if (spelling === '*') return ['*']
   if (Object.hasOwn(SCOPES, spelling)) return [spelling as Scope]

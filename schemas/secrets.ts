@@ -10,7 +10,11 @@ export const MERGES = ['false', 'true', 'both'] as const
 export type Merge = (typeof MERGES)[number]
 
 /** Of a read: 304 when nothing changed since. */
-export const ReadHeaders = Type.Object({ 'if-none-match': Type.Optional(Type.String({ description: 'the ETag of an earlier answer: 304 when nothing changed' })) })
+export const ReadHeaders = Type.Object({
+  'if-none-match': Type.Optional(
+    Type.String({ description: 'the ETag of an earlier answer: 304 when nothing changed' })
+  )
+})
 
 /** Of a write: 412 when the level is not as expected. */
 export const WriteHeaders = Type.Object({
@@ -20,7 +24,9 @@ export const WriteHeaders = Type.Object({
 
 export const ReadSecretsQuery = Type.Object({
   decrypt: Type.Optional(Flag({ description: 'answer plain documents; needs secret:decrypt' })),
-  merge: Type.Optional(OneOf(MERGES, { default: 'false', description: 'environment over target over project; needs decrypt=true' })),
+  merge: Type.Optional(OneOf(
+    MERGES, { default: 'false', description: 'environment over target over project; needs decrypt=true' }
+  )),
   raw: Type.Optional(Flag({ description: 'answer the bare object {KEY: value}' }))
 })
 export type ReadSecretsQuery = Static<typeof ReadSecretsQuery>
@@ -88,7 +94,9 @@ export const SecretsAnswer = Type.Object({
 export type SecretsAnswer = Static<typeof SecretsAnswer>
 
 /** What `raw=true` answers: the values alone. */
-export const RawSecrets = Type.Record(Type.String(), Type.String(), { title: 'RawSecrets', examples: [{ HELLO: 'world', FOO: 'bar' }] })
+export const RawSecrets = Type.Record(
+  Type.String(), Type.String(), { title: 'RawSecrets', examples: [{ HELLO: 'world', FOO: 'bar' }] }
+)
 
 /** Names a level in a body: the deepest slug given is the level. */
 const level = { project: Slug, target: Type.Optional(Slug), environment: Type.Optional(Slug) }
@@ -103,19 +111,30 @@ export const RetrieveBody = Body({
     names: Type.Optional(Type.Array(Type.String({ maxLength: 255 }), { maxItems: 1000 })),
     tags: Type.Optional(Type.Array(Type.String({ maxLength: 255 }), { maxItems: 100 })),
     search: Type.Optional(Type.String({ maxLength: 255 }))
-  }, { additionalProperties: false, description: 'narrows `data.secrets`; documents carry no tags, so a tag matches nothing' })),
+  }, {
+    additionalProperties: false,
+    description: 'narrows `data.secrets`; documents carry no tags, so a tag matches nothing'
+  })),
   merge: Type.Optional(Type.Union([OneOf(MERGES), Type.Boolean()], { default: 'false' })),
   raw: Type.Optional(Type.Boolean({ default: false }))
-}, { title: 'RetrieveBody', examples: [{ project: 'orbit', target: 'backend', environment: 'live', action: 'decrypt', merge: 'true' }] })
+}, {
+  title: 'RetrieveBody',
+  examples: [{ project: 'orbit', target: 'backend', environment: 'live', action: 'decrypt', merge: 'true' }]
+})
 export type RetrieveBody = Static<typeof RetrieveBody>
 
 export const StoreBody = Body({
   ...level,
   content: Type.Optional(Blob),
-  plaintext: Type.Optional(Type.String({ maxLength: BLOB_BYTES - 28, description: 'the document itself; server-managed projects only' })),
+  plaintext: Type.Optional(Type.String({
+    maxLength: BLOB_BYTES - 28, description: 'the document itself; server-managed projects only'
+  })),
   key_proof: Type.Optional(KeyProof),
   no_backup: Type.Optional(Type.Boolean({ default: false, description: 'record no version of this write' }))
-}, { title: 'StoreBody', examples: [{ project: 'orbit', target: 'backend', environment: 'live', plaintext: 'HELLO=world\nFOO=bar\n' }] })
+}, {
+  title: 'StoreBody',
+  examples: [{ project: 'orbit', target: 'backend', environment: 'live', plaintext: 'HELLO=world\nFOO=bar\n' }]
+})
 export type StoreBody = Static<typeof StoreBody>
 
 export const StoreAnswer = Type.Object({
@@ -131,14 +150,23 @@ export const StoreAnswer = Type.Object({
 }, {
   title: 'StoreAnswer',
   examples: [{
-    data: { type: 'secrets', level: 'environment', source: 'live', bytes: 212, secret_id: '01JQZ6VE6B9C2D5F8G1H4J7K0M', version: '43' },
+    data: {
+      type: 'secrets',
+      level: 'environment',
+      source: 'live',
+      bytes: 212,
+      secret_id: '01JQZ6VE6B9C2D5F8G1H4J7K0M',
+      version: '43'
+    },
     message: 'Stored.'
   }]
 })
 
 export const DeleteBody = Body({
   ...level,
-  no_backup: Type.Optional(Type.Boolean({ default: false, description: 'keep no restore snapshot and purge the history of the level' })),
+  no_backup: Type.Optional(Type.Boolean({
+    default: false, description: 'keep no restore snapshot and purge the history of the level'
+  })),
   confirmed: Type.Optional(Type.Boolean({ description: 'must be true with no_backup' }))
 }, { title: 'DeleteBody', examples: [{ project: 'orbit', target: 'backend', environment: 'live' }] })
 export type DeleteBody = Static<typeof DeleteBody>

@@ -1,4 +1,6 @@
-import { Type, type ObjectOptions, type SchemaOptions, type Static, type TLiteral, type TProperties, type TSchema, type TUnion } from '@sinclair/typebox'
+import {
+  Type, type ObjectOptions, type SchemaOptions, type Static, type TLiteral, type TProperties, type TSchema, type TUnion
+} from '@sinclair/typebox'
 
 type Literals<T extends readonly string[]> = { -readonly [K in keyof T]: T[K] extends string ? TLiteral<T[K]> : never }
 
@@ -13,7 +15,9 @@ export function Nullable<T extends TSchema> (schema: T) {
 }
 
 /** A request body: an object that refuses members it does not know, so that a misspelt `no_backup` is never ignored. */
-export function Body<T extends TProperties> (properties: T, options: ObjectOptions & { title: string, examples: unknown[] }) {
+export function Body<T extends TProperties> (
+  properties: T, options: ObjectOptions & { title: string, examples: unknown[] }
+) {
   return Type.Object(properties, { additionalProperties: false, ...options })
 }
 
@@ -47,12 +51,18 @@ export const Blob = Type.String({
   minLength: 38,
   maxLength: BLOB_LENGTH,
   pattern: '^[A-Za-z0-9+/]+={0,2}$',
-  description: 'base64 of IV (12 bytes) || ciphertext || tag (16 bytes), AES-256-GCM without additional data; 28 bytes to 1 MiB when decoded',
+  description:
+    'base64 of IV (12 bytes) || ciphertext || tag (16 bytes), AES-256-GCM without additional data; 28 bytes to 1 MiB when decoded',
   examples: ['AAECAwQFBgcICQoLGoZMPg1bEXppyGxlIihs+2Dc2Ly9kEgGW5+j/+uzhCPCe6E=']
 })
 
 /** What a client computes from its key string and the server compares: base64 of 32 bytes (`domain.md`, key proof). */
-export const KeyProof = Type.String({ minLength: 1, maxLength: 128, description: 'base64 of the 32-byte key proof', examples: ['Ky6v4WQhYV5SeZQBXs6dO4s+JghJb/9GV7I9EHGj7dk='] })
+export const KeyProof = Type.String({
+  minLength: 1,
+  maxLength: 128,
+  description: 'base64 of the 32-byte key proof',
+  examples: ['Ky6v4WQhYV5SeZQBXs6dO4s+JghJb/9GV7I9EHGj7dk=']
+})
 
 export const PAGE_SIZE = { default: 25, maximum: 100 } as const
 export const Page = Type.Integer({ minimum: 1, maximum: 1_000_000_000, default: 1 })
@@ -77,9 +87,13 @@ export const PageMeta = Type.Object({
 export type PageMeta = Static<typeof PageMeta>
 
 /** `{data: {type, id, attributes}}`: the answer for a single resource. */
-export function Resource<T extends TSchema> (type: string, attributes: T, options: { title: string, id: string, example: object }) {
+export function Resource<T extends TSchema> (
+  type: string, attributes: T, options: { title: string, id: string, example: object }
+) {
   const data = { type, id: options.id, attributes: options.example }
-  const item = Type.Object({ type: Type.Literal(type), id: Type.String(), attributes }, { title: options.title, examples: [data] })
+  const item = Type.Object(
+    { type: Type.Literal(type), id: Type.String(), attributes }, { title: options.title, examples: [data] }
+  )
   return {
     item,
     one: Type.Object({ data: item }, { title: `${options.title}Answer`, examples: [{ data }] }),

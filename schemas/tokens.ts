@@ -3,19 +3,28 @@ import { OrganizationInPath } from './organizations.ts'
 import { Body, Name, Nullable, PageMeta, Slug, Timestamp } from './shapes.ts'
 
 /** Part of the hierarchy that a token is narrowed to: a project, one of its targets, or one environment. */
-export const Restriction = Type.Object({ project: Slug, target: Type.Optional(Slug), environment: Type.Optional(Slug) }, {
+export const Restriction = Type.Object({
+  project: Slug, target: Type.Optional(Slug), environment: Type.Optional(Slug)
+}, {
   title: 'Restriction', additionalProperties: false, examples: [{ project: 'orbit', target: 'backend' }]
 })
 export type Restriction = Static<typeof Restriction>
 
-export const TokenParams = Type.Object({ organization: OrganizationInPath, id: Type.String({ maxLength: 128, examples: ['7'] }) })
+export const TokenParams = Type.Object({
+  organization: OrganizationInPath, id: Type.String({ maxLength: 128, examples: ['7'] })
+})
 
 /** Who made a token: a person, or another token. Null: an operator. */
 const TokenCreator = Type.Unsafe<{ type: 'user' | 'api_token', id: number, name: string } | null>({
   type: ['object', 'null'],
-  properties: { type: { type: 'string', enum: ['user', 'api_token'] }, id: { type: 'integer', format: 'int64' }, name: { type: 'string' } },
+  properties: {
+    type: { type: 'string', enum: ['user', 'api_token'] },
+    id: { type: 'integer', format: 'int64' },
+    name: { type: 'string' }
+  },
   required: ['type', 'id', 'name'],
-  description: 'who made it; what a person made, or a token of theirs, ends with their account and with the grant that it was made through'
+  description:
+    'who made it; what a person made, or a token of theirs, ends with their account and with the grant that it was made through'
 })
 
 export const ApiToken = Type.Object({
@@ -51,8 +60,14 @@ export const ApiTokenList = Type.Object({ data: Type.Array(ApiToken), meta: Page
 
 export const CreateTokenBody = Body({
   name: Name,
-  abilities: Type.Array(Type.String({ minLength: 1, maxLength: 64 }), { minItems: 1, maxItems: 100, description: 'scopes, or "*" alone for all' }),
-  expires_at: Type.Optional(Type.Union([Type.String({ format: 'date-time', maxLength: 64 }), Type.Null()], { description: 'RFC 3339, in the future; never when left out' })),
+  abilities: Type.Array(
+    Type.String({ minLength: 1, maxLength: 64 }),
+    { minItems: 1, maxItems: 100, description: 'scopes, or "*" alone for all' }
+  ),
+  expires_at: Type.Optional(Type.Union(
+    [Type.String({ format: 'date-time', maxLength: 64 }), Type.Null()],
+    { description: 'RFC 3339, in the future; never when left out' }
+  )),
   restrictions: Type.Optional(Type.Array(Restriction, { maxItems: 100 }))
 }, { title: 'CreateTokenBody', examples: [{ name: 'CI', abilities: ['secret:read', 'secret:decrypt'] }] })
 export type CreateTokenBody = Static<typeof CreateTokenBody>

@@ -2,7 +2,9 @@ import { Type, type Static } from '@sinclair/typebox'
 import { Nullable, OneOf, Slug, Timestamp, Ulid } from './shapes.ts'
 
 /** What a member is in an organization; `admin` is read as `administrator`. */
-export const ROLES = ['owner', 'administrator', 'developer', 'member', 'auditor', 'billing_manager', 'api_user'] as const
+export const ROLES = [
+  'owner', 'administrator', 'developer', 'member', 'auditor', 'billing_manager', 'api_user'
+] as const
 export type Role = (typeof ROLES)[number]
 
 /** A membership counts from the moment that it is active. */
@@ -35,7 +37,13 @@ const relationships = Type.Object({ organizations: Type.Object({ data: Type.Arra
 const included = [{
   type: 'organizations',
   id: '01JQZ6V9T4M8N2K7R5W3X1Y0BC',
-  attributes: { ulid: '01JQZ6V9T4M8N2K7R5W3X1Y0BC', name: 'Nimbus', slug: 'nimbus', role: 'owner', joined_at: '2026-03-01T12:00:00.000Z' }
+  attributes: {
+    ulid: '01JQZ6V9T4M8N2K7R5W3X1Y0BC',
+    name: 'Nimbus',
+    slug: 'nimbus',
+    role: 'owner',
+    joined_at: '2026-03-01T12:00:00.000Z'
+  }
 }]
 const linkage = { organizations: { data: [{ type: 'organizations', id: '01JQZ6V9T4M8N2K7R5W3X1Y0BC' }] } }
 
@@ -44,7 +52,13 @@ export const UserAnswer = Type.Object({
   data: Type.Object({
     type: Type.Literal('users'),
     id: Type.String(),
-    attributes: Type.Object({ name: Type.String(), email: Type.String(), is_verified: Type.Boolean(), created_at: Timestamp, updated_at: Timestamp }),
+    attributes: Type.Object({
+      name: Type.String(),
+      email: Type.String(),
+      is_verified: Type.Boolean(),
+      created_at: Timestamp,
+      updated_at: Timestamp
+    }),
     relationships
   }),
   included: Type.Array(Included)
@@ -54,7 +68,13 @@ export const UserAnswer = Type.Object({
     data: {
       type: 'users',
       id: '17',
-      attributes: { name: 'Rosa Quill', email: 'rosa@nimbus.example', is_verified: true, created_at: '2026-03-01T12:00:00.000Z', updated_at: '2026-03-01T12:00:00.000Z' },
+      attributes: {
+        name: 'Rosa Quill',
+        email: 'rosa@nimbus.example',
+        is_verified: true,
+        created_at: '2026-03-01T12:00:00.000Z',
+        updated_at: '2026-03-01T12:00:00.000Z'
+      },
       relationships: linkage
     },
     included
@@ -67,14 +87,23 @@ export const TokenPrincipalAnswer = Type.Object({
   data: Type.Object({
     type: Type.Literal('api-tokens'),
     id: Type.String(),
-    attributes: Type.Object({ name: Type.String(), abilities: Type.Array(Type.String()), expires_at: Nullable(Timestamp) }),
+    attributes: Type.Object({
+      name: Type.String(), abilities: Type.Array(Type.String()), expires_at: Nullable(Timestamp)
+    }),
     relationships
   }),
   included: Type.Array(Included)
 }, {
   title: 'TokenPrincipalAnswer',
   examples: [{
-    data: { type: 'api-tokens', id: '3', attributes: { name: 'CI', abilities: ['secret:read'], expires_at: null }, relationships: linkage },
+    data: {
+      type: 'api-tokens',
+      id: '3',
+      attributes: {
+        name: 'CI', abilities: ['secret:read'], expires_at: null
+      },
+      relationships: linkage
+    },
     included: [{ ...included[0], attributes: { ulid: '01JQZ6V9T4M8N2K7R5W3X1Y0BC', name: 'Nimbus', slug: 'nimbus' } }]
   }]
 })

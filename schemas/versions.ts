@@ -62,19 +62,26 @@ export const VersionPage = Type.Object({ data: Type.Array(Version), meta: PageMe
 
 /** One version, with its encrypted content and key descriptor beside `attributes`. */
 export const VersionAnswer = Type.Object({
-  data: Type.Object({ ...versionFields, content: Type.String({ description: 'the blob as it was written' }), key: KeyDescriptor }, { title: 'VersionWithContent' })
+  data: Type.Object(
+    { ...versionFields, content: Type.String({ description: 'the blob as it was written' }), key: KeyDescriptor },
+    { title: 'VersionWithContent' }
+  )
 }, {
   title: 'VersionAnswer',
   examples: [{
     data: {
       ...versionExample,
       content: 'AAECAwQFBgcICQoLGoZMPg1bEXppyGxlIihs+2Dc2Ly9kEgGW5+j/+uzhCPCe6E=',
-      key: { version: '1', managed: 'server', is_active: true, created_at: '2026-03-01T12:00:00.000Z', rotated_at: null }
+      key: {
+        version: '1', managed: 'server', is_active: true, created_at: '2026-03-01T12:00:00.000Z', rotated_at: null
+      }
     }
   }]
 })
 
-export const ListVersionsBody = Body({ project: Slug, target: Slug, environment: Slug, page: Type.Optional(Page), per_page: Type.Optional(PerPage) }, {
+export const ListVersionsBody = Body({
+  project: Slug, target: Slug, environment: Slug, page: Type.Optional(Page), per_page: Type.Optional(PerPage)
+}, {
   title: 'ListVersionsBody',
   examples: [{ project: 'orbit', target: 'backend', environment: 'live', page: 1, per_page: 25 }]
 })
@@ -90,11 +97,16 @@ export const RestoreAnswer = Type.Object({
   message: Type.String()
 }, {
   title: 'RestoreAnswer',
-  examples: [{ data: { type: 'secrets', secret_id: '01JQZ6VE6B9C2D5F8G1H4J7K0M', restored_from: '42' }, message: 'Restored version 42 as version 44.' }]
+  examples: [{
+    data: { type: 'secrets', secret_id: '01JQZ6VE6B9C2D5F8G1H4J7K0M', restored_from: '42' },
+    message: 'Restored version 42 as version 44.'
+  }]
 })
 
 export const DeleteVersionQuery = Type.Object({
-  force: Type.Optional(Type.Boolean({ default: false, description: 'remove the only restore snapshot of a deleted secret all the same' }))
+  force: Type.Optional(Type.Boolean({
+    default: false, description: 'remove the only restore snapshot of a deleted secret all the same'
+  }))
 })
 export const DeleteVersionBody = Body({ force: Type.Optional(Type.Boolean({ default: false })) }, {
   title: 'DeleteVersionBody', default: {}, examples: [{ force: true }]
@@ -108,11 +120,15 @@ export const PurgeBody = Body({
   environment: Type.Optional(Slug),
   scope: Type.Optional(OneOf(PURGE_SCOPES, { default: 'level' })),
   confirmed: Type.Literal(true, { description: 'must be true' }),
-  force: Type.Optional(Type.Boolean({ default: false, description: 'accepted, and changes nothing: a purge takes restore snapshots too' }))
+  force: Type.Optional(Type.Boolean({
+    default: false, description: 'accepted, and changes nothing: a purge takes restore snapshots too'
+  }))
 }, { title: 'PurgeBody', examples: [{ project: 'orbit', target: 'backend', environment: 'live', confirmed: true }] })
 export type PurgeBody = Static<typeof PurgeBody>
 
-export const PurgeAnswer = Type.Object({ data: Type.Object({ purged_count: Type.Integer() }), message: Type.String() }, {
+export const PurgeAnswer = Type.Object({
+  data: Type.Object({ purged_count: Type.Integer() }), message: Type.String()
+}, {
   title: 'PurgeAnswer',
   examples: [{ data: { purged_count: 12 }, message: 'Purged 12 versions.' }]
 })

@@ -1,5 +1,6 @@
-// Compiles into dist/ and lays the migrations and the template of the embedded database beside the code. The driver's patch is applied here and not in an
-// install hook, so that it is also there after `npm ci --ignore-scripts` and in the container.
+// Compiles into dist/ and lays the migrations and the template of the embedded database beside the code. The driver's
+// patch is applied here and not in an install hook, so that it is also there after `npm ci --ignore-scripts` and in the
+// container.
 import { spawnSync } from 'node:child_process'
 import { cpSync, existsSync, readdirSync, rmSync, statSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
@@ -21,7 +22,8 @@ export function build () {
 export function buildIfNeeded () {
   if (!existsSync(STAMP)) return build()
   const built = statSync(STAMP).mtimeMs
-  const files = SOURCES.filter((folder) => existsSync(folder)).flatMap((folder) => readdirSync(folder, { recursive: true }).map((name) => join(folder, name)))
+  const files = SOURCES.filter((folder) => existsSync(folder)).flatMap((folder) =>
+    readdirSync(folder, { recursive: true }).map((name) => join(folder, name)))
   if ([...files, 'package-lock.json', 'tsconfig.json'].some((file) => statSync(file).mtimeMs > built)) build()
 }
 

@@ -12,8 +12,13 @@ import { connect } from '../dist/src/db/database.js'
 import { TEMPLATE } from '../dist/src/db/embedded.js'
 
 const hash = createHash('sha256')
-const sources = ['node_modules/@electric-sql/pglite/package.json', 'scripts/template.mjs', 'src/db/cluster.ts', 'src/db/embedded-worker.ts', 'src/db/migrate.ts']
-const migrations = readdirSync('drizzle').filter((name) => name.endsWith('.sql')).sort().map((name) => join('drizzle', name))
+const sources = [
+  'node_modules/@electric-sql/pglite/package.json', 'scripts/template.mjs', 'src/db/cluster.ts',
+  'src/db/embedded-worker.ts', 'src/db/migrate.ts'
+]
+const migrations = readdirSync('drizzle').filter((name) => name.endsWith('.sql')).sort().map((name) => join(
+  'drizzle', name
+))
 for (const file of [...sources, ...migrations]) hash.update(file).update(readFileSync(file))
 const current = hash.digest('hex')
 

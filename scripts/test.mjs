@@ -1,6 +1,6 @@
-// The domain tests on the embedded database and on a real PostgreSQL, the others on one of them, then one closing line that
-// counts both. `npm test -- versions secrets` runs the files whose names contain one of the words; `--long` runs those
-// that have a long form, in that, and on the embedded database what otherwise runs on a server alone.
+// The domain tests on the embedded database and on a real PostgreSQL, the others on one of them, then one closing line
+// that counts both. `npm test -- versions secrets` runs the files whose names contain one of the words; `--long` runs
+// those that have a long form, in that, and on the embedded database what otherwise runs on a server alone.
 import { spawn } from 'node:child_process'
 import { chmodSync, mkdtempSync, readdirSync, readFileSync, rmSync, statfsSync } from 'node:fs'
 import { availableParallelism } from 'node:os'
@@ -20,14 +20,18 @@ const ON_EITHER = new Set([
 // Plans of a server, under several sessions: nothing of it is there on the embedded database.
 const ON_SERVER = new Set(['scale', 'workers'])
 // These take longest: begun first, they are not what everybody waits for at the end.
-const FIRST = ['rotation-crash', 'outage', 'crash', 'database', 'cli', 'rotation-concurrency', 'concurrency', 'encryption-doc', 'rewrap', 'migrations']
+const FIRST = [
+  'rotation-crash', 'outage', 'crash', 'database', 'cli', 'rotation-concurrency', 'concurrency', 'encryption-doc',
+  'rewrap', 'migrations'
+]
 const TIMEOUT = process.argv.includes('--long') ? 2_240_000 : 560_000
 // Files that share a process, one after the other. More would keep more memory than they spare time.
 const TOGETHER = 7
-// In every process of a run, the servers and commands that they start too: each statement that it sends is one organization's.
+// In every process of a run, the servers and commands that they start too: each statement that it sends is one
+// organization's.
 const WATCH = `--import ${new URL('../dist/test/helpers/statements.js', import.meta.url).href}`
-// Databases are made by the hundred, of hundreds of files each: in memory, where there is room for them, that takes a quarter
-// of the time. What a killed process wrote is there after it as it is on a disk.
+// Databases are made by the hundred, of hundreds of files each: in memory, where there is room for them, that takes a
+// quarter of the time. What a killed process wrote is there after it as it is on a disk.
 const MEMORY = '/dev/shm'
 const ROOM = 4 * 2 ** 30
 
@@ -63,11 +67,16 @@ const together = (files) => [
   ...files.filter(alone).map((file) => [file]),
   ...chunks(files.filter((file) => !alone(file)))
 ]
-const onEmbedded = (file) => ON_EITHER.has(nameOf(file)) ? long || server === undefined : !ON_SERVER.has(nameOf(file)) && (!long || hasLongForm(file))
+const onEmbedded = (file) => ON_EITHER.has(nameOf(file))
+  ? long || server === undefined
+  : !ON_SERVER.has(nameOf(file)) && (!long || hasLongForm(file))
 const onServer = (file) => !ONCE.has(nameOf(file)) && (!long || hasLongForm(file))
 const work = [
   ...together(files.filter(onEmbedded)).map((files) => ({ files, on: 'embedded database', env: {} })),
-  ...server === undefined ? [] : together(files.filter(onServer)).map((files) => ({ files, on: 'PostgreSQL', env: { TEST_DATABASE_URL: server.url } }))
+  ...server === undefined
+    ? []
+    : together(files.filter(onServer)).map((files) =>
+      ({ files, on: 'PostgreSQL', env: { TEST_DATABASE_URL: server.url } }))
 ].sort((a, b) => rank(a.files[0]) - rank(b.files[0]))
 await Promise.all(Array.from({ length: Math.max(2, availableParallelism()) + 1 }, async () => {
   for (let next = work.shift(); next !== undefined; next = work.shift()) await run(next)
@@ -86,14 +95,24 @@ function hasRoom () {
 }
 
 function chunks (files) {
-  return Array.from({ length: Math.ceil(files.length / TOGETHER) }, (_, i) => files.slice(i * TOGETHER, (i + 1) * TOGETHER))
+  return Array.from(
+    { length: Math.ceil(files.length / TOGETHER) }, (_, i) => files.slice(i * TOGETHER, (i + 1) * TOGETHER)
+  )
 }
 
-// A test file is a program that prints TAP; several in one process are as many tests of it. What failed is shown with its
-// diagnostics.
+// A test file is a program that prints TAP; several in one process are as many tests of it. What failed is shown with
+// its diagnostics.
 async function run ({ files, on, env }) {
   const child = spawn(process.execPath, ['dist/test/helpers/files.js', ...files], {
-    env: { ...process.env, NODE_OPTIONS: WATCH, TAP_TIMEOUT: String(TIMEOUT / 1000 - 20), ...(long && { TEST_LONG: '1' }), ...env }, stdio: ['ignore', 'pipe', 'pipe']
+    env: {
+      ...process.env,
+      NODE_OPTIONS: WATCH,
+      TAP_TIMEOUT: String(TIMEOUT / 1000 - 20),
+      ...(long &&
+      { TEST_LONG: '1' }),
+      ...env
+    },
+    stdio: ['ignore', 'pipe', 'pipe']
   })
   const late = setTimeout(() => child.kill('SIGKILL'), TIMEOUT)
   let output = ''
@@ -122,5 +141,8 @@ async function run ({ files, on, env }) {
   if (status === 0 && shown.length === 0 && ended.size === files.length) return
   broken = true
   const unended = files.filter((file) => !ended.has(file))
-  console.log([...unended.map((file) => `✗ ${file} (${on}): it ended with ${status}`), ...shown, ...unended.length > 0 ? output.split('\n').slice(-20) : [], errors].join('\n'))
+  console.log([
+    ...unended.map((file) => `✗ ${file} (${on}): it ended with ${status}`), ...shown,
+    ...unended.length > 0 ? output.split('\n').slice(-20) : [], errors
+  ].join('\n'))
 }

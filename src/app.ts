@@ -37,7 +37,10 @@ import { createLateEventWorker } from './vault/late-events.ts'
 import { createRemovalWorker } from './vault/removals.ts'
 import { createHistoryWorker } from './vault/worker.ts'
 
-/** The map of the service: every domain, all below one prefix. OAuth is beside them, at the paths that its standards name. */
+/**
+ * The map of the service: every domain, all below one prefix. OAuth is beside them, at the paths that its standards
+ * name.
+ */
 const DOMAINS = [organizations, projects, targets, environments, secrets, versions, encryptionKeys, tokens, user]
 
 const MOST_URL = 8192
@@ -61,7 +64,9 @@ export interface AppDependencies {
 
 /** Builds the one Fastify instance. It listens to nothing yet. */
 export async function buildApp (
-  { config, database, keyring, costs = COSTS, logStream = standardLog(), isStopping = () => false, judgedFor, counters }: AppDependencies
+  {
+    config, database, keyring, costs = COSTS, logStream = standardLog(), isStopping = () => false, judgedFor, counters
+  }: AppDependencies
 ): Promise<FastifyInstance> {
   const requestLog = createRequestLog(config, logStream)
   const app: FastifyInstance = Fastify({
@@ -89,7 +94,12 @@ export async function buildApp (
     },
     clientErrorHandler: (error: Error & { code?: string }, socket) => {
       if (error.code === 'ECONNRESET') socket.destroy()
-      else answerBeside(socket, error.code === 'HPE_HEADER_OVERFLOW' ? 'header_fields_too_large' : 'malformed_request', error.code === 'HPE_INVALID_EOF_STATE')
+      else {
+        answerBeside(
+          socket, error.code === 'HPE_HEADER_OVERFLOW' ? 'header_fields_too_large' : 'malformed_request',
+          error.code === 'HPE_INVALID_EOF_STATE'
+        )
+      }
     }
   })
   const answerBeside = (socket: Socket, ...answer: [code: HandWritten, isGone?: boolean]) => {
@@ -141,7 +151,9 @@ export async function buildApp (
       origin: config.corsOrigins,
       methods: ['GET', 'HEAD', 'POST', 'PUT', 'PATCH', 'DELETE'],
       allowedHeaders: ['Authorization', 'Content-Type', 'X-API-Version', 'If-Match', 'If-None-Match'],
-      exposedHeaders: ['X-RateLimit-Limit', 'X-RateLimit-Remaining', 'X-RateLimit-Reset', 'Retry-After', 'X-Request-Id', 'ETag'],
+      exposedHeaders: [
+        'X-RateLimit-Limit', 'X-RateLimit-Remaining', 'X-RateLimit-Reset', 'Retry-After', 'X-Request-Id', 'ETag'
+      ],
       maxAge: 600
     })
   }
@@ -162,7 +174,9 @@ export async function buildApp (
 function withoutBase (publicUrl: string | undefined) {
   const base = publicUrl === undefined ? '/' : new URL(publicUrl).pathname
   return ({ url = '/' }: { url?: string }): string =>
-    base !== '/' && (url.startsWith(`${base}/`) || url.startsWith(`${base}?`) || url === base) ? url.slice(base.length) || '/' : url
+    base !== '/' && (url.startsWith(`${base}/`) || url.startsWith(`${base}?`) || url === base)
+      ? url.slice(base.length) || '/'
+      : url
 }
 
 // PUBLIC_URL, or where it listens; before it does, where it is going to.

@@ -10,7 +10,9 @@ import { initialize } from './commands/initialize.ts'
 import { lineOf, migrate, open, StartError } from './commands/open.ts'
 import { report, rewrap } from './commands/rewrap.ts'
 import { serve } from './commands/serve.ts'
-import { addUser, describeTokens, describeUsers, mailLink, renewLink, serviceAddress, switchUser, type Linked } from './commands/users.ts'
+import {
+  addUser, describeTokens, describeUsers, mailLink, renewLink, serviceAddress, switchUser, type Linked
+} from './commands/users.ts'
 import { loadConfig, type Config } from './config.ts'
 import { transaction, type Database } from './db/database.ts'
 import { operatorOf, recordEvent } from './repositories/audit.ts'
@@ -53,18 +55,30 @@ const COMMANDS: Record<string, (args: string[]) => Promise<number>> = {
 
   init: async (args) => {
     const { organization, email, 'password-stdin': passwordStdin, json } = parse(args, {
-      organization: { type: 'string' }, email: { type: 'string' }, 'password-stdin': { type: 'boolean' }, json: { type: 'boolean' }
+      organization: { type: 'string' },
+      email: { type: 'string' },
+      'password-stdin': {
+        type: 'boolean'
+      },
+      json: { type: 'boolean' }
     })
-    if (!isName(organization)) throw new UsageError(`init needs --organization NAME (at most ${NAME_LENGTH} characters)`)
+    if (!isName(organization)) {
+      throw new UsageError(`init needs --organization NAME (at most ${NAME_LENGTH} characters)`)
+    }
     if (!isEmail(email)) throw new UsageError('init needs --email ADDRESS')
     const password = passwordStdin ? readFileSync(0, 'utf8').replace(/\r?\n$/, '') : undefined
-    if (password !== undefined && ([...password].length < PASSWORD.minCharacters || Buffer.byteLength(password) > PASSWORD.maxBytes)) {
-      throw new UsageError(`the password has to have ${PASSWORD.minCharacters} characters to ${PASSWORD.maxBytes} bytes`)
+    if (password !== undefined &&
+      ([...password].length < PASSWORD.minCharacters || Buffer.byteLength(password) > PASSWORD.maxBytes)) {
+      throw new UsageError(
+        `the password has to have ${PASSWORD.minCharacters} characters to ${PASSWORD.maxBytes} bytes`
+      )
     }
     const config = loadConfig(process.env)
     const opened = await open(config)
     try {
-      const made = await initialize(opened, { organization: organization.trim(), email, password, plan: config.defaultPlan })
+      const made = await initialize(
+        opened, { organization: organization.trim(), email, password, plan: config.defaultPlan }
+      )
       if (made === undefined) throw new StartError('The database is not empty: it already has an organization')
       if (json) process.stdout.write(`${JSON.stringify(made)}\n`)
       else {
@@ -99,18 +113,27 @@ const COMMANDS: Record<string, (args: string[]) => Promise<number>> = {
 
   organization: verbs('organization', {
     set: async (args) => {
-      const { id, plan, status } = parse(args, { id: { type: 'string' }, plan: { type: 'string' }, status: { type: 'string' } })
+      const { id, plan, status } = parse(
+        args, { id: { type: 'string' }, plan: { type: 'string' }, status: { type: 'string' } }
+      )
       if (!id) throw new UsageError('organization set needs --id ID')
       if (plan === undefined && status === undefined) throw new UsageError('organization set needs --plan or --status')
-      if (status !== undefined && !(ORGANIZATION_STATUSES as readonly string[]).includes(status)) throw new UsageError(`--status is one of ${ORGANIZATION_STATUSES.join(', ')}`)
+      if (status !== undefined && !(ORGANIZATION_STATUSES as readonly string[]).includes(status)) {
+        throw new UsageError(`--status is one of ${ORGANIZATION_STATUSES.join(', ')}`)
+      }
       const { database } = await open(loadConfig(process.env))
       try {
         await transaction(database.db, async (db) => {
-          if (plan !== undefined && await findPlan(db, plan) === undefined) throw new StartError(`There is no plan ${plan}`)
+          if (plan !== undefined && await findPlan(db, plan) === undefined) {
+            throw new StartError(`There is no plan ${plan}`)
+          }
           const changed = await updateOrganization(db, id, { plan, status: status as OrganizationStatus | undefined })
           if (changed === undefined) throw new StartError(`There is no organization ${id}`)
           const details = { ...(plan && { plan }), ...(status && { status }) }
-          await recordEvent(db, operatorOf(changed), { action: 'organization.update', resource_type: 'organization', resource_id: changed, details })
+          await recordEvent(
+            db, operatorOf(changed),
+            { action: 'organization.update', resource_type: 'organization', resource_id: changed, details }
+          )
         })
         process.stdout.write('Changed.\n')
         return 0
@@ -123,13 +146,23 @@ const COMMANDS: Record<string, (args: string[]) => Promise<number>> = {
   user: verbs('user', {
     add: async (args) => {
       const { email, name, organization, role, json } = parse(args, {
-        email: { type: 'string' }, name: { type: 'string' }, organization: { type: 'string' }, role: { type: 'string' }, json: { type: 'boolean' }
+        email: { type: 'string' },
+        name: {
+          type: 'string'
+        },
+        organization: { type: 'string' },
+        role: { type: 'string' },
+        json: { type: 'boolean' }
       })
       if (!isEmail(email)) throw new UsageError('user add needs --email ADDRESS')
-      if (name !== undefined && !isName(name)) throw new UsageError(`--name has at most ${NAME_LENGTH} characters, none of them a control character`)
+      if (name !== undefined && !isName(name)) {
+        throw new UsageError(`--name has at most ${NAME_LENGTH} characters, none of them a control character`)
+      }
       const read = role === 'admin' ? 'administrator' : role
       if (read !== undefined && !isRole(read)) throw new UsageError(`--role is one of ${ROLES.join(', ')}`)
-      if ((organization === undefined) !== (read === undefined)) throw new UsageError('--organization and --role go together')
+      if ((organization === undefined) !== (read === undefined)) {
+        throw new UsageError('--organization and --role go together')
+      }
       const membership = organization === undefined || read === undefined ? undefined : { organization, role: read }
       const user = { email, name: name?.trim() ?? email.split('@')[0]!.slice(0, NAME_LENGTH), membership }
       return handOver(json, (database, service) => addUser(database, service, user))
@@ -162,8 +195,14 @@ const COMMANDS: Record<string, (args: string[]) => Promise<number>> = {
 
   client: verbs('client', {
     add: async (args) => {
-      const { id, name, 'redirect-uri': uris = [] } = parse(args, { id: { type: 'string' }, name: { type: 'string' }, 'redirect-uri': { type: 'string', multiple: true } })
-      if (id === undefined || !CLIENT_ID.test(id)) throw new UsageError('client add needs --id ID: 1 to 64 of a-z, 0-9, ".", "_" and "-", beginning with a letter or digit')
+      const { id, name, 'redirect-uri': uris = [] } = parse(
+        args, { id: { type: 'string' }, name: { type: 'string' }, 'redirect-uri': { type: 'string', multiple: true } }
+      )
+      if (id === undefined || !CLIENT_ID.test(id)) {
+        throw new UsageError(
+          'client add needs --id ID: 1 to 64 of a-z, 0-9, ".", "_" and "-", beginning with a letter or digit'
+        )
+      }
       if (!isName(name)) throw new UsageError(`client add needs --name NAME (at most ${NAME_LENGTH} characters)`)
       if (uris.length === 0) throw new UsageError('client add needs --redirect-uri URI')
       const wrong = uris.find((uri) => !isRegistrable(uri))
@@ -199,7 +238,9 @@ const COMMANDS: Record<string, (args: string[]) => Promise<number>> = {
 }
 
 /** The commands of one kind of thing, by their second word. */
-function verbs (thing: string, commands: Record<string, (args: string[]) => Promise<number>>): (args: string[]) => Promise<number> {
+function verbs (
+  thing: string, commands: Record<string, (args: string[]) => Promise<number>>
+): (args: string[]) => Promise<number> {
   return async ([verb = '', ...args]) => {
     const command = Object.hasOwn(commands, verb) ? commands[verb] : undefined
     if (command === undefined) throw new UsageError(`${thing} takes: ${Object.keys(commands).join(', ')}`)
@@ -219,12 +260,16 @@ async function withDatabase (act: (database: Database, config: Config) => Promis
 }
 
 // The link is printed before anything is mailed: whatever the mail server does, the operator has it.
-async function handOver (json: boolean | undefined, make: (database: Database, service: string) => Promise<Linked>): Promise<number> {
+async function handOver (
+  json: boolean | undefined, make: (database: Database, service: string) => Promise<Linked>
+): Promise<number> {
   const service = serviceAddress(loadConfig(process.env))
   return withDatabase(async (database, config) => {
     const made = await make(database, service)
     const { user: { id, email }, link } = made
-    process.stdout.write(json ? `${JSON.stringify({ user: { id: String(id), email }, link })}\n` : `User ${id} (${email})\nLink ${link}\n`)
+    process.stdout.write(json
+      ? `${JSON.stringify({ user: { id: String(id), email }, link })}\n`
+      : `User ${id} (${email})\nLink ${link}\n`)
     const mailed = await mailLink(config, made, (line) => process.stderr.write(`${line}\n`))
     if (mailed && !json) process.stdout.write('The link was mailed.\n')
   })
@@ -249,11 +294,13 @@ async function switchApplication (verb: 'disable' | 'enable', args: string[]): P
 }
 
 const isRole = (text: string): text is Role => (ROLES as readonly string[]).includes(text)
-const isName = (text: string | undefined): text is string => text !== undefined && text.trim() !== '' && text.length <= NAME_LENGTH && !/\p{C}/u.test(text)
+const isName = (text: string | undefined): text is string =>
+  text !== undefined && text.trim() !== '' && text.length <= NAME_LENGTH && !/\p{C}/u.test(text)
 
 // Compatibility forms of a few characters are longer than these, and both are stored.
 function isEmail (text: string | undefined): text is string {
-  return text !== undefined && EMAIL_PATTERN.test(text) && text.length <= EMAIL_LENGTH && normalizedEmail(text).length <= EMAIL_LENGTH
+  return text !== undefined && EMAIL_PATTERN.test(text) && text.length <= EMAIL_LENGTH &&
+    normalizedEmail(text).length <= EMAIL_LENGTH
 }
 
 type Options = Record<string, { type: 'string', multiple?: boolean } | { type: 'boolean' }>
@@ -290,4 +337,6 @@ export async function main (argv: string[]): Promise<number> {
 
 // The installed command is a link to this file.
 const [, started] = process.argv
-if (started !== undefined && realpathSync(started) === fileURLToPath(import.meta.url)) process.exit(await main(process.argv.slice(2)))
+if (started !== undefined && realpathSync(started) === fileURLToPath(import.meta.url)) {
+  process.exit(await main(process.argv.slice(2)))
+}

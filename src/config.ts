@@ -43,7 +43,9 @@ interface Variable<T extends TSchema = TSchema> {
   show?: (text: string) => string
 }
 
-function variable<T extends TSchema> (schema: T, read: Variable['read'], allowed: string, show?: Variable['show']): Variable<T> {
+function variable<T extends TSchema> (
+  schema: T, read: Variable['read'], allowed: string, show?: Variable['show']
+): Variable<T> {
   return { schema, read, allowed, ...show && { show } }
 }
 
@@ -69,7 +71,9 @@ const VARIABLES = {
     'off, or a comma-separated list of IP addresses, networks as in 10.0.0.0/8, loopback, linklocal and uniquelocal'),
   SMTP_URL: variable(Smtp, readSmtpUrl,
     'smtp://user:password@host:587 or smtps://user:password@host:465, special characters of user and password being percent-encoded', showScheme),
-  MAIL_FROM: variable(Sender, readSender, 'an address, or a name with an address as in Strongroom <no-reply@example.com>'),
+  MAIL_FROM: variable(
+    Sender, readSender, 'an address, or a name with an address as in Strongroom <no-reply@example.com>'
+  ),
   MASTER_KEY: variable(Type.String(), readMasterKey, MASTER_KEY_ALLOWED, hide),
   MASTER_KEY_FILE: variable(Type.String({ pattern: '\\S' }), (text) => text, 'the path of a file'),
   MASTER_KEYS_PREVIOUS: variable(Type.Array(Type.String()), (text) => readList(text, readMasterKey),
@@ -90,7 +94,9 @@ const VARIABLES = {
     'a comma-separated list of exact origins, as in https://app.example.com (neither * nor null)')
 }
 
-/** What `operating.md` names and this version cannot do: ignoring it would let an operator rely on what is not there. */
+/**
+ * What `operating.md` names and this version cannot do: ignoring it would let an operator rely on what is not there.
+ */
 const UNAVAILABLE: Record<string, string> = {
   REDIS_URL: 'rate limits in Redis are not available in this version; only leaving it unset is allowed',
   METRICS_TOKEN: '/metrics is not available in this version; only leaving it unset is allowed'
@@ -119,7 +125,9 @@ export interface Config {
   smtp: Static<typeof Smtp> | undefined
   /** Without it an address at the host of `publicUrl`. */
   mailFrom: Static<typeof Sender> | undefined
-  /** `id:base64`, checked. At most one of `masterKey` and `masterKeyFile` is there; with a `databaseUrl`, exactly one. */
+  /**
+   * `id:base64`, checked. At most one of `masterKey` and `masterKeyFile` is there; with a `databaseUrl`, exactly one.
+   */
   masterKey: string | undefined
   /** Not read yet: see `readKeyFile`. */
   masterKeyFile: string | undefined
@@ -253,18 +261,26 @@ function checkMasterKeys ({ DATABASE_URL, MASTER_KEY, MASTER_KEY_FILE, MASTER_KE
     throw new ConfigError('MASTER_KEY and MASTER_KEY_FILE are both set; allowed: one of them')
   }
   if (DATABASE_URL !== undefined && MASTER_KEY === undefined && MASTER_KEY_FILE === undefined) {
-    throw new ConfigError('MASTER_KEY and MASTER_KEY_FILE are not set, but DATABASE_URL is; allowed: one of them with ' + MASTER_KEY_ALLOWED)
+    throw new ConfigError(
+      'MASTER_KEY and MASTER_KEY_FILE are not set, but DATABASE_URL is; allowed: one of them with ' + MASTER_KEY_ALLOWED
+    )
   }
   const ids = MASTER_KEYS_PREVIOUS.map(keyId)
   if (MASTER_KEY !== undefined) ids.push(keyId(MASTER_KEY))
   const twice = ids.find((id, index) => ids.indexOf(id) !== index)
-  if (twice !== undefined) throw new ConfigError(`MASTER_KEYS_PREVIOUS has the id ${quote(twice)} twice, or it is MASTER_KEY's; allowed: each id once`)
+  if (twice !== undefined) {
+    throw new ConfigError(
+      `MASTER_KEYS_PREVIOUS has the id ${quote(twice)} twice, or it is MASTER_KEY's; allowed: each id once`
+    )
+  }
 }
 
 // The embedded database is in the process that opened it.
 function checkWorkers ({ DATABASE_URL, WORKERS = 1 }: Given) {
   if (WORKERS === 1 || DATABASE_URL !== undefined) return
-  throw new ConfigError(`WORKERS is ${WORKERS}, and DATABASE_URL is not set; allowed: 1 with the embedded database, or a DATABASE_URL`)
+  throw new ConfigError(
+    `WORKERS is ${WORKERS}, and DATABASE_URL is not set; allowed: 1 with the embedded database, or a DATABASE_URL`
+  )
 }
 
 const keyId = (key: string) => key.slice(0, key.indexOf(':'))
@@ -324,7 +340,11 @@ function readSmtpUrl (text: string) {
   const url = /^smtps?:\/\/[^\s?#]+$/.test(text) ? parseUrl(text) : undefined
   if (!url || !/^\/?$/.test(url.pathname)) return undefined
   const secure = url.protocol === 'smtps:'
-  const server = { host: url.hostname.replace(/^\[(.*)\]$/, '$1'), port: url.port === '' ? (secure ? 465 : 587) : Number(url.port), secure }
+  const server = {
+    host: url.hostname.replace(/^\[(.*)\]$/, '$1'),
+    port: url.port === '' ? (secure ? 465 : 587) : Number(url.port),
+    secure
+  }
   if (url.username === '' && url.password === '') return server
   try {
     return { ...server, auth: { user: decodeURIComponent(url.username), pass: decodeURIComponent(url.password) } }
@@ -376,5 +396,6 @@ function redact (text: string) {
 /** The text in quotes, on one line and not too long for one. */
 function quote (text: string) {
   const short = text.length > 120 ? `${text.slice(0, 120)}…` : text
-  return JSON.stringify(short).replace(/[\u007f-\u009f\u2028\u2029]/g, (character) => `\\u${character.charCodeAt(0).toString(16).padStart(4, '0')}`)
+  return JSON.stringify(short).replace(/[\u007f-\u009f\u2028\u2029]/g, (character) =>
+    `\\u${character.charCodeAt(0).toString(16).padStart(4, '0')}`)
 }

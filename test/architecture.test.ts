@@ -24,7 +24,10 @@ const FLOORS: Record<string, Floor> = {
   'src/db': { house: ['schemas'], packages: ['drizzle-orm', 'postgres', '@electric-sql/pglite', 'node:'] },
   'src/repositories': { house: ['schemas', 'src/rules', 'src/db'], packages: ['drizzle-orm'] },
   'src/vault': { house: UP_TO_REPOSITORIES, packages: ['lru-cache', 'ulidx', 'type node:crypto'] },
-  'src/http': { house: UP_TO_REPOSITORIES, packages: ['fastify', '@fastify', '@sinclair/typebox', 'lru-cache', 'oslo/cookie', 'pino', 'node:'] },
+  'src/http': {
+    house: UP_TO_REPOSITORIES,
+    packages: ['fastify', '@fastify', '@sinclair/typebox', 'lru-cache', 'oslo/cookie', 'pino', 'node:']
+  },
   'src/plugins': { house: UP_TO_HTTP, packages: ['type fastify', '@sinclair/typebox', 'ulidx', 'type node:crypto'] },
   'src/app.ts': { house: [...UP_TO_HTTP, 'src/plugins'], packages: ['fastify', '@fastify', 'ulidx', 'node:'] },
   'src/mail': { house: ['src/config.ts'], packages: ['nodemailer'] },
@@ -58,14 +61,20 @@ function importsOf (file: ts.SourceFile): Import[] {
     if (ts.isImportDeclaration(node) && ts.isStringLiteral(node.moduleSpecifier)) {
       const { importClause } = node
       const named = importClause?.namedBindings
-      const onlyTypes = named !== undefined && ts.isNamedImports(named) && importClause?.name === undefined && named.elements.every(({ isTypeOnly }) => isTypeOnly)
+      const onlyTypes = named !== undefined && ts.isNamedImports(named) && importClause?.name === undefined &&
+        named.elements.every(({ isTypeOnly }) => isTypeOnly)
       found.push({ from: node.moduleSpecifier.text, typeOnly: (importClause?.isTypeOnly ?? false) || onlyTypes })
-    } else if (ts.isExportDeclaration(node) && node.moduleSpecifier !== undefined && ts.isStringLiteral(node.moduleSpecifier)) {
+    } else if (ts.isExportDeclaration(node) && node.moduleSpecifier !== undefined &&
+      ts.isStringLiteral(node.moduleSpecifier)) {
       found.push({ from: node.moduleSpecifier.text, typeOnly: node.isTypeOnly })
     } else if (ts.isCallExpression(node) && node.expression.kind === ts.SyntaxKind.ImportKeyword) {
       const [specifier] = node.arguments
-      found.push({ from: specifier !== undefined && ts.isStringLiteral(specifier) ? specifier.text : 'a computed name', typeOnly: false })
-    } else if (ts.isImportTypeNode(node) && ts.isLiteralTypeNode(node.argument) && ts.isStringLiteral(node.argument.literal)) {
+      found.push({
+        from: specifier !== undefined && ts.isStringLiteral(specifier) ? specifier.text : 'a computed name',
+        typeOnly: false
+      })
+    } else if (ts.isImportTypeNode(node) && ts.isLiteralTypeNode(node.argument) &&
+      ts.isStringLiteral(node.argument.literal)) {
       found.push({ from: node.argument.literal.text, typeOnly: true })
     }
   })
@@ -99,14 +108,19 @@ function transactionBreaches (path: string, source: string): string[] {
   walk(parse(path, source), (node) => {
     if (!ts.isCallExpression(node)) return
     const { expression } = node
-    if (ts.isPropertyAccessExpression(expression) && expression.name.text === 'transaction' && path !== 'src/db/database.ts') {
+    if (ts.isPropertyAccessExpression(expression) && expression.name.text === 'transaction' &&
+      path !== 'src/db/database.ts') {
       breaches.push(`${path} begins a transaction past transaction() of src/db/database.ts`)
     }
     if (!ts.isIdentifier(expression) || !/^(?:transaction|inProject|inLevel)$/.test(expression.text)) return
-    for (const callback of node.arguments.filter((argument) => ts.isArrowFunction(argument) || ts.isFunctionExpression(argument))) {
-      if (callback.parameters[0]?.name.getText() !== 'db') breaches.push(`${path} does not call the handle of its transaction db`)
+    for (const callback of node.arguments.filter((argument) =>
+      ts.isArrowFunction(argument) || ts.isFunctionExpression(argument))) {
+      if (callback.parameters[0]?.name.getText() !== 'db') {
+        breaches.push(`${path} does not call the handle of its transaction db`)
+      }
       walk(callback.body, (inner) => {
-        if (ts.isPropertyAccessExpression(inner) && /^(?:app|database|opened\.database)\.(?:db|reads|lists|background|patient)$/.test(inner.getText())) {
+        if (ts.isPropertyAccessExpression(inner) &&
+          /^(?:app|database|opened\.database)\.(?:db|reads|lists|background|patient)$/.test(inner.getText())) {
           breaches.push(`${path} uses ${inner.getText()} inside a transaction`)
         }
       })
@@ -118,7 +132,9 @@ function transactionBreaches (path: string, source: string): string[] {
 function processBreaches (path: string, source: string): string[] {
   const breaches: string[] = []
   walk(parse(path, source), (node) => {
-    const word = ts.isPropertyAccessExpression(node) && /^process\.(?:env|exit)$/.test(node.getText()) ? node.getText() : undefined
+    const word = ts.isPropertyAccessExpression(node) && /^process\.(?:env|exit)$/.test(node.getText())
+      ? node.getText()
+      : undefined
     if (word !== undefined && !PROCESS[word]!.includes(path)) breaches.push(`${path} uses ${word}`)
   })
   return breaches
@@ -128,7 +144,8 @@ const files = ['schemas', 'src']
   .flatMap((folder) => readdirSync(folder, { recursive: true }).map((name) => join(folder, String(name))))
   .filter((path) => path.endsWith('.ts'))
   .map((path) => ({ path, source: readFileSync(path, 'utf8') }))
-const breachesOf = (check: (path: string, source: string) => string[]) => files.flatMap(({ path, source }) => check(path, source))
+const breachesOf = (check: (path: string, source: string) => string[]) =>
+  files.flatMap(({ path, source }) => check(path, source))
 
 t.test('imports go down only, never sideways, and each package stays on its floors', async (t) => {
   t.ok(files.length > 50, 'the whole tree was read')
@@ -195,7 +212,9 @@ t.test('the checker reports a breach of each kind', async (t) => {
     ['src/commands/serve.ts', "import { main } from '../cli.ts'"]
   ]
   for (const [path, source] of walls) t.equal(wallBreaches(path, source).length, 1, `${path}: ${source}`)
-  t.strictSame(wallBreaches('src/repositories/tokens.ts', "import type { Row } from './projects.ts'\nimport { type Other } from './targets.ts'"), [])
+  t.strictSame(wallBreaches(
+    'src/repositories/tokens.ts', "import type { Row } from './projects.ts'\nimport { type Other } from './targets.ts'"
+  ), [])
 
   const transactions = [
     'transaction(app.db, async (db) => { await find(app.db) })',
@@ -204,7 +223,9 @@ t.test('the checker reports a breach of each kind', async (t) => {
     'app.db.transaction(async (db) => find(db))'
   ]
   for (const source of transactions) t.equal(transactionBreaches('src/plugins/x.ts', source).length, 1, source)
-  t.strictSame(transactionBreaches('src/plugins/x.ts', 'await transaction(app.db, async (db) => find(db)); await find(app.db)'), [])
+  t.strictSame(
+    transactionBreaches('src/plugins/x.ts', 'await transaction(app.db, async (db) => find(db)); await find(app.db)'), []
+  )
 
   t.equal(processBreaches('src/http/log.ts', 'process.exit(1)').length, 1)
   t.equal(processBreaches('src/http/log.ts', 'const { env } = process; const home = process.env.HOME').length, 1)

@@ -10,8 +10,14 @@ const { db, kind } = service.database
 
 const eventsOf = async ({ organization }: Pick<Caller, 'organization'>) => await service.sql(`
   SELECT seq::int, action, actor_type, actor_id::float8, resource_type, resource_id, request_id, user_agent, details
-  FROM audit_events WHERE organization_id = '${organization}' ORDER BY seq`) as { seq: number, action: string, resource_id: string, details: Record<string, unknown> }[]
-const countOf = async (caller: Caller, action: string) => (await eventsOf(caller)).filter((event) => event.action === action).length
+  FROM audit_events WHERE organization_id = '${organization}' ORDER BY seq`) as {
+  seq: number
+  action: string
+  resource_id: string
+  details: Record<string, unknown>
+}[]
+const countOf = async (caller: Caller, action: string) =>
+  (await eventsOf(caller)).filter((event) => event.action === action).length
 
 /** Statements that write events, while `work` runs. */
 async function statementsOf (work: () => Promise<unknown>): Promise<number> {
@@ -29,7 +35,8 @@ async function statementsOf (work: () => Promise<unknown>): Promise<number> {
 async function world () {
   const caller = await service.organization()
   const level = await makeLevel(caller, { slug: 'orbit' })
-  const store = (more: object) => caller.call('POST', `/${caller.organization}/secrets/store`, { project: 'orbit', ...more })
+  const store = (more: object) =>
+    caller.call('POST', `/${caller.organization}/secrets/store`, { project: 'orbit', ...more })
   const shared = (await store({ plaintext: 'TOKEN=planted-one' })).body.data
   const own = (await store({ ...level, plaintext: 'TOKEN=planted-two' })).body.data
   const url = `/${caller.organization}/orbit/backend/live/secrets`
@@ -38,11 +45,18 @@ async function world () {
 
 t.test('AU-01 AU-10: a decrypting read, a fetched version and a key leave who, what and which, and nothing of what was read', async (t) => {
   const { caller, level, shared, own, url } = await world()
-  const [{ environment }] = await service.sql(`SELECT id AS environment FROM environments WHERE organization_id = '${caller.organization}'`) as [{ environment: string }]
+  const [{ environment }] = await service.sql(
+    `SELECT id AS environment FROM environments WHERE organization_id = '${caller.organization}'`
+  ) as [{ environment: string }]
   const before = (await eventsOf(caller)).length
-  const read = await caller.call('GET', `${url}?decrypt=true`, undefined, { 'x-request-id': 'read-1', 'user-agent': 'reader/1' })
+  const read = await caller.call(
+    'GET', `${url}?decrypt=true`, undefined, { 'x-request-id': 'read-1', 'user-agent': 'reader/1' }
+  )
   t.match(read.text, 'planted-two')
-  const retrieved = await caller.call('POST', `/${caller.organization}/secrets/retrieve`, { ...level, action: 'decrypt', filters: { names: ['TOKEN'] }, merge: true, raw: true })
+  const retrieved = await caller.call(
+    'POST', `/${caller.organization}/secrets/retrieve`,
+    { ...level, action: 'decrypt', filters: { names: ['TOKEN'] }, merge: true, raw: true }
+  )
   t.strictSame(retrieved.body, { TOKEN: 'planted-two' })
   await caller.call('GET', `/${caller.organization}/secrets/versions/${own.version}`)
   await caller.call('GET', `/${caller.organization}/orbit/encryption-key`)
@@ -50,9 +64,22 @@ t.test('AU-01 AU-10: a decrypting read, a fetched version and a key leave who, w
   const events = (await eventsOf(caller)).slice(before)
   const details = { secrets: `${shared.secret_id} ${own.secret_id}`, revisions: '1 1' }
   t.match(events, [
-    { action: 'secret.decrypt', actor_type: 'api_token', resource_type: 'environment', resource_id: environment, request_id: 'read-1', user_agent: 'reader/1', details },
+    {
+      action: 'secret.decrypt',
+      actor_type: 'api_token',
+      resource_type: 'environment',
+      resource_id: environment,
+      request_id: 'read-1',
+      user_agent: 'reader/1',
+      details
+    },
     { action: 'secret.decrypt', resource_type: 'environment', resource_id: environment, details },
-    { action: 'version.read', resource_type: 'secret', resource_id: own.secret_id, details: { version: Number(own.version), key_version: 1 } },
+    {
+      action: 'version.read',
+      resource_type: 'secret',
+      resource_id: own.secret_id,
+      details: { version: Number(own.version), key_version: 1 }
+    },
     { action: 'key.retrieve', resource_type: 'encryption-key', details: { version: 1 } },
     { action: 'key.retrieve', resource_type: 'encryption-key', details: { version: 1 } }
   ])
@@ -65,10 +92,15 @@ t.test('AU-01: what reveals nothing leaves nothing: an encrypted read, a 304, an
   const { headers } = await caller.call('GET', `${url}?decrypt=true`)
   const before = await eventsOf(caller)
   t.equal((await caller.call('GET', url)).status, 200)
-  t.equal((await caller.call('GET', `${url}?decrypt=true`, undefined, { 'if-none-match': headers.etag as string })).status, 304)
+  t.equal(
+    (await caller.call('GET', `${url}?decrypt=true`, undefined, { 'if-none-match': headers.etag as string })).status,
+    304
+  )
   t.equal((await caller.call('GET', `${url}?merge=true`)).status, 422)
   t.equal((await caller.call('GET', `/${caller.organization}/orbit/none/secrets?decrypt=true`)).status, 404)
-  t.equal((await (await service.token(caller.organization, ['secret:read'])).call('GET', `${url}?decrypt=true`)).status, 403)
+  t.equal(
+    (await (await service.token(caller.organization, ['secret:read'])).call('GET', `${url}?decrypt=true`)).status, 403
+  )
   t.strictSame(await eventsOf(caller), before)
 })
 
@@ -76,20 +108,29 @@ t.test('AU-01: what is read in one tick is recorded by one statement, in every o
   const organizations = await Promise.all(Array.from({ length: 5 }, () => service.organization()))
   const record = gatherReads(db, 'on')
   const event = (i: number) => ({ action: 'version.read' as const, resource_type: 'secret', resource_id: String(i) })
-  const statements = await statementsOf(() => Promise.all(Array.from({ length: 100 }, (_, i) => record(systemOf(organizations[i % 5]!.organization), event(i)))))
+  const statements = await statementsOf(() =>
+    Promise.all(Array.from({ length: 100 }, (_, i) => record(systemOf(organizations[i % 5]!.organization), event(i)))))
   t.equal(statements, 1)
   for (const [i, one] of organizations.entries()) {
     const events = await eventsOf(one)
-    t.strictSame(events.map(({ seq, resource_id }) => [seq, resource_id]), Array.from({ length: 20 }, (_, n) => [n + 1, String(5 * n + i)]), 'without a gap, in order')
+    t.strictSame(
+      events.map(({ seq, resource_id }) => [seq, resource_id]),
+      Array.from({ length: 20 }, (_, n) => [n + 1, String(5 * n + i)]), 'without a gap, in order'
+    )
   }
-  await t.rejects(record(systemOf('01ARZ3NDEKTSV4RRFFQ69G5FAV'), event(0)), { name: 'CallerEnded' }, 'of an organization that is gone nothing is answered')
+  await t.rejects(
+    record(systemOf('01ARZ3NDEKTSV4RRFFQ69G5FAV'), event(0)), { name: 'CallerEnded' },
+    'of an organization that is gone nothing is answered'
+  )
 })
 
 t.test('AU-04: reads and changes at once number the events of each organization without a gap, and each is there once', async (t) => {
   const worlds = await Promise.all(Array.from({ length: 3 }, world))
   const answers = await Promise.all(Array.from({ length: 90 }, (_, i) => {
     const { caller, level, decrypt } = worlds[i % 3]!
-    return i % 10 === 0 ? caller.call('POST', `/${caller.organization}/secrets/store`, { ...level, plaintext: `TOKEN=${i}` }) : decrypt()
+    return i % 10 === 0
+      ? caller.call('POST', `/${caller.organization}/secrets/store`, { ...level, plaintext: `TOKEN=${i}` })
+      : decrypt()
   }))
   t.strictSame([...new Set(answers.map(({ status }) => status))], [200])
   for (const { caller } of worlds) {
@@ -109,11 +150,16 @@ t.test('AU-01: only what is read is recorded without waiting for the disk, and n
   await caller.call('POST', `/${caller.organization}/secrets/store`, { ...level, plaintext: 'TOKEN=again' })
   await caller.call('PATCH', `/${caller.organization}/orbit`, { name: 'Other' })
   await service.sql('DROP TRIGGER tell_commit ON audit_events; DROP FUNCTION tell_commit')
-  const told = await service.sql(`SELECT DISTINCT action, details->>'commit' AS commit FROM audit_events WHERE organization_id = '${caller.organization}' AND details ? 'commit' ORDER BY 1`)
+  const told = await service.sql(
+    `SELECT DISTINCT action, details->>'commit' AS commit FROM audit_events WHERE organization_id = '${caller.organization}' AND details ? 'commit' ORDER BY 1`
+  )
   t.strictSame([...told], [
-    { action: 'project.update', commit: 'on' }, { action: 'secret.decrypt', commit: kind === 'embedded' ? 'on' : 'off' }, { action: 'secret.store', commit: 'on' }
+    { action: 'project.update', commit: 'on' }, {
+      action: 'secret.decrypt', commit: kind === 'embedded' ? 'on' : 'off'
+    }, { action: 'secret.store', commit: 'on' }
   ])
-  const settings = await Promise.all(Array.from({ length: 20 }, () => service.sql("SELECT current_setting('synchronous_commit') AS commit")))
+  const settings = await Promise.all(Array.from({ length: 20 }, () =>
+    service.sql("SELECT current_setting('synchronous_commit') AS commit")))
   t.strictSame([...new Set(settings.map(([row]) => row!.commit))], ['on'])
 })
 
@@ -125,14 +171,23 @@ t.test('AU-01: what cannot be recorded is not answered: 503 for the organization
     CREATE TRIGGER refuse_one BEFORE INSERT ON audit_events FOR EACH ROW EXECUTE FUNCTION refuse_one()`)
   const answers = await Promise.all([one, two, one, two, one, two].map(async ({ decrypt }) => await decrypt()))
   await service.sql('DROP TRIGGER refuse_one ON audit_events; DROP FUNCTION refuse_one')
-  t.strictSame(answers.map(({ status, body }) => body.error ?? status), ['service_unavailable', 200, 'service_unavailable', 200, 'service_unavailable', 200])
+  t.strictSame(
+    answers.map(({ status, body }) => body.error ?? status),
+    ['service_unavailable', 200, 'service_unavailable', 200, 'service_unavailable', 200]
+  )
   for (const { text, status } of answers) if (status !== 200) t.notMatch(text, /planted/)
   t.strictSame([await countOf(one.caller, 'secret.decrypt'), await countOf(two.caller, 'secret.decrypt')], [0, 3])
   t.equal((await one.decrypt()).status, 200)
-  t.strictSame((await eventsOf(one.caller)).map(({ seq }) => seq), (await eventsOf(one.caller)).map((_, i) => i + 1), 'and no number was lost')
+  t.strictSame(
+    (await eventsOf(one.caller)).map(({ seq }) => seq), (await eventsOf(one.caller)).map((_, i) => i + 1),
+    'and no number was lost'
+  )
 })
 
-t.test('an organization whose events wait makes nobody else wait', { skip: kind === 'embedded' && 'one connection: whoever holds something has the database' }, async (t) => {
+t.test('an organization whose events wait makes nobody else wait', {
+  skip: kind === 'embedded' &&
+  'one connection: whoever holds something has the database'
+}, async (t) => {
   const [one, two] = [await world(), await world()]
   let settled = 0
   let release = () => {}
@@ -140,7 +195,9 @@ t.test('an organization whose events wait makes nobody else wait', { skip: kind 
   let isHeld = () => {}
   const ready = new Promise<void>((resolve) => { isHeld = resolve })
   const holding = service.app.db.transaction(async (tx) => {
-    await tx.execute(`SELECT 1 FROM organization_counters WHERE organization_id = '${one.caller.organization}' FOR UPDATE`)
+    await tx.execute(
+      `SELECT 1 FROM organization_counters WHERE organization_id = '${one.caller.organization}' FOR UPDATE`
+    )
     isHeld()
     await held
   })
@@ -150,10 +207,15 @@ t.test('an organization whose events wait makes nobody else wait', { skip: kind 
     settled++
     return answer.status
   })
-  t.strictSame([(await two.decrypt()).status, (await two.decrypt()).status, settled], [200, 200, 0], 'two answers, one after the other, while they wait')
+  t.strictSame(
+    [(await two.decrypt()).status, (await two.decrypt()).status, settled], [200, 200, 0],
+    'two answers, one after the other, while they wait'
+  )
   release()
   await holding
   // On a very slow machine they have waited for too long.
   const recorded = (await Promise.all(waiting)).filter((status) => status === 200).length
-  t.strictSame([await countOf(one.caller, 'secret.decrypt'), await countOf(two.caller, 'secret.decrypt')], [recorded, 2])
+  t.strictSame(
+    [await countOf(one.caller, 'secret.decrypt'), await countOf(two.caller, 'secret.decrypt')], [recorded, 2]
+  )
 })

@@ -36,7 +36,10 @@ t.test('a name twice in one object is malformed JSON, at any depth and in any sp
     '{"":1,"":2}', '{"x":{"a":1,"a":2}}', '{"x":[{"a":1,"a":2}]}', '{"x":[[[{"a":{"b":1,"b":2}}]]]}', '{"é":1,"\\u00e9":2}', '{"\\/":1,"/":2}', '{"\\"":1,"\\u0022":2}', '{"🚀":1,"\\ud83d\\ude80":2}',
     '{"x":"a","y":{},"x":[]}', '{"toString":1,"toString":2}', '{"constructor":{"a":1},"constructor":{}}'
   ]
-  const once = ['{"a":1,"A":2}', '{"a":{"a":{"a":1}}}', '{"x":[{"a":1},{"a":2}]}', '{"a":"a","b":"a"}', '{"a":["a","a"]}', '{"a":"\\"a\\":1,","b":1}', '{"\\\\u0061":1,"a":2}', '{"e\\u0301":1,"é":2}', '{"toString":1}']
+  const once = [
+    '{"a":1,"A":2}', '{"a":{"a":{"a":1}}}', '{"x":[{"a":1},{"a":2}]}', '{"a":"a","b":"a"}', '{"a":["a","a"]}',
+    '{"a":"\\"a\\":1,","b":1}', '{"\\\\u0061":1,"a":2}', '{"e\\u0301":1,"é":2}', '{"toString":1}'
+  ]
   for (const text of twice) for (const read of bothWays(text)) t.equal(await outcome(read), 'malformed_json', text)
   for (const text of once) for (const read of bothWays(text)) t.strictSame(await outcome(read), JSON.parse(text), text)
 })
@@ -55,11 +58,13 @@ t.test('what a large body says is what JSON.parse says of it, however it is cut'
   }
   const damaged = (whole: string) => {
     const at = Math.floor(random() * whole.length)
-    return whole.slice(0, at) + pick(['', ',', ']', '}', '{', '[', '"', ':', '1', '\\']) + whole.slice(at + Math.floor(random() * 2))
+    return whole.slice(0, at) + pick(['', ',', ']', '}', '{', '[', '"', ':', '1', '\\']) +
+      whole.slice(at + Math.floor(random() * 2))
   }
   const kinds = { good: 0, bad: 0 }
   for (let n = 0; n < 4000; n++) {
-    const whole = `{"list":[${Array.from({ length: Math.floor(random() * 4) }, () => text(1)).join(',')}],"other":${text(1)},"more":[${text(2)}]}`
+    const whole =
+      `{"list":[${Array.from({ length: Math.floor(random() * 4) }, () => text(1)).join(',')}],"other":${text(1)},"more":[${text(2)}]}`
     const sent = Buffer.from(n % 2 === 0 ? whole : damaged(whole)).toString()
     let expected: unknown
     try {
@@ -72,7 +77,9 @@ t.test('what a large body says is what JSON.parse says of it, however it is cut'
     for (const read of bothWays(sent, 1 + Math.floor(random() * 20))) {
       const found = await outcome(read)
       // A damaged one may have a name twice, which JSON.parse lets pass.
-      if (JSON.stringify(found) !== JSON.stringify(expected) && !(n % 2 === 1 && found === 'malformed_json')) t.fail(`${sent}: ${JSON.stringify(found)}`)
+      if (JSON.stringify(found) !== JSON.stringify(expected) && !(n % 2 === 1 && found === 'malformed_json')) {
+        t.fail(`${sent}: ${JSON.stringify(found)}`)
+      }
     }
   }
   t.ok(kinds.good > 1500 && kinds.bad > 1000, JSON.stringify(kinds))
@@ -80,41 +87,58 @@ t.test('what a large body says is what JSON.parse says of it, however it is cut'
 
 t.test('a large body is read in steps, whatever it comes in, and none of its pieces is long', async (t) => {
   const blob = 'A'.repeat(700_000)
-  const whole = Buffer.from(JSON.stringify({ secrets: Array.from({ length: 30 }, (_, id) => ({ id: String(id), content: blob })), key_check: 'x' }))
+  const whole = Buffer.from(JSON.stringify({
+    secrets: Array.from({ length: 30 }, (_, id) => ({ id: String(id), content: blob })), key_check: 'x'
+  }))
   for (const size of [64 * 1024, whole.length]) {
     let pauses = 0
     const read = await readLargeJson(inChunks(whole, size), ROOMY, whole.length, async () => { pauses++ })
-    t.ok(pauses >= Math.floor(whole.length / (320 * 1024)), `${pauses} rests in ${whole.length} bytes that came in chunks of ${size}`)
+    t.ok(
+      pauses >= Math.floor(whole.length / (320 * 1024)),
+      `${pauses} rests in ${whole.length} bytes that came in chunks of ${size}`
+    )
     t.equal((read as { secrets: unknown[] }).secrets.length, 30)
   }
   const read = (text: string) => outcome(() => readLargeJson(inChunks(Buffer.from(text), 1 << 20), ROOMY, 1e9))
   const long = 'x'.repeat(4 << 20)
-  for (const text of [`{"list":["${long}"]}`, `{"a":"${long}"}`, `{"${long}":1}`, `[["${long}"]]`]) t.equal(await read(text), 'validation_failed', 'a long piece is refused as soon as it is too long')
+  for (const text of [`{"list":["${long}"]}`, `{"a":"${long}"}`, `{"${long}":1}`, `[["${long}"]]`]) {
+    t.equal(await read(text), 'validation_failed', 'a long piece is refused as soon as it is too long')
+  }
   t.equal(await outcome(() => readLargeJson(inChunks(whole, 65_536), ROOMY, whole.length - 1)), 'payload_too_large')
-  t.equal(await outcome(() => readLargeJson(inChunks(Buffer.from([0x7b, 0x22, 0xff, 0x22, 0x7d]), 1), ROOMY, 100)), 'malformed_json')
+  t.equal(await outcome(() =>
+    readLargeJson(inChunks(Buffer.from([0x7b, 0x22, 0xff, 0x22, 0x7d]), 1), ROOMY, 100)), 'malformed_json')
   t.equal(await outcome(() => readLargeJson(inChunks(Buffer.alloc(0), 1), ROOMY, 100)), undefined)
 
   const turns: number[] = []
   let bytes = 0
-  for await (const [, element] of inTurns(Array.from({ length: 64 }, () => blob), (one) => one.length, async () => { turns.push(bytes); bytes = 0 })) bytes += element.length
+  for await (const [, element] of inTurns(Array.from({ length: 64 }, () => blob), (one) => one.length, async () => {
+    turns.push(bytes)
+    bytes = 0
+  })) bytes += element.length
   t.ok(turns.length >= 30 && Math.max(...turns) <= 2 * 1024 * 1024, `rests after ${turns.slice(0, 3).join(', ')} bytes`)
 })
 
 t.test('how many members a body may have is what its schema has a place for, and is judged before anything is made of it', async (t) => {
   const schema = Type.Object({
     name: Type.String(),
-    list: Type.Array(Type.Object({ a: Type.String(), b: Type.Optional(Type.String()) }, { additionalProperties: false }), { maxItems: 10 }),
+    list: Type.Array(
+      Type.Object({ a: Type.String(), b: Type.Optional(Type.String()) }, { additionalProperties: false }),
+      { maxItems: 10 }
+    ),
     either: Type.Union([Type.Null(), Type.Array(Type.String(), { maxItems: 5 })])
   }, { additionalProperties: false })
   t.same(boundsOf(schema).members, 3 + (1 + 10 * 3) + (1 + 5) + 100)
-  t.throws(() => boundsOf(Type.Object({ list: Type.Array(Type.String()) }, { additionalProperties: false })), /maxItems/)
+  t.throws(() =>
+    boundsOf(Type.Object({ list: Type.Array(Type.String()) }, { additionalProperties: false })), /maxItems/)
   t.throws(() => boundsOf(Type.Object({ a: Type.String() })), /additionalProperties/)
   const { parse } = JSON
   let parsed = 0
   JSON.parse = (...args) => { parsed++; return parse(...args) }
   t.teardown(() => { JSON.parse = parse })
   const many = `{${Array.from({ length: 99_990 }, (_, i) => `"member${i}":1`).join(',')}}`
-  for (const text of [many, `{"a":${many}}`, `[${'0,'.repeat(99_990)}0]`, `{"a":${'[],'.repeat(9)}${'['.repeat(15)}`.repeat(99)]) {
+  for (const text of [
+    many, `{"a":${many}}`, `[${'0,'.repeat(99_990)}0]`, `{"a":${'[],'.repeat(9)}${'['.repeat(15)}`.repeat(99)
+  ]) {
     t.match(await outcome(() => readJson(Buffer.from(text), boundsOf(schema))), /validation_failed|malformed_json/)
   }
   t.equal(parsed, 0, 'nothing was parsed')
@@ -143,13 +167,24 @@ t.test('no published operation parses a body of many members, and each bounds it
 
   t.test('RL-18 a body of many unknown members is counted, not built', async (t) => {
     const text = `{${Array.from({ length: 5_000 }, (_, i) => `"m${i}":1`).join(',')}}`
-    const operations = Object.entries(service.app.swagger().paths ?? {}).filter(([path]) => !path.startsWith('/api/oauth/'))
-      .flatMap(([path, item]) => Object.entries(item as object).filter(([, operation]) => 'requestBody' in operation).map(([method]) => ({ path, method })))
+    const operations = Object.entries(service.app.swagger().paths ?? {}).filter(([path]) =>
+      !path.startsWith('/api/oauth/'))
+      .flatMap(([path, item]) => Object.entries(item as object).filter(([, operation]) =>
+        'requestBody' in operation).map(([method]) => ({ path, method })))
     t.ok(operations.length >= 15)
     const placed = await makeLevel(caller, (await clientKey('many members, one key')).registration)
     for (const { path, method } of operations) {
-      const url = path.replace('{organization}', caller.organization).replace('{project}', placed.project).replace('{target}', placed.target).replace('{environment}', placed.environment).replace(/{\w+}/, '1')
-      const answer = await service.inject({ method: method as 'POST', url, headers: { authorization: `Bearer ${caller.token}`, 'content-type': 'application/json' }, payload: text })
+      const url = path.replace('{organization}', caller.organization).replace(
+        '{project}', placed.project
+      ).replace('{target}', placed.target).replace('{environment}', placed.environment).replace(/{\w+}/, '1')
+      const answer = await service.inject({
+        method: method as 'POST',
+        url,
+        headers: {
+          authorization: `Bearer ${caller.token}`, 'content-type': 'application/json'
+        },
+        payload: text
+      })
       const isCounted = /more than \d+ members/.test(answer.body?.errors?.body?.[0] ?? '')
       if (/rotate-client-keys|retrieve/.test(path)) t.equal(answer.status, 422, url)
       else t.ok(answer.status === 422 && isCounted, `${method} ${url}: ${answer.text.slice(0, 200)}`)
@@ -185,11 +220,23 @@ t.test('no published operation parses a body of many members, and each bounds it
     const { path, body } = await rotationOf(other)
     const narrow = await service.token(caller.organization, ['secret:read'])
     const own = (await rotationOf(caller)).path
-    const refused = [upload(port, own, narrow, 500_000), upload(port, `/api/v1/${caller.organization}/nowhere/secrets/rotate-client-keys`, caller, 500_000)]
-    t.match(await Promise.all(refused.map(async (socket) => (await rest(socket)).slice(9, 12))), ['403', '404'], 'before any of the body came')
+    const refused = [
+      upload(port, own, narrow, 500_000),
+      upload(port, `/api/v1/${caller.organization}/nowhere/secrets/rotate-client-keys`, caller, 500_000)
+    ]
+    t.match(
+      await Promise.all(refused.map(async (socket) => (await rest(socket)).slice(9, 12))), ['403', '404'],
+      'before any of the body came'
+    )
     const held = await takePlaces(port, own, caller)
-    t.match(await rest(upload(port, own, caller, 500_000)), /^HTTP\/1\.1 503 [\s\S]*service_unavailable/, 'two are all that one organization has')
-    t.match(await send(port, own, caller, Buffer.from('{}')), /^HTTP\/1\.1 422 /, 'a body that is no larger than others needs none')
+    t.match(
+      await rest(upload(port, own, caller, 500_000)), /^HTTP\/1\.1 503 [\s\S]*service_unavailable/,
+      'two are all that one organization has'
+    )
+    t.match(
+      await send(port, own, caller, Buffer.from('{}')), /^HTTP\/1\.1 422 /,
+      'a body that is no larger than others needs none'
+    )
     t.match(await send(port, path, other, body), /^HTTP\/1\.1 200 /, 'and another organization goes on')
     for (const socket of held) socket.destroy()
   })
@@ -201,16 +248,22 @@ async function rotationOf (caller: Caller): Promise<{ path: string, body: Buffer
   const at = await makeLevel(caller, { name: 'Large', ...old.registration })
   const level = { project: at.project, target: at.target, environment: at.environment }
   const own = `/${caller.organization}`
-  await caller.call('POST', `${own}/secrets/store`, { ...level, content: sealBlob(old.dataKey, 'x'.repeat(1000)), key_proof: old.proof })
-  const { levels } = (await caller.call('GET', `${own}/${at.project}/${at.target}/${at.environment}/secrets`)).body.data.attributes
+  await caller.call(
+    'POST', `${own}/secrets/store`, { ...level, content: sealBlob(old.dataKey, 'x'.repeat(1000)), key_proof: old.proof }
+  )
+  const { levels } = (await caller.call(
+    'GET', `${own}/${at.project}/${at.target}/${at.environment}/secrets`
+  )).body.data.attributes
   const { storage_mode: _, ...triple } = fresh.registration
-  const body = Buffer.from(JSON.stringify({ secrets: [{ id: levels.environment.id, content: sealBlob(fresh.dataKey, 'y'.repeat(90_000)) }], ...triple }))
+  const body = Buffer.from(JSON.stringify({
+    secrets: [{ id: levels.environment.id, content: sealBlob(fresh.dataKey, 'y'.repeat(90_000)) }], ...triple
+  }))
   return { path: `/api/v1${own}/${at.project}/secrets/rotate-client-keys`, body }
 }
 
 /**
- * Two uploads of the caller that have begun and hold what places one organization has. Whoever asks whether they do takes a
- * place for that moment, so that one of the two may be refused: it is begun again.
+ * Two uploads of the caller that have begun and hold what places one organization has. Whoever asks whether they do
+ * takes a place for that moment, so that one of the two may be refused: it is begun again.
  */
 async function takePlaces (port: number, path: string, caller: Caller, begun = '') {
   const begin = () => {
@@ -251,7 +304,9 @@ function upload (port: number, path: string, caller: Caller, length: number) {
 
 async function send (port: number, path: string, caller: Caller, body: Buffer | undefined): Promise<string> {
   const socket = connect(port, '127.0.0.1')
-  socket.write(body === undefined ? `${head(path, caller)}Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n` : `${head(path, caller)}Content-Length: ${body.length}\r\n\r\n`)
+  socket.write(body === undefined
+    ? `${head(path, caller)}Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n`
+    : `${head(path, caller)}Content-Length: ${body.length}\r\n\r\n`)
   if (body !== undefined) socket.write(body)
   return rest(socket)
 }

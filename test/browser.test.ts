@@ -22,7 +22,9 @@ const skip = executablePath === undefined ? 'no Chromium is installed; CHROMIUM 
 
 let browser: Browser
 t.before(async () => {
-  if (executablePath !== undefined) browser = await chromium.launch({ executablePath, chromiumSandbox: process.getuid?.() !== 0, args: ALONE })
+  if (executablePath !== undefined) {
+    browser = await chromium.launch({ executablePath, chromiumSandbox: process.getuid?.() !== 0, args: ALONE })
+  }
 })
 t.teardown(async () => browser?.close())
 
@@ -36,20 +38,29 @@ interface Window {
 }
 
 /** A window of a browser that knows nothing yet. */
-async function openWindow (t: { teardown (fn: () => unknown): void }, options: Parameters<Browser['newContext']>[0] = {}): Promise<Window> {
+async function openWindow (
+  t: { teardown (fn: () => unknown): void }, options: Parameters<Browser['newContext']>[0] = {}
+): Promise<Window> {
   const context = await browser.newContext(options)
   context.setDefaultTimeout(30_000)
   t.teardown(async () => context.close())
   const [wrongs, asked]: [string[], string[]] = [[], []]
   context.on('request', (request) => asked.push(request.url()))
-  context.on('console', (message) => { if (/content security policy/i.test(message.text())) wrongs.push(message.text()) })
+  context.on('console', (message) => {
+    if (/content security policy/i.test(message.text())) {
+      wrongs.push(message.text())
+    }
+  })
   context.on('weberror', (error) => wrongs.push(error.error().message))
   await context.exposeBinding('tellViolation', (_source, text: string) => { wrongs.push(text) })
-  await context.addInitScript("document.addEventListener('securitypolicyviolation', (event) => tellViolation(event.effectiveDirective + ' refused ' + event.blockedURI))")
+  await context.addInitScript(
+    "document.addEventListener('securitypolicyviolation', (event) => tellViolation(event.effectiveDirective + ' refused ' + event.blockedURI))"
+  )
   return { context, page: await context.newPage(), wrongs, asked }
 }
 
-const elsewhere = ({ asked }: Window, origin: string) => asked.filter((url) => !url.startsWith(`${origin}/`) && !url.startsWith('data:') && !url.startsWith('blob:'))
+const elsewhere = ({ asked }: Window, origin: string) =>
+  asked.filter((url) => !url.startsWith(`${origin}/`) && !url.startsWith('data:') && !url.startsWith('blob:'))
 
 async function signIn (page: Page, person: Person) {
   await page.getByLabel('E-mail address').fill(person.email)
@@ -58,7 +69,9 @@ async function signIn (page: Page, person: Person) {
 }
 
 // A service that listens; with a path, PUBLIC_URL names it.
-async function listen (t: { teardown (fn: () => unknown): void }, path?: string): Promise<{ service: TestApp, url: string }> {
+async function listen (
+  t: { teardown (fn: () => unknown): void }, path?: string
+): Promise<{ service: TestApp, url: string }> {
   if (path === undefined) {
     const service = await startApp(t)
     return { service, url: await service.app.listen({ host: '127.0.0.1', port: 0 }) }
@@ -93,11 +106,16 @@ async function tryOut (page: Page, id: string): Promise<{ status: string, text: 
   await operation.getByRole('button', { name: 'Try it out' }).click()
   await operation.getByRole('button', { name: 'Execute' }).click()
   const answer = operation.locator('.live-responses-table .response')
-  return { status: (await answer.locator('.response-col_status').innerText()).trim(), text: await answer.locator('.response-col_description').innerText() }
+  return {
+    status: (await answer.locator('.response-col_status').innerText()).trim(),
+    text: await answer.locator('.response-col_description').innerText()
+  }
 }
 
 for (const [what, path, host] of [
-  ['as it starts', undefined, '127.0.0.1'], ['at another name of this machine', undefined, 'localhost'], ['below a path that PUBLIC_URL names', '/base', '127.0.0.1']
+  ['as it starts', undefined, '127.0.0.1'], ['at another name of this machine', undefined, 'localhost'], [
+    'below a path that PUBLIC_URL names', '/base', '127.0.0.1'
+  ]
 ] as const) {
   t.test(`CR-46: Swagger UI ${what}: from the first page through sign-in and consent to an answer`, { skip }, async (t) => {
     const { service, url: own } = await (path === undefined ? started() : listen(t, path))
@@ -113,14 +131,19 @@ for (const [what, path, host] of [
     t.ok(await dialog.getByLabel('auth-bearer-value').isVisible(), 'a bearer token can be given')
     const oauth = dialog.locator('.auth-container', { hasText: 'authorizationCode with PKCE' })
     t.equal(await oauth.getByLabel('client_id:').inputValue(), 'swagger-ui')
-    t.equal(await oauth.locator('input[type=checkbox]').count(), Object.keys(SCOPES).length, 'every scope can be chosen')
-    for (const scope of ['project:read', 'organization:read']) await oauth.locator(`label[for$="${scope}-authorizationCode-checkbox-oauth"]`).click()
+    t.equal(
+      await oauth.locator('input[type=checkbox]').count(), Object.keys(SCOPES).length, 'every scope can be chosen'
+    )
+    for (const scope of ['project:read', 'organization:read']) {
+      await oauth.locator(`label[for$="${scope}-authorizationCode-checkbox-oauth"]`).click()
+    }
     const opened = page.waitForEvent('popup')
     await oauth.locator('button.authorize').click()
     const popup = await opened
     await signIn(popup, rosa)
     await popup.getByRole('heading', { name: 'Allow API documentation to act for you?' }).waitFor()
-    t.strictSame(await popup.getByRole('checkbox').evaluateAll((boxes) => boxes.map((box) => (box as unknown as { value: string }).value)), ['project:read', 'organization:read'])
+    t.strictSame(await popup.getByRole('checkbox').evaluateAll((boxes) =>
+      boxes.map((box) => (box as unknown as { value: string }).value)), ['project:read', 'organization:read'])
     const closed = popup.waitForEvent('close')
     await popup.getByRole('button', { name: 'Allow', exact: true }).click()
     await closed
@@ -133,7 +156,10 @@ for (const [what, path, host] of [
     t.match(await page.locator('.opblock[id$="-getUser"] .live-responses-table').innerText(), rosa.email)
     t.strictSame(window.wrongs, [])
     t.strictSame(elsewhere(window, new URL(url).origin), [])
-    if (path !== undefined) t.strictSame(window.asked.filter((asked) => !asked.startsWith(`${url}/`) && !asked.endsWith('/favicon.ico')), [], 'everything is below the path')
+    if (path !== undefined) {
+      t.strictSame(window.asked.filter((asked) =>
+        !asked.startsWith(`${url}/`) && !asked.endsWith('/favicon.ico')), [], 'everything is below the path')
+    }
   })
 }
 
@@ -150,7 +176,9 @@ t.test('CR-46: Swagger UI calls with the token of an organization, and keeps it 
   const { status, text } = await tryOut(page, 'getOwnOrganization')
   t.equal(status, '200')
   t.match(text, nimbus.organization)
-  t.strictSame(await page.evaluate('[Object.keys(localStorage), Object.keys(sessionStorage), document.cookie]'), [[], [], ''])
+  t.strictSame(
+    await page.evaluate('[Object.keys(localStorage), Object.keys(sessionStorage), document.cookie]'), [[], [], '']
+  )
   t.strictSame(window.wrongs, [])
   t.strictSame(elsewhere(window, url), [])
 })
@@ -158,7 +186,9 @@ t.test('CR-46: Swagger UI calls with the token of an organization, and keeps it 
 // The consent flow, as applications use it.
 
 const client = (service: TestApp, id: string, name: string, redirect: string) =>
-  service.sql(`INSERT INTO oauth_clients (id, name, redirect_uris, is_first_party) VALUES ('${id}', '${name}', ARRAY['${redirect}'], false)`)
+  service.sql(
+    `INSERT INTO oauth_clients (id, name, redirect_uris, is_first_party) VALUES ('${id}', '${name}', ARRAY['${redirect}'], false)`
+  )
 
 t.test('CR-45: after consent the browser goes where the application is', { skip }, async (t) => {
   const { service, url } = await started()
@@ -199,13 +229,20 @@ t.test('CR-45: after consent the browser goes where the application is', { skip 
       t.equal(back.searchParams.get('error'), decision === 'Allow' ? null : 'access_denied')
       if (decision === 'Allow') {
         const code = back.searchParams.get('code')
-        t.equal((await post(url, '/api/oauth/token', { grant_type: 'authorization_code', code, code_verifier: verifier, client_id, redirect_uri })).status, 200)
+        t.equal((await post(
+          url, '/api/oauth/token',
+          { grant_type: 'authorization_code', code, code_verifier: verifier, client_id, redirect_uri }
+        )).status, 200)
       }
     }
   }
   const called = requests.filter(({ url }) => url?.startsWith('/callback?'))
   t.equal(called.length, 2)
-  for (const { headers } of called) t.strictSame([headers.referer, headers.origin ?? 'null'], [undefined, 'null'], 'the application is not told which page it was')
+  for (const { headers } of called) {
+    t.strictSame(
+      [headers.referer, headers.origin ?? 'null'], [undefined, 'null'], 'the application is not told which page it was'
+    )
+  }
 })
 
 t.test('CR-45: the policy of the consent page stops scripts, and forms that would lead elsewhere', { skip }, async (t) => {
@@ -213,7 +250,8 @@ t.test('CR-45: the policy of the consent page stops scripts, and forms that woul
   const rosa = await makePerson(service)
   const name = '<script>window.ran = 1</script><img src=x onerror="window.ran = 1">'
   await client(service, 'evil', name, 'com.example.evil:/callback')
-  const address = url + authorizationUrl(pkce().challenge, { client_id: 'evil', redirect_uri: 'com.example.evil:/callback' })
+  const address = url +
+    authorizationUrl(pkce().challenge, { client_id: 'evil', redirect_uri: 'com.example.evil:/callback' })
 
   const window = await openWindow(t)
   const { page, context } = window
@@ -228,15 +266,21 @@ t.test('CR-45: the policy of the consent page stops scripts, and forms that woul
   // Even if markup found its way into the page.
   await context.route('**/oauth/authorize?**', async (route) => {
     const response = await route.fetch()
-    await route.fulfill({ response, body: (await response.text()).replace('</main>', `${name}<style>h1 { color: red }</style></main>`) })
+    await route.fulfill({
+      response, body: (await response.text()).replace('</main>', `${name}<style>h1 { color: red }</style></main>`)
+    })
   })
   await page.goto(address)
   t.equal(await page.locator('script').count(), 1, 'it is there')
   t.equal(await page.evaluate('window.ran'), undefined, 'and does not run')
-  for (const directive of ['script-src-elem', 'script-src-attr', 'style-src-elem']) t.ok(window.wrongs.some((wrong) => wrong.startsWith(directive)), directive)
+  for (const directive of ['script-src-elem', 'script-src-attr', 'style-src-elem']) {
+    t.ok(window.wrongs.some((wrong) => wrong.startsWith(directive)), directive)
+  }
 
   window.wrongs.length = 0
-  await page.evaluate("document.querySelector('form').action = 'https://evil.example/'; document.querySelector('button.main').click()")
+  await page.evaluate(
+    "document.querySelector('form').action = 'https://evil.example/'; document.querySelector('button.main').click()"
+  )
   await page.waitForTimeout(300)
   t.match(window.wrongs.join('\n'), /form-action/)
   t.strictSame(elsewhere(window, url), [])
@@ -285,7 +329,8 @@ t.test('OA-16: every page can be read, seen and pressed: narrow and wide, light 
         t.equal(await page.evaluate('document.documentElement.scrollWidth'), width, `${where}: nothing is wider`)
         t.strictSame(await page.evaluate(LOW), [], `${where}: whatever is pressed is high enough`)
         const headings = await page.evaluate(HEADINGS) as number[]
-        t.ok(headings[0] === 1 && headings.every((level, i) => level <= (headings[i - 1] ?? 0) + 1 && (level > 1 || i === 0)), `${where}: headings ${headings.join(' ')}`)
+        t.ok(headings[0] === 1 && headings.every((level, i) =>
+          level <= (headings[i - 1] ?? 0) + 1 && (level > 1 || i === 0)), `${where}: headings ${headings.join(' ')}`)
       }
       await page.goto(url + long)
       await look('sign-in')
@@ -296,7 +341,9 @@ t.test('OA-16: every page can be read, seen and pressed: narrow and wide, light 
       await page.getByRole('heading', { name: 'act for you' }).waitFor()
       await look('consent')
       for (const [what, path] of [
-        ['account', '/account'], ['password', '/account/password'], ['link', `/account/set-password/${link}`], ['no link', '/account/set-password/none'],
+        ['account', '/account'], ['password', '/account/password'], [
+          'link', `/account/set-password/${link}`
+        ], ['no link', '/account/set-password/none'],
         ['problem', '/oauth/authorize']
       ] as const) {
         await page.goto(`${url}${path}`)
@@ -329,7 +376,9 @@ t.test('OA-16: the pages say what their fields are, and what is wrong with them'
     - textbox "E-mail address": ${rosa.email}
     - textbox "Password"`)
   t.equal(await page.evaluate('document.activeElement.id'), 'password', 'the next thing to do')
-  t.equal(await page.getByRole('textbox', { description: /do not belong together/ }).count(), 2, 'the fields tell it too')
+  t.equal(
+    await page.getByRole('textbox', { description: /do not belong together/ }).count(), 2, 'the fields tell it too'
+  )
   await signIn(page, rosa)
   await page.getByRole('heading', { name: 'Allow Command line to act for you?', level: 1 }).waitFor()
   await is(`
@@ -344,7 +393,11 @@ t.test('OA-16: the pages say what their fields are, and what is wrong with them'
     - button "Allow"
     - button "Do not allow"`)
   t.equal(await page.getByRole('group').count(), 10)
-  for (const [scope, words] of Object.entries(SCOPES)) t.equal(await page.getByRole('checkbox', { name: `${words} ${scope}`, exact: true, checked: true }).count(), 1, scope)
+  for (const [scope, words] of Object.entries(SCOPES)) {
+    t.equal(
+      await page.getByRole('checkbox', { name: `${words} ${scope}`, exact: true, checked: true }).count(), 1, scope
+    )
+  }
   await page.goto(`${url}/account`)
   await is(`
     - heading "Your account" [level=1]
@@ -384,7 +437,9 @@ t.test('OA-15: by keyboard alone: every control in its order, in sight, and only
     const { outlineStyle, outlineWidth } = getComputedStyle(document.activeElement)
     return [document.activeElement.value, outlineStyle !== 'none' && parseFloat(outlineWidth) >= 2]
   })()`)
-  const start = url + authorizationUrl(pkce().challenge, { client_id: 'keys', redirect_uri: 'https://app.example/callback', scope: 'secret:read project:read' })
+  const start = url + authorizationUrl(pkce().challenge, {
+    client_id: 'keys', redirect_uri: 'https://app.example/callback', scope: 'secret:read project:read'
+  })
 
   await page.goto(start)
   await page.keyboard.type(rosa.email)
@@ -405,16 +460,20 @@ t.test('OA-15: by keyboard alone: every control in its order, in sight, and only
   await page.keyboard.press('Tab')
   await page.keyboard.press('Tab')
   t.strictSame(await focused(), ['allow', true])
-  const allowed = context.waitForEvent('request', (request) => request.url().startsWith('https://app.example/callback?code='))
+  const allowed = context.waitForEvent('request', (request) =>
+    request.url().startsWith('https://app.example/callback?code='))
   await page.keyboard.press('Enter')
   await allowed
-  const [grant] = await service.sql(`SELECT array_to_string(scopes, ' ') AS scopes FROM oauth_grants WHERE user_id = ${rosa.id}`)
+  const [grant] = await service.sql(
+    `SELECT array_to_string(scopes, ' ') AS scopes FROM oauth_grants WHERE user_id = ${rosa.id}`
+  )
   t.equal(grant?.scopes, 'project:read', 'what was left ticked')
 
   const again = await context.newPage()
   await again.goto(start)
   await again.getByRole('button', { name: 'Do not allow' }).focus()
-  const refused = context.waitForEvent('request', (request) => request.url().startsWith('https://app.example/callback?error=access_denied'))
+  const refused = context.waitForEvent('request', (request) =>
+    request.url().startsWith('https://app.example/callback?error=access_denied'))
   await again.keyboard.press('Enter')
   await refused
 })

@@ -1,6 +1,8 @@
 import { subscribe, unsubscribe } from 'node:diagnostics_channel'
 import { once } from 'node:events'
-import fs, { chmodSync, chownSync, existsSync, readdirSync, readFileSync, renameSync, rmSync, statSync, symlinkSync, writeFileSync } from 'node:fs'
+import fs, {
+  chmodSync, chownSync, existsSync, readdirSync, readFileSync, renameSync, rmSync, statSync, symlinkSync, writeFileSync
+} from 'node:fs'
 import { createServer, connect as connectSocket, type AddressInfo } from 'node:net'
 import { syncBuiltinESMExports } from 'node:module'
 import { join } from 'node:path'
@@ -31,7 +33,8 @@ function refused (t: Test, ended: Ended, line: RegExp) {
   t.equal(ended.code, 1)
 }
 
-const commandsOf = (greeting: string) => greeting.split('\n').filter((line) => /^ {2}(curl|STRONGROOM_URL)/.test(line)).map((line) => line.trim())
+const commandsOf = (greeting: string) =>
+  greeting.split('\n').filter((line) => /^ {2}(curl|STRONGROOM_URL)/.test(line)).map((line) => line.trim())
 const notLogged = (stdout: string) => stdout.split('\n').filter((line) => line !== '' && !line.startsWith('{'))
 
 t.test('from an empty directory: the first start, the next ones, and what is refused', async (t) => {
@@ -86,7 +89,10 @@ t.test('from an empty directory: the first start, the next ones, and what is ref
   })
 
   await t.test('init refuses a database that is not empty', async (t) => {
-    refused(t, await command(['init', '--organization', 'Nimbus', '--email', 'rosa@nimbus.example', '--json'], env), /not empty/)
+    refused(
+      t, await command(['init', '--organization', 'Nimbus', '--email', 'rosa@nimbus.example', '--json'], env),
+      /not empty/
+    )
   })
 
   await t.test('CR-11 CR-13: a wrong or missing master key is one line, no open port, and no new key', async (t) => {
@@ -99,8 +105,13 @@ t.test('from an empty directory: the first start, the next ones, and what is ref
     const other = generateMasterKey().text
     const sameId = `${right.split(':')[0]}:${other.split(':')[1]}`
     refused(t, await command(['serve'], { ...env, PORT: port, MASTER_KEY: sameId }), /^Master key \S+ is wrong/)
-    refused(t, await command(['serve'], { ...env, PORT: port, MASTER_KEY: other.replace(/^[^:]+/, 'another') }), new RegExp(`^Master key ${right.split(':')[0]} is missing`))
-    refused(t, await command(['init', '--organization', 'Nimbus', '--email', 'rosa@nimbus.example'], { ...env, MASTER_KEY: sameId }), /is wrong/)
+    refused(
+      t, await command(['serve'], { ...env, PORT: port, MASTER_KEY: other.replace(/^[^:]+/, 'another') }),
+      new RegExp(`^Master key ${right.split(':')[0]} is missing`)
+    )
+    refused(t, await command(
+      ['init', '--organization', 'Nimbus', '--email', 'rosa@nimbus.example'], { ...env, MASTER_KEY: sameId }
+    ), /is wrong/)
 
     renameSync(keyFile, `${keyFile}.away`)
     refused(t, await command(['serve'], { ...env, PORT: port }), /master\.key is missing/)
@@ -109,7 +120,10 @@ t.test('from an empty directory: the first start, the next ones, and what is ref
     refused(t, await command(['serve'], { ...env, PORT: port }), /does not hold a master key/)
     writeFileSync(keyFile, `${right}\n`)
     rmSync(`${keyFile}.away`)
-    refused(t, await command(['serve'], { ...env, PORT: port }), new RegExp(`^Cannot listen on 127\\.0\\.0\\.1:${port}: EADDRINUSE$`, 'm'))
+    refused(
+      t, await command(['serve'], { ...env, PORT: port }),
+      new RegExp(`^Cannot listen on 127\\.0\\.0\\.1:${port}: EADDRINUSE$`, 'm')
+    )
   })
 
   await t.test('CR-12: an embedded database that others may enter, or that is somebody else\'s, is not opened', async (t) => {
@@ -127,7 +141,9 @@ t.test('from an empty directory: the first start, the next ones, and what is ref
   })
 
   await t.test('organization set takes effect; the second start finds everything and prints no block', async (t) => {
-    t.same(await command(['organization', 'set', '--id', organization.toLowerCase(), '--plan', 'free', '--status', 'suspended'], env), { code: 0, stdout: 'Changed.\n', stderr: '' })
+    t.same(await command(
+      ['organization', 'set', '--id', organization.toLowerCase(), '--plan', 'free', '--status', 'suspended'], env
+    ), { code: 0, stdout: 'Changed.\n', stderr: '' })
     const server = await startServer(t, env)
     t.same(notLogged(server.stdout()), [`Strongroom serves on ${server.address}`])
     const send = client(server.address, { organization, token })
@@ -135,15 +151,22 @@ t.test('from an empty directory: the first start, the next ones, and what is ref
     t.match(body.data.attributes, { plan_name: 'free', status: 'suspended' })
     t.equal((await send('GET', '/orbit')).body.error, 'organization_inactive')
     t.equal((await server.stop()).code, 0)
-    refused(t, await command(['organization', 'set', '--id', '01ARZ3NDEKTSV4RRFFQ69G5FAV', '--plan', 'free'], env), /There is no organization/)
-    refused(t, await command(['organization', 'set', '--id', organization, '--plan', 'gold'], env), /There is no plan gold/)
+    refused(
+      t, await command(['organization', 'set', '--id', '01ARZ3NDEKTSV4RRFFQ69G5FAV', '--plan', 'free'], env),
+      /There is no organization/
+    )
+    refused(
+      t, await command(['organization', 'set', '--id', organization, '--plan', 'gold'], env), /There is no plan gold/
+    )
   })
 })
 
 t.test('a wrong variable is one line that names it, and exit 1; the key is never in it', async (t) => {
   const dir = join(scratchDirectory(t), 'data')
   const wrong: Record<string, string>[] = [
-    { PORT: 'http' }, { HOST: 'a b' }, { DATABASE_URL: 'mysql://u:canary@h/d' }, { LOG_LEVEL: 'loud' }, { MASTER_KEY: 'k1:canary' },
+    { PORT: 'http' }, { HOST: 'a b' }, {
+      DATABASE_URL: 'mysql://u:canary@h/d'
+    }, { LOG_LEVEL: 'loud' }, { MASTER_KEY: 'k1:canary' },
     { DATABASE_URL: 'postgres://u:canary@127.0.0.1:1/d' }, { MASTER_KEY_FILE: '/nowhere/at/all' }
   ]
   await Promise.all(wrong.map(async (env) => {
@@ -152,7 +175,9 @@ t.test('a wrong variable is one line that names it, and exit 1; the key is never
     t.notMatch(ended.stderr, 'canary')
   }))
   t.notOk(existsSync(dir), 'nothing was made')
-  const away = await command(['serve'], { DATABASE_URL: 'postgres://u:canary@127.0.0.1:1/d', MASTER_KEY: generateMasterKey().text })
+  const away = await command(
+    ['serve'], { DATABASE_URL: 'postgres://u:canary@127.0.0.1:1/d', MASTER_KEY: generateMasterKey().text }
+  )
   refused(t, away, /database/i)
   t.notMatch(away.stderr, 'canary')
 })
@@ -175,7 +200,10 @@ t.test('CR-10 CR-11: a master key that cannot be one is refused, and none is mad
     t.match(ended.stderr, line)
     if (text !== '') t.notMatch(ended.stderr, text.slice(3))
   }))
-  refused(t, await command(['serve'], { DATA_DIR: data, DATABASE_URL: 'postgres://app@127.0.0.1:1/d' }), /^MASTER_KEY and MASTER_KEY_FILE are not set/)
+  refused(
+    t, await command(['serve'], { DATA_DIR: data, DATABASE_URL: 'postgres://app@127.0.0.1:1/d' }),
+    /^MASTER_KEY and MASTER_KEY_FILE are not set/
+  )
   t.same(readdirSync(directory).sort(), Object.keys(wrong).sort(), 'nothing was made')
 })
 
@@ -183,8 +211,12 @@ t.test('wrong usage is exit 2', async (t) => {
   const dir = join(scratchDirectory(t), 'data')
   await Promise.all([
     [], ['unknown'], ['serve', 'now'], ['serve', '--port', '1'], ['init'], ['init', '--organization', 'Nimbus'],
-    ['init', '--organization', 'Nimbus', '--email', 'nobody'], ['init', '--organization', ' ', '--email', 'a@b'], ['migrate', '--force'], ['rewrap', 'k1'], ['rewrap', '--all'],
-    ['organization'], ['organization', 'get'], ['organization', 'set', '--plan', 'free'], ['organization', 'set', '--id', 'x'],
+    [
+      'init', '--organization', 'Nimbus', '--email', 'nobody'
+    ], ['init', '--organization', ' ', '--email', 'a@b'], ['migrate', '--force'], ['rewrap', 'k1'], ['rewrap', '--all'],
+    ['organization'], ['organization', 'get'], [
+      'organization', 'set', '--plan', 'free'
+    ], ['organization', 'set', '--id', 'x'],
     ['organization', 'set', '--id', 'x', '--status', 'gone'], ['toString']
   ].map(async (args) => {
     const { code, stdout, stderr } = await command(args, { DATA_DIR: dir })
@@ -200,17 +232,34 @@ t.test('wrong usage of the commands for people and applications is exit 2, befor
   process.env.DATA_DIR = dir
   t.teardown(() => before === undefined ? delete process.env.DATA_DIR : (process.env.DATA_DIR = before))
   const wrong = [
-    ['user'], ['user', 'remove'], ['user', 'toString'], ['user', 'add'], ['user', 'add', '--email', 'nobody'], ['user', 'add', '--email', `${'x'.repeat(320)}@a`],
-    ['user', 'add', '--email', `${'\ufdfa'.repeat(100)}@a`], ['user', 'add', '--email', 'a@b\u0000'], ['user', 'add', '--email', 'a@b', '--name', ' '],
-    ['user', 'add', '--email', 'a@b', '--name', 'A\nB'], ['user', 'add', '--email', 'a@b', '--role', 'owner'], ['user', 'add', '--email', 'a@b', '--organization', 'x'],
-    ['user', 'add', '--email', 'a@b', '--organization', 'x', '--role', 'king'], ['user', 'add', 'a@b'], ['user', 'password'], ['user', 'password', '--email', 'nobody'],
+    ['user'], ['user', 'remove'], ['user', 'toString'], ['user', 'add'], ['user', 'add', '--email', 'nobody'], [
+      'user', 'add', '--email', `${'x'.repeat(320)}@a`
+    ],
+    [
+      'user', 'add', '--email', `${'\ufdfa'.repeat(100)}@a`
+    ], ['user', 'add', '--email', 'a@b\u0000'], ['user', 'add', '--email', 'a@b', '--name', ' '],
+    ['user', 'add', '--email', 'a@b', '--name', 'A\nB'], ['user', 'add', '--email', 'a@b', '--role', 'owner'], [
+      'user', 'add', '--email', 'a@b', '--organization', 'x'
+    ],
+    [
+      'user', 'add', '--email', 'a@b', '--organization', 'x', '--role', 'king'
+    ], ['user', 'add', 'a@b'], ['user', 'password'], ['user', 'password', '--email', 'nobody'],
     ['user', 'disable'], ['user', 'enable', '--email', ''], ['user', 'list', '--json'],
-    ['client'], ['client', 'set'], ['client', 'add'], ['client', 'disable'], ['client', 'enable', '--id', ''], ['client', 'list', 'all'],
+    ['client'], ['client', 'set'], ['client', 'add'], ['client', 'disable'], [
+      'client', 'enable', '--id', ''
+    ], ['client', 'list', 'all'],
     ['client', 'add', '--id', 'Deploy', '--name', 'Deploy', '--redirect-uri', 'https://deploy.example/back'],
     ['client', 'add', '--id', 'x'.repeat(65), '--name', 'Deploy', '--redirect-uri', 'https://deploy.example/back'],
-    ['client', 'add', '--id', 'deploy', '--redirect-uri', 'https://deploy.example/back'], ['client', 'add', '--id', 'deploy', '--name', 'Deploy'],
-    ...['http://deploy.example/back', 'https://*.example/back', 'javascript:alert(1)', 'https://deploy.example/back#a', ''].map((uri) =>
-      ['client', 'add', '--id', 'deploy', '--name', 'Deploy', '--redirect-uri', 'https://deploy.example/back', '--redirect-uri', uri])
+    [
+      'client', 'add', '--id', 'deploy', '--redirect-uri', 'https://deploy.example/back'
+    ], ['client', 'add', '--id', 'deploy', '--name', 'Deploy'],
+    ...[
+      'http://deploy.example/back', 'https://*.example/back', 'javascript:alert(1)', 'https://deploy.example/back#a', ''
+    ].map((uri) =>
+      [
+        'client', 'add', '--id', 'deploy', '--name', 'Deploy', '--redirect-uri', 'https://deploy.example/back',
+        '--redirect-uri', uri
+      ])
   ]
   for (const args of wrong) {
     const said = t.capture(process.stderr, 'write', () => true)
@@ -226,7 +275,10 @@ t.test('the installed command, which is a link, runs as the file does', async (t
   const directory = scratchDirectory(t)
   const link = join(directory, 'strongroom')
   symlinkSync(CLI, link)
-  const short = await run(process.execPath, [link, 'init', '--organization', 'Nimbus', '--email', 'rosa@nimbus.example', '--password-stdin'], { DATA_DIR: join(directory, 'data') }, 'short\n')
+  const short = await run(
+    process.execPath, [link, 'init', '--organization', 'Nimbus', '--email', 'rosa@nimbus.example', '--password-stdin'],
+    { DATA_DIR: join(directory, 'data') }, 'short\n'
+  )
   t.equal(short.code, 2, 'a password that is too short is wrong usage')
   t.same(readdirSync(directory), ['strongroom'], 'nothing was made')
 })
@@ -241,17 +293,27 @@ t.test('migrate and init on an empty embedded database make what serve then serv
     const { database } = await open(loadConfig({ DATA_DIR: dir }))
     await database.close()
   })
-  const [named, wrapped] = [events.indexOf(`link ${join(dir, 'master.key')}`), events.indexOf('insert into "master_key_canaries"')]
+  const [named, wrapped] = [
+    events.indexOf(`link ${join(dir, 'master.key')}`), events.indexOf('insert into "master_key_canaries"')
+  ]
   t.ok(named > 0 && wrapped > named, events.join('; '))
-  t.match(events.slice(0, named).filter((event) => event.startsWith('sync')), [`sync ${join(dir, 'master.key')}.${process.pid}`], 'the key is on disk before it has its name')
+  t.match(
+    events.slice(0, named).filter((event) => event.startsWith('sync')),
+    [`sync ${join(dir, 'master.key')}.${process.pid}`], 'the key is on disk before it has its name'
+  )
   t.ok(events.slice(named, wrapped).includes(`sync ${dir}`), 'and its name before anything is wrapped by it')
   const again = await watchDisk(async () => {
     const { database } = await open(loadConfig({ DATA_DIR: dir }))
     await database.close()
   })
-  t.same(again.slice(0, 2), [`sync ${join(dir, 'master.key')}`, `sync ${dir}`], 'whoever put one there, it is on disk before it is used')
+  t.same(
+    again.slice(0, 2), [`sync ${join(dir, 'master.key')}`, `sync ${dir}`],
+    'whoever put one there, it is on disk before it is used'
+  )
 
-  const made = await command(['init', '--organization', 'Nimbus', '--email', 'rosa@nimbus.example', '--json'], { DATA_DIR: dir })
+  const made = await command(
+    ['init', '--organization', 'Nimbus', '--email', 'rosa@nimbus.example', '--json'], { DATA_DIR: dir }
+  )
   t.same([made.code, made.stderr], [0, ''])
   const { organization, user, token } = JSON.parse(made.stdout)
   t.match(user.password, /^\S{12,}$/)
@@ -262,7 +324,10 @@ t.test('migrate and init on an empty embedded database make what serve then serv
   t.equal((await server.stop()).code, 0)
 })
 
-/** What reaches the disk or the database while something is done, in order: syncs, new names, statements by their first words. */
+/**
+ * What reaches the disk or the database while something is done, in order: syncs, new names, statements by their first
+ * words.
+ */
 async function watchDisk (act: () => Promise<void>): Promise<string[]> {
   const events: string[] = []
   const paths = new Map<number, string>()
@@ -316,36 +381,59 @@ t.test('people and applications, from the command line to the browser', async (t
   const port = await freePort()
   const address = `http://127.0.0.1:${port}`
   // Each command opens the database: on PostgreSQL, where there is one, that takes next to nothing.
-  const env = { PORT: String(port), ...database === undefined ? { DATA_DIR: join(scratchDirectory(t), 'data') } : await empty('people') }
+  const env = {
+    PORT: String(port),
+    ...database === undefined ? { DATA_DIR: join(scratchDirectory(t), 'data') } : await empty('people')
+  }
   const NOT_MAILED = /^The mail to user \d+ was not sent: SMTP_URL is not set\n$/
-  const made = JSON.parse((await command(['init', '--organization', 'Nimbus', '--email', 'rosa@nimbus.example', '--json'], env)).stdout)
-  const done = async (t: Test, ...args: string[]) => t.same(await command(args, env), { code: 0, stdout: args[1] === 'add' ? 'Added.\n' : 'Changed.\n', stderr: '' })
+  const made = JSON.parse((await command(
+    ['init', '--organization', 'Nimbus', '--email', 'rosa@nimbus.example', '--json'], env
+  )).stdout)
+  const done = async (t: Test, ...args: string[]) =>
+    t.same(await command(args, env), { code: 0, stdout: args[1] === 'add' ? 'Added.\n' : 'Changed.\n', stderr: '' })
   let link = ''
 
   await t.test('user add makes an account, and a link that is nowhere else', async (t) => {
-    const added = await command(['user', 'add', '--email', 'Finn@nimbus.example', '--name', 'Finn Ash', '--organization', made.organization.slug, '--role', 'admin', '--json'], env)
+    const added = await command([
+      'user', 'add', '--email', 'Finn@nimbus.example', '--name', 'Finn Ash', '--organization', made.organization.slug,
+      '--role', 'admin', '--json'
+    ], env)
     t.equal(added.code, 0)
     t.match(added.stderr, NOT_MAILED)
     const { user, link: first } = JSON.parse(added.stdout)
     t.equal(added.stdout, `${JSON.stringify({ user, link: first })}\n`, 'exactly one object')
     t.match(user, { id: /^\d+$/, email: 'Finn@nimbus.example' })
     t.ok(first.startsWith(`${address}/account/set-password/`))
-    refused(t, await command(['user', 'add', '--email', 'finn@NIMBUS.example'], env), /^There is an account of finn@NIMBUS\.example already$/m)
+    refused(
+      t, await command(['user', 'add', '--email', 'finn@NIMBUS.example'], env),
+      /^There is an account of finn@NIMBUS\.example already$/m
+    )
   })
 
   await t.test('what was disabled is listed as that, and can be enabled', async (t) => {
     await done(t, 'user', 'disable', '--email', 'FINN@nimbus.example')
-    t.equal((await command(['user', 'list'], env)).stdout.replace(/^\d+/gm, 'N'), 'N\trosa@nimbus.example\tactive\tnimbus:owner\nN\tFinn@nimbus.example\tdisabled\tnimbus:administrator\n')
+    t.equal(
+      (await command(['user', 'list'], env)).stdout.replace(/^\d+/gm, 'N'),
+      'N\trosa@nimbus.example\tactive\tnimbus:owner\nN\tFinn@nimbus.example\tdisabled\tnimbus:administrator\n'
+    )
     await done(t, 'user', 'enable', '--email', 'finn@nimbus.example')
-    const again = await command(['user', 'password', '--email', 'finn@nimbus.example'], { ...env, PUBLIC_URL: 'https://secrets.example.com/base' })
+    const again = await command(
+      ['user', 'password', '--email', 'finn@nimbus.example'], { ...env, PUBLIC_URL: 'https://secrets.example.com/base' }
+    )
     t.equal(again.code, 0)
     t.match(again.stderr, NOT_MAILED)
-    t.match(again.stdout, /^User \d+ \(Finn@nimbus\.example\)\nLink https:\/\/secrets\.example\.com\/base\/account\/set-password\/[\w-]{43}\n$/)
+    t.match(
+      again.stdout,
+      /^User \d+ \(Finn@nimbus\.example\)\nLink https:\/\/secrets\.example\.com\/base\/account\/set-password\/[\w-]{43}\n$/
+    )
     link = address + again.stdout.trim().slice(again.stdout.indexOf('/account'))
   })
 
   await t.test('a client is added once, with every redirect URI', async (t) => {
-    const deploy = ['client', 'add', '--id', 'deploy', '--name', 'Deploy', '--redirect-uri', 'https://deploy.example/back', '--redirect-uri', 'http://127.0.0.1/back']
+    const deploy = [
+      'client', 'add', '--id', 'deploy', '--name', 'Deploy', '--redirect-uri', 'https://deploy.example/back',
+      '--redirect-uri', 'http://127.0.0.1/back'
+    ]
     await done(t, ...deploy)
     refused(t, await command(deploy, env), /^There is a client deploy already$/m)
     await done(t, 'client', 'disable', '--id', 'swagger-ui')
@@ -369,7 +457,8 @@ t.test('people and applications, from the command line to the browser', async (t
     t.equal((await finn.send(form, { password: 'a password of his own' })).status, 303)
     t.equal((await finn.send(form, { password: 'another, with the same link' })).status, 404)
     t.match((await finn.open('/account')).text, 'Finn@nimbus.example')
-    const ask = (client_id: string, redirect_uri: string) => rosa.open(authorizationUrl(pkce().challenge, { client_id, redirect_uri }))
+    const ask = (client_id: string, redirect_uri: string) =>
+      rosa.open(authorizationUrl(pkce().challenge, { client_id, redirect_uri }))
     t.match((await ask('deploy', 'https://deploy.example/back')).text, 'Deploy')
     t.match((await ask('deploy', 'http://127.0.0.1:4711/back')).text, 'Deploy')
     t.match((await ask('dotenv-cli', 'http://127.0.0.1:4711/callback')).text, 'Command line')
@@ -381,7 +470,8 @@ t.test('people and applications, from the command line to the browser', async (t
 
   await t.test('OA-93: with SMTP_URL the link is mailed as well; a server that never greets does not hold it up', async (t) => {
     const [good, silent] = [await startMailServer(t), await startMailServer(t, 'silent')]
-    const url = (port: number) => ({ ...env, SMTP_URL: `smtp://app:canary@127.0.0.1:${port}`, PUBLIC_URL: 'https://secrets.example.com' })
+    const url = (port: number) =>
+      ({ ...env, SMTP_URL: `smtp://app:canary@127.0.0.1:${port}`, PUBLIC_URL: 'https://secrets.example.com' })
     const mailed = await command(['user', 'add', '--email', 'noor@nimbus.example'], url(good.port))
     t.same([mailed.code, mailed.stderr], [0, ''])
     const [, printed = 'none'] = /^Link (\S+)$/m.exec(mailed.stdout) ?? []
@@ -407,8 +497,13 @@ t.test('on PostgreSQL', { skip: !hasPostgres() && 'PostgreSQL is not installed' 
     t.same([code, stderr], [0, ''])
     const made = JSON.parse(stdout)
     t.same(stdout, `${JSON.stringify(made)}\n`)
-    t.match(made, { organization: { id: ULID, slug: /^nimbus/ }, user: { id: /^\d+$/, email: 'rosa@nimbus.example' }, token: TOKEN })
-    t.same([Object.keys(made), Object.keys(made.organization), Object.keys(made.user)], [['organization', 'user', 'token'], ['id', 'slug'], ['id', 'email']])
+    t.match(made, {
+      organization: { id: ULID, slug: /^nimbus/ }, user: { id: /^\d+$/, email: 'rosa@nimbus.example' }, token: TOKEN
+    })
+    t.same(
+      [Object.keys(made), Object.keys(made.organization), Object.keys(made.user)],
+      [['organization', 'user', 'token'], ['id', 'slug'], ['id', 'email']]
+    )
     refused(t, await command(args, env), /not empty/)
   })
 
@@ -430,7 +525,10 @@ t.test('on PostgreSQL', { skip: !hasPostgres() && 'PostgreSQL is not installed' 
     const env = await empty('ported')
     const taken = createServer().listen(0, '127.0.0.1')
     await once(taken, 'listening')
-    refused(t, await command(['serve'], { ...env, LOG_LEVEL: 'error', PORT: String((taken.address() as AddressInfo).port) }), /^Cannot listen on .*EADDRINUSE/)
+    refused(
+      t, await command(['serve'], { ...env, LOG_LEVEL: 'error', PORT: String((taken.address() as AddressInfo).port) }),
+      /^Cannot listen on .*EADDRINUSE/
+    )
     taken.close()
 
     // The one start is also that with a key file, and is stopped by the other signal.
@@ -496,6 +594,9 @@ t.test('on PostgreSQL', { skip: !hasPostgres() && 'PostgreSQL is not installed' 
     const sql = postgres(env.DATABASE_URL, { max: 1 })
     const stored = new Set((await sql`SELECT id FROM secret_versions`).map(({ id }) => String(id)))
     await sql.end()
-    t.same(operations.map(({ reply }) => reply!.body.data.version).filter((id) => !stored.has(id)), [], 'nothing acknowledged is lost')
+    t.same(
+      operations.map(({ reply }) => reply!.body.data.version).filter((id) => !stored.has(id)), [],
+      'nothing acknowledged is lost'
+    )
   })
 })

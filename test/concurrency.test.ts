@@ -4,13 +4,17 @@ import t, { type Test } from 'tap'
 import { transaction } from '../src/db/database.ts'
 import { startApp, type TestApp } from './helpers/app.ts'
 import {
-  look, makeLevels, mix, ON_POSTGRES, opener, random, replay, scale, startInstances, statuses, store, times, type Level, type Operation, type Reply, type Send
+  look, makeLevels, mix, ON_POSTGRES, opener, random, replay, scale, startInstances, statuses, store, times,
+  type Level, type Operation, type Reply, type Send
 } from './helpers/traffic.ts'
 
 t.setTimeout(120_000)
 
 /** Every reader's view is that of the model which the audit events describe. */
-async function agree (t: Test, { service, send, organization }: { service: TestApp, send: Send, organization: string }, levels: Level[], operations: Operation[]) {
+async function agree (
+  t: Test, { service, send, organization }: { service: TestApp, send: Send, organization: string }, levels: Level[],
+  operations: Operation[]
+) {
   const { problems, secrets, gone } = await replay((query) => service.sql(query), organization, operations)
   t.same(problems, [])
   const open = await opener(send, levels[0]!.project, operations)
@@ -22,12 +26,22 @@ async function agree (t: Test, { service, send, organization }: { service: TestA
     const secret = current === undefined ? undefined : secrets.get(current.id)
     t.equal(current?.content, secret?.plaintext, 'the document is that of the last write')
     if (secret === undefined) continue
-    t.same(history.map(({ id }) => Number(id)), [...secret.versions.keys()].sort((a, b) => b - a), 'newest first, all of them')
-    t.same(contents, history.map(({ id }) => secret.versions.get(Number(id))!.plaintext), 'each version holds what was written')
-    t.same(history.map(({ attributes }) => attributes.action), history.map(({ id }) => secret.versions.get(Number(id))!.action))
-    if (current!.version !== null && current!.version === history[0]?.id) t.equal(contents[0], current!.content, 'the newest version is the document')
+    t.same(
+      history.map(({ id }) => Number(id)), [...secret.versions.keys()].sort((a, b) => b - a),
+      'newest first, all of them'
+    )
+    t.same(contents, history.map(({ id }) =>
+      secret.versions.get(Number(id))!.plaintext), 'each version holds what was written')
+    t.same(history.map(({ attributes }) => attributes.action), history.map(({ id }) =>
+      secret.versions.get(Number(id))!.action))
+    if (current!.version !== null && current!.version === history[0]?.id) {
+      t.equal(contents[0], current!.content, 'the newest version is the document')
+    }
   }
-  t.same(statuses(await Promise.all([...gone].slice(0, 10).map((id) => send('GET', `/secrets/versions/${id}`)))), gone.size === 0 ? [] : [404], 'what went stays away')
+  t.same(
+    statuses(await Promise.all([...gone].slice(0, 10).map((id) => send('GET', `/secrets/versions/${id}`)))),
+    gone.size === 0 ? [] : [404], 'what went stays away'
+  )
   t.same(service.logs.filter((line) => /"level":[56]0/.test(line)), [], 'nothing failed inside')
 }
 
@@ -48,7 +62,9 @@ t.test('I2 I4 I9 AU-12 fifty parallel writers on one level: each write has its v
   t.equal(history.length, 50 * each)
   t.same([...new Set(history.slice(0, -1).map(({ attributes }) => attributes.action))], ['update'])
   t.equal(history.at(-1)!.attributes.action, 'create')
-  const events = await service.sql(`SELECT count(*)::int AS count FROM audit_events WHERE action = 'secret.store' AND organization_id = '${organization}'`)
+  const events = await service.sql(
+    `SELECT count(*)::int AS count FROM audit_events WHERE action = 'secret.store' AND organization_id = '${organization}'`
+  )
   t.equal(events[0]!.count, 50 * each)
   await agree(t, running, [level!], operations)
 })
@@ -69,9 +85,19 @@ for (const seed of [1, 20260301]) {
         if (version > 0) seen.push(version)
       }
     }))
-    const allowed: Record<Operation['kind'], number[]> = { store: [200], restore: [200, 404], delete: [204, 404], purge: [200, 422], version: [204, 404, 422], rotate: [200, 409] }
-    t.same(operations.filter(({ kind, reply }) => !allowed[kind].includes(reply?.status ?? 0)).map(({ kind, reply }) => [kind, reply?.status, reply?.body]), [])
-    for (const kind of Object.keys(allowed)) t.ok(operations.some((one) => one.kind === kind && one.reply!.status < 300), `${kind} was done at least once`)
+    const allowed: Record<Operation['kind'], number[]> = {
+      store: [200],
+      restore: [200, 404],
+      delete: [204, 404],
+      purge: [200, 422],
+      version: [204, 404, 422],
+      rotate: [200, 409]
+    }
+    t.same(operations.filter(({ kind, reply }) =>
+      !allowed[kind].includes(reply?.status ?? 0)).map(({ kind, reply }) => [kind, reply?.status, reply?.body]), [])
+    for (const kind of Object.keys(allowed)) {
+      t.ok(operations.some((one) => one.kind === kind && one.reply!.status < 300), `${kind} was done at least once`)
+    }
     await agree(t, running, levels, operations)
   })
 }
@@ -80,7 +106,8 @@ t.test('the first store of a level, raced: one secret, one create', async (t) =>
   const running = await startInstances(t)
   const { send, service } = running
   const [level, other] = await makeLevels(send, 'orbit', ['live', 'test'])
-  const writes = await Promise.all(times(20, (writer) => store(send, level!, `WRITER=${writer}`, { no_backup: writer % 5 === 0 })))
+  const writes = await Promise.all(times(20, (writer) =>
+    store(send, level!, `WRITER=${writer}`, { no_backup: writer % 5 === 0 })))
   t.same(statuses(writes.map(({ reply }) => reply)), [200])
   t.equal(new Set(writes.map(({ reply }) => reply!.body.data.secret_id)).size, 1)
   const conditional = await Promise.all(times(20, (writer) =>
@@ -89,7 +116,10 @@ t.test('the first store of a level, raced: one secret, one create', async (t) =>
   t.same(statuses(conditional), [200, 412])
   t.equal((await service.sql('SELECT id FROM secrets')).length, 2)
   const { problems } = await replay((query) => service.sql(query), running.organization, writes)
-  t.same(problems.filter((text) => !/^(secrets|versions):|next version/.test(text)), [], 'the conditional writes, which the replay was not told of, aside')
+  t.same(
+    problems.filter((text) => !/^(secrets|versions):|next version/.test(text)), [],
+    'the conditional writes, which the replay was not told of, aside'
+  )
 })
 
 t.test('writers who all hold one ETag: one of them wins, the others are told', async (t) => {
@@ -98,7 +128,8 @@ t.test('writers who all hold one ETag: one of them wins, the others are told', a
   const { reply } = await store(send, level!, 'ROUND=0')
   let etag = reply!.headers.get('etag')!
   for (let round = 1; round <= 5; round++) {
-    const answers = await Promise.all(times(10, () => send('POST', '/secrets/store', { ...level, plaintext: `ROUND=${round}` }, { 'if-match': etag })))
+    const answers = await Promise.all(times(10, () =>
+      send('POST', '/secrets/store', { ...level, plaintext: `ROUND=${round}` }, { 'if-match': etag })))
     t.same(answers.map(({ status }) => status).sort(), [200, ...Array(9).fill(412)])
     etag = answers.find(({ status }) => status === 200)!.headers.get('etag')!
   }
@@ -106,7 +137,12 @@ t.test('writers who all hold one ETag: one of them wins, the others are told', a
 
 t.test('races for a slug: one 201, the others 422 slug_taken; made slugs all differ', async (t) => {
   const { send, service } = await startInstances(t)
-  const keys = { storage_mode: 'client', key_check: Buffer.alloc(32, 1).toString('base64'), key_check_salt: Buffer.alloc(16, 2).toString('base64'), key_check_iterations: 600_000 }
+  const keys = {
+    storage_mode: 'client',
+    key_check: Buffer.alloc(32, 1).toString('base64'),
+    key_check_salt: Buffer.alloc(16, 2).toString('base64'),
+    key_check_iterations: 600_000
+  }
   const race = async (path: string, body: Record<string, unknown>) => {
     const answers = await Promise.all(times(12, () => send('POST', path, body)))
     t.same(answers.map(({ status }) => status).sort(), [201, ...Array(11).fill(422)], path)
@@ -115,12 +151,18 @@ t.test('races for a slug: one 201, the others 422 slug_taken; made slugs all dif
   await race('/projects', { name: 'Orbit', slug: 'orbit', ...keys })
   await race('/orbit/targets', { name: 'Backend', slug: 'backend' })
   await race('/orbit/backend/environments', { name: 'Live', slug: 'live' })
-  for (const [path, more] of [['/projects', keys], ['/orbit/targets', {}], ['/orbit/backend/environments', {}]] as const) {
+  for (const [path, more] of [
+    ['/projects', keys], ['/orbit/targets', {}], ['/orbit/backend/environments', {}]
+  ] as const) {
     const answers = await Promise.all(times(8, () => send('POST', path, { name: 'Same name', ...more })))
     t.same(statuses(answers), [201])
-    t.same(answers.map(({ body }) => body.data.attributes.slug).sort(), ['same-name', ...times(7, (index) => `same-name-${index + 2}`)])
+    t.same(
+      answers.map(({ body }) => body.data.attributes.slug).sort(),
+      ['same-name', ...times(7, (index) => `same-name-${index + 2}`)]
+    )
   }
-  const renamed = await Promise.all(times(8, (index) => send('PATCH', `/orbit/same-name${index === 0 ? '' : `-${index + 1}`}`, { slug: 'renamed' })))
+  const renamed = await Promise.all(times(8, (index) =>
+    send('PATCH', `/orbit/same-name${index === 0 ? '' : `-${index + 1}`}`, { slug: 'renamed' })))
   t.same(renamed.map(({ status }) => status).sort(), [200, ...Array(7).fill(422)])
   const [counts] = await service.sql(`SELECT (SELECT count(*) FROM projects)::int AS projects, (SELECT count(*) FROM targets)::int AS targets,
     (SELECT count(*) FROM environments)::int AS environments, (SELECT count(*) FROM encryption_keys)::int AS keys`)
@@ -152,19 +194,33 @@ for (const [what, path, remaining] of [
       (SELECT count(*) FROM environments WHERE slug = 'live')::int AS environments, (SELECT count(*) FROM secrets)::int AS secrets,
       (SELECT count(*) FROM secret_versions)::int AS versions`)
     t.same(left, { projects: remaining, keys: remaining, environments: 0, secrets: 0, versions: 0 })
-    const events = await service.sql(`SELECT seq, action, details FROM audit_events WHERE organization_id = '${organization}' ORDER BY seq`)
+    const events = await service.sql(
+      `SELECT seq, action, details FROM audit_events WHERE organization_id = '${organization}' ORDER BY seq`
+    )
     t.same(events.map(({ seq }) => Number(seq)), events.map((_, index) => index + 1))
     const last = events.findLast(({ action }) => /^(project|target|environment)\.delete$/.test(action as string))!
-    t.equal((last.details as { versions: number }).versions, events.filter(({ action }) => action === 'secret.store').length, 'the event tells what went along')
+    t.equal(
+      (last.details as { versions: number }).versions, events.filter(({ action }) => action === 'secret.store').length,
+      'the event tells what went along'
+    )
   })
 }
 
-t.test('who makes a project, a target, an environment or a token waits for a write that makes a first document, and not that for them', { skip: !ON_POSTGRES && 'one session: nobody waits for another' }, async (t) => {
+t.test('who makes a project, a target, an environment or a token waits for a write that makes a first document, and not that for them', {
+  skip: !ON_POSTGRES && 'one session: nobody waits for another'
+}, async (t) => {
   const { send, service, organization } = await startInstances(t)
   await makeLevels(send, 'orbit', ['live'])
-  const keys = { storage_mode: 'client', key_check: Buffer.alloc(32, 1).toString('base64'), key_check_salt: Buffer.alloc(16, 2).toString('base64'), key_check_iterations: 600_000 }
+  const keys = {
+    storage_mode: 'client',
+    key_check: Buffer.alloc(32, 1).toString('base64'),
+    key_check_salt: Buffer.alloc(16, 2).toString('base64'),
+    key_check_iterations: 600_000
+  }
   for (const [path, body] of [
-    ['/projects', { name: 'Other', ...keys }], ['/orbit/targets', { name: 'Other' }], ['/orbit/backend/environments', { name: 'Other' }],
+    ['/projects', { name: 'Other', ...keys }], ['/orbit/targets', { name: 'Other' }], [
+      '/orbit/backend/environments', { name: 'Other' }
+    ],
     [`//api/v1/organizations/${organization}/api-keys`, { name: 'Other', abilities: ['secret:read'] }]
   ] as const) {
     let made: Promise<Reply> | undefined
@@ -214,5 +270,7 @@ t.test('two transactions that lock each other out are both done, one of them aga
   })
   await Promise.all([cross(one, other), cross(other, one)])
   t.equal(tried.length, process.env.TEST_DATABASE_URL === undefined ? 2 : 3)
-  t.same((await service.sql('SELECT next_event::int AS next FROM organization_counters')).map(({ next }) => next), [3, 3])
+  t.same(
+    (await service.sql('SELECT next_event::int AS next FROM organization_counters')).map(({ next }) => next), [3, 3]
+  )
 })

@@ -42,7 +42,10 @@ t.test('nothing set: the defaults of the operating contract', async (t) => {
     logClientAddress: 'network',
     corsOrigins: []
   })
-  const names = ['HOST', 'PORT', 'DATABASE_URL', 'DATA_DIR', 'MASTER_KEY', 'MASTER_KEY_FILE', 'REDIS_URL', 'WORKERS', 'METRICS_TOKEN', 'DOCS_UI']
+  const names = [
+    'HOST', 'PORT', 'DATABASE_URL', 'DATA_DIR', 'MASTER_KEY', 'MASTER_KEY_FILE', 'REDIS_URL', 'WORKERS',
+    'METRICS_TOKEN', 'DOCS_UI'
+  ]
   t.same(loadConfig(Object.fromEntries(names.map((name) => [name, '']))), loadConfig({}), 'empty is not set')
 })
 
@@ -94,13 +97,20 @@ t.test('every variable reaches the configuration', async (t) => {
     logClientAddress: 'full',
     corsOrigins: ['https://app.example.com', 'http://localhost:3000']
   })
-  for (const [text, bytes] of [['16384', 16384], ['16 KiB', 16384], ['64MiB', 67108864], ['2 MiB', 2097152], ['20000 B', 20000], ['1mib', 1048576]] as const) {
+  for (const [text, bytes] of [
+    ['16384', 16384], ['16 KiB', 16384], ['64MiB', 67108864], ['2 MiB', 2097152], ['20000 B', 20000], ['1mib', 1048576]
+  ] as const) {
     t.equal(loadConfig({ BODY_LIMIT: text }).bodyLimit, bytes, text)
   }
-  for (const url of ['postgresql://u@h/d', 'postgres:///d?host=/run/postgresql', 'postgres://u:p%40ss@a:1,b:2/d', 'postgres://u:p@[::1]:5432/d?sslmode=require']) {
+  for (const url of [
+    'postgresql://u@h/d', 'postgres:///d?host=/run/postgresql', 'postgres://u:p%40ss@a:1,b:2/d',
+    'postgres://u:p@[::1]:5432/d?sslmode=require'
+  ]) {
     t.equal(loadConfig({ DATABASE_URL: url, MASTER_KEY_FILE: '/key' }).databaseUrl, url, url)
   }
-  for (const [text, value] of [['1', true], ['on', true], ['TRUE', true], ['0', false], ['off', false], ['false', false]] as const) {
+  for (const [text, value] of [
+    ['1', true], ['on', true], ['TRUE', true], ['0', false], ['off', false], ['false', false]
+  ] as const) {
     t.equal(loadConfig({ ALLOW_REVEALING_KEY_PROOF: text }).allowRevealingKeyProof, value, text)
   }
   t.equal(loadConfig({ TRUST_PROXY: 'off' }).trustProxy, false)
@@ -113,12 +123,22 @@ t.test('every variable reaches the configuration', async (t) => {
 })
 
 t.test('a PUBLIC_URL of plain http beyond this machine is refused, unless the operator insists', async (t) => {
-  for (const url of ['http://secrets.example.com', 'http://10.0.0.7:8080', 'http://localhost.example.com', 'http://[::2]', 'http://0.0.0.0:8080', 'http://127.example.com']) {
-    t.match(refusal(() => loadConfig({ PUBLIC_URL: url })), /^PUBLIC_URL is "http:[^\n]+ALLOW_INSECURE_PUBLIC_URL[^\n]+$/, url)
+  for (const url of [
+    'http://secrets.example.com', 'http://10.0.0.7:8080', 'http://localhost.example.com', 'http://[::2]',
+    'http://0.0.0.0:8080', 'http://127.example.com'
+  ]) {
+    t.match(
+      refusal(() => loadConfig({ PUBLIC_URL: url })), /^PUBLIC_URL is "http:[^\n]+ALLOW_INSECURE_PUBLIC_URL[^\n]+$/, url
+    )
     t.match(refusal(() => loadConfig({ PUBLIC_URL: url, ALLOW_INSECURE_PUBLIC_URL: 'off' })), /^PUBLIC_URL is/, url)
     t.equal(loadConfig({ PUBLIC_URL: url, ALLOW_INSECURE_PUBLIC_URL: 'on' }).publicUrl, url)
   }
-  for (const url of ['https://secrets.example.com', 'http://127.0.0.1:8080', 'http://127.1.2.3', 'http://localhost:3000', 'http://[::1]:8080']) t.equal(loadConfig({ PUBLIC_URL: url }).publicUrl, url)
+  for (const url of [
+    'https://secrets.example.com', 'http://127.0.0.1:8080', 'http://127.1.2.3', 'http://localhost:3000',
+    'http://[::1]:8080'
+  ]) {
+    t.equal(loadConfig({ PUBLIC_URL: url }).publicUrl, url)
+  }
 })
 
 t.test('a wrong value is one line that names the variable, what was given and what is allowed', async (t) => {
@@ -132,7 +152,10 @@ t.test('a wrong value is one line that names the variable, what was given and wh
       'https://example.com?', 'https://EXAMPLE.com', 'https://example.com:443', 'https://user:pass@example.com', 'https://', 'javascript:alert(1)',
       'https://example.com\nX-Header: 1'
     ],
-    TRUST_PROXY: ['true', 'on', '1', '*', '10.0.0.0/33', '10.0.0.0/0', '::/0', '10.0.0', 'proxy.example.com', '10.0.0.1,', 'fd00::/129', 'loopback,true', 'off,10.0.0.1', 'fe80::1%eth0'],
+    TRUST_PROXY: [
+      'true', 'on', '1', '*', '10.0.0.0/33', '10.0.0.0/0', '::/0', '10.0.0', 'proxy.example.com', '10.0.0.1,',
+      'fd00::/129', 'loopback,true', 'off,10.0.0.1', 'fe80::1%eth0'
+    ],
     SMTP_URL: [
       'mail.example.com', 'mail.example.com:587', 'http://mail.example.com', 'smtp:mail.example.com', 'smtp://', 'smtp://mail.example.com/path', 'smtp://mail.example.com:0',
       'smtp://mail.example.com:65536', 'smtp://user@mail.example.com', 'smtp://:password@mail.example.com', 'smtp://u:%@mail.example.com', 'smtp://u:%00@mail.example.com',
@@ -152,17 +175,25 @@ t.test('a wrong value is one line that names the variable, what was given and wh
     DOCS_UI: ['yes', 'enabled'],
     LOG_LEVEL: ['verbose', 'INFO', '30'],
     LOG_CLIENT_ADDRESS: ['on', 'NETWORK', '/24'],
-    CORS_ORIGINS: ['*', 'null', 'https://*.example.com', 'https://example.com/', 'https://example.com,', 'example.com', 'https://example.com,*', 'https://u:p@example.com'],
+    CORS_ORIGINS: [
+      '*', 'null', 'https://*.example.com', 'https://example.com/', 'https://example.com,', 'example.com',
+      'https://example.com,*', 'https://u:p@example.com'
+    ],
     WORKERS: ['2', '0', '65', 'auto']
   }
   for (const [name, values] of Object.entries(wrong)) {
     for (const value of values) {
       const message = refusal(() => loadConfig({ [name]: value }))
-      t.ok(message?.startsWith(`${name} `) && message.includes('allowed'), `${name}=${JSON.stringify(value)}: ${message}`)
+      t.ok(
+        message?.startsWith(`${name} `) && message.includes('allowed'), `${name}=${JSON.stringify(value)}: ${message}`
+      )
       t.notMatch(message, /[\n\r\u2028]/, 'one line')
     }
   }
-  t.equal(refusal(() => loadConfig({ PORT: '70000' })), 'PORT is "70000"; allowed: a whole number from 0 to 65535 (0 picks a free port)')
+  t.equal(
+    refusal(() => loadConfig({ PORT: '70000' })),
+    'PORT is "70000"; allowed: a whole number from 0 to 65535 (0 picks a free port)'
+  )
   t.ok((refusal(() => loadConfig({ LOG_LEVEL: 'x'.repeat(100_000) })) ?? '').length < 400, 'a long value is cut')
 })
 
@@ -191,14 +222,17 @@ t.test('a message never holds a secret', async (t) => {
     for (const value of values) {
       const message = refusal(() => loadConfig({ [name]: value }))
       t.ok(message?.startsWith(name), `${name}: ${message}`)
-      for (const part of [secret, KEY, KEY.slice(0, 20), OTHER.slice(0, 20)]) t.notOk(message?.includes(part), 'nothing of the secret')
+      for (const part of [secret, KEY, KEY.slice(0, 20), OTHER.slice(0, 20)]) {
+        t.notOk(message?.includes(part), 'nothing of the secret')
+      }
       t.notMatch(message, /[\n\r]/, 'one line')
     }
   }
 })
 
 t.test('CR-10 CR-11: the master key has at most one source, and exactly one with a DATABASE_URL', async (t) => {
-  t.match(refusal(() => loadConfig({ MASTER_KEY: `k1:${KEY}`, MASTER_KEY_FILE: '/key' })), /^MASTER_KEY and MASTER_KEY_FILE are both set/)
+  t.match(refusal(() =>
+    loadConfig({ MASTER_KEY: `k1:${KEY}`, MASTER_KEY_FILE: '/key' })), /^MASTER_KEY and MASTER_KEY_FILE are both set/)
   const message = refusal(() => loadConfig({ DATABASE_URL: URL_WITH_PASSWORD }))
   t.match(message, /^MASTER_KEY .*openssl rand -base64 32/)
   t.notMatch(message, /[\n\r]|hunter2/)
@@ -208,13 +242,17 @@ t.test('CR-10 CR-11: the master key has at most one source, and exactly one with
 
 t.test('what this version cannot do is refused, never ignored', async (t) => {
   for (const [name, value] of [['REDIS_URL', 'redis://cache'], ['METRICS_TOKEN', 'token']] as const) {
-    t.match(refusal(() => loadConfig({ [name]: value })), new RegExp(`^${name} is set: .*not available in this version`))
+    t.match(
+      refusal(() => loadConfig({ [name]: value })), new RegExp(`^${name} is set: .*not available in this version`)
+    )
   }
 })
 
 t.test('CR-10: a key file that anybody else could read or exchange is refused', async (t) => {
   const dir = scratchDirectory(t)
-  for (const [name, content] of Object.entries({ key: `k1:${KEY}\n`, wrong: 'hunter2hunter2', empty: '' })) writeFileSync(join(dir, name), content)
+  for (const [name, content] of Object.entries({ key: `k1:${KEY}\n`, wrong: 'hunter2hunter2', empty: '' })) {
+    writeFileSync(join(dir, name), content)
+  }
   const path = join(dir, 'key')
   for (const mode of [0o400, 0o600]) {
     chmodSync(path, mode)
@@ -231,7 +269,10 @@ t.test('CR-10: a key file that anybody else could read or exchange is refused', 
   if (process.getuid?.() === 0) {
     chmodSync(path, 0o600)
     chownSync(path, 65534, 65534)
-    t.match(refusal(() => readKeyFile(path)), /^MASTER_KEY_FILE: .* belongs to user 65534; a file of user 0 or of root is allowed$/)
+    t.match(
+      refusal(() => readKeyFile(path)),
+      /^MASTER_KEY_FILE: .* belongs to user 65534; a file of user 0 or of root is allowed$/
+    )
   }
   mkdirSync(join(dir, 'directory'), { mode: 0o700 })
   t.match(refusal(() => readKeyFile(join(dir, 'directory'))), /is not a regular file/)

@@ -17,7 +17,10 @@ interface Operation {
   security?: Record<string, string[]>[]
   parameters?: { name: string, in: string }[]
   requestBody?: { content: Record<string, { schema: Schema, example?: unknown }> }
-  responses: Record<string, { description: string, content?: Record<string, { schema: Schema, example?: { error?: string } }> }>
+  responses: Record<string, {
+    description: string
+    content?: Record<string, { schema: Schema, example?: { error?: string } }>
+  }>
 }
 
 const service = await startApp(t)
@@ -27,9 +30,13 @@ const document = service.app.swagger() as unknown as {
   components: { schemas: Record<string, Schema>, securitySchemes: Record<string, unknown> }
 }
 const published = Object.entries(document.paths).flatMap(([path, methods]) =>
-  Object.entries(methods).map(([method, operation]) => ({ at: `${method.toUpperCase()} ${path}`, path, method: method.toUpperCase(), operation })))
-const rowOf = (operation: Operation) => OPERATIONS[operation.operationId ?? ''] ?? (() => { throw new Error(`${operation.operationId} has no row`) })()
-const resolve = (schema: Schema): Schema => schema.$ref === undefined ? schema : document.components.schemas[schema.$ref.replace('#/components/schemas/', '')]!
+  Object.entries(methods).map(([method, operation]) =>
+    ({ at: `${method.toUpperCase()} ${path}`, path, method: method.toUpperCase(), operation })))
+const rowOf = (operation: Operation) => OPERATIONS[operation.operationId ?? ''] ?? (() => {
+  throw new Error(`${operation.operationId} has no row`)
+})()
+const resolve = (schema: Schema): Schema =>
+  schema.$ref === undefined ? schema : document.components.schemas[schema.$ref.replace('#/components/schemas/', '')]!
 const codesOf = (schema: Schema): string[] => {
   const { anyOf, properties } = resolve(schema)
   return anyOf?.flatMap(codesOf) ?? properties?.error?.enum ?? ['']
@@ -38,8 +45,11 @@ const codesOf = (schema: Schema): string[] => {
 // The scope of a retrieve goes by its action: each is an alternative.
 const securityOf = (id: string, { access, also }: (typeof OPERATIONS)[string]) => access === 'public'
   ? []
-  : (id.startsWith('retrieveSecrets') ? [['secret:read'], ['secret:decrypt'], ['key:retrieve']] : [[access, ...(also === undefined ? [] : [also])]])
-      .flatMap((scopes) => ['apiToken', 'oauth'].map((scheme) => ({ [scheme]: scopes.filter((scope) => scope !== 'authenticated') })))
+  : (id.startsWith('retrieveSecrets')
+      ? [['secret:read'], ['secret:decrypt'], ['key:retrieve']]
+      : [[access, ...(also === undefined ? [] : [also])]])
+      .flatMap((scopes) =>
+        ['apiToken', 'oauth'].map((scheme) => ({ [scheme]: scopes.filter((scope) => scope !== 'authenticated') })))
 
 t.test('TI-36: the published operations and their scopes are exactly those of the specification and the API page', async (t) => {
   const shown = published.map(({ at, operation }) => [operation.operationId, at, operation.security])
@@ -51,11 +61,18 @@ t.test('TI-36: the published operations and their scopes are exactly those of th
 
 t.test('TI-36: a route that does not declare its access, or a change that does not declare its event, does not boot', async (t) => {
   const { buildApp } = await import('../src/app.ts')
-  const build = () => buildApp({ config: service.config, database: service.database, keyring: service.keyring, costs: service.app.costs, logStream: { write: () => {} } })
+  const build = () => buildApp({
+    config: service.config,
+    database: service.database,
+    keyring: service.keyring,
+    costs: service.app.costs,
+    logStream: { write: () => {} }
+  })
   const app = await build()
   t.teardown(() => app.close())
   t.throws(() => app.get('/x', async () => 'x'), /does not declare config.access/)
-  t.throws(() => app.post('/x', { config: { access: 'secret:read' } }, async () => 'x'), /does not declare config.audit/)
+  t.throws(() =>
+    app.post('/x', { config: { access: 'secret:read' } }, async () => 'x'), /does not declare config.audit/)
 })
 
 // These speak the language of RFC 6749.
@@ -66,14 +83,25 @@ t.test('every operation says what it is, what it takes and what it answers, with
   for (const { at, path, method, operation } of published) {
     t.ok(operation.summary !== undefined && operation.summary.length > 5, `${at} has a summary`)
     t.ok(operation.tags?.length === 1 && tags.includes(operation.tags[0]!), `${at} has a tag that is described`)
-    t.equal(operation.deprecated === true, operation.operationId!.endsWith('LongPath'), `${at} is marked deprecated when it is`)
+    t.equal(
+      operation.deprecated === true, operation.operationId!.endsWith('LongPath'),
+      `${at} is marked deprecated when it is`
+    )
     const inPath = [...path.matchAll(/\{(\w+)\}/g)].map(([, name]) => name)
-    t.strictSame(operation.parameters?.filter((parameter) => parameter.in === 'path').map(({ name }) => name) ?? [], inPath, `${at} describes its parameters`)
+    t.strictSame(
+      operation.parameters?.filter((parameter) => parameter.in === 'path').map(({ name }) => name) ?? [], inPath,
+      `${at} describes its parameters`
+    )
     if (operation.requestBody !== undefined) {
       const { schema, example } = operation.requestBody.content['application/json'] ?? {}
       t.ok(schema?.$ref !== undefined && example !== undefined, `${at} has a named body and an example of it`)
       // RFC 6749, 3.2: the token endpoint ignores what it does not know.
-      if (!isOAuth(path)) t.equal((resolve(schema!) as { additionalProperties?: boolean }).additionalProperties, false, `${at} refuses unknown members`)
+      if (!isOAuth(path)) {
+        t.equal(
+          (resolve(schema!) as { additionalProperties?: boolean }).additionalProperties, false,
+          `${at} refuses unknown members`
+        )
+      }
     }
     if (['POST', 'PUT', 'PATCH'].includes(method)) t.ok(operation.requestBody !== undefined, `${at} describes its body`)
     const good = Object.entries(operation.responses).filter(([status]) => status.startsWith('2'))
@@ -89,7 +117,9 @@ t.test('every operation publishes every error that it can answer, each with its 
   for (const { at, path, operation } of published) {
     const { access, whenInactive } = rowOf(operation)
     const statuses = new Set(['400', '500', '503'])
-    const codes = new Set(isOAuth(path) ? ['server_error', 'temporarily_unavailable'] : ['internal_error', 'service_unavailable', 'unsupported_api_version'])
+    const codes = new Set(isOAuth(path)
+      ? ['server_error', 'temporarily_unavailable']
+      : ['internal_error', 'service_unavailable', 'unsupported_api_version'])
     const expect = (status: string, ...more: string[]) => {
       statuses.add(status)
       for (const code of more) codes.add(code)
@@ -106,12 +136,17 @@ t.test('every operation publishes every error that it can answer, each with its 
       else expect('422', 'validation_failed', 'malformed_json')
     }
     const errors = Object.entries(operation.responses).filter(([status]) => Number(status) >= 400)
-    t.strictSame([...statuses].filter((status) => operation.responses[status] === undefined), [], `${at} names its statuses`)
+    t.strictSame(
+      [...statuses].filter((status) => operation.responses[status] === undefined), [], `${at} names its statuses`
+    )
     const given = new Set<string>()
     for (const [status, { content, description }] of errors) {
       const { schema, example } = content?.['application/json'] ?? {}
       const named = schema === undefined ? [] : codesOf(schema)
-      t.ok(named.length > 0 && named.every((code) => code !== ''), `${at} ${status} has a body whose error is one of a list`)
+      t.ok(
+        named.length > 0 && named.every((code) => code !== ''),
+        `${at} ${status} has a body whose error is one of a list`
+      )
       t.ok(named.includes(example?.error ?? ''), `${at} ${status} has an example`)
       t.ok(description.length > 0)
       for (const code of named) given.add(code)
@@ -123,16 +158,23 @@ t.test('every operation publishes every error that it can answer, each with its 
 t.test('D17: every static word that shares a place with a parameter is reserved', async (t) => {
   const paths = published.map(({ path }) => path.split('/'))
   const parameterOf = (segment: string | undefined) => /^\{(\w+)\}$/.exec(segment ?? '')?.[1]
-  const reserved = (kind: string, word: string) => (RESERVED as Record<string, readonly string[]>)[kind]?.includes(word) ?? false
+  const reserved = (kind: string, word: string) =>
+    (RESERVED as Record<string, readonly string[]>)[kind]?.includes(word) ?? false
   const shared: string[] = []
   for (const one of paths) {
     for (const other of paths) {
       for (const [i, segment] of one.entries()) {
         const [mine, theirs] = [parameterOf(segment), parameterOf(other[i])]
         // An id is a number: no word can be one.
-        if (mine !== undefined && mine in RESERVED && theirs === undefined && other[i] !== undefined) shared.push(`${mine} ${other[i]}`)
+        if (mine !== undefined && mine in RESERVED && theirs === undefined && other[i] !== undefined) {
+          shared.push(`${mine} ${other[i]}`)
+        }
         // Where a parameter meets a word that it cannot be, the two paths part.
-        if (mine === undefined && theirs === undefined ? segment !== other[i] : (mine === undefined) !== (theirs === undefined)) break
+        if (mine === undefined && theirs === undefined
+          ? segment !== other[i]
+          : (mine === undefined) !== (theirs === undefined)) {
+          break
+        }
       }
     }
   }
@@ -145,7 +187,9 @@ t.test('D17: every static word that shares a place with a parameter is reserved'
     target: ['targets', 'secrets', 'encryption-key'],
     environment: ['environments', 'secrets', 'history', 'rotate']
   }
-  for (const [kind, words] of Object.entries(ofThePage)) t.strictSame(words.filter((word) => !reserved(kind, word)), [], kind)
+  for (const [kind, words] of Object.entries(ofThePage)) {
+    t.strictSame(words.filter((word) => !reserved(kind, word)), [], kind)
+  }
 })
 
 t.test('TI-10, TI-11, OA-82, AU-01: every operation answers every kind of caller as it should, and refuses without a trace', async (t) => {
@@ -153,14 +197,34 @@ t.test('TI-10, TI-11, OA-82, AU-01: every operation answers every kind of caller
   const o = mine.ids.organization!
   for (const plaintext of ['B=1', 'B=2', 'B=3', 'B=4']) {
     const { project, target, environment } = theirs.ids
-    await theirs.caller.call('POST', `/${theirs.ids.organization}/secrets/store`, { project, target, environment, plaintext })
+    await theirs.caller.call(
+      'POST', `/${theirs.ids.organization}/secrets/store`, { project, target, environment, plaintext }
+    )
   }
-  const foreign = { ...mine.ids, project: theirs.ids.project!, target: theirs.ids.target!, environment: theirs.ids.environment!, version: '7', id: theirs.ids.id!, client: theirs.ids.client! }
-  const never = { ...mine.ids, project: 'never', target: 'never', environment: 'never', version: '9007199254740991', id: '9007199254740991', client: 'never' }
+  const foreign = {
+    ...mine.ids,
+    project: theirs.ids.project!,
+    target: theirs.ids.target!,
+    environment: theirs.ids.environment!,
+    version: '7',
+    id: theirs.ids.id!,
+    client: theirs.ids.client!
+  }
+  const never = {
+    ...mine.ids,
+    project: 'never',
+    target: 'never',
+    environment: 'never',
+    version: '9007199254740991',
+    id: '9007199254740991',
+    client: 'never'
+  }
   const nowhere = { ...mine.ids, organization: theirs.ids.organization!.replace(/..$/, 'ZZ') }
 
   const deletedOrganization = await service.organization()
-  await service.sql(`DELETE FROM api_tokens WHERE organization_id = '${deletedOrganization.organization}'; DELETE FROM organizations WHERE id = '${deletedOrganization.organization}'`)
+  await service.sql(
+    `DELETE FROM api_tokens WHERE organization_id = '${deletedOrganization.organization}'; DELETE FROM organizations WHERE id = '${deletedOrganization.organization}'`
+  )
   const revoked = await service.token(o, ['*'])
   await service.sql(`DELETE FROM api_tokens WHERE id = (SELECT max(id) FROM api_tokens WHERE organization_id = '${o}')`)
   const nobody: [name: string, token: string | undefined][] = [
@@ -177,7 +241,10 @@ t.test('TI-10, TI-11, OA-82, AU-01: every operation answers every kind of caller
   const lacking = new Map<Access, [who: string, token: string][]>()
   for (const scope of SCOPE_NAMES) {
     const others = SCOPE_NAMES.filter((one) => one !== scope)
-    lacking.set(scope, [['an API token with all other scopes', (await service.token(o, others)).token], ['an access token with all other scopes', (await issuePair(service, rosa, others)).access]])
+    lacking.set(scope, [
+      ['an API token with all other scopes', (await service.token(o, others)).token],
+      ['an access token with all other scopes', (await issuePair(service, rosa, others)).access]
+    ])
   }
   const narrowed: [name: string, at: Depth, token: string][] = []
   for (const [name, at, slice] of [
@@ -186,8 +253,13 @@ t.test('TI-10, TI-11, OA-82, AU-01: every operation answers every kind of caller
     ['a token for a sibling environment', 'organization', mine.sliceOf('environment')]
   ] as const) narrowed.push([name, at, (await service.token(o, ['*'], { slices: [slice] })).token])
   const place = mine.sliceOf()
-  narrowed.push(['a token for the target', 'target', (await service.token(o, ['*'], { slices: [{ ...place, environment_id: null }] })).token])
-  narrowed.push(['a token for the environment', 'environment', (await service.token(o, ['*'], { slices: [place] })).token])
+  narrowed.push([
+    'a token for the target', 'target',
+    (await service.token(o, ['*'], { slices: [{ ...place, environment_id: null }] })).token
+  ])
+  narrowed.push([
+    'a token for the environment', 'environment', (await service.token(o, ['*'], { slices: [place] })).token
+  ])
   const DEPTHS: Depth[] = ['organization', 'project', 'target', 'environment']
 
   let cells = 0
@@ -196,7 +268,9 @@ t.test('TI-10, TI-11, OA-82, AU-01: every operation answers every kind of caller
     const wrong: string[] = []
     const check = (who: string, answer: Answer, status: number, error?: string) => {
       cells++
-      if (answer.status !== status || (error !== undefined && answer.body?.error !== error)) wrong.push(`${who}: ${answer.status} ${answer.text.slice(0, 200)}, not ${status} ${error ?? ''}`)
+      if (answer.status !== status || (error !== undefined && answer.body?.error !== error)) {
+        wrong.push(`${who}: ${answer.status} ${answer.text.slice(0, 200)}, not ${status} ${error ?? ''}`)
+      }
       return answer
     }
     if (row.access === 'public') {
@@ -208,35 +282,52 @@ t.test('TI-10, TI-11, OA-82, AU-01: every operation answers every kind of caller
 
     const needed = row.needs ?? row.access
     // With any one other scope, and with all others.
-    const refused: [who: string, token: string][] = needed === 'authenticated' ? [] : [...perScope.filter(([scope]) => scope !== needed), ...lacking.get(needed)!]
+    const refused: [who: string, token: string][] = needed === 'authenticated'
+      ? []
+      : [...perScope.filter(([scope]) => scope !== needed), ...lacking.get(needed)!]
     for (const [who, token] of refused) {
       const { body, headers } = check(who, await send(service, row, mine.ids, token), 403, 'insufficient_permissions')
       const challenge = `Bearer realm="strongroom", error="insufficient_scope", scope="${needed}"`
       const { required_scope, granted_scopes = [] } = body?.details ?? {}
-      if (required_scope !== needed || granted_scopes.includes(needed) || headers['www-authenticate'] !== challenge) wrong.push(`${who}: does not name ${needed}`)
-      if (lacking.get(needed)!.some(([, one]) => one === token) && granted_scopes.length !== SCOPE_NAMES.length - 1) wrong.push(`${who}: does not name what is held`)
+      if (required_scope !== needed || granted_scopes.includes(needed) || headers['www-authenticate'] !== challenge) {
+        wrong.push(`${who}: does not name ${needed}`)
+      }
+      if (lacking.get(needed)!.some(([, one]) => one === token) && granted_scopes.length !== SCOPE_NAMES.length - 1) {
+        wrong.push(`${who}: does not name what is held`)
+      }
     }
     if (row.at.includes('{organization}')) {
-      const stranger = check('another organization’s *', await send(service, row, mine.ids, theirs.caller.token), 404, 'not_found')
-      const missing = check('no such organization', await send(service, row, nowhere, mine.caller.token), 404, 'not_found')
+      const stranger = check(
+        'another organization’s *', await send(service, row, mine.ids, theirs.caller.token), 404, 'not_found'
+      )
+      const missing = check(
+        'no such organization', await send(service, row, nowhere, mine.caller.token), 404, 'not_found'
+      )
       if (stranger.text !== missing.text) wrong.push('what is another’s and what is nobody’s differ')
     }
     const names = row.depth !== 'organization' || /\{id\}/.test(row.at)
     if (names) {
-      const there = check('another organization’s things', await send(service, row, foreign, mine.caller.token), 404, 'not_found')
+      const there = check(
+        'another organization’s things', await send(service, row, foreign, mine.caller.token), 404, 'not_found'
+      )
       const nothing = check('what never was', await send(service, row, never, mine.caller.token), 404, 'not_found')
       if (there.text !== nothing.text) wrong.push('another’s things and what never was differ')
     }
     for (const [who, at, token] of narrowed) {
       const outside = at === 'organization' || DEPTHS.indexOf(row.depth) < DEPTHS.indexOf(at)
       if (row.narrowed !== undefined) check(who, await send(service, row, mine.ids, token), row.narrowed)
-      else if (row.depth !== 'organization' && outside) check(who, await send(service, row, mine.ids, token), 404, 'not_found')
-      else if (row.at.startsWith('GET ') || READS.includes(id)) check(who, await send(service, row, mine.ids, token), 200)
+      else if (row.depth !== 'organization' && outside) {
+        check(who, await send(service, row, mine.ids, token), 404, 'not_found')
+      } else if (row.at.startsWith('GET ') || READS.includes(id)) {
+        check(who, await send(service, row, mine.ids, token), 200)
+      }
     }
     t.strictSame(wrong, [], id)
   }
   const quiet = (text: string) => text.replace(/\{"name":"(?:audit_events|organization_counters)"[^}]*\}/g, '')
-  t.equal(quiet(await fingerprint(service)), quiet(before), 'nothing was changed by what was refused, nor by what only reads')
+  t.equal(
+    quiet(await fingerprint(service)), quiet(before), 'nothing was changed by what was refused, nor by what only reads'
+  )
   t.ok(cells >= 2000, `${cells} cells`)
 
   // The other side of each row: the one scope that is needed is enough, and a change leaves its event.
@@ -244,12 +335,24 @@ t.test('TI-10, TI-11, OA-82, AU-01: every operation answers every kind of caller
     if (row.access === 'public') continue
     const needed = row.needs ?? row.access
     const alone = needed === 'authenticated' ? perScope[0]![1] : perScope.find(([scope]) => scope === needed)![1]
-    if (row.also !== undefined) t.match(await send(service, row, mine.ids, alone), { status: 403, body: { details: { required_scope: row.also } } }, `${id} with ${needed} alone`)
+    if (row.also !== undefined) {
+      t.match(
+        await send(service, row, mine.ids, alone), { status: 403, body: { details: { required_scope: row.also } } },
+        `${id} with ${needed} alone`
+      )
+    }
     const token = row.also === undefined ? alone : (await service.token(o, [needed as Ability, row.also])).token
-    const [{ seq }] = await service.sql(`SELECT coalesce(max(seq), 0)::int AS seq FROM audit_events WHERE organization_id = '${o}'`) as [{ seq: number }]
+    const [{ seq }] = await service.sql(
+      `SELECT coalesce(max(seq), 0)::int AS seq FROM audit_events WHERE organization_id = '${o}'`
+    ) as [{ seq: number }]
     const answer = await send(service, row, mine.ids, token)
-    t.ok(answer.status >= 200 && answer.status < 300, `${id} with ${needed}: ${answer.status} ${answer.status < 300 ? '' : answer.text}`)
-    const since = async () => (await service.sql(`SELECT action FROM audit_events WHERE organization_id = '${o}' AND seq > ${seq} ORDER BY seq`)).map(({ action }) => action)
+    t.ok(
+      answer.status >= 200 && answer.status < 300,
+      `${id} with ${needed}: ${answer.status} ${answer.status < 300 ? '' : answer.text}`
+    )
+    const since = async () => (await service.sql(
+      `SELECT action FROM audit_events WHERE organization_id = '${o}' AND seq > ${seq} ORDER BY seq`
+    )).map(({ action }) => action)
     const events = await since()
     const changes = !row.at.startsWith('GET ') && !READS.includes(id)
     const plain = row.reveals !== undefined && needed === 'secret:read'
@@ -259,12 +362,16 @@ t.test('TI-10, TI-11, OA-82, AU-01: every operation answers every kind of caller
     t.equal(own.length, declared.length > 0 && !plain ? 1 : 0, `${id} leaves ${events.join()}`)
     if (changes) t.equal(own.length, 1, `${id} changes something`)
     for (const { query = '', body } of row.reveals ?? []) {
-      const answer = await send(service, { ...row, at: row.at + query, ...(body && { body }) }, mine.ids, mine.caller.token)
+      const answer = await send(
+        service, { ...row, at: row.at + query, ...(body && { body }) }, mine.ids, mine.caller.token
+      )
       t.equal(answer.status, 200, `${id} ${query}: ${answer.text}`)
     }
     const all = await since()
     t.equal(all.length, events.length + (row.reveals?.length ?? 0), `${id}: each leaves one`)
-    t.strictSame([...new Set(all)].sort(), [...declared].sort(), `${id} leaves each event that it declares, and no other`)
+    t.strictSame(
+      [...new Set(all)].sort(), [...declared].sort(), `${id} leaves each event that it declares, and no other`
+    )
     t.ok(all.every((event) => (EVENTS as readonly unknown[]).includes(event)))
   }
 
@@ -273,6 +380,9 @@ t.test('TI-10, TI-11, OA-82, AU-01: every operation answers every kind of caller
   for (const [id, row] of Object.entries(OPERATIONS)) {
     if (row.access === 'public') continue
     const answer = await send(service, row, theirs.ids, theirs.caller.token)
-    t.strictSame([answer.status, answer.body?.error], row.whenInactive ? [200, undefined] : [403, 'organization_inactive'], `${id} when suspended`)
+    t.strictSame(
+      [answer.status, answer.body?.error], row.whenInactive ? [200, undefined] : [403, 'organization_inactive'],
+      `${id} when suspended`
+    )
   }
 })

@@ -6,7 +6,9 @@ import { connect } from '../src/db/database.ts'
 import { LONG } from './helpers/long.ts'
 import { hasPostgres, startPostgres } from './helpers/postgres.ts'
 import { scratchDirectory, startServer, type Server } from './helpers/process.ts'
-import { client, look, makeLevels, mix, opener, random, replay, store, type Level, type Operation, type Send } from './helpers/traffic.ts'
+import {
+  client, look, makeLevels, mix, opener, random, replay, store, type Level, type Operation, type Send
+} from './helpers/traffic.ts'
 import { beside } from './helpers/statements.ts'
 
 // The server process itself is killed with SIGKILL while it writes, again and again on the same database. Whatever it
@@ -17,7 +19,9 @@ const WRITERS = 4
 
 t.setTimeout(180_000)
 
-async function killAgainAndAgain (t: Test, kills: number, env: Record<string, string>, database: { dir: string } | { url: string }) {
+async function killAgainAndAgain (
+  t: Test, kills: number, env: Record<string, string>, database: { dir: string } | { url: string }
+) {
   const start = () => startServer(t, { RATE_LIMIT_API: '0', ...env })
   let server = await start()
   const owner = server.first!
@@ -46,7 +50,8 @@ async function killAgainAndAgain (t: Test, kills: number, env: Record<string, st
 
   const opened = await connect({ ...database, pool: 2 })
   t.teardown(() => opened.close())
-  const { problems } = await replay((query) => beside(async () => await opened.db.execute(sql.raw(query)) as unknown as Record<string, unknown>[]), owner.organization, operations)
+  const { problems } = await replay((query) => beside(async () =>
+    await opened.db.execute(sql.raw(query)) as unknown as Record<string, unknown>[]), owner.organization, operations)
   t.same(problems, [], 'the database is what its audit events tell')
 
   async function writeUntilKilled (server: Server, send: Send, after: number) {
@@ -89,8 +94,12 @@ t.test(`RL-01 RL-02 I1 I2 I9 AU-12 kills (${KILLS.embedded}) in the middle of wr
   await killAgainAndAgain(t, KILLS.embedded, { DATA_DIR: dir }, { dir: join(dir, 'postgres') })
 })
 
-t.test(`RL-01 I1 I2 I9 AU-12 kills (${KILLS.postgres}) in the middle of writes on PostgreSQL lose nothing`, { skip: !hasPostgres() && 'PostgreSQL is not installed' }, async (t) => {
+t.test(`RL-01 I1 I2 I9 AU-12 kills (${KILLS.postgres}) in the middle of writes on PostgreSQL lose nothing`, {
+  skip: !hasPostgres() && 'PostgreSQL is not installed'
+}, async (t) => {
   const postgres = await startPostgres()
   t.teardown(postgres.close)
-  await killAgainAndAgain(t, KILLS.postgres, { DATABASE_URL: postgres.url, MASTER_KEY: generateMasterKey().text }, { url: postgres.url })
+  await killAgainAndAgain(
+    t, KILLS.postgres, { DATABASE_URL: postgres.url, MASTER_KEY: generateMasterKey().text }, { url: postgres.url }
+  )
 })

@@ -10,7 +10,8 @@ import postgres from 'postgres'
 import t, { type Test } from 'tap'
 import { bytea, moment } from '../src/db/columns.ts'
 import {
-  connect, type Database, databaseError, type Db, DatabaseUnavailable, isForeignKeyViolation, isUniqueViolation, prepared, preparedSql, transaction
+  connect, type Database, databaseError, type Db, DatabaseUnavailable, isForeignKeyViolation, isUniqueViolation,
+  prepared, preparedSql, transaction
 } from '../src/db/database.ts'
 import { crc32c, unpackCluster } from '../src/db/cluster.ts'
 import { TEMPLATE } from '../src/db/embedded.ts'
@@ -26,8 +27,13 @@ interface Thing { id: number, body: Buffer | null, at: Date | null, extra: unkno
 const insert = prepared<Thing, unknown>('test_insert', db => db.insert(things).values({
   id: sql.placeholder('id'), body: sql.placeholder('body'), at: sql.placeholder('at'), extra: sql.placeholder('extra')
 }))
-const find = prepared<{ id: number }, Thing[]>('test_find', db => db.select().from(things).where(eq(things.id, sql.placeholder('id'))))
-const raw = preparedSql<{ body: Buffer, at: string, same: Buffer }, { id: number, at: Date, same: Buffer }>('test_raw', value => sql`
+const find = prepared<{ id: number }, Thing[]>('test_find', db =>
+  db.select().from(things).where(eq(things.id, sql.placeholder('id'))))
+const raw = preparedSql<{
+  body: Buffer
+  at: string
+  same: Buffer
+}, { id: number, at: Date, same: Buffer }>('test_raw', value => sql`
   select body, at, ${value('same')}::bytea as same from things where id = ${value('id')} and at <= ${value('at')}::timestamptz`)
 
 // Outages last as long as the deadlines that end them
@@ -40,7 +46,9 @@ const scratch = fs.mkdtempSync(path.join(os.tmpdir(), 'strongroom-database-'))
 t.teardown(() => fs.rmSync(scratch, { recursive: true, force: true }))
 
 const makeThings = async ({ db }: Database) => {
-  await db.execute(sql`create table if not exists things (id int primary key, body bytea, at timestamptz(3), extra jsonb)`)
+  await db.execute(
+    sql`create table if not exists things (id int primary key, body bytea, at timestamptz(3), extra jsonb)`
+  )
 }
 const row = (id: number): Thing => ({ id, body: null, at: null, extra: null })
 
@@ -58,7 +66,9 @@ async function meansTheSame (t: Test, { db, reads, lists, patient, maintain }: D
     select now() > pg_catalog.now() - interval '1 minute' as is_now, current_schema()::text as schema,
       '03/04/2026 00:00:00+00'::timestamptz::text as moment, current_setting('TimeZone') as zone`) as unknown as unknown[])[0]
   const wanted = { is_now: true, schema: 'public', moment: '2026-03-04 00:00:00+00', zone: 'UTC' }
-  for (const [name, handle] of Object.entries({ db, reads, lists, patient })) t.strictSame(await look(handle), wanted, name)
+  for (const [name, handle] of Object.entries({ db, reads, lists, patient })) {
+    t.strictSame(await look(handle), wanted, name)
+  }
   t.strictSame(await maintain(look), wanted, 'maintain')
 }
 
@@ -90,7 +100,10 @@ async function keepsTheContract (t: Test, database: Database) {
   })
 
   await t.test('a failed transaction leaves nothing, a failed savepoint only its own', async t => {
-    await t.rejects(transaction(db, async db => { await insert(db, row(10)); throw new Error('mine') }), { message: 'mine' })
+    await t.rejects(transaction(db, async db => {
+      await insert(db, row(10))
+      throw new Error('mine')
+    }), { message: 'mine' })
     await transaction(db, async db => {
       await insert(db, row(11))
       await db.transaction(async db => { await insert(db, row(12)); throw new Error('inner') }).catch(() => {})
@@ -112,17 +125,22 @@ async function keepsTheContract (t: Test, database: Database) {
       () => insert(db, { ...row(1), body: { [CANARY]: 1 } as unknown as Buffer }),
       () => transaction(db, async db => await db.execute(sql`select ${CANARY}::int`))
     ]
-    for (const attempt of attempts) await attempt().then(() => t.fail('no error'), (error: unknown) => caught.push(databaseError(error)))
+    for (const attempt of attempts) {
+      await attempt().then(() => t.fail('no error'), (error: unknown) => caught.push(databaseError(error)))
+    }
     const { inspect } = await import('node:util')
     for (const error of caught) {
-      const all = inspect(error, { depth: 9, showHidden: true }) + JSON.stringify(error, Object.getOwnPropertyNames(error))
+      const all = inspect(error, { depth: 9, showHidden: true }) +
+        JSON.stringify(error, Object.getOwnPropertyNames(error))
       t.notMatch(all, new RegExp(`${CANARY}|${Buffer.from(CANARY).toString('hex')}`))
     }
     t.equal(await db.insert(things).values(row(1)).then(() => false, isUniqueViolation), true)
     t.equal(isForeignKeyViolation(caught[0]), false)
   })
 
-  await t.test('a transaction that lasts too long is rolled back, and its handle is dead', { timeout: 20_000 }, async t => {
+  await t.test('a transaction that lasts too long is rolled back, and its handle is dead', {
+    timeout: 20_000
+  }, async t => {
     let late: Promise<unknown> | undefined
     const started = Date.now()
     await t.rejects(transaction(db, async db => {
@@ -176,17 +194,24 @@ t.test('PostgreSQL', { timeout: 110_000, skip: hasPostgres() ? false : 'PostgreS
     const writers = Array.from({ length: 12 }, async () => {
       while (load.running) {
         const id = next++
-        if (await timed(transaction(database.db, async db => { await find(db, { id }); await insert(db, row(id)) }))) acknowledged.push(id)
+        if (await timed(transaction(database.db, async db => { await find(db, { id }); await insert(db, row(id)) }))) {
+          acknowledged.push(id)
+        }
       }
     })
-    const readers = Array.from({ length: 12 }, async () => { while (load.running) await timed(find(database.reads, { id: 1 })) })
+    const readers = Array.from({ length: 12 }, async () => {
+      while (load.running) {
+        await timed(find(database.reads, { id: 1 }))
+      }
+    })
     for (let cycle = 0; cycle < (LONG ? 6 : 3); cycle++) {
       await sleep(400)
       await server.stop(cycle % 2 ? 'fast' : 'immediate')
       await sleep(300 + 200 * cycle)
       await server.start()
       const back = Date.now()
-      while (!await timed(find(database.reads, { id: 1 })) || !await timed(transaction(database.db, db => find(db, { id: 1 })))) {
+      while (!await timed(find(database.reads, { id: 1 })) ||
+        !await timed(transaction(database.db, db => find(db, { id: 1 })))) {
         if (Date.now() - back > 5000) throw new Error('it does not recover')
       }
     }
@@ -224,7 +249,8 @@ t.test('PostgreSQL', { timeout: 110_000, skip: hasPostgres() ? false : 'PostgreS
     const other = postgres(server.url, { max: 1 })
     await other`begin`
     await other`select * from things where id = 1 for update`
-    await t.rejects(transaction(database.db, db => db.execute(sql`update things set at = now() where id = 1`)), { code: '55P03' })
+    await t.rejects(transaction(database.db, db =>
+      db.execute(sql`update things set at = now() where id = 1`)), { code: '55P03' })
     await other`rollback`
     await other.end()
     await t.rejects(transaction(database.db, db => db.execute(sql`select pg_sleep(20)`)), { code: '57014' })
@@ -238,14 +264,17 @@ t.test('PostgreSQL', { timeout: 110_000, skip: hasPostgres() ? false : 'PostgreS
       ...Array.from({ length: 10 }, () => find(database.reads, { id: 1 })),
       ...Array.from({ length: 10 }, () => transaction(database.db, db => insert(db, row(next++)))),
       database.ping()
-    ].map(use => use.then(() => 'served', error => error instanceof DatabaseUnavailable ? 'unavailable' : String(error))))
+    ].map(use =>
+      use.then(() => 'served', error => error instanceof DatabaseUnavailable ? 'unavailable' : String(error))))
     t.same([...new Set(outcomes)], ['unavailable'])
     t.ok(Date.now() - started < 7000)
     // Still frozen: connections are made anew, and these too must come to an end
     t.equal(await find(database.reads, { id: 1 }).then(() => 'served', error => error.name), 'DatabaseUnavailable')
     server.thaw()
     const thawed = Date.now()
-    while (!await database.ping().then(() => true, () => false)) if (Date.now() - thawed > 8000) throw new Error('it does not recover')
+    while (!await database.ping().then(() => true, () => false)) {
+      if (Date.now() - thawed > 8000) throw new Error('it does not recover')
+    }
     await fullConcurrency()
     t.same(uncaught, [])
   })
@@ -261,7 +290,9 @@ t.test('PostgreSQL', { timeout: 110_000, skip: hasPostgres() ? false : 'PostgreS
     const fooled = await connect({ url: url.href, pool: 4 })
     t.teardown(async () => {
       await fooled.close()
-      for (const name of ['search_path', 'datestyle', 'timezone']) await admin.unsafe(`alter role current_user reset ${name}`)
+      for (const name of ['search_path', 'datestyle', 'timezone']) {
+        await admin.unsafe(`alter role current_user reset ${name}`)
+      }
       await Promise.all([there, admin].map(client => client.end()))
     })
     await meansTheSame(t, fooled)
@@ -274,9 +305,14 @@ t.test('PostgreSQL', { timeout: 110_000, skip: hasPostgres() ? false : 'PostgreS
     const folder = path.join(scratch, 'migrations')
     fs.mkdirSync(path.join(folder, 'meta'), { recursive: true })
     const write = (names: string[]) => {
-      names.forEach((name, i) => fs.writeFileSync(path.join(folder, `${name}.sql`), `create table ${name} (n int);\n--> statement-breakpoint\ninsert into ${name} values (${i})`))
+      names.forEach((name, i) => fs.writeFileSync(
+        path.join(folder, `${name}.sql`),
+        `create table ${name} (n int);\n--> statement-breakpoint\ninsert into ${name} values (${i})`
+      ))
       const entries = names.map((tag, idx) => ({ idx, version: '7', when: 1000 + idx, tag, breakpoints: true }))
-      fs.writeFileSync(path.join(folder, 'meta/_journal.json'), JSON.stringify({ version: '7', dialect: 'postgresql', entries }))
+      fs.writeFileSync(
+        path.join(folder, 'meta/_journal.json'), JSON.stringify({ version: '7', dialect: 'postgresql', entries })
+      )
     }
     write(['first', 'second'])
     const clients = [1, 2, 3].map(() => postgres(server.url, { max: 1, fetch_types: false, onnotice: () => {} }))
@@ -302,7 +338,9 @@ t.test('the template of the embedded database', async t => {
       const dir = path.join(scratch, name)
       const database = await connect({ dir, pool: 1, durable: false })
       await database.db.execute(sql`create table if not exists kept (n int)`)
-      const [row] = await database.db.execute(sql`select system_identifier::text as id from pg_control_system()`) as unknown as { id: string }[]
+      const [row] = await database.db.execute(
+        sql`select system_identifier::text as id from pg_control_system()`
+      ) as unknown as { id: string }[]
       seen.push(row!.id)
       await database.close()
     }
@@ -314,12 +352,20 @@ t.test('the template of the embedded database', async t => {
     const dir = empty('halfway')
     const cluster = path.join(dir, 'cluster')
     let files = 0
-    await t.rejects(unpackCluster(TEMPLATE, cluster, { onProgress: () => { if (++files === 50) throw new Error('ended') } }), /ended/)
+    await t.rejects(unpackCluster(TEMPLATE, cluster, {
+      onProgress: () => {
+        if (++files === 50) {
+          throw new Error('ended')
+        }
+      }
+    }), /ended/)
     t.notOk(fs.existsSync(cluster))
     const database = await connect({ dir, pool: 1, durable: false })
     await database.ping()
     await database.close()
-    t.same(fs.readdirSync(dir).filter(name => name.startsWith('cluster')), ['cluster'], 'what was left beside it is gone')
+    t.same(
+      fs.readdirSync(dir).filter(name => name.startsWith('cluster')), ['cluster'], 'what was left beside it is gone'
+    )
   })
 
   await t.test('nothing that is there is written over, and the error names the reason', async t => {
@@ -345,7 +391,13 @@ t.test('what takes long is waited for as long as it makes progress, and then the
   const said: string[] = []
   const stalls: string[] = []
   const dog = createWatchdog({
-    silence: 8000, patience: 60_000, progress: () => moved, now: () => clock, onWait: line => said.push(line), onStall: reason => stalls.push(reason)
+    silence: 8000,
+    patience:
+      60_000,
+    progress: () => moved,
+    now: () => clock,
+    onWait: line => said.push(line),
+    onStall: reason => stalls.push(reason)
   })
   const seconds = (count: number, each: () => void = () => {}) => {
     for (let i = 0; i < count; i++) {

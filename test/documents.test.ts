@@ -27,17 +27,24 @@ t.test('env: reads by the rules of dotenv', async (t) => {
 })
 
 t.test('env: plain lines, of whatever is no quote and no comment, say what dotenv reads in them', async (t) => {
-  const alphabet = ['a', 'B', '7', '=', ':', '.', '-', '_', ' ', '\t', '\\', '\\n', '$', ',', '{', 'é', '\u00a0', '\u2028', 'export ', '\r']
+  const alphabet = [
+    'a', 'B', '7', '=', ':', '.', '-', '_', ' ', '\t', '\\', '\\n', '$', ',', '{', 'é', '\u00a0', '\u2028', 'export ',
+    '\r'
+  ]
   const wrong: string[] = []
   let seed = 1
   const pick = () => alphabet[(seed = seed * 48271 % 2147483647) % alphabet.length]!
   for (let round = 0; round < 2000; round++) {
-    const text = Array.from({ length: 4 }, (_, line) => `N.${line}-x=a${Array.from({ length: round % 9 }, pick).join('').replace(/\r$/, '')}`).join(round % 2 === 0 ? '\n' : '\r\n')
+    const text = Array.from(
+      { length: 4 }, (_, line) => `N.${line}-x=a${Array.from({ length: round % 9 }, pick).join('').replace(/\r$/, '')}`
+    ).join(round % 2 === 0 ? '\n' : '\r\n')
     const read = readDocument('env', text)
     if (read !== undefined && !isDeepStrictEqual({ ...read }, { ...parse(text) })) wrong.push(JSON.stringify(text))
   }
   t.strictSame(wrong, [])
-  t.strictSame({ ...readDocument('env', 'A=1\nB= \nC=x y \nD="q"\nE=a#b\n') }, { A: '1', B: '', C: 'x y', D: 'q', E: 'a' })
+  t.strictSame(
+    { ...readDocument('env', 'A=1\nB= \nC=x y \nD="q"\nE=a#b\n') }, { A: '1', B: '', C: 'x y', D: 'q', E: 'a' }
+  )
 })
 
 t.test('env: what dotenv would skip or guess is unreadable', async (t) => {
@@ -52,14 +59,20 @@ t.test('json: an object, whose values keep every digit', async (t) => {
     "text": "a \\"b\\"\\n\\u00e9", "number": 12345678901234567890, "price": 1.10, "big": 1E400, "yes": true, "no": false, "nothing": null,
     "list": [1, "two , }", {"x": null}], "object": {"a": {"b": [ ]}, "a b": "c : d"}, "": "unnamed", "2": "second", "esc\\u0061pe": "\\\\"
   } `)?.sort(), [
-    ['text', 'a "b"\né'], ['number', '12345678901234567890'], ['price', '1.10'], ['big', '1E400'], ['yes', 'true'], ['no', 'false'],
-    ['nothing', ''], ['list', '[1,"two , }",{"x":null}]'], ['object', '{"a":{"b":[]},"a b":"c : d"}'], ['', 'unnamed'], ['2', 'second'],
+    ['text', 'a "b"\né'], [
+      'number', '12345678901234567890'
+    ], ['price', '1.10'], ['big', '1E400'], ['yes', 'true'], ['no', 'false'],
+    ['nothing', ''], ['list', '[1,"two , }",{"x":null}]'], [
+      'object', '{"a":{"b":[]},"a b":"c : d"}'
+    ], ['', 'unnamed'], ['2', 'second'],
     ['escape', '\\']
   ].sort())
   t.same(entries('json', '{}'), [])
   t.same(entries('json', '{"a":1,"a":{"b":2}}'), [['a', '{"b":2}']], 'the last of two wins')
   t.same(entries('json', '{"null":"null","t":"true"}'), [['null', 'null'], ['t', 'true']])
-  for (const text of ['', 'null', '[]', '"text"', '1', '{', '{"a":1,}', '{a:1}', '{"a":1} {"b":2}', "{'a':1}", '{"a":NaN}', 'A=1']) {
+  for (const text of [
+    '', 'null', '[]', '"text"', '1', '{', '{"a":1,}', '{a:1}', '{"a":1} {"b":2}', "{'a':1}", '{"a":NaN}', 'A=1'
+  ]) {
     t.equal(readDocument('json', text), undefined, JSON.stringify(text))
   }
 })
@@ -89,9 +102,15 @@ same: *word
 8080: port
 tagged: !!str 12
 `), [
-    ['8080', 'port'], ['text', 'some words'], ['quoted', 'a\nb'], ['block', 'first\nsecond\n'], ['number', '12345678901234567890'],
-    ['pin', '007'], ['price', '1.10'], ['flag', 'true'], ['answer', 'yes'], ['nothing', ''], ['tilde', ''], ['date', '2026-01-01'],
-    ['list', '[1,"two",1.10,7,".inf",null]'], ['object', '{"a":{"b":"c"},"x y":true}'], ['anchor', '{"k":"v"}'], ['alias', '{"k":"v"}'],
+    ['8080', 'port'], ['text', 'some words'], ['quoted', 'a\nb'], ['block', 'first\nsecond\n'], [
+      'number', '12345678901234567890'
+    ],
+    ['pin', '007'], ['price', '1.10'], ['flag', 'true'], ['answer', 'yes'], ['nothing', ''], ['tilde', ''], [
+      'date', '2026-01-01'
+    ],
+    [
+      'list', '[1,"two",1.10,7,".inf",null]'
+    ], ['object', '{"a":{"b":"c"},"x y":true}'], ['anchor', '{"k":"v"}'], ['alias', '{"k":"v"}'],
     ['word', 'w'], ['same', 'w'], ['tagged', '12']
   ])
   t.same(entries('yaml', ''), [])
@@ -114,7 +133,9 @@ t.test('yaml: aliases cannot make a small document a large one', async (t) => {
   t.ok(readDocument('yaml', laughs.join('\n')) === undefined)
   t.equal(readDocument('yaml', `a: &a 1\nb: [${'*a, '.repeat(51)}]`), undefined)
   const large = 'x'.repeat(100_000)
-  t.equal(readDocument('yaml', `a: &a ${large}\n${Array.from({ length: 20 }, (_, i) => `b${i}: *a`).join('\n')}`), undefined)
+  t.equal(
+    readDocument('yaml', `a: &a ${large}\n${Array.from({ length: 20 }, (_, i) => `b${i}: *a`).join('\n')}`), undefined
+  )
 })
 
 t.test('yaml: is read up to a length', async (t) => {
@@ -154,18 +175,33 @@ t.test('merging: the later document wins, name by name', async (t) => {
 t.test('hostile documents of the largest size do not throw', async (t) => {
   const size = 1024 * 1024
   const fill = (unit: string, before = '', after = '') => before + unit.repeat(Math.floor(size / unit.length)) + after
-  const yaml = (unit: string, before = '', after = '') => before + unit.repeat(Math.floor((YAML_LENGTH - 50) / unit.length)) + after
+  const yaml = (unit: string, before = '', after = '') =>
+    before + unit.repeat(Math.floor((YAML_LENGTH - 50) / unit.length)) + after
   const documents: [DocumentFormat, string, string][] = [
-    ['env', 'blank lines', fill('\n', '', '#')], ['env', 'blanks', fill(' ', 'A=', '"x')], ['env', 'blanks around', fill(' ', 'A', '=1')],
-    ['env', 'one name', fill('a')], ['env', 'open quote', fill('a\n', 'A="')], ['env', 'escaped quotes', fill('\\"', 'A="', '"')],
-    ['env', 'short lines', fill('A=1\n')], ['env', 'quotes', fill('"', 'A=')], ['env', 'names', fill('A="\\"x\n')], ['env', 'export', fill('export ')],
+    ['env', 'blank lines', fill('\n', '', '#')], ['env', 'blanks', fill(' ', 'A=', '"x')], [
+      'env', 'blanks around', fill(' ', 'A', '=1')
+    ],
+    ['env', 'one name', fill('a')], ['env', 'open quote', fill('a\n', 'A="')], [
+      'env', 'escaped quotes', fill('\\"', 'A="', '"')
+    ],
+    [
+      'env', 'short lines', fill('A=1\n')
+    ], ['env', 'quotes', fill('"', 'A=')], ['env', 'names', fill('A="\\"x\n')], ['env', 'export', fill('export ')],
     ['env', 'open quotes', fill('A=\'"`\n')],
-    ['json', 'depth', fill('[', '{"a":', '1' + ']'.repeat(size) + '}')], ['json', 'open', fill('{"a":')], ['json', 'string', fill('\\n', '{"a":"', '"}')],
+    [
+      'json', 'depth', fill('[', '{"a":', '1' + ']'.repeat(size) + '}')
+    ], ['json', 'open', fill('{"a":')], ['json', 'string', fill('\\n', '{"a":"', '"}')],
     ['json', 'blanks', fill(' ', '{', '}')], ['json', 'list', fill('1,', '{"a":[', '1]}')],
     ['json', 'names', `{${Array.from({ length: 80_000 }, (_, i) => `"k${i}":${i}`).join()}}`],
-    ['yaml', 'depth', yaml('[', 'a: ')], ['yaml', 'dashes', yaml('- ')], ['yaml', 'anchors', yaml('&a ')], ['yaml', 'quotes', yaml('"a" ', 'a: ')],
-    ['yaml', 'names', Array.from({ length: 20_000 }, (_, i) => `k${i}: ${i}`).join('\n')], ['yaml', 'directives', yaml('%A\n')],
-    ['yaml', 'blanks', yaml(' ', 'a:', '1')], ['yaml', 'aliases', yaml('*a,', 'b: &a 1\na: [', '*a]')], ['yaml', 'colons', yaml(':')]
+    ['yaml', 'depth', yaml('[', 'a: ')], ['yaml', 'dashes', yaml('- ')], ['yaml', 'anchors', yaml('&a ')], [
+      'yaml', 'quotes', yaml('"a" ', 'a: ')
+    ],
+    [
+      'yaml', 'names', Array.from({ length: 20_000 }, (_, i) => `k${i}: ${i}`).join('\n')
+    ], ['yaml', 'directives', yaml('%A\n')],
+    ['yaml', 'blanks', yaml(' ', 'a:', '1')], [
+      'yaml', 'aliases', yaml('*a,', 'b: &a 1\na: [', '*a]')
+    ], ['yaml', 'colons', yaml(':')]
   ]
   for (const [format, name, text] of documents) {
     t.doesNotThrow(() => readDocument(format, text), `${format}, ${name}`)
@@ -173,7 +209,8 @@ t.test('hostile documents of the largest size do not throw', async (t) => {
 })
 
 t.test('how much of a document is taken apart is bounded, however it is written', async (t) => {
-  const lines = (count: number, line: (i: number) => string) => Array.from({ length: count }, (_, i) => line(i)).join('\n')
+  const lines = (count: number, line: (i: number) => string) =>
+    Array.from({ length: count }, (_, i) => line(i)).join('\n')
   t.equal(Object.keys(readDocument('env', lines(MOST_NAMES, (i) => `K${i}=${i}`))!).length, MOST_NAMES)
   t.equal(readDocument('env', lines(MOST_NAMES + 1, (i) => `K${i}=${i}`)), undefined)
   t.equal(readDocument('env', lines(MOST_NAMES + 1, () => 'SAME=1')), undefined)
@@ -231,5 +268,8 @@ t.test('yaml: no more tokens than are allowed, and no error after the first, wha
   const most = Math.floor((MOST_YAML_TOKENS - 1) / 7)
   t.equal(Object.keys(readDocument('yaml', members(most))!).length, most)
   t.equal(readDocument('yaml', members(most + 1)), undefined)
-  t.ok(readDocument('yaml', `a: "${'& ! * - '.repeat(2000)}"\nb: |\n${' - a: *b\n'.repeat(2000)}`), 'what is in a value is not counted')
+  t.ok(
+    readDocument('yaml', `a: "${'& ! * - '.repeat(2000)}"\nb: |\n${' - a: *b\n'.repeat(2000)}`),
+    'what is in a value is not counted'
+  )
 })

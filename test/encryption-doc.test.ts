@@ -19,12 +19,21 @@ const owner = await test.organization()
 await test.app.listen({ host: '127.0.0.1', port: 0 })
 const { port } = test.app.server.address() as AddressInfo
 
-type Example = (action: string, path: string, more?: { env?: Record<string, string>, input?: string }) => ReturnType<typeof run>
+type Example = (action: string, path: string, more?: {
+  env?: Record<string, string>
+  input?: string
+}) => ReturnType<typeof run>
 
 // The narrowest token that the page names.
 const user = await test.token(owner.organization, ['key:retrieve', 'secret:read', 'secret:write'])
-const example = (file: string, args: string[]): Example => (action, path, { env = {}, input } = {}) => run(file, [...args, action, path], {
-  STRONGROOM_URL: `http://127.0.0.1:${port}`, STRONGROOM_TOKEN: user.token, STRONGROOM_ORGANIZATION: owner.organization, ...env
+const example = (file: string, args: string[]): Example => (
+  action, path, { env = {}, input } = {}
+) => run(file, [...args, action, path], {
+  STRONGROOM_URL:
+    `http://127.0.0.1:${port}`,
+  STRONGROOM_TOKEN: user.token,
+  STRONGROOM_ORGANIZATION: owner.organization,
+  ...env
 }, input)
 const typescript = example(process.execPath, [compiledExample('client')])
 const python = example('python3', ['examples/client.py'])
@@ -36,8 +45,10 @@ t.test('the page shows the examples as they are', async (t) => {
 })
 
 t.test('the known answers of the page are those that the clients\' contract is tested with', async (t) => {
-  t.same(page.table('| Key string | Salt |'), known.keys.map((key: any) => [key.key_string, key.salt, String(key.iterations), key.data_key ?? '', key.proof]))
-  t.same(page.table('| Data key | IV (hex) |'), known.blobs.map((blob: any) => [blob.data_key, blob.iv, blob.plaintext.replaceAll('\n', '\\n'), blob.blob]))
+  t.same(page.table('| Key string | Salt |'), known.keys.map((key: any) =>
+    [key.key_string, key.salt, String(key.iterations), key.data_key ?? '', key.proof]))
+  t.same(page.table('| Data key | IV (hex) |'), known.blobs.map((blob: any) =>
+    [blob.data_key, blob.iv, blob.plaintext.replaceAll('\n', '\\n'), blob.blob]))
 })
 
 // Each derives a key of 600,000 iterations in a process of its own: what one writes the other reads, which shows both.
@@ -45,8 +56,12 @@ for (const [storage_mode, above] of [['client', ''], ['server', '/backend']] as 
   t.test(`what one example writes into a ${storage_mode}-managed project, the other reads, and writes anew`, async (t) => {
     const { slug, path, env, versions } = await project(`both-${storage_mode}`, storage_mode)
     const other = noPython === false ? python : typescript
-    for (const one of new Set([typescript, other])) t.same(await one('read', path, { env }), { code: 0, stdout: '', stderr: '' }, 'a level without a document')
-    for (const [writer, reader, input] of [[other, typescript, 'FROM=python ✓\n'], [typescript, other, 'FROM=typescript wörld ✓\n']] as const) {
+    for (const one of new Set([typescript, other])) {
+      t.same(await one('read', path, { env }), { code: 0, stdout: '', stderr: '' }, 'a level without a document')
+    }
+    for (const [writer, reader, input] of [
+      [other, typescript, 'FROM=python ✓\n'], [typescript, other, 'FROM=typescript wörld ✓\n']
+    ] as const) {
       t.match(await writer('write', path, { env, input }), { code: 0, stdout: /^version \d+\n$/, stderr: '' })
       t.same(await reader('read', path, { env }), { code: 0, stdout: input, stderr: '' })
     }
@@ -66,22 +81,34 @@ t.test('after a rotation, the TypeScript example reads under the new key', async
   t.same(await versions(), ['rotate', 'create'])
 })
 
-t.test('the TypeScript example refuses what the page says a careful client refuses', (t) => refusals(t, typescript, 'ts'))
-t.test('the Python example refuses what the page says a careful client refuses', { skip: noPython }, (t) => refusals(t, python, 'py'))
+t.test(
+  'the TypeScript example refuses what the page says a careful client refuses', (t) => refusals(t, typescript, 'ts')
+)
+t.test(
+  'the Python example refuses what the page says a careful client refuses', { skip: noPython },
+  (t) => refusals(t, python, 'py')
+)
 
 t.test('what the page says is refused is: swapped slugs, an added token', async (t) => {
   const { slug, path, versions } = await project('limits', 'server')
   await owner.call('POST', `/${owner.organization}/${slug}/backend/environments`, { name: 'Test' })
-  const store = (environment: string) => owner.call('POST', `/${owner.organization}/secrets/store`, { project: slug, target: 'backend', environment, plaintext: `AT=${environment}` })
+  const store = (environment: string) => owner.call(
+    'POST', `/${owner.organization}/secrets/store`,
+    { project: slug, target: 'backend', environment, plaintext: `AT=${environment}` }
+  )
   t.equal((await store('live')).status, 200)
   t.equal((await store('test')).status, 200)
   t.same(await versions(), ['create'])
   const ofProject = `project_id = (SELECT id FROM projects WHERE slug = '${slug}')`
-  for (const [from, to] of [['live', 'x'], ['test', 'live'], ['x', 'test']]) await test.sql(`UPDATE environments SET slug = '${to}' WHERE slug = '${from}' AND ${ofProject}`)
+  for (const [from, to] of [['live', 'x'], ['test', 'live'], ['x', 'test']]) {
+    await test.sql(`UPDATE environments SET slug = '${to}' WHERE slug = '${from}' AND ${ofProject}`)
+  }
   const url = `/${owner.organization}/${path}/secrets?decrypt=true`
   t.match(await owner.call('GET', url), { status: 500, body: { error: 'integrity_error' } })
   const intruder = await test.token(owner.organization, ['secret:read', 'secret:decrypt'])
-  await test.sql('UPDATE api_tokens SET mac = (SELECT mac FROM api_tokens ORDER BY id LIMIT 1) WHERE id = (SELECT max(id) FROM api_tokens)')
+  await test.sql(
+    'UPDATE api_tokens SET mac = (SELECT mac FROM api_tokens ORDER BY id LIMIT 1) WHERE id = (SELECT max(id) FROM api_tokens)'
+  )
   t.equal((await intruder.call('GET', url)).status, 401)
 })
 
@@ -114,11 +141,19 @@ async function refusals (t: Test, example: Example, name: string) {
   t.match(few.stderr, 'too few iterations')
 }
 
-/** A project as the page describes it, with 600,000 iterations; what its clients have in their environment; its versions. */
+/**
+ * A project as the page describes it, with 600,000 iterations; what its clients have in their environment; its
+ * versions.
+ */
 async function project (slug: string, storage_mode: 'client' | 'server') {
   const salt = generateSalt()
   const registration = storage_mode === 'client'
-    ? { storage_mode, key_check: await makeProof(KEY_STRING, salt, 600_000), key_check_salt: salt.toString('base64'), key_check_iterations: 600_000 }
+    ? {
+        storage_mode,
+        key_check: await makeProof(KEY_STRING, salt, 600_000),
+        key_check_salt: salt.toString('base64'),
+        key_check_iterations: 600_000
+      }
     : {}
   const names = await makeLevel(owner, { slug, ...registration })
   const env: Record<string, string> = storage_mode === 'client' ? { STRONGROOM_KEY: KEY_STRING } : {}

@@ -8,7 +8,8 @@ import { makeLevel, startApp, type Answer, type Caller, type TestApp } from './h
 import { LONG } from './helpers/long.ts'
 import { rest } from './helpers/sockets.ts'
 
-const LEAK = /FST_|statusCode|node_modules|\bat \w+ \(|SELECT |INSERT |UPDATE |select "|insert into|\/src\/|\.ts:|\.js:|drizzle|postgres/i
+const LEAK =
+  /FST_|statusCode|node_modules|\bat \w+ \(|SELECT |INSERT |UPDATE |select "|insert into|\/src\/|\.ts:|\.js:|drizzle|postgres/i
 const ULID_SHAPE = /^[0-9A-HJKMNP-TV-Z]{26}$/
 
 let service: TestApp
@@ -16,7 +17,9 @@ let caller: Caller
 const level = { project: 'orbit', target: 'backend', environment: 'live' }
 
 t.before(async () => {
-  service = await startApp({ teardown: (fn) => t.teardown(fn) }, { PUBLIC_URL: 'https://secrets.example.com', TRUST_PROXY: '10.0.0.0/8' })
+  service = await startApp(
+    { teardown: (fn) => t.teardown(fn) }, { PUBLIC_URL: 'https://secrets.example.com', TRUST_PROXY: '10.0.0.0/8' }
+  )
   caller = await service.organization()
   await makeLevel(caller)
   await caller.call('POST', `/${caller.organization}/secrets/store`, { ...level, plaintext: 'HELLO=world\n' })
@@ -28,7 +31,8 @@ function isError (test: Test, answer: Answer, code: ErrorCode, name: string = co
   test.match(answer.body, { error: code, message: ERRORS[code].message }, `${name}: body`)
   test.match(answer.headers['content-type'], 'application/json; charset=utf-8', `${name}: type`)
   test.notMatch(answer.text, LEAK, `${name}: nothing of the inside`)
-  test.strictSame(Object.keys(answer.body).filter((key) => !['error', 'message', 'details', 'errors'].includes(key)), [], `${name}: no other member`)
+  test.strictSame(Object.keys(answer.body).filter((key) =>
+    !['error', 'message', 'details', 'errors'].includes(key)), [], `${name}: no other member`)
 }
 
 function send (method: string, path: string, payload?: string | Buffer, headers: Record<string, string> = {}) {
@@ -70,7 +74,10 @@ t.test('HT-01 HT-05 a method that a path does not take is 405 with a sorted Allo
 })
 
 t.test('HT-04 OPTIONS is 204 with Allow and no body wherever a path exists, and needs no token', async (t) => {
-  for (const [path, allow] of [['/organization', 'GET, HEAD, OPTIONS'], [own('/secrets/store'), 'OPTIONS, POST'], [own('/orbit/backend/live'), 'DELETE, GET, HEAD, OPTIONS, PATCH, PUT']] as const) {
+  for (const [path, allow] of [
+    ['/organization', 'GET, HEAD, OPTIONS'], [own('/secrets/store'), 'OPTIONS, POST'],
+    [own('/orbit/backend/live'), 'DELETE, GET, HEAD, OPTIONS, PATCH, PUT']
+  ] as const) {
     const answer = await service.inject({ method: 'OPTIONS', url: `/api/v1${path}` })
     t.equal(answer.status, 204)
     t.equal(answer.headers.allow, allow)
@@ -83,12 +90,20 @@ t.test('HT-04 OPTIONS is 204 with Allow and no body wherever a path exists, and 
 t.test('HT-02 HT-06 HT-07 what is no path is 404: unknown, trailing slash, doubled slash, other case, overlong, not decodable, NUL', async (t) => {
   const paths = [
     '//', '//nowhere', '//api', '//api/v1', '//api/v2/organization', '//API/v1/organization', '//api/v1/Organization', '//api/v1/organization/', '//api/v1//organization',
-    '//healthz/', '//readyz/', own('/projects/'), own('/orbit/'), own('//orbit'), own('/orbit/secrets/'), own('/orbit/backend/live/secrets/'), own('/a/b/c/d/e/f'),
-    own(`/${'a'.repeat(129)}`), own('/%ff'), own('/%ED%A0%80'), own('/%'), own('/a%00b'), own('/%00'), own('/orbit/%00/live'), own('/orbit/backend/%00/secrets'),
-    own('/secrets/versions/%00'), own('/secrets/versions/1%00'), '/a%00b/orbit', own('/..%2f..%2fetc%2fpasswd'), own('/%2e%2e/orbit'), own('/ORBIT'), own('/orbit%20'), own('/%F0%9F%9A%80')
+    '//healthz/', '//readyz/', own('/projects/'), own('/orbit/'), own('//orbit'), own('/orbit/secrets/'), own(
+      '/orbit/backend/live/secrets/'
+    ), own('/a/b/c/d/e/f'),
+    own(`/${'a'.repeat(129)}`), own('/%ff'), own('/%ED%A0%80'), own('/%'), own('/a%00b'), own('/%00'), own(
+      '/orbit/%00/live'
+    ), own('/orbit/backend/%00/secrets'),
+    own('/secrets/versions/%00'), own('/secrets/versions/1%00'), '/a%00b/orbit', own(
+      '/..%2f..%2fetc%2fpasswd'
+    ), own('/%2e%2e/orbit'), own('/ORBIT'), own('/orbit%20'), own('/%F0%9F%9A%80')
   ]
   for (const path of paths) isError(t, await send('GET', path), 'not_found', `GET ${path}`)
-  for (const [method, path] of [['DELETE', own('/a%00b')], ['PATCH', own('/orbit/a%00b')], ['DELETE', own('/secrets/versions/%00')]] as const) {
+  for (const [method, path] of [
+    ['DELETE', own('/a%00b')], ['PATCH', own('/orbit/a%00b')], ['DELETE', own('/secrets/versions/%00')]
+  ] as const) {
     isError(t, await sendJson(method, path, '{}'), 'not_found', `${method} ${path}`)
   }
   isError(t, await send('DELETE', `/organizations/${caller.organization}/api-keys/%00`), 'not_found')
@@ -96,12 +111,16 @@ t.test('HT-02 HT-06 HT-07 what is no path is 404: unknown, trailing slash, doubl
 
 t.test('HT-03 HEAD answers as GET does, with its status and headers and no body', async (t) => {
   const changing = ['x-request-id', 'date']
-  for (const path of ['//healthz', '//readyz', '/organization', own('/projects'), own('/orbit'), own('/orbit/backend'), own('/orbit/backend/live'), own('/secrets/versions/1'), own('/nope'), '/nobody/projects']) {
+  for (const path of [
+    '//healthz', '//readyz', '/organization', own('/projects'), own('/orbit'), own('/orbit/backend'),
+    own('/orbit/backend/live'), own('/secrets/versions/1'), own('/nope'), '/nobody/projects'
+  ]) {
     const get = await send('GET', path)
     const head = await send('HEAD', path)
     t.equal(head.status, get.status, path)
     t.equal(head.text, '', `${path}: no body`)
-    const headersOf = ({ headers }: Answer) => Object.fromEntries(Object.entries(headers).filter(([name]) => !changing.includes(name)))
+    const headersOf = ({ headers }: Answer) =>
+      Object.fromEntries(Object.entries(headers).filter(([name]) => !changing.includes(name)))
     t.strictSame(headersOf(head), headersOf(get), `${path}: headers`)
   }
   const get = await send('GET', own('/orbit/backend/live/secrets'))
@@ -113,7 +132,10 @@ t.test('HT-03 HEAD answers as GET does, with its status and headers and no body'
 })
 
 t.test('HT-08 whatever Accept says, the answer is JSON', async (t) => {
-  for (const accept of ['application/json', '*/*', 'application/*', 'text/html', 'application/json;q=0', ';;;', ',', 'a', '*/*;q=abc', 'x'.repeat(2000)]) {
+  for (const accept of [
+    'application/json', '*/*', 'application/*', 'text/html', 'application/json;q=0', ';;;', ',', 'a', '*/*;q=abc',
+    'x'.repeat(2000)
+  ]) {
     const answer = await send('GET', '/organization', undefined, { accept })
     t.equal(answer.status, 200, accept.slice(0, 30))
     t.equal(answer.headers['content-type'], 'application/json; charset=utf-8')
@@ -125,15 +147,29 @@ t.test('HT-09 HT-10 HT-11 a body that is not plain JSON in UTF-8 is 415', async 
   for (const type of [
     'text/plain', 'text/plain; charset=utf-8', 'multipart/form-data; boundary=x', 'application/xml', 'application/x-www-form-urlencoded', 'application/vnd.api+json',
     'application/jsonx', 'application/json garbage', 'application/json; charset=utf-16', 'application/json; charset=latin1', 'application/json\t; a=b', 'application/json,text/plain', 'json', '/', 'application/json; charset="utf-8', 'application/json;charset=utf-8;charset=utf-16', 'x'.repeat(500)
-  ]) isError(t, await send('POST', own('/orbit/targets'), body, { 'content-type': type }), 'unsupported_media_type', type.slice(0, 60))
+  ]) {
+    isError(
+      t, await send('POST', own('/orbit/targets'), body, { 'content-type': type }), 'unsupported_media_type',
+      type.slice(0, 60)
+    )
+  }
   isError(t, await send('POST', own('/orbit/targets'), Buffer.from(body)), 'unsupported_media_type', 'no content type')
   for (const encoding of ['gzip', 'br', 'deflate', 'identity, gzip', 'x']) {
-    isError(t, await sendJson('POST', own('/orbit/targets'), body, { 'content-encoding': encoding }), 'unsupported_media_type', encoding)
+    isError(
+      t, await sendJson('POST', own('/orbit/targets'), body, { 'content-encoding': encoding }),
+      'unsupported_media_type', encoding
+    )
   }
   const before = (await send('GET', own('/orbit/targets'))).body.meta.total
-  for (const [i, type] of ['application/json', 'APPLICATION/JSON', ' application/json', 'application/json; charset=utf-8', 'application/json;charset=UTF-8', 'application/json ; charset="utf-8"'].entries()) {
+  for (const [i, type] of [
+    'application/json', 'APPLICATION/JSON', ' application/json', 'application/json; charset=utf-8',
+    'application/json;charset=UTF-8', 'application/json ; charset="utf-8"'
+  ].entries()) {
     t.equal((await send('POST', own('/orbit/targets'), body, { 'content-type': type })).status, 201, type)
-    isError(t, await send('POST', own('/orbit/targets'), '{"name":1}', { 'content-type': type }), 'validation_failed', `${type} does not get round the schema`)
+    isError(
+      t, await send('POST', own('/orbit/targets'), '{"name":1}', { 'content-type': type }), 'validation_failed',
+      `${type} does not get round the schema`
+    )
     t.equal((await send('GET', own('/orbit/targets'))).body.meta.total, before + i + 1)
   }
   t.equal((await sendJson('POST', own('/orbit/targets'), body, { 'content-encoding': 'identity' })).status, 201)
@@ -143,42 +179,68 @@ t.test('HT-12 an empty body is no body, whatever its content type, and a body wh
   const stored = await caller.call('POST', own('/secrets/store'), { ...level, plaintext: 'A=1\n' })
   const { version } = stored.body.data
   const kinds: Record<string, string>[] = [
-    {}, { 'content-type': 'application/json' }, { 'content-type': 'application/json', 'content-length': '0' }, { 'content-type': 'text/plain' },
+    {}, { 'content-type': 'application/json' }, {
+      'content-type': 'application/json', 'content-length': '0'
+    }, { 'content-type': 'text/plain' },
     { 'content-type': 'application/json; charset=utf-8', 'transfer-encoding': 'chunked' }
   ]
   for (const headers of kinds) {
     const answer = await send('POST', own(`/secrets/versions/${version}/restore`), undefined, headers)
     t.equal(answer.status, 200, `restore with ${JSON.stringify(headers)}`)
     const { data } = (await caller.call('POST', own('/secrets/versions'), level)).body
-    t.equal((await send('DELETE', own(`/secrets/versions/${data[0].id}`), undefined, headers)).status, 204, `delete with ${JSON.stringify(headers)}`)
-    isError(t, await send('POST', own('/orbit/targets'), undefined, headers), 'validation_failed', 'what has required members misses them')
+    t.equal(
+      (await send('DELETE', own(`/secrets/versions/${data[0].id}`), undefined, headers)).status, 204,
+      `delete with ${JSON.stringify(headers)}`
+    )
+    isError(
+      t, await send('POST', own('/orbit/targets'), undefined, headers), 'validation_failed',
+      'what has required members misses them'
+    )
   }
   t.equal((await sendJson('POST', own(`/secrets/versions/${version}/restore`), '{}')).status, 200)
-  for (const [type, body] of [['text/plain', 'whatever'], ['application/json', '{"'], ['garbage', '\xff'], ['application/json', '{"unknown": true}']] as const) {
+  for (const [type, body] of [
+    ['text/plain', 'whatever'], ['application/json', '{"'], ['garbage', '\xff'],
+    ['application/json', '{"unknown": true}']
+  ] as const) {
     const made = await caller.call('POST', own('/orbit/targets'), { name: 'Short lived' })
-    t.equal((await send('DELETE', own(`/orbit/${made.body.data.attributes.slug}`), body, { 'content-type': type })).status, 204, `DELETE of a target with ${type} ${body}`)
+    t.equal(
+      (await send('DELETE', own(`/orbit/${made.body.data.attributes.slug}`), body, { 'content-type': type })).status,
+      204, `DELETE of a target with ${type} ${body}`
+    )
   }
 })
 
 t.test('HT-13 invalid UTF-8 is 400, a byte order mark is skipped', async (t) => {
-  for (const [name, bytes] of [['FF FE', [0xff, 0xfe]], ['overlong', [0xc0, 0x80]], ['cut short', [0xe2, 0x82]], ['surrogate', [0xed, 0xa0, 0x80]], ['beyond Unicode', [0xf4, 0x90, 0x80, 0x80]]] as const) {
+  for (const [name, bytes] of [
+    ['FF FE', [0xff, 0xfe]], ['overlong', [0xc0, 0x80]], ['cut short', [0xe2, 0x82]], ['surrogate', [0xed, 0xa0, 0x80]],
+    ['beyond Unicode', [0xf4, 0x90, 0x80, 0x80]]
+  ] as const) {
     const body = Buffer.concat([Buffer.from('{"name":"'), Buffer.from(bytes), Buffer.from('"}')])
     isError(t, await sendJson('POST', own('/orbit/targets'), body), 'malformed_json', name)
   }
-  isError(t, await sendJson('POST', own('/orbit/targets'), Buffer.from('{"name":"UTF-16"}', 'utf16le')), 'malformed_json')
+  isError(
+    t, await sendJson('POST', own('/orbit/targets'), Buffer.from('{"name":"UTF-16"}', 'utf16le')), 'malformed_json'
+  )
   const marked = await sendJson('POST', own('/orbit/targets'), '\ufeff{"name":"Märkte 🚀"}')
   t.equal(marked.status, 201)
   t.equal(marked.body.data.attributes.name, 'Märkte 🚀')
 })
 
 t.test('HT-14 malformed JSON is 400', async (t) => {
-  for (const text of ['{', '{"name":}', "{'name': 'x'}", '{"name":"x"', '{"name":"x"}}', '{"name":"a\u0000b"}', '{"name":"a\nb"}', '{"name":"\\x41"}', '{"name":"\\ud8"}', 'NaN', '{"page":01}', '{"a":1,}', 'undefined', ' ', '[', ']', '{"name":"x"}{"name":"y"}', '// {}']) {
+  for (const text of [
+    '{', '{"name":}', "{'name': 'x'}", '{"name":"x"', '{"name":"x"}}', '{"name":"a\u0000b"}', '{"name":"a\nb"}',
+    '{"name":"\\x41"}', '{"name":"\\ud8"}', 'NaN', '{"page":01}', '{"a":1,}', 'undefined', ' ', '[', ']',
+    '{"name":"x"}{"name":"y"}', '// {}'
+  ]) {
     isError(t, await sendJson('POST', own('/projects'), text), 'malformed_json', JSON.stringify(text))
   }
 })
 
 t.test('HT-15 a body is an object: arrays, strings, numbers, booleans and null are 422', async (t) => {
-  for (const [method, path] of [['POST', '/projects'], ['PATCH', '/orbit'], ['POST', '/secrets/store'], ['POST', '/secrets/versions/1/restore'], ['DELETE', '/secrets/versions/1'], ['POST', '/secrets/delete']] as const) {
+  for (const [method, path] of [
+    ['POST', '/projects'], ['PATCH', '/orbit'], ['POST', '/secrets/store'], ['POST', '/secrets/versions/1/restore'],
+    ['DELETE', '/secrets/versions/1'], ['POST', '/secrets/delete']
+  ] as const) {
     for (const text of ['[]', '[{}]', '["name"]', '"name"', '1', '-0', '1e400', 'true', 'false', 'null']) {
       isError(t, await sendJson(method, own(path), text), 'validation_failed', `${method} ${path} ${text}`)
     }
@@ -186,11 +248,18 @@ t.test('HT-15 a body is an object: arrays, strings, numbers, booleans and null a
 })
 
 t.test('HT-14 each wrong member is named: unknown, missing, of the wrong type, too long, no slug, reserved, taken', async (t) => {
-  const named = async (method: string, path: string, body: object, member: string, code: ErrorCode = 'validation_failed') => {
+  const named = async (
+    method: string, path: string, body: object, member: string, code: ErrorCode = 'validation_failed'
+  ) => {
     const answer = await sendJson(method, own(path), JSON.stringify(body))
     isError(t, answer, code, `${path} ${JSON.stringify(body).slice(0, 60)}`)
-    t.ok(Object.hasOwn(answer.body.errors ?? {}, member), `${path}: ${member} is named, of ${JSON.stringify(answer.body.errors).slice(0, 100)}`)
-    for (const texts of Object.values<string[]>(answer.body.errors ?? {})) t.ok(texts.length > 0 && texts.every((text) => typeof text === 'string'))
+    t.ok(
+      Object.hasOwn(answer.body.errors ?? {}, member),
+      `${path}: ${member} is named, of ${JSON.stringify(answer.body.errors).slice(0, 100)}`
+    )
+    for (const texts of Object.values<string[]>(answer.body.errors ?? {})) {
+      t.ok(texts.length > 0 && texts.every((text) => typeof text === 'string'))
+    }
   }
   await named('POST', '/projects', {}, 'name')
   await named('POST', '/projects', { name: 'x', nmae: 'y' }, 'nmae')
@@ -201,7 +270,9 @@ t.test('HT-14 each wrong member is named: unknown, missing, of the wrong type, t
   await named('POST', '/projects', { name: '   ' }, 'name')
   await named('POST', '/projects', { name: 'x'.repeat(256) }, 'name')
   await named('POST', '/projects', { name: 'x', description: 'x'.repeat(2001) }, 'description')
-  for (const slug of ['', 'A', 'a_b', '-a', 'a-', 'a--b', 'ä', 'a b', 'a/b', 'a'.repeat(65), 1, null, {}]) await named('POST', '/projects', { name: 'x', slug }, 'slug')
+  for (const slug of ['', 'A', 'a_b', '-a', 'a-', 'a--b', 'ä', 'a b', 'a/b', 'a'.repeat(65), 1, null, {}]) {
+    await named('POST', '/projects', { name: 'x', slug }, 'slug')
+  }
   for (const slug of ['projects', 'secrets']) await named('POST', '/projects', { name: 'x', slug }, 'slug')
   await named('PATCH', '/orbit', { slug: 'secrets' }, 'slug')
   await named('POST', '/orbit/targets', { name: 'x', slug: 'encryption-key' }, 'slug')
@@ -216,58 +287,105 @@ t.test('HT-14 each wrong member is named: unknown, missing, of the wrong type, t
   await named('POST', '/secrets/store', { ...level, plaintext: 'A=1', no_bakcup: true }, 'no_bakcup')
   await named('POST', '/secrets/store', { ...level, plaintext: 'A=1', no_backup: 'true' }, 'no_backup')
   await named('POST', '/secrets/versions', { project: 'orbit' }, 'target')
-  for (const page of [0, -1, 1.5, '1', 1e10, null, true, 1e300]) await named('POST', '/secrets/versions', { ...level, page }, 'page')
-  for (const per_page of [0, 101, -5, 2.5, '25', [25]]) await named('POST', '/secrets/versions', { ...level, per_page }, 'per_page')
+  for (const page of [0, -1, 1.5, '1', 1e10, null, true, 1e300]) {
+    await named('POST', '/secrets/versions', { ...level, page }, 'page')
+  }
+  for (const per_page of [0, 101, -5, 2.5, '25', [25]]) {
+    await named('POST', '/secrets/versions', { ...level, per_page }, 'per_page')
+  }
   await named('POST', '/secrets/versions/1/restore', { contents: 'x' }, 'contents')
   await named('POST', '/secrets/retrieve', { ...level, filters: { nmaes: [] } }, 'filters.nmaes')
   await named('POST', '/secrets/versions/purge', { ...level, confirmed: true, really: 1 }, 'really')
 })
 
 t.test('HT-14 pages of a query out of range or not plainly a number are 422, unknown parameters are ignored', async (t) => {
-  for (const query of ['page=0', 'page=-1', 'page=1.9', 'page=1e3', 'page=0x1', 'page=%201', 'page=abc', 'page=1&page=2', 'page=1000000001', 'page=99999999999999999999', 'page=%00', 'per_page=0', 'per_page=101', 'per_page=true', 'per_page[]=5', 'page=Infinity'].filter((query) => !query.includes('[]'))) {
+  for (const query of [
+    'page=0', 'page=-1', 'page=1.9', 'page=1e3', 'page=0x1', 'page=%201', 'page=abc', 'page=1&page=2',
+    'page=1000000001', 'page=99999999999999999999', 'page=%00', 'per_page=0', 'per_page=101', 'per_page=true',
+    'per_page[]=5', 'page=Infinity'
+  ].filter((query) => !query.includes('[]'))) {
     isError(t, await send('GET', own(`/projects?${query}`)), 'validation_failed', query)
   }
-  for (const query of ['', 'page=1', 'per_page=100', 'page=&per_page=', 'sort=name&fields[]=x&__proto__=1&constructor=2&toString=3', 'per_page[]=5', 'page=1000000000', '%00=%00', '&&&', '=']) {
+  for (const query of [
+    '', 'page=1', 'per_page=100', 'page=&per_page=', 'sort=name&fields[]=x&__proto__=1&constructor=2&toString=3',
+    'per_page[]=5', 'page=1000000000', '%00=%00', '&&&', '='
+  ]) {
     t.equal((await send('GET', own(`/projects?${query}`))).status, 200, query)
   }
-  for (const query of ['decrypt=1', 'decrypt=yes', 'decrypt=TRUE', 'decrypt=true&decrypt=true', 'merge=maybe', 'raw=on']) {
+  for (const query of [
+    'decrypt=1', 'decrypt=yes', 'decrypt=TRUE', 'decrypt=true&decrypt=true', 'merge=maybe', 'raw=on'
+  ]) {
     isError(t, await send('GET', own(`/orbit/backend/live/secrets?${query}`)), 'validation_failed', query)
   }
-  for (const query of ['force=1', 'force=yes', 'force=true&force=true']) isError(t, await send('DELETE', own(`/secrets/versions/1?${query}`)), 'validation_failed', query)
+  for (const query of ['force=1', 'force=yes', 'force=true&force=true']) {
+    isError(t, await send('DELETE', own(`/secrets/versions/1?${query}`)), 'validation_failed', query)
+  }
 })
 
 t.test('HT-14 "confirmed": "true" and 1 are not true: nothing is purged', async (t) => {
   const before = (await caller.call('POST', own('/secrets/versions'), level)).body.meta.total
   t.ok(before > 0)
   for (const confirmed of ['true', 1, 'yes', [], {}, null, false, [true], undefined]) {
-    isError(t, await caller.call('POST', own('/secrets/versions/purge'), { ...level, confirmed }), 'confirmation_required', JSON.stringify(confirmed))
-    isError(t, await caller.call('POST', own('/secrets/delete'), { ...level, no_backup: true, confirmed }), 'confirmation_required', JSON.stringify(confirmed))
+    isError(
+      t, await caller.call('POST', own('/secrets/versions/purge'), { ...level, confirmed }), 'confirmation_required',
+      JSON.stringify(confirmed)
+    )
+    isError(
+      t, await caller.call('POST', own('/secrets/delete'), { ...level, no_backup: true, confirmed }),
+      'confirmation_required', JSON.stringify(confirmed)
+    )
   }
-  for (const force of ['true', 1, [], null]) isError(t, await caller.call('DELETE', own('/secrets/versions/1'), { force }), 'validation_failed')
+  for (const force of ['true', 1, [], null]) {
+    isError(t, await caller.call('DELETE', own('/secrets/versions/1'), { force }), 'validation_failed')
+  }
   t.equal((await caller.call('POST', own('/secrets/versions'), level)).body.meta.total, before)
 })
 
 t.test('RL-18 NUL characters and lone surrogates are 422 in every string of every body, and what is raw in it 400', async (t) => {
-  const bodies = Object.entries(service.app.swagger().paths ?? {}).flatMap(([path, item]) => Object.entries(item as object).flatMap(([method, operation]) => {
-    const example = (operation as any).requestBody?.content['application/json']?.example ?? (operation as any).requestBody?.content['application/json']?.schema?.examples?.[0]
+  const bodies = Object.entries(
+    service.app.swagger().paths ?? {}
+  ).flatMap(([path, item]) => Object.entries(item as object).flatMap(([method, operation]) => {
+    const example = (operation as any).requestBody?.content['application/json']?.example ??
+      (operation as any).requestBody?.content['application/json']?.schema?.examples?.[0]
     const schema = componentOf((operation as any).requestBody?.content['application/json']?.schema)
     // The OAuth endpoints answer in the words of RFC 6749 (OA-35).
-    return schema === undefined || path.startsWith('/api/oauth/') ? [] : [{ method: method.toUpperCase(), path, example: example ?? {}, schema }]
+    return schema === undefined || path.startsWith('/api/oauth/')
+      ? []
+      : [{ method: method.toUpperCase(), path, example: example ?? {}, schema }]
   }))
   t.ok(bodies.length >= 15, `${bodies.length} operations take a body`)
   for (const { method, path, example, schema } of bodies) {
-    const url = path.replace('{organization}', caller.organization).replace('{project}', 'orbit').replace('{target}', 'backend').replace('{environment}', 'live').replace('{version}', '1')
+    const url = path.replace('{organization}', caller.organization).replace('{project}', 'orbit').replace(
+      '{target}', 'backend'
+    ).replace('{environment}', 'live').replace('{version}', '1')
     for (const member of [...Object.keys(schema.properties), 'unheard-of']) {
-      for (const [bad, name] of [['a\\u0000b', 'NUL'], ['\\ud800', 'a high surrogate'], ['x\\uDFFF', 'a low surrogate'], ['\\udc00\\ud800', 'a reversed pair']] as const) {
+      for (const [bad, name] of [
+        ['a\\u0000b', 'NUL'], ['\\ud800', 'a high surrogate'], ['x\\uDFFF', 'a low surrogate'],
+        ['\\udc00\\ud800', 'a reversed pair']
+      ] as const) {
         const body = JSON.stringify({ ...example, [member]: 'BAD' }).replace('BAD', bad)
-        const answer = await service.inject({ method: method as 'POST', url, headers: { authorization: `Bearer ${caller.token}`, 'content-type': 'application/json' }, payload: body })
-        if (answer.status !== 422 || answer.body.errors[member] === undefined) t.fail(`${name} in ${member} of ${method} ${path}: ${answer.text}`)
+        const answer = await service.inject({
+          method: method as 'POST',
+          url,
+          headers: {
+            authorization: `Bearer ${caller.token}`, 'content-type': 'application/json'
+          },
+          payload: body
+        })
+        if (answer.status !== 422 || answer.body.errors[member] === undefined) {
+          t.fail(`${name} in ${member} of ${method} ${path}: ${answer.text}`)
+        }
       }
     }
   }
   isError(t, await sendJson('POST', own('/orbit/targets'), '{"na\\u0000me":"x"}'), 'validation_failed')
-  isError(t, await sendJson('POST', own('/secrets/retrieve'), '{"project":"orbit","filters":{"names":["a","\\u0000"]}}'), 'validation_failed')
-  t.equal((await sendJson('POST', own('/orbit/targets'), '{"name":"pair \\ud83d\\ude80 and \\\\u0000 in words"}')).body.data.attributes.name, 'pair 🚀 and \\u0000 in words')
+  isError(
+    t, await sendJson('POST', own('/secrets/retrieve'), '{"project":"orbit","filters":{"names":["a","\\u0000"]}}'),
+    'validation_failed'
+  )
+  t.equal((await sendJson(
+    'POST', own('/orbit/targets'), '{"name":"pair \\ud83d\\ude80 and \\\\u0000 in words"}'
+  )).body.data.attributes.name, 'pair 🚀 and \\u0000 in words')
 })
 
 t.test('RL-18 pathological JSON is refused quickly and leaves no trace', async (t) => {
@@ -288,17 +406,37 @@ t.test('RL-18 pathological JSON is refused quickly and leaves no trace', async (
     t.ok(Object.keys(answer.body.errors).length > 0, `${name}: names something`)
   }
   t.equal(({} as Record<string, unknown>).polluted, undefined)
-  t.ok(Object.hasOwn((await sendJson('POST', own('/orbit/targets'), '{"name":"x","__proto__":{}}')).body.errors, '__proto__'), 'the member is named')
-  isError(t, await sendJson('POST', own('/secrets/versions'), JSON.stringify({ ...level, page: 0 }).replace('0', '9'.repeat(1_000_000))), 'validation_failed', 'a number of a million digits')
-  isError(t, await sendJson('POST', own('/orbit/targets'), '"' + '\\u0041'.repeat(300_000) + '"'), 'validation_failed', 'a long escaped string')
-  isError(t, await sendJson('POST', own('/orbit/targets'), '{"name":"First","n\\u0061me":"Last"}'), 'malformed_json', 'a member twice')
+  t.ok(Object.hasOwn(
+    (await sendJson('POST', own('/orbit/targets'), '{"name":"x","__proto__":{}}')).body.errors, '__proto__'
+  ), 'the member is named')
+  isError(t, await sendJson(
+    'POST', own('/secrets/versions'), JSON.stringify({ ...level, page: 0 }).replace('0', '9'.repeat(1_000_000))
+  ), 'validation_failed', 'a number of a million digits')
+  isError(
+    t, await sendJson('POST', own('/orbit/targets'), '"' + '\\u0041'.repeat(300_000) + '"'), 'validation_failed',
+    'a long escaped string'
+  )
+  isError(
+    t, await sendJson('POST', own('/orbit/targets'), '{"name":"First","n\\u0061me":"Last"}'), 'malformed_json',
+    'a member twice'
+  )
 })
 
 t.test('HT-16 RL-17 413, 414 and 431 have the flat shape and nothing is read beyond the limit', async (t) => {
-  const small = await buildApp({ config: loadConfig({ LOG_LEVEL: 'silent', BODY_LIMIT: '16KiB' }), database: service.database, keyring: service.keyring, costs: service.app.costs })
+  const small = await buildApp({
+    config: loadConfig({ LOG_LEVEL: 'silent', BODY_LIMIT: '16KiB' }),
+    database: service.database,
+    keyring: service.keyring,
+    costs: service.app.costs
+  })
   t.teardown(() => small.close())
   const post = async (size: number) => {
-    const response = await small.inject({ method: 'POST', url: `/api/v1${own('/projects')}`, headers: { authorization: `Bearer ${caller.token}` }, payload: { name: 'x', description: 'y'.repeat(size) } })
+    const response = await small.inject({
+      method: 'POST',
+      url: `/api/v1${own('/projects')}`,
+      headers: { authorization: `Bearer ${caller.token}` },
+      payload: { name: 'x', description: 'y'.repeat(size) }
+    })
     return { status: response.statusCode, headers: response.headers, text: response.payload, body: response.json() }
   }
   isError(t, await post(17_000), 'payload_too_large')
@@ -306,7 +444,9 @@ t.test('HT-16 RL-17 413, 414 and 431 have the flat shape and nothing is read bey
   isError(t, await send('GET', `//api/v1/${'a/'.repeat(4200)}`), 'uri_too_long')
   isError(t, await send('GET', `/organization?${'q'.repeat(8200)}`), 'uri_too_long')
   t.equal((await send('GET', `/organization?${'q'.repeat(8000)}`)).status, 200)
-  isError(t, await send('GET', '/organization', undefined, Object.fromEntries(Array.from({ length: 101 }, (_, i) => [`x-h-${i}`, '1']))), 'header_fields_too_large')
+  isError(t, await send(
+    'GET', '/organization', undefined, Object.fromEntries(Array.from({ length: 101 }, (_, i) => [`x-h-${i}`, '1']))
+  ), 'header_fields_too_large')
 })
 
 t.test('HT-21 HT-22 HT-23 HT-24 HT-25 HT-26 every answer carries the standing headers and nothing that tells of the server', async (t) => {
@@ -327,11 +467,16 @@ t.test('HT-21 HT-22 HT-23 HT-24 HT-25 HT-26 every answer carries the standing he
     ['404 of an overlong word', 404, await send('GET', own(`/${'a'.repeat(200)}`))],
     ['404 of a path that does not decode', 404, await send('GET', own('/%ff'))],
     ['405', 405, await send('PUT', own('/orbit/targets'))],
-    ['412', 412, await caller.call('POST', own('/secrets/store'), { ...level, plaintext: 'A=1' }, { 'if-match': '"old"' })],
+    [
+      '412', 412,
+      await caller.call('POST', own('/secrets/store'), { ...level, plaintext: 'A=1' }, { 'if-match': '"old"' })
+    ],
     ['414', 414, await send('GET', `/organization?${'q'.repeat(8200)}`)],
     ['415', 415, await send('POST', own('/orbit/targets'), 'x', { 'content-type': 'text/plain' })],
     ['422', 422, await caller.call('POST', own('/orbit/targets'), {})],
-    ['431', 431, await send('GET', '/organization', undefined, Object.fromEntries(Array.from({ length: 101 }, (_, i) => [`x-h-${i}`, '1'])))]
+    ['431', 431, await send(
+      'GET', '/organization', undefined, Object.fromEntries(Array.from({ length: 101 }, (_, i) => [`x-h-${i}`, '1']))
+    )]
   ]
   await service.sql(`UPDATE secrets SET sealed = '\\x00' WHERE organization_id = '${caller.organization}'`)
   const broken = await send('GET', own('/orbit/backend/live/secrets'))
@@ -351,7 +496,9 @@ t.test('HT-21 HT-22 HT-23 HT-24 HT-25 HT-26 every answer carries the standing he
       vary: /Authorization.*Accept.*Origin/,
       'x-request-id': ULID_SHAPE
     }, `${name}: standing headers`)
-    for (const header of ['server', 'x-powered-by', 'set-cookie', 'access-control-allow-origin', 'retry-after']) t.notOk(headers[header], `${name}: no ${header}`)
+    for (const header of ['server', 'x-powered-by', 'set-cookie', 'access-control-allow-origin', 'retry-after']) {
+      t.notOk(headers[header], `${name}: no ${header}`)
+    }
     const empty = [204, 304].includes(status)
     t.equal(text === '', empty, `${name}: body`)
     if (empty) {
@@ -359,7 +506,12 @@ t.test('HT-21 HT-22 HT-23 HT-24 HT-25 HT-26 every answer carries the standing he
       t.notOk(Number(headers['content-length'] ?? 0), `${name}: no length`)
     } else t.equal(headers['content-type'], 'application/json; charset=utf-8', `${name}: type`)
   }
-  const plain = await buildApp({ config: loadConfig({ LOG_LEVEL: 'silent' }), database: service.database, keyring: service.keyring, costs: service.app.costs })
+  const plain = await buildApp({
+    config: loadConfig({ LOG_LEVEL: 'silent' }),
+    database: service.database,
+    keyring: service.keyring,
+    costs: service.app.costs
+  })
   t.teardown(() => plain.close())
   const health = await plain.inject('/healthz')
   t.notOk(health.headers['strict-transport-security'], 'no HSTS without a PUBLIC_URL of https')
@@ -371,23 +523,41 @@ t.test('no answer is kept by anybody on its way, however its target is spelled, 
   for (const { path, method } of publishedOperations()) {
     const url = path.replace(/{\w+}/g, 'x')
     const { status, headers } = await service.inject({ method: method as 'GET', url })
-    if (headers['cache-control'] !== 'no-store') declared[`${method} ${url} ${status}`] = String(headers['cache-control'])
-  }
-  t.strictSame(declared, { 'GET /.well-known/oauth-authorization-server 200': 'public, max-age=300', 'GET /.well-known/oauth-protected-resource 200': 'public, max-age=300' })
-  for (const url of ['/%61pi/v1/organization', 'http://secrets.example.com/api/v1/organization', '/API/v1/organization', '/nowhere', '/healthz', '/account', '/oauth/authorize', '/%ff']) {
-    for (const authorization of [`Bearer ${caller.token}`, '']) {
-      t.equal((await service.inject({ method: 'GET', url, headers: { authorization } })).headers['cache-control'], 'no-store', url)
+    if (headers['cache-control'] !== 'no-store') {
+      declared[`${method} ${url} ${status}`] = String(headers['cache-control'])
     }
   }
-  t.equal((await service.inject({ method: 'POST', url: '/.well-known/oauth-protected-resource' })).headers['cache-control'], 'no-store', 'what went wrong there neither')
+  t.strictSame(declared, {
+    'GET /.well-known/oauth-authorization-server 200': 'public, max-age=300',
+    'GET /.well-known/oauth-protected-resource 200': 'public, max-age=300'
+  })
+  for (const url of [
+    '/%61pi/v1/organization', 'http://secrets.example.com/api/v1/organization', '/API/v1/organization', '/nowhere',
+    '/healthz', '/account', '/oauth/authorize', '/%ff'
+  ]) {
+    for (const authorization of [`Bearer ${caller.token}`, '']) {
+      t.equal(
+        (await service.inject({ method: 'GET', url, headers: { authorization } })).headers['cache-control'], 'no-store',
+        url
+      )
+    }
+  }
+  t.equal(
+    (await service.inject({ method: 'POST', url: '/.well-known/oauth-protected-resource' })).headers['cache-control'],
+    'no-store', 'what went wrong there neither'
+  )
 })
 
 t.test('HT-22 HT-40 without CORS_ORIGINS no origin gets a CORS header, and plain http is never redirected', async (t) => {
   for (const origin of ['https://app.example.com', 'null', 'https://secrets.example.com']) {
-    const preflight = await service.inject({ method: 'OPTIONS', url: '/api/v1/organization', headers: { origin, 'access-control-request-method': 'GET' } })
+    const preflight = await service.inject({
+      method: 'OPTIONS', url: '/api/v1/organization', headers: { origin, 'access-control-request-method': 'GET' }
+    })
     const call = await send('GET', '/organization', undefined, { origin, 'x-forwarded-proto': 'http' })
     t.equal(call.status, 200)
-    for (const { headers } of [preflight, call]) t.strictSame(Object.keys(headers).filter((name) => name.startsWith('access-control-')), [])
+    for (const { headers } of [preflight, call]) {
+      t.strictSame(Object.keys(headers).filter((name) => name.startsWith('access-control-')), [])
+    }
   }
 })
 
@@ -405,8 +575,14 @@ t.test('HT-27 the version of the API is echoed, and any other than 1 is 400 that
 
 t.test('HT-28 the long paths answer as the short ones do, and say that they are deprecated and what replaces them', async (t) => {
   for (const [old, successor] of [
-    ['/projects', '/projects'], ['/projects/orbit', '/orbit'], ['/projects/orbit/targets', '/orbit/targets'], ['/projects/orbit/targets/backend', '/orbit/backend'],
-    ['/projects/orbit/targets/backend/environments', '/orbit/backend/environments'], ['/projects/orbit/targets/backend/environments/live', '/orbit/backend/live'], ['/projects/orbit/secrets', '/orbit/secrets'], ['/projects/orbit/targets/backend/secrets', '/orbit/backend/secrets']
+    ['/projects', '/projects'], ['/projects/orbit', '/orbit'], ['/projects/orbit/targets', '/orbit/targets'], [
+      '/projects/orbit/targets/backend', '/orbit/backend'
+    ],
+    ['/projects/orbit/targets/backend/environments', '/orbit/backend/environments'], [
+      '/projects/orbit/targets/backend/environments/live', '/orbit/backend/live'
+    ], ['/projects/orbit/secrets', '/orbit/secrets'], [
+      '/projects/orbit/targets/backend/secrets', '/orbit/backend/secrets'
+    ]
   ] as const) {
     const long = await send('GET', `/organizations/${caller.organization}${old}`)
     t.equal(long.status, 200, old)
@@ -431,18 +607,30 @@ t.test('HT-30 a failure that nobody foresaw is internal_error and says nothing o
 })
 
 t.test('HT-31 a sane request id is taken over, any other is replaced', async (t) => {
-  for (const id of ['abc', 'A.b_c-9', 'x'.repeat(64)]) t.equal((await send('GET', '/organization', undefined, { 'x-request-id': id })).headers['x-request-id'], id)
-  for (const id of ['', 'x'.repeat(65), 'a b', 'a\u001b[31m', 'a"b', 'ä', '${jndi}', 'a,b', '../x']) { // eslint-disable-line no-template-curly-in-string
-    t.match((await send('GET', '/organization', undefined, { 'x-request-id': id })).headers['x-request-id'], ULID_SHAPE, JSON.stringify(id))
+  for (const id of ['abc', 'A.b_c-9', 'x'.repeat(64)]) {
+    t.equal((await send('GET', '/organization', undefined, { 'x-request-id': id })).headers['x-request-id'], id)
   }
-  const ids = await Promise.all(Array.from({ length: 50 }, async () => (await send('GET', '//healthz')).headers['x-request-id']))
+  for (const id of [
+    // eslint-disable-next-line no-template-curly-in-string
+    '', 'x'.repeat(65), 'a b', 'a\u001b[31m', 'a"b', 'ä', '${jndi}', 'a,b', '../x'
+  ]) {
+    t.match(
+      (await send('GET', '/organization', undefined, { 'x-request-id': id })).headers['x-request-id'], ULID_SHAPE,
+      JSON.stringify(id)
+    )
+  }
+  const ids = await Promise.all(Array.from({ length: 50 }, async () =>
+    (await send('GET', '//healthz')).headers['x-request-id']))
   t.equal(new Set(ids).size, 50)
 })
 
 t.test('HT-31 nothing that a caller sends can write a line of its own into the log, and headers, paths, queries and bodies stay out of it', async (t) => {
   const from = service.logs.length
   const evil = 'evil\u001b[31m\r\n{"level":30,"forged":true}\u2028'
-  await send('GET', '/organization', undefined, { 'user-agent': evil, 'x-request-id': evil, referer: evil, cookie: 'evil', 'x-forwarded-for': evil })
+  await send(
+    'GET', '/organization', undefined,
+    { 'user-agent': evil, 'x-request-id': evil, referer: evil, cookie: 'evil', 'x-forwarded-for': evil }
+  )
   await send('GET', `/${encodeURIComponent(evil)}/${encodeURIComponent(evil)}?evil=${encodeURIComponent(evil)}`)
   await send('GET', `//${encodeURIComponent(evil)}`)
   await send('GET', own(`/%ff?evil=${encodeURIComponent(evil)}`))
@@ -460,10 +648,15 @@ t.test('HT-31 nothing that a caller sends can write a line of its own into the l
 })
 
 t.test('LOG_CLIENT_ADDRESS says how much of the client is logged, and what is no address is not', async (t) => {
-  for (const [shown, ipv4, ipv6] of [['network', '203.0.113.0/24', '2001:db8:1:2::/64'], ['full', '203.0.113.77', '2001:db8:1:2::77'], ['off', undefined, undefined]] as const) {
+  for (const [shown, ipv4, ipv6] of [
+    ['network', '203.0.113.0/24', '2001:db8:1:2::/64'], ['full', '203.0.113.77', '2001:db8:1:2::77'],
+    ['off', undefined, undefined]
+  ] as const) {
     const lines: string[] = []
     const config = loadConfig({ TRUST_PROXY: '10.0.0.0/8', LOG_CLIENT_ADDRESS: shown })
-    const app = await buildApp({ config, database: service.database, keyring: service.keyring, logStream: { write: (line) => lines.push(line) } })
+    const app = await buildApp({
+      config, database: service.database, keyring: service.keyring, logStream: { write: (line) => lines.push(line) }
+    })
     t.teardown(() => app.close())
     const clientOf = async (forwarded: string) => {
       lines.length = 0
@@ -478,13 +671,23 @@ t.test('LOG_CLIENT_ADDRESS says how much of the client is logged, and what is no
 })
 
 t.test('HT-41 RL-20 odd forwarding headers neither stop the service nor fail a request that is recorded', async (t) => {
-  for (const forwarded of ['', ',', ', , ,', 'garbage', '1.2.3.4:5678', '[::1]:80', '999.999.999.999', 'x'.repeat(5000), '::ffff:1.2.3.4, 10.0.0.9', Array(500).fill('1.1.1.1').join(','), '\u001b[31m', '1.2.3.4\t']) {
+  for (const forwarded of [
+    '', ',', ', , ,', 'garbage', '1.2.3.4:5678', '[::1]:80', '999.999.999.999', 'x'.repeat(5000),
+    '::ffff:1.2.3.4, 10.0.0.9', Array(500).fill('1.1.1.1').join(','), '\u001b[31m', '1.2.3.4\t'
+  ]) {
     const answer = await service.inject({
       method: 'POST',
       url: `/api/v1${own('/orbit/targets')}`,
       remoteAddress: '10.0.0.7',
       payload: { name: 'Forwarded' },
-      headers: { authorization: `Bearer ${caller.token}`, 'x-forwarded-for': forwarded, 'x-forwarded-host': forwarded, 'x-forwarded-proto': forwarded, forwarded: `for=${forwarded}`, 'user-agent': 'ü'.repeat(4000) }
+      headers: {
+        authorization: `Bearer ${caller.token}`,
+        'x-forwarded-for': forwarded,
+        'x-forwarded-host': forwarded,
+        'x-forwarded-proto': forwarded,
+        forwarded: `for=${forwarded}`,
+        'user-agent': 'ü'.repeat(4000)
+      }
     })
     t.equal(answer.status, 201, forwarded.slice(0, 40))
   }
@@ -500,7 +703,13 @@ t.test('HT-42 health needs no token and tells of nothing but itself', async (t) 
 
 t.test('over a real socket', async (t) => {
   const logs: string[] = []
-  const app = await buildApp({ config: loadConfig({ LOG_LEVEL: 'info', BODY_LIMIT: '64KiB' }), database: service.database, keyring: service.keyring, costs: service.app.costs, logStream: { write: (line) => logs.push(line) } })
+  const app = await buildApp({
+    config: loadConfig({ LOG_LEVEL: 'info', BODY_LIMIT: '64KiB' }),
+    database: service.database,
+    keyring: service.keyring,
+    costs: service.app.costs,
+    logStream: { write: (line) => logs.push(line) }
+  })
   t.equal(app.server.requestTimeout, 15_000, 'RL-12: a request is given 15 seconds to arrive')
   t.equal(app.server.headersTimeout, 10_000, 'RL-16: its headers 10')
   await app.listen({ host: '127.0.0.1', port: 0 })
@@ -513,20 +722,39 @@ t.test('over a real socket', async (t) => {
     for (const [name, request, status, code] of [
       ['not HTTP', 'hello\r\n\r\n', 400, 'malformed_request'],
       ['two lengths', `${post}Content-Length: 2\r\nContent-Length: 3\r\n\r\n{}`, 400, 'malformed_request'],
-      ['a length and chunks', `${post}Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n`, 400, 'malformed_request'],
+      [
+        'a length and chunks', `${post}Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n`, 400,
+        'malformed_request'
+      ],
       ['chunks that are not last', `${post}Transfer-Encoding: chunked, identity\r\n\r\n{}`, 400, 'malformed_request'],
       ['a bad chunk', `${post}Transfer-Encoding: chunked\r\n\r\nzz\r\n{}\r\n0\r\n\r\n`, 400, 'malformed_request'],
       ['a space before the colon', 'GET /healthz HTTP/1.1\r\nHost: x\r\nX-A : 1\r\n\r\n', 400, 'malformed_request'],
       ['a folded header', 'GET /healthz HTTP/1.1\r\nHost: x\r\nX-A: 1\r\n 2\r\n\r\n', 400, 'malformed_request'],
       ['a NUL in a header', 'GET /healthz HTTP/1.1\r\nHost: x\r\nX-A: \0\r\n\r\n', 400, 'malformed_request'],
-      ['a PROXY line', 'PROXY TCP4 1.1.1.1 2.2.2.2 1 2\r\nGET /healthz HTTP/1.1\r\nHost: x\r\n\r\n', 400, 'malformed_request'],
+      [
+        'a PROXY line', 'PROXY TCP4 1.1.1.1 2.2.2.2 1 2\r\nGET /healthz HTTP/1.1\r\nHost: x\r\n\r\n', 400,
+        'malformed_request'
+      ],
       ['a negative length', `${post}Content-Length: -1\r\n\r\n`, 400, 'malformed_request'],
-      ['headers of 20 KB', `GET /healthz HTTP/1.1\r\nHost: x\r\nX-A: ${'a'.repeat(20_000)}\r\n\r\n`, 431, 'header_fields_too_large'],
+      [
+        'headers of 20 KB', `GET /healthz HTTP/1.1\r\nHost: x\r\nX-A: ${'a'.repeat(20_000)}\r\n\r\n`, 431,
+        'header_fields_too_large'
+      ],
       ['a target of 20 KB', `GET /${'a'.repeat(20_000)} HTTP/1.1\r\nHost: x\r\n\r\n`, 431, 'header_fields_too_large'],
-      ['3,000 headers', `GET /healthz HTTP/1.1\r\nHost: x\r\n${'a:\r\n'.repeat(3000)}\r\n`, 431, 'header_fields_too_large'],
-      ['101 headers', `GET /healthz HTTP/1.1\r\nConnection: close\r\nHost: x\r\n${'a:\r\n'.repeat(99)}\r\n`, 431, 'header_fields_too_large'],
+      [
+        '3,000 headers', `GET /healthz HTTP/1.1\r\nHost: x\r\n${'a:\r\n'.repeat(3000)}\r\n`, 431,
+        'header_fields_too_large'
+      ],
+      [
+        '101 headers', `GET /healthz HTTP/1.1\r\nConnection: close\r\nHost: x\r\n${'a:\r\n'.repeat(99)}\r\n`, 431,
+        'header_fields_too_large'
+      ],
       ['10 GiB announced', `${post}Content-Length: 10737418240\r\n\r\n{`, 413, 'payload_too_large'],
-      ['chunks without end', `${post}Transfer-Encoding: chunked\r\n\r\n${`1000\r\n${'x'.repeat(4096)}\r\n`.repeat(40)}`, 413, 'payload_too_large']
+      [
+        'chunks without end',
+        `${post}Transfer-Encoding: chunked\r\n\r\n${`1000\r\n${'x'.repeat(4096)}\r\n`.repeat(40)}`, 413,
+        'payload_too_large'
+      ]
     ] as const) {
       const { text, answers } = await exchange(port, request)
       t.equal(answers[0]?.status, status, `${name}: ${text.slice(0, 60)}`)
@@ -538,11 +766,16 @@ t.test('over a real socket', async (t) => {
       t.notMatch(answers[0]?.head, /^server:/im, name)
       t.notMatch(text, LEAK, name)
     }
-    t.equal((await exchange(port, 'GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n')).answers[0]?.status, 200, 'the service goes on')
+    t.equal(
+      (await exchange(port, 'GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n')).answers[0]?.status, 200,
+      'the service goes on'
+    )
   })
 
   t.test('HT-05 TRACE and CONNECT are refused and nothing is echoed', async (t) => {
-    const trace = await exchange(port, 'TRACE /healthz HTTP/1.1\r\nHost: x\r\nX-Canary: c4n4ry\r\nConnection: close\r\n\r\n')
+    const trace = await exchange(
+      port, 'TRACE /healthz HTTP/1.1\r\nHost: x\r\nX-Canary: c4n4ry\r\nConnection: close\r\n\r\n'
+    )
     t.equal(trace.answers[0]?.status, 405)
     t.notMatch(trace.text, 'c4n4ry')
     const tunnel = await exchange(port, 'CONNECT example.com:443 HTTP/1.1\r\nHost: example.com:443\r\n\r\n')
@@ -550,11 +783,15 @@ t.test('over a real socket', async (t) => {
     t.match(JSON.parse(tunnel.answers[0]?.body ?? '{}'), { error: 'method_not_allowed' })
     t.match(tunnel.answers[0]?.head, /x-request-id: \S+[\s\S]*cache-control: no-store/i)
     const [, id] = /x-request-id: (\S+)/i.exec(tunnel.text) ?? []
-    t.match(logs.map((line) => JSON.parse(line)).filter(({ reqId }) => reqId === id), { length: 1, 0: { status: 405, error_code: 'method_not_allowed', client: '127.0.0.0/24' } })
+    t.match(
+      logs.map((line) => JSON.parse(line)).filter(({ reqId }) => reqId === id),
+      { length: 1, 0: { status: 405, error_code: 'method_not_allowed', client: '127.0.0.0/24' } }
+    )
   })
 
   t.test('HT-17 a client that waits for 100 Continue is asked for its body only when the guard has let it in', async (t) => {
-    const ask = (authorization: string) => `POST /api/v1${own('/orbit/targets')} HTTP/1.1\r\nHost: x\r\n${authorization}Content-Type: application/json\r\nContent-Length: 2\r\nExpect: 100-continue\r\nConnection: close\r\n\r\n`
+    const ask = (authorization: string) =>
+      `POST /api/v1${own('/orbit/targets')} HTTP/1.1\r\nHost: x\r\n${authorization}Content-Type: application/json\r\nContent-Length: 2\r\nExpect: 100-continue\r\nConnection: close\r\n\r\n`
     const refused = await exchange(port, ask(''))
     t.strictSame(refused.answers.map(({ status }) => status), [401])
     const socket = connect(port, '127.0.0.1')
@@ -566,35 +803,51 @@ t.test('over a real socket', async (t) => {
   })
 
   t.test('HT-17 an expectation that there is not, and a request without Host, are judged, headed, counted and logged as any other', async (t) => {
-    const linesOf = (id: string) => logs.map((line) => JSON.parse(line)).filter(({ reqId, msg }) => reqId === id && msg === 'request')
+    const linesOf = (id: string) =>
+      logs.map((line) => JSON.parse(line)).filter(({ reqId, msg }) => reqId === id && msg === 'request')
     const path = `/api/v1${own('/orbit')}`
     for (const [id, status, code, headers] of [
-      ['expects', 200, undefined, `Host: x\r\nExpect: 200-ok\r\n${bearer}`], ['expects-unknown', 401, 'unauthenticated', 'Host: x\r\nExpect: 200-ok\r\n'],
+      ['expects', 200, undefined, `Host: x\r\nExpect: 200-ok\r\n${bearer}`], [
+        'expects-unknown', 401, 'unauthenticated', 'Host: x\r\nExpect: 200-ok\r\n'
+      ],
       ['no-host', 400, 'malformed_request', bearer]
     ] as const) {
-      const { answers } = await exchange(port, `GET ${path} HTTP/1.1\r\nX-Request-Id: ${id}\r\n${headers}Connection: close\r\n\r\n`)
+      const { answers } = await exchange(
+        port, `GET ${path} HTTP/1.1\r\nX-Request-Id: ${id}\r\n${headers}Connection: close\r\n\r\n`
+      )
       t.match(answers, { length: 1, 0: { status } }, id)
       if (code !== undefined) t.match(JSON.parse(answers[0]?.body ?? '{}'), { error: code }, id)
-      for (const header of [`x-request-id: ${id}`, 'cache-control: no-store', 'x-ratelimit-remaining: \\d']) t.match(answers[0]?.head, new RegExp(header, 'i'), `${id}: ${header}`)
+      for (const header of [`x-request-id: ${id}`, 'cache-control: no-store', 'x-ratelimit-remaining: \\d']) {
+        t.match(answers[0]?.head, new RegExp(header, 'i'), `${id}: ${header}`)
+      }
       t.match(linesOf(id), { length: 1, 0: { status, error_code: code, client: '127.0.0.0/24' } }, id)
     }
     t.equal((await exchange(port, 'GET /healthz HTTP/1.0\r\n\r\n')).answers[0]?.status, 200, 'HTTP/1.0 has no Host')
   })
 
   t.test('a change that took effect is logged as such, whatever follows it on its connection', async (t) => {
-    const linesOf = (id: string) => logs.map((line) => JSON.parse(line)).filter(({ reqId, msg }) => reqId === id && msg === 'request')
+    const linesOf = (id: string) =>
+      logs.map((line) => JSON.parse(line)).filter(({ reqId, msg }) => reqId === id && msg === 'request')
     for (let i = 0; i < 5; i++) {
       const before = logs.length
       const id = `then-garbage-${i}`
       await caller.call('POST', `/${caller.organization}/projects`, { name: `Doomed ${i}` })
-      await exchange(port, `DELETE /api/v1${own(`/doomed-${i}`)} HTTP/1.1\r\nHost: x\r\nX-Request-Id: ${id}\r\n${bearer}\r\nx y\r\n\r\n`)
-      while (linesOf(id).length === 0) await exchange(port, 'GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n')
+      await exchange(
+        port,
+        `DELETE /api/v1${own(`/doomed-${i}`)} HTTP/1.1\r\nHost: x\r\nX-Request-Id: ${id}\r\n${bearer}\r\nx y\r\n\r\n`
+      )
+      while (linesOf(id).length === 0) {
+        await exchange(port, 'GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n')
+      }
       const { status } = await caller.call('GET', `/${caller.organization}/doomed-${i}`)
       const [{ status: logged, principal, error_code }] = linesOf(id)
       t.match(principal, /^api_token:/)
       t.equal(error_code, undefined)
       t.equal(status === 404, logged >= 200 && logged < 300, `${logged}, and then ${status}`)
-      t.match(logs.slice(before).map((line) => JSON.parse(line)).filter(({ method }) => method === null), { length: 1, 0: { status: 400, error_code: 'malformed_request' } }, 'and the garbage by itself')
+      t.match(
+        logs.slice(before).map((line) => JSON.parse(line)).filter(({ method }) => method === null),
+        { length: 1, 0: { status: 400, error_code: 'malformed_request' } }, 'and the garbage by itself'
+      )
     }
   })
 
@@ -620,7 +873,9 @@ t.test('over a real socket', async (t) => {
     const answer = await exchange(port, `${post}Connection: close\r\nContent-Length: 16\r\n\r\n{"name":"Still"}`)
     t.equal(answer.answers[0]?.status, 201, 'the next one writes')
     t.strictSame(logs.filter((line) => JSON.parse(line).level >= 50), [], 'nobody here failed')
-    t.same(await service.sql("SELECT DISTINCT ip FROM audit_events WHERE action = 'target.create' AND (ip IS NULL OR ip = '')"), [], 'and who did it is known of each that went away')
+    t.same(await service.sql(
+      "SELECT DISTINCT ip FROM audit_events WHERE action = 'target.create' AND (ip IS NULL OR ip = '')"
+    ), [], 'and who did it is known of each that went away')
   })
 
   t.test('every request leaves exactly one line, with its client, also when the client hangs up: before, in and after the body, in line, and while it is answered', async (t) => {
@@ -638,25 +893,40 @@ t.test('over a real socket', async (t) => {
     await hangUp(named('before-the-body', `${post}Content-Length: 100\r\n\r\n`))
     await hangUp(named('in-the-body', `${post}Content-Length: 100\r\n\r\n{"name":`))
     await hangUp(named('in-chunks', `${post}Transfer-Encoding: chunked\r\n\r\n5\r\n{"nam`))
-    await hangUp(named('after-the-body', `${post.replace('/orbit/targets', '/secrets/store')}Content-Length: ${body.length}\r\n\r\n${body}`))
-    await hangUp(get('first-in-line', `/api/v1${own('/orbit')}`) + get('second-in-line') + get('third-in-line', '/nowhere'))
+    await hangUp(named(
+      'after-the-body',
+      `${post.replace('/orbit/targets', '/secrets/store')}Content-Length: ${body.length}\r\n\r\n${body}`
+    ))
+    await hangUp(get('first-in-line', `/api/v1${own('/orbit')}`) + get('second-in-line') +
+      get('third-in-line', '/nowhere'))
     await hangUp(get('while-answered', `/api/v1${own('/orbit/backend/live/secrets')}`), 1)
     await exchange(port, named('no-chunk', `${post}Transfer-Encoding: chunked\r\n\r\nzz\r\n`))
     await exchange(port, named('no-path', 'GET /%ff HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n'))
     const before = logs.length
     await exchange(port, 'hello\r\n\r\n')
     const lineOf = (line: string) => JSON.parse(line) as Record<string, unknown>
-    const ids = ['whole', 'before-the-body', 'in-the-body', 'in-chunks', 'after-the-body', 'first-in-line', 'second-in-line', 'third-in-line', 'while-answered', 'no-chunk', 'no-path']
+    const ids = [
+      'whole', 'before-the-body', 'in-the-body', 'in-chunks', 'after-the-body', 'first-in-line', 'second-in-line',
+      'third-in-line', 'while-answered', 'no-chunk', 'no-path'
+    ]
     const linesOf = (id: string) => logs.map(lineOf).filter(({ reqId, msg }) => reqId === id && msg === 'request')
     // What is worked on when its client goes ends when that is done.
-    while (ids.some((id) => linesOf(id).length === 0)) await exchange(port, 'GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n')
+    while (ids.some((id) => linesOf(id).length === 0)) {
+      await exchange(port, 'GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n')
+    }
     await exchange(port, `GET /api/v1${own('/orbit')} HTTP/1.1\r\nHost: x\r\n${bearer}Connection: close\r\n\r\n`)
     for (const id of ids) t.match(linesOf(id), { length: 1, 0: { client: '127.0.0.0/24' } }, id)
-    for (const id of ['before-the-body', 'in-the-body', 'in-chunks']) t.match(linesOf(id), [{ aborted: true, route: '/api/v1/:organization/:project/targets' }], id)
+    for (const id of ['before-the-body', 'in-the-body', 'in-chunks']) {
+      t.match(linesOf(id), [{ aborted: true, route: '/api/v1/:organization/:project/targets' }], id)
+    }
     t.match(linesOf('whole'), [{ status: 200, aborted: undefined }])
     t.match(linesOf('no-chunk'), [{ status: 400, error_code: 'malformed_request' }])
     t.match(linesOf('no-path'), [{ status: 404, error_code: 'not_found' }])
-    t.match(logs.slice(before).map(lineOf).filter(({ method }) => method === null), { length: 1, 0: { msg: 'request', client: '127.0.0.0/24', status: 400, error_code: 'malformed_request' } }, 'what never was a request, too')
+    t.match(
+      logs.slice(before).map(lineOf).filter(({ method }) => method === null),
+      { length: 1, 0: { msg: 'request', client: '127.0.0.0/24', status: 400, error_code: 'malformed_request' } },
+      'what never was a request, too'
+    )
   })
 
   t.test('RL-12 RL-16 a request that does not arrive whole in time is closed, headers or body', async (t) => {
@@ -671,12 +941,16 @@ t.test('over a real socket', async (t) => {
       t.equal(answers.length, 1)
       t.match(JSON.parse(answers[0]?.body ?? '{}'), { error: 'malformed_request' })
     }
-    t.equal((await exchange(port, 'GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n')).answers[0]?.status, 200)
+    t.equal(
+      (await exchange(port, 'GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n')).answers[0]?.status, 200
+    )
   })
 })
 
 // One code can go with two statuses.
-const statusesOf = (code: string) => new Set((Object.keys(ERRORS) as ErrorCode[]).filter((row) => codeOf(row) === code).map((row) => ERRORS[row].status as number))
+const statusesOf = (code: string) => new Set(
+  (Object.keys(ERRORS) as ErrorCode[]).filter((row) => codeOf(row) === code).map((row) => ERRORS[row].status as number)
+)
 
 t.test('RL-21 no input makes any published operation fail, and every refusal is one that the operation documents', async (t) => {
   const random = generator(20260301)
@@ -691,20 +965,42 @@ t.test('RL-21 no input makes any published operation fail, and every refusal is 
   for (let i = 0; i < (LONG ? 1500 : 600); i++) {
     const operation = operations[i % operations.length]!
     const destructive = /^(delete|replace|update)(Project|Target|Environment)$/.test(operation.id)
-    const params: Record<string, string> = { organization: at.organization, project: 'orbit', target: 'backend', environment: 'live', version: '1', id: '999999' }
-    const path = operation.path.replace(/{(\w+)}/g, (_, name: string) => encodeURIComponent(chance(destructive ? 0.4 : 0.1) ? pick(WORDS) : params[name]!))
+    const params: Record<string, string> = {
+      organization: at.organization,
+      project: 'orbit',
+      target: 'backend',
+      environment: 'live',
+      version: '1',
+      id: '999999'
+    }
+    const path = operation.path.replace(/{(\w+)}/g, (_, name: string) =>
+      encodeURIComponent(chance(destructive ? 0.4 : 0.1) ? pick(WORDS) : params[name]!))
     const query = operation.query.filter(() => chance(0.4)).map((name) => `${name}=${pick(QUERY_VALUES)}`)
-    if (chance(0.1)) query.push(pick(['x=1', '%00', 'page=1&page=2', '__proto__=1', '%ff=%ff', '===', 'decrypt[]=true']))
-    const headers: Record<string, string> = { authorization: `Bearer ${chance(0.9) ? at.token : pick([strange.token, narrow.token, 'x', `${at.token}x`, '', 'ä'])}` }
+    if (chance(0.1)) {
+      query.push(pick(['x=1', '%00', 'page=1&page=2', '__proto__=1', '%ff=%ff', '===', 'decrypt[]=true']))
+    }
+    const headers: Record<string, string> = {
+      authorization:
+      `Bearer ${chance(0.9) ? at.token : pick([strange.token, narrow.token, 'x', `${at.token}x`, '', 'ä'])}`
+    }
     if (chance(0.03)) delete headers.authorization
     for (const [name, values] of Object.entries(HEADERS)) if (chance(0.08)) headers[name] = pick(values)
     let payload: string | undefined
     if (operation.body !== undefined ? chance(0.97) : chance(0.1)) {
       payload = bodyText(operation.body)
-      headers['content-type'] = chance(0.95) ? 'application/json' : pick(['text/plain', 'application/json; charset=utf-16', 'x', 'application/jsonp', 'multipart/form-data'])
+      headers['content-type'] = chance(0.95)
+        ? 'application/json'
+        : pick(['text/plain', 'application/json; charset=utf-16', 'x', 'application/jsonp', 'multipart/form-data'])
     }
-    const request = `#${i} ${operation.method} ${path}?${query.join('&')} ${JSON.stringify(headers)} ${payload?.slice(0, 500)}`
-    const answer = await service.inject({ method: operation.method as 'GET', url: `${path}?${query.join('&')}`, headers, remoteAddress: '10.0.0.1', ...(payload !== undefined && { payload }) })
+    const request =
+      `#${i} ${operation.method} ${path}?${query.join('&')} ${JSON.stringify(headers)} ${payload?.slice(0, 500)}`
+    const answer = await service.inject({
+      method: operation.method as 'GET',
+      url: `${path}?${query.join('&')}`,
+      headers,
+      remoteAddress: '10.0.0.1',
+      ...(payload !== undefined && { payload })
+    })
     const { status, body } = answer
     const statuses = seen.get(operation.id) ?? new Set()
     seen.set(operation.id, statuses.add(status))
@@ -712,8 +1008,12 @@ t.test('RL-21 no input makes any published operation fail, and every refusal is 
     if (status === 405 && path.includes('..')) continue
     if (!operation.answers.has(status)) t.fail(`${status} is not documented: ${request}\n${answer.text}`)
     else if (status >= 400) {
-      const sound = operation.answers.get(status)!.has(body?.error) && typeof body.message === 'string' && statusesOf(body.error).has(status) &&
-        answer.headers['content-type'] === 'application/json; charset=utf-8' && !LEAK.test(answer.text.replace(/"errors":.*/, ''))
+      const sound = operation.answers.get(status)!.has(
+        body?.error
+      ) && typeof body.message === 'string' && statusesOf(body.error).has(status) &&
+        answer.headers['content-type'] === 'application/json; charset=utf-8' && !LEAK.test(answer.text.replace(
+        /"errors":.*/, ''
+      ))
       if (!sound || status >= 500) t.fail(`${request}\n${answer.text}`)
     }
     if (destructive && status < 300) at = await freshLevel()
@@ -721,7 +1021,10 @@ t.test('RL-21 no input makes any published operation fail, and every refusal is 
   t.equal(seen.size, operations.length, 'every operation was called')
   t.ok(operations.length >= 40, `${operations.length} operations`)
   const reached = [...seen].filter(([, statuses]) => [...statuses].some((status) => status < 300)).length
-  t.ok(reached > operations.length * 0.8, `${reached} of ${operations.length} operations were reached with something good as well`)
+  t.ok(
+    reached > operations.length * 0.8,
+    `${reached} of ${operations.length} operations were reached with something good as well`
+  )
   t.equal((await caller.call('GET', '/organization')).status, 200)
   t.equal(({} as Record<string, unknown>).polluted, undefined)
 
@@ -729,8 +1032,13 @@ t.test('RL-21 no input makes any published operation fail, and every refusal is 
   async function freshLevel (): Promise<Caller> {
     const owner = await service.organization()
     const key = Buffer.alloc(32, 7).toString('base64')
-    await makeLevel(owner, { storage_mode: 'client', key_check: key, key_check_salt: key, key_check_iterations: 600_000 })
-    await owner.call('POST', `/${owner.organization}/secrets/store`, { ...level, content: Buffer.alloc(64, 1).toString('base64'), key_proof: key })
+    await makeLevel(
+      owner, { storage_mode: 'client', key_check: key, key_check_salt: key, key_check_iterations: 600_000 }
+    )
+    await owner.call(
+      'POST', `/${owner.organization}/secrets/store`,
+      { ...level, content: Buffer.alloc(64, 1).toString('base64'), key_proof: key }
+    )
     return owner
   }
 
@@ -739,7 +1047,11 @@ t.test('RL-21 no input makes any published operation fail, and every refusal is 
     const members = Object.entries(schema.properties as Record<string, Schema>)
       .filter(([name]) => (schema.required ?? []).includes(name) ? chance(0.95) : chance(0.4))
       .map(([name, member]) => [name, chance(0.15) ? pick(JUNK) : valueFor(name, member)])
-    if (chance(0.08)) members.push([pick(['unknown', '__proto__', 'constructor', '', 'näme', 'a/b', 'a.b', '\ud800', '\0']), pick(JUNK)])
+    if (chance(0.08)) {
+      members.push([
+        pick(['unknown', '__proto__', 'constructor', '', 'näme', 'a/b', 'a.b', '\ud800', '\0']), pick(JUNK)
+      ])
+    }
     return `{${members.map(([name, value]) => `${JSON.stringify(name)}:${JSON.stringify(value)}`).join(',')}}`
   }
 
@@ -758,16 +1070,34 @@ t.test('RL-21 no input makes any published operation fail, and every refusal is 
     if (schema.type === 'boolean') return chance(0.5)
     if (schema.type === 'integer') return pick([1, 2, 25, 1000, 600_000])
     if (schema.type === 'object') return {}
-    if (schema.type === 'string') return pick(['orbit', 'A=1\n', Buffer.alloc(32, 7).toString('base64'), Buffer.alloc(64, 1).toString('base64')])
+    if (schema.type === 'string') {
+      return pick(['orbit', 'A=1\n', Buffer.alloc(32, 7).toString('base64'), Buffer.alloc(64, 1).toString('base64')])
+    }
     return pick(JUNK)
   }
 })
 
 // None of these is a word that a static route uses in a parameter's place: that would be another operation.
-const WORDS = ['nope', 'ORBIT', '0', '-1', '1', '9007199254740993', '1e3', 'null', 'ä', '🚀', '%', "'; DROP TABLE projects; --", '..', '../..', 'a b', 'a\0b', '\n', 'x'.repeat(100), 'x'.repeat(128), 'x'.repeat(129), '__proto__', 'constructor', '01JQZ6V9T4M8N2K7R5W3X1Y0BC', '*', ':project']
-const QUERY_VALUES = ['true', 'false', 'both', '1', '0', '-1', '100', '101', '', '%00', '%ff', '%', 'a%20b', '1e9', '9'.repeat(30), '%F0%9F%9A%80', '[]', '{}', 'null']
-const JUNK: unknown[] = [null, true, false, 0, -1, 1.5, 1e308, 2 ** 53, '', ' ', 'x', 'true', '1', 'a\0b', '\ud800', 'x'.repeat(3000), [], [1], [[]], {}, { a: 1 }, ['x'], { __proto__: null, toString: 1 }, '2026-02-30T00:00:00Z', '2026-01-01', '🚀'.repeat(200), "' OR 1=1 --", '${x}', '%00'] // eslint-disable-line no-template-curly-in-string
-const TEXTS = ['', '{', '[]', 'null', '"x"', '1', '{"a":1,}', '\ufeff{}', '{}', '{"__proto__":{"polluted":true}}', '{"constructor":{"prototype":{"polluted":true}}}', `${'['.repeat(30)}${']'.repeat(30)}`, 'name=x', '\0', '{"name":"\\u0000"}']
+const WORDS = [
+  'nope', 'ORBIT', '0', '-1', '1', '9007199254740993', '1e3', 'null', 'ä', '🚀', '%', "'; DROP TABLE projects; --",
+  '..', '../..', 'a b', 'a\0b', '\n', 'x'.repeat(100), 'x'.repeat(128), 'x'.repeat(129), '__proto__', 'constructor',
+  '01JQZ6V9T4M8N2K7R5W3X1Y0BC', '*', ':project'
+]
+const QUERY_VALUES = [
+  'true', 'false', 'both', '1', '0', '-1', '100', '101', '', '%00', '%ff', '%', 'a%20b', '1e9', '9'.repeat(30),
+  '%F0%9F%9A%80', '[]', '{}', 'null'
+]
+const JUNK: unknown[] = [
+  null, true, false, 0, -1, 1.5, 1e308, 2 ** 53, '', ' ', 'x', 'true', '1', 'a\0b', '\ud800', 'x'.repeat(3000), [], [1],
+  [[]], {}, { a: 1 }, ['x'], { __proto__: null, toString: 1 }, '2026-02-30T00:00:00Z', '2026-01-01', '🚀'.repeat(200),
+  // eslint-disable-next-line no-template-curly-in-string
+  "' OR 1=1 --", '${x}', '%00'
+]
+const TEXTS = [
+  '', '{', '[]', 'null', '"x"', '1', '{"a":1,}', '\ufeff{}', '{}', '{"__proto__":{"polluted":true}}',
+  '{"constructor":{"prototype":{"polluted":true}}}', `${'['.repeat(30)}${']'.repeat(30)}`, 'name=x', '\0',
+  '{"name":"\\u0000"}'
+]
 const HEADERS: Record<string, readonly string[]> = {
   accept: ['text/html', '*/*;q=x', ''],
   'x-api-version': ['1', '1', '2', 'x'],
@@ -784,20 +1114,34 @@ const HEADERS: Record<string, readonly string[]> = {
 }
 
 type Schema = Record<string, unknown> & { required?: string[] }
-interface Operation { id: string, method: string, path: string, query: string[], body: Schema | undefined, answers: Map<number, Set<string>> }
+interface Operation {
+  id: string
+  method: string
+  path: string
+  query: string[]
+  body: Schema | undefined
+  answers: Map<number, Set<string>>
+}
 
 /** What the published document says of each operation: its query, its body, and the error codes under each status. */
 function publishedOperations (): Operation[] {
   const { paths = {} } = service.app.swagger() as { paths?: Record<string, Record<string, any>> }
   // The OAuth endpoints speak another language, with tests of their own.
-  return Object.entries(paths).filter(([path]) => !path.startsWith('/api/oauth/')).flatMap(([path, item]) => Object.entries(item).map(([method, operation]): Operation => ({
+  return Object.entries(paths).filter(
+    ([path]) => !path.startsWith('/api/oauth/')
+  ).flatMap(([path, item]) => Object.entries(item).map(([method, operation]): Operation => ({
     id: operation.operationId,
     method: method.toUpperCase(),
     path,
-    query: (operation.parameters ?? []).filter((parameter: any) => parameter.in === 'query').map((parameter: any) => parameter.name),
+    query: (operation.parameters ?? []).filter(
+      (parameter: any) => parameter.in === 'query'
+    ).map((parameter: any) => parameter.name),
     body: componentOf(operation.requestBody?.content['application/json']?.schema),
     answers: new Map(Object.entries<object>(operation.responses).map(([status, response]) =>
-      [Number(status), new Set([...JSON.stringify(response).matchAll(/Error_(\w+)/g)].map(([, row]) => codeOf(row as ErrorCode)))]))
+      [
+        Number(status),
+        new Set([...JSON.stringify(response).matchAll(/Error_(\w+)/g)].map(([, row]) => codeOf(row as ErrorCode)))
+      ]))
   })))
 }
 

@@ -37,10 +37,15 @@ function isExceeded (test: Test, answer: Answer, limit: number, window = 60) {
   test.match(answer.headers['retry-after'], /^[1-9]\d*$/)
   const retryAfter = Number(answer.headers['retry-after'])
   test.ok(retryAfter <= window)
-  test.strictSame(answer.body, { error: 'rate_limit_exceeded', message: ERRORS.rate_limit_exceeded.message, details: { retry_after: retryAfter } })
+  test.strictSame(answer.body, {
+    error: 'rate_limit_exceeded', message: ERRORS.rate_limit_exceeded.message, details: { retry_after: retryAfter }
+  })
   test.equal(limitOf(answer), limit)
   test.equal(remainingOf(answer), 0)
-  test.ok(Math.abs(resetOf(answer) - now() - retryAfter) <= 1.5, `Reset is Retry-After away: ${resetOf(answer) - now()} and ${retryAfter}`)
+  test.ok(
+    Math.abs(resetOf(answer) - now() - retryAfter) <= 1.5,
+    `Reset is Retry-After away: ${resetOf(answer) - now()} and ${retryAfter}`
+  )
 }
 
 t.test('by default the groups allow what the specification says: 100 and 10 a minute, 10 an hour', async (t) => {
@@ -49,7 +54,8 @@ t.test('by default the groups allow what the specification says: 100 and 10 a mi
   t.teardown(() => app.close())
   app.decorate('config', loadConfig({}))
   const consume = await installLimits(app)
-  app.setErrorHandler(async (error: ApiError, _request, reply) => reply.code(ERRORS[error.code].status).send({ error: error.code, message: error.message, details: error.details }))
+  app.setErrorHandler(async (error: ApiError, _request, reply) =>
+    reply.code(ERRORS[error.code].status).send({ error: error.code, message: error.message, details: error.details }))
   app.get('/:group/:key', async (request, reply) => {
     const { group, key } = request.params as { group: LimitGroup, key: string }
     await consume(group, key, 0, request, reply)
@@ -59,10 +65,15 @@ t.test('by default the groups allow what the specification says: 100 and 10 a mi
     const response = await app.inject(`/${group}/${key}`)
     return { status: response.statusCode, headers: response.headers, body: response.json(), text: response.payload }
   }
-  for (const [group, limit, window] of [['api', 100, 60], ['oauth_token', 10, 60], ['oauth_revoke', 10, 60], ['key_rotation', 10, 3600], ['key_custody', 10, 3600], ['billing', 10, 60], ['sign_in', 20, 60], ['docs', 100, 60]] as const) {
+  for (const [group, limit, window] of [
+    ['api', 100, 60], ['oauth_token', 10, 60], ['oauth_revoke', 10, 60], ['key_rotation', 10, 3600],
+    ['key_custody', 10, 3600], ['billing', 10, 60], ['sign_in', 20, 60], ['docs', 100, 60]
+  ] as const) {
     for (let n = 1; n <= limit; n++) {
       const answer = await call(group)
-      if (answer.status !== 200 || limitOf(answer) !== limit || remainingOf(answer) !== limit - n) t.fail(`${group}, call ${n}: ${answer.status} ${JSON.stringify(answer.headers)}`)
+      if (answer.status !== 200 || limitOf(answer) !== limit || remainingOf(answer) !== limit - n) {
+        t.fail(`${group}, call ${n}: ${answer.status} ${JSON.stringify(answer.headers)}`)
+      }
       if (n === 1) t.ok(Math.abs(resetOf(answer) - now() - window) <= 2, `${group}: a window of ${window} seconds`)
     }
     isExceeded(t, await call(group), limit, window)
@@ -78,15 +89,21 @@ t.test('the 101st call of a minute is 429, with Retry-After there and nowhere el
   const started = now()
   const resets = new Set<number>()
   for (let n = 1; n <= 100; n++) {
-    const answer = await caller.call(n % 2 ? 'GET' : 'HEAD', n % 3 ? '/organization' : `/${caller.organization}/projects`)
+    const answer = await caller.call(
+      n % 2 ? 'GET' : 'HEAD', n % 3 ? '/organization' : `/${caller.organization}/projects`
+    )
     resets.add(resetOf(answer))
-    if (answer.status !== 200 || limitOf(answer) !== 100 || remainingOf(answer) !== 100 - n || answer.headers['retry-after'] !== undefined) {
+    if (answer.status !== 200 || limitOf(answer) !== 100 || remainingOf(answer) !== 100 - n ||
+      answer.headers['retry-after'] !== undefined) {
       t.fail(`call ${n}: ${answer.status} ${JSON.stringify(answer.headers)}`)
     }
   }
   t.equal(resets.size, 1, 'Reset is one moment for a window')
   const [reset = 0] = resets
-  t.ok(Number.isInteger(reset) && reset >= started + 59 && reset <= now() + 61, 'and a Unix time a minute from its first call')
+  t.ok(
+    Number.isInteger(reset) && reset >= started + 59 && reset <= now() + 61,
+    'and a Unix time a minute from its first call'
+  )
   const exceeded = await caller.call('GET', '/organization')
   isExceeded(t, exceeded, 100)
   t.equal(resetOf(exceeded), reset)
@@ -96,7 +113,9 @@ t.test('the 101st call of a minute is 429, with Retry-After there and nowhere el
   isExceeded(t, await caller.call('POST', `/${caller.organization}/projects`, { name: 'x' }), 100)
   isExceeded(t, await (await service.token(caller.organization, ['project:read'])).call('GET', '/organization'), 100)
   t.equal((await other.call('GET', '/organization')).status, 200, 'another organization goes on')
-  t.equal((await service.sql(`SELECT count(*)::int AS n FROM projects WHERE organization_id = '${caller.organization}'`))[0]?.n, 0, 'and nothing was done')
+  t.equal((await service.sql(
+    `SELECT count(*)::int AS n FROM projects WHERE organization_id = '${caller.organization}'`
+  ))[0]?.n, 0, 'and nothing was done')
 })
 
 t.test('HT-20 every answer of a limited route carries the headers, whatever its status, and what is not limited carries none', async (t) => {
@@ -150,19 +169,29 @@ t.test('TI-16 foreign and anonymous calls count against their address and never 
   const path = `/${victim.organization}/projects`
   let foreign: Answer | undefined
   for (let n = 1; n <= 110; n++) {
-    foreign = await service.inject({ method: 'GET', url: `/api/v1${path}`, remoteAddress: '198.51.100.16', headers: { authorization: `Bearer ${other.token}` } })
+    foreign = await service.inject({
+      method: 'GET',
+      url: `/api/v1${path}`,
+      remoteAddress: '198.51.100.16',
+      headers: { authorization: `Bearer ${other.token}` }
+    })
     if (foreign.status !== (n <= 100 ? 404 : 429)) t.fail(`foreign call ${n}: ${foreign.status}`)
   }
   isExceeded(t, foreign!, 100)
   for (let n = 1; n <= 110; n++) {
     const headers: Record<string, string> = n % 2 ? {} : { authorization: `Bearer ${victim.token.slice(0, -1)}` }
-    const answer = await service.inject({ method: 'GET', url: `/api/v1${path}`, remoteAddress: '198.51.100.17', headers })
+    const answer = await service.inject({
+      method: 'GET', url: `/api/v1${path}`, remoteAddress: '198.51.100.17', headers
+    })
     if (answer.status !== (n <= 100 ? 401 : 429)) t.fail(`anonymous call ${n}: ${answer.status}`)
   }
   const after = await victim.call('GET', '/organization')
   t.equal(after.status, 200, 'not even from an address that is used up')
   t.equal(remainingOf(after), 98, 'the count of the organization went on by its own call alone')
-  t.equal(remainingOf(await other.call('GET', '/organization')), 99, 'nor did the foreign calls count against the caller\'s own organization')
+  t.equal(
+    remainingOf(await other.call('GET', '/organization')), 99,
+    'nor did the foreign calls count against the caller\'s own organization'
+  )
   t.equal((await victim.call('GET', `/${victim.organization}/nope`)).status, 404)
   t.equal(remainingOf(await victim.call('GET', '/organization')), 96, 'what it asks for in vain counts')
 })
@@ -175,7 +204,9 @@ t.test('a plan that allows more than the specification raises the limit, one tha
     const caller = await service.organization({ plan })
     for (let n = 1; n <= limit; n++) {
       const answer = await caller.call('GET', '/organization')
-      if (answer.status !== 200 || limitOf(answer) !== limit || remainingOf(answer) !== limit - n) t.fail(`${plan}, call ${n}: ${answer.status} ${JSON.stringify(answer.headers)}`)
+      if (answer.status !== 200 || limitOf(answer) !== limit || remainingOf(answer) !== limit - n) {
+        t.fail(`${plan}, call ${n}: ${answer.status} ${JSON.stringify(answer.headers)}`)
+      }
     }
     isExceeded(t, await caller.call('GET', '/organization'), limit)
   }
@@ -192,14 +223,17 @@ t.test('a plan that allows more than the specification raises the limit, one tha
 t.test('RL-24 of 1,000 calls at once exactly as many come through as the limit allows', async (t) => {
   const service = hundred
   const caller = await service.organization()
-  const all = await Promise.all(Array.from({ length: 1000 }, (_, i) => caller.call(i % 2 ? 'GET' : 'HEAD', '/organization')))
+  const all = await Promise.all(Array.from({ length: 1000 }, (_, i) =>
+    caller.call(i % 2 ? 'GET' : 'HEAD', '/organization')))
   // What is more than the database's queue takes is refused before it can be counted.
   const answers = all.filter(({ status }) => status !== 503)
   const allowed = Math.min(100, answers.length)
   t.equal(answers.filter(({ status }) => status === 200).length, allowed)
   t.equal(answers.filter(({ status }) => status === 429).length, answers.length - allowed)
   const remaining = answers.filter(({ status }) => status === 200).map(remainingOf).sort((a, b) => a - b)
-  t.strictSame(remaining, Array.from({ length: allowed }, (_, i) => 100 - allowed + i), 'each of them is told another number')
+  t.strictSame(
+    remaining, Array.from({ length: allowed }, (_, i) => 100 - allowed + i), 'each of them is told another number'
+  )
   t.equal(new Set(answers.map(resetOf)).size, 1)
   const strangers = await Promise.all(Array.from({ length: 300 }, () => anonymous(service, '198.51.100.24')))
   t.equal(strangers.filter(({ status }) => status === 401).length, 100)
@@ -212,11 +246,26 @@ t.test('the limit of an effect is counted right before it: what is refused with 
   const client = await clientKey('a key of the client')
   const at = await makeLevel(caller, { name: 'Servers' })
   const kept = await makeLevel(caller, { name: 'Clients', ...client.registration })
-  const outside = await service.token(caller.organization, ['*'], { slices: [{ project_id: (await caller.call('GET', `/${caller.organization}/${kept.project}`)).body.data.id, target_id: null, environment_id: null }] })
-  // For each route with such a limit: a project and a body whose effect is counted, and bodies that are refused before it.
-  const custody = { project: kept.project, body: { storage_mode: 'server', encryption_key: 'not the right one' }, bad: [{ storage_mode: 'server' }, { storage_mode: 'server', nmae: 1 }, { storage_mode: 'client', encryption_key: 'x' }] }
+  const outside = await service.token(caller.organization, ['*'], {
+    slices: [{
+      project_id: (await caller.call('GET', `/${caller.organization}/${kept.project}`)).body.data.id,
+      target_id: null,
+      environment_id: null
+    }]
+  })
+  // For each route with such a limit: a project and a body whose effect is counted, and bodies that are refused before
+  // it.
+  const custody = {
+    project: kept.project,
+    body: { storage_mode: 'server', encryption_key: 'not the right one' },
+    bad: [
+      { storage_mode: 'server' }, { storage_mode: 'server', nmae: 1 }, { storage_mode: 'client', encryption_key: 'x' }
+    ]
+  }
   const cases: Record<string, { project: string, body: object, bad: object[] }> = {
-    'POST /api/v1/:organization/:project/encryption-key/rotate': { project: at.project, body: {}, bad: [{ history_policy: 'other' }] },
+    'POST /api/v1/:organization/:project/encryption-key/rotate': {
+      project: at.project, body: {}, bad: [{ history_policy: 'other' }]
+    },
     'PUT /api/v1/:organization/:project': custody,
     'PATCH /api/v1/:organization/:project': custody
   }
@@ -233,7 +282,8 @@ t.test('the limit of an effect is counted right before it: what is refused with 
     const [method = '', path = ''] = route.split(' /api/v1')
     const other = await service.organization()
     const weak = await service.token(caller.organization, ['project:read'])
-    const ask = (who: Caller, to: string, what: object) => who.call(method, path.replace(':organization', caller.organization).replace(':project', to), what)
+    const ask = (who: Caller, to: string, what: object) =>
+      who.call(method, path.replace(':organization', caller.organization).replace(':project', to), what)
     const refused: [number, () => Promise<Answer>][] = [
       [403, () => ask(weak, project, body)],
       [404, () => ask(other, project, body)],
@@ -252,26 +302,41 @@ t.test('the limit of an effect is counted right before it: what is refused with 
     for (const left of [1, 0]) {
       const answer = await ask(caller, project, body)
       t.not(answer.status, 429, `${route}: ${answer.text}`)
-      t.match([limitOf(answer), remainingOf(answer)], [2, left], `${route}: the effect counts, whatever comes of it, and the headers tell of its limit`)
+      t.match(
+        [limitOf(answer), remainingOf(answer)], [2, left],
+        `${route}: the effect counts, whatever comes of it, and the headers tell of its limit`
+      )
     }
     isExceeded(t, await ask(caller, project, body), 2, 3600)
-    for (const [status, call] of refused) t.equal((await call()).status, status, `${route}: what is refused before is told why`)
+    for (const [status, call] of refused) {
+      t.equal((await call()).status, status, `${route}: what is refused before is told why`)
+    }
   }
 })
 
 t.test('the documentation is kept in memory with strong ETags, and counted by address beside the API', async (t) => {
   const service = three
-  const get = (url: string, remoteAddress: string, headers: Record<string, string> = {}, method: 'GET' | 'HEAD' = 'GET') => service.inject({ method, url, remoteAddress, headers })
-  for (const [i, url] of ['/openapi.json', '/openapi.yaml', '/docs', '/docs/', '/docs/json', '/docs/yaml', '/docs/static/swagger-ui.css', '/docs/static/swagger-ui-bundle.js', '/docs/static/swagger-initializer.js'].entries()) {
+  const get = (
+    url: string, remoteAddress: string, headers: Record<string, string> = {}, method: 'GET' | 'HEAD' = 'GET'
+  ) => service.inject({ method, url, remoteAddress, headers })
+  for (const [i, url] of [
+    '/openapi.json', '/openapi.yaml', '/docs', '/docs/', '/docs/json', '/docs/yaml', '/docs/static/swagger-ui.css',
+    '/docs/static/swagger-ui-bundle.js', '/docs/static/swagger-initializer.js'
+  ].entries()) {
     const first = await get(url, `192.0.2.${100 + i}`)
     t.equal(first.status, 200, url)
     const etag = String(first.headers.etag)
     t.match(etag, /^"[\w-]{43}"$/, `${url}: strong, of the bytes`)
     const again = await get(url, `192.0.2.${100 + i}`, { 'if-none-match': etag })
-    t.match([again.status, again.text, again.headers.etag, again.headers['cache-control']], [304, '', etag, 'no-cache'], url)
+    t.match(
+      [again.status, again.text, again.headers.etag, again.headers['cache-control']], [304, '', etag, 'no-cache'], url
+    )
     const kept = await get(url, `192.0.2.${100 + i}`, { 'if-none-match': '"another"' })
-    t.match([kept.status, kept.headers.etag, kept.headers['content-type'], kept.headers['content-security-policy'], kept.text === first.text],
-      [200, etag, first.headers['content-type'], first.headers['content-security-policy'], true], url)
+    t.match([
+      kept.status, kept.headers.etag, kept.headers['content-type'], kept.headers['content-security-policy'],
+      kept.text === first.text
+    ],
+    [200, etag, first.headers['content-type'], first.headers['content-security-policy'], true], url)
     t.equal(kept.headers['content-length'], String(Buffer.byteLength(first.text)), `${url}: whole, from memory`)
     const head = await get(url, `192.0.3.${100 + i}`, {}, 'HEAD')
     t.match([head.status, head.text, head.headers.etag], [200, '', etag])
@@ -285,7 +350,9 @@ t.test('forged tokens from an address that is past its limit are looked up one a
   const service = three
   const victim = await service.organization()
   const remoteAddress = '198.51.100.60'
-  const ask = (token: string) => service.inject({ method: 'GET', url: '/api/v1/organization', remoteAddress, headers: { authorization: `Bearer ${token}` } })
+  const ask = (token: string) => service.inject({
+    method: 'GET', url: '/api/v1/organization', remoteAddress, headers: { authorization: `Bearer ${token}` }
+  })
   for (let n = 0; n < 4; n++) await ask(mintApiToken(victim.organization))
   let [now, most, all] = [0, 0, 0]
   const onStatement = (message: unknown) => {
@@ -302,7 +369,9 @@ t.test('forged tokens from an address that is past its limit are looked up one a
   t.ok(answers.every(({ status }) => status === 429))
   t.equal(most, 1, 'one at a time')
   t.ok(all <= 21, `${all} of 200 were looked up at all`)
-  const [good] = await Promise.all([ask(victim.token), ...Array.from({ length: 10 }, () => ask(mintApiToken(victim.organization)))])
+  const [good] = await Promise.all([
+    ask(victim.token), ...Array.from({ length: 10 }, () => ask(mintApiToken(victim.organization)))
+  ])
   t.equal(good.status, 200, 'a good token goes on from there, in its turn')
 })
 
@@ -324,21 +393,34 @@ t.test('addresses count by subscriber: IPv4 in any spelling, IPv6 by its /64', a
   ] as const) t.equal(addressKey(address), key, address)
 
   const service = three
-  for (const address of ['2001:db8:1:2::1', '2001:db8:1:2::2', '2001:db8:1:2:ffff::3']) t.equal((await anonymous(service, address)).status, 401)
+  for (const address of ['2001:db8:1:2::1', '2001:db8:1:2::2', '2001:db8:1:2:ffff::3']) {
+    t.equal((await anonymous(service, address)).status, 401)
+  }
   isExceeded(t, await anonymous(service, '2001:db8:1:2::4'), 3)
   t.equal((await anonymous(service, '2001:db8:1:3::1')).status, 401, 'the next /64 is another subscriber')
-  for (const address of ['192.0.2.1', '::ffff:192.0.2.1', '192.0.2.1']) t.equal((await anonymous(service, address)).status, 401)
+  for (const address of ['192.0.2.1', '::ffff:192.0.2.1', '192.0.2.1']) {
+    t.equal((await anonymous(service, address)).status, 401)
+  }
   isExceeded(t, await anonymous(service, '::ffff:192.0.2.1'), 3)
 })
 
 t.test('HT-41 X-Forwarded-For counts only when a trusted proxy sends it', async (t) => {
   for (let n = 1; n <= 101; n++) {
-    const headers = { 'x-forwarded-for': `203.0.113.${n}`, forwarded: `for=203.0.113.${n}`, 'x-real-ip': `203.0.113.${n}` }
+    const headers = {
+      'x-forwarded-for': `203.0.113.${n}`, forwarded: `for=203.0.113.${n}`, 'x-real-ip': `203.0.113.${n}`
+    }
     const { status } = await anonymous(hundred, '198.51.100.41', headers)
-    if (status !== (n <= 100 ? 401 : 429)) t.fail(`without TRUST_PROXY a made-up address got around the limit: call ${n} was ${status}`)
+    if (status !== (n <= 100 ? 401 : 429)) {
+      t.fail(`without TRUST_PROXY a made-up address got around the limit: call ${n} was ${status}`)
+    }
   }
   const proxied = three
-  for (let n = 1; n <= 6; n++) t.equal((await anonymous(proxied, '10.0.0.1', { 'x-forwarded-for': `198.51.100.${n}` })).status, 401, 'through the proxy each client counts for itself')
+  for (let n = 1; n <= 6; n++) {
+    t.equal(
+      (await anonymous(proxied, '10.0.0.1', { 'x-forwarded-for': `198.51.100.${n}` })).status, 401,
+      'through the proxy each client counts for itself'
+    )
+  }
   for (let n = 1; n <= 4; n++) {
     const answer = await anonymous(proxied, `10.0.0.${n}`, { 'x-forwarded-for': `203.0.113.${n}, 198.51.100.99` })
     t.equal(answer.status, n <= 3 ? 401 : 429, 'what the client put before its own address counts for nothing')

@@ -5,7 +5,8 @@ import { transaction } from '../src/db/database.ts'
 import { findLevel } from '../src/repositories/levels.ts'
 import { makeLevel, startApp, type Caller } from './helpers/app.ts'
 
-// What is looked up in one turn of the event loop is one statement: each gets its own answer of it, and nobody another's.
+// What is looked up in one turn of the event loop is one statement: each gets its own answer of it, and nobody
+// another's.
 
 const service = await startApp(t)
 const CALLERS = 24
@@ -42,7 +43,8 @@ t.test('callers and levels of one turn are looked up in one statement each, and 
     t.equal(status, 200)
     t.equal(body.data.attributes.levels.environment.content, callers[i]!.content)
   }
-  const of = (table: string) => statements.filter((text) => new RegExp(`^select .* from jsonb_.* join "?${table}\\b`, 'is').test(text.trim())).length
+  const of = (table: string) => statements.filter((text) =>
+    new RegExp(`^select .* from jsonb_.* join "?${table}\\b`, 'is').test(text.trim())).length
   t.ok(of('api_tokens') >= 1 && of('api_tokens') <= CALLERS / 4, `${of('api_tokens')} statements for ${CALLERS} tokens`)
   t.ok(of('projects') >= 1 && of('projects') <= CALLERS / 4, `${of('projects')} statements for ${CALLERS} levels`)
 })
@@ -67,22 +69,29 @@ t.test('a level is looked up while its caller is, and goes to nobody who has end
   const first = await statementsOf(() => call('GET', path))
   t.strictSame([first.result.status, levelsIn(first.statements)], [401, 1], 'looked up, and for nobody')
   const second = await statementsOf(() => call('GET', path))
-  t.strictSame([second.result.status, levelsIn(second.statements)], [401, 0], 'of a credential that has ended nothing is expected')
+  t.strictSame(
+    [second.result.status, levelsIn(second.statements)], [401, 0], 'of a credential that has ended nothing is expected'
+  )
 })
 
 t.test('what is wrong with one is no other one\'s answer', async (t) => {
   const [tampered, revoked] = callers as [typeof callers[number], typeof callers[number]]
   await service.sql(`UPDATE secrets SET mac = NULL WHERE organization_id = '${tampered.caller.organization}'`)
   await service.sql(`DELETE FROM api_tokens WHERE organization_id = '${revoked.caller.organization}'`)
-  const forged = service.inject({ url: '/api/v1/organization', headers: { authorization: `Bearer ${mintApiToken(revoked.caller.organization)}` } })
+  const forged = service.inject({
+    url: '/api/v1/organization', headers: { authorization: `Bearer ${mintApiToken(revoked.caller.organization)}` }
+  })
   const nowhere = callers[2]!.caller.call('GET', `/${callers[2]!.caller.organization}/orbit/nowhere/secrets`)
   const answers = await Promise.all(callers.map(({ caller }) => read(caller)))
-  t.strictSame(answers.map(({ status }) => status), callers.map((one) => one === tampered ? 500 : one === revoked ? 401 : 200))
+  t.strictSame(
+    answers.map(({ status }) => status), callers.map((one) => one === tampered ? 500 : one === revoked ? 401 : 200)
+  )
   t.equal((await forged).status, 401)
   t.equal((await nowhere).status, 404)
   // What the database does not even take fails the statement of all.
   const { organization } = callers[2]!.caller
-  const [broken, good] = await Promise.allSettled(['orb\0it', 'orbit'].map((project) => findLevel(service.database.reads, organization, { project }, 'place')))
+  const [broken, good] = await Promise.allSettled(['orb\0it', 'orbit'].map((project) =>
+    findLevel(service.database.reads, organization, { project }, 'place')))
   t.equal(broken?.status, 'rejected')
   t.match(good, { status: 'fulfilled', value: { slug: 'orbit' } })
 })
@@ -90,8 +99,10 @@ t.test('what is wrong with one is no other one\'s answer', async (t) => {
 t.test('many ask at once, more than one statement takes', async (t) => {
   const { caller, content } = callers[3]!
   const { organization } = caller
-  const names = Array.from({ length: 250 }, (_, i) => ({ project: i % 2 === 0 ? 'orbit' : `none-${i}`, target: 'backend', environment: 'live' }))
-  const { result, statements } = await statementsOf(() => Promise.all(names.map((one) => findLevel(service.database.reads, organization, one, 'place'))))
+  const names = Array.from({ length: 250 }, (_, i) =>
+    ({ project: i % 2 === 0 ? 'orbit' : `none-${i}`, target: 'backend', environment: 'live' }))
+  const { result, statements } = await statementsOf(() =>
+    Promise.all(names.map((one) => findLevel(service.database.reads, organization, one, 'place'))))
   t.strictSame(result.map((state) => state?.slug), names.map(({ project }) => project === 'orbit' ? 'live' : undefined))
   t.ok(statements.length <= 3, `${statements.length} statements`)
   t.equal((await read(caller)).body.data.attributes.levels.environment.content, content)

@@ -33,10 +33,15 @@ async function signIn (email: string, password: string) {
 async function mailWith (t: Test, env: Record<string, string>) {
   const lines: string[] = []
   const config = loadConfig(env)
-  const made = await addUser(service.database, address, { email: `m-${Math.random().toString(36).slice(2)}@nimbus.example`, name: 'Rosa' })
+  const made = await addUser(
+    service.database, address, { email: `m-${Math.random().toString(36).slice(2)}@nimbus.example`, name: 'Rosa' }
+  )
   const mailed = await mailLink(config, made, (line) => lines.push(line))
   t.match(lines.join('\n'), mailed ? /^$/ : new RegExp(`^The mail to user ${made.user.id} was not sent: [^\\n]+$`))
-  for (const secret of ['canary', encodeURIComponent(PASSWORD), Buffer.from(`\0app\0${PASSWORD}`).toString('base64'), made.link.split('/').at(-1)!, made.user.email]) {
+  for (const secret of [
+    'canary', encodeURIComponent(PASSWORD), Buffer.from(`\0app\0${PASSWORD}`).toString('base64'),
+    made.link.split('/').at(-1)!, made.user.email
+  ]) {
     t.notMatch(lines.join('\n'), secret, 'neither a secret nor an address in the log')
   }
   return { mailed, line: lines.join('\n'), made }
@@ -44,9 +49,13 @@ async function mailWith (t: Test, env: Record<string, string>) {
 
 t.test('OA-93: an invitation arrives, and its link sets a password through HTTP, once', async (t) => {
   const server = await startMailServer(t)
-  const config = loadConfig({ SMTP_URL: `smtp://${SECRET}@127.0.0.1:${server.port}`, MAIL_FROM: 'Söhne & Co <secrets@example.com>' })
+  const config = loadConfig({
+    SMTP_URL: `smtp://${SECRET}@127.0.0.1:${server.port}`, MAIL_FROM: 'Söhne & Co <secrets@example.com>'
+  })
   const email = 'Rosa.Quill@nimbus.example'
-  const made = await addUser(service.database, address, { email, name: 'Rosa Quill', membership: { organization: nimbus.organization.toLowerCase(), role: 'billing_manager' } })
+  const made = await addUser(service.database, address, {
+    email, name: 'Rosa Quill', membership: { organization: nimbus.organization.toLowerCase(), role: 'billing_manager' }
+  })
   t.equal(await mailLink(config, made, () => t.fail('nothing is logged')), true)
   t.equal(server.mails.length, 1)
   const [mail] = server.mails
@@ -102,28 +111,50 @@ t.test('OA-63: a disabled account has no session, token or link, and gets none b
   await t.rejects(renewLink(service.database, address, rosa.email), /is disabled/)
 
   // A sign-in that was under way while the account closed.
-  await service.write(`INSERT INTO sessions (token_hash, user_id, expires_at) VALUES ('\\x01', ${rosa.id}, now() + interval '1 day')`)
+  await service.write(
+    `INSERT INTO sessions (token_hash, user_id, expires_at) VALUES ('\\x01', ${rosa.id}, now() + interval '1 day')`
+  )
   await switchUser(service.database, rosa.email, false)
   t.same(await service.sql(`SELECT 1 FROM sessions WHERE user_id = ${rosa.id}`), [])
   t.equal((await me(access_token)).status, 401)
   t.match((await browser.open('/account')).text, 'name="password"')
   t.equal((await visitor(address).open(link)).status, 404)
   t.ok((await signIn(rosa.email, rosa.password)).isIn)
-  t.match(await eventsOf(rosa.id), ['oauth.grant by user', 'user.password by operator', 'user.disable by operator', 'user.enable by operator'])
+  t.match(
+    await eventsOf(rosa.id),
+    ['oauth.grant by user', 'user.password by operator', 'user.disable by operator', 'user.enable by operator']
+  )
 })
 
 t.test('OA-63: what cannot be done changes nothing', async (t) => {
-  const add = async (membership: { organization: string, role: 'owner' } | undefined, email: string) => addUser(service.database, address, { email, name: 'Iris', membership })
-  await t.rejects(add({ organization: 'nowhere', role: 'owner' }, 'iris@nimbus.example'), { name: 'StartError', message: 'There is no organization nowhere' })
+  const add = async (membership: { organization: string, role: 'owner' } | undefined, email: string) =>
+    addUser(service.database, address, { email, name: 'Iris', membership })
+  await t.rejects(
+    add({ organization: 'nowhere', role: 'owner' }, 'iris@nimbus.example'),
+    { name: 'StartError', message: 'There is no organization nowhere' }
+  )
   const { user } = await add({ organization: nimbus.organization, role: 'owner' }, 'iris@nimbus.example')
-  await t.rejects(add(undefined, 'IRIS@nimbus.example'), { name: 'StartError', message: 'There is an account of IRIS@nimbus.example already' })
-  await t.rejects(renewLink(service.database, address, 'nobody@nimbus.example'), { name: 'StartError', message: 'There is no account of nobody@nimbus.example' })
-  await t.rejects(switchUser(service.database, 'nobody@nimbus.example', true), { name: 'StartError', message: 'There is no account of nobody@nimbus.example' })
+  await t.rejects(
+    add(undefined, 'IRIS@nimbus.example'),
+    { name: 'StartError', message: 'There is an account of IRIS@nimbus.example already' }
+  )
+  await t.rejects(
+    renewLink(service.database, address, 'nobody@nimbus.example'),
+    { name: 'StartError', message: 'There is no account of nobody@nimbus.example' }
+  )
+  await t.rejects(
+    switchUser(service.database, 'nobody@nimbus.example', true),
+    { name: 'StartError', message: 'There is no account of nobody@nimbus.example' }
+  )
   t.same(await eventsOf(user.id), ['user.create by operator'])
-  const links = await service.sql(`SELECT token_hash = decode('${hashToken((await renewLink(service.database, address, user.email)).link.split('/').at(-1)!).toString('hex')}', 'hex') AS hashed FROM password_links WHERE user_id = ${user.id}`)
+  const links = await service.sql(
+    `SELECT token_hash = decode('${hashToken((await renewLink(service.database, address, user.email)).link.split('/').at(-1)!).toString('hex')}', 'hex') AS hashed FROM password_links WHERE user_id = ${user.id}`
+  )
   t.same(links, [{ hashed: true }], 'only the hash of the newest link is stored')
 
-  t.equal(serviceAddress({ publicUrl: 'https://secrets.example.com', host: '::1', port: 0 }), 'https://secrets.example.com')
+  t.equal(
+    serviceAddress({ publicUrl: 'https://secrets.example.com', host: '::1', port: 0 }), 'https://secrets.example.com'
+  )
   t.equal(serviceAddress({ publicUrl: undefined, host: '::1', port: 8080 }), 'http://[::1]:8080')
   t.throws(() => serviceAddress({ publicUrl: undefined, host: '127.0.0.1', port: 0 }), /^PORT is 0.*PUBLIC_URL$/)
 })
@@ -139,8 +170,12 @@ t.test('OA-63: a client that is shut out has no token left', async (t) => {
   await t.rejects(tokensFor(address, rosa, { client_id: 'deploy', redirect_uri: uri }))
   await switchClient(service.database, 'deploy', false)
   t.equal((await me(access_token)).status, 401)
-  t.equal((await me((await tokensFor(address, rosa, { client_id: 'deploy', redirect_uri: uri })).access_token)).status, 200)
-  await t.rejects(switchClient(service.database, 'nothing', true), { name: 'StartError', message: 'There is no client nothing' })
+  t.equal(
+    (await me((await tokensFor(address, rosa, { client_id: 'deploy', redirect_uri: uri })).access_token)).status, 200
+  )
+  await t.rejects(
+    switchClient(service.database, 'nothing', true), { name: 'StartError', message: 'There is no client nothing' }
+  )
 })
 
 t.test('OA-93: a mail that cannot be sent is one line without a secret, and the link works all the same', async (t) => {
@@ -154,7 +189,9 @@ t.test('OA-93: a mail that cannot be sent is one line without a secret, and the 
     [{ SMTP_URL: 'smtp://127.0.0.1' }, 'hangs-up', /ended the connection$|cannot be reached/]
   ]
   for (const [env, mood, reason] of failures) {
-    const url = mood === undefined ? env.SMTP_URL : `smtp://${SECRET}@127.0.0.1:${(await startMailServer(t, mood)).port}`
+    const url = mood === undefined
+      ? env.SMTP_URL
+      : `smtp://${SECRET}@127.0.0.1:${(await startMailServer(t, mood)).port}`
     const { mailed, line, made } = await mailWith(t, url === undefined ? {} : { SMTP_URL: url })
     t.equal(mailed, false)
     t.match(line, reason)
@@ -172,18 +209,29 @@ t.test('OA-93: without TLS nothing is said to a mail server elsewhere, least of 
   t.ok(server.commands.includes('STARTTLS'), 'it was asked for')
   t.same(server.mails, [])
 
-  const plain = createServer((socket) => { socket.on('error', () => {}).end('220 no TLS here\r\n') }).listen(0, '127.0.0.1')
+  const plain = createServer((socket) => {
+    socket.on('error', () => {}).end('220 no TLS here\r\n')
+  }).listen(0, '127.0.0.1')
   await once(plain, 'listening')
   t.teardown(() => plain.close())
-  t.equal((await mailWith(t, { SMTP_URL: `smtps://${SECRET}@127.0.0.1:${(plain.address() as { port: number }).port}` })).mailed, false)
+  t.equal((await mailWith(
+    t, { SMTP_URL: `smtps://${SECRET}@127.0.0.1:${(plain.address() as { port: number }).port}` }
+  )).mailed, false)
 })
 
 t.test('OA-93: an address or a name cannot add a recipient or a header', async (t) => {
   const server = await startMailServer(t)
-  const config = loadConfig({ SMTP_URL: `smtp://127.0.0.1:${server.port}`, PUBLIC_URL: 'https://secrets.example.com/base' })
-  const addresses = ['rosa,eve@nimbus.example', 'rosa;eve@nimbus.example', '"rosa"@nimbus.example', 'rosa(eve)@nimbus.example', 'group:eve@nimbus.example']
+  const config = loadConfig({
+    SMTP_URL: `smtp://127.0.0.1:${server.port}`, PUBLIC_URL: 'https://secrets.example.com/base'
+  })
+  const addresses = [
+    'rosa,eve@nimbus.example', 'rosa;eve@nimbus.example', '"rosa"@nimbus.example', 'rosa(eve)@nimbus.example',
+    'group:eve@nimbus.example'
+  ]
   for (const email of addresses) {
-    const made = await addUser(service.database, address, { email, name: 'Eve <eve@elsewhere.example>, Bcc: eve@elsewhere.example' })
+    const made = await addUser(
+      service.database, address, { email, name: 'Eve <eve@elsewhere.example>, Bcc: eve@elsewhere.example' }
+    )
     await mailLink(config, made, () => {})
   }
   for (const mail of server.mails) {
@@ -193,9 +241,15 @@ t.test('OA-93: an address or a name cannot add a recipient or a header', async (
     t.notMatch(mail.headers, 'elsewhere')
   }
   t.equal(server.mails.length, addresses.length)
-  const made = await addUser(service.database, address, { email: 'eve@nimbus.example\r\nRCPT TO:<eve@elsewhere.example>', name: 'Eve' })
+  const made = await addUser(
+    service.database, address, { email: 'eve@nimbus.example\r\nRCPT TO:<eve@elsewhere.example>', name: 'Eve' }
+  )
   await mailLink(config, made, () => {})
   t.notMatch(server.commands.join('\n'), 'RCPT TO:<eve@elsewhere.example>')
-  await mailLink(config, { ...made, user: { id: 1, email: 'eve@nimbus.example' }, message: { subject: 'A\r\nBcc: eve@elsewhere.example', text: '.\r\nQUIT\r\n' } }, () => {})
+  await mailLink(config, {
+    ...made,
+    user: { id: 1, email: 'eve@nimbus.example' },
+    message: { subject: 'A\r\nBcc: eve@elsewhere.example', text: '.\r\nQUIT\r\n' }
+  }, () => {})
   t.notMatch(server.mails.at(-1)!.headers, /^Bcc/im)
 })

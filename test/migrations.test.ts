@@ -84,7 +84,11 @@ async function databaseFor (t: Test, name?: string): Promise<Database> {
   return database
 }
 
-const run = async (database: Database, ...statements: string[]) => { for (const one of statements) await beside(async () => await database.db.execute(sql.raw(one))) }
+const run = async (database: Database, ...statements: string[]) => {
+  for (const one of statements) {
+    await beside(async () => await database.db.execute(sql.raw(one)))
+  }
+}
 
 t.test('the migrations give the same schema and plans on either database', { skip }, async (t) => {
   const [onServer, embedded] = [await databaseFor(t, 'fresh'), await databaseFor(t)]
@@ -93,11 +97,13 @@ t.test('the migrations give the same schema and plans on either database', { ski
   t.ok(schema.columns.length > 80, 'the schema was read')
   t.ok(schema.indexes.some(({ indexname }) => indexname === 'encryption_keys_one_active'))
   t.strictSame(await schemaOf(embedded), schema)
-  for (const database of [onServer, embedded]) t.strictSame(await rowsOf(database, 'SELECT * FROM plans ORDER BY name'), PLANS, database.kind)
+  for (const database of [onServer, embedded]) {
+    t.strictSame(await rowsOf(database, 'SELECT * FROM plans ORDER BY name'), PLANS, database.kind)
+  }
 })
 
-// What the build with migrations 0 to 5 left behind, with its keys: the last one before versions hung on histories, rows
-// were authenticated, and proofs had hashes.
+// What the build with migrations 0 to 5 left behind, with its keys: the last one before versions hung on histories,
+// rows were authenticated, and proofs had hashes.
 const OLD = JSON.parse(readFileSync('test/vectors/database-5.json', 'utf8'))
 
 /** Makes a database what that build left. */
@@ -108,11 +114,18 @@ async function fillAsBefore (t: Test, database: Database) {
   writeFileSync(journal, JSON.stringify({ ...all, entries: all.entries.slice(0, OLD.migrations) }))
   await run(database, 'DROP SCHEMA public CASCADE', 'DROP SCHEMA IF EXISTS drizzle CASCADE', 'CREATE SCHEMA public')
   await migrate(database.db as unknown as PostgresJsDatabase, { migrationsFolder: folder })
-  await run(database, readFileSync('test/vectors/database-5.sql', 'utf8'), "UPDATE oauth_tokens SET refresh_expires_at = now() + interval '1 day'", "UPDATE oauth_grants SET expires_at = now() + interval '1 day'")
+  await run(
+    database, readFileSync('test/vectors/database-5.sql', 'utf8'),
+    "UPDATE oauth_tokens SET refresh_expires_at = now() + interval '1 day'",
+    "UPDATE oauth_grants SET expires_at = now() + interval '1 day'"
+  )
 }
 
 for (const on of ['the embedded database', 'PostgreSQL']) {
-  t.test(`a filled database of an earlier build is brought along whole, on ${on}`, { skip: on === 'PostgreSQL' && skip }, async (t) => {
+  t.test(`a filled database of an earlier build is brought along whole, on ${on}`, {
+    skip: on === 'PostgreSQL' &&
+    skip
+  }, async (t) => {
     const database = await databaseFor(t, on === 'PostgreSQL' ? 'earlier' : undefined)
     const schema = await schemaOf(database)
     await fillAsBefore(t, database)
@@ -121,22 +134,31 @@ for (const on of ['the embedded database', 'PostgreSQL']) {
     t.ok(await openRows(database, keyring) > 0)
     t.strictSame(await schemaOf(database), schema, 'its schema is that of a new one')
 
-    const app = await buildApp({ config: loadConfig({ LOG_LEVEL: 'silent', RATE_LIMIT_API: '0' }), database, keyring, costs: QUICK })
+    const app = await buildApp({
+      config: loadConfig({ LOG_LEVEL: 'silent', RATE_LIMIT_API: '0' }), database, keyring, costs: QUICK
+    })
     t.teardown(() => app.close())
     const callerOf = (token: string) => async (method: 'GET' | 'POST' | 'DELETE', path: string, payload?: object) => {
-      const answer = await app.inject({ method, url: `/api/v1${path}`, headers: { authorization: `Bearer ${token}` }, ...(payload && { payload }) })
+      const answer = await app.inject({
+        method, url: `/api/v1${path}`, headers: { authorization: `Bearer ${token}` }, ...(payload && { payload })
+      })
       return { status: answer.statusCode, body: answer.payload === '' ? undefined : answer.json() }
     }
     const call = callerOf(OLD.owner)
-    const levelsOf = async (path: string) => (await call('GET', `/nimbus/${path}/secrets?decrypt=true`)).body.data.attributes.levels
+    const levelsOf = async (path: string) =>
+      (await call('GET', `/nimbus/${path}/secrets?decrypt=true`)).body.data.attributes.levels
     const { project, target, environment } = await levelsOf('orbit/backend/live')
-    t.strictSame([project, target, environment].map(({ content }: { content: string }) => content), ['LEVEL=project\nA=1\n', 'LEVEL=target\n', 'N=3\n'])
+    t.strictSame(
+      [project, target, environment].map(({ content }: { content: string }) => content),
+      ['LEVEL=project\nA=1\n', 'LEVEL=target\n', 'N=3\n']
+    )
     t.equal((await levelsOf('turned')).project.content, 'T=3\n')
     const held = (await call('GET', '/nimbus/held/secrets')).body.data.attributes.levels.project.content
     t.equal(openBlob(createSecretKey(Buffer.from(OLD.client_key.data_key, 'base64')), held)?.toString(), 'HELD=1\n')
 
     const live = { project: 'orbit', target: 'backend', environment: 'live' }
-    const versionsOf = async (environment: string) => (await call('POST', '/nimbus/secrets/versions', { ...live, environment })).body.data as { id: string }[]
+    const versionsOf = async (environment: string) =>
+      (await call('POST', '/nimbus/secrets/versions', { ...live, environment })).body.data as { id: string }[]
     const restore = async (id: unknown) => (await call('POST', `/nimbus/secrets/versions/${String(id)}/restore`)).status
     for (const [i, { id }] of (await versionsOf('live')).entries()) {
       t.equal((await call('GET', `/nimbus/secrets/versions/${id}`)).status, 200)
@@ -153,28 +175,42 @@ for (const on of ['the embedded database', 'PostgreSQL']) {
     t.equal(await restore(await oldest('turned')), 200)
     t.equal((await levelsOf('turned')).project.content, 'T=1\n', 'a version that was re-encrypted')
     const { target_count, environment_count, secret_count } = (await call('GET', '/nimbus/orbit')).body.data.attributes
-    t.strictSame({ target_count, environment_count, secret_count }, { target_count: 2, environment_count: 2, secret_count: 5 })
+    t.strictSame(
+      { target_count, environment_count, secret_count }, { target_count: 2, environment_count: 2, secret_count: 5 }
+    )
 
     t.equal((await callerOf(OLD.narrowed)('GET', '/nimbus/orbit/backend/secrets')).status, 200)
     t.equal((await callerOf(OLD.narrowed)('GET', '/nimbus/turned/secrets')).status, 404)
     t.equal((await callerOf(OLD.of_what_is_gone)('GET', '/organization')).status, 401)
-    const refreshed = await app.inject({ method: 'POST', url: '/api/oauth/token', payload: { grant_type: 'refresh_token', refresh_token: OLD.refresh_token, client_id: 'dotenv-cli' } })
+    const refreshed = await app.inject({
+      method: 'POST',
+      url: '/api/oauth/token',
+      payload: { grant_type: 'refresh_token', refresh_token: OLD.refresh_token, client_id: 'dotenv-cli' }
+    })
     t.equal(refreshed.statusCode, 200, refreshed.payload)
     t.equal((await callerOf(refreshed.json().access_token)('GET', '/nimbus/orbit/secrets')).status, 200)
     // A key's proof has no hash yet: it is known all the same.
     const { proof, salt, iterations } = OLD.client_key
-    const again = await call('POST', '/nimbus/held/secrets/rotate-client-keys', { key_check: proof, key_check_salt: salt, key_check_iterations: iterations, secrets: [] })
+    const again = await call(
+      'POST', '/nimbus/held/secrets/rotate-client-keys',
+      { key_check: proof, key_check_salt: salt, key_check_iterations: iterations, secrets: [] }
+    )
     t.match(again, { status: 422, body: { errors: { key_check: [/has or had/] } } })
-    for (const slug of ['orbit', 'held', 'turned']) t.equal((await call('DELETE', `/nimbus/${slug}`, { confirmed: true })).status, 204, slug)
+    for (const slug of ['orbit', 'held', 'turned']) {
+      t.equal((await call('DELETE', `/nimbus/${slug}`, { confirmed: true })).status, 204, slug)
+    }
   })
 }
 
 async function schemaOf (database: Database) {
   return {
     columns: await rowsOf(database, `
-      SELECT table_name, column_name, data_type, character_maximum_length, is_nullable, column_default, identity_generation
+      SELECT table_name, column_name, data_type, character_maximum_length, is_nullable, column_default,
+      identity_generation
       FROM information_schema.columns WHERE table_schema = 'public' ORDER BY table_name, column_name`),
-    indexes: await rowsOf(database, "SELECT indexname, indexdef FROM pg_indexes WHERE schemaname = 'public' ORDER BY indexname"),
+    indexes: await rowsOf(
+      database, "SELECT indexname, indexdef FROM pg_indexes WHERE schemaname = 'public' ORDER BY indexname"
+    ),
     constraints: await rowsOf(database, `
       SELECT conrelid::regclass::text AS of, conname, pg_get_constraintdef(oid) AS definition
       FROM pg_constraint WHERE connamespace = 'public'::regnamespace AND contype IN ('p', 'u', 'f', 'c') ORDER BY 1, 2`)

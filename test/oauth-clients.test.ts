@@ -24,7 +24,9 @@ const projects = new URL(`${address}/api/v1/${nimbus.organization}/projects`)
 /** Opens the authorization URL as somebody with a browser does, and answers where the browser is sent in the end. */
 async function allow (url: URL, decision: 'allow' | 'deny' = 'allow'): Promise<URL> {
   const page = await browser.open(url.href)
-  return browser.decide(page.text.includes('name="password"') ? await browser.signIn(page, rosa.email, rosa.password) : page, decision)
+  return browser.decide(
+    page.text.includes('name="password"') ? await browser.signIn(page, rosa.email, rosa.password) : page, decision
+  )
 }
 
 t.test('OA-90 OA-20 OA-30: openid-client discovers, authorizes, calls, refreshes three times and revokes, every time', async (t) => {
@@ -54,7 +56,10 @@ t.test('OA-20: openid-client refuses an answer that was tampered with, and sees 
   const config = await discover()
   const { url, checks } = await start(config)
   const back = await allow(url)
-  for (const [name, value] of [['iss', `${address}/`], ['iss', 'http://127.0.0.1:1'], ['iss', undefined], ['state', 'another'], ['state', undefined]] as const) {
+  for (const [name, value] of [
+    ['iss', `${address}/`], ['iss', 'http://127.0.0.1:1'], ['iss', undefined], ['state', 'another'],
+    ['state', undefined]
+  ] as const) {
     await t.rejects(openid.authorizationCodeGrant(config, changed(back, name, value), checks), `${name} ${value}`)
   }
   const other = { ...checks, pkceCodeVerifier: openid.randomPKCECodeVerifier() }
@@ -64,7 +69,9 @@ t.test('OA-20: openid-client refuses an answer that was tampered with, and sees 
   t.equal(tokens.token_type, 'bearer')
 
   const again = await start(config)
-  const denied = await openid.authorizationCodeGrant(config, await allow(again.url, 'deny'), again.checks).catch((error: unknown) => error)
+  const denied = await openid.authorizationCodeGrant(
+    config, await allow(again.url, 'deny'), again.checks
+  ).catch((error: unknown) => error)
   t.ok(denied instanceof openid.AuthorizationResponseError && denied.error === 'access_denied')
 })
 
@@ -73,7 +80,9 @@ t.test('OA-90 OA-20 OA-30: oauth4webapi discovers, authorizes, calls, refreshes 
   for (let run = 1; run <= RUNS; run++) {
     const { url, verifier, state } = await begin(as)
     const parameters = oauth.validateAuthResponse(as, CLIENT, await allow(url), state)
-    const answer = await oauth.authorizationCodeGrantRequest(as, CLIENT, oauth.None(), parameters, CALLBACK, verifier, PLAIN)
+    const answer = await oauth.authorizationCodeGrantRequest(
+      as, CLIENT, oauth.None(), parameters, CALLBACK, verifier, PLAIN
+    )
     let tokens = await oauth.processAuthorizationCodeResponse(as, CLIENT, answer)
     t.equal(await request(tokens.access_token), 200)
     for (let i = 0; i < 3; i++) {
@@ -83,7 +92,9 @@ t.test('OA-90 OA-20 OA-30: oauth4webapi discovers, authorizes, calls, refreshes 
       await t.rejects(request(before), oauth.WWWAuthenticateChallengeError)
       t.equal(await request(tokens.access_token), 200)
     }
-    await oauth.processRevocationResponse(await oauth.revocationRequest(as, CLIENT, oauth.None(), tokens.refresh_token!, PLAIN))
+    await oauth.processRevocationResponse(await oauth.revocationRequest(
+      as, CLIENT, oauth.None(), tokens.refresh_token!, PLAIN
+    ))
     await t.rejects(request(tokens.access_token), oauth.WWWAuthenticateChallengeError)
   }
 })
@@ -93,17 +104,27 @@ t.test('OA-20: oauth4webapi refuses an answer that was tampered with', async (t)
   const { url, state } = await begin(as)
   const back = await allow(url)
   t.ok(oauth.validateAuthResponse(as, CLIENT, back, state))
-  for (const [name, value] of [['iss', `${address}/`], ['iss', undefined], ['state', 'another'], ['state', undefined]] as const) {
-    t.throws(() => oauth.validateAuthResponse(as, CLIENT, changed(back, name, value), state), oauth.OperationProcessingError, `${name} ${value}`)
+  for (const [name, value] of [
+    ['iss', `${address}/`], ['iss', undefined], ['state', 'another'], ['state', undefined]
+  ] as const) {
+    t.throws(
+      () => oauth.validateAuthResponse(as, CLIENT, changed(back, name, value), state), oauth.OperationProcessingError,
+      `${name} ${value}`
+    )
   }
   const denied = await begin(as)
-  t.throws(() => oauth.validateAuthResponse(as, CLIENT, changed(back, 'error', 'access_denied'), state), oauth.AuthorizationResponseError)
+  t.throws(
+    () => oauth.validateAuthResponse(as, CLIENT, changed(back, 'error', 'access_denied'), state),
+    oauth.AuthorizationResponseError
+  )
   const refusal = await allow(denied.url, 'deny')
   t.throws(() => oauth.validateAuthResponse(as, CLIENT, refusal, denied.state), oauth.AuthorizationResponseError)
 })
 
 t.test('OA-80 OA-85: from the 401 of the API a client finds the resource, from there its server, and from there a token', async (t) => {
-  const challenged = await oauth.protectedResourceRequest('dotenv_at_unknown', 'GET', projects, undefined, undefined, PLAIN).catch((error: unknown) => error)
+  const challenged = await oauth.protectedResourceRequest(
+    'dotenv_at_unknown', 'GET', projects, undefined, undefined, PLAIN
+  ).catch((error: unknown) => error)
   if (!(challenged instanceof oauth.WWWAuthenticateChallengeError)) throw challenged
   const [challenge] = challenged.cause
   t.equal(challenge!.scheme, 'bearer')
@@ -123,7 +144,10 @@ t.test('OA-80 OA-85: from the 401 of the API a client finds the resource, from t
 // openid-client
 
 async function discover () {
-  return openid.discovery(new URL(address), 'dotenv-cli', undefined, openid.None(), { algorithm: 'oauth2', execute: [openid.allowInsecureRequests] })
+  return openid.discovery(
+    new URL(address), 'dotenv-cli', undefined, openid.None(),
+    { algorithm: 'oauth2', execute: [openid.allowInsecureRequests] }
+  )
 }
 
 async function start (config: openid.Configuration) {
@@ -162,14 +186,22 @@ const CLIENT: oauth.Client = { client_id: 'dotenv-cli' }
 const PLAIN = { [oauth.allowInsecureRequests]: true }
 
 async function server (issuer = address): Promise<oauth.AuthorizationServer> {
-  return oauth.processDiscoveryResponse(new URL(issuer), await oauth.discoveryRequest(new URL(issuer), { algorithm: 'oauth2', ...PLAIN }))
+  return oauth.processDiscoveryResponse(
+    new URL(issuer), await oauth.discoveryRequest(new URL(issuer), { algorithm: 'oauth2', ...PLAIN })
+  )
 }
 
 async function begin (as: oauth.AuthorizationServer) {
   const [verifier, state] = [oauth.generateRandomCodeVerifier(), oauth.generateRandomState()]
   const url = new URL(as.authorization_endpoint!)
   const parameters = {
-    client_id: CLIENT.client_id, redirect_uri: CALLBACK, response_type: 'code', state, code_challenge: await oauth.calculatePKCECodeChallenge(verifier), code_challenge_method: 'S256'
+    client_id: CLIENT.client_id,
+    redirect_uri: CALLBACK,
+    response_type:
+      'code',
+    state,
+    code_challenge: await oauth.calculatePKCECodeChallenge(verifier),
+    code_challenge_method: 'S256'
   }
   for (const [name, value] of Object.entries(parameters)) url.searchParams.set(name, value)
   return { url, verifier, state }

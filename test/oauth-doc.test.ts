@@ -21,7 +21,8 @@ const nimbus = await service.organization()
 const other = await service.organization()
 const rosa = await makePerson(service, { [nimbus.organization]: 'owner', [other.organization]: 'auditor' })
 
-const api = (path: string, token: string) => fetch(`${address}/api/v1${path}`, { headers: { authorization: `Bearer ${token}` } })
+const api = (path: string, token: string) =>
+  fetch(`${address}/api/v1${path}`, { headers: { authorization: `Bearer ${token}` } })
 const compiled = compiledExample('login')
 const noPython = await pythonLacks()
 
@@ -44,7 +45,9 @@ t.test('OA-09 OA-10 what the page says can be registered can be, and what it say
 })
 
 t.test('OA-08 only the port of a loopback address is free', async (t) => {
-  for (const [registered = '', sent = '', answer] of page.table('| Registered | Sent |')) t.equal(redirectMatches(registered, sent, address), answer === 'yes', sent)
+  for (const [registered = '', sent = '', answer] of page.table('| Registered | Sent |')) {
+    t.equal(redirectMatches(registered, sent, address), answer === 'yes', sent)
+  }
 })
 
 t.test('OA-14 the page says what each role may do', async (t) => {
@@ -59,14 +62,18 @@ t.test('OA-14 the page says what each role may do', async (t) => {
 })
 
 t.test('the page has every error code, with the status that it has', async (t) => {
-  const sent = page.table('| Code | Status |').map(([code = '', status = '']) => [code, Number.parseInt(status)] as const)
+  const sent = page.table('| Code | Status |').map(([code = '', status = '']) =>
+    [code, Number.parseInt(status)] as const)
   for (const [code, status] of sent) t.equal(status, OAUTH_ERRORS[code as OAuthErrorCode].status, code)
   const returned = page.table('| Error | Cause |').flatMap(([codes]) => codes!.split(', '))
   t.same([...new Set([...returned, ...sent.map(([code]) => code)])].sort(), Object.keys(OAUTH_ERRORS).sort())
 })
 
 t.test('OA-62 the page has the lifetimes', async (t) => {
-  t.same(page.table('| What | Lives |').map(([, lives]) => Number.parseInt(lives!)), [10, LIFETIMES.code, LIFETIMES.access / 3600, LIFETIMES.refreshIdleDays, LIFETIMES.grantDays])
+  t.same(
+    page.table('| What | Lives |').map(([, lives]) => Number.parseInt(lives!)),
+    [10, LIFETIMES.code, LIFETIMES.access / 3600, LIFETIMES.refreshIdleDays, LIFETIMES.grantDays]
+  )
 })
 
 t.test('the page has every parameter of an authorization request, and each that must be there must', async (t) => {
@@ -76,23 +83,35 @@ t.test('the page has every parameter of an authorization request, and each that 
     const answer = await visitor(address).open(authorizationUrl(pkce().challenge, { ...full, [name]: undefined }))
     t.equal(answer.status === 200 ? 'optional' : 'required', needed.split(':')[0], name)
   }
-  t.same(rows.map(([name]) => name).sort(), ['response_type', 'client_id', 'redirect_uri', 'state', 'code_challenge', 'code_challenge_method', ...Object.keys(full)].sort())
+  t.same(rows.map(([name]) => name).sort(), [
+    'response_type', 'client_id', 'redirect_uri', 'state', 'code_challenge', 'code_challenge_method',
+    ...Object.keys(full)
+  ].sort())
 })
 
 t.test('OA-30 the token requests of the page work as forms and as JSON', async (t) => {
   for (const as of ['form', 'json'] as const) {
     const { code, verifier } = await authorize(address, rosa)
-    const filled = (body: string) => Object.fromEntries([...new URLSearchParams(body.replaceAll('\n', ''))].map(([name, value]) => [name, { code, code_verifier: verifier, redirect_uri: CALLBACK }[name] ?? value]))
-    const [exchange, refresh] = [...page.text.matchAll(/^```http\nPOST \/api\/oauth\/token\n[^\n]*\n\n(.*?)^```$/gms)].map(([, body]) => filled(body!))
+    const filled = (body: string) => Object.fromEntries([...new URLSearchParams(body.replaceAll('\n', ''))].map(([
+      name, value
+    ]) => [name, { code, code_verifier: verifier, redirect_uri: CALLBACK }[name] ?? value]))
+    const [exchange, refresh] = [
+      ...page.text.matchAll(/^```http\nPOST \/api\/oauth\/token\n[^\n]*\n\n(.*?)^```$/gms)
+    ].map(([, body]) => filled(body!))
     const first = await post(address, '/api/oauth/token', exchange!, as)
     t.equal(first.status, 200, first.text)
-    t.equal((await post(address, '/api/oauth/token', { ...refresh, refresh_token: first.body.refresh_token }, as)).status, 200)
+    t.equal(
+      (await post(address, '/api/oauth/token', { ...refresh, refresh_token: first.body.refresh_token }, as)).status, 200
+    )
   }
 })
 
 t.test('OA-61 a narrower scope is of one pair; the next may have all again, and never more', async (t) => {
   const pair = await tokensFor(address, rosa, { scope: 'secret:read project:read' })
-  const refresh = (refresh_token: string, scope?: string) => post(address, '/api/oauth/token', { grant_type: 'refresh_token', client_id: 'dotenv-cli', refresh_token, ...(scope && { scope }) })
+  const refresh = (refresh_token: string, scope?: string) => post(
+    address, '/api/oauth/token',
+    { grant_type: 'refresh_token', client_id: 'dotenv-cli', refresh_token, ...(scope && { scope }) }
+  )
   t.equal((await refresh(pair.refresh_token, 'secret:read key:retrieve')).body.error, 'invalid_scope')
   const narrow = await refresh(pair.refresh_token, 'secret:read')
   t.equal(narrow.body.scope, 'secret:read')
@@ -111,20 +130,27 @@ function examplesOf (name: string, program: string, args: string[], skip: string
     t.match(await (await fetch(back)).text(), /go back to the terminal/)
     const first = await ended
     const saying = `Signed in as ${rosa.name} <${rosa.email}>\n  Nimbus: owner\n  Nimbus: auditor\n`
-    t.same({ ...first, stdout: first.stdout.split('\n').slice(2).sort() }, { code: 0, stdout: saying.split('\n').sort(), stderr: '' })
+    t.same(
+      { ...first, stdout: first.stdout.split('\n').slice(2).sort() },
+      { code: 0, stdout: saying.split('\n').sort(), stderr: '' }
+    )
     t.equal(statSync(login.file).mode & 0o777, 0o600)
     t.same(login.left(), [], 'nothing else is left')
 
     const tokens = login.tokens()
     t.equal((await api('/user', tokens.access_token)).status, 200)
-    for (const secret of [tokens.access_token, tokens.refresh_token, back.searchParams.get('code')!]) t.notOk(`${first.stdout}${first.stderr}`.includes(secret), 'nothing secret is printed')
+    for (const secret of [tokens.access_token, tokens.refresh_token, back.searchParams.get('code')!]) {
+      t.notOk(`${first.stdout}${first.stderr}`.includes(secret), 'nothing secret is printed')
+    }
 
     const again = await login.run()
     t.equal(again.code, 0)
     t.notMatch(again.stdout, 'Open this address', 'nobody is asked again')
     t.same(login.tokens(), tokens, 'and nothing is refreshed without need')
 
-    await service.write(`UPDATE oauth_tokens SET access_expires_at = now() WHERE grant_id IN (SELECT id FROM oauth_grants WHERE user_id = ${rosa.id})`)
+    await service.write(
+      `UPDATE oauth_tokens SET access_expires_at = now() WHERE grant_id IN (SELECT id FROM oauth_grants WHERE user_id = ${rosa.id})`
+    )
     const refreshed = await login.run()
     t.match(refreshed, { code: 0, stdout: /^Signed in as/, stderr: '' })
     const newest = login.tokens()
@@ -151,7 +177,10 @@ function examplesOf (name: string, program: string, args: string[], skip: string
 
   t.test(`the ${name} example sends what it holds to nobody else`, { skip }, async (t) => {
     const login = example(t, program, args)
-    writeFileSync(login.file, JSON.stringify({ issuer: 'http://127.0.0.1:1', client_id: 'dotenv-cli', access_token: 'a', refresh_token: 'r' }))
+    writeFileSync(
+      login.file,
+      JSON.stringify({ issuer: 'http://127.0.0.1:1', client_id: 'dotenv-cli', access_token: 'a', refresh_token: 'r' })
+    )
     failed(t, await login.run(), 'dotenv-cli at http://127.0.0.1:1')
     failed(t, await login.run([], { STRONGROOM_URL: 'http://nimbus.example' }), /./)
   })
@@ -207,13 +236,16 @@ function example (t: Test, program: string, args: string[]) {
     file,
     tokens: () => JSON.parse(readFileSync(file, 'utf8')) as Record<'access_token' | 'refresh_token', string>,
     left: () => ['.new', '.lock'].filter((suffix) => existsSync(file + suffix)),
-    run: (more: string[] = [], changes: Record<string, string> = {}) => run(program, [...args, ...more], { ...env, ...changes }),
+    run: (more: string[] = [], changes: Record<string, string> = {}) =>
+      run(program, [...args, ...more], { ...env, ...changes }),
     /** Runs it until it waits for the browser. */
     async start (): Promise<{ url: string, ended: Promise<Ended> }> {
       const child = spawn(program, args, { env: { PATH: process.env.PATH, ...env }, stdio: ['ignore', 'pipe', 'pipe'] })
       t.teardown(() => child.kill('SIGKILL'))
       const said = { stdout: '', stderr: '' }
-      for (const stream of ['stdout', 'stderr'] as const) child[stream].setEncoding('utf8').on('data', (text: string) => { said[stream] += text })
+      for (const stream of ['stdout', 'stderr'] as const) {
+        child[stream].setEncoding('utf8').on('data', (text: string) => { said[stream] += text })
+      }
       const ended = once(child, 'close').then(([code]) => ({ code: code as number | null, ...said }))
       for (;;) {
         const [, url] = /^Open this address in your browser:\n(\S+)\n/.exec(said.stdout) ?? []

@@ -10,7 +10,9 @@ const address = await service.app.listen({ host: '127.0.0.1', port: 0 })
 const nimbus = await service.organization()
 const rosa = await makePerson(service, { [nimbus.organization]: 'owner' })
 
-const api = (path: string, token: string) => fetch(`${address}/api/v1${path}`, { headers: { authorization: `Bearer ${token}` } }).then(async (response) => ({ status: response.status, headers: response.headers, body: await response.json() as any }))
+const api = (path: string, token: string) => fetch(
+  `${address}/api/v1${path}`, { headers: { authorization: `Bearer ${token}` } }
+).then(async (response) => ({ status: response.status, headers: response.headers, body: await response.json() as any }))
 
 t.test('the whole way: sign in, agree, exchange, call, refresh, revoke', async (t) => {
   const browser = visitor(address)
@@ -25,17 +27,27 @@ t.test('the whole way: sign in, agree, exchange, call, refresh, revoke', async (
   t.equal(`${back.origin}${back.pathname}`, CALLBACK)
   t.equal(back.searchParams.get('state'), 'state')
   t.equal(back.searchParams.get('iss'), address)
-  const exchange = { grant_type: 'authorization_code', code: back.searchParams.get('code'), code_verifier: verifier, client_id: 'dotenv-cli', redirect_uri: CALLBACK }
+  const exchange = {
+    grant_type: 'authorization_code',
+    code: back.searchParams.get('code'),
+    code_verifier: verifier,
+    client_id: 'dotenv-cli',
+    redirect_uri: CALLBACK
+  }
   const tokens = await post(address, '/api/oauth/token', exchange)
   t.equal(tokens.status, 200, tokens.text)
   const { access_token, refresh_token } = tokens.body
   t.equal((await api('/user', access_token)).body.data.attributes.email, rosa.email)
   t.equal((await api(`/${nimbus.organization}/projects`, access_token)).status, 200)
-  const fresh = await post(address, '/api/oauth/token', { grant_type: 'refresh_token', refresh_token, client_id: 'dotenv-cli' }, 'json')
+  const fresh = await post(
+    address, '/api/oauth/token', { grant_type: 'refresh_token', refresh_token, client_id: 'dotenv-cli' }, 'json'
+  )
   t.equal(fresh.status, 200, fresh.text)
   t.equal((await api('/user', access_token)).status, 401)
   t.equal((await api('/user', fresh.body.access_token)).status, 200)
-  t.equal((await post(address, '/api/oauth/revoke', { token: fresh.body.refresh_token, client_id: 'dotenv-cli' })).status, 200)
+  t.equal(
+    (await post(address, '/api/oauth/revoke', { token: fresh.body.refresh_token, client_id: 'dotenv-cli' })).status, 200
+  )
   t.equal((await api('/user', fresh.body.access_token)).status, 401)
 })
 
@@ -43,7 +55,11 @@ t.test('TI-30: a token that a user makes through an application does not outlive
   const { access_token } = await tokensFor(address, rosa)
   const make = async (body: object) => {
     const response = await fetch(`${address}/api/v1/organizations/${nimbus.organization}/api-keys`, {
-      method: 'POST', body: JSON.stringify({ name: 'CI', abilities: ['secret:read'], ...body }), headers: { authorization: `Bearer ${access_token}`, 'content-type': 'application/json' }
+      method: 'POST',
+      body: JSON.stringify({ name: 'CI', abilities: ['secret:read'], ...body }),
+      headers: {
+        authorization: `Bearer ${access_token}`, 'content-type': 'application/json'
+      }
     })
     return { status: response.status, body: await response.json() as any }
   }

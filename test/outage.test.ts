@@ -17,11 +17,18 @@ const WRITING = 4
 
 t.setTimeout(180_000)
 
-t.test('PostgreSQL goes away and comes back under load', { skip: !hasPostgres() && 'PostgreSQL is not installed' }, async (t) => {
+t.test('PostgreSQL goes away and comes back under load', {
+  skip: !hasPostgres() && 'PostgreSQL is not installed'
+}, async (t) => {
   const database = await startPostgres()
   t.teardown(database.close)
   const server = await startServer(t, {
-    DATABASE_URL: database.url, DATABASE_POOL: String(POOL), MASTER_KEY: generateMasterKey().text, RATE_LIMIT_API: '0', LOG_LEVEL: 'error'
+    DATABASE_URL: database.url,
+    DATABASE_POOL:
+      String(POOL),
+    MASTER_KEY: generateMasterKey().text,
+    RATE_LIMIT_API: '0',
+    LOG_LEVEL: 'error'
   })
   const send = client(server.address, server.first!)
   const [level] = await makeLevels(send, 'orbit', ['live']) as [Level]
@@ -31,7 +38,9 @@ t.test('PostgreSQL goes away and comes back under load', { skip: !hasPostgres() 
   let slowest = 0
 
   async function until (condition: () => Promise<boolean> | boolean, what: string) {
-    for (const end = Date.now() + RECOVERED; !await condition(); await pause(20)) if (Date.now() > end) throw new Error(`${what} takes too long`)
+    for (const end = Date.now() + RECOVERED; !await condition(); await pause(20)) {
+      if (Date.now() > end) throw new Error(`${what} takes too long`)
+    }
   }
 
   /** Sends one request and judges its answer: what it should be, or the one refusal of an outage, in bounded time. */
@@ -39,7 +48,9 @@ t.test('PostgreSQL goes away and comes back under load', { skip: !hasPostgres() 
     const started = performance.now()
     const reply = await request.catch((error: unknown) => { strange.push(String(error)) })
     slowest = Math.max(slowest, performance.now() - started)
-    if (reply && reply.status !== 200 && !(reply.status === 503 && reply.body.error === 'service_unavailable')) strange.push([reply.status, reply.body])
+    if (reply && reply.status !== 200 && !(reply.status === 503 && reply.body.error === 'service_unavailable')) {
+      strange.push([reply.status, reply.body])
+    }
     return reply ?? undefined
   }
 
@@ -60,7 +71,8 @@ t.test('PostgreSQL goes away and comes back under load', { skip: !hasPostgres() 
       }
     }
     const clients = [
-      ...Array.from({ length: 8 }, () => one(() => send('POST', '/secrets/store', { ...level, plaintext: `VALUE=${++count}` }))),
+      ...Array.from({ length: 8 }, () =>
+        one(() => send('POST', '/secrets/store', { ...level, plaintext: `VALUE=${++count}` }))),
       ...Array.from({ length: 8 }, () => one(() => send('GET', '/orbit/backend/live/secrets?decrypt=true'))),
       ...Array.from({ length: 4 }, () => one(() => send('PATCH', '/orbit', { description: `${++count}` })))
     ]
@@ -88,7 +100,8 @@ t.test('PostgreSQL goes away and comes back under load', { skip: !hasPostgres() 
     await holder`SELECT id FROM projects WHERE slug = 'orbit' FOR UPDATE`
     return {
       waiting: async () => {
-        const [row] = await outside`SELECT count(*)::int AS count FROM pg_stat_activity WHERE application_name = 'strongroom' AND wait_event_type = 'Lock'`
+        const [row] =
+          await outside`SELECT count(*)::int AS count FROM pg_stat_activity WHERE application_name = 'strongroom' AND wait_event_type = 'Lock'`
         return row!.count as number
       },
       release: async () => {

@@ -63,13 +63,22 @@ const MISSPELT = [
 
 t.test('OA-07: a redirect address is compared byte by byte, with no normalisation', async (t) => {
   t.ok(redirectMatches(WEB, WEB, ISSUER))
-  for (const sent of [...OTHERS, ...MISSPELT]) t.notOk(redirectMatches(WEB, sent, ISSUER), JSON.stringify(sent.slice(0, 80)))
+  for (const sent of [...OTHERS, ...MISSPELT]) {
+    t.notOk(redirectMatches(WEB, sent, ISSUER), JSON.stringify(sent.slice(0, 80)))
+  }
   const withQuery = 'https://client.example.com/cb?tenant=1'
   t.ok(redirectMatches(withQuery, withQuery, ISSUER))
-  for (const sent of [WEB, `${withQuery}&x=1`, 'https://client.example.com/cb?tenant=2', 'https://client.example.com/cb?Tenant=1']) t.notOk(redirectMatches(withQuery, sent, ISSUER), sent)
+  for (const sent of [
+    WEB, `${withQuery}&x=1`, 'https://client.example.com/cb?tenant=2', 'https://client.example.com/cb?Tenant=1'
+  ]) {
+    t.notOk(redirectMatches(withQuery, sent, ISSUER), sent)
+  }
   const app = 'com.example.app:/cb'
   t.ok(redirectMatches(app, app, ISSUER))
-  for (const sent of ['com.example.app://cb', 'com.example.app:/cb/', 'COM.example.app:/cb', 'com.example.app2:/cb', 'com.example.app:/cb?x', 'com.example.app:cb']) {
+  for (const sent of [
+    'com.example.app://cb', 'com.example.app:/cb/', 'COM.example.app:/cb', 'com.example.app2:/cb',
+    'com.example.app:/cb?x', 'com.example.app:cb'
+  ]) {
     t.notOk(redirectMatches(app, sent, ISSUER), sent)
   }
 })
@@ -79,12 +88,21 @@ const LOOPBACKS = ['http://127.0.0.1', 'http://[::1]', 'http://localhost']
 t.test('OA-08: only the port of a loopback address may be another', async (t) => {
   for (const [i, host] of LOOPBACKS.entries()) {
     for (const registered of [`${host}/callback`, `${host}:8080/callback`]) {
-      for (const port of ['', ':1', ':80', ':443', ':5555', ':51004', ':65535']) t.ok(redirectMatches(registered, `${host}${port}/callback`, ISSUER), `${registered} ${port}`)
-      for (const port of [':', ':0', ':00', ':080', ':65536', ':99999', ':100000', ':+1', ':-1', ':1e3', ':0x50', ':80:80', ':８０']) {
+      for (const port of ['', ':1', ':80', ':443', ':5555', ':51004', ':65535']) {
+        t.ok(redirectMatches(registered, `${host}${port}/callback`, ISSUER), `${registered} ${port}`)
+      }
+      for (const port of [
+        ':', ':0', ':00', ':080', ':65536', ':99999', ':100000', ':+1', ':-1', ':1e3', ':0x50', ':80:80', ':８０'
+      ]) {
         t.notOk(redirectMatches(registered, `${host}${port}/callback`, ISSUER), `${registered} ${port}`)
       }
-      for (const other of LOOPBACKS.filter((_, j) => j !== i)) t.notOk(redirectMatches(registered, `${other}:5555/callback`, ISSUER), `${registered} ${other}`)
-      for (const rest of ['', '/', '/callback/', '/Callback', '/callback?bar=foo', '/callback?', '/callback#f', '/callback/../callback', '/%63allback', '//callback', '/callback;a', '\\callback', '/callback\n', '/callback ']) {
+      for (const other of LOOPBACKS.filter((_, j) => j !== i)) {
+        t.notOk(redirectMatches(registered, `${other}:5555/callback`, ISSUER), `${registered} ${other}`)
+      }
+      for (const rest of [
+        '', '/', '/callback/', '/Callback', '/callback?bar=foo', '/callback?', '/callback#f', '/callback/../callback',
+        '/%63allback', '//callback', '/callback;a', '\\callback', '/callback\n', '/callback '
+      ]) {
         t.notOk(redirectMatches(registered, `${host}:5555${rest}`, ISSUER), `${registered} ${JSON.stringify(rest)}`)
       }
     }
@@ -98,7 +116,9 @@ t.test('OA-08: only the port of a loopback address may be another', async (t) =>
     'https://localhost:5555/callback', 'https://127.0.0.1:5555/callback', 'HTTP://localhost:5555/callback', 'http:localhost:5555/callback', 'http:/localhost:5555/callback',
     'http://loc\talhost:5555/callback', 'http://ｌocalhost:5555/callback', 'http://127。0。0。1:5555/callback'
   ]
-  for (const host of LOOPBACKS) for (const sent of spellings) t.notOk(redirectMatches(`${host}/callback`, sent, ISSUER), `${host} ${sent}`)
+  for (const host of LOOPBACKS) {
+    for (const sent of spellings) t.notOk(redirectMatches(`${host}/callback`, sent, ISSUER), `${host} ${sent}`)
+  }
   // A client that registered only https gets no loopback, and no port of its own.
   for (const host of LOOPBACKS) t.notOk(redirectMatches(WEB, `${host}:5555/cb`, ISSUER))
   t.notOk(redirectMatches(WEB, 'https://client.example.com:8443/cb', ISSUER))
@@ -113,10 +133,13 @@ const REGISTRABLE = [
   'com.example.app:/cb', 'com.example.app://cb', 'com.example-app.v2:/oauth/cb?x=1', '/docs/static/oauth2-redirect.html'
 ]
 const SCHEMES = [
-  'javascript', 'data', 'vbscript', 'file', 'blob', 'about', 'ftp', 'ws', 'wss', 'mailto', 'tel', 'intent', 'chrome', 'view-source', 'jar', 'filesystem', 'myapp', 'dotenv', 'urn', 'http', 'x'
+  'javascript', 'data', 'vbscript', 'file', 'blob', 'about', 'ftp', 'ws', 'wss', 'mailto', 'tel', 'intent', 'chrome',
+  'view-source', 'jar', 'filesystem', 'myapp', 'dotenv', 'urn', 'http', 'x'
 ]
 const UNREGISTRABLE = [
-  ...SCHEMES.flatMap((scheme) => [':/cb', '://cb', '://client.example.com/cb', ':alert(1)', ':', ':text/html,<script>alert(1)</script>'].map((rest) => scheme + rest)),
+  ...SCHEMES.flatMap((scheme) => [
+    ':/cb', '://cb', '://client.example.com/cb', ':alert(1)', ':', ':text/html,<script>alert(1)</script>'
+  ].map((rest) => scheme + rest)),
   'JavaScript:alert(1)', 'java\tscript:alert(1)', ' javascript:alert(1)', 'javascript://client.example.com/%0aalert(1)', 'com.example.app:cb', 'com.example.app:', '.example:/cb', 'com.:/cb',
   'COM.EXAMPLE.app:/cb', '1com.example:/cb', 'com.example.app:/cb#a', 'com.example.app:/a/../cb', 'com.example.app:/<script>', 'com.example.app://[/cb',
   'http://client.example.com/cb', 'http://10.0.0.1/cb', 'http://192.168.0.1/cb', 'http://localhost.evil.example/cb', 'http://127.0.0.2/cb', 'http://127.1/cb', 'http://0.0.0.0/cb', 'http://LOCALHOST/cb',
@@ -134,11 +157,16 @@ t.test('OA-09: nothing but https, loopback and private-use schemes in reverse do
 
 t.test('OA-09: what cannot be registered does not match either, even where it stands in the database', async (t) => {
   for (const uri of REGISTRABLE.filter((one) => !one.startsWith('/'))) t.ok(redirectMatches(uri, uri, ISSUER), uri)
-  for (const uri of UNREGISTRABLE.filter((one) => !one.startsWith('/'))) t.notOk(redirectMatches(uri, uri, ISSUER), JSON.stringify(uri.slice(0, 80)))
+  for (const uri of UNREGISTRABLE.filter((one) => !one.startsWith('/'))) {
+    t.notOk(redirectMatches(uri, uri, ISSUER), JSON.stringify(uri.slice(0, 80)))
+  }
 })
 
 t.test('OA-09: no made-up scheme slips through: whatever is registrable is https, loopback http, or has a dot in its scheme', async (t) => {
-  const pieces = ['http', 'https', 'javascript', 'data', 'com.example', 'a', '.', ':', '/', '//', '\\', '@', 'localhost', '127.0.0.1', '[::1]', 'evil.example', '?', '#', '%2f', '*', '\t', '\n', ' ', '0', ':80', 'cb', 'İ', '\u202e', ';']
+  const pieces = [
+    'http', 'https', 'javascript', 'data', 'com.example', 'a', '.', ':', '/', '//', '\\', '@', 'localhost', '127.0.0.1',
+    '[::1]', 'evil.example', '?', '#', '%2f', '*', '\t', '\n', ' ', '0', ':80', 'cb', 'İ', '\u202e', ';'
+  ]
   let random = 42
   const next = (n: number) => (random = (random * 1103515245 + 12345) % 2147483648) % n
   let accepted = 0
@@ -148,8 +176,13 @@ t.test('OA-09: no made-up scheme slips through: whatever is registrable is https
     accepted++
     if (uri.startsWith('/')) continue
     const { protocol, hostname, hash, username, href } = new URL(uri)
-    const sound = protocol === 'https:' || (protocol === 'http:' && ['localhost', '127.0.0.1', '[::1]'].includes(hostname)) || /^[a-z][a-z0-9+-]*\.[a-z0-9.+-]+:$/.test(protocol)
-    if (!sound || hash !== '' || username !== '' || /[*#\s\\]|[^\x20-\x7e]/.test(uri) || (protocol !== 'http:' && href !== uri)) t.fail(JSON.stringify(uri))
+    const sound = protocol === 'https:' ||
+      (protocol === 'http:' && ['localhost', '127.0.0.1', '[::1]'].includes(hostname)) ||
+      /^[a-z][a-z0-9+-]*\.[a-z0-9.+-]+:$/.test(protocol)
+    if (!sound || hash !== '' || username !== '' || /[*#\s\\]|[^\x20-\x7e]/.test(uri) ||
+      (protocol !== 'http:' && href !== uri)) {
+      t.fail(JSON.stringify(uri))
+    }
   }
   t.ok(accepted > 50, `${accepted} were accepted`)
 })
@@ -162,7 +195,10 @@ t.test('OA-10: no wildcard, no prefix, no fragment can be registered', async (t)
   ]
   for (const uri of wild) t.notOk(isRegistrable(uri), uri)
   for (const registered of wild) {
-    for (const sent of [registered, WEB, 'https://a.example.com/cb', 'https://x/cb', 'http://localhost:5555/callback', 'com.example.app:/cb', 'https://x/cb#a']) {
+    for (const sent of [
+      registered, WEB, 'https://a.example.com/cb', 'https://x/cb', 'http://localhost:5555/callback',
+      'com.example.app:/cb', 'https://x/cb#a'
+    ]) {
       t.notOk(redirectMatches(registered, sent, ISSUER), `${registered} ${sent}`)
     }
   }
@@ -174,12 +210,20 @@ t.test('OA-07: a path of this service is registered for the service itself, wher
   const path = '/docs/static/oauth2-redirect.html'
   t.ok(redirectMatches(path, `${ISSUER}${path}`, ISSUER))
   t.ok(redirectMatches(path, `https://example.com/base${path}`, 'https://example.com/base'))
-  for (const sent of [path, `https://example.com${path}`, `${ISSUER}${path}?x`, `${ISSUER}:443${path}`, `http://secrets.example.com${path}`, `https://evil.example/${ISSUER}${path}`, `http://localhost:8080${path}`]) {
+  for (const sent of [
+    path, `https://example.com${path}`, `${ISSUER}${path}?x`, `${ISSUER}:443${path}`,
+    `http://secrets.example.com${path}`, `https://evil.example/${ISSUER}${path}`, `http://localhost:8080${path}`
+  ]) {
     t.notOk(redirectMatches(path, sent, ISSUER), sent)
   }
   for (const issuer of ['http://127.0.0.1:8080', 'http://localhost:8080']) {
-    for (const host of ['127.0.0.1', 'localhost']) t.ok(redirectMatches(path, `http://${host}:8080${path}`, issuer), `${issuer} ${host}`)
-    for (const sent of [`http://127.0.0.1:8081${path}`, `http://localhost.evil.example:8080${path}`, `http://localhost:8080@evil.example${path}`, `https://localhost:8080${path}`, `http://127.0.0.2:8080${path}`]) {
+    for (const host of ['127.0.0.1', 'localhost']) {
+      t.ok(redirectMatches(path, `http://${host}:8080${path}`, issuer), `${issuer} ${host}`)
+    }
+    for (const sent of [
+      `http://127.0.0.1:8081${path}`, `http://localhost.evil.example:8080${path}`,
+      `http://localhost:8080@evil.example${path}`, `https://localhost:8080${path}`, `http://127.0.0.2:8080${path}`
+    ]) {
       t.notOk(redirectMatches(path, sent, issuer), sent)
     }
   }
@@ -191,7 +235,9 @@ t.test('CR-45: what a form may lead on to is one origin or one scheme, in the gr
   t.equal(formTarget('http://[::1]:5555/callback'), 'http://*:5555')
   t.equal(formTarget('com.example.app:/cb'), 'com.example.app:')
   t.equal(formTarget('com.example.app://host/cb'), 'com.example.app:')
-  for (const uri of REGISTRABLE.filter((one) => !one.startsWith('/'))) t.match(formTarget(uri), /^[a-z0-9+.:/*-]+$/, uri)
+  for (const uri of REGISTRABLE.filter((one) => !one.startsWith('/'))) {
+    t.match(formTarget(uri), /^[a-z0-9+.:/*-]+$/, uri)
+  }
 })
 
 t.test('OA-16: where a redirect leads is named by its host, or by its scheme when that is what decides', async (t) => {

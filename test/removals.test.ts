@@ -40,21 +40,32 @@ async function copy (query: (text: string) => Promise<unknown>, organization: st
     SELECT organization_id, id + n, history_id, action, revision, key_version, sealed, size_bytes
     FROM secret_versions, generate_series(1, ${copies}) n WHERE organization_id = '${organization}' AND id = ${version}`)
   await query(`UPDATE secrets SET version_count = version_count + ${copies} WHERE organization_id = '${organization}'`)
-  await query(`UPDATE organization_counters SET next_version = next_version + ${copies} WHERE organization_id = '${organization}'`)
+  await query(
+    `UPDATE organization_counters SET next_version = next_version + ${copies} WHERE organization_id = '${organization}'`
+  )
 }
 
-/** A level of a client's whose history is long and waits under an older key; what a purge or delete of it is sent to. */
+/**
+ * A level of a client's whose history is long and waits under an older key; what a purge or delete of it is sent to.
+ */
 async function fill (project: string) {
   const owner = await service.organization()
-  const call = (method: string, path: string, body?: unknown) => owner.call(method, `/${owner.organization}${path}`, body)
+  const call = (method: string, path: string, body?: unknown) =>
+    owner.call(method, `/${owner.organization}${path}`, body)
   const at = await makeLevel(owner, { slug: project, ...oldKey.registration })
-  const store = (key = oldKey) => call('POST', '/secrets/store', { ...at, content: sealBlob(key.dataKey, 'A=1'), key_proof: key.proof })
+  const store = (key = oldKey) =>
+    call('POST', '/secrets/store', { ...at, content: sealBlob(key.dataKey, 'A=1'), key_proof: key.proof })
   const first = (await store()).body.data.version as string
   await copy(service.sql, owner.organization, first, COPIES)
   const last = (await store()).body.data.version as string
-  const [{ id }] = await service.sql(`SELECT id FROM secrets WHERE organization_id = '${owner.organization}'`) as [{ id: string }]
+  const [{ id }] = await service.sql(
+    `SELECT id FROM secrets WHERE organization_id = '${owner.organization}'`
+  ) as [{ id: string }]
   const { storage_mode: _, ...triple } = newKey.registration
-  const rotated = await call('POST', `/${project}/secrets/rotate-client-keys`, { secrets: [{ id, content: sealBlob(newKey.dataKey, 'A=1') }], ...triple })
+  const rotated = await call(
+    'POST', `/${project}/secrets/rotate-client-keys`,
+    { secrets: [{ id, content: sealBlob(newKey.dataKey, 'A=1') }], ...triple }
+  )
   if (rotated.status !== 200) throw new Error(rotated.text)
   return {
     owner,
@@ -63,8 +74,10 @@ async function fill (project: string) {
     last,
     storeAgain: () => store(newKey),
     total: async () => (await call('POST', '/secrets/versions', at)).body.meta.total as number,
-    pending: async () => (await call('POST', `/${project}/secrets/re-encrypt-history/pending`)).body.meta.remaining as number,
-    purge: async () => (await call('POST', '/secrets/versions/purge', { ...at, confirmed: true })).body.data.purged_count as number
+    pending: async () =>
+      (await call('POST', `/${project}/secrets/re-encrypt-history/pending`)).body.meta.remaining as number,
+    purge: async () =>
+      (await call('POST', '/secrets/versions/purge', { ...at, confirmed: true })).body.data.purged_count as number
   }
 }
 
@@ -77,11 +90,21 @@ async function left ({ organization }: Caller): Promise<number> {
 }
 
 async function allGone () {
-  while ((await service.sql('SELECT id FROM histories WHERE removed_at IS NOT NULL LIMIT 1')).length > 0) await new Promise((resolve) => { setTimeout(resolve, 20) })
+  while ((await service.sql('SELECT id FROM histories WHERE removed_at IS NOT NULL LIMIT 1')).length > 0) {
+    await new Promise((resolve) => { setTimeout(resolve, 20) })
+  }
 }
 
 const warnings: string[] = []
-const worker = () => createRemovalWorker({ db: database.db, log: { info: () => {}, warn: (_details, message) => { warnings.push(message) } } })
+const worker = () => createRemovalWorker({
+  db: database.db,
+  log: {
+    info: () => {},
+    warn: (_details, message) => {
+      warnings.push(message)
+    }
+  }
+})
 
 /** Runs a worker of its own until nothing is left to remove. */
 async function removeAll () {
@@ -94,11 +117,19 @@ async function removeAll () {
 const ways = {
   'a purge of a level': { path: '/secrets/versions/purge', body: { confirmed: true }, again: [] },
   'a purge of a project': { path: '/secrets/versions/purge', body: { confirmed: true, scope: 'project' }, again: [] },
-  'a delete of an environment': { path: '/orbit/backend/live', again: [['/orbit/backend/environments', { name: 'Live' }]] },
-  'a delete of a target': { path: '/orbit/backend', again: [['/orbit/targets', { name: 'Backend' }], ['/orbit/backend/environments', { name: 'Live' }]] },
+  'a delete of an environment': {
+    path: '/orbit/backend/live', again: [['/orbit/backend/environments', { name: 'Live' }]]
+  },
+  'a delete of a target': {
+    path: '/orbit/backend',
+    again: [['/orbit/targets', { name: 'Backend' }], ['/orbit/backend/environments', { name: 'Live' }]]
+  },
   'a delete of a project': {
     path: '/orbit',
-    again: [['/projects', { name: 'Orbit', slug: 'orbit', ...newKey.registration }], ['/orbit/targets', { name: 'Backend' }], ['/orbit/backend/environments', { name: 'Live' }]]
+    again: [
+      ['/projects', { name: 'Orbit', slug: 'orbit', ...newKey.registration }], ['/orbit/targets', { name: 'Backend' }],
+      ['/orbit/backend/environments', { name: 'Live' }]
+    ]
   }
 } satisfies Record<string, { path: string, body?: object, again: [string, object][] }>
 
@@ -113,13 +144,20 @@ for (const [name, way] of Object.entries(ways)) {
     const answer = isPurge ? await call('POST', way.path, { ...at, ...way.body }) : await call('DELETE', way.path)
     t.equal(answer.status, isPurge ? 200 : 204, answer.text)
     if (isPurge) t.strictSame(answer.body.data, { purged_count: VERSIONS })
-    const [event] = await service.sql(`SELECT details FROM audit_events WHERE organization_id = '${owner.organization}' ORDER BY seq DESC LIMIT 1`)
+    const [event] = await service.sql(
+      `SELECT details FROM audit_events WHERE organization_id = '${owner.organization}' ORDER BY seq DESC LIMIT 1`
+    )
     t.match(event!.details, isPurge ? { purged_count: VERSIONS } : { documents: 1, versions: VERSIONS })
     t.equal(await left(owner), VERSIONS - PIECE, 'the rest is still in the table')
-    t.equal((await service.sql(`SELECT id FROM secret_versions WHERE organization_id = '${owner.organization}' AND id = ${last}`)).length, 1, 'this one too')
+    t.equal((await service.sql(
+      `SELECT id FROM secret_versions WHERE organization_id = '${owner.organization}' AND id = ${last}`
+    )).length, 1, 'this one too')
 
     const unreachable = async () => {
-      for (const [method, body] of [['GET', undefined], ['POST', { content: sealBlob(newKey.dataKey, 'A=1'), key_proof: newKey.proof }], ['DELETE', { force: true }]] as const) {
+      for (const [method, body] of [
+        ['GET', undefined], ['POST', { content: sealBlob(newKey.dataKey, 'A=1'), key_proof: newKey.proof }],
+        ['DELETE', { force: true }]
+      ] as const) {
         const path = `/secrets/versions/${last}${method === 'POST' ? '/restore' : ''}`
         t.match(await call(method, path, body), { status: 404, body: { error: 'not_found' } }, `${method} ${path}`)
       }
@@ -136,7 +174,10 @@ for (const [name, way] of Object.entries(ways)) {
 
     await removeAll()
     t.equal(await left(owner), 0)
-    t.equal((await service.sql(`SELECT id FROM secret_versions WHERE organization_id = '${owner.organization}'`)).length, 1, 'what was stored since stays')
+    t.equal(
+      (await service.sql(`SELECT id FROM secret_versions WHERE organization_id = '${owner.organization}'`)).length, 1,
+      'what was stored since stays'
+    )
     t.equal(await total(), 1)
     t.same(await miscounted(service.sql), [])
   })
@@ -174,13 +215,17 @@ t.test('two instances at once remove each row once, and none of anybody else', a
   await service.sql('CREATE TABLE taken (organization_id char(26), id bigint)')
   await service.sql(`CREATE FUNCTION note_taken () RETURNS trigger LANGUAGE plpgsql AS
     'BEGIN INSERT INTO taken VALUES (OLD.organization_id, OLD.id); RETURN NULL; END'`)
-  await service.sql('CREATE TRIGGER note_taken AFTER DELETE ON secret_versions FOR EACH ROW EXECUTE FUNCTION note_taken()')
+  await service.sql(
+    'CREATE TRIGGER note_taken AFTER DELETE ON secret_versions FOR EACH ROW EXECUTE FUNCTION note_taken()'
+  )
   const workers = [worker(), worker()]
   for (const one of workers) one.start()
   await allGone()
   await Promise.all(workers.map((one) => one.stop()))
   const [{ rows, different, organizations }] = await service.sql(`
-    SELECT count(*)::int AS rows, count(DISTINCT id)::int AS different, array_to_json(array_agg(DISTINCT organization_id)) AS organizations FROM taken`) as [Record<string, unknown>]
+    SELECT count(*)::int AS rows, count(DISTINCT id)::int AS different, array_to_json(array_agg(DISTINCT organization_id)) AS organizations FROM taken`) as [
+    Record<string, unknown>
+  ]
   await service.sql('DROP TRIGGER note_taken ON secret_versions')
   t.same([rows, different, organizations], [VERSIONS - PIECE, VERSIONS - PIECE, [mine.owner.organization]])
   t.equal(await other.total(), VERSIONS)
@@ -196,37 +241,59 @@ t.test('however many tokens were narrowed to a project, it is deleted with them,
     INSERT INTO api_tokens (organization_id, name, token_hash, token_prefix, abilities, slices)
     SELECT '${owner.organization}', 'Narrowed', sha256(convert_to('${owner.organization}' || n, 'UTF8')), 'dotenv_', '{*}', jsonb_build_array(jsonb_build_object('project_id', p.id))
     FROM projects p, generate_series(1, 5000) n WHERE p.${inOrganization}`)
-  const eventsOf = async (action: string) => (await service.sql(`SELECT seq::int FROM audit_events WHERE ${inOrganization} AND action = '${action}' ORDER BY seq`)).map(({ seq }) => Number(seq))
+  const eventsOf = async (action: string) => (await service.sql(
+    `SELECT seq::int FROM audit_events WHERE ${inOrganization} AND action = '${action}' ORDER BY seq`
+  )).map(({ seq }) => Number(seq))
   t.equal((await owner.call('DELETE', `/${owner.organization}/${at.project}`, { confirmed: true })).status, 204)
   t.equal((await service.sql(`SELECT FROM api_tokens WHERE ${inOrganization}`)).length, 1, 'the owner\'s is left')
   const [deleted] = await eventsOf('project.delete')
-  t.strictSame(await eventsOf('api-token.delete'), Array.from({ length: 5_000 }, (_, i) => deleted! + 1 + i), 'numbered without a gap')
+  t.strictSame(
+    await eventsOf('api-token.delete'), Array.from({ length: 5_000 }, (_, i) => deleted! + 1 + i),
+    'numbered without a gap'
+  )
 })
 
 // On the embedded database every start costs seconds: only where there is no other.
 const elsewhere = process.env.TEST_DATABASE_URL === undefined && hasPostgres() && 'PostgreSQL shows it'
 
-t.test('a server that is killed in the middle of a removal goes on with it when it starts again', { skip: elsewhere }, async (t) => {
+t.test('a server that is killed in the middle of a removal goes on with it when it starts again', {
+  skip: elsewhere
+}, async (t) => {
   const MANY = 12 * PIECE
   const own = process.env.TEST_DATABASE_URL === undefined ? undefined : await freshDatabase()
   if (own !== undefined) {
     await own.database.close()
     t.teardown(own.drop)
   }
-  const where: Record<string, string> = own === undefined ? { DATA_DIR: join(scratchDirectory(t), 'data') } : { DATABASE_URL: own.url! }
+  const where: Record<string, string> = own === undefined
+    ? { DATA_DIR: join(scratchDirectory(t), 'data') }
+    : { DATABASE_URL: own.url! }
   const env = { ...where, MASTER_KEY: generateMasterKey().text, LOG_LEVEL: 'info' }
-  const opening = async <T>(work: (opened: Awaited<ReturnType<typeof open>>, query: (text: string) => Promise<Record<string, unknown>[]>) => Promise<T>): Promise<T> => {
+  const opening = async <T>(
+    work: (
+      opened: Awaited<ReturnType<typeof open>>, query: (text: string) => Promise<Record<string, unknown>[]>
+    ) => Promise<T>
+  ): Promise<T> => {
     const opened = await open(loadConfig(env))
-    const query = (text: string) => beside(async () => await opened.database.db.execute(sql.raw(text)) as unknown as Record<string, unknown>[])
+    const query = (text: string) =>
+      beside(async () => await opened.database.db.execute(sql.raw(text)) as unknown as Record<string, unknown>[])
     return work(opened, query).finally(() => opened.database.close())
   }
-  const versions = async () => opening(async (_opened, query) => (await query('SELECT count(*)::int AS count FROM secret_versions'))[0]!.count as number)
+  const versions = async () => opening(async (_opened, query) =>
+    (await query('SELECT count(*)::int AS count FROM secret_versions'))[0]!.count as number)
 
   const { organization, token, at } = await opening(async (opened, query) => {
     const app = await buildApp({ ...opened, config: loadConfig(env), costs: QUICK, logStream: { write: () => {} } })
-    const { organization: { id }, token } = (await initialize(opened, { organization: 'Nimbus', email: 'rosa@nimbus.example', plan: 'self-hosted' }))!
+    const { organization: { id }, token } = (await initialize(
+      opened, { organization: 'Nimbus', email: 'rosa@nimbus.example', plan: 'self-hosted' }
+    ))!
     const call = async (method: string, path: string, payload?: unknown) => {
-      const { statusCode: status, headers, payload: text } = await app.inject({ method: method as 'GET', url: `/api/v1${path}`, payload: payload as object, headers: { authorization: `Bearer ${token}` } })
+      const { statusCode: status, headers, payload: text } = await app.inject({
+        method: method as 'GET',
+        url: `/api/v1${path}`,
+        payload: payload as object,
+        headers: { authorization: `Bearer ${token}` }
+      })
       return { status, headers, text, body: JSON.parse(text) as any }
     }
     const at = await makeLevel({ organization: id, token, call })
@@ -238,7 +305,11 @@ t.test('a server that is killed in the middle of a removal goes on with it when 
 
   const first = await startServer(t, env)
   const purged = await fetch(`${first.address}/api/v1/${organization}/secrets/versions/purge`, {
-    method: 'POST', headers: { authorization: `Bearer ${token}`, 'content-type': 'application/json' }, body: JSON.stringify({ ...at, confirmed: true })
+    method: 'POST',
+    headers: {
+      authorization: `Bearer ${token}`, 'content-type': 'application/json'
+    },
+    body: JSON.stringify({ ...at, confirmed: true })
   })
   await first.kill()
   t.equal(purged.status, 200)
@@ -246,7 +317,9 @@ t.test('a server that is killed in the middle of a removal goes on with it when 
 
   const second = await startServer(t, env)
   // Nobody asks it for anything.
-  for (let look = 0; look < 3000 && !second.stdout().includes('purged and deleted versions removed'); look++) await new Promise((resolve) => { setTimeout(resolve, 20) })
+  for (let look = 0; look < 3000 && !second.stdout().includes('purged and deleted versions removed'); look++) {
+    await new Promise((resolve) => { setTimeout(resolve, 20) })
+  }
   t.equal((await second.stop()).code, 0)
   t.equal(await versions(), 0)
 })

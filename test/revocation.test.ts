@@ -22,7 +22,14 @@ const rosa = await makePerson(service, { [o]: 'owner' })
 
 /** The service once more on the same database, with its own idea of how long a judgement holds. */
 async function listening (judgedFor: number, write: (line: string) => void = () => {}): Promise<string> {
-  const app = await buildApp({ config: service.config, database: service.database, keyring: service.keyring, costs: service.app.costs, logStream: { write }, judgedFor })
+  const app = await buildApp({
+    config: service.config,
+    database: service.database,
+    keyring: service.keyring,
+    costs: service.app.costs,
+    logStream: { write },
+    judgedFor
+  })
   t.teardown(() => app.close())
   return app.listen({ host: '127.0.0.1', port: 0 })
 }
@@ -37,14 +44,26 @@ interface Ending { token: string, end: () => Promise<unknown>, undo?: () => Prom
 const ENDINGS: Record<string, () => Promise<Ending>> = {
   'an API token that is deleted': async () => {
     const { token } = await service.token(o, ['*'])
-    return { token, end: () => service.sql(`DELETE FROM api_tokens WHERE token_hash = '\\x${hashToken(token).toString('hex')}'`) }
+    return {
+      token,
+      end: () =>
+        service.sql(`DELETE FROM api_tokens WHERE token_hash = '\\x${hashToken(token).toString('hex')}'`)
+    }
   },
   'an API token that expires': async () => {
     const { token } = await service.token(o, ['*'])
-    return { token, end: () => service.write(`UPDATE api_tokens SET expires_at = now() WHERE token_hash = '\\x${hashToken(token).toString('hex')}'`) }
+    return {
+      token,
+      end: () => service.write(
+      `UPDATE api_tokens SET expires_at = now() WHERE token_hash = '\\x${hashToken(token).toString('hex')}'`
+      )
+    }
   },
   'somebody whose account is closed': async () => ({
-    token: (await accessToken()).token, end: () => setDisabled(service.database.db, rosa.id, true), undo: () => setDisabled(service.database.db, rosa.id, false)
+    token: (await accessToken()).token,
+    end: () => setDisabled(service.database.db, rosa.id, true),
+    undo: () =>
+      setDisabled(service.database.db, rosa.id, false)
   }),
   'an application whose grant is revoked': async () => {
     const { token, grant } = await accessToken()
@@ -62,7 +81,9 @@ function lookedUp (phase: 'before' | 'after', then = () => {}): Promise<void> {
   return new Promise((resolve) => {
     const listen = (message: unknown) => {
       const statement = message as { phase: string, text: string }
-      if (statement.phase !== phase || !/^\s*select .*\bjoin "?(api_tokens|oauth_tokens)"? /is.test(statement.text)) return
+      if (statement.phase !== phase || !/^\s*select .*\bjoin "?(api_tokens|oauth_tokens)"? /is.test(statement.text)) {
+        return
+      }
       unsubscribe('strongroom:statement', listen)
       then()
       resolve()
@@ -71,13 +92,24 @@ function lookedUp (phase: 'before' | 'after', then = () => {}): Promise<void> {
   })
 }
 
-/** Begins a request whose body goes on only after `meanwhile`, which begins when the guard has let the request in; answers it, and the rest of its body. */
-async function begun (address: string, row: Row, token: string, meanwhile: () => Promise<unknown>, headers: Record<string, string> = {}) {
+/**
+ * Begins a request whose body goes on only after `meanwhile`, which begins when the guard has let the request in;
+ * answers it, and the rest of its body.
+ */
+async function begun (
+  address: string, row: Row, token: string, meanwhile: () => Promise<unknown>, headers: Record<string, string> = {}
+) {
   const { method, url, payload } = requestOf(row, ids)
   const text = JSON.stringify(payload ?? {})
   const judged = lookedUp('after')
   const request = httpRequest(new URL(url, address), {
-    method, headers: { authorization: `Bearer ${token}`, 'content-type': 'application/json', 'content-length': Buffer.byteLength(text), ...headers }
+    method,
+    headers: {
+      authorization: `Bearer ${token}`,
+      'content-type': 'application/json',
+      'content-length': Buffer.byteLength(text),
+      ...headers
+    }
   })
   request.write(text.slice(0, 1))
   await judged
@@ -86,19 +118,26 @@ async function begun (address: string, row: Row, token: string, meanwhile: () =>
 }
 
 /** Sends a request whose body ends only after `meanwhile`, which begins when the guard has let the request in. */
-async function heldOpen (address: string, row: Row, token: string, meanwhile: () => Promise<unknown>): Promise<{ status: number, body: any, challenge: string }> {
+async function heldOpen (
+  address: string, row: Row, token: string, meanwhile: () => Promise<unknown>
+): Promise<{ status: number, body: any, challenge: string }> {
   const { request, rest } = await begun(address, row, token, meanwhile)
   request.end(rest)
   const [answer] = await once(request, 'response')
   let received = ''
   for await (const chunk of answer) received += chunk
-  return { status: answer.statusCode, body: received === '' ? undefined : JSON.parse(received), challenge: answer.headers['www-authenticate'] ?? '' }
+  return {
+    status: answer.statusCode,
+    body: received === '' ? undefined : JSON.parse(received),
+    challenge: answer.headers['www-authenticate'] ?? ''
+  }
 }
 
 t.test('a revoked caller changes nothing, also when its body arrives late: every change holds its caller until it commits', async (t) => {
   // Only the transactions judge here: the guard's judgement would hold for ever.
   const address = await listening(Infinity)
-  const changes = Object.entries(OPERATIONS).filter(([id, { at, access }]) => access !== 'public' && !at.startsWith('GET ') && !READS.includes(id))
+  const changes = Object.entries(OPERATIONS).filter(([id, { at, access }]) =>
+    access !== 'public' && !at.startsWith('GET ') && !READS.includes(id))
   t.ok(changes.length >= 22, `${changes.length} operations that change something`)
   for (const [who, make] of Object.entries(ENDINGS)) {
     const wrong: string[] = []
@@ -109,7 +148,10 @@ t.test('a revoked caller changes nothing, also when its body arrives late: every
         await end()
         before = await fingerprint(service)
       })
-      if (answer.status !== 401 || answer.body.error !== 'unauthenticated' || !answer.challenge.includes('error="invalid_token"')) wrong.push(`${id}: ${answer.status} ${JSON.stringify(answer.body)}`)
+      if (answer.status !== 401 || answer.body.error !== 'unauthenticated' ||
+        !answer.challenge.includes('error="invalid_token"')) {
+        wrong.push(`${id}: ${answer.status} ${JSON.stringify(answer.body)}`)
+      }
       if (await fingerprint(service) !== before) wrong.push(`${id} left something`)
       await undo?.()
     }
@@ -151,7 +193,9 @@ t.test('a client that hangs up while it is judged again leaves one line, changes
     while (linesOf().length === 0) await fetch(new URL('/healthz', address))
     // Whatever would come after its line has had the time of a whole request.
     await fetch(new URL('/readyz', address))
-    t.match(linesOf(), { length: 1, 0: { msg: 'request', error_code: /^(unauthenticated|insufficient_permissions)$/ } }, who)
+    t.match(
+      linesOf(), { length: 1, 0: { msg: 'request', error_code: /^(unauthenticated|insufficient_permissions)$/ } }, who
+    )
     t.equal(await fingerprint(service), before, `${who} changed nothing`)
     await undo?.()
   }
@@ -159,16 +203,22 @@ t.test('a client that hangs up while it is judged again leaves one line, changes
 })
 
 t.test('a token may end itself', async (t) => {
-  const own = await nimbus.call('POST', `/organizations/${o}/api-keys`, { name: 'Short', abilities: ['api-token:delete'] })
+  const own = await nimbus.call(
+    'POST', `/organizations/${o}/api-keys`, { name: 'Short', abilities: ['api-token:delete'] }
+  )
   const { token, api_key: { id } } = own.body
-  const end = () => service.inject({ method: 'DELETE', url: `/api/v1/organizations/${o}/api-keys/${id}`, headers: { authorization: `Bearer ${token}` } })
+  const end = () => service.inject({
+    method: 'DELETE', url: `/api/v1/organizations/${o}/api-keys/${id}`, headers: { authorization: `Bearer ${token}` }
+  })
   t.equal((await end()).status, 204)
   t.equal((await end()).status, 401)
 })
 
 t.test('tokens know who made them, and what a person made ends with the grant or the account, whichever token made it', async (t) => {
   const address = await listening(Infinity)
-  const list = async () => new Map((await nimbus.call('GET', `/organizations/${o}/api-keys`)).body.data.map((one: { name: string, created_by: unknown }) => [one.name, one.created_by]))
+  const list = async () => new Map((await nimbus.call(
+    'GET', `/organizations/${o}/api-keys`
+  )).body.data.map((one: { name: string, created_by: unknown }) => [one.name, one.created_by]))
   const expires_at = new Date(Date.now() + 3_600_000).toISOString()
   const make = async (bearer: string, name: string): Promise<string> => {
     const { status, text, body } = await service.inject({
@@ -183,7 +233,9 @@ t.test('tokens know who made them, and what a person made ends with the grant or
   const alive = async (...tokens: string[]) => Promise.all(tokens.map(async (token) =>
     (await service.inject({ url: '/api/v1/user', headers: { authorization: `Bearer ${token}` } })).status))
 
-  const [first] = await service.sql(`SELECT id::float8 AS id FROM api_tokens WHERE token_hash = '\\x${hashToken(nimbus.token).toString('hex')}'`)
+  const [first] = await service.sql(
+    `SELECT id::float8 AS id FROM api_tokens WHERE token_hash = '\\x${hashToken(nimbus.token).toString('hex')}'`
+  )
   const byToken = await make(nimbus.token, 'By a token')
   t.strictSame((await list()).get('By a token'), { type: 'api_token', id: first!.id, name: 'Test token' })
   t.equal((await list()).get('Test token'), null, 'made by an operator')
@@ -206,7 +258,9 @@ t.test('tokens know who made them, and what a person made ends with the grant or
     t.equal(shown.filter((line) => line.includes(how)).length, 3, 'the operator is shown each, whichever token made it')
     const visit = visitor(address)
     const page = await visit.signIn(await visit.open('/account'), rosa.email, rosa.password)
-    for (const name of [`Of ${how}`, `Second of ${how}`]) t.match(page.text, `${name} (Nimbus), made on`, 'and so is the person')
+    for (const name of [`Of ${how}`, `Second of ${how}`]) {
+      t.match(page.text, `${name} (Nimbus), made on`, 'and so is the person')
+    }
 
     t.strictSame(await alive(mine, second, elsewhere, byToken), [200, 200, 200, 200])
     await end(grant)
@@ -219,14 +273,21 @@ t.test('tokens know who made them, and what a person made ends with the grant or
 t.test('a token of a person is worth no more than the account and the grant that it rests on, whoever changed these before they ended', async (t) => {
   const manipulations: Record<string, (grant: number) => string> = {
     'the grant is marked as revoked': (grant) => `UPDATE oauth_grants SET revoked_at = now() WHERE id = ${grant}`,
-    'the grant is another person’s': (grant) => `UPDATE oauth_grants SET user_id = (SELECT max(id) FROM users WHERE id <> ${rosa.id}) WHERE id = ${grant}`,
+    'the grant is another person’s': (grant) =>
+      `UPDATE oauth_grants SET user_id = (SELECT max(id) FROM users WHERE id <> ${rosa.id}) WHERE id = ${grant}`,
     'the account was changed': () => `UPDATE users SET is_verified = NOT is_verified WHERE id = ${rosa.id}`
   }
   await makePerson(service)
   for (const [how, statement] of Object.entries(manipulations)) {
     const { token, grant } = await accessToken()
-    const payload = { name: how, abilities: ['project:read', 'project:create'], expires_at: new Date(Date.now() + 3_600_000).toISOString() }
-    const made = await service.inject({ method: 'POST', url: `/api/v1/organizations/${o}/api-keys`, headers: { authorization: `Bearer ${token}` }, payload })
+    const payload = {
+      name: how,
+      abilities: ['project:read', 'project:create'],
+      expires_at: new Date(Date.now() + 3_600_000).toISOString()
+    }
+    const made = await service.inject({
+      method: 'POST', url: `/api/v1/organizations/${o}/api-keys`, headers: { authorization: `Bearer ${token}` }, payload
+    })
     const headers = { authorization: `Bearer ${made.body.token}` }
     const answers = async () => [
       (await service.inject({ url: `/api/v1/${o}/projects`, headers })).status,
@@ -236,8 +297,11 @@ t.test('a token of a person is worth no more than the account and the grant that
     await service.sql(statement(grant))
     t.strictSame(await answers(), [401, 401], how)
     t.equal(await setDisabled(service.database.db, rosa.id, true), true, 'the account can be closed all the same')
-    t.strictSame([...await service.sql(`SELECT 1 FROM api_tokens WHERE name = '${how}'`)], [], 'and nothing of it is left')
-    if (how === 'the account was changed') t.equal(await setDisabled(service.database.db, rosa.id, false), false, 'but not opened')
-    else t.equal(await setDisabled(service.database.db, rosa.id, false), true)
+    t.strictSame(
+      [...await service.sql(`SELECT 1 FROM api_tokens WHERE name = '${how}'`)], [], 'and nothing of it is left'
+    )
+    if (how === 'the account was changed') {
+      t.equal(await setDisabled(service.database.db, rosa.id, false), false, 'but not opened')
+    } else t.equal(await setDisabled(service.database.db, rosa.id, false), true)
   }
 })

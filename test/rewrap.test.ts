@@ -18,7 +18,9 @@ import { authenticateTable } from '../src/repositories/adoption.ts'
 import { countWrapped, createCanary, listCanaries } from '../src/repositories/master-keys.ts'
 import { createOrganization } from '../src/repositories/organizations.ts'
 import { createToken } from '../src/repositories/tokens.ts'
-import { dataKeyOf, keyCheckOf, keyStringOf, makeServerKey, makeStorageKey, registerClientKey, saltOf, storageKeyOf } from '../src/vault/keys.ts'
+import {
+  dataKeyOf, keyCheckOf, keyStringOf, makeServerKey, makeStorageKey, registerClientKey, saltOf, storageKeyOf
+} from '../src/vault/keys.ts'
 import { holdCanary } from '../src/vault/master-keys.ts'
 import { openRows } from '../src/vault/rows.ts'
 import { freshDatabase } from './helpers/app.ts'
@@ -38,10 +40,12 @@ const onServer = process.env.TEST_DATABASE_URL !== undefined
 const needsServer = { skip: !onServer && 'runs on PostgreSQL' }
 
 const [OLD, NEW] = ['k1', 'k2'].map((id) => generateMasterKey().text.replace(/^[^:]+/, id)) as [string, string]
-const environment = (newest: string, ...previous: string[]) => ({ MASTER_KEY: newest, ...(previous.length > 0 && { MASTER_KEYS_PREVIOUS: previous.join(',') }) })
+const environment = (newest: string, ...previous: string[]) =>
+  ({ MASTER_KEY: newest, ...(previous.length > 0 && { MASTER_KEYS_PREVIOUS: previous.join(',') }) })
 const ringOf = (...keys: string[]) => createKeyring(keys.map(parseMasterKey))
 
-const rowsOf = (db: Db, query: string) => beside(async () => await db.execute(sql.raw(query)) as unknown as Record<string, any>[])
+const rowsOf = (db: Db, query: string) =>
+  beside(async () => await db.execute(sql.raw(query)) as unknown as Record<string, any>[])
 const canariesOf = async (db: Db) => (await listCanaries(db)).map(({ key_id }) => key_id).sort()
 
 /** One line that matches, exit 1, and nothing on standard output. */
@@ -53,12 +57,16 @@ function refused (t: Test, { code, stdout, stderr }: Ended, line: RegExp) {
 
 /** Runs rewrap in a process that kills itself at one of its statements: before it is sent, or after it was answered. */
 function rewrapKilled (env: Record<string, string>, at: number): Promise<Ended> {
-  const program = `import{subscribe}from'node:diagnostics_channel';let n=0;subscribe('strongroom:statement',()=>{if(++n===${at})process.kill(process.pid,'SIGKILL')})`
+  const program =
+    `import{subscribe}from'node:diagnostics_channel';let n=0;subscribe('strongroom:statement',()=>{if(++n===${at})process.kill(process.pid,'SIGKILL')})`
   return cli(['rewrap'], { ...env, NODE_OPTIONS: `--import=data:text/javascript,${encodeURIComponent(program)}` })
 }
 
 /** Organizations, and rotated client keys of one project, as many as there are only after years. */
-async function insertMany (db: Db, keyring: Keyring, of: { organization_id: string, project_id: string }, count: { organizations: number, keys: number }) {
+async function insertMany (
+  db: Db, keyring: Keyring, of: { organization_id: string, project_id: string },
+  count: { organizations: number, keys: number }
+) {
   const inserted = Array.from({ length: count.organizations }, () => {
     const id = ulid()
     return { id, name: 'Nimbus', slug: id.toLowerCase(), plan: 'self-hosted', storage_key: makeStorageKey(keyring, id) }
@@ -67,13 +75,23 @@ async function insertMany (db: Db, keyring: Keyring, of: { organization_id: stri
   for (let from = 0; from < count.keys; from += 500) {
     await db.insert(encryption_keys).values(Array.from({ length: Math.min(500, count.keys - from) }, (_, index) => {
       const version = 2 + from + index
-      return { ...registerClientKey(keyring, storageKey, { ...of, version }, tripleOf(version)), ...of, is_active: false, rotated_at: new Date() }
+      return {
+        ...registerClientKey(keyring, storageKey, { ...of, version }, tripleOf(version)),
+        ...of,
+        is_active: false,
+        rotated_at: new Date()
+      }
     }))
   }
 }
 
 // No two keys of a project have the same check.
-const tripleOf = (version: number) => ({ check: Buffer.alloc(32, String(version).padStart(8, '0')), salt: Buffer.alloc(16, version % 241), iterations: 1000, hint: undefined })
+const tripleOf = (version: number) => ({
+  check: Buffer.alloc(32, String(version).padStart(8, '0')),
+  salt: Buffer.alloc(16, version % 241),
+  iterations: 1000,
+  hint: undefined
+})
 
 /** Opens every wrapped value with this ring; the checks and salts of `insertMany` have to be what was wrapped. */
 async function openEverything (t: Test, db: Db, keyring: Keyring, project: string) {
@@ -98,9 +116,16 @@ const frozenOf = async (db: Db) => (await rowsOf(db, `
 
 /** A checksum of every row of every table. */
 async function checksums (db: Db): Promise<Record<string, string>> {
-  const tables = await rowsOf(db, "SELECT quote_ident(schemaname) || '.' || quote_ident(tablename) AS name FROM pg_tables WHERE schemaname IN ('public', 'drizzle') ORDER BY 1")
+  const tables = await rowsOf(
+    db,
+    "SELECT quote_ident(schemaname) || '.' || quote_ident(tablename) AS name FROM pg_tables WHERE schemaname IN ('public', 'drizzle') ORDER BY 1"
+  )
   const sums: Record<string, string> = {}
-  for (const { name } of tables) sums[name] = (await rowsOf(db, `SELECT count(*) || ' ' || coalesce(md5(string_agg(t::text, ',' ORDER BY t::text)), '') AS sum FROM ${name} t`))[0]!.sum
+  for (const { name } of tables) {
+    sums[name] = (await rowsOf(
+      db, `SELECT count(*) || ' ' || coalesce(md5(string_agg(t::text, ',' ORDER BY t::text)), '') AS sum FROM ${name} t`
+    ))[0]!.sum
+  }
   return sums
 }
 
@@ -183,8 +208,14 @@ t.test(`CR-14: ${KILLS.postgres} kills of rewrap while two instances with differ
   t.ok(between > 0 && between < before, `what was done stays done (${before}, then ${between})`)
   writers.going = false
   await writer
-  t.equal((await send('GET', '/orbit/backend/live/secrets?decrypt=true')).body.data.attributes.levels.environment.content, newest)
-  t.equal((await send('GET', '/orbit/backend/live/secrets?decrypt=true')).body.data.attributes.levels.environment.content, newest, 'and the other instance')
+  t.equal(
+    (await send('GET', '/orbit/backend/live/secrets?decrypt=true')).body.data.attributes.levels.environment.content,
+    newest
+  )
+  t.equal(
+    (await send('GET', '/orbit/backend/live/secrets?decrypt=true')).body.data.attributes.levels.environment.content,
+    newest, 'and the other instance'
+  )
 
   t.equal((await old.stop()).code, 0)
   writers.going = true
@@ -193,7 +224,12 @@ t.test(`CR-14: ${KILLS.postgres} kills of rewrap while two instances with differ
   const ended = await command(['rewrap'], { ...env, ...environment(NEW, OLD) })
   writers.going = false
   await writer
-  t.match(ended, { code: 0, stdout: /^\d+ values re-wrapped onto master key k2\nMaster key k1 wraps nothing any more: it can go from MASTER_KEYS_PREVIOUS\n$/, stderr: '' })
+  t.match(ended, {
+    code: 0,
+    stdout:
+      /^\d+ values re-wrapped onto master key k2\nMaster key k1 wraps nothing any more: it can go from MASTER_KEYS_PREVIOUS\n$/,
+    stderr: ''
+  })
   t.same(problems, [], 'every write was taken')
   t.ok(written.length > KILLS.postgres, `${written.length} projects were made meanwhile`)
   t.equal(await countWrapped(db, 'k1'), 0)
@@ -201,26 +237,43 @@ t.test(`CR-14: ${KILLS.postgres} kills of rewrap while two instances with differ
   t.equal(await openEverything(t, db, ringOf(NEW), of.project_id), MANY.keys + 2 + written.length, 'no key is gone')
   t.equal(await frozenOf(db), frozen, 'nothing else of a rotated key changed')
   t.same(await command(['rewrap'], { ...env, ...environment(NEW, OLD) }), {
-    code: 0, stdout: '0 values re-wrapped onto master key k2\nMaster key k1 wraps nothing any more: it can go from MASTER_KEYS_PREVIOUS\n', stderr: ''
+    code: 0,
+    stdout:
+      '0 values re-wrapped onto master key k2\nMaster key k1 wraps nothing any more: it can go from MASTER_KEYS_PREVIOUS\n',
+    stderr:
+        ''
   }, 'a second run finds nothing')
 
   t.equal((await renewed.stop()).code, 0)
   const alone = await startServer(t, { ...env, ...environment(NEW) })
   const read = client(alone.address, owner)
-  t.equal((await read('GET', '/orbit/backend/live/secrets?decrypt=true')).body.data.attributes.levels.environment.content, newest)
+  t.equal(
+    (await read('GET', '/orbit/backend/live/secrets?decrypt=true')).body.data.attributes.levels.environment.content,
+    newest
+  )
   for (const slug of written.filter((_, index) => index % 10 === 0)) {
-    t.equal((await read('GET', `/${slug}/encryption-key`)).body.data.attributes.key_check_salt, key.salt.toString('base64'))
+    t.equal(
+      (await read('GET', `/${slug}/encryption-key`)).body.data.attributes.key_check_salt, key.salt.toString('base64')
+    )
   }
   refused(t, await command(['serve'], { ...env, ...environment(OLD) }), /^Master key k2 is missing/)
 
   await t.test('a value that was changed in the database is told and left, and the rest is done', async (t) => {
     const [changed] = await rowsOf(db, 'SELECT id FROM encryption_keys WHERE is_active ORDER BY id LIMIT 1')
-    await rowsOf(db, `UPDATE encryption_keys SET salt = set_byte(salt, 40, get_byte(salt, 40) # 1) WHERE id = ${changed!.id}`)
+    await rowsOf(
+      db, `UPDATE encryption_keys SET salt = set_byte(salt, 40, get_byte(salt, 40) # 1) WHERE id = ${changed!.id}`
+    )
     const third = generateMasterKey().text.replace(/^[^:]+/, 'k3')
     const { code, stdout, stderr } = await command(['rewrap'], { ...env, ...environment(third, NEW) })
     t.equal(code, 1)
-    t.equal(stderr, `encryption_keys ${changed!.id}: a wrapped value does not open, it was changed or moved in the database; left as it is\n`)
-    t.match(stdout, /^\d{4,} values re-wrapped onto master key k3\nMaster key k2 still wraps 3 values: keep it in MASTER_KEYS_PREVIOUS/)
+    t.equal(
+      stderr,
+      `encryption_keys ${changed!.id}: a wrapped value does not open, it was changed or moved in the database; left as it is\n`
+    )
+    t.match(
+      stdout,
+      /^\d{4,} values re-wrapped onto master key k3\nMaster key k2 still wraps 3 values: keep it in MASTER_KEYS_PREVIOUS/
+    )
     t.same(await canariesOf(db), ['k2', 'k3'])
     refused(t, await command(['serve'], { ...env, ...environment(third) }), /^Master key k2 is missing/)
   })
@@ -261,7 +314,13 @@ t.test(`CR-14: ${KILLS.embedded} kills of rewrap on the embedded database; the k
     t.same([ended.code, ended.stdout], [null, ''], `kill ${kill} came in the middle`)
   }
   const ended = await command(['rewrap'], { ...env, ...environment(NEW, previous) })
-  t.match(ended, { code: 0, stdout: new RegExp(`^[1-9]\\d* values re-wrapped onto master key k2\nMaster key ${id} wraps nothing any more: it can go`), stderr: '' })
+  t.match(ended, {
+    code: 0,
+    stdout: new RegExp(
+    `^[1-9]\\d* values re-wrapped onto master key k2\nMaster key ${id} wraps nothing any more: it can go`
+    ),
+    stderr: ''
+  })
   await beside(async ({ db }) => {
     t.equal(await countWrapped(db, id), 0)
     t.same(await canariesOf(db), ['k2'])
@@ -272,10 +331,16 @@ t.test(`CR-14: ${KILLS.embedded} kills of rewrap on the embedded database; the k
   refused(t, await command(['serve'], { ...env, PORT: '0' }), /^Master key k2 is missing/)
   const server = await startServer(t, { ...env, ...environment(NEW) })
   const read = client(server.address, owner)
-  t.equal((await read('GET', '/orbit/backend/live/secrets?decrypt=true')).body.data.attributes.levels.environment.content, 'VALUE=kept')
+  t.equal(
+    (await read('GET', '/orbit/backend/live/secrets?decrypt=true')).body.data.attributes.levels.environment.content,
+    'VALUE=kept'
+  )
   t.equal((await server.stop()).code, 0)
   writeFileSync(file, `${NEW}\n`)
-  t.same(await command(['rewrap'], env), { code: 0, stdout: '0 values re-wrapped onto master key k2\n', stderr: '' }, 'the new key in the key file will do')
+  t.same(
+    await command(['rewrap'], env), { code: 0, stdout: '0 values re-wrapped onto master key k2\n', stderr: '' },
+    'the new key in the key file will do'
+  )
 })
 
 /** Two instances on one database, whose rings have the same keys and different newest ones. */
@@ -293,12 +358,30 @@ async function twoInstances (t: Test) {
   })
   const organization = ulid()
   const token = mintApiToken(organization)
-  await createOrganization(database.db, { id: organization, name: 'Nimbus', slug: 'nimbus', plan: 'self-hosted', storage_key: makeStorageKey(old, organization) })
+  await createOrganization(database.db, {
+    id: organization,
+    name: 'Nimbus',
+    slug: 'nimbus',
+    plan: 'self-hosted',
+    storage_key: makeStorageKey(old, organization)
+  })
   await createToken(database.db, {
-    organization_id: organization, name: 'Test token', token_hash: hashToken(token), token_prefix: tokenPrefix(token), abilities: ['*'], slices: [], expires_at: null
+    organization_id: organization,
+    name: 'Test token',
+    token_hash:
+      hashToken(token),
+    token_prefix: tokenPrefix(token),
+    abilities: ['*'],
+    slices: [],
+    expires_at: null
   })
   const [throughOld, throughNew] = apps.map((app) => async (method: 'GET' | 'POST', path: string, payload?: object) => {
-    const response = await app.inject({ method, url: `/api/v1/${organization}${path}`, headers: { authorization: `Bearer ${token}` }, ...(payload && { payload }) })
+    const response = await app.inject({
+      method,
+      url: `/api/v1/${organization}${path}`,
+      headers: { authorization: `Bearer ${token}` },
+      ...(payload && { payload })
+    })
     return { status: response.statusCode, body: response.json() }
   }) as [Through, Through]
   return { database, db: database.db, old, renewed, organization, throughOld, throughNew }
@@ -311,13 +394,20 @@ t.test('CR-14: what one instance wraps the other opens, before a re-wrap and aft
   for (const [slug, write, read] of [['one', throughOld, throughNew], ['two', throughNew, throughOld]] as const) {
     t.equal((await write('POST', '/projects', { name: 'Orbit', slug })).status, 201)
     t.equal((await write('POST', '/secrets/store', { project: slug, plaintext: `VALUE=${slug}` })).status, 200)
-    t.equal((await read('GET', `/${slug}/secrets?decrypt=true`)).body.data.attributes.levels.project.content, `VALUE=${slug}`)
+    t.equal(
+      (await read('GET', `/${slug}/secrets?decrypt=true`)).body.data.attributes.levels.project.content, `VALUE=${slug}`
+    )
     t.same((await read('GET', `/${slug}/encryption-key`)).body, (await write('GET', `/${slug}/encryption-key`)).body)
   }
   const outcome = await rewrap({ database, keyring: renewed })
-  t.same(outcome, { rewrapped: 5, failures: [], older: [{ id: 'k1', values: 0 }] }, 'the key of rows; the storage key; key string, data key and salt of one project')
+  t.same(
+    outcome, { rewrapped: 5, failures: [], older: [{ id: 'k1', values: 0 }] },
+    'the key of rows; the storage key; key string, data key and salt of one project'
+  )
   for (const through of [throughOld, throughNew]) {
-    t.equal((await through('GET', '/one/secrets?decrypt=true')).body.data.attributes.levels.project.content, 'VALUE=one')
+    t.equal(
+      (await through('GET', '/one/secrets?decrypt=true')).body.data.attributes.levels.project.content, 'VALUE=one'
+    )
   }
   t.same(await canariesOf(db), ['k2'])
 
@@ -335,9 +425,16 @@ t.test('CR-26: a rotated key is frozen; a re-wrap alone puts its values under an
   const project_id = made.body.data.attributes.ulid as string
   const of = { organization_id: organization, project_id }
   const second = await clientKey('the second key of the client')
-  await rowsOf(db, `UPDATE encryption_keys SET is_active = false, rotated_at = now() WHERE project_id = '${project_id}'`)
+  await rowsOf(
+    db, `UPDATE encryption_keys SET is_active = false, rotated_at = now() WHERE project_id = '${project_id}'`
+  )
   await db.insert(encryption_keys).values({
-    ...registerClientKey(old, storageKey, { ...of, version: 2 }, { check: Buffer.from(second.proof, 'base64'), salt: second.salt, iterations: 1000, hint: undefined }), ...of, is_active: true
+    ...registerClientKey(
+      old, storageKey, { ...of, version: 2 },
+      { check: Buffer.from(second.proof, 'base64'), salt: second.salt, iterations: 1000, hint: undefined }
+    ),
+    ...of,
+    is_active: true
   })
   await rowsOf(db, `UPDATE projects SET key_version = 2 WHERE id = '${project_id}'`)
   await beside(() => authenticateTable(db, 'projects'))
@@ -346,7 +443,16 @@ t.test('CR-26: a rotated key is frozen; a re-wrap alone puts its values under an
   const forgotten = registerClientKey(old, storageKey, { ...of, version: 4 }, tripleOf(4))
   await db.insert(encryption_keys).values([
     { ...kept, ...of, is_active: false, rotated_at: new Date() },
-    { ...kept, ...of, version: 4, key_string: null, data_key: null, salt: forgotten.salt, is_active: false, rotated_at: new Date() }
+    {
+      ...kept,
+      ...of,
+      version: 4,
+      key_string: null,
+      data_key: null,
+      salt: forgotten.salt,
+      is_active: false,
+      rotated_at: new Date()
+    }
   ])
   const history = (await throughOld('GET', '/orbit/encryption-key/history')).body.data
   const frozen = await frozenOf(db)
@@ -366,15 +472,26 @@ t.test('CR-26: a rotated key is frozen; a re-wrap alone puts its values under an
       await rowsOf(db, update)
     }), /a rotated key is never changed/, `${change}, as part of a re-wrap`)
   }
-  await t.rejects(transaction(db, async (db) => rowsOf(db, `UPDATE encryption_keys SET iterations = 1, salt = salt WHERE project_id = '${project_id}'`)), /a rotated key is never changed/)
+  await t.rejects(transaction(db, async (db) => rowsOf(
+    db, `UPDATE encryption_keys SET iterations = 1, salt = salt WHERE project_id = '${project_id}'`
+  )), /a rotated key is never changed/)
   t.strictSame(await checksums(db), before)
 
-  t.match(await rewrap({ database, keyring: renewed }), { rewrapped: 1 + 1 + 2 + 2 + 3 + 1, failures: [], older: [{ id: 'k1', values: 0 }] })
+  t.match(
+    await rewrap({ database, keyring: renewed }),
+    { rewrapped: 1 + 1 + 2 + 2 + 3 + 1, failures: [], older: [{ id: 'k1', values: 0 }] }
+  )
   t.equal(await frozenOf(db), frozen)
-  t.strictSame((await throughNew('GET', '/orbit/encryption-key/history')).body.data, history, 'salt and check of rotated keys are what they were')
+  t.strictSame(
+    (await throughNew('GET', '/orbit/encryption-key/history')).body.data, history,
+    'salt and check of rotated keys are what they were'
+  )
   const [row] = await db.select().from(encryption_keys).where(eq(encryption_keys.version, 3))
   t.equal(keyStringOf(ringOf(NEW), row!), keyStringOf(old, { ...row!, ...kept }))
-  await t.rejects(transaction(db, async (db) => rowsOf(db, "UPDATE encryption_keys SET salt = '\\x00' WHERE version = 1")), /a rotated key is never changed/, 'and it is frozen again')
+  await t.rejects(
+    transaction(db, async (db) => rowsOf(db, "UPDATE encryption_keys SET salt = '\\x00' WHERE version = 1")),
+    /a rotated key is never changed/, 'and it is frozen again'
+  )
 })
 
 t.test('values that do not open are told by table and id, left as they are, and keep every older key', async (t) => {
@@ -385,10 +502,15 @@ t.test('values that do not open are told by table and id, left as they are, and 
     keys.push(Number((await rowsOf(db, 'SELECT max(id) AS id FROM encryption_keys'))[0]!.id))
   }
   const other = ulid()
-  await createOrganization(db, { id: other, name: 'Empty', slug: 'empty', plan: 'self-hosted', storage_key: Buffer.alloc(0) })
+  await createOrganization(
+    db, { id: other, name: 'Empty', slug: 'empty', plan: 'self-hosted', storage_key: Buffer.alloc(0) }
+  )
   const label = (text: string) => `\\x${Buffer.concat([Buffer.of(text.length), Buffer.from(text)]).toString('hex')}`
   // One with another label, one whose label is no text at all, and one that stays whole.
-  await rowsOf(db, `UPDATE encryption_keys SET key_check = overlay(key_check placing '${label('zz')}' from 1) WHERE id = ${keys[0]}`)
+  await rowsOf(
+    db,
+    `UPDATE encryption_keys SET key_check = overlay(key_check placing '${label('zz')}' from 1) WHERE id = ${keys[0]}`
+  )
   await rowsOf(db, `UPDATE encryption_keys SET salt = '\\x02ff80' WHERE id = ${keys[1]}`)
   const before = await db.select().from(encryption_keys).where(sql`id <> ${keys[2]}`).orderBy(encryption_keys.id)
   const outcome = await rewrap({ database, keyring: renewed })
@@ -402,13 +524,19 @@ t.test('values that do not open are told by table and id, left as they are, and 
     older: [{ id: 'k1', values: 2 }]
   })
   t.strictSame(await db.select().from(encryption_keys).where(sql`id <> ${keys[2]}`).orderBy(encryption_keys.id), before)
-  t.equal(storageKeyOf(renewed, (await db.select().from(organizations).where(eq(organizations.id, organization)))[0]!).type, 'secret')
+  t.equal(
+    storageKeyOf(renewed, (await db.select().from(organizations).where(eq(organizations.id, organization)))[0]!).type,
+    'secret'
+  )
 
   // Nothing is under the old key by its label any more, but what was damaged may be restored and want it.
   await rowsOf(db, `DELETE FROM encryption_keys WHERE id IN (${keys[0]}, ${keys[1]})`)
   const damaged = await rewrap({ database, keyring: renewed })
   t.match(damaged, { rewrapped: 0, failures: [String], older: [{ id: 'k1', values: 0 }] })
-  t.match(report(damaged, 'k2'), /^0 values re-wrapped onto master key k2\nMaster key k1 wraps nothing that opens: keep it in MASTER_KEYS_PREVIOUS until/)
+  t.match(
+    report(damaged, 'k2'),
+    /^0 values re-wrapped onto master key k2\nMaster key k1 wraps nothing that opens: keep it in MASTER_KEYS_PREVIOUS until/
+  )
   t.same(await canariesOf(db), ['k1', 'k2'])
   await rowsOf(db, `DELETE FROM organizations WHERE id = '${other}'`)
   t.same(await rewrap({ database, keyring: renewed }), { rewrapped: 0, failures: [], older: [{ id: 'k1', values: 0 }] })
@@ -425,14 +553,21 @@ t.test('CR-14: a key that somebody is just wrapping with is not forgotten, and w
     let running: ReturnType<typeof rewrap> | undefined
     await transaction(db, async (db) => {
       await holdCanary(db, old)
-      await createOrganization(db, { id, name: 'Nimbus', slug: id.toLowerCase(), plan: 'self-hosted', storage_key: makeStorageKey(old, id) })
+      await createOrganization(
+        db, { id, name: 'Nimbus', slug: id.toLowerCase(), plan: 'self-hosted', storage_key: makeStorageKey(old, id) }
+      )
       running = rewrap({ database, keyring: renewed })
       await waiting('delete from "master_key_canaries"%', running)
     })
     t.same(await running, { rewrapped: 0, failures: [], older: [{ id: 'k1', values: 1 }] })
     t.same(await canariesOf(db), ['k1', 'k2'])
-    t.match(report({ rewrapped: 0, failures: [], older: [{ id: 'k1', values: 1 }] }, 'k2'), /\nMaster key k1 still wraps 1 value: keep it/)
-    t.same(await rewrap({ database, keyring: renewed }), { rewrapped: 1, failures: [], older: [{ id: 'k1', values: 0 }] })
+    t.match(
+      report({ rewrapped: 0, failures: [], older: [{ id: 'k1', values: 1 }] }, 'k2'),
+      /\nMaster key k1 still wraps 1 value: keep it/
+    )
+    t.same(
+      await rewrap({ database, keyring: renewed }), { rewrapped: 1, failures: [], older: [{ id: 'k1', values: 0 }] }
+    )
     t.same(await canariesOf(db), ['k2'])
   })
 
@@ -441,7 +576,9 @@ t.test('CR-14: a key that somebody is just wrapping with is not forgotten, and w
     let making: ReturnType<Through> | undefined
     await transaction(db, async (db) => {
       await rowsOf(db, "DELETE FROM master_key_canaries WHERE key_id = 'k1'")
-      making = throughOld('POST', '/projects', { name: 'Orbit', slug: 'raced', ...(await clientKey('raced')).registration })
+      making = throughOld(
+        'POST', '/projects', { name: 'Orbit', slug: 'raced', ...(await clientKey('raced')).registration }
+      )
       await waiting('select "key_id" from "master_key_canaries"%for key share', making)
     })
     t.equal((await making)?.status, 201)
@@ -450,7 +587,9 @@ t.test('CR-14: a key that somebody is just wrapping with is not forgotten, and w
   })
 
   await t.test('a key that is being changed is waited for, however long, and re-wrapped as it is then', async (t) => {
-    await throughOld('POST', '/projects', { name: 'Orbit', slug: 'changing', ...(await clientKey('changing')).registration })
+    await throughOld(
+      'POST', '/projects', { name: 'Orbit', slug: 'changing', ...(await clientKey('changing')).registration }
+    )
     const [row] = await db.select().from(encryption_keys).orderBy(desc(encryption_keys.id)).limit(1)
     const { key_check } = registerClientKey(old, storageKey, row!, { ...tripleOf(7), salt: saltOf(old, row!) })
     let running: ReturnType<typeof rewrap> | undefined
@@ -467,13 +606,17 @@ t.test('CR-14: a key that somebody is just wrapping with is not forgotten, and w
     t.same(keyCheckOf(ringOf(NEW), changed!), tripleOf(7).check)
   })
 
-  // Resolves when a statement of this database waits for a lock; the other comes to its end first when nothing holds it up.
+  // Resolves when a statement of this database waits for a lock; the other comes to its end first when nothing holds it
+  // up.
   async function waiting (like: string, other: Promise<unknown>) {
     const state = { over: false }
     const ended = () => { state.over = true }
     other.then(ended, ended)
     while (!state.over) {
-      const [row] = await rowsOf(database.reads, `SELECT count(*)::int AS count FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND query ILIKE '${like}'`)
+      const [row] = await rowsOf(
+        database.reads,
+        `SELECT count(*)::int AS count FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND query ILIKE '${like}'`
+      )
       if (row!.count > 0) return
     }
     throw new Error('it did not wait')

@@ -21,8 +21,10 @@ const WRITES = 3
 type Running = Awaited<ReturnType<typeof startInstances>>
 type Document = { id: string, content: string, key_version: string, etag: string, version: string | null }
 
-const pathOf = ({ project, target, environment }: Level) => ['', project, target, environment].filter((part) => part !== undefined).join('/')
-const kindOf = ({ target, environment }: Level) => environment !== undefined ? 'environment' : target !== undefined ? 'target' : 'project'
+const pathOf = ({ project, target, environment }: Level) =>
+  ['', project, target, environment].filter((part) => part !== undefined).join('/')
+const kindOf = ({ target, environment }: Level) =>
+  environment !== undefined ? 'environment' : target !== undefined ? 'target' : 'project'
 const documentsOf = (answer: Reply) => answer.body.data.attributes.levels as Record<string, Document>
 
 /** The same requests, with every answer of 500 and above, and every request without an answer, written down. */
@@ -52,7 +54,10 @@ async function settled (send: Send, project: string) {
 }
 
 /** Every version that the model has is there for a reader, and opens with the key that it names to what was written. */
-async function agree (t: Test, { service, organization }: Running, send: Send, operations: Operation[], open: (blob: string, version: string) => string) {
+async function agree (
+  t: Test, { service, organization }: Running, send: Send, operations: Operation[],
+  open: (blob: string, version: string) => string
+) {
   const { problems, secrets } = await replay((query) => service.sql(query), organization, operations)
   t.same(problems, [])
   let acknowledged = 0
@@ -61,18 +66,25 @@ async function agree (t: Test, { service, organization }: Running, send: Send, o
   for (const [id, { plaintext }] of held) {
     const { status, body } = await send('GET', `/secrets/versions/${id}`)
     const { content, key, attributes } = body.data ?? {}
-    if (status !== 200 || key.version !== attributes.key_version || open(content, key.version) !== plaintext) wrong.push([id, plaintext, status])
+    if (status !== 200 || key.version !== attributes.key_version || open(content, key.version) !== plaintext) {
+      wrong.push([id, plaintext, status])
+    }
   }
   for (const { kind, plaintext, reply } of operations) {
     if (kind !== 'store' || reply?.status !== 200) continue
     acknowledged++
-    if (held.get(Number(reply.body.data.version))?.plaintext !== plaintext) wrong.push([reply.body.data.version, plaintext, 'acknowledged'])
+    if (held.get(Number(reply.body.data.version))?.plaintext !== plaintext) {
+      wrong.push([reply.body.data.version, plaintext, 'acknowledged'])
+    }
   }
   t.same(wrong, [], 'every acknowledged write is in the history, and every version holds what was written')
   t.ok(acknowledged > 0)
   for (const secret of secrets.values()) {
     const document = documentsOf(await send('GET', `${pathOf(secret.level)}/secrets`))[kindOf(secret.level)]
-    t.equal(document && open(document.content, document.key_version), secret.plaintext, 'the document is that of the last write')
+    t.equal(
+      document && open(document.content, document.key_version), secret.plaintext,
+      'the document is that of the last write'
+    )
   }
   t.same(service.logs.filter((line) => /"level":[56]0/.test(line)), [], 'nothing failed inside')
 }
@@ -87,7 +99,9 @@ t.test(`I2 rule 4: ${ROTATIONS} rotations while ${CLIENTS} clients read and writ
   const given: { from: string, level: Level, content: string, key_version: string }[] = []
   const plain: { level: Level, content: string }[] = []
   const keys = new Map<string, Buffer>()
-  const know = ({ version, ...key }: { version: string | number, key: string, key_check_salt: string, key_check_iterations: number }) => {
+  const know = (
+    { version, ...key }: { version: string | number, key: string, key_check_salt: string, key_check_iterations: number }
+  ) => {
     if (!keys.has(String(version))) keys.set(String(version), dataKeyOf(key))
     return keys.get(String(version))!
   }
@@ -103,7 +117,9 @@ t.test(`I2 rule 4: ${ROTATIONS} rotations while ${CLIENTS} clients read and writ
 
   const storeContent = async (level: Level, plaintext: string, key: Buffer): Promise<Buffer> => {
     const content = sealBlob(secretKey(Buffer.from(key)), plaintext)
-    const { reply } = await done(await operate(send, level, 'store', 'POST', '/secrets/store', { ...level, content }, plaintext))
+    const { reply } = await done(await operate(
+      send, level, 'store', 'POST', '/secrets/store', { ...level, content }, plaintext
+    ))
     if (reply?.status === 200) return key
     refusedContent.push(reply!)
     return storeContent(level, plaintext, await fetchKey())
@@ -111,7 +127,8 @@ t.test(`I2 rule 4: ${ROTATIONS} rotations while ${CLIENTS} clients read and writ
   const readLevels = async (level: Level, query = '') => {
     const answer = await send('GET', `${pathOf(level)}/secrets${query}`)
     t.equal(answer.status, 200)
-    return Object.entries(documentsOf(answer)).map(([kind, document]) => ({ document, level: kind === 'environment' ? level : levels.find((one) => kindOf(one) === kind)! }))
+    return Object.entries(documentsOf(answer)).map(([kind, document]) =>
+      ({ document, level: kind === 'environment' ? level : levels.find((one) => kindOf(one) === kind)! }))
   }
 
   const state = { rotating: true }
@@ -125,9 +142,15 @@ t.test(`I2 rule 4: ${ROTATIONS} rotations while ${CLIENTS} clients read and writ
       const dice = next()
       if (dice < 0.15) await done(await store(send, level, value))
       else if (dice < 0.35) key = await storeContent(level, value, key)
-      else if (dice < 0.60) for (const { document, level: at } of await readLevels(level)) given.push({ from: 'a read', level: at, ...document })
-      else if (dice < 0.75) for (const { document, level: at } of await readLevels(level, '?decrypt=true')) plain.push({ level: at, content: document.content })
-      else if (dice < 0.90) {
+      else if (dice < 0.60) {
+        for (const { document, level: at } of await readLevels(level)) {
+          given.push({ from: 'a read', level: at, ...document })
+        }
+      } else if (dice < 0.75) {
+        for (const { document, level: at } of await readLevels(level, '?decrypt=true')) {
+          plain.push({ level: at, content: document.content })
+        }
+      } else if (dice < 0.90) {
         const { status, body } = await send('GET', `/secrets/versions/${pick(seen)}`)
         t.equal(status, 200)
         given.push({ from: 'a version', level, content: body.data.content, key_version: body.data.key.version })
@@ -139,13 +162,16 @@ t.test(`I2 rule 4: ${ROTATIONS} rotations while ${CLIENTS} clients read and writ
   let single = 0
   for (let round = 1, version = 1; round <= ROTATIONS; round++) {
     const policy = round % 2 === 0 ? 're_encrypt' : 'keep'
-    // Two at once, on two instances where there are two. Both have begun before either can end: a derivation lies between.
+    // Two at once, on two instances where there are two. Both have begun before either can end: a derivation lies
+    // between.
     const both = round % 2 === 1
-    const rotations = await Promise.all((both ? [sends[0]!, sends.at(-1)!] : [send]).map((through) => rotate(through, levels[0]!, policy)))
+    const rotations = await Promise.all((both ? [sends[0]!, sends.at(-1)!] : [send]).map((through) =>
+      rotate(through, levels[0]!, policy)))
     operations.push(...rotations)
     for (const { reply } of rotations) {
-      if (reply?.status === 200) t.equal(know(reply.body.data.key.attributes), keys.get(String(++version)), 'the next key')
-      else t.match(reply, { status: 409, body: { error: 'key_version_conflict' } })
+      if (reply?.status === 200) {
+        t.equal(know(reply.body.data.key.attributes), keys.get(String(++version)), 'the next key')
+      } else t.match(reply, { status: 409, body: { error: 'key_version_conflict' } })
     }
     const won = rotations.filter(({ reply }) => reply?.status === 200).length
     if (both) t.equal(won, 1, 'of two rotations at once one gives 200 and one 409')
@@ -155,7 +181,10 @@ t.test(`I2 rule 4: ${ROTATIONS} rotations while ${CLIENTS} clients read and writ
   await Promise.all(clients)
   t.ok(single > 0, 'a rotation gets through the writes')
   t.same(failures, [], 'no answer is missing, none is 500 or above')
-  t.same([...new Set(refusedContent.map(({ status, body }) => `${status} ${body.error}`))], ['422 content_not_decryptable'], 'content under an older key was refused, and nothing else')
+  t.same(
+    [...new Set(refusedContent.map(({ status, body }) => `${status} ${body.error}`))], ['422 content_not_decryptable'],
+    'content under an older key was refused, and nothing else'
+  )
 
   const written = new Set(operations.map(({ plaintext }) => plaintext))
   const astray = given.filter(({ content, key_version }) => {
@@ -166,8 +195,12 @@ t.test(`I2 rule 4: ${ROTATIONS} rotations while ${CLIENTS} clients read and writ
     }
   })
   t.same(astray, [], `${given.length} documents and versions open with the key that they name`)
-  t.ok(new Set(given.filter(({ from }) => from === 'a read').map(({ key_version }) => key_version)).size > 2, 'reads saw several keys')
-  const sent = (level: Level, content: string) => operations.some((one) => one.plaintext === content && (one.level === level || operations.some(({ kind }) => kind === 'restore')))
+  t.ok(
+    new Set(given.filter(({ from }) => from === 'a read').map(({ key_version }) => key_version)).size > 2,
+    'reads saw several keys'
+  )
+  const sent = (level: Level, content: string) => operations.some((one) =>
+    one.plaintext === content && (one.level === level || operations.some(({ kind }) => kind === 'restore')))
   t.same(plain.filter(({ level, content }) => !sent(level, content)), [], 'decrypted reads give what somebody wrote')
   await settled(send, 'orbit')
   await agree(t, running, send, operations, (blob, version) => openWith(keys.get(version)!, blob))
@@ -181,13 +214,19 @@ t.test('two rotations that have both seen the same key: one 200, one 409 key_ver
   const operations = []
   for (const level of levels) operations.push(await store(running.send, level, 'A=1'))
   for (let round = 1; round <= 4; round++) {
-    const rotations = await Promise.all([sends[0]!, sends.at(-1)!, sends[0]!].map((through) => rotate(through, levels[0]!, 'keep')))
+    const rotations = await Promise.all([sends[0]!, sends.at(-1)!, sends[0]!].map((through) =>
+      rotate(through, levels[0]!, 'keep')))
     operations.push(...rotations)
     t.same(rotations.map(({ reply }) => reply!.status).sort(), [200, 409, 409])
-    t.same(rotations.filter(({ reply }) => reply!.status === 409).map(({ reply }) => reply!.body.error), ['key_version_conflict', 'key_version_conflict'])
+    t.same(
+      rotations.filter(({ reply }) => reply!.status === 409).map(({ reply }) => reply!.body.error),
+      ['key_version_conflict', 'key_version_conflict']
+    )
   }
-  t.same(await service.sql('SELECT version, is_active, rotated_at IS NULL AS current FROM encryption_keys ORDER BY version'),
-    times(5, (index) => ({ version: index + 1, is_active: index === 4, current: index === 4 })))
+  t.same(await service.sql(
+    'SELECT version, is_active, rotated_at IS NULL AS current FROM encryption_keys ORDER BY version'
+  ),
+  times(5, (index) => ({ version: index + 1, is_active: index === 4, current: index === 4 })))
   t.same((await replay((query) => service.sql(query), running.organization, operations)).problems, [])
 })
 
@@ -224,7 +263,10 @@ t.test(`I2 rule 4: ${ROTATIONS} rotations by a client while others write with th
   const open = (blob: string, version: string) => openBlob(keys.get(version)!.dataKey, blob)!.toString()
   const write = async (level: Level, plaintext: string, version: string) => {
     const { dataKey, proof } = keys.get(version)!
-    const operation = await operate(send, level, 'store', 'POST', '/secrets/store', { ...level, content: sealBlob(dataKey, plaintext), key_proof: proof }, plaintext)
+    const operation = await operate(
+      send, level, 'store', 'POST', '/secrets/store',
+      { ...level, content: sealBlob(dataKey, plaintext), key_proof: proof }, plaintext
+    )
     operations.push(operation)
     return operation.reply!
   }
@@ -259,10 +301,16 @@ t.test(`I2 rule 4: ${ROTATIONS} rotations by a client while others write with th
     keys.set(version, fresh)
     const documents = new Map<string, Document>()
     for (const level of levels.filter(({ environment }) => environment !== undefined)) {
-      for (const document of Object.values(documentsOf(await through('GET', `${pathOf(level)}/secrets`)))) documents.set(document.id, document)
+      for (const document of Object.values(documentsOf(await through('GET', `${pathOf(level)}/secrets`)))) {
+        documents.set(document.id, document)
+      }
     }
-    const secrets = [...documents.values()].map(({ id, content, key_version, etag }) => ({ id, content: sealBlob(fresh.dataKey, open(content, key_version)), etag }))
-    const operation = await operate(through, levels[0]!, 'rotate', 'POST', '/orbit/secrets/rotate-client-keys', { secrets, ...triple(fresh), history_policy: 'keep' })
+    const secrets = [...documents.values()].map(({ id, content, key_version, etag }) =>
+      ({ id, content: sealBlob(fresh.dataKey, open(content, key_version)), etag }))
+    const operation = await operate(
+      through, levels[0]!, 'rotate', 'POST', '/orbit/secrets/rotate-client-keys',
+      { secrets, ...triple(fresh), history_policy: 'keep' }
+    )
     operations.push(operation)
     const { status, body } = operation.reply!
     if (status === 200) {
@@ -273,15 +321,21 @@ t.test(`I2 rule 4: ${ROTATIONS} rotations by a client while others write with th
   }
   await Promise.all(clients)
   t.same(failures, [], 'no answer is missing, none is 500 or above')
-  t.same([...new Set(refusals)].filter((refusal) => !['412 precondition_failed', '422 secrets_incomplete', '409 key_version_conflict'].includes(refusal)), [])
+  t.same([...new Set(refusals)].filter((refusal) =>
+    !['412 precondition_failed', '422 secrets_incomplete', '409 key_version_conflict'].includes(refusal)), [])
   t.ok(refusals.includes('412 precondition_failed'), 'a rotation met a write that it had not seen')
   t.same([...new Set(answers)].sort(), ['200 ', '422 key_proof_mismatch'])
-  t.same(given.filter(({ content, key_version }) => openBlob(keys.get(key_version)!.dataKey, content) === undefined), [], `${given.length} documents open with the key that they name`)
+  t.same(
+    given.filter(({ content, key_version }) => openBlob(keys.get(key_version)!.dataKey, content) === undefined), [],
+    `${given.length} documents open with the key that they name`
+  )
   await agree(t, running, send, operations, open)
 
   await t.test('two clients hand the history in at once: each version moves exactly once, and what remains never grows', async (t) => {
     const where = `WHERE v.organization_id = '${running.organization}'`
-    const [before] = await running.service.sql(`SELECT count(*)::int AS count FROM secret_versions v ${where} AND v.key_version < ${state.agreed}`)
+    const [before] = await running.service.sql(
+      `SELECT count(*)::int AS count FROM secret_versions v ${where} AND v.key_version < ${state.agreed}`
+    )
     const { dataKey, proof } = keys.get(state.agreed)!
     const moved: number[] = []
     await Promise.all([scale(7, 25), scale(11, 40)].map(async (limit, index) => {
@@ -296,7 +350,8 @@ t.test(`I2 rule 4: ${ROTATIONS} rotations by a client while others write with th
         t.equal(status, 200)
         less(body.meta.remaining)
         if (body.data.length === 0) continue
-        const versions = body.data.map(({ id, content, key_version }: any) => ({ id, content: sealBlob(dataKey, open(content, key_version)) }))
+        const versions = body.data.map(({ id, content, key_version }: any) =>
+          ({ id, content: sealBlob(dataKey, open(content, key_version)) }))
         const answer = await through('POST', '/orbit/secrets/re-encrypt-history', { versions, key_proof: proof })
         if (answer.status === 200) {
           t.equal(answer.body.data.updated, versions.length)
@@ -307,10 +362,15 @@ t.test(`I2 rule 4: ${ROTATIONS} rotations by a client while others write with th
     }))
     t.equal(moved.length, before!.count as number)
     t.equal(new Set(moved).size, moved.length)
-    const [events] = await running.service.sql(`SELECT sum((details->>'versions')::int)::int AS count FROM audit_events v ${where} AND action = 'history.re_encrypt'`)
+    const [events] = await running.service.sql(
+      `SELECT sum((details->>'versions')::int)::int AS count FROM audit_events v ${where} AND action = 'history.re_encrypt'`
+    )
     t.equal(events!.count, before!.count)
     await agree(t, running, send, operations, open)
-    t.same(await running.service.sql(`SELECT DISTINCT key_version FROM secret_versions v ${where}`), [{ key_version: Number(state.agreed) }])
+    t.same(
+      await running.service.sql(`SELECT DISTINCT key_version FROM secret_versions v ${where}`),
+      [{ key_version: Number(state.agreed) }]
+    )
     t.same(failures, [])
   })
 })
@@ -355,14 +415,23 @@ t.test('CR-27: once a change of custody is acknowledged no instance decrypts or 
     t.equal(changed.status, 200)
     await Promise.all(clients)
     t.ok(late.length >= 40)
-    t.same([...new Set(late)], ['422 client_managed_encryption'], 'afterwards every read and store on every instance is refused')
+    t.same(
+      [...new Set(late)], ['422 client_managed_encryption'],
+      'afterwards every read and store on every instance is refused'
+    )
     t.same([...new Set(early)].filter((one) => !['200 ', '422 client_managed_encryption'].includes(one)), [])
 
-    const [change] = await service.sql(`SELECT max(seq) AS seq FROM audit_events WHERE organization_id = '${organization}' AND action = 'key.change_custody'`)
-    const stores = await service.sql(`SELECT request_id, seq FROM audit_events WHERE organization_id = '${organization}' AND action = 'secret.store' AND request_id IN (${kept.map(({ request }) => `'${request}'`).join()})`)
+    const [change] = await service.sql(
+      `SELECT max(seq) AS seq FROM audit_events WHERE organization_id = '${organization}' AND action = 'key.change_custody'`
+    )
+    const stores = await service.sql(
+      `SELECT request_id, seq FROM audit_events WHERE organization_id = '${organization}' AND action = 'secret.store' AND request_id IN (${kept.map(({ request }) => `'${request}'`).join()})`
+    )
     t.equal(stores.length, kept.length, 'every acknowledged store is there')
     t.ok(stores.every(({ seq }) => Number(seq) < Number(change!.seq)), 'and came before the change')
-    t.same(await service.sql('SELECT key_string, data_key FROM encryption_keys'), [{ key_string: null, data_key: null }])
+    t.same(
+      await service.sql('SELECT key_string, data_key FROM encryption_keys'), [{ key_string: null, data_key: null }]
+    )
 
     for (const through of sends) {
       for (const level of levels) {
@@ -373,7 +442,10 @@ t.test('CR-27: once a change of custody is acknowledged no instance decrypts or 
     }
     t.equal((await sends.at(-1)!('PATCH', '/orbit', toServer)).status, 200)
     for (const through of sends) {
-      t.equal(documentsOf(await through('GET', `${pathOf(levels[0]!)}/secrets?decrypt=true`)).environment!.content, `VALUE=client-${round}`, 'given back, every instance opens it')
+      t.equal(
+        documentsOf(await through('GET', `${pathOf(levels[0]!)}/secrets?decrypt=true`)).environment!.content,
+        `VALUE=client-${round}`, 'given back, every instance opens it'
+      )
     }
   }
   t.same(failures, [])
@@ -400,9 +472,14 @@ t.test('CR-16: of 100 requests at once that each derive a key two do so at a tim
     order.push(name)
     return status
   }
-  const derivations = times(100, (index) => ended('derivation', index % 10 === 0 ? send('POST', '/orbit/encryption-key/rotate') : send('POST', '/projects', { name: 'Cold', slug: `cold-${index}` })))
+  const derivations = times(100, (index) => ended('derivation', index % 10 === 0
+    ? send('POST', '/orbit/encryption-key/rotate')
+    : send('POST', '/projects', { name: 'Cold', slug: `cold-${index}` })))
   while (running.size === 0) await new Promise(setImmediate)
-  const others = [ended('health', send('GET', '//healthz')), ended('read', send('GET', `${pathOf(level!)}/secrets?decrypt=true`)), ended('write', store(send, level!, 'A=2').then(({ reply }) => reply!))]
+  const others = [
+    ended('health', send('GET', '//healthz')), ended('read', send('GET', `${pathOf(level!)}/secrets?decrypt=true`)),
+    ended('write', store(send, level!, 'A=2').then(({ reply }) => reply!))
+  ]
   t.same(await Promise.all(others), [200, 200, 200])
   const answers = await Promise.all(derivations)
   hook.disable()
@@ -411,13 +488,18 @@ t.test('CR-16: of 100 requests at once that each derive a key two do so at a tim
   const count = (status: number) => answers.filter((one) => one === status).length
   t.ok(count(201) > 0 && count(503) > 0, `${count(201)} made, ${count(503)} told to come back`)
   t.ok(count(201) >= 10, 'who had a place in the queue was served, unless it took too long')
-  for (const name of ['health', 'read', 'write']) t.ok(order.indexOf(name) < order.lastIndexOf('derivation') - 10, `${name} did not wait for the queue`)
+  for (const name of ['health', 'read', 'write']) {
+    t.ok(order.indexOf(name) < order.lastIndexOf('derivation') - 10, `${name} did not wait for the queue`)
+  }
 
   const [left] = await service.sql(`SELECT (SELECT count(*) FROM projects WHERE slug LIKE 'cold-%')::int AS projects,
     (SELECT count(*) FROM encryption_keys k JOIN projects p ON p.id = k.project_id WHERE p.slug LIKE 'cold-%' AND k.is_active)::int AS keys,
     (SELECT count(*) FROM encryption_keys k JOIN projects p ON p.id = k.project_id WHERE p.slug = 'orbit')::int AS rotated,
     (SELECT count(*) FROM audit_events WHERE organization_id = '${organization}' AND action = 'project.create')::int AS events`)
-  t.same(left, { projects: count(201), keys: count(201), rotated: 1 + count(200), events: 1 + count(201) }, 'nothing is left half-made')
+  t.same(
+    left, { projects: count(201), keys: count(201), rotated: 1 + count(200), events: 1 + count(201) },
+    'nothing is left half-made'
+  )
   t.equal((await send('POST', '/projects', { name: 'Warm' })).status, 201, 'and the queue is open again')
   t.equal(documentsOf(await send('GET', `${pathOf(level!)}/secrets?decrypt=true`)).environment!.content, 'A=2')
 })

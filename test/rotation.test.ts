@@ -21,23 +21,32 @@ const org = owner.organization
 const PROJECT = { name: 'Orbit' }
 
 interface At { project: string, target: string, environment: string }
-const names = ({ project, target, environment }: At) => [{ project }, { project, target }, { project, target, environment }]
+const names = ({ project, target, environment }: At) =>
+  [{ project }, { project, target }, { project, target, environment }]
 const pathOf = ({ project, target, environment }: At) => `/${org}/${project}/${target}/${environment}/secrets`
 
-const call = (method: string, path: string, body?: unknown, caller = owner) => caller.call(method, `/${org}${path}`, body)
+const call = (method: string, path: string, body?: unknown, caller = owner) =>
+  caller.call(method, `/${org}${path}`, body)
 const store = (body: object, caller = owner) => call('POST', '/secrets/store', body, caller)
-const rotateServer = (at: At, body?: object, caller = owner) => call('POST', `/${at.project}/encryption-key/rotate`, body, caller)
-const rotateClient = (at: At, body: object, caller = owner) => call('POST', `/${at.project}/secrets/rotate-client-keys`, body, caller)
+const rotateServer = (at: At, body?: object, caller = owner) =>
+  call('POST', `/${at.project}/encryption-key/rotate`, body, caller)
+const rotateClient = (at: At, body: object, caller = owner) =>
+  call('POST', `/${at.project}/secrets/rotate-client-keys`, body, caller)
 const restore = (version: string, body?: object) => call('POST', `/secrets/versions/${version}/restore`, body)
 const pending = (at: At, body?: object) => call('POST', `/${at.project}/secrets/re-encrypt-history/pending`, body)
 const submit = (at: At, body: object) => call('POST', `/${at.project}/secrets/re-encrypt-history`, body)
 const history = async (at: At) => (await call('GET', `/${at.project}/encryption-key/history`)).body
 const keyOf = async (at: At) => (await call('GET', `/${at.project}/encryption-key`)).body.data.attributes
-const levelsOf = async (at: At, query = '') => (await owner.call('GET', `${pathOf(at)}${query}`)).body.data.attributes.levels
+const levelsOf = async (at: At, query = '') =>
+  (await owner.call('GET', `${pathOf(at)}${query}`)).body.data.attributes.levels
 const version = async (id: string) => (await call('GET', `/secrets/versions/${id}`)).body.data
-const versionsOf = async (at: At) => (await call('POST', '/secrets/versions', { ...at, per_page: 100 })).body.data as { id: string, attributes: { action: string, key_version: string } }[]
+const versionsOf = async (at: At) => (await call(
+  'POST', '/secrets/versions', { ...at, per_page: 100 }
+)).body.data as { id: string, attributes: { action: string, key_version: string } }[]
 const triple = ({ registration: { storage_mode: _, ...rest } }: ClientKey) => rest
-const lastEvent = async () => (await test.sql(`SELECT action, resource_id, actor_type, details FROM audit_events WHERE organization_id = '${org}' ORDER BY seq DESC LIMIT 1`))[0] as { action: string, details: Record<string, unknown> }
+const lastEvent = async () => (await test.sql(
+  `SELECT action, resource_id, actor_type, details FROM audit_events WHERE organization_id = '${org}' ORDER BY seq DESC LIMIT 1`
+))[0] as { action: string, details: Record<string, unknown> }
 
 /** Everything of the project in the database, to see that nothing of it changed. */
 async function stateOf (project: string): Promise<string> {
@@ -51,7 +60,9 @@ async function stateOf (project: string): Promise<string> {
   return JSON.stringify(await Promise.all(queries.map((query) => test.sql(query))))
 }
 
-async function refused (t: Test, at: At, answer: () => Promise<Answer>, status: number, error: string, more: object = {}) {
+async function refused (
+  t: Test, at: At, answer: () => Promise<Answer>, status: number, error: string, more: object = {}
+) {
   const before = await stateOf(at.project)
   t.match(await answer(), { status, body: { error, ...more } })
   t.equal(await stateOf(at.project), before, `${error}: nothing changed`)
@@ -68,14 +79,17 @@ async function serverProject (project: object = {}) {
 async function clientProject (word: string) {
   const key = await clientKey(`${word} battery staple`)
   const at = await makeLevel(owner, { ...PROJECT, ...key.registration })
-  for (const [i, level] of names(at).entries()) t.equal((await store({ ...level, content: sealBlob(key.dataKey, `LEVEL=${i}`), key_proof: key.proof })).status, 200)
+  for (const [i, level] of names(at).entries()) {
+    t.equal((await store({ ...level, content: sealBlob(key.dataKey, `LEVEL=${i}`), key_proof: key.proof })).status, 200)
+  }
   return { at, key }
 }
 
 /** What a client sends to rotate: every document, opened with the old key and sealed with the new one. */
 async function under (at: At, old: ClientKey, fresh: ClientKey) {
   const levels = await levelsOf(at)
-  return Object.values<any>(levels).map(({ id, content, etag }) => ({ id, content: sealBlob(fresh.dataKey, openBlob(old.dataKey, content)!), etag }))
+  return Object.values<any>(levels).map(({ id, content, etag }) =>
+    ({ id, content: sealBlob(fresh.dataKey, openBlob(old.dataKey, content)!), etag }))
 }
 
 async function settled (at: At) {
@@ -89,7 +103,9 @@ async function settled (at: At) {
 
 /** What a process leaves that was stopped before its first batch. */
 const underWay = (at: At, total: number) =>
-  test.sql(`INSERT INTO re_encryptions (project_id, organization_id, total) SELECT id, organization_id, ${total} FROM projects WHERE slug = '${at.project}'`)
+  test.sql(
+    `INSERT INTO re_encryptions (project_id, organization_id, total) SELECT id, organization_id, ${total} FROM projects WHERE slug = '${at.project}'`
+  )
 
 t.test('a rotation answers the new key, and every current document is under it, with one rotate version each', async (t) => {
   const at = await serverProject()
@@ -105,7 +121,16 @@ t.test('a rotation answers the new key, and every current document is under it, 
     key: {
       type: 'encryption-keys',
       id,
-      attributes: { id: Number(id), key, version: '2', managed: 'server', is_active: true, key_check_salt, key_check_iterations: QUICK.keyIterations, created_at }
+      attributes: {
+        id: Number(id),
+        key,
+        version: '2',
+        managed: 'server',
+        is_active: true,
+        key_check_salt,
+        key_check_iterations: QUICK.keyIterations,
+        created_at
+      }
     }
   })
   t.type(body.message, 'string')
@@ -121,15 +146,32 @@ t.test('a rotation answers the new key, and every current document is under it, 
     t.equal(openBlob(dataKey, content)?.toString(), `LEVEL=${i}`)
     ids.push(Number(newest))
     const recorded = await version(newest)
-    t.match(recorded, { content, attributes: { action: 'rotate', key_version: '2', encryption_key_version: '2', metadata: { restored_from: null } }, key: { version: '2', is_active: true } })
+    t.match(recorded, {
+      content,
+      attributes: {
+        action: 'rotate', key_version: '2', encryption_key_version: '2', metadata: { restored_from: null }
+      },
+      key: { version: '2', is_active: true }
+    })
   }
   t.same([...ids].sort((a, b) => a - b), [4, 5, 6], 'the next ids of the organization')
   t.equal((await levelsOf(at, '?decrypt=true')).environment.content, 'LEVEL=2')
-  t.same((await versionsOf(at)).map(({ attributes: { action, key_version } }) => [action, key_version]), [['rotate', '2'], ['create', '1']])
-  t.match((await history(at)).data, [{ version: '2', is_active: true, rotated_at: null }, { version: '1', is_active: false, rotated_at: String }])
+  t.same(
+    (await versionsOf(at)).map(({ attributes: { action, key_version } }) => [action, key_version]),
+    [['rotate', '2'], ['create', '1']]
+  )
+  t.match(
+    (await history(at)).data,
+    [{ version: '2', is_active: true, rotated_at: null }, { version: '1', is_active: false, rotated_at: String }]
+  )
   t.equal((await history(at)).re_encryption, null, 'the history stays where it is')
-  const events = await test.sql(`SELECT details FROM audit_events WHERE action = 'key.rotate' AND organization_id = '${org}'`)
-  t.strictSame(events.map(({ details }) => details), [{ managed: 'server', from: 1, to: 2, documents: 3, first_version: 4, history_policy: 'keep' }])
+  const events = await test.sql(
+    `SELECT details FROM audit_events WHERE action = 'key.rotate' AND organization_id = '${org}'`
+  )
+  t.strictSame(
+    events.map(({ details }) => details),
+    [{ managed: 'server', from: 1, to: 2, documents: 3, first_version: 4, history_policy: 'keep' }]
+  )
 
   const written = await store({ ...at, plaintext: 'LEVEL=new' })
   t.equal((await version(written.body.data.version)).key.version, '2', 'later writes are under the new key')
@@ -142,7 +184,9 @@ t.test('a version under an old key of the server is restored, whichever key it i
     t.equal((await rotateServer(at)).body.data.key.attributes.version, String(key))
     await store({ ...at, plaintext: `KEY=${key}` })
   }
-  t.same((await versionsOf(at)).map(({ attributes: { key_version } }) => key_version), ['4', '4', '3', '3', '2', '2', '1'])
+  t.same(
+    (await versionsOf(at)).map(({ attributes: { key_version } }) => key_version), ['4', '4', '3', '3', '2', '2', '1']
+  )
   for (const { id, attributes } of await versionsOf(at)) {
     const answer = await restore(id)
     t.match(answer, { status: 200, body: { data: { restored_from: id } } })
@@ -165,22 +209,33 @@ t.test('an empty body, none at all and an empty project rotate as well; deleted 
   t.equal((await versionsOf(deleted))[0]!.id, snapshot!.id, 'no version of a deleted secret')
   t.equal((await restore(snapshot!.id)).status, 200)
   t.match((await levelsOf(deleted, '?decrypt=true')).environment, { content: 'LEVEL=2', key_version: '2' })
-  for (const body of [{ history_policy: 'other' }, { history: 'keep' }]) t.match(await rotateServer(at, body), { status: 422, body: { error: 'validation_failed' } })
+  for (const body of [{ history_policy: 'other' }, { history: 'keep' }]) {
+    t.match(await rotateServer(at, body), { status: 422, body: { error: 'validation_failed' } })
+  }
 })
 
 t.test('rotations need key:rotate and a project inside the token\'s part', async (t) => {
   const at = await serverProject()
-  const without = await test.token(org, ['key:retrieve', 'secret:write', 'secret:read', 'project:update', 'secret:restore', 'secret:history'])
+  const without = await test.token(
+    org, ['key:retrieve', 'secret:write', 'secret:read', 'project:update', 'secret:restore', 'secret:history']
+  )
   const rotator = await test.token(org, ['key:rotate'])
-  const paths = ['encryption-key/rotate', 'secrets/rotate-client-keys', 'secrets/re-encrypt-history', 'secrets/re-encrypt-history/pending']
+  const paths = [
+    'encryption-key/rotate', 'secrets/rotate-client-keys', 'secrets/re-encrypt-history',
+    'secrets/re-encrypt-history/pending'
+  ]
   for (const path of paths) {
     const answer = await call('POST', `/${at.project}/${path}`, {}, without)
-    t.match(answer, { status: 403, body: { error: 'insufficient_permissions', details: { required_scope: 'key:rotate' } } }, path)
+    t.match(answer, {
+      status: 403, body: { error: 'insufficient_permissions', details: { required_scope: 'key:rotate' } }
+    }, path)
   }
   t.equal((await rotateServer(at, undefined, rotator)).status, 200)
   const other = await serverProject()
   const [{ id }] = await test.sql(`SELECT id FROM projects WHERE slug = '${other.project}'`) as [{ id: string }]
-  const narrowed = await test.token(org, ['key:rotate'], { slices: [{ project_id: id, target_id: null, environment_id: null }] })
+  const narrowed = await test.token(
+    org, ['key:rotate'], { slices: [{ project_id: id, target_id: null, environment_id: null }] }
+  )
   t.match(await rotateServer(at, undefined, narrowed), { status: 404, body: { error: 'not_found' } })
   t.equal((await rotateServer(other, undefined, narrowed)).status, 200)
   const stranger = await test.organization()
@@ -206,14 +261,22 @@ t.test('re_encrypt moves the whole history onto the new key in the background; r
       t.equal((await restore(id)).status, 200)
       t.equal((await levelsOf(at, '?decrypt=true')).environment.content, `N=${59 - i}`)
       const current = await keyOf(at)
-      t.equal(openBlob(await deriveDataKey(current.key, Buffer.from(current.key_check_salt, 'base64'), QUICK.keyIterations), content)?.toString(), `N=${59 - i}`)
+      t.equal(openBlob(
+        await deriveDataKey(current.key, Buffer.from(current.key_check_salt, 'base64'), QUICK.keyIterations), content
+      )?.toString(), `N=${59 - i}`)
     }
   }
   const after = await versionsOf(at)
   t.same(after.slice(-61).map(({ id }) => id), before.slice(-61).map(({ id }) => id), 'ids and order stay')
   t.same(after.slice(-61).map(({ attributes: { key_version: _, encryption_key_version: __, ...rest } }: any) => rest),
-    before.slice(-61).map(({ attributes: { key_version: _, encryption_key_version: __, ...rest } }: any) => rest), 'and what made them, when, by whom')
-  const events = await test.sql(`SELECT actor_type, details FROM audit_events WHERE action = 'history.re_encrypt' AND organization_id = '${org}'`)
+    before.slice(-61).map(({
+      attributes: {
+        key_version: _, encryption_key_version: __, ...rest
+      }
+    }: any) => rest), 'and what made them, when, by whom')
+  const events = await test.sql(
+    `SELECT actor_type, details FROM audit_events WHERE action = 'history.re_encrypt' AND organization_id = '${org}'`
+  )
   t.same(events, [{ actor_type: 'system', details: { key_version: 2, versions: 64, unreadable: 0 } }])
   t.ok(test.logs.some((line) => line.includes('history re-encrypted') && line.includes('"moved":64')), 'and a log line')
 })
@@ -222,7 +285,9 @@ t.test('a re-encryption that is under way goes on onto the newest key; a version
   const at = await serverProject()
   for (let i = 0; i < 40; i++) await store({ ...at, plaintext: `N=${i}` })
   const [bad] = await versionsOf(at)
-  await test.sql(`UPDATE secret_versions SET sealed = set_byte(sealed, 60, get_byte(sealed, 60) # 1) WHERE organization_id = '${org}' AND id = ${bad!.id}`)
+  await test.sql(
+    `UPDATE secret_versions SET sealed = set_byte(sealed, 60, get_byte(sealed, 60) # 1) WHERE organization_id = '${org}' AND id = ${bad!.id}`
+  )
   await rotateServer(at)
   await underWay(at, 43)
   t.equal((await rotateServer(at, { history_policy: 'keep' })).status, 200)
@@ -268,13 +333,20 @@ t.test('a client rotates with every document under its new key; the old proof is
   for (const [i, level] of ['project', 'target', 'environment'].entries()) {
     t.equal(levels[level].key_version, '2')
     t.equal(openBlob(fresh.dataKey, levels[level].content)?.toString(), `LEVEL=${i}`)
-    t.match(await version(levels[level].version), { content: levels[level].content, attributes: { action: 'rotate', is_client_encrypted: true, key_version: '2' } })
+    t.match(
+      await version(levels[level].version),
+      { content: levels[level].content, attributes: { action: 'rotate', is_client_encrypted: true, key_version: '2' } }
+    )
   }
   t.match(await keyOf(at), { version: 2, managed: 'client', key_check_salt: triple(fresh).key_check_salt })
-  t.match((await history(at)).data, [{ version: '2', is_active: true, key_check: undefined }, { version: '1', key_check: key.proof }])
+  t.match(
+    (await history(at)).data,
+    [{ version: '2', is_active: true, key_check: undefined }, { version: '1', key_check: key.proof }]
+  )
   t.strictSame((await lastEvent()).details, { keys: 2 })
   for (const key_proof of [key.proof, undefined, random(32).toString('base64')]) {
-    await refused(t, at, () => store({ ...at, content: sealBlob(fresh.dataKey, 'A=1'), key_proof }), 422, 'key_proof_mismatch')
+    await refused(t, at, () =>
+      store({ ...at, content: sealBlob(fresh.dataKey, 'A=1'), key_proof }), 422, 'key_proof_mismatch')
   }
   t.equal((await store({ ...at, content: sealBlob(fresh.dataKey, 'A=1'), key_proof: fresh.proof })).status, 200)
 })
@@ -304,33 +376,52 @@ t.test('secrets_incomplete: a rotation by the client takes every current documen
   }
   await refused(t, at, () => rotateClient(at, { secrets: [...secrets, secrets[0]], ...rest }), 422, 'validation_failed')
   for (const member of ['key_check', 'key_check_salt', 'key_check_iterations', 'secrets']) {
-    await refused(t, at, () => rotateClient(at, { secrets, ...rest, [member]: undefined }), 422, 'validation_failed', { errors: { [member]: [String] } })
+    await refused(
+      t, at, () => rotateClient(at, { secrets, ...rest, [member]: undefined }), 422, 'validation_failed',
+      { errors: { [member]: [String] } }
+    )
   }
-  for (const bad of [{ key_check: 'AAAA' }, { key_check_salt: 'AAAA' }, { key_check_iterations: 999 }, { secrets: secrets.map((one) => ({ ...one, content: 'no blob' })) }]) {
+  for (const bad of [
+    { key_check: 'AAAA' }, { key_check_salt: 'AAAA' }, { key_check_iterations: 999 },
+    { secrets: secrets.map((one) => ({ ...one, content: 'no blob' })) }
+  ]) {
     await refused(t, at, () => rotateClient(at, { secrets, ...rest, ...bad }), 422, 'validation_failed')
   }
-  await refused(t, at, () => rotateClient(at, { secrets, ...rest, key_check: key.proof }), 422, 'validation_failed', { errors: { key_check: [/new key/] } })
+  await refused(
+    t, at, () => rotateClient(at, { secrets, ...rest, key_check: key.proof }), 422, 'validation_failed',
+    { errors: { key_check: [/new key/] } }
+  )
 
   t.equal((await store({ ...at, content: sealBlob(key.dataKey, 'MEANWHILE=1'), key_proof: key.proof })).status, 200)
   await refused(t, at, () => rotateClient(at, { secrets, ...rest }), 412, 'precondition_failed')
   t.equal((await rotateClient(at, { secrets: await under(at, key, fresh), ...rest })).status, 200)
-  await refused(t, at, async () => rotateClient(at, { secrets: await under(at, fresh, key), ...triple(key) }), 422, 'validation_failed', { errors: { key_check: [/new key/] } })
+  await refused(
+    t, at, async () => rotateClient(at, { secrets: await under(at, fresh, key), ...triple(key) }), 422,
+    'validation_failed', { errors: { key_check: [/new key/] } }
+  )
 })
 
 t.test('CR-24: a rotation or re-encryption whose proof opens the content is refused, unless the operator allows it', async (t) => {
   const { at, key } = await clientProject('first')
   const revealing = await clientKey('x'.repeat(32))
-  await refused(t, at, async () => rotateClient(at, { secrets: await under(at, key, revealing), ...triple(revealing) }), 422, 'key_proof_reveals_key')
+  await refused(t, at, async () =>
+    rotateClient(at, { secrets: await under(at, key, revealing), ...triple(revealing) }), 422, 'key_proof_reveals_key')
   const fresh = await clientKey('second battery staple')
   t.equal((await rotateClient(at, { secrets: await under(at, key, fresh), ...triple(fresh) })).status, 200)
   const [{ id }] = (await pending(at)).body.data
   const sealedWithProof = sealBlob((await clientKey('y')).dataKey, 'A=1')
-  t.equal((await submit(at, { versions: [{ id, content: sealedWithProof }], key_proof: fresh.proof })).status, 200, 'only a proof that opens it counts')
+  t.equal(
+    (await submit(at, { versions: [{ id, content: sealedWithProof }], key_proof: fresh.proof })).status, 200,
+    'only a proof that opens it counts'
+  )
 
   const permissive = await startApp(t, { ALLOW_REVEALING_KEY_PROOF: '1' })
   const caller = await permissive.organization()
   const level = await makeLevel(caller, key.registration)
-  const stored = await caller.call('POST', `/${caller.organization}/secrets/store`, { ...level, content: sealBlob(key.dataKey, 'A=1'), key_proof: key.proof })
+  const stored = await caller.call(
+    'POST', `/${caller.organization}/secrets/store`,
+    { ...level, content: sealBlob(key.dataKey, 'A=1'), key_proof: key.proof }
+  )
   const answer = await caller.call('POST', `/${caller.organization}/${level.project}/secrets/rotate-client-keys`, {
     secrets: [{ id: stored.body.data.secret_id, content: sealBlob(revealing.dataKey, 'A=1') }], ...triple(revealing)
   })
@@ -369,9 +460,12 @@ t.test('pending versions are handed out and in, in batches, until none remains',
     t.equal(body.data.length, Math.min(3, remaining))
     seen.push(...body.data.map(({ id }: any) => id))
     t.ok(body.data.every(({ id, key_version }: any) => Number.isInteger(id) && key_version === '1'))
-    const versions = body.data.map(({ id, content }: any) => ({ id, content: sealBlob(fresh.dataKey, openBlob(key.dataKey, content)!) }))
+    const versions = body.data.map(({ id, content }: any) =>
+      ({ id, content: sealBlob(fresh.dataKey, openBlob(key.dataKey, content)!) }))
     remaining -= versions.length
-    t.strictSame((await submit(at, { versions, key_proof: fresh.proof })).body, { data: { updated: versions.length, remaining } })
+    t.strictSame(
+      (await submit(at, { versions, key_proof: fresh.proof })).body, { data: { updated: versions.length, remaining } }
+    )
     const [first] = versions
     t.match(await version(String(first.id)), { content: first.content, key: { version: '2' } })
     t.equal((await restore(String(first.id))).status, 200, 'it is restored as it is')
@@ -386,18 +480,25 @@ t.test('key_version_conflict: a batch after another rotation, or with a version 
   const second = await clientKey('second battery staple')
   await rotateClient(at, { secrets: await under(at, key, second), ...triple(second) })
   const { data } = (await pending(at)).body
-  const batch = data.map(({ id, content }: any) => ({ id, content: sealBlob(second.dataKey, openBlob(key.dataKey, content)!) }))
-  await refused(t, at, () => submit(at, { versions: batch, key_proof: random(32).toString('base64') }), 422, 'key_proof_mismatch')
+  const batch = data.map(({ id, content }: any) =>
+    ({ id, content: sealBlob(second.dataKey, openBlob(key.dataKey, content)!) }))
+  await refused(t, at, () =>
+    submit(at, { versions: batch, key_proof: random(32).toString('base64') }), 422, 'key_proof_mismatch')
   const newest = Number((await versionsOf(at))[0]!.id)
   const { at: other } = await clientProject('other')
   const foreign = Number((await versionsOf(other))[0]!.id)
   for (const id of [newest, foreign, 999_999]) {
-    await refused(t, at, () => submit(at, { versions: [...batch, { ...batch[0], id }], key_proof: second.proof }), 422, 'key_version_conflict')
+    await refused(t, at, () =>
+      submit(at, { versions: [...batch, { ...batch[0], id }], key_proof: second.proof }), 422, 'key_version_conflict')
   }
-  for (const versions of [[], [batch[0], batch[0]], [{ id: '1', content: batch[0].content }], [{ ...batch[0], content: 'no blob' }]]) {
+  for (const versions of [
+    [], [batch[0], batch[0]], [{ id: '1', content: batch[0].content }], [{ ...batch[0], content: 'no blob' }]
+  ]) {
     await refused(t, at, () => submit(at, { versions, key_proof: second.proof }), 422, 'validation_failed')
   }
-  for (const limit of [0, 501, 1.5, '5']) t.match(await pending(at, { limit }), { status: 422, body: { error: 'validation_failed' } })
+  for (const limit of [0, 501, 1.5, '5']) {
+    t.match(await pending(at, { limit }), { status: 422, body: { error: 'validation_failed' } })
+  }
 
   const third = await clientKey('third battery staple')
   await rotateClient(at, { secrets: await under(at, second, third), ...triple(third) })
@@ -411,24 +512,43 @@ t.test('versions outside the retention window are not handed out', async (t) => 
   const level = await makeLevel(free, key.registration)
   const send = (path: string, body?: object) => free.call('POST', `/${free.organization}${path}`, body)
   const ids = []
-  for (let i = 0; i < 3; i++) ids.push((await send('/secrets/store', { ...level, content: sealBlob(key.dataKey, `N=${i}`), key_proof: key.proof })).body.data)
+  for (let i = 0; i < 3; i++) {
+    ids.push((await send(
+      '/secrets/store', { ...level, content: sealBlob(key.dataKey, `N=${i}`), key_proof: key.proof }
+    )).body.data)
+  }
   const fresh = await clientKey('second battery staple')
-  await send(`/${level.project}/secrets/rotate-client-keys`, { secrets: [{ id: ids[0].secret_id, content: sealBlob(fresh.dataKey, 'N=2') }], ...triple(fresh) })
-  await test.sql(`UPDATE secret_versions SET created_at = now() - interval '8 days' WHERE organization_id = '${free.organization}' AND id = 1`)
+  await send(
+    `/${level.project}/secrets/rotate-client-keys`,
+    { secrets: [{ id: ids[0].secret_id, content: sealBlob(fresh.dataKey, 'N=2') }], ...triple(fresh) }
+  )
+  await test.sql(
+    `UPDATE secret_versions SET created_at = now() - interval '8 days' WHERE organization_id = '${free.organization}' AND id = 1`
+  )
   const { data, meta } = (await send(`/${level.project}/secrets/re-encrypt-history/pending`)).body
   t.same([data.map(({ id }: any) => id), meta.remaining], [[2, 3], 2])
   const content = sealBlob(fresh.dataKey, 'N=0')
-  t.match(await send(`/${level.project}/secrets/re-encrypt-history`, { versions: [{ id: 1, content }], key_proof: fresh.proof }), { status: 422, body: { error: 'key_version_conflict' } })
-  t.match(await send('/secrets/versions/1/restore', { content, key_proof: fresh.proof }), { status: 403, body: { error: 'version_locked' } }, 'retention goes before the key')
+  t.match(await send(
+    `/${level.project}/secrets/re-encrypt-history`, { versions: [{ id: 1, content }], key_proof: fresh.proof }
+  ), { status: 422, body: { error: 'key_version_conflict' } })
+  t.match(
+    await send('/secrets/versions/1/restore', { content, key_proof: fresh.proof }),
+    { status: 403, body: { error: 'version_locked' } }, 'retention goes before the key'
+  )
 })
 
 t.test('each kind of rotation is for its kind of project', async (t) => {
   const server = await serverProject()
   const { at: client, key } = await clientProject('first')
   await refused(t, client, () => rotateServer(client), 400, 'client_managed_encryption')
-  await refused(t, server, () => rotateClient(server, { secrets: [], ...triple(key) }), 400, 'server_managed_encryption')
+  await refused(t, server, () =>
+    rotateClient(server, { secrets: [], ...triple(key) }), 400, 'server_managed_encryption')
   t.match(await pending(server), { status: 400, body: { error: 'server_managed_encryption' } })
-  await refused(t, server, () => submit(server, { versions: [{ id: 1, content: sealBlob(key.dataKey, 'A=1') }], key_proof: key.proof }), 400, 'server_managed_encryption')
+  await refused(
+    t, server,
+    () => submit(server, { versions: [{ id: 1, content: sealBlob(key.dataKey, 'A=1') }], key_proof: key.proof }), 400,
+    'server_managed_encryption'
+  )
   for (const path of ['encryption-key/rotate', 'secrets/re-encrypt-history/pending']) {
     t.match(await call('POST', `/none/${path}`), { status: 404, body: { error: 'not_found' } })
   }
@@ -438,13 +558,18 @@ t.test('a rotation by the client may be larger than other requests', async (t) =
   const { at, key } = await clientProject('first')
   const fresh = await clientKey('second battery staple')
   const large = (random(700_000)).toString('base64')
-  for (const level of names(at)) t.equal((await store({ ...level, content: sealBlob(key.dataKey, large), key_proof: key.proof })).status, 200)
+  for (const level of names(at)) {
+    t.equal((await store({ ...level, content: sealBlob(key.dataKey, large), key_proof: key.proof })).status, 200)
+  }
   const secrets = await under(at, key, fresh)
   t.ok(JSON.stringify(secrets).length > 2 * 1024 * 1024)
   t.equal((await rotateClient(at, { secrets, ...triple(fresh) })).status, 200)
   const { data, meta } = (await pending(at)).body
   t.equal(meta.remaining, 6)
-  t.ok(data.length < 6 && JSON.stringify(data).length < 2 * 1024 * 1024, `a batch of ${data.length} that fits into a request`)
+  t.ok(
+    data.length < 6 && JSON.stringify(data).length < 2 * 1024 * 1024,
+    `a batch of ${data.length} that fits into a request`
+  )
 })
 
 t.test('a version that was tampered with does not hold up the others, neither for the client nor for other projects', async (t) => {
@@ -452,17 +577,24 @@ t.test('a version that was tampered with does not hold up the others, neither fo
   const fresh = await clientKey('second battery staple')
   await rotateClient(at, { secrets: await under(at, key, fresh), ...triple(fresh) })
   const [first, ...others] = (await pending(at)).body.data as { id: number }[]
-  await test.sql(`UPDATE secret_versions SET sealed = set_byte(sealed, 60, get_byte(sealed, 60) # 1) WHERE organization_id = '${org}' AND id = ${first!.id}`)
+  await test.sql(
+    `UPDATE secret_versions SET sealed = set_byte(sealed, 60, get_byte(sealed, 60) # 1) WHERE organization_id = '${org}' AND id = ${first!.id}`
+  )
   const { data, meta } = (await pending(at)).body
   t.same([data.map(({ id }: any) => id), meta.remaining], [others.map(({ id }) => id), 3])
-  t.same((await pending(at, { after: others[0]!.id })).body.data.map(({ id }: any) => id), others.slice(1).map(({ id }) => id))
+  t.same(
+    (await pending(at, { after: others[0]!.id })).body.data.map(({ id }: any) => id),
+    others.slice(1).map(({ id }) => id)
+  )
 
   const [broken, sound] = [await serverProject(), await serverProject()]
   for (const one of [broken, sound]) {
     await rotateServer(one)
     await underWay(one, 3)
   }
-  await test.sql(`UPDATE encryption_keys SET data_key = set_byte(data_key, 60, get_byte(data_key, 60) # 1) WHERE is_active AND project_id = (SELECT id FROM projects WHERE slug = '${broken.project}')`)
+  await test.sql(
+    `UPDATE encryption_keys SET data_key = set_byte(data_key, 60, get_byte(data_key, 60) # 1) WHERE is_active AND project_id = (SELECT id FROM projects WHERE slug = '${broken.project}')`
+  )
   for (let look = 0; look < 5; look++) {
     test.app.histories.wake()
     t.match(await settled(sound), { moved: 3, remaining: 0 })
@@ -474,7 +606,9 @@ t.test('a re-encryption by the client that has nothing left to do is done, and a
   const { at, key } = await clientProject('first')
   const [second, third] = [await clientKey('second battery staple'), await clientKey('third battery staple')]
   await rotateClient(at, { secrets: await under(at, key, second), ...triple(second), history_policy: 're_encrypt' })
-  for (const { id } of (await pending(at)).body.data) t.equal((await call('DELETE', `/secrets/versions/${id}`)).status, 204)
+  for (const { id } of (await pending(at)).body.data) {
+    t.equal((await call('DELETE', `/secrets/versions/${id}`)).status, 204)
+  }
   t.match((await history(at)).re_encryption, { state: 'done', remaining: 0 })
   await rotateClient(at, { secrets: await under(at, second, third), ...triple(third), history_policy: 'keep' })
   t.equal((await lastEvent()).details.history_policy, 'keep')
@@ -493,7 +627,9 @@ t.test('two rotations of one project at once: one is 200, the other 409', async 
 
 const oneSession = test.database.kind === 'embedded' && 'the embedded database has one session for everybody'
 
-t.test('changes of keys of one organization wait for each other, and nobody else waits for them', { skip: oneSession }, async (t) => {
+t.test('changes of keys of one organization wait for each other, and nobody else waits for them', {
+  skip: oneSession
+}, async (t) => {
   const [a, b] = [await test.organization(), await test.organization()]
   const plaintext = 'A'.repeat(1_000_000)
   const project = async (caller: Caller) => {
@@ -535,7 +671,9 @@ t.test('a rotation gives everybody else their turn after each document, however 
   }
   const key = Buffer.alloc(32)
   for (const make of [createCipheriv, createDecipheriv]) {
-    count(Object.getPrototypeOf(make('aes-256-gcm', key, key.subarray(0, 12))) as object, 'update', (data) => data.length)
+    count(
+      Object.getPrototypeOf(make('aes-256-gcm', key, key.subarray(0, 12))) as object, 'update', (data) => data.length
+    )
   }
   count(JSON, 'stringify', (_data, text: string | undefined) => text?.length ?? 0)
   const state = { rotating: true }
@@ -548,22 +686,36 @@ t.test('a rotation gives everybody else their turn after each document, however 
   t.equal((await rotateServer(at)).status, 200)
   state.rotating = false
   await others
-  // Opened and sealed twice, once as it was stored and once as its client wrote it; and then base64 of that, in another turn.
+  // Opened and sealed twice, once as it was stored and once as its client wrote it; and then base64 of that, in another
+  // turn.
   const most = 2 * (blob + plaintext.length) + 10_000
   t.same(turns.filter((bytes) => bytes > most), [], 'no turn does more than one document needs')
-  t.equal(turns.filter((bytes) => bytes > most - 20_000).length, names(at).length, 'each document had a turn of its own')
+  t.equal(
+    turns.filter((bytes) => bytes > most - 20_000).length, names(at).length, 'each document had a turn of its own'
+  )
 })
 
 t.test('a body of very many members is refused before it is parsed', async (t) => {
   const { at, key } = await clientProject('first')
   const payload = `{"secrets":[${'{},'.repeat(200_000)}{}]}`
   const answer = await test.inject({
-    method: 'POST', url: `/api/v1/${org}/${at.project}/secrets/rotate-client-keys`, payload, headers: { authorization: `Bearer ${owner.token}`, 'content-type': 'application/json' }
+    method: 'POST',
+    url: `/api/v1/${org}/${at.project}/secrets/rotate-client-keys`,
+    payload,
+    headers: {
+      authorization: `Bearer ${owner.token}`, 'content-type': 'application/json'
+    }
   })
   t.match(answer, { status: 422, body: { error: 'validation_failed', errors: { body: [/more than \d+ members/] } } })
   const secrets = Array.from({ length: 10_000 }, (_, i) => ({ id: `id-${i}`, content: 'A'.repeat(40) }))
-  t.match(await rotateClient(at, { secrets, ...triple(await clientKey('second battery staple')) }), { status: 422, body: { error: 'secrets_incomplete' } })
-  t.match(await rotateClient(at, { secrets: [...secrets, secrets[0]], ...triple(key) }), { status: 422, body: { error: 'validation_failed' } })
+  t.match(
+    await rotateClient(at, { secrets, ...triple(await clientKey('second battery staple')) }),
+    { status: 422, body: { error: 'secrets_incomplete' } }
+  )
+  t.match(
+    await rotateClient(at, { secrets: [...secrets, secrets[0]], ...triple(key) }),
+    { status: 422, body: { error: 'validation_failed' } }
+  )
 })
 
 const patch = (at: At, body: object, caller: Caller = owner) => call('PATCH', `/${at.project}`, body, caller)
@@ -578,22 +730,45 @@ t.test('CR-27: from server to client: the key stays, the server forgets it', asy
   const key_check = await makeProof(key, salt, key_check_iterations)
   const good = { storage_mode: 'client', key_check, key_check_salt, key_check_iterations, key_proof: key_check }
   const wrong = random(32).toString('base64')
-  for (const bad of [{ key_proof: undefined }, { key_proof: wrong }, { key_check: wrong }]) await refused(t, at, () => patch(at, { ...good, ...bad }), 422, 'key_proof_mismatch')
-  for (const member of ['key_check', 'key_check_salt', 'key_check_iterations']) {
-    await refused(t, at, () => patch(at, { ...good, [member]: undefined }), 422, 'validation_failed', { errors: { [member]: [String] } })
+  for (const bad of [{ key_proof: undefined }, { key_proof: wrong }, { key_check: wrong }]) {
+    await refused(t, at, () => patch(at, { ...good, ...bad }), 422, 'key_proof_mismatch')
   }
-  await refused(t, at, () => patch(at, { ...good, key_check_salt: random(16).toString('base64') }), 422, 'validation_failed', { errors: { key_check_salt: [String] } })
-  await refused(t, at, () => patch(at, { ...good, key_check_iterations: 1001 }), 422, 'validation_failed', { errors: { key_check_iterations: [String] } })
-  await refused(t, at, () => patch(at, { ...good, encryption_key: key }), 422, 'validation_failed', { errors: { encryption_key: [String] } })
+  for (const member of ['key_check', 'key_check_salt', 'key_check_iterations']) {
+    await refused(t, at, () =>
+      patch(at, { ...good, [member]: undefined }), 422, 'validation_failed', { errors: { [member]: [String] } })
+  }
+  await refused(
+    t, at, () => patch(at, { ...good, key_check_salt: random(16).toString('base64') }), 422, 'validation_failed',
+    { errors: { key_check_salt: [String] } }
+  )
+  await refused(
+    t, at, () => patch(at, { ...good, key_check_iterations: 1001 }), 422, 'validation_failed',
+    { errors: { key_check_iterations: [String] } }
+  )
+  await refused(
+    t, at, () => patch(at, { ...good, encryption_key: key }), 422, 'validation_failed',
+    { errors: { encryption_key: [String] } }
+  )
 
   const answer = await patch(at, { ...good, description: 'ours alone' })
-  t.match(answer, { status: 200, body: { data: { attributes: { encryption_type: 'client', description: 'ours alone' } } } })
-  t.match(await lastEvent(), { action: 'key.change_custody', details: { from: 'server', to: 'client', key_version: 2, server_knew_key: true } })
+  t.match(
+    answer, { status: 200, body: { data: { attributes: { encryption_type: 'client', description: 'ours alone' } } } }
+  )
+  t.match(await lastEvent(), {
+    action: 'key.change_custody', details: { from: 'server', to: 'client', key_version: 2, server_knew_key: true }
+  })
   t.strictSame(await levelsOf(at), levels, 'no document was re-encrypted')
-  t.match(await owner.call('GET', `${pathOf(at)}?decrypt=true`), { status: 422, body: { error: 'client_managed_encryption' } })
+  t.match(
+    await owner.call('GET', `${pathOf(at)}?decrypt=true`), { status: 422, body: { error: 'client_managed_encryption' } }
+  )
   t.notOk('key' in await keyOf(at))
-  const held = await test.sql(`SELECT key_string, data_key FROM encryption_keys k JOIN projects p ON p.id = k.project_id WHERE p.slug = '${at.project}'`)
-  t.same(held, [{ key_string: null, data_key: null }, { key_string: null, data_key: null }], 'of no key of the project is anything left')
+  const held = await test.sql(
+    `SELECT key_string, data_key FROM encryption_keys k JOIN projects p ON p.id = k.project_id WHERE p.slug = '${at.project}'`
+  )
+  t.same(
+    held, [{ key_string: null, data_key: null }, { key_string: null, data_key: null }],
+    'of no key of the project is anything left'
+  )
 
   const dataKey = await deriveDataKey(key, salt, key_check_iterations)
   t.equal((await store({ ...at, content: sealBlob(dataKey, 'A=1'), key_proof: key_check })).status, 200)
@@ -608,7 +783,9 @@ t.test('history_under_old_keys: no version is left under a key that the server w
   const key_check = await makeProof(key, Buffer.from(key_check_salt, 'base64'), key_check_iterations)
   const body = { storage_mode: 'client', key_check, key_check_salt, key_check_iterations, key_proof: key_check }
   await refused(t, at, () => patch(at, body), 422, 'history_under_old_keys', { details: { remaining: 3 } })
-  for (const { id } of (await test.sql(`SELECT v.id FROM secret_versions v JOIN secrets s ON s.history_id = v.history_id JOIN projects p ON p.id = s.project_id WHERE p.slug = '${at.project}' AND v.key_version = 1`))) {
+  for (const { id } of (await test.sql(
+    `SELECT v.id FROM secret_versions v JOIN secrets s ON s.history_id = v.history_id JOIN projects p ON p.id = s.project_id WHERE p.slug = '${at.project}' AND v.key_version = 1`
+  ))) {
     t.equal((await call('DELETE', `/secrets/versions/${id}`)).status, 204)
   }
   t.equal((await patch(at, body)).status, 200)
@@ -619,22 +796,36 @@ t.test('CR-24: a key string of 32 bytes is not handed to the client: its proof w
   const at = await serverProject({ encryption_key })
   const { key_check_salt, key_check_iterations } = await keyOf(at)
   const key_check = await makeProof(encryption_key, Buffer.from(key_check_salt, 'base64'), key_check_iterations)
-  await refused(t, at, () => patch(at, { storage_mode: 'client', key_check, key_check_salt, key_check_iterations, key_proof: key_check }), 422, 'key_proof_reveals_key')
+  await refused(
+    t, at,
+    () => patch(at, { storage_mode: 'client', key_check, key_check_salt, key_check_iterations, key_proof: key_check }),
+    422, 'key_proof_reveals_key'
+  )
 })
 
 t.test('CR-27: from client to server: the key string has to match the proof and open every document', async (t) => {
   const { at, key } = await clientProject('first')
   const levels = await levelsOf(at)
   const encryption_key = 'first battery staple'
-  await refused(t, at, () => patch(at, { storage_mode: 'server' }), 422, 'validation_failed', { errors: { encryption_key: [String] } })
-  await refused(t, at, () => patch(at, { storage_mode: 'server', encryption_key: 'another' }), 422, 'key_proof_mismatch')
-  await refused(t, at, () => patch(at, { storage_mode: 'server', encryption_key, key_proof: key.proof }), 422, 'validation_failed')
+  await refused(
+    t, at, () => patch(at, { storage_mode: 'server' }), 422, 'validation_failed',
+    { errors: { encryption_key: [String] } }
+  )
+  await refused(t, at, () =>
+    patch(at, { storage_mode: 'server', encryption_key: 'another' }), 422, 'key_proof_mismatch')
+  await refused(t, at, () =>
+    patch(at, { storage_mode: 'server', encryption_key, key_proof: key.proof }), 422, 'validation_failed')
   await store({ project: at.project, content: random(60).toString('base64'), key_proof: key.proof })
   await refused(t, at, () => patch(at, { storage_mode: 'server', encryption_key }), 422, 'content_not_decryptable')
   const junk = (await levelsOf(at)).project.version as string
   t.equal((await restore(levels.project.version)).status, 200)
-  t.match(await patch(at, { storage_mode: 'server', encryption_key }), { status: 200, body: { data: { attributes: { encryption_type: 'server' } } } })
-  t.match(await lastEvent(), { action: 'key.change_custody', details: { from: 'client', to: 'server', key_version: 1, server_knew_key: true } })
+  t.match(
+    await patch(at, { storage_mode: 'server', encryption_key }),
+    { status: 200, body: { data: { attributes: { encryption_type: 'server' } } } }
+  )
+  t.match(await lastEvent(), {
+    action: 'key.change_custody', details: { from: 'client', to: 'server', key_version: 1, server_knew_key: true }
+  })
   t.equal((await levelsOf(at)).environment.content, levels.environment.content, 'no document was re-encrypted')
   t.equal((await levelsOf(at, '?decrypt=true')).environment.content, 'LEVEL=2')
   t.match(await keyOf(at), { managed: 'server', key: encryption_key, version: 1 })
@@ -675,9 +866,14 @@ t.test('what waits is counted, listed and ended in one look for each level, howe
         oldest: await looksOf((db) => listOldestWaiting(db, state, { limit: 50, after: 0, retentionDays: 30 })),
         end: await looksOf((db) => findLeft(db, state, 0))
       }
-      t.same([now.count.result, now.next.result, now.oldest.result, now.end.result], [3, 3, 3, 'more'], `${managed}: ${keys} keys`)
+      t.same(
+        [now.count.result, now.next.result, now.oldest.result, now.end.result], [3, 3, 3, 'more'],
+        `${managed}: ${keys} keys`
+      )
       // Which plan it is goes by what the database knows of the tables: a look or two for each of the three levels.
-      for (const [name, { looks }] of Object.entries(now)) t.ok(looks.every(([, times]) => times <= 8), `${managed}: ${name} with ${keys} keys: ${JSON.stringify(looks)}`)
+      for (const [name, { looks }] of Object.entries(now)) {
+        t.ok(looks.every(([, times]) => times <= 8), `${managed}: ${name} with ${keys} keys: ${JSON.stringify(looks)}`)
+      }
     }
   }
 })
@@ -699,7 +895,8 @@ t.test('whether a proof is that of a former key is one look and no unwrapping, h
         k.salt, k.iterations, false, now() FROM encryption_keys k JOIN projects p ON p.id = k.project_id WHERE p.slug = '${at.project}' AND k.version = 1`)
     // As the server does by itself after a while: its plans go by it.
     await test.sql('ANALYZE encryption_keys')
-    const judged = (proof: Buffer) => looksOf((db) => provesAnyKey(db, keyring, storageKey, state, proof.toString('base64')))
+    const judged = (proof: Buffer) =>
+      looksOf((db) => provesAnyKey(db, keyring, storageKey, state, proof.toString('base64')))
     const [no, yes] = [await judged(wrong), await judged(former)]
     t.same([no.result, yes.result], [false, true])
     for (const { looks, rows } of [no, yes]) {
@@ -712,7 +909,11 @@ t.test('whether a proof is that of a former key is one look and no unwrapping, h
 t.test('no key of a client is used twice, be it from before proofs had hashes', async (t) => {
   for (const hashed of [true, false]) {
     const { at, key: first } = await clientProject('first')
-    if (!hashed) await test.sql(`UPDATE encryption_keys k SET key_check_hash = NULL FROM projects p WHERE p.id = k.project_id AND p.slug = '${at.project}'`)
+    if (!hashed) {
+      await test.sql(
+        `UPDATE encryption_keys k SET key_check_hash = NULL FROM projects p WHERE p.id = k.project_id AND p.slug = '${at.project}'`
+      )
+    }
     const second = await clientKey('second battery staple')
     t.equal((await rotateClient(at, { secrets: await under(at, first, second), ...triple(second) })).status, 200)
     const third = await clientKey('third battery staple')
@@ -720,7 +921,8 @@ t.test('no key of a client is used twice, be it from before proofs had hashes', 
       const again = { secrets: await under(at, second, used), ...triple(used) }
       await refused(t, at, () => rotateClient(at, again), 422, 'validation_failed', { errors: { key_check: [String] } })
     }
-    const versions = (await pending(at)).body.data.map(({ id }: { id: string }) => ({ id, content: sealBlob(second.dataKey, 'A=1') }))
+    const versions = (await pending(at)).body.data.map(({ id }: { id: string }) =>
+      ({ id, content: sealBlob(second.dataKey, 'A=1') }))
     await refused(t, at, () => submit(at, { versions, key_proof: first.proof }), 422, 'key_version_conflict')
     await refused(t, at, () => submit(at, { versions, key_proof: third.proof }), 422, 'key_proof_mismatch')
   }
@@ -742,12 +944,20 @@ function countingKeyring () {
 async function looksOf (work: (db: Db) => Promise<unknown>) {
   return transaction(test.database.db, async (db) => {
     const read = async () => await db.execute(sql`SELECT relname, seq_scan + coalesce(idx_scan, 0) AS looks, seq_tup_read + coalesce(idx_tup_fetch, 0) AS rows
-      FROM pg_stat_xact_user_tables WHERE relname IN ('secrets', 'secret_versions', 'encryption_keys') ORDER BY 1`) as unknown as { relname: string, looks: string, rows: string }[]
+      FROM pg_stat_xact_user_tables WHERE relname IN ('secrets', 'secret_versions', 'encryption_keys') ORDER BY 1`) as unknown as {
+      relname: string
+      looks: string
+      rows: string
+    }[]
     const before = await read()
     const result = await work(db)
     const after = await read()
     const looks = after.map(({ relname, looks }, i) => [relname, Number(looks) - Number(before[i]!.looks)] as const)
-    return { result: Array.isArray(result) ? result.length : result, looks, rows: Number(after[0]!.rows) - Number(before[0]!.rows) }
+    return {
+      result: Array.isArray(result) ? result.length : result,
+      looks,
+      rows: Number(after[0]!.rows) - Number(before[0]!.rows)
+    }
   })
 }
 
@@ -758,11 +968,15 @@ t.test('TI-36: a change of custody answers the project that it changed, whatever
   const [{ id }] = await test.sql(`SELECT id FROM projects WHERE slug = '${at.project}'`) as [{ id: string }]
   const { key, key_check_salt, key_check_iterations } = await keyOf(at)
   const key_check = await makeProof(key, Buffer.from(key_check_salt, 'base64'), key_check_iterations)
-  const handover = patch(at, { storage_mode: 'client', key_check, key_check_salt, key_check_iterations, key_proof: key_check })
+  const handover = patch(
+    at, { storage_mode: 'client', key_check, key_check_salt, key_check_iterations, key_proof: key_check }
+  )
   // The derivation takes its time.
   t.equal((await patch(at, { slug: 'elsewhere' })).status, 200)
   t.equal((await call('POST', '/projects', { name: 'Other', slug: at.project })).status, 201)
-  t.match(await handover, { status: 200, body: { data: { id, attributes: { slug: 'elsewhere', encryption_type: 'client' } } } })
+  t.match(await handover, {
+    status: 200, body: { data: { id, attributes: { slug: 'elsewhere', encryption_type: 'client' } } }
+  })
 })
 
 t.test('CR-16: changes of custody are limited to 10 an hour for an organization, right or wrong', async (t) => {
@@ -770,7 +984,9 @@ t.test('CR-16: changes of custody are limited to 10 an hour for an organization,
   const caller = await limited.organization()
   const key = await clientKey('first battery staple')
   const at = await makeLevel(caller, key.registration)
-  const guess = (i: number) => caller.call('PATCH', `/${caller.organization}/${at.project}`, { storage_mode: 'server', encryption_key: `guess ${i}` })
+  const guess = (i: number) => caller.call(
+    'PATCH', `/${caller.organization}/${at.project}`, { storage_mode: 'server', encryption_key: `guess ${i}` }
+  )
   for (let i = 0; i < 10; i++) t.match(await guess(i), { status: 422, body: { error: 'key_proof_mismatch' } })
   t.match(await guess(10), { status: 429, body: { error: 'rate_limit_exceeded' } })
   t.equal((await caller.call('PATCH', `/${caller.organization}/${at.project}`, { name: 'Renamed' })).status, 200)
@@ -779,7 +995,10 @@ t.test('CR-16: changes of custody are limited to 10 an hour for an organization,
 t.test('what belongs to a change of custody is refused without one', async (t) => {
   const at = await serverProject()
   const { at: client, key } = await clientProject('first')
-  for (const body of [{ encryption_key: 'some key string' }, { key_proof: key.proof }, triple(key), { storage_mode: 'server', encryption_key: 'some key string' }, { storage_mode: 'other' }]) {
+  for (const body of [
+    { encryption_key: 'some key string' }, { key_proof: key.proof }, triple(key),
+    { storage_mode: 'server', encryption_key: 'some key string' }, { storage_mode: 'other' }
+  ]) {
     await refused(t, at, () => patch(at, body), 422, 'validation_failed')
   }
   await refused(t, client, () => patch(client, { storage_mode: 'client', ...triple(key) }), 422, 'validation_failed')

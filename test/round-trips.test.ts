@@ -3,8 +3,9 @@ import t from 'tap'
 import { startApp } from './helpers/app.ts'
 import { OPERATIONS, send, settle } from './helpers/operations.ts'
 
-// How often each operation asks the database, which is what it costs: who calls and what it is about are a statement each,
-// shared with whoever else asks in that moment. A commit is one; what a change does in its transaction is each on its own.
+// How often each operation asks the database, which is what it costs: who calls and what it is about are a statement
+// each, shared with whoever else asks in that moment. A commit is one; what a change does in its transaction is each on
+// its own.
 
 const STATEMENTS: Record<string, number> = {
   getHealth: 0,
@@ -99,10 +100,17 @@ t.test('each operation sends as many statements as it is given here, every one p
       const { status, text } = await send(service, row, ids, row.access === 'public' ? undefined : caller.token)
       t.ok(status < 300 || status === row.public, `${id}: ${status} ${text.slice(0, 200)}`)
     })
-    const [own, planned] = [sent.filter(({ prepared, text }) => prepared || text === 'commit'), sent.filter(({ prepared, text }) => !prepared && text !== 'commit')]
+    const [own, planned] = [
+      sent.filter(({ prepared, text }) => prepared || text === 'commit'),
+      sent.filter(({ prepared, text }) => !prepared && text !== 'commit')
+    ]
     t.equal(own.length, STATEMENTS[id], `${id}: ${own.map(({ text }) => text.trim().slice(0, 60)).join('; ')}`)
     if (/^read\w*Secrets/.test(id)) t.equal(own.length, 2, `${id}: a read`)
-    if (/^storeSecrets|^list(?:Projects|Targets|Environments|Versions|ApiTokens)/.test(id)) t.ok(own.length <= 3, `${id}: a store or a list`)
-    if (!GROWING.includes(id)) t.strictSame(planned.filter(({ text }) => !BACKGROUND.test(text)), [], `${id} sends nothing that is not prepared`)
+    if (/^storeSecrets|^list(?:Projects|Targets|Environments|Versions|ApiTokens)/.test(id)) {
+      t.ok(own.length <= 3, `${id}: a store or a list`)
+    }
+    if (!GROWING.includes(id)) {
+      t.strictSame(planned.filter(({ text }) => !BACKGROUND.test(text)), [], `${id} sends nothing that is not prepared`)
+    }
   }
 })

@@ -27,7 +27,11 @@ t.setTimeout(120_000)
 const KEY = generateMasterKey().text
 
 const TABLES = Object.keys(AUTHENTICATED)
-const run = async (database: Database, ...statements: string[]) => { for (const one of statements) await beside(async () => await database.db.execute(sql.raw(one))) }
+const run = async (database: Database, ...statements: string[]) => {
+  for (const one of statements) {
+    await beside(async () => await database.db.execute(sql.raw(one)))
+  }
+}
 
 /** Makes the database what it was before the migration that brought the MACs, with the canary of then. */
 async function undo (database: Database, keyring: Keyring) {
@@ -53,12 +57,17 @@ async function before (t: Test) {
   const owner = await service.organization()
   const person = await makePerson(service, { [owner.organization]: 'owner' })
   const cookie = mintSecret()
-  await createSession(service.database.db, hashToken(cookie), { id: person.id, password_hash: (await findUser(service.database.db, person.id))!.password_hash! })
+  await createSession(
+    service.database.db, hashToken(cookie),
+    { id: person.id, password_hash: (await findUser(service.database.db, person.id))!.password_hash! }
+  )
   const level = await makeLevel(owner)
   await owner.call('POST', `/${owner.organization}/secrets/store`, { ...level, plaintext: 'A=1' })
   await undo(service.database, service.keyring)
   await service.database.migrate()
-  const isSignedIn = async () => (await service.inject({ url: '/account', headers: { cookie: `session=${cookie}` } })).text.includes('Sign out everywhere')
+  const isSignedIn = async () => (await service.inject({
+    url: '/account', headers: { cookie: `session=${cookie}` }
+  })).text.includes('Sign out everywhere')
   return { service, owner, isSignedIn }
 }
 
@@ -72,7 +81,10 @@ t.test('rows of every kind are brought along once, whoever starts at the same ti
   t.equal((await read(owner)).status, 200)
   t.ok(await isSignedIn())
   for (const table of TABLES) t.equal((await service.sql(`SELECT FROM ${table} WHERE mac IS NULL`)).length, 0, table)
-  t.match(await service.sql("SELECT details->>'rows' AS rows, actor_type FROM audit_events WHERE action = 'integrity.adopt'"), [{ rows: String(Math.max(...counts)), actor_type: 'system' }])
+  t.match(
+    await service.sql("SELECT details->>'rows' AS rows, actor_type FROM audit_events WHERE action = 'integrity.adopt'"),
+    [{ rows: String(Math.max(...counts)), actor_type: 'system' }]
+  )
 
   t.equal(await openRows(database, keyring), 0, 'a later start changes nothing')
   await service.sql('UPDATE sessions SET mac = NULL')
@@ -91,15 +103,22 @@ t.test('tokens from before learn who made them, and those of nothing end', async
   const person = await makePerson(service, { [organization]: 'owner' })
   await makeLevel(owner)
   const [project] = await service.sql('SELECT id FROM projects')
-  const [there, gone] = [project!.id as string, '01ARZ3NDEKTSV4RRFFQ69G5FAV'].map((project_id) => ({ project_id, target_id: null, environment_id: null }))
+  const [there, gone] = [project!.id as string, '01ARZ3NDEKTSV4RRFFQ69G5FAV'].map((project_id) =>
+    ({ project_id, target_id: null, environment_id: null }))
   const make = async (slices: Slice[] = []) => {
     const caller = await service.token(organization, ['api-token:read'], { slices })
-    const [row] = await service.sql(`SELECT id FROM api_tokens WHERE token_hash = '\\x${hashToken(caller.token).toString('hex')}'`)
+    const [row] = await service.sql(
+      `SELECT id FROM api_tokens WHERE token_hash = '\\x${hashToken(caller.token).toString('hex')}'`
+    )
     return { id: Number(row!.id), status: async () => (await caller.call('GET', '/organization')).status }
   }
-  const [theirs, ofTheirs, grandchild, operators, nothing, half] = [await make(), await make(), await make(), await make(), await make([gone!]), await make([gone!, there!])]
+  const [theirs, ofTheirs, grandchild, operators, nothing, half] = [
+    await make(), await make(), await make(), await make(), await make([gone!]), await make([gone!, there!])
+  ]
   const made = (type: 'user' | 'api_token', by: number, id: number) => recordEvent(database.db,
-    { ...operatorOf(organization), type, id: by }, { action: 'api-token.create', resource_type: 'api-token', resource_id: String(id) })
+    { ...operatorOf(organization), type, id: by }, {
+      action: 'api-token.create', resource_type: 'api-token', resource_id: String(id)
+    })
   await made('user', person.id, theirs.id)
   await made('api_token', theirs.id, ofTheirs.id)
   // Through one that is gone.
@@ -109,7 +128,9 @@ t.test('tokens from before learn who made them, and those of nothing end', async
   await database.migrate()
   t.ok(await openRows(database, keyring) > 0)
   const { name } = (await findUser(database.db, person.id))!
-  const rows = await service.sql('SELECT id::float8 AS id, created_by_type AS type, created_by_id::float8 AS by, created_by_name AS name, user_id::float8 AS person FROM api_tokens WHERE created_by_type IS NOT NULL ORDER BY id')
+  const rows = await service.sql(
+    'SELECT id::float8 AS id, created_by_type AS type, created_by_id::float8 AS by, created_by_name AS name, user_id::float8 AS person FROM api_tokens WHERE created_by_type IS NOT NULL ORDER BY id'
+  )
   t.strictSame([...rows], [
     { id: theirs.id, type: 'user', by: person.id, name, person: person.id },
     { id: ofTheirs.id, type: 'api_token', by: theirs.id, name: 'Test token', person: person.id },
@@ -117,7 +138,10 @@ t.test('tokens from before learn who made them, and those of nothing end', async
   ])
   for (const one of [theirs, ofTheirs, grandchild, operators, half]) t.equal(await one.status(), 200)
   t.equal(await nothing.status(), 401)
-  t.strictSame([...await service.sql("SELECT resource_id, actor_type FROM audit_events WHERE action = 'api-token.delete'")], [{ resource_id: String(nothing.id), actor_type: 'system' }])
+  t.strictSame(
+    [...await service.sql("SELECT resource_id, actor_type FROM audit_events WHERE action = 'api-token.delete'")],
+    [{ resource_id: String(nothing.id), actor_type: 'system' }]
+  )
 })
 
 t.test('an adoption that fails in the middle leaves nothing behind', async (t) => {
@@ -136,19 +160,38 @@ t.test('without the key that the canaries name nothing starts, and nothing is br
   const service = await startApp(t)
   const { database, keyring } = service
   const owner = await service.organization()
-  await run(database, 'CREATE TABLE kept_keys AS SELECT * FROM service_keys', 'CREATE TABLE kept_canaries AS SELECT * FROM master_key_canaries')
-  const back = () => run(database, 'DELETE FROM service_keys', 'INSERT INTO service_keys SELECT * FROM kept_keys', 'DELETE FROM master_key_canaries', 'INSERT INTO master_key_canaries SELECT * FROM kept_canaries')
+  await run(
+    database, 'CREATE TABLE kept_keys AS SELECT * FROM service_keys',
+    'CREATE TABLE kept_canaries AS SELECT * FROM master_key_canaries'
+  )
+  const back = () => run(
+    database, 'DELETE FROM service_keys', 'INSERT INTO service_keys SELECT * FROM kept_keys',
+    'DELETE FROM master_key_canaries', 'INSERT INTO master_key_canaries SELECT * FROM kept_canaries'
+  )
   const hex = (bytes: Buffer) => `'\\x${bytes.toString('hex')}'`
   const stranger = createKeyring([{ ...parseMasterKey(generateMasterKey().text), id: keyring.currentId }])
   const plain = keyring.wrap(Buffer.from('strongroom canary'), encodeContext('canary'))
   const manipulations: Record<string, [statements: string[], message: RegExp]> = {
     'the key deleted': [['DELETE FROM service_keys'], /^The key that authenticates rows is missing/],
-    'another key, of somebody without the master key': [[`UPDATE service_keys SET wrapped = ${hex(stranger.wrap(random(32), serviceKeyContext('rows')))}`], /is not the one that was used here/],
-    'a key of another database with the same master key': [[`UPDATE service_keys SET wrapped = ${hex(keyring.wrap(random(32), serviceKeyContext('rows')))}`], /is not the one that was used here/],
-    'a key of another name': [[`UPDATE service_keys SET wrapped = ${hex(keyring.wrap(random(32), serviceKeyContext('x')))}`], /is not the one that was used here/],
+    'another key, of somebody without the master key': [
+      [`UPDATE service_keys SET wrapped = ${hex(stranger.wrap(random(32), serviceKeyContext('rows')))}`],
+      /is not the one that was used here/
+    ],
+    'a key of another database with the same master key': [
+      [`UPDATE service_keys SET wrapped = ${hex(keyring.wrap(random(32), serviceKeyContext('rows')))}`],
+      /is not the one that was used here/
+    ],
+    'a key of another name': [
+      [`UPDATE service_keys SET wrapped = ${hex(keyring.wrap(random(32), serviceKeyContext('x')))}`],
+      /is not the one that was used here/
+    ],
     'the canaries deleted': [['DELETE FROM master_key_canaries'], /^There is a key of rows that no canary knows/],
-    'a canary from before, beside the key': [[`UPDATE master_key_canaries SET canary = ${hex(plain)}`], /^There is a key of rows that no canary knows/],
-    'key and canaries deleted': [['DELETE FROM master_key_canaries', 'DELETE FROM service_keys'], /^The database holds rows and no canary/]
+    'a canary from before, beside the key': [
+      [`UPDATE master_key_canaries SET canary = ${hex(plain)}`], /^There is a key of rows that no canary knows/
+    ],
+    'key and canaries deleted': [
+      ['DELETE FROM master_key_canaries', 'DELETE FROM service_keys'], /^The database holds rows and no canary/
+    ]
   }
   for (const [name, [statements, message]] of Object.entries(manipulations)) {
     await run(database, ...statements)
@@ -171,9 +214,12 @@ t.test('a database that this version made is never brought along, whatever is hi
   const insertForged = `INSERT INTO api_tokens (organization_id, name, token_hash, token_prefix, abilities)
     VALUES ('${organization}', 'forged', '\\x${hashToken(forged).toString('hex')}', '${tokenPrefix(forged)}', '{*}')`
   const others = [...TABLES.filter((table) => table !== 'oauth_clients'), 'organizations']
-  await run(database, 'CREATE SCHEMA aside', ...[...others, 'oauth_clients', 'service_keys', 'master_key_canaries'].map((table) => `CREATE TABLE aside.${table} AS SELECT * FROM ${table}`))
+  await run(database, 'CREATE SCHEMA aside', ...[
+    ...others, 'oauth_clients', 'service_keys', 'master_key_canaries'
+  ].map((table) => `CREATE TABLE aside.${table} AS SELECT * FROM ${table}`))
   const empty = (tables: readonly string[]) => tables.map((table) => `DELETE FROM ${table}`)
-  const back = (tables: readonly string[]) => tables.map((table) => `INSERT INTO ${table} OVERRIDING SYSTEM VALUE SELECT * FROM aside.${table}`)
+  const back = (tables: readonly string[]) =>
+    tables.map((table) => `INSERT INTO ${table} OVERRIDING SYSTEM VALUE SELECT * FROM aside.${table}`)
   const change = (...statements: string[]) => beside(() => database.db.transaction(async (tx) => {
     for (const one of ["SET LOCAL session_replication_role = 'replica'", ...statements]) await tx.execute(sql.raw(one))
   }))
@@ -181,8 +227,14 @@ t.test('a database that this version made is never brought along, whatever is hi
     'organizations out of sight': [insertForged, ...empty(['organizations'])],
     'nothing in sight but a forged token': [...empty(others), insertForged],
     'an organization alone': empty(TABLES.filter((table) => table !== 'oauth_clients')),
-    'a seeded client with another address': [...empty(others), "UPDATE oauth_clients SET redirect_uris = array_append(redirect_uris, 'https://evil.example/') WHERE id = 'swagger-ui'"],
-    'a client that nobody seeded': [...empty(others), "INSERT INTO oauth_clients (id, name, redirect_uris, is_first_party) VALUES ('evil', 'Evil', '{https://evil.example/}', true)"],
+    'a seeded client with another address': [
+      ...empty(others),
+      "UPDATE oauth_clients SET redirect_uris = array_append(redirect_uris, 'https://evil.example/') WHERE id = 'swagger-ui'"
+    ],
+    'a client that nobody seeded': [
+      ...empty(others),
+      "INSERT INTO oauth_clients (id, name, redirect_uris, is_first_party) VALUES ('evil', 'Evil', '{https://evil.example/}', true)"
+    ],
     'a seeded client fewer': [...empty(others), "DELETE FROM oauth_clients WHERE id = 'dotenv-cli'"]
   }
   const all = [...others, 'oauth_clients', 'service_keys', 'master_key_canaries']
@@ -191,22 +243,34 @@ t.test('a database that this version made is never brought along, whatever is hi
     const error = await openRows(database, keyring).then(() => undefined, (error: unknown) => error)
     t.ok(error instanceof RowKeyError, name)
     t.match(String(error), /The database holds rows and no canary/, name)
-    t.equal((await service.sql('SELECT FROM service_keys')).length + (await service.sql('SELECT FROM master_key_canaries')).length, 0, `${name}: nothing is left of it`)
+    t.equal((await service.sql('SELECT FROM service_keys')).length +
+      (await service.sql('SELECT FROM master_key_canaries')).length, 0, `${name}: nothing is left of it`)
     await change(...empty(all), ...back(all))
   }
   // All of it out of sight: that is an empty database, and what comes back afterwards has no MAC under its key.
-  await change(...noKeys, insertForged, ...others.flatMap((table) => [`CREATE TABLE aside.all_${table} AS SELECT * FROM ${table}`, `DELETE FROM ${table}`]))
+  await change(...noKeys, insertForged, ...others.flatMap((table) =>
+    [`CREATE TABLE aside.all_${table} AS SELECT * FROM ${table}`, `DELETE FROM ${table}`]))
   t.equal(await openRows(database, keyring), 0)
-  await change(...others.map((table) => `INSERT INTO ${table} OVERRIDING SYSTEM VALUE SELECT * FROM aside.all_${table}`))
-  t.equal((await service.inject({ url: '/api/v1/organization', headers: { authorization: `Bearer ${forged}` } })).status, 401)
+  await change(...others.map((table) =>
+    `INSERT INTO ${table} OVERRIDING SYSTEM VALUE SELECT * FROM aside.all_${table}`))
+  t.equal(
+    (await service.inject({ url: '/api/v1/organization', headers: { authorization: `Bearer ${forged}` } })).status, 401
+  )
 })
 
-t.test('row security hides nothing that a start would bring along', { skip: process.env.TEST_DATABASE_URL === undefined && 'runs on PostgreSQL' }, async (t) => {
+t.test('row security hides nothing that a start would bring along', {
+  skip: process.env.TEST_DATABASE_URL === undefined && 'runs on PostgreSQL'
+}, async (t) => {
   const keyring = createKeyring([parseMasterKey(KEY)])
   const { database: admin, url, drop } = await freshDatabase()
   const role = `svc_${new URL(url!).pathname.slice(1)}`
-  await run(admin, `CREATE ROLE ${role} LOGIN`, `GRANT ${role} TO CURRENT_USER`, ...['public', 'drizzle'].map((schema) => `GRANT ALL ON SCHEMA ${schema} TO ${role}`))
-  const tables = await admin.db.execute(sql`SELECT format('%I.%I', schemaname, tablename) AS name FROM pg_tables WHERE schemaname IN ('public', 'drizzle')`) as unknown as { name: string }[]
+  await run(
+    admin, `CREATE ROLE ${role} LOGIN`, `GRANT ${role} TO CURRENT_USER`,
+    ...['public', 'drizzle'].map((schema) => `GRANT ALL ON SCHEMA ${schema} TO ${role}`)
+  )
+  const tables = await admin.db.execute(
+    sql`SELECT format('%I.%I', schemaname, tablename) AS name FROM pg_tables WHERE schemaname IN ('public', 'drizzle')`
+  ) as unknown as { name: string }[]
   await run(admin, ...tables.map(({ name }) => `ALTER TABLE ${name} OWNER TO ${role}`))
   const own = new URL(url!)
   own.username = role
@@ -218,18 +282,22 @@ t.test('row security hides nothing that a start would bring along', { skip: proc
     await drop()
   })
   await openRows(database, keyring)
-  const { organization } = (await initialize({ database, keyring }, { organization: 'Nimbus', email: 'owner@example.com', plan: 'self-hosted' }))!
+  const { organization } = (await initialize(
+    { database, keyring }, { organization: 'Nimbus', email: 'owner@example.com', plan: 'self-hosted' }
+  ))!
   const forged = mintApiToken(organization.id)
   await run(database, `INSERT INTO api_tokens (organization_id, name, token_hash, token_prefix, abilities)
     VALUES ('${organization.id}', 'forged', '\\x${hashToken(forged).toString('hex')}', '${tokenPrefix(forged)}', '{*}')`, 'DELETE FROM service_keys', 'DELETE FROM master_key_canaries')
-  const hide = (names: string[]) => run(database, ...names.map((name) => `ALTER TABLE ${name} ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY`))
+  const hide = (names: string[]) =>
+    run(database, ...names.map((name) => `ALTER TABLE ${name} ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY`))
   const others = [...TABLES.filter((table) => table !== 'oauth_clients'), 'organizations']
   await hide(['organizations'])
   t.same(await database.db.execute(sql`SELECT id FROM organizations`), [], 'hidden')
   await t.rejects(openRows(database, keyring), { name: 'RowKeyError' })
   await hide(others)
   t.equal(await openRows(database, keyring), 0, 'for all that the start can see, the database is empty')
-  await run(database, ...others.map((name) => `ALTER TABLE ${name} NO FORCE ROW LEVEL SECURITY, DISABLE ROW LEVEL SECURITY`))
+  await run(database, ...others.map((name) =>
+    `ALTER TABLE ${name} NO FORCE ROW LEVEL SECURITY, DISABLE ROW LEVEL SECURITY`))
   t.equal(await findPrincipal(database.db, hashToken(forged)), undefined)
 })
 
@@ -254,12 +322,17 @@ t.test('`migrate` brings rows along where the master key is at hand', async (t) 
   const directory = scratchDirectory(t)
   const env = { DATA_DIR: directory }
   t.match(await command(['migrate'], env), { code: 0, stderr: '' }, 'an empty database needs none')
-  const made = await command(['init', '--organization', 'Nimbus', '--email', 'owner@example.com', '--json'], { ...env, MASTER_KEY: KEY })
+  const made = await command(
+    ['init', '--organization', 'Nimbus', '--email', 'owner@example.com', '--json'], { ...env, MASTER_KEY: KEY }
+  )
   t.equal(made.code, 0, made.stderr)
   const database = await connect({ dir: join(directory, 'postgres'), pool: 1 })
   await undo(database, createKeyring([parseMasterKey(KEY)]))
   await database.close()
-  t.match(await command(['migrate'], env), { code: 0, stdout: 'The schema is up to date.\n', stderr: '' }, 'without the key it is left to the first start')
+  t.match(
+    await command(['migrate'], env), { code: 0, stdout: 'The schema is up to date.\n', stderr: '' },
+    'without the key it is left to the first start'
+  )
   const migrated = await command(['migrate'], { ...env, MASTER_KEY: KEY })
   t.match(migrated, { code: 0, stdout: 'The schema is up to date.\n' })
   t.match(migrated.stderr, /^\d+ rows are authenticated from now on: .*\n$/)

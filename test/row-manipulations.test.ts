@@ -5,7 +5,9 @@ import { hashPassword } from '../src/crypto/passwords.ts'
 import { AUTHENTICATED, type AuthenticatedTable } from '../src/db/authenticated.ts'
 import { authorityOf, codeOf, transaction } from '../src/db/database.ts'
 import * as tables from '../src/db/tables.ts'
-import { createClient, createCode, createGrant, createPair, createRequest, revokeGrant, setClientDisabled } from '../src/repositories/oauth.ts'
+import {
+  createClient, createCode, createGrant, createPair, createRequest, revokeGrant, setClientDisabled
+} from '../src/repositories/oauth.ts'
 import { listTokensOfPerson } from '../src/repositories/tokens.ts'
 import { createSession } from '../src/repositories/sessions.ts'
 import { createPasswordLink, endEverything, findUser, setDisabled } from '../src/repositories/users.ts'
@@ -21,32 +23,60 @@ t.setTimeout(400_000)
 
 const test = await startApp(t)
 const { db } = test.database
-const run = (statements: string[]) => beside(() => transaction(db, async (db) => { for (const one of statements) await db.execute(sql.raw(one)) }))
+const run = (statements: string[]) => beside(() => transaction(db, async (db) => {
+  for (const one of statements) {
+    await db.execute(sql.raw(one))
+  }
+}))
 const hex = (bytes: Buffer) => `'\\x${bytes.toString('hex')}'::bytea`
 const [nimbus, other] = [await test.organization(), await test.organization()]
 const [o, foreign] = [nimbus.organization, other.organization]
-const [rosa, mallory] = [await makePerson(test, { [o]: 'owner', [foreign]: 'auditor' }), await makePerson(test, { [foreign]: 'owner', [o]: 'auditor' })]
+const [rosa, mallory] = [
+  await makePerson(test, { [o]: 'owner', [foreign]: 'auditor' }),
+  await makePerson(test, { [foreign]: 'owner', [o]: 'auditor' })
+]
 
 /** Everything that somebody can be known by. */
 async function credentialsOf (person: typeof rosa, client_id: string) {
   const made = {
-    cookie: mintSecret(), link: mintSecret(), pending: mintSecret(), code: mintCredential('ac'), verifier: pkce(), access: mintCredential('at'), refresh: mintCredential('rt'), grant: 0
+    cookie: mintSecret(),
+    link: mintSecret(),
+    pending: mintSecret(),
+    code:
+      mintCredential('ac'),
+    verifier: pkce(),
+    access: mintCredential('at'),
+    refresh: mintCredential('rt'),
+    grant: 0
   }
   const { password_hash } = (await findUser(db, person.id))!
   await createSession(db, hashToken(made.cookie), { id: person.id, password_hash: password_hash! })
   await createPasswordLink(db, hashToken(made.link), person.id)
-  await createRequest(db, hashToken(made.pending), hashToken(made.cookie), { client_id, redirect_uri: CALLBACK, state: 's', code_challenge: made.verifier.challenge, scopes: ['project:read'] })
+  await createRequest(
+    db, hashToken(made.pending), hashToken(made.cookie),
+    { client_id, redirect_uri: CALLBACK, state: 's', code_challenge: made.verifier.challenge, scopes: ['project:read'] }
+  )
   made.grant = await createGrant(db, { user_id: person.id, client_id, scopes: ['project:read', 'organization:read'] })
   const of = await createGrant(db, { user_id: person.id, client_id, scopes: ['project:read'] })
-  await createCode(db, { code_hash: hashToken(made.code), grant_id: of, redirect_uri: CALLBACK, code_challenge: made.verifier.challenge })
-  await createPair(db, { grant_id: made.grant, access_hash: hashToken(made.access), refresh_hash: hashToken(made.refresh), scopes: ['project:read', 'organization:read'] })
+  await createCode(db, {
+    code_hash: hashToken(made.code), grant_id: of, redirect_uri: CALLBACK, code_challenge: made.verifier.challenge
+  })
+  await createPair(db, {
+    grant_id: made.grant,
+    access_hash: hashToken(made.access),
+    refresh_hash: hashToken(made.refresh),
+    scopes: ['project:read', 'organization:read']
+  })
   return made
 }
 await createClient(db, { id: 'web', name: 'Web', redirect_uris: [CALLBACK] })
 await createClient(db, { id: 'evil', name: 'Evil', redirect_uris: ['https://evil.example.com/callback'] })
 const mine = await credentialsOf(rosa, 'web')
 const theirs = await credentialsOf(mallory, 'evil')
-const [narrow, theirToken] = [await test.token(o, ['project:read'], { expires_at: new Date(Date.now() + 3_600_000) }), await test.token(foreign, ['*'])]
+const [narrow, theirToken] = [
+  await test.token(o, ['project:read'], { expires_at: new Date(Date.now() + 3_600_000) }),
+  await test.token(foreign, ['*'])
+]
 const at = await makeLevel(nimbus, { slug: 'orbit' })
 const besides = await makeLevel(nimbus, { slug: 'comet' })
 for (const [level, of] of [[at, 'orbit'], [besides, 'comet']] as const) {
@@ -61,14 +91,18 @@ const { etag } = (await nimbus.call('GET', levelPath)).headers
 // Ways to be somebody, each with what is answered; mutations are taken back after each manipulation.
 type Ask = () => Promise<Answer>
 const bearer = (token: string, url: string) => () => test.inject({ url, headers: { authorization: `Bearer ${token}` } })
-const page = (url: string, cookie?: string) => () => test.inject({ url, headers: cookie === undefined ? {} : { cookie: `session=${cookie}` } })
+const page = (url: string, cookie?: string) =>
+  () => test.inject({ url, headers: cookie === undefined ? {} : { cookie: `session=${cookie}` } })
 const form = (url: string, fields: Record<string, string>, cookie?: string) => () => test.inject({
   method: 'POST',
   url,
-  headers: { 'content-type': 'application/x-www-form-urlencoded', 'sec-fetch-site': 'same-origin', ...(cookie && { cookie }) },
+  headers: {
+    'content-type': 'application/x-www-form-urlencoded', 'sec-fetch-site': 'same-origin', ...(cookie && { cookie })
+  },
   payload: new URLSearchParams(fields).toString()
 })
-const exchange = (code: string, code_verifier: string, client_id = 'web') => form('/api/oauth/token', { grant_type: 'authorization_code', code, code_verifier, client_id, redirect_uri: CALLBACK })
+const exchange = (code: string, code_verifier: string, client_id = 'web') =>
+  form('/api/oauth/token', { grant_type: 'authorization_code', code, code_verifier, client_id, redirect_uri: CALLBACK })
 const signIn = (email: string, password: string): Ask => async () => {
   await test.sql('DELETE FROM sign_in_failures')
   const browser = mintSecret()
@@ -85,7 +119,10 @@ const asks = {
   refresh: form('/api/oauth/token', { grant_type: 'refresh_token', refresh_token: mine.refresh, client_id: 'web' }),
   code: exchange(mine.code, mine.verifier.verifier),
   authorize: page(authorizationUrl(mine.verifier.challenge, { client_id: 'web' }), mine.cookie),
-  decision: form('/oauth/authorize/decision', { form_token: formToken(mine.cookie), request: mine.pending, decision: 'deny' }, `session=${mine.cookie}`),
+  decision: form(
+    '/oauth/authorize/decision', { form_token: formToken(mine.cookie), request: mine.pending, decision: 'deny' },
+    `session=${mine.cookie}`
+  ),
   password: signIn(rosa.email, rosa.password),
   level: () => nimbus.call('GET', levelPath, undefined, { 'if-none-match': String(etag) }),
   decrypted: () => nimbus.call('GET', `${levelPath}?decrypt=true&merge=true`)
@@ -96,28 +133,80 @@ interface Subject {
   row: string
   another: string
   asks: (keyof typeof asks)[]
-  /** What it is looked up by, so that another value is another row, and what says that it has ended: then it is not there anyway. */
+  /**
+   * What it is looked up by, so that another value is another row, and what says that it has ended: then it is not
+   * there anyway.
+   */
   finds: string[]
-  /** What it belongs to: with a value that is nobody's it is not found either, so that only somebody else's is tried. */
+  /**
+   * What it belongs to: with a value that is nobody's it is not found either, so that only somebody else's is tried.
+   */
   refers?: string[]
 }
 const id = (query: string) => `id = (SELECT id FROM ${query})`
 const users = (person: { id: number }) => `id = ${person.id}`
 const project = (slug: string) => `(SELECT id FROM projects WHERE organization_id = '${o}' AND slug = '${slug}')`
 const SUBJECTS: Record<AuthenticatedTable, Subject> = {
-  users: { row: users(rosa), another: users(mallory), asks: ['session', 'access', 'link', 'password'], finds: ['id', 'email_normalized', 'disabled_at'] },
+  users: {
+    row: users(rosa),
+    another: users(mallory),
+    asks: ['session', 'access', 'link', 'password'],
+    finds: ['id', 'email_normalized', 'disabled_at']
+  },
   members: {
-    row: `organization_id = '${o}' AND user_id = ${rosa.id}`, another: `organization_id = '${o}' AND user_id = ${mallory.id}`, asks: ['member', 'organizations'], finds: ['organization_id', 'user_id', 'status']
+    row: `organization_id = '${o}' AND user_id = ${rosa.id}`,
+    another:
+      `organization_id = '${o}' AND user_id = ${mallory.id}`,
+    asks: [
+      'member', 'organizations'
+    ],
+    finds: ['organization_id', 'user_id', 'status']
   },
-  sessions: { row: `token_hash = ${hex(hashToken(mine.cookie))}`, another: `token_hash = ${hex(hashToken(theirs.cookie))}`, asks: ['session'], finds: ['token_hash'], refers: ['user_id'] },
-  password_links: { row: `token_hash = ${hex(hashToken(mine.link))}`, another: `token_hash = ${hex(hashToken(theirs.link))}`, asks: ['link'], finds: ['token_hash'], refers: ['user_id'] },
-  api_tokens: { row: `token_hash = ${hex(hashToken(narrow.token))}`, another: `token_hash = ${hex(hashToken(theirToken.token))}`, asks: ['token'], finds: ['token_hash'], refers: ['organization_id'] },
-  oauth_clients: { row: "id = 'web'", another: "id = 'evil'", asks: ['authorize', 'access'], finds: ['id', 'disabled_at'] },
+  sessions: {
+    row: `token_hash = ${hex(hashToken(mine.cookie))}`,
+    another: `token_hash = ${hex(hashToken(theirs.cookie))}`,
+    asks: ['session'],
+    finds: ['token_hash'],
+    refers: ['user_id']
+  },
+  password_links: {
+    row: `token_hash = ${hex(hashToken(mine.link))}`,
+    another: `token_hash = ${hex(hashToken(theirs.link))}`,
+    asks: ['link'],
+    finds: ['token_hash'],
+    refers: ['user_id']
+  },
+  api_tokens: {
+    row: `token_hash = ${hex(hashToken(narrow.token))}`,
+    another: `token_hash = ${hex(hashToken(theirToken.token))}`,
+    asks: ['token'],
+    finds: ['token_hash'],
+    refers: ['organization_id']
+  },
+  oauth_clients: {
+    row: "id = 'web'", another: "id = 'evil'", asks: ['authorize', 'access'], finds: ['id', 'disabled_at']
+  },
   oauth_requests: {
-    row: `id_hash = ${hex(hashToken(mine.pending))}`, another: `id_hash = ${hex(hashToken(theirs.pending))}`, asks: ['decision'], finds: ['id_hash', 'session_hash']
+    row: `id_hash = ${hex(hashToken(mine.pending))}`,
+    another:
+      `id_hash = ${hex(hashToken(theirs.pending))}`,
+    asks: ['decision'],
+    finds: ['id_hash', 'session_hash']
   },
-  oauth_grants: { row: `id = ${mine.grant}`, another: `id = ${theirs.grant}`, asks: ['access', 'refresh'], finds: ['id', 'revoked_at'], refers: ['user_id', 'client_id'] },
-  oauth_codes: { row: `code_hash = ${hex(hashToken(mine.code))}`, another: `code_hash = ${hex(hashToken(theirs.code))}`, asks: ['code'], finds: ['code_hash', 'used_at', 'redirect_uri'], refers: ['grant_id'] },
+  oauth_grants: {
+    row: `id = ${mine.grant}`,
+    another: `id = ${theirs.grant}`,
+    asks: ['access', 'refresh'],
+    finds: ['id', 'revoked_at'],
+    refers: ['user_id', 'client_id']
+  },
+  oauth_codes: {
+    row: `code_hash = ${hex(hashToken(mine.code))}`,
+    another: `code_hash = ${hex(hashToken(theirs.code))}`,
+    asks: ['code'],
+    finds: ['code_hash', 'used_at', 'redirect_uri'],
+    refers: ['grant_id']
+  },
   oauth_tokens: {
     row: `access_hash = ${hex(hashToken(mine.access))}`,
     another: `access_hash = ${hex(hashToken(theirs.access))}`,
@@ -125,9 +214,24 @@ const SUBJECTS: Record<AuthenticatedTable, Subject> = {
     finds: ['access_hash', 'refresh_hash', 'used_at'],
     refers: ['grant_id']
   },
-  projects: { row: `id = ${project('orbit')}`, another: `id = ${project('comet')}`, asks: ['level', 'decrypted'], finds: ['id', 'organization_id', 'slug'] },
-  targets: { row: id(`targets WHERE project_id = ${project('orbit')}`), another: id(`targets WHERE project_id = ${project('comet')}`), asks: ['level', 'decrypted'], finds: ['id', 'organization_id', 'project_id', 'slug'] },
-  environments: { row: id(`environments WHERE project_id = ${project('orbit')}`), another: id(`environments WHERE project_id = ${project('comet')}`), asks: ['level', 'decrypted'], finds: ['id', 'organization_id', 'target_id', 'slug'] },
+  projects: {
+    row: `id = ${project('orbit')}`,
+    another: `id = ${project('comet')}`,
+    asks: ['level', 'decrypted'],
+    finds: ['id', 'organization_id', 'slug']
+  },
+  targets: {
+    row: id(`targets WHERE project_id = ${project('orbit')}`),
+    another: id(`targets WHERE project_id = ${project('comet')}`),
+    asks: ['level', 'decrypted'],
+    finds: ['id', 'organization_id', 'project_id', 'slug']
+  },
+  environments: {
+    row: id(`environments WHERE project_id = ${project('orbit')}`),
+    another: id(`environments WHERE project_id = ${project('comet')}`),
+    asks: ['level', 'decrypted'],
+    finds: ['id', 'organization_id', 'target_id', 'slug']
+  },
   secrets: {
     row: id(`secrets WHERE project_id = ${project('orbit')} AND level = 'environment'`),
     another: id(`secrets WHERE project_id = ${project('comet')} AND level = 'environment'`),
@@ -139,27 +243,36 @@ const NAMES = Object.keys(AUTHENTICATED) as AuthenticatedTable[]
 const LEVELS = new Set<string>(['projects', 'targets', 'environments', 'secrets'])
 
 // Whoever may change a table may also have it count otherwise.
-for (const table of ['users', 'api_tokens', 'oauth_grants', 'oauth_tokens']) await test.sql(`ALTER TABLE ${table} ALTER COLUMN id SET GENERATED BY DEFAULT`)
+for (const table of ['users', 'api_tokens', 'oauth_grants', 'oauth_tokens']) {
+  await test.sql(`ALTER TABLE ${table} ALTER COLUMN id SET GENERATED BY DEFAULT`)
+}
 await run(['CREATE SCHEMA kept', ...NAMES.map((table) => `CREATE TABLE kept.${table} AS SELECT * FROM ${table}`)])
 const takeBack = (names: readonly AuthenticatedTable[] = NAMES) => run([
   "SET LOCAL session_replication_role = 'replica'",
-  ...names.flatMap((table) => [`DELETE FROM ${table}`, `INSERT INTO ${table} OVERRIDING SYSTEM VALUE SELECT * FROM kept.${table}`])
+  ...names.flatMap((table) =>
+    [`DELETE FROM ${table}`, `INSERT INTO ${table} OVERRIDING SYSTEM VALUE SELECT * FROM kept.${table}`])
 ])
 
 // Of an answer, what does not differ from one request to the next.
-const plain = ({ status, text }: Answer) => `${status} ${text.replace(/nonce="[^"]+"|name="form_token" value="[^"]+"|"timestamp":"[^"]+"/g, '')}`
+const plain = ({ status, text }: Answer) =>
+  `${status} ${text.replace(/nonce="[^"]+"|name="form_token" value="[^"]+"|"timestamp":"[^"]+"/g, '')}`
 const recorded = async () => {
   await authorityOf(db).settled()
   const [row] = await test.sql("SELECT count(*)::int AS count FROM audit_events WHERE action = 'integrity.violation'")
-  return { events: row!.count as number, lines: test.logs.filter((line) => line.includes('changed outside the service')).length }
+  return {
+    events: row!.count as number, lines: test.logs.filter((line) => line.includes('changed outside the service')).length
+  }
 }
 
 const missing = new Map<string, Map<string, string>>()
 const total = { made: 0, byDatabase: 0 }
-const REFUSED = '500 {"error":"integrity_error","message":"A stored record was changed outside the service and is refused."}'
+const REFUSED =
+  '500 {"error":"integrity_error","message":"A stored record was changed outside the service and is refused."}'
 
 /** Makes a manipulation and looks whether everything that needs the row answers as without it, or refuses the level. */
-async function manipulate (table: AuthenticatedTable, name: string, statements: string[], { isFound = true, isNew = true } = {}): Promise<string[]> {
+async function manipulate (
+  table: AuthenticatedTable, name: string, statements: string[], { isFound = true, isNew = true } = {}
+): Promise<string[]> {
   total.made++
   try {
     await run(["SET LOCAL session_replication_role = 'replica'", ...statements])
@@ -187,11 +300,20 @@ async function manipulate (table: AuthenticatedTable, name: string, statements: 
 t.test('every column of these tables is authenticated, or exempt for a reason', async (t) => {
   const key = (name: string) => AUTHENTICATED[name as AuthenticatedTable]
   for (const name of NAMES) {
-    const { table, fields, exempt } = key(name) as { table: typeof tables.users, fields: readonly string[], exempt: Record<string, string> }
+    const { table, fields, exempt } = key(name) as {
+      table: typeof tables.users
+      fields: readonly string[]
+      exempt: Record<string, string>
+    }
     t.strictSame(Object.keys(getTableColumns(table)).sort(), [...fields, ...Object.keys(exempt), 'mac'].sort(), name)
     for (const reason of Object.values(exempt)) t.ok(reason.length > 5)
-    const columns = await test.sql(`SELECT column_name FROM information_schema.columns WHERE table_schema = 'public' AND table_name = '${name}' ORDER BY 1`)
-    t.strictSame(columns.map(({ column_name }) => column_name), Object.keys(getTableColumns(table)).sort(), `${name} in the database`)
+    const columns = await test.sql(
+      `SELECT column_name FROM information_schema.columns WHERE table_schema = 'public' AND table_name = '${name}' ORDER BY 1`
+    )
+    t.strictSame(
+      columns.map(({ column_name }) => column_name), Object.keys(getTableColumns(table)).sort(),
+      `${name} in the database`
+    )
   }
 })
 
@@ -217,14 +339,38 @@ t.test('everybody is who they are while nothing is touched, and nothing is recor
 t.test('nothing that has ended comes back when its mark is taken away', async (t) => {
   const pairOf = async (ask: Ask) => (await ask()).body as { access_token: string, refresh_token: string }
   const revived: [name: string, end: () => Promise<unknown>, statement: string, ask: Ask][] = [
-    ['a revoked grant', () => revokeGrant(db, mine.grant), `UPDATE oauth_grants SET revoked_at = NULL WHERE id = ${mine.grant}`, asks.access],
-    ['a revoked grant, refreshed', () => revokeGrant(db, mine.grant), `UPDATE oauth_grants SET revoked_at = NULL WHERE id = ${mine.grant}`, asks.refresh],
-    ['grants of a new password', () => endEverything(db, rosa.id), `UPDATE oauth_grants SET revoked_at = NULL WHERE id = ${mine.grant}`, asks.access],
-    ['a used code', () => pairOf(asks.code), `UPDATE oauth_codes SET used_at = NULL WHERE ${SUBJECTS.oauth_codes.row}`, asks.code],
-    ['a used refresh token', () => pairOf(asks.refresh), `UPDATE oauth_tokens SET used_at = NULL WHERE ${SUBJECTS.oauth_tokens.row}`, asks.refresh],
-    ['the access token of a used pair', () => pairOf(asks.refresh), `UPDATE oauth_tokens SET used_at = NULL WHERE ${SUBJECTS.oauth_tokens.row}`, asks.access],
-    ['a closed account', () => transaction(db, (db) => setDisabled(db, rosa.id, true)), `UPDATE users SET disabled_at = NULL WHERE id = ${rosa.id}`, asks.password],
-    ['a client that is shut out', () => setClientDisabled(db, 'web', true), "UPDATE oauth_clients SET disabled_at = NULL WHERE id = 'web'", asks.authorize],
+    [
+      'a revoked grant', () => revokeGrant(db, mine.grant),
+      `UPDATE oauth_grants SET revoked_at = NULL WHERE id = ${mine.grant}`, asks.access
+    ],
+    [
+      'a revoked grant, refreshed', () => revokeGrant(db, mine.grant),
+      `UPDATE oauth_grants SET revoked_at = NULL WHERE id = ${mine.grant}`, asks.refresh
+    ],
+    [
+      'grants of a new password', () => endEverything(db, rosa.id),
+      `UPDATE oauth_grants SET revoked_at = NULL WHERE id = ${mine.grant}`, asks.access
+    ],
+    [
+      'a used code', () => pairOf(asks.code), `UPDATE oauth_codes SET used_at = NULL WHERE ${SUBJECTS.oauth_codes.row}`,
+      asks.code
+    ],
+    [
+      'a used refresh token', () => pairOf(asks.refresh),
+      `UPDATE oauth_tokens SET used_at = NULL WHERE ${SUBJECTS.oauth_tokens.row}`, asks.refresh
+    ],
+    [
+      'the access token of a used pair', () => pairOf(asks.refresh),
+      `UPDATE oauth_tokens SET used_at = NULL WHERE ${SUBJECTS.oauth_tokens.row}`, asks.access
+    ],
+    [
+      'a closed account', () => transaction(db, (db) => setDisabled(db, rosa.id, true)),
+      `UPDATE users SET disabled_at = NULL WHERE id = ${rosa.id}`, asks.password
+    ],
+    [
+      'a client that is shut out', () => setClientDisabled(db, 'web', true),
+      "UPDATE oauth_clients SET disabled_at = NULL WHERE id = 'web'", asks.authorize
+    ],
     ['a burnt code', async () => {
       for (let i = 0; i < 5; i++) await exchange(mine.code, pkce().verifier)()
     }, `UPDATE oauth_codes SET expires_at = now() + interval '1 minute', wrong_verifiers = 0 WHERE ${SUBJECTS.oauth_codes.row}`, asks.code]
@@ -248,12 +394,16 @@ t.test('nothing that has ended comes back when its mark is taken away', async (t
 function valuesFor (column: { dataType: string, notNull: boolean, name: string }): string[] {
   const { dataType, name } = column
   if (dataType === 'array') return [`array_append(${name}, '*')`, "'{}'"]
-  if (dataType === 'date') return [`coalesce(${name}, now()) + interval '1 year'`, `coalesce(${name}, now()) + interval '1 millisecond'`]
+  if (dataType === 'date') {
+    return [`coalesce(${name}, now()) + interval '1 year'`, `coalesce(${name}, now()) + interval '1 millisecond'`]
+  }
   // Somebody's: with the id of none it would not be found.
   if (name === 'grant_id') return [String(mine.grant), String(theirs.grant)]
   if (dataType === 'number') return [`coalesce(${name}, 0) + 1`]
   if (dataType === 'boolean') return [`NOT ${name}`]
-  if (dataType === 'json') return ['\'[]\'::jsonb', '\'[{"project_id":"x","target_id":null,"environment_id":null}]\'::jsonb']
+  if (dataType === 'json') {
+    return ['\'[]\'::jsonb', '\'[{"project_id":"x","target_id":null,"environment_id":null}]\'::jsonb']
+  }
   if (dataType === 'custom') return [`sha256(${name})`, "''::bytea"]
   return [`${name} || 'x'`, "''", `upper(${name})`, '\'owner\'']
 }
@@ -264,31 +414,53 @@ t.test('what hung on an account or a grant that is gone hangs on no other, where
   const { organization } = await service.organization()
   const make = async () => {
     const person = await makePerson(service, { [organization]: 'owner' })
-    await createSession(db, hashToken(mintSecret()), { id: person.id, password_hash: (await findUser(db, person.id))!.password_hash! })
+    await createSession(
+      db, hashToken(mintSecret()), { id: person.id, password_hash: (await findUser(db, person.id))!.password_hash! }
+    )
     return { person, ...await issuePair(service, person, ['project:read']) }
   }
   const own = await make()
-  t.equal((await service.inject({ url: '/api/v1/user', headers: { authorization: `Bearer ${own.access}` } })).status, 200)
+  t.equal(
+    (await service.inject({ url: '/api/v1/user', headers: { authorization: `Bearer ${own.access}` } })).status, 200
+  )
   const kept = ['sessions', 'members', 'oauth_tokens']
   for (const table of kept) await service.sql(`CREATE TABLE kept_${table} AS SELECT * FROM ${table}`)
   await service.sql('DELETE FROM users')
-  for (const table of ['users', 'oauth_grants', 'oauth_tokens', 'api_tokens']) await service.sql(`SELECT setval(pg_get_serial_sequence('${table}', 'id'), 1, false)`)
+  for (const table of ['users', 'oauth_grants', 'oauth_tokens', 'api_tokens']) {
+    await service.sql(`SELECT setval(pg_get_serial_sequence('${table}', 'id'), 1, false)`)
+  }
   const others = [await make(), await make(), await make()]
-  for (const { person, grant } of others) t.ok(person.id > own.person.id && grant > own.grant, 'a later id is a larger one')
-  for (const table of kept) await t.rejects(service.sql(`INSERT INTO ${table} OVERRIDING SYSTEM VALUE SELECT * FROM kept_${table}`), 'it refers to nobody')
+  for (const { person, grant } of others) {
+    t.ok(person.id > own.person.id && grant > own.grant, 'a later id is a larger one')
+  }
+  for (const table of kept) {
+    await t.rejects(
+      service.sql(`INSERT INTO ${table} OVERRIDING SYSTEM VALUE SELECT * FROM kept_${table}`), 'it refers to nobody'
+    )
+  }
 })
 
 t.test('a pair of tokens can do no more than its grant says', async (t) => {
   const access = mintCredential('at')
   const grant = await createGrant(db, { user_id: rosa.id, client_id: 'web', scopes: ['organization:read'] })
-  await createPair(db, { grant_id: grant, access_hash: hashToken(access), refresh_hash: hashToken(mintCredential('rt')), scopes: ['organization:read', 'project:read'] })
-  t.match(await bearer(access, `/api/v1/${o}/projects`)(), { status: 403, body: { details: { granted_scopes: ['organization:read'] } } })
+  await createPair(db, {
+    grant_id: grant,
+    access_hash: hashToken(access),
+    refresh_hash: hashToken(mintCredential('rt')),
+    scopes: ['organization:read', 'project:read']
+  })
+  t.match(
+    await bearer(access, `/api/v1/${o}/projects`)(),
+    { status: 403, body: { details: { granted_scopes: ['organization:read'] } } }
+  )
 })
 
 t.test('a token that somebody wrote into the database is not listed, in whatever form it is, and the others are', async (t) => {
   const service = await startApp(t)
   const owner = await service.organization()
-  const list = async () => (await owner.call('GET', `/organizations/${owner.organization}/api-keys`)).body.data.map(({ name }: { name: string }) => name)
+  const list = async () => (await owner.call(
+    'GET', `/organizations/${owner.organization}/api-keys`
+  )).body.data.map(({ name }: { name: string }) => name)
   await service.token(owner.organization, ['secret:read'])
   const slices = ['null', "'[]'", '\'{"project_id":1}\'', '\'[1, null]\'', '\'"x"\'']
   for (const [i, value] of slices.entries()) {
@@ -311,8 +483,15 @@ for (const table of NAMES) {
   t.test(`${table}: no column can be changed, copied, swapped or emptied`, async (t) => {
     const { row, another, finds, refers = [] } = SUBJECTS[table]
     const { fields, presence } = AUTHENTICATED[table] as { fields: readonly string[], presence: readonly string[] }
-    const columns = getTableColumns(AUTHENTICATED[table].table as typeof tables.users) as unknown as Record<string, { dataType: string, notNull: boolean, name: string }>
-    const [subject, somebody] = [(await test.sql(`SELECT * FROM ${table} WHERE ${row}`))[0]!, (await test.sql(`SELECT * FROM ${table} WHERE ${another}`))[0]!]
+    const columns = getTableColumns(AUTHENTICATED[table].table as typeof tables.users) as unknown as Record<string, {
+      dataType: string
+      notNull: boolean
+      name: string
+    }>
+    const [subject, somebody] = [
+      (await test.sql(`SELECT * FROM ${table} WHERE ${row}`))[0]!,
+      (await test.sql(`SELECT * FROM ${table} WHERE ${another}`))[0]!
+    ]
     const wrong: string[] = []
     let tried = 0
     for (const field of fields) {
@@ -328,17 +507,24 @@ for (const table of NAMES) {
         if (seen.has(JSON.stringify(result!.value))) continue
         seen.add(JSON.stringify(result!.value))
         tried++
-        wrong.push(...await manipulate(table, `${field} = ${value}`, [`UPDATE ${table} SET ${field} = ${value} WHERE ${row}`], { isFound }))
+        wrong.push(...await manipulate(
+          table, `${field} = ${value}`, [`UPDATE ${table} SET ${field} = ${value} WHERE ${row}`], { isFound }
+        ))
       }
     }
     // Everything of somebody else, with their MAC, but for what the row is found by.
     const copied = [...fields.filter((field) => !finds.includes(field)), 'mac']
     for (const set of [copied, ['mac']]) {
-      wrong.push(...await manipulate(table, `${set.join(', ')} of another`, [`UPDATE ${table} t SET ${set.map((field) => `${field} = o.${field}`).join(', ')} FROM (SELECT * FROM ${table} WHERE ${another}) o WHERE t.ctid = (SELECT ctid FROM ${table} WHERE ${row})`]))
+      wrong.push(...await manipulate(
+        table, `${set.join(', ')} of another`,
+        [`UPDATE ${table} t SET ${set.map((field) => `${field} = o.${field}`).join(', ')} FROM (SELECT * FROM ${table} WHERE ${another}) o WHERE t.ctid = (SELECT ctid FROM ${table} WHERE ${row})`]
+      ))
       tried++
     }
     for (const mac of ["''", 'substring(mac for 16)', "mac || '\\x00'::bytea", 'sha256(mac)', 'NULL']) {
-      wrong.push(...await manipulate(table, `mac = ${mac}`, [`UPDATE ${table} SET mac = ${mac} WHERE ${row}`], { isNew: mac !== 'NULL' }))
+      wrong.push(...await manipulate(
+        table, `mac = ${mac}`, [`UPDATE ${table} SET mac = ${mac} WHERE ${row}`], { isNew: mac !== 'NULL' }
+      ))
       tried++
     }
     t.same(wrong, [])
@@ -348,35 +534,63 @@ for (const table of NAMES) {
 
 t.test('nothing that was added to the database counts', async (t) => {
   const secret = mintSecret()
-  const made = { token: mintApiToken(o), access: mintCredential('at'), refresh: mintCredential('rt'), code: mintCredential('ac') }
+  const made = {
+    token: mintApiToken(o), access: mintCredential('at'), refresh: mintCredential('rt'), code: mintCredential('ac')
+  }
   const argon = await hashPassword('intruder of the night')
-  const none = await test.inject({ url: '/api/v1/organization', headers: { authorization: `Bearer ${mintApiToken(o)}` } })
-  const added: [name: string, statements: (mac: string) => string[], ask: Ask, refused: (answer: Answer) => boolean][] = [
-    ['an API token', (mac) => [`INSERT INTO api_tokens (organization_id, name, token_hash, token_prefix, abilities, mac) VALUES ('${o}', 'x', ${hex(hashToken(made.token))}, '${tokenPrefix(made.token)}', '{*}', ${mac})`],
-      bearer(made.token, '/api/v1/organization'), (answer) => plain(answer) === plain(none)],
-    ['a session', (mac) => [`INSERT INTO sessions (token_hash, user_id, expires_at, mac) VALUES (${hex(hashToken(secret))}, ${rosa.id}, now() + interval '1 day', ${mac})`],
-      page('/account', secret), ({ text }) => text.includes('name="password"')],
-    ['a link', (mac) => [`INSERT INTO password_links (token_hash, user_id, expires_at, mac) VALUES (${hex(hashToken(secret))}, ${rosa.id}, now() + interval '1 day', ${mac})`],
-      page(`/account/set-password/${secret}`), ({ status }) => status === 404],
+  const none = await test.inject({
+    url: '/api/v1/organization', headers: { authorization: `Bearer ${mintApiToken(o)}` }
+  })
+  const added: [
+    name: string, statements: (mac: string) => string[], ask: Ask, refused: (answer: Answer) => boolean
+  ][] = [
+    ['an API token', (mac) =>
+      [
+        `INSERT INTO api_tokens (organization_id, name, token_hash, token_prefix, abilities, mac) VALUES ('${o}', 'x', ${hex(hashToken(made.token))}, '${tokenPrefix(made.token)}', '{*}', ${mac})`
+      ],
+    bearer(made.token, '/api/v1/organization'), (answer) => plain(answer) === plain(none)],
+    ['a session', (mac) =>
+      [
+        `INSERT INTO sessions (token_hash, user_id, expires_at, mac) VALUES (${hex(hashToken(secret))}, ${rosa.id}, now() + interval '1 day', ${mac})`
+      ],
+    page('/account', secret), ({ text }) => text.includes('name="password"')],
+    ['a link', (mac) =>
+      [
+        `INSERT INTO password_links (token_hash, user_id, expires_at, mac) VALUES (${hex(hashToken(secret))}, ${rosa.id}, now() + interval '1 day', ${mac})`
+      ],
+    page(`/account/set-password/${secret}`), ({ status }) => status === 404],
     ['a membership', (mac) => [`INSERT INTO organizations SELECT '01ARZ3NDEKTSV4RRFFQ69G5FAV', 'X', 'x-org', 'active', plan, storage_key FROM organizations WHERE id = '${o}'`,
       `INSERT INTO members (organization_id, user_id, role, mac) VALUES ('01ARZ3NDEKTSV4RRFFQ69G5FAV', ${rosa.id}, 'owner', ${mac})`],
     bearer(mine.access, '/api/v1/x-org/projects'), ({ status }) => status === 404],
-    ['an account', (mac) => [`INSERT INTO users (email, email_normalized, name, password_hash, is_verified, mac) VALUES ('i@evil.example', 'i@evil.example', 'I', '${argon}', true, ${mac})`],
-      signIn('i@evil.example', 'intruder of the night'), ({ status }) => status === 422],
-    ['an application', (mac) => [`INSERT INTO oauth_clients (id, name, redirect_uris, is_first_party, mac) VALUES ('planted', 'P', '{https://evil.example.com/cb}', true, ${mac})`],
-      page(authorizationUrl(mine.verifier.challenge, { client_id: 'planted', redirect_uri: 'https://evil.example.com/cb' }), mine.cookie), ({ status }) => status === 400],
+    ['an account', (mac) =>
+      [
+        `INSERT INTO users (email, email_normalized, name, password_hash, is_verified, mac) VALUES ('i@evil.example', 'i@evil.example', 'I', '${argon}', true, ${mac})`
+      ],
+    signIn('i@evil.example', 'intruder of the night'), ({ status }) => status === 422],
+    ['an application', (mac) =>
+      [
+        `INSERT INTO oauth_clients (id, name, redirect_uris, is_first_party, mac) VALUES ('planted', 'P', '{https://evil.example.com/cb}', true, ${mac})`
+      ],
+    page(authorizationUrl(
+      mine.verifier.challenge, { client_id: 'planted', redirect_uri: 'https://evil.example.com/cb' }
+    ), mine.cookie), ({ status }) => status === 400],
     ['a pair of tokens', (mac) => [`INSERT INTO oauth_tokens (grant_id, access_hash, refresh_hash, scopes, access_expires_at, refresh_expires_at, mac)
       VALUES (${mine.grant}, ${hex(hashToken(made.access))}, ${hex(hashToken(made.refresh))}, '{*}', now() + interval '1 day', now() + interval '1 day', ${mac})`],
     bearer(made.access, '/api/v1/user'), ({ status }) => status === 401],
     ['a refresh token', (mac) => [`INSERT INTO oauth_tokens (grant_id, access_hash, refresh_hash, scopes, access_expires_at, refresh_expires_at, mac)
       VALUES (${mine.grant}, ${hex(hashToken(made.access))}, ${hex(hashToken(made.refresh))}, '{*}', now() + interval '1 day', now() + interval '1 day', ${mac})`],
-    form('/api/oauth/token', { grant_type: 'refresh_token', refresh_token: made.refresh, client_id: 'web' }), ({ body }) => body.error === 'invalid_grant'],
+    form(
+      '/api/oauth/token', { grant_type: 'refresh_token', refresh_token: made.refresh, client_id: 'web' }
+    ), ({ body }) => body.error === 'invalid_grant'],
     ['a code', (mac) => [`INSERT INTO oauth_codes (code_hash, grant_id, redirect_uri, code_challenge, expires_at, mac)
       VALUES (${hex(hashToken(made.code))}, ${mine.grant}, '${CALLBACK}', '${mine.verifier.challenge}', now() + interval '1 minute', ${mac})`],
     exchange(made.code, mine.verifier.verifier), ({ body }) => body.error === 'invalid_grant']
   ]
   for (const [name, statements, ask, refused] of added) {
-    for (const mac of ['NULL', "sha256('x')", `(SELECT mac FROM api_tokens WHERE ${SUBJECTS.api_tokens.another})`, `(SELECT mac FROM sessions WHERE ${SUBJECTS.sessions.row})`]) {
+    for (const mac of [
+      'NULL', "sha256('x')", `(SELECT mac FROM api_tokens WHERE ${SUBJECTS.api_tokens.another})`,
+      `(SELECT mac FROM sessions WHERE ${SUBJECTS.sessions.row})`
+    ]) {
       total.made++
       const before = await recorded()
       await run(statements(mac))
@@ -402,7 +616,9 @@ t.test('a level that was moved, renamed, emptied or rolled back is refused befor
       `UPDATE environments SET project_id = ${project('orbit')}, target_id = ${SUBJECTS.targets.row.replace('id = ', '')} WHERE ${SUBJECTS.environments.another}`
     ],
     'an override set to nothing': [`UPDATE secrets SET sealed = NULL WHERE ${SUBJECTS.secrets.row}`],
-    'an override set to nothing, as a delete would': [`UPDATE secrets SET sealed = NULL, size_bytes = 0, revision = revision + 1 WHERE ${SUBJECTS.secrets.row}`],
+    'an override set to nothing, as a delete would': [
+      `UPDATE secrets SET sealed = NULL, size_bytes = 0, revision = revision + 1 WHERE ${SUBJECTS.secrets.row}`
+    ],
     'a document on another level': [`UPDATE secrets SET level = 'project' WHERE ${SUBJECTS.secrets.row}`],
     'a project of another custody': [`UPDATE projects SET encryption_type = 'client' WHERE ${SUBJECTS.projects.row}`]
   }
@@ -416,16 +632,25 @@ t.test('a level that was moved, renamed, emptied or rolled back is refused befor
     t.equal((await recorded()).events, before.events + 1, `${name} is recorded`)
     await takeBack()
   }
-  // A row that was put back whole, with its MAC, under a newer version: it verifies, and is older than what is recorded.
+  // A row that was put back whole, with its MAC, under a newer version: it verifies, and is older than what is
+  // recorded.
   await nimbus.call('POST', `/${o}/secrets/store`, { ...at, plaintext: 'FROM=now' })
   await takeBack(['secrets'])
-  t.equal(plain(await nimbus.call('GET', levelPath, undefined, { 'if-none-match': String(etag) })), REFUSED, 'rolled back, with the ETag of then')
+  t.equal(
+    plain(await nimbus.call('GET', levelPath, undefined, { 'if-none-match': String(etag) })), REFUSED,
+    'rolled back, with the ETag of then'
+  )
 })
 
 t.test('slices that have no form fail no deletion of a level', async (t) => {
-  for (const slices of ['{}', '[1]', '"x"', 'null', '[{"project_id":{"a":"longer than any id of ours would be"}}]', '[{"environment_id":"longer than any id of ours would be"}]']) {
+  for (const slices of [
+    '{}', '[1]', '"x"', 'null', '[{"project_id":{"a":"longer than any id of ours would be"}}]',
+    '[{"environment_id":"longer than any id of ours would be"}]'
+  ]) {
     const { project } = await makeLevel(nimbus, { slug: 'doomed' })
-    await run([`INSERT INTO api_tokens (organization_id, name, token_hash, token_prefix, abilities, slices) VALUES ('${o}', 'x', ${hex(hashToken(mintSecret()))}, 'x', '{*}', '${slices}')`])
+    await run([
+      `INSERT INTO api_tokens (organization_id, name, token_hash, token_prefix, abilities, slices) VALUES ('${o}', 'x', ${hex(hashToken(mintSecret()))}, 'x', '{*}', '${slices}')`
+    ])
     const { status, text } = await nimbus.call('DELETE', `/${o}/${project}`)
     t.equal(status, 204, `${slices}: ${text}`)
     await takeBack()
@@ -433,6 +658,11 @@ t.test('slices that have no form fail no deletion of a level', async (t) => {
 })
 
 t.test('at least 200 manipulations were refused, by the service and not by the database alone', async (t) => {
-  t.ok(total.made - total.byDatabase >= 200, `${total.made} manipulations, ${total.byDatabase} of them refused by the database itself`)
-  t.same(test.logs.filter((line) => line.includes('"error_code":"internal_error"')), [], 'nothing failed in another way')
+  t.ok(
+    total.made - total.byDatabase >= 200,
+    `${total.made} manipulations, ${total.byDatabase} of them refused by the database itself`
+  )
+  t.same(
+    test.logs.filter((line) => line.includes('"error_code":"internal_error"')), [], 'nothing failed in another way'
+  )
 })

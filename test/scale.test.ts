@@ -3,8 +3,8 @@ import type { Db } from '../src/db/database.ts'
 import { makeLevel, startApp, type Caller } from './helpers/app.ts'
 import { beside } from './helpers/statements.ts'
 
-// What one tenant can make long: deep pages of a long history, the history of keys, lists and counts. The rows that each
-// node of a plan reads are counted, not the time.
+// What one tenant can make long: deep pages of a long history, the history of keys, lists and counts. The rows that
+// each node of a plan reads are counted, not the time.
 
 const VERSIONS = 5_000
 const KEYS = 300
@@ -16,9 +16,20 @@ const FEW = 2 * PER_PAGE
 const MODES = ['custom', 'generic'] as const
 type Mode = typeof MODES[number]
 
-interface Node { 'Node Type': string, 'Relation Name'?: string, 'Actual Rows': number, 'Actual Loops': number, 'Rows Removed by Filter'?: number, 'Rows Removed by Index Recheck'?: number, Plans?: Node[] }
+interface Node {
+  'Node Type': string
+  'Relation Name'?: string
+  'Actual Rows': number
+  'Actual Loops': number
+  'Rows Removed by Filter'?: number
+  'Rows Removed by Index Recheck'?: number
+  Plans?: Node[]
+}
 interface Tx { unsafe (text: string, params?: unknown[]): PromiseLike<unknown> }
-interface Client extends Tx { unsafe (text: string, params?: unknown[], ...more: unknown[]): PromiseLike<unknown>, begin<T> (work: (tx: Tx) => Promise<T>): Promise<T> }
+interface Client extends Tx {
+  unsafe (text: string, params?: unknown[], ...more: unknown[]): PromiseLike<unknown>
+  begin<T> (work: (tx: Tx) => Promise<T>): Promise<T>
+}
 interface Read { table: string, how: string, rows: number }
 
 const service = await startApp(t)
@@ -36,20 +47,24 @@ for (const client of new Set([database.lists, database.reads].map((db) => (db as
   }
 }
 
-const literal = (value: unknown) => value === null ? 'NULL' : `'${Buffer.isBuffer(value) ? `\\x${value.toString('hex')}` : String(value).replaceAll("'", "''")}'`
+const literal = (value: unknown) => value === null
+  ? 'NULL'
+  : `'${Buffer.isBuffer(value) ? `\\x${value.toString('hex')}` : String(value).replaceAll("'", "''")}'`
 
 /**
- * What every read of a request reads of which table, when it is run again on a connection like its own: planned for these
- * values, and once for all values, as the server does with a prepared statement from its sixth run on.
+ * What every read of a request reads of which table, when it is run again on a connection like its own: planned for
+ * these values, and once for all values, as the server does with a prepared statement from its sixth run on.
  */
 async function readsOf (request: () => Promise<{ status: number, text: string }>): Promise<Record<Mode, Read[]>> {
   statements.length = 0
   const { status, text } = await request()
   if (status !== 200) throw new Error(text)
-  const sent = statements.splice(0).filter(({ text }) => /^\s*(select|with)\b/i.test(text) && !/\b(insert|update|delete)\b/i.test(text))
+  const sent = statements.splice(0).filter(({ text }) =>
+    /^\s*(select|with)\b/i.test(text) && !/\b(insert|update|delete)\b/i.test(text))
   const reads = { custom: [] as Read[], generic: [] as Read[] }
   const walk = (node: Node, mode: Mode) => {
-    const each = node['Actual Rows'] + (node['Rows Removed by Filter'] ?? 0) + (node['Rows Removed by Index Recheck'] ?? 0)
+    const each = node['Actual Rows'] + (node['Rows Removed by Filter'] ?? 0) +
+      (node['Rows Removed by Index Recheck'] ?? 0)
     const table = node['Relation Name']
     if (table !== undefined) reads[mode].push({ table, how: node['Node Type'], rows: each * node['Actual Loops'] })
     for (const child of node.Plans ?? []) walk(child, mode)
@@ -60,7 +75,9 @@ async function readsOf (request: () => Promise<{ status: number, text: string }>
       const plan = await beside(() => client.begin(async (tx) => {
         await tx.unsafe(`SET LOCAL plan_cache_mode = force_${mode}_plan`)
         await tx.unsafe(`PREPARE again AS ${text}`)
-        const [row] = await tx.unsafe(`EXPLAIN (ANALYZE, TIMING OFF, FORMAT JSON) EXECUTE again${values}`) as [{ 'QUERY PLAN': [{ Plan: Node }] }]
+        const [row] = await tx.unsafe(
+          `EXPLAIN (ANALYZE, TIMING OFF, FORMAT JSON) EXECUTE again${values}`
+        ) as [{ 'QUERY PLAN': [{ Plan: Node }] }]
         await tx.unsafe('DEALLOCATE again')
         return row['QUERY PLAN'][0].Plan
       }))
@@ -70,13 +87,17 @@ async function readsOf (request: () => Promise<{ status: number, text: string }>
   return reads
 }
 
-const most = (reads: Read[], which: (read: Read) => boolean) => Math.max(0, ...reads.filter(which).map(({ rows }) => rows))
+const most = (reads: Read[], which: (read: Read) => boolean) =>
+  Math.max(0, ...reads.filter(which).map(({ rows }) => rows))
 const of = (...tables: string[]) => ({ table }: Read) => tables.includes(table)
-const list = (at: object, page: number) => () => owner.call('POST', `/${owner.organization}/secrets/versions`, { ...at, page, per_page: PER_PAGE })
+const list = (at: object, page: number) =>
+  () => owner.call('POST', `/${owner.organization}/secrets/versions`, { ...at, page, per_page: PER_PAGE })
 
 async function longHistory (caller: Caller) {
   const at = await makeLevel(caller, { slug: 'long' })
-  const { version } = (await caller.call('POST', `/${caller.organization}/secrets/store`, { ...at, plaintext: 'A=1' })).body.data
+  const { version } = (await caller.call(
+    'POST', `/${caller.organization}/secrets/store`, { ...at, plaintext: 'A=1' }
+  )).body.data
   for (let from = 1; from < VERSIONS; from += 1_000) {
     await service.sql(`
       INSERT INTO secret_versions (organization_id, id, history_id, action, revision, key_version, sealed, size_bytes)
@@ -98,14 +119,20 @@ t.test('a page of a long history reads its own rows, and what is far before them
     const isNear = fromNearer <= FEW
     for (const [mode, reads] of Object.entries(await readsOf(list(at, page)))) {
       const what = `page ${page}, ${mode} plan`
-      t.equal(most(reads, (read) => of('secret_versions')(read) && !inIndex(read)), isNear ? fromNearer : PER_PAGE, `${what}: rows of versions`)
+      t.equal(
+        most(reads, (read) => of('secret_versions')(read) && !inIndex(read)), isNear ? fromNearer : PER_PAGE,
+        `${what}: rows of versions`
+      )
       t.ok(most(reads, inIndex) <= (isNear ? 0 : fromNearer), `${what}: from the nearer end`)
       if (!isNear) t.ok(most(reads, inIndex) >= PER_PAGE, `${what}: found in an index`)
       t.ok(most(reads, (read) => !inIndex(read)) <= FEW, `${what}: ${JSON.stringify(reads)}`)
     }
   }
   for (const reads of Object.values(await readsOf(list(at, 1_000_000_000)))) {
-    t.ok(most(reads, of('secret_versions')) <= 1, 'beyond the end only the newest one, which tells whether the document was rolled back')
+    t.ok(
+      most(reads, of('secret_versions')) <= 1,
+      'beyond the end only the newest one, which tells whether the document was rolled back'
+    )
     t.ok(most(reads, () => true) <= FEW)
   }
 })
@@ -113,26 +140,35 @@ t.test('a page of a long history reads its own rows, and what is far before them
 t.test('a page of the history of keys reads its own keys, and counting what waits reads no version that does not', onServer, async (t) => {
   const at = await makeLevel(owner, { slug: 'keys' })
   await owner.call('POST', `/${owner.organization}/secrets/store`, { ...at, plaintext: 'A=1' })
-  const inProject = `organization_id = '${owner.organization}' AND project_id = (SELECT id FROM projects WHERE organization_id = '${owner.organization}' AND slug = 'keys')`
+  const inProject =
+    `organization_id = '${owner.organization}' AND project_id = (SELECT id FROM projects WHERE organization_id = '${owner.organization}' AND slug = 'keys')`
   await service.sql(`UPDATE encryption_keys SET version = ${KEYS} WHERE ${inProject}`)
   await service.sql(`
     INSERT INTO encryption_keys (organization_id, project_id, version, managed, salt, iterations, is_active, rotated_at)
     SELECT organization_id, project_id, n, managed, salt, iterations, false, now() FROM encryption_keys, generate_series(1, ${KEYS - 1}) n WHERE ${inProject}`)
-  await service.sql(`UPDATE secret_versions SET key_version = ${KEYS} WHERE history_id = (SELECT history_id FROM secrets WHERE ${inProject})`)
+  await service.sql(
+    `UPDATE secret_versions SET key_version = ${KEYS} WHERE history_id = (SELECT history_id FROM secrets WHERE ${inProject})`
+  )
   await service.write(`UPDATE projects SET key_version = ${KEYS} WHERE slug = 'keys'`)
   // What waits is counted while it moves.
-  await service.sql('INSERT INTO re_encryptions (organization_id, project_id, total) SELECT organization_id, id, 1 FROM projects WHERE slug = \'keys\'')
+  await service.sql(
+    'INSERT INTO re_encryptions (organization_id, project_id, total) SELECT organization_id, id, 1 FROM projects WHERE slug = \'keys\''
+  )
   await service.sql('VACUUM ANALYZE')
   // To count, each older key is one look into the index of versions.
   const perKey = of('encryption_keys', 'secrets')
   for (const page of [1, KEYS / PER_PAGE / 2, KEYS / PER_PAGE, 1_000_000_000]) {
-    const request = () => owner.call('GET', `/${owner.organization}/keys/encryption-key/history?page=${page}&per_page=${PER_PAGE}`)
+    const request = () =>
+      owner.call('GET', `/${owner.organization}/keys/encryption-key/history?page=${page}&per_page=${PER_PAGE}`)
     for (const [mode, reads] of Object.entries(await readsOf(request))) {
       const what = `page ${page}, ${mode} plan`
       t.equal(most(reads, of('secret_versions')), 0, `${what}: nothing waits`)
       t.ok(most(reads, perKey) <= KEYS, what)
       t.ok(most(reads, (read) => !perKey(read)) <= FEW, `${what}: ${JSON.stringify(reads)}`)
-      if (page < 1_000_000_000) t.equal(reads.filter(({ table, rows }) => table === 'encryption_keys' && rows === PER_PAGE).length, 1, `${what}: its own keys`)
+      if (page < 1_000_000_000) {
+        t.equal(reads.filter(({ table, rows }) =>
+          table === 'encryption_keys' && rows === PER_PAGE).length, 1, `${what}: its own keys`)
+      }
     }
   }
 })
@@ -144,12 +180,17 @@ t.test('a list of projects counts nothing below them', onServer, async (t) => {
     INSERT INTO projects (id, organization_id, name, slug, secret_format, encryption_type, history_policy, key_version)
     SELECT lpad(n::text, 26, '0'), organization_id, name, 'p-' || n, secret_format, encryption_type, history_policy, key_version
     FROM projects, generate_series(1, ${PROJECTS - 1}) n WHERE organization_id = '${organization}'`)
-  await service.sql(`INSERT INTO project_counts (organization_id, project_id, target_count) SELECT organization_id, id, 1 FROM projects WHERE organization_id = '${organization}' AND slug <> 'first'`)
+  await service.sql(
+    `INSERT INTO project_counts (organization_id, project_id, target_count) SELECT organization_id, id, 1 FROM projects WHERE organization_id = '${organization}' AND slug <> 'first'`
+  )
   await service.sql('VACUUM ANALYZE')
   for (const query of ['', `?page=1&per_page=${PER_PAGE}`, `?page=40&per_page=${PER_PAGE}`]) {
     for (const [mode, reads] of Object.entries(await readsOf(() => call('GET', `/${organization}/projects${query}`)))) {
       t.ok(most(reads, of('projects')) >= PER_PAGE)
-      t.equal(most(reads, of('targets', 'environments', 'secrets', 'secret_versions', 'histories')), 0, `${query}, ${mode} plan`)
+      t.equal(
+        most(reads, of('targets', 'environments', 'secrets', 'secret_versions', 'histories')), 0,
+        `${query}, ${mode} plan`
+      )
       t.ok(most(reads, () => true) <= PROJECTS + 10, `${query}, ${mode} plan: ${JSON.stringify(reads)}`)
     }
   }
@@ -174,7 +215,8 @@ t.test('who is looked up does not wait behind lists', onServer, async (t) => {
   let release = () => {}
   const released = new Promise<void>((resolve) => { release = resolve })
   // More than there are connections for lists: some of them wait for one themselves.
-  const holding = Array.from({ length: 20 }, () => database.lists.transaction(async () => await released).catch(() => {}))
+  const holding = Array.from({ length: 20 }, () =>
+    database.lists.transaction(async () => await released).catch(() => {}))
   let listed = false
   const slow = owner.call('GET', `/${owner.organization}/projects`).finally(() => { listed = true })
   t.equal((await owner.call('GET', '/organization')).status, 200)

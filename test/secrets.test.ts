@@ -9,7 +9,11 @@ const test = await startApp(t)
 const owner = await test.organization()
 const org = owner.organization
 const MERGED = { A: 'project', B: 'target', C: 'environment', D: 'a b' }
-const DOCUMENTS = { project: 'A=project\nB=project\nC=project\n', target: 'B=target\nC=target\n', environment: '# own\nC=environment\nD="a b"\n' }
+const DOCUMENTS = {
+  project: 'A=project\nB=project\nC=project\n',
+  target: 'B=target\nC=target\n',
+  environment: '# own\nC=environment\nD="a b"\n'
+}
 const ETAG = /^"[A-Za-z0-9_-]{22}"$/
 
 t.test('reads the documents on the way to a level, and only those that there are', async (t) => {
@@ -42,14 +46,25 @@ t.test('reads the documents on the way to a level, and only those that there are
   t.same(Object.keys(levels).sort(), ['environment', 'project', 'target'])
   for (const [name, source] of [['project', 'reads'], ['target', 'backend'], ['environment', 'live']] as const) {
     const { content, ...level } = levels[name]
-    t.strictSame(level, { id: stored[name].data.secret_id, encrypted: true, source, version: stored[name].data.version, key_version: '1', etag: stored[name].etag })
+    t.strictSame(level, {
+      id: stored[name].data.secret_id,
+      encrypted: true,
+      source,
+      version: stored[name].data.version,
+      key_version: '1',
+      etag: stored[name].etag
+    })
     t.match(content, /^[A-Za-z0-9+/]+={0,2}$/)
     t.equal(Buffer.from(content, 'base64').length, stored[name].data.bytes)
   }
 
   const above = [
     { path: paths.project, has: ['project'], hierarchy: { project: 'reads', target: null, environment: null } },
-    { path: paths.target, has: ['project', 'target'], hierarchy: { project: 'reads', target: 'backend', environment: null } }
+    {
+      path: paths.target,
+      has: ['project', 'target'],
+      hierarchy: { project: 'reads', target: 'backend', environment: null }
+    }
   ]
   for (const { path, has, hierarchy } of above) {
     const { body } = await read(path)
@@ -63,7 +78,9 @@ t.test('reads the documents on the way to a level, and only those that there are
   for (const [name, document] of Object.entries(DOCUMENTS)) {
     t.match(plain.data.attributes.levels[name], { encrypted: false, content: document })
   }
-  for (const path of ['/reads/backend/none', '/reads/none', '/none', '/reads/none/live']) refused(t, await read(path), 404, 'not_found')
+  for (const path of ['/reads/backend/none', '/reads/none', '/none', '/reads/none/live']) {
+    refused(t, await read(path), 404, 'not_found')
+  }
 })
 
 t.test('every combination of decrypt, merge and raw answers its shape or invalid_parameter_combination', async (t) => {
@@ -95,8 +112,14 @@ t.test('every combination of decrypt, merge and raw answers its shape or invalid
   for (const query of ['decrypt=maybe', 'merge=yes', 'merge=TRUE', 'raw=2', 'decrypt=true&decrypt=true']) {
     refused(t, await read(`/combinations/backend/live?${query}`), 422, 'validation_failed', query)
   }
-  t.same((await read('/combinations/backend?decrypt=true&merge=true')).body.data.attributes.merged, { A: 'project', B: 'target', C: 'target' })
-  t.same((await read('/combinations?decrypt=true&merge=true&raw=true&unknown=1')).body, { A: 'project', B: 'project', C: 'project' })
+  t.same(
+    (await read('/combinations/backend?decrypt=true&merge=true')).body.data.attributes.merged,
+    { A: 'project', B: 'target', C: 'target' }
+  )
+  t.same(
+    (await read('/combinations?decrypt=true&merge=true&raw=true&unknown=1')).body,
+    { A: 'project', B: 'project', C: 'project' }
+  )
 })
 
 t.test('decrypt=true needs secret:decrypt beside secret:read', async (t) => {
@@ -136,7 +159,9 @@ t.test('retrieve answers as the paths do, and the values when decrypted', async 
   const action = 'decrypt'
   for (const merge of [true, 'true']) {
     const { body } = await retrieve({ ...at, action, merge })
-    t.strictSame(body.data, { type: 'secrets', attributes: { encrypted: false, format: 'env', merged: MERGED }, secrets: MERGED })
+    t.strictSame(
+      body.data, { type: 'secrets', attributes: { encrypted: false, format: 'env', merged: MERGED }, secrets: MERGED }
+    )
     t.strictSame(body.meta.merged, 'true')
   }
   for (const merge of [undefined, false, 'false', 'both']) {
@@ -149,35 +174,72 @@ t.test('retrieve answers as the paths do, and the values when decrypted', async 
   t.same((await retrieve({ ...at, action, raw: true, merge: true })).body, MERGED)
 
   const filtered = [
-    [{}, MERGED], [{ names: [] }, MERGED], [{ names: ['A', 'D', 'X'] }, { A: 'project', D: 'a b' }], [{ search: 'c' }, { C: 'environment' }],
-    [{ names: ['A', 'C'], search: 'C' }, { C: 'environment' }], [{ search: 'environment' }, {}], [{ tags: ['x'] }, {}], [{ tags: [] }, MERGED]
+    [{}, MERGED], [{ names: [] }, MERGED], [
+      { names: ['A', 'D', 'X'] }, { A: 'project', D: 'a b' }
+    ], [{ search: 'c' }, { C: 'environment' }],
+    [
+      { names: ['A', 'C'], search: 'C' }, { C: 'environment' }
+    ], [{ search: 'environment' }, {}], [{ tags: ['x'] }, {}], [{ tags: [] }, MERGED]
   ] as const
   for (const [filters, expected] of filtered) {
     t.same((await retrieve({ ...at, action, filters })).body.data.secrets, expected, JSON.stringify(filters))
-    t.same((await retrieve({ ...at, action, filters, merge: true, raw: true })).body, expected, `raw ${JSON.stringify(filters)}`)
+    t.same(
+      (await retrieve({ ...at, action, filters, merge: true, raw: true })).body, expected,
+      `raw ${JSON.stringify(filters)}`
+    )
   }
 
   const key = await retrieve({ project: at.project, action: 'key:retrieve' })
   t.same(key.body, (await owner.call('GET', `/${org}/retrieves/encryption-key`)).body)
 
   const combinations = [
-    { merge: true }, { merge: 'both' }, { raw: true }, { filters: { names: ['A'] } }, { action, raw: true, merge: 'both' }
+    { merge: true }, { merge: 'both' }, { raw: true }, { filters: { names: ['A'] } }, {
+      action, raw: true, merge: 'both'
+    }
   ]
-  for (const more of combinations) refused(t, await retrieve({ ...at, ...more }), 422, 'invalid_parameter_combination', JSON.stringify(more))
+  for (const more of combinations) {
+    refused(t, await retrieve({ ...at, ...more }), 422, 'invalid_parameter_combination', JSON.stringify(more))
+  }
   const wrong = [
-    { merge: 'yes' }, { merge: 1 }, { merge: null }, { raw: 'true' }, { action: 'write' }, { action: 1 }, { filters: { names: 'A' } },
-    { filters: { other: [] } }, { filters: [] }, { extra: 1 }, { project: 1 }, { project: 'No Slug' }, { project: undefined }, { target: undefined }
+    { merge: 'yes' }, { merge: 1 }, { merge: null }, { raw: 'true' }, { action: 'write' }, { action: 1 }, {
+      filters: { names: 'A' }
+    },
+    { filters: { other: [] } }, { filters: [] }, { extra: 1 }, { project: 1 }, {
+      project: 'No Slug'
+    }, { project: undefined }, { target: undefined }
   ]
-  for (const more of wrong) refused(t, await retrieve({ ...at, ...more }), 422, 'validation_failed', JSON.stringify(more))
-  for (const action of ['read', 'decrypt', 'key:retrieve']) refused(t, await retrieve({ project: 'nothing', action }), 404, 'not_found', action)
+  for (const more of wrong) {
+    refused(t, await retrieve({ ...at, ...more }), 422, 'validation_failed', JSON.stringify(more))
+  }
+  for (const action of ['read', 'decrypt', 'key:retrieve']) {
+    refused(t, await retrieve({ project: 'nothing', action }), 404, 'not_found', action)
+  }
   refused(t, await retrieve({ ...at, environment: 'none' }), 404, 'not_found')
 })
 
 t.test('documents are read as env, json, yaml or one opaque text', async (t) => {
   const formats = [
-    { secret_format: 'env', reported: 'env', document: 'export A=1\nB="two\nlines"\n', values: { A: '1', B: 'two\nlines' }, broken: 'no assignment here\n' },
-    { secret_format: 'json', reported: 'json', document: '{"A": 1, "B": {"x": [1, null]}, "__proto__": "p"}', values: JSON.parse('{"A":"1","B":"{\\"x\\":[1,null]}","__proto__":"p"}'), broken: '{"A":' },
-    { secret_format: 'yaml', reported: 'env', document: 'A: 1\nB: two words\n', values: { A: '1', B: 'two words' }, broken: '- a\n- list\n' }
+    {
+      secret_format: 'env',
+      reported: 'env',
+      document: 'export A=1\nB="two\nlines"\n',
+      values: { A: '1', B: 'two\nlines' },
+      broken: 'no assignment here\n'
+    },
+    {
+      secret_format: 'json',
+      reported: 'json',
+      document: '{"A": 1, "B": {"x": [1, null]}, "__proto__": "p"}',
+      values: JSON.parse('{"A":"1","B":"{\\"x\\":[1,null]}","__proto__":"p"}'),
+      broken: '{"A":'
+    },
+    {
+      secret_format: 'yaml',
+      reported: 'env',
+      document: 'A: 1\nB: two words\n',
+      values: { A: '1', B: 'two words' },
+      broken: '- a\n- list\n'
+    }
   ]
   for (const { secret_format, reported, document, values, broken } of formats) {
     const at = await makeLevel(owner, { slug: `format-${secret_format}`, secret_format })
@@ -208,7 +270,9 @@ t.test('documents are read as env, json, yaml or one opaque text', async (t) => 
   t.equal(attributes.format, 'env')
   t.equal(attributes.levels.environment.content, 'A=1')
   for (const query of ['&merge=true', '&merge=both', '&raw=true']) {
-    refused(t, await read(`/format-text/backend/live?decrypt=true${query}`), 422, 'invalid_parameter_combination', query)
+    refused(
+      t, await read(`/format-text/backend/live?decrypt=true${query}`), 422, 'invalid_parameter_combination', query
+    )
   }
 })
 
@@ -227,10 +291,14 @@ t.test('entity tags are strong, keyed and change with every write; If-None-Match
   const retrieved = await retrieve(at, owner, { 'if-none-match': '*' })
   t.equal(retrieved.status, 200, '304 is for GET and HEAD')
   t.not(retrieved.headers.etag, etag)
-  for (const header of ['"other"', etag.slice(1, -1), '']) t.equal((await read(path, owner, { 'if-none-match': header })).status, 200, header)
+  for (const header of ['"other"', etag.slice(1, -1), '']) {
+    t.equal((await read(path, owner, { 'if-none-match': header })).status, 200, header)
+  }
   const variants = ['?decrypt=true', '?decrypt=true&merge=true', '?decrypt=true&merge=both', '?decrypt=true&raw=true']
   const tags = new Set([etag])
-  for (const variant of variants) tags.add(String((await read(path + variant, owner, { 'if-none-match': etag })).headers.etag))
+  for (const variant of variants) {
+    tags.add(String((await read(path + variant, owner, { 'if-none-match': etag })).headers.etag))
+  }
   t.equal(tags.size, 5, 'each shape has its own tag')
 
   const second = await store({ ...at, plaintext: 'A=1' })
@@ -238,7 +306,9 @@ t.test('entity tags are strong, keyed and change with every write; If-None-Match
   t.not(second.headers.etag, first.headers.etag, 'it is made from the writes and not from the document')
   t.equal((await read(path, owner, { 'if-none-match': etag })).status, 200)
   const elsewhere = await makeLevel(owner, { slug: 'etags-too' })
-  t.not((await store({ ...elsewhere, plaintext: 'A=1' })).headers.etag, first.headers.etag, 'equal documents do not show')
+  t.not(
+    (await store({ ...elsewhere, plaintext: 'A=1' })).headers.etag, first.headers.etag, 'equal documents do not show'
+  )
   // A shallower write shows in the answer of a deeper read.
   const before = String((await read(path)).headers.etag)
   await store({ project: at.project, plaintext: 'P=1' })
@@ -249,7 +319,10 @@ t.test('If-Match and If-None-Match guard a write: 412 and nothing stored when th
   const at = await makeLevel(owner, { slug: 'preconditions' })
   await unchanged(t, async () => {
     for (const header of ['*', '"AAAAAAAAAAAAAAAAAAAAAA"', '']) {
-      refused(t, await store({ ...at, plaintext: 'A=1' }, owner, { 'if-match': header }), 412, 'precondition_failed', `If-Match: ${header}`)
+      refused(
+        t, await store({ ...at, plaintext: 'A=1' }, owner, { 'if-match': header }), 412, 'precondition_failed',
+        `If-Match: ${header}`
+      )
     }
   })
   const first = await store({ ...at, plaintext: 'A=1' }, owner, { 'if-none-match': '*' })
@@ -262,21 +335,33 @@ t.test('If-Match and If-None-Match guard a write: 412 and nothing stored when th
   await unchanged(t, async () => {
     refused(t, await store({ ...at, plaintext: 'A=3' }, owner, { 'if-match': stale }), 412, 'precondition_failed')
     refused(t, await store({ ...at, plaintext: 'A=3' }, owner, { 'if-none-match': '*' }), 412, 'precondition_failed')
-    refused(t, await store({ ...at, plaintext: 'A=3' }, owner, { 'if-none-match': current }), 412, 'precondition_failed')
+    refused(
+      t, await store({ ...at, plaintext: 'A=3' }, owner, { 'if-none-match': current }), 412, 'precondition_failed'
+    )
     refused(t, await remove(at, owner, { 'if-match': stale }), 412, 'precondition_failed')
-    refused(t, await remove({ ...at, no_backup: true, confirmed: true }, owner, { 'if-match': stale }), 412, 'precondition_failed')
+    refused(
+      t, await remove({ ...at, no_backup: true, confirmed: true }, owner, { 'if-match': stale }), 412,
+      'precondition_failed'
+    )
   })
   t.equal((await store({ ...at, plaintext: 'A=3' }, owner, { 'if-match': '*', 'if-none-match': stale })).status, 200)
   const last = (await read('/preconditions/backend/live')).body.data.attributes.levels.environment.etag
   t.equal((await remove(at, owner, { 'if-match': last })).status, 204)
-  refused(t, await store({ ...at, plaintext: 'A=4' }, owner, { 'if-match': last }), 412, 'precondition_failed', 'a deleted document has no tag')
-  t.equal((await store({ ...at, plaintext: 'A=4' }, owner, { 'if-none-match': '*' })).status, 200, 'a deleted document is none')
+  refused(
+    t, await store({ ...at, plaintext: 'A=4' }, owner, { 'if-match': last }), 412, 'precondition_failed',
+    'a deleted document has no tag'
+  )
+  t.equal(
+    (await store({ ...at, plaintext: 'A=4' }, owner, { 'if-none-match': '*' })).status, 200,
+    'a deleted document is none'
+  )
 })
 
 t.test('two writers with the same If-Match: exactly one wins', async (t) => {
   const at = await makeLevel(owner, { slug: 'race' })
   const { headers } = await store({ ...at, plaintext: 'A=0' })
-  const answers = await Promise.all(Array.from({ length: 8 }, (_, i) => store({ ...at, plaintext: `A=${i}` }, owner, { 'if-match': String(headers.etag) })))
+  const answers = await Promise.all(Array.from({ length: 8 }, (_, i) =>
+    store({ ...at, plaintext: `A=${i}` }, owner, { 'if-match': String(headers.etag) })))
   t.same(answers.map(({ status }) => status).sort(), [200, ...Array<number>(7).fill(412)])
 })
 
@@ -288,7 +373,14 @@ t.test('store takes the document itself or a blob under the current key, at any 
     const { status, body, headers } = await store({ ...place, plaintext: 'KEY=é' })
     t.equal(status, 200)
     t.strictSame(body, {
-      data: { type: 'secrets', level, source: Object.values(place)[i], bytes: 6 + 28, secret_id: body.data.secret_id, version: body.data.version },
+      data: {
+        type: 'secrets',
+        level,
+        source: Object.values(place)[i],
+        bytes: 6 + 28,
+        secret_id: body.data.secret_id,
+        version: body.data.version
+      },
       message: `Stored as version ${body.data.version}.`
     })
     t.match(body.data.secret_id, /^[0-9A-HJKMNP-TV-Z]{26}$/)
@@ -300,7 +392,9 @@ t.test('store takes the document itself or a blob under the current key, at any 
   const { environment } = (await read('/stores/backend/live?decrypt=true')).body.data.attributes.levels
   t.match(environment, { content: 'KEY=2', version: null })
 
-  const { key, key_check_salt, key_check_iterations } = (await owner.call('GET', `/${org}/stores/encryption-key`)).body.data.attributes
+  const {
+    key, key_check_salt, key_check_iterations
+  } = (await owner.call('GET', `/${org}/stores/encryption-key`)).body.data.attributes
   const dataKey = await deriveDataKey(key, Buffer.from(key_check_salt, 'base64'), key_check_iterations)
   const content = sealBlob(dataKey, 'KEY=33')
   t.equal((await store({ ...at, content })).status, 200)
@@ -311,7 +405,10 @@ t.test('store takes the document itself or a blob under the current key, at any 
   await unchanged(t, async () => {
     const flipped = Buffer.from(content, 'base64')
     flipped[20]! ^= 1
-    for (const bad of [sealBlob(secretKey(random(32)), 'KEY=4'), flipped.toString('base64'), content.replace(/=+$/, ''), random(28).toString('base64')]) {
+    for (const bad of [
+      sealBlob(secretKey(random(32)), 'KEY=4'), flipped.toString('base64'), content.replace(/=+$/, ''),
+      random(28).toString('base64')
+    ]) {
       refused(t, await store({ ...at, content: bad }), 422, 'content_not_decryptable')
     }
   })
@@ -322,11 +419,21 @@ t.test('a store that does not match its schema is refused and stores nothing', a
   await store({ ...at, plaintext: 'A=1' })
   const content = random(40).toString('base64')
   const bad = [
-    {}, { content, plaintext: 'A=1' }, { content: 'no base64!' }, { content: random(26).toString('base64') }, { content: 1 }, { content: null },
-    { content: content.replace('=', '-') }, { plaintext: 1 }, { plaintext: ['A=1'] }, { plaintext: 'A=1', no_backup: 'true' },
-    { plaintext: 'A=1', no_backup: 1 }, { plaintext: 'A=1', backup: true }, { plaintext: 'A=1', key_proof: '' }, { plaintext: 'A=1', key_proof: 1 },
-    { plaintext: 'A=1', project: undefined }, { plaintext: 'A=1', target: undefined }, { plaintext: 'A=1', environment: 'No Slug' },
-    { plaintext: 'a'.repeat(1024 * 1024 - 27) }, { plaintext: 'é'.repeat(512 * 1024) }, { content: Buffer.alloc(1024 * 1024 + 3).toString('base64') }
+    {}, {
+      content, plaintext: 'A=1'
+    }, { content: 'no base64!' }, { content: random(26).toString('base64') }, { content: 1 }, { content: null },
+    { content: content.replace('=', '-') }, { plaintext: 1 }, { plaintext: ['A=1'] }, {
+      plaintext: 'A=1', no_backup: 'true'
+    },
+    { plaintext: 'A=1', no_backup: 1 }, { plaintext: 'A=1', backup: true }, {
+      plaintext: 'A=1', key_proof: ''
+    }, { plaintext: 'A=1', key_proof: 1 },
+    { plaintext: 'A=1', project: undefined }, { plaintext: 'A=1', target: undefined }, {
+      plaintext: 'A=1', environment: 'No Slug'
+    },
+    { plaintext: 'a'.repeat(1024 * 1024 - 27) }, { plaintext: 'é'.repeat(512 * 1024) }, {
+      content: Buffer.alloc(1024 * 1024 + 3).toString('base64')
+    }
   ]
   await unchanged(t, async () => {
     for (const [i, more] of bad.entries()) {
@@ -337,9 +444,14 @@ t.test('a store that does not match its schema is refused and stores nothing', a
     for (const gone of [{ project: 'none' }, { target: 'none' }, { environment: 'none' }]) {
       refused(t, await store({ ...at, plaintext: 'A=1', ...gone }), 404, 'not_found')
     }
-    forbidden(t, await store({ ...at, plaintext: 'A=1' }, await test.token(org, ['secret:read', 'secret:decrypt', 'secret:purge'])), 'secret:write')
+    forbidden(t, await store(
+      { ...at, plaintext: 'A=1' }, await test.token(org, ['secret:read', 'secret:decrypt', 'secret:purge'])
+    ), 'secret:write')
   })
-  t.equal((await store({ ...at, plaintext: 'a'.repeat(1024 * 1024 - 28) })).body.data.bytes, 1024 * 1024, 'the largest document')
+  t.equal(
+    (await store({ ...at, plaintext: 'a'.repeat(1024 * 1024 - 28) })).body.data.bytes, 1024 * 1024,
+    'the largest document'
+  )
 })
 
 t.test('CR-20 CR-24: a client-managed store needs the right proof; every refusal stores nothing', async (t) => {
@@ -351,9 +463,16 @@ t.test('CR-20 CR-24: a client-managed store needs the right proof; every refusal
   const attempt = async () => {
     refused(t, await store({ ...at, plaintext: 'A=1', key_proof: key.proof }), 422, 'client_managed_encryption')
     refused(t, await store({ ...at, plaintext: 'A=1' }), 422, 'client_managed_encryption')
-    const proofs = [undefined, other.proof, random(32).toString('base64'), key.proof.slice(0, -1), ` ${key.proof}`, Buffer.from(key.proof, 'base64').toString('hex'), 'x']
-    for (const key_proof of proofs) refused(t, await store({ ...at, content, key_proof }), 422, 'key_proof_mismatch', String(key_proof))
-    forbidden(t, await store({ ...at, content, key_proof: key.proof }, await test.token(org, ['secret:read'])), 'secret:write')
+    const proofs = [
+      undefined, other.proof, random(32).toString('base64'), key.proof.slice(0, -1), ` ${key.proof}`,
+      Buffer.from(key.proof, 'base64').toString('hex'), 'x'
+    ]
+    for (const key_proof of proofs) {
+      refused(t, await store({ ...at, content, key_proof }), 422, 'key_proof_mismatch', String(key_proof))
+    }
+    forbidden(
+      t, await store({ ...at, content, key_proof: key.proof }, await test.token(org, ['secret:read'])), 'secret:write'
+    )
   }
   await unchanged(t, attempt)
   const stored = await store({ ...at, content, key_proof: key.proof })
@@ -379,11 +498,16 @@ t.test('CR-24: a proof that opens the content is refused, for key strings of 32 
       continue
     }
     await unchanged(t, async () => {
-      for (const content of [body.content, body.content.replace(/=+$/, '')]) refused(t, await store({ ...body, content }), 422, 'key_proof_reveals_key')
+      for (const content of [body.content, body.content.replace(/=+$/, '')]) {
+        refused(t, await store({ ...body, content }), 422, 'key_proof_reveals_key')
+      }
     })
     const { message } = (await store(body)).body
     t.match(message, /32 bytes/)
-    t.equal((await store({ ...body, content: sealBlob(secretKey(random(32)), 'A=1') })).status, 200, 'what the proof does not open is opaque')
+    t.equal(
+      (await store({ ...body, content: sealBlob(secretKey(random(32)), 'A=1') })).status, 200,
+      'what the proof does not open is opaque'
+    )
   }
 })
 
@@ -392,14 +516,19 @@ t.test('CR-24: ALLOW_REVEALING_KEY_PROOF=1 lets it through and audits it', async
   const caller = await lenient.organization()
   const key = await clientKey('k'.repeat(32))
   const at = await makeLevel(caller, key.registration)
-  const events = () => lenient.sql("SELECT action, resource_type FROM audit_events WHERE details ->> 'key_proof_reveals_key' = 'true'")
-  const send = (content: string, key_proof = key.proof) => caller.call('POST', `/${caller.organization}/secrets/store`, { ...at, content, key_proof })
+  const events = () =>
+    lenient.sql("SELECT action, resource_type FROM audit_events WHERE details ->> 'key_proof_reveals_key' = 'true'")
+  const send = (content: string, key_proof = key.proof) =>
+    caller.call('POST', `/${caller.organization}/secrets/store`, { ...at, content, key_proof })
   t.equal((await send(sealBlob(secretKey(random(32)), 'A=0'))).status, 200)
   t.same(await events(), [])
   t.equal((await send(sealBlob(key.dataKey, 'A=1'))).status, 200)
   t.same(await events(), [{ action: 'secret.store', resource_type: 'secret' }])
   refused(t, await send(sealBlob(key.dataKey, 'A=1'), random(32).toString('base64')), 422, 'key_proof_mismatch')
-  const restored = await caller.call('POST', `/${caller.organization}/secrets/versions/1/restore`, { content: sealBlob(key.dataKey, 'A=2'), key_proof: key.proof })
+  const restored = await caller.call(
+    'POST', `/${caller.organization}/secrets/versions/1/restore`,
+    { content: sealBlob(key.dataKey, 'A=2'), key_proof: key.proof }
+  )
   t.equal(restored.status, 200)
   t.equal((await events()).length, 2)
 })
@@ -423,7 +552,10 @@ t.test('delete keeps a restore snapshot; the level has no document any more', as
   t.equal((await read('/deletes/backend/live?decrypt=true')).body.data.attributes.levels.environment.content, 'A=2')
   t.equal((await remove({ project: at.project, target: at.target })).status, 204)
   t.equal((await remove({ project: at.project })).status, 204)
-  t.same(Object.keys((await read('/deletes/backend/live')).body.data.attributes.levels), ['environment'], 'levels are deleted one by one')
+  t.same(
+    Object.keys((await read('/deletes/backend/live')).body.data.attributes.levels), ['environment'],
+    'levels are deleted one by one'
+  )
 })
 
 t.test('TI-38: delete with no_backup needs confirmed true and secret:purge, and takes the history along', async (t) => {
@@ -434,9 +566,14 @@ t.test('TI-38: delete with no_backup needs confirmed true and secret:purge, and 
   const writer = await test.token(org, ['secret:write'])
   await unchanged(t, async () => {
     for (const confirmed of [undefined, false, 'true', 1, [true], {}, null]) {
-      refused(t, await remove({ ...at, no_backup: true, confirmed }), 422, 'confirmation_required', JSON.stringify(confirmed))
+      refused(
+        t, await remove({ ...at, no_backup: true, confirmed }), 422, 'confirmation_required', JSON.stringify(confirmed)
+      )
     }
-    for (const more of [{ no_backup: 'true', confirmed: true }, { no_backup: 1 }, { extra: 1 }, { target: undefined }, { project: undefined }]) {
+    for (const more of [
+      { no_backup: 'true', confirmed: true }, { no_backup: 1 }, { extra: 1 }, { target: undefined },
+      { project: undefined }
+    ]) {
       refused(t, await remove({ ...at, ...more }), 422, 'validation_failed', JSON.stringify(more))
     }
     forbidden(t, await remove({ ...at, no_backup: true, confirmed: true }, writer), 'secret:purge')
@@ -444,10 +581,17 @@ t.test('TI-38: delete with no_backup needs confirmed true and secret:purge, and 
     forbidden(t, await remove(at, await test.token(org, ['secret:purge'])), 'secret:write')
     refused(t, await remove({ ...at, environment: 'none' }), 404, 'not_found')
   })
-  t.equal((await remove({ ...at, no_backup: true, confirmed: true }, await test.token(org, ['secret:write', 'secret:purge']))).status, 204)
+  t.equal((await remove(
+    { ...at, no_backup: true, confirmed: true }, await test.token(org, ['secret:write', 'secret:purge'])
+  )).status, 204)
   t.same((await owner.call('POST', `/${org}/secrets/versions`, at)).body.data, [])
-  t.same(Object.keys((await read('/deletes-all/backend/live')).body.data.attributes.levels), ['project'], 'another level keeps its document')
-  const [event] = await test.sql("SELECT details FROM audit_events WHERE action = 'secret.delete' AND details->>'purged' IS NOT NULL")
+  t.same(
+    Object.keys((await read('/deletes-all/backend/live')).body.data.attributes.levels), ['project'],
+    'another level keeps its document'
+  )
+  const [event] = await test.sql(
+    "SELECT details FROM audit_events WHERE action = 'secret.delete' AND details->>'purged' IS NOT NULL"
+  )
   t.same(event?.details, { level: 'environment', purged: 2 })
   await store({ ...at, plaintext: 'A=3' })
   const { data } = (await owner.call('POST', `/${org}/secrets/versions`, at)).body
@@ -460,9 +604,13 @@ t.test('a client-managed project without a check of its key answers key_proof_re
   const at = await makeLevel(owner, { slug: 'unchecked', ...key.registration })
   // No route makes such a row and the schema refuses it: this is the last line of defence.
   await test.sql('ALTER TABLE encryption_keys DROP CONSTRAINT encryption_keys_custody')
-  await test.sql("UPDATE encryption_keys SET key_check = NULL, key_check_hash = NULL WHERE project_id = (SELECT id FROM projects WHERE slug = 'unchecked')")
+  await test.sql(
+    "UPDATE encryption_keys SET key_check = NULL, key_check_hash = NULL WHERE project_id = (SELECT id FROM projects WHERE slug = 'unchecked')"
+  )
   await unchanged(t, async () => {
-    refused(t, await store({ ...at, content: sealBlob(key.dataKey, 'A=1'), key_proof: key.proof }), 422, 'key_proof_required')
+    refused(
+      t, await store({ ...at, content: sealBlob(key.dataKey, 'A=1'), key_proof: key.proof }), 422, 'key_proof_required'
+    )
   })
 })
 

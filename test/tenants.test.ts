@@ -8,12 +8,20 @@ import { EXCEPTIONS, TENANT_TABLES, crossesTenants } from './helpers/statements.
 const service = await startApp(t)
 
 t.test('every table of an organization has it in its key, and in every reference to its kind', async (t) => {
-  const columns = await service.sql("SELECT table_name AS name FROM information_schema.columns WHERE table_schema = 'public' AND column_name = 'organization_id' ORDER BY 1")
+  const columns = await service.sql(
+    "SELECT table_name AS name FROM information_schema.columns WHERE table_schema = 'public' AND column_name = 'organization_id' ORDER BY 1"
+  )
   t.same(columns.map(({ name }) => name), [...TENANT_TABLES].sort(), 'the statements of all of them are watched')
   const constraints = await service.sql(`
     SELECT c.conrelid::regclass::text AS of, c.confrelid::regclass::text AS to, c.contype AS kind, c.conname AS name,
       ARRAY(SELECT attname::text FROM pg_attribute WHERE attrelid = c.conrelid AND attnum = ANY (c.conkey)) AS columns
-    FROM pg_constraint c WHERE c.connamespace = 'public'::regnamespace AND c.contype IN ('p', 'f')`) as { of: string, to: string, kind: 'p' | 'f', name: string, columns: string[] }[]
+    FROM pg_constraint c WHERE c.connamespace = 'public'::regnamespace AND c.contype IN ('p', 'f')`) as {
+    of: string
+    to: string
+    kind: 'p' | 'f'
+    name: string
+    columns: string[]
+  }[]
   for (const table of TENANT_TABLES) {
     const own = constraints.filter(({ of }) => of === table)
     t.ok(own.some(({ columns }) => columns.includes('organization_id')), `${table}: in its key or in a reference`)
@@ -21,9 +29,15 @@ t.test('every table of an organization has it in its key, and in every reference
       t.ok(columns.includes('organization_id'), `${name}: refers to ${to} with the organization`)
     }
   }
-  const indexes = await service.sql("SELECT indexname AS name, indexdef AS definition FROM pg_indexes WHERE schemaname = 'public' AND indexdef LIKE 'CREATE UNIQUE%'")
-  const alone = indexes.filter(({ definition }) => TENANT_TABLES.some((table) => (definition as string).includes(` ON public.${table} `)) && !(definition as string).includes('(organization_id'))
-  t.same(alone.map(({ name }) => name).sort(), ['api_tokens_pkey', 'api_tokens_token_hash_unique', 'encryption_keys_pkey'], 'numbers of the installation, and the hash by which a token is found')
+  const indexes = await service.sql(
+    "SELECT indexname AS name, indexdef AS definition FROM pg_indexes WHERE schemaname = 'public' AND indexdef LIKE 'CREATE UNIQUE%'"
+  )
+  const alone = indexes.filter(({ definition }) => TENANT_TABLES.some((table) =>
+    (definition as string).includes(` ON public.${table} `)) && !(definition as string).includes('(organization_id'))
+  t.same(
+    alone.map(({ name }) => name).sort(), ['api_tokens_pkey', 'api_tokens_token_hash_unique', 'encryption_keys_pkey'],
+    'numbers of the installation, and the hash by which a token is found'
+  )
 })
 
 t.test('a row cannot point at one of another organization, whoever writes it', async (t) => {
@@ -32,12 +46,17 @@ t.test('a row cannot point at one of another organization, whoever writes it', a
     await caller.call('POST', `/${caller.organization}/secrets/store`, { ...await makeLevel(caller), plaintext: 'A=1' })
   }
   const moves: [table: string, column: string, from: string][] = [
-    ['targets', 'project_id', 'projects'], ['environments', 'project_id', 'projects'], ['environments', 'target_id', 'targets'], ['encryption_keys', 'project_id', 'projects'],
-    ['secrets', 'project_id', 'projects'], ['secrets', 'target_id', 'targets'], ['secrets', 'environment_id', 'environments'], ['secrets', 'history_id', 'histories'],
+    ['targets', 'project_id', 'projects'], [
+      'environments', 'project_id', 'projects'
+    ], ['environments', 'target_id', 'targets'], ['encryption_keys', 'project_id', 'projects'],
+    ['secrets', 'project_id', 'projects'], ['secrets', 'target_id', 'targets'], [
+      'secrets', 'environment_id', 'environments'
+    ], ['secrets', 'history_id', 'histories'],
     ['secret_versions', 'history_id', 'histories'], ['project_counts', 'project_id', 'projects']
   ]
   for (const [table, column, from] of moves) {
-    const move = `UPDATE ${table} SET ${column} = (SELECT id FROM ${from} WHERE organization_id = '${b.organization}') WHERE organization_id = '${a.organization}'`
+    const move =
+      `UPDATE ${table} SET ${column} = (SELECT id FROM ${from} WHERE organization_id = '${b.organization}') WHERE organization_id = '${a.organization}'`
     await t.rejects(service.sql(move), { cause: { code: '23503' } }, `${table}.${column}`)
   }
 })
@@ -79,9 +98,13 @@ t.test('such a statement fails the test that sent it, and ends any other process
     await database.close()`
   const inTest = `import t from 'tap'; import './dist/test/helpers/app.js'
     t.test('planted', async (t) => { ${planted} \n t.pass() })`
-  const runs = { test: [inTest], process: [`${planted}\n process.exit(0)`, '--import', resolve('dist/test/helpers/statements.js')] }
+  const runs = {
+    test: [inTest], process: [`${planted}\n process.exit(0)`, '--import', resolve('dist/test/helpers/statements.js')]
+  }
   for (const [name, [program, ...watched]] of Object.entries(runs)) {
-    const { status, stdout, stderr } = spawnSync(process.execPath, [...watched, '--input-type=module', '-e', program!], { encoding: 'utf8' })
+    const { status, stdout, stderr } = spawnSync(
+      process.execPath, [...watched, '--input-type=module', '-e', program!], { encoding: 'utf8' }
+    )
     t.ok(status !== 0, `${name}: it fails`)
     t.match(stdout + stderr, 'secrets without its organization', name)
   }

@@ -10,21 +10,39 @@ import { hasPostgres, startPostgres } from './helpers/postgres.ts'
 t.test('a connection beyond this machine without a check has its weakness said, and what cannot be had is refused', async (t) => {
   const weaknessOf = (rest: string, host = 'db.example.com') => tlsOf(`postgres://u:p@${host}/d${rest}`).weakness
   for (const [rest, weakness] of [
-    ['', /not encrypted/], ['?sslmode=disable', /not encrypted/], ['?sslmode=prefer', /only if nobody objects/], ['?sslmode=allow', /only if nobody objects/],
-    ['?sslmode=require', /anybody may answer/], ['?ssl=true', /anybody may answer/], ['?ssl=require', /anybody may answer/], ['?connect_timeout=3', /not encrypted/]
+    ['', /not encrypted/], ['?sslmode=disable', /not encrypted/], [
+      '?sslmode=prefer', /only if nobody objects/
+    ], ['?sslmode=allow', /only if nobody objects/],
+    ['?sslmode=require', /anybody may answer/], ['?ssl=true', /anybody may answer/], [
+      '?ssl=require', /anybody may answer/
+    ], ['?connect_timeout=3', /not encrypted/]
   ] as const) t.match(weaknessOf(rest), weakness, rest)
-  for (const rest of ['?sslmode=verify-full', '?sslrootcert=system', '?ssl=verify-full', '?x=1&sslmode=verify-full']) t.equal(weaknessOf(rest), undefined, rest)
-  for (const host of ['127.0.0.1', 'localhost:5432', '[::1]:5432', '127.1.2.3:1', '127.0.0.1:1,localhost:2', '']) t.equal(weaknessOf('', host), undefined, host)
-  for (const host of ['10.0.0.7', 'localhost,db.example.com', '[::2]:5432', 'postgres:5432', '127.0.0.1.example.com']) t.match(weaknessOf('', host), /not encrypted/, host)
-  t.equal(tlsOf('postgres://h/d?a=1&sslmode=verify-full&sslrootcert=system&b=2').url, 'postgres://h/d?a=1&b=2', 'nothing of it goes to the server')
-  t.match(tlsOf('postgres://h/d?a=1?b&sslmode=require'), { ssl: 'require', weakness: /anybody may answer/ }, 'a second question mark hides nothing')
+  for (const rest of ['?sslmode=verify-full', '?sslrootcert=system', '?ssl=verify-full', '?x=1&sslmode=verify-full']) {
+    t.equal(weaknessOf(rest), undefined, rest)
+  }
+  for (const host of ['127.0.0.1', 'localhost:5432', '[::1]:5432', '127.1.2.3:1', '127.0.0.1:1,localhost:2', '']) {
+    t.equal(weaknessOf('', host), undefined, host)
+  }
+  for (const host of ['10.0.0.7', 'localhost,db.example.com', '[::2]:5432', 'postgres:5432', '127.0.0.1.example.com']) {
+    t.match(weaknessOf('', host), /not encrypted/, host)
+  }
+  t.equal(
+    tlsOf('postgres://h/d?a=1&sslmode=verify-full&sslrootcert=system&b=2').url, 'postgres://h/d?a=1&b=2',
+    'nothing of it goes to the server'
+  )
+  t.match(
+    tlsOf('postgres://h/d?a=1?b&sslmode=require'), { ssl: 'require', weakness: /anybody may answer/ },
+    'a second question mark hides nothing'
+  )
   for (const rest of ['?sslmode=verify', '?sslmode=VERIFY-FULL', '?sslmode=verify-ca', '?sslmode=verify-ca&sslrootcert=system', '?sslmode=verify-full&sslrootcert=/nowhere', '?sslmode=verify-full&sslrootcert=/dev/null',
     '?sslmode=verify-full&sslmode=disable', '?x=1&x=1', '?x=1?y&sslmode=verify']) {
     t.throws(() => weaknessOf(rest), TlsError, rest)
   }
 })
 
-t.test('each sslmode checks what its name says, against a PostgreSQL with a certificate of its own', { skip: hasPostgres() ? false : 'PostgreSQL is not installed' }, async (t) => {
+t.test('each sslmode checks what its name says, against a PostgreSQL with a certificate of its own', {
+  skip: hasPostgres() ? false : 'PostgreSQL is not installed'
+}, async (t) => {
   const server = await startPostgres()
   t.teardown(() => server.close())
   const { uid, gid } = statSync(join(server.dir, 'data'))
@@ -33,16 +51,29 @@ t.test('each sslmode checks what its name says, against a PostgreSQL with a cert
     const made = spawnSync('openssl', args, { cwd: server.dir })
     if (made.status !== 0) throw new Error(String(made.stderr))
   }
-  const authority = (name: string) => openssl('req', '-x509', '-newkey', 'ec', '-pkeyopt', 'ec_paramgen_curve:P-256', '-nodes', '-days', '2', '-subj', `/CN=${name}`, '-keyout', `${name}.key`, '-out', `${name}.crt`)
+  const authority = (name: string) => openssl(
+    'req', '-x509', '-newkey', 'ec', '-pkeyopt', 'ec_paramgen_curve:P-256', '-nodes', '-days', '2', '-subj',
+    `/CN=${name}`, '-keyout', `${name}.key`, '-out', `${name}.crt`
+  )
   authority('authority')
   authority('stranger')
   const use = async (names: string) => {
-    openssl('req', '-newkey', 'ec', '-pkeyopt', 'ec_paramgen_curve:P-256', '-nodes', '-subj', '/CN=database', '-keyout', 'server.key', '-out', 'server.csr')
+    openssl(
+      'req', '-newkey', 'ec', '-pkeyopt', 'ec_paramgen_curve:P-256', '-nodes', '-subj', '/CN=database', '-keyout',
+      'server.key', '-out', 'server.csr'
+    )
     writeFileSync(at('names'), `subjectAltName=${names}`)
-    openssl('x509', '-req', '-in', 'server.csr', '-CA', 'authority.crt', '-CAkey', 'authority.key', '-CAcreateserial', '-days', '2', '-extfile', 'names', '-out', 'server.crt')
+    openssl(
+      'x509', '-req', '-in', 'server.csr', '-CA', 'authority.crt', '-CAkey', 'authority.key', '-CAcreateserial',
+      '-days', '2', '-extfile', 'names', '-out', 'server.crt'
+    )
     for (const file of ['server.key', 'server.crt']) chownSync(at(file), uid, gid)
     const admin = postgres(server.url, { max: 1, onnotice: () => {} })
-    for (const [name, value] of [['ssl_cert_file', at('server.crt')], ['ssl_key_file', at('server.key')], ['ssl', 'on']]) await admin.unsafe(`ALTER SYSTEM SET ${name} = '${value}'`)
+    for (const [name, value] of [
+      ['ssl_cert_file', at('server.crt')], ['ssl_key_file', at('server.key')], ['ssl', 'on']
+    ]) {
+      await admin.unsafe(`ALTER SYSTEM SET ${name} = '${value}'`)
+    }
     await admin.end()
     await server.stop('fast')
     await server.start()
@@ -51,7 +82,9 @@ t.test('each sslmode checks what its name says, against a PostgreSQL with a cert
   const reached = async (host: string, rest: string): Promise<string> => {
     const database = await connect({ url: server.url.replace('127.0.0.1', host) + rest, pool: 2 })
     try {
-      const [row] = await database.db.execute(sql`SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()`) as unknown as { ssl: boolean }[]
+      const [row] = await database.db.execute(
+        sql`SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()`
+      ) as unknown as { ssl: boolean }[]
       return row!.ssl ? 'encrypted' : 'plain'
     } catch {
       return 'refused'
@@ -75,6 +108,9 @@ t.test('each sslmode checks what its name says, against a PostgreSQL with a cert
     ['localhost', '?sslmode=verify-full', 'refused']
   ] as const) t.equal(await reached(host, rest), outcome, `${host}${rest.replace(/&.*\//, ' ')}`)
   await use('IP:127.0.0.1')
-  t.equal(await reached('127.0.0.1', `?sslmode=verify-full${own}`), 'encrypted', 'an IP address is looked for in the certificate')
+  t.equal(
+    await reached('127.0.0.1', `?sslmode=verify-full${own}`), 'encrypted',
+    'an IP address is looked for in the certificate'
+  )
   t.equal(await reached('localhost', `?sslmode=verify-full${own}`), 'refused')
 })

@@ -19,13 +19,20 @@ const count = async (caller: Caller) => (await caller.call('GET', keysOf(caller)
 
 /** Somebody who holds `token`. */
 function holder (caller: Caller, token: string): Caller {
-  return { ...caller, token, call: (method, path, body, headers) => caller.call(method, path, body, { ...headers, authorization: `Bearer ${token}` }) }
+  return {
+    ...caller,
+    token,
+    call: (method, path, body, headers) =>
+      caller.call(method, path, body, { ...headers, authorization: `Bearer ${token}` })
+  }
 }
 
 t.test('a token is created once, with the members that the list shows, and works at once', async (t) => {
   const owner = await service.organization()
   const expires_at = '2099-01-02T03:04:05.000Z'
-  const created = await create(owner, { name: 'CI', abilities: ['secret:read', 'project:read'], expires_at: '2099-01-02T04:04:05+01:00' })
+  const created = await create(
+    owner, { name: 'CI', abilities: ['secret:read', 'project:read'], expires_at: '2099-01-02T04:04:05+01:00' }
+  )
   t.equal(created.status, 201)
   const { token, message, api_key } = created.body
   t.strictSame(created.body, {
@@ -51,7 +58,10 @@ t.test('a token is created once, with the members that the list shows, and works
   const list = await owner.call('GET', keysOf(owner))
   t.strictSame(list.body.data[0], api_key, 'newest first, in the same shape')
   t.strictSame(list.body.meta, { current_page: 1, per_page: 1000, total: 2, last_page: 1, from: 1, to: 2 })
-  t.strictSame((await owner.call('GET', `${keysOf(owner)}?per_page=1&page=2`)).body.meta, { current_page: 2, per_page: 1, total: 2, last_page: 2, from: 2, to: 2 })
+  t.strictSame(
+    (await owner.call('GET', `${keysOf(owner)}?per_page=1&page=2`)).body.meta,
+    { current_page: 2, per_page: 1, total: 2, last_page: 2, from: 2, to: 2 }
+  )
   t.equal((await holder(owner, token).call('GET', `/${owner.organization}/projects`)).status, 200)
   const forever = await create(owner, { abilities: ['*'], expires_at: null })
   t.strictSame([forever.status, forever.body.api_key.expires_at, forever.body.api_key.abilities], [201, null, ['*']])
@@ -63,10 +73,14 @@ t.test('CR-30: a token is dotenv_<ULID>_<40 base62><6 base62 of CRC-32>, as secr
   for (let i = 0; i < 20; i++) tokens.push((await create(owner, { abilities: ['secret:read'] })).body.token)
   t.equal(new Set(tokens).size, 20)
   for (const token of tokens) {
-    const [, organization, checksum] = /^dotenv_([0-9A-HJKMNP-TV-Z]{26})_[0-9A-Za-z]{40}([0-9A-Za-z]{6})$/.exec(token) ?? []
+    const [
+      , organization, checksum
+    ] = /^dotenv_([0-9A-HJKMNP-TV-Z]{26})_[0-9A-Za-z]{40}([0-9A-Za-z]{6})$/.exec(token) ?? []
     t.equal(organization, owner.organization)
     let value = 0
-    for (const digit of checksum ?? '') value = value * 62 + '0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz'.indexOf(digit)
+    for (const digit of checksum ?? '') {
+      value = value * 62 + '0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz'.indexOf(digit)
+    }
     t.equal(value, crc32(token.slice(0, -6)), 'the checksum is over everything before it')
     t.match(token, TOKEN_PATTERN)
   }
@@ -77,17 +91,28 @@ t.test('CR-30: a token whose form or checksum is wrong is refused without a quer
   const gone = await freshDatabase()
   await gone.database.close()
   t.teardown(gone.drop)
-  const app = await buildApp({ config: service.config, database: gone.database, keyring: service.keyring, costs: service.app.costs, logStream: { write: () => {} } })
+  const app = await buildApp({
+    config: service.config,
+    database: gone.database,
+    keyring: service.keyring,
+    costs: service.app.costs,
+    logStream: { write: () => {} }
+  })
   t.teardown(() => app.close())
   const owner = await service.organization()
-  const ask = async (authorization: string) => (await app.inject({ url: `/api/v1/${owner.organization}/projects`, headers: { authorization } })).statusCode
+  const ask = async (authorization: string) =>
+    (await app.inject({ url: `/api/v1/${owner.organization}/projects`, headers: { authorization } })).statusCode
   t.equal(await ask(`Bearer ${mintApiToken(owner.organization)}`), 503, 'a well-formed one is looked up')
   const good = mintApiToken(owner.organization)
   const garbage = [
-    'x', good.slice(0, -1), `${good}0`, good.toLowerCase(), good.replace('dotenv_', 'dotenv-'), `${good} ${good}`, good.replace(/^dotenv/, 'dotenv_at'),
+    'x', good.slice(0, -1), `${good}0`, good.toLowerCase(), good.replace(
+      'dotenv_', 'dotenv-'
+    ), `${good} ${good}`, good.replace(/^dotenv/, 'dotenv_at'),
     'a'.repeat(600), `dotenv_${'I'.repeat(26)}_${'a'.repeat(46)}`
   ]
-  for (let i = 0; i < good.length; i++) garbage.push(good.slice(0, i) + (good[i] === '2' ? '3' : '2') + good.slice(i + 1))
+  for (let i = 0; i < good.length; i++) {
+    garbage.push(good.slice(0, i) + (good[i] === '2' ? '3' : '2') + good.slice(i + 1))
+  }
   for (let i = 0; i < 1000; i++) garbage.push(`dotenv_${owner.organization}_${i.toString(36).padStart(46, 'A')}`)
   const statuses = new Set<number>()
   for (const token of garbage) statuses.add(await ask(`Bearer ${token}`))
@@ -117,7 +142,9 @@ t.test('CR-31, CR-32: of a token only its SHA-256 is stored, and it is shown in 
   const tables = await service.sql("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")
   t.ok(tables.length > 10)
   for (const { tablename } of tables) {
-    const found = await service.sql(`SELECT 1 FROM ${tablename} t WHERE t::text LIKE '%${secret}%' OR t::text LIKE '%${Buffer.from(secret).toString('hex')}%'`)
+    const found = await service.sql(
+      `SELECT 1 FROM ${tablename} t WHERE t::text LIKE '%${secret}%' OR t::text LIKE '%${Buffer.from(secret).toString('hex')}%'`
+    )
     t.equal(found.length, 0, `no row of ${tablename} has it`)
   }
 })
@@ -129,7 +156,10 @@ t.test('CR-33: a deleted or expired token is dead at once, on every instance', a
     (await holder(owner, token).call('GET', '/organization')).status,
     (await other.inject({ url: '/api/v1/organization', headers: { authorization: `Bearer ${token}` } })).statusCode
   ]
-  const [gone, expiring] = [(await create(owner, { abilities: ['*'] })).body, (await create(owner, { abilities: ['*'], expires_at: '2099-01-01T00:00:00Z' })).body]
+  const [gone, expiring] = [
+    (await create(owner, { abilities: ['*'] })).body,
+    (await create(owner, { abilities: ['*'], expires_at: '2099-01-01T00:00:00Z' })).body
+  ]
   t.strictSame(await statuses(gone.token), [200, 200])
   t.strictSame(await statuses(expiring.token), [200, 200])
   const deleted = await owner.call('DELETE', `${keysOf(owner)}/${gone.api_key.id}`)
@@ -138,7 +168,10 @@ t.test('CR-33: a deleted or expired token is dead at once, on every instance', a
   await service.write(`UPDATE api_tokens SET expires_at = now() WHERE id = ${expiring.api_key.id}`)
   t.strictSame(await statuses(expiring.token), [401, 401], 'the database’s clock decides')
   t.equal((await owner.call('DELETE', `${keysOf(owner)}/${gone.api_key.id}`)).status, 404, 'it is gone')
-  t.strictSame((await owner.call('GET', keysOf(owner))).body.data.map(({ id }: { id: string }) => id).includes(gone.api_key.id), false)
+  t.strictSame(
+    (await owner.call('GET', keysOf(owner))).body.data.map(({ id }: { id: string }) => id).includes(gone.api_key.id),
+    false
+  )
   const own = (await owner.call('GET', keysOf(owner))).body.data.at(-1).id
   t.equal((await owner.call('DELETE', `${keysOf(owner)}/${own}`)).status, 204, 'a token may end itself')
   t.equal((await owner.call('GET', '/organization')).status, 401)
@@ -154,7 +187,9 @@ async function anotherInstance (t: { teardown (fn: () => unknown): void }) {
     await openRows(database, service.keyring)
     t.teardown(() => database.close())
   }
-  const app = await buildApp({ config: service.config, database, keyring: service.keyring, costs: service.app.costs, logStream: { write: () => {} } })
+  const app = await buildApp({
+    config: service.config, database, keyring: service.keyring, costs: service.app.costs, logStream: { write: () => {} }
+  })
   t.teardown(() => app.close())
   return app
 }
@@ -162,8 +197,12 @@ async function anotherInstance (t: { teardown (fn: () => unknown): void }) {
 t.test('what is no token’s id, or another organization’s, is 404 on delete and ends nothing', async (t) => {
   const [owner, stranger] = [await service.organization(), await service.organization()]
   const [theirs] = (await stranger.call('GET', keysOf(stranger))).body.data
-  for (const id of [theirs.id, '0', '-1', '1e3', '0x1', '00001', ' 1', '1 ', '9007199254740993', '9223372036854775808', 'x', '１']) {
-    t.strictSame(failing(await owner.call('DELETE', `${keysOf(owner)}/${encodeURIComponent(id)}`)), [404, 'not_found', []], id)
+  for (const id of [
+    theirs.id, '0', '-1', '1e3', '0x1', '00001', ' 1', '1 ', '9007199254740993', '9223372036854775808', 'x', '１'
+  ]) {
+    t.strictSame(
+      failing(await owner.call('DELETE', `${keysOf(owner)}/${encodeURIComponent(id)}`)), [404, 'not_found', []], id
+    )
   }
   t.equal((await stranger.call('GET', '/organization')).status, 200)
 })
@@ -173,14 +212,18 @@ t.test('every scope can be granted alone, and older spellings are stored in the 
   const writes = (noun: string) => [`${noun}:create`, `${noun}:update`, `${noun}:delete`]
   const rows: [spelling: string, stored: string[]][] = [
     ...SCOPE_NAMES.map((scope): [string, string[]] => [scope, [scope]]),
-    ...SCOPE_NAMES.filter((scope) => scope !== 'secret:write').map((scope): [string, string[]] => [scope.replace(':', 's:'), [scope]]),
+    ...SCOPE_NAMES.filter((scope) => scope !== 'secret:write').map((scope): [string, string[]] =>
+      [scope.replace(':', 's:'), [scope]]),
     ['secrets:write', ['secret:write']],
     ['encryption:read', ['key:retrieve']],
     ['encryption:write', ['key:rotate']],
-    ...['project', 'target', 'environment', 'team', 'organization', 'member', 'api-token'].flatMap((noun): [string, string[]][] => [
+    ...[
+      'project', 'target', 'environment', 'team', 'organization', 'member', 'api-token'
+    ].flatMap((noun): [string, string[]][] => [
       [`${noun}:write`, writes(noun)], [`${noun}s:write`, writes(noun)]
     ]),
-    ...['create', 'read', 'update', 'delete'].flatMap((verb): [string, string[]][] => [[`apikeys:${verb}`, [`api-token:${verb}`]], [`env:${verb}`, [`environment:${verb}`]]]),
+    ...['create', 'read', 'update', 'delete'].flatMap((verb): [string, string[]][] =>
+      [[`apikeys:${verb}`, [`api-token:${verb}`]], [`env:${verb}`, [`environment:${verb}`]]]),
     ['apikeys:write', writes('api-token')],
     ['env:write', writes('environment')],
     ['*', ['*']]
@@ -191,22 +234,36 @@ t.test('every scope can be granted alone, and older spellings are stored in the 
     t.strictSame([status, body.api_key?.abilities], [201, stored], spelling)
   }
   const mixed = await create(owner, { abilities: ['project:write', 'project:create', 'projects:read', 'env:read'] })
-  t.strictSame(mixed.body.api_key.abilities, ['project:create', 'project:update', 'project:delete', 'project:read', 'environment:read'], 'each is stored once')
+  t.strictSame(
+    mixed.body.api_key.abilities,
+    ['project:create', 'project:update', 'project:delete', 'project:read', 'environment:read'], 'each is stored once'
+  )
 })
 
 t.test('TI-34: unknown, mixed-case, padded, patterned and repeated abilities are refused, and none is made', async (t) => {
   const owner = await service.organization()
   const bad: unknown[] = [
-    [], ['Secret:Read'], ['SECRET:READ'], ['secret:*'], ['*:read'], ['secret:read '], [' secret:read'], ['secret:read\n'], ['secret'], ['secret:'], [':read'], [''],
-    ['secret:read:all'], ['secret/read'], ['secret.read'], ['secrets:'], ['secret:+'], ['all'], ['admin'], ['**'], ['*', 'secret:read'], ['secret:read', '*'], ['*', '*'],
-    ['secret:read', 'secret:read'], ['secret:read', 'nothing:read'], ['encryption:rotate'], ['apikeys:*'], ['env:*'], ['constructor'], ['__proto__'], ['hasOwnProperty'],
-    Array.from({ length: 10_000 }, () => 'secret:read'), ['a'.repeat(65)], 'secret:read', { 0: 'secret:read' }, null, [5], [null], [['secret:read']], undefined
+    [], ['Secret:Read'], ['SECRET:READ'], ['secret:*'], ['*:read'], ['secret:read '], [' secret:read'], [
+      'secret:read\n'
+    ], ['secret'], ['secret:'], [':read'], [''],
+    ['secret:read:all'], ['secret/read'], ['secret.read'], ['secrets:'], ['secret:+'], ['all'], ['admin'], ['**'], [
+      '*', 'secret:read'
+    ], ['secret:read', '*'], ['*', '*'],
+    ['secret:read', 'secret:read'], [
+      'secret:read', 'nothing:read'
+    ], ['encryption:rotate'], ['apikeys:*'], ['env:*'], ['constructor'], ['__proto__'], ['hasOwnProperty'],
+    Array.from(
+      { length: 10_000 }, () => 'secret:read'
+    ), ['a'.repeat(65)], 'secret:read', { 0: 'secret:read' }, null, [5], [null], [['secret:read']], undefined
   ]
   for (const abilities of bad) {
     const answer = await create(owner, { abilities })
     t.equal(answer.status, 422, JSON.stringify(abilities)?.slice(0, 80))
     t.equal(answer.body.error, 'validation_failed')
-    t.ok(Object.keys(answer.body.errors).every((member) => /^(?:abilities(?:\.\d+)?|body)$/.test(member)), Object.keys(answer.body.errors).join())
+    t.ok(
+      Object.keys(answer.body.errors).every((member) => /^(?:abilities(?:\.\d+)?|body)$/.test(member)),
+      Object.keys(answer.body.errors).join()
+    )
   }
   t.equal(await count(owner), 1)
 })
@@ -216,7 +273,10 @@ t.test('a name, an expiry, restrictions and unknown members are judged, and none
   await makeLevel(owner, { slug: 'orbit' })
   const rows: [members: object, named: string[]][] = [
     ...['', ' ', 'a'.repeat(256), 5, null, undefined].map((name): [object, string[]] => [{ name }, ['name']]),
-    ...['2001-01-01T00:00:00Z', new Date().toISOString(), 'tomorrow', '', '2099-01-01', '2099-01-01T00:00:00', '2099-13-01T00:00:00Z', 4102444800, true, {}].map((expires_at): [object, string[]] => [{ expires_at }, ['expires_at']]),
+    ...[
+      '2001-01-01T00:00:00Z', new Date().toISOString(), 'tomorrow', '', '2099-01-01', '2099-01-01T00:00:00',
+      '2099-13-01T00:00:00Z', 4102444800, true, {}
+    ].map((expires_at): [object, string[]] => [{ expires_at }, ['expires_at']]),
     [{ restrictions: [{ project: 'none' }] }, ['restrictions.0']],
     [{ restrictions: [{ project: 'orbit' }, { project: 'orbit', target: 'none' }] }, ['restrictions.1']],
     [{ restrictions: [{ project: 'orbit', target: 'backend', environment: 'none' }] }, ['restrictions.0']],
@@ -232,7 +292,10 @@ t.test('a name, an expiry, restrictions and unknown members are judged, and none
     [{ scopes: ['*'] }, ['scopes']]
   ]
   for (const [members, named] of rows) {
-    t.strictSame(failing(await create(owner, { abilities: ['secret:read'], ...members })), [422, 'validation_failed', named], JSON.stringify(members).slice(0, 100))
+    t.strictSame(
+      failing(await create(owner, { abilities: ['secret:read'], ...members })), [422, 'validation_failed', named],
+      JSON.stringify(members).slice(0, 100)
+    )
   }
   t.equal(await count(owner), 1)
 })
@@ -240,7 +303,13 @@ t.test('a name, an expiry, restrictions and unknown members are judged, and none
 t.test('TI-30: no token makes one that holds more than it does itself', async (t) => {
   const owner = await service.organization()
   await makeLevel(owner, { slug: 'orbit' })
-  await makeLevel(owner, { slug: 'comet', storage_mode: 'client', key_check: Buffer.alloc(32).toString('base64'), key_check_salt: Buffer.alloc(16).toString('base64'), key_check_iterations: 600_000 })
+  await makeLevel(owner, {
+    slug: 'comet',
+    storage_mode: 'client',
+    key_check: Buffer.alloc(32).toString('base64'),
+    key_check_salt: Buffer.alloc(16).toString('base64'),
+    key_check_iterations: 600_000
+  })
   const soon = '2098-01-01T00:00:00.000Z'
   const base = ['api-token:create', 'secret:read', 'project:read']
   const orbit = { project: 'orbit' }
@@ -280,7 +349,9 @@ t.test('TI-30: no token makes one that holds more than it does itself', async (t
     ['allNarrow', { abilities: ['*'] }, false]
   ]
   const holders = new Map<string, Caller>()
-  for (const [name, body] of Object.entries(makers)) holders.set(name, holder(owner, (await create(owner, body)).body.token))
+  for (const [name, body] of Object.entries(makers)) {
+    holders.set(name, holder(owner, (await create(owner, body)).body.token))
+  }
   for (const [name, body, allowed, missing] of rows) {
     const before = await count(owner)
     const { status, body: answer } = await create(holders.get(name)!, body)
@@ -300,14 +371,22 @@ t.test('TI-35: a narrowed token acts in its part of the hierarchy; what lies bes
     await makeLevel(owner, { slug })
     await owner.call('POST', `/${o}/${slug}/targets`, { name: 'Worker' })
     await owner.call('POST', `/${o}/${slug}/backend/environments`, { name: 'Stage' })
-    for (const level of [{}, { target: 'backend' }, { target: 'backend', environment: 'live' }, { target: 'backend', environment: 'stage' }]) {
-      const stored = await owner.call('POST', `/${o}/secrets/store`, { project: slug, ...level, plaintext: `WHERE=${slug}-${Object.values(level).join('-')}` })
+    for (const level of [
+      {}, { target: 'backend' }, { target: 'backend', environment: 'live' }, { target: 'backend', environment: 'stage' }
+    ]) {
+      const stored = await owner.call(
+        'POST', `/${o}/secrets/store`,
+        { project: slug, ...level, plaintext: `WHERE=${slug}-${Object.values(level).join('-')}` }
+      )
       t.equal(stored.status, 200)
     }
   }
-  const narrow = async (restriction: object) => holder(owner, (await create(owner, { abilities: ['*'], restrictions: [restriction] })).body.token)
+  const narrow = async (restriction: object) =>
+    holder(owner, (await create(owner, { abilities: ['*'], restrictions: [restriction] })).body.token)
   const [project, target, environment] = [
-    await narrow({ project: 'orbit' }), await narrow({ project: 'orbit', target: 'backend' }), await narrow({ project: 'orbit', target: 'backend', environment: 'live' })
+    await narrow({ project: 'orbit' }), await narrow({ project: 'orbit', target: 'backend' }), await narrow({
+      project: 'orbit', target: 'backend', environment: 'live'
+    })
   ]
   const paths: [path: string, project: number, target: number, environment: number][] = [
     ['orbit', 200, 404, 404],
@@ -328,19 +407,28 @@ t.test('TI-35: a narrowed token acts in its part of the hierarchy; what lies bes
     ['comet/backend/live/secrets', 404, 404, 404]
   ]
   for (const [path, ...expected] of paths) {
-    const statuses = [project, target, environment].map(async (caller) => (await caller.call('GET', `/${o}/${path}`)).status)
+    const statuses = [project, target, environment].map(async (caller) =>
+      (await caller.call('GET', `/${o}/${path}`)).status)
     t.strictSame(await Promise.all(statuses), expected, path)
   }
-  const levels = async (caller: Caller) => Object.keys((await caller.call('GET', `/${o}/orbit/backend/live/secrets?decrypt=true`)).body.data.attributes.levels)
-  t.strictSame([await levels(project), await levels(target), await levels(environment)], [['project', 'target', 'environment'], ['target', 'environment'], ['environment']], 'merging brings in no more')
+  const levels = async (caller: Caller) =>
+    Object.keys((await caller.call('GET', `/${o}/orbit/backend/live/secrets?decrypt=true`)).body.data.attributes.levels)
+  t.strictSame(
+    [await levels(project), await levels(target), await levels(environment)],
+    [['project', 'target', 'environment'], ['target', 'environment'], ['environment']], 'merging brings in no more'
+  )
   const raw = await environment.call('GET', `/${o}/orbit/backend/live/secrets?decrypt=true&raw=true&merge=true`)
   t.strictSame(raw.body, { WHERE: 'orbit-backend-live' })
   t.strictSame((await project.call('GET', `/${o}/projects`)).body.data.map(({ id }: { id: string }) => id).length, 1)
-  t.strictSame((await environment.call('GET', `/${o}/projects`)).body, { data: [], meta: { current_page: 1, per_page: 1000, total: 0, last_page: 1, from: null, to: null } })
+  t.strictSame(
+    (await environment.call('GET', `/${o}/projects`)).body,
+    { data: [], meta: { current_page: 1, per_page: 1000, total: 0, last_page: 1, from: null, to: null } }
+  )
 
   const theirs = { project: 'orbit', target: 'backend', environment: 'live' }
   const beside = { ...theirs, environment: 'stage' }
-  const versionOf = async (level: object) => (await owner.call('POST', `/${o}/secrets/versions`, level)).body.data[0].id as string
+  const versionOf = async (level: object) =>
+    (await owner.call('POST', `/${o}/secrets/versions`, level)).body.data[0].id as string
   const writes: [method: string, path: string, body: object][] = [
     ['POST', 'secrets/store', { ...beside, plaintext: 'A=1' }],
     ['POST', 'secrets/store', { project: 'orbit', plaintext: 'A=1' }],
@@ -364,10 +452,22 @@ t.test('TI-35: a narrowed token acts in its part of the hierarchy; what lies bes
     ['DELETE', 'orbit/backend', {}],
     ['DELETE', 'orbit', {}]
   ]
-  const before = await service.sql(`SELECT count(*)::int AS n, max(updated_at) AS at FROM secrets WHERE organization_id = '${o}'`)
-  for (const [method, path, body] of writes) t.strictSame(failing(await environment.call(method, `/${o}/${path}`, body)), [404, 'not_found', []], `${method} ${path} ${JSON.stringify(body)}`)
-  t.same([...await service.sql(`SELECT count(*)::int AS n, max(updated_at) AS at FROM secrets WHERE organization_id = '${o}'`)], [...before], 'nothing was written')
-  t.equal((await environment.call('POST', `/${o}/secrets/store`, { ...theirs, plaintext: 'A=1' })).status, 200, 'its own level it may write')
+  const before = await service.sql(
+    `SELECT count(*)::int AS n, max(updated_at) AS at FROM secrets WHERE organization_id = '${o}'`
+  )
+  for (const [method, path, body] of writes) {
+    t.strictSame(
+      failing(await environment.call(method, `/${o}/${path}`, body)), [404, 'not_found', []],
+      `${method} ${path} ${JSON.stringify(body)}`
+    )
+  }
+  t.same([
+    ...await service.sql(`SELECT count(*)::int AS n, max(updated_at) AS at FROM secrets WHERE organization_id = '${o}'`)
+  ], [...before], 'nothing was written')
+  t.equal(
+    (await environment.call('POST', `/${o}/secrets/store`, { ...theirs, plaintext: 'A=1' })).status, 200,
+    'its own level it may write'
+  )
 
   // A part is named by ids: a rename moves nothing in or out.
   t.equal((await owner.call('PATCH', `/${o}/orbit/backend/live`, { slug: 'old-live' })).status, 200)
@@ -396,7 +496,9 @@ t.test('creating and deleting a token are audited, without its value', async (t)
   const owner = await service.organization()
   const { api_key } = (await create(owner, { abilities: ['secret:read'] })).body
   await owner.call('DELETE', `${keysOf(owner)}/${api_key.id}`)
-  t.same([...await service.sql(`SELECT action, resource_id FROM audit_events WHERE organization_id = '${owner.organization}' ORDER BY seq`)], [
+  t.same([...await service.sql(
+    `SELECT action, resource_id FROM audit_events WHERE organization_id = '${owner.organization}' ORDER BY seq`
+  )], [
     { action: 'api-token.create', resource_id: api_key.id }, { action: 'api-token.delete', resource_id: api_key.id }
   ])
 })
@@ -406,20 +508,28 @@ t.test('a token whose whole part of the hierarchy was deleted ends with it', asy
   const o = owner.organization
   await makeLevel(owner)
   await owner.call('POST', `/${o}/projects`, { name: 'Comet' })
-  const narrow = async (...restrictions: object[]) => (await create(owner, { abilities: ['*'], restrictions })).body as { token: string, api_key: { id: string } }
+  const narrow = async (...restrictions: object[]) =>
+    (await create(owner, { abilities: ['*'], restrictions })).body as { token: string, api_key: { id: string } }
   const live = { project: 'orbit', target: 'backend', environment: 'live' }
   const environment = await narrow(live)
   const target = await narrow({ project: 'orbit', target: 'backend' })
   const project = await narrow({ project: 'orbit' })
   const both = await narrow(live, { project: 'comet' })
-  const statuses = async () => Promise.all([environment, target, project, both].map(async ({ token }) => (await holder(owner, token).call('GET', '/user')).status))
-  const restrictions = async (id: string) => (await owner.call('GET', keysOf(owner))).body.data.find((token: { id: string }) => token.id === id)?.restrictions
+  const statuses = async () => Promise.all([environment, target, project, both].map(async ({ token }) =>
+    (await holder(owner, token).call('GET', '/user')).status))
+  const restrictions = async (id: string) =>
+    (await owner.call('GET', keysOf(owner))).body.data.find((token: { id: string }) => token.id === id)?.restrictions
 
   t.equal((await owner.call('DELETE', `/${o}/orbit/backend/live`)).status, 204)
   t.strictSame(await statuses(), [401, 200, 200, 200])
-  t.strictSame(await restrictions(environment.api_key.id), undefined, 'it does not read as one of the whole organization')
+  t.strictSame(
+    await restrictions(environment.api_key.id), undefined, 'it does not read as one of the whole organization'
+  )
   t.strictSame(await restrictions(both.api_key.id), [{ project: 'comet' }], 'what is left of another one stays')
-  t.equal((await holder(owner, target.token).call('DELETE', `/${o}/orbit/backend`)).status, 204, 'a token may delete its own part')
+  t.equal(
+    (await holder(owner, target.token).call('DELETE', `/${o}/orbit/backend`)).status, 204,
+    'a token may delete its own part'
+  )
   t.strictSame(await statuses(), [401, 401, 200, 200])
   t.equal((await owner.call('DELETE', `/${o}/orbit`)).status, 204)
   t.strictSame(await statuses(), [401, 401, 401, 200])
@@ -427,8 +537,12 @@ t.test('a token whose whole part of the hierarchy was deleted ends with it', asy
   t.strictSame(await statuses(), [401, 401, 401, 200], 'a new place of that name is another one')
   t.equal((await owner.call('DELETE', `/${o}/comet`)).status, 204)
   t.strictSame(await statuses(), [401, 401, 401, 401])
-  const events = await service.sql(`SELECT resource_id, details FROM audit_events WHERE organization_id = '${o}' AND action = 'api-token.delete' ORDER BY seq`)
-  t.same(events, [[environment, 'environment'], [target, 'target'], [project, 'project'], [both, 'project']].map(([token, kind]) =>
+  const events = await service.sql(
+    `SELECT resource_id, details FROM audit_events WHERE organization_id = '${o}' AND action = 'api-token.delete' ORDER BY seq`
+  )
+  t.same(events, [
+    [environment, 'environment'], [target, 'target'], [project, 'project'], [both, 'project']
+  ].map(([token, kind]) =>
     ({ resource_id: (token as typeof both).api_key.id, details: { with: kind } })))
 })
 
@@ -441,7 +555,9 @@ t.test('a narrowed caller lists exactly the tokens that reach no further than it
     { project_id: id(project), target_id: id('T'), environment_id: id('E') },
     { project_id: id(project), target_id: id('T'), environment_id: id('F') }
   ])
-  const sets = [[], ...slices.map((one) => [one]), ...slices.flatMap((one, i) => slices.slice(i + 1).map((other) => [one, other]))]
+  const sets = [
+    [], ...slices.map((one) => [one]), ...slices.flatMap((one, i) => slices.slice(i + 1).map((other) => [one, other]))
+  ]
   for (const some of sets) await service.token(organization, ['api-token:read'], { slices: some })
   const { rows, total } = await listTokens(service.database.db, organization, [], { page: 1, per_page: 100 })
   t.equal(total, sets.length + 1)
@@ -449,7 +565,9 @@ t.test('a narrowed caller lists exactly the tokens that reach no further than it
   for (const [i, outer] of sets.entries()) {
     const inside = await listTokens(service.database.db, organization, outer, { page: 1, per_page: 100 })
     const wanted = ids.filter((_id, j) => coversAll(outer, sets[j]!))
-    t.strictSame(inside.rows.map((row) => row.id).reverse().filter((one) => ids.includes(one)), wanted, JSON.stringify(outer))
+    t.strictSame(
+      inside.rows.map((row) => row.id).reverse().filter((one) => ids.includes(one)), wanted, JSON.stringify(outer)
+    )
     t.equal(inside.total, wanted.length + (i === 0 ? 1 : 0))
   }
 })

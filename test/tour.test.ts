@@ -8,12 +8,16 @@ t.setTimeout(90_000)
 
 async function tour (t: Test, env: Record<string, string>) {
   const server = await startServer(t, env)
-  const { code, stdout, stderr } = await run('sh', ['examples/tour.sh'], { STRONGROOM_URL: server.address, STRONGROOM_TOKEN: server.first!.token })
+  const { code, stdout, stderr } = await run(
+    'sh', ['examples/tour.sh'], { STRONGROOM_URL: server.address, STRONGROOM_TOKEN: server.first!.token }
+  )
   t.equal(stderr, '')
   t.equal(stdout.trimEnd().split('\n').at(-1), 'All as it should be.')
   t.equal(code, 0)
 
-  const stopped = await run('sh', ['examples/tour.sh'], { STRONGROOM_URL: server.address, STRONGROOM_TOKEN: `${server.first!.token}x` })
+  const stopped = await run(
+    'sh', ['examples/tour.sh'], { STRONGROOM_URL: server.address, STRONGROOM_TOKEN: `${server.first!.token}x` }
+  )
   t.equal(stopped.code, 1, 'it stops at the first answer that is not what it should be')
   t.match(stopped.stderr, 'expected 200, got 401')
   t.notMatch(stopped.stdout, 'All as it should be.')

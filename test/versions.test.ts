@@ -19,7 +19,10 @@ const owner = await test.organization()
 
 t.test('each write records a version with its action, newest first, that holds what was written', async (t) => {
   const at = await makeLevel(owner, { slug: 'actions' })
-  t.strictSame((await list(at)).body, { data: [], meta: { current_page: 1, per_page: 25, total: 0, last_page: 1, from: null, to: null } })
+  t.strictSame(
+    (await list(at)).body,
+    { data: [], meta: { current_page: 1, per_page: 25, total: 0, last_page: 1, from: null, to: null } }
+  )
   await store({ ...at, plaintext: 'A=1' })
   await store({ ...at, plaintext: 'A=22' })
   await store({ ...at, plaintext: 'A=333', no_backup: true })
@@ -31,7 +34,8 @@ t.test('each write records a version with its action, newest first, that holds w
   t.equal(restored.status, 200)
 
   const { data, meta } = (await list(at)).body
-  t.same(data.map((version: any) => [version.attributes.action, version.attributes.metadata.restored_from, version.attributes.size_bytes]), [
+  t.same(data.map((version: any) =>
+    [version.attributes.action, version.attributes.metadata.restored_from, version.attributes.size_bytes]), [
     ['restore', first, 31], ['delete', null, 33], ['update', null, 32], ['create', null, 31]
   ])
   t.strictSame(meta, { current_page: 1, per_page: 25, total: 4, last_page: 1, from: 1, to: 4 })
@@ -70,7 +74,10 @@ t.test('a version is fetched with its content and the descriptor of its key', as
   const { content, key, ...item } = body.data
   t.strictSame(item, (await history(at))[0])
   t.equal(content, (await current(at)).content)
-  t.strictSame(key, { version: '1', managed: 'server', is_active: true, created_at: key.created_at, rotated_at: null }, 'no key material of the server')
+  t.strictSame(
+    key, { version: '1', managed: 'server', is_active: true, created_at: key.created_at, rotated_at: null },
+    'no key material of the server'
+  )
 
   const mine = await clientKey('correct horse battery staple')
   const client = await makeLevel(owner, { slug: 'fetches-client', ...mine.registration })
@@ -96,12 +103,34 @@ t.test('the list takes page and per_page in the body, within their bounds', asyn
   const all = await history({ ...at, per_page: 100 })
   t.equal(all.length, 26)
   const cases = [
-    { sent: {}, ids: all.slice(0, 25), meta: { current_page: 1, per_page: 25, total: 26, last_page: 2, from: 1, to: 25 } },
-    { sent: { page: 2 }, ids: all.slice(25), meta: { current_page: 2, per_page: 25, total: 26, last_page: 2, from: 26, to: 26 } },
-    { sent: { page: 3 }, ids: [], meta: { current_page: 3, per_page: 25, total: 26, last_page: 2, from: null, to: null } },
-    { sent: { page: 26, per_page: 1 }, ids: all.slice(25), meta: { current_page: 26, per_page: 1, total: 26, last_page: 26, from: 26, to: 26 } },
-    { sent: { page: 2, per_page: 13 }, ids: all.slice(13), meta: { current_page: 2, per_page: 13, total: 26, last_page: 2, from: 14, to: 26 } },
-    { sent: { per_page: 100 }, ids: all, meta: { current_page: 1, per_page: 100, total: 26, last_page: 1, from: 1, to: 26 } }
+    {
+      sent: {}, ids: all.slice(0, 25), meta: { current_page: 1, per_page: 25, total: 26, last_page: 2, from: 1, to: 25 }
+    },
+    {
+      sent: { page: 2 },
+      ids: all.slice(25),
+      meta: { current_page: 2, per_page: 25, total: 26, last_page: 2, from: 26, to: 26 }
+    },
+    {
+      sent: { page: 3 }, ids: [], meta: { current_page: 3, per_page: 25, total: 26, last_page: 2, from: null, to: null }
+    },
+    {
+      sent: { page: 26, per_page: 1 },
+      ids: all.slice(25),
+      meta: { current_page: 26, per_page: 1, total: 26, last_page: 26, from: 26, to: 26 }
+    },
+    {
+      sent: { page: 2, per_page: 13 },
+      ids: all.slice(13),
+      meta: { current_page: 2, per_page: 13, total: 26, last_page: 2, from: 14, to: 26 }
+    },
+    {
+      sent: { per_page: 100 },
+      ids: all,
+      meta: {
+        current_page: 1, per_page: 100, total: 26, last_page: 1, from: 1, to: 26
+      }
+    }
   ]
   for (const { sent, ids, meta } of cases) {
     const { body } = await list({ ...at, ...sent })
@@ -109,15 +138,21 @@ t.test('the list takes page and per_page in the body, within their bounds', asyn
     t.strictSame(body.meta, meta, JSON.stringify(sent))
   }
   const bad = [
-    { page: 0 }, { page: -1 }, { page: 1.5 }, { page: '1' }, { page: null }, { page: 1e15 }, { per_page: 0 }, { per_page: 101 }, { per_page: '10' },
-    { per_page: true }, { limit: 5 }, { project: undefined }, { target: undefined }, { environment: undefined }, { target: null }, { environment: 'No Slug' }
+    { page: 0 }, { page: -1 }, { page: 1.5 }, { page: '1' }, { page: null }, { page: 1e15 }, { per_page: 0 }, {
+      per_page: 101
+    }, { per_page: '10' },
+    { per_page: true }, { limit: 5 }, { project: undefined }, { target: undefined }, {
+      environment: undefined
+    }, { target: null }, { environment: 'No Slug' }
   ]
   for (const more of bad) {
     const answer = await list({ ...at, ...more })
     refused(t, answer, 422, 'validation_failed', JSON.stringify(more))
     t.same(Object.keys(answer.body.errors), [Object.keys(more)[0]], 'names the member')
   }
-  for (const more of [{ project: 'none' }, { target: 'none' }, { environment: 'none' }]) refused(t, await list({ ...at, ...more }), 404, 'not_found')
+  for (const more of [{ project: 'none' }, { target: 'none' }, { environment: 'none' }]) {
+    refused(t, await list({ ...at, ...more }), 404, 'not_found')
+  }
 })
 
 t.test('TI-14: version ids are counted per organization, and whatever is no id of its own is 404', async (t) => {
@@ -165,9 +200,15 @@ t.test('a restore appends: the level has the old document, and history stays as 
   t.equal((await history(at)).length, 4)
 
   // Sent without a body, with an empty one, and with a content that a server-managed project has no use for.
-  for (const send of [undefined, {}]) t.equal((await owner.call('POST', `/${owner.organization}/secrets/versions/${one.version}/restore`, send)).status, 200)
+  for (const send of [undefined, {}]) {
+    t.equal(
+      (await owner.call('POST', `/${owner.organization}/secrets/versions/${one.version}/restore`, send)).status, 200
+    )
+  }
   await unchanged(t, async () => {
-    for (const bad of [{ extra: 1 }, { content: 'no base64!' }, { content: 1 }, { key_proof: 1 }, { key_proof: '' }, [], 'x', null]) {
+    for (const bad of [
+      { extra: 1 }, { content: 'no base64!' }, { content: 1 }, { key_proof: 1 }, { key_proof: '' }, [], 'x', null
+    ]) {
       refused(t, await restore(one.version, bad), 422, 'validation_failed', JSON.stringify(bad))
     }
   })
@@ -193,7 +234,9 @@ t.test('a deleted secret comes back by a restore of its snapshot', async (t) => 
 })
 
 t.test('the retention lock goes by the plan, the clock of the database and nothing else', async (t) => {
-  for (const [plan, days] of [['free', 7], ['pro', 30], ['team', 90], ['enterprise', 365], ['self-hosted', null]] as const) {
+  for (const [plan, days] of [
+    ['free', 7], ['pro', 30], ['team', 90], ['enterprise', 365], ['self-hosted', null]
+  ] as const) {
     const caller = await test.organization({ plan })
     const at = await makeLevel(caller)
     for (const i of [1, 2, 3, 4]) await store({ ...at, plaintext: `A=${i}` }, caller)
@@ -238,7 +281,9 @@ t.test('HT-32: of two reasons to refuse, the earlier in the order of checks is t
   const [first, second] = [await clientKey('correct horse battery staple'), await clientKey('k'.repeat(32))]
   const at = await makeLevel(caller, first.registration)
   const write = async (key: ClientKey, dataKey = key.dataKey) =>
-    (await store({ ...at, content: sealBlob(dataKey, 'A=1'), key_proof: key.proof }, caller)).body.data.version as string
+    (await store(
+      { ...at, content: sealBlob(dataKey, 'A=1'), key_proof: key.proof }, caller
+    )).body.data.version as string
   const old = { open: await write(first), locked: await write(first) }
   await rotateClient(caller, at.project, second)
   const now = { open: await write(second, secretKey(random(32))), locked: await write(second, secretKey(random(32))) }
@@ -247,19 +292,59 @@ t.test('HT-32: of two reasons to refuse, the earlier in the order of checks is t
   const opaque = sealBlob(secretKey(random(32)), 'A=2')
   const wrong = random(32).toString('base64')
 
-  interface Draft { token: string | null, organization: string, unknown: boolean, old: boolean, locked: boolean, body: Record<string, unknown> }
+  interface Draft {
+    token: string | null
+    organization: string
+    unknown: boolean
+    old: boolean
+    locked: boolean
+    body: Record<string, unknown>
+  }
   const { token, organization } = caller
-  const draft = (): Draft => ({ token, organization, unknown: false, old: false, locked: false, body: { content: opaque, key_proof: second.proof } })
+  const draft = (): Draft => ({
+    token, organization, unknown: false, old: false, locked: false, body: { content: opaque, key_proof: second.proof }
+  })
   const reasons: { name: string, status: number, code: string, fetch?: true, apply: (draft: Draft) => unknown }[] = [
     { name: 'no token', status: 401, code: 'unauthenticated', fetch: true, apply: (it) => { it.token = null } },
-    { name: 'another organization', status: 404, code: 'not_found', fetch: true, apply: (it) => { it.organization = foreigner.organization } },
-    { name: 'no scope', status: 403, code: 'insufficient_permissions', fetch: true, apply: (it) => { it.token &&= scopeless.token } },
+    {
+      name: 'another organization',
+      status: 404,
+      code: 'not_found',
+      fetch: true,
+      apply: (it) => {
+        it.organization = foreigner.organization
+      }
+    },
+    {
+      name: 'no scope',
+      status: 403,
+      code: 'insufficient_permissions',
+      fetch: true,
+      apply: (it) => {
+        it.token &&= scopeless.token
+      }
+    },
     { name: 'bad body', status: 422, code: 'validation_failed', apply: (it) => { it.body.extra = 1 } },
     { name: 'unknown version', status: 404, code: 'not_found', fetch: true, apply: (it) => { it.unknown = true } },
     { name: 'locked', status: 403, code: 'version_locked', fetch: true, apply: (it) => { it.locked = true } },
-    { name: 'old key, no content', status: 422, code: 'content_required_for_old_key', apply: (it) => { it.old = true; delete it.body.content } },
+    {
+      name: 'old key, no content',
+      status: 422,
+      code: 'content_required_for_old_key',
+      apply: (it) => {
+        it.old = true
+        delete it.body.content
+      }
+    },
     { name: 'wrong proof', status: 422, code: 'key_proof_mismatch', apply: (it) => { it.body.key_proof = wrong } },
-    { name: 'revealing proof', status: 422, code: 'key_proof_reveals_key', apply: (it) => { it.body.content = sealBlob(second.dataKey, 'A=2') } }
+    {
+      name: 'revealing proof',
+      status: 422,
+      code: 'key_proof_reveals_key',
+      apply: (it) => {
+        it.body.content = sealBlob(second.dataKey, 'A=2')
+      }
+    }
   ]
   const send = ({ token, organization, unknown, old: isOld, locked, body }: Draft, isFetch: boolean) => {
     const version = unknown ? '99999' : (isOld ? old : now)[locked ? 'locked' : 'open']
@@ -280,7 +365,10 @@ t.test('HT-32: of two reasons to refuse, the earlier in the order of checks is t
           const request = draft()
           later.apply(request)
           earlier.apply(request)
-          refused(t, await send(request, isFetch), earlier.status, earlier.code, `${isFetch ? 'fetch' : 'restore'}: ${earlier.name} before ${later.name}`)
+          refused(
+            t, await send(request, isFetch), earlier.status, earlier.code,
+            `${isFetch ? 'fetch' : 'restore'}: ${earlier.name} before ${later.name}`
+          )
         }
       }
     }
@@ -302,7 +390,10 @@ t.test('a client-managed version under the current key is restored as it is, or 
   const replaced = sealBlob(key.dataKey, 'A=3')
   const wrong = random(32).toString('base64')
   await unchanged(t, async () => {
-    for (const body of [{ content: replaced }, { content: replaced, key_proof: wrong }, { content: replaced, key_proof: 'x' }, { key_proof: wrong }]) {
+    for (const body of [
+      { content: replaced }, { content: replaced, key_proof: wrong }, { content: replaced, key_proof: 'x' },
+      { key_proof: wrong }
+    ]) {
       refused(t, await restore(version, body), 422, 'key_proof_mismatch', Object.keys(body).join())
     }
   })
@@ -323,14 +414,23 @@ t.test('CR-22: a client-managed version under an old key needs its content and t
   await store({ ...at, content: sealBlob(second.dataKey, 'A=2'), key_proof: second.proof })
 
   const { key, attributes } = (await fetch(version)).body.data
-  t.match(key, { version: '1', managed: 'client', is_active: false, rotated_at: /Z$/, key_check: first.proof, key_check_salt: first.salt.toString('base64') })
+  t.match(key, {
+    version: '1',
+    managed: 'client',
+    is_active: false,
+    rotated_at: /Z$/,
+    key_check: first.proof,
+    key_check_salt: first.salt.toString('base64')
+  })
   t.match(attributes, { key_version: '1', encryption_key_version: '1', is_client_encrypted: true })
   const content = sealBlob(second.dataKey, 'A=1')
   await unchanged(t, async () => {
     for (const body of [{}, { key_proof: second.proof }, { key_proof: first.proof }]) {
       refused(t, await restore(version, body), 422, 'content_required_for_old_key', Object.keys(body).join())
     }
-    for (const body of [{ content }, { content, key_proof: first.proof }, { content, key_proof: random(32).toString('base64') }]) {
+    for (const body of [
+      { content }, { content, key_proof: first.proof }, { content, key_proof: random(32).toString('base64') }
+    ]) {
       refused(t, await restore(version, body), 422, 'key_proof_mismatch', Object.keys(body).join())
     }
   })
@@ -356,17 +456,33 @@ t.test('a server-managed version under an old key is re-encrypted under the curr
   t.equal(await plain(at), 'A=1')
   const [newest] = await history(at)
   const { content } = (await fetch(newest.id)).body.data
-  const dataKey = dataKeyOf(test.keyring, { ...key, id: 0, organization_id: owner.organization, project_id: id, is_active: true, created_at: new Date(), rotated_at: null })
+  const dataKey = dataKeyOf(test.keyring, {
+    ...key,
+    id: 0,
+    organization_id: owner.organization,
+    project_id: id,
+    is_active: true,
+    created_at: new Date(),
+    rotated_at: null
+  })
   t.equal(openBlob(dataKey, content)?.toString(), 'A=1')
   t.match(newest.attributes, { key_version: '2', encryption_key_version: '2' })
   t.strictSame((await fetch(version)).body.data, before, 'history is as it was')
 })
 
 t.test('the only restore snapshot of a deleted secret is version_protected, unless forced in the query or the body', async (t) => {
-  const yes = [{ query: '?force=true' }, { body: { force: true } }, { query: '?force=false', body: { force: true } }, { query: '?force=true', body: { force: false } }]
-  const no = [{}, { body: {} }, { body: { force: false } }, { query: '?force=false' }, { query: '?force=' }, { query: '?force=0' }, { query: '?other=true' }]
+  const yes = [
+    { query: '?force=true' }, { body: { force: true } }, { query: '?force=false', body: { force: true } },
+    { query: '?force=true', body: { force: false } }
+  ]
+  const no = [
+    {}, { body: {} }, { body: { force: false } }, { query: '?force=false' }, { query: '?force=' },
+    { query: '?force=0' }, { query: '?other=true' }
+  ]
   const bad = [
-    { query: '?force=yes' }, { query: '?force=1' }, { query: '?force=TRUE' }, { query: '?force=true&force=true' }, { body: { force: 'true' } }, { body: { force: 1 } },
+    { query: '?force=yes' }, { query: '?force=1' }, { query: '?force=TRUE' }, {
+      query: '?force=true&force=true'
+    }, { body: { force: 'true' } }, { body: { force: 1 } },
     { body: { force: [true] } }, { body: { force: null } }, { body: { forced: true } }
   ]
   const at = await makeLevel(owner, { slug: 'protected' })
@@ -406,13 +522,22 @@ t.test('TI-38: a purge without confirmed true purges nothing', async (t) => {
       }
     }
     const bad = [
-      { scope: 'all' }, { scope: null }, { scope: 'Level' }, { target: undefined }, { environment: undefined }, { target: undefined, environment: undefined },
-      { scope: 'project', target: undefined }, { project: undefined }, { force: 'true' }, { force: 1 }, { extra: 1 }, { project: 'No Slug' }
+      { scope: 'all' }, { scope: null }, { scope: 'Level' }, { target: undefined }, { environment: undefined }, {
+        target: undefined, environment: undefined
+      },
+      {
+        scope: 'project', target: undefined
+      }, { project: undefined }, { force: 'true' }, { force: 1 }, { extra: 1 }, { project: 'No Slug' }
     ]
-    for (const more of bad) refused(t, await purge({ ...at, confirmed: true, ...more }), 422, 'validation_failed', JSON.stringify(more))
+    for (const more of bad) {
+      refused(t, await purge({ ...at, confirmed: true, ...more }), 422, 'validation_failed', JSON.stringify(more))
+    }
     for (const scope of ['level', 'project']) {
       for (const more of [{ project: 'none' }, { target: 'none' }, { environment: 'none' }]) {
-        refused(t, await purge({ ...at, confirmed: true, scope, ...more }), 404, 'not_found', `${scope} ${JSON.stringify(more)}`)
+        refused(
+          t, await purge({ ...at, confirmed: true, scope, ...more }), 404, 'not_found',
+          `${scope} ${JSON.stringify(more)}`
+        )
       }
     }
   })
@@ -422,7 +547,9 @@ t.test('a purge removes the history of a level or of a whole project, and counts
   const at = await makeLevel(owner, { slug: 'purges' })
   const other = await makeLevel(owner, { slug: 'purges-not' })
   await store({ ...other, plaintext: 'A=1' })
-  for (const [level, writes] of [[at, 3], [{ project: at.project, target: at.target }, 2], [{ project: at.project }, 4]] as const) {
+  for (const [level, writes] of [
+    [at, 3], [{ project: at.project, target: at.target }, 2], [{ project: at.project }, 4]
+  ] as const) {
     for (let i = 0; i < writes; i++) await store({ ...level, plaintext: `A=${i}` })
   }
   const level = await purge({ ...at, confirmed: true })
@@ -433,23 +560,35 @@ t.test('a purge removes the history of a level or of a whole project, and counts
   t.strictSame((await purge({ ...at, confirmed: true, scope: 'level' })).body.data, { purged_count: 0 })
   t.equal((await countVersions(at.project)), 6, 'the other levels keep theirs')
   await store({ ...at, plaintext: 'A=3' })
-  t.strictSame((await purge({ project: at.project, confirmed: true, scope: 'project' })).body, { data: { purged_count: 7 }, message: 'Purged 7 versions.' })
+  t.strictSame(
+    (await purge({ project: at.project, confirmed: true, scope: 'project' })).body,
+    { data: { purged_count: 7 }, message: 'Purged 7 versions.' }
+  )
   await store({ ...at, plaintext: 'A=4' })
   await store({ project: at.project, plaintext: 'A=4' })
-  t.same((await purge({ ...at, confirmed: true, scope: 'project' })).body.data, { purged_count: 2 }, 'the whole project, also when a level is named')
+  t.same(
+    (await purge({ ...at, confirmed: true, scope: 'project' })).body.data, { purged_count: 2 },
+    'the whole project, also when a level is named'
+  )
   t.equal(await countVersions(at.project), 0)
   t.equal((await history(other)).length, 1, 'another project keeps its history')
   const events = await test.sql(`
     SELECT resource_type, details FROM audit_events WHERE organization_id = '${owner.organization}' AND action = 'version.purge' ORDER BY seq DESC LIMIT 2`)
   t.same(events, [2, 7].map((purged_count) => ({ resource_type: 'project', details: { purged_count } })))
-  t.same(await test.sql('SELECT * FROM histories WHERE removed_at IS NOT NULL'), [], 'what is little is gone with the answer')
+  t.same(
+    await test.sql('SELECT * FROM histories WHERE removed_at IS NOT NULL'), [], 'what is little is gone with the answer'
+  )
 })
 
 t.test('a purge takes what is there, whatever number somebody has put beside it', async (t) => {
   const at = await makeLevel(owner, { slug: 'miscounted' })
   const { body: { data: { version } } } = await store({ ...at, plaintext: 'A=1' })
-  await test.sql("UPDATE secrets SET version_count = 0 WHERE project_id = (SELECT id FROM projects WHERE slug = 'miscounted')")
-  t.equal((await owner.call('POST', `/${owner.organization}/secrets/versions/purge`, { ...at, confirmed: true })).status, 200)
+  await test.sql(
+    "UPDATE secrets SET version_count = 0 WHERE project_id = (SELECT id FROM projects WHERE slug = 'miscounted')"
+  )
+  t.equal(
+    (await owner.call('POST', `/${owner.organization}/secrets/versions/purge`, { ...at, confirmed: true })).status, 200
+  )
   t.equal((await owner.call('GET', `/${owner.organization}/secrets/versions/${version}`)).status, 404)
 })
 
@@ -469,7 +608,9 @@ t.test('invariant 5: a purge takes the snapshot of a deleted secret too, at eith
 
 t.test('what is purged or deleted is the version of nothing any more', async (t) => {
   const at = await makeLevel(owner, { slug: 'purges-version' })
-  const current = async () => (await owner.call('GET', `/${owner.organization}/${at.project}/backend/live/secrets`)).body.data.attributes.levels.environment.version
+  const current = async () => (await owner.call(
+    'GET', `/${owner.organization}/${at.project}/backend/live/secrets`
+  )).body.data.attributes.levels.environment.version
   const { body: { data: { version } } } = await store({ ...at, plaintext: 'A=1' })
   t.equal(await current(), version)
   await purge({ ...at, confirmed: true })
@@ -485,7 +626,9 @@ t.test('what is purged or deleted is the version of nothing any more', async (t)
 
 t.test('versions below what was deleted are gone: 404', async (t) => {
   const removals = [
-    { slug: 'gone-environment', path: '/gone-environment/backend/live' }, { slug: 'gone-target', path: '/gone-target/backend' }, { slug: 'gone-project', path: '/gone-project' }
+    {
+      slug: 'gone-environment', path: '/gone-environment/backend/live'
+    }, { slug: 'gone-target', path: '/gone-target/backend' }, { slug: 'gone-project', path: '/gone-project' }
   ]
   for (const { slug, path } of removals) {
     const at = await makeLevel(owner, { slug })
@@ -493,11 +636,15 @@ t.test('versions below what was deleted are gone: 404', async (t) => {
     t.equal((await owner.call('DELETE', `/${owner.organization}${path}`)).status, 204)
     await unchanged(t, async () => {
       const answers = [
-        await list(at), await fetch(version), await restore(version), await erase(version, { body: { force: true } }), await purge({ ...at, confirmed: true })
+        await list(at), await fetch(version), await restore(version), await erase(
+          version, { body: { force: true } }
+        ), await purge({ ...at, confirmed: true })
       ]
       for (const answer of answers) refused(t, answer, 404, 'not_found', path)
     })
-    t.same(await test.sql(`SELECT id FROM secret_versions WHERE organization_id = '${owner.organization}' AND id = ${version}`), [], 'nothing is left in the table')
+    t.same(await test.sql(
+      `SELECT id FROM secret_versions WHERE organization_id = '${owner.organization}' AND id = ${version}`
+    ), [], 'nothing is left in the table')
   }
 })
 
@@ -526,7 +673,9 @@ function fetch (version: string, caller = owner) {
 
 function restore (version: string, body: unknown = {}, caller = owner) {
   const json = JSON.stringify(body)
-  return caller.call('POST', `/${caller.organization}/secrets/versions/${version}/restore`, json, { 'content-type': 'application/json' })
+  return caller.call(
+    'POST', `/${caller.organization}/secrets/versions/${version}/restore`, json, { 'content-type': 'application/json' }
+  )
 }
 
 function erase (version: string, { query = '', body }: { query?: string, body?: unknown } = {}, caller = owner) {
@@ -547,15 +696,21 @@ async function remove (at: Place, caller = owner) {
 }
 
 async function current ({ project, target, environment }: Place, caller = owner) {
-  return (await caller.call('GET', `/${caller.organization}/${project}/${target}/${environment}/secrets`)).body.data.attributes.levels.environment
+  return (await caller.call(
+    'GET', `/${caller.organization}/${project}/${target}/${environment}/secrets`
+  )).body.data.attributes.levels.environment
 }
 
 async function plain ({ project, target, environment }: Place, caller = owner): Promise<string> {
-  return (await caller.call('GET', `/${caller.organization}/${project}/${target}/${environment}/secrets?decrypt=true`)).body.data.attributes.levels.environment.content
+  return (await caller.call(
+    'GET', `/${caller.organization}/${project}/${target}/${environment}/secrets?decrypt=true`
+  )).body.data.attributes.levels.environment.content
 }
 
 async function serverKey (project: string) {
-  const { key, key_check_salt, key_check_iterations } = (await owner.call('GET', `/${owner.organization}/${project}/encryption-key`)).body.data.attributes
+  const { key, key_check_salt, key_check_iterations } = (await owner.call(
+    'GET', `/${owner.organization}/${project}/encryption-key`
+  )).body.data.attributes
   return deriveDataKey(key, Buffer.from(key_check_salt, 'base64'), key_check_iterations)
 }
 
@@ -566,18 +721,24 @@ async function projectId (caller: Caller, slug: string): Promise<string> {
 async function rotateClient (caller: Caller, slug: string, { proof, salt }: ClientKey) {
   const id = await projectId(caller, slug)
   const triple = { check: Buffer.from(proof, 'base64'), salt, iterations: 1000, hint: undefined }
-  await rotate(caller, id, registerClientKey(test.keyring, storageKey, { organization_id: caller.organization, project_id: id, version: 2 }, triple))
+  await rotate(caller, id, registerClientKey(
+    test.keyring, storageKey, { organization_id: caller.organization, project_id: id, version: 2 }, triple
+  ))
 }
 
 /** Gives a project its second key; the current documents are left for the test to store anew. */
 async function rotate (caller: Caller, project: string, key: NewKey) {
   await test.sql(`UPDATE encryption_keys SET is_active = false, rotated_at = now() WHERE project_id = '${project}'`)
-  await test.database.db.insert(encryption_keys).values({ ...key, organization_id: caller.organization, project_id: project, is_active: true })
+  await test.database.db.insert(encryption_keys).values({
+    ...key, organization_id: caller.organization, project_id: project, is_active: true
+  })
   await test.write(`UPDATE projects SET key_version = ${key.version} WHERE id = '${project}'`)
 }
 
 async function age (caller: Caller, version: string, interval: string) {
-  await test.sql(`UPDATE secret_versions SET created_at = now() - interval '${interval}' WHERE organization_id = '${caller.organization}' AND id = ${version}`)
+  await test.sql(
+    `UPDATE secret_versions SET created_at = now() - interval '${interval}' WHERE organization_id = '${caller.organization}' AND id = ${version}`
+  )
 }
 
 async function countVersions (project: string): Promise<number> {

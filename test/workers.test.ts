@@ -23,9 +23,11 @@ t.teardown(async () => {
 const onServer = { skip: url === undefined && 'runs on PostgreSQL' }
 const env = { DATABASE_URL: url ?? '', MASTER_KEY: generateMasterKey().text, WORKERS: '2', DATABASE_POOL: '4' }
 
-const workersOf = ({ child }: Server) => spawnSync('ps', ['-o', 'pid=', '--ppid', String(child.pid)]).stdout.toString().split('\n').map(Number).filter(Boolean)
+const workersOf = ({ child }: Server) =>
+  spawnSync('ps', ['-o', 'pid=', '--ppid', String(child.pid)]).stdout.toString().split('\n').map(Number).filter(Boolean)
 // What follows the last line's end is not whole yet.
-const linesOf = (server: Server) => server.stdout().split('\n').slice(0, -1).filter((line) => line.startsWith('{')).map((line) => JSON.parse(line))
+const linesOf = (server: Server) =>
+  server.stdout().split('\n').slice(0, -1).filter((line) => line.startsWith('{')).map((line) => JSON.parse(line))
 
 interface Heard { status: number | undefined, headers: Record<string, unknown> }
 
@@ -33,7 +35,8 @@ interface Heard { status: number | undefined, headers: Record<string, unknown> }
 function ask (server: Server, path: string, agent: Agent | false = false): Promise<Heard> {
   return new Promise((resolve, reject) => {
     request(server.address + path, { agent }, (answer) => {
-      answer.resume().on('end', () => resolve({ status: answer.statusCode, headers: answer.headers })).on('error', reject)
+      answer.resume().on('end', () =>
+        resolve({ status: answer.statusCode, headers: answer.headers })).on('error', reject)
     }).on('error', reject).end()
   })
 }
@@ -158,7 +161,10 @@ t.test('two workers behind one port', onServer, async (t) => {
     const of = (name: string) => answers.map(({ headers }) => Number(headers[name]))
     t.equal(answers.filter(({ status }) => status === 401).length, LIMIT)
     t.equal(answers.filter(({ status }) => status === 429).length, 10)
-    t.same(of('x-ratelimit-remaining').sort((a, b) => b - a).slice(0, LIMIT), Array.from({ length: LIMIT }, (_, i) => LIMIT - 1 - i))
+    t.same(
+      of('x-ratelimit-remaining').sort((a, b) => b - a).slice(0, LIMIT),
+      Array.from({ length: LIMIT }, (_, i) => LIMIT - 1 - i)
+    )
     t.equal(new Set(of('x-ratelimit-reset')).size, 1)
   })
 
@@ -180,7 +186,10 @@ t.test('two workers behind one port', onServer, async (t) => {
     t.ok(answers.length > 4)
     t.same(answers.filter((answer) => answer !== undefined && answer.status !== 200), [])
     t.ok(cut <= 4, 'nothing is lost but what the killed one had')
-    t.match(linesOf(server).filter(({ msg }) => msg === 'a worker has ended'), [{ level: 50, worker: killed, signal: 'SIGKILL', replaced_in: 0 }])
+    t.match(
+      linesOf(server).filter(({ msg }) => msg === 'a worker has ended'),
+      [{ level: 50, worker: killed, signal: 'SIGKILL', replaced_in: 0 }]
+    )
 
     process.kill(other, 'SIGSTOP')
     const asked = Array.from({ length: 2 }, () => ask(server, '/readyz'))
@@ -243,9 +252,18 @@ t.test('what no worker can start with ends the whole, as it ends one process', o
   await once(taken, 'listening')
   t.teardown(() => taken.close())
   const PORT = String((taken.address() as AddressInfo).port)
-  t.same(await command(['serve'], { ...env, PORT }), { code: 1, stdout: '', stderr: `Cannot listen on 127.0.0.1:${PORT}: EADDRINUSE\n` })
-  const wrong = await command(['serve'], { ...env, MASTER_KEY: env.MASTER_KEY.replace(/:.*/, generateMasterKey().text.replace(/^[^:]*/, '')), PORT })
+  t.same(
+    await command(['serve'], { ...env, PORT }),
+    { code: 1, stdout: '', stderr: `Cannot listen on 127.0.0.1:${PORT}: EADDRINUSE\n` }
+  )
+  const wrong = await command(['serve'], {
+    ...env, MASTER_KEY: env.MASTER_KEY.replace(/:.*/, generateMasterKey().text.replace(/^[^:]*/, '')), PORT
+  })
   t.match(wrong, { code: 1, stdout: '', stderr: /^Master key \S+ is wrong: [^\n]+\n$/ })
   const embedded = await command(['serve'], { WORKERS: '2' })
-  t.same(embedded, { code: 1, stdout: '', stderr: 'WORKERS is 2, and DATABASE_URL is not set; allowed: 1 with the embedded database, or a DATABASE_URL\n' })
+  t.same(embedded, {
+    code: 1,
+    stdout: '',
+    stderr: 'WORKERS is 2, and DATABASE_URL is not set; allowed: 1 with the embedded database, or a DATABASE_URL\n'
+  })
 })

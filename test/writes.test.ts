@@ -65,7 +65,9 @@ async function holds (t: Test, send: Send, answers: Answer[], content: (index: n
   }
 }
 
-/** Does something once, when the service is about to look a level up for the first time: who asks was let in by then. */
+/**
+ * Does something once, when the service is about to look a level up for the first time: who asks was let in by then.
+ */
 async function atFirstLook<T> (act: () => void, work: () => Promise<T>): Promise<T> {
   let isDone = false
   const watch = (message: unknown) => {
@@ -112,7 +114,9 @@ t.test('40 writers at once into several levels: few commits, consecutive ids, ea
     const { body } = await send('GET', `/${Object.values(level).join('/')}/secrets?decrypt=true`)
     const kind = level.environment !== undefined ? 'environment' : level.target !== undefined ? 'target' : 'project'
     const { content: current, version, etag } = body.data.attributes.levels[kind]
-    const last = Math.max(...answers.filter((_, i) => levelOf(i) === level).map(({ body }) => Number(body.data.version)))
+    const last = Math.max(
+      ...answers.filter((_, i) => levelOf(i) === level).map(({ body }) => Number(body.data.version))
+    )
     t.equal(version, String(last), 'the document is that of the last version')
     t.equal(current, content(answers.findIndex(({ body }) => body.data.version === version)))
     t.equal(etag, answers.find(({ body }) => body.data.version === version)!.headers.etag)
@@ -159,13 +163,16 @@ t.test('deletes, stores, restores and writes without a version of one level, tog
     send('POST', '/secrets/delete', { ...level }),
     send('POST', `/secrets/versions/${id}/restore`, {})
   ])
-  // In whichever order they came to stand: two deletes of what only one of them finds, and a store of what may be there.
+  // In whichever order they came to stand: two deletes of what only one of them finds, and a store of what may be
+  // there.
   for (const [i, allowed] of [[200], [204, 404], [200, 412], [200], [200], [204, 404], [204, 404], [200]].entries()) {
     t.ok(allowed.includes(answers[i]!.status), `${i}: ${answers[i]!.status} ${answers[i]!.text}`)
   }
   await agree(t, running)
   const listed = await send('POST', '/secrets/versions', { ...level })
-  const actions: string[] = listed.body.data.map(({ attributes }: { attributes: { action: string } }) => attributes.action)
+  const actions: string[] = listed.body.data.map(
+    ({ attributes }: { attributes: { action: string } }) => attributes.action
+  )
   t.equal(actions.filter((action) => action === 'delete').length, answers.filter(({ status }) => status === 204).length)
   t.equal(actions.filter((action) => action === 'restore').length, 2)
   const open = await opener(overHttp(send), 'orbit')
@@ -179,7 +186,9 @@ t.test('a caller who is revoked after it was let in gets 401, and nobody else', 
   const running = await start(['live', 'test'])
   const { send, sendAs, organization, levels } = running
   const doomed = sendAs(await service.token(organization, ['*']))
-  const [row] = await service.sql(`SELECT max(id)::text AS id FROM api_tokens WHERE organization_id = '${organization}'`)
+  const [row] = await service.sql(
+    `SELECT max(id)::text AS id FROM api_tokens WHERE organization_id = '${organization}'`
+  )
   const change = await changer(service)
   const content = (i: number) => `WRITER=${i}`
   const answers = await atFirstLook(
@@ -239,7 +248,11 @@ t.test('a line that the database contradicts looks again: a row that was put bac
   const { organization, send, levels: [level] } = started
   const [row] = await service.sql(`SELECT id, storage_key FROM organizations WHERE id = '${organization}'`)
   // Somebody whose look takes for ever keeps what the line remembers.
-  const forever = writeLevel(service.app, row as unknown as Organization, operatorOf(organization), () => new Promise(() => {}), () => { throw new Error('never') })
+  const forever = writeLevel(service.app, row as unknown as Organization, operatorOf(
+    organization
+  ), () => new Promise(() => {}), () => {
+    throw new Error('never')
+  })
   forever.catch(() => {})
   await store(send, level!, 'A=1')
   await service.sql(`CREATE TABLE put_back AS SELECT * FROM secrets WHERE organization_id = '${organization}'`)
@@ -247,16 +260,23 @@ t.test('a line that the database contradicts looks again: a row that was put bac
   const second = await store(send, level!, 'A=2')
   await service.sql(`UPDATE secrets s SET revision = b.revision, sealed = b.sealed, size_bytes = b.size_bytes, version = b.version, mac = b.mac
     FROM put_back b WHERE s.organization_id = b.organization_id AND s.id = b.id`)
-  await service.sql(`DELETE FROM secret_versions WHERE organization_id = '${organization}' AND id = ${second.body.data.version}`)
+  await service.sql(
+    `DELETE FROM secret_versions WHERE organization_id = '${organization}' AND id = ${second.body.data.version}`
+  )
   t.match(await store(send, level!, 'A=3', { 'if-match': '"none"' }), { status: 412 })
   t.match(await store(send, level!, 'A=4'), { status: 200, body: { data: { version: '3' } } })
 })
 
-t.test('what is deleted, purged or changed is what its project was held for', { skip: !ON_POSTGRES && 'needs two sessions' }, async (t) => {
+t.test('what is deleted, purged or changed is what its project was held for', {
+  skip: !ON_POSTGRES &&
+  'needs two sessions'
+}, async (t) => {
   const { organization, send, levels: [level] } = await start(['live'], 'other')
   const other = { ...level!, project: 'other' }
   for (const one of [level!, other]) t.equal((await store(send, one, 'A=1')).status, 200)
-  const idOf = async (slug: string) => (await service.sql(`SELECT id FROM projects WHERE organization_id = '${organization}' AND slug = '${slug}'`))[0]!.id as string
+  const idOf = async (slug: string) => (await service.sql(
+    `SELECT id FROM projects WHERE organization_id = '${organization}' AND slug = '${slug}'`
+  ))[0]!.id as string
   const [first, second] = [await idOf('orbit'), await idOf('other')]
   const sent = sentNext(/from "projects" .* for update/s)
   const renamed = transaction(service.database.db, async (db) => {
@@ -268,7 +288,10 @@ t.test('what is deleted, purged or changed is what its project was held for', { 
     return { deleted }
   })
   t.match(await (await renamed).deleted, { status: 404 }, 'another project has that name since')
-  t.equal((await service.sql(`SELECT FROM secrets WHERE organization_id = '${organization}' AND sealed IS NOT NULL`)).length, 2)
+  t.equal(
+    (await service.sql(`SELECT FROM secrets WHERE organization_id = '${organization}' AND sealed IS NOT NULL`)).length,
+    2
+  )
 })
 
 /** Waits until a statement is sent for the second time: once by the test itself. */

@@ -2,8 +2,8 @@ import { closeSync, constants, fsyncSync, linkSync, mkdirSync, openSync, unlinkS
 import { dirname, resolve } from 'node:path'
 
 /**
- * Makes a file that is there whole or not at all, and on disk with its name before this returns: written beside its place,
- * and linked there. Throws EEXIST when there is one, which stays as it is.
+ * Makes a file that is there whole or not at all, and on disk with its name before this returns: written beside its
+ * place, and linked there. Throws EEXIST when there is one, which stays as it is.
  */
 export function writeDurably (file: string, text: string, mode: number): void {
   const draft = `${file}.${process.pid}`

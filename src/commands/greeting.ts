@@ -2,9 +2,14 @@ import { httpAddress, type Config } from '../config.ts'
 import { initialize, type Initialized } from './initialize.ts'
 import type { Opened } from './open.ts'
 
-/** Makes what an empty database needs, and answers what a start prints: everything about the first one, a line about others. */
+/**
+ * Makes what an empty database needs, and answers what a start prints: everything about the first one, a line about
+ * others.
+ */
 export async function greet (opened: Opened, config: Config, port: number): Promise<string> {
-  const first = await initialize(opened, { organization: 'My organization', email: 'owner@example.com', plan: config.defaultPlan })
+  const first = await initialize(
+    opened, { organization: 'My organization', email: 'owner@example.com', plan: config.defaultPlan }
+  )
   const address = httpAddress(config.host, port)
   return first === undefined ? `Strongroom serves on ${address}\n` : greeting(address, config, first)
 }

@@ -20,7 +20,9 @@ export function handOver (worker: Worker, hasOther: () => boolean): void {
   let isDisconnected = false
   const send = child.send.bind(child) as unknown as Send
   const watched: Send = (message, connection, ...more) => {
-    if (message.cmd === 'NODE_CLUSTER' && message.act === 'newconn' && message.seq !== undefined && connection) open.set(message.seq, connection)
+    if (message.cmd === 'NODE_CLUSTER' && message.act === 'newconn' && message.seq !== undefined && connection) {
+      open.set(message.seq, connection)
+    }
     return send(message, connection, ...more)
   }
   child.send = watched as unknown as typeof child.send

@@ -37,16 +37,35 @@ export async function initialize ({ database, keyring }: Opened, first: First): 
     await lockOrganizations(db)
     if (await countOrganizations(db) > 0) return undefined
     await holdCanary(db, keyring)
-    await createOrganization(db, { id, name: first.organization, slug, plan: first.plan, storage_key: makeStorageKey(keyring, id) })
-    const user = await createUser(db, { email: first.email, name: first.email.split('@')[0] ?? first.email, password_hash })
+    await createOrganization(
+      db, { id, name: first.organization, slug, plan: first.plan, storage_key: makeStorageKey(keyring, id) }
+    )
+    const user = await createUser(
+      db, { email: first.email, name: first.email.split('@')[0] ?? first.email, password_hash }
+    )
     if (user === undefined) throw new StartError(`There is an account of ${first.email} already`)
     await createMember(db, { organization_id: id, user_id: user, role: 'owner' })
     await createToken(db, {
-      organization_id: id, name: 'First token', token_hash: hashToken(token), token_prefix: tokenPrefix(token), abilities: ['*'], slices: [], expires_at: null
+      organization_id: id,
+      name: 'First token',
+      token_hash:
+        hashToken(token),
+      token_prefix: tokenPrefix(token),
+      abilities: ['*'],
+      slices: [],
+      expires_at: null
     })
-    await recordEvent(db, operatorOf(id), { action: 'organization.create', resource_type: 'organization', resource_id: id })
+    await recordEvent(
+      db, operatorOf(id), { action: 'organization.create', resource_type: 'organization', resource_id: id }
+    )
     return user
   })
   if (userId === undefined) return undefined
-  return { organization: { id, slug }, user: { id: String(userId), email: first.email, ...(first.password === undefined && { password }) }, token }
+  return {
+    organization: { id, slug },
+    user: {
+      id: String(userId), email: first.email, ...(first.password === undefined && { password })
+    },
+    token
+  }
 }

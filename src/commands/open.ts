@@ -1,7 +1,9 @@
 import { chmodSync, existsSync } from 'node:fs'
 import { join } from 'node:path'
 import { ConfigError, readKeyFile, type Config } from '../config.ts'
-import { createKeyring, generateMasterKey, MasterKeyMissing, openCanary, parseMasterKey, type Keyring } from '../crypto/keyring.ts'
+import {
+  createKeyring, generateMasterKey, MasterKeyMissing, openCanary, parseMasterKey, type Keyring
+} from '../crypto/keyring.ts'
 import { connect, databaseError, DatabaseError, DatabaseUnavailable, type Database } from '../db/database.ts'
 import { listCanaries, wrapsNothing } from '../repositories/master-keys.ts'
 import { openRows } from '../vault/rows.ts'
@@ -15,7 +17,9 @@ export class StartError extends Error {
 /** Why a command failed, in one line for the operator. */
 export function lineOf (error: unknown): string {
   const shown = databaseError(error)
-  const what = shown instanceof DatabaseUnavailable || shown instanceof DatabaseError ? 'The database cannot be used: ' : ''
+  const what = shown instanceof DatabaseUnavailable || shown instanceof DatabaseError
+    ? 'The database cannot be used: '
+    : ''
   return `${what}${shown.message.split('\n', 1)[0]}`
 }
 
@@ -23,8 +27,8 @@ export interface Opened { database: Database, keyring: Keyring }
 
 /**
  * Opens the database and the master keys, brings the schema up to date, and proves that every master key that ever
- * wrapped something is there and right, and so is the key that authenticates rows. A wrong or missing key ends the start
- * before anything is changed or listened to.
+ * wrapped something is there and right, and so is the key that authenticates rows. A wrong or missing key ends the
+ * start before anything is changed or listened to.
  */
 export async function open (config: Config, onFatal?: (error: Error) => void): Promise<Opened> {
   const given = readMasterKey(config)
@@ -60,7 +64,9 @@ export async function migrate (config: Config): Promise<void> {
 }
 
 function tellOfAdoption (rows: number) {
-  if (rows > 0) say(`${rows} rows are authenticated from now on: one that is changed outside the service counts no more`)
+  if (rows > 0) {
+    say(`${rows} rows are authenticated from now on: one that is changed outside the service counts no more`)
+  }
 }
 
 /** Connects alone, as `migrate` does. */
@@ -83,15 +89,16 @@ function makeKeyring (config: Config, text: string): Keyring {
   }
 }
 
-// The embedded database comes with a key file. Undefined while there is none; one that is wrong ends the start here, before
-// the database is opened.
+// The embedded database comes with a key file. Undefined while there is none; one that is wrong ends the start here,
+// before the database is opened.
 function readMasterKey (config: Config): string | undefined {
   if (config.masterKey !== undefined) return config.masterKey
   if (config.masterKeyFile !== undefined) return readKeyFile(config.masterKeyFile)
   const file = keyFileOf(config)
   if (!existsSync(file)) return undefined
   const text = readKeyFile(file, 'The key file')
-  // Whoever made it may have been interrupted, or may have been a person: before anything is wrapped by it, it is on disk.
+  // Whoever made it may have been interrupted, or may have been a person: before anything is wrapped by it, it is on
+  // disk.
   syncWithName(file)
   return text
 }
@@ -99,7 +106,9 @@ function readMasterKey (config: Config): string | undefined {
 // Made once, for a database in which nothing was ever wrapped: in any other, a new key could open nothing.
 async function makeMasterKey (config: Config, { db }: Database): Promise<string> {
   const file = keyFileOf(config)
-  if (!await wrapsNothing(db)) throw new StartError(`${file} is missing: put the master key of this database back, or set MASTER_KEY`)
+  if (!await wrapsNothing(db)) {
+    throw new StartError(`${file} is missing: put the master key of this database back, or set MASTER_KEY`)
+  }
   writeDurably(file, `${generateMasterKey().text}\n`, 0o600)
   return readKeyFile(file, 'The key file')
 }

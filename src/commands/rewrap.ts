@@ -3,7 +3,8 @@ import { IntegrityError } from '../crypto/at-rest.ts'
 import { MasterKeyMissing, type Keyring } from '../crypto/keyring.ts'
 import { databaseError, DatabaseUnavailable, transaction, type Db } from '../db/database.ts'
 import {
-  countWrapped, deleteCanary, lockServiceKeys, lockStorageKeys, lockWrappedKeys, updateServiceKeys, updateStorageKeys, updateWrappedKeys
+  countWrapped, deleteCanary, lockServiceKeys, lockStorageKeys, lockWrappedKeys, updateServiceKeys, updateStorageKeys,
+  updateWrappedKeys
 } from '../repositories/master-keys.ts'
 import { holdCanary, rewrapKey, rewrapServiceKey, rewrapStorageKey, type Rewrapped } from '../vault/master-keys.ts'
 import type { Opened } from './open.ts'
@@ -36,8 +37,12 @@ interface Table<Id, Row> {
   update: (db: Db, rows: readonly Row[]) => Promise<void>
 }
 
-const SERVICE_KEYS = { name: 'service_keys', first: '', lock: lockServiceKeys, rewrap: rewrapServiceKey, update: updateServiceKeys }
-const STORAGE_KEYS = { name: 'organizations', first: '', lock: lockStorageKeys, rewrap: rewrapStorageKey, update: updateStorageKeys }
+const SERVICE_KEYS = {
+  name: 'service_keys', first: '', lock: lockServiceKeys, rewrap: rewrapServiceKey, update: updateServiceKeys
+}
+const STORAGE_KEYS = {
+  name: 'organizations', first: '', lock: lockStorageKeys, rewrap: rewrapStorageKey, update: updateStorageKeys
+}
 const KEYS = { name: 'encryption_keys', first: 0, lock: lockWrappedKeys, rewrap: rewrapKey, update: updateWrappedKeys }
 
 /**
@@ -81,7 +86,9 @@ export function report ({ rewrapped, failures, older }: Outcome, newest: string)
 
 const many = (values: number) => `${values} ${values === 1 ? 'value' : 'values'}`
 
-async function passOver<Id, Row extends { id: Id }> (handle: Db, keyring: Keyring, table: Table<Id, Row>, failures: string[], patience: number): Promise<number> {
+async function passOver<Id, Row extends { id: Id }> (
+  handle: Db, keyring: Keyring, table: Table<Id, Row>, failures: string[], patience: number
+): Promise<number> {
   let moved = 0
   for (let after = table.first; ;) {
     let started = 0

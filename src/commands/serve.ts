@@ -74,7 +74,9 @@ async function serveAsWorker (config: Config, worker: Worker): Promise<number> {
     })
   } catch (error) {
     // The supervisor says it, once for all of them.
-    await new Promise((resolve) => { process.send!({ failed: lineOf(error) } satisfies FromWorker, undefined, undefined, resolve) })
+    await new Promise((resolve) => {
+      process.send!({ failed: lineOf(error) } satisfies FromWorker, undefined, undefined, resolve)
+    })
     return 1
   }
 }
@@ -101,7 +103,9 @@ async function run (config: Config, { counters, ready, end }: Way): Promise<numb
     const weakness = config.databaseUrl && tlsOf(config.databaseUrl).weakness
     if (weakness && cluster.isPrimary) app.log.warn(weakness)
     // To go on after one of these would be to guess what state we are in.
-    for (const event of ['uncaughtException', 'unhandledRejection'] as const) process.on(event, (error) => die(event, error))
+    for (const event of ['uncaughtException', 'unhandledRejection'] as const) {
+      process.on(event, (error) => die(event, error))
+    }
 
     // Before anything is made: what the first start prints would be lost if the port were taken.
     const port = await listen(app, config)
@@ -131,7 +135,9 @@ async function listen (app: FastifyInstance, { host, port }: Config): Promise<nu
     await app.listen({ host, port })
   } catch (error) {
     await app.close()
-    throw new StartError(`Cannot listen on ${host}:${port}: ${(error as NodeJS.ErrnoException).code ?? 'unknown error'}`)
+    throw new StartError(
+      `Cannot listen on ${host}:${port}: ${(error as NodeJS.ErrnoException).code ?? 'unknown error'}`
+    )
   }
   return (app.server.address() as AddressInfo).port
 }

@@ -93,7 +93,9 @@ function createCrew (size: number, log: ReturnType<typeof createLog>) {
       cluster.setupPrimary({ exec: CLI, args: ['serve'] })
       // Whoever cannot listen, or does no more before all of them do, is the end of the start.
       port = await new Promise<number>((resolve, reject) => {
-        const listening = Array.from({ length: size }, async () => new Promise<number>((resolve) => { keep(resolve, reject).catch(reject) }))
+        const listening = Array.from({ length: size }, async () => new Promise<number>((resolve) => {
+          keep(resolve, reject).catch(reject)
+        }))
         Promise.all(listening).then(([first]) => resolve(first!), reject)
       })
       return port
@@ -121,9 +123,12 @@ function createCrew (size: number, log: ReturnType<typeof createLog>) {
   async function keep (started: (port: number) => void, failed: (error: Error) => void): Promise<void> {
     for (let early = 0; ;) {
       const began = performance.now()
-      const { pid, code, signal, reason } = await employ(started).catch((error: Error): Ended => ({ reason: error.message }))
+      const { pid, code, signal, reason } = await employ(started).catch((error: Error): Ended =>
+        ({ reason: error.message }))
       if (isStopping) return
-      if (port === undefined) return failed(new StartError(reason ?? `A worker ended with ${signal ?? code} before all of them listened`))
+      if (port === undefined) {
+        return failed(new StartError(reason ?? `A worker ended with ${signal ?? code} before all of them listened`))
+      }
       if (reason !== undefined && workers.size === 0) return lose(new StartError(reason))
       early = performance.now() - began < SETTLED ? early + 1 : 0
       const wait = early < 2 ? 0 : Math.min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (early - 2))
@@ -135,8 +140,8 @@ function createCrew (size: number, log: ReturnType<typeof createLog>) {
 
   // Starts a worker and resolves when it has ended; rejects when there was none.
   async function employ (started: (port: number) => void): Promise<Ended> {
-    // With PORT=0 Node.js opens another port for whoever asks in other words than those who share one; when nobody does any
-    // more, the one that was printed has to be asked for.
+    // With PORT=0 Node.js opens another port for whoever asks in other words than those who share one; when nobody does
+    // any more, the one that was printed has to be asked for.
     const others = [...workers.values()].filter(({ isListening }) => isListening)
     const asked = others.length > 0 ? others[0]!.asked : port
     const worker = cluster.fork(asked === undefined ? {} : { PORT: String(asked) })
@@ -157,7 +162,8 @@ function createCrew (size: number, log: ReturnType<typeof createLog>) {
       member.leave()
       workers.delete(worker)
     })
-    handOver(worker, () => [...workers].some(([other, { isListening }]) => other !== worker && isListening && other.isConnected()))
+    handOver(worker, () =>
+      [...workers].some(([other, { isListening }]) => other !== worker && isListening && other.isConnected()))
     const state = { isListening: false, asked, ended: ended.catch(() => {}) }
     workers.set(worker, state)
     worker.on('message', (message: FromWorker) => {

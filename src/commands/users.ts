@@ -7,7 +7,10 @@ import { invitation, newLink, type Message } from '../mail/messages.ts'
 import { operatorOf, recordOfPerson } from '../repositories/audit.ts'
 import { findOrganization } from '../repositories/organizations.ts'
 import { listTokensOfPerson } from '../repositories/tokens.ts'
-import { createPasswordLink, createMember, createUser, findAccount, findUserByEmail, listMemberships, listUsers, setDisabled, type User } from '../repositories/users.ts'
+import {
+  createPasswordLink, createMember, createUser, findAccount, findUserByEmail, listMemberships, listUsers, setDisabled,
+  type User
+} from '../repositories/users.ts'
 import { StartError } from './open.ts'
 
 /** A user with a link that sets their password once, within three days, and the message that brings it to them. */
@@ -28,15 +31,21 @@ export function serviceAddress ({ publicUrl, host, port }: Pick<Config, 'publicU
  * Makes an account without a password, and its first link. Throws a StartError when the address has an account, or
  * when there is no such organization: then nothing was made.
  */
-export async function addUser ({ db: handle }: Database, service: string, { email, name, membership }: NewUser): Promise<Linked> {
+export async function addUser (
+  { db: handle }: Database, service: string, { email, name, membership }: NewUser
+): Promise<Linked> {
   const secret = mintSecret()
   const link = linkOf(service, secret)
   return transaction(handle, async (db) => {
     const organization = membership && await findOrganization(db, membership.organization)
-    if (membership !== undefined && organization === undefined) throw new StartError(`There is no organization ${membership.organization}`)
+    if (membership !== undefined && organization === undefined) {
+      throw new StartError(`There is no organization ${membership.organization}`)
+    }
     const id = await createUser(db, { email, name, password_hash: null })
     if (id === undefined) throw new StartError(`There is an account of ${email} already`)
-    if (organization && membership) await createMember(db, { organization_id: organization.id, user_id: id, role: membership.role })
+    if (organization && membership) {
+      await createMember(db, { organization_id: organization.id, user_id: id, role: membership.role })
+    }
     await createPasswordLink(db, hashToken(secret), id)
     await recordForOperator(db, id, 'user.create')
     const place = organization && membership ? { name: organization.name, role: membership.role } : undefined
@@ -56,21 +65,32 @@ export async function renewLink ({ db: handle }: Database, service: string, emai
     if (user.disabled_at !== null) throw new StartError(`The account of ${user.email} is disabled: enable it first`)
     await createPasswordLink(db, hashToken(secret), user.id)
     await recordForOperator(db, user.id, 'user.password')
-    return { user: { id: user.id, email: user.email }, link, message: newLink({ name: user.name, email: user.email, service, link }) }
+    return {
+      user: { id: user.id, email: user.email },
+      link,
+      message: newLink({ name: user.name, email: user.email, service, link })
+    }
   })
 }
 
 /** Brings the link to its user by mail: false, and one line to the log, when that did not work. */
-export async function mailLink (config: Config, { user, message }: Linked, log: (line: string) => void): Promise<boolean> {
+export async function mailLink (
+  config: Config, { user, message }: Linked, log: (line: string) => void
+): Promise<boolean> {
   return createMailer(config, log).send({ userId: user.id, to: user.email, ...message })
 }
 
-/** Closes an account, which ends its sessions, tokens and links, or opens it again. Throws a StartError when there is none. */
+/**
+ * Closes an account, which ends its sessions, tokens and links, or opens it again. Throws a StartError when there is
+ * none.
+ */
 export async function switchUser ({ db: handle }: Database, email: string, disabled: boolean): Promise<void> {
   await transaction(handle, async (db) => {
     const id = await findAccount(db, email)
     if (id === undefined) throw new StartError(`There is no account of ${email}`)
-    if (!await setDisabled(db, id, disabled)) throw new StartError(`The account of ${email} was changed outside the service: restore it from a backup`)
+    if (!await setDisabled(db, id, disabled)) {
+      throw new StartError(`The account of ${email} was changed outside the service: restore it from a backup`)
+    }
     await recordForOperator(db, id, disabled ? 'user.disable' : 'user.enable')
   })
 }
@@ -88,12 +108,20 @@ export async function * describeUsers ({ db }: Database): AsyncGenerator<string>
   }
 }
 
-/** Every API token that a person made, or that one of theirs made, as one line: id, organization, prefix, name, abilities, made, last used, expiry. */
+/**
+ * Every API token that a person made, or that one of theirs made, as one line: id, organization, prefix, name,
+ * abilities, made, last used, expiry.
+ */
 export async function describeTokens ({ db }: Database, email: string): Promise<string[]> {
   const { id } = await userOf(db, email)
   const day = (moment: Date | null) => moment?.toISOString().slice(0, 10) ?? 'never'
-  return (await listTokensOfPerson(db, id)).map(({ id, organization, token_prefix, name, abilities, created_at, last_used_at, expires_at }) =>
-    [id, organization.slug, token_prefix, name, abilities.join(','), day(created_at), day(last_used_at), day(expires_at)].join('\t'))
+  return (await listTokensOfPerson(db, id)).map(({
+    id, organization, token_prefix, name, abilities, created_at, last_used_at, expires_at
+  }) =>
+    [
+      id, organization.slug, token_prefix, name, abilities.join(','), day(created_at), day(last_used_at),
+      day(expires_at)
+    ].join('\t'))
 }
 
 const linkOf = (service: string, secret: string) => `${service}/account/set-password/${secret}`
@@ -109,7 +137,9 @@ async function userOf (db: Db, email: string): Promise<User> {
   return user
 }
 
-async function recordForOperator (db: Db, userId: number, action: 'user.create' | 'user.password' | 'user.disable' | 'user.enable'): Promise<void> {
+async function recordForOperator (
+  db: Db, userId: number, action: 'user.create' | 'user.password' | 'user.disable' | 'user.enable'
+): Promise<void> {
   const actors = (await listMemberships(db, userId)).map(({ id }) => operatorOf(id))
   await recordOfPerson(db, actors, { action, resource_type: 'user', resource_id: String(userId) })
 }

@@ -1,11 +1,12 @@
 /**
  * The server's own seal around everything it stores (CR-01): version (1) ‖ salt (24) ‖ IV (12) ‖ ciphertext ‖ tag (16).
- * It guarantees that a stored value opens only under the key and in the context it was sealed for: a row that was moved,
- * swapped, rolled back or changed in one bit is refused. Every record has its own subkey, so the number of encryptions
- * under one key is never a limit (CR-05).
+ * It guarantees that a stored value opens only under the key and in the context it was sealed for: a row that was
+ * moved, swapped, rolled back or changed in one bit is refused. Every record has its own subkey, so the number of
+ * encryptions under one key is never a limit (CR-05).
  *
- * The version says how the subkey is made. 2, which is written: the expansion of HKDF-SHA256 alone, one HMAC, as the keys
- * that seal are uniformly random themselves (RFC 5869, 3.3). 1, which stays readable: HKDF-SHA256 with its extraction.
+ * The version says how the subkey is made. 2, which is written: the expansion of HKDF-SHA256 alone, one HMAC, as the
+ * keys that seal are uniformly random themselves (RFC 5869, 3.3). 1, which stays readable: HKDF-SHA256 with its
+ * extraction.
  */
 import type { KeyObject } from 'node:crypto'
 import { deriveKey, expandKey, open, random, seal, SEAL_OVERHEAD } from './primitives.ts'

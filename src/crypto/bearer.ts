@@ -31,12 +31,17 @@ export function parseApiToken (text: string): { organizationId: string } | undef
   return { organizationId: text.slice('dotenv_'.length, 'dotenv_'.length + 26) }
 }
 
-/** What an OAuth credential is for: an access token, a refresh token, or an authorization code. None passes for another. */
+/**
+ * What an OAuth credential is for: an access token, a refresh token, or an authorization code. None passes for another.
+ */
 export type Credential = 'at' | 'rt' | 'ac'
 
 const CREDENTIAL_PATTERN = /^dotenv_(at|rt|ac)_[0-9A-Za-z]{49}$/
 
-/** A new OAuth credential: 43 random base62 characters, which are 256 bits, and a checksum. Show it once, store its hash. */
+/**
+ * A new OAuth credential: 43 random base62 characters, which are 256 bits, and a checksum. Show it once, store its
+ * hash.
+ */
 export function mintCredential (kind: Credential): string {
   const body = `dotenv_${kind}_${randomBase62(43)}`
   return body + checksum(body)
@@ -53,7 +58,10 @@ export function mintSecret (): string {
   return random(32).toString('base64url')
 }
 
-/** The token that a form carries: it is made from the cookie that goes with it, so no other site and no other session has it. */
+/**
+ * The token that a form carries: it is made from the cookie that goes with it, so no other site and no other session
+ * has it.
+ */
 export function formToken (cookie: string): string {
   return sha256(`form ${cookie}`).toString('base64url')
 }

@@ -11,8 +11,13 @@ export class WorkOverloaded extends Error {
 /** Runs a piece of work when its turn comes; rejects with the work's own error or, with a full queue, overloaded. */
 export type Gate = <T>(work: () => Promise<T>) => Promise<T>
 
-/** A gate for at most `running` pieces at once and `waiting` in the queue, none of which waits longer than `patience` milliseconds. */
-export function createGate (running: number, waiting: number, overloaded: () => WorkOverloaded, patience = 8_000): Gate {
+/**
+ * A gate for at most `running` pieces at once and `waiting` in the queue, none of which waits longer than `patience`
+ * milliseconds.
+ */
+export function createGate (
+  running: number, waiting: number, overloaded: () => WorkOverloaded, patience = 8_000
+): Gate {
   const queue: (() => void)[] = []
   let free = running
 
@@ -44,8 +49,13 @@ export function createGate (running: number, waiting: number, overloaded: () => 
   }
 }
 
-/** A gate of its own for each key, kept for as long as somebody is at it: however many keys there are, none loses its place. */
-export function createGates (running: number, waiting: number, overloaded: () => WorkOverloaded): (key: string) => Gate {
+/**
+ * A gate of its own for each key, kept for as long as somebody is at it: however many keys there are, none loses its
+ * place.
+ */
+export function createGates (
+  running: number, waiting: number, overloaded: () => WorkOverloaded
+): (key: string) => Gate {
   const gates = new Map<string, { gate: Gate, users: number }>()
 
   return (key) => async function run (work) {

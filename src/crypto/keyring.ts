@@ -68,7 +68,9 @@ export function createKeyring (keys: MasterKey[]): Keyring {
     wrap (plaintext, context, id = current.id) {
       const key = ring.get(id)
       if (!key) throw new MasterKeyMissing(id)
-      return Buffer.concat([Buffer.of(id.length), Buffer.from(id), sealAtRest(key, plaintext, wrappedContext(id, context))])
+      return Buffer.concat([
+        Buffer.of(id.length), Buffer.from(id), sealAtRest(key, plaintext, wrappedContext(id, context))
+      ])
     },
     unwrap,
     unwrapKey (wrapped, context) {

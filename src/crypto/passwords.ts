@@ -27,7 +27,10 @@ export async function hashPassword (password: string, cost: PasswordCost = COSTS
   return await gate(() => new Argon2id(cost).hash(password))
 }
 
-/** Whether the password made this PHC string, which says what it costs. Throws for a string that is none, and PasswordWorkOverloaded. */
+/**
+ * Whether the password made this PHC string, which says what it costs. Throws for a string that is none, and
+ * PasswordWorkOverloaded.
+ */
 export async function verifyPassword (hash: string, password: string): Promise<boolean> {
   return await gate(() => new Argon2id().verify(hash, password))
 }
@@ -39,7 +42,9 @@ export function generatePassword (): string {
 }
 
 /** Whether a hash was made at another cost than today's: then the next sign-in makes it anew. */
-export function isOutdated (hash: string, { memorySize, iterations, parallelism }: PasswordCost = COSTS.password): boolean {
+export function isOutdated (
+  hash: string, { memorySize, iterations, parallelism }: PasswordCost = COSTS.password
+): boolean {
   return !hash.startsWith('$argon2id$') || !hash.includes(`$m=${memorySize},t=${iterations},p=${parallelism}$`)
 }
 

@@ -77,8 +77,9 @@ export function deriveKey (key: KeyObject, salt: Buffer, info: string): KeyObjec
 }
 
 /**
- * HKDF-Expand of one block (RFC 5869, 2.3; info is `purpose ‖ salt`): an independent 32-byte key for every salt, where the
- * key is 32 uniformly random bytes already (3.3). The salts of a purpose have one length, so that no two infos are equal.
+ * HKDF-Expand of one block (RFC 5869, 2.3; info is `purpose ‖ salt`): an independent 32-byte key for every salt, where
+ * the key is 32 uniformly random bytes already (3.3). The salts of a purpose have one length, so that no two infos are
+ * equal.
  */
 export function expandKey (key: KeyObject, purpose: string, salt: Buffer): KeyObject {
   return takeKey(createHmac('sha256', key).update(purpose).update(salt).update(FIRST_BLOCK).digest())

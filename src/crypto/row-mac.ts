@@ -1,7 +1,7 @@
 /**
- * MACs over rows of the database. It guarantees that two rows have the same MAC only if table, names and values of their
- * fields are the same: the encoding is injective, a missing value is none of the empty ones, and a number is no text.
- * One HMAC and no derivation for a row, so that every look-up can afford it.
+ * MACs over rows of the database. It guarantees that two rows have the same MAC only if table, names and values of
+ * their fields are the same: the encoding is injective, a missing value is none of the empty ones, and a number is no
+ * text. One HMAC and no derivation for a row, so that every look-up can afford it.
  */
 import { LRUCache } from 'lru-cache'
 import type { KeyObject } from 'node:crypto'
@@ -17,7 +17,9 @@ export function encodeRow (table: string, fields: readonly (readonly [name: stri
 }
 
 /** HMAC-SHA256 over a row of a table: 32 bytes. */
-export function rowMac (key: KeyObject, table: string, fields: readonly (readonly [name: string, value: unknown])[]): Buffer {
+export function rowMac (
+  key: KeyObject, table: string, fields: readonly (readonly [name: string, value: unknown])[]
+): Buffer {
   return hmac(key, encodeRow(table, fields))
 }
 
@@ -25,9 +27,9 @@ export function rowMac (key: KeyObject, table: string, fields: readonly (readonl
 const MOST_REMEMBERED = 4 * 2 ** 20
 
 /**
- * Tells whether a MAC is that of a row. What was right once under this key is right for ever, so the rows that come again
- * and again are remembered with their MACs: only that the row is the same is looked at then, and any other MAC is compared
- * in constant time.
+ * Tells whether a MAC is that of a row. What was right once under this key is right for ever, so the rows that come
+ * again and again are remembered with their MACs: only that the row is the same is looked at then, and any other MAC is
+ * compared in constant time.
  */
 export function createRowChecker (key: KeyObject) {
   const right = new LRUCache<string, string>({ maxSize: MOST_REMEMBERED, sizeCalculation: (row) => row.length + 100 })

@@ -1,7 +1,8 @@
 import { getTableColumns } from 'drizzle-orm'
 import type { PgColumn, PgTable } from 'drizzle-orm/pg-core'
 import {
-  api_tokens, environments, members, oauth_clients, oauth_codes, oauth_grants, oauth_requests, oauth_tokens, password_links, projects, secrets,
+  api_tokens, environments, members, oauth_clients, oauth_codes, oauth_grants, oauth_requests, oauth_tokens,
+  password_links, projects, secrets,
   sessions, targets, users
 } from './tables.ts'
 
@@ -23,40 +24,68 @@ interface Declaration<T extends PgTable, F extends Name<T>> {
 }
 
 const declare = <T extends PgTable, F extends Name<T>>(
-  table: T, key: readonly NoInfer<F>[], fields: readonly F[], exempt: Record<Exclude<Name<T>, F | 'mac'>, string>, presence: readonly NoInfer<F>[] = []
+  table: T, key: readonly NoInfer<F>[], fields: readonly F[], exempt: Record<Exclude<Name<T>,
+    F | 'mac'>, string>, presence: readonly NoInfer<F>[] = []
 ): Declaration<T, F> => ({ table, key, fields, exempt, presence })
 
 const SHOWN = 'Only shown'
 const WHEN = 'Nothing is decided by when it was made or changed'
 
 export const AUTHENTICATED = {
-  users: declare(users, ['id'], ['id', 'email', 'email_normalized', 'name', 'password_hash', 'is_verified', 'disabled_at'],
-    { created_at: WHEN, updated_at: WHEN }),
-  members: declare(members, ['organization_id', 'user_id'], ['organization_id', 'user_id', 'role', 'status'], { joined_at: WHEN }),
+  users: declare(users, ['id'], [
+    'id', 'email', 'email_normalized', 'name', 'password_hash', 'is_verified', 'disabled_at'
+  ],
+  { created_at: WHEN, updated_at: WHEN }),
+  members: declare(
+    members, ['organization_id', 'user_id'], ['organization_id', 'user_id', 'role', 'status'], { joined_at: WHEN }
+  ),
   sessions: declare(sessions, ['token_hash'], ['token_hash', 'user_id', 'seen_at', 'expires_at'], { created_at: WHEN }),
-  password_links: declare(password_links, ['token_hash'], ['token_hash', 'user_id', 'expires_at'], { created_at: WHEN }),
+  password_links: declare(
+    password_links, ['token_hash'], ['token_hash', 'user_id', 'expires_at'], { created_at: WHEN }
+  ),
   api_tokens: declare(api_tokens, ['id'],
-    ['id', 'organization_id', 'name', 'token_hash', 'token_prefix', 'abilities', 'slices', 'expires_at', 'created_by_type', 'created_by_id', 'created_by_name', 'user_id', 'grant_id'],
+    [
+      'id', 'organization_id', 'name', 'token_hash', 'token_prefix', 'abilities', 'slices', 'expires_at',
+      'created_by_type', 'created_by_id', 'created_by_name', 'user_id', 'grant_id'
+    ],
     { last_used_at: SHOWN, created_at: WHEN, updated_at: WHEN }),
-  oauth_clients: declare(oauth_clients, ['id'], ['id', 'name', 'redirect_uris', 'is_first_party', 'disabled_at'], { created_at: WHEN }),
+  oauth_clients: declare(
+    oauth_clients, ['id'], ['id', 'name', 'redirect_uris', 'is_first_party', 'disabled_at'], { created_at: WHEN }
+  ),
   oauth_requests: declare(oauth_requests, ['id_hash'],
     ['id_hash', 'session_hash', 'client_id', 'redirect_uri', 'state', 'code_challenge', 'scopes', 'expires_at'], {}),
-  oauth_grants: declare(oauth_grants, ['id'], ['id', 'user_id', 'client_id', 'scopes', 'expires_at', 'revoked_at'], { created_at: WHEN }),
-  oauth_codes: declare(oauth_codes, ['code_hash'], ['code_hash', 'grant_id', 'redirect_uri', 'code_challenge', 'used_at', 'expires_at'],
-    { wrong_verifiers: 'Set back, it lets somebody guess at 256 random bits more often' }),
+  oauth_grants: declare(
+    oauth_grants, ['id'], ['id', 'user_id', 'client_id', 'scopes', 'expires_at', 'revoked_at'], { created_at: WHEN }
+  ),
+  oauth_codes: declare(oauth_codes, ['code_hash'], [
+    'code_hash', 'grant_id', 'redirect_uri', 'code_challenge', 'used_at', 'expires_at'
+  ],
+  { wrong_verifiers: 'Set back, it lets somebody guess at 256 random bits more often' }),
   oauth_tokens: declare(oauth_tokens, ['id'],
-    ['id', 'grant_id', 'access_hash', 'refresh_hash', 'scopes', 'access_expires_at', 'refresh_expires_at', 'used_at'], { created_at: WHEN }),
-  projects: declare(projects, ['organization_id', 'id'], ['id', 'organization_id', 'slug', 'secret_format', 'encryption_type', 'history_policy', 'key_version'],
-    { name: SHOWN, description: SHOWN, created_at: WHEN, updated_at: WHEN }),
+    [
+      'id', 'grant_id', 'access_hash', 'refresh_hash', 'scopes', 'access_expires_at', 'refresh_expires_at', 'used_at'
+    ], { created_at: WHEN }),
+  projects: declare(projects, ['organization_id', 'id'], [
+    'id', 'organization_id', 'slug', 'secret_format', 'encryption_type', 'history_policy', 'key_version'
+  ],
+  { name: SHOWN, description: SHOWN, created_at: WHEN, updated_at: WHEN }),
   targets: declare(targets, ['organization_id', 'id'], ['id', 'organization_id', 'project_id', 'slug'],
-    { environment_count: SHOWN, secret_count: SHOWN, name: SHOWN, description: SHOWN, created_at: WHEN, updated_at: WHEN }),
-  environments: declare(environments, ['organization_id', 'id'], ['id', 'organization_id', 'project_id', 'target_id', 'slug', 'status', 'is_production'],
-    { name: SHOWN, description: SHOWN, created_at: WHEN, updated_at: WHEN }),
+    {
+      environment_count: SHOWN, secret_count: SHOWN, name: SHOWN, description: SHOWN, created_at: WHEN, updated_at: WHEN
+    }),
+  environments: declare(environments, ['organization_id', 'id'], [
+    'id', 'organization_id', 'project_id', 'target_id', 'slug', 'status', 'is_production'
+  ],
+  { name: SHOWN, description: SHOWN, created_at: WHEN, updated_at: WHEN }),
   secrets: declare(secrets, ['organization_id', 'id'],
-    ['id', 'organization_id', 'project_id', 'target_id', 'environment_id', 'level', 'level_id', 'revision', 'key_version', 'sealed', 'size_bytes'],
+    [
+      'id', 'organization_id', 'project_id', 'target_id', 'environment_id', 'level', 'level_id', 'revision',
+      'key_version', 'sealed', 'size_bytes'
+    ],
     {
       version: 'Only shown: which version the last write recorded, until that is purged',
-      history_id: 'A purge gives another one; to change it removes the history, or brings back what a purge has not removed yet; versions are bound to the secret',
+      history_id:
+        'A purge gives another one; to change it removes the history, or brings back what a purge has not removed yet; versions are bound to the secret',
       version_count: SHOWN,
       created_at: WHEN,
       updated_at: WHEN
@@ -68,27 +97,38 @@ type FieldsOf<N extends AuthenticatedTable> = (typeof AUTHENTICATED)[N]['fields'
 type ColumnsOf<N extends AuthenticatedTable> = (typeof AUTHENTICATED)[N]['table']['_']['columns']
 
 /** What a select needs so that its row can be checked: every authenticated column, and the MAC. */
-export type AuthenticatedColumns<N extends AuthenticatedTable> = Pick<ColumnsOf<N>, Extract<FieldsOf<N> | 'mac', keyof ColumnsOf<N>>>
+export type AuthenticatedColumns<N extends AuthenticatedTable> = Pick<ColumnsOf<N>, Extract<
+  FieldsOf<N> | 'mac', keyof ColumnsOf<N>>>
 
 /** The values of an authenticated row. */
 export type AuthenticatedRow<N extends AuthenticatedTable> = Pick<(typeof AUTHENTICATED)[N]['table']['$inferSelect'], Extract<FieldsOf<N>, keyof (typeof AUTHENTICATED)[N]['table']['$inferSelect']>>
 
-export function authenticatedColumns<N extends AuthenticatedTable> (name: N, of: PgTable = AUTHENTICATED[name].table): AuthenticatedColumns<N> {
+export function authenticatedColumns<N extends AuthenticatedTable> (
+  name: N, of: PgTable = AUTHENTICATED[name].table
+): AuthenticatedColumns<N> {
   const columns = getTableColumns(of) as Record<string, PgColumn>
-  return Object.fromEntries([...AUTHENTICATED[name].fields, 'mac'].map((field) => [field, columns[field]!])) as unknown as AuthenticatedColumns<N>
+  return Object.fromEntries([
+    ...AUTHENTICATED[name].fields, 'mac'
+  ].map((field) => [field, columns[field]!])) as unknown as AuthenticatedColumns<N>
 }
 
 /** The fields of a row in the order of the declaration, as the MAC goes over them. */
-export function fieldsOf (name: AuthenticatedTable, row: Readonly<Record<string, unknown>>): [name: string, value: unknown][] {
+export function fieldsOf (
+  name: AuthenticatedTable, row: Readonly<Record<string, unknown>>
+): [name: string, value: unknown][] {
   const { fields, presence } = AUTHENTICATED[name] as Declaration<PgTable, string & keyof PgTable['_']['columns']>
-  return fields.map((field) => [field, presence.includes(field) ? row[field] !== null && row[field] !== false : row[field]])
+  return fields.map((field) =>
+    [field, presence.includes(field) ? row[field] !== null && row[field] !== false : row[field]])
 }
 
 /** An authenticated row that came as `to_jsonb` writes it. */
-export function fromJson<N extends AuthenticatedTable> (name: N, row: Readonly<Record<string, unknown>> | null): (AuthenticatedRow<N> & { mac: Buffer | null }) | null {
+export function fromJson<N extends AuthenticatedTable> (
+  name: N, row: Readonly<Record<string, unknown>> | null
+): (AuthenticatedRow<N> & { mac: Buffer | null }) | null {
   if (row === null) return null
   const columns = getTableColumns(AUTHENTICATED[name].table as PgTable) as Record<string, PgColumn>
-  return Object.fromEntries([...AUTHENTICATED[name].fields, 'mac'].map((field) => [field, valueOf(columns[field]!, row[field])])) as never
+  return Object.fromEntries([...AUTHENTICATED[name].fields, 'mac'].map((field) =>
+    [field, valueOf(columns[field]!, row[field])])) as never
 }
 
 function valueOf (column: PgColumn, value: unknown): unknown {

@@ -55,26 +55,33 @@ export function authorityOf (db: Db): RowAuthority {
 }
 
 /** The MAC of a row that is about to be written. */
-export const macOf = <N extends AuthenticatedTable>(db: Db, table: N, row: AuthenticatedRow<N>): Buffer => authorityOf(db).mac(table, row)
+export const macOf = <N extends AuthenticatedTable>(db: Db, table: N, row: AuthenticatedRow<N>): Buffer =>
+  authorityOf(db).mac(table, row)
 
 export type Authenticated<N extends AuthenticatedTable> = AuthenticatedRow<N> & { mac: Buffer | null }
 
 /** A row to be checked: in place of sealed content it is enough to know whether there is some. */
-type Checked<N extends AuthenticatedTable> = { [K in keyof Authenticated<N>]: Authenticated<N>[K] | (K extends 'sealed' ? boolean : never) }
+type Checked<N extends AuthenticatedTable> = { [K in keyof Authenticated<N>]:
+  Authenticated<N>[K] | (K extends 'sealed' ? boolean : never) }
 
 /** Whether the service wrote the row as it is. One that it did not is reported: to its reader it is not there. */
-export function isAuthentic<N extends AuthenticatedTable> (db: Db, table: N, row: Checked<N>, about: About = {}): boolean {
+export function isAuthentic<N extends AuthenticatedTable> (
+  db: Db, table: N, row: Checked<N>, about: About = {}
+): boolean {
   if (verifies(db, table, row)) return true
   authorityOf(db).report({ table, row, about })
   return false
 }
 
 /** The same for rows whose reader refuses them with `integrity_error`, which is recorded where it is answered. */
-export const verifies = <N extends AuthenticatedTable>(db: Db, table: N, row: Checked<N>): boolean => authorityOf(db).verifies(table, row, row.mac)
+export const verifies = <N extends AuthenticatedTable>(db: Db, table: N, row: Checked<N>): boolean =>
+  authorityOf(db).verifies(table, row, row.mac)
 
 /** The database's time in milliseconds, before an authenticated row is written that says one. */
 export async function readNow (db: Db): Promise<number> {
-  const [row] = await db.execute(sql`SELECT floor(extract(epoch FROM now()) * 1000)::bigint AS now`) as unknown as { now: string }[]
+  const [row] = await db.execute(
+    sql`SELECT floor(extract(epoch FROM now()) * 1000)::bigint AS now`
+  ) as unknown as { now: string }[]
   return Number(row!.now)
 }
 
@@ -87,17 +94,22 @@ const ATTEMPTS = 3
  * authentic because something else of it changed. `more` are columns that are not authenticated.
  */
 export async function updateAuthentic<N extends AuthenticatedTable> (
-  db: Db, name: N, where: SQL | undefined, changes: Partial<AuthenticatedRow<N>> | ((now: Date) => Partial<AuthenticatedRow<N>>), more: Record<string, unknown> = {}
+  db: Db, name: N, where: SQL | undefined, changes:
+    Partial<AuthenticatedRow<N>> | ((now: Date) => Partial<AuthenticatedRow<N>>), more: Record<string, unknown> = {}
 ): Promise<AuthenticatedRow<N> | undefined> {
   const table = AUTHENTICATED[name].table as unknown as PgTable & Record<string, PgColumn>
   for (let attempt = 0; attempt < ATTEMPTS; attempt++) {
-    const [row] = await db.select(authenticatedColumns(name) as unknown as Record<string, PgColumn>).from(table).where(where).for('no key update') as unknown as Authenticated<N>[]
+    const [row] = await db.select(
+      authenticatedColumns(name) as unknown as Record<string, PgColumn>
+    ).from(table).where(where).for('no key update') as unknown as Authenticated<N>[]
     if (row === undefined || !isAuthentic(db, name, row)) return undefined
     const wanted = typeof changes === 'function' ? changes(new Date(await readNow(db))) : changes
     const set = Object.fromEntries(Object.entries(wanted).filter(([, value]) => value !== undefined))
     const next = { ...row, ...set } as Authenticated<N>
     const key = AUTHENTICATED[name].key.map((column) => eq(table[column]!, (row as Record<string, unknown>)[column]))
-    const done = await db.update(table).set({ ...set, ...more, mac: macOf(db, name, next) } as never).where(and(...key, eq(table.mac!, row.mac))).returning({ mac: table.mac! })
+    const done = await db.update(table).set({
+      ...set, ...more, mac: macOf(db, name, next)
+    } as never).where(and(...key, eq(table.mac!, row.mac))).returning({ mac: table.mac! })
     if (done.length === 1) return next
   }
   return undefined

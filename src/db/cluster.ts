@@ -2,8 +2,8 @@
  * The template of the embedded database's cluster: the build makes one, with the schema in it, and every first start
  * unpacks it instead of making its own, which takes seconds and 800 MB.
  *
- * An archive is the length of its header in four bytes, the header as JSON, and the contents of all files, one after the
- * other and compressed.
+ * An archive is the length of its header in four bytes, the header as JSON, and the contents of all files, one after
+ * the other and compressed.
  */
 import fs from 'node:fs'
 import path from 'node:path'
@@ -27,12 +27,16 @@ const IDENTIFIER_IN_SEGMENT = 24
 /** Packs a cluster that was shut down in good order. Throws when the identifier is not where this file looks for it. */
 export function packCluster (directory: string, madeOf: string): Buffer {
   const entries = fs.readdirSync(directory, { recursive: true, withFileTypes: true })
-    .map((entry) => ({ entry, name: path.relative(directory, path.join(entry.parentPath, entry.name)).split(path.sep).join('/') }))
+    .map((entry) =>
+      ({ entry, name: path.relative(directory, path.join(entry.parentPath, entry.name)).split(path.sep).join('/') }))
     .sort((a, b) => a.name < b.name ? -1 : 1)
-  const contents = entries.filter(({ entry }) => entry.isFile()).map(({ name }) => ({ name, bytes: fs.readFileSync(path.join(directory, name)) }))
+  const contents = entries.filter(({ entry }) => entry.isFile()).map(({ name }) =>
+    ({ name, bytes: fs.readFileSync(path.join(directory, name)) }))
   const control = contents.find(({ name }) => name === CONTROL)!.bytes
   for (const { bytes } of contents.filter(({ name }) => SEGMENT.test(name))) {
-    if (bytes.readBigUInt64LE(IDENTIFIER_IN_SEGMENT) !== control.readBigUInt64LE(0)) throw new Error('The write-ahead log does not begin as expected')
+    if (bytes.readBigUInt64LE(IDENTIFIER_IN_SEGMENT) !== control.readBigUInt64LE(0)) {
+      throw new Error('The write-ahead log does not begin as expected')
+    }
   }
   const header: Header = {
     madeOf,
@@ -44,7 +48,9 @@ export function packCluster (directory: string, madeOf: string): Buffer {
   const length = Buffer.alloc(4)
   length.writeUInt32LE(head.length)
   const body = Buffer.concat(contents.map(({ bytes }) => bytes))
-  return Buffer.concat([length, head, brotliCompressSync(body, { params: { [constants.BROTLI_PARAM_QUALITY]: 9, [constants.BROTLI_PARAM_SIZE_HINT]: body.length } })])
+  return Buffer.concat([length, head, brotliCompressSync(
+    body, { params: { [constants.BROTLI_PARAM_QUALITY]: 9, [constants.BROTLI_PARAM_SIZE_HINT]: body.length } }
+  )])
 }
 
 /** What a template was made of; undefined when there is none. */
@@ -54,14 +60,16 @@ export function madeOf (template: string): string | undefined {
 }
 
 /**
- * Unpacks a template into a directory that must not exist yet, as a cluster with an identifier of its own. Everything is
- * on disk before it gets its name: after a kill or a power cut there is either a whole cluster or none.
+ * Unpacks a template into a directory that must not exist yet, as a cluster with an identifier of its own. Everything
+ * is on disk before it gets its name: after a kill or a power cut there is either a whole cluster or none.
  *
  * @param options.durable false for a cluster that nobody misses after a power cut
  * @param options.onProgress called for every file
  */
 export async function unpackCluster (
-  template: string, directory: string, { durable = true, onProgress = () => {} }: { durable?: boolean, onProgress?: () => void } = {}
+  template: string, directory: string, {
+    durable = true, onProgress = () => {}
+  }: { durable?: boolean, onProgress?: () => void } = {}
 ): Promise<void> {
   const archive = fs.readFileSync(template)
   const { checksumAt, directories, files } = headerOf(archive)
@@ -90,7 +98,8 @@ export async function unpackCluster (
 
 /** Reads what is compressed piece by piece: what a start takes in memory, the process keeps. */
 function reader (compressed: Buffer): (size: number) => Promise<Buffer> {
-  const chunks: AsyncIterator<Buffer> = Readable.from([compressed]).pipe(createBrotliDecompress())[Symbol.asyncIterator]()
+  const chunks: AsyncIterator<Buffer> =
+    Readable.from([compressed]).pipe(createBrotliDecompress())[Symbol.asyncIterator]()
   let rest: Buffer = Buffer.alloc(0)
   return async (size) => {
     const parts = [rest]

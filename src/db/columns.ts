@@ -15,4 +15,5 @@ export const counted = (subquery: SQL) => sql<number>`${subquery}`
 
 /** Rows for `jsonb_to_recordset`, base64 in place of bytes: the driver takes no lists of bytes. */
 export const rowsJson = (rows: readonly object[]) => JSON.stringify(rows.map((row) =>
-  Object.fromEntries(Object.entries(row).map(([name, value]) => [name, Buffer.isBuffer(value) ? value.toString('base64') : value]))))
+  Object.fromEntries(Object.entries(row).map(([name, value]) =>
+    [name, Buffer.isBuffer(value) ? value.toString('base64') : value]))))

@@ -9,10 +9,16 @@ import { migrateSchema } from './migrate.ts'
 import { BY_INDEX, MEANING, WALKING } from './session.ts'
 import { tlsOf } from './tls.ts'
 
-export { codeOf, databaseError, DatabaseError, DatabaseUnavailable, isForeignKeyViolation, isLockTimeout, isUniqueViolation, LOCK_TIMEOUT } from './errors.ts'
+export {
+  codeOf, databaseError, DatabaseError, DatabaseUnavailable, isForeignKeyViolation, isLockTimeout, isUniqueViolation,
+  LOCK_TIMEOUT
+} from './errors.ts'
 export type { Db } from './handle.ts'
 export { DirectoryLocked } from './lock.ts'
-export { authorityOf, findAuthority, isAuthentic, macOf, readNow, setAuthority, tampered, TamperedRow, updateAuthentic, verifies, type Authenticated, type RowAuthority, type Violation, type ViolationLog } from './authority.ts'
+export {
+  authorityOf, findAuthority, isAuthentic, macOf, readNow, setAuthority, tampered, TamperedRow, updateAuthentic,
+  verifies, type Authenticated, type RowAuthority, type Violation, type ViolationLog
+} from './authority.ts'
 export { isOneOf, prepared, preparedSql, withMoments, type Raw, type Value } from './prepared.ts'
 export { TlsError, tlsOf } from './tls.ts'
 
@@ -22,11 +28,16 @@ export interface Database {
   db: Db
   /** For short prepared reads of one statement, which share few connections. */
   reads: Db
-  /** For lists and counts, which somebody with much data can make long: on connections of their own, which walk indexes. */
+  /**
+   * For lists and counts, which somebody with much data can make long: on connections of their own, which walk indexes.
+   */
   lists: Db
   /** For what nobody waits for: each statement is planned for its values. */
   background: Db
-  /** For the few transactions that grow with a project: two at a time (embedded: one) and a minute long at most. Each statement stays short. */
+  /**
+   * For the few transactions that grow with a project: two at a time (embedded: one) and a minute long at most. Each
+   * statement stays short.
+   */
   patient: Db
   kind: 'postgres' | 'embedded'
   /** Gives all handles what makes and checks the MACs of rows. */
@@ -63,14 +74,22 @@ const CLOSE_SECONDS = 5
 const ATTEMPTS = 4
 
 // Milliseconds. A statement ends before its caller's deadline, so that giving up leaves nothing running on the server.
-// Waiting for a lock ends after the server has looked for a deadlock (deadlock_timeout, 1 s), which would be tried again
+// Waiting for a lock ends after the server has looked for a deadlock (deadlock_timeout, 1 s), which would be tried
+// again
 const SESSION = {
-  ...BY_INDEX, default_transaction_isolation: 'read committed', statement_timeout: 3000, lock_timeout: 1200, idle_in_transaction_session_timeout: 5000
+  ...BY_INDEX,
+  default_transaction_isolation:
+    'read committed',
+  statement_timeout: 3000,
+  lock_timeout: 1200,
+  idle_in_transaction_session_timeout: 5000
 }
 
 // fetch_types would run a statement of its own on each new connection, for arrays only.
 // The driver's own pause between attempts grows to 20 s, long after the database is back.
-const COMMON = { fetch_types: false, max_lifetime: null, keep_alive: 10, backoff: () => 0.05 + Math.random() / 5, onnotice: () => {} }
+const COMMON = {
+  fetch_types: false, max_lifetime: null, keep_alive: 10, backoff: () => 0.05 + Math.random() / 5, onnotice: () => {}
+}
 
 /**
  * Connects to PostgreSQL, or opens the embedded database.
@@ -84,9 +103,18 @@ export async function connect (options: ConnectOptions): Promise<Database> {
 function connectPostgres (databaseUrl: string, pool: number): Database {
   const { url, ssl } = tlsOf(databaseUrl)
   const client = (max: number, more: object = {}, session: object = SESSION) => postgres(url, {
-    ...COMMON, ssl, max, connect_timeout: 3, silence_timeout: 4, ...more, connection: { application_name: 'strongroom', ...MEANING, ...session }
+    ...COMMON,
+    ssl,
+    max,
+    connect_timeout: 3,
+    silence_timeout: 4,
+    ...more,
+    connection: {
+      application_name: 'strongroom', ...MEANING, ...session
+    }
   } as Options<{}>)
-  // A quarter each, three at most. Of two connections, what is long may wait for what is long: lists share that of the writes
+  // A quarter each, three at most. Of two connections, what is long may wait for what is long: lists share that of the
+  // writes
   const some = Math.max(1, Math.min(3, Math.floor(pool / 4)))
   const shared = pool < 3
   const forWrites = Math.max(1, pool - (shared ? 1 : 2) * some)
@@ -113,7 +141,9 @@ function connectPostgres (databaseUrl: string, pool: number): Database {
     // So are lists, a few: each is short, and waits for the one before it only
     lists: handle(guard(lists, { slots: some * 8, prepare: true })),
     background: handle(guard(writes, { slots: Math.min(2, forWrites), prepare: false })),
-    patient: handle(guard(writes, { slots: Math.min(2, forWrites), deadline: PATIENCE, patience: QUEUE, prepare: false }))
+    patient: handle(guard(
+      writes, { slots: Math.min(2, forWrites), deadline: PATIENCE, patience: QUEUE, prepare: false }
+    ))
   }
   return {
     ...handles,
@@ -148,7 +178,8 @@ async function connectEmbedded ({ dir, durable, onFatal = () => {}, onWait }: Co
     connection: { application_name: 'strongroom' }
   } as Options<{}>)
 
-  // After it was refused space once, this PostgreSQL does not answer any more. A restart finds all that was acknowledged
+  // After it was refused space once, this PostgreSQL does not answer any more. A restart finds all that was
+  // acknowledged
   const full = (error: unknown) => { if (/^(53100|58030)$/.test(codeOf(error) ?? '')) onFatal(databaseError(error)) }
   const db = handle(guard(client, { slots: 1, onError: full, prepare: true }))
 
@@ -166,15 +197,20 @@ async function connectEmbedded ({ dir, durable, onFatal = () => {}, onWait }: Co
   }
   opened = true
   const background = handle(guard(client, { slots: 1, onError: full, prepare: false }))
-  const patient = handle(guard(client, { slots: 1, onError: full, deadline: PATIENCE, patience: QUEUE, prepare: false }))
+  const patient = handle(guard(
+    client, { slots: 1, onError: full, deadline: PATIENCE, patience: QUEUE, prepare: false }
+  ))
   const handles = { db, reads: db, lists: db, background, patient }
   return {
     ...handles,
     kind: 'embedded',
     authenticate: authority => authenticate(handles, authority),
-    maintain: fn => embedded.patiently('authenticates its rows', () => handle(client).transaction(async tx => await fn(tx)))
+    maintain: fn => embedded.patiently('authenticates its rows', () =>
+      handle(client).transaction(async tx => await fn(tx)))
       .catch(error => { throw databaseError(error) }),
-    migrate: () => embedded.patiently('changes the schema', () => migrateSchema(client)).catch(error => { throw databaseError(error) }),
+    migrate: () => embedded.patiently('changes the schema', () => migrateSchema(client)).catch(error => {
+      throw databaseError(error)
+    }),
     ping: () => ping(client),
     close
   }
@@ -195,7 +231,9 @@ export async function transaction<T> (db: Db, fn: (db: Db) => Promise<T>): Promi
   }
 }
 
-function authenticate (handles: Pick<Database, 'db' | 'reads' | 'lists' | 'background' | 'patient'>, authority: RowAuthority) {
+function authenticate (
+  handles: Pick<Database, 'db' | 'reads' | 'lists' | 'background' | 'patient'>, authority: RowAuthority
+) {
   for (const db of Object.values(handles)) setAuthority(db, authority)
 }
 

@@ -15,9 +15,9 @@ const SILENCE = 8_000
 const PATIENCE = 60_000
 const LOOK_EVERY = 500
 const CLOSE_DEADLINE = 5_000
-// How much of a function has to run before V8 compiles it anew into faster code; an int. By default that is the size of a
-// start, which then compiles for seconds what it is about to be done with, in memory that the process keeps (40 to 80 MB).
-// A large function is counted whole at each turn of its loops: what serves a while gets there.
+// How much of a function has to run before V8 compiles it anew into faster code; an int. By default that is the size of
+// a start, which then compiles for seconds what it is about to be done with, in memory that the process keeps (40 to 80
+// MB). A large function is counted whole at each turn of its loops: what serves a while gets there.
 const TIERING_BUDGET = 2_000_000_000
 
 /** What a first start unpacks; the build makes it. */
@@ -44,7 +44,13 @@ export interface EmbeddedOptions {
 }
 
 /** What the worker starts with. */
-export interface WorkerInput { dir: string, template: string, durable: boolean, program: Program, progress: Int32Array<SharedArrayBuffer> }
+export interface WorkerInput {
+  dir: string
+  template: string
+  durable: boolean
+  program: Program
+  progress: Int32Array<SharedArrayBuffer>
+}
 
 /** PostgreSQL as the engine has compiled it. */
 type Program = NonNullable<PGliteOptions['pgliteWasmModule']>
@@ -53,14 +59,22 @@ declare const WebAssembly: { compile (bytes: Uint8Array): Promise<Program> }
 interface Answer { ready?: true, bytes?: Uint8Array, done?: true, closed?: true }
 
 /** Prepares the embedded database in a directory, which stays locked until `close`. */
-export async function openEmbedded ({ dir, durable = true, onFatal = () => {}, onWait = () => {} }: EmbeddedOptions): Promise<Embedded> {
+export async function openEmbedded ({
+  dir, durable = true, onFatal = () => {}, onWait = () => {}
+}: EmbeddedOptions): Promise<Embedded> {
   const unlock = await claim(dir)
   const threadOf = (name: string) => new URL(import.meta.url.replace(/embedded(\.\w+)$/, `${name}$1`))
   // Moved by every operation on a file
   const progress = new Int32Array(new SharedArrayBuffer(4))
   let stalled = (_reason: string) => {}
   const watchdog = createWatchdog({
-    silence: SILENCE, patience: PATIENCE, progress: () => Atomics.load(progress, 0), onWait, onStall: (reason) => stalled(reason)
+    silence: SILENCE,
+    patience: PATIENCE,
+    progress: () => Atomics.load(
+      progress, 0
+    ),
+    onWait,
+    onStall: (reason) => stalled(reason)
   })
   let worker: Worker | undefined
   let ended: Promise<unknown> = Promise.resolve()
@@ -71,8 +85,12 @@ export async function openEmbedded ({ dir, durable = true, onFatal = () => {}, o
     await ended
     const program = await compiled()
     if (closed) throw new DatabaseUnavailable('The embedded database is closed')
-    const workerData: WorkerInput = { dir: path.resolve(dir, 'cluster'), template: TEMPLATE, durable, program, progress }
-    if (!fs.existsSync(path.join(workerData.dir, 'PG_VERSION'))) await started('cluster-worker', 'is made', workerData, 'exit')
+    const workerData: WorkerInput = {
+      dir: path.resolve(dir, 'cluster'), template: TEMPLATE, durable, program, progress
+    }
+    if (!fs.existsSync(path.join(workerData.dir, 'PG_VERSION'))) {
+      await started('cluster-worker', 'is made', workerData, 'exit')
+    }
     const one = await started('embedded-worker', 'starts', workerData, 'ready')
     return streamOf(one, watchdog, fail => { stalled = fail })
   }
@@ -90,7 +108,9 @@ export async function openEmbedded ({ dir, durable = true, onFatal = () => {}, o
       return thread
     } catch (error) {
       await thread.terminate()
-      const failure = new DatabaseUnavailable(`The embedded database does not open: ${(error as Error).message ?? 'its files cannot be read'}`)
+      const failure = new DatabaseUnavailable(
+        `The embedded database does not open: ${(error as Error).message ?? 'its files cannot be read'}`
+      )
       if (!closed) onFatal(failure)
       throw failure
     } finally {
@@ -128,7 +148,8 @@ let program: Promise<Program> | undefined
 // Once in a process, however often a database is opened
 function compiled () {
   setFlagsFromString(`--wasm-tiering-budget=${TIERING_BUDGET}`)
-  program ??= readFile(new URL('pglite.wasm', import.meta.resolve('@electric-sql/pglite'))).then(bytes => WebAssembly.compile(bytes))
+  program ??= readFile(new URL('pglite.wasm', import.meta.resolve('@electric-sql/pglite'))).then(bytes =>
+    WebAssembly.compile(bytes))
   return program
 }
 
@@ -169,7 +190,9 @@ async function shut (worker: Worker) {
   if (worker.threadId !== -1) {
     worker.postMessage({ close: true })
     let timer: NodeJS.Timeout | undefined
-    await heard(worker, 'closed', fail => { timer = setTimeout(() => fail('it does not close'), CLOSE_DEADLINE) }).catch(() => {})
+    await heard(worker, 'closed', fail => {
+      timer = setTimeout(() => fail('it does not close'), CLOSE_DEADLINE)
+    }).catch(() => {})
     clearTimeout(timer)
   }
   await worker.terminate()

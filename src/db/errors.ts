@@ -39,21 +39,27 @@ interface DriverError extends Error {
 
 /**
  * The error to pass on: errors of the database come out as DatabaseUnavailable or DatabaseError, others as they are.
- * What Drizzle throws carries every parameter in its message, and what the driver throws carries them in hidden members,
- * in its detail and sometimes in its message. None of that may reach a log.
+ * What Drizzle throws carries every parameter in its message, and what the driver throws carries them in hidden
+ * members, in its detail and sometimes in its message. None of that may reach a log.
  */
 export function databaseError (error: unknown): Error & { code?: string | undefined } {
   const cause = inner(error)
   // The driver hangs the statement on whatever error a connection ends with
-  if (cause instanceof DatabaseUnavailable && 'parameters' in cause) return new DatabaseUnavailable(cause.message, cause.code)
+  if (cause instanceof DatabaseUnavailable && 'parameters' in cause) {
+    return new DatabaseUnavailable(cause.message, cause.code)
+  }
   if (cause instanceof DatabaseUnavailable || cause instanceof DatabaseError) return cause
   const { code, severity, constraint_name: constraint } = cause
   if (code && UNAVAILABLE.some(pattern => pattern.test(code))) {
     return new DatabaseUnavailable(severity ? `${severity}: ${cause.message}` : code, code)
   }
   // Class 22 quotes the value that it did not like
-  if (severity) return new DatabaseError(code?.startsWith('22') ? 'The database refused a value' : cause.message, code, constraint)
-  if (cause !== error || 'parameters' in cause) return new DatabaseError(`A statement could not be sent: ${code ?? cause.name}`, code)
+  if (severity) {
+    return new DatabaseError(code?.startsWith('22') ? 'The database refused a value' : cause.message, code, constraint)
+  }
+  if (cause !== error || 'parameters' in cause) {
+    return new DatabaseError(`A statement could not be sent: ${code ?? cause.name}`, code)
+  }
   return cause
 }
 

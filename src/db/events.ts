@@ -19,10 +19,25 @@ export interface EventRow {
 
 /** Who did something, and what it was, as a row. */
 export function eventRow (
-  { organization_id, type, id, request_id, ip, user_agent }: { organization_id: string, type: string, id: number | null } & Pick<EventRow, 'request_id' | 'ip' | 'user_agent'>,
-  { action, resource_type, resource_id, details = null }: Pick<EventRow, 'action' | 'resource_type' | 'resource_id'> & { details?: EventRow['details'] }
+  {
+    organization_id, type, id, request_id, ip, user_agent
+  }: { organization_id: string, type: string, id: number | null } & Pick<EventRow, 'request_id' | 'ip' | 'user_agent'>,
+  {
+    action, resource_type, resource_id, details = null
+  }: Pick<EventRow, 'action' | 'resource_type' | 'resource_id'> & { details?: EventRow['details'] }
 ): EventRow {
-  return { organization_id, action, actor_type: type, actor_id: id, resource_type, resource_id, request_id, ip, user_agent, details }
+  return {
+    organization_id,
+    action,
+    actor_type: type,
+    actor_id: id,
+    resource_type,
+    resource_id,
+    request_id,
+    ip,
+    user_agent,
+    details
+  }
 }
 
 /** Events as the parameter of `insertEvents`. Those of one organization are numbered in this order. */
@@ -37,12 +52,16 @@ export function eventsJson (rows: readonly EventRow[]): string {
 
 /**
  * The one statement part that writes events: whatever records something ends with it. Before it stands a common table
- * expression `counter (organization_id, first)`, which has taken as many numbers of each organization as there are events.
+ * expression `counter (organization_id, first)`, which has taken as many numbers of each organization as there are
+ * events.
  */
 export const insertEvents = (events: unknown): SQL => sql`
-  INSERT INTO audit_events (organization_id, seq, occurred_at, action, actor_type, actor_id, resource_type, resource_id, request_id, ip, user_agent, details)
-  SELECT organization_id, first + place, coalesce(occurred_at, now()), action, actor_type, actor_id, resource_type, resource_id, request_id, ip, user_agent, details
+  INSERT INTO audit_events (organization_id, seq, occurred_at, action, actor_type, actor_id, resource_type, resource_id,
+    request_id, ip, user_agent, details)
+  SELECT organization_id, first + place, coalesce(occurred_at, now()), action, actor_type, actor_id, resource_type,
+    resource_id, request_id, ip, user_agent, details
   FROM counter JOIN jsonb_to_recordset(${events}::jsonb) AS event (
-    organization_id char(26), place int, occurred_at timestamptz, action varchar, actor_type varchar, actor_id bigint, resource_type varchar, resource_id varchar,
+    organization_id char(26), place int, occurred_at timestamptz, action varchar, actor_type varchar, actor_id bigint,
+      resource_type varchar, resource_id varchar,
     request_id varchar, ip varchar, user_agent varchar, details jsonb
   ) USING (organization_id)`

@@ -9,5 +9,7 @@ const AT_ONCE = 200
  * of the kind is made, so that more of them go than come, without a clock of its own.
  */
 export async function deleteExpired (db: Db, table: PgTable, key: PgColumn, expired: SQL): Promise<void> {
-  await db.delete(table).where(inArray(key, db.select({ key }).from(table).where(expired).limit(AT_ONCE).for('update', { skipLocked: true })))
+  await db.delete(table).where(inArray(
+    key, db.select({ key }).from(table).where(expired).limit(AT_ONCE).for('update', { skipLocked: true })
+  ))
 }

@@ -6,7 +6,12 @@ import { codeOf } from './errors.ts'
 /** Questions that one statement takes at most. */
 const MOST = 100
 
-interface Asked<Q, A> { question: Q, answer: Promise<A>, resolve: (answer: A | Promise<A>) => void, reject: (error: unknown) => void }
+interface Asked<Q, A> {
+  question: Q
+  answer: Promise<A>
+  resolve: (answer: A | Promise<A>) => void
+  reject: (error: unknown) => void
+}
 
 /** How a look-up of many at once is done. */
 export interface LookUp<Q, R, A> {
@@ -19,9 +24,9 @@ export interface LookUp<Q, R, A> {
 }
 
 /**
- * A look-up that is done in one statement for all who ask in the same turn of the event loop. The statement is sent after
- * the last of them asked, so that no answer is older than its question, and nothing is kept: what was revoked is gone at
- * once. In a transaction it is done at once, alone.
+ * A look-up that is done in one statement for all who ask in the same turn of the event loop. The statement is sent
+ * after the last of them asked, so that no answer is older than its question, and nothing is kept: what was revoked is
+ * gone at once. In a transaction it is done at once, alone.
  */
 export function gather<Q, R, A> ({ keyOf, find, read }: LookUp<Q, R, A>): (db: Db, question: Q) => Promise<A> {
   const waiting = new WeakMap<Db, Map<string, Asked<Q, A>>>()
@@ -73,7 +78,9 @@ export function gather<Q, R, A> ({ keyOf, find, read }: LookUp<Q, R, A>): (db: D
 }
 
 /** Rows by the number of their question, from 0. */
-export function byQuestion<R extends { question: number }> (rows: readonly R[], questions: number): Omit<R, 'question'>[][] {
+export function byQuestion<R extends { question: number }> (
+  rows: readonly R[], questions: number
+): Omit<R, 'question'>[][] {
   const all = Array.from({ length: questions }, (): Omit<R, 'question'>[] => [])
   for (const { question, ...row } of rows) all[question]!.push(row)
   return all

@@ -30,8 +30,8 @@ export interface Bounds {
   /** Milliseconds to wait for a free slot. */
   patience?: number
   /**
-   * Whether each statement is prepared on its connection, by its text, and planned once for all values: what requests send.
-   * So a text does not vary with the length of a list (`isOneOf`).
+   * Whether each statement is prepared on its connection, by its text, and planned once for all values: what requests
+   * send. So a text does not vary with the length of a list (`isOneOf`).
    */
   prepare: boolean
 }
@@ -40,7 +40,9 @@ export interface Bounds {
  * The client that Drizzle gets: the driver's, with a bound on everything that can last. The driver queues without limit
  * and waits for ever, so at most `slots` uses are in its hands and the rest waits here.
  */
-export function guard (client: Sql, { slots, onError = () => {}, deadline = DEADLINE, patience = MAX_WAIT, prepare }: Bounds): Sql {
+export function guard (
+  client: Sql, { slots, onError = () => {}, deadline = DEADLINE, patience = MAX_WAIT, prepare }: Bounds
+): Sql {
   const enter = gate(slots, patience)
   const options = { prepare }
 
@@ -146,7 +148,9 @@ function gate (slots: number, patience: number) {
   }
 }
 
-async function within<T> (deadline: number, started: number, work: Promise<T>, giveUp: (error: Error) => void): Promise<T> {
+async function within<T> (
+  deadline: number, started: number, work: Promise<T>, giveUp: (error: Error) => void
+): Promise<T> {
   let timer: NodeJS.Timeout | undefined
   const late = new Promise<never>((_resolve, reject) => {
     timer = setTimeout(() => {

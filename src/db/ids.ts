@@ -1,5 +1,5 @@
-// 41 bits of milliseconds last until 2095, and with 12 more bits, which keep two instances apart, an id is a number that
-// JavaScript holds exactly. It is no secret.
+// 41 bits of milliseconds last until 2095, and with 12 more bits, which keep two instances apart, an id is a number
+// that JavaScript holds exactly. It is no secret.
 const BEGIN = Date.UTC(2026, 0, 1)
 const APART = 2 ** 12
 

@@ -10,8 +10,8 @@ export class DirectoryLocked extends Error {}
  * directory, so that the kernel itself says whether the holder lives: nothing to clean up after kill -9, no process id
  * that another process got meanwhile, and it holds between containers that share a volume.
  *
- * Sockets are numbered. A dead one is never replaced, its successor is made beside it: two starters cannot both make the
- * same number, and whoever finds another living socket after making its own steps back.
+ * Sockets are numbered. A dead one is never replaced, its successor is made beside it: two starters cannot both make
+ * the same number, and whoever finds another living socket after making its own steps back.
  */
 export async function lockDirectory (dir: string): Promise<() => void> {
   const handle = fs.openSync(dir, 'r')

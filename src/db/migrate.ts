@@ -20,7 +20,9 @@ export async function migrateSchema (client: Sql, migrationsFolder = FOLDER): Pr
     const [table] = await client`select to_regclass('drizzle.__drizzle_migrations') is not null as found`
     const applied = table?.found ? await client`select hash from drizzle.__drizzle_migrations` : []
     if (applied.some(row => !known.has(row.hash as string))) {
-      throw new Error('The database has migrations that this build does not know: start the newer build, or restore a backup')
+      throw new Error(
+        'The database has migrations that this build does not know: start the newer build, or restore a backup'
+      )
     }
     await migrate(drizzle({ client }), { migrationsFolder })
   } finally {

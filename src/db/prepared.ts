@@ -7,7 +7,10 @@ import { databaseError } from './errors.ts'
 export type Value = (name: string) => Placeholder
 
 interface Statement { params: unknown[], execute (values?: Record<string, unknown>): Promise<unknown> }
-interface Session { client: unknown, prepareQuery (query: Query, fields: undefined, name: string, arrays: boolean): Statement }
+interface Session {
+  client: unknown
+  prepareQuery (query: Query, fields: undefined, name: string, arrays: boolean): Statement
+}
 interface Inside { session: Session, dialect: { sqlToQuery (query: SQL): Query } }
 
 /**
@@ -18,16 +21,18 @@ interface Inside { session: Session, dialect: { sqlToQuery (query: SQL): Query }
  * @param build the statement in Drizzle's builder, without `.prepare()`
  */
 export function prepared<A extends object, R> (
-  name: string, build: (db: Db) => { prepare (name: string): { execute (values?: Record<string, unknown>): Promise<R> } }
+  name: string, build: (db: Db) => {
+    prepare (name: string): { execute (values?: Record<string, unknown>): Promise<R> }
+  }
 ) {
   return runner<A, R>(db => build(db).prepare(name) as unknown as Statement)
 }
 
 /**
- * The same for a statement written as a template: `preparedSql<Row, Values>('name', value => sql\`… ${value('id')} …\`)`.
- * Answers rows as the driver reads them: bytea is a Buffer and jsonb is parsed, but **timestamps come back as text**
- * (Drizzle turns the driver's date parsers off) and bigint and numeric are text too. A Date is sent as ISO text; a list
- * has to be sent as JSON (`jsonb_array_elements_text(${value('ids')}::jsonb)`).
+ * The same for a statement written as a template: `preparedSql<Row, Values>('name', value => sql\`… ${value('id')}
+ * …\`)`. Answers rows as the driver reads them: bytea is a Buffer and jsonb is parsed, but **timestamps come back as
+ * text** (Drizzle turns the driver's date parsers off) and bigint and numeric are text too. A Date is sent as ISO text;
+ * a list has to be sent as JSON (`jsonb_array_elements_text(${value('ids')}::jsonb)`).
  */
 export function preparedSql<Row, A extends object> (name: string, template: (value: Value) => SQL) {
   const statement = template(value => sql.placeholder(value))
@@ -61,7 +66,10 @@ function runner<A extends object, R> (build: (db: Db) => Statement, convert = (v
 function nullable (param: unknown) {
   if (!is(param, Param)) return param
   const { encoder } = param
-  return new Param(param.value, { mapToDriverValue: (value: unknown) => value === null ? null : encoder.mapToDriverValue(value) })
+  return new Param(param.value, {
+    mapToDriverValue: (value: unknown) =>
+      value === null ? null : encoder.mapToDriverValue(value)
+  })
 }
 
 /** Whether a column has one of the values, in a statement whose text is the same for any number of them. */

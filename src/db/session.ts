@@ -5,15 +5,15 @@
 export const MEANING = { search_path: 'public', DateStyle: 'ISO', TimeZone: 'UTC' }
 
 /**
- * How connections plan: by index, where there is one. A small table looks cheaper to read through, until its few rows have
- * been changed thousands of times since it was cleaned up: a write was three times as much work after 20 seconds of them.
- * What has no index is still read through, at a cost that is then said to be enormous: nothing is compiled for it, and no
- * other processes are called in.
+ * How connections plan: by index, where there is one. A small table looks cheaper to read through, until its few rows
+ * have been changed thousands of times since it was cleaned up: a write was three times as much work after 20 seconds
+ * of them. What has no index is still read through, at a cost that is then said to be enormous: nothing is compiled for
+ * it, and no other processes are called in.
  */
 export const BY_INDEX = { enable_seqscan: 'off', jit: 'off', max_parallel_workers_per_gather: 0 }
 
 /**
- * How those for lists do: a list walks an index in its order. A page in the middle of a table looks to the planner as if
- * reading and sorting all of it were cheaper, which it is for one page and not for a service.
+ * How those for lists do: a list walks an index in its order. A page in the middle of a table looks to the planner as
+ * if reading and sorting all of it were cheaper, which it is for one page and not for a service.
  */
 export const WALKING = { ...BY_INDEX, enable_bitmapscan: 'off' }

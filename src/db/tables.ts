@@ -1,6 +1,7 @@
 import { sql } from 'drizzle-orm'
 import {
-  bigint, boolean, char, check, foreignKey, index, integer, jsonb, pgTable, primaryKey, text, uniqueIndex, varchar, type AnyPgColumn
+  bigint, boolean, char, check, foreignKey, index, integer, jsonb, pgTable, primaryKey, text, uniqueIndex, varchar,
+  type AnyPgColumn
 } from 'drizzle-orm/pg-core'
 import { HISTORY_POLICIES, MANAGED, SECRET_FORMATS } from '../../schemas/projects.ts'
 import { LEVELS } from '../../schemas/secrets.ts'
@@ -12,8 +13,8 @@ import { bytea, moment } from './columns.ts'
 import type { EventRow } from './events.ts'
 
 // The whole database on one page. Column keys are snake_case, so a row needs no mapping. Lengths and word lists come
-// from schemas/. Whatever belongs to an organization has its id in the key, and in each reference to its kind: a row can
-// only point at one of the same organization. Every query names the organization too (test/tenants.test.ts).
+// from schemas/. Whatever belongs to an organization has its id in the key, and in each reference to its kind: a row
+// can only point at one of the same organization. Every query names the organization too (test/tenants.test.ts).
 
 const ulid = () => char({ length: 26 })
 const name = () => varchar({ length: NAME_LENGTH }).notNull()
@@ -102,7 +103,10 @@ export const userColumns = {
   updated_at: users.updated_at
 }
 
-/** Wrong passwords: counted by device, by account and network, by account, by session; alike whether there is such an account or not. */
+/**
+ * Wrong passwords: counted by device, by account and network, by account, by session; alike whether there is such an
+ * account or not.
+ */
 export const sign_in_failures = pgTable('sign_in_failures', {
   /** Hash of what is counted. */
   key: bytea().primaryKey(),
@@ -119,7 +123,8 @@ export const sign_in_devices = pgTable('sign_in_devices', {
   token_hash: bytea().notNull(),
   user_id: count().notNull().references(() => users.id, { onDelete: 'cascade' }),
   expires_at: moment().notNull()
-}, (table) => [uniqueIndex().on(table.user_id, table.token_hash), index().on(table.token_hash), index().on(table.expires_at)])
+}, (table) =>
+  [uniqueIndex().on(table.user_id, table.token_hash), index().on(table.token_hash), index().on(table.expires_at)])
 
 /** One-time links with which people set their password. */
 export const password_links = pgTable('password_links', {
@@ -144,7 +149,9 @@ export const sessions = pgTable('sessions', {
 export const oauth_clients = pgTable('oauth_clients', {
   id: varchar({ length: 64 }).primaryKey(),
   name: name(),
-  /** Compared byte by byte, but for the port of a loopback address; one that begins with `/` is a page of this service. */
+  /**
+   * Compared byte by byte, but for the port of a loopback address; one that begins with `/` is a page of this service.
+   */
   redirect_uris: text().array().notNull(),
   is_first_party: boolean().notNull().default(false),
   disabled_at: moment(),
@@ -175,7 +182,8 @@ export const oauth_grants = pgTable('oauth_grants', {
   revoked_at: moment(),
   ...created,
   ...authenticated
-}, (table) => [index().on(table.user_id), index().on(table.client_id), index().on(table.expires_at), index().on(table.revoked_at)])
+}, (table) =>
+  [index().on(table.user_id), index().on(table.client_id), index().on(table.expires_at), index().on(table.revoked_at)])
 
 /** Authorization codes: redeemed once, and remembered until they expire so that a second use is noticed. */
 export const oauth_codes = pgTable('oauth_codes', {
@@ -189,7 +197,10 @@ export const oauth_codes = pgTable('oauth_codes', {
   ...authenticated
 }, (table) => [index().on(table.grant_id), index().on(table.expires_at)])
 
-/** An access token and its refresh token: one record, so that they end together. A used one stays, to notice a second use. */
+/**
+ * An access token and its refresh token: one record, so that they end together. A used one stays, to notice a second
+ * use.
+ */
 export const oauth_tokens = pgTable('oauth_tokens', {
   id: count().primaryKey().generatedAlwaysAsIdentity(),
   grant_id: count().notNull().references(() => oauth_grants.id, { onDelete: 'cascade' }),
@@ -229,7 +240,9 @@ export const api_tokens = pgTable('api_tokens', {
   created_by_type: varchar({ length: 16, enum: ['user', 'api_token'] }),
   created_by_id: count(),
   created_by_name: varchar({ length: NAME_LENGTH }),
-  /** The person, and the grant of theirs, through which it was made, be it by other tokens between: it ends with both. */
+  /**
+   * The person, and the grant of theirs, through which it was made, be it by other tokens between: it ends with both.
+   */
   user_id: count().references(() => users.id, { onDelete: 'cascade' }),
   grant_id: count().references(() => oauth_grants.id, { onDelete: 'cascade' }),
   ...timestamps,
@@ -249,11 +262,18 @@ export const projects = pgTable('projects', {
   key_version: integer().notNull(),
   ...timestamps,
   ...authenticated
-}, (table) => [primaryKey({ columns: [table.organization_id, table.id] }), uniqueIndex('projects_slug_taken').on(table.organization_id, table.slug)])
+}, (table) => [
+  primaryKey({ columns: [table.organization_id, table.id] }),
+  uniqueIndex('projects_slug_taken').on(table.organization_id, table.slug)
+])
 
 // A row's reference to the project of the same organization; below, to its target, environment and history.
 const inProject = (name: string, table: { organization_id: AnyPgColumn, project_id: AnyPgColumn }) =>
-  foreignKey({ name: `${name}_in_project`, columns: [table.organization_id, table.project_id], foreignColumns: [projects.organization_id, projects.id] }).onDelete('cascade')
+  foreignKey({
+    name: `${name}_in_project`,
+    columns: [table.organization_id, table.project_id],
+    foreignColumns: [projects.organization_id, projects.id]
+  }).onDelete('cascade')
 
 /**
  * How much is below a project, kept by the statements that change it: a list of projects counts nothing. Beside the
@@ -281,7 +301,10 @@ export const encryption_keys = pgTable('encryption_keys', {
   data_key: bytea(),
   /** Client-managed: the proof to compare with, wrapped. */
   key_check: bytea(),
-  /** Finds the proof among all of the project's: keyed, so that it tells nothing. Null for keys from before there was one. */
+  /**
+   * Finds the proof among all of the project's: keyed, so that it tells nothing. Null for keys from before there was
+   * one.
+   */
   key_check_hash: bytea(),
   /** Wrapped. */
   salt: bytea().notNull(),
@@ -294,12 +317,17 @@ export const encryption_keys = pgTable('encryption_keys', {
   inProject('encryption_keys', table),
   uniqueIndex().on(table.organization_id, table.project_id, table.version),
   uniqueIndex('encryption_keys_one_active').on(table.organization_id, table.project_id).where(sql`${table.is_active}`),
-  uniqueIndex('encryption_keys_by_check').on(table.organization_id, table.project_id, table.key_check_hash).where(sql`${table.key_check} is not null`),
+  uniqueIndex('encryption_keys_by_check').on(
+    table.organization_id, table.project_id, table.key_check_hash
+  ).where(sql`${table.key_check} is not null`),
   check('encryption_keys_check_hash', sql`${table.key_check_hash} is null OR ${table.key_check} is not null`),
   // The last key that a client had, however many came after it.
-  index('encryption_keys_of_clients').on(table.organization_id, table.project_id, table.version).where(sql`${table.managed} = 'client'`),
+  index('encryption_keys_of_clients').on(
+    table.organization_id, table.project_id, table.version
+  ).where(sql`${table.managed} = 'client'`),
   check('encryption_keys_custody', sql`CASE WHEN ${table.managed} = 'client' THEN ${table.key_string} is null AND ${table.data_key} is null AND ${table.key_check} is not null
-    ELSE ${table.key_check} is null AND (${table.key_string} is null) = (${table.data_key} is null) AND (${table.key_string} is not null OR NOT ${table.is_active}) END`)
+    ELSE ${table.key_check} is null AND (${table.key_string} is null) = (${table.data_key} is null)
+      AND (${table.key_string} is not null OR NOT ${table.is_active}) END`)
 ])
 
 /** History that moves onto the active key of its project, or has: what is asked for survives every restart here. */
@@ -313,7 +341,10 @@ export const re_encryptions = pgTable('re_encryptions', {
   finished_at: moment(),
   /** Versions that were left when it finished, because they do not open. */
   unreadable: integer().notNull().default(0)
-}, (table) => [primaryKey({ columns: [table.organization_id, table.project_id] }), inProject('re_encryptions', table), index('re_encryptions_under_way').on(table.organization_id, table.project_id).where(sql`${table.finished_at} is null`)])
+}, (table) => [
+  primaryKey({ columns: [table.organization_id, table.project_id] }), inProject('re_encryptions', table),
+  index('re_encryptions_under_way').on(table.organization_id, table.project_id).where(sql`${table.finished_at} is null`)
+])
 
 /** What every query of a key selects: it goes with the document or version that the key opens. */
 export const keyColumns = {
@@ -351,7 +382,11 @@ export const targets = pgTable('targets', {
 ])
 
 const inTarget = (name: string, table: { organization_id: AnyPgColumn, target_id: AnyPgColumn }) =>
-  foreignKey({ name: `${name}_in_target`, columns: [table.organization_id, table.target_id], foreignColumns: [targets.organization_id, targets.id] }).onDelete('cascade')
+  foreignKey({
+    name: `${name}_in_target`,
+    columns: [table.organization_id, table.target_id],
+    foreignColumns: [targets.organization_id, targets.id]
+  }).onDelete('cascade')
 
 export const environments = pgTable('environments', {
   id: ulid().notNull(),
@@ -388,7 +423,11 @@ export const histories = pgTable('histories', {
 ])
 
 const inHistory = (name: string, table: { organization_id: AnyPgColumn, history_id: AnyPgColumn }) =>
-  foreignKey({ name: `${name}_in_history`, columns: [table.organization_id, table.history_id], foreignColumns: [histories.organization_id, histories.id] })
+  foreignKey({
+    name: `${name}_in_history`,
+    columns: [table.organization_id, table.history_id],
+    foreignColumns: [histories.organization_id, histories.id]
+  })
 
 /** The one encrypted document of a level. A deleted secret keeps its row, without content. */
 export const secrets = pgTable('secrets', {
@@ -417,7 +456,11 @@ export const secrets = pgTable('secrets', {
   primaryKey({ columns: [table.organization_id, table.id] }),
   inProject('secrets', table),
   inTarget('secrets', table),
-  foreignKey({ name: 'secrets_in_environment', columns: [table.organization_id, table.environment_id], foreignColumns: [environments.organization_id, environments.id] }).onDelete('cascade'),
+  foreignKey({
+    name: 'secrets_in_environment',
+    columns: [table.organization_id, table.environment_id],
+    foreignColumns: [environments.organization_id, environments.id]
+  }).onDelete('cascade'),
   inHistory('secrets', table),
   uniqueIndex('secrets_one_of_level').on(table.organization_id, table.level_id),
   uniqueIndex('secrets_one_of_history').on(table.organization_id, table.history_id),
@@ -446,10 +489,15 @@ export const secret_versions = pgTable('secret_versions', {
   inHistory('secret_versions', table).onDelete('cascade'),
   // A page of a history, and what waits under an older key, are found in an index alone.
   index('secret_versions_of_history').on(table.organization_id, table.history_id, table.id),
-  index('secret_versions_by_key').on(table.organization_id, table.history_id, table.key_version, table.id, table.created_at)
+  index('secret_versions_by_key').on(
+    table.organization_id, table.history_id, table.key_version, table.id, table.created_at
+  )
 ])
 
-/** One row for each acknowledged change, in its transaction, and for what reveals something. No value, key, proof, salt or token is ever in it. */
+/**
+ * One row for each acknowledged change, in its transaction, and for what reveals something. No value, key, proof, salt
+ * or token is ever in it.
+ */
 export const audit_events = pgTable('audit_events', {
   organization_id: ulid().notNull(),
   seq: count().notNull(),
@@ -467,7 +515,8 @@ export const audit_events = pgTable('audit_events', {
 
 /**
  * Events of people whose organization's counter was held when they happened: recorded with what they are about, and
- * moved to `audit_events` when the counter is free. Refers to no organization, so that an insert waits for no change of one.
+ * moved to `audit_events` when the counter is free. Refers to no organization, so that an insert waits for no change of
+ * one.
  */
 export const late_events = pgTable('late_events', {
   organization_id: ulid().notNull(),

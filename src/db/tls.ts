@@ -22,7 +22,8 @@ export interface Tls {
 
 /**
  * How a connection is protected, by `sslmode` and `sslrootcert` of its URL, as libpq reads them. The driver alone would
- * send `sslrootcert` to the server, and compare the certificate of a server that is named by its IP address with `localhost`.
+ * send `sslrootcert` to the server, and compare the certificate of a server that is named by its IP address with
+ * `localhost`.
  */
 export function tlsOf (databaseUrl: string): Tls {
   // Whatever follows the first one is a parameter: a second question mark is a part of a value.
@@ -32,19 +33,28 @@ export function tlsOf (databaseUrl: string): Tls {
   const twice = names.find((name, i) => names.indexOf(name) < i)
   if (twice !== undefined) refuse(`${JSON.stringify(twice)} is there twice`)
   const root = parameters.get('sslrootcert')
-  const mode = modeOf(parameters.get('sslmode') ?? parameters.get('ssl') ?? (root === 'system' ? 'verify-full' : 'disable'))
+  const mode = modeOf(parameters.get('sslmode') ?? parameters.get('ssl') ??
+    (root === 'system' ? 'verify-full' : 'disable'))
   for (const name of ['sslmode', 'ssl', 'sslrootcert']) parameters.delete(name)
   const rest = parameters.toString()
   const hosts = hostsOf(address)
-  const isLocal = hosts.every((host) => host === '' || host === 'localhost' || host === '::1' || /^127(?:\.\d+){3}$/.test(host))
-  return { url: rest === '' ? address : `${address}?${rest}`, ssl: optionsFor(mode, root, hosts), weakness: isLocal ? undefined : WEAKNESSES[mode] }
+  const isLocal = hosts.every((host) =>
+    host === '' || host === 'localhost' || host === '::1' || /^127(?:\.\d+){3}$/.test(host))
+  return {
+    url: rest === '' ? address : `${address}?${rest}`,
+    ssl: optionsFor(mode, root, hosts),
+    weakness: isLocal ? undefined : WEAKNESSES[mode]
+  }
 }
 
 const WEAKNESSES: Partial<Record<Mode, string>> = {
   disable: 'The connection to the database is not encrypted: use sslmode=verify-full in DATABASE_URL',
-  allow: 'The connection to the database is encrypted only if nobody objects, and whose it is is not checked: use sslmode=verify-full in DATABASE_URL',
-  prefer: 'The connection to the database is encrypted only if nobody objects, and whose it is is not checked: use sslmode=verify-full in DATABASE_URL',
-  require: 'The connection to the database is encrypted, but anybody may answer it: use sslmode=verify-full in DATABASE_URL'
+  allow:
+    'The connection to the database is encrypted only if nobody objects, and whose it is is not checked: use sslmode=verify-full in DATABASE_URL',
+  prefer:
+    'The connection to the database is encrypted only if nobody objects, and whose it is is not checked: use sslmode=verify-full in DATABASE_URL',
+  require:
+    'The connection to the database is encrypted, but anybody may answer it: use sslmode=verify-full in DATABASE_URL'
 }
 
 function modeOf (word: string): Mode {
@@ -56,7 +66,9 @@ function optionsFor (mode: Mode, root: string | null, hosts: readonly string[]):
   if (mode === 'disable') return false
   if (mode === 'allow' || mode === 'prefer') return 'prefer'
   if (mode === 'require') return 'require'
-  if (mode === 'verify-ca' && (root === null || root === 'system')) refuse('sslmode=verify-ca needs sslrootcert with a file: any of the public authorities would vouch for anybody')
+  if (mode === 'verify-ca' && (root === null || root === 'system')) {
+    refuse('sslmode=verify-ca needs sslrootcert with a file: any of the public authorities would vouch for anybody')
+  }
   const identity: ConnectionOptions['checkServerIdentity'] = mode === 'verify-ca'
     ? () => undefined
     : (name, certificate) => {
@@ -65,7 +77,12 @@ function optionsFor (mode: Mode, root: string | null, hosts: readonly string[]):
         const refusals = hosts.filter((host) => isIP(host) !== 0).map((host) => checkServerIdentity(host, certificate))
         return refusals.includes(undefined) ? undefined : refusals[0] ?? checkServerIdentity(name, certificate)
       }
-  return { rejectUnauthorized: true, checkServerIdentity: identity, ...(root !== null && root !== 'system' && { ca: readAuthority(root) }) }
+  return {
+    rejectUnauthorized: true,
+    checkServerIdentity: identity,
+    ...(root !== null && root !== 'system' &&
+    { ca: readAuthority(root) })
+  }
 }
 
 function readAuthority (file: string): string {

@@ -6,8 +6,8 @@ export interface Watchdog {
   /** The other thread gave a sign of life. */
   heard (): void
   /**
-   * For work of unknown length: as long as `progress` moves, it goes on. `what` is said to whoever waits for it. Answers
-   * how to end this.
+   * For work of unknown length: as long as `progress` moves, it goes on. `what` is said to whoever waits for it.
+   * Answers how to end this.
    */
   patiently (what: string): () => void
   /** Looks whether the work goes on. Called by a timer. */
@@ -30,7 +30,9 @@ export interface WatchdogOptions {
 
 const SAY_EVERY = 10_000
 
-export function createWatchdog ({ silence, patience, progress, onWait, onStall, now = () => performance.now() }: WatchdogOptions): Watchdog {
+export function createWatchdog ({
+  silence, patience, progress, onWait, onStall, now = () => performance.now()
+}: WatchdogOptions): Watchdog {
   let working = 0
   let sign = now()
   let moved = progress()
@@ -57,7 +59,9 @@ export function createWatchdog ({ silence, patience, progress, onWait, onStall, 
       if (working === 0) return
       if (patient !== undefined && now() - patient.said >= SAY_EVERY) {
         patient.said = now()
-        onWait(`Waiting for the embedded database, which ${patient.what} (${Math.round((now() - patient.since) / 1000)} s)`)
+        onWait(
+          `Waiting for the embedded database, which ${patient.what} (${Math.round((now() - patient.since) / 1000)} s)`
+        )
       }
       const limit = patient === undefined ? silence : patience
       if (now() - sign <= limit) return

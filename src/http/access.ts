@@ -46,7 +46,10 @@ export async function installAccess (app: FastifyInstance, judgedFor = JUDGED_FO
     if (access !== 'public' && access !== 'authenticated' && !route.url.includes(':organization')) {
       throw new Error(`${String(route.method)} ${route.url} needs a scope, which nobody holds outside an organization`)
     }
-    const codes: ErrorCode[] = ['malformed_request', 'uri_too_long', 'header_fields_too_large', 'unsupported_api_version', 'internal_error', 'service_unavailable', ...errors]
+    const codes: ErrorCode[] = [
+      'malformed_request', 'uri_too_long', 'header_fields_too_large', 'unsupported_api_version', 'internal_error',
+      'service_unavailable', ...errors
+    ]
     if (route.config?.limit !== 'none') codes.push('rate_limit_exceeded')
     if (access !== 'public') codes.push('unauthenticated')
     if (access !== 'public' && access !== 'authenticated') codes.push('insufficient_permissions')
@@ -60,14 +63,20 @@ export async function installAccess (app: FastifyInstance, judgedFor = JUDGED_FO
     // A body that nobody asked for is ignored, but not at any length.
     if (!isReader) codes.push('payload_too_large')
     // A route whose scope goes by what the body asks publishes each of them as an alternative.
-    const alternatives = access !== 'authenticated' ? [scopesOf(access)] : route.config?.mayNeed?.map((scope) => [scope]) ?? [[]]
+    const alternatives = access !== 'authenticated'
+      ? [scopesOf(access)]
+      : route.config?.mayNeed?.map((scope) => [scope]) ?? [[]]
     const extra = access === 'authenticated' ? [] : route.config?.mayNeed ?? []
     route.schema = {
       ...route.schema,
       ...(route.config?.limitOfEffect !== undefined && { 'x-limit-of-effect': route.config.limitOfEffect }),
       ...(audit !== undefined && audit !== 'none' && { 'x-audit-events': [audit].flat() }),
-      ...(extra.length > 0 && { description: `By what is asked, needs also ${extra.map((scope) => `\`${scope}\``).join(', ')}.` }),
-      security: access === 'public' ? [] : alternatives.flatMap((scopes): Record<string, Scope[]>[] => [{ apiToken: [...scopes] }, { oauth: [...scopes] }]),
+      ...(extra.length > 0 &&
+        { description: `By what is asked, needs also ${extra.map((scope) => `\`${scope}\``).join(', ')}.` }),
+      security: access === 'public'
+        ? []
+        : alternatives.flatMap((scopes): Record<string, Scope[]>[] =>
+          [{ apiToken: [...scopes] }, { oauth: [...scopes] }]),
       response: route.config?.speaks === undefined ? { ...(response as object), ...errorBodies(codes) } : response
     }
   })
@@ -78,7 +87,8 @@ export async function installAccess (app: FastifyInstance, judgedFor = JUDGED_FO
     await consume(limitOfEffect, `org:${principalOf(request).organization.id}`, 0, request, reply)
   })
 
-  // Whoever has an account of their own is a stranger to the others: the guard has counted their browser, not their address.
+  // Whoever has an account of their own is a stranger to the others: the guard has counted their browser, not their
+  // address.
   app.decorate('countStranger', async (request: FastifyRequest, reply: FastifyReply) => {
     const { limit } = request.routeOptions.config
     const from = addressKey(request.ip)
@@ -99,8 +109,9 @@ export async function installAccess (app: FastifyInstance, judgedFor = JUDGED_FO
   // A change holds its caller until it commits (`recordEvent`). This is for what a late body would only read.
   app.addHook('preValidation', (request, reply, done) => {
     const isGuarded = request.user !== null || request.principal !== null
-    if (isGuarded && performance.now() - request.judgedAt > judgedFor) judgeAgain(app, request, reply).then(() => done(), done)
-    else done()
+    if (isGuarded && performance.now() - request.judgedAt > judgedFor) {
+      judgeAgain(app, request, reply).then(() => done(), done)
+    } else done()
   })
 }
 
@@ -111,8 +122,8 @@ async function guard (app: FastifyInstance, consume: Consume, request: FastifyRe
   const lookUp = limit !== 'none' && consume.isPast(limit, from) ? gateOf(from) : undefined
   const address = async () => {
     if (limit === 'none') return
-    // Strangers at the same address use up nothing of a browser that has signed in before. Whom it tries is not known yet
-    // (`countStranger`).
+    // Strangers at the same address use up nothing of a browser that has signed in before. Whom it tries is not known
+    // yet (`countStranger`).
     const key = limit === 'sign_in' ? await knownDevice(app, request, lookUp) ?? from : from
     await consume(limit, key, 0, request, reply)
   }
@@ -127,7 +138,9 @@ async function guard (app: FastifyInstance, consume: Consume, request: FastifyRe
   try {
     caller = await authenticate(app, request, params.organization, lookUp, (id) => {
       // Nor has who is past a limit.
-      if (lookUp === undefined && (limit === 'none' || !consume.isPast(limit, `org:${id}`))) locateAhead(app, request, id)
+      if (lookUp === undefined && (limit === 'none' || !consume.isPast(limit, `org:${id}`))) {
+        locateAhead(app, request, id)
+      }
     })
   } catch (error) {
     if (!(error instanceof TooManyLookUps)) throw error
@@ -144,7 +157,8 @@ async function guard (app: FastifyInstance, consume: Consume, request: FastifyRe
     return
   }
   const { principal } = caller
-  if (principal === undefined || (params.organization !== undefined && !names(params.organization, principal.organization))) {
+  if (principal === undefined ||
+    (params.organization !== undefined && !names(params.organization, principal.organization))) {
     await address()
     return isReserved('organization', params.organization ?? '') ? app.refuseRoute(request, reply) : fail('not_found')
   }
@@ -165,7 +179,9 @@ const isWellMade = (request: FastifyRequest) =>
 async function judgeAgain (app: FastifyInstance, request: FastifyRequest, reply: FastifyReply) {
   const caller = await authenticate(app, request, (request.params as { organization?: string }).organization)
   // Who is no member any more is refused as whoever has ended.
-  if (caller === undefined || (request.principal !== null && caller.principal === undefined)) return fail('unauthenticated')
+  if (caller === undefined || (request.principal !== null && caller.principal === undefined)) {
+    return fail('unauthenticated')
+  }
   request.user = caller.user ?? null
   request.principal = caller.principal ?? null
   if (request.principal !== null) requireAccess(request, reply, request.principal)
@@ -185,7 +201,9 @@ export function scopesOf (access: FastifyContextConfig['access']): readonly Scop
 }
 
 // What a browser is counted by that somebody has signed in with; undefined for a stranger's.
-async function knownDevice (app: FastifyInstance, request: FastifyRequest, lookUp: Gate = atOnce): Promise<string | undefined> {
+async function knownDevice (
+  app: FastifyInstance, request: FastifyRequest, lookUp: Gate = atOnce
+): Promise<string | undefined> {
   const device = readCookie(app, request, 'device')
   if (device === undefined) return undefined
   const hash = hashToken(device)
@@ -204,14 +222,15 @@ class TooManyLookUps extends WorkOverloaded {
   override readonly name = 'TooManyLookUps'
 }
 
-// What an address that is past its limit may have looked up: one token at a time, good or forged; a few wait in line, and the
-// rest is past the limit without a look.
+// What an address that is past its limit may have looked up: one token at a time, good or forged; a few wait in line,
+// and the rest is past the limit without a look.
 const gateOf = createGates(1, 20, () => new TooManyLookUps())
 /** For who is not past any limit. */
 const atOnce: Gate = (work) => work()
 
-// The organization that a credential was let into last, where it named it like that. It is a guess and no more: what it is
-// good for is to look up a level at the same time. A stranger's credential has no such place, and has nothing looked up.
+// The organization that a credential was let into last, where it named it like that. It is a guess and no more: what it
+// is good for is to look up a level at the same time. A stranger's credential has no such place, and has nothing looked
+// up.
 const lastLetInto = new LRUCache<string, string>({ max: 10_000 })
 
 async function authenticate (
@@ -219,7 +238,8 @@ async function authenticate (
   begin: (organizationId: string) => void = () => {}
 ): Promise<Caller | undefined> {
   // Of several headers Node keeps the first alone: the raw ones tell that there were more.
-  const sent = request.raw.rawHeaders.filter((_value, i, all) => i % 2 === 1 && all[i - 1]?.toLowerCase() === 'authorization')
+  const sent = request.raw.rawHeaders.filter((_value, i, all) =>
+    i % 2 === 1 && all[i - 1]?.toLowerCase() === 'authorization')
   const [, token] = /^Bearer ([\x21-\x7e]+)$/i.exec(sent.length === 1 ? sent[0] ?? '' : '') ?? []
   if (token === undefined || token.length > MOST_TOKEN) return undefined
   // The checksum is judged first, so that garbage costs no query.
@@ -270,7 +290,8 @@ function useRecorder (app: FastifyInstance) {
   return (request: FastifyRequest, principal: Principal) => {
     if (lately.has(principal.id)) return
     lately.set(principal.id, true)
-    updateTokenUse(app.db, principal).catch((error: unknown) => request.log.warn({ err: databaseError(error) }, 'the use of a token was not recorded'))
+    updateTokenUse(app.db, principal).catch((error: unknown) =>
+      request.log.warn({ err: databaseError(error) }, 'the use of a token was not recorded'))
   }
 }
 
@@ -279,13 +300,16 @@ function names (text: string, organization: Organization): boolean {
 }
 
 function hasReservedWord (params: Record<string, string>): boolean {
-  return (Object.keys(RESERVED) as SlugKind[]).some((kind) => kind !== 'organization' && isReserved(kind, params[kind] ?? ''))
+  return (Object.keys(RESERVED) as SlugKind[]).some((kind) =>
+    kind !== 'organization' && isReserved(kind, params[kind] ?? ''))
 }
 
 /** Demands a scope that the route declares as `access` or in `mayNeed`; `*` holds every one. */
 export function requireScope (request: FastifyRequest, reply: FastifyReply, scope: Scope) {
   const { access, mayNeed = [] } = request.routeOptions.config
-  if (!scopesOf(access).includes(scope) && !mayNeed.includes(scope)) throw new Error(`${scope} is not declared by the route`)
+  if (!scopesOf(access).includes(scope) && !mayNeed.includes(scope)) {
+    throw new Error(`${scope} is not declared by the route`)
+  }
   const held = request.principal?.scopes
   if (held?.has('*') || held?.has(scope)) return
   reply.header('www-authenticate', `${REALM}, error="insufficient_scope", scope="${scope}"`)
@@ -298,5 +322,6 @@ function errorBodies (codes: readonly ErrorCode[]): Record<number, TSchema> {
     const { status } = ERRORS[code]
     byStatus.set(status, [...byStatus.get(status) ?? [], ErrorBody(code)])
   }
-  return Object.fromEntries([...byStatus].map(([status, all]) => [status, all.length === 1 ? all[0]! : Type.Union(all, { examples: [all[0]!.examples[0]] })]))
+  return Object.fromEntries([...byStatus].map(([status, all]) =>
+    [status, all.length === 1 ? all[0]! : Type.Union(all, { examples: [all[0]!.examples[0]] })]))
 }

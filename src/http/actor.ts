@@ -16,7 +16,9 @@ export function actorOf (request: FastifyRequest): Actor {
 
 /** A person at one of our pages, or an application of theirs at the token endpoint; as seen by one organization. */
 export function personOf (request: FastifyRequest, organizationId: string, user: { id: number, name: string }): Actor {
-  return { organization_id: organizationId, type: 'user', id: user.id, name: user.name, ...originOf(request), caller: null }
+  return {
+    organization_id: organizationId, type: 'user', id: user.id, name: user.name, ...originOf(request), caller: null
+  }
 }
 
 function originOf (request: FastifyRequest) {

@@ -26,7 +26,10 @@ export function addressKey (address: string | undefined): string {
   return 'ipv4' in parts ? `ip:${parts.ipv4}` : `ip:${parts.groups.join(':')}::/64`
 }
 
-/** What a log line tells of a client: its network (IPv4 /24, IPv6 /64), its address, or nothing; nothing of what is no address. */
+/**
+ * What a log line tells of a client: its network (IPv4 /24, IPv6 /64), its address, or nothing; nothing of what is no
+ * address.
+ */
 export function shownAddress (address: string | undefined, shown: Shown): string | undefined {
   const parts = shown === 'off' || address === undefined ? undefined : partsOf(address)
   if (parts === undefined) return undefined

@@ -26,7 +26,17 @@ export function installAliases (app: FastifyInstance) {
       const alias = { ...schema, operationId: `${operationId}LongPath`, deprecated: true }
       this.route({ ...route, url: formerly, config: { ...config, successor: route.url }, schema: alias })
     }
-    if (put) this.route({ ...route, method: 'PUT', url: route.routePath, config, schema: { ...schema, operationId: operationId.replace(/^update/, 'put') } as object })
+    if (put) {
+      this.route({
+        ...route,
+        method: 'PUT',
+        url: route.routePath,
+        config,
+        schema: {
+          ...schema, operationId: operationId.replace(/^update/, 'put')
+        } as object
+      })
+    }
   })
   app.addHook('preHandler', (request, reply, done) => {
     const { successor } = request.routeOptions.config

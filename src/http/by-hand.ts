@@ -9,10 +9,12 @@ import type { Answered } from './log.ts'
 export type HandWritten = 'malformed_request' | 'header_fields_too_large' | 'method_not_allowed'
 
 /**
- * Answers on a connection that has no request to answer: what came is not even HTTP, has too many headers, or asks for a
- * tunnel. The connection ends with it. Undefined when nobody is there any more.
+ * Answers on a connection that has no request to answer: what came is not even HTTP, has too many headers, or asks for
+ * a tunnel. The connection ends with it. Undefined when nobody is there any more.
  */
-export function answerByHand (config: Config, socket: Socket, id: string, code: HandWritten, isGone = false): Answered | undefined {
+export function answerByHand (
+  config: Config, socket: Socket, id: string, code: HandWritten, isGone = false
+): Answered | undefined {
   if (!socket.writable) {
     socket.destroy()
     return undefined

@@ -3,7 +3,10 @@ import { LRUCache } from 'lru-cache'
 // Counters kept per group; the ones that nobody used for longest go first.
 const MOST_KEYS = 20_000
 
-/** A request to count: in which group and under which key, in a window of how many milliseconds, and how many may be in it. */
+/**
+ * A request to count: in which group and under which key, in a window of how many milliseconds, and how many may be in
+ * it.
+ */
 export type Counting = [group: string, key: string, window: number, most: number]
 /** How many requests are in the window, this one included, and when the window ends. */
 export type Counted = [count: number, end: number]
@@ -87,13 +90,16 @@ interface Member extends Counters {
 }
 
 /**
- * The counters of a member. What is counted in one turn of the event loop is one message. When no answer comes, or nobody
- * is there to send to, it counts by itself until there is one again: no request waits for longer than the deadline.
+ * The counters of a member. What is counted in one turn of the event loop is one message. When no answer comes, or
+ * nobody is there to send to, it counts by itself until there is one again: no request waits for longer than the
+ * deadline.
  *
  * @param send false when nobody is there any more
  * @param onChange called when it begins to count by itself (true), and when that ends (false)
  */
-export function joinCommonCounters (send: (message: Question) => boolean, onChange: (isAlone: boolean) => void): Member {
+export function joinCommonCounters (
+  send: (message: Question) => boolean, onChange: (isAlone: boolean) => void
+): Member {
   const own = createCounters()
   const open = new Map<number, { asked: Asked[], late: NodeJS.Timeout }>()
   let gathered: Asked[] = []

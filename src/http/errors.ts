@@ -23,22 +23,29 @@ const OF_FASTIFY: Record<string, ErrorCode> = {
   FST_ERR_ROUTE_MISSING_CONTENT_TYPE: 'method_not_allowed'
 }
 
-/** Every failure becomes one row of the catalogue here; what is in none is `internal_error`, logged, and says nothing. */
+/**
+ * Every failure becomes one row of the catalogue here; what is in none is `internal_error`, logged, and says nothing.
+ */
 export function installErrors (app: FastifyInstance) {
   app.setErrorHandler(async (error: FastifyError, request, reply) => {
     const answer = toApiError(error)
     if (answer.code === 'integrity_error') await recordViolation(app, request)
     if (answer.code === 'unauthenticated') reply.header('www-authenticate', challengeOf(app, request))
-    if (ERRORS[answer.code].status >= 500) request.log.error({ err: databaseError(error), error_code: answer.code }, 'request failed')
+    if (ERRORS[answer.code].status >= 500) {
+      request.log.error({ err: databaseError(error), error_code: answer.code }, 'request failed')
+    }
     return sendError(request, reply, answer)
   })
 }
 
-// RFC 6750: the plain challenge when nothing was sent, `invalid_token` for every token that is not good, one body for all.
+// RFC 6750: the plain challenge when nothing was sent, `invalid_token` for every token that is not good, one body for
+// all.
 // `resource_metadata` says where to get one (RFC 9728, 5.1).
 function challengeOf (app: FastifyInstance, request: FastifyRequest): string {
   const realm = `${REALM}, resource_metadata="${app.issuer()}/.well-known/oauth-protected-resource"`
-  return request.headers.authorization === undefined ? realm : `${realm}, error="invalid_token", error_description="The token is not valid"`
+  return request.headers.authorization === undefined
+    ? realm
+    : `${realm}, error="invalid_token", error_description="The token is not valid"`
 }
 
 /** Sends a catalogue error in the one shape that all errors have. */
@@ -47,24 +54,36 @@ export function sendError (request: FastifyRequest, reply: FastifyReply, { code,
   return reply
     .code(ERRORS[code].status)
     .type('application/json; charset=utf-8')
-    .send(details === undefined && errors === undefined ? PLAIN[code] : JSON.stringify({ ...bodyOf(code), details, errors }))
+    .send(details === undefined && errors === undefined
+      ? PLAIN[code]
+      : JSON.stringify({ ...bodyOf(code), details, errors }))
 }
 
 const bodyOf = (code: ErrorCode) => ({ error: codeOf(code), message: ERRORS[code].message })
-const PLAIN = Object.fromEntries(Object.keys(ERRORS).map((code) => [code, JSON.stringify(bodyOf(code as ErrorCode))])) as Record<ErrorCode, string>
+const PLAIN = Object.fromEntries(Object.keys(ERRORS).map((code) =>
+  [code, JSON.stringify(bodyOf(code as ErrorCode))])) as Record<ErrorCode, string>
 
 /** The catalogue row for whatever was thrown. */
 export function toApiError (thrown: FastifyError): ApiError {
   if (thrown instanceof ApiError) return thrown
   if (thrown instanceof CallerEnded) return new ApiError('unauthenticated')
-  if (thrown.validation) return new ApiError('validation_failed', undefined, errorsByMember(thrown.validation, thrown.validationContext))
+  if (thrown.validation) {
+    return new ApiError('validation_failed', undefined, errorsByMember(thrown.validation, thrown.validationContext))
+  }
   // The client went away in the middle of its body. Nobody reads the answer, but it is no failure of ours.
   if (thrown.code === 'ECONNRESET' && thrown.statusCode === 400) return new ApiError('malformed_request')
-  const code = OF_FASTIFY[thrown.code] ?? (thrown.code?.startsWith('FST_') && thrown.statusCode !== undefined && thrown.statusCode < 500 ? 'malformed_request' : undefined)
+  const code = OF_FASTIFY[thrown.code] ?? (thrown.code?.startsWith('FST_') && thrown.statusCode !== undefined &&
+    thrown.statusCode < 500
+    ? 'malformed_request'
+    : undefined)
   if (code !== undefined) return new ApiError(code)
   // A row that names a master key nobody has was not written by the service.
-  if (thrown instanceof TamperedRow || thrown instanceof IntegrityError || thrown instanceof MasterKeyMissing) return new ApiError('integrity_error')
-  if (thrown instanceof WorkOverloaded || databaseError(thrown) instanceof DatabaseUnavailable) return new ApiError('service_unavailable')
+  if (thrown instanceof TamperedRow || thrown instanceof IntegrityError || thrown instanceof MasterKeyMissing) {
+    return new ApiError('integrity_error')
+  }
+  if (thrown instanceof WorkOverloaded || databaseError(thrown) instanceof DatabaseUnavailable) {
+    return new ApiError('service_unavailable')
+  }
   return new ApiError('internal_error')
 }
 
@@ -72,7 +91,10 @@ export function toApiError (thrown: FastifyError): ApiError {
 async function recordViolation (app: FastifyInstance, request: FastifyRequest) {
   if (request.principal === null) return
   try {
-    await recordEvent(app.db, { ...actorOf(request), caller: null }, { action: 'integrity.violation', resource_type: 'request', resource_id: null })
+    await recordEvent(
+      app.db, { ...actorOf(request), caller: null },
+      { action: 'integrity.violation', resource_type: 'request', resource_id: null }
+    )
   } catch (error) {
     request.log.error({ err: databaseError(error) }, 'the integrity violation could not be recorded')
   }

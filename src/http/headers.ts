@@ -25,7 +25,9 @@ export function setHeaders (config: Config, request: FastifyRequest, reply: Fast
   reply.header('x-request-id', request.id).headers(always(config))
 }
 
-/** Sets them on every answer. Nobody on its way keeps one, unless its route says how long, and the answer is a good one. */
+/**
+ * Sets them on every answer. Nobody on its way keeps one, unless its route says how long, and the answer is a good one.
+ */
 export function installHeaders (app: FastifyInstance) {
   app.addHook('onRequest', (request, reply, done) => {
     setHeaders(app.config, request, reply)

@@ -6,18 +6,28 @@ import type { Domain } from './types.ts'
 
 const Health = Type.Object({ status: Type.Literal('ok') }, { title: 'Health', examples: [{ status: 'ok' }] })
 
-/** `/healthz`: the process lives. `/readyz`: it can serve (the database answers and takes writes, and the service is not stopping). */
+/**
+ * `/healthz`: the process lives. `/readyz`: it can serve (the database answers and takes writes, and the service is not
+ * stopping).
+ */
 export function health (database: Pick<Database, 'ping'>, isStopping: () => boolean): Domain {
   return async (app) => {
     const config = { access: 'public', limit: 'none' } as const
     app.get('/healthz', {
       config,
-      schema: { operationId: 'getHealth', tags: ['operations'], summary: 'Whether the process lives', response: { 200: Health } },
+      schema: {
+        operationId: 'getHealth', tags: ['operations'], summary: 'Whether the process lives', response: { 200: Health }
+      },
       handler: async () => ({ status: 'ok' as const })
     })
     app.get('/readyz', {
       config,
-      schema: { operationId: 'getReadiness', tags: ['operations'], summary: 'Whether the service can serve', response: { 200: Health } },
+      schema: {
+        operationId: 'getReadiness',
+        tags: ['operations'],
+        summary: 'Whether the service can serve',
+        response: { 200: Health }
+      },
       handler: async () => {
         if (isStopping()) fail('service_unavailable')
         await database.ping()

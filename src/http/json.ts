@@ -10,8 +10,8 @@ const MOST_DEPTH = 20
 const SLACK = 100
 const MOST_PATH = 200
 
-// A large body is read in steps of so many bytes, with a rest for everybody else between them; and no element of its list,
-// nor all of the rest of it, may be longer as it is written than some milliseconds take.
+// A large body is read in steps of so many bytes, with a rest for everybody else between them; and no element of its
+// list, nor all of the rest of it, may be longer as it is written than some milliseconds take.
 const STEP = 256 * 1024
 const MOST_PIECE = 3 * 1024 * 1024
 
@@ -29,13 +29,14 @@ function membersOf (schema: TSchema): number {
   }
   if (schema.type !== 'object') return 0
   if (schema.additionalProperties !== false) throw new Error('an object in a body needs additionalProperties: false')
-  return Object.values(schema.properties as Record<string, TSchema>).reduce((sum, member) => sum + 1 + membersOf(member), 0)
+  return Object.values(schema.properties as Record<string, TSchema>).reduce((sum, member) =>
+    sum + 1 + membersOf(member), 0)
 }
 
 /**
- * Parses JSON in UTF-8 that stays within its bounds, which are judged before anything is made of it. Refused as well: a name
- * twice in one object, in whatever spelling (who takes the first and who takes the last must never differ), NUL characters
- * and lone surrogates, which would be stored altered or fail in the database.
+ * Parses JSON in UTF-8 that stays within its bounds, which are judged before anything is made of it. Refused as well: a
+ * name twice in one object, in whatever spelling (who takes the first and who takes the last must never differ), NUL
+ * characters and lone surrogates, which would be stored altered or fail in the database.
  */
 export function readJson (bytes: Buffer, bounds: Bounds): unknown {
   const text = decode(new TextDecoder('utf-8', { fatal: true }), bytes, false)
@@ -48,7 +49,9 @@ export function readJson (bytes: Buffer, bounds: Bounds): unknown {
  * The same for a large body, as it comes: the elements of the lists that are members of the body itself are cut out and
  * parsed one by one, so that no step takes longer than its bytes. `pause` comes between the steps.
  */
-export async function readLargeJson (source: AsyncIterable<Buffer>, bounds: Bounds, limit: number, pause: () => Promise<unknown> = rest): Promise<unknown> {
+export async function readLargeJson (
+  source: AsyncIterable<Buffer>, bounds: Bounds, limit: number, pause: () => Promise<unknown> = rest
+): Promise<unknown> {
   const decoder = new TextDecoder('utf-8', { fatal: true })
   const pieces = new Pieces()
   const scanner = new Scanner(bounds, pieces)
@@ -104,8 +107,8 @@ function refuseBadText (value: unknown, path: string): void {
 }
 
 /**
- * Goes through JSON text once, whatever pieces it comes in, and keeps nothing but the names that may not come twice. It finds
- * brackets, strings and commas; whether all of it is JSON is for the parser to say.
+ * Goes through JSON text once, whatever pieces it comes in, and keeps nothing but the names that may not come twice. It
+ * finds brackets, strings and commas; whether all of it is JSON is for the parser to say.
  */
 class Scanner {
   readonly #bounds: Bounds
@@ -223,8 +226,8 @@ function spelled (written: string): string {
 }
 
 /**
- * Takes a body apart: the elements of each list that is a member of it, and the rest, in which a number stands for each of
- * them. The whole is JSON when all of these are.
+ * Takes a body apart: the elements of each list that is a member of it, and the rest, in which a number stands for each
+ * of them. The whole is JSON when all of these are.
  */
 class Pieces {
   #rest = ''
@@ -248,7 +251,11 @@ class Pieces {
     if (this.#element === undefined) this.#rest += part
     else this.#element += part
     const length = this.#element?.length ?? this.#rest.length
-    if (length > MOST_PIECE) refuse(this.#element === undefined ? 'body' : `${this.#member}.${this.#place}`, `longer than ${MOST_PIECE} characters`)
+    if (length > MOST_PIECE) {
+      refuse(
+        this.#element === undefined ? 'body' : `${this.#member}.${this.#place}`, `longer than ${MOST_PIECE} characters`
+      )
+    }
   }
 
   within (name: string) { this.#member = name.slice(0, MOST_PATH) }

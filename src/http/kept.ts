@@ -9,8 +9,8 @@ interface Kept { body: Buffer, type: string, etag: string }
 const MOST_BYTES = 8 * 1024 * 1024
 
 /**
- * For a plugin whose pages are the same for everybody as long as the process lives: each is made or read once, and from then
- * on comes from memory, with a strong ETag.
+ * For a plugin whose pages are the same for everybody as long as the process lives: each is made or read once, and from
+ * then on comes from memory, with a strong ETag.
  */
 export function keepPages (app: FastifyInstance) {
   const pages = new LRUCache<string, Kept>({ maxSize: MOST_BYTES, sizeCalculation: ({ body }) => body.length + 1000 })
@@ -25,9 +25,13 @@ export function keepPages (app: FastifyInstance) {
 
   app.addHook('onSend', async (request, reply, payload) => {
     // What a query asks for may be something else.
-    if (request.method !== 'GET' || reply.statusCode !== 200 || request.url.includes('?') || pages.has(request.url)) return undefined
+    if (request.method !== 'GET' || reply.statusCode !== 200 || request.url.includes('?') || pages.has(request.url)) {
+      return undefined
+    }
     const body = await bytesOf(payload)
-    const page = { body, type: String(reply.getHeader('content-type')), etag: `"${sha256(body).toString('base64url')}"` }
+    const page = {
+      body, type: String(reply.getHeader('content-type')), etag: `"${sha256(body).toString('base64url')}"`
+    }
     pages.set(request.url, page)
     // Of a file: when it was built, which says nothing to anybody.
     for (const header of ['last-modified', 'accept-ranges']) reply.removeHeader(header)

@@ -7,8 +7,8 @@ import { refuseNull, requireJson } from './body.ts'
 import { boundsOf, readLargeJson } from './json.ts'
 import { errorsByMember, judging } from './validation.ts'
 
-// A body that carries everything of a project may be this many times as large as others, within bounds; and few of them are
-// in memory at once, never all of them one organization's.
+// A body that carries everything of a project may be this many times as large as others, within bounds; and few of them
+// are in memory at once, never all of them one organization's.
 const TIMES = 16
 const LARGEST = 64 * 1024 * 1024
 const MOST = 4
@@ -26,8 +26,8 @@ export interface LargeBody {
 
 /**
  * What a route takes a large body by, in a plugin of its own. One of few slots is taken for it when scope and place are
- * judged, before the body is read, and given back when the answer goes out, or as soon as the client is gone with nothing
- * read whole; a body that is no larger than others needs none. Everything is read and judged in steps.
+ * judged, before the body is read, and given back when the answer goes out, or as soon as the client is gone with
+ * nothing read whole; a body that is no larger than others needs none. Everything is read and judged in steps.
  */
 export function takeLargeBodies (app: FastifyInstance, { schema, list, judgePlace }: LargeBody) {
   const bodyLimit = Math.max(app.config.bodyLimit, Math.min(app.config.bodyLimit * TIMES, LARGEST))
@@ -35,7 +35,9 @@ export function takeLargeBodies (app: FastifyInstance, { schema, list, judgePlac
   const takeSlot = createSlots(MOST, MOST_OF_ONE)
   const held = new WeakMap<FastifyRequest, { giveBack: () => void, isWhole: boolean }>()
   app.removeAllContentTypeParsers()
-  app.addContentTypeParser('*', async (request: FastifyRequest, payload: AsyncIterable<Buffer> & { iterator?: (options: object) => AsyncIterable<Buffer> }) => {
+  app.addContentTypeParser('*', async (
+    request: FastifyRequest, payload: AsyncIterable<Buffer> & { iterator?: (options: object) => AsyncIterable<Buffer> }
+  ) => {
     if (Number(request.headers['content-length']) > bodyLimit) fail('payload_too_large')
     if (request.headers['content-length'] === '0') return undefined
     requireJson(request)
@@ -94,7 +96,9 @@ export function createSlots (most: number, mostOfOne: number) {
 }
 
 /** The elements one by one, with a rest for everybody else whenever some megabyte of them is done. */
-export async function * inTurns<T> (elements: readonly T[], bytesOf: (element: T) => number, pause: () => Promise<unknown> = rest): AsyncGenerator<[number, T]> {
+export async function * inTurns<T> (
+  elements: readonly T[], bytesOf: (element: T) => number, pause: () => Promise<unknown> = rest
+): AsyncGenerator<[number, T]> {
   let bytes = 0
   for (const [i, element] of elements.entries()) {
     yield [i, element]
@@ -108,7 +112,9 @@ export async function * inTurns<T> (elements: readonly T[], bytesOf: (element: T
 // The schema with a list of anything in the place of the list, and then each of its elements.
 function inSteps (schema: TObject, list: string): FastifySchemaCompiler<TSchema> {
   const { items, ...more } = schema.properties[list] as TArray
-  const outside = judging({ ...schema, properties: { ...schema.properties, [list]: { ...more, items: Type.Unknown() } } } as unknown as TObject)
+  const outside = judging({
+    ...schema, properties: { ...schema.properties, [list]: { ...more, items: Type.Unknown() } }
+  } as unknown as TObject)
   const element = judging(items)
   return (route) => {
     if (route.httpPart !== 'body') return judging(route.schema, route.httpPart)
@@ -131,5 +137,7 @@ const refusal = (error: Error | Parameters<typeof errorsByMember>[0]) =>
 // As near as a rest has to be: the text of an element is nearly all of it.
 function sizeOf (element: unknown): number {
   if (typeof element === 'string') return element.length
-  return typeof element === 'object' && element !== null ? Object.values(element).reduce((sum: number, member) => sum + sizeOf(member), 0) : 0
+  return typeof element === 'object' && element !== null
+    ? Object.values(element).reduce((sum: number, member) => sum + sizeOf(member), 0)
+    : 0
 }

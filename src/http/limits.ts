@@ -6,7 +6,8 @@ import { createCounters, type Counters } from './counters.ts'
 
 const MINUTE = 60_000
 
-// Plans carry the specification's number unless the operator raised it; only then does a plan count for more than the configuration.
+// Plans carry the specification's number unless the operator raised it; only then does a plan count for more than the
+// configuration.
 const OF_SPECIFICATION = 100
 
 /** The groups of the specification: how many requests, in which window. */
@@ -52,7 +53,9 @@ export async function installLimits (app: FastifyInstance, counters: Counters = 
   const limiters = new Map(Object.entries(LIMITS).map(([group, { setting, window, ...more }]) => {
     const configured = app.config.rateLimits[setting] * ('times' in more ? more.times : 1)
     const options = {
-      max: (request: FastifyRequest) => group === 'api' && request.limitFromPlan > OF_SPECIFICATION ? Math.max(configured, request.limitFromPlan) : configured,
+      max: (request: FastifyRequest) => group === 'api' && request.limitFromPlan > OF_SPECIFICATION
+        ? Math.max(configured, request.limitFromPlan)
+        : configured,
       timeWindow: window,
       keyGenerator: (request: FastifyRequest) => request.limitKey,
       group
@@ -62,7 +65,9 @@ export async function installLimits (app: FastifyInstance, counters: Counters = 
 
   return Object.assign(consume, { isPast: (group: LimitGroup, key: string) => counters.isPast(group, key) })
 
-  async function consume (group: LimitGroup, key: string, fromPlan: number, request: FastifyRequest, reply: FastifyReply) {
+  async function consume (
+    group: LimitGroup, key: string, fromPlan: number, request: FastifyRequest, reply: FastifyReply
+  ) {
     const limiter = limiters.get(group)
     if (limiter === undefined) return
     request.limitKey = key
@@ -71,7 +76,9 @@ export async function installLimits (app: FastifyInstance, counters: Counters = 
     if (result.isAllowed) return
     const { max, remaining, ttl: end, isExceeded } = result
     const retryAfter = Math.max(1, Math.ceil((end - Date.now()) / 1000))
-    reply.headers({ 'x-ratelimit-limit': max, 'x-ratelimit-remaining': remaining, 'x-ratelimit-reset': Math.ceil(end / 1000) })
+    reply.headers({
+      'x-ratelimit-limit': max, 'x-ratelimit-remaining': remaining, 'x-ratelimit-reset': Math.ceil(end / 1000)
+    })
     if (isExceeded) {
       reply.header('retry-after', retryAfter)
       fail('rate_limit_exceeded', { retry_after: retryAfter })
@@ -88,7 +95,8 @@ function storeOf (counters: Counters) {
       this.#group = (options as { group?: LimitGroup }).group ?? ''
     }
 
-    // What is left would differ by a millisecond or two from one request of a window to the next, and X-RateLimit-Reset too.
+    // What is left would differ by a millisecond or two from one request of a window to the next, and X-RateLimit-Reset
+    // too.
     incr (key: string, done: Parameters<FastifyRateLimitStore['incr']>[1], window: number, most: number) {
       counters.count([this.#group, key, window, most], (count, end) => done(null, { current: count, ttl: end }))
     }

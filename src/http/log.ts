@@ -21,13 +21,16 @@ const ONE_PIECE = 4096
 
 /**
  * Standard output, pretty on a terminal. Lines leave together, twenty times a second or when there are many, so that
- * nobody waits for them. All are out when the process ends, unless it is killed: then those of the last moment are lost.
+ * nobody waits for them. All are out when the process ends, unless it is killed: then those of the last moment are
+ * lost.
  *
  * @param isShared whether other processes write to the same: each write is then of whole lines and no more than a pipe
  *   takes in one piece (unless a single line is longer), so that lines do not mix
  */
 export function standardLog (isShared = false): LogStream {
-  if (process.stdout.isTTY) return pino.transport({ target: 'pino-pretty', options: { ignore: 'hostname' } }) as LogStream
+  if (process.stdout.isTTY) {
+    return pino.transport({ target: 'pino-pretty', options: { ignore: 'hostname' } }) as LogStream
+  }
   const most = isShared ? ONE_PIECE : TOGETHER
   const out = pino.destination({ dest: 1, sync: false, maxLength: MOST_UNREAD, maxWrite: most })
   let lines = ''
@@ -79,7 +82,9 @@ class LazyChild {
 
   static {
     for (const level of LEVELS) {
-      (this.prototype as unknown as FastifyBaseLogger)[level] = function (this: LazyChild, ...args: unknown[]) { this.#log()[level](...args as [string]) }
+      (this.prototype as unknown as FastifyBaseLogger)[level] = function (
+        this: LazyChild, ...args: unknown[]
+      ) { this.#log()[level](...args as [string]) }
     }
   }
 
@@ -98,7 +103,8 @@ class LazyChild {
   }
 }
 
-export const childOf = (parent: FastifyBaseLogger, bindings: object) => new LazyChild(parent, bindings) as unknown as FastifyBaseLogger
+export const childOf = (parent: FastifyBaseLogger, bindings: object) =>
+  new LazyChild(parent, bindings) as unknown as FastifyBaseLogger
 
 /** A request's id is the caller's when it is sane, else a new one. */
 export function requestId (header: string | string[] | undefined, make: () => string): string {
@@ -114,11 +120,14 @@ const INFO = pino.levels.values.info!
 export interface Answered { status: number, code: ErrorCode, isGone: boolean }
 
 /**
- * One line a request, whatever becomes of it: id, client, route, status, milliseconds, principal, organization, error code;
- * `aborted` when the client was gone before it had the whole answer. A request that came whole is worked on even then: its
- * line waits for its outcome, so that what took effect is told of. A status of null: there was none.
+ * One line a request, whatever becomes of it: id, client, route, status, milliseconds, principal, organization, error
+ * code;
+ * `aborted` when the client was gone before it had the whole answer. A request that came whole is worked on even then:
+ * its line waits for its outcome, so that what took effect is told of. A status of null: there was none.
  */
-export function createRequestLog ({ logClientAddress, logLevel }: Pick<Config, 'logClientAddress' | 'logLevel'>, stream: LogStream) {
+export function createRequestLog (
+  { logClientAddress, logLevel }: Pick<Config, 'logClientAddress' | 'logLevel'>, stream: LogStream
+) {
   const isOn = (pino.levels.values[logLevel] ?? Infinity) <= INFO
 
   const open = new WeakMap<Socket, Set<Line>>()
@@ -210,7 +219,8 @@ export function createRequestLog ({ logClientAddress, logLevel }: Pick<Config, '
   return {
     watch,
     install (app: FastifyInstance) {
-      // A socket remembers its address from the first time that it is asked, and one that has gone cannot tell any more.
+      // A socket remembers its address from the first time that it is asked, and one that has gone cannot tell any
+      // more.
       app.server.on('connection', ({ remoteAddress }) => remoteAddress)
       app.addHook('onRequest', (request, reply, done) => {
         watch(request, reply)
@@ -222,8 +232,8 @@ export function createRequestLog ({ logClientAddress, logLevel }: Pick<Config, '
       })
     },
     /**
-     * What was answered beside any request: to one that broke off in a way that is no HTTP, or to what never was one. What
-     * came whole before it has an outcome of its own.
+     * What was answered beside any request: to one that broke off in a way that is no HTTP, or to what never was one.
+     * What came whole before it has an outcome of its own.
      */
     answered (socket: Socket, reqId: string, answer: Answered) {
       const broken = [...open.get(socket) ?? []].filter(({ request }) => !request.raw.complete)
@@ -239,7 +249,8 @@ export function createRequestLog ({ logClientAddress, logLevel }: Pick<Config, '
 const PLAIN = /^[\w.:/*%-]*$/
 const quoted = (text: string | null) => text !== null && PLAIN.test(text) ? `"${text}"` : JSON.stringify(text)
 
-// Whether nothing of it is missing, for the one who reads it either: of what was not read before the connection went nobody hears.
+// Whether nothing of it is missing, for the one who reads it either: of what was not read before the connection went
+// nobody hears.
 function isHere ({ complete, readableEnded, headers }: IncomingMessage): boolean {
   const hasBody = headers['transfer-encoding'] !== undefined || Number(headers['content-length'] ?? 0) > 0
   return complete && (readableEnded || !hasBody)

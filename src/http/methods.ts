@@ -24,7 +24,8 @@ export function installMethods (app: FastifyInstance) {
 
   app.decorate('refuseRoute', (request: FastifyRequest, reply: FastifyReply) => {
     const path = (request.url.split('?', 1)[0] ?? '').split('/')
-    const allowed = new Set([...patterns.values()].filter((pattern) => fits(pattern.segments, path)).flatMap(({ methods }) => [...methods]))
+    const allowed = new Set([...patterns.values()].filter((pattern) =>
+      fits(pattern.segments, path)).flatMap(({ methods }) => [...methods]))
     if (allowed.size === 0) return fail('not_found')
     reply.header('allow', [...allowed].sort().join(', '))
     return request.method === 'OPTIONS' ? reply.code(204).send() : fail('method_not_allowed')

@@ -35,7 +35,9 @@ export async function installOpenApi (app: FastifyInstance) {
   await app.register(swagger, {
     openapi: {
       openapi: '3.1.0',
-      info: { title: 'Strongroom', version: '1', description: DESCRIPTION, license: { name: 'MIT', identifier: 'MIT' } },
+      info: {
+        title: 'Strongroom', version: '1', description: DESCRIPTION, license: { name: 'MIT', identifier: 'MIT' }
+      },
       servers: [{ url: base === '' ? '/' : base, description: 'This service' }],
       tags: Object.entries(TAGS).map(([name, description]) => ({ name, description })),
       components: {
@@ -50,7 +52,12 @@ export async function installOpenApi (app: FastifyInstance) {
             type: 'oauth2',
             description: 'An application that acts for a user. PKCE with S256 is required; clients are public.',
             flows: {
-              authorizationCode: { authorizationUrl: `${base}/oauth/authorize`, tokenUrl: `${base}/api/oauth/token`, refreshUrl: `${base}/api/oauth/token`, scopes: { ...SCOPES } }
+              authorizationCode: {
+                authorizationUrl: `${base}/oauth/authorize`,
+                tokenUrl: `${base}/api/oauth/token`,
+                refreshUrl: `${base}/api/oauth/token`,
+                scopes: { ...SCOPES }
+              }
             }
           }
         }
@@ -66,20 +73,32 @@ export async function installOpenApi (app: FastifyInstance) {
 /** Serves the document and, unless it is switched off, Swagger UI at `/docs` under a policy without inline script. */
 export async function installDocs (app: FastifyInstance) {
   await app.register(async (docs) => {
-    // A page loads many files: they count by address, in a group of their own. Asking again costs nothing, but it is asked.
-    docs.addHook('onRoute', (route) => { route.config = { ...route.config, access: 'public', limit: 'docs', cache: 'no-cache' } })
+    // A page loads many files: they count by address, in a group of their own. Asking again costs nothing, but it is
+    // asked.
+    docs.addHook('onRoute', (route) => {
+      route.config = { ...route.config, access: 'public', limit: 'docs', cache: 'no-cache' }
+    })
     keepPages(docs)
     docs.get('/openapi.json', { schema: { hide: true }, handler: async () => app.swagger() })
     docs.get('/openapi.yaml', {
       schema: { hide: true },
-      handler: async (_request, reply) => reply.type('application/yaml; charset=utf-8').send(app.swagger({ yaml: true }))
+      handler: async (_request, reply) =>
+        reply.type('application/yaml; charset=utf-8').send(app.swagger({ yaml: true }))
     })
     if (!app.config.docsUi) return
     await docs.register(swaggerUi, {
       routePrefix: '/docs',
       indexPrefix: basePath(app),
-      uiConfig: { layout: 'BaseLayout', persistAuthorization: false, validatorUrl: null, displayRequestDuration: true, deepLinking: true },
-      initOAuth: { clientId: 'swagger-ui', appName: 'Strongroom API', usePkceWithAuthorizationCodeGrant: true, scopes: [] },
+      uiConfig: {
+        layout: 'BaseLayout',
+        persistAuthorization: false,
+        validatorUrl: null,
+        displayRequestDuration: true,
+        deepLinking: true
+      },
+      initOAuth: {
+        clientId: 'swagger-ui', appName: 'Strongroom API', usePkceWithAuthorizationCodeGrant: true, scopes: []
+      },
       theme: { title: 'Strongroom API' },
       staticCSP: UI_CSP
     })
@@ -93,7 +112,8 @@ function basePath ({ config }: FastifyInstance): string {
 }
 
 // Swagger UI sets style attributes; no script of its pages is inline.
-const UI_CSP = "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+const UI_CSP =
+  "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 
 // Every titled schema moves to components.schemas, and a $ref stays; its first example also stands beside the media
 // type, where every tool looks.
@@ -106,9 +126,15 @@ function hoistTitled (document: Json): Json {
     const words = oneOfWords(object)
     if (words !== undefined) {
       const { description, default: byDefault } = object
-      return { ...(description !== undefined && { description }), ...(byDefault !== undefined && { default: byDefault }), ...words }
+      return {
+        ...(description !== undefined && { description }),
+        ...(byDefault !== undefined &&
+        { default: byDefault }),
+        ...words
+      }
     }
-    const copy = Object.fromEntries(Object.entries(object).map(([key, member]) => [key, key === 'examples' || key === 'default' ? member : hoist(member)]))
+    const copy = Object.fromEntries(Object.entries(object).map(([key, member]) =>
+      [key, key === 'examples' || key === 'default' ? member : hoist(member)]))
     if (typeof object.title !== 'string' || !('type' in object || 'anyOf' in object)) return copy
     schemas[object.title] = copy
     return { $ref: `#/components/schemas/${object.title}` }
@@ -123,7 +149,15 @@ function hoistTitled (document: Json): Json {
   }
   const paths = hoist(describe(withExamples(document.paths) as Paths))
   const components = document.components as Json
-  return { ...document, paths, components: { ...components, headers: HEADERS, schemas: Object.fromEntries(Object.entries(schemas).sort(([a], [b]) => a < b ? -1 : 1)) } }
+  return {
+    ...document,
+    paths,
+    components: {
+      ...components,
+      headers: HEADERS,
+      schemas: Object.fromEntries(Object.entries(schemas).sort(([a], [b]) => a < b ? -1 : 1))
+    }
+  }
 }
 
 const whole = { type: 'integer' }
@@ -135,28 +169,44 @@ const HEADERS = {
   'X-RateLimit-Reset': { description: 'Unix time at which the window resets', schema: whole },
   'Retry-After': { description: 'Seconds to wait', schema: whole },
   'WWW-Authenticate': { description: 'The challenge of RFC 6750', schema: text },
-  ETag: { description: 'Of the whole answer, for If-None-Match; for If-Match send the `etag` of a level, or the one that a store answered', schema: text }
+  ETag: {
+    description:
+      'Of the whole answer, for If-None-Match; for If-Match send the `etag` of a level, or the one that a store answered',
+    schema: text
+  }
 }
 const WITH_ETAG = /^(?:read|store|retrieve)\w*Secrets/
 
-type Operation = Json & { operationId?: string, summary?: string, requestBody?: Json & { content: Record<string, { schema: Json }> }, responses: Record<string, Json> }
+type Operation = Json & {
+  operationId?: string
+  summary?: string
+  requestBody?: Json & { content: Record<string, { schema: Json }> }
+  responses: Record<string, Json>
+}
 type Paths = Record<string, Record<string, Operation>>
 
-// What the routes' schemas cannot say: the headers of an answer, what an answer is in words, and that a body may be left out.
+// What the routes' schemas cannot say: the headers of an answer, what an answer is in words, and that a body may be
+// left out.
 function describe (paths: Paths): Paths {
   for (const operation of Object.values(paths).flatMap((path) => Object.values(path))) {
     const limited = '429' in operation.responses
     for (const [status, response] of Object.entries(operation.responses)) {
-      const names = ['X-Request-Id', ...(limited ? ['X-RateLimit-Limit', 'X-RateLimit-Remaining', 'X-RateLimit-Reset'] : [])]
+      const names = [
+        'X-Request-Id', ...(limited ? ['X-RateLimit-Limit', 'X-RateLimit-Remaining', 'X-RateLimit-Reset'] : [])
+      ]
       if (status === '429') names.push('Retry-After')
       if (status === '401' || status === '403') names.push('WWW-Authenticate')
       if (/^(?:200|304)$/.test(status) && WITH_ETAG.test(operation.operationId ?? '')) names.push('ETag')
       response.headers = Object.fromEntries(names.map((name) => [name, { $ref: `#/components/headers/${name}` }]))
-      if (response.description === 'Default Response') response.description = status.startsWith('2') ? operation.summary : codesOf(response)
+      if (response.description === 'Default Response') {
+        response.description = status.startsWith('2') ? operation.summary : codesOf(response)
+      }
     }
     const [media] = Object.values(operation.requestBody?.content ?? {})
     const required = media?.schema.required
-    if (operation.requestBody !== undefined && !(Array.isArray(required) && required.length > 0)) operation.requestBody.required = false
+    if (operation.requestBody !== undefined && !(Array.isArray(required) && required.length > 0)) {
+      operation.requestBody.required = false
+    }
   }
   return paths
 }
@@ -164,5 +214,6 @@ function describe (paths: Paths): Paths {
 function codesOf (response: Json): string {
   const [media] = Object.values(response.content as Record<string, { schema: Json }>)
   const bodies = (media?.schema.anyOf ?? [media?.schema]) as { title?: string }[]
-  return bodies.map(({ title = '' }) => title.startsWith('Error_') ? `\`${codeOf(title.slice(6) as ErrorCode)}\`` : 'An error of RFC 6749').join(', ')
+  return bodies.map(({ title = '' }) =>
+    title.startsWith('Error_') ? `\`${codeOf(title.slice(6) as ErrorCode)}\`` : 'An error of RFC 6749').join(', ')
 }

@@ -25,8 +25,8 @@ function render (value: Piece): string {
   return String(value).replace(UNSEEN, '').replace(/[&<>"']/g, (character) => `&#${character.charCodeAt(0)};`)
 }
 
-// Controls, marks that turn the direction of what follows, separators of lines: with them a name could rewrite the sentence
-// that it stands in (OA-16). Joiners stay: words and emoji are written with them.
+// Controls, marks that turn the direction of what follows, separators of lines: with them a name could rewrite the
+// sentence that it stands in (OA-16). Joiners stay: words and emoji are written with them.
 const UNSEEN = /(?![\u200c\u200d])[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/gu
 
 export interface Page {
@@ -62,12 +62,19 @@ ${body}
 `
   // Views name paths from the root; the service may live below one. No text of anybody's can look like this markup.
   const text = page.text.replace(/(<form method="post" action|<a href)="(?=\/)/g, `$1="${basePath(reply)}`)
-  return reply.code(status).headers({ 'content-security-policy': policy, 'cache-control': 'no-store' }).type('text/html; charset=utf-8').serializer(String).send(text)
+  return reply.code(status).headers({
+    'content-security-policy': policy, 'cache-control': 'no-store'
+  }).type('text/html; charset=utf-8').serializer(String).send(text)
 }
 
-/** 303: whatever came before, the browser asks for the next page with GET and without the form (OA-19). A path is one of this service. */
+/**
+ * 303: whatever came before, the browser asks for the next page with GET and without the form (OA-19). A path is one of
+ * this service.
+ */
 export function seeOther (reply: FastifyReply, location: string) {
-  return reply.code(303).headers({ location: location.startsWith('/') ? basePath(reply) + location : location, 'cache-control': 'no-store' }).send()
+  return reply.code(303).headers({
+    location: location.startsWith('/') ? basePath(reply) + location : location, 'cache-control': 'no-store'
+  }).send()
 }
 
 const basePath = ({ server }: FastifyReply) => new URL(server.issuer()).pathname.replace(/\/$/, '')
@@ -87,12 +94,13 @@ const isSecure = (app: FastifyInstance) => app.issuer().startsWith('https:')
 const nameOf = (app: FastifyInstance, name: CookieName) => isSecure(app) ? `__Host-${name}` : name
 
 /**
- * The value of a cookie of ours. Nothing is decoded: a `%5F%5FHost-session` that another host has set is not this one's,
- * and what others keep at this host may be malformed.
+ * The value of a cookie of ours. Nothing is decoded: a `%5F%5FHost-session` that another host has set is not this
+ * one's, and what others keep at this host may be malformed.
  */
 export function readCookie (app: FastifyInstance, request: FastifyRequest, name: CookieName): string | undefined {
   const start = `${nameOf(app, name)}=`
-  const found = (request.headers.cookie ?? '').split(';').map((pair) => pair.trim()).find((pair) => pair.startsWith(start))
+  const found =
+    (request.headers.cookie ?? '').split(';').map((pair) => pair.trim()).find((pair) => pair.startsWith(start))
   const value = found?.slice(start.length) ?? ''
   return /^[A-Za-z0-9_-]{43}$/.test(value) ? value : undefined
 }
@@ -100,7 +108,9 @@ export function readCookie (app: FastifyInstance, request: FastifyRequest, name:
 /** Sets a cookie, or takes it away. */
 export function setCookie (app: FastifyInstance, reply: FastifyReply, name: CookieName, value: string | undefined) {
   const { maxAge, sameSite } = COOKIES[name]
-  const attributes = { path: '/', httpOnly: true, secure: isSecure(app), sameSite, maxAge: value === undefined ? 0 : maxAge }
+  const attributes = {
+    path: '/', httpOnly: true, secure: isSecure(app), sameSite, maxAge: value === undefined ? 0 : maxAge
+  }
   reply.header('set-cookie', serializeCookie(nameOf(app, name), value ?? '', attributes))
 }
 
@@ -122,7 +132,9 @@ export function formField (cookie: string): Html {
  * Whether a form was sent by a page of ours in this browser (OA-18, CR-47). The browser says so itself; a page without
  * referrer sends no origin, so where it tells the site, that counts.
  */
-export function isOwnForm (app: FastifyInstance, request: FastifyRequest, form: Form, cookie: string | undefined): boolean {
+export function isOwnForm (
+  app: FastifyInstance, request: FastifyRequest, form: Form, cookie: string | undefined
+): boolean {
   const site = request.headers['sec-fetch-site']
   const own = site === undefined ? request.headers.origin === new URL(app.issuer()).origin : site === 'same-origin'
   return own && cookie !== undefined && isFormToken(form.get('form_token') ?? '', cookie)
@@ -136,10 +148,15 @@ const MOST_FORM = 64 * 1024
 /** Takes forms, and nothing else, in the plugin that it is called in. */
 export function installForms (app: FastifyInstance) {
   app.removeAllContentTypeParsers()
-  app.addContentTypeParser('application/x-www-form-urlencoded', { parseAs: 'string', bodyLimit: MOST_FORM }, async (_request: FastifyRequest, text: string) => new URLSearchParams(text))
+  app.addContentTypeParser(
+    'application/x-www-form-urlencoded', { parseAs: 'string', bodyLimit: MOST_FORM },
+    async (_request: FastifyRequest, text: string) => new URLSearchParams(text)
+  )
 }
 
-/** The fields of a form. One that was sent twice has no value (OA-12), nor has one with a NUL, which no browser sends. */
+/**
+ * The fields of a form. One that was sent twice has no value (OA-12), nor has one with a NUL, which no browser sends.
+ */
 export function formOf (request: FastifyRequest): Form {
   const form = new Map<string, string>()
   const seen = new Set<string>()
@@ -156,7 +173,10 @@ export function valuesOf (request: FastifyRequest, name: string): string[] {
   return request.body instanceof URLSearchParams ? request.body.getAll(name) : []
 }
 
-/** A query in visible ASCII, so that a header and a hidden field carry it unchanged: what else is in it is percent-encoded. */
+/**
+ * A query in visible ASCII, so that a header and a hidden field carry it unchanged: what else is in it is
+ * percent-encoded.
+ */
 export function visible (query: string): string {
   return query.replace(/[^\x21\x22\x24-\x7e]/gu, encodeURIComponent)
 }

@@ -31,13 +31,17 @@ declare module 'fastify' {
 
 interface Ahead { organizationId: string, brings: Brings, found: Promise<LevelState | undefined> }
 
-/** Finds the level of every route that declares `at`; a route whose path names a level and declares none does not boot. */
+/**
+ * Finds the level of every route that declares `at`; a route whose path names a level and declares none does not boot.
+ */
 export function installPlaces (app: FastifyInstance) {
   app.decorateRequest('at', null)
   app.decorateRequest('ahead', null)
   app.addHook('onRoute', ({ method, url, config }) => {
     const named = LEVELS.filter((level) => url.includes(`/:${level}`)).at(-1)
-    if (named !== undefined && config?.at !== named) throw new Error(`${String(method)} ${url} does not declare config.at as '${named}'`)
+    if (named !== undefined && config?.at !== named) {
+      throw new Error(`${String(method)} ${url} does not declare config.at as '${named}'`)
+    }
   })
   app.addHook('preHandler', (request, _reply, done) => {
     const { at, judge } = request.routeOptions.config
@@ -48,15 +52,17 @@ export function installPlaces (app: FastifyInstance) {
 }
 
 /**
- * Begins to look up the level that a path names while its caller is looked up, whom the organization is only expected to let
- * in: the two are one wait. What it finds goes to nobody before the caller is judged, and is dropped where that says
- * something else.
+ * Begins to look up the level that a path names while its caller is looked up, whom the organization is only expected
+ * to let in: the two are one wait. What it finds goes to nobody before the caller is judged, and is dropped where that
+ * says something else.
  */
 export function locateAhead (app: FastifyInstance, request: FastifyRequest, organizationId: string) {
   const { at, brings = 'place' } = request.routeOptions.config
   const names = request.params as LevelNames
   // Of what a body names nothing is known yet. A NUL would fail the statement of all who ask with it.
-  if (typeof at !== 'string' || request.method !== 'GET' || Object.values(names).some((name) => name.includes('\0'))) return
+  if (typeof at !== 'string' || request.method !== 'GET' || Object.values(names).some((name) => name.includes('\0'))) {
+    return
+  }
   const what = typeof brings === 'function' ? brings(request) : brings
   const found = findLevel(app.reads, organizationId, names, what)
   // It fails for whoever waits for it, or for nobody.
@@ -65,8 +71,8 @@ export function locateAhead (app: FastifyInstance, request: FastifyRequest, orga
 }
 
 /**
- * Looks up the level that a request names, as it is now, for whoever needs it before the handler or again; with what the
- * route declares, or with something else.
+ * Looks up the level that a request names, as it is now, for whoever needs it before the handler or again; with what
+ * the route declares, or with something else.
  */
 export async function locate (app: FastifyInstance, request: FastifyRequest, brings?: Brings): Promise<LevelState> {
   request.at = await find(app.reads, request, brings)
@@ -104,7 +110,10 @@ export function requireInside (request: FastifyRequest, place: Place) {
   if (!isInside(principalOf(request).slices, place)) fail('not_found')
 }
 
-/** Runs a change in a transaction that holds a project for itself: no write, rotation or delete comes between. 404 when it is gone. */
+/**
+ * Runs a change in a transaction that holds a project for itself: no write, rotation or delete comes between. 404 when
+ * it is gone.
+ */
 export async function inProject<T> (
   app: FastifyInstance, request: FastifyRequest, projectId: string, change: (db: Db, project: KeyState) => Promise<T>
 ): Promise<T> {
@@ -113,7 +122,9 @@ export async function inProject<T> (
 }
 
 /** Runs a change of the level that the request is about with its project held, and the level as it is from there on. */
-export async function inLevel<T> (app: FastifyInstance, request: FastifyRequest, change: (db: Db, level: LevelState) => Promise<T>): Promise<T> {
+export async function inLevel<T> (
+  app: FastifyInstance, request: FastifyRequest, change: (db: Db, level: LevelState) => Promise<T>
+): Promise<T> {
   return inProject(app, request, levelOf(request).project.id, async (db, project) => {
     const level = await find(db, request)
     // Another project has its slug since it was looked up: that one is not held.

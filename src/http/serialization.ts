@@ -21,12 +21,13 @@ export const serializerCompiler: FastifySerializerCompiler<unknown> = (route) =>
 }
 
 /**
- * A choice of single words as the one list of words that it is to everybody who reads the document; and to the writer of
- * an answer, who tries the alternatives of a choice one by one.
+ * A choice of single words as the one list of words that it is to everybody who reads the document; and to the writer
+ * of an answer, who tries the alternatives of a choice one by one.
  */
 export function oneOfWords (schema: unknown): { type: 'string', enum: string[] } | undefined {
   const choices = (schema as { anyOf?: { const?: unknown, enum?: unknown }[] } | null)?.anyOf
   if (!Array.isArray(choices)) return undefined
-  const words = choices.map((choice) => Array.isArray(choice.enum) && choice.enum.length === 1 ? choice.enum[0] as unknown : choice.const)
+  const words = choices.map((choice) =>
+    Array.isArray(choice.enum) && choice.enum.length === 1 ? choice.enum[0] as unknown : choice.const)
   return words.every((word) => typeof word === 'string') ? { type: 'string', enum: words } : undefined
 }

@@ -5,11 +5,14 @@ import { refuse } from '../rules/errors.ts'
 import { isReserved, numberedSlugs, slugFrom, withSuffix, type SlugKind } from '../rules/slugs.ts'
 
 /**
- * The slug of something new: the given one, or one made from its name that no sibling has, with a number if need be, and
- * something random where many have that name. Call it under the parent's lock.
+ * The slug of something new: the given one, or one made from its name that no sibling has, with a number if need be,
+ * and something random where many have that name. Call it under the parent's lock.
  */
 export async function chooseSlug (
-  db: Db, kind: SlugKind, among: Parameters<typeof listTakenSlugs>[1], { name, slug }: { name: string, slug?: string | undefined }
+  db: Db, kind: SlugKind, among: Parameters<typeof listTakenSlugs>[1], { name, slug }: {
+    name: string
+    slug?: string | undefined
+  }
 ): Promise<string> {
   if (slug !== undefined) return slug
   const made = slugFrom(name, kind)
@@ -23,7 +26,9 @@ export function refuseReserved (kind: SlugKind, slug: string | undefined) {
   if (slug !== undefined && isReserved(kind, slug)) refuse('slug', 'This word is reserved')
 }
 
-/** Runs a create or an update. A unique violation is a slug that is taken: whatever else is unique, we make ourselves. */
+/**
+ * Runs a create or an update. A unique violation is a slug that is taken: whatever else is unique, we make ourselves.
+ */
 export async function orSlugTaken<T> (work: () => Promise<T>): Promise<T> {
   try {
     return await work()

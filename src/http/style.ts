@@ -1,6 +1,7 @@
 /**
- * The one style sheet of the pages: system fonts, light and dark, readable at 320 pixels and by keyboard alone. Text has a
- * contrast of 4.5 and more on what is behind it, an edge that one has to see 3 (WCAG AA); whatever is pressed is 44 pixels high.
+ * The one style sheet of the pages: system fonts, light and dark, readable at 320 pixels and by keyboard alone. Text
+ * has a contrast of 4.5 and more on what is behind it, an edge that one has to see 3 (WCAG AA); whatever is pressed is
+ * 44 pixels high.
  */
 export const STYLE = `
 :root { --paper: #fff; --ground: #f3f4f6; --ink: #16181d; --soft: #565c69; --line: #d5d8df; --edge: #737a88; --strong: #1f4b99; --on-strong: #fff; --bad: #9b1c1c; --bad-ground: #fdecec; }

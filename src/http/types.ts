@@ -29,15 +29,20 @@ declare module 'fastify' {
     /** The rate-limit group; `none` for the service's own pages. */
     limit?: LimitGroup | 'none'
     /**
-     * The group of what the route does, which is dear: counted beside `limit`, and by the handler, when everything was judged
-     * and right before the effect. What is refused until then does not use it up.
+     * The group of what the route does, which is dear: counted beside `limit`, and by the handler, when everything was
+     * judged and right before the effect. What is refused until then does not use it up.
      */
     limitOfEffect?: LimitGroup
     /** Errors of the catalogue that the handler answers, beside those that every route can. */
     errors?: readonly ErrorCode[]
-    /** The audit events of a route that changes or reveals something: each good answer leaves one of them, or more. `none` where a POST only reads. */
+    /**
+     * The audit events of a route that changes or reveals something: each good answer leaves one of them, or more.
+     * `none` where a POST only reads.
+     */
     audit?: EventName | readonly EventName[] | 'none'
-    /** Answers in another shape than the rest: that of RFC 6749, or a page. Its plugin documents and sends its errors. */
+    /**
+     * Answers in another shape than the rest: that of RFC 6749, or a page. Its plugin documents and sends its errors.
+     */
     speaks?: 'oauth' | 'html'
     /** Cache-Control of what the route answers when all is well; without it, `no-store`. */
     cache?: string
@@ -60,11 +65,17 @@ declare module 'fastify' {
     /** What one derivation of a key or a password costs. */
     costs: Costs
     config: Config
-    /** The address of this service as everybody else knows it, without a slash at its end: PUBLIC_URL, or where it listens. */
+    /**
+     * The address of this service as everybody else knows it, without a slash at its end: PUBLIC_URL, or where it
+     * listens.
+     */
     issuer (): string
     /** Counts the effect of a request in its route's `limitOfEffect`; 429 past the limit. */
     countEffect (request: FastifyRequest, reply: FastifyReply): Promise<void>
-    /** Counts an attempt at an account that the browser is not known for by its address, whatever the guard counted; 429 past the limit. */
+    /**
+     * Counts an attempt at an account that the browser is not known for by its address, whatever the guard counted; 429
+     * past the limit.
+     */
     countStranger (request: FastifyRequest, reply: FastifyReply): Promise<void>
     /** Re-encrypts histories in the background; `wake` when there is something new to do. */
     histories: { start (): void, wake (): void }

@@ -20,7 +20,9 @@ export function judging (schema: TSchema, httpPart = 'body') {
   const checker = TypeCompiler.Compile(schema)
   return (input: unknown, at = ''): { value?: unknown, error?: FastifySchemaValidationError[] | ApiError } => {
     // A NUL in a path names nothing, and no database takes one.
-    if (httpPart === 'params' && Object.values(input as object).some((word) => String(word).includes('\0'))) return { error: new ApiError('not_found') }
+    if (httpPart === 'params' && Object.values(input as object).some((word) => String(word).includes('\0'))) {
+      return { error: new ApiError('not_found') }
+    }
     const value = httpPart === 'querystring' ? fromText(schema, input as Record<string, unknown>) : input ?? {}
     if (checker.Check(value)) return { value }
     const error: FastifySchemaValidationError[] = []
@@ -36,8 +38,8 @@ export function judging (schema: TSchema, httpPart = 'body') {
   }
 }
 
-// Only what is plainly a number or a flag becomes one: `1.9` is no page and `1` is not true. `?force=0` is false, and `?force=` is as
-// if it had not been sent.
+// Only what is plainly a number or a flag becomes one: `1.9` is no page and `1` is not true. `?force=0` is false, and
+// `?force=` is as if it had not been sent.
 function fromText (schema: TSchema, query: Record<string, unknown>): Record<string, unknown> {
   const types = schema.properties as Record<string, TSchema>
   return Object.fromEntries(Object.entries(query).filter(([, text]) => text !== '').map(([name, text]) => {
@@ -49,7 +51,9 @@ function fromText (schema: TSchema, query: Record<string, unknown>): Record<stri
 }
 
 /** `/secrets/0/id` → `secrets.0.id`, with what the validator says of it. */
-export function errorsByMember (problems: readonly FastifySchemaValidationError[], context = 'body'): Record<string, string[]> {
+export function errorsByMember (
+  problems: readonly FastifySchemaValidationError[], context = 'body'
+): Record<string, string[]> {
   const members: Record<string, string[]> = Object.create(null)
   for (const { instancePath, message } of problems) {
     const member = instancePath.slice(1).replaceAll('/', '.') || context

@@ -42,7 +42,9 @@ export function createMailer ({ smtp, mailFrom, publicUrl }: Config, log: (line:
       try {
         // The address is an object, so that it is not parsed: what it holds cannot become a second recipient.
         const { to, subject, text } = mail
-        await transport.sendMail({ from, to: { name: '', address: to }, subject, text, headers: { 'Auto-Submitted': 'auto-generated' } })
+        await transport.sendMail({
+          from, to: { name: '', address: to }, subject, text, headers: { 'Auto-Submitted': 'auto-generated' }
+        })
         return true
       } catch (error) {
         return notSent(mail, reasonOf(error as Failure))
@@ -72,6 +74,7 @@ const REASONS: Record<string, string> = {
 // What the mail server answers is not repeated, only its number: it may quote what it was sent.
 function reasonOf ({ code = '', message, responseCode }: Failure): string {
   const [system] = /\bE[A-Z]{4,}\b/.exec(message) ?? []
-  const reason = REASONS[/certificate/i.test(message) ? 'ETLS' : code] ?? `the mail server cannot be reached${system === undefined ? '' : ` (${system})`}`
+  const reason = REASONS[/certificate/i.test(message) ? 'ETLS' : code] ??
+    `the mail server cannot be reached${system === undefined ? '' : ` (${system})`}`
   return responseCode === undefined ? reason : `${reason} (${responseCode})`
 }

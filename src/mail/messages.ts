@@ -1,11 +1,19 @@
 /** What a message says, in plain text. */
 export interface Message { subject: string, text: string }
 
-export interface Invitation { name: string, email: string, service: string, link: string, organization?: { name: string, role: string } | undefined }
+export interface Invitation {
+  name: string
+  email: string
+  service: string
+  link: string
+  organization?: { name: string, role: string } | undefined
+}
 
 /** To somebody whose account the operator made. */
 export function invitation ({ name, email, service, link, organization }: Invitation): Message {
-  const place = organization === undefined ? '' : ` You are ${organization.role.replace('_', ' ')} in the organization ${organization.name}.`
+  const place = organization === undefined
+    ? ''
+    : ` You are ${organization.role.replace('_', ' ')} in the organization ${organization.name}.`
   return {
     subject: 'Your Strongroom account',
     text: `Hello ${name},

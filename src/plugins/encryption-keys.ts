@@ -1,7 +1,8 @@
 import type { FastifyInstance } from 'fastify'
 import type { Static } from '@sinclair/typebox'
 import {
-  EncryptionKeyAnswer, KeyHistoryAnswer, PendingAnswer, PendingBody, ReEncryptAnswer, ReEncryptBody, RotateAnswer, RotateBody, RotateClientKeysAnswer,
+  EncryptionKeyAnswer, KeyHistoryAnswer, PendingAnswer, PendingBody, ReEncryptAnswer, ReEncryptBody, RotateAnswer,
+  RotateBody, RotateClientKeysAnswer,
   RotateClientKeysBody
 } from '../../schemas/encryption-keys.ts'
 import { ProjectParams } from '../../schemas/projects.ts'
@@ -39,7 +40,12 @@ export const encryptionKeys: Domain = async (app) => {
     handler: async (request) => {
       const key = activeKeyOf(levelOf(request))
       const answer = revealKey(app.keyring, key)
-      await app.recordRead(actorOf(request), { action: 'key.retrieve', resource_type: 'encryption-key', resource_id: String(key.id), details: { version: key.version } })
+      await app.recordRead(actorOf(request), {
+        action: 'key.retrieve',
+        resource_type: 'encryption-key',
+        resource_id: String(key.id),
+        details: { version: key.version }
+      })
       return answer
     }
   })
@@ -61,7 +67,9 @@ export const encryptionKeys: Domain = async (app) => {
       const { rows, total } = await listKeys(app.lists, project, page)
       const data = rows.map((key) => describeKey(app.keyring, key))
       const re_encryption = await reEncryptionOf(app, organization, project)
-      await app.recordRead(actorOf(request), { action: 'key.retrieve', resource_type: 'project', resource_id: project.id, details: { keys: data.length } })
+      await app.recordRead(actorOf(request), {
+        action: 'key.retrieve', resource_type: 'project', resource_id: project.id, details: { keys: data.length }
+      })
       return { data, meta: pageMeta(page, total, rows.length), re_encryption }
     }
   })
@@ -78,7 +86,8 @@ export const encryptionKeys: Domain = async (app) => {
     schema: {
       operationId: 'rotateEncryptionKey',
       tags: ['encryption-keys'],
-      summary: 'Rotate a server-managed key: every current document is re-encrypted at once, the history too if so wished',
+      summary:
+        'Rotate a server-managed key: every current document is re-encrypted at once, the history too if so wished',
       params: ProjectParams,
       body: RotateBody,
       response: { 200: RotateAnswer }
@@ -89,17 +98,27 @@ export const encryptionKeys: Domain = async (app) => {
       if (seen.managed === 'client') fail('client_managed_key')
       await app.countEffect(request, reply)
       // The derivation takes a fifth of a second: before the transaction begins.
-      const key = await makeServerKey(app.keyring, { ...seen, version: seen.version + 1 }, undefined, app.costs.keyIterations)
+      const key = await makeServerKey(
+        app.keyring, { ...seen, version: seen.version + 1 }, undefined, app.costs.keyIterations
+      )
       const dataKey = dataKeyOf(app.keyring, { ...seen, ...key })
       const rotated = await rotate(app, organization, actorOf(request), {
         seen: seenOf(seen), key, policy: request.body.history_policy, convert: reencrypt(app.keyring, dataKey)
       })
       if (rotated.waiting > 0) app.histories.wake()
-      const { format: _, encrypted: __, content: ___, key: keyString, version, ...rest } = revealKey(app.keyring, rotated.key).data.attributes
+      const {
+        format: _, encrypted: __, content: ___, key: keyString, version, ...rest
+      } = revealKey(app.keyring, rotated.key).data.attributes
       const { id } = rotated.key
       return {
         message: rotationMessage(rotated, 'is being re-encrypted'),
-        data: { key: { type: 'encryption-keys' as const, id: String(id), attributes: { id, key: keyString!, version: String(version), ...rest } } }
+        data: {
+          key: {
+            type: 'encryption-keys' as const,
+            id: String(id),
+            attributes: { id, key: keyString!, version: String(version), ...rest }
+          }
+        }
       }
     }
   })
@@ -121,11 +140,24 @@ export const encryptionKeys: Domain = async (app) => {
       const { project } = levelOf(request)
       if (project.encryption_type === 'server') fail('server_managed_encryption')
       const { limit = 50, after = 0 } = request.body
-      const { versions, unreadable, remaining } = await listPending({ db: app.lists, keyring: app.keyring }, organization, project, { limit, after })
-      if (unreadable > 0) request.log.warn({ project: project.id, unreadable }, 'pending versions do not open and were left out')
+      const { versions, unreadable, remaining } = await listPending(
+        { db: app.lists, keyring: app.keyring }, organization, project, { limit, after }
+      )
+      if (unreadable > 0) {
+        request.log.warn({ project: project.id, unreadable }, 'pending versions do not open and were left out')
+      }
       const [first, last] = [versions[0]?.id ?? null, versions.at(-1)?.id ?? null]
-      await app.recordRead(actorOf(request), { action: 'version.read', resource_type: 'project', resource_id: project.id, details: { versions: versions.length, first, last } })
-      return { data: versions.map(({ key_version, ...version }) => ({ ...version, key_version: String(key_version) })), meta: { remaining } }
+      await app.recordRead(actorOf(request), {
+        action: 'version.read',
+        resource_type: 'project',
+        resource_id: project.id,
+        details: { versions: versions.length, first, last }
+      })
+      return {
+        data: versions.map(({ key_version, ...version }) =>
+          ({ ...version, key_version: String(key_version) })),
+        meta: { remaining }
+      }
     }
   })
 
@@ -135,7 +167,10 @@ export const encryptionKeys: Domain = async (app) => {
       judge: ({ body }) => judgeVersions(body as Static<typeof ReEncryptBody>),
       at: 'project',
       audit: 'history.re_encrypt',
-      errors: ['server_managed_encryption', 'key_proof_mismatch', 'key_proof_reveals_key', 'key_version_conflict', 'rotation_in_progress']
+      errors: [
+        'server_managed_encryption', 'key_proof_mismatch', 'key_proof_reveals_key', 'key_version_conflict',
+        'rotation_in_progress'
+      ]
     },
     schema: {
       operationId: 'reEncryptHistory',
@@ -176,14 +211,16 @@ const clientRotation: Domain = async (app) => {
       brings: 'key',
       audit: 'key.rotate',
       errors: [
-        'server_managed_encryption', 'secrets_incomplete', 'precondition_failed', 'key_proof_mismatch', 'key_proof_reveals_key',
+        'server_managed_encryption', 'secrets_incomplete', 'precondition_failed', 'key_proof_mismatch',
+        'key_proof_reveals_key',
         'rotation_in_progress'
       ]
     },
     schema: {
       operationId: 'rotateClientKeys',
       tags: ['encryption-keys'],
-      summary: 'Rotate a client-managed key: the client sends every current document under its new key, and what proves that',
+      summary:
+        'Rotate a client-managed key: the client sends every current document under its new key, and what proves that',
       params: ProjectParams,
       body: RotateClientKeysBody,
       response: { 200: RotateClientKeysAnswer }
@@ -197,7 +234,9 @@ const clientRotation: Domain = async (app) => {
       const sent = new Map(secrets.map((secret) => [secret.id, secret]))
       if (sent.size !== secrets.length) refuse('secrets', 'Names a secret twice')
       const storageKey = storageKeyOf(app.keyring, organization)
-      const key = registerClientKey(app.keyring, storageKey, { ...seen, version: seen.version + 1 }, readKeyCheck({ key_check, ...triple }))
+      const key = registerClientKey(
+        app.keyring, storageKey, { ...seen, version: seen.version + 1 }, readKeyCheck({ key_check, ...triple })
+      )
       let revealed = false
       for await (const [i, { content }] of inTurns(secrets, ({ content }) => content.length)) {
         if (!isBlobText(content)) refuse(`secrets.${i}.content`, 'Expected base64 of 28 bytes to 1 MiB')
@@ -209,7 +248,9 @@ const clientRotation: Domain = async (app) => {
         key,
         policy: history_policy,
         judge: async (db, project, ids) => {
-          if (await provesAnyKey(db, app.keyring, storageKey, project, key_check)) refuse('key_check', 'That of a key which the project has or had: a rotation needs a new key')
+          if (await provesAnyKey(db, app.keyring, storageKey, project, key_check)) {
+            refuse('key_check', 'That of a key which the project has or had: a rotation needs a new key')
+          }
           const current = new Set(ids)
           const missing = ids.filter((id) => !sent.has(id))
           const unknown = secrets.filter(({ id }) => !current.has(id)).map(({ id }) => id)
@@ -224,7 +265,9 @@ const clientRotation: Domain = async (app) => {
         ...(revealed && { details: { key_proof_reveals_key: true } })
       })
       warnOfIterations(reply, key.iterations)
-      return { success: true, message: rotationMessage(rotated, 'wait to be re-encrypted'), data: { count: rotated.documents } }
+      return {
+        success: true, message: rotationMessage(rotated, 'wait to be re-encrypted'), data: { count: rotated.documents }
+      }
     }
   })
 }
@@ -243,7 +286,9 @@ async function reEncryptionOf (app: FastifyInstance, { plan }: Organization, pro
 
 const seenOf = ({ project_id, version, managed }: KeyRow) => ({ id: project_id, version, managed })
 
-function rotationMessage ({ key, documents, waiting }: { key: KeyRow, documents: number, waiting: number }, history: string): string {
+function rotationMessage (
+  { key, documents, waiting }: { key: KeyRow, documents: number, waiting: number }, history: string
+): string {
   const count = (number: number, what: string) => `${number} ${what}${number === 1 ? '' : 's'}`
   return `Rotated to key version ${key.version} with ${count(documents, 'document')}.${waiting === 0 ? '' : ` ${count(waiting, 'version')} of the history ${history}.`}`
 }

@@ -1,5 +1,7 @@
 import { ulid } from 'ulidx'
-import { CreateEnvironmentBody, Environment, EnvironmentParams, UpdateEnvironmentBody } from '../../schemas/environments.ts'
+import {
+  CreateEnvironmentBody, Environment, EnvironmentParams, UpdateEnvironmentBody
+} from '../../schemas/environments.ts'
 import { ListQuery, NoContent } from '../../schemas/shapes.ts'
 import { TargetParams } from '../../schemas/targets.ts'
 import { actorOf } from '../http/actor.ts'
@@ -71,7 +73,9 @@ export const environments: Domain = async (app) => {
     handler: async (request, reply) => {
       const { body } = request
       refuseReserved('environment', body.slug)
-      const created = await orSlugTaken(() => inLevel(app, request, async (db, { organization_id, project, level_id: target_id }) => {
+      const created = await orSlugTaken(() => inLevel(app, request, async (
+        db, { organization_id, project, level_id: target_id }
+      ) => {
         const slug = await chooseSlug(db, 'environment', { organization_id, target_id }, body)
         const id = ulid()
         const status = body.status ?? 'development'
@@ -95,7 +99,9 @@ export const environments: Domain = async (app) => {
   })
 
   app.patch('/:organization/:project/:target/:environment', {
-    config: { access: 'environment:update', at: 'environment', put: true, audit: 'environment.update', errors: ['slug_taken'] },
+    config: {
+      access: 'environment:update', at: 'environment', put: true, audit: 'environment.update', errors: ['slug_taken']
+    },
     schema: {
       operationId: 'updateEnvironment',
       tags: ['environments'],
@@ -129,7 +135,9 @@ export const environments: Domain = async (app) => {
     },
     handler: async (request, reply) => {
       await inLevel(app, request, async (db, { organization_id, environment }) => {
-        const event = { action: 'environment.delete', resource_type: 'environment', resource_id: environment!.id } as const
+        const event = {
+          action: 'environment.delete', resource_type: 'environment', resource_id: environment!.id
+        } as const
         const below = { environment_id: environment!.id }
         await deleteLevel(db, actorOf(request), below, event, ({ documents }) =>
           deleteEnvironment(db, organization_id, environment!, documents))

@@ -31,7 +31,9 @@ export const organizations: Domain = async (app) => {
     },
     handler: async (request) => {
       const page = pageOf(request.query)
-      const { rows, total } = request.user === null ? { rows: [principalOf(request).organization], total: 1 } : await listOrganizations(app.db, request.user.user.id, page)
+      const { rows, total } = request.user === null
+        ? { rows: [principalOf(request).organization], total: 1 }
+        : await listOrganizations(app.db, request.user.user.id, page)
       const shown = request.user === null && page.page > 1 ? [] : rows
       return { data: shown.map((row) => toAnswer(row).data), meta: pageMeta(page, total, shown.length) }
     }
@@ -45,11 +47,14 @@ export const organizations: Domain = async (app) => {
       summary: 'Get the organization of the API token',
       response: { 200: OrganizationAnswer }
     },
-    handler: async (request) => request.principal === null ? fail('organization_required') : toAnswer(request.principal.organization)
+    handler: async (request) =>
+      request.principal === null ? fail('organization_required') : toAnswer(request.principal.organization)
   })
 }
 
-function toAnswer ({ id, name, slug, status, plan, created_at, updated_at }: Omit<Organization, 'storage_key'>): OrganizationAnswer {
+function toAnswer ({
+  id, name, slug, status, plan, created_at, updated_at
+}: Omit<Organization, 'storage_key'>): OrganizationAnswer {
   const attributes = { ulid: id, name, slug, status, plan_name: plan.name, created_at, updated_at }
   return { data: { type: 'organizations', id, name, slug, status, attributes } }
 }

@@ -16,7 +16,9 @@ import { recordEvent } from '../repositories/audit.ts'
 import { activeKeyOf } from '../repositories/levels.ts'
 import { lockOrganization } from '../repositories/organizations.ts'
 import type { KeyState } from '../repositories/encryption-keys.ts'
-import { countProjects, createProject, deleteProject, findProject, listProjects, updateProject } from '../repositories/projects.ts'
+import {
+  countProjects, createProject, deleteProject, findProject, listProjects, updateProject
+} from '../repositories/projects.ts'
 import { fail, refuse } from '../rules/errors.ts'
 import { pageMeta, pageOf } from '../rules/pagination.ts'
 import { handToClient, handToServer } from '../vault/custody.ts'
@@ -91,7 +93,9 @@ export const projects: Domain = async (app) => {
         await lockOrganization(db, organization.id)
         const { max_projects } = organization.plan
         const used = max_projects === null ? 0 : await countProjects(db, organization.id)
-        if (max_projects !== null && used >= max_projects) fail('plan_limit_reached', { limit: max_projects, used, plan: organization.plan.name })
+        if (max_projects !== null && used >= max_projects) {
+          fail('plan_limit_reached', { limit: max_projects, used, plan: organization.plan.name })
+        }
         const slug = await chooseSlug(db, 'project', { organization_id: organization.id }, body)
         await createProject(db, {
           id,
@@ -103,7 +107,12 @@ export const projects: Domain = async (app) => {
           encryption_type,
           history_policy: body.history_policy ?? 'keep'
         }, key)
-        await recordEvent(db, actorOf(request), { action: 'project.create', resource_type: 'project', resource_id: id, details: { slug, encryption_type, iterations: key.iterations } })
+        await recordEvent(db, actorOf(request), {
+          action: 'project.create',
+          resource_type: 'project',
+          resource_id: id,
+          details: { slug, encryption_type, iterations: key.iterations }
+        })
         return findProject(db, organization.id, id)
       }))
       return reply.code(201).send({ data: toItem(created!) })
@@ -121,7 +130,8 @@ export const projects: Domain = async (app) => {
       limitOfEffect: 'key_custody',
       audit: 'project.update',
       errors: [
-        'slug_taken', 'key_proof_mismatch', 'key_proof_reveals_key', 'content_not_decryptable', 'history_under_old_keys',
+        'slug_taken', 'key_proof_mismatch', 'key_proof_reveals_key', 'content_not_decryptable',
+        'history_under_old_keys',
         'rotation_in_progress'
       ]
     },
@@ -180,7 +190,9 @@ export const projects: Domain = async (app) => {
   async function prepareHandover (request: FastifyRequest, reply: FastifyReply, body: UpdateProjectBody) {
     const { organization } = principalOf(request)
     const { storage_mode } = body
-    if (storage_mode !== 'server' && body.encryption_key !== undefined) refuse('encryption_key', 'Goes with a change of storage_mode to server only')
+    if (storage_mode !== 'server' && body.encryption_key !== undefined) {
+      refuse('encryption_key', 'Goes with a change of storage_mode to server only')
+    }
     if (storage_mode !== 'client') {
       refuseKeyCheck(body, 'Goes with a change of storage_mode to client only')
       if (body.key_proof !== undefined) refuse('key_proof', 'Goes with a change of storage_mode to client only')
@@ -189,16 +201,20 @@ export const projects: Domain = async (app) => {
     const key = activeKeyOf(levelOf(request))
     const seen = { id: key.project_id, version: key.version, managed: key.managed }
     if (storage_mode === key.managed) {
-      if (body.encryption_key !== undefined) refuse('encryption_key', 'The server holds the key already; rotate it to change it')
+      if (body.encryption_key !== undefined) {
+        refuse('encryption_key', 'The server holds the key already; rotate it to change it')
+      }
       refuseKeyCheck(body, 'The client holds the key already; rotate it to change it')
       return undefined
     }
     requireScope(request, reply, 'key:rotate')
-    // What comes then derives keys as slowly as the client once chose, and would let somebody guess, so it is counted first.
-    // In both directions the event says what a reader of it has to know: the server knew the key, or knows it now.
+    // What comes then derives keys as slowly as the client once chose, and would let somebody guess, so it is counted
+    // first. In both directions the event says what a reader of it has to know: the server knew the key, or knows it
+    // now.
     const details = { from: key.managed, to: storage_mode, key_version: key.version, server_knew_key: true }
     if (storage_mode === 'server') {
-      const keyString = body.encryption_key ?? refuse('encryption_key', 'Required: the current key string, which the server is to keep')
+      const keyString = body.encryption_key ??
+        refuse('encryption_key', 'Required: the current key string, which the server is to keep')
       await app.countEffect(request, reply)
       return { ...await handToServer(app.keyring, organization, key, keyString), seen, details }
     }
@@ -216,6 +232,8 @@ function serverKeyOf (body: CreateProjectBody) {
 }
 
 function clientKeyOf (body: CreateProjectBody) {
-  if (body.encryption_key !== undefined) refuse('encryption_key', 'Goes with storage_mode server only: a client keeps its key')
+  if (body.encryption_key !== undefined) {
+    refuse('encryption_key', 'Goes with storage_mode server only: a client keeps its key')
+  }
   return { ...readKeyCheck(body), hint: body.key_hint }
 }

@@ -6,7 +6,8 @@ import type { ErrorCode } from '../../schemas/errors.ts'
 import { OrganizationParams } from '../../schemas/organizations.ts'
 import { ProjectParams } from '../../schemas/projects.ts'
 import {
-  DeleteBody, RawSecrets, ReadHeaders, ReadSecretsQuery, RetrieveBody, SecretsAnswer, StoreAnswer, StoreBody, WriteHeaders, type Merge
+  DeleteBody, RawSecrets, ReadHeaders, ReadSecretsQuery, RetrieveBody, SecretsAnswer, StoreAnswer, StoreBody,
+  WriteHeaders, type Merge
 } from '../../schemas/secrets.ts'
 import { NoContent } from '../../schemas/shapes.ts'
 import { TargetParams } from '../../schemas/targets.ts'
@@ -29,13 +30,23 @@ import { answerReading, readingEtag, visibleSecrets, type Reading } from '../vau
 import { removeSome } from '../vault/removals.ts'
 import { writeLevel } from '../vault/write.ts'
 
-const READ_ERRORS = ['invalid_parameter_combination', 'client_managed_encryption', 'document_unreadable', 'integrity_error'] as const satisfies ErrorCode[]
+const READ_ERRORS = [
+  'invalid_parameter_combination', 'client_managed_encryption', 'document_unreadable', 'integrity_error'
+] as const satisfies ErrorCode[]
 const READ_ANSWER = Type.Union([SecretsAnswer, RawSecrets], { examples: SecretsAnswer.examples })
 
 /** The three levels that a document is read at. */
 const READS = [
-  { level: 'project', id: 'readProjectSecrets', params: ProjectParams, path: '/:project', former: '/projects/:project' },
-  { level: 'target', id: 'readTargetSecrets', params: TargetParams, path: '/:project/:target', former: '/projects/:project/targets/:target' },
+  {
+    level: 'project', id: 'readProjectSecrets', params: ProjectParams, path: '/:project', former: '/projects/:project'
+  },
+  {
+    level: 'target',
+    id: 'readTargetSecrets',
+    params: TargetParams,
+    path: '/:project/:target',
+    former: '/projects/:project/targets/:target'
+  },
   {
     level: 'environment',
     id: 'readEnvironmentSecrets',
@@ -80,7 +91,11 @@ export const secrets: Domain = async (app) => {
     config: {
       access: 'authenticated',
       mayNeed: ['secret:read', 'secret:decrypt', 'key:retrieve'],
-      judge: (request) => { if (readingOfBody(request).action !== 'key:retrieve') judgeCombinations(readingOfBody(request)) },
+      judge: (request) => {
+        if (readingOfBody(request).action !== 'key:retrieve') {
+          judgeCombinations(readingOfBody(request))
+        }
+      },
       at: ({ body }) => namesOf(body as RetrieveBody),
       brings: (request) => {
         const { action = 'read' } = request.body as RetrieveBody
@@ -96,12 +111,18 @@ export const secrets: Domain = async (app) => {
       summary: 'Read, decrypt or get the key, by a body instead of a path; the scope goes by the action',
       params: OrganizationParams,
       body: RetrieveBody,
-      response: { 200: Type.Union([SecretsAnswer, RawSecrets, EncryptionKeyAnswer], { examples: SecretsAnswer.examples }) }
+      response: {
+        200: Type.Union(
+          [SecretsAnswer, RawSecrets, EncryptionKeyAnswer], { examples: SecretsAnswer.examples }
+        )
+      }
     },
     // The scope is judged before the body's other members are, by what a readable body asks for.
     preValidation: async (request, reply) => {
       const action = (request.body as { action?: unknown } | undefined)?.action
-      requireScope(request, reply, action === 'decrypt' ? 'secret:decrypt' : action === 'key:retrieve' ? 'key:retrieve' : 'secret:read')
+      requireScope(request, reply, action === 'decrypt'
+        ? 'secret:decrypt'
+        : action === 'key:retrieve' ? 'key:retrieve' : 'secret:read')
     },
     handler: async (request, reply) => {
       const reading = readingOfBody(request)
@@ -117,7 +138,8 @@ export const secrets: Domain = async (app) => {
       brings: 'storable',
       audit: 'secret.store',
       errors: [
-        'precondition_failed', 'client_managed_encryption', 'content_not_decryptable', 'key_proof_required', 'key_proof_mismatch',
+        'precondition_failed', 'client_managed_encryption', 'content_not_decryptable', 'key_proof_required',
+        'key_proof_mismatch',
         'key_proof_reveals_key'
       ]
     },
@@ -143,7 +165,14 @@ export const secrets: Domain = async (app) => {
       const { state, secret, version, bytes } = written
       reply.header('etag', etagOf(storageKey, [secret]))
       return {
-        data: { type: 'secrets' as const, level: state.level, source: state.slug, bytes, secret_id: secret.id, version: version === null ? null : String(version) },
+        data: {
+          type: 'secrets' as const,
+          level: state.level,
+          source: state.slug,
+          bytes,
+          secret_id: secret.id,
+          version: version === null ? null : String(version)
+        },
         message: version === null ? 'Stored without a version.' : `Stored as version ${version}.`
       }
     }
@@ -195,7 +224,9 @@ export const secrets: Domain = async (app) => {
     await writeLevel(app, organization, actorOf(request), seen(request), (state, secret) => {
       if (!isStored(secret)) return fail('not_found')
       requirePrecondition(request.headers, etagOf(storageKey, [secret]))
-      return { blob: null, record: { action: 'delete', blob: openCurrent(storageKey, state, secret) }, event: 'secret.delete' }
+      return {
+        blob: null, record: { action: 'delete', blob: openCurrent(storageKey, state, secret) }, event: 'secret.delete'
+      }
     })
   }
 
@@ -237,9 +268,15 @@ export const secrets: Domain = async (app) => {
   }
 
   // Not for 304, which hands out nothing that the caller does not have.
-  async function recordDecryption (request: FastifyRequest, { level, level_id }: LevelState, visible: readonly SecretRow[]) {
-    const details = { secrets: visible.map(({ id }) => id).join(' '), revisions: visible.map(({ revision }) => revision).join(' ') }
-    await app.recordRead(actorOf(request), { action: 'secret.decrypt', resource_type: level, resource_id: level_id, details })
+  async function recordDecryption (
+    request: FastifyRequest, { level, level_id }: LevelState, visible: readonly SecretRow[]
+  ) {
+    const details = {
+      secrets: visible.map(({ id }) => id).join(' '), revisions: visible.map(({ revision }) => revision).join(' ')
+    }
+    await app.recordRead(
+      actorOf(request), { action: 'secret.decrypt', resource_type: level, resource_id: level_id, details }
+    )
   }
 
   async function retrieveKey (request: FastifyRequest, reply: FastifyReply) {
@@ -247,25 +284,34 @@ export const secrets: Domain = async (app) => {
     requireInside(request, { project_id: state.project.id })
     const key = activeKeyOf(state)
     const answer = revealKey(app.keyring, key)
-    await app.recordRead(actorOf(request), { action: 'key.retrieve', resource_type: 'encryption-key', resource_id: String(key.id), details: { version: key.version } })
+    await app.recordRead(actorOf(request), {
+      action: 'key.retrieve',
+      resource_type: 'encryption-key',
+      resource_id: String(key.id),
+      details: { version: key.version }
+    })
     return reply.type('application/json; charset=utf-8').serializer(JSON.stringify).send(answer)
   }
 }
 
 // 304 is for GET and HEAD (RFC 9110, 13.1.2).
-const isConditional = ({ method, headers }: FastifyRequest) => method !== 'POST' && headers['if-none-match'] !== undefined
+const isConditional = ({ method, headers }: FastifyRequest) =>
+  method !== 'POST' && headers['if-none-match'] !== undefined
 
 const whatIsAnswered = (decrypt: boolean): Brings => decrypt ? 'readable' : 'documents'
 
 // Whether the caller has the answer already, is told without what the documents hold.
-const whatIsRead = (request: FastifyRequest, decrypt: boolean): Brings => isConditional(request) ? 'revisions' : whatIsAnswered(decrypt)
+const whatIsRead = (request: FastifyRequest, decrypt: boolean): Brings =>
+  isConditional(request) ? 'revisions' : whatIsAnswered(decrypt)
 
 function isStored (secret: SecretRow | undefined): secret is SecretRow & { sealed: Buffer } {
   return secret !== undefined && secret.is_stored
 }
 
 function judgeContent ({ content, plaintext }: StoreBody) {
-  if ((content === undefined) === (plaintext === undefined)) refuse('content', 'Send exactly one of content and plaintext')
+  if ((content === undefined) === (plaintext === undefined)) {
+    refuse('content', 'Send exactly one of content and plaintext')
+  }
   if (content !== undefined && !isBlobText(content)) refuse('content', 'Expected base64 of 28 bytes to 1 MiB')
 }
 
@@ -275,7 +321,9 @@ function judgeCombinations ({ decrypt, merge, raw, filters }: Pick<Reading, 'dec
   if (!decrypt && merge !== 'false') refuse('merge', 'Needs the documents decrypted', code)
   if (!decrypt && raw) refuse('raw', 'Needs the documents decrypted', code)
   if (raw && merge === 'both') refuse('raw', 'Answers one object: merge cannot be both', code)
-  if (!decrypt && filters !== undefined && Object.keys(filters).length > 0) refuse('filters', 'Need the documents decrypted', code)
+  if (!decrypt && filters !== undefined && Object.keys(filters).length > 0) {
+    refuse('filters', 'Need the documents decrypted', code)
+  }
 }
 
 // What a level of this project can be asked.

@@ -7,7 +7,9 @@ import { inLevel, levelOf } from '../http/places.ts'
 import { chooseSlug, orSlugTaken, refuseReserved } from '../http/slugs.ts'
 import type { Domain } from '../http/types.ts'
 import { recordEvent } from '../repositories/audit.ts'
-import { createTarget, deleteTarget, findTarget, listTargets, updateTarget, type TargetRow } from '../repositories/targets.ts'
+import {
+  createTarget, deleteTarget, findTarget, listTargets, updateTarget, type TargetRow
+} from '../repositories/targets.ts'
 import { fail } from '../rules/errors.ts'
 import { pageMeta, pageOf } from '../rules/pagination.ts'
 import { deleteLevel } from '../vault/removals.ts'
@@ -16,7 +18,9 @@ const toItem = ({ id, ...attributes }: TargetRow) => ({ type: 'targets' as const
 
 export const targets: Domain = async (app) => {
   app.get('/:organization/:project/targets', {
-    config: { access: 'target:read', at: 'project', formerly: '/organizations/:organization/projects/:project/targets' },
+    config: {
+      access: 'target:read', at: 'project', formerly: '/organizations/:organization/projects/:project/targets'
+    },
     schema: {
       operationId: 'listTargets',
       tags: ['targets'],
@@ -34,7 +38,9 @@ export const targets: Domain = async (app) => {
   })
 
   app.get('/:organization/:project/:target', {
-    config: { access: 'target:read', at: 'target', formerly: '/organizations/:organization/projects/:project/targets/:target' },
+    config: {
+      access: 'target:read', at: 'target', formerly: '/organizations/:organization/projects/:project/targets/:target'
+    },
     schema: {
       operationId: 'getTarget',
       tags: ['targets'],
@@ -64,8 +70,12 @@ export const targets: Domain = async (app) => {
       const created = await orSlugTaken(() => inLevel(app, request, async (db, { organization_id, project }) => {
         const slug = await chooseSlug(db, 'target', { organization_id, project_id: project.id }, body)
         const id = ulid()
-        await createTarget(db, { id, organization_id, project_id: project.id, name: body.name, slug, description: body.description ?? null })
-        await recordEvent(db, actorOf(request), { action: 'target.create', resource_type: 'target', resource_id: id, details: { slug } })
+        await createTarget(db, {
+          id, organization_id, project_id: project.id, name: body.name, slug, description: body.description ?? null
+        })
+        await recordEvent(
+          db, actorOf(request), { action: 'target.create', resource_type: 'target', resource_id: id, details: { slug } }
+        )
         return findTarget(db, organization_id, id)
       }))
       return reply.code(201).send({ data: toItem(created!) })
@@ -89,7 +99,9 @@ export const targets: Domain = async (app) => {
         const { name, slug, description } = body
         await updateTarget(db, organization_id, id, { name, slug, description })
         const details = { members: Object.keys(body).join(' ') }
-        await recordEvent(db, actorOf(request), { action: 'target.update', resource_type: 'target', resource_id: id, details })
+        await recordEvent(
+          db, actorOf(request), { action: 'target.update', resource_type: 'target', resource_id: id, details }
+        )
         return findTarget(db, organization_id, id)
       }))
       return { data: toItem(updated!) }

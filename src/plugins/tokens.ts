@@ -54,12 +54,27 @@ export const tokens: Domain = async (app) => {
         const slices = await slicesOf(db, principal, restrictions)
         refuseMore(principal, { abilities, slices, expires_at })
         const created = await createToken(db, {
-          organization_id: organization.id, name, token_hash: hashToken(token), token_prefix: tokenPrefix(token), abilities, slices, expires_at, made_by: principal
+          organization_id: organization.id,
+          name,
+          token_hash:
+            hashToken(token),
+          token_prefix: tokenPrefix(token),
+          abilities,
+          slices,
+          expires_at,
+          made_by: principal
         })
-        await recordEvent(db, actorOf(request), { action: 'api-token.create', resource_type: 'api-token', resource_id: created.id, details: { abilities: abilities.join(' ') } })
+        await recordEvent(db, actorOf(request), {
+          action: 'api-token.create',
+          resource_type: 'api-token',
+          resource_id: created.id,
+          details: { abilities: abilities.join(' ') }
+        })
         return created
       })
-      return reply.code(201).send({ success: true, message: 'Keep the token now: it is not shown again.', token, api_key })
+      return reply.code(201).send({
+        success: true, message: 'Keep the token now: it is not shown again.', token, api_key
+      })
     }
   })
 
@@ -81,7 +96,9 @@ export const tokens: Domain = async (app) => {
         // A narrowed token sees and ends what lies inside its part of the hierarchy, and itself.
         if (id !== principal.id && !coversAll(principal.slices, found)) fail('not_found')
         // Before the delete: a token may end itself, and is the caller of that.
-        await recordEvent(db, actorOf(request), { action: 'api-token.delete', resource_type: 'api-token', resource_id: String(id) })
+        await recordEvent(
+          db, actorOf(request), { action: 'api-token.delete', resource_type: 'api-token', resource_id: String(id) }
+        )
         await deleteTokens(db, organization.id, [id])
       })
       return reply.code(204).send(null)
@@ -93,7 +110,8 @@ export const tokens: Domain = async (app) => {
 function abilitiesOf (spellings: readonly string[]): Ability[] {
   if (new Set(spellings).size !== spellings.length) refuse('abilities', 'An ability is given twice')
   if (spellings.includes('*') && spellings.length > 1) refuse('abilities', '* stands alone')
-  return [...new Set(spellings.flatMap((spelling, i) => canonicalAbilities(spelling) ?? refuse(`abilities.${i}`, 'Unknown ability')))]
+  return [...new Set(spellings.flatMap((spelling, i) =>
+    canonicalAbilities(spelling) ?? refuse(`abilities.${i}`, 'Unknown ability')))]
 }
 
 function expiryOf (text: string | null | undefined): Date | null {
@@ -103,13 +121,19 @@ function expiryOf (text: string | null | undefined): Date | null {
   return moment.getTime() > Date.now() ? moment : refuse('expires_at', 'Expected a moment in the future')
 }
 
-async function slicesOf (db: Db, { organization, scopes, slices: own }: Principal, restrictions: readonly Restriction[]): Promise<Slice[]> {
+async function slicesOf (
+  db: Db, { organization, scopes, slices: own }: Principal, restrictions: readonly Restriction[]
+): Promise<Slice[]> {
   const slices: Slice[] = []
   for (const [i, restriction] of restrictions.entries()) {
-    if (restriction.environment !== undefined && restriction.target === undefined) refuse(`restrictions.${i}.target`, 'Required with environment')
+    if (restriction.environment !== undefined && restriction.target === undefined) {
+      refuse(`restrictions.${i}.target`, 'Required with environment')
+    }
     const slice = await findSlice(db, organization.id, restriction)
     // A narrowed maker is not told whether what lies outside its own part exists.
-    if (own.length > 0 && (slice === undefined || !isInside(own, slice))) fail('insufficient_permissions', { required_scope: 'api-token:create', granted_scopes: [...scopes] })
+    if (own.length > 0 && (slice === undefined || !isInside(own, slice))) {
+      fail('insufficient_permissions', { required_scope: 'api-token:create', granted_scopes: [...scopes] })
+    }
     slices.push(slice ?? refuse(`restrictions.${i}`, 'Names nothing in this organization'))
   }
   return slices

@@ -19,25 +19,43 @@ export const user: Domain = async (app) => {
       const answer = request.user === null ? ofToken() : await ofUser(request.user.user)
       return reply.type('application/json; charset=utf-8').serializer(JSON.stringify).send(answer)
 
-      async function ofUser ({ id, name, email, is_verified, created_at, updated_at }: NonNullable<typeof request.user>['user']): Promise<UserAnswer> {
+      async function ofUser ({
+        id, name, email, is_verified, created_at, updated_at
+      }: NonNullable<typeof request.user>['user']): Promise<UserAnswer> {
         const memberships = await listMemberships(app.db, id)
         return {
           data: {
-            type: 'users', id: String(id), attributes: { name, email, is_verified, created_at, updated_at }, relationships: linkage(memberships)
+            type: 'users',
+            id: String(id),
+            attributes: {
+              name, email, is_verified, created_at, updated_at
+            },
+            relationships: linkage(memberships)
           },
-          included: memberships.map(({ id: ulid, name, slug, role, joined_at }) => ({ type: 'organizations', id: ulid, attributes: { ulid, name, slug, role, joined_at } }))
+          included: memberships.map(({ id: ulid, name, slug, role, joined_at }) =>
+            ({ type: 'organizations', id: ulid, attributes: { ulid, name, slug, role, joined_at } }))
         }
       }
 
       function ofToken (): TokenPrincipalAnswer {
         const { id, name, scopes, expires_at, organization } = principalOf(request)
         return {
-          data: { type: 'api-tokens', id: String(id), attributes: { name, abilities: [...scopes], expires_at }, relationships: linkage([organization]) },
-          included: [{ type: 'organizations', id: organization.id, attributes: { ulid: organization.id, name: organization.name, slug: organization.slug } }]
+          data: {
+            type: 'api-tokens',
+            id: String(id),
+            attributes: { name, abilities: [...scopes], expires_at },
+            relationships: linkage([organization])
+          },
+          included: [{
+            type: 'organizations',
+            id: organization.id,
+            attributes: { ulid: organization.id, name: organization.name, slug: organization.slug }
+          }]
         }
       }
     }
   })
 }
 
-const linkage = (organizations: readonly { id: string }[]) => ({ organizations: { data: organizations.map(({ id }) => ({ type: 'organizations' as const, id })) } })
+const linkage = (organizations: readonly { id: string }[]) =>
+  ({ organizations: { data: organizations.map(({ id }) => ({ type: 'organizations' as const, id })) } })

@@ -14,7 +14,9 @@ import type { Domain } from '../http/types.ts'
 import { recordEvent } from '../repositories/audit.ts'
 import { findLevelOfSecret, ownSecret } from '../repositories/levels.ts'
 import { purgeHistories } from '../repositories/removals.ts'
-import { deleteVersion, findVersion, listVersions, type FullVersion, type VersionRow } from '../repositories/versions.ts'
+import {
+  deleteVersion, findVersion, listVersions, type FullVersion, type VersionRow
+} from '../repositories/versions.ts'
 import { fail, refuse } from '../rules/errors.ts'
 import { parseId } from '../rules/ids.ts'
 import { pageMeta } from '../rules/pagination.ts'
@@ -25,7 +27,10 @@ import { storageKeyOf } from '../vault/keys.ts'
 import { removeSome } from '../vault/removals.ts'
 import { writeLevel } from '../vault/write.ts'
 
-const RESTORE_ERRORS = ['version_locked', 'content_required_for_old_key', 'key_proof_mismatch', 'key_proof_reveals_key', 'content_not_decryptable', 'integrity_error'] as const satisfies ErrorCode[]
+const RESTORE_ERRORS = [
+  'version_locked', 'content_required_for_old_key', 'key_proof_mismatch', 'key_proof_reveals_key',
+  'content_not_decryptable', 'integrity_error'
+] as const satisfies ErrorCode[]
 
 export const versions: Domain = async (app) => {
   app.post('/:organization/secrets/versions', {
@@ -43,7 +48,9 @@ export const versions: Domain = async (app) => {
       const { page = 1, per_page = PAGE_SIZE.default } = request.body
       const state = levelOf(request)
       const secret = ownSecret(state)
-      const rows = secret === undefined ? [] : await listVersions(app.lists, state, secret, organization.plan.retention_days, { page, per_page })
+      const rows = secret === undefined
+        ? []
+        : await listVersions(app.lists, state, secret, organization.plan.retention_days, { page, per_page })
       return { data: rows.map(toItem), meta: pageMeta({ page, per_page }, secret?.version_count ?? 0, rows.length) }
     }
   })
@@ -59,10 +66,17 @@ export const versions: Domain = async (app) => {
     },
     handler: async (request) => {
       const found = await openHistory(request, request.params.version)
-      const content = openVersion(storageKeyOf(app.keyring, principalOf(request).organization), found.key.organization_id, found)
+      const content = openVersion(
+        storageKeyOf(app.keyring, principalOf(request).organization), found.key.organization_id, found
+      )
       const answer = { data: { ...toItem(found.version), content, key: describeKey(app.keyring, found.key) } }
       const { id, key_version } = found.version
-      await app.recordRead(actorOf(request), { action: 'version.read', resource_type: 'secret', resource_id: found.secret.id, details: { version: id, key_version } })
+      await app.recordRead(actorOf(request), {
+        action: 'version.read',
+        resource_type: 'secret',
+        resource_id: found.secret.id,
+        details: { version: id, key_version }
+      })
       return answer
     }
   })
@@ -80,14 +94,19 @@ export const versions: Domain = async (app) => {
     handler: async (request) => {
       const { organization } = principalOf(request)
       let found!: FullVersion
-      // The retention check is done before any key logic. Looked up at each attempt: the version may be purged meanwhile.
+      // The retention check is done before any key logic. Looked up at each attempt: the version may be purged
+      // meanwhile.
       const find = async () => {
         found = await openHistory(request, request.params.version)
         return findLevelOfSecret(app.reads, organization.id, found.secret.id)
       }
       const written = await writeLevel(app, organization, actorOf(request), find, (state) => {
-        const { blob, revealed } = acceptRestored(app, storageKeyOf(app.keyring, organization), state, found, request.body)
-        return { blob, record: { action: 'restore', blob, restored_from: found.version.id }, event: 'secret.restore', revealed }
+        const { blob, revealed } = acceptRestored(
+          app, storageKeyOf(app.keyring, organization), state, found, request.body
+        )
+        return {
+          blob, record: { action: 'restore', blob, restored_from: found.version.id }, event: 'secret.restore', revealed
+        }
       })
       const id = String(found.version.id)
       return {
@@ -117,7 +136,12 @@ export const versions: Domain = async (app) => {
         const outcome = await deleteVersion(db, organization.id, id, force)
         if (outcome === 'missing') fail('not_found')
         if (outcome === 'protected') fail('version_protected')
-        await recordEvent(db, actorOf(request), { action: 'version.delete', resource_type: 'secret', resource_id: found.secret.id, details: { version: id, key_version, force } })
+        await recordEvent(db, actorOf(request), {
+          action: 'version.delete',
+          resource_type: 'secret',
+          resource_id: found.secret.id,
+          details: { version: id, key_version, force }
+        })
       })
       return reply.code(204).send(null)
     }
@@ -143,7 +167,10 @@ export const versions: Domain = async (app) => {
     // Before the schema judges it: to leave the confirmation out has an error of its own.
     preValidation: async (request) => {
       const body = request.body as unknown
-      if (typeof body === 'object' && body !== null && !Array.isArray(body) && (body as { confirmed?: unknown }).confirmed !== true) fail('confirmation_required')
+      if (typeof body === 'object' && body !== null && !Array.isArray(body) &&
+        (body as { confirmed?: unknown }).confirmed !== true) {
+        fail('confirmation_required')
+      }
     },
     handler: async (request) => {
       const { organization } = principalOf(request)
@@ -156,11 +183,15 @@ export const versions: Domain = async (app) => {
         const count = below === undefined ? 0 : await purgeHistories(db, organization.id, below)
         await removeSome(db, organization.id)
         const resource_id = scope === 'project' ? project.id : state.level_id
-        await recordEvent(db, actorOf(request), { action: 'version.purge', resource_type: scope, resource_id, details: { purged_count: count } })
+        await recordEvent(db, actorOf(request), {
+          action: 'version.purge', resource_type: scope, resource_id, details: { purged_count: count }
+        })
         return count
       })
       app.removals.wake()
-      return { data: { purged_count }, message: `Purged ${purged_count} ${purged_count === 1 ? 'version' : 'versions'}.` }
+      return {
+        data: { purged_count }, message: `Purged ${purged_count} ${purged_count === 1 ? 'version' : 'versions'}.`
+      }
     }
   })
 
@@ -176,7 +207,10 @@ export const versions: Domain = async (app) => {
   async function openHistory (request: FastifyRequest, version: string): Promise<FullVersion> {
     const found = await findOwnVersion(request, version, app.reads)
     if (found.version.locked) {
-      fail('version_locked', { retention_days: principalOf(request).organization.plan.retention_days!, version_created_at: found.version.created_at })
+      fail('version_locked', {
+        retention_days: principalOf(request).organization.plan.retention_days!,
+        version_created_at: found.version.created_at
+      })
     }
     return found
   }

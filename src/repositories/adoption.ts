@@ -1,6 +1,8 @@
 import { and, asc, eq, gt, or, sql, type SQL } from 'drizzle-orm'
 import type { PgColumn, PgTable } from 'drizzle-orm/pg-core'
-import { AUTHENTICATED, authenticatedColumns, type AuthenticatedRow, type AuthenticatedTable } from '../db/authenticated.ts'
+import {
+  AUTHENTICATED, authenticatedColumns, type AuthenticatedRow, type AuthenticatedTable
+} from '../db/authenticated.ts'
 import { macOf, verifies, type Db } from '../db/database.ts'
 import { master_key_canaries, oauth_clients, organizations } from '../db/tables.ts'
 
@@ -10,8 +12,20 @@ const BATCH = 500
 
 /** The rows of authenticated tables that migrations make: all that there may be before a first start. */
 const SEEDED_CLIENTS: AuthenticatedRow<'oauth_clients'>[] = [
-  { id: 'dotenv-cli', name: 'Command line', redirect_uris: ['http://localhost/callback', 'http://127.0.0.1/callback'], is_first_party: true, disabled_at: null },
-  { id: 'swagger-ui', name: 'API documentation', redirect_uris: ['/docs/static/oauth2-redirect.html'], is_first_party: true, disabled_at: null }
+  {
+    id: 'dotenv-cli',
+    name: 'Command line',
+    redirect_uris: ['http://localhost/callback', 'http://127.0.0.1/callback'],
+    is_first_party: true,
+    disabled_at: null
+  },
+  {
+    id: 'swagger-ui',
+    name: 'API documentation',
+    redirect_uris: ['/docs/static/oauth2-redirect.html'],
+    is_first_party: true,
+    disabled_at: null
+  }
 ]
 
 /** Until the end of the transaction, nobody else brings this database along, or begins to serve from it. */
@@ -19,7 +33,9 @@ export async function lockCanaries (db: Db): Promise<void> {
   await db.execute(sql`LOCK TABLE ${master_key_canaries} IN SHARE ROW EXCLUSIVE MODE`)
 }
 
-/** Until the end of the transaction, nobody writes an authenticated row: what an older build adds afterwards has no MAC. */
+/**
+ * Until the end of the transaction, nobody writes an authenticated row: what an older build adds afterwards has no MAC.
+ */
 export async function lockAuthenticatedTables (db: Db): Promise<void> {
   const tables = Object.values(AUTHENTICATED).map(({ table }) => sql`${table}`)
   await db.execute(sql`LOCK TABLE ${sql.join(tables, sql`, `)} IN SHARE ROW EXCLUSIVE MODE`)
@@ -27,13 +43,18 @@ export async function lockAuthenticatedTables (db: Db): Promise<void> {
 
 /** Gives every row of a table its MAC, and counts them. */
 export async function authenticateTable (db: Db, name: AuthenticatedTable): Promise<number> {
-  const { table, key, presence } = AUTHENTICATED[name] as unknown as { table: PgTable & Record<string, PgColumn>, key: string[], presence: string[] }
+  const { table, key, presence } = AUTHENTICATED[name] as unknown as {
+    table: PgTable & Record<string, PgColumn>
+    key: string[]
+    presence: string[]
+  }
   // What is sealed stays where it is: that it is there is all that is authenticated.
   const present = presence.map((column) => [column, sql<boolean>`${table[column]} IS NOT NULL`])
   const columns = { ...authenticatedColumns(name), ...Object.fromEntries(present) } as Record<string, PgColumn>
   let done = 0
   for (let last: Record<string, unknown> | undefined; ;) {
-    const rows = await db.select(columns).from(table).where(last && behind(key.map((column) => [table[column]!, last![column]])))
+    const rows = await db.select(columns).from(table).where(last &&
+      behind(key.map((column) => [table[column]!, last![column]])))
       .orderBy(...key.map((column) => asc(table[column]!))).limit(BATCH) as Record<string, unknown>[]
     if (rows.length > 0) await writeMacs(db, name, rows)
     done += rows.length
@@ -43,9 +64,9 @@ export async function authenticateTable (db: Db, name: AuthenticatedTable): Prom
 }
 
 /**
- * Writes beside API tokens who made them, and whose they are, as the events of then name them: through other tokens too,
- * also where those are gone. Before this was kept in the row, a token outlived the account; through which grant it was
- * made, nobody knows any more. What no event names was made by an operator.
+ * Writes beside API tokens who made them, and whose they are, as the events of then name them: through other tokens
+ * too, also where those are gone. Before this was kept in the row, a token outlived the account; through which grant it
+ * was made, nobody knows any more. What no event names was made by an operator.
  */
 export async function nameMakers (db: Db): Promise<void> {
   await db.execute(sql`
@@ -59,7 +80,8 @@ export async function nameMakers (db: Db): Promise<void> {
       SELECT organization_id, id, actor_type, actor_id FROM made
       UNION
       SELECT k.organization_id, k.id, m.actor_type, m.actor_id
-      FROM maker k JOIN made m ON m.organization_id = k.organization_id AND m.id = k.actor_id WHERE k.actor_type = 'api_token'
+      FROM maker k JOIN made m ON m.organization_id = k.organization_id
+        AND m.id = k.actor_id WHERE k.actor_type = 'api_token'
     )
     UPDATE api_tokens t SET
       created_by_type = coalesce(t.created_by_type, m.actor_type),
@@ -83,8 +105,11 @@ export async function nameMakers (db: Db): Promise<void> {
 export async function authenticateSeeds (db: Db): Promise<boolean> {
   await writeMacs(db, 'oauth_clients', SEEDED_CLIENTS)
   const clients = await db.select(authenticatedColumns('oauth_clients')).from(oauth_clients)
-  if (clients.length !== SEEDED_CLIENTS.length || !clients.every((client) => verifies(db, 'oauth_clients', client))) return false
-  const others = Object.values(AUTHENTICATED).map(({ table }) => table as PgTable).filter((table) => table !== oauth_clients)
+  if (clients.length !== SEEDED_CLIENTS.length || !clients.every((client) => verifies(db, 'oauth_clients', client))) {
+    return false
+  }
+  const others =
+    Object.values(AUTHENTICATED).map(({ table }) => table as PgTable).filter((table) => table !== oauth_clients)
   for (const table of [organizations, ...others]) {
     if ((await db.select({ row: sql`1` }).from(table).limit(1)).length > 0) return false
   }
@@ -95,16 +120,21 @@ export async function authenticateSeeds (db: Db): Promise<boolean> {
 async function writeMacs (db: Db, name: AuthenticatedTable, rows: readonly object[]): Promise<void> {
   const { table, key } = AUTHENTICATED[name] as unknown as { table: PgTable & Record<string, PgColumn>, key: string[] }
   const typed = (column: PgColumn, value: unknown) => sql`${sql.param(value, column)}::${sql.raw(column.getSQLType())}`
-  const values = (rows as Record<string, unknown>[]).map((row) => sql`(${sql.join([...key.map((column) => typed(table[column]!, row[column])), sql`${macOf(db, name, row as never)}::bytea`], sql`, `)})`)
+  const values = (rows as Record<string, unknown>[]).map((row) =>
+    sql`(${sql.join([...key.map((column) => typed(table[column]!, row[column])), sql`${macOf(db, name, row as never)}::bytea`], sql`, `)})`)
   const names = sql.raw([...key, 'mac'].join(', '))
   const same = key.map((column) => sql`t.${sql.raw(column)} = v.${sql.raw(column)}`)
-  await db.execute(sql`UPDATE ${table} t SET mac = v.mac FROM (VALUES ${sql.join(values, sql`, `)}) v (${names}) WHERE ${sql.join(same, sql` AND `)}`)
+  await db.execute(
+    sql`UPDATE ${table} t SET mac = v.mac FROM (VALUES ${sql.join(values, sql`, `)}) v (${names}) WHERE ${sql.join(same, sql` AND `)}`
+  )
 }
 
 // Behind a row in the order of its key: one or two columns.
 function behind ([first, second]: [PgColumn, unknown][]): SQL | undefined {
   const [column, value] = first!
-  return second === undefined ? gt(column, value) : or(gt(column, value), and(eq(column, value), gt(second[0], second[1])))
+  return second === undefined
+    ? gt(column, value)
+    : or(gt(column, value), and(eq(column, value), gt(second[0], second[1])))
 }
 
 /** The ids of all organizations. */

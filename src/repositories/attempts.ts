@@ -10,8 +10,8 @@ export interface Count {
   hash: Buffer
   /**
    * `place`: one device, one network or one session. Five attempts in 15 minutes are free; each further one locks twice
-   * as long, up to 15 minutes. `account`: an account from everywhere where it is not known, 25 in half an hour, which is
-   * more than one place alone can make.
+   * as long, up to 15 minutes. `account`: an account from everywhere where it is not known, 25 in half an hour, which
+   * is more than one place alone can make.
    */
   of: 'place' | 'account'
 }
@@ -30,7 +30,8 @@ const BOUNDS = {
   place: {
     failures: counted(QUIET),
     last_at: sql`now()`,
-    locked_until: sql`CASE WHEN ${counted(QUIET)} >= ${FROM.place} THEN now() + least(interval '15 minutes', interval '30 seconds' * power(2, least(${counted(QUIET)} - ${FROM.place}, 10))) END`
+    locked_until:
+      sql`CASE WHEN ${counted(QUIET)} >= ${FROM.place} THEN now() + least(interval '15 minutes', interval '30 seconds' * power(2, least(${counted(QUIET)} - ${FROM.place}, 10))) END`
   },
   account: {
     failures: counted(OVER),
@@ -57,7 +58,9 @@ export async function takeAttempts (db: Db, counts: readonly Count[]): Promise<A
     number = rows[0]?.number ?? 0
     if (number > 0) continue
     await returnAttempts(db, counts.slice(0, i))
-    const [locked] = await db.select({ seconds: sql<number>`greatest(1, ceil(extract(epoch FROM ${locked_until} - now())))::int` })
+    const [locked] = await db.select(
+      { seconds: sql<number>`greatest(1, ceil(extract(epoch FROM ${locked_until} - now())))::int` }
+    )
       .from(sign_in_failures).where(eq(sign_in_failures.key, key))
     return { wait: locked?.seconds ?? 1 }
   }
@@ -68,7 +71,9 @@ export async function takeAttempts (db: Db, counts: readonly Count[]): Promise<A
 export async function returnAttempts (db: Db, counts: readonly Count[]): Promise<void> {
   for (const { hash, of } of counts) {
     await db.update(sign_in_failures).set({
-      failures: sql`greatest(${failures} - 1, 0)`, locked_until: sql`CASE WHEN ${failures} - 1 >= ${FROM[of]} THEN ${locked_until} END`
+      failures: sql`greatest(${failures} - 1, 0)`,
+      locked_until:
+        sql`CASE WHEN ${failures} - 1 >= ${FROM[of]} THEN ${locked_until} END`
     }).where(eq(sign_in_failures.key, hash))
   }
 }
@@ -84,13 +89,15 @@ export async function forgiveAttempts (db: Db, counts: readonly Count[]): Promis
 const MOST_DEVICES = 20
 
 /**
- * A number of the browser that somebody has signed in with within 90 days: to the account, if one is named, or to any. It
- * outlives the names that the browser goes by, so that a count by it does not begin anew with a sign-in.
+ * A number of the browser that somebody has signed in with within 90 days: to the account, if one is named, or to any.
+ * It outlives the names that the browser goes by, so that a count by it does not begin anew with a sign-in.
  */
 export async function findDevice (db: Db, token_hash: Buffer, user_id?: number): Promise<number | undefined> {
   const own = user_id === undefined ? undefined : eq(sign_in_devices.user_id, user_id)
   const [row] = await db.select({ id: sign_in_devices.id }).from(sign_in_devices)
-    .where(and(own, eq(sign_in_devices.token_hash, token_hash), gt(sign_in_devices.expires_at, sql`now()`))).orderBy(asc(sign_in_devices.id)).limit(1)
+    .where(and(
+      own, eq(sign_in_devices.token_hash, token_hash), gt(sign_in_devices.expires_at, sql`now()`)
+    )).orderBy(asc(sign_in_devices.id)).limit(1)
   return row?.id
 }
 
@@ -98,13 +105,19 @@ export async function findDevice (db: Db, token_hash: Buffer, user_id?: number):
  * Remembers the browser that somebody has just signed in with. It goes by a new name each time: whoever has copied the
  * one `before` has nothing. Other accounts that were signed in to with it keep it; an account keeps its 20 newest.
  */
-export async function rememberDevice (db: Db, { token_hash, before, user_id }: { token_hash: Buffer, before: Buffer | undefined, user_id: number }): Promise<void> {
+export async function rememberDevice (
+  db: Db, { token_hash, before, user_id }: { token_hash: Buffer, before: Buffer | undefined, user_id: number }
+): Promise<void> {
   await deleteExpired(db, sign_in_devices, sign_in_devices.id, sql`${sign_in_devices.expires_at} < now()`)
-  if (before !== undefined) await db.update(sign_in_devices).set({ token_hash }).where(eq(sign_in_devices.token_hash, before))
+  if (before !== undefined) {
+    await db.update(sign_in_devices).set({ token_hash }).where(eq(sign_in_devices.token_hash, before))
+  }
   const expires_at = sql`now() + interval '90 days'`
   await db.insert(sign_in_devices).values({ token_hash, user_id, expires_at })
     .onConflictDoUpdate({ target: [sign_in_devices.user_id, sign_in_devices.token_hash], set: { expires_at } })
   const own = eq(sign_in_devices.user_id, user_id)
-  const newest = db.select({ id: sign_in_devices.id }).from(sign_in_devices).where(own).orderBy(desc(sign_in_devices.expires_at)).limit(MOST_DEVICES)
+  const newest = db.select({ id: sign_in_devices.id }).from(sign_in_devices).where(own).orderBy(
+    desc(sign_in_devices.expires_at)
+  ).limit(MOST_DEVICES)
   await db.delete(sign_in_devices).where(and(own, notInArray(sign_in_devices.id, newest)))
 }

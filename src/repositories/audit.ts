@@ -26,11 +26,13 @@ export const operatorOf = (organizationId: string): Actor => withoutRequest(orga
 /** The service itself, at work in the background. */
 export const systemOf = (organizationId: string): Actor => withoutRequest(organizationId, 'system')
 
-export type AuditEvent = Pick<EventRow, 'action' | 'resource_type' | 'resource_id'> & { details?: NonNullable<EventRow['details']> }
+export type AuditEvent = Pick<EventRow, 'action' | 'resource_type' | 'resource_id'> & {
+  details?: NonNullable<EventRow['details']>
+}
 
 /**
- * Records an event, or several in their order, as the last statement of its transaction: the counter row it takes is the last lock in the order
- * (project, level, caller, counter), and gives the event the next number without a gap.
+ * Records an event, or several in their order, as the last statement of its transaction: the counter row it takes is
+ * the last lock in the order (project, level, caller, counter), and gives the event the next number without a gap.
  *
  * It is the gate of every change, too: the caller is held here, in the same statement, and the change fails with
  * CallerEnded when there is none any more. A change that records nothing is none (`audit` of its route says so).
@@ -40,7 +42,8 @@ export async function recordEvent (db: Db, actor: Actor, ...events: AuditEvent[]
   const rows = await db.execute(sql`
     WITH ${callerCtes(caller)}, counter AS (
       UPDATE organization_counters SET next_event = next_event + ${events.length}::int
-      WHERE organization_id = ${actor.organization_id} AND ${callersLive} RETURNING organization_id, next_event - ${events.length}::int AS first
+      WHERE organization_id = ${actor.organization_id} AND ${callersLive} RETURNING organization_id,
+        next_event - ${events.length}::int AS first
     )
     ${insertEvents(eventsJson(events.map((event) => eventRow(actor, event))))} RETURNING seq`) as unknown as unknown[]
   if (rows.length === 0 && actor.caller !== null) throw new CallerEnded()
@@ -48,13 +51,15 @@ export async function recordEvent (db: Db, actor: Actor, ...events: AuditEvent[]
 
 /**
  * Records what somebody did, or somebody tried to be, in each of their organizations, as the last statement of its
- * transaction. No organization keeps them from it: where somebody holds the counter, the event is kept in `late_events`,
- * with the transaction, and numbered later. Answers whether there are such. With no actor it takes as long as with one, so
- * that how long a refusal takes tells nothing.
+ * transaction. No organization keeps them from it: where somebody holds the counter, the event is kept in
+ * `late_events`, with the transaction, and numbered later. Answers whether there are such. With no actor it takes as
+ * long as with one, so that how long a refusal takes tells nothing.
  *
  * @param synchronousCommit as in `gatherReads`, of what changes nothing
  */
-export async function recordOfPerson (db: Db, actors: readonly Actor[], event: AuditEvent, synchronousCommit: SynchronousCommit = 'on'): Promise<boolean> {
+export async function recordOfPerson (
+  db: Db, actors: readonly Actor[], event: AuditEvent, synchronousCommit: SynchronousCommit = 'on'
+): Promise<boolean> {
   const events = eventsJson(actors.map((actor) => eventRow(actor, event)))
   return (await recordFreeOrLate(db, { events, synchronous_commit: synchronousCommit })).length < actors.length
 }
@@ -63,19 +68,27 @@ export async function recordOfPerson (db: Db, actors: readonly Actor[], event: A
 export async function listLate (db: Db): Promise<string[]> {
   const { organization_id } = organization_counters
   const late = db.select({ id: late_events.organization_id }).from(late_events)
-  return (await db.select({ organization_id }).from(organization_counters).where(inArray(organization_id, late)).orderBy(asc(organization_id))).map((row) => row.organization_id)
+  return (await db.select({ organization_id }).from(organization_counters).where(inArray(
+    organization_id, late
+  )).orderBy(asc(organization_id))).map((row) => row.organization_id)
 }
 
-/** Numbers late events of an organization, the earliest first, if its counter is free. Answers how many; undefined while somebody holds it. */
+/**
+ * Numbers late events of an organization, the earliest first, if its counter is free. Answers how many; undefined while
+ * somebody holds it.
+ */
 export async function recordLate (handle: Db, organizationId: string): Promise<number | undefined> {
   return transaction(handle, async (db) => {
     const [free] = await db.select({ id: organization_counters.organization_id }).from(organization_counters)
       .where(eq(organization_counters.organization_id, organizationId)).for('no key update', { skipLocked: true })
     if (free === undefined) return undefined
     const own = eq(late_events.organization_id, organizationId)
-    const earliest = db.select({ id: late_events.id }).from(late_events).where(own).orderBy(asc(late_events.id)).limit(AT_ONCE)
+    const earliest =
+      db.select({ id: late_events.id }).from(late_events).where(own).orderBy(asc(late_events.id)).limit(AT_ONCE)
     const { id, event } = late_events
-    const rows = await db.delete(late_events).where(and(own, inArray(id, earliest))).returning({ id, event, occurred_at: sql<string>`to_jsonb(${late_events.occurred_at})` })
+    const rows = await db.delete(late_events).where(and(own, inArray(id, earliest))).returning({
+      id, event, occurred_at: sql<string>`to_jsonb(${late_events.occurred_at})`
+    })
     const events = rows.sort((a, b) => a.id - b.id).map(({ event, occurred_at }) => ({ ...event, occurred_at }))
     await recordWaiting(db, { events: eventsJson(events), synchronous_commit: 'on' })
     return rows.length
@@ -127,7 +140,8 @@ export function gatherReads (db: Db, synchronousCommit: SynchronousCommit): Reco
       }
     } catch (error) {
       // Of a database that answers, one event can be at fault: its organization's, then.
-      const mayBeOne = !(error instanceof DatabaseUnavailable) && new Set(together.map(({ organization_id }) => organization_id)).size > 1
+      const mayBeOne = !(error instanceof DatabaseUnavailable) &&
+        new Set(together.map(({ organization_id }) => organization_id)).size > 1
       for (const { row, done, failed } of all) {
         if (mayBeOne) recordAlone(row).then(done, failed)
         else failed(notRecorded(error))
@@ -148,7 +162,9 @@ export function gatherReads (db: Db, synchronousCommit: SynchronousCommit): Reco
       current.set(id, recorded)
       try {
         // Without a counter there is no organization any more, and nobody who may read in it.
-        if ((await recordWaiting(db, valuesOf(rows)).catch((error) => { throw notRecorded(error) })).length === 0) throw new CallerEnded()
+        if ((await recordWaiting(db, valuesOf(rows)).catch((error) => { throw notRecorded(error) })).length === 0) {
+          throw new CallerEnded()
+        }
       } finally {
         if (current.get(id) === recorded) current.delete(id)
       }
@@ -170,12 +186,14 @@ function notRecorded (error: unknown): DatabaseUnavailable {
 
 type Value = Parameters<Parameters<typeof preparedSql>[1]>[0]
 
-// Counters are taken in one order, and not waited for where they are skipped. The setting lasts until this transaction commits.
+// Counters are taken in one order, and not waited for where they are skipped. The setting lasts until this transaction
+// commits.
 const recordWith = (
   name: string, held: 'SKIP LOCKED' | '', beside: ($: Value) => SQL = () => sql``
 ) => preparedSql<{ organization_id: string }, { events: string, synchronous_commit: string }>(name, ($) => sql`
   WITH asked AS MATERIALIZED (
-    SELECT organization_id, count(*)::int AS count, CASE WHEN ${$('synchronous_commit')}::text = 'off' THEN set_config('synchronous_commit', 'off', true) END
+    SELECT organization_id, count(*)::int AS count,
+      CASE WHEN ${$('synchronous_commit')}::text = 'off' THEN set_config('synchronous_commit', 'off', true) END
     FROM jsonb_to_recordset(${$('events')}::jsonb) AS event (organization_id char(26)) GROUP BY organization_id
   ), free AS (
     SELECT organization_id FROM organization_counters WHERE organization_id IN (SELECT organization_id FROM asked)

@@ -22,10 +22,20 @@ export interface KeyRow {
 }
 
 /** A key to be stored: what its owner derives, wrapped. */
-export type NewKey = Pick<KeyRow, 'version' | 'managed' | 'key_string' | 'data_key' | 'key_check' | 'salt' | 'iterations'> & { key_check_hash: Buffer | null, hint: string | null }
+export type NewKey = Pick<KeyRow,
+  'version' | 'managed' | 'key_string' | 'data_key' | 'key_check' | 'salt' | 'iterations'> & {
+    key_check_hash: Buffer | null
+    hint: string | null
+  }
 
 /** A project as far as its key goes. */
-export interface KeyState { id: string, organization_id: string, encryption_type: Managed, key_version: number, history_policy: HistoryPolicy }
+export interface KeyState {
+  id: string
+  organization_id: string
+  encryption_type: Managed
+  key_version: number
+  history_policy: HistoryPolicy
+}
 
 const keysOf = ({ organization_id, id }: Pick<KeyState, 'organization_id' | 'id'>) =>
   and(eq(encryption_keys.organization_id, organization_id), eq(encryption_keys.project_id, id))
@@ -40,7 +50,9 @@ export async function findActiveKeyOf (db: Db, project: KeyState): Promise<KeyRo
 /** Whether one of the project's keys of a client has this hash of its proof. */
 export async function hasCheckHash (db: Db, project: KeyState, hash: Buffer): Promise<boolean> {
   const found = await db.select({ id: encryption_keys.id }).from(encryption_keys)
-    .where(and(keysOf(project), isNotNull(encryption_keys.key_check), eq(encryption_keys.key_check_hash, hash))).limit(1)
+    .where(and(
+      keysOf(project), isNotNull(encryption_keys.key_check), eq(encryption_keys.key_check_hash, hash)
+    )).limit(1)
   return found.length > 0
 }
 
@@ -54,14 +66,18 @@ export async function listKeysWithoutHash (db: Db, project: KeyState): Promise<K
 export async function replaceActiveKey (db: Db, project: KeyState, key: NewKey): Promise<KeyRow> {
   await db.update(encryption_keys).set({ is_active: false, rotated_at: sql`now()` })
     .where(and(keysOf(project), eq(encryption_keys.is_active, true)))
-  const [row] = await db.insert(encryption_keys).values({ ...key, organization_id: project.organization_id, project_id: project.id, is_active: true }).returning(keyColumns)
+  const [row] = await db.insert(encryption_keys).values({
+    ...key, organization_id: project.organization_id, project_id: project.id, is_active: true
+  }).returning(keyColumns)
   const its = and(eq(projects.organization_id, project.organization_id), eq(projects.id, project.id))
   await updateAuthentic(db, 'projects', its, { key_version: key.version }, { updated_at: sql`now()` }) ?? tampered()
   return row!
 }
 
 /** Hands the active key of a locked project to its new holder. The key itself stays: only who can know it changes. */
-export async function changeCustody (db: Db, project: KeyState, key: Pick<NewKey, 'managed' | 'key_string' | 'data_key' | 'key_check' | 'key_check_hash'>): Promise<void> {
+export async function changeCustody (
+  db: Db, project: KeyState, key: Pick<NewKey, 'managed' | 'key_string' | 'data_key' | 'key_check' | 'key_check_hash'>
+): Promise<void> {
   const { managed, key_string, data_key, key_check, key_check_hash } = key
   await db.update(encryption_keys).set({ managed, key_string, data_key, key_check, key_check_hash })
     .where(and(keysOf(project), eq(encryption_keys.is_active, true)))
@@ -75,12 +91,19 @@ export async function forgetRotatedKeys (db: Db, project: KeyState): Promise<voi
     .where(and(keysOf(project), eq(encryption_keys.is_active, false), eq(encryption_keys.managed, 'server')))
 }
 
-/** Every key the project ever had: the active one first, then newest first. Keys are numbered without a gap, so the last number is how many there are. */
-export async function listKeys (db: Db, project: KeyState, page: PageRequest): Promise<{ rows: KeyRow[], total: number }> {
+/**
+ * Every key the project ever had: the active one first, then newest first. Keys are numbered without a gap, so the last
+ * number is how many there are.
+ */
+export async function listKeys (
+  db: Db, project: KeyState, page: PageRequest
+): Promise<{ rows: KeyRow[], total: number }> {
   const newest = project.key_version - offsetOf(page)
   const rows = newest < 1
     ? []
     : await db.select(keyColumns).from(encryption_keys)
-      .where(and(keysOf(project), lte(encryption_keys.version, newest))).orderBy(desc(encryption_keys.version)).limit(page.per_page)
+      .where(and(
+        keysOf(project), lte(encryption_keys.version, newest)
+      )).orderBy(desc(encryption_keys.version)).limit(page.per_page)
   return { rows, total: project.key_version }
 }

@@ -7,13 +7,17 @@ import { readPage, type PageRequest } from '../rules/pagination.ts'
 export type EnvironmentRow = EnvironmentAttributes & { id: string }
 type Row = Raw<EnvironmentRow>
 
-const columns = sql`e.id, e.project_id, e.target_id, e.name, e.slug, e.description, e.status, e.is_production, e.created_at, e.updated_at`
+const columns =
+  sql`e.id, e.project_id, e.target_id, e.name, e.slug, e.description, e.status, e.is_production, e.created_at, e.updated_at`
 
 const byId = preparedSql<Row, { organization_id: string, id: string }>('environment', ($) => sql`
-  SELECT ${columns} FROM environments e WHERE e.organization_id = ${$('organization_id')}::char(26) AND e.id = ${$('id')}::char(26)`)
+  SELECT ${columns} FROM environments e WHERE e.organization_id = ${$('organization_id')}::char(26)
+    AND e.id = ${$('id')}::char(26)`)
 
 /** An environment, as everybody sees it, whose row was judged when its level was looked up. */
-export async function findEnvironment (db: Db, organizationId: string, id: string): Promise<EnvironmentRow | undefined> {
+export async function findEnvironment (
+  db: Db, organizationId: string, id: string
+): Promise<EnvironmentRow | undefined> {
   const [row] = await byId(db, { organization_id: organizationId, id })
   return row && withMoments(row)
 }
@@ -50,28 +54,43 @@ export async function createEnvironment (db: Db, environment: NewEnvironment): P
   await countEnvironments(db, environment, 1, 0)
 }
 
-export type EnvironmentChanges = Partial<Pick<NewEnvironment, 'name' | 'slug' | 'description' | 'status' | 'is_production'>>
+export type EnvironmentChanges = Partial<Pick<NewEnvironment,
+  'name' | 'slug' | 'description' | 'status' | 'is_production'>>
 
-export async function updateEnvironment (db: Db, organizationId: string, id: string, changes: EnvironmentChanges): Promise<void> {
+export async function updateEnvironment (
+  db: Db, organizationId: string, id: string, changes: EnvironmentChanges
+): Promise<void> {
   const { name, description, ...more } = changes
   const its = and(eq(environments.organization_id, organizationId), eq(environments.id, id))
   await updateAuthentic(db, 'environments', its, more, { name, description, updated_at: sql`now()` }) ?? tampered()
 }
 
 /** Deletes an environment with its document, whose history was removed before. The caller holds the project's row. */
-export async function deleteEnvironment (db: Db, organizationId: string, row: Pick<NewEnvironment, 'id' | 'project_id' | 'target_id'>, documents: number): Promise<void> {
-  await db.delete(environments).where(and(eq(environments.organization_id, organizationId), eq(environments.id, row.id)))
+export async function deleteEnvironment (
+  db: Db, organizationId: string, row: Pick<NewEnvironment, 'id' | 'project_id' | 'target_id'>, documents: number
+): Promise<void> {
+  await db.delete(environments).where(and(
+    eq(environments.organization_id, organizationId), eq(environments.id, row.id)
+  ))
   await countEnvironments(db, { ...row, organization_id: organizationId }, -1, -documents)
 }
 
 // What is below the target and the project, by so many environments and documents more.
 async function countEnvironments (
-  db: Db, { organization_id, project_id, target_id }: Pick<NewEnvironment, 'organization_id' | 'project_id' | 'target_id'>, more: number, documents: number
+  db: Db, {
+    organization_id, project_id, target_id
+  }: Pick<NewEnvironment, 'organization_id' | 'project_id' | 'target_id'>, more: number, documents: number
 ): Promise<void> {
   await db.update(targets)
-    .set({ environment_count: sql`${targets.environment_count} + ${more}`, secret_count: sql`${targets.secret_count} + ${documents}` })
+    .set({
+      environment_count: sql`${targets.environment_count} + ${more}`,
+      secret_count: sql`${targets.secret_count} + ${documents}`
+    })
     .where(and(eq(targets.organization_id, organization_id), eq(targets.id, target_id)))
   await db.update(project_counts)
-    .set({ environment_count: sql`${project_counts.environment_count} + ${more}`, secret_count: sql`${project_counts.secret_count} + ${documents}` })
+    .set({
+      environment_count: sql`${project_counts.environment_count} + ${more}`,
+      secret_count: sql`${project_counts.secret_count} + ${documents}`
+    })
     .where(and(eq(project_counts.organization_id, organization_id), eq(project_counts.project_id, project_id)))
 }

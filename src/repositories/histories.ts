@@ -1,7 +1,9 @@
 import { and, asc, eq, isNull, lt, sql } from 'drizzle-orm'
 import { rowsJson } from '../db/columns.ts'
 import { isOneOf, type Db } from '../db/database.ts'
-import { encryption_keys, keyColumns, organizations, projects, re_encryptions, secret_versions, secrets } from '../db/tables.ts'
+import {
+  encryption_keys, keyColumns, organizations, projects, re_encryptions, secret_versions, secrets
+} from '../db/tables.ts'
 import type { KeyRow } from './encryption-keys.ts'
 import type { KeyState } from './encryption-keys.ts'
 
@@ -20,7 +22,13 @@ export interface OldVersion {
 }
 
 /** How far a re-encryption is; `unreadable`: how many versions it left when it finished. */
-export interface Progress { total: number, moved: number, started_at: Date, finished_at: Date | null, unreadable: number }
+export interface Progress {
+  total: number
+  moved: number
+  started_at: Date
+  finished_at: Date | null
+  unreadable: number
+}
 
 /**
  * What waits in a project: versions under an older key of whoever holds the active one. What a plan's retention has
@@ -31,22 +39,32 @@ const waiting = (project: KeyState, retentionDays: number | null) => and(
   eq(secrets.project_id, project.id),
   lt(secret_versions.key_version, project.key_version),
   eq(encryption_keys.managed, project.encryption_type),
-  retentionDays === null ? undefined : sql`${secret_versions.created_at} >= now() - make_interval(days => ${retentionDays}::int)`
+  retentionDays === null
+    ? undefined
+    : sql`${secret_versions.created_at} >= now() - make_interval(days => ${retentionDays}::int)`
 )
-const itsSecret = and(eq(secrets.organization_id, secret_versions.organization_id), eq(secrets.history_id, secret_versions.history_id))
+const itsSecret = and(
+  eq(secrets.organization_id, secret_versions.organization_id), eq(secrets.history_id, secret_versions.history_id)
+)
 const itsKey = and(
-  eq(encryption_keys.organization_id, secret_versions.organization_id), eq(encryption_keys.project_id, secrets.project_id),
+  eq(
+    encryption_keys.organization_id, secret_versions.organization_id
+  ), eq(encryption_keys.project_id, secrets.project_id),
   eq(encryption_keys.version, secret_versions.key_version)
 )
 
 // Numbers of the keys under which versions wait: one range of the index for each secret, however many keys there were.
 // A server that hands its key over has nothing left under older ones (`history_under_old_keys`). So in a project of a
 // client every older key is a client's, and in one of the server those behind the last key that a client had are.
-const underOldKeys = (project: KeyState) => sql`v.key_version < ${project.key_version} AND v.key_version > ${project.encryption_type === 'client'
+const underOldKeys = (
+  project: KeyState
+) => sql`v.key_version < ${project.key_version} AND v.key_version > ${project.encryption_type === 'client'
   ? sql`0`
-  : sql`(SELECT coalesce(max(k.version), 0) FROM encryption_keys k WHERE k.organization_id = ${project.organization_id} AND k.project_id = ${project.id}
+  : sql`(SELECT coalesce(max(k.version), 0) FROM encryption_keys k WHERE k.organization_id = ${project.organization_id}
+    AND k.project_id = ${project.id}
       AND k.managed = 'client' AND k.version < ${project.key_version})`}`
-const isOpen = (retentionDays: number | null) => sql`(${retentionDays}::int IS NULL OR v.created_at >= now() - make_interval(days => ${retentionDays}::int))`
+const isOpen = (retentionDays: number | null) =>
+  sql`(${retentionDays}::int IS NULL OR v.created_at >= now() - make_interval(days => ${retentionDays}::int))`
 const ofSecret = sql`v.organization_id = s.organization_id AND v.history_id = s.history_id`
 
 /** How much waits. Nothing but that is read, secret by secret. */
@@ -54,9 +72,12 @@ export async function countWaiting (db: Db, project: KeyState, retentionDays: nu
   const [row] = await db.execute(sql`
     SELECT coalesce(sum(v.count), 0)::int AS count
     FROM secrets s CROSS JOIN LATERAL (
-      SELECT count(*) AS count FROM secret_versions v WHERE ${ofSecret} AND ${underOldKeys(project)} AND ${isOpen(retentionDays)}
+      SELECT count(*) AS count FROM secret_versions v WHERE ${ofSecret} AND ${underOldKeys(project)}
+        AND ${isOpen(retentionDays)}
     ) v
-    WHERE s.organization_id = ${project.organization_id} AND s.project_id = ${project.id}`) as unknown as { count: number }[]
+    WHERE s.organization_id = ${project.organization_id} AND s.project_id = ${project.id}`) as unknown as {
+    count: number
+  }[]
   return row!.count
 }
 
@@ -65,7 +86,8 @@ export async function isAnyWaiting (db: Db, project: KeyState, retentionDays: nu
   const [row] = await db.execute(sql`
     SELECT EXISTS (
       SELECT FROM secrets s WHERE s.organization_id = ${project.organization_id} AND s.project_id = ${project.id}
-        AND EXISTS (SELECT FROM secret_versions v WHERE ${ofSecret} AND ${underOldKeys(project)} AND ${isOpen(retentionDays)})
+        AND EXISTS (SELECT FROM secret_versions v WHERE ${ofSecret} AND ${underOldKeys(project)}
+          AND ${isOpen(retentionDays)})
     ) AS found`) as unknown as { found: boolean }[]
   return row!.found
 }
@@ -94,7 +116,8 @@ export async function listWaiting (db: Db, project: KeyState, after: Cursor, lim
     SELECT s.id AS secret_id, v.key_version, v.id, v.size_bytes
     FROM secrets s CROSS JOIN LATERAL (
       SELECT v.key_version, v.id, v.size_bytes FROM secret_versions v WHERE ${ofSecret} AND ${underOldKeys(project)}
-        AND (v.key_version, v.id) > (CASE WHEN ${isAfters} THEN ${after.key_version}::int ELSE 0 END, CASE WHEN ${isAfters} THEN ${after.id}::bigint ELSE 0 END)
+        AND (v.key_version, v.id) > (CASE WHEN ${isAfters} THEN ${after.key_version}::int ELSE 0 END,
+          CASE WHEN ${isAfters} THEN ${after.id}::bigint ELSE 0 END)
       ORDER BY v.key_version, v.id LIMIT ${limit}
     ) v
     WHERE s.organization_id = ${project.organization_id} AND s.project_id = ${project.id} AND s.id >= ${after.secret_id}
@@ -106,13 +129,16 @@ export async function listWaiting (db: Db, project: KeyState, after: Cursor, lim
  * read to find the oldest: as much as it takes to count it.
  */
 export async function listOldestWaiting (
-  db: Db, project: KeyState, { limit, after, retentionDays }: { limit: number, after: number, retentionDays: number | null }
+  db: Db, project: KeyState, {
+    limit, after, retentionDays
+  }: { limit: number, after: number, retentionDays: number | null }
 ): Promise<Listed[]> {
   return numbered(await db.execute(sql`
     SELECT o.secret_id, v.key_version, v.id, v.size_bytes FROM (
       SELECT s.id AS secret_id, v.id
       FROM secrets s CROSS JOIN LATERAL (
-        SELECT v.id FROM secret_versions v WHERE ${ofSecret} AND ${underOldKeys(project)} AND v.id > ${after}::bigint AND ${isOpen(retentionDays)} OFFSET 0
+        SELECT v.id FROM secret_versions v WHERE ${ofSecret} AND ${underOldKeys(project)} AND v.id > ${after}::bigint
+          AND ${isOpen(retentionDays)} OFFSET 0
       ) v
       WHERE s.organization_id = ${project.organization_id} AND s.project_id = ${project.id} ORDER BY v.id LIMIT ${limit}
     ) o JOIN secret_versions v ON v.organization_id = ${project.organization_id} AND v.id = o.id ORDER BY v.id`))
@@ -130,29 +156,42 @@ export async function findWaiting (
 ): Promise<OldVersion[]> {
   if (ids.length === 0) return []
   const { id, revision, key_version, size_bytes, sealed } = secret_versions
-  const query = db.select({ id, secret_id: secrets.id, revision, key_version, size_bytes, sealed, level_id: secrets.level_id, key: keyColumns }).from(secret_versions)
+  const query = db.select({
+    id, secret_id: secrets.id, revision, key_version, size_bytes, sealed, level_id: secrets.level_id, key: keyColumns
+  }).from(secret_versions)
     .innerJoin(secrets, itsSecret).innerJoin(encryption_keys, itsKey)
-    .where(and(eq(secret_versions.organization_id, project.organization_id), isOneOf(secret_versions.id, ids), waiting(project, retentionDays)))
+    .where(and(
+      eq(secret_versions.organization_id, project.organization_id), isOneOf(secret_versions.id, ids),
+      waiting(project, retentionDays)
+    ))
     .orderBy(asc(secret_versions.id))
   if (lock === undefined) return query
-  return lock === 'skip' ? query.for('update', { of: secret_versions, skipLocked: true }) : query.for('update', { of: secret_versions })
+  return lock === 'skip'
+    ? query.for('update', { of: secret_versions, skipLocked: true })
+    : query.for('update', { of: secret_versions })
 }
 
 /** Puts versions under the active key; their ids, revisions and times stay. */
-export async function moveVersions (db: Db, project: KeyState, versions: readonly { id: number, sealed: Buffer, size_bytes: number }[]): Promise<void> {
+export async function moveVersions (
+  db: Db, project: KeyState, versions: readonly { id: number, sealed: Buffer, size_bytes: number }[]
+): Promise<void> {
   await db.execute(sql`
-    UPDATE secret_versions v SET key_version = ${project.key_version}, sealed = decode(r.sealed, 'base64'), size_bytes = r.size_bytes
+    UPDATE secret_versions v SET key_version = ${project.key_version}, sealed = decode(r.sealed, 'base64'),
+      size_bytes = r.size_bytes
     FROM jsonb_to_recordset(${rowsJson(versions)}::jsonb) AS r (id bigint, sealed text, size_bytes int)
     WHERE v.organization_id = ${project.organization_id} AND v.id = r.id`)
   await db.update(re_encryptions).set({ moved: sql`${re_encryptions.moved} + ${versions.length}` })
     .where(and(ofProject(project), isNull(re_encryptions.finished_at)))
 }
 
-const ofProject = ({ organization_id, id }: KeyState) => and(eq(re_encryptions.organization_id, organization_id), eq(re_encryptions.project_id, id))
+const ofProject = ({ organization_id, id }: KeyState) =>
+  and(eq(re_encryptions.organization_id, organization_id), eq(re_encryptions.project_id, id))
 
 /** Writes down that the history of a locked project is to move. One that is under way goes on, onto the newest key. */
 export async function startReEncryption (db: Db, project: KeyState, total: number): Promise<void> {
-  await db.insert(re_encryptions).values({ project_id: project.id, organization_id: project.organization_id, total }).onConflictDoUpdate({
+  await db.insert(re_encryptions).values({
+    project_id: project.id, organization_id: project.organization_id, total
+  }).onConflictDoUpdate({
     target: [re_encryptions.organization_id, re_encryptions.project_id],
     set: {
       total: sql`CASE WHEN ${re_encryptions.finished_at} IS NULL THEN ${re_encryptions.moved} ELSE 0 END + ${total}`,
@@ -171,7 +210,9 @@ export async function findReEncryption (db: Db, project: KeyState): Promise<Prog
 }
 
 /** Marks it as finished, with so many versions left; undefined when somebody else has. */
-export async function finishReEncryption (db: Db, project: KeyState, unreadable: number): Promise<Progress | undefined> {
+export async function finishReEncryption (
+  db: Db, project: KeyState, unreadable: number
+): Promise<Progress | undefined> {
   const [row] = await db.update(re_encryptions).set({ finished_at: sql`now()`, unreadable })
     .where(and(ofProject(project), isNull(re_encryptions.finished_at))).returning(progress)
   return row
@@ -185,11 +226,24 @@ const progress = {
   unreadable: re_encryptions.unreadable
 }
 
-/** Server-managed projects whose history is still to move, some of them, in any order: the system's own list, across organizations. */
-export async function listReEncryptions (db: Db): Promise<{ project_id: string, organization: { id: string, storage_key: Buffer } }[]> {
-  return db.select({ project_id: re_encryptions.project_id, organization: { id: organizations.id, storage_key: organizations.storage_key } }).from(re_encryptions)
+/**
+ * Server-managed projects whose history is still to move, some of them, in any order: the system's own list, across
+ * organizations.
+ */
+export async function listReEncryptions (db: Db): Promise<{
+  project_id: string
+  organization: { id: string, storage_key: Buffer }
+}[]> {
+  return db.select({
+    project_id: re_encryptions.project_id,
+    organization: { id: organizations.id, storage_key: organizations.storage_key }
+  }).from(re_encryptions)
 
-    .innerJoin(projects, and(eq(projects.organization_id, re_encryptions.organization_id), eq(projects.id, re_encryptions.project_id)))
+    .innerJoin(projects, and(
+      eq(projects.organization_id, re_encryptions.organization_id), eq(projects.id, re_encryptions.project_id)
+    ))
     .innerJoin(organizations, eq(organizations.id, projects.organization_id))
-    .where(and(isNull(re_encryptions.finished_at), eq(projects.encryption_type, 'server'))).orderBy(sql`random()`).limit(100)
+    .where(and(
+      isNull(re_encryptions.finished_at), eq(projects.encryption_type, 'server')
+    )).orderBy(sql`random()`).limit(100)
 }

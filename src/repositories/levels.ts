@@ -22,7 +22,11 @@ export interface SecretRow extends Authenticated<'secrets'> {
 /** A level of the hierarchy, with what was asked for, as one statement saw it. */
 export interface LevelState {
   organization_id: string
-  project: Authenticated<'projects'> & { secret_format: SecretFormat, encryption_type: Managed, history_policy: HistoryPolicy }
+  project: Authenticated<'projects'> & {
+    secret_format: SecretFormat
+    encryption_type: Managed
+    history_policy: HistoryPolicy
+  }
   /** The active key; null unless it was asked for (`activeKeyOf`). */
   key: KeyRow | null
   target: Authenticated<'targets'> | null
@@ -33,14 +37,16 @@ export interface LevelState {
   slug: string
   /** Documents on the way to it; none unless they were asked for. */
   secrets: SecretRow[]
-  /** The version id that the organization's next recorded write takes, if nobody is faster; 0 unless it was asked for. */
+  /**
+   * The version id that the organization's next recorded write takes, if nobody is faster; 0 unless it was asked for.
+   */
   next_version: number
 }
 
 /**
- * What a look-up brings beside the place itself: the active key, the rows of the documents on the way with or without what
- * they hold, both (`readable`), or what a write needs, with the organization's next version id: for one that replaces
- * what is there (`storable`), or uses it (`writable`).
+ * What a look-up brings beside the place itself: the active key, the rows of the documents on the way with or without
+ * what they hold, both (`readable`), or what a write needs, with the organization's next version id: for one that
+ * replaces what is there (`storable`), or uses it (`writable`).
  */
 export type Brings = 'place' | 'key' | 'revisions' | 'documents' | 'readable' | 'storable' | 'writable'
 
@@ -125,7 +131,8 @@ const levels = (name: string, place: SQL, documents: SQL) => preparedSql<Row, { 
     s.sealed IS NOT NULL AS is_stored, CASE WHEN asked.content THEN s.sealed END AS sealed, s.size_bytes,
     s.mac AS secret_mac, s.version, s.history_id, s.version_count,
     (SELECT v.revision FROM secret_versions v
-      WHERE v.organization_id = s.organization_id AND v.history_id = s.history_id ORDER BY v.id DESC LIMIT 1) AS recorded_revision,
+      WHERE v.organization_id = s.organization_id AND v.history_id = s.history_id ORDER BY v.id DESC
+        LIMIT 1) AS recorded_revision,
     c.next_version
   FROM jsonb_to_recordset(${$('asked')}::jsonb) AS asked (question int, organization_id char(26), ${place}
   JOIN encryption_keys k ON k.organization_id = p.organization_id AND k.project_id = p.id AND k.is_active
@@ -135,7 +142,8 @@ const levels = (name: string, place: SQL, documents: SQL) => preparedSql<Row, { 
 const bySlugs = levels('levels_by_slugs', sql`project varchar, target varchar, environment varchar, ${ASKED})
   JOIN projects p ON p.organization_id = asked.organization_id AND p.slug = asked.project
   LEFT JOIN targets g ON g.organization_id = p.organization_id AND g.project_id = p.id AND g.slug = asked.target
-  LEFT JOIN environments e ON e.organization_id = p.organization_id AND e.target_id = g.id AND e.slug = asked.environment`,
+  LEFT JOIN environments e ON e.organization_id = p.organization_id AND e.target_id = g.id
+    AND e.slug = asked.environment`,
 sql`s.level_id IN (p.id, g.id, e.id)`)
 
 const bySecret = levels('levels_by_secret', sql`secret_id char(26), ${ASKED})
@@ -161,13 +169,19 @@ const findLevels = gather({
   }
 })
 
-/** The level that the slugs name; undefined when a slug names nothing. Throws `integrity_error` for rows that were changed. */
-export async function findLevel (db: Db, organizationId: string, names: LevelNames, brings: Brings): Promise<LevelState | undefined> {
+/**
+ * The level that the slugs name; undefined when a slug names nothing. Throws `integrity_error` for rows that were
+ * changed.
+ */
+export async function findLevel (
+  db: Db, organizationId: string, names: LevelNames, brings: Brings
+): Promise<LevelState | undefined> {
   return findLevels(db, { organization_id: organizationId, names, brings })
 }
 
 const findLevelsOfSecrets = gather({
-  keyOf: ({ organization_id, secret_id }: { organization_id: string, secret_id: string }) => `${organization_id} ${secret_id}`,
+  keyOf: ({ organization_id, secret_id }: { organization_id: string, secret_id: string }) =>
+    `${organization_id} ${secret_id}`,
   find: async (db, questions) => {
     const asked = questions.map((one, question) => ({ question, ...one, ...FLAGS.writable }))
     return byQuestion(await bySecret(db, { asked: JSON.stringify(asked) }), questions.length)
@@ -176,12 +190,14 @@ const findLevelsOfSecrets = gather({
 })
 
 /** The level of a secret, with that secret alone, for a write. */
-export async function findLevelOfSecret (db: Db, organizationId: string, secretId: string): Promise<LevelState | undefined> {
+export async function findLevelOfSecret (
+  db: Db, organizationId: string, secretId: string
+): Promise<LevelState | undefined> {
   return findLevelsOfSecrets(db, { organization_id: organizationId, secret_id: secretId })
 }
 
-// The one place where a level's rows are judged, before anything is told of them: what each is, where it belongs, and that
-// no document is older than the newest version of it.
+// The one place where a level's rows are judged, before anything is told of them: what each is, where it belongs, and
+// that no document is older than the newest version of it.
 function toState (db: Db, rows: readonly Omit<Row, 'question'>[]): LevelState | undefined {
   const [first] = rows
   if (first === undefined) return undefined
@@ -198,7 +214,9 @@ function toState (db: Db, rows: readonly Omit<Row, 'question'>[]): LevelState | 
   }
   const target = target_id === null
     ? null
-    : { id: target_id, organization_id, project_id: first.target_project, slug: first.target_slug, mac: first.target_mac }
+    : {
+        id: target_id, organization_id, project_id: first.target_project, slug: first.target_slug, mac: first.target_mac
+      }
   const environment = environment_id === null
     ? null
     : {
@@ -211,10 +229,13 @@ function toState (db: Db, rows: readonly Omit<Row, 'question'>[]): LevelState | 
         is_production: first.is_production,
         mac: first.environment_mac
       }
-  const secrets = rows.flatMap((row) => toSecret(row) ?? []).sort((a, b) => LEVELS.indexOf(a.level) - LEVELS.indexOf(b.level))
-  const isRight = first.key_is_newest && verifies(db, 'projects', project) && (target === null || verifies(db, 'targets', target)) &&
+  const secrets = rows.flatMap((row) => toSecret(row) ?? []).sort((a, b) =>
+    LEVELS.indexOf(a.level) - LEVELS.indexOf(b.level))
+  const isRight = first.key_is_newest && verifies(db, 'projects', project) && (target === null ||
+    verifies(db, 'targets', target)) &&
     (environment === null || verifies(db, 'environments', environment)) &&
-    secrets.every((secret) => verifies(db, 'secrets', { ...secret, sealed: secret.is_stored }) && (secret.recorded_revision ?? 0) <= secret.revision)
+    secrets.every((secret) => verifies(db, 'secrets', { ...secret, sealed: secret.is_stored }) &&
+      (secret.recorded_revision ?? 0) <= secret.revision)
   if (!isRight) tampered()
   const [level, deepest] = environment !== null
     ? ['environment', environment] as const

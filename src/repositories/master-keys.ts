@@ -6,7 +6,8 @@ import type { KeyRow } from './encryption-keys.ts'
 
 /** Every master key that wraps something in this database; none on a database without tables. */
 export async function listCanaries (db: Db): Promise<{ key_id: string, canary: Buffer }[]> {
-  return rowsIfThere(() => db.select({ key_id: master_key_canaries.key_id, canary: master_key_canaries.canary }).from(master_key_canaries))
+  return rowsIfThere(() =>
+    db.select({ key_id: master_key_canaries.key_id, canary: master_key_canaries.canary }).from(master_key_canaries))
 }
 
 /** Whether no master key ever wrapped anything here: the schema may be there, or not yet. */
@@ -34,13 +35,18 @@ export async function createCanary (db: Db, key_id: string, canary: Buffer): Pro
 /** Until the end of the transaction the canary stays: it is made anew when it is not there, and a removal waits. */
 export async function lockCanary (db: Db, key_id: string, canary: Buffer): Promise<void> {
   for (;;) {
-    const held = await db.select({ key_id: master_key_canaries.key_id }).from(master_key_canaries).where(eq(master_key_canaries.key_id, key_id)).for('key share')
+    const held = await db.select({ key_id: master_key_canaries.key_id }).from(master_key_canaries).where(eq(
+      master_key_canaries.key_id, key_id
+    )).for('key share')
     if (held.length > 0) return
     await createCanary(db, key_id, canary)
   }
 }
 
-/** Forgets a master key. Waits for the transactions that hold its canary: what they wrapped is seen by the next statement. */
+/**
+ * Forgets a master key. Waits for the transactions that hold its canary: what they wrapped is seen by the next
+ * statement.
+ */
 export async function deleteCanary (db: Db, key_id: string): Promise<void> {
   await db.delete(master_key_canaries).where(eq(master_key_canaries.key_id, key_id))
 }
@@ -64,9 +70,13 @@ export async function createServiceKey (db: Db, { id, wrapped }: ServiceKeyRow):
   await db.insert(service_keys).values({ name: id, wrapped })
 }
 
-/** The next keys of the service, by name, that are not under this master key; taken until the end of the transaction. */
+/**
+ * The next keys of the service, by name, that are not under this master key; taken until the end of the transaction.
+ */
 export async function lockServiceKeys (db: Db, keyId: string, after: string, limit: number): Promise<ServiceKeyRow[]> {
-  return db.select(serviceKey).from(service_keys).where(and(gt(service_keys.name, after), isNotUnder(service_keys.wrapped, keyId)))
+  return db.select(serviceKey).from(service_keys).where(and(
+    gt(service_keys.name, after), isNotUnder(service_keys.wrapped, keyId)
+  ))
     .orderBy(asc(service_keys.name)).limit(limit).for('no key update')
 }
 
@@ -78,34 +88,48 @@ export async function updateServiceKeys (db: Db, rows: readonly ServiceKeyRow[])
 export interface StorageKeyRow { id: string, storage_key: Buffer }
 
 /** A project key's wrapped values, and the place that they belong to. */
-export type WrappedKeyRow = Pick<KeyRow, 'id' | 'organization_id' | 'project_id' | 'version' | 'key_string' | 'data_key' | 'key_check' | 'salt'>
+export type WrappedKeyRow = Pick<KeyRow,
+  'id' | 'organization_id' | 'project_id' | 'version' | 'key_string' | 'data_key' | 'key_check' | 'salt'>
 
-/** The next organizations, by id, whose storage key is not under this master key; taken until the end of the transaction. */
+/**
+ * The next organizations, by id, whose storage key is not under this master key; taken until the end of the
+ * transaction.
+ */
 export async function lockStorageKeys (db: Db, keyId: string, after: string, limit: number): Promise<StorageKeyRow[]> {
   return db.select({ id: organizations.id, storage_key: organizations.storage_key }).from(organizations)
     .where(and(gt(organizations.id, after), isNotUnder(organizations.storage_key, keyId)))
     .orderBy(asc(organizations.id)).limit(limit).for('no key update')
 }
 
-/** The next project keys, by id, with a value that is not under this master key; taken until the end of the transaction. */
+/**
+ * The next project keys, by id, with a value that is not under this master key; taken until the end of the transaction.
+ */
 export async function lockWrappedKeys (db: Db, keyId: string, after: number, limit: number): Promise<WrappedKeyRow[]> {
   const { id, organization_id, project_id, version, key_string, data_key, key_check, salt } = encryption_keys
-  return db.select({ id, organization_id, project_id, version, key_string, data_key, key_check, salt }).from(encryption_keys)
-    .where(and(gt(id, after), or(...[key_string, data_key, key_check, salt].map((column) => isNotUnder(column, keyId)))))
+  return db.select({
+    id, organization_id, project_id, version, key_string, data_key, key_check, salt
+  }).from(encryption_keys)
+    .where(and(
+      gt(id, after), or(...[key_string, data_key, key_check, salt].map((column) => isNotUnder(column, keyId)))
+    ))
     .orderBy(asc(id)).limit(limit).for('no key update')
 }
 
 export async function updateStorageKeys (db: Db, rows: readonly StorageKeyRow[]): Promise<void> {
   const values = rows.map(({ id, storage_key }) => sql`(${id}::text, ${storage_key}::bytea)`)
-  await db.execute(sql`UPDATE organizations o SET storage_key = v.storage_key FROM (VALUES ${sql.join(values, sql`, `)}) v (id, storage_key) WHERE o.id = v.id`)
+  await db.execute(
+    sql`UPDATE organizations o SET storage_key = v.storage_key FROM (VALUES ${sql.join(values, sql`, `)}) v (id, storage_key) WHERE o.id = v.id`
+  )
 }
 
 /** Puts re-wrapped values in their places; the only change, beside forgetting, that a rotated key lets through. */
 export async function updateWrappedKeys (db: Db, rows: readonly WrappedKeyRow[]): Promise<void> {
-  const values = rows.map(({ id, key_string, data_key, key_check, salt }) => sql`(${id}::bigint, ${key_string}::bytea, ${data_key}::bytea, ${key_check}::bytea, ${salt}::bytea)`)
+  const values = rows.map(({ id, key_string, data_key, key_check, salt }) =>
+    sql`(${id}::bigint, ${key_string}::bytea, ${data_key}::bytea, ${key_check}::bytea, ${salt}::bytea)`)
   await db.execute(sql`SET LOCAL strongroom.rewrap = 'on'`)
   await db.execute(sql`
-    UPDATE encryption_keys k SET key_string = v.key_string, data_key = v.data_key, key_check = v.key_check, salt = v.salt
+    UPDATE encryption_keys k SET key_string = v.key_string, data_key = v.data_key, key_check = v.key_check,
+      salt = v.salt
     FROM (VALUES ${sql.join(values, sql`, `)}) v (id, key_string, data_key, key_check, salt) WHERE k.id = v.id`)
 }
 
@@ -113,7 +137,8 @@ export async function updateWrappedKeys (db: Db, rows: readonly WrappedKeyRow[])
 export async function countWrapped (db: Db, keyId: string): Promise<number> {
   const [row] = await db.execute(sql`
     SELECT count(*)::int AS count FROM (
-      SELECT storage_key AS wrapped FROM organizations UNION ALL SELECT wrapped FROM service_keys UNION ALL SELECT unnest(ARRAY[key_string, data_key, key_check, salt]) FROM encryption_keys
+      SELECT storage_key AS wrapped FROM organizations UNION ALL SELECT wrapped
+        FROM service_keys UNION ALL SELECT unnest(ARRAY[key_string, data_key, key_check, salt]) FROM encryption_keys
     ) w WHERE ${label(sql`wrapped`, keyId)} = ${labelOf(keyId)}::bytea`) as unknown as { count: number }[]
   return row!.count
 }
@@ -121,5 +146,6 @@ export async function countWrapped (db: Db, keyId: string): Promise<number> {
 // A wrapped value begins with the length of its master key's id and the id. Bytes are compared, nothing is decoded: a
 // value that was changed in the database must not make the statement fail.
 const labelOf = (keyId: string) => Buffer.concat([Buffer.of(keyId.length), Buffer.from(keyId)])
-const label = (column: AnyPgColumn | SQL, keyId: string) => sql`substring(${column} from 1 for ${1 + keyId.length}::int)`
+const label = (column: AnyPgColumn | SQL, keyId: string) =>
+  sql`substring(${column} from 1 for ${1 + keyId.length}::int)`
 const isNotUnder = (column: AnyPgColumn, keyId: string) => sql`${label(column, keyId)} <> ${labelOf(keyId)}::bytea`

@@ -4,16 +4,27 @@ import { LIFETIMES } from '../../schemas/oauth.ts'
 import type { Role } from '../../schemas/users.ts'
 import { authenticatedColumns } from '../db/authenticated.ts'
 import { byQuestion, gather } from '../db/gather.ts'
-import { isAuthentic, isForeignKeyViolation, macOf, prepared, readNow, updateAuthentic, type Authenticated, type Db } from '../db/database.ts'
+import {
+  isAuthentic, isForeignKeyViolation, macOf, prepared, readNow, updateAuthentic, type Authenticated, type Db
+} from '../db/database.ts'
 import { deleteExpired } from '../db/expired.ts'
 import { revokeGrants } from '../db/grants.ts'
 import { makeId } from '../db/ids.ts'
-import { members, oauth_clients, oauth_codes, oauth_grants, oauth_requests, oauth_tokens, organizationColumns, organizations, plans, userColumns, users } from '../db/tables.ts'
+import {
+  members, oauth_clients, oauth_codes, oauth_grants, oauth_requests, oauth_tokens, organizationColumns, organizations,
+  plans, userColumns, users
+} from '../db/tables.ts'
 import type { Organization } from './principals.ts'
 import type { User } from './users.ts'
 
 /** An application that acts for users. */
-export interface Client { id: string, name: string, redirect_uris: string[], is_first_party: boolean, disabled_at: Date | null }
+export interface Client {
+  id: string
+  name: string
+  redirect_uris: string[]
+  is_first_party: boolean
+  disabled_at: Date | null
+}
 
 const SECOND = 1000
 const DAY = 24 * 60 * 60 * SECOND
@@ -21,7 +32,9 @@ const DAY = 24 * 60 * 60 * SECOND
 /** A client that may be used. The id may be any text: it is looked up only if it can be one. */
 export async function findClient (db: Db, id: string): Promise<Client | undefined> {
   if (id.length > 64 || id.includes('\0')) return undefined
-  const [row] = await db.select(authenticatedColumns('oauth_clients')).from(oauth_clients).where(and(eq(oauth_clients.id, id), isNull(oauth_clients.disabled_at)))
+  const [row] = await db.select(authenticatedColumns('oauth_clients')).from(oauth_clients).where(and(
+    eq(oauth_clients.id, id), isNull(oauth_clients.disabled_at)
+  ))
   return row !== undefined && isAuthentic(db, 'oauth_clients', row) ? row : undefined
 }
 
@@ -30,15 +43,24 @@ export async function listClients (db: Db): Promise<Client[]> {
 }
 
 /** False when the id is taken. */
-export async function createClient (db: Db, client: { id: string, name: string, redirect_uris: string[] }): Promise<boolean> {
+export async function createClient (
+  db: Db, client: { id: string, name: string, redirect_uris: string[] }
+): Promise<boolean> {
   const row = { ...client, is_first_party: false, disabled_at: null }
-  const rows = await db.insert(oauth_clients).values({ ...row, mac: macOf(db, 'oauth_clients', row) }).onConflictDoNothing().returning({ id: oauth_clients.id })
+  const rows = await db.insert(oauth_clients).values({
+    ...row, mac: macOf(db, 'oauth_clients', row)
+  }).onConflictDoNothing().returning({ id: oauth_clients.id })
   return rows.length === 1
 }
 
-/** Shuts a client out, or lets it in again. Both revoke all that it was granted: what slipped in while it was shut out does not come back. False when there is none. */
+/**
+ * Shuts a client out, or lets it in again. Both revoke all that it was granted: what slipped in while it was shut out
+ * does not come back. False when there is none.
+ */
 export async function setClientDisabled (db: Db, id: string, disabled: boolean): Promise<boolean> {
-  const row = await updateAuthentic(db, 'oauth_clients', eq(oauth_clients.id, id), (now) => ({ disabled_at: disabled ? now : null }))
+  const row = await updateAuthentic(
+    db, 'oauth_clients', eq(oauth_clients.id, id), (now) => ({ disabled_at: disabled ? now : null })
+  )
   await revokeGrants(db, eq(oauth_grants.client_id, id))
   return row !== undefined
 }
@@ -48,13 +70,30 @@ const USED = { used_at: sql`now()`, mac: null }
 
 // Requests that wait for a decision
 
-export interface PendingRequest { client_id: string, redirect_uri: string, state: string | null, code_challenge: string, scopes: string[] }
+export interface PendingRequest {
+  client_id: string
+  redirect_uri: string
+  state: string | null
+  code_challenge: string
+  scopes: string[]
+}
 
 /** False when the session has ended meanwhile. */
-export async function createRequest (db: Db, id_hash: Buffer, session_hash: Buffer, request: PendingRequest): Promise<boolean> {
+export async function createRequest (
+  db: Db, id_hash: Buffer, session_hash: Buffer, request: PendingRequest
+): Promise<boolean> {
   await deleteExpired(db, oauth_requests, oauth_requests.id_hash, sql`${oauth_requests.expires_at} < now()`)
   const { client_id, redirect_uri, state, code_challenge, scopes } = request
-  const row = { id_hash, session_hash, client_id, redirect_uri, state, code_challenge, scopes, expires_at: new Date(await readNow(db) + 600 * SECOND) }
+  const row = {
+    id_hash,
+    session_hash,
+    client_id,
+    redirect_uri,
+    state,
+    code_challenge,
+    scopes,
+    expires_at: new Date(await readNow(db) + 600 * SECOND)
+  }
   try {
     await db.insert(oauth_requests).values({ ...row, mac: macOf(db, 'oauth_requests', row) })
     return true
@@ -65,21 +104,37 @@ export async function createRequest (db: Db, id_hash: Buffer, session_hash: Buff
 }
 
 /** Takes a request of this session, once: of two decisions at the same time, one is made. */
-export async function takeRequest (db: Db, id_hash: Buffer, session_hash: Buffer, userId: number): Promise<PendingRequest | undefined> {
+export async function takeRequest (
+  db: Db, id_hash: Buffer, session_hash: Buffer, userId: number
+): Promise<PendingRequest | undefined> {
   const [row] = await db.delete(oauth_requests)
-    .where(and(eq(oauth_requests.id_hash, id_hash), eq(oauth_requests.session_hash, session_hash), gt(oauth_requests.expires_at, sql`now()`))).returning(authenticatedColumns('oauth_requests'))
+    .where(and(
+      eq(oauth_requests.id_hash, id_hash), eq(oauth_requests.session_hash, session_hash),
+      gt(oauth_requests.expires_at, sql`now()`)
+    )).returning(authenticatedColumns('oauth_requests'))
   return row !== undefined && isAuthentic(db, 'oauth_requests', row, { user_id: userId }) ? row : undefined
 }
 
 // Grants and codes
 
-// For a day it is remembered that a grant is over, and by which credentials it was used: longer would tell nobody anything.
-const IS_OVER = sql`(${oauth_grants.expires_at} < now() - interval '1 day' OR ${oauth_grants.revoked_at} < now() - interval '1 day')`
+// For a day it is remembered that a grant is over, and by which credentials it was used: longer would tell nobody
+// anything.
+const IS_OVER =
+  sql`(${oauth_grants.expires_at} < now() - interval '1 day' OR ${oauth_grants.revoked_at} < now() - interval '1 day')`
 
-export async function createGrant (db: Db, grant: { user_id: number, client_id: string, scopes: Scope[] }): Promise<number> {
-  // Their codes go with them; tokens went before, a few at a time. A code that nobody redeemed leaves a grant without any.
-  await deleteExpired(db, oauth_grants, oauth_grants.id, sql`${IS_OVER} AND NOT EXISTS (SELECT FROM ${oauth_tokens} WHERE ${oauth_tokens.grant_id} = ${oauth_grants.id})`)
-  await deleteExpired(db, oauth_grants, oauth_grants.id, sql`${oauth_grants.id} IN (SELECT ${oauth_codes.grant_id} FROM ${oauth_codes} WHERE ${oauth_codes.used_at} IS NULL AND ${oauth_codes.expires_at} < now() - interval '1 day')`)
+export async function createGrant (
+  db: Db, grant: { user_id: number, client_id: string, scopes: Scope[] }
+): Promise<number> {
+  // Their codes go with them; tokens went before, a few at a time. A code that nobody redeemed leaves a grant without
+  // any.
+  await deleteExpired(
+    db, oauth_grants, oauth_grants.id,
+    sql`${IS_OVER} AND NOT EXISTS (SELECT FROM ${oauth_tokens} WHERE ${oauth_tokens.grant_id} = ${oauth_grants.id})`
+  )
+  await deleteExpired(
+    db, oauth_grants, oauth_grants.id,
+    sql`${oauth_grants.id} IN (SELECT ${oauth_codes.grant_id} FROM ${oauth_codes} WHERE ${oauth_codes.used_at} IS NULL AND ${oauth_codes.expires_at} < now() - interval '1 day')`
+  )
   const now = await readNow(db)
   const id = makeId()
   const row = { id, ...grant, expires_at: new Date(now + LIFETIMES.grantDays * DAY), revoked_at: null }
@@ -87,7 +142,9 @@ export async function createGrant (db: Db, grant: { user_id: number, client_id: 
   return id
 }
 
-export async function createCode (db: Db, code: { code_hash: Buffer, grant_id: number, redirect_uri: string, code_challenge: string }): Promise<void> {
+export async function createCode (
+  db: Db, code: { code_hash: Buffer, grant_id: number, redirect_uri: string, code_challenge: string }
+): Promise<void> {
   const row = { ...code, used_at: null, expires_at: new Date(await readNow(db) + LIFETIMES.code * SECOND) }
   await db.insert(oauth_codes).values({ ...row, mac: macOf(db, 'oauth_codes', row) })
 }
@@ -95,22 +152,38 @@ export async function createCode (db: Db, code: { code_hash: Buffer, grant_id: n
 /** A grant as its tokens need it; undefined in every way in which it cannot be used any more. */
 export interface LiveGrant { id: number, client_id: string, user_id: number, scopes: string[] }
 
-export interface Code { grant: LiveGrant & { is_live: boolean }, redirect_uri: string, code_challenge: string | null, is_used: boolean, is_expired: boolean }
+export interface Code {
+  grant: LiveGrant & { is_live: boolean }
+  redirect_uri: string
+  code_challenge: string | null
+  is_used: boolean
+  is_expired: boolean
+}
 
 const grant = {
   id: oauth_grants.id,
   client_id: oauth_grants.client_id,
   user_id: oauth_grants.user_id,
   scopes: oauth_grants.scopes,
-  is_live: sql<boolean>`${oauth_grants.revoked_at} IS NULL AND ${oauth_grants.expires_at} > now() AND ${users.disabled_at} IS NULL AND ${oauth_clients.disabled_at} IS NULL`
+  is_live:
+    sql<boolean>`${oauth_grants.revoked_at} IS NULL AND ${oauth_grants.expires_at} > now() AND ${users.disabled_at} IS NULL AND ${oauth_clients.disabled_at} IS NULL`
 }
 
 /** The rows on which a grant rests, as a select needs them. */
-const support = { itsGrant: authenticatedColumns('oauth_grants'), itsUser: authenticatedColumns('users'), itsClient: authenticatedColumns('oauth_clients') }
-interface Support { itsGrant: Authenticated<'oauth_grants'>, itsUser: Authenticated<'users'>, itsClient: Authenticated<'oauth_clients'> }
+const support = {
+  itsGrant: authenticatedColumns('oauth_grants'),
+  itsUser: authenticatedColumns('users'),
+  itsClient: authenticatedColumns('oauth_clients')
+}
+interface Support {
+  itsGrant: Authenticated<'oauth_grants'>
+  itsUser: Authenticated<'users'>
+  itsClient: Authenticated<'oauth_clients'>
+}
 
 function isSupported (db: Db, { itsGrant, itsUser, itsClient }: Support): boolean {
-  return isAuthentic(db, 'oauth_grants', itsGrant) && isAuthentic(db, 'users', itsUser) && isAuthentic(db, 'oauth_clients', itsClient, { user_id: itsGrant.user_id })
+  return isAuthentic(db, 'oauth_grants', itsGrant) && isAuthentic(db, 'users', itsUser) &&
+    isAuthentic(db, 'oauth_clients', itsClient, { user_id: itsGrant.user_id })
 }
 
 /** A code with its grant, locked: whoever comes second sees that it was used. */
@@ -123,13 +196,19 @@ export async function lockCode (db: Db, code_hash: Buffer): Promise<Code | undef
     code_challenge: oauth_codes.code_challenge,
     is_used: sql<boolean>`${oauth_codes.used_at} IS NOT NULL`,
     is_expired: sql<boolean>`${oauth_codes.expires_at} <= now()`
-  }).from(oauth_codes).innerJoin(oauth_grants, eq(oauth_grants.id, oauth_codes.grant_id)).innerJoin(users, eq(users.id, oauth_grants.user_id))
-    .innerJoin(oauth_clients, eq(oauth_clients.id, oauth_grants.client_id)).where(eq(oauth_codes.code_hash, code_hash)).for('update', { of: [oauth_codes, oauth_grants] })
+  }).from(oauth_codes).innerJoin(
+    oauth_grants, eq(oauth_grants.id, oauth_codes.grant_id)
+  ).innerJoin(users, eq(users.id, oauth_grants.user_id))
+    .innerJoin(
+      oauth_clients, eq(oauth_clients.id, oauth_grants.client_id)
+    ).where(eq(oauth_codes.code_hash, code_hash)).for('update', { of: [oauth_codes, oauth_grants] })
   if (row === undefined) return undefined
   const { code, itsGrant, itsUser, itsClient, ...found } = row
   // What is used or over has no MAC any more, and nothing left to give.
   const isOver = found.is_used || found.is_expired || !found.grant.is_live
-  return isOver || (isAuthentic(db, 'oauth_codes', code, { user_id: itsGrant.user_id }) && isSupported(db, row)) ? found : undefined
+  return isOver || (isAuthentic(db, 'oauth_codes', code, { user_id: itsGrant.user_id }) && isSupported(db, row))
+    ? found
+    : undefined
 }
 
 /** Uses a code up. */
@@ -142,7 +221,8 @@ export async function countWrongVerifier (db: Db, code_hash: Buffer): Promise<vo
   const isBurnt = sql`${oauth_codes.wrong_verifiers} + 1 >= 5`
   await db.update(oauth_codes).set({
     wrong_verifiers: sql`${oauth_codes.wrong_verifiers} + 1`,
-    expires_at: sql`CASE WHEN ${isBurnt} THEN least(${oauth_codes.expires_at}, now()) ELSE ${oauth_codes.expires_at} END`,
+    expires_at:
+      sql`CASE WHEN ${isBurnt} THEN least(${oauth_codes.expires_at}, now()) ELSE ${oauth_codes.expires_at} END`,
     mac: sql`CASE WHEN ${isBurnt} THEN NULL ELSE ${oauth_codes.mac} END`
   }).where(eq(oauth_codes.code_hash, code_hash))
 }
@@ -153,10 +233,19 @@ export interface NewPair { grant_id: number, access_hash: Buffer, refresh_hash: 
 
 /** Used pairs stay as long as their grant is there, because a second use is noticed by them. */
 export async function createPair (db: Db, pair: NewPair): Promise<void> {
-  await deleteExpired(db, oauth_tokens, oauth_tokens.id, sql`${oauth_tokens.grant_id} = ANY(ARRAY(SELECT ${oauth_grants.id} FROM ${oauth_grants} WHERE ${IS_OVER} LIMIT 200))`)
+  await deleteExpired(
+    db, oauth_tokens, oauth_tokens.id,
+    sql`${oauth_tokens.grant_id} = ANY(ARRAY(SELECT ${oauth_grants.id} FROM ${oauth_grants} WHERE ${IS_OVER} LIMIT 200))`
+  )
   const now = await readNow(db)
   const row = {
-    id: makeId(), ...pair, access_expires_at: new Date(now + LIFETIMES.access * SECOND), refresh_expires_at: new Date(now + LIFETIMES.refreshIdleDays * DAY), used_at: null
+    id: makeId(),
+    ...pair,
+    access_expires_at: new Date(now + LIFETIMES.access * SECOND),
+    refresh_expires_at: new Date(
+      now + LIFETIMES.refreshIdleDays * DAY
+    ),
+    used_at: null
   }
   await db.insert(oauth_tokens).overridingSystemValue().values({ ...row, mac: macOf(db, 'oauth_tokens', row) })
 }
@@ -172,12 +261,18 @@ export async function lockPair (db: Db, refresh_hash: Buffer): Promise<Pair | un
     ...support,
     is_used: sql<boolean>`${oauth_tokens.used_at} IS NOT NULL`,
     is_expired: sql<boolean>`${oauth_tokens.refresh_expires_at} <= now()`
-  }).from(oauth_tokens).innerJoin(oauth_grants, eq(oauth_grants.id, oauth_tokens.grant_id)).innerJoin(users, eq(users.id, oauth_grants.user_id))
-    .innerJoin(oauth_clients, eq(oauth_clients.id, oauth_grants.client_id)).where(eq(oauth_tokens.refresh_hash, refresh_hash)).for('update', { of: [oauth_tokens, oauth_grants] })
+  }).from(oauth_tokens).innerJoin(
+    oauth_grants, eq(oauth_grants.id, oauth_tokens.grant_id)
+  ).innerJoin(users, eq(users.id, oauth_grants.user_id))
+    .innerJoin(
+      oauth_clients, eq(oauth_clients.id, oauth_grants.client_id)
+    ).where(eq(oauth_tokens.refresh_hash, refresh_hash)).for('update', { of: [oauth_tokens, oauth_grants] })
   if (row === undefined) return undefined
   const { pair, itsGrant, itsUser, itsClient, ...found } = row
   const isOver = found.is_used || found.is_expired || !found.grant.is_live
-  return isOver || (isAuthentic(db, 'oauth_tokens', pair, { user_id: itsGrant.user_id }) && isSupported(db, row)) ? found : undefined
+  return isOver || (isAuthentic(db, 'oauth_tokens', pair, { user_id: itsGrant.user_id }) && isSupported(db, row))
+    ? found
+    : undefined
 }
 
 /** A pair that was exchanged for the next one: neither of its tokens counts any more. */
@@ -191,8 +286,11 @@ export async function revokeGrant (db: Db, id: number): Promise<void> {
 }
 
 /** Ends the grant that a token, either of a pair, was issued for, if it is that client's. */
-export async function revokeByToken (db: Db, hash: Buffer, client_id: string): Promise<{ id: number, user_id: number } | undefined> {
-  const its = sql`${oauth_grants.id} = (SELECT t.grant_id FROM oauth_tokens t WHERE t.access_hash = ${hash} OR t.refresh_hash = ${hash})`
+export async function revokeByToken (
+  db: Db, hash: Buffer, client_id: string
+): Promise<{ id: number, user_id: number } | undefined> {
+  const its =
+    sql`${oauth_grants.id} = (SELECT t.grant_id FROM oauth_tokens t WHERE t.access_hash = ${hash} OR t.refresh_hash = ${hash})`
   const [revoked] = await revokeGrants(db, sql`${its} AND ${eq(oauth_grants.client_id, client_id)}`)
   return revoked
 }
@@ -224,35 +322,52 @@ const byAccessToken = prepared('users_by_access_token', (db) => db
     organization: organizationColumns,
     plan: plans
   })
-  .from(sql`jsonb_to_recordset(${sql.placeholder('asked')}::jsonb) AS asked (question int, hash text, organization text)`)
+  .from(
+    sql`jsonb_to_recordset(${sql.placeholder('asked')}::jsonb) AS asked (question int, hash text, organization text)`
+  )
   .innerJoin(oauth_tokens, eq(oauth_tokens.access_hash, sql`decode(asked.hash, 'hex')`))
   .innerJoin(oauth_grants, eq(oauth_grants.id, oauth_tokens.grant_id))
   .innerJoin(users, eq(users.id, oauth_grants.user_id))
   .innerJoin(oauth_clients, eq(oauth_clients.id, oauth_grants.client_id))
-  .leftJoin(organizations, or(eq(organizations.id, sql`upper(asked.organization)::bpchar`), eq(organizations.slug, sql`asked.organization`)))
-  .leftJoin(members, and(eq(members.organization_id, organizations.id), eq(members.user_id, users.id), eq(members.status, 'active')))
+  .leftJoin(organizations, or(
+    eq(organizations.id, sql`upper(asked.organization)::bpchar`), eq(organizations.slug, sql`asked.organization`)
+  ))
+  .leftJoin(members, and(
+    eq(members.organization_id, organizations.id), eq(members.user_id, users.id), eq(members.status, 'active')
+  ))
   .leftJoin(plans, eq(plans.name, organizations.plan))
   .where(and(
     isNull(oauth_tokens.used_at), gt(oauth_tokens.access_expires_at, sql`now()`),
-    isNull(oauth_grants.revoked_at), gt(oauth_grants.expires_at, sql`now()`), isNull(users.disabled_at), isNull(oauth_clients.disabled_at)
+    isNull(oauth_grants.revoked_at), gt(
+      oauth_grants.expires_at, sql`now()`
+    ), isNull(users.disabled_at), isNull(oauth_clients.disabled_at)
   )))
 
 const findUserCalls = gather({
-  keyOf: ({ hash, organization }: { hash: Buffer, organization: string | undefined }) => `${hash.toString('latin1')}${organization ?? ''}`,
+  keyOf: ({ hash, organization }: { hash: Buffer, organization: string | undefined }) =>
+    `${hash.toString('latin1')}${organization ?? ''}`,
   find: async (db, questions) => {
-    const asked = questions.map(({ hash, organization }, question) => ({ question, hash: hash.toString('hex'), organization }))
+    const asked = questions.map(({ hash, organization }, question) =>
+      ({ question, hash: hash.toString('hex'), organization }))
     return byQuestion(await byAccessToken(db, { asked: JSON.stringify(asked) }), questions.length)
   },
   read: userCallOf
 })
 
-/** The call that an access token makes, judged by the database's clock; undefined when the token counts for nothing any more. */
-export async function findUserCall (db: Db, hash: Buffer, organization: string | undefined): Promise<UserCall | undefined> {
+/**
+ * The call that an access token makes, judged by the database's clock; undefined when the token counts for nothing any
+ * more.
+ */
+export async function findUserCall (
+  db: Db, hash: Buffer, organization: string | undefined
+): Promise<UserCall | undefined> {
   return findUserCalls(db, { hash, organization })
 }
 
 function userCallOf (
-  db: Db, rows: readonly Omit<Awaited<ReturnType<typeof byAccessToken>>[number], 'question'>[], { organization }: { organization: string | undefined }
+  db: Db, rows: readonly Omit<Awaited<ReturnType<typeof byAccessToken>>[number], 'question'>[], { organization }: {
+    organization: string | undefined
+  }
 ): UserCall | undefined {
   const [first] = rows
   if (first === undefined) return undefined
@@ -262,7 +377,9 @@ function userCallOf (
   const mine = rows.filter((row) => row.member !== null && row.organization !== null && row.plan !== null)
   const own = mine.find((row) => row.organization?.id === organization?.toUpperCase()) ?? mine[0]
   const isMember = own !== undefined && isAuthentic(db, 'members', own.member!)
-  const membership = isMember ? { role: own.member!.role, organization: { ...own.organization!, plan: own.plan! } } : undefined
+  const membership = isMember
+    ? { role: own.member!.role, organization: { ...own.organization!, plan: own.plan! } }
+    : undefined
   // Never more than was granted, whatever the pair says.
   const granted = (pair.scopes as Ability[]).filter((scope) => itsGrant.scopes.includes(scope))
   return { id, grant_id, user, client_id: itsGrant.client_id, granted, expires_at: itsGrant.expires_at, membership }

@@ -24,20 +24,29 @@ export async function countOrganizations (db: Db): Promise<number> {
 }
 
 /** Organizations of which the user is an active member, by name. */
-export async function listOrganizations (db: Db, userId: number, page: PageRequest): Promise<{ rows: Omit<Organization, 'storage_key'>[], total: number }> {
+export async function listOrganizations (
+  db: Db, userId: number, page: PageRequest
+): Promise<{ rows: Omit<Organization, 'storage_key'>[], total: number }> {
   const all = await db.select(authenticatedColumns('members')).from(members).where(eq(members.user_id, userId))
-  const own = all.filter((row) => row.status === 'active' && isAuthentic(db, 'members', row)).map(({ organization_id }) => organization_id)
+  const own = all.filter((row) =>
+    row.status === 'active' && isAuthentic(db, 'members', row)).map(({ organization_id }) => organization_id)
   const { id, name, slug, status, created_at, updated_at } = organizations
-  const rows = await db.select({ organization: { id, name, slug, status, created_at, updated_at }, plan: plans }).from(organizations)
+  const rows = await db.select({
+    organization: { id, name, slug, status, created_at, updated_at }, plan: plans
+  }).from(organizations)
     .innerJoin(plans, eq(plans.name, organizations.plan))
     .where(inArray(id, own)).orderBy(asc(name), asc(id)).limit(page.per_page).offset(offsetOf(page))
   return { rows: rows.map(({ organization, plan }) => ({ ...organization, plan })), total: own.length }
 }
 
 /** Changes an organization's plan or status; its id, or undefined when there is no such organization. */
-export async function updateOrganization (db: Db, idOrSlug: string, changes: { plan?: string | undefined, status?: OrganizationStatus | undefined }): Promise<string | undefined> {
+export async function updateOrganization (
+  db: Db, idOrSlug: string, changes: { plan?: string | undefined, status?: OrganizationStatus | undefined }
+): Promise<string | undefined> {
   const [row] = await db.update(organizations).set({ ...changes, updated_at: sql`now()` })
-    .where(or(eq(organizations.id, idOrSlug.toUpperCase()), eq(organizations.slug, idOrSlug))).returning({ id: organizations.id })
+    .where(or(
+      eq(organizations.id, idOrSlug.toUpperCase()), eq(organizations.slug, idOrSlug)
+    )).returning({ id: organizations.id })
   return row?.id
 }
 
@@ -59,7 +68,8 @@ export async function lockOrganization (db: Db, id: string): Promise<void> {
 /** Whether writes can be accepted: not on a standby, and with this build's tables. */
 export async function isWritable (db: Db): Promise<boolean> {
   const [row] = await db.execute(sql`
-    SELECT NOT pg_is_in_recovery() AND current_setting('transaction_read_only') = 'off' AND to_regclass('audit_events') IS NOT NULL AS writable
+    SELECT NOT pg_is_in_recovery() AND current_setting('transaction_read_only') = 'off'
+      AND to_regclass('audit_events') IS NOT NULL AS writable
   `) as unknown as { writable: boolean }[]
   return row?.writable === true
 }

@@ -21,7 +21,10 @@ export interface Organization {
   updated_at: Date
 }
 
-/** A person, and the grant through which something acts or was made for them; null for a token from before that was remembered. */
+/**
+ * A person, and the grant through which something acts or was made for them; null for a token from before that was
+ * remembered.
+ */
 export interface Person { user_id: number, grant_id: number | null }
 
 /** Who acts in an organization: the holder of an API token of it, or a member through an application. */
@@ -45,11 +48,13 @@ const principalsByHash = preparedSql<TokenFound, { hashes: string }>('principals
   SELECT asked.question::int - 1 AS question,
     api_tokens.id, api_tokens.organization_id, api_tokens.name, api_tokens.token_hash, api_tokens.token_prefix,
     to_jsonb(api_tokens.abilities) AS abilities, api_tokens.slices, api_tokens.expires_at,
-    api_tokens.created_by_type, api_tokens.created_by_id, api_tokens.created_by_name, api_tokens.user_id, api_tokens.grant_id, api_tokens.mac,
+    api_tokens.created_by_type, api_tokens.created_by_id, api_tokens.created_by_name, api_tokens.user_id,
+      api_tokens.grant_id, api_tokens.mac,
     o.name AS organization_name, o.slug, o.status, o.storage_key, o.created_at, o.updated_at,
     p.name AS plan, p.retention_days, p.api_per_minute, p.max_projects, p.max_members,
     CASE WHEN api_tokens.user_id IS NOT NULL OR api_tokens.grant_id IS NOT NULL
-      THEN jsonb_build_object('users', to_jsonb(u), 'oauth_grants', to_jsonb(g), 'oauth_clients', to_jsonb(c)) END AS support
+      THEN jsonb_build_object('users', to_jsonb(u), 'oauth_grants', to_jsonb(g), 'oauth_clients',
+        to_jsonb(c)) END AS support
   FROM jsonb_array_elements_text(${$('hashes')}::jsonb) WITH ORDINALITY AS asked (hash, question)
   INNER JOIN api_tokens ON api_tokens.token_hash = decode(asked.hash, 'hex')
   JOIN organizations o ON o.id = api_tokens.organization_id
@@ -91,16 +96,23 @@ interface TokenFound {
   support: Record<'users' | 'oauth_grants' | 'oauth_clients', Record<string, unknown> | null> | null
 }
 
-/** The principal of a token that lives, judged by the database's clock. Nothing is cached: a revoked token is dead at once. */
+/**
+ * The principal of a token that lives, judged by the database's clock. Nothing is cached: a revoked token is dead at
+ * once.
+ */
 export const findPrincipal = gather({
   keyOf: (hash: Buffer) => hash.toString('latin1'),
-  find: async (db, hashes) => byQuestion(await principalsByHash(db, { hashes: JSON.stringify(hashes.map((hash) => hash.toString('hex'))) }), hashes.length),
+  find: async (db, hashes) => byQuestion(
+    await principalsByHash(db, { hashes: JSON.stringify(hashes.map((hash) => hash.toString('hex'))) }), hashes.length
+  ),
   read: (db, [row]) => row && principalOf(db, row)
 })
 
 function principalOf (db: Db, row: Omit<TokenFound, 'question'>): Principal | undefined {
   const number = (text: string | null) => text === null ? null : Number(text)
-  const { organization_id, name, token_hash, token_prefix, abilities, slices, created_by_type, created_by_name, mac } = row
+  const {
+    organization_id, name, token_hash, token_prefix, abilities, slices, created_by_type, created_by_name, mac
+  } = row
   const id = Number(row.id)
   const user_id = number(row.user_id)
   const grant_id = number(row.grant_id)
@@ -121,8 +133,12 @@ function principalOf (db: Db, row: Omit<TokenFound, 'question'>): Principal | un
     grant_id,
     mac
   }
-  if (!isAuthentic(db, 'api_tokens', token) || !isSupported(db, row.support, { organization_id, user_id, grant_id })) return undefined
-  const { status, slug, storage_key, created_at, updated_at, plan, retention_days, api_per_minute, max_projects, max_members } = row
+  if (!isAuthentic(db, 'api_tokens', token) || !isSupported(db, row.support, { organization_id, user_id, grant_id })) {
+    return undefined
+  }
+  const {
+    status, slug, storage_key, created_at, updated_at, plan, retention_days, api_per_minute, max_projects, max_members
+  } = row
   return {
     type: 'api_token',
     id,
@@ -146,19 +162,28 @@ function principalOf (db: Db, row: Omit<TokenFound, 'question'>): Principal | un
 }
 
 // What rests on a person, a grant and its client lives no longer than these, and no better than what is known of them.
-function isSupported (db: Db, support: TokenFound['support'], { organization_id, user_id, grant_id }: { organization_id: string, user_id: number | null, grant_id: number | null }): boolean {
+function isSupported (
+  db: Db, support: TokenFound['support'],
+  { organization_id, user_id, grant_id }: { organization_id: string, user_id: number | null, grant_id: number | null }
+): boolean {
   if (support === null) return true
   const about = { organization_id }
   const user = fromJson('users', support.users)
   const grant = fromJson('oauth_grants', support.oauth_grants)
   const client = fromJson('oauth_clients', support.oauth_clients)
   if (user_id !== null && (user === null || !isAuthentic(db, 'users', user, about))) return false
-  if (grant_id !== null && (grant === null || grant.user_id !== user_id || !isAuthentic(db, 'oauth_grants', grant, about))) return false
+  if (grant_id !== null &&
+    (grant === null || grant.user_id !== user_id || !isAuthentic(db, 'oauth_grants', grant, about))) {
+    return false
+  }
   return grant === null || (client !== null && isAuthentic(db, 'oauth_clients', client, about))
 }
 
 /** Remembers that the token was used, to the minute. */
 export async function updateTokenUse (db: Db, { id, organization }: Principal): Promise<void> {
   await db.update(api_tokens).set({ last_used_at: sql`now()` })
-    .where(and(eq(api_tokens.organization_id, organization.id), eq(api_tokens.id, id), or(isNull(api_tokens.last_used_at), lt(api_tokens.last_used_at, sql`now() - interval '1 minute'`))))
+    .where(and(
+      eq(api_tokens.organization_id, organization.id), eq(api_tokens.id, id),
+      or(isNull(api_tokens.last_used_at), lt(api_tokens.last_used_at, sql`now() - interval '1 minute'`))
+    ))
 }

@@ -2,14 +2,16 @@ import { and, eq, sql, type SQL } from 'drizzle-orm'
 import type { HistoryPolicy, Managed, ProjectAttributes, SecretFormat } from '../../schemas/projects.ts'
 import { authenticatedColumns } from '../db/authenticated.ts'
 import {
-  isOneOf, macOf, preparedSql, updateAuthentic, verifies, withMoments, tampered, type Authenticated, type Db, type Raw, type Value
+  isOneOf, macOf, preparedSql, updateAuthentic, verifies, withMoments, tampered, type Authenticated, type Db, type Raw,
+  type Value
 } from '../db/database.ts'
 import { encryption_keys, environments, project_counts, projects, targets } from '../db/tables.ts'
 import { readPage, type PageRequest } from '../rules/pagination.ts'
 import type { Slice } from '../rules/slices.ts'
 import type { KeyState, NewKey } from './encryption-keys.ts'
 
-const oneOf = (organizationId: string, id: string) => and(eq(projects.organization_id, organizationId), eq(projects.id, id))
+const oneOf = (organizationId: string, id: string) =>
+  and(eq(projects.organization_id, organizationId), eq(projects.id, id))
 
 export async function countProjects (db: Db, organizationId: string): Promise<number> {
   return db.$count(projects, eq(projects.organization_id, organizationId))
@@ -21,7 +23,8 @@ const columns = sql`p.id AS ulid, p.organization_id, p.name, p.slug, p.descripti
 
 type Row = Raw<Omit<ProjectAttributes, 'has_secrets'>>
 
-const toAttributes = (row: Row): ProjectAttributes => Object.assign(withMoments(row), { has_secrets: row.secret_count > 0 })
+const toAttributes = (row: Row): ProjectAttributes =>
+  Object.assign(withMoments(row), { has_secrets: row.secret_count > 0 })
 
 const byId = preparedSql<Row, { organization_id: string, id: string }>('project', ($) => sql`
   SELECT ${columns} WHERE p.organization_id = ${$('organization_id')}::char(26) AND p.id = ${$('id')}::char(26)`)
@@ -32,11 +35,16 @@ export async function findProject (db: Db, organizationId: string, id: string): 
   return row && toAttributes(row)
 }
 
-const listed = (name: string, which: (value: Value) => SQL) => preparedSql<Row & { total: number }, Record<string, unknown>>(name, ($) => sql`
-  SELECT (SELECT count(*)::int FROM projects p WHERE p.organization_id = ${$('organization_id')}::char(26)${which($)}) AS total, ${columns}
-  WHERE p.organization_id = ${$('organization_id')}::char(26)${which($)} ORDER BY p.slug LIMIT ${$('limit')}::int OFFSET ${$('offset')}::bigint`)
+const listed = (
+  name: string, which: (value: Value) => SQL
+) => preparedSql<Row & { total: number }, Record<string, unknown>>(name, ($) => sql`
+  SELECT (SELECT count(*)::int FROM projects p
+    WHERE p.organization_id = ${$('organization_id')}::char(26)${which($)}) AS total, ${columns}
+  WHERE p.organization_id = ${$('organization_id')}::char(26)${which($)} ORDER BY p.slug
+    LIMIT ${$('limit')}::int OFFSET ${$('offset')}::bigint`)
 const all = listed('projects', () => sql``)
-const some = listed('projects_of_slices', ($) => sql` AND p.id IN (SELECT value::char(26) FROM jsonb_array_elements_text(${$('ids')}::jsonb))`)
+const some = listed('projects_of_slices', ($) =>
+  sql` AND p.id IN (SELECT value::char(26) FROM jsonb_array_elements_text(${$('ids')}::jsonb))`)
 
 /** Projects of the organization by slug; with slices, only those that a slice covers whole. */
 export async function listProjects (
@@ -65,13 +73,20 @@ export async function createProject (db: Db, project: NewProject, key: NewKey): 
   const row = { ...project, key_version: key.version }
   await db.insert(projects).values({ ...row, mac: macOf(db, 'projects', row) })
   await db.insert(project_counts).values({ organization_id: project.organization_id, project_id: project.id })
-  await db.insert(encryption_keys).values({ ...key, organization_id: project.organization_id, project_id: project.id, is_active: true })
+  await db.insert(encryption_keys).values({
+    ...key, organization_id: project.organization_id, project_id: project.id, is_active: true
+  })
 }
 
-export type ProjectChanges = Partial<Pick<NewProject, 'name' | 'slug' | 'description' | 'secret_format' | 'history_policy'>>
+export type ProjectChanges = Partial<Pick<NewProject,
+  'name' | 'slug' | 'description' | 'secret_format' | 'history_policy'>>
 
-export async function updateProject (db: Db, organizationId: string, id: string, { name, description, ...changes }: ProjectChanges): Promise<void> {
-  await updateAuthentic(db, 'projects', oneOf(organizationId, id), changes, { name, description, updated_at: sql`now()` }) ?? tampered()
+export async function updateProject (
+  db: Db, organizationId: string, id: string, { name, description, ...changes }: ProjectChanges
+): Promise<void> {
+  await updateAuthentic(
+    db, 'projects', oneOf(organizationId, id), changes, { name, description, updated_at: sql`now()` }
+  ) ?? tampered()
 }
 
 /** What is wrong in a project's row makes everything below it doubtful. True, or the end of the request. */
@@ -86,7 +101,9 @@ function requireAuthentic (db: Db, row: Authenticated<'projects'>): true {
 export async function lockProject (
   db: Db, organizationId: string, { id }: { id: string }, strength: 'update' | 'share' = 'update'
 ): Promise<KeyState | undefined> {
-  const [row] = await db.select(authenticatedColumns('projects')).from(projects).where(oneOf(organizationId, id)).for(strength)
+  const [row] = await db.select(authenticatedColumns('projects')).from(projects).where(oneOf(
+    organizationId, id
+  )).for(strength)
   return row && requireAuthentic(db, row) && row
 }
 
@@ -97,11 +114,15 @@ export async function deleteProject (db: Db, organizationId: string, id: string)
 
 /** Those of the slugs that siblings have. */
 export async function listTakenSlugs (
-  db: Db, { organization_id, ...among }: { organization_id: string, project_id?: string, target_id?: string }, slugs: readonly string[]
+  db: Db, {
+    organization_id, ...among
+  }: { organization_id: string, project_id?: string, target_id?: string }, slugs: readonly string[]
 ): Promise<Set<string>> {
   const [table, parent] = among.target_id !== undefined
     ? [environments, eq(environments.target_id, among.target_id)] as const
-    : among.project_id !== undefined ? [targets, eq(targets.project_id, among.project_id)] as const : [projects, undefined] as const
+    : among.project_id !== undefined
+      ? [targets, eq(targets.project_id, among.project_id)] as const
+      : [projects, undefined] as const
   const rows = await db.select({ slug: table.slug })
     .from(table).where(and(eq(table.organization_id, organization_id), parent, isOneOf(table.slug, slugs)))
   return new Set(rows.map((row) => row.slug))

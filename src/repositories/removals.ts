@@ -1,9 +1,9 @@
 import { sql, type SQL } from 'drizzle-orm'
 import type { Db } from '../db/database.ts'
 
-// What purges and deletes take away. A secret's versions hang on its history: a purge gives it a new one, a delete takes
-// the secret away, and what hangs on the old history is reachable from nowhere from then on. Its rows go afterwards, a
-// piece at a time, because a statement that takes a million of them would not end in time.
+// What purges and deletes take away. A secret's versions hang on its history: a purge gives it a new one, a delete
+// takes the secret away, and what hangs on the old history is reachable from nowhere from then on. Its rows go
+// afterwards, a piece at a time, because a statement that takes a million of them would not end in time.
 
 /** What a purge or a delete is about: one secret, or all below a place of the hierarchy. */
 export type Below = { project_id: string } | { target_id: string } | { environment_id: string } | { secret_id: string }
@@ -13,7 +13,9 @@ const isBelow = (organizationId: string, below: Below): SQL => {
     ? [sql`s.id`, below.secret_id] as const
     : 'environment_id' in below
       ? [sql`s.environment_id`, below.environment_id] as const
-      : 'target_id' in below ? [sql`s.target_id`, below.target_id] as const : [sql`s.project_id`, below.project_id] as const
+      : 'target_id' in below
+        ? [sql`s.target_id`, below.target_id] as const
+        : [sql`s.project_id`, below.project_id] as const
   return sql`s.organization_id = ${organizationId} AND ${place} = ${id}`
 }
 
@@ -24,12 +26,15 @@ const isBelow = (organizationId: string, below: Below): SQL => {
 export async function purgeHistories (db: Db, organizationId: string, below: Below): Promise<number> {
   const [row] = await db.execute(sql`
     WITH purged AS (
-      SELECT s.id, s.history_id, s.version_count, upper(left(replace(gen_random_uuid()::text, '-', ''), 26)) AS next_history
+      SELECT s.id, s.history_id, s.version_count, upper(left(replace(gen_random_uuid()::text, '-', ''),
+        26)) AS next_history
       FROM secrets s
       WHERE ${isBelow(organizationId, below)}
-        AND EXISTS (SELECT FROM secret_versions v WHERE v.organization_id = s.organization_id AND v.history_id = s.history_id)
+        AND EXISTS (SELECT FROM secret_versions v WHERE v.organization_id = s.organization_id
+          AND v.history_id = s.history_id)
     ), removed AS (
-      UPDATE histories h SET removed_at = now() FROM purged p WHERE h.organization_id = ${organizationId} AND h.id = p.history_id
+      UPDATE histories h SET removed_at = now() FROM purged p WHERE h.organization_id = ${organizationId}
+        AND h.id = p.history_id
     ), made AS (
       INSERT INTO histories (organization_id, id) SELECT ${organizationId}, next_history FROM purged
     ), emptied AS (
@@ -44,11 +49,16 @@ export async function purgeHistories (db: Db, organizationId: string, below: Bel
  * Removes the histories below a place that is about to be deleted with its documents, in the same transaction. Answers
  * what the delete takes along, for its audit event. The caller holds the project's row.
  */
-export async function removeHistories (db: Db, organizationId: string, below: Below): Promise<{ documents: number, versions: number }> {
+export async function removeHistories (
+  db: Db, organizationId: string, below: Below
+): Promise<{ documents: number, versions: number }> {
   const [row] = await db.execute(sql`
-    WITH gone AS (SELECT s.history_id, s.version_count, s.sealed IS NOT NULL AS is_document FROM secrets s WHERE ${isBelow(organizationId, below)}),
-    removed AS (UPDATE histories h SET removed_at = now() FROM gone g WHERE h.organization_id = ${organizationId} AND h.id = g.history_id)
-    SELECT count(*) FILTER (WHERE is_document)::int AS documents, coalesce(sum(version_count), 0)::int AS versions FROM gone
+    WITH gone AS (SELECT s.history_id, s.version_count, s.sealed IS NOT NULL AS is_document FROM secrets s
+      WHERE ${isBelow(organizationId, below)}),
+    removed AS (UPDATE histories h SET removed_at = now() FROM gone g WHERE h.organization_id = ${organizationId}
+      AND h.id = g.history_id)
+    SELECT count(*) FILTER (WHERE is_document)::int AS documents, coalesce(sum(version_count), 0)::int AS versions
+      FROM gone
   `) as unknown as { documents: number, versions: number }[]
   return row!
 }
@@ -59,10 +69,13 @@ export async function listRemovals (db: Db): Promise<string[]> {
     WITH RECURSIVE found AS (
       (SELECT organization_id FROM histories WHERE removed_at IS NOT NULL ORDER BY organization_id LIMIT 1)
       UNION ALL
-      SELECT (SELECT h.organization_id FROM histories h WHERE h.removed_at IS NOT NULL AND h.organization_id > f.organization_id ORDER BY h.organization_id LIMIT 1)
+      SELECT (SELECT h.organization_id FROM histories h WHERE h.removed_at IS NOT NULL
+        AND h.organization_id > f.organization_id ORDER BY h.organization_id LIMIT 1)
       FROM found f WHERE f.organization_id IS NOT NULL
     )
-    SELECT organization_id FROM found WHERE organization_id IS NOT NULL LIMIT 1000`) as unknown as { organization_id: string }[]
+    SELECT organization_id FROM found WHERE organization_id IS NOT NULL LIMIT 1000`) as unknown as {
+    organization_id: string
+  }[]
   return rows.map(({ organization_id }) => organization_id)
 }
 
@@ -76,13 +89,16 @@ export interface Removal { history_id: string, id: number }
  * Takes the rows of the next versions that hang on removed histories of the organization, behind a place: so many at
  * most. What another instance is at is left to it. Undefined when there is nothing behind the place.
  */
-export async function deleteRemovedVersions (db: Db, organizationId: string, after: Removal, limit: number): Promise<Removal | undefined> {
+export async function deleteRemovedVersions (
+  db: Db, organizationId: string, after: Removal, limit: number
+): Promise<Removal | undefined> {
   const rows = await db.execute(sql`
     WITH found AS (
       SELECT h.id AS history_id, v.id, v.size_bytes, sum(v.size_bytes) OVER (ORDER BY h.id, v.id) AS bytes
       FROM histories h CROSS JOIN LATERAL (
         SELECT v.id, v.size_bytes FROM secret_versions v
-        WHERE v.organization_id = h.organization_id AND v.history_id = h.id AND v.id > CASE WHEN h.id = ${after.history_id} THEN ${after.id}::bigint ELSE 0 END
+        WHERE v.organization_id = h.organization_id AND v.history_id = h.id
+          AND v.id > CASE WHEN h.id = ${after.history_id} THEN ${after.id}::bigint ELSE 0 END
         ORDER BY v.id LIMIT ${limit}
       ) v
       WHERE h.organization_id = ${organizationId} AND h.removed_at IS NOT NULL AND h.id >= ${after.history_id}
@@ -90,20 +106,27 @@ export async function deleteRemovedVersions (db: Db, organizationId: string, aft
     ), next AS (
       SELECT history_id, id FROM found WHERE bytes - size_bytes < ${PIECE_BYTES}
     ), mine AS (
-      SELECT v.id FROM secret_versions v WHERE v.organization_id = ${organizationId} AND v.id IN (SELECT id FROM next) FOR UPDATE SKIP LOCKED
+      SELECT v.id FROM secret_versions v WHERE v.organization_id = ${organizationId}
+        AND v.id IN (SELECT id FROM next) FOR UPDATE SKIP LOCKED
     ), deleted AS (
       DELETE FROM secret_versions v USING mine WHERE v.organization_id = ${organizationId} AND v.id = mine.id
     )
-    SELECT history_id, id FROM next ORDER BY history_id DESC, id DESC LIMIT 1`) as unknown as { history_id: string, id: string }[]
+    SELECT history_id, id FROM next ORDER BY history_id DESC, id DESC LIMIT 1`) as unknown as {
+    history_id: string
+    id: string
+  }[]
   return rows[0] && { history_id: rows[0].history_id, id: Number(rows[0].id) }
 }
 
-/** Takes away removed histories of the organization on which nothing hangs any more, so many at most, and counts them. */
+/**
+ * Takes away removed histories of the organization on which nothing hangs any more, so many at most, and counts them.
+ */
 export async function deleteEmptyHistories (db: Db, organizationId: string, limit: number): Promise<number> {
   const [row] = await db.execute(sql`
     WITH empty AS (
       SELECT h.id FROM histories h WHERE h.organization_id = ${organizationId} AND h.removed_at IS NOT NULL
-        AND NOT EXISTS (SELECT FROM secret_versions v WHERE v.organization_id = h.organization_id AND v.history_id = h.id)
+        AND NOT EXISTS (SELECT FROM secret_versions v WHERE v.organization_id = h.organization_id
+          AND v.history_id = h.id)
       LIMIT ${limit} FOR UPDATE SKIP LOCKED
     ), deleted AS (
       DELETE FROM histories h USING empty e WHERE h.organization_id = ${organizationId} AND h.id = e.id RETURNING 1

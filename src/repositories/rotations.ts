@@ -18,12 +18,19 @@ export interface Document extends Authenticated<'secrets'> {
 /** The ids and sizes of all current documents, locked, in one order for everybody. */
 export async function lockDocuments (db: Db, project: KeyState): Promise<{ id: string, size_bytes: number }[]> {
   return db.select({ id: secrets.id, size_bytes: secrets.size_bytes }).from(secrets)
-    .where(and(eq(secrets.organization_id, project.organization_id), eq(secrets.project_id, project.id), isNotNull(secrets.sealed))).orderBy(asc(secrets.id)).for('update')
+    .where(and(
+      eq(secrets.organization_id, project.organization_id), eq(secrets.project_id, project.id),
+      isNotNull(secrets.sealed)
+    )).orderBy(asc(secrets.id)).for('update')
 }
 
 export async function findDocuments (db: Db, organizationId: string, ids: readonly string[]): Promise<Document[]> {
   // Spelt out: of a single table, Drizzle names a column without its table, which in here would be that of the version.
-  const recorded_revision = sql<number | null>`(SELECT v.revision FROM secret_versions v WHERE v.organization_id = secrets.organization_id AND v.history_id = secrets.history_id ORDER BY v.id DESC LIMIT 1)`.mapWith(secrets.revision)
+  const recorded_revision =
+    sql<
+      number | null>`(SELECT v.revision FROM secret_versions v WHERE v.organization_id = secrets.organization_id AND v.history_id = secrets.history_id ORDER BY v.id DESC LIMIT 1)`.mapWith(
+        secrets.revision
+      )
   const rows = await db.select({ ...authenticatedColumns('secrets'), recorded_revision }).from(secrets)
     .where(and(eq(secrets.organization_id, organizationId), isOneOf(secrets.id, ids))).orderBy(asc(secrets.id))
   if (!rows.every((row) => verifies(db, 'secrets', row))) tampered()
@@ -40,16 +47,23 @@ export async function replaceDocuments (
   })
   await db.execute(sql`
     UPDATE secrets s
-    SET revision = s.revision + 1, key_version = ${project.key_version}, sealed = decode(r.sealed, 'base64'), size_bytes = r.size_bytes,
+    SET revision = s.revision + 1, key_version = ${project.key_version}, sealed = decode(r.sealed, 'base64'),
+      size_bytes = r.size_bytes,
       mac = decode(r.mac, 'base64'), updated_at = now()
     FROM jsonb_to_recordset(${rowsJson(rows)}::jsonb) AS r (id text, sealed text, size_bytes int, mac text)
     WHERE s.organization_id = ${project.organization_id} AND s.id = r.id`)
 }
 
-/** The next so many version ids of the organization: its first. From here to the commit, no other write of it gets any. */
+/**
+ * The next so many version ids of the organization: its first. From here to the commit, no other write of it gets any.
+ */
 export async function takeVersionIds (db: Db, organizationId: string, count: number): Promise<number> {
-  const [row] = await db.update(organization_counters).set({ next_version: sql`${organization_counters.next_version} + ${count}` })
-    .where(eq(organization_counters.organization_id, organizationId)).returning({ next: organization_counters.next_version })
+  const [row] = await db.update(organization_counters).set(
+    { next_version: sql`${organization_counters.next_version} + ${count}` }
+  )
+    .where(eq(
+      organization_counters.organization_id, organizationId
+    )).returning({ next: organization_counters.next_version })
   return row!.next - count
 }
 
@@ -66,8 +80,10 @@ export async function recordRotations (
       SELECT * FROM jsonb_to_recordset(${rowsJson(rows)}::jsonb)
         AS r (id bigint, secret_id text, revision bigint, key_version int, sealed text, size_bytes int)
     ), recorded AS (
-      INSERT INTO secret_versions (organization_id, id, history_id, action, revision, key_version, sealed, size_bytes, created_by_id, created_by_name)
-      SELECT s.organization_id, r.id, s.history_id, 'rotate', r.revision, r.key_version, decode(r.sealed, 'base64'), r.size_bytes, ${actor.id}::bigint, ${actor.name}
+      INSERT INTO secret_versions (organization_id, id, history_id, action, revision, key_version, sealed, size_bytes,
+        created_by_id, created_by_name)
+      SELECT s.organization_id, r.id, s.history_id, 'rotate', r.revision, r.key_version, decode(r.sealed, 'base64'),
+        r.size_bytes, ${actor.id}::bigint, ${actor.name}
       FROM r JOIN secrets s ON s.organization_id = ${actor.organization_id} AND s.id = r.secret_id
     )
     UPDATE secrets s SET version = r.id, version_count = s.version_count + 1

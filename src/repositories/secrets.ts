@@ -17,7 +17,13 @@ export interface SecretWrite {
    */
   secret: SecretRow
   /** The snapshot to record; null with `no_backup`. */
-  version: { id: number, action: VersionAction, sealed: Buffer, size_bytes: number, restored_from: number | null } | null
+  version: {
+    id: number
+    action: VersionAction
+    sealed: Buffer
+    size_bytes: number
+    restored_from: number | null
+  } | null
   actor: Actor
   event: AuditEvent
 }
@@ -58,7 +64,8 @@ export async function writeSecrets (db: Db, next_version: number, writes: readon
   } catch (error) {
     // Somebody made the level's first document, or deleted its place, between our look and the statement.
     // Or the database chose this statement to lose against another one (40P01, 40001).
-    const isLost = isUniqueViolation(error) || isForeignKeyViolation(error) || /^(40P01|40001)$/.test(codeOf(error) ?? '')
+    const isLost = isUniqueViolation(error) || isForeignKeyViolation(error) ||
+      /^(40P01|40001)$/.test(codeOf(error) ?? '')
     if (isLost) return { outcome: 'moved' }
     throw error
   }
@@ -114,7 +121,9 @@ function valuesOfSeveral (db: Db, next_version: number, writes: readonly SecretW
     versions: JSON.stringify(writes.flatMap(({ secret: { id: secret_id, revision, key_version }, version, actor }) => {
       if (version === null) return []
       const { sealed, ...row } = version
-      return { ...row, ...snapshots.add(sealed), secret_id, revision, key_version, actor_id: actor.id, actor_name: actor.name }
+      return {
+        ...row, ...snapshots.add(sealed), secret_id, revision, key_version, actor_id: actor.id, actor_name: actor.name
+      }
     })),
     callers: callersJson(writes.map(({ actor }) => actor.caller)),
     events: eventsJson(writes.map(({ actor, event }) => eventRow(actor, event))),
@@ -145,16 +154,19 @@ interface Swapped { next_version: string | null, callers_live: boolean, projects
 const swapOne = preparedSql<Swapped, ReturnType<typeof valuesOfOne>>('write_secret', ($) => sql`
   WITH project AS (
     SELECT id FROM projects
-    WHERE id = ${$('project_id')}::char(26) AND organization_id = ${$('organization_id')}::char(26) AND key_version = ${$('active_key')}::int
+    WHERE id = ${$('project_id')}::char(26) AND organization_id = ${$('organization_id')}::char(26)
+      AND key_version = ${$('active_key')}::int
       AND encryption_type = ${$('managed')}::varchar
     FOR SHARE
   ), level AS (
     SELECT revision, history_id, sealed IS NOT NULL AS is_stored FROM secrets
-    WHERE organization_id = ${$('organization_id')}::char(26) AND id = ${$('secret_id')}::char(26) AND (SELECT id FROM project) IS NOT NULL
+    WHERE organization_id = ${$('organization_id')}::char(26) AND id = ${$('secret_id')}::char(26)
+      AND (SELECT id FROM project) IS NOT NULL
     FOR UPDATE
   ), source AS (
     SELECT id FROM secret_versions
-    WHERE organization_id = ${$('organization_id')}::char(26) AND id = ${$('restored_from')}::bigint AND history_id = (SELECT history_id FROM level)
+    WHERE organization_id = ${$('organization_id')}::char(26) AND id = ${$('restored_from')}::bigint
+      AND history_id = (SELECT history_id FROM level)
     FOR SHARE
   ), ${callerCtes({ organization_id: $('organization_id'), callers: $('callers') })}, counter AS (
     UPDATE organization_counters
@@ -166,30 +178,42 @@ const swapOne = preparedSql<Swapped, ReturnType<typeof valuesOfOne>>('write_secr
       AND ${callersLive}
     RETURNING organization_id, next_version, next_event - 1 AS first
   ), gained AS (
-    SELECT ${$('is_stored')}::boolean::int - coalesce((SELECT is_stored FROM level), false)::int AS documents FROM counter
+    SELECT ${$('is_stored')}::boolean::int - coalesce((SELECT is_stored FROM level), false)::int AS documents
+      FROM counter
   ), counted AS (
     UPDATE project_counts SET secret_count = secret_count + gained.documents
-    FROM gained WHERE organization_id = ${$('organization_id')}::char(26) AND project_id = ${$('project_id')}::char(26) AND gained.documents <> 0
+    FROM gained WHERE organization_id = ${$('organization_id')}::char(26) AND project_id = ${$('project_id')}::char(26)
+      AND gained.documents <> 0
   ), target_counted AS (
     UPDATE targets SET secret_count = secret_count + gained.documents
-    FROM gained WHERE organization_id = ${$('organization_id')}::char(26) AND id = ${$('target_id')}::char(26) AND gained.documents <> 0
+    FROM gained WHERE organization_id = ${$('organization_id')}::char(26) AND id = ${$('target_id')}::char(26)
+      AND gained.documents <> 0
   ), history AS (
     INSERT INTO histories (organization_id, id)
-    SELECT ${$('organization_id')}::char(26), ${$('secret_id')}::char(26) FROM counter WHERE NOT EXISTS (SELECT FROM level)
+    SELECT ${$('organization_id')}::char(26), ${$('secret_id')}::char(26) FROM counter WHERE NOT EXISTS (SELECT
+      FROM level)
   ), written AS (
-    INSERT INTO secrets (id, organization_id, project_id, target_id, environment_id, level, level_id, revision, key_version, sealed, size_bytes, version, history_id, version_count, mac)
-    SELECT ${$('secret_id')}::char(26), ${$('organization_id')}::char(26), ${$('project_id')}::char(26), ${$('target_id')}::char(26),
-           ${$('environment_id')}::char(26), ${$('level')}::varchar, ${$('level_id')}::char(26), ${$('revision')}::bigint,
+    INSERT INTO secrets (id, organization_id, project_id, target_id, environment_id, level, level_id, revision,
+      key_version, sealed, size_bytes, version, history_id, version_count, mac)
+    SELECT ${$('secret_id')}::char(26), ${$('organization_id')}::char(26), ${$('project_id')}::char(26),
+      ${$('target_id')}::char(26),
+           ${$('environment_id')}::char(26), ${$('level')}::varchar, ${$('level_id')}::char(26),
+             ${$('revision')}::bigint,
            ${$('key_version')}::int, ${$('sealed')}::bytea, ${$('size_bytes')}::int, ${$('version')}::bigint,
-           coalesce((SELECT history_id FROM level), ${$('secret_id')}::char(26)), ${$('versions')}::int, ${$('mac')}::bytea
+           coalesce((SELECT history_id FROM level), ${$('secret_id')}::char(26)), ${$('versions')}::int,
+             ${$('mac')}::bytea
     FROM counter
-    ON CONFLICT (organization_id, id) DO UPDATE SET revision = excluded.revision, key_version = excluded.key_version, sealed = excluded.sealed,
+    ON CONFLICT (organization_id, id) DO UPDATE SET revision = excluded.revision, key_version = excluded.key_version,
+      sealed = excluded.sealed,
       size_bytes = excluded.size_bytes, version = excluded.version, mac = excluded.mac,
       version_count = secrets.version_count + excluded.version_count, updated_at = now()
   ), recorded AS (
-    INSERT INTO secret_versions (organization_id, id, history_id, action, revision, key_version, sealed, size_bytes, restored_from, created_by_id, created_by_name)
-    SELECT ${$('organization_id')}::char(26), ${$('version')}::bigint, coalesce((SELECT history_id FROM level), ${$('secret_id')}::char(26)), ${$('version_action')}::varchar,
-           ${$('revision')}::bigint, ${$('key_version')}::int, ${$('version_sealed')}::bytea, ${$('version_size')}::int, ${$('restored_from')}::bigint,
+    INSERT INTO secret_versions (organization_id, id, history_id, action, revision, key_version, sealed, size_bytes,
+      restored_from, created_by_id, created_by_name)
+    SELECT ${$('organization_id')}::char(26), ${$('version')}::bigint, coalesce((SELECT history_id
+      FROM level), ${$('secret_id')}::char(26)), ${$('version_action')}::varchar,
+           ${$('revision')}::bigint, ${$('key_version')}::int, ${$('version_sealed')}::bytea, ${$('version_size')}::int,
+             ${$('restored_from')}::bigint,
            ${$('actor_id')}::bigint, ${$('actor_name')}::varchar
     FROM counter WHERE ${$('versions')}::int = 1
   ), event AS (${insertEvents($('events'))})
@@ -200,7 +224,8 @@ const swapSeveral = preparedSql<Swapped, ReturnType<typeof valuesOfSeveral>>('wr
   const organization = sql`${$('organization_id')}::char(26)`
   return sql`
   WITH seen AS (
-    SELECT * FROM jsonb_to_recordset(${$('projects')}::jsonb) AS seen (id char(26), key_version int, encryption_type varchar)
+    SELECT * FROM jsonb_to_recordset(${$('projects')}::jsonb) AS seen (id char(26), key_version int,
+      encryption_type varchar)
   ), project AS (
     SELECT found.id FROM seen CROSS JOIN LATERAL (
       SELECT id FROM projects
@@ -282,7 +307,10 @@ const swapSeveral = preparedSql<Swapped, ReturnType<typeof valuesOfSeveral>>('wr
     (SELECT count(*) FROM project) = (SELECT count(*) FROM seen) AS projects_found`
 })
 
-/** Deletes the secret of a level, which has a document, for good; its history was removed before. The caller holds the project's row. */
+/**
+ * Deletes the secret of a level, which has a document, for good; its history was removed before. The caller holds the
+ * project's row.
+ */
 export async function deleteSecret (db: Db, state: LevelState, secret: SecretRow): Promise<void> {
   const { organization_id, project, target } = state
   await db.delete(secrets).where(and(eq(secrets.organization_id, organization_id), eq(secrets.id, secret.id)))

@@ -7,10 +7,12 @@ import { readPage, type PageRequest } from '../rules/pagination.ts'
 export type TargetRow = TargetAttributes & { id: string }
 type Row = Raw<TargetRow>
 
-const columns = sql`t.id, t.project_id, t.name, t.slug, t.description, t.environment_count, t.secret_count, t.created_at, t.updated_at`
+const columns =
+  sql`t.id, t.project_id, t.name, t.slug, t.description, t.environment_count, t.secret_count, t.created_at, t.updated_at`
 
 const byId = preparedSql<Row, { organization_id: string, id: string }>('target', ($) => sql`
-  SELECT ${columns} FROM targets t WHERE t.organization_id = ${$('organization_id')}::char(26) AND t.id = ${$('id')}::char(26)`)
+  SELECT ${columns} FROM targets t WHERE t.organization_id = ${$('organization_id')}::char(26)
+    AND t.id = ${$('id')}::char(26)`)
 
 /** A target, as everybody sees it, whose row was judged when its level was looked up. */
 export async function findTarget (db: Db, organizationId: string, id: string): Promise<TargetRow | undefined> {
@@ -32,23 +34,39 @@ export async function listTargets (
   return { rows: rows.map(withMoments), total }
 }
 
-export interface NewTarget { id: string, organization_id: string, project_id: string, name: string, slug: string, description: string | null }
+export interface NewTarget {
+  id: string
+  organization_id: string
+  project_id: string
+  name: string
+  slug: string
+  description: string | null
+}
 
 /** A taken slug is a unique violation. */
 export async function createTarget (db: Db, target: NewTarget): Promise<void> {
   await db.insert(targets).values({ ...target, mac: macOf(db, 'targets', target) })
   await db.update(project_counts).set({ target_count: sql`${project_counts.target_count} + 1` })
-    .where(and(eq(project_counts.organization_id, target.organization_id), eq(project_counts.project_id, target.project_id)))
+    .where(and(
+      eq(project_counts.organization_id, target.organization_id), eq(project_counts.project_id, target.project_id)
+    ))
 }
 
-export async function updateTarget (db: Db, organizationId: string, id: string, changes: Partial<Pick<NewTarget, 'name' | 'slug' | 'description'>>): Promise<void> {
+export async function updateTarget (
+  db: Db, organizationId: string, id: string, changes: Partial<Pick<NewTarget, 'name' | 'slug' | 'description'>>
+): Promise<void> {
   const { slug, ...more } = changes
   const its = and(eq(targets.organization_id, organizationId), eq(targets.id, id))
   await updateAuthentic(db, 'targets', its, { slug }, { ...more, updated_at: sql`now()` }) ?? tampered()
 }
 
-/** Deletes a target with its environments and documents, whose histories were removed before. The caller holds the project's row. */
-export async function deleteTarget (db: Db, organizationId: string, { id, project_id }: { id: string, project_id: string }): Promise<void> {
+/**
+ * Deletes a target with its environments and documents, whose histories were removed before. The caller holds the
+ * project's row.
+ */
+export async function deleteTarget (
+  db: Db, organizationId: string, { id, project_id }: { id: string, project_id: string }
+): Promise<void> {
   const [gone] = await db.delete(targets).where(and(eq(targets.organization_id, organizationId), eq(targets.id, id)))
     .returning({ environments: targets.environment_count, secrets: targets.secret_count })
   await db.update(project_counts).set({

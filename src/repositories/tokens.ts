@@ -36,19 +36,25 @@ export async function createToken (db: Db, { made_by: maker, slices, ...token }:
     user_id: maker?.person?.user_id ?? null,
     grant_id: maker?.person?.grant_id ?? null
   }
-  const rows = await db.insert(api_tokens).overridingSystemValue().values({ ...row, mac: macOf(db, 'api_tokens', row) }).returning(columns)
+  const rows = await db.insert(api_tokens).overridingSystemValue().values({
+    ...row, mac: macOf(db, 'api_tokens', row)
+  }).returning(columns)
   return (await withRestrictions(db, token.organization_id, rows))[0]!
 }
 
 /**
- * Tokens of the organization, newest first; to a narrowed caller only those that lie inside its part of the hierarchy. A
- * row that the service did not write is none, though the total counts it.
+ * Tokens of the organization, newest first; to a narrowed caller only those that lie inside its part of the hierarchy.
+ * A row that the service did not write is none, though the total counts it.
  */
-export async function listTokens (db: Db, organizationId: string, slices: readonly Slice[], page: PageRequest): Promise<{ rows: ApiToken[], total: number }> {
+export async function listTokens (
+  db: Db, organizationId: string, slices: readonly Slice[], page: PageRequest
+): Promise<{ rows: ApiToken[], total: number }> {
   const own = and(eq(api_tokens.organization_id, organizationId), slices.length === 0 ? undefined : isCoveredBy(slices))
   const total = sql<number>`(SELECT count(*)::int FROM ${api_tokens} WHERE ${own})`
   const { rows, total: all } = await readPage(page, async ({ limit, offset }) =>
-    db.select({ ...columns, total }).from(api_tokens).where(own).orderBy(desc(api_tokens.id)).limit(limit).offset(offset))
+    db.select({
+      ...columns, total
+    }).from(api_tokens).where(own).orderBy(desc(api_tokens.id)).limit(limit).offset(offset))
   const genuine = rows.filter((row) => isAuthentic(db, 'api_tokens', row))
   return { rows: await withRestrictions(db, organizationId, genuine), total: all }
 }
@@ -57,40 +63,52 @@ export async function listTokens (db: Db, organizationId: string, slices: readon
 // token are some, and each of them lies inside one of these. Whatever somebody else wrote there is inside of nothing.
 const isCoveredBy = (slices: readonly Slice[]): SQL => sql`(
   SELECT count(*) > 0 AND bool_and(EXISTS (
-    SELECT FROM jsonb_to_recordset(${JSON.stringify(slices)}::jsonb) AS outside (project_id text, target_id text, environment_id text)
+    SELECT FROM jsonb_to_recordset(${JSON.stringify(slices)}::jsonb) AS outside (project_id text, target_id text,
+      environment_id text)
     WHERE outside.project_id = inside->>'project_id'
       AND (outside.target_id IS NULL OR outside.target_id = inside->>'target_id')
       AND (outside.environment_id IS NULL OR outside.environment_id = inside->>'environment_id')))
   FROM jsonb_array_elements(CASE WHEN jsonb_typeof(${api_tokens.slices}) = 'array' THEN ${api_tokens.slices} ELSE '[]' END) AS inside)`
 
 /** An API token that a person made, or that one of theirs made, as the person and the operator see it. */
-export type OwnToken = Pick<ApiToken, 'name' | 'token_prefix' | 'abilities' | 'expires_at' | 'last_used_at' | 'created_at'> & {
-  id: number
-  organization: { id: string, name: string, slug: string }
-}
+export type OwnToken = Pick<ApiToken,
+  'name' | 'token_prefix' | 'abilities' | 'expires_at' | 'last_used_at' | 'created_at'> & {
+    id: number
+    organization: { id: string, name: string, slug: string }
+  }
 
-/** Tokens of a person in all organizations, newest first; those that have expired are over, and a row that the service did not write is none. */
+/**
+ * Tokens of a person in all organizations, newest first; those that have expired are over, and a row that the service
+ * did not write is none.
+ */
 export async function listTokensOfPerson (db: Db, userId: number): Promise<OwnToken[]> {
   const organization = { id: organizations.id, name: organizations.name, slug: organizations.slug }
   const rows = await db.select({ token: columns, organization })
     .from(api_tokens).innerJoin(organizations, eq(organizations.id, api_tokens.organization_id))
-    .where(and(eq(api_tokens.user_id, userId), or(isNull(api_tokens.expires_at), gt(api_tokens.expires_at, sql`now()`))))
+    .where(and(
+      eq(api_tokens.user_id, userId), or(isNull(api_tokens.expires_at), gt(api_tokens.expires_at, sql`now()`))
+    ))
     .orderBy(desc(api_tokens.id)).limit(1000)
   return rows.filter(({ token }) => isAuthentic(db, 'api_tokens', token)).map(({ token, organization }) => {
     const { id, name, token_prefix, abilities, expires_at, last_used_at, created_at } = token
-    return { id, name, token_prefix, abilities: abilities as Ability[], expires_at, last_used_at, created_at, organization }
+    return {
+      id, name, token_prefix, abilities: abilities as Ability[], expires_at, last_used_at, created_at, organization
+    }
   })
 }
 
 /** The slices of a token of the organization; none when it acts in the whole organization. */
 export async function findSlices (db: Db, organizationId: string, id: number): Promise<Slice[] | undefined> {
-  const [row] = await db.select({ slices: api_tokens.slices }).from(api_tokens).where(and(eq(api_tokens.organization_id, organizationId), eq(api_tokens.id, id))).for('update')
+  const [row] = await db.select({ slices: api_tokens.slices }).from(api_tokens).where(and(
+    eq(api_tokens.organization_id, organizationId), eq(api_tokens.id, id)
+  )).for('update')
   return row && (row.slices ?? [])
 }
 
 export async function deleteTokens (db: Db, organizationId: string, ids: readonly number[]): Promise<void> {
   if (ids.length === 0) return
-  const listed = sql`${api_tokens.id} IN (SELECT listed.id::bigint FROM jsonb_array_elements_text(${JSON.stringify(ids)}::jsonb) AS listed (id))`
+  const listed =
+    sql`${api_tokens.id} IN (SELECT listed.id::bigint FROM jsonb_array_elements_text(${JSON.stringify(ids)}::jsonb) AS listed (id))`
   await db.delete(api_tokens).where(and(eq(api_tokens.organization_id, organizationId), listed))
 }
 
@@ -101,36 +119,52 @@ export async function deleteTokens (db: Db, organizationId: string, ids: readonl
  */
 export async function lockTokensOfNothing (db: Db, organizationId: string): Promise<number[]> {
   const rows = await db.execute(sql`
-    SELECT t.id FROM api_tokens t WHERE t.organization_id = ${organizationId} AND jsonb_typeof(t.slices) = 'array' AND NOT EXISTS (
+    SELECT t.id FROM api_tokens t WHERE t.organization_id = ${organizationId} AND jsonb_typeof(t.slices) = 'array'
+      AND NOT EXISTS (
       SELECT FROM jsonb_array_elements(CASE WHEN jsonb_typeof(t.slices) = 'array' THEN t.slices END) AS slice
       WHERE CASE
-        WHEN slice->>'environment_id' IS NOT NULL THEN EXISTS (SELECT FROM environments e WHERE e.organization_id = t.organization_id AND e.id = (slice->>'environment_id')::char(26))
-        WHEN slice->>'target_id' IS NOT NULL THEN EXISTS (SELECT FROM targets g WHERE g.organization_id = t.organization_id AND g.id = (slice->>'target_id')::char(26))
-        ELSE EXISTS (SELECT FROM projects p WHERE p.organization_id = t.organization_id AND p.id = (slice->>'project_id')::char(26))
+        WHEN slice->>'environment_id' IS NOT NULL THEN EXISTS (SELECT FROM environments e
+          WHERE e.organization_id = t.organization_id AND e.id = (slice->>'environment_id')::char(26))
+        WHEN slice->>'target_id' IS NOT NULL THEN EXISTS (SELECT FROM targets g
+          WHERE g.organization_id = t.organization_id AND g.id = (slice->>'target_id')::char(26))
+        ELSE EXISTS (SELECT FROM projects p WHERE p.organization_id = t.organization_id
+          AND p.id = (slice->>'project_id')::char(26))
       END)
     ORDER BY t.id FOR UPDATE OF t`) as unknown as { id: string }[]
   return rows.map(({ id }) => Number(id))
 }
 
 /**
- * The slice that a restriction names, by ids; undefined when something in it does not exist. Its project stays until the
- * end of the transaction, and whatever is below it: a delete would not see the token that is about to be made.
+ * The slice that a restriction names, by ids; undefined when something in it does not exist. Its project stays until
+ * the end of the transaction, and whatever is below it: a delete would not see the token that is about to be made.
  */
-export async function findSlice (db: Db, organizationId: string, { project, target, environment }: Restriction): Promise<Slice | undefined> {
+export async function findSlice (
+  db: Db, organizationId: string, { project, target, environment }: Restriction
+): Promise<Slice | undefined> {
   const named = and(eq(projects.organization_id, organizationId), eq(projects.slug, project))
   // A statement of its own: the next one then sees what a delete took away that this one waited for.
   await db.select({ id: projects.id }).from(projects).where(named).for('key share')
   const [row] = await db
-    .select({ project: authenticatedColumns('projects'), target: authenticatedColumns('targets'), environment: authenticatedColumns('environments') })
+    .select({
+      project: authenticatedColumns('projects'),
+      target: authenticatedColumns('targets'),
+      environment: authenticatedColumns('environments')
+    })
     .from(projects)
-    .leftJoin(targets, and(eq(targets.organization_id, projects.organization_id), eq(targets.project_id, projects.id), eq(targets.slug, target ?? '')))
+    .leftJoin(targets, and(
+      eq(targets.organization_id, projects.organization_id), eq(targets.project_id, projects.id),
+      eq(targets.slug, target ?? '')
+    ))
     .leftJoin(environments, and(
-      eq(environments.organization_id, projects.organization_id), eq(environments.target_id, targets.id), eq(environments.slug, environment ?? '')
+      eq(
+        environments.organization_id, projects.organization_id
+      ), eq(environments.target_id, targets.id), eq(environments.slug, environment ?? '')
     ))
     .where(named)
   if (row === undefined || (target !== undefined && row.target === null)) return undefined
   if (environment !== undefined && row.environment === null) return undefined
-  const isRight = verifies(db, 'projects', row.project) && (row.target === null || verifies(db, 'targets', row.target)) &&
+  const isRight = verifies(db, 'projects', row.project) && (row.target === null ||
+    verifies(db, 'targets', row.target)) &&
     (row.environment === null || verifies(db, 'environments', row.environment))
   if (!isRight) tampered()
   return { project_id: row.project.id, target_id: row.target?.id ?? null, environment_id: row.environment?.id ?? null }
@@ -142,13 +176,15 @@ const slugsOf = preparedSql<{ id: string, slug: string }, { organization_id: str
   return sql`${among(sql`projects`)} UNION ALL ${among(sql`targets`)} UNION ALL ${among(sql`environments`)}`
 })
 
-type TokenRow = Authenticated<'api_tokens'> & Pick<typeof api_tokens.$inferSelect, 'last_used_at' | 'created_at' | 'updated_at'>
+type TokenRow = Authenticated<'api_tokens'> & Pick<typeof api_tokens.$inferSelect,
+  'last_used_at' | 'created_at' | 'updated_at'>
 
-// Slices are kept by id and shown by slug. What was deleted since has no slug: the slice then covers nothing and is left
-// out; with the last of them the token ended.
+// Slices are kept by id and shown by slug. What was deleted since has no slug: the slice then covers nothing and is
+// left out; with the last of them the token ended.
 async function withRestrictions (db: Db, organizationId: string, rows: readonly TokenRow[]): Promise<ApiToken[]> {
   const slices = rows.flatMap((row) => row.slices ?? [])
-  const ids = [...new Set(slices.flatMap(({ project_id, target_id, environment_id }) => [project_id, target_id ?? [], environment_id ?? []].flat()))]
+  const ids = [...new Set(slices.flatMap(({ project_id, target_id, environment_id }) =>
+    [project_id, target_id ?? [], environment_id ?? []].flat()))]
   const named = ids.length === 0 ? [] : await slugsOf(db, { organization_id: organizationId, ids: JSON.stringify(ids) })
   const slugs = new Map(named.map(({ id, slug }) => [id, slug]))
   return rows.map((row) => {
@@ -169,8 +205,15 @@ async function withRestrictions (db: Db, organizationId: string, rows: readonly 
   })
 }
 
-function restrictionOf ({ project_id, target_id, environment_id }: Slice, slugs: ReadonlyMap<string, string>): Restriction[] {
-  const [project, target, environment] = [slugs.get(project_id), slugs.get(target_id ?? ''), slugs.get(environment_id ?? '')]
-  if (project === undefined || (target_id !== null && target === undefined) || (environment_id !== null && environment === undefined)) return []
+function restrictionOf (
+  { project_id, target_id, environment_id }: Slice, slugs: ReadonlyMap<string, string>
+): Restriction[] {
+  const [project, target, environment] = [
+    slugs.get(project_id), slugs.get(target_id ?? ''), slugs.get(environment_id ?? '')
+  ]
+  if (project === undefined || (target_id !== null && target === undefined) ||
+    (environment_id !== null && environment === undefined)) {
+    return []
+  }
   return [{ project, ...(target !== undefined && { target }), ...(environment !== undefined && { environment }) }]
 }

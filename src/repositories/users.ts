@@ -5,7 +5,9 @@ import { isAuthentic, isUniqueViolation, macOf, readNow, updateAuthentic, type D
 import { deleteExpired } from '../db/expired.ts'
 import { makeId } from '../db/ids.ts'
 import { endTokens, revokeGrants } from '../db/grants.ts'
-import { api_tokens, members, oauth_grants, organizations, password_links, sessions, sign_in_devices, userColumns, users } from '../db/tables.ts'
+import {
+  api_tokens, members, oauth_grants, organizations, password_links, sessions, sign_in_devices, userColumns, users
+} from '../db/tables.ts'
 
 /** A person with an account. */
 export interface User {
@@ -28,9 +30,17 @@ export function normalizedEmail (email: string): string {
 }
 
 /** Makes an account; undefined when the address has one. */
-export async function createUser (db: Db, user: { email: string, name: string, password_hash: string | null }): Promise<number | undefined> {
+export async function createUser (
+  db: Db, user: { email: string, name: string, password_hash: string | null }
+): Promise<number | undefined> {
   const id = makeId()
-  const row = { id, ...user, email_normalized: normalizedEmail(user.email), is_verified: user.password_hash !== null, disabled_at: null }
+  const row = {
+    id,
+    ...user,
+    email_normalized: normalizedEmail(user.email),
+    is_verified: user.password_hash !== null,
+    disabled_at: null
+  }
   try {
     await db.insert(users).overridingSystemValue().values({ ...row, mac: macOf(db, 'users', row) })
     return id
@@ -64,12 +74,19 @@ async function findOne (db: Db, where: SQL): Promise<WithPassword | undefined> {
 
 /** Accounts in the order in which they were made: those that come after one, a hundred at most. */
 export async function listUsers (db: Db, after: number): Promise<(User & { has_password: boolean })[]> {
-  return db.select({ ...userColumns, has_password: sql<boolean>`${users.password_hash} IS NOT NULL` }).from(users).where(gt(users.id, after)).orderBy(asc(users.id)).limit(100)
+  return db.select({
+    ...userColumns, has_password: sql<boolean>`${users.password_hash} IS NOT NULL`
+  }).from(users).where(gt(users.id, after)).orderBy(asc(users.id)).limit(100)
 }
 
-/** Today's parameters for the same password: ends nothing. False, and nothing changed, when another hash is there meanwhile. */
+/**
+ * Today's parameters for the same password: ends nothing. False, and nothing changed, when another hash is there
+ * meanwhile.
+ */
 export async function updatePasswordHash (db: Db, id: number, from: string, password_hash: string): Promise<boolean> {
-  return await updateAuthentic(db, 'users', and(eq(users.id, id), eq(users.password_hash, from)), { password_hash }) !== undefined
+  return await updateAuthentic(
+    db, 'users', and(eq(users.id, id), eq(users.password_hash, from)), { password_hash }
+  ) !== undefined
 }
 
 /**
@@ -81,11 +98,13 @@ export async function lockUser (db: Db, id: number): Promise<void> {
 }
 
 /**
- * A new password ends every session, every grant and every link of the user (OA-63). False, and nothing changed, when the
- * account was closed meanwhile, or when the password that was verified (`from`) is not its password any more.
+ * A new password ends every session, every grant and every link of the user (OA-63). False, and nothing changed, when
+ * the account was closed meanwhile, or when the password that was verified (`from`) is not its password any more.
  */
 export async function changePassword (db: Db, id: number, password_hash: string, from?: string): Promise<boolean> {
-  const where = and(eq(users.id, id), isNull(users.disabled_at), from === undefined ? undefined : eq(users.password_hash, from))
+  const where = and(
+    eq(users.id, id), isNull(users.disabled_at), from === undefined ? undefined : eq(users.password_hash, from)
+  )
   if (await updateAuthentic(db, 'users', where, { password_hash, is_verified: true }, NOW) === undefined) return false
   await endEverything(db, id)
   return true
@@ -96,8 +115,11 @@ export async function changePassword (db: Db, id: number, password_hash: string,
  * One that was changed outside the service can be closed, but not opened: then the answer is false.
  */
 export async function setDisabled (db: Db, id: number, disabled: boolean): Promise<boolean> {
-  const marked = await updateAuthentic(db, 'users', eq(users.id, id), (now) => ({ disabled_at: disabled ? now : null }), NOW) !== undefined
-  if (!marked && disabled) await db.update(users).set({ disabled_at: sql`now()`, mac: null, ...NOW }).where(eq(users.id, id))
+  const marked = await updateAuthentic(db, 'users', eq(users.id, id), (now) =>
+    ({ disabled_at: disabled ? now : null }), NOW) !== undefined
+  if (!marked && disabled) {
+    await db.update(users).set({ disabled_at: sql`now()`, mac: null, ...NOW }).where(eq(users.id, id))
+  }
   await endEverything(db, id)
   return marked || disabled
 }
@@ -112,7 +134,9 @@ export async function endEverything (db: Db, id: number): Promise<void> {
   await endTokens(db, eq(api_tokens.user_id, id))
 }
 
-export async function createMember (db: Db, member: { organization_id: string, user_id: number, role: Role }): Promise<void> {
+export async function createMember (
+  db: Db, member: { organization_id: string, user_id: number, role: Role }
+): Promise<void> {
   const row = { ...member, status: 'active' as const }
   await db.insert(members).values({ ...row, mac: macOf(db, 'members', row) })
 }
@@ -120,9 +144,14 @@ export async function createMember (db: Db, member: { organization_id: string, u
 /** Organizations in which the user is an active member, by name. */
 export async function listMemberships (db: Db, userId: number): Promise<Membership[]> {
   const { id, name, slug } = organizations
-  const rows = await db.select({ membership: { id, name, slug, role: members.role, joined_at: members.joined_at }, row: authenticatedColumns('members') })
+  const rows = await db.select({
+    membership: { id, name, slug, role: members.role, joined_at: members.joined_at },
+    row: authenticatedColumns('members')
+  })
     .from(members).innerJoin(organizations, eq(organizations.id, members.organization_id))
-    .where(and(eq(members.user_id, userId), eq(members.status, 'active'))).orderBy(asc(organizations.name), asc(organizations.id)).limit(1000)
+    .where(and(
+      eq(members.user_id, userId), eq(members.status, 'active')
+    )).orderBy(asc(organizations.name), asc(organizations.id)).limit(1000)
   return rows.filter(({ row }) => isAuthentic(db, 'members', row)).map(({ membership }) => membership)
 }
 
@@ -140,15 +169,23 @@ export async function createPasswordLink (db: Db, token_hash: Buffer, userId: nu
 
 /** Whose link it is, while it can be used. */
 export async function findPasswordLink (db: Db, token_hash: Buffer): Promise<User | undefined> {
-  const [found] = await db.select({ user: userColumns, link: authenticatedColumns('password_links'), row: authenticatedColumns('users') })
+  const [found] = await db.select({
+    user: userColumns, link: authenticatedColumns('password_links'), row: authenticatedColumns('users')
+  })
     .from(password_links).innerJoin(users, eq(users.id, password_links.user_id))
-    .where(and(eq(password_links.token_hash, token_hash), gt(password_links.expires_at, sql`now()`), isNull(users.disabled_at)))
-  if (found === undefined || !isAuthentic(db, 'password_links', found.link) || !isAuthentic(db, 'users', found.row)) return undefined
+    .where(and(
+      eq(password_links.token_hash, token_hash), gt(password_links.expires_at, sql`now()`), isNull(users.disabled_at)
+    ))
+  if (found === undefined || !isAuthentic(db, 'password_links', found.link) || !isAuthentic(db, 'users', found.row)) {
+    return undefined
+  }
   return found.user
 }
 
 /** Uses a link up: of two at once, one gets the user. */
 export async function takePasswordLink (db: Db, token_hash: Buffer): Promise<number | undefined> {
-  const [row] = await db.delete(password_links).where(and(eq(password_links.token_hash, token_hash), gt(password_links.expires_at, sql`now()`))).returning(authenticatedColumns('password_links'))
+  const [row] = await db.delete(password_links).where(and(
+    eq(password_links.token_hash, token_hash), gt(password_links.expires_at, sql`now()`)
+  )).returning(authenticatedColumns('password_links'))
   return row !== undefined && isAuthentic(db, 'password_links', row) ? row.user_id : undefined
 }

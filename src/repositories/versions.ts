@@ -39,12 +39,17 @@ const columns = {
   created_by_name: secret_versions.created_by_name,
   created_at: secret_versions.created_at,
   level: secrets.level,
-  locked: sql<boolean>`coalesce(${secret_versions.created_at} < now() - make_interval(days => asked.retention_days), false)`
+  locked:
+    sql<boolean>`coalesce(${secret_versions.created_at} < now() - make_interval(days => asked.retention_days), false)`
 }
 
-const itsSecret = and(eq(secrets.organization_id, secret_versions.organization_id), eq(secrets.history_id, secret_versions.history_id))
+const itsSecret = and(
+  eq(secrets.organization_id, secret_versions.organization_id), eq(secrets.history_id, secret_versions.history_id)
+)
 const itsKey = and(
-  eq(encryption_keys.organization_id, secret_versions.organization_id), eq(encryption_keys.project_id, secrets.project_id),
+  eq(
+    encryption_keys.organization_id, secret_versions.organization_id
+  ), eq(encryption_keys.project_id, secrets.project_id),
   eq(encryption_keys.version, secret_versions.key_version)
 )
 
@@ -53,28 +58,41 @@ type Page = Omit<VersionRow, 'id' | 'revision' | 'restored_from' | 'created_by_i
 
 // Nearly all are under the key that the level's project has now, which is known.
 const listed = ($: Value) => sql`
-  SELECT v.id, v.action, v.revision, v.key_version, v.size_bytes, v.restored_from, v.created_by_id, v.created_by_name, v.created_at,
-    CASE WHEN v.key_version = ${$('key_version')}::int THEN ${$('managed')}::varchar ELSE (SELECT k.managed FROM encryption_keys k
-      WHERE k.organization_id = v.organization_id AND k.project_id = ${$('project_id')}::char(26) AND k.version = v.key_version) END AS managed,
+  SELECT v.id, v.action, v.revision, v.key_version, v.size_bytes, v.restored_from, v.created_by_id, v.created_by_name,
+    v.created_at,
+    CASE WHEN v.key_version = ${$('key_version')}::int THEN ${$('managed')}::varchar ELSE (SELECT k.managed
+      FROM encryption_keys k
+      WHERE k.organization_id = v.organization_id AND k.project_id = ${$('project_id')}::char(26)
+        AND k.version = v.key_version) END AS managed,
     coalesce(v.created_at < now() - make_interval(days => ${$('retention_days')}::int), false) AS locked`
-const itsHistory = ($: Value) => sql`organization_id = ${$('organization_id')}::char(26) AND history_id = ${$('history_id')}::char(26)`
+const itsHistory = ($: Value) =>
+  sql`organization_id = ${$('organization_id')}::char(26) AND history_id = ${$('history_id')}::char(26)`
 const part = ($: Value) => sql`LIMIT ${$('limit')}::int OFFSET ${$('offset')}::bigint`
 const ORDER = { newest: sql`ORDER BY id DESC`, oldest: sql`ORDER BY id` }
 
-// A page that is near is read with what lies before it. A deep one is found in the index alone, and only its rows are read.
+// A page that is near is read with what lies before it. A deep one is found in the index alone, and only its rows are
+// read.
 const NEAR = 100
-const near = (from: keyof typeof ORDER) => preparedSql<Page, Record<string, unknown>>(`versions_from_${from}`, ($) => sql`
+const near = (
+  from: keyof typeof ORDER
+) => preparedSql<Page, Record<string, unknown>>(`versions_from_${from}`, ($) => sql`
   ${listed($)} FROM secret_versions v WHERE ${itsHistory($)} ${ORDER[from]} ${part($)}`)
-const deep = (from: keyof typeof ORDER) => preparedSql<Page, Record<string, unknown>>(`versions_far_from_${from}`, ($) => sql`
-  ${listed($)} FROM (SELECT organization_id, id FROM secret_versions WHERE ${itsHistory($)} ${ORDER[from]} ${part($)}) page
-  JOIN secret_versions v ON v.organization_id = page.organization_id AND v.id = page.id ORDER BY v.id ${sql.raw(from === 'newest' ? 'DESC' : 'ASC')}`)
+const deep = (
+  from: keyof typeof ORDER
+) => preparedSql<Page, Record<string, unknown>>(`versions_far_from_${from}`, ($) => sql`
+  ${listed($)} FROM (SELECT organization_id, id FROM secret_versions
+    WHERE ${itsHistory($)} ${ORDER[from]} ${part($)}) page
+  JOIN secret_versions v ON v.organization_id = page.organization_id
+    AND v.id = page.id ORDER BY v.id ${sql.raw(from === 'newest' ? 'DESC' : 'ASC')}`)
 const pages = {
   newest: { near: near('newest'), deep: deep('newest') },
   oldest: { near: near('oldest'), deep: deep('oldest') }
 }
 
 /** Versions of a secret, newest first; locked ones are listed too. Counted from the end that is nearer. */
-export async function listVersions (db: Db, state: LevelState, secret: SecretRow, retentionDays: number | null, request: PageRequest): Promise<VersionRow[]> {
+export async function listVersions (
+  db: Db, state: LevelState, secret: SecretRow, retentionDays: number | null, request: PageRequest
+): Promise<VersionRow[]> {
   const offset = offsetOf(request)
   const left = secret.version_count - offset
   if (left <= 0) return []
@@ -162,14 +180,17 @@ export async function findVersion (
  * Deletes one version. `protected` when it is the newest one of a deleted secret (its restore snapshot) and `force` is
  * not given. The caller holds the project's row, so no write or other delete comes between.
  */
-export async function deleteVersion (db: Db, organizationId: string, id: number, force: boolean): Promise<'deleted' | 'protected' | 'missing'> {
+export async function deleteVersion (
+  db: Db, organizationId: string, id: number, force: boolean
+): Promise<'deleted' | 'protected' | 'missing'> {
   const one = and(eq(secret_versions.organization_id, organizationId), eq(secret_versions.id, id))
   const [row] = await db
     .select({
       secret_id: secrets.id,
       snapshot: sql<boolean>`${secrets.sealed} IS NULL AND NOT EXISTS (
         SELECT FROM secret_versions newer
-        WHERE newer.organization_id = ${secrets.organization_id} AND newer.history_id = ${secrets.history_id} AND newer.id > ${secret_versions.id})`
+        WHERE newer.organization_id = ${secrets.organization_id} AND newer.history_id = ${secrets.history_id}
+          AND newer.id > ${secret_versions.id})`
     })
     .from(secret_versions)
     .innerJoin(secrets, itsSecret)

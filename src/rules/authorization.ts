@@ -32,7 +32,8 @@ const CHALLENGE = /^[A-Za-z0-9_-]{43}$/
 const SCOPE_SYNTAX = /^[\x21\x23-\x5b\x5d-\x7e]+(?: [\x21\x23-\x5b\x5d-\x7e]+)*$/
 
 /** The single value of a parameter; undefined without one, or with an empty one (RFC 6749, 3.1). */
-export const single = (parameters: Parameters, name: string): string | undefined => parameters.get(name)?.[0] || undefined
+export const single = (parameters: Parameters, name: string): string | undefined =>
+  parameters.get(name)?.[0] || undefined
 
 // A state goes back byte for byte, or not at all: with U+FFFD in it, it was no Unicode when it was sent.
 const canReturn = (state = '') => Buffer.byteLength(state) <= STATE_LENGTH && !state.includes('\ufffd')
@@ -48,7 +49,8 @@ export function namedClient (parameters: Parameters): string | undefined {
 export function judgeAuthorization (parameters: Parameters, client: KnownClient | undefined, issuer: string): Judged {
   if (client === undefined) return { page: 'This client is not known here.' }
   const redirect_uri = single(parameters, 'redirect_uri')
-  if (redirect_uri === undefined || isRepeated(parameters, 'redirect_uri') || !client.redirect_uris.some((registered) => redirectMatches(registered, redirect_uri, issuer))) {
+  if (redirect_uri === undefined || isRepeated(parameters, 'redirect_uri') ||
+    !client.redirect_uris.some((registered) => redirectMatches(registered, redirect_uri, issuer))) {
     return { page: 'The client asks to be called back at an address that it has not registered.' }
   }
   const state = single(parameters, 'state')
@@ -59,36 +61,52 @@ export function judgeAuthorization (parameters: Parameters, client: KnownClient 
   }
   const scope = single(parameters, 'scope')
   const scopes = scope === undefined || scope === '*' ? SCOPE_NAMES : [...new Set(scope.split(' '))] as Scope[]
-  return { request: { client_id: client.id, redirect_uri, state, code_challenge: single(parameters, 'code_challenge')!, scopes } }
+  return {
+    request: {
+      client_id: client.id, redirect_uri, state, code_challenge: single(parameters, 'code_challenge')!, scopes
+    }
+  }
 }
 
 type Check = (parameters: Parameters) => OAuthErrorCode | undefined
 
-const nothingIsRepeated: Check = (parameters) => [...parameters.values()].some((values) => values.length > 1) ? 'invalid_request' : undefined
+const nothingIsRepeated: Check = (parameters) =>
+  [...parameters.values()].some((values) => values.length > 1) ? 'invalid_request' : undefined
 const stateCanReturn: Check = (parameters) => canReturn(single(parameters, 'state')) ? undefined : 'invalid_request'
 const noRequestObject: Check = (parameters) =>
-  single(parameters, 'request') !== undefined ? 'request_not_supported' : single(parameters, 'request_uri') !== undefined ? 'request_uri_not_supported' : undefined
+  single(parameters, 'request') !== undefined
+    ? 'request_not_supported'
+    : single(parameters, 'request_uri') !== undefined ? 'request_uri_not_supported' : undefined
 const responseTypeIsCode: Check = (parameters) => {
   const type = single(parameters, 'response_type')
   return type === undefined ? 'invalid_request' : type === 'code' ? undefined : 'unsupported_response_type'
 }
-const responseModeIsQuery: Check = (parameters) => (single(parameters, 'response_mode') ?? 'query') === 'query' ? undefined : 'invalid_request'
+const responseModeIsQuery: Check = (parameters) =>
+  (single(parameters, 'response_mode') ?? 'query') === 'query' ? undefined : 'invalid_request'
 const challengeIsS256: Check = (parameters) =>
-  single(parameters, 'code_challenge_method') === 'S256' && CHALLENGE.test(single(parameters, 'code_challenge') ?? '') ? undefined : 'invalid_request'
+  single(parameters, 'code_challenge_method') === 'S256' && CHALLENGE.test(single(parameters, 'code_challenge') ?? '')
+    ? undefined
+    : 'invalid_request'
 const scopesAreKnown: Check = (parameters) => {
   const scope = single(parameters, 'scope')
   if (scope === undefined || scope === '*') return undefined
-  return SCOPE_SYNTAX.test(scope) && scope.split(' ').every((one) => (SCOPE_NAMES as readonly string[]).includes(one)) ? undefined : 'invalid_scope'
+  return SCOPE_SYNTAX.test(scope) && scope.split(' ').every((one) => (SCOPE_NAMES as readonly string[]).includes(one))
+    ? undefined
+    : 'invalid_scope'
 }
 /** Nobody is asked without seeing a page (RFC 8252, 8.6). */
-const someoneMayBeAsked: Check = (parameters) => single(parameters, 'prompt')?.split(' ').includes('none') ? 'consent_required' : undefined
+const someoneMayBeAsked: Check = (parameters) =>
+  single(parameters, 'prompt')?.split(' ').includes('none') ? 'consent_required' : undefined
 
 const CHECKS: readonly Check[] = [
-  nothingIsRepeated, stateCanReturn, noRequestObject, responseTypeIsCode, responseModeIsQuery, challengeIsS256, scopesAreKnown, someoneMayBeAsked
+  nothingIsRepeated, stateCanReturn, noRequestObject, responseTypeIsCode, responseModeIsQuery, challengeIsS256,
+  scopesAreKnown, someoneMayBeAsked
 ]
 
 /** The address to send somebody back to, with parameters in its query: `iss` is in every answer (RFC 9207). */
-export function returnUrl ({ redirect_uri, state }: ReturnAddress, issuer: string, answer: Record<string, string>): string {
+export function returnUrl (
+  { redirect_uri, state }: ReturnAddress, issuer: string, answer: Record<string, string>
+): string {
   const query = Object.entries({ ...answer, ...(state !== undefined && { state }), iss: issuer })
     .map(([name, value]) => `${name}=${encodeURIComponent(value)}`).join('&')
   return `${redirect_uri}${redirect_uri.includes('?') ? '&' : '?'}${query}`

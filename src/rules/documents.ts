@@ -1,5 +1,7 @@
 import { parse as parseEnv } from 'dotenv'
-import { Composer, isAlias, isMap, isScalar, isSeq, Lexer, Parser, visit, type Alias, type CST, type Document, type Scalar } from 'yaml'
+import {
+  Composer, isAlias, isMap, isScalar, isSeq, Lexer, Parser, visit, type Alias, type CST, type Document, type Scalar
+} from 'yaml'
 
 /** How a document is to be read: the same words as `secret_format`. */
 export type DocumentFormat = 'env' | 'json' | 'yaml' | 'text'
@@ -8,9 +10,10 @@ export type DocumentFormat = 'env' | 'json' | 'yaml' | 'text'
 export type Entries = Record<string, string>
 
 /**
- * What a document says, or undefined when it cannot be parsed, has more in it than `MOST_LINES` and its like, is YAML beyond
- * `YAML_LENGTH`, or is `text`, which has no names. Never throws, takes some tens of milliseconds at most (all of this happens
- * on the one thread that answers everybody), and never lets a document reach a prototype.
+ * What a document says, or undefined when it cannot be parsed, has more in it than `MOST_LINES` and its like, is YAML
+ * beyond
+ * `YAML_LENGTH`, or is `text`, which has no names. Never throws, takes some tens of milliseconds at most (all of this
+ * happens on the one thread that answers everybody), and never lets a document reach a prototype.
  *
  * A value is a string: a string as it is, a number as it is written (so that no digit and no leading zero gets
  * lost), `true` or `false`, an object or array as compact JSON text. `null` is the empty string and not an absent
@@ -45,7 +48,10 @@ function empty (): Entries {
   return Object.create(null) as Entries
 }
 
-/** How many lines and names an env document may have, and how many tokens (names, values, brackets, commas, colons) a JSON one. */
+/**
+ * How many lines and names an env document may have, and how many tokens (names, values, brackets, commas, colons) a
+ * JSON one.
+ */
 export const MOST_LINES = 20_000
 export const MOST_NAMES = 10_000
 export const MOST_TOKENS = 20_000
@@ -54,16 +60,20 @@ const ENV_LINE_END = /\r\n?|\n/g
 const ENV_NOTHING = /[^\S\n]*(?:#[^\n]*)?(?:\n|$)/y
 // What dotenv takes for an assignment, bound to the place where it is tried: dotenv itself looks for the next place
 // that matches, and so skips without a word what it does not understand.
-const ENV_ASSIGNMENT = /[^\S\n]*(?:export\s+)?([\w.-]+)((?:\s*=\s*?|:\s+?)(\s*'(?:\\'|[^'])*'|\s*"(?:\\"|[^"])*"|\s*`(?:\\`|[^`])*`|[^#\n]+)?\s*(?:#.*)?$)/my
+const ENV_ASSIGNMENT =
+  /[^\S\n]*(?:export\s+)?([\w.-]+)((?:\s*=\s*?|:\s+?)(\s*'(?:\\'|[^'])*'|\s*"(?:\\"|[^"])*"|\s*`(?:\\`|[^`])*`|[^#\n]+)?\s*(?:#.*)?$)/my
 
-// What nearly all lines are: a name and a value that dotenv takes as it is, with nothing in it that means something else.
+// What nearly all lines are: a name and a value that dotenv takes as it is, with nothing in it that means something
+// else.
 const ENV_PLAIN = /([\w.-]+)=([^\s'"`#][^\n'"`#]*)(?:\n|$)/y
 
 /** dotenv's rules, without variable expansion; a line that is neither blank, comment nor assignment spoils it all. */
 function readEnv (text: string) {
   // Before anything is made of it: each line costs something, also one that says nothing.
   ENV_LINE_END.lastIndex = 0
-  if (text.length > MOST_LINES) for (let lines = 1; ENV_LINE_END.test(text); lines++) if (lines > MOST_LINES) return undefined
+  if (text.length > MOST_LINES) {
+    for (let lines = 1; ENV_LINE_END.test(text); lines++) if (lines > MOST_LINES) return undefined
+  }
   const source = text.includes('\r') ? text.replace(ENV_LINE_END, '\n') : text
   const entries = empty()
   let at = 0
@@ -142,15 +152,17 @@ function jsonValue (text: string) {
 }
 
 /**
- * The longest YAML text that is read, and how many tokens of the package's own lexer may be in it (`name: value` and its line
- * end are seven): some microseconds each.
+ * The longest YAML text that is read, and how many tokens of the package's own lexer may be in it (`name: value` and
+ * its line end are seven): some microseconds each.
  */
 export const YAML_LENGTH = 64 * 1024
 export const MOST_YAML_TOKENS = 4000
 /** Aliases are looked up through the whole document each, and can make a small document a huge one. */
 const YAML_ALIASES = 50
 const YAML_DEPTH = 100
-/** What its values may take together with the aliases written out: this many characters and four times the text's own. */
+/**
+ * What its values may take together with the aliases written out: this many characters and four times the text's own.
+ */
 const YAML_OUTPUT = 64 * 1024
 
 /** One YAML 1.2 document that is a mapping, or empty. No tags but the core schema's, no merge keys, no name twice. */
@@ -177,8 +189,9 @@ function readYaml (text: string) {
 const YAML_UNREADABLE = new Error('Not one good YAML document')
 
 /**
- * What `parseDocument` of the package does, but for two things: it takes no more tokens than are allowed, and it throws at
- * the first error. The package would go on and make an object for each, of which one quoted text can have tens of thousands.
+ * What `parseDocument` of the package does, but for two things: it takes no more tokens than are allowed, and it throws
+ * at the first error. The package would go on and make an object for each, of which one quoted text can have tens of
+ * thousands.
  */
 function parseYaml (text: string): Document.Parsed {
   const parser = new Parser()
@@ -192,8 +205,8 @@ function parseYaml (text: string): Document.Parsed {
     // Pretty errors quote the document, and one day somebody logs one.
     prettyErrors: false
   })
-  // Warnings too: of an unknown tag, which is then read as something else than was meant. Always the same error, because
-  // the package catches it and reports another one at each depth.
+  // Warnings too: of an unknown tag, which is then read as something else than was meant. Always the same error,
+  // because the package catches it and reports another one at each depth.
   Object.assign(composer, { onError: () => { throw YAML_UNREADABLE } })
   const documents: Document.Parsed[] = []
   const compose = (parsed: Iterable<CST.Token>) => {
@@ -211,7 +224,9 @@ function parseYaml (text: string): Document.Parsed {
   compose(parser.end())
   documents.push(...composer.end(true, text.length))
   const [document] = documents
-  if (document === undefined || documents.length > 1 || document.errors.length > 0 || document.warnings.length > 0) throw YAML_UNREADABLE
+  if (document === undefined || documents.length > 1 || document.errors.length > 0 || document.warnings.length > 0) {
+    throw YAML_UNREADABLE
+  }
   return document
 }
 
@@ -247,7 +262,8 @@ function yamlWriter (targets: Map<Alias, unknown>, allowance: number) {
       return write(target, depth + 1)
     }
     if (isMap(node)) {
-      const members = [...pairs(node.items)].map(([name, value]) => `${spend(JSON.stringify(name))}:${write(value, depth + 1)}`)
+      const members = [...pairs(node.items)].map(([name, value]) =>
+        `${spend(JSON.stringify(name))}:${write(value, depth + 1)}`)
       return `{${members.join(',')}}`
     }
     if (isSeq(node)) return `[${node.items.map((item) => write(item, depth + 1)).join(',')}]`

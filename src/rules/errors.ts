@@ -26,7 +26,9 @@ export function fail<C extends ErrorCode> (code: C, ...args: ErrorArgs<C>): neve
   throw new ApiError(code, args[0])
 }
 
-/** Ends the request with 422 `validation_failed` (or a code of its kind) that names the member and says what is wrong. */
+/**
+ * Ends the request with 422 `validation_failed` (or a code of its kind) that names the member and says what is wrong.
+ */
 export function refuse (member: string, sentence: string, code: ErrorCode = 'validation_failed'): never {
   throw new ApiError(code, undefined, { [member]: [sentence] })
 }

@@ -26,8 +26,8 @@ export function pageMeta ({ page, per_page }: PageRequest, total: number, count:
 }
 
 /**
- * Reads a page of a list whose rows say how long the list is, as `total`. Of a page beyond the end no row can: the first
- * one then tells.
+ * Reads a page of a list whose rows say how long the list is, as `total`. Of a page beyond the end no row can: the
+ * first one then tells.
  */
 export async function readPage<R extends { total: number }> (
   request: PageRequest, read: (part: { limit: number, offset: number }) => Promise<R[]>

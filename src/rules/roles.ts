@@ -1,14 +1,17 @@
 import { SCOPE_NAMES, type Ability, type Scope } from '../../schemas/scopes.ts'
 import type { Role } from '../../schemas/users.ts'
 
-const READS: Scope[] = ['project:read', 'target:read', 'environment:read', 'organization:read', 'member:read', 'team:read']
+const READS: Scope[] = [
+  'project:read', 'target:read', 'environment:read', 'organization:read', 'member:read', 'team:read'
+]
 
 /** What each role may do in its organization (api.md, section 6). */
 const SCOPES_OF: Record<Role, readonly Scope[]> = {
   owner: SCOPE_NAMES,
   administrator: SCOPE_NAMES.filter((scope) => !scope.startsWith('billing:') && scope !== 'organization:delete'),
   developer: [
-    'secret:read', 'secret:write', 'secret:decrypt', 'secret:history', 'secret:restore', 'key:retrieve', 'project:read', 'project:update',
+    'secret:read', 'secret:write', 'secret:decrypt', 'secret:history', 'secret:restore', 'key:retrieve',
+    'project:read', 'project:update',
     'target:create', 'target:read', 'target:update', 'environment:create', 'environment:read', 'environment:update',
     'organization:read', 'member:read', 'team:read'
   ],

@@ -1,5 +1,9 @@
 /** A place in the hierarchy by ids: the deepest one given is the place itself. */
-export interface Place { project_id: string, target_id?: string | null | undefined, environment_id?: string | null | undefined }
+export interface Place {
+  project_id: string
+  target_id?: string | null | undefined
+  environment_id?: string | null | undefined
+}
 
 /** Part of the hierarchy that a token may act in; ids, so that a rename moves nothing in or out. */
 export interface Slice { project_id: string, target_id: string | null, environment_id: string | null }

@@ -16,7 +16,9 @@ export function isReserved (kind: SlugKind, slug: string): boolean {
   return (RESERVED[kind] as readonly string[]).includes(slug)
 }
 
-/** Makes a slug out of a name: lower case, no accents, hyphens between words; the kind's own word when nothing is left. */
+/**
+ * Makes a slug out of a name: lower case, no accents, hyphens between words; the kind's own word when nothing is left.
+ */
 export function slugFrom (name: string, kind: SlugKind): string {
   const slug = name.normalize('NFKD').replace(/\p{M}/gu, '').toLowerCase()
     .replace(/[^a-z0-9]+/g, '-').replace(/^-|-$/g, '')
@@ -28,7 +30,8 @@ const MOST_NUMBERED = 50
 
 /** What something new may be called, best first: `slug`, `slug-2`, `slug-3`, … but for reserved words. */
 export function numberedSlugs (slug: string, kind: SlugKind): string[] {
-  return Array.from({ length: MOST_NUMBERED }, (_, i) => i === 0 ? slug : withSuffix(slug, String(i + 1))).filter((one) => !isReserved(kind, one))
+  return Array.from({ length: MOST_NUMBERED }, (_, i) =>
+    i === 0 ? slug : withSuffix(slug, String(i + 1))).filter((one) => !isReserved(kind, one))
 }
 
 /** A slug that ends with something of its own. */

@@ -16,16 +16,27 @@ interface Vault { keyring: Keyring, config: Pick<Config, 'allowRevealingKeyProof
 /** What a write stores. `revealed`: its proof gives the client's key away, which the operator allows. */
 export interface Accepted { blob: string, revealed: boolean }
 
-/** What may be stored in a level, as it was sent: by its client's key and proof, or under the key that the server holds. */
-export function acceptContent (vault: Vault, state: LevelState, sent: { content?: string | undefined, plaintext?: string | undefined, key_proof?: string | undefined }): Accepted {
+/**
+ * What may be stored in a level, as it was sent: by its client's key and proof, or under the key that the server holds.
+ */
+export function acceptContent (
+  vault: Vault, state: LevelState,
+  sent: { content?: string | undefined, plaintext?: string | undefined, key_proof?: string | undefined }
+): Accepted {
   return state.project.encryption_type === 'client'
     ? ofClient(vault, state, sent)
     : { blob: forServer(dataKeyOf(vault.keyring, activeKeyOf(state)), sent), revealed: false }
 }
 
-/** What a restore stores: the version's content, or what its client sent instead, judged as any write (`domain.md`, restore). */
+/**
+ * What a restore stores: the version's content, or what its client sent instead, judged as any write (`domain.md`,
+ * restore).
+ */
 export function acceptRestored (
-  { keyring, config }: Vault, storageKey: KeyObject, state: LevelState, found: FullVersion, { content, key_proof }: { content?: string | undefined, key_proof?: string | undefined }
+  { keyring, config }: Vault, storageKey: KeyObject, state: LevelState, found: FullVersion, { content, key_proof }: {
+    content?: string | undefined
+    key_proof?: string | undefined
+  }
 ): Accepted {
   const key = activeKeyOf(state)
   const managed = state.project.encryption_type
@@ -49,7 +60,9 @@ export function acceptRestored (
   return { blob: plan === 'as_stored' ? blob : sealBlob(dataKeyOf(keyring, key), plain), revealed: false }
 }
 
-function ofClient ({ keyring, config }: Vault, state: LevelState, { content, key_proof }: Parameters<typeof acceptContent>[2]): Accepted {
+function ofClient (
+  { keyring, config }: Vault, state: LevelState, { content, key_proof }: Parameters<typeof acceptContent>[2]
+): Accepted {
   if (content === undefined) return fail('client_managed_encryption')
   const key = activeKeyOf(state)
   if (key.key_check === null) return fail('key_proof_required')

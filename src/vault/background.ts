@@ -1,4 +1,7 @@
-/** Work that nobody waits for. What there is to do stands in the database alone, so a restart or another instance goes on. */
+/**
+ * Work that nobody waits for. What there is to do stands in the database alone, so a restart or another instance goes
+ * on.
+ */
 export interface Background {
   /** Begins at once, and looks again every half minute for what another instance left. */
   start (): void

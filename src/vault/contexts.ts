@@ -1,7 +1,8 @@
 import { encodeContext } from '../crypto/primitives.ts'
 
-// What each sealed or wrapped value is bound to, as the associated data of its encryption. A row that was moved, swapped or
-// rolled back in the database does not open there. A context is never changed once released: it is part of the stored format.
+// What each sealed or wrapped value is bound to, as the associated data of its encryption. A row that was moved,
+// swapped or rolled back in the database does not open there. A context is never changed once released: it is part of
+// the stored format.
 
 export const storageKeyContext = (organizationId: string) => encodeContext('storage-key', organizationId)
 
@@ -24,4 +25,6 @@ export const currentContext = (secret: SecretContext, revision: number) =>
 
 /** A version: its number, and the level's revision that it was written at. */
 export const versionContext = (secret: SecretContext, version: number, revision: number) =>
-  encodeContext('version', secret.organization_id, secret.secret_id, secret.level_id, version, revision, secret.key_version)
+  encodeContext(
+    'version', secret.organization_id, secret.secret_id, secret.level_id, version, revision, secret.key_version
+  )

@@ -11,7 +11,9 @@ import { findDocuments, lockDocuments } from '../repositories/rotations.ts'
 import type { Organization } from '../repositories/principals.ts'
 import { fail, refuse } from '../rules/errors.ts'
 import { openCurrent } from './documents.ts'
-import { dataKeyOf, heldByClient, heldByServer, keyCheckOf, keyStringOf, saltOf, storageKeyOf, type ProofTriple } from './keys.ts'
+import {
+  dataKeyOf, heldByClient, heldByServer, keyCheckOf, keyStringOf, saltOf, storageKeyOf, type ProofTriple
+} from './keys.ts'
 import { inPieces } from './rotate.ts'
 
 // A change of custody derives keys as slowly as its client once chose: one at a time for an organization, so that it
@@ -31,12 +33,21 @@ export interface Handover {
  * the proof shows that the caller has it: else nobody could open the documents afterwards. The server then forgets the
  * key string and the data key, and those of its earlier keys, under which nothing may be left.
  */
-export async function handToClient (keyring: Keyring, organization: Organization, key: KeyRow, triple: ProofTriple, proof: string | undefined): Promise<Handover> {
-  if (!sameBytes(triple.salt, saltOf(keyring, key))) refuse('key_check_salt', 'Expected the salt of the current key, which stays')
-  if (triple.iterations !== key.iterations) refuse('key_check_iterations', 'Expected the iterations of the current key, which stays')
-  const expected = decodeProof(await gateOf(organization.id)(() => makeProof(keyStringOf(keyring, key)!, triple.salt, triple.iterations)))!
+export async function handToClient (
+  keyring: Keyring, organization: Organization, key: KeyRow, triple: ProofTriple, proof: string | undefined
+): Promise<Handover> {
+  if (!sameBytes(triple.salt, saltOf(keyring, key))) {
+    refuse('key_check_salt', 'Expected the salt of the current key, which stays')
+  }
+  if (triple.iterations !== key.iterations) {
+    refuse('key_check_iterations', 'Expected the iterations of the current key, which stays')
+  }
+  const expected = decodeProof(await gateOf(organization.id)(() =>
+    makeProof(keyStringOf(keyring, key)!, triple.salt, triple.iterations)))!
   const sent = proof === undefined ? undefined : decodeProof(proof)
-  if (sent === undefined || !proofMatches(sent, expected) || !proofMatches(triple.check, expected)) fail('key_proof_mismatch')
+  if (sent === undefined || !proofMatches(sent, expected) || !proofMatches(triple.check, expected)) {
+    fail('key_proof_mismatch')
+  }
   const held = heldByClient(keyring, storageKeyOf(keyring, organization), key, triple.check)
   return {
     revealed: sameBytes(expected, dataKeyOf(keyring, key).export()),
@@ -54,7 +65,9 @@ export async function handToClient (keyring: Keyring, organization: Organization
  * From client to server. The key string has to match the stored proof and to open every current document: a proof alone
  * says nothing of what lies behind its first 32 bytes.
  */
-export async function handToServer (keyring: Keyring, organization: Organization, key: KeyRow, keyString: string): Promise<Handover> {
+export async function handToServer (
+  keyring: Keyring, organization: Organization, key: KeyRow, keyString: string
+): Promise<Handover> {
   const salt = saltOf(keyring, key)
   const dataKey = await gateOf(organization.id)(async () => {
     const proof = decodeProof(await makeProof(keyString, salt, key.iterations))!

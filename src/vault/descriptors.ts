@@ -3,7 +3,10 @@ import type { Keyring } from '../crypto/keyring.ts'
 import type { KeyRow } from '../repositories/encryption-keys.ts'
 import { keyCheckOf, keyStringOf, saltOf } from './keys.ts'
 
-/** What a client needs to find and recognise a key. `key_check` is given out for rotated keys only: it passes for knowing the key. */
+/**
+ * What a client needs to find and recognise a key. `key_check` is given out for rotated keys only: it passes for
+ * knowing the key.
+ */
 export function describeKey (keyring: Keyring, key: KeyRow): KeyDescriptor {
   const { version, managed, is_active, created_at, rotated_at, iterations } = key
   const check = is_active ? undefined : keyCheckOf(keyring, key)
@@ -13,7 +16,8 @@ export function describeKey (keyring: Keyring, key: KeyRow): KeyDescriptor {
     is_active,
     created_at,
     rotated_at,
-    ...(managed === 'client' && { key_check_salt: saltOf(keyring, key).toString('base64'), key_check_iterations: iterations }),
+    ...(managed === 'client' &&
+      { key_check_salt: saltOf(keyring, key).toString('base64'), key_check_iterations: iterations }),
     ...(managed === 'client' && check && { key_check: check.toString('base64') })
   }
 }
@@ -31,5 +35,11 @@ export function revealKey (keyring: Keyring, key: KeyRow): EncryptionKeyAnswer {
     created_at
   }
   const content = JSON.stringify({ key: fields })
-  return { data: { type: 'encryption-keys', id: String(id), attributes: { format: 'json', encrypted: false, content, ...fields, is_active } } }
+  return {
+    data: {
+      type: 'encryption-keys',
+      id: String(id),
+      attributes: { format: 'json', encrypted: false, content, ...fields, is_active }
+    }
+  }
 }

@@ -13,23 +13,35 @@ function requireNewest ({ revision, recorded_revision }: Pick<SecretRow, 'revisi
 }
 
 /** A current document, in its level's state or in a project that is rotated. */
-export type StoredDocument = Pick<SecretRow, 'id' | 'level_id' | 'revision' | 'key_version' | 'recorded_revision'> & { sealed: Buffer }
+export type StoredDocument = Pick<SecretRow, 'id' | 'level_id' | 'revision' | 'key_version' | 'recorded_revision'> & {
+  sealed: Buffer
+}
 
 /**
  * The blob of a current document; throws IntegrityError when the row is not what the service wrote, or not under the
  * project's active key (rule 4).
  */
-export function openCurrent (storageKey: KeyObject, state: { organization_id: string, project: { key_version: number } }, secret: StoredDocument): string {
+export function openCurrent (
+  storageKey: KeyObject, state: { organization_id: string, project: { key_version: number } }, secret: StoredDocument
+): string {
   requireNewest(secret)
   if (secret.key_version !== state.project.key_version) throw new IntegrityError()
-  return openAtRest(storageKey, secret.sealed, currentContext(contextOf(state, secret), secret.revision)).toString('utf8')
+  return openAtRest(
+    storageKey, secret.sealed, currentContext(contextOf(state, secret), secret.revision)
+  ).toString('utf8')
 }
 
 /** The blob of a version. */
-export function openVersion (storageKey: KeyObject, organizationId: string, { version, secret, sealed }: Pick<FullVersion, 'sealed'> & {
-  version: Pick<FullVersion['version'], 'id' | 'revision' | 'key_version'>, secret: Pick<FullVersion['secret'], 'id' | 'level_id'>
+export function openVersion (storageKey: KeyObject, organizationId: string, {
+  version, secret, sealed
+}: Pick<FullVersion, 'sealed'> & {
+  version: Pick<FullVersion['version'],
+    'id' | 'revision' | 'key_version'>,
+  secret: Pick<FullVersion['secret'], 'id' | 'level_id'>
 }): string {
-  const context = { organization_id: organizationId, secret_id: secret.id, level_id: secret.level_id, key_version: version.key_version }
+  const context = {
+    organization_id: organizationId, secret_id: secret.id, level_id: secret.level_id, key_version: version.key_version
+  }
   return openAtRest(storageKey, sealed, versionContext(context, version.id, version.revision)).toString('utf8')
 }
 
@@ -37,7 +49,9 @@ export function sealCurrent (storageKey: KeyObject, context: SecretContext, revi
   return sealAtRest(storageKey, Buffer.from(blob, 'utf8'), currentContext(context, revision))
 }
 
-export function sealVersion (storageKey: KeyObject, context: SecretContext, version: number, revision: number, blob: string): Buffer {
+export function sealVersion (
+  storageKey: KeyObject, context: SecretContext, version: number, revision: number, blob: string
+): Buffer {
   return sealAtRest(storageKey, Buffer.from(blob, 'utf8'), versionContext(context, version, revision))
 }
 
@@ -49,11 +63,19 @@ interface Etags { key: KeyObject, made: LRUCache<string, string> }
 const MOST_REMEMBERED = 64 * 1024
 const etagsOf = new WeakMap<KeyObject, Etags>()
 
-/** A strong ETag over the writes of some levels and what else shapes the answer; keyed, so that it tells nothing of a document. */
-export function etagOf (storageKey: KeyObject, secrets: readonly { id: string, revision: number }[], ...shape: string[]): string {
+/**
+ * A strong ETag over the writes of some levels and what else shapes the answer; keyed, so that it tells nothing of a
+ * document.
+ */
+export function etagOf (
+  storageKey: KeyObject, secrets: readonly { id: string, revision: number }[], ...shape: string[]
+): string {
   let etags = etagsOf.get(storageKey)
   if (etags === undefined) {
-    etags = { key: deriveKey(storageKey, ETAG_SALT, 'etag'), made: new LRUCache({ maxSize: MOST_REMEMBERED, sizeCalculation: (_etag, name) => name.length + 200 }) }
+    etags = {
+      key: deriveKey(storageKey, ETAG_SALT, 'etag'),
+      made: new LRUCache({ maxSize: MOST_REMEMBERED, sizeCalculation: (_etag, name) => name.length + 200 })
+    }
     etagsOf.set(storageKey, etags)
   }
   const fields = [...secrets.flatMap(({ id, revision }) => [id, revision]), ...shape]

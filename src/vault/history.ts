@@ -5,7 +5,8 @@ import { transaction, type Db } from '../db/database.ts'
 import { recordEvent, systemOf, type Actor } from '../repositories/audit.ts'
 import { findActiveKeyOf } from '../repositories/encryption-keys.ts'
 import {
-  countWaiting, findLeft, findWaiting, finishReEncryption, listOldestWaiting, listWaiting, moveVersions, type Cursor, type OldVersion, type Progress
+  countWaiting, findLeft, findWaiting, finishReEncryption, listOldestWaiting, listWaiting, moveVersions, type Cursor,
+  type OldVersion, type Progress
 } from '../repositories/histories.ts'
 import type { KeyState } from '../repositories/encryption-keys.ts'
 import { lockProject } from '../repositories/projects.ts'
@@ -25,18 +26,25 @@ const BATCH = { versions: 25, bytes: 256 * 1024 }
 // What a client takes home at once still fits into the request that brings it back.
 const MOST_PENDING_BYTES = 1024 * 1024
 
-/** What became of one batch: where to go on, and how many versions moved or do not open; `end` when nothing was left behind `after`. */
+/**
+ * What became of one batch: where to go on, and how many versions moved or do not open; `end` when nothing was left
+ * behind `after`.
+ */
 export interface Batch { last: Cursor, moved: number, unreadable: number[], end: boolean }
 
 /**
  * Moves the next versions of a server-managed project onto its active key, in one short transaction. Each is moved
  * exactly once, whoever else is at it: its row is locked, and then no longer under an old key.
  */
-export async function moveBatch ({ db: handle, keyring }: Vault, organization: Owner, projectId: string, after: Cursor): Promise<Batch> {
+export async function moveBatch (
+  { db: handle, keyring }: Vault, organization: Owner, projectId: string, after: Cursor
+): Promise<Batch> {
   const storageKey = storageKeyOf(keyring, organization)
   return transaction(handle, async (db) => {
     const project = await lockProject(db, organization.id, { id: projectId }, 'share')
-    if (project === undefined || project.encryption_type !== 'server') return { last: after, moved: 0, unreadable: [], end: true }
+    if (project === undefined || project.encryption_type !== 'server') {
+      return { last: after, moved: 0, unreadable: [], end: true }
+    }
     const batch = fitting(await listWaiting(db, project, after, BATCH.versions), BATCH.bytes)
     const last = batch.at(-1)
     if (last === undefined) return { last: after, moved: 0, unreadable: [], end: true }
@@ -57,8 +65,12 @@ export async function moveBatch ({ db: handle, keyring }: Vault, organization: O
   })
 }
 
-/** Ends a re-encryption when nothing waits any more but what does not open; undefined when more waits or it has ended. */
-export async function endReEncryption ({ db: handle }: Vault, organization: Owner, projectId: string, unreadable: number): Promise<Progress | undefined> {
+/**
+ * Ends a re-encryption when nothing waits any more but what does not open; undefined when more waits or it has ended.
+ */
+export async function endReEncryption (
+  { db: handle }: Vault, organization: Owner, projectId: string, unreadable: number
+): Promise<Progress | undefined> {
   return transaction(handle, async (db) => {
     const project = await lockProject(db, organization.id, { id: projectId }, 'share')
     if (project === undefined) return undefined
@@ -67,16 +79,30 @@ export async function endReEncryption ({ db: handle }: Vault, organization: Owne
     const done = await finishReEncryption(db, project, found.left)
     if (done === undefined) return undefined
     await recordEvent(db, systemOf(organization.id), {
-      action: 'history.re_encrypt', resource_type: 'project', resource_id: project.id, details: { key_version: project.key_version, versions: done.moved, unreadable }
+      action: 'history.re_encrypt',
+      resource_type: 'project',
+      resource_id: project.id,
+      details: {
+        key_version: project.key_version, versions: done.moved, unreadable
+      }
     })
     return done
   })
 }
 
-/** Versions behind `after` that wait for their client to re-encrypt them, oldest first, and how many there are in all. What was tampered with is left out. */
+/**
+ * Versions behind `after` that wait for their client to re-encrypt them, oldest first, and how many there are in all.
+ * What was tampered with is left out.
+ */
 export async function listPending (
-  { db, keyring }: Vault, organization: Organization, project: KeyState, { limit, after }: { limit: number, after: number }
-): Promise<{ versions: { id: number, content: string, key_version: number }[], unreadable: number, remaining: number }> {
+  { db, keyring }: Vault, organization: Organization, project: KeyState, {
+    limit, after
+  }: { limit: number, after: number }
+): Promise<{
+  versions: { id: number, content: string, key_version: number }[]
+  unreadable: number
+  remaining: number
+}> {
   const { retention_days: retentionDays } = organization.plan
   const storageKey = storageKeyOf(keyring, organization)
   const batch = fitting(await listOldestWaiting(db, project, { limit, after, retentionDays }), MOST_PENDING_BYTES)
@@ -85,15 +111,19 @@ export async function listPending (
     const content = unlessTampered(() => blobOf(storageKey, project, version))
     return content === undefined ? [] : { id: version.id, content, key_version: version.key_version }
   })
-  return { versions, unreadable: found.length - versions.length, remaining: await countWaiting(db, project, retentionDays) }
+  return {
+    versions, unreadable: found.length - versions.length, remaining: await countWaiting(db, project, retentionDays)
+  }
 }
 
 /**
- * Takes versions that a client has re-encrypted under its active key: all of them, or nothing. A proof of an earlier key
- * tells that a rotation came between; it is never accepted.
+ * Takes versions that a client has re-encrypted under its active key: all of them, or nothing. A proof of an earlier
+ * key tells that a rotation came between; it is never accepted.
  */
 export async function submitVersions (
-  { db: handle, keyring, config }: Vault & { config: Parameters<typeof refuseRevealing>[0] }, organization: Organization, actor: Actor, projectId: string,
+  { db: handle, keyring, config }: Vault & {
+    config: Parameters<typeof refuseRevealing>[0]
+  }, organization: Organization, actor: Actor, projectId: string,
   sent: { versions: readonly { id: number, content: string }[], key_proof: string }
 ): Promise<{ updated: number, remaining: number }> {
   const { retention_days: retentionDays } = organization.plan
@@ -103,18 +133,27 @@ export async function submitVersions (
     const project = await lockProject(db, organization.id, { id: projectId }, 'share') ?? fail('not_found')
     if (project.encryption_type !== 'client') fail('server_managed_encryption')
     if (judgeProof(keyring, await findActiveKeyOf(db, project), sent.key_proof) !== 'right') {
-      fail(await provesAnyKey(db, keyring, storageKey, project, sent.key_proof) ? 'key_version_conflict' : 'key_proof_mismatch')
+      fail(await provesAnyKey(db, keyring, storageKey, project, sent.key_proof)
+        ? 'key_version_conflict'
+        : 'key_proof_mismatch')
     }
     const revealed = refuseRevealing(config, sent.versions.some(({ content }) => revealsKey(sent.key_proof, content)))
     const waiting = await findWaiting(db, project, [...contents.keys()], retentionDays, 'wait')
     if (waiting.length !== sent.versions.length) fail('key_version_conflict')
-    await moveVersions(db, project, waiting.map((version) => ({ id: version.id, ...sealed(storageKey, project, version, contents.get(version.id)!) })))
+    await moveVersions(db, project, waiting.map((version) =>
+      ({ id: version.id, ...sealed(storageKey, project, version, contents.get(version.id)!) })))
     const remaining = await countWaiting(db, project, retentionDays)
     await recordEvent(db, actor, {
       action: 'history.re_encrypt',
       resource_type: 'project',
       resource_id: project.id,
-      details: { key_version: project.key_version, versions: waiting.length, remaining, ...(revealed && { key_proof_reveals_key: true }) }
+      details: {
+        key_version: project.key_version,
+        versions: waiting.length,
+        remaining,
+        ...(revealed &&
+        { key_proof_reveals_key: true })
+      }
     })
     if (remaining === 0) await finishReEncryption(db, project, 0)
     return { updated: waiting.length, remaining }
@@ -122,7 +161,9 @@ export async function submitVersions (
 }
 
 // A version that was tampered with, or that a client once stored without being able to open it, stays as it is.
-function plainOf (keyring: Keyring, storageKey: Parameters<typeof openVersion>[0], project: KeyState, version: OldVersion): Buffer | undefined {
+function plainOf (
+  keyring: Keyring, storageKey: Parameters<typeof openVersion>[0], project: KeyState, version: OldVersion
+): Buffer | undefined {
   return unlessTampered(() => openBlob(dataKeyOf(keyring, version.key), blobOf(storageKey, project, version)))
 }
 
@@ -137,10 +178,16 @@ function unlessTampered<T> (open: () => T): T | undefined {
 }
 
 function blobOf (storageKey: Parameters<typeof openVersion>[0], project: KeyState, version: OldVersion): string {
-  return openVersion(storageKey, project.organization_id, { version, secret: { id: version.secret_id, level_id: version.level_id }, sealed: version.sealed })
+  return openVersion(
+    storageKey, project.organization_id,
+    { version, secret: { id: version.secret_id, level_id: version.level_id }, sealed: version.sealed }
+  )
 }
 
-function sealed (storageKey: Parameters<typeof sealVersion>[0], project: KeyState, { id, secret_id, level_id, revision }: OldVersion, blob: string) {
+function sealed (
+  storageKey: Parameters<typeof sealVersion>[0], project: KeyState, { id, secret_id, level_id, revision }: OldVersion,
+  blob: string
+) {
   const context = { organization_id: project.organization_id, secret_id, level_id, key_version: project.key_version }
   return { sealed: sealVersion(storageKey, context, id, revision, blob), size_bytes: sizeOf(blob) }
 }

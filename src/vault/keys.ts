@@ -25,7 +25,10 @@ export function storageKeyOf (keyring: Keyring, organization: { id: string, stor
  * that reading costs no derivation. Call it before a transaction begins.
  */
 export async function makeServerKey (
-  keyring: Keyring, id: KeyId, given?: { key: string | undefined, hint: string | undefined }, iterations = COSTS.keyIterations
+  keyring: Keyring, id: KeyId, given?: {
+    key: string | undefined
+    hint: string | undefined
+  }, iterations = COSTS.keyIterations
 ): Promise<NewKey> {
   const keyString = given?.key ?? generateKeyString()
   const salt = generateSalt()
@@ -61,8 +64,13 @@ export function heldByClient (keyring: Keyring, storageKey: KeyObject, id: KeyId
   }
 }
 
-/** By what a proof is found among all keys of its project: one look-up, where each stored proof would have to be unwrapped. */
-export function checkHashOf (storageKey: KeyObject, key: Pick<KeyId, 'organization_id' | 'project_id'>, check: Buffer): Buffer {
+/**
+ * By what a proof is found among all keys of its project: one look-up, where each stored proof would have to be
+ * unwrapped.
+ */
+export function checkHashOf (
+  storageKey: KeyObject, key: Pick<KeyId, 'organization_id' | 'project_id'>, check: Buffer
+): Buffer {
   return hmac(deriveKey(storageKey, Buffer.from('strongroom key checks'), 'hash'), checkContext(key, check))
 }
 
@@ -70,7 +78,9 @@ export function checkHashOf (storageKey: KeyObject, key: Pick<KeyId, 'organizati
 export interface ProofTriple { check: Buffer, salt: Buffer, iterations: number }
 
 /** A client's key: what proves it, wrapped; never the key. */
-export function registerClientKey (keyring: Keyring, storageKey: KeyObject, id: KeyId, triple: ProofTriple & { hint?: string | undefined }): NewKey {
+export function registerClientKey (
+  keyring: Keyring, storageKey: KeyObject, id: KeyId, triple: ProofTriple & { hint?: string | undefined }
+): NewKey {
   return {
     version: id.version,
     ...heldByClient(keyring, storageKey, id, triple.check),
@@ -94,7 +104,9 @@ export function saltOf (keyring: Keyring, key: KeyRow): Buffer {
 }
 
 export function keyStringOf (keyring: Keyring, key: KeyRow): string | undefined {
-  return key.key_string === null ? undefined : keyring.unwrap(key.key_string, keyContext(key, 'key_string')).toString('utf8')
+  return key.key_string === null
+    ? undefined
+    : keyring.unwrap(key.key_string, keyContext(key, 'key_string')).toString('utf8')
 }
 
 export function keyCheckOf (keyring: Keyring, key: KeyRow): Buffer | undefined {

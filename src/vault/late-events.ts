@@ -10,7 +10,9 @@ interface Log {
 // Milliseconds between two looks at a counter that somebody holds, at first and at last.
 const PAUSE = { first: 10, last: 1_000 }
 
-/** Numbers the events that could not wait for their organization's counter, as soon as it is free. Waits for no lock. */
+/**
+ * Numbers the events that could not wait for their organization's counter, as soon as it is free. Waits for no lock.
+ */
 export function createLateEventWorker ({ db, log }: { db: Db, log: Log }): Background {
   const interrupted = (error: unknown, of: object = {}) => {
     log.warn({ err: databaseError(error), ...of }, 'the recording of late events was interrupted')
@@ -37,7 +39,9 @@ export function createLateEventWorker ({ db, log }: { db: Db, log: Log }): Backg
         const held: string[] = []
         for (const organization of left) if (!await record(organization, isStopped)) held.push(organization)
         if (held.length > 0) {
-          if (pause === PAUSE.last) log.warn({ organizations: held }, 'events wait for the counter of their organization')
+          if (pause === PAUSE.last) {
+            log.warn({ organizations: held }, 'events wait for the counter of their organization')
+          }
           await new Promise((resolve) => { setTimeout(resolve, pause) })
         }
         pause = Math.min(2 * pause, PAUSE.last)

@@ -28,8 +28,14 @@ export function rewrapServiceKey (keyring: Keyring, row: ServiceKeyRow): Rewrapp
 
 /** Throws MasterKeyMissing or IntegrityError when one of the values does not open. */
 export function rewrapKey (keyring: Keyring, row: WrappedKeyRow): Rewrapped<WrappedKeyRow> {
-  const again = (column: KeyColumn) => row[column] === null ? null : rewrapValue(keyring, row[column], keyContext(row, column))
-  const wrapped = { key_string: again('key_string'), data_key: again('data_key'), key_check: again('key_check'), salt: rewrapValue(keyring, row.salt, keyContext(row, 'salt')) }
+  const again = (column: KeyColumn) =>
+    row[column] === null ? null : rewrapValue(keyring, row[column], keyContext(row, column))
+  const wrapped = {
+    key_string: again('key_string'),
+    data_key: again('data_key'),
+    key_check: again('key_check'),
+    salt: rewrapValue(keyring, row.salt, keyContext(row, 'salt'))
+  }
   const changed = (Object.keys(wrapped) as KeyColumn[]).filter((column) => wrapped[column] !== row[column])
   return { row: { ...row, ...wrapped }, values: changed.length }
 }

@@ -16,11 +16,19 @@ export function judgeProof (keyring: Keyring, key: KeyRow, proof: string | undef
   return proves(keyring, key, decodeProof(proof)) ? 'right' : 'wrong'
 }
 
-/** Whether a proof is that of a client's key which the locked project has or had: one look-up, however many there were. */
-export async function provesAnyKey (db: Db, keyring: Keyring, storageKey: KeyObject, project: KeyState, proof: string): Promise<boolean> {
+/**
+ * Whether a proof is that of a client's key which the locked project has or had: one look-up, however many there were.
+ */
+export async function provesAnyKey (
+  db: Db, keyring: Keyring, storageKey: KeyObject, project: KeyState, proof: string
+): Promise<boolean> {
   const sent = decodeProof(proof)
   if (sent === undefined) return false
-  if (await hasCheckHash(db, project, checkHashOf(storageKey, { organization_id: project.organization_id, project_id: project.id }, sent))) return true
+  if (await hasCheckHash(
+    db, project, checkHashOf(storageKey, { organization_id: project.organization_id, project_id: project.id }, sent)
+  )) {
+    return true
+  }
   // Keys from before proofs had hashes: none is ever added.
   return (await listKeysWithoutHash(db, project)).some((key) => proves(keyring, key, sent))
 }
@@ -37,10 +45,12 @@ export function revealsKey (proof: string | undefined, content: string): boolean
 }
 
 /**
- * What became of a look whether a proof gives its key away: `key_proof_reveals_key` (422) when it does, unless the operator
- * allows that, which the event of the change then says.
+ * What became of a look whether a proof gives its key away: `key_proof_reveals_key` (422) when it does, unless the
+ * operator allows that, which the event of the change then says.
  */
-export function refuseRevealing ({ allowRevealingKeyProof }: Pick<Config, 'allowRevealingKeyProof'>, reveals: boolean): boolean {
+export function refuseRevealing (
+  { allowRevealingKeyProof }: Pick<Config, 'allowRevealingKeyProof'>, reveals: boolean
+): boolean {
   if (reveals && !allowRevealingKeyProof) fail('key_proof_reveals_key')
   return reveals
 }

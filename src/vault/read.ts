@@ -1,6 +1,8 @@
 import type { KeyObject } from 'node:crypto'
 import type { SecretFormat } from '../../schemas/projects.ts'
-import { LEVELS, type Level, type LevelDocument, type Merge, type RetrieveBody, type SecretsAnswer } from '../../schemas/secrets.ts'
+import {
+  LEVELS, type Level, type LevelDocument, type Merge, type RetrieveBody, type SecretsAnswer
+} from '../../schemas/secrets.ts'
 import { IntegrityError } from '../crypto/at-rest.ts'
 import { openBlob } from '../crypto/blob.ts'
 import type { Keyring } from '../crypto/keyring.ts'
@@ -27,16 +29,23 @@ export interface Reading {
   path: string
 }
 
-/** The documents on the way to a level that somebody may see: those that are there, and inside their part of the hierarchy. */
+/**
+ * The documents on the way to a level that somebody may see: those that are there, and inside their part of the
+ * hierarchy.
+ */
 export function visibleSecrets (state: LevelState, slices: readonly Slice[]): SecretRow[] {
   return state.secrets.filter((secret) => secret.is_stored && isInside(slices, placeOf(state, secret.level)))
 }
 
 /** The ETag of an answer: of the documents in it, and of everything that shapes it. */
-export function readingEtag (storageKey: KeyObject, state: LevelState, visible: readonly SecretRow[], reading: Reading): string {
+export function readingEtag (
+  storageKey: KeyObject, state: LevelState, visible: readonly SecretRow[], reading: Reading
+): string {
   const { decrypt, merge, raw, filters, isRetrieve } = reading
-  return etagOf(storageKey, visible, isRetrieve ? 'retrieve' : 'read', String(decrypt), merge, String(raw), JSON.stringify(filters ?? null),
-    state.project.secret_format, state.project.slug, state.target?.slug ?? '', state.environment?.slug ?? '')
+  return etagOf(storageKey, visible, isRetrieve
+    ? 'retrieve'
+    : 'read', String(decrypt), merge, String(raw), JSON.stringify(filters ?? null),
+  state.project.secret_format, state.project.slug, state.target?.slug ?? '', state.environment?.slug ?? '')
 }
 
 /** What a read answers: with `raw` one object of values, else the documents as they were asked for. */
@@ -45,14 +54,17 @@ export async function answerReading (
 ): Promise<SecretsAnswer | Record<string, string>> {
   const { decrypt, merge, raw, filters } = reading
   const dataKey = decrypt && visible.length > 0 ? dataKeyOf(keyring, activeKeyOf(state)) : undefined
-  const documents = new Map(visible.map((secret) => [secret.level, contentOf(state, secret as StoredSecret, storageKey, dataKey)]))
+  const documents = new Map(visible.map((secret) =>
+    [secret.level, contentOf(state, secret as StoredSecret, storageKey, dataKey)]))
   return raw
     ? filterValues(await valuesOf(state, documents, merge === 'true' ? LEVELS : [state.level]), filters)
     : toAnswer(state, reading, visible, documents, storageKey)
 }
 
 // The document itself with a data key, else the blob.
-function contentOf (state: LevelState, secret: StoredSecret, storageKey: KeyObject, dataKey: KeyObject | undefined): string {
+function contentOf (
+  state: LevelState, secret: StoredSecret, storageKey: KeyObject, dataKey: KeyObject | undefined
+): string {
   const blob = openCurrent(storageKey, state, secret)
   if (dataKey === undefined) return blob
   // What was stored could be opened then, so a blob that does not open now was tampered with.
@@ -62,18 +74,22 @@ function contentOf (state: LevelState, secret: StoredSecret, storageKey: KeyObje
 }
 
 // Deeper levels override, whatever order they are named in.
-async function valuesOf (state: LevelState, documents: ReadonlyMap<Level, string>, levels: readonly Level[]): Promise<Record<string, string>> {
+async function valuesOf (
+  state: LevelState, documents: ReadonlyMap<Level, string>, levels: readonly Level[]
+): Promise<Record<string, string>> {
   const read: Record<string, string>[] = []
   for (const level of levels) {
     if (!documents.has(level)) continue
-    read.push(readDocument(state.project.secret_format, documents.get(level)!) ?? fail('document_unreadable', { level }))
+    read.push(readDocument(state.project.secret_format, documents.get(level)!) ??
+      fail('document_unreadable', { level }))
     await rest()
   }
   return mergeDocuments(...read)
 }
 
 async function toAnswer (
-  state: LevelState, reading: Reading, visible: readonly SecretRow[], documents: ReadonlyMap<Level, string>, storageKey: KeyObject
+  state: LevelState, reading: Reading, visible: readonly SecretRow[], documents: ReadonlyMap<Level, string>,
+  storageKey: KeyObject
 ): Promise<SecretsAnswer> {
   const { decrypt, merge, action, filters, isRetrieve, path } = reading
   const { project, target, environment } = state
@@ -99,9 +115,12 @@ async function toAnswer (
 }
 
 function levelsOf (
-  { project, target, environment }: LevelState, decrypt: boolean, visible: readonly SecretRow[], documents: ReadonlyMap<Level, string>, storageKey: KeyObject
+  { project, target, environment }: LevelState, decrypt: boolean, visible: readonly SecretRow[],
+  documents: ReadonlyMap<Level, string>, storageKey: KeyObject
 ): Partial<Record<Level, LevelDocument>> {
-  const slugs: Record<Level, string> = { project: project.slug, target: target?.slug ?? '', environment: environment?.slug ?? '' }
+  const slugs: Record<Level, string> = {
+    project: project.slug, target: target?.slug ?? '', environment: environment?.slug ?? ''
+  }
   const levels: Partial<Record<Level, LevelDocument>> = {}
   for (const secret of visible) {
     levels[secret.level] = {
@@ -118,7 +137,9 @@ function levelsOf (
 }
 
 // A document that does not parse is still returned as it is; only its values cannot be told.
-async function readableValues ({ project }: LevelState, documents: ReadonlyMap<Level, string>): Promise<Record<string, string> | undefined> {
+async function readableValues (
+  { project }: LevelState, documents: ReadonlyMap<Level, string>
+): Promise<Record<string, string> | undefined> {
   const read: Record<string, string>[] = []
   for (const level of LEVELS) {
     if (!documents.has(level)) continue

@@ -1,6 +1,8 @@
 import { databaseError, type Db } from '../db/database.ts'
 import { recordEvent, type Actor, type AuditEvent } from '../repositories/audit.ts'
-import { deleteEmptyHistories, deleteRemovedVersions, listRemovals, removeHistories, type Below, type Removal } from '../repositories/removals.ts'
+import {
+  deleteEmptyHistories, deleteRemovedVersions, listRemovals, removeHistories, type Below, type Removal
+} from '../repositories/removals.ts'
 import { deleteTokens, lockTokensOfNothing } from '../repositories/tokens.ts'
 import { createBackground, rest, type Background } from './background.ts'
 
@@ -15,11 +17,13 @@ export const PIECE = 1_000
 const START: Removal = { history_id: '', id: 0 }
 
 /**
- * Deletes a project, target or environment with what is below it, in the caller's transaction, which holds the project's
- * row. Whoever has its name may be made again at once; tokens that were narrowed to it end with it.
+ * Deletes a project, target or environment with what is below it, in the caller's transaction, which holds the
+ * project's row. Whoever has its name may be made again at once; tokens that were narrowed to it end with it.
  */
 export async function deleteLevel (
-  db: Db, actor: Actor, below: Below, event: Omit<AuditEvent, 'details'>, deleteRow: (gone: { documents: number }) => Promise<void>
+  db: Db, actor: Actor, below: Below, event: Omit<AuditEvent, 'details'>, deleteRow: (gone: {
+    documents: number
+  }) => Promise<void>
 ): Promise<void> {
   const gone = await removeHistories(db, actor.organization_id, below)
   await deleteRow(gone)
@@ -32,9 +36,13 @@ export async function deleteLevel (
 
 /** The events of tokens that end with something. */
 export const endingsOf = (tokens: readonly number[], cause: string): AuditEvent[] =>
-  tokens.map((id) => ({ action: 'api-token.delete', resource_type: 'api-token', resource_id: String(id), details: { with: cause } }))
+  tokens.map((id) =>
+    ({ action: 'api-token.delete', resource_type: 'api-token', resource_id: String(id), details: { with: cause } }))
 
-/** Takes away some of what was just removed, in the same transaction: all of it where it is little. The worker does the rest. */
+/**
+ * Takes away some of what was just removed, in the same transaction: all of it where it is little. The worker does the
+ * rest.
+ */
 export async function removeSome (db: Db, organizationId: string): Promise<void> {
   await deleteRemovedVersions(db, organizationId, START, PIECE)
   await deleteEmptyHistories(db, organizationId, PIECE)
@@ -61,7 +69,10 @@ export function createRemovalWorker ({ db, log }: { db: Db, log: Log }): Backgro
 
   return createBackground(async (isStopped) => {
     const interrupted = (error: unknown, organization?: string): [] => {
-      log.warn({ err: databaseError(error), ...(organization !== undefined && { organization }) }, 'the removal of purged versions was interrupted')
+      log.warn(
+        { err: databaseError(error), ...(organization !== undefined && { organization }) },
+        'the removal of purged versions was interrupted'
+      )
       return []
     }
     for (const organization of await listRemovals(db).catch(interrupted)) {

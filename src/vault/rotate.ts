@@ -11,7 +11,9 @@ import { findActiveKeyOf, replaceActiveKey, type KeyRow } from '../repositories/
 import { countWaiting, findReEncryption, isAnyWaiting, startReEncryption } from '../repositories/histories.ts'
 import type { KeyState, NewKey } from '../repositories/encryption-keys.ts'
 import { lockProject } from '../repositories/projects.ts'
-import { findDocuments, lockDocuments, recordRotations, replaceDocuments, takeVersionIds } from '../repositories/rotations.ts'
+import {
+  findDocuments, lockDocuments, recordRotations, replaceDocuments, takeVersionIds
+} from '../repositories/rotations.ts'
 import type { Organization } from '../repositories/principals.ts'
 import { fail } from '../rules/errors.ts'
 import { openCurrent, sealCurrent, sealVersion, sizeOf, type StoredDocument } from './documents.ts'
@@ -25,17 +27,21 @@ class KeyChangeOverloaded extends WorkOverloaded {
   override readonly name = 'KeyChangeOverloaded'
 }
 
-// There are few places for transactions that are long: one organization has one of them at a time, and never holds them all.
+// There are few places for transactions that are long: one organization has one of them at a time, and never holds them
+// all.
 const gateOf = createGates(1, 8, () => new KeyChangeOverloaded())
 
-// A piece of a project's documents that is in memory at once. Each step of it holds up everybody else, so it is no more than
-// the largest document, or as many small ones as take that long.
+// A piece of a project's documents that is in memory at once. Each step of it holds up everybody else, so it is no more
+// than the largest document, or as many small ones as take that long.
 const PIECE = { documents: 50, bytes: 1024 * 1024 }
 
 /** The active key of a project as the caller saw it. */
 export interface SeenKey { id: string, version: number, managed: Managed }
 
-/** What one rotation does: to which project as its caller saw it, with which new key, and how each document gets under it. */
+/**
+ * What one rotation does: to which project as its caller saw it, with which new key, and how each document gets under
+ * it.
+ */
 export interface Rotation {
   seen: SeenKey
   key: NewKey
@@ -55,11 +61,14 @@ export interface Rotated { key: KeyRow, documents: number, waiting: number }
  * Replaces a project's key and re-encrypts every current document, with one `rotate` version each: all of it in one
  * transaction, or nothing. Of two at once, one gets 409. With `re_encrypt` it is written down that the history follows.
  */
-export async function rotate ({ patient, keyring }: Vault, organization: Organization, actor: Actor, rotation: Rotation): Promise<Rotated> {
+export async function rotate (
+  { patient, keyring }: Vault, organization: Organization, actor: Actor, rotation: Rotation
+): Promise<Rotated> {
   const { seen, key, judge, convert } = rotation
   return changeKey({ patient, keyring }, organization, seen, async (db, project) => {
     const oldKey = await findActiveKeyOf(db, project)
-    const documents = (await lockDocuments(db, project)).map(({ id, size_bytes }) => ({ id, size_bytes: Math.max(size_bytes, rotation.sizeOf?.(id) ?? 0) }))
+    const documents = (await lockDocuments(db, project)).map(({ id, size_bytes }) =>
+      ({ id, size_bytes: Math.max(size_bytes, rotation.sizeOf?.(id) ?? 0) }))
     await judge?.(db, project, documents.map(({ id }) => id))
     const retention = project.encryption_type === 'client' ? organization.plan.retention_days : null
     const policy = await underWay(db, project, retention) ? 're_encrypt' : rotation.policy ?? project.history_policy
@@ -77,7 +86,11 @@ export async function rotate ({ patient, keyring }: Vault, organization: Organiz
     await inPieces(documents, async (ids) => {
       const converted = (await read(ids)).map((document) => {
         const blob = convert(document, openCurrent(storageKey, state, document), oldKey)
-        return { document, sealed: sealCurrent(storageKey, contextOf(under, document), document.revision + 1, blob), size_bytes: sizeOf(blob) }
+        return {
+          document,
+          sealed: sealCurrent(storageKey, contextOf(under, document), document.revision + 1, blob),
+          size_bytes: sizeOf(blob)
+        }
       })
       await rest()
       await replaceDocuments(db, under, converted)
@@ -91,7 +104,14 @@ export async function rotate ({ patient, keyring }: Vault, organization: Organiz
         // The revision that the version is about to record.
         const blob = openCurrent(storageKey, { ...state, project: under }, document)
         const id = next++
-        return { id, document, sealed: sealVersion(storageKey, contextOf(under, document), id, document.revision, blob), size_bytes: sizeOf(blob) }
+        return {
+          id,
+          document,
+          sealed: sealVersion(
+            storageKey, contextOf(under, document), id, document.revision, blob
+          ),
+          size_bytes: sizeOf(blob)
+        }
       })
       await rest()
       await recordRotations(db, actor, versions)
@@ -103,7 +123,15 @@ export async function rotate ({ patient, keyring }: Vault, organization: Organiz
       action: 'key.rotate',
       resource_type: 'project',
       resource_id: project.id,
-      details: { managed: key.managed, from: project.key_version, to: key.version, documents: documents.length, first_version: first, history_policy: policy, ...rotation.details }
+      details: {
+        managed: key.managed,
+        from: project.key_version,
+        to: key.version,
+        documents: documents.length,
+        first_version: first,
+        history_policy: policy,
+        ...rotation.details
+      }
     })
     return { key: newKey, documents: documents.length, waiting }
   })
@@ -128,7 +156,9 @@ export function reencrypt (keyring: Keyring, newKey: KeyObject): Rotation['conve
  * organization: throws KeyChangeOverloaded when that takes too long.
  */
 export async function changeKey<T> (
-  { patient, keyring }: Vault, organization: Organization, seen: SeenKey, change: (db: Db, project: KeyState) => Promise<T>
+  {
+    patient, keyring
+  }: Vault, organization: Organization, seen: SeenKey, change: (db: Db, project: KeyState) => Promise<T>
 ): Promise<T> {
   return alone(seen.id, () => gateOf(organization.id)(() => orInProgress(() => transaction(patient, async (db) => {
     const project = await lockProject(db, organization.id, { id: seen.id }) ?? fail('not_found')
@@ -162,7 +192,9 @@ export async function orInProgress<T> (work: () => Promise<T>): Promise<T> {
 }
 
 /** Calls `work` for the ids of a project's documents, as many at a time as memory should hold. */
-export async function inPieces (documents: readonly { id: string, size_bytes: number }[], work: (ids: string[]) => Promise<void>): Promise<void> {
+export async function inPieces (
+  documents: readonly { id: string, size_bytes: number }[], work: (ids: string[]) => Promise<void>
+): Promise<void> {
   let piece: string[] = []
   let bytes = 0
   for (const { id, size_bytes } of documents) {

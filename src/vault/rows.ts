@@ -5,10 +5,16 @@ import { makeCanary, MasterKeyMissing, openCanary, type Keyring } from '../crypt
 import { random, sameBytes, takeKey } from '../crypto/primitives.ts'
 import { createRowChecker, rowKeyFingerprint, rowMac } from '../crypto/row-mac.ts'
 import { AUTHENTICATED, fieldsOf, type AuthenticatedTable } from '../db/authenticated.ts'
-import { databaseError, setAuthority, type Database, type Db, type RowAuthority, type Violation, type ViolationLog } from '../db/database.ts'
-import { authenticateSeeds, authenticateTable, listOrganizationIds, lockAuthenticatedTables, lockCanaries, nameMakers } from '../repositories/adoption.ts'
+import {
+  databaseError, setAuthority, type Database, type Db, type RowAuthority, type Violation, type ViolationLog
+} from '../db/database.ts'
+import {
+  authenticateSeeds, authenticateTable, listOrganizationIds, lockAuthenticatedTables, lockCanaries, nameMakers
+} from '../repositories/adoption.ts'
 import { recordEvent, systemOf } from '../repositories/audit.ts'
-import { createCanary, createServiceKey, findServiceKey, listCanaries, replaceCanary } from '../repositories/master-keys.ts'
+import {
+  createCanary, createServiceKey, findServiceKey, listCanaries, replaceCanary
+} from '../repositories/master-keys.ts'
 import { deleteTokens, lockTokensOfNothing } from '../repositories/tokens.ts'
 import { listMemberships } from '../repositories/users.ts'
 import { serviceKeyContext } from './contexts.ts'
@@ -24,17 +30,21 @@ export class RowKeyError extends Error {
 
 /**
  * Opens the row key, so that the database's handles make and check MACs. The first start on an empty database makes it.
- * A database from before rows were authenticated, which a canary from then shows, is brought along here, once and in one
- * transaction: afterwards its canaries say so, which nobody can make without the master key, and a row without a MAC is a violation.
+ * A database from before rows were authenticated, which a canary from then shows, is brought along here, once and in
+ * one transaction: afterwards its canaries say so, which nobody can make without the master key, and a row without a
+ * MAC is a violation.
  *
- * Answers how many rows were brought along. Throws RowKeyError when the key is missing, does not open or is another one.
+ * Answers how many rows were brought along. Throws RowKeyError when the key is missing, does not open or is another
+ * one.
  */
 export async function openRows (database: Database, keyring: Keyring): Promise<number> {
   // Looked at without a lock, what another start is just doing may be seen in halves: the lock then tells.
   const found = await findRowKey(database.db, keyring).catch((error: unknown): undefined => {
     if (!(error instanceof RowKeyError)) throw error
   })
-  const { key, rows } = found === undefined ? await database.maintain((db) => adopt(db, keyring)) : { key: found, rows: 0 }
+  const { key, rows } = found === undefined
+    ? await database.maintain((db) => adopt(db, keyring))
+    : { key: found, rows: 0 }
   database.authenticate(authorityFor(key, database.db))
   await createCanary(database.db, keyring.currentId, makeCanary(keyring, rowKeyFingerprint(key)))
   return rows
@@ -46,13 +56,21 @@ async function findRowKey (db: Db, keyring: Keyring): Promise<KeyObject | undefi
   const named = canaries.filter((fingerprint) => fingerprint !== undefined)
   const wrapped = await findServiceKey(db, ROWS)
   if (named.length === 0) {
-    if (wrapped !== undefined) throw new RowKeyError('There is a key of rows that no canary knows: the table master_key_canaries was changed, restore it from a backup')
+    if (wrapped !== undefined) {
+      throw new RowKeyError(
+        'There is a key of rows that no canary knows: the table master_key_canaries was changed, restore it from a backup'
+      )
+    }
     return undefined
   }
-  if (wrapped === undefined) throw new RowKeyError('The key that authenticates rows is missing: restore the table service_keys from a backup')
+  if (wrapped === undefined) {
+    throw new RowKeyError('The key that authenticates rows is missing: restore the table service_keys from a backup')
+  }
   const key = openRowKey(keyring, wrapped.wrapped)
   if (key === undefined || !named.every((fingerprint) => sameBytes(fingerprint, rowKeyFingerprint(key)))) {
-    throw new RowKeyError('The key that authenticates rows is not the one that was used here: restore the table service_keys from a backup')
+    throw new RowKeyError(
+      'The key that authenticates rows is not the one that was used here: restore the table service_keys from a backup'
+    )
   }
   return key
 }
@@ -79,13 +97,17 @@ async function adopt (db: Db, keyring: Keyring): Promise<{ key: KeyObject, rows:
   await createServiceKey(db, { id: ROWS, wrapped })
   const canaries = await listCanaries(db)
   // A canary that does not say it yet, under whichever master key, would let all of this be done again.
-  for (const { key_id } of canaries) await replaceCanary(db, key_id, makeCanary(keyring, rowKeyFingerprint(key), key_id))
+  for (const { key_id } of canaries) {
+    await replaceCanary(db, key_id, makeCanary(keyring, rowKeyFingerprint(key), key_id))
+  }
   await createCanary(db, keyring.currentId, makeCanary(keyring, rowKeyFingerprint(key)))
   // Only a canary from before, which nobody makes without the master key, shows that rows are from before too. Without
   // one, what is here was written by nobody: whether organizations are to be seen is up to whoever can write.
   if (canaries.length === 0) {
     if (await authenticateSeeds(db)) return { key, rows: 0 }
-    throw new RowKeyError('The database holds rows and no canary of a master key: the table master_key_canaries was emptied, restore it from a backup')
+    throw new RowKeyError(
+      'The database holds rows and no canary of a master key: the table master_key_canaries was emptied, restore it from a backup'
+    )
   }
   const organizations = (await listOrganizationIds(db)).sort()
   await nameMakers(db)
@@ -93,12 +115,15 @@ async function adopt (db: Db, keyring: Keyring): Promise<{ key: KeyObject, rows:
   let rows = 0
   for (const table of Object.keys(AUTHENTICATED) as AuthenticatedTable[]) rows += await authenticateTable(db, table)
   for (const id of organizations) {
-    await recordEvent(db, systemOf(id), { action: 'integrity.adopt', resource_type: 'organization', resource_id: id, details: { rows } })
+    await recordEvent(
+      db, systemOf(id), { action: 'integrity.adopt', resource_type: 'organization', resource_id: id, details: { rows } }
+    )
   }
   return { key, rows }
 }
 
-// Today a token ends with the last part of the hierarchy that it was narrowed to; before, it stayed and was listed without any.
+// Today a token ends with the last part of the hierarchy that it was narrowed to; before, it stayed and was listed
+// without any.
 async function endTokensOfNothing (db: Db, organizationId: string) {
   const tokens = await lockTokensOfNothing(db, organizationId)
   if (tokens.length === 0) return
@@ -111,7 +136,11 @@ const SAME_ROW = 10 * 60_000
 const MINUTE = 60_000
 const MOST_A_MINUTE = 600
 
-const toStandardError: ViolationLog = { warn: (details, message) => { process.stderr.write(`${message}: ${JSON.stringify(details)}\n`) } }
+const toStandardError: ViolationLog = {
+  warn: (details, message) => {
+    process.stderr.write(`${message}: ${JSON.stringify(details)}\n`)
+  }
+}
 
 /** Makes and checks MACs under a row key; what does not verify is recorded through `db`. */
 function authorityFor (key: KeyObject, db: Db): RowAuthority {
@@ -123,7 +152,8 @@ function authorityFor (key: KeyObject, db: Db): RowAuthority {
 
   function isDue ({ table, row }: Violation): boolean {
     const { mac } = row
-    const seen = `${table} ${authority.mac(table, row).toString('base64')} ${Buffer.isBuffer(mac) ? mac.toString('hex') : 'none'}`
+    const seen =
+      `${table} ${authority.mac(table, row).toString('base64')} ${Buffer.isBuffer(mac) ? mac.toString('hex') : 'none'}`
     if (reported.has(seen)) return false
     if (Date.now() - minute.began > MINUTE) minute = { began: Date.now(), reports: 0 }
     if (++minute.reports > MOST_A_MINUTE) return false
@@ -139,7 +169,9 @@ function authorityFor (key: KeyObject, db: Db): RowAuthority {
       if (!isDue(violation)) return
       log.warn(describe(violation), 'a row was changed outside the service and is refused')
       const work = record(db, violation)
-        .catch((error: unknown) => { log.warn({ err: databaseError(error) }, 'the integrity violation could not be recorded') })
+        .catch((error: unknown) => {
+          log.warn({ err: databaseError(error) }, 'the integrity violation could not be recorded')
+        })
         .finally(() => { pending.delete(work) })
       pending.add(work)
     },
@@ -155,7 +187,8 @@ function describe ({ table, row, about }: Violation) {
   return { table, id, organization_id, user_id, grant_id, ...about }
 }
 
-// In the organization that it concerns, or in those of the user. What is about neither, as a client, is in the log alone.
+// In the organization that it concerns, or in those of the user. What is about neither, as a client, is in the log
+// alone.
 async function record (db: Db, { table, row, about }: Violation): Promise<void> {
   const { organization_id = row.organization_id, user_id = table === 'users' ? row.id : row.user_id } = about
   const organizations = typeof organization_id === 'string'
@@ -164,7 +197,12 @@ async function record (db: Db, { table, row, about }: Violation): Promise<void> 
   const id = row.id ?? about.user_id ?? row.user_id
   for (const organization of [...organizations].sort()) {
     await recordEvent(db, systemOf(organization), {
-      action: 'integrity.violation', resource_type: table, resource_id: id === undefined ? null : String(id).slice(0, 64), details: { table }
+      action: 'integrity.violation',
+      resource_type: table,
+      resource_id: id === undefined
+        ? null
+        : String(id).slice(0, 64),
+      details: { table }
     })
   }
 }

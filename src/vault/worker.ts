@@ -22,7 +22,9 @@ export function createHistoryWorker ({ db, keyring, log }: { db: Db, keyring: Ke
     return []
   }
 
-  async function reEncrypt (organization: { id: string, storage_key: Buffer }, projectId: string, isStopped: () => boolean) {
+  async function reEncrypt (
+    organization: { id: string, storage_key: Buffer }, projectId: string, isStopped: () => boolean
+  ) {
     const of = { organization: organization.id, project: projectId }
     let unreadable = 0
     const named: number[] = []
@@ -45,13 +47,16 @@ export function createHistoryWorker ({ db, keyring, log }: { db: Db, keyring: Ke
     // Otherwise another instance is at the rest, and whoever looks next will end it.
     const done = await endReEncryption({ db, keyring }, organization, projectId, unreadable)
     if (done !== undefined) log.info({ ...of, moved: done.moved, unreadable }, 'history re-encrypted')
-    if (unreadable > 0) log.warn({ ...of, unreadable, versions: named }, 'versions do not open and stay under their old key')
+    if (unreadable > 0) {
+      log.warn({ ...of, unreadable, versions: named }, 'versions do not open and stay under their old key')
+    }
   }
 
   return createBackground(async (isStopped) => {
     for (const { project_id, organization } of await listReEncryptions(db).catch(interrupted)) {
       // One that fails does not hold up the others; the next look tries it again.
-      await reEncrypt(organization, project_id, isStopped).catch((error: unknown) => interrupted(error, { organization: organization.id, project: project_id }))
+      await reEncrypt(organization, project_id, isStopped).catch((error: unknown) =>
+        interrupted(error, { organization: organization.id, project: project_id }))
     }
   })
 }

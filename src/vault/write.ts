@@ -39,8 +39,8 @@ const MOST_TOGETHER_LOST = 5
 // What one statement takes: the last write may make it larger by one.
 const TOGETHER = { writes: 50, bytes: 512 * 1024 }
 
-// Whoever lost against another instance has to look, and one that always knew what comes next would be sooner each time.
-// So it looks as well, now and then.
+// Whoever lost against another instance has to look, and one that always knew what comes next would be sooner each
+// time. So it looks as well, now and then.
 const TURNS_UNSEEN = 4
 
 // What is remembered of the levels that a line has written, while somebody is in it.

@@ -112,7 +112,11 @@ t.test('primitives', async (t) => {
     t.equal(sha256('abc').toString('hex'), 'ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad')
     t.equal(hmac(key, 'x').length, 32)
     t.ok(hmacMatches(key, 'x', hmac(key, 'x')))
-    for (const other of [hmac(key, 'y'), hmac(key, 'x').subarray(1), Buffer.alloc(0), Buffer.concat([hmac(key, 'x'), Buffer.of(0)])]) t.notOk(hmacMatches(key, 'x', other))
+    for (const other of [
+      hmac(key, 'y'), hmac(key, 'x').subarray(1), Buffer.alloc(0), Buffer.concat([hmac(key, 'x'), Buffer.of(0)])
+    ]) {
+      t.notOk(hmacMatches(key, 'x', other))
+    }
   })
 
   t.test('decodes canonical base64 only', async (t) => {
@@ -165,7 +169,9 @@ t.test('at rest', async (t) => {
 
   t.test('opens what was stored before', async (t) => {
     for (const v of [server.at_rest, server.at_rest_v2]) {
-      const opened = openAtRest(secretKey(base64(v.storage_key)), base64(v.sealed), encodeContext(...server.place.fields))
+      const opened = openAtRest(
+        secretKey(base64(v.storage_key)), base64(v.sealed), encodeContext(...server.place.fields)
+      )
       t.equal(opened.toString(), v.plaintext)
     }
     t.same([server.at_rest, server.at_rest_v2].map(({ sealed }) => base64(sealed)[0]), [1, 2])
@@ -264,9 +270,15 @@ t.test('keyring', async (t) => {
     const fingerprint = rowKeyFingerprint(secretKey(random(32)))
     const canary = makeCanary(createKeyring([old]), fingerprint)
     t.same(openCanary(both, canary), fingerprint, 'it names the key of the rows')
-    t.same(openCanary(both, makeCanary(both, fingerprint, old.id)), fingerprint, 'one can be made for each key of the ring')
-    t.equal(openCanary(both, both.wrap(Buffer.from('strongroom canary'), encodeContext('canary'))), undefined, 'one from before rows were authenticated names none')
-    t.throws(() => openCanary(both, both.wrap(Buffer.from('strongroom canaries'), encodeContext('canary'))), IntegrityError)
+    t.same(
+      openCanary(both, makeCanary(both, fingerprint, old.id)), fingerprint, 'one can be made for each key of the ring'
+    )
+    t.equal(
+      openCanary(both, both.wrap(Buffer.from('strongroom canary'), encodeContext('canary'))), undefined,
+      'one from before rows were authenticated names none'
+    )
+    t.throws(() =>
+      openCanary(both, both.wrap(Buffer.from('strongroom canaries'), encodeContext('canary'))), IntegrityError)
     t.throws(() => openCanary(createKeyring([current]), canary), MasterKeyMissing)
     t.throws(() => openCanary(createKeyring([{ id: old.id, key: current.key }]), canary), IntegrityError)
   })
@@ -275,7 +287,8 @@ t.test('keyring', async (t) => {
 t.test('MACs over rows', async (t) => {
   const v = server.row
   const key = secretKey(base64(v.key))
-  const fields = v.fields.map(([name, kind, value]: [string, string, any]) => [name, kind === 'bytes' ? base64(value) : kind === 'moment' ? new Date(value) : value]) as [string, unknown][]
+  const fields = v.fields.map(([name, kind, value]: [string, string, any]) =>
+    [name, kind === 'bytes' ? base64(value) : kind === 'moment' ? new Date(value) : value]) as [string, unknown][]
 
   t.test('has the known answer', async (t) => {
     t.equal(encodeRow(v.table, fields), v.encoded)
@@ -291,7 +304,9 @@ t.test('MACs over rows', async (t) => {
     t.equal(matches('members', fields, mac), false, 'another table')
     t.equal(matches(v.table, fields.slice(1), mac), false, 'a field less')
     t.equal(matches(v.table, [...fields].reverse(), mac), false, 'another order')
-    for (const length of [0, 16, 31, 33]) t.equal(matches(v.table, fields, Buffer.concat([mac, mac]).subarray(0, length)), false, `${length} bytes`)
+    for (const length of [0, 16, 31, 33]) {
+      t.equal(matches(v.table, fields, Buffer.concat([mac, mac]).subarray(0, length)), false, `${length} bytes`)
+    }
     for (const [i, [name]] of fields.entries()) {
       for (const value of [null, '', 0, 'x', false, new Date(0), Buffer.alloc(0), [], {}]) {
         const changed = fields.with(i, [name, value])
@@ -305,16 +320,25 @@ t.test('MACs over rows', async (t) => {
   t.test('two rows that differ never have the same encoding (CR-02)', async (t) => {
     const values = [
       null, '', 'n', '0', '1:', ' ', 0, 1, -1, 10, true, false, new Date(0), new Date(1), new Date(NaN), Buffer.alloc(0), Buffer.from('0'), Buffer.from([0]),
-      [], [null], [''], ['', ''], ['a', 'b'], ['ab'], ['a,b'], [['a'], 'b'], [['a', 'b']], {}, { a: null }, { a: 'b' }, { b: 'a' }, { a: 'b', c: 'd' }, { a: { b: 'c' } }, [{ a: 'b' }], 'ä', 'a\u0308'
+      [], [null], [''], ['', ''], ['a', 'b'], ['ab'], ['a,b'], [['a'], 'b'], [['a', 'b']], {}, {
+        a:
+        null
+      }, { a: 'b' }, { b: 'a' }, { a: 'b', c: 'd' }, { a: { b: 'c' } }, [{ a: 'b' }], 'ä', 'a\u0308'
     ]
-    const rows = values.flatMap((one) => [[['a', one]], ...values.map((two) => [['a', one], ['b', two]])]) as [string, unknown][][]
+    const rows = values.flatMap((one) =>
+      [[['a', one]], ...values.map((two) => [['a', one], ['b', two]])]) as [string, unknown][][]
     const encoded = rows.flatMap((row) => [encodeRow('t', row), encodeRow('t1:a', row)])
     t.equal(new Set(encoded).size, encoded.length)
-    t.equal(encodeRow('t', [['a', { b: 1, c: 2 }]]), encodeRow('t', [['a', { c: 2, b: 1 }]]), 'the order of members is nobody\'s')
+    t.equal(
+      encodeRow('t', [['a', { b: 1, c: 2 }]]), encodeRow('t', [['a', { c: 2, b: 1 }]]),
+      'the order of members is nobody\'s'
+    )
   })
 
   t.test('refuses what has no encoding of its own', async (t) => {
-    for (const value of [undefined, Symbol('x'), 1n, () => 1, '\ud800', ['\udc00x']]) t.throws(() => encodeRow('t', [['a', value]]), String(value))
+    for (const value of [undefined, Symbol('x'), 1n, () => 1, '\ud800', ['\udc00x']]) {
+      t.throws(() => encodeRow('t', [['a', value]]), String(value))
+    }
   })
 })
 

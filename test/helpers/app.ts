@@ -52,14 +52,18 @@ export interface TestApp {
 }
 
 /**
- * The service on a fresh, migrated database: one made on TEST_DATABASE_URL when it is set, else an embedded one in memory.
- * Limits are off unless `env` sets them, and derivations cost next to nothing unless `costs` says otherwise.
+ * The service on a fresh, migrated database: one made on TEST_DATABASE_URL when it is set, else an embedded one in
+ * memory. Limits are off unless `env` sets them, and derivations cost next to nothing unless `costs` says otherwise.
  */
-export async function startApp (t: { teardown (fn: () => unknown): void }, env: Record<string, string> = {}, costs: Costs = QUICK): Promise<TestApp> {
+export async function startApp (
+  t: { teardown (fn: () => unknown): void }, env: Record<string, string> = {}, costs: Costs = QUICK
+): Promise<TestApp> {
   const { database, drop } = await freshDatabase()
   const keyring = createKeyring([parseMasterKey(generateMasterKey().text)])
   await openRows(database, keyring)
-  const config = loadConfig({ RATE_LIMIT_API: '0', RATE_LIMIT_OAUTH: '0', RATE_LIMIT_KEY_ROTATION: '0', RATE_LIMIT_BILLING: '0', ...env })
+  const config = loadConfig({
+    RATE_LIMIT_API: '0', RATE_LIMIT_OAUTH: '0', RATE_LIMIT_KEY_ROTATION: '0', RATE_LIMIT_BILLING: '0', ...env
+  })
   const logs: string[] = []
   const app = await buildApp({ config, database, keyring, costs, logStream: { write: (line) => logs.push(line) } })
   await app.ready()
@@ -68,9 +72,18 @@ export async function startApp (t: { teardown (fn: () => unknown): void }, env: 
     const response = await app.inject(options)
     const text = response.payload
     // Whatever is asked in whichever test.
-    if (('retry-after' in response.headers) !== (response.statusCode === 429)) throw new Error(`Retry-After goes with 429: ${response.statusCode} ${options.method} ${String(options.url)}`)
+    if (('retry-after' in response.headers) !== (response.statusCode === 429)) {
+      throw new Error(`Retry-After goes with 429: ${response.statusCode} ${options.method} ${String(options.url)}`)
+    }
     const json = String(response.headers['content-type'] ?? '').startsWith('application/json')
-    return { status: response.statusCode, headers: response.headers, text, body: json && text !== '' ? JSON.parse(text) : undefined }
+    return {
+      status: response.statusCode,
+      headers: response.headers,
+      text,
+      body: json && text !== ''
+        ? JSON.parse(text)
+        : undefined
+    }
   }
   const callerOf = (organization: string, token: string): Caller => ({
     token,
@@ -111,14 +124,22 @@ export async function startApp (t: { teardown (fn: () => unknown): void }, env: 
     token,
     organization: async ({ plan = 'self-hosted', abilities = ['*' as const], slug } = {}) => {
       const id = ulid()
-      await createOrganization(database.db, { id, name: 'Nimbus', slug: slug ?? `nimbus-${id.slice(-10).toLowerCase()}`, plan, storage_key: makeStorageKey(keyring, id) })
+      await createOrganization(database.db, {
+        id,
+        name: 'Nimbus',
+        slug: slug ??
+        `nimbus-${id.slice(-10).toLowerCase()}`,
+        plan,
+        storage_key: makeStorageKey(keyring, id)
+      })
       return token(id, abilities)
     },
     write: (query) => beside(async () => {
       await database.db.execute(sql.raw(query))
       await authenticateTable(database.db, /^(?:UPDATE|INSERT INTO) (\w+)/.exec(query)![1] as AuthenticatedTable)
     }),
-    sql: (query) => beside(async () => await database.db.execute(sql.raw(query)) as unknown as Record<string, unknown>[]),
+    sql: (query) =>
+      beside(async () => await database.db.execute(sql.raw(query)) as unknown as Record<string, unknown>[]),
     close
   }
 }
@@ -138,7 +159,11 @@ export async function freshDatabase (): Promise<{ database: Database, url?: stri
   const server = process.env.TEST_DATABASE_URL
   if (server === undefined) {
     const dir = mkdtempSync(join(tmpdir(), 'strongroom-test-'))
-    return { database: await connect({ dir, pool: 1, durable: false }), drop: async () => rmSync(dir, { recursive: true, force: true }) }
+    return {
+      database: await connect({ dir, pool: 1, durable: false }),
+      drop: async () =>
+        rmSync(dir, { recursive: true, force: true })
+    }
   }
   const name = `t_${ulid().toLowerCase()}`
   const admin = postgres(server, { max: 1, onnotice: () => {} })
@@ -159,7 +184,9 @@ export async function freshDatabase (): Promise<{ database: Database, url?: stri
 // Made by whoever comes first, under the name of the migrations that it has: everybody else copies it.
 async function migratedTemplate (server: string, admin: Sql): Promise<string> {
   const hash = createHash('sha256')
-  for (const file of readdirSync('drizzle').filter((name) => name.endsWith('.sql')).sort()) hash.update(readFileSync(join('drizzle', file)))
+  for (const file of readdirSync('drizzle').filter((name) => name.endsWith('.sql')).sort()) {
+    hash.update(readFileSync(join('drizzle', file)))
+  }
   const name = `template_${hash.digest('hex').slice(0, 16)}`
   const isThere = async () => (await admin`SELECT FROM pg_database WHERE datname = ${name}`).length > 0
   if (await isThere()) return name

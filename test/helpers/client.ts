@@ -3,7 +3,10 @@ import { generateSalt } from '../../src/crypto/keys.ts'
 
 export type ClientKey = Awaited<ReturnType<typeof clientKey>>
 
-/** What a client derives from its key string, and what it registers a project with. The fewest iterations that are allowed. */
+/**
+ * What a client derives from its key string, and what it registers a project with. The fewest iterations that are
+ * allowed.
+ */
 export async function clientKey (keyString: string) {
   const salt = generateSalt()
   const proof = await makeProof(keyString, salt, 1000)
@@ -11,6 +14,8 @@ export async function clientKey (keyString: string) {
     dataKey: await deriveDataKey(keyString, salt, 1000),
     proof,
     salt,
-    registration: { storage_mode: 'client', key_check: proof, key_check_salt: salt.toString('base64'), key_check_iterations: 1000 }
+    registration: {
+      storage_mode: 'client', key_check: proof, key_check_salt: salt.toString('base64'), key_check_iterations: 1000
+    }
   }
 }

@@ -6,30 +6,38 @@ import { run } from './process.ts'
 /** A page of the documentation, as tests compare it with what it is about. */
 export function readDoc (path: string) {
   const text = readFileSync(path, 'utf8')
-  const links = [...text.matchAll(/\]\((?!https?:)([^)#]*)(?:#([^)]+))?\)/g)].map(([, file = '', heading]) => ({ file: file === '' ? path : resolve(dirname(path), file), heading }))
+  const links = [...text.matchAll(/\]\((?!https?:)([^)#]*)(?:#([^)]+))?\)/g)].map(([, file = '', heading]) =>
+    ({ file: file === '' ? path : resolve(dirname(path), file), heading }))
   return {
     text,
     /** Links to files and headings of the project. */
     links,
     /** The first block of code in a language. */
-    block: (language: string): string | undefined => new RegExp(`^\`\`\`${language}\n(.*?)^\`\`\`$`, 'ms').exec(text)?.[1],
+    block: (language: string): string | undefined =>
+      new RegExp(`^\`\`\`${language}\n(.*?)^\`\`\`$`, 'ms').exec(text)?.[1],
     /** The cells of the table whose head begins so, without the marks of code. */
     table (head: string): string[][] {
       const start = text.indexOf(head)
       if (start < 0) throw new Error(`${path}: no table ${head}`)
-      return text.slice(start).split('\n\n', 1)[0]!.split('\n').slice(2).map((line) => line.split('|').slice(1, -1).map((cell) => cell.trim().replaceAll('`', '')))
+      return text.slice(start).split('\n\n', 1)[0]!.split('\n').slice(2).map((line) =>
+        line.split('|').slice(1, -1).map((cell) => cell.trim().replaceAll('`', '')))
     },
     /** Links to a file or a heading that is not there. */
-    brokenLinks: () => links.filter(({ file, heading }) => !existsSync(file) || (heading !== undefined && !anchorsIn(file).includes(heading)))
+    brokenLinks: () => links.filter(({ file, heading }) =>
+      !existsSync(file) || (heading !== undefined && !anchorsIn(file).includes(heading)))
   }
 }
 
 function anchorsIn (file: string): string[] {
-  return [...readFileSync(file, 'utf8').matchAll(/^#+ (.*)$/gm)].map(([, text]) => text!.toLowerCase().replace(/[^\w -]/g, '').replaceAll(' ', '-'))
+  return [...readFileSync(file, 'utf8').matchAll(/^#+ (.*)$/gm)].map(([, text]) =>
+    text!.toLowerCase().replace(/[^\w -]/g, '').replaceAll(' ', '-'))
 }
 
-/** An example as the build compiles it, for a reader with Node.js 20, and type-checked as strictly as everything else. */
-export const compiledExample = (name: string): string => fileURLToPath(new URL(`../../examples/${name}.js`, import.meta.url))
+/**
+ * An example as the build compiles it, for a reader with Node.js 20, and type-checked as strictly as everything else.
+ */
+export const compiledExample = (name: string): string =>
+  fileURLToPath(new URL(`../../examples/${name}.js`, import.meta.url))
 
 /** Why Python examples cannot run here, for a test to skip them; false when they can. */
 export async function pythonLacks (module?: string): Promise<string | false> {

@@ -9,7 +9,10 @@ let running: Test | undefined
 
 // A file knows the test of the process alone: what it asks of that one, the file's own does.
 for (const name of ['test', 'before', 'teardown'] as const) {
-  Object.defineProperty(t, name, { value: (...args: never[]) => (running![name] as (...args: never[]) => unknown)(...args) })
+  Object.defineProperty(t, name, {
+    value: (...args: never[]) =>
+      (running![name] as (...args: never[]) => unknown)(...args)
+  })
 }
 
 // What runs the files says how long each may take: how busy the machine is, no file knows.

@@ -22,4 +22,5 @@ watchPoints(work, (name, then) => {
   if (++points === at) then(() => process.kill(process.pid, 'SIGKILL'))
 })
 // To load the service takes as long as the rest, and some work needs none.
-await perform(work, opened, async () => (await import('../../src/app.ts')).buildApp({ ...opened, config, costs: QUICK }))
+await perform(work, opened, async () =>
+  (await import('../../src/app.ts')).buildApp({ ...opened, config, costs: QUICK }))

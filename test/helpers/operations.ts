@@ -24,7 +24,10 @@ export interface Row {
   /** Needed beside `access`, always. */
   also?: (typeof SCOPE_NAMES)[number]
   whenInactive?: true
-  /** Further requests, each of which leaves an event that the one by `body` does not: what comes behind the path, or another body. */
+  /**
+   * Further requests, each of which leaves an event that the one by `body` does not: what comes behind the path, or
+   * another body.
+   */
   reveals?: { query?: string, body?: object }[]
 }
 
@@ -34,7 +37,8 @@ const KEY = { project: '{project}', action: 'key:retrieve' }
 
 const BLOB = Buffer.alloc(40).toString('base64')
 const proof = (key: number) => Buffer.alloc(32, key).toString('base64')
-const clientKey = (key: number) => ({ key_check: proof(key), key_check_salt: Buffer.alloc(16).toString('base64'), key_check_iterations: 600_000 })
+const clientKey = (key: number) =>
+  ({ key_check: proof(key), key_check_salt: Buffer.alloc(16).toString('base64'), key_check_iterations: 600_000 })
 
 /**
  * Every operation, with its scope as the specification and the API page have it, in an order in which each finds what
@@ -43,14 +47,25 @@ const clientKey = (key: number) => ({ key_check: proof(key), key_check_salt: Buf
 export const OPERATIONS: Record<string, Row> = {
   getHealth: { at: 'GET /healthz', access: 'public', depth: 'organization' },
   getReadiness: { at: 'GET /readyz', access: 'public', depth: 'organization' },
-  getAuthorizationServer: { at: 'GET /.well-known/oauth-authorization-server', access: 'public', depth: 'organization' },
+  getAuthorizationServer: {
+    at: 'GET /.well-known/oauth-authorization-server', access: 'public', depth: 'organization'
+  },
   getProtectedResource: { at: 'GET /.well-known/oauth-protected-resource', access: 'public', depth: 'organization' },
   getAccessToken: { at: 'POST /api/oauth/token', access: 'public', depth: 'organization', body: {}, public: 400 },
   revokeToken: { at: 'POST /api/oauth/revoke', access: 'public', depth: 'organization', body: {} },
   getUser: { at: 'GET /api/v1/user', access: 'authenticated', depth: 'organization', whenInactive: true },
-  listOrganizations: { at: 'GET /api/v1/organizations', access: 'authenticated', depth: 'organization', whenInactive: true },
-  getOrganization: { at: 'GET /api/v1/organizations/{organization}', access: 'organization:read', depth: 'organization', whenInactive: true },
-  getOwnOrganization: { at: 'GET /api/v1/organization', access: 'authenticated', depth: 'organization', whenInactive: true },
+  listOrganizations: {
+    at: 'GET /api/v1/organizations', access: 'authenticated', depth: 'organization', whenInactive: true
+  },
+  getOrganization: {
+    at: 'GET /api/v1/organizations/{organization}',
+    access: 'organization:read',
+    depth: 'organization',
+    whenInactive: true
+  },
+  getOwnOrganization: {
+    at: 'GET /api/v1/organization', access: 'authenticated', depth: 'organization', whenInactive: true
+  },
   listProjects: { at: 'GET /api/v1/{organization}/projects', access: 'project:read', depth: 'organization' },
   listProjectsLongPath: { at: `GET ${OLD}`, access: 'project:read', depth: 'organization' },
   getProject: { at: 'GET /api/v1/{organization}/{project}', access: 'project:read', depth: 'project' },
@@ -59,17 +74,61 @@ export const OPERATIONS: Record<string, Row> = {
   listTargetsLongPath: { at: `GET ${OLD}/{project}/targets`, access: 'target:read', depth: 'project' },
   getTarget: { at: 'GET /api/v1/{organization}/{project}/{target}', access: 'target:read', depth: 'target' },
   getTargetLongPath: { at: `GET ${OLD}/{project}/targets/{target}`, access: 'target:read', depth: 'target' },
-  listEnvironments: { at: 'GET /api/v1/{organization}/{project}/{target}/environments', access: 'environment:read', depth: 'target' },
-  listEnvironmentsLongPath: { at: `GET ${OLD}/{project}/targets/{target}/environments`, access: 'environment:read', depth: 'target' },
-  getEnvironment: { at: 'GET /api/v1/{organization}/{project}/{target}/{environment}', access: 'environment:read', depth: 'environment' },
-  getEnvironmentLongPath: { at: `GET ${OLD}/{project}/targets/{target}/environments/{environment}`, access: 'environment:read', depth: 'environment' },
-  readProjectSecrets: { at: 'GET /api/v1/{organization}/{project}/secrets', access: 'secret:read', depth: 'project', reveals: [{ query: '?decrypt=true' }] },
-  readProjectSecretsLongPath: { at: `GET ${OLD}/{project}/secrets`, access: 'secret:read', depth: 'project', reveals: [{ query: '?decrypt=true' }] },
-  readTargetSecrets: { at: 'GET /api/v1/{organization}/{project}/{target}/secrets', access: 'secret:read', depth: 'target', reveals: [{ query: '?decrypt=true' }] },
-  readTargetSecretsLongPath: { at: `GET ${OLD}/{project}/targets/{target}/secrets`, access: 'secret:read', depth: 'target', reveals: [{ query: '?decrypt=true' }] },
-  readEnvironmentSecrets: { at: 'GET /api/v1/{organization}/{project}/{target}/{environment}/secrets', access: 'secret:read', depth: 'environment', reveals: [{ query: '?decrypt=true' }] },
-  readEnvironmentSecretsLongPath: { at: `GET ${OLD}/{project}/targets/{target}/environments/{environment}/secrets`, access: 'secret:read', depth: 'environment', reveals: [{ query: '?decrypt=true' }] },
-  retrieveSecrets: { at: 'POST /api/v1/{organization}/secrets/retrieve', access: 'authenticated', needs: 'secret:decrypt', depth: 'environment', body: { ...LEVEL, action: 'decrypt' }, reveals: [{ body: KEY }] },
+  listEnvironments: {
+    at: 'GET /api/v1/{organization}/{project}/{target}/environments', access: 'environment:read', depth: 'target'
+  },
+  listEnvironmentsLongPath: {
+    at: `GET ${OLD}/{project}/targets/{target}/environments`, access: 'environment:read', depth: 'target'
+  },
+  getEnvironment: {
+    at: 'GET /api/v1/{organization}/{project}/{target}/{environment}', access: 'environment:read', depth: 'environment'
+  },
+  getEnvironmentLongPath: {
+    at: `GET ${OLD}/{project}/targets/{target}/environments/{environment}`,
+    access: 'environment:read',
+    depth: 'environment'
+  },
+  readProjectSecrets: {
+    at: 'GET /api/v1/{organization}/{project}/secrets',
+    access: 'secret:read',
+    depth: 'project',
+    reveals: [{ query: '?decrypt=true' }]
+  },
+  readProjectSecretsLongPath: {
+    at: `GET ${OLD}/{project}/secrets`, access: 'secret:read', depth: 'project', reveals: [{ query: '?decrypt=true' }]
+  },
+  readTargetSecrets: {
+    at: 'GET /api/v1/{organization}/{project}/{target}/secrets',
+    access: 'secret:read',
+    depth: 'target',
+    reveals: [{ query: '?decrypt=true' }]
+  },
+  readTargetSecretsLongPath: {
+    at: `GET ${OLD}/{project}/targets/{target}/secrets`,
+    access: 'secret:read',
+    depth: 'target',
+    reveals: [{ query: '?decrypt=true' }]
+  },
+  readEnvironmentSecrets: {
+    at: 'GET /api/v1/{organization}/{project}/{target}/{environment}/secrets',
+    access: 'secret:read',
+    depth: 'environment',
+    reveals: [{ query: '?decrypt=true' }]
+  },
+  readEnvironmentSecretsLongPath: {
+    at: `GET ${OLD}/{project}/targets/{target}/environments/{environment}/secrets`,
+    access: 'secret:read',
+    depth: 'environment',
+    reveals: [{ query: '?decrypt=true' }]
+  },
+  retrieveSecrets: {
+    at: 'POST /api/v1/{organization}/secrets/retrieve',
+    access: 'authenticated',
+    needs: 'secret:decrypt',
+    depth: 'environment',
+    body: { ...LEVEL, action: 'decrypt' },
+    reveals: [{ body: KEY }]
+  },
   retrieveSecretsLongPath: {
     at: 'POST /api/v1/organizations/{organization}/secrets/retrieve',
     access: 'authenticated',
@@ -78,10 +137,22 @@ export const OPERATIONS: Record<string, Row> = {
     body: LEVEL,
     reveals: [{ body: KEY }, { body: { ...LEVEL, action: 'decrypt' } }]
   },
-  getEncryptionKey: { at: 'GET /api/v1/{organization}/{project}/encryption-key', access: 'key:retrieve', depth: 'project' },
-  listEncryptionKeys: { at: 'GET /api/v1/{organization}/{project}/encryption-key/history', access: 'key:retrieve', depth: 'project' },
-  rotateEncryptionKey: { at: 'POST /api/v1/{organization}/{project}/encryption-key/rotate', access: 'key:rotate', depth: 'project', body: {} },
-  listPendingVersions: { at: 'POST /api/v1/{organization}/{project}/secrets/re-encrypt-history/pending', access: 'key:rotate', depth: 'project', body: {}, client: true },
+  getEncryptionKey: {
+    at: 'GET /api/v1/{organization}/{project}/encryption-key', access: 'key:retrieve', depth: 'project'
+  },
+  listEncryptionKeys: {
+    at: 'GET /api/v1/{organization}/{project}/encryption-key/history', access: 'key:retrieve', depth: 'project'
+  },
+  rotateEncryptionKey: {
+    at: 'POST /api/v1/{organization}/{project}/encryption-key/rotate', access: 'key:rotate', depth: 'project', body: {}
+  },
+  listPendingVersions: {
+    at: 'POST /api/v1/{organization}/{project}/secrets/re-encrypt-history/pending',
+    access: 'key:rotate',
+    depth: 'project',
+    body: {},
+    client: true
+  },
   reEncryptHistory: {
     at: 'POST /api/v1/{organization}/{project}/secrets/re-encrypt-history',
     access: 'key:rotate',
@@ -97,14 +168,39 @@ export const OPERATIONS: Record<string, Row> = {
     body: ({ secret }) => ({ secrets: [{ id: secret, content: BLOB }], ...clientKey(3) }),
     client: true
   },
-  storeSecrets: { at: 'POST /api/v1/{organization}/secrets/store', access: 'secret:write', depth: 'environment', body: { ...LEVEL, plaintext: 'B=2' } },
-  listVersions: { at: 'POST /api/v1/{organization}/secrets/versions', access: 'secret:history', depth: 'environment', body: LEVEL },
-  getVersion: { at: 'GET /api/v1/{organization}/secrets/versions/{version}', access: 'secret:history', depth: 'environment' },
-  restoreVersion: { at: 'POST /api/v1/{organization}/secrets/versions/{version}/restore', access: 'secret:restore', depth: 'environment', body: {} },
-  deleteVersion: { at: 'DELETE /api/v1/{organization}/secrets/versions/{version}', access: 'secret:purge', depth: 'environment' },
-  purgeVersions: { at: 'POST /api/v1/{organization}/secrets/versions/purge', access: 'secret:purge', depth: 'environment', body: { ...LEVEL, confirmed: true } },
-  deleteSecrets: { at: 'POST /api/v1/{organization}/secrets/delete', access: 'secret:write', depth: 'environment', body: LEVEL },
-  listApiTokens: { at: 'GET /api/v1/organizations/{organization}/api-keys', access: 'api-token:read', depth: 'organization' },
+  storeSecrets: {
+    at: 'POST /api/v1/{organization}/secrets/store',
+    access: 'secret:write',
+    depth: 'environment',
+    body: { ...LEVEL, plaintext: 'B=2' }
+  },
+  listVersions: {
+    at: 'POST /api/v1/{organization}/secrets/versions', access: 'secret:history', depth: 'environment', body: LEVEL
+  },
+  getVersion: {
+    at: 'GET /api/v1/{organization}/secrets/versions/{version}', access: 'secret:history', depth: 'environment'
+  },
+  restoreVersion: {
+    at: 'POST /api/v1/{organization}/secrets/versions/{version}/restore',
+    access: 'secret:restore',
+    depth: 'environment',
+    body: {}
+  },
+  deleteVersion: {
+    at: 'DELETE /api/v1/{organization}/secrets/versions/{version}', access: 'secret:purge', depth: 'environment'
+  },
+  purgeVersions: {
+    at: 'POST /api/v1/{organization}/secrets/versions/purge',
+    access: 'secret:purge',
+    depth: 'environment',
+    body: { ...LEVEL, confirmed: true }
+  },
+  deleteSecrets: {
+    at: 'POST /api/v1/{organization}/secrets/delete', access: 'secret:write', depth: 'environment', body: LEVEL
+  },
+  listApiTokens: {
+    at: 'GET /api/v1/organizations/{organization}/api-keys', access: 'api-token:read', depth: 'organization'
+  },
   createApiToken: {
     at: 'POST /api/v1/organizations/{organization}/api-keys',
     access: 'api-token:create',
@@ -113,19 +209,65 @@ export const OPERATIONS: Record<string, Row> = {
     body: { name: 'New', abilities: ['api-token:create'], expires_at: new Date(Date.now() + 3_600_000).toISOString() },
     narrowed: 403
   },
-  createProject: { at: 'POST /api/v1/{organization}/projects', access: 'project:create', depth: 'organization', body: { name: 'New' }, narrowed: 404 },
-  createTarget: { at: 'POST /api/v1/{organization}/{project}/targets', access: 'target:create', depth: 'project', body: { name: 'New' } },
-  createEnvironment: { at: 'POST /api/v1/{organization}/{project}/{target}/environments', access: 'environment:create', depth: 'target', body: { name: 'New' } },
-  updateProject: { at: 'PATCH /api/v1/{organization}/{project}', access: 'project:update', depth: 'project', body: { name: 'Other' } },
-  putProject: { at: 'PUT /api/v1/{organization}/{project}', access: 'project:update', depth: 'project', body: { name: 'Other' } },
-  updateTarget: { at: 'PATCH /api/v1/{organization}/{project}/{target}', access: 'target:update', depth: 'target', body: { name: 'Other' } },
-  putTarget: { at: 'PUT /api/v1/{organization}/{project}/{target}', access: 'target:update', depth: 'target', body: { name: 'Other' } },
-  updateEnvironment: { at: 'PATCH /api/v1/{organization}/{project}/{target}/{environment}', access: 'environment:update', depth: 'environment', body: { name: 'Other' } },
-  putEnvironment: { at: 'PUT /api/v1/{organization}/{project}/{target}/{environment}', access: 'environment:update', depth: 'environment', body: { name: 'Other' } },
-  deleteEnvironment: { at: 'DELETE /api/v1/{organization}/{project}/{target}/{environment}', access: 'environment:delete', depth: 'environment' },
+  createProject: {
+    at: 'POST /api/v1/{organization}/projects',
+    access: 'project:create',
+    depth: 'organization',
+    body: { name: 'New' },
+    narrowed: 404
+  },
+  createTarget: {
+    at: 'POST /api/v1/{organization}/{project}/targets',
+    access: 'target:create',
+    depth: 'project',
+    body: { name: 'New' }
+  },
+  createEnvironment: {
+    at: 'POST /api/v1/{organization}/{project}/{target}/environments',
+    access: 'environment:create',
+    depth: 'target',
+    body: { name: 'New' }
+  },
+  updateProject: {
+    at: 'PATCH /api/v1/{organization}/{project}', access: 'project:update', depth: 'project', body: { name: 'Other' }
+  },
+  putProject: {
+    at: 'PUT /api/v1/{organization}/{project}', access: 'project:update', depth: 'project', body: { name: 'Other' }
+  },
+  updateTarget: {
+    at: 'PATCH /api/v1/{organization}/{project}/{target}',
+    access: 'target:update',
+    depth: 'target',
+    body: { name: 'Other' }
+  },
+  putTarget: {
+    at: 'PUT /api/v1/{organization}/{project}/{target}',
+    access: 'target:update',
+    depth: 'target',
+    body: { name: 'Other' }
+  },
+  updateEnvironment: {
+    at: 'PATCH /api/v1/{organization}/{project}/{target}/{environment}',
+    access: 'environment:update',
+    depth: 'environment',
+    body: { name: 'Other' }
+  },
+  putEnvironment: {
+    at: 'PUT /api/v1/{organization}/{project}/{target}/{environment}',
+    access: 'environment:update',
+    depth: 'environment',
+    body: { name: 'Other' }
+  },
+  deleteEnvironment: {
+    at: 'DELETE /api/v1/{organization}/{project}/{target}/{environment}',
+    access: 'environment:delete',
+    depth: 'environment'
+  },
   deleteTarget: { at: 'DELETE /api/v1/{organization}/{project}/{target}', access: 'target:delete', depth: 'target' },
   deleteProject: { at: 'DELETE /api/v1/{organization}/{project}', access: 'project:delete', depth: 'project' },
-  deleteApiToken: { at: 'DELETE /api/v1/organizations/{organization}/api-keys/{id}', access: 'api-token:delete', depth: 'organization' }
+  deleteApiToken: {
+    at: 'DELETE /api/v1/organizations/{organization}/api-keys/{id}', access: 'api-token:delete', depth: 'organization'
+  }
 }
 /** They only read, though their method is not a reader's. */
 export const READS = ['retrieveSecrets', 'retrieveSecretsLongPath', 'listVersions', 'listPendingVersions']
@@ -136,12 +278,17 @@ export interface World {
   sliceOf: (...depth: Depth[]) => { project_id: string, target_id: string | null, environment_id: string | null }
 }
 
-/** An organization with a level, a sibling of each kind, two versions and a second token; every slug begins with `prefix`. */
+/**
+ * An organization with a level, a sibling of each kind, two versions and a second token; every slug begins with
+ * `prefix`.
+ */
 export async function settle (service: TestApp, prefix: string): Promise<World> {
   const caller = await service.organization()
   const o = caller.organization
   const create = async (path: string, name: string, more: object = {}): Promise<string> => {
-    const { status, body, text } = await caller.call('POST', `/${o}/${path}`, { name, slug: `${prefix}-${name}`, ...more })
+    const { status, body, text } = await caller.call(
+      'POST', `/${o}/${path}`, { name, slug: `${prefix}-${name}`, ...more }
+    )
     if (status !== 201) throw new Error(text)
     return body.data.id
   }
@@ -156,18 +303,39 @@ export async function settle (service: TestApp, prefix: string): Promise<World> 
   }
   const names = { project: `${prefix}-project`, target: `${prefix}-target`, environment: `${prefix}-environment` }
   let version = ''
-  for (const plaintext of ['A=1', 'A=2', 'A=3']) version = (await caller.call('POST', `/${o}/secrets/store`, { ...names, plaintext })).body.data.version
+  for (const plaintext of ['A=1', 'A=2', 'A=3']) {
+    version = (await caller.call('POST', `/${o}/secrets/store`, { ...names, plaintext })).body.data.version
+  }
   // One version of the client's project waits under its first key.
-  const stored = (await caller.call('POST', `/${o}/secrets/store`, { project: `${prefix}-client`, content: BLOB, key_proof: proof(1) })).body.data
-  await caller.call('POST', `/${o}/${prefix}-client/secrets/rotate-client-keys`, { secrets: [{ id: stored.secret_id, content: BLOB }], ...clientKey(2) })
-  const { api_key } = (await caller.call('POST', `/organizations/${o}/api-keys`, { name: 'Second', abilities: ['secret:read'] })).body
+  const stored = (await caller.call(
+    'POST', `/${o}/secrets/store`, { project: `${prefix}-client`, content: BLOB, key_proof: proof(1) }
+  )).body.data
+  await caller.call(
+    'POST', `/${o}/${prefix}-client/secrets/rotate-client-keys`,
+    { secrets: [{ id: stored.secret_id, content: BLOB }], ...clientKey(2) }
+  )
+  const { api_key } = (await caller.call(
+    'POST', `/organizations/${o}/api-keys`, { name: 'Second', abilities: ['secret:read'] }
+  )).body
   return {
     caller,
-    ids: { organization: o, ...names, version: String(Number(version) - 1), id: api_key.id, client: `${prefix}-client`, secret: stored.secret_id, pending: stored.version },
+    ids: {
+      organization: o,
+      ...names,
+      version: String(Number(version) - 1),
+      id: api_key.id,
+      client: `${prefix}-client`,
+      secret: stored.secret_id,
+      pending: stored.version
+    },
     sliceOf: (...depth) => ({
       project_id: rows[depth.includes('project') ? 'otherProject' : 'project']!,
-      target_id: depth.includes('target') ? rows.otherTarget! : depth.includes('environment') || depth.length === 0 ? rows.target! : null,
-      environment_id: depth.includes('environment') ? rows.otherEnvironment! : depth.length === 0 ? rows.environment! : null
+      target_id: depth.includes('target')
+        ? rows.otherTarget!
+        : depth.includes('environment') || depth.length === 0 ? rows.target! : null,
+      environment_id: depth.includes('environment')
+        ? rows.otherEnvironment!
+        : depth.length === 0 ? rows.environment! : null
     })
   }
 }
@@ -183,16 +351,22 @@ export function requestOf (row: Row, ids: Record<string, string>): { method: str
   }
 }
 
-const filled = (text: string, ids: Record<string, string>) => text.replace(/\{(\w+)\}/g, (_, name: string) => ids[name] ?? name)
+const filled = (text: string, ids: Record<string, string>) =>
+  text.replace(/\{(\w+)\}/g, (_, name: string) => ids[name] ?? name)
 
-export async function send (service: TestApp, row: Row, ids: Record<string, string>, token: string | undefined): Promise<Answer> {
+export async function send (
+  service: TestApp, row: Row, ids: Record<string, string>, token: string | undefined
+): Promise<Answer> {
   const { method, ...request } = requestOf(row, ids)
-  return service.inject({ ...request, method: method as 'GET', ...(token !== undefined && { headers: { authorization: `Bearer ${token}` } }) })
+  return service.inject({
+    ...request, method: method as 'GET', ...(token !== undefined && { headers: { authorization: `Bearer ${token}` } })
+  })
 }
 
 /** A digest of every table but for when tokens were last used: equal when nothing was changed. */
 export async function fingerprint (service: TestApp): Promise<string> {
   const tables = await service.sql("SELECT tablename FROM pg_tables WHERE schemaname = 'public' ORDER BY 1")
-  const sums = tables.map(({ tablename }) => `SELECT '${tablename}' AS name, md5(coalesce(string_agg(r, '|' ORDER BY r), '')) AS sum FROM (SELECT (to_jsonb(x) - 'last_used_at')::text AS r FROM ${tablename} x) y`)
+  const sums = tables.map(({ tablename }) =>
+    `SELECT '${tablename}' AS name, md5(coalesce(string_agg(r, '|' ORDER BY r), '')) AS sum FROM (SELECT (to_jsonb(x) - 'last_used_at')::text AS r FROM ${tablename} x) y`)
   return JSON.stringify(await service.sql(`${sums.join(' UNION ALL ')} ORDER BY name`))
 }

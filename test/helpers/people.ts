@@ -14,11 +14,17 @@ export interface Person { id: number, email: string, name: string, password: str
 let people = 0
 
 /** Somebody with an account, and with these roles in these organizations. */
-export async function makePerson ({ database }: Pick<TestApp, 'database'>, roles: Record<string, Role> = {}, password = 'correct horse battery'): Promise<Person> {
+export async function makePerson (
+  { database }: Pick<TestApp, 'database'>, roles: Record<string, Role> = {}, password = 'correct horse battery'
+): Promise<Person> {
   const name = `Person ${++people}`
   const email = `person-${people}-${randomBytes(3).toString('hex')}@nimbus.example`
-  const id = (await createUser(database.db, { email, name, password_hash: await hashPassword(password, QUICK.password) }))!
-  for (const [organization_id, role] of Object.entries(roles)) await createMember(database.db, { organization_id, user_id: id, role })
+  const id = (await createUser(
+    database.db, { email, name, password_hash: await hashPassword(password, QUICK.password) }
+  ))!
+  for (const [organization_id, role] of Object.entries(roles)) {
+    await createMember(database.db, { organization_id, user_id: id, role })
+  }
   return { id, email, name, password }
 }
 
@@ -32,36 +38,62 @@ export function pkce (verifier = randomBytes(48).toString('base64url')) {
 /** The address of an authorization request; a parameter that is undefined is left out. */
 export function authorizationUrl (challenge: string, changes: Record<string, string | undefined> = {}): string {
   const parameters = {
-    response_type: 'code', client_id: 'dotenv-cli', redirect_uri: CALLBACK, state: 'state', code_challenge: challenge, code_challenge_method: 'S256', ...changes
+    response_type: 'code',
+    client_id: 'dotenv-cli',
+    redirect_uri:
+      CALLBACK,
+    state: 'state',
+    code_challenge: challenge,
+    code_challenge_method: 'S256',
+    ...changes
   }
-  const query = new URLSearchParams(Object.entries(parameters).filter((pair): pair is [string, string] => pair[1] !== undefined))
+  const query = new URLSearchParams(Object.entries(parameters).filter((pair): pair is [
+    string, string
+  ] => pair[1] !== undefined))
   return `/oauth/authorize?${query}`
 }
 
 /** Signs in, allows, and answers the code with its verifier. */
-export async function authorize (address: string, person: Person, changes: Record<string, string | undefined> = {}, browser: Visitor = visitor(address)) {
+export async function authorize (
+  address: string, person: Person, changes: Record<string, string | undefined> = {}, browser: Visitor = visitor(address)
+) {
   const { verifier, challenge } = pkce()
   const page = await browser.open(authorizationUrl(challenge, changes))
-  const consent = page.text.includes('name="password"') ? await browser.signIn(page, person.email, person.password) : page
+  const consent = page.text.includes('name="password"')
+    ? await browser.signIn(page, person.email, person.password)
+    : page
   const back = await browser.decide(consent, 'allow')
   return { code: back.searchParams.get('code')!, verifier, back, browser }
 }
 
 /** Sends a request to an OAuth endpoint as a form, or as JSON. */
-export async function post (address: string, path: string, parameters: Record<string, unknown>, as: 'form' | 'json' = 'form', headers: Record<string, string> = {}) {
-  const body = as === 'json' ? JSON.stringify(parameters) : new URLSearchParams(parameters as Record<string, string>).toString()
+export async function post (
+  address: string, path: string, parameters: Record<string, unknown>, as: 'form' | 'json' = 'form',
+  headers: Record<string, string> = {}
+) {
+  const body = as === 'json'
+    ? JSON.stringify(parameters)
+    : new URLSearchParams(parameters as Record<string, string>).toString()
   const response = await fetch(`${address}${path}`, {
-    method: 'POST', body, headers: { 'content-type': as === 'json' ? 'application/json' : 'application/x-www-form-urlencoded', ...headers }
+    method: 'POST',
+    body,
+    headers: {
+      'content-type': as === 'json' ? 'application/json' : 'application/x-www-form-urlencoded', ...headers
+    }
   })
   const text = await response.text()
-  return { status: response.status, headers: response.headers, text, body: text.startsWith('{') ? JSON.parse(text) : undefined }
+  return {
+    status: response.status, headers: response.headers, text, body: text.startsWith('{') ? JSON.parse(text) : undefined
+  }
 }
 
 /** A pair as the token endpoint would issue it, without the way to it. */
 export async function issuePair ({ database }: Pick<TestApp, 'database'>, person: Person, scopes: readonly Scope[]) {
   const [access, refresh] = [mintCredential('at'), mintCredential('rt')]
   const grant = await createGrant(database.db, { user_id: person.id, client_id: 'dotenv-cli', scopes: [...scopes] })
-  await createPair(database.db, { grant_id: grant, access_hash: hashToken(access), refresh_hash: hashToken(refresh), scopes: [...scopes] })
+  await createPair(database.db, {
+    grant_id: grant, access_hash: hashToken(access), refresh_hash: hashToken(refresh), scopes: [...scopes]
+  })
   return { access, refresh, grant }
 }
 
@@ -69,7 +101,16 @@ export async function issuePair ({ database }: Pick<TestApp, 'database'>, person
 export async function tokensFor (address: string, person: Person, changes: Record<string, string | undefined> = {}) {
   const { code, verifier } = await authorize(address, person, changes)
   const { client_id = 'dotenv-cli', redirect_uri = CALLBACK } = changes
-  const answer = await post(address, '/api/oauth/token', { grant_type: 'authorization_code', code, code_verifier: verifier, client_id, redirect_uri })
+  const answer = await post(
+    address, '/api/oauth/token',
+    { grant_type: 'authorization_code', code, code_verifier: verifier, client_id, redirect_uri }
+  )
   if (answer.status !== 200) throw new Error(answer.text)
-  return answer.body as { access_token: string, refresh_token: string, token_type: string, expires_in: number, scope: string }
+  return answer.body as {
+    access_token: string
+    refresh_token: string
+    token_type: string
+    expires_in: number
+    scope: string
+  }
 }

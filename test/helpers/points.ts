@@ -8,8 +8,9 @@ import { createHistoryWorker } from '../../src/vault/worker.ts'
 export type Work = { request: InjectOptions } | { run: 'worker' | 'rewrap' }
 
 /**
- * Tells the points of an operation at which it could be cut off, in their order: before each statement, and before, during
- * and after each commit. `reached` gets the name of a point and how to call something at it. Answers how to end this.
+ * Tells the points of an operation at which it could be cut off, in their order: before each statement, and before,
+ * during and after each commit. `reached` gets the name of a point and how to call something at it. Answers how to end
+ * this.
  */
 export function watchPoints (work: Work, reached: (name: string, at: (end: () => void) => void) => void): () => void {
   // What comes before the handler's transaction is not part of the operation: who asks, and that a token was used.
@@ -39,7 +40,9 @@ export function watchPoints (work: Work, reached: (name: string, at: (end: () =>
  * Does the work, calls `cut` at its nth point (from 1), and comes back when it has ended one way or another, with the
  * points that it reached.
  */
-export async function cutAt (n: number | undefined, cut: () => void, work: Work, doIt: () => Promise<void>): Promise<string[]> {
+export async function cutAt (
+  n: number | undefined, cut: () => void, work: Work, doIt: () => Promise<void>
+): Promise<string[]> {
   const points: string[] = []
   const end = watchPoints(work, (name, at) => {
     if (points.push(name) === n) at(cut)
@@ -78,7 +81,9 @@ async function moveHistories ({ database, keyring }: Opened) {
 /** `UPDATE projects`, `INSERT audit_events`, `SELECT secrets FOR UPDATE`: what a statement does, in a few words. */
 function nameOf (text: string): string {
   if (text === 'commit' || /^\s*set /i.test(text)) return text.trim()
-  const [, verb, table] = /\b(insert|update|delete)\b\s+(?:into |from )?"?(\w+)/i.exec(text.replace(/\bfor .*$/s, '')) ?? []
+  const [, verb, table] = /\b(insert|update|delete)\b\s+(?:into |from )?"?(\w+)/i.exec(text.replace(
+    /\bfor .*$/s, ''
+  )) ?? []
   if (verb !== undefined) return `${verb.toUpperCase()} ${table}`
   const [, from] = /\bfrom "?(\w+)/i.exec(text) ?? []
   return `SELECT ${from ?? ''}${/ for (update|share|key share|no key update)/i.exec(text)?.[0].toUpperCase() ?? ''}`

@@ -34,14 +34,19 @@ export async function startPostgres ({ durable = true } = {}): Promise<TestPostg
   if (user) fs.chownSync(dir, user.uid, user.gid)
   const data = path.join(dir, 'data')
   const run = { ...user, cwd: dir, stdio: ['ignore', 'ignore', 'pipe'] as ['ignore', 'ignore', 'pipe'] }
-  const made = spawnSync(`${bin}/initdb`, ['-D', data, '-U', 'postgres', '-A', 'trust', '-E', 'UTF8', '--locale=C', '--no-sync'], run)
+  const made = spawnSync(
+    `${bin}/initdb`, ['-D', data, '-U', 'postgres', '-A', 'trust', '-E', 'UTF8', '--locale=C', '--no-sync'], run
+  )
   if (made.status !== 0) throw new Error(`initdb: ${made.stderr}`)
   const port = await freePort()
   const url = `postgres://postgres@127.0.0.1:${port}/postgres`
   let server: ChildProcess | undefined
 
   async function start () {
-    const args = ['-D', data, '-p', String(port), '-h', '127.0.0.1', '-k', '', '-c', 'max_connections=200', ...durable ? [] : ['-c', 'fsync=off', '-c', 'full_page_writes=off']]
+    const args = [
+      '-D', data, '-p', String(port), '-h', '127.0.0.1', '-k', '', '-c', 'max_connections=200',
+      ...durable ? [] : ['-c', 'fsync=off', '-c', 'full_page_writes=off']
+    ]
     server = spawn(`${bin}/postgres`, args, { ...run, stdio: 'ignore' })
     for (const until = Date.now() + 20_000; ;) {
       const client = postgres(url, { max: 1, connect_timeout: 2, onnotice: () => {} })
@@ -67,7 +72,9 @@ export async function startPostgres ({ durable = true } = {}): Promise<TestPostg
   function signal (name: NodeJS.Signals) {
     const pid = server?.pid
     if (!pid) return
-    const children = spawnSync('ps', ['-o', 'pid=', '--ppid', String(pid)]).stdout.toString().split('\n').map(Number).filter(Boolean)
+    const children = spawnSync(
+      'ps', ['-o', 'pid=', '--ppid', String(pid)]
+    ).stdout.toString().split('\n').map(Number).filter(Boolean)
     for (const one of [pid, ...children]) try { process.kill(one, name) } catch { /* it ended meanwhile */ }
   }
 

@@ -86,14 +86,17 @@ async function inProcess (args: string[], env: Env): Promise<Ended> {
     process.stderr.write = toStderr
     process.env = before
     // A service that did not start still listens to signals.
-    signals.forEach((name, i) => process.listeners(name).filter((one) => !known[i]!.includes(one)).forEach((one) => process.off(name, one)))
+    signals.forEach((name, i) =>
+      process.listeners(name).filter((one) => !known[i]!.includes(one)).forEach((one) => process.off(name, one)))
   }
   return ended
 }
 
 /** Starts `serve` on a free port and waits until it says that it serves. */
 export async function startServer (t: Teardown, env: Env): Promise<Server> {
-  const { child, ended, stdout, stderr } = program(process.execPath, [CLI, 'serve'], { PORT: '0', LOG_LEVEL: 'warn', ...env })
+  const { child, ended, stdout, stderr } = program(
+    process.execPath, [CLI, 'serve'], { PORT: '0', LOG_LEVEL: 'warn', ...env }
+  )
   t.teardown(async () => {
     child.kill('SIGKILL')
     await ended
@@ -101,7 +104,9 @@ export async function startServer (t: Teardown, env: Env): Promise<Server> {
   const said = async (text: string) => {
     while (!stdout().includes(text)) {
       const more = await Promise.race([once(child.stdout, 'data'), ended])
-      if (!Array.isArray(more) && !stdout().includes(text)) throw new Error(`it ended with ${more.code}: ${stderr()}${stdout()}`)
+      if (!Array.isArray(more) && !stdout().includes(text)) {
+        throw new Error(`it ended with ${more.code}: ${stderr()}${stdout()}`)
+      }
     }
   }
   // A whole line: the greeting goes out in one write, and this ends the second of its lines or the only one.
@@ -114,9 +119,15 @@ export async function startServer (t: Teardown, env: Env): Promise<Server> {
   const [, address = ''] = /Strongroom serves on (\S+)/.exec(stdout()) ?? []
   const found = (label: RegExp) => label.exec(stdout())?.[1] ?? ''
   const first = stdout().includes('This is printed once')
-    ? { organization: found(/Organization +(\S+)/), token: found(/Token \(\*\) +(\S+)/), password: found(/Password +(\S+)/) }
+    ? {
+        organization: found(/Organization +(\S+)/),
+        token: found(/Token \(\*\) +(\S+)/),
+        password: found(/Password +(\S+)/)
+      }
     : undefined
-  return { child, address, first, stdout, stderr, said, stop: () => signal('SIGTERM'), kill: () => signal('SIGKILL'), ended }
+  return {
+    child, address, first, stdout, stderr, said, stop: () => signal('SIGTERM'), kill: () => signal('SIGKILL'), ended
+  }
 }
 
 /** A directory that is gone after the test. */

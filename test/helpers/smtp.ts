@@ -48,8 +48,11 @@ export async function startMailServer (t: { teardown (fn: () => unknown): void }
     function answer (line: string) {
       commands.push(line)
       if (/^EHLO/i.test(line)) say('250-mail.test\r\n250-8BITMIME\r\n250-SMTPUTF8\r\n250 AUTH PLAIN')
-      else if (/^AUTH PLAIN /i.test(line)) say(mood === 'refuses-password' ? `535 5.7.8 ${Buffer.from(line.slice(11), 'base64').toString().replaceAll('\0', ' ')}` : '235 welcome')
-      else if (/^MAIL FROM:/i.test(line)) {
+      else if (/^AUTH PLAIN /i.test(line)) {
+        say(mood === 'refuses-password'
+          ? `535 5.7.8 ${Buffer.from(line.slice(11), 'base64').toString().replaceAll('\0', ' ')}`
+          : '235 welcome')
+      } else if (/^MAIL FROM:/i.test(line)) {
         from = addressIn(line)
         to = []
         if (mood === 'hangs-up') socket.destroy()
@@ -74,6 +77,7 @@ function partsOf (raw: string): { headers: string, text: string } {
   const encoding = /^Content-Transfer-Encoding: (.*)$/im.exec(headers)?.[1]
   if (encoding === 'base64') return { headers, text: Buffer.from(joined, 'base64').toString() }
   if (encoding !== 'quoted-printable') return { headers, text: joined }
-  const bytes = joined.replace(/=\r\n/g, '').replace(/=([0-9A-F]{2})/g, (_, hex: string) => String.fromCharCode(parseInt(hex, 16)))
+  const bytes = joined.replace(/=\r\n/g, '').replace(/=([0-9A-F]{2})/g, (_, hex: string) =>
+    String.fromCharCode(parseInt(hex, 16)))
   return { headers, text: Buffer.from(bytes, 'latin1').toString() }
 }

@@ -6,41 +6,82 @@ import { subscribe } from 'node:diagnostics_channel'
 
 /** Tables whose rows belong to an organization. */
 export const TENANT_TABLES = [
-  'organization_counters', 'members', 'api_tokens', 'projects', 'project_counts', 'encryption_keys', 're_encryptions', 'targets', 'environments', 'histories', 'secrets',
+  'organization_counters', 'members', 'api_tokens', 'projects', 'project_counts', 'encryption_keys', 're_encryptions',
+  'targets', 'environments', 'histories', 'secrets',
   'secret_versions', 'audit_events', 'late_events'
 ]
 
 /** What may look beyond one organization, and why; everything else is one organization's. */
 export const EXCEPTIONS: { what: RegExp, why: string }[] = [
-  { what: /^select .* from jsonb_array_elements_text\(\$1::jsonb\) .*inner join api_tokens on api_tokens\.token_hash = /, why: 'a token is found by its hash, and tells its organization' },
-  { what: /^delete from api_tokens where api_tokens\.grant_id in /, why: 'what a person made through a grant ends with it, in every organization' },
-  { what: /^delete from api_tokens where api_tokens\.user_id = \$1 /, why: 'what a person made ends with the account, in every organization' },
-  { what: /^select .* from api_tokens inner join organizations .*where \(?api_tokens\.user_id = /, why: 'the tokens of a person, in every organization' },
+  {
+    what:
+      /^select .* from jsonb_array_elements_text\(\$1::jsonb\) .*inner join api_tokens on api_tokens\.token_hash = /,
+    why: 'a token is found by its hash, and tells its organization'
+  },
+  {
+    what: /^delete from api_tokens where api_tokens\.grant_id in /,
+    why: 'what a person made through a grant ends with it, in every organization'
+  },
+  {
+    what: /^delete from api_tokens where api_tokens\.user_id = \$1 /,
+    why: 'what a person made ends with the account, in every organization'
+  },
+  {
+    what: /^select .* from api_tokens inner join organizations .*where \(?api_tokens\.user_id = /,
+    why: 'the tokens of a person, in every organization'
+  },
   { what: /\bmembers\.user_id = /, why: 'the organizations of a person' },
-  { what: /\bm\.user_id = g\.user_id\b/, why: 'the caller of a change, whose membership is named with the organization' },
-  { what: /^select .* from re_encryptions inner join projects .*finished_at is null/, why: 'what the background worker has to do' },
-  { what: /^select organization_id from organization_counters where .*in \(select organization_id from late_events\)/, why: 'the events that the background worker has to number' },
-  { what: /^with recursive found as \( \(select organization_id from histories where removed_at is not null/, why: 'what the background worker has to remove' },
-  { what: /^select .* from encryption_keys where \(encryption_keys\.id > \$1 .*for no key update$/, why: 'rewrap: every key of the installation' },
+  {
+    what: /\bm\.user_id = g\.user_id\b/, why: 'the caller of a change, whose membership is named with the organization'
+  },
+  {
+    what: /^select .* from re_encryptions inner join projects .*finished_at is null/,
+    why: 'what the background worker has to do'
+  },
+  {
+    what: /^select organization_id from organization_counters where .*in \(select organization_id from late_events\)/,
+    why: 'the events that the background worker has to number'
+  },
+  {
+    what: /^with recursive found as \( \(select organization_id from histories where removed_at is not null/,
+    why: 'what the background worker has to remove'
+  },
+  {
+    what: /^select .* from encryption_keys where \(encryption_keys\.id > \$1 .*for no key update$/,
+    why: 'rewrap: every key of the installation'
+  },
   { what: /^update encryption_keys k set key_string = v\.key_string/, why: 'rewrap: every key of the installation' },
-  { what: /^(select id, organization_id, .*|update encryption_keys set .*)\bhint\b/, why: 'tests of rewrap look at every column of every key: the service reads no hint' },
-  { what: /^select count\(\*\)::int as count from \( select storage_key as wrapped from organizations union all select (wrapped from service_keys union all select )?unnest/, why: 'rewrap: what is under a master key' }
+  {
+    what: /^(select id, organization_id, .*|update encryption_keys set .*)\bhint\b/,
+    why: 'tests of rewrap look at every column of every key: the service reads no hint'
+  },
+  {
+    what:
+      /^select count\(\*\)::int as count from \( select storage_key as wrapped from organizations union all select (wrapped from service_keys union all select )?unnest/,
+    why: 'rewrap: what is under a master key'
+  }
 ]
 
 const besideTheService = new AsyncLocalStorage<true>()
 
-/** What a test itself sends, as somebody with access to the database would: it is not the service, and is not judged. */
+/**
+ * What a test itself sends, as somebody with access to the database would: it is not the service, and is not judged.
+ */
 export const beside = <T>(work: () => Promise<T>): Promise<T> => besideTheService.run(true, work)
 
 /** Why a statement is not one organization's; undefined when it is, or may be another's. */
 export function crossesTenants (statement: string): string | undefined {
   if (!/^\s*(with|select|insert|update|delete)\b/i.test(statement)) return undefined
-  const text = statement.replace(/'(?:[^']|'')*'/g, "''").replace(/--.*$/gm, '').replaceAll('"', '').replace(/\s+/g, ' ').trim().toLowerCase()
+  const text = statement.replace(
+    /'(?:[^']|'')*'/g, "''"
+  ).replace(/--.*$/gm, '').replaceAll('"', '').replace(/\s+/g, ' ').trim().toLowerCase()
   if (EXCEPTIONS.some(({ what }) => what.test(text))) return undefined
   const used = queriesOf(text).flatMap((query) => tablesIn(query).map((table) => ({ ...table, query })))
   const loose = used.find(({ alias, query, alone }) => !isNamed(query, alias, alone))
   if (loose !== undefined) return `${loose.table} without its organization`
-  return used.length > 0 && !/organization_id (=|in) ?(any)?\(?\$|organization_id( ,|,| ?\))|= ''/.test(text) ? 'no organization is given' : undefined
+  return used.length > 0 && !/organization_id (=|in) ?(any)?\(?\$|organization_id( ,|,| ?\))|= ''/.test(text)
+    ? 'no organization is given'
+    : undefined
 }
 
 // Each pair of parentheses is a query of its own, without the queries inside it but with what else is.
@@ -60,12 +101,17 @@ function queriesOf (text: string): string[] {
   return [...queries, ...open]
 }
 
-const NO_ALIAS = /^(where|on|set|inner|left|right|full|cross|join|for|using|order|group|limit|returning|values|select|default|union|offset)$/
+const NO_ALIAS =
+  /^(where|on|set|inner|left|right|full|cross|join|for|using|order|group|limit|returning|values|select|default|union|offset)$/
 
 function tablesIn (query: string) {
-  const pattern = new RegExp(`(?:\\b(from|join|update|into|using)|,) (?:only |lateral )?(${TENANT_TABLES.join('|')})(?![\\w.])(?: (?:as )?(\\w+))?`, 'g')
+  const pattern = new RegExp(
+    `(?:\\b(from|join|update|into|using)|,) (?:only |lateral )?(${TENANT_TABLES.join('|')})(?![\\w.])(?: (?:as )?(\\w+))?`,
+    'g'
+  )
   const found = [...query.matchAll(pattern)].filter(([, word]) => word !== undefined || /\bfrom\b/.test(query))
-  return found.map(([, , table, next]) => ({ table: table!, alias: next === undefined || NO_ALIAS.test(next) ? table! : next, alone: found.length === 1 }))
+  return found.map(([, , table, next]) =>
+    ({ table: table!, alias: next === undefined || NO_ALIAS.test(next) ? table! : next, alone: found.length === 1 }))
 }
 
 function isNamed (query: string, alias: string, alone: boolean): boolean {

@@ -12,20 +12,25 @@ export const ON_POSTGRES = process.env.TEST_DATABASE_URL !== undefined
 export const scale = (onPostgres: number, embedded: number) => ON_POSTGRES ? onPostgres : embedded
 
 export const statuses = (replies: (Reply | undefined)[]) => [...new Set(replies.map((reply) => reply?.status))].sort()
-export const times = <T>(count: number, make: (index: number) => T) => Array.from({ length: count }, (_, index) => make(index))
+export const times = <T>(count: number, make: (index: number) => T) =>
+  Array.from({ length: count }, (_, index) => make(index))
 
 export interface Reply { status: number, body: any, headers: Headers }
 export type Send = (method: string, path: string, body?: unknown, headers?: Record<string, string>) => Promise<Reply>
 
 /** Sends over real HTTP to one of the addresses by turns; paths start below `/api/v1/<organization>`, or at `//`. */
-export function client (addresses: string | string[], { organization, token }: { organization: string, token: string }): Send {
+export function client (
+  addresses: string | string[], { organization, token }: { organization: string, token: string }
+): Send {
   const all = [addresses].flat()
   let turn = 0
   return async (method, path, body, headers = {}) => {
     const address = all[turn++ % all.length]!
     const response = await fetch(`${address}${path.startsWith('//') ? path.slice(1) : `/api/v1/${organization}${path}`}`, {
       method,
-      headers: { authorization: `Bearer ${token}`, ...(body !== undefined && { 'content-type': 'application/json' }), ...headers },
+      headers: {
+        authorization: `Bearer ${token}`, ...(body !== undefined && { 'content-type': 'application/json' }), ...headers
+      },
       ...(body !== undefined && { body: JSON.stringify(body) })
     })
     const text = await response.text()
@@ -46,7 +51,13 @@ export async function startInstances (t: Test, costs?: Costs) {
     url.pathname = `/${row!.name}`
     const database = await connect({ url: url.href, pool: 10 })
     await openRows(database, service.keyring)
-    const second = await buildApp({ config: service.config, database, keyring: service.keyring, costs: service.app.costs, logStream: { write: (line) => service.logs.push(line) } })
+    const second = await buildApp({
+      config: service.config,
+      database,
+      keyring: service.keyring,
+      costs: service.app.costs,
+      logStream: { write: (line) => service.logs.push(line) }
+    })
     t.teardown(async () => {
       await second.close()
       await database.close()
@@ -55,7 +66,12 @@ export async function startInstances (t: Test, costs?: Costs) {
     addresses.push(`http://127.0.0.1:${(second.server.address() as AddressInfo).port}`)
   }
   const caller = await service.organization()
-  return { service, send: client(addresses, caller), sends: addresses.map((address) => client(address, caller)), organization: caller.organization }
+  return {
+    service,
+    send: client(addresses, caller),
+    sends: addresses.map((address) => client(address, caller)),
+    organization: caller.organization
+  }
 }
 
 /** Numbers from 0 to 1 that a seed decides (mulberry32). */
@@ -70,7 +86,9 @@ export function random (seed: number) {
 }
 
 /** The data key that a client derives from a key of the server, as `GET encryption-key` and a rotation answer it. */
-export function dataKeyOf ({ key, key_check_salt, key_check_iterations }: { key: string, key_check_salt: string, key_check_iterations: number }): Buffer {
+export function dataKeyOf ({
+  key, key_check_salt, key_check_iterations
+}: { key: string, key_check_salt: string, key_check_iterations: number }): Buffer {
   return pbkdf2Sync(key, Buffer.from(key_check_salt, 'base64'), key_check_iterations, 32, 'sha256')
 }
 
@@ -86,10 +104,13 @@ export function openWith (key: Buffer, blob: string): string {
  * Opens blobs as a client would that has retrieved the project's key, and has kept the keys that it made by rotation:
  * each with the key of the given version alone, by default the active one.
  */
-export async function opener (send: Send, project: string, operations: Operation[] = []): Promise<(blob: string, version?: string) => string> {
+export async function opener (
+  send: Send, project: string, operations: Operation[] = []
+): Promise<(blob: string, version?: string) => string> {
   const { attributes } = (await send('GET', `/${project}/encryption-key`)).body.data
   const active = String(attributes.version)
-  const made = operations.flatMap(({ kind, level, reply }) => kind === 'rotate' && level.project === project && reply?.status === 200 ? [reply.body.data.key.attributes] : [])
+  const made = operations.flatMap(({ kind, level, reply }) =>
+    kind === 'rotate' && level.project === project && reply?.status === 200 ? [reply.body.data.key.attributes] : [])
   const keys = new Map([attributes, ...made].map((key) => [String(key.version), key]))
   const derived = new Map<string, Buffer>()
   return (blob, version = active) => {
@@ -116,14 +137,19 @@ export interface Operation {
 }
 
 /** Makes a project with a target and environments, and answers its levels, deepest first. */
-export async function makeLevels (send: Send, slug: string, environments: string[], more: object = {}): Promise<Level[]> {
+export async function makeLevels (
+  send: Send, slug: string, environments: string[], more: object = {}
+): Promise<Level[]> {
   const made = [
     await send('POST', '/projects', { name: 'Orbit', slug, ...more }),
     await send('POST', `/${slug}/targets`, { name: 'Backend' })
   ]
   for (const name of environments) made.push(await send('POST', `/${slug}/backend/environments`, { name }))
   for (const { status, body } of made) if (status !== 201) throw new Error(JSON.stringify(body))
-  return [...environments.map((name) => ({ project: slug, target: 'backend', environment: name })), { project: slug, target: 'backend' }, { project: slug }]
+  return [
+    ...environments.map((name) => ({ project: slug, target: 'backend', environment: name })),
+    { project: slug, target: 'backend' }, { project: slug }
+  ]
 }
 
 let requests = 0
@@ -135,7 +161,15 @@ export async function operate (
   const request = `r-${process.pid}-${++requests}`
   const sent = performance.now()
   const reply = await send(method, path, body, { 'x-request-id': request }).catch(() => undefined)
-  return { request, level, kind, ...(plaintext !== undefined && { plaintext }), ...(reply && { reply }), sent, answered: performance.now() }
+  return {
+    request,
+    level,
+    kind,
+    ...(plaintext !== undefined && { plaintext }),
+    ...(reply && { reply }),
+    sent,
+    answered: performance.now()
+  }
 }
 
 export const store = (send: Send, level: Level, plaintext: string, more: Record<string, unknown> = {}) =>
@@ -144,7 +178,10 @@ export const store = (send: Send, level: Level, plaintext: string, more: Record<
 export const rotate = (send: Send, level: Level, history_policy: 'keep' | 're_encrypt') =>
   operate(send, level, 'rotate', 'POST', `/${level.project}/encryption-key/rotate`, { history_policy })
 
-/** The next operation of a random mix: mostly stores and restores, now and then a rotation or something that takes history away. */
+/**
+ * The next operation of a random mix: mostly stores and restores, now and then a rotation or something that takes
+ * history away.
+ */
 export function mix (send: Send, levels: Level[], next: () => number, seen: number[]): Promise<Operation> {
   const level = levels[Math.floor(next() * levels.length)]!
   const dice = next()
@@ -154,15 +191,35 @@ export function mix (send: Send, levels: Level[], next: () => number, seen: numb
   if (dice < 0.48) return store(send, level, `VALUE=unrecorded-${Math.floor(next() * 1e9)}`, { no_backup: true })
   if (dice < 0.70) return operate(send, level, 'restore', 'POST', `/secrets/versions/${version}/restore`, {})
   if (dice < 0.82) return operate(send, level, 'delete', 'POST', '/secrets/delete', { ...level })
-  if (dice < 0.86) return operate(send, level, 'delete', 'POST', '/secrets/delete', { ...level, no_backup: true, confirmed: true })
-  if (dice < 0.93) return operate(send, level, 'version', 'DELETE', `/secrets/versions/${version}`, next() < 0.3 ? { force: true } : {})
-  if (dice < 0.98 && level.environment !== undefined) return operate(send, level, 'purge', 'POST', '/secrets/versions/purge', { ...level, confirmed: true, force: next() < 0.3 })
-  return operate(send, level, 'purge', 'POST', '/secrets/versions/purge', { project: level.project, scope: 'project', confirmed: true })
+  if (dice < 0.86) {
+    return operate(send, level, 'delete', 'POST', '/secrets/delete', { ...level, no_backup: true, confirmed: true })
+  }
+  if (dice < 0.93) {
+    return operate(
+      send, level, 'version', 'DELETE', `/secrets/versions/${version}`, next() < 0.3 ? { force: true } : {}
+    )
+  }
+  if (dice < 0.98 && level.environment !== undefined) {
+    return operate(
+      send, level, 'purge', 'POST', '/secrets/versions/purge', { ...level, confirmed: true, force: next() < 0.3 }
+    )
+  }
+  return operate(
+    send, level, 'purge', 'POST', '/secrets/versions/purge',
+    { project: level.project, scope: 'project', confirmed: true }
+  )
 }
 
 type Sql = (query: string) => Promise<Record<string, any>[]>
 interface Recorded { plaintext: string | undefined, action: string }
-interface Secret { id: string, level: Level, live: boolean, plaintext: string | undefined, revision: number, versions: Map<number, Recorded> }
+interface Secret {
+  id: string
+  level: Level
+  live: boolean
+  plaintext: string | undefined
+  revision: number
+  versions: Map<number, Recorded>
+}
 
 export interface Replayed { problems: string[], secrets: Map<string, Secret>, gone: Set<number> }
 
@@ -180,8 +237,11 @@ export async function replay (sql: Sql, organization: string, operations: Operat
   const keyVersions = new Map<string, number>()
   const where = `organization_id = '${organization}'`
   const rows = await sql(`SELECT id, revision, sealed IS NOT NULL AS live FROM secrets WHERE ${where}`)
-  const projects = new Map((await sql(`SELECT id, slug FROM projects WHERE ${where}`)).map(({ id, slug }) => [id as string, slug as string]))
-  const events = await sql(`SELECT seq, action, resource_type, resource_id, request_id, details FROM audit_events WHERE ${where} ORDER BY seq`)
+  const projects = new Map((await sql(`SELECT id, slug FROM projects WHERE ${where}`)).map(({ id, slug }) =>
+    [id as string, slug as string]))
+  const events = await sql(
+    `SELECT seq, action, resource_type, resource_id, request_id, details FROM audit_events WHERE ${where} ORDER BY seq`
+  )
   const seen = new Map<string, number>()
   let newest = 0
   let latest = -Infinity
@@ -192,10 +252,14 @@ export async function replay (sql: Sql, organization: string, operations: Operat
     seen.set(event.request_id, (seen.get(event.request_id) ?? 0) + 1)
     const operation = of.get(event.request_id)
     if (operation === undefined) continue
-    if (operation.answered < latest) problem(`event ${event.seq} was answered before another, of a lower number, was sent`)
+    if (operation.answered < latest) {
+      problem(`event ${event.seq} was answered before another, of a lower number, was sent`)
+    }
     latest = Math.max(latest, operation.sent)
-    if (event.action === 'secret.store' || event.action === 'secret.restore' || (event.action === 'secret.delete' && 'revision' in details)) write(event, details, operation)
-    else if (event.action === 'key.rotate') rotated(event, details)
+    if (event.action === 'secret.store' || event.action === 'secret.restore' ||
+      (event.action === 'secret.delete' && 'revision' in details)) {
+      write(event, details, operation)
+    } else if (event.action === 'key.rotate') rotated(event, details)
     else if (event.action === 'secret.delete') {
       const secret = secrets.get(event.resource_id)
       if (secret === undefined) { problem(`event ${event.seq} deletes what is not there`); continue }
@@ -203,27 +267,40 @@ export async function replay (sql: Sql, organization: string, operations: Operat
       secrets.delete(secret.id)
     } else if (event.action === 'version.delete') {
       const secret = secrets.get(event.resource_id)
-      if (!secret?.versions.has(details.version)) problem(`event ${event.seq} deletes version ${details.version}, which is not there`)
-      if (secret && !secret.live && details.version === Math.max(...secret.versions.keys()) && !details.force) problem(`event ${event.seq} took a restore snapshot without force`)
+      if (!secret?.versions.has(details.version)) {
+        problem(`event ${event.seq} deletes version ${details.version}, which is not there`)
+      }
+      if (secret && !secret.live && details.version === Math.max(...secret.versions.keys()) && !details.force) {
+        problem(`event ${event.seq} took a restore snapshot without force`)
+      }
       secret?.versions.delete(details.version)
       gone.add(details.version)
     } else if (event.action === 'version.purge') {
       const level = event.resource_type === 'level'
-      const taken = [...secrets.values()].filter((secret) => level ? isSame(secret.level, operation.level) : secret.level.project === operation.level.project)
+      const taken = [...secrets.values()].filter((secret) =>
+        level ? isSame(secret.level, operation.level) : secret.level.project === operation.level.project)
       take(event, taken, details.purged_count)
       const { reply } = operation
-      if (reply && reply.body.data.purged_count !== details.purged_count) problem(`event ${event.seq} and its answer disagree about purged_count`)
+      if (reply && reply.body.data.purged_count !== details.purged_count) {
+        problem(`event ${event.seq} and its answer disagree about purged_count`)
+      }
     }
   }
 
   function write (event: Record<string, any>, details: Record<string, any>, operation: Operation) {
     const before = secrets.get(event.resource_id)
-    const secret = before ?? { id: event.resource_id, level: operation.level, live: false, plaintext: undefined, revision: 0, versions: new Map() }
+    const secret = before ?? {
+      id: event.resource_id, level: operation.level, live: false, plaintext: undefined, revision: 0, versions: new Map()
+    }
     secrets.set(secret.id, secret)
-    if (details.revision !== secret.revision + 1) problem(`event ${event.seq} writes revision ${details.revision} after ${secret.revision}`)
+    if (details.revision !== secret.revision + 1) {
+      problem(`event ${event.seq} writes revision ${details.revision} after ${secret.revision}`)
+    }
     secret.revision = details.revision
     const active = keyVersions.get(secret.level.project) ?? 1
-    if (details.key_version !== active) problem(`event ${event.seq} writes under key ${details.key_version} while ${active} is the active one`)
+    if (details.key_version !== active) {
+      problem(`event ${event.seq} writes under key ${details.key_version} while ${active} is the active one`)
+    }
     let { plaintext } = operation
     let action = secret.live ? 'update' : 'create'
     if (event.action === 'secret.delete') {
@@ -232,7 +309,9 @@ export async function replay (sql: Sql, organization: string, operations: Operat
       if (!secret.live) problem(`event ${event.seq} deletes what has no document`)
     } else if (event.action === 'secret.restore') {
       action = 'restore'
-      if (!secret.versions.has(details.restored_from)) problem(`event ${event.seq} restores version ${details.restored_from}, which is not there`)
+      if (!secret.versions.has(details.restored_from)) {
+        problem(`event ${event.seq} restores version ${details.restored_from}, which is not there`)
+      }
       plaintext = secret.versions.get(details.restored_from)?.plaintext
     }
     secret.live = event.action !== 'secret.delete'
@@ -242,7 +321,9 @@ export async function replay (sql: Sql, organization: string, operations: Operat
     newest = details.version
     secret.versions.set(details.version, { plaintext, action })
     const answered = operation.kind === 'store' ? operation.reply?.body?.data?.version : undefined
-    if (answered !== undefined && answered !== String(details.version)) problem(`event ${event.seq} and its answer disagree about the version`)
+    if (answered !== undefined && answered !== String(details.version)) {
+      problem(`event ${event.seq} and its answer disagree about the version`)
+    }
   }
 
   // Every live secret of the project gets its next revision and a version, in the order of secret ids.
@@ -250,11 +331,18 @@ export async function replay (sql: Sql, organization: string, operations: Operat
     const project = projects.get(event.resource_id)
     if (project === undefined) { problem(`event ${event.seq} rotates a project that is not there`); return }
     const from = keyVersions.get(project) ?? 1
-    if (details.from !== from || details.to !== from + 1) problem(`event ${event.seq} rotates from ${details.from} to ${details.to} while ${from} is the active key`)
+    if (details.from !== from || details.to !== from + 1) {
+      problem(`event ${event.seq} rotates from ${details.from} to ${details.to} while ${from} is the active key`)
+    }
     keyVersions.set(project, details.to)
-    const live = [...secrets.values()].filter((secret) => secret.live && secret.level.project === project).sort((a, b) => a.id < b.id ? -1 : 1)
-    if (details.documents !== live.length) problem(`event ${event.seq} re-encrypts ${details.documents} documents, there are ${live.length}`)
-    if (details.first_version !== newest + 1) problem(`event ${event.seq} records versions from ${details.first_version} on after ${newest}`)
+    const live = [...secrets.values()].filter((secret) =>
+      secret.live && secret.level.project === project).sort((a, b) => a.id < b.id ? -1 : 1)
+    if (details.documents !== live.length) {
+      problem(`event ${event.seq} re-encrypts ${details.documents} documents, there are ${live.length}`)
+    }
+    if (details.first_version !== newest + 1) {
+      problem(`event ${event.seq} records versions from ${details.first_version} on after ${newest}`)
+    }
     for (const [index, secret] of live.entries()) {
       newest = details.first_version + index
       secret.revision++
@@ -274,21 +362,34 @@ export async function replay (sql: Sql, organization: string, operations: Operat
     if (taken !== count) problem(`event ${event.seq} says that ${count} versions went, it were ${taken}`)
   }
 
-  // AU-12: one event for each change that was acknowledged, none for what was refused; an unknown outcome may be either.
+  // AU-12: one event for each change that was acknowledged, none for what was refused; an unknown outcome may be
+  // either.
   for (const { request, reply } of operations) {
     const count = seen.get(request) ?? 0
     if (reply && reply.status < 300 && count !== 1) problem(`${request} was acknowledged and has ${count} events`)
-    if (reply && reply.status >= 300 && count !== 0) problem(`${request} was answered with ${reply.status} and has ${count} events`)
+    if (reply && reply.status >= 300 && count !== 0) {
+      problem(`${request} was answered with ${reply.status} and has ${count} events`)
+    }
     if (count > 1) problem(`${request} has ${count} events`)
   }
 
   const [counter] = await sql(`SELECT next_version, next_event FROM organization_counters WHERE ${where}`)
-  if (Number(counter!.next_event) !== events.length + 1) problem(`the next event is ${counter!.next_event} after ${events.length}`)
-  if (Number(counter!.next_version) !== newest + 1) problem(`the next version is ${counter!.next_version} after ${newest}`)
-  compare('secrets', rows.map((row) => [row.id, Number(row.revision), row.live]), [...secrets.values()].map((secret) => [secret.id, secret.revision, secret.live]))
-  compare('versions', (await sql(`SELECT v.id, s.id AS secret_id, v.action FROM secret_versions v JOIN secrets s ON s.history_id = v.history_id WHERE v.${where}`)).map((row) => [Number(row.id), row.secret_id, row.action]),
-    [...secrets.values()].flatMap((secret) => [...secret.versions].map(([id, { action }]) => [id, secret.id, action])))
-  // Rule 4, and that nothing hangs in the air: each document is under its project's one active key, each secret at its level.
+  if (Number(counter!.next_event) !== events.length + 1) {
+    problem(`the next event is ${counter!.next_event} after ${events.length}`)
+  }
+  if (Number(counter!.next_version) !== newest + 1) {
+    problem(`the next version is ${counter!.next_version} after ${newest}`)
+  }
+  compare(
+    'secrets', rows.map((row) => [row.id, Number(row.revision), row.live]),
+    [...secrets.values()].map((secret) => [secret.id, secret.revision, secret.live])
+  )
+  compare('versions', (await sql(
+    `SELECT v.id, s.id AS secret_id, v.action FROM secret_versions v JOIN secrets s ON s.history_id = v.history_id WHERE v.${where}`
+  )).map((row) => [Number(row.id), row.secret_id, row.action]),
+  [...secrets.values()].flatMap((secret) => [...secret.versions].map(([id, { action }]) => [id, secret.id, action])))
+  // Rule 4, and that nothing hangs in the air: each document is under its project's one active key, each secret at its
+  // level.
   const [astray] = await sql(`
     SELECT count(*)::int AS count FROM secrets s
     LEFT JOIN projects p ON p.id = s.project_id LEFT JOIN targets t ON t.id = s.target_id LEFT JOIN environments e ON e.id = s.environment_id
@@ -326,17 +427,23 @@ export async function miscounted (sql: Sql): Promise<string[]> {
     SELECT 'documents of ' || t.id, t.secret_count, (SELECT count(*)::int FROM secrets s WHERE s.target_id = t.id AND s.sealed IS NOT NULL) FROM targets t
     UNION ALL
     SELECT 'environments of ' || t.id, t.environment_count, (SELECT count(*)::int FROM environments e WHERE e.target_id = t.id) FROM targets t`)
-  return rows.filter(({ kept, there }) => Number(kept) !== Number(there ?? -1)).map(({ what, kept, there }) => `${what}: ${kept} are kept, there are ${there}`)
+  return rows.filter(({ kept, there }) => Number(kept) !== Number(there ?? -1)).map(({ what, kept, there }) =>
+    `${what}: ${kept} are kept, there are ${there}`)
 }
 
-const isSame = (one: Level, other: Level) => one.project === other.project && one.target === other.target && one.environment === other.environment
+const isSame = (one: Level, other: Level) =>
+  one.project === other.project && one.target === other.target && one.environment === other.environment
 
 /** Every page of a level's history, and its document: what a reader sees. */
 export async function look (send: Send, level: Level) {
   const path = ['', level.project, level.target, level.environment].filter((part) => part !== undefined).join('/')
   const kind = level.environment !== undefined ? 'environment' : level.target !== undefined ? 'target' : 'project'
   const read = await send('GET', `${path}/secrets?decrypt=true`)
-  const current = read.body.data.attributes.levels[kind] as { id: string, content: string, version: string | null } | undefined
+  const current = read.body.data.attributes.levels[kind] as {
+    id: string
+    content: string
+    version: string | null
+  } | undefined
   const history: { id: string, attributes: { action: string, key_version: string } }[] = []
   if (level.environment === undefined) return { current, history }
   for (let page = 1, last = 1; page <= last; page++) {

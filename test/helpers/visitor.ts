@@ -2,7 +2,11 @@
 export interface Seen { status: number, headers: Headers, text: string, url: string }
 
 /** Fields of a form: what it is sent with unless somebody changes it, and where to. */
-export interface FoundForm { action: string, fields: [name: string, value: string][], buttons: [name: string, value: string][] }
+export interface FoundForm {
+  action: string
+  fields: [name: string, value: string][]
+  buttons: [name: string, value: string][]
+}
 
 /**
  * A browser without script: keeps cookies, follows nothing by itself, and sends the forms that it was given. `headers`
@@ -13,17 +17,24 @@ export function visitor (address: string, headers: Record<string, string> = { 's
 
   async function request (url: string, init: RequestInit = {}): Promise<Seen> {
     const cookie = [...jar].map(([name, value]) => `${name}=${value}`).join('; ')
-    const response = await fetch(new URL(url, address), { ...init, redirect: 'manual', headers: { ...headers, ...(cookie !== '' && { cookie }), ...init.headers } })
+    const response = await fetch(
+      new URL(url, address),
+      { ...init, redirect: 'manual', headers: { ...headers, ...(cookie !== '' && { cookie }), ...init.headers } }
+    )
     for (const set of response.headers.getSetCookie()) {
       const [, name, value] = /^([^=]+)=([^;]*)/.exec(set) ?? []
       if (name === undefined || value === undefined) continue
       if (/max-age=0/i.test(set)) jar.delete(name)
       else jar.set(name, value)
     }
-    return { status: response.status, headers: response.headers, text: await response.text(), url: new URL(url, address).href }
+    return {
+      status: response.status, headers: response.headers, text: await response.text(), url: new URL(url, address).href
+    }
   }
 
-  async function send (form: FoundForm, changes: Record<string, string | string[] | undefined> = {}, more: Record<string, string> = {}): Promise<Seen> {
+  async function send (
+    form: FoundForm, changes: Record<string, string | string[] | undefined> = {}, more: Record<string, string> = {}
+  ): Promise<Seen> {
     const body = new URLSearchParams(form.fields.filter(([name]) => !(name in changes)))
     for (const [name, value] of Object.entries(changes)) for (const one of [value ?? []].flat()) body.append(name, one)
     return request(form.action, { method: 'POST', body, headers: more })
@@ -40,7 +51,9 @@ export function visitor (address: string, headers: Record<string, string> = { 's
       return answer.status === 303 ? request(answer.headers.get('location')!) : answer
     },
     /** Presses a button of a consent page, and answers where that leads. */
-    async decide (page: Seen, decision: 'allow' | 'deny', changes: Record<string, string | string[] | undefined> = {}): Promise<URL> {
+    async decide (
+      page: Seen, decision: 'allow' | 'deny', changes: Record<string, string | string[] | undefined> = {}
+    ): Promise<URL> {
       const answer = await send(formIn(page), { decision, ...changes })
       if (answer.status !== 303) throw new Error(`${answer.status}: ${answer.text}`)
       return new URL(answer.headers.get('location')!)
@@ -51,9 +64,13 @@ export type Visitor = ReturnType<typeof visitor>
 
 /** The form of a page. */
 export function formIn ({ text }: Seen): FoundForm {
-  const [, attributes = '', inside = ''] = /<form([^>]*)>([\s\S]*?)<\/form>/.exec(text) ?? (() => { throw new Error(`no form: ${text}`) })()
-  const tags = [...inside.matchAll(/<(input|button)([^>]*)>/g)].map(([, tag, rest = '']) => ({ tag, ...attributesOf(rest) } as Record<string, string> & { tag: string }))
-  const named = (wanted: (one: Record<string, string>) => boolean) => tags.filter((one) => one.name !== undefined && wanted(one)).map((one): [string, string] => [one.name!, one.value ?? ''])
+  const [, attributes = '', inside = ''] = /<form([^>]*)>([\s\S]*?)<\/form>/.exec(text) ?? (() => {
+    throw new Error(`no form: ${text}`)
+  })()
+  const tags = [...inside.matchAll(/<(input|button)([^>]*)>/g)].map(([, tag, rest = '']) =>
+    ({ tag, ...attributesOf(rest) } as Record<string, string> & { tag: string }))
+  const named = (wanted: (one: Record<string, string>) => boolean) => tags.filter((one) =>
+    one.name !== undefined && wanted(one)).map((one): [string, string] => [one.name!, one.value ?? ''])
   return {
     action: attributesOf(attributes).action ?? '',
     fields: named(({ tag, type, checked }) => tag === 'input' && (type !== 'checkbox' || checked !== undefined)),
@@ -62,7 +79,9 @@ export function formIn ({ text }: Seen): FoundForm {
 }
 
 function attributesOf (text: string): Record<string, string> {
-  return Object.fromEntries([...text.matchAll(/([a-z-]+)(?:="([^"]*)")?/g)].map(([, name = '', value = '']) => [name, unescape(value)]))
+  return Object.fromEntries([...text.matchAll(/([a-z-]+)(?:="([^"]*)")?/g)].map(([
+    , name = '', value = ''
+  ]) => [name, unescape(value)]))
 }
 
 const unescape = (text: string) => text.replace(/&#(\d+);/g, (_, code: string) => String.fromCharCode(Number(code)))

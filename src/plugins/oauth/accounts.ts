@@ -7,8 +7,12 @@ import { browserOf, formOf, readCookie, sendPage, seeOther, setCookie, visible }
 import type { Domain } from '../../http/types.ts'
 import { listTokensOfPerson } from '../../repositories/tokens.ts'
 import { deleteSession } from '../../repositories/sessions.ts'
-import { findPasswordLink, takePasswordLink, changePassword, endEverything, listMemberships, lockUser, type User } from '../../repositories/users.ts'
-import { authenticate, beginSession, confirmPassword, formCookie, problemWith, refusesForm, signedIn } from './browser.ts'
+import {
+  findPasswordLink, takePasswordLink, changePassword, endEverything, listMemberships, lockUser, type User
+} from '../../repositories/users.ts'
+import {
+  authenticate, beginSession, confirmPassword, formCookie, problemWith, refusesForm, signedIn
+} from './browser.ts'
 import { recordForUser } from './events.ts'
 import { accountPage, changePasswordPage, problemPage, setPasswordPage, signInPage } from './views.ts'
 
@@ -30,12 +34,16 @@ export const accounts: Domain = async (app) => {
       const cookie = formCookie(app, request, reply)
       if (refusesForm(app, request, reply, form, cookie)) return reply
       const [email, password, query] = [form.get('email') ?? '', form.get('password') ?? '', form.get('query') ?? '']
-      const user = await authenticate(app, request, reply, { email: email.slice(0, 320), password: password.slice(0, 1024) })
+      const user = await authenticate(
+        app, request, reply, { email: email.slice(0, 320), password: password.slice(0, 1024) }
+      )
       if (typeof user === 'number') {
         reply.header('retry-after', user)
         return sendPage(reply, signInPage({ cookie, query, email, problem: LOCKED, status: 429 }))
       }
-      if (user === 'wrong' || await beginSession(app, request, reply, user) === 'wrong') return sendPage(reply, signInPage({ cookie, query, email, problem: WRONG, status: 422 }))
+      if (user === 'wrong' || await beginSession(app, request, reply, user) === 'wrong') {
+        return sendPage(reply, signInPage({ cookie, query, email, problem: WRONG, status: 422 }))
+      }
       // Always a path of this service: what the form carries can only be its query (OA-26).
       const location = `/oauth/authorize?${visible(query)}`
       return seeOther(reply, query === '' || location.length > MOST_LOCATION ? '/account' : location)
@@ -47,9 +55,13 @@ export const accounts: Domain = async (app) => {
     config: PAGE,
     handler: async (request, reply) => {
       const session = await signedIn(app, request)
-      if (session === undefined) return sendPage(reply, signInPage({ cookie: formCookie(app, request, reply), query: '' }))
+      if (session === undefined) {
+        return sendPage(reply, signInPage({ cookie: formCookie(app, request, reply), query: '' }))
+      }
       const { cookie, user } = session
-      return sendPage(reply, accountPage(cookie, user, await listMemberships(app.db, user.id), await listTokensOfPerson(app.db, user.id)))
+      return sendPage(reply, accountPage(
+        cookie, user, await listMemberships(app.db, user.id), await listTokensOfPerson(app.db, user.id)
+      ))
     }
   })
 
@@ -103,7 +115,9 @@ export const accounts: Domain = async (app) => {
         reply.header('retry-after', confirmed)
         return sendPage(reply, changePasswordPage(session.cookie, LOCKED, 429))
       }
-      if (confirmed === 'wrong') return sendPage(reply, changePasswordPage(session.cookie, 'The current password is not right.'))
+      if (confirmed === 'wrong') {
+        return sendPage(reply, changePasswordPage(session.cookie, 'The current password is not right.'))
+      }
       await replacePassword(request, reply, session.user, password, { from: confirmed.password_hash })
       return seeOther(reply, '/account')
     }
@@ -115,7 +129,9 @@ export const accounts: Domain = async (app) => {
     handler: async (request, reply) => {
       const { link } = request.params as { link: string }
       const user = await findPasswordLink(app.db, hashToken(link))
-      return user === undefined ? sendPage(reply, expired()) : sendPage(reply, setPasswordPage(browserOf(app, request, reply), link, user))
+      return user === undefined
+        ? sendPage(reply, expired())
+        : sendPage(reply, setPasswordPage(browserOf(app, request, reply), link, user))
     }
   })
 
@@ -132,7 +148,9 @@ export const accounts: Domain = async (app) => {
       const password = form.get('password') ?? ''
       const problem = problemWith(password)
       if (problem !== undefined) return sendPage(reply, setPasswordPage(cookie!, link, user, problem))
-      return await replacePassword(request, reply, user, password, { link }) ? seeOther(reply, '/account') : sendPage(reply, expired())
+      return await replacePassword(request, reply, user, password, { link })
+        ? seeOther(reply, '/account')
+        : sendPage(reply, expired())
     }
   })
 
@@ -154,4 +172,6 @@ export const accounts: Domain = async (app) => {
   }
 }
 
-const expired = () => problemPage(404, 'This link cannot be used', 'It was used already, or it is older than three days. Ask for a new one.')
+const expired = () => problemPage(
+  404, 'This link cannot be used', 'It was used already, or it is older than three days. Ask for a new one.'
+)

@@ -8,7 +8,9 @@ import type { Domain } from '../../http/types.ts'
 import { createCode, createGrant, createRequest, findClient, takeRequest } from '../../repositories/oauth.ts'
 import { listMemberships } from '../../repositories/users.ts'
 import { OAUTH_ERRORS, type OAuthErrorCode } from '../../../schemas/oauth.ts'
-import { judgeAuthorization, namedClient, returnUrl, type Parameters, type ReturnAddress } from '../../rules/authorization.ts'
+import {
+  judgeAuthorization, namedClient, returnUrl, type Parameters, type ReturnAddress
+} from '../../rules/authorization.ts'
 import { destinationOf, formTarget } from '../../rules/redirects.ts'
 import { scopesOfRole } from '../../rules/roles.ts'
 import { formCookie, refusesForm, signedIn } from './browser.ts'
@@ -30,14 +32,21 @@ export const authorize: Domain = async (app) => {
       if ('error' in judged) return goBack(judged.error, judged.to)
 
       const session = await signedIn(app, request)
-      if (session === undefined) return sendPage(reply, signInPage({ cookie: formCookie(app, request, reply), query, client: client!.name }))
+      if (session === undefined) {
+        return sendPage(reply, signInPage({ cookie: formCookie(app, request, reply), query, client: client!.name }))
+      }
       const memberships = await listMemberships(app.db, session.user.id)
       const possible = new Set(memberships.flatMap(({ role }) => scopesOfRole(role)))
       const scopes = judged.request.scopes.filter((scope) => possible.has(scope))
       const pending = mintSecret()
       const { client_id, redirect_uri, state, code_challenge } = judged.request
-      const kept = await createRequest(app.db, hashToken(pending), session.hash, { client_id, redirect_uri, state: state ?? null, code_challenge, scopes })
-      if (!kept) return sendPage(reply, signInPage({ cookie: formCookie(app, request, reply), query, client: client!.name }))
+      const kept = await createRequest(
+        app.db, hashToken(pending), session.hash,
+        { client_id, redirect_uri, state: state ?? null, code_challenge, scopes }
+      )
+      if (!kept) {
+        return sendPage(reply, signInPage({ cookie: formCookie(app, request, reply), query, client: client!.name }))
+      }
       return sendPage(reply, consentPage({
         cookie: session.cookie,
         request: pending,
@@ -50,7 +59,9 @@ export const authorize: Domain = async (app) => {
       }))
 
       function goBack (error: OAuthErrorCode, to: ReturnAddress) {
-        return seeOther(reply, returnUrl(to, app.issuer(), { error, error_description: OAUTH_ERRORS[error].description }))
+        return seeOther(
+          reply, returnUrl(to, app.issuer(), { error, error_description: OAUTH_ERRORS[error].description })
+        )
       }
     }
   })
@@ -64,7 +75,10 @@ export const authorize: Domain = async (app) => {
       if (refusesForm(app, request, reply, form, readCookie(app, request, 'session'))) return reply
       const session = await signedIn(app, request)
       const pending = form.get('request') ?? ''
-      const stale = () => sendPage(reply, problemPage(400, 'This request cannot be used', 'It was answered already, or it is older than ten minutes. Start again from the application.'))
+      const stale = () => sendPage(reply, problemPage(
+        400, 'This request cannot be used',
+        'It was answered already, or it is older than ten minutes. Start again from the application.'
+      ))
       if (session === undefined) return stale()
       const chosen = new Set(valuesOf(request, 'scope'))
       const code = mintCredential('ac')
@@ -77,8 +91,13 @@ export const authorize: Domain = async (app) => {
         // What the page offered and was left ticked: nothing that the form names beside it counts.
         const scopes = asked.scopes.filter((scope) => chosen.has(scope)) as Scope[]
         const grant_id = await createGrant(db, { user_id: session.user.id, client_id: asked.client_id, scopes })
-        await createCode(db, { code_hash: hashToken(code), grant_id, redirect_uri: asked.redirect_uri, code_challenge: asked.code_challenge })
-        await recordForUser(db, request, session.user, 'oauth.grant', { grant: grant_id, client: asked.client_id, scopes: scopes.join(' '), seconds: LIFETIMES.code })
+        await createCode(db, {
+          code_hash: hashToken(code), grant_id, redirect_uri: asked.redirect_uri, code_challenge: asked.code_challenge
+        })
+        await recordForUser(
+          db, request, session.user, 'oauth.grant',
+          { grant: grant_id, client: asked.client_id, scopes: scopes.join(' '), seconds: LIFETIMES.code }
+        )
         return { to, code }
       })
       if (decided === undefined) return stale()
@@ -90,9 +109,14 @@ export const authorize: Domain = async (app) => {
   })
 }
 
-/** Every value of every parameter, as it was sent; what is no Unicode, or no text for a database, is replaced: nothing later can fail on it. */
+/**
+ * Every value of every parameter, as it was sent; what is no Unicode, or no text for a database, is replaced: nothing
+ * later can fail on it.
+ */
 function parametersOf (query: string): Parameters {
   const parameters = new Map<string, string[]>()
-  for (const [name, value] of new URLSearchParams(query)) parameters.set(name, [...parameters.get(name) ?? [], value.replaceAll('\0', '\ufffd')])
+  for (const [name, value] of new URLSearchParams(query)) {
+    parameters.set(name, [...parameters.get(name) ?? [], value.replaceAll('\0', '\ufffd')])
+  }
   return parameters
 }

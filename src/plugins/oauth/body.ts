@@ -15,12 +15,16 @@ const utf8 = new TextDecoder('utf-8', { fatal: true })
 /** Takes forms, as RFC 6749 asks, and JSON, as the specification does; both mean the same. */
 export function installOAuthBodies (app: FastifyInstance) {
   app.removeAllContentTypeParsers()
-  app.addContentTypeParser('*', { parseAs: 'buffer', bodyLimit: MOST_BODY }, async (request: FastifyRequest, bytes: Buffer) => {
+  app.addContentTypeParser('*', {
+    parseAs: 'buffer', bodyLimit: MOST_BODY
+  }, async (request: FastifyRequest, bytes: Buffer) => {
     // A path or a method that there is not: whatever was sent, it is not why.
     if (request.routeOptions.schema?.body === undefined) return undefined
     const type = request.headers['content-type'] ?? ''
     const encoding = request.headers['content-encoding'] ?? 'identity'
-    if (encoding.toLowerCase() !== 'identity' || !(FORM.test(type) || JSON_TYPE.test(type))) failOAuth('unsupported_media_type')
+    if (encoding.toLowerCase() !== 'identity' || !(FORM.test(type) || JSON_TYPE.test(type))) {
+      failOAuth('unsupported_media_type')
+    }
     let text: string
     try {
       text = utf8.decode(bytes)
@@ -55,9 +59,14 @@ function parametersOf (pairs: readonly (readonly [string, unknown])[]): Paramete
   return parameters
 }
 
-const KNOWN = new Set(['grant_type', 'client_id', 'client_secret', 'code', 'code_verifier', 'redirect_uri', 'refresh_token', 'scope', 'token', 'token_type_hint'])
+const KNOWN = new Set([
+  'grant_type', 'client_id', 'client_secret', 'code', 'code_verifier', 'redirect_uri', 'refresh_token', 'scope',
+  'token', 'token_type_hint'
+])
 
 function membersOf (bytes: Buffer): [string, unknown][] {
   const value = readJson(bytes, BOUNDS)
-  return typeof value === 'object' && value !== null && !Array.isArray(value) ? Object.entries(value) : failOAuth('invalid_request')
+  return typeof value === 'object' && value !== null && !Array.isArray(value)
+    ? Object.entries(value)
+    : failOAuth('invalid_request')
 }

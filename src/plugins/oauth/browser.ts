@@ -5,7 +5,9 @@ import { isOutdated, hashPassword, verifyNobody, verifyPassword } from '../../cr
 import { transaction } from '../../db/database.ts'
 import { addressKey } from '../../http/addresses.ts'
 import { browserOf, isOwnForm, readCookie, sendPage, setCookie, type Form } from '../../http/pages.ts'
-import { findDevice, forgiveAttempts, rememberDevice, returnAttempts, takeAttempts, type Count } from '../../repositories/attempts.ts'
+import {
+  findDevice, forgiveAttempts, rememberDevice, returnAttempts, takeAttempts, type Count
+} from '../../repositories/attempts.ts'
 import { createSession, deleteSession, findSession } from '../../repositories/sessions.ts'
 import { findUser, findUserByEmail, normalizedEmail, updatePasswordHash, type User } from '../../repositories/users.ts'
 import { PASSWORD } from '../../../schemas/users.ts'
@@ -28,16 +30,22 @@ export async function signedIn (app: FastifyInstance, request: FastifyRequest): 
 }
 
 /**
- * Begins a session under a new id, and ends the one before: one that somebody else may have planted is worth nothing (CR-44).
- * The browser is known from now on. `wrong` when the password that was verified is not the account's any more.
+ * Begins a session under a new id, and ends the one before: one that somebody else may have planted is worth nothing
+ * (CR-44). The browser is known from now on. `wrong` when the password that was verified is not the account's any more.
  */
-export async function beginSession (app: FastifyInstance, request: FastifyRequest, reply: FastifyReply, user: Verified): Promise<'wrong' | undefined> {
+export async function beginSession (
+  app: FastifyInstance, request: FastifyRequest, reply: FastifyReply, user: Verified
+): Promise<'wrong' | undefined> {
   const before = { session: readCookie(app, request, 'session'), device: readCookie(app, request, 'device') }
   if (before.session !== undefined) await deleteSession(app.db, hashToken(before.session))
   const [session, device] = [mintSecret(), mintSecret()]
   const begun = await transaction(app.db, async (db) => {
     if (!await createSession(db, hashToken(session), user)) return false
-    await rememberDevice(db, { token_hash: hashToken(device), before: before.device === undefined ? undefined : hashToken(before.device), user_id: user.id })
+    await rememberDevice(db, {
+      token_hash: hashToken(device),
+      before: before.device === undefined ? undefined : hashToken(before.device),
+      user_id: user.id
+    })
     await recordForUser(db, request, user, 'session.create')
     return true
   })
@@ -53,9 +61,13 @@ export function formCookie (app: FastifyInstance, request: FastifyRequest, reply
 }
 
 /** Sends the page that refuses a form which is not ours; true when it did. */
-export function refusesForm (app: FastifyInstance, request: FastifyRequest, reply: FastifyReply, form: Form, cookie: string | undefined): boolean {
+export function refusesForm (
+  app: FastifyInstance, request: FastifyRequest, reply: FastifyReply, form: Form, cookie: string | undefined
+): boolean {
   if (isOwnForm(app, request, form, cookie)) return false
-  sendPage(reply, problemPage(403, 'This form cannot be used', 'It is too old, or it was not sent by this site in this browser.'))
+  sendPage(reply, problemPage(
+    403, 'This form cannot be used', 'It is too old, or it was not sent by this site in this browser.'
+  ))
   return true
 }
 
@@ -66,7 +78,9 @@ export function refusesForm (app: FastifyInstance, request: FastifyRequest, repl
  * it takes (CR-41, CR-42).
  */
 export async function authenticate (
-  app: FastifyInstance, request: FastifyRequest, reply: FastifyReply, { email, password }: { email: string, password: string }
+  app: FastifyInstance, request: FastifyRequest, reply: FastifyReply, {
+    email, password
+  }: { email: string, password: string }
 ): Promise<Verified | 'wrong' | number> {
   const found = await findUserByEmail(app.db, email)
   const account = found === undefined ? `email:${normalizedEmail(email)}` : `user:${found.id}`
@@ -75,12 +89,19 @@ export async function authenticate (
   if (known === undefined) await app.countStranger(request, reply)
   const counts: Count[] = known !== undefined
     ? [{ of: 'place', hash: hashToken(`${account} device:${known}`) }]
-    : [{ of: 'place', hash: hashToken(`${account} ${addressKey(request.ip)}`) }, { of: 'account', hash: hashToken(account) }]
+    : [
+        { of: 'place', hash: hashToken(`${account} ${addressKey(request.ip)}`) },
+        { of: 'account', hash: hashToken(account) }
+      ]
   return judge(app, request, { found, counts, refusal: 'session.refuse' }, password)
 }
 
-/** The same for somebody who is signed in and gives the password again: counted by the session, which no stranger has. */
-export async function confirmPassword (app: FastifyInstance, request: FastifyRequest, { user, hash }: SignedIn, password: string): Promise<Verified | 'wrong' | number> {
+/**
+ * The same for somebody who is signed in and gives the password again: counted by the session, which no stranger has.
+ */
+export async function confirmPassword (
+  app: FastifyInstance, request: FastifyRequest, { user, hash }: SignedIn, password: string
+): Promise<Verified | 'wrong' | number> {
   const counts: Count[] = [{ of: 'place', hash: hashToken(`session:${hash.toString('hex')}`) }]
   return judge(app, request, { found: await findUser(app.db, user.id), counts, refusal: 'password.refuse' }, password)
 }
@@ -92,7 +113,9 @@ interface Judged {
   refusal: EventName
 }
 
-async function judge (app: FastifyInstance, request: FastifyRequest, judged: Judged, password: string): Promise<Verified | 'wrong' | number> {
+async function judge (
+  app: FastifyInstance, request: FastifyRequest, judged: Judged, password: string
+): Promise<Verified | 'wrong' | number> {
   const { found, counts, refusal } = judged
   const attempt = await takeAttempts(app.db, counts)
   if ('wait' in attempt) return attempt.wait
@@ -111,7 +134,9 @@ async function judge (app: FastifyInstance, request: FastifyRequest, judged: Jud
     throw error
   }
   await forgiveAttempts(app.db, counts)
-  if (!isOutdated(found.password_hash, app.costs.password)) return { id: found.id, name: found.name, password_hash: found.password_hash }
+  if (!isOutdated(found.password_hash, app.costs.password)) {
+    return { id: found.id, name: found.name, password_hash: found.password_hash }
+  }
   const password_hash = await hashPassword(password, app.costs.password)
   // Whoever was faster may have changed the password: then it is judged by the new one.
   return await updatePasswordHash(app.db, found.id, found.password_hash, password_hash)
@@ -121,6 +146,10 @@ async function judge (app: FastifyInstance, request: FastifyRequest, judged: Jud
 
 /** Why a new password cannot be taken; undefined when it can. */
 export function problemWith (password: string): string | undefined {
-  if ([...password].length < PASSWORD.minCharacters) return `The new password has to have at least ${PASSWORD.minCharacters} characters.`
-  return Buffer.byteLength(password) > PASSWORD.maxBytes ? `The new password has to have at most ${PASSWORD.maxBytes} bytes.` : undefined
+  if ([...password].length < PASSWORD.minCharacters) {
+    return `The new password has to have at least ${PASSWORD.minCharacters} characters.`
+  }
+  return Buffer.byteLength(password) > PASSWORD.maxBytes
+    ? `The new password has to have at most ${PASSWORD.maxBytes} bytes.`
+    : undefined
 }

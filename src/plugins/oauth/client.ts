@@ -14,7 +14,9 @@ export async function clientOf (db: Db, request: FastifyRequest, parameters: Par
   if (basic !== undefined && named !== undefined && basic.id !== named) failOAuth('invalid_request')
   const id = basic?.id ?? named ?? failOAuth('invalid_request')
   // A secret that nobody was given is wrong.
-  const client = (basic?.password ?? '') === '' && !parameters.has('client_secret') ? await findClient(db, id) : undefined
+  const client = (basic?.password ?? '') === '' && !parameters.has('client_secret')
+    ? await findClient(db, id)
+    : undefined
   if (client === undefined) throw new OAuthError('invalid_client', basic !== undefined)
   return client
 }
@@ -37,7 +39,9 @@ function basicOf ({ headers }: FastifyRequest): { id: string, password: string }
   if (encoded === undefined) throw new OAuthError('invalid_client', true)
   const [id = '', ...rest] = Buffer.from(encoded, 'base64').toString('utf8').split(':')
   try {
-    return { id: decodeURIComponent(id.replace(/\+/g, ' ')), password: decodeURIComponent(rest.join(':').replace(/\+/g, ' ')) }
+    return {
+      id: decodeURIComponent(id.replace(/\+/g, ' ')), password: decodeURIComponent(rest.join(':').replace(/\+/g, ' '))
+    }
   } catch {
     throw new OAuthError('invalid_client', true)
   }

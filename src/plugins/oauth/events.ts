@@ -5,12 +5,20 @@ import { personOf } from '../../http/actor.ts'
 import { recordOfPerson } from '../../repositories/audit.ts'
 import { listMemberships } from '../../repositories/users.ts'
 
-/** Records what a person, or an application for them, did, in every organization that it concerns: those they are in. None of them can keep them from it. */
+/**
+ * Records what a person, or an application for them, did, in every organization that it concerns: those they are in.
+ * None of them can keep them from it.
+ */
 export async function recordForUser (
-  db: Db, request: FastifyRequest, user: { id: number, name: string }, action: EventName, details: Record<string, string | number | boolean | null> = {}
+  db: Db, request: FastifyRequest, user: {
+    id: number
+    name: string
+  }, action: EventName, details: Record<string, string | number | boolean | null> = {}
 ): Promise<void> {
   const actors = (await listMemberships(db, user.id)).map(({ id }) => personOf(request, id, user))
-  if (await recordOfPerson(db, actors, { action, resource_type: 'user', resource_id: String(user.id), details })) request.hasLateEvents = true
+  if (await recordOfPerson(db, actors, { action, resource_type: 'user', resource_id: String(user.id), details })) {
+    request.hasLateEvents = true
+  }
 }
 
 /** A wrong password in a row is recorded each time up to here, and then each time this many more. */
@@ -18,18 +26,25 @@ const EACH = 5
 
 /**
  * Records a password that was refused, in every organization of the account that was tried; somebody without an account
- * is in none, and waits as long (CR-41). How many there can be is bounded by what is counted; of many in a row the number
- * is recorded, not each, so that nobody fills an organization's audit.
+ * is in none, and waits as long (CR-41). How many there can be is bounded by what is counted; of many in a row the
+ * number is recorded, not each, so that nobody fills an organization's audit.
  */
 export async function recordRefusal (
-  app: FastifyInstance, request: FastifyRequest, user: { id: number, name: string } | undefined, action: EventName, attempts: number
+  app: FastifyInstance, request: FastifyRequest, user: {
+    id: number
+    name: string
+  } | undefined, action: EventName, attempts: number
 ): Promise<void> {
   const { id, name } = user ?? NOBODY
   request.log.warn({ user: user?.id ?? null, attempts }, 'a password was refused')
   if (attempts > EACH && attempts % EACH !== 0) return
   const memberships = await listMemberships(app.db, id)
   const actors = memberships.map((membership) => personOf(request, membership.id, { id, name }))
-  if (await app.recordRefused(actors, { action, resource_type: 'user', resource_id: String(id), details: { attempts } })) request.hasLateEvents = true
+  if (await app.recordRefused(
+    actors, { action, resource_type: 'user', resource_id: String(id), details: { attempts } }
+  )) {
+    request.hasLateEvents = true
+  }
 }
 
 // No account has this id.

@@ -13,7 +13,10 @@ import { revoke } from './revoke.ts'
 import { token } from './token.ts'
 import { problemPage } from './views.ts'
 
-/** OAuth 2.0 with PKCE, and the people whom it is about. The endpoints speak the protocol's language, the pages people's. */
+/**
+ * OAuth 2.0 with PKCE, and the people whom it is about. The endpoints speak the protocol's language, the pages
+ * people's.
+ */
 export const oauth: Domain = async (app) => {
   app.decorateRequest('hasLateEvents', false)
   // By now they are committed.
@@ -28,7 +31,9 @@ export const oauth: Domain = async (app) => {
       // A path that is none of the endpoints.
       if (code === 'not_found') return sendError(request, reply, known)
       request.errorCode = code
-      if (ERRORS[code].status >= 500) request.log.error({ err: databaseError(error), error_code: code }, 'request failed')
+      if (ERRORS[code].status >= 500) {
+        request.log.error({ err: databaseError(error), error_code: code }, 'request failed')
+      }
       return sendOAuthError(reply, toOAuthError(code))
     })
     endpoints.setNotFoundHandler(async (request, reply) => app.refuseRoute(request, reply))
@@ -41,7 +46,11 @@ export const oauth: Domain = async (app) => {
     // No other origin reads a page, whichever may call the API (OA-22): a preflight is a method that pages do not take.
     pages.addHook('onRoute', (route) => { Object.assign(route.config ??= {}, { cors: false }) })
     for (const url of ['/oauth/*', '/account', '/account/*']) {
-      pages.options(url, { config: { access: 'public', audit: 'none', speaks: 'html' }, schema: { hide: true }, handler: async (request, reply) => app.refuseRoute(request, reply) })
+      pages.options(url, {
+        config: { access: 'public', audit: 'none', speaks: 'html' },
+        schema: { hide: true },
+        handler: async (request, reply) => app.refuseRoute(request, reply)
+      })
     }
     pages.setErrorHandler(async (error: FastifyError, request, reply) => {
       const { code } = toApiError(error)

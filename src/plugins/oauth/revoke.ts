@@ -27,7 +27,12 @@ export const revoke: Domain = async (app) => {
       if (client !== undefined && (isCredential('rt', token) || isCredential('at', token))) {
         await transaction(app.db, async (db) => {
           const grant = await revokeByToken(db, hashToken(token), client.id)
-          if (grant !== undefined) await recordForUser(db, request, { id: grant.user_id, name: client.name }, 'oauth.revoke', { grant: grant.id, client: client.id })
+          if (grant !== undefined) {
+            await recordForUser(
+              db, request, { id: grant.user_id, name: client.name }, 'oauth.revoke',
+              { grant: grant.id, client: client.id }
+            )
+          }
         })
       }
       return reply.headers({ 'cache-control': 'no-store', pragma: 'no-cache' }).send({})

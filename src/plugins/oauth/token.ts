@@ -3,7 +3,9 @@ import { LIFETIMES, OAuthErrorBody, TokenAnswer, TokenBody, type OAuthErrorCode 
 import { hashToken, isCredential, mintCredential, verifierMatches } from '../../crypto/bearer.ts'
 import { transaction, type Db } from '../../db/database.ts'
 import type { Domain } from '../../http/types.ts'
-import { countWrongVerifier, createPair, lockCode, lockPair, retirePair, revokeGrant, useCode, type Client, type LiveGrant } from '../../repositories/oauth.ts'
+import {
+  countWrongVerifier, createPair, lockCode, lockPair, retirePair, revokeGrant, useCode, type Client, type LiveGrant
+} from '../../repositories/oauth.ts'
 import { parametersIn, type Parameters } from './body.ts'
 import { clientOf } from './client.ts'
 import { failOAuth, OAuthError } from './errors.ts'
@@ -28,19 +30,28 @@ export const token: Domain = async (app) => {
       const type = parameters.get('grant_type') ?? failOAuth('invalid_request')
       if (type !== 'authorization_code' && type !== 'refresh_token') failOAuth('unsupported_grant_type')
       const client = await clientOf(app.db, request, parameters)
-      const pair = await (type === 'authorization_code' ? redeem(request, client, parameters) : refresh(request, client, parameters))
-      return reply.headers({ 'cache-control': 'no-store', pragma: 'no-cache' }).type('application/json').serializer(JSON.stringify).send(pair)
+      const pair = await (type === 'authorization_code'
+        ? redeem(request, client, parameters)
+        : refresh(request, client, parameters))
+      return reply.headers({
+        'cache-control': 'no-store', pragma: 'no-cache'
+      }).type('application/json').serializer(JSON.stringify).send(pair)
     }
   })
 
-  // RFC 6749, 4.1.3. What is refused may have an effect (a burnt code, a revoked family), so it is an outcome and no throw.
+  // RFC 6749, 4.1.3. What is refused may have an effect (a burnt code, a revoked family), so it is an outcome and no
+  // throw.
   async function redeem (request: FastifyRequest, client: Client, parameters: Parameters): Promise<TokenAnswer> {
-    const [code, verifier, redirect] = ['code', 'code_verifier', 'redirect_uri'].map((name) => parameters.get(name) ?? failOAuth('invalid_request')) as [string, string, string]
+    const [code, verifier, redirect] = ['code', 'code_verifier', 'redirect_uri'].map((name) =>
+      parameters.get(name) ?? failOAuth('invalid_request')) as [string, string, string]
     if (!isCredential('ac', code) || !VERIFIER.test(verifier)) failOAuth('invalid_grant')
     const hash = hashToken(code)
     return settle(await transaction(app.db, async (db) => {
       const found = await lockCode(db, hash)
-      if (found === undefined || found.grant.client_id !== client.id || found.redirect_uri !== redirect || found.code_challenge === null) return 'invalid_grant'
+      if (found === undefined || found.grant.client_id !== client.id || found.redirect_uri !== redirect ||
+        found.code_challenge === null) {
+        return 'invalid_grant'
+      }
       if (!verifierMatches(verifier, found.code_challenge)) {
         await countWrongVerifier(db, hash)
         return 'invalid_grant'
@@ -71,17 +82,23 @@ export const token: Domain = async (app) => {
     }))
   }
 
-  async function reuse (db: Db, request: FastifyRequest, { id, user_id, is_live }: LiveGrant & { is_live: boolean }, what: string): Promise<OAuthErrorCode> {
+  async function reuse (
+    db: Db, request: FastifyRequest, { id, user_id, is_live }: LiveGrant & { is_live: boolean }, what: string
+  ): Promise<OAuthErrorCode> {
     if (!is_live) return 'invalid_grant'
     await revokeGrant(db, id)
-    await recordForUser(db, request, { id: user_id, name: 'an application' }, 'oauth.reuse', { grant: id, credential: what })
+    await recordForUser(
+      db, request, { id: user_id, name: 'an application' }, 'oauth.reuse', { grant: id, credential: what }
+    )
     return 'invalid_grant'
   }
 }
 
 async function issue (db: Db, grant: LiveGrant, scopes: string[]): Promise<TokenAnswer> {
   const [access_token, refresh_token] = [mintCredential('at'), mintCredential('rt')]
-  await createPair(db, { grant_id: grant.id, access_hash: hashToken(access_token), refresh_hash: hashToken(refresh_token), scopes })
+  await createPair(
+    db, { grant_id: grant.id, access_hash: hashToken(access_token), refresh_hash: hashToken(refresh_token), scopes }
+  )
   return { access_token, token_type: 'Bearer', expires_in: LIFETIMES.access, refresh_token, scope: scopes.join(' ') }
 }
 

@@ -49,7 +49,9 @@ export interface Consent {
   formTarget: string
 }
 
-export function consentPage ({ cookie, request, client, redirectHost, user, memberships, scopes, formTarget }: Consent): Page {
+export function consentPage ({
+  cookie, request, client, redirectHost, user, memberships, scopes, formTarget
+}: Consent): Page {
   return {
     title: 'Allow access',
     formTargets: [formTarget],
@@ -80,7 +82,9 @@ ${RESOURCES.map(([resource, name]) => choicesOf(name, scopes.filter((scope) => s
 }
 
 const RESOURCES = [
-  ['secret', 'Secrets'], ['key', 'Encryption keys'], ['project', 'Projects'], ['target', 'Targets'], ['environment', 'Environments'], ['team', 'Teams'],
+  ['secret', 'Secrets'], ['key', 'Encryption keys'], ['project', 'Projects'], ['target', 'Targets'], [
+    'environment', 'Environments'
+  ], ['team', 'Teams'],
   ['organization', 'Organizations'], ['api-token', 'API tokens'], ['member', 'Members'], ['billing', 'Billing']
 ] as const satisfies readonly (readonly [Scope extends `${infer Resource}:${string}` ? Resource : never, string])[]
 
@@ -109,7 +113,9 @@ export function problemPage (status: number, title: string, sentence: string): P
   }
 }
 
-export function accountPage (cookie: string, user: User, memberships: readonly Membership[], tokens: readonly OwnToken[], notice?: string): Page {
+export function accountPage (
+  cookie: string, user: User, memberships: readonly Membership[], tokens: readonly OwnToken[], notice?: string
+): Page {
   return {
     title: 'Your account',
     body: html`<h1>Your account</h1>
@@ -131,7 +137,9 @@ ${formField(cookie)}
   }
 }
 
-export function changePasswordPage (cookie: string, problem?: string, status = problem === undefined ? 200 : 422): Page {
+export function changePasswordPage (
+  cookie: string, problem?: string, status = problem === undefined ? 200 : 422
+): Page {
   return {
     title: 'Change the password',
     status,
@@ -170,7 +178,14 @@ const newPassword = (problem: string | undefined) => html`<label for="password">
 <p id="rule" class="soft">At least ${PASSWORD.minCharacters} characters. Length counts more than signs and digits.</p>`
 
 const ROLE_NAMES: Record<Role, string> = {
-  owner: 'owner', administrator: 'administrator', developer: 'developer', member: 'member', auditor: 'auditor', billing_manager: 'billing manager', api_user: 'API user'
+  owner: 'owner',
+  administrator: 'administrator',
+  developer:
+    'developer',
+  member: 'member',
+  auditor: 'auditor',
+  billing_manager: 'billing manager',
+  api_user: 'API user'
 }
 
 const organizationsOf = (memberships: readonly Membership[], none: string): Html => memberships.length === 0
@@ -185,7 +200,8 @@ const tokensOf = (tokens: readonly OwnToken[]): Html => tokens.length === 0
 
 const dayOf = (moment: Date) => moment.toISOString().slice(0, 10)
 
-const problemOf = (problem: string | undefined): Html => problem === undefined ? html`` : html`<p id="problem" class="notice" role="alert">${problem}</p>`
+const problemOf = (problem: string | undefined): Html =>
+  problem === undefined ? html`` : html`<p id="problem" class="notice" role="alert">${problem}</p>`
 
 // The problem, where there is one, and what else is to be read with a field.
 function describedBy (problem: string | undefined, rule?: string): Html {
