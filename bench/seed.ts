@@ -29,8 +29,7 @@ export async function makeTenants (env: Record<string, string>, count: number): 
     await createToken(database.db, {
       organization_id: id,
       name: 'Benchmark',
-      token_hash:
-        hashToken(token),
+      token_hash: hashToken(token),
       token_prefix: tokenPrefix(token),
       abilities: ['*'],
       slices: [],

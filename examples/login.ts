@@ -91,8 +91,7 @@ async function signIn (server: oauth.AuthorizationServer): Promise<Login> {
     client_id,
     redirect_uri,
     state,
-    code_challenge:
-      await oauth.calculatePKCECodeChallenge(verifier),
+    code_challenge: await oauth.calculatePKCECodeChallenge(verifier),
     code_challenge_method: 'S256'
   }))
   console.log(`Open this address in your browser:\n${address}`)

@@ -67,8 +67,7 @@ export const TokenBody = Type.Object({
     grant_type: 'authorization_code',
     client_id: 'dotenv-cli',
     code: 'dotenv_ac_…',
-    code_verifier:
-      'dBjftJeZ4CVP-mB92K27uhbUJU1p1r_wW1gFWFOEjXk',
+    code_verifier: 'dBjftJeZ4CVP-mB92K27uhbUJU1p1r_wW1gFWFOEjXk',
     redirect_uri: 'http://127.0.0.1:5555/callback'
   }]
 })

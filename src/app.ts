@@ -113,6 +113,7 @@ export async function buildApp (
   app.decorate('db', database.db)
   app.decorate('reads', database.reads)
   app.decorate('lists', database.lists)
+  app.decorate('pages', database.pages)
   app.decorate('patient', database.patient)
   // The embedded database writes its log at each commit, or not until the next one that asks for it.
   const commitOfReads = database.kind === 'embedded' ? 'on' : 'off'

@@ -120,7 +120,7 @@ function transactionBreaches (path: string, source: string): string[] {
       }
       walk(callback.body, (inner) => {
         if (ts.isPropertyAccessExpression(inner) &&
-          /^(?:app|database|opened\.database)\.(?:db|reads|lists|background|patient)$/.test(inner.getText())) {
+          /^(?:app|database|opened\.database)\.(?:db|reads|lists|pages|background|patient)$/.test(inner.getText())) {
           breaches.push(`${path} uses ${inner.getText()} inside a transaction`)
         }
       })

@@ -236,6 +236,25 @@ t.test('who makes a project, a target, an environment or a token waits for a wri
   }
 })
 
+t.test('a rotation holds its caller before the counter, as whoever revokes it does', {
+  skip: !ON_POSTGRES && 'one session: nobody waits for another'
+}, async (t) => {
+  const { send, service, organization } = await startInstances(t)
+  const [level] = await makeLevels(send, 'orbit', ['live'])
+  await store(send, level!, 'A=1')
+  let rotated: Promise<Reply> | undefined
+  await service.database.db.transaction(async (db) => {
+    await db.execute(sql`SELECT FROM organization_counters WHERE organization_id = ${organization} FOR NO KEY UPDATE`)
+    const asks = nextStatement(/^update "organization_counters" set "next_version"/i)
+    rotated = send('POST', '/orbit/encryption-key/rotate', {})
+    await asks
+    const taken = service.database.reads.execute(sql`
+      SELECT FROM api_tokens WHERE organization_id = ${organization} FOR UPDATE NOWAIT`)
+    await t.rejects(taken, /FOR UPDATE NOWAIT/)
+  })
+  t.equal((await rotated!).status, 200)
+})
+
 /** Resolves when a statement like this is sent next. */
 async function nextStatement (pattern: RegExp) {
   return new Promise<void>((resolve) => {

@@ -61,12 +61,12 @@ const OTHER_MEANING = `
   alter role current_user set timezone = 'Asia/Tokyo'`
 
 /** Every handle has the database's clock, and reads and writes moments in one way. */
-async function meansTheSame (t: Test, { db, reads, lists, patient, maintain }: Database) {
+async function meansTheSame (t: Test, { db, reads, lists, pages, patient, maintain }: Database) {
   const look = async (db: Db) => (await db.execute(sql`
     select now() > pg_catalog.now() - interval '1 minute' as is_now, current_schema()::text as schema,
       '03/04/2026 00:00:00+00'::timestamptz::text as moment, current_setting('TimeZone') as zone`) as unknown as unknown[])[0]
   const wanted = { is_now: true, schema: 'public', moment: '2026-03-04 00:00:00+00', zone: 'UTC' }
-  for (const [name, handle] of Object.entries({ db, reads, lists, patient })) {
+  for (const [name, handle] of Object.entries({ db, reads, lists, pages, patient })) {
     t.strictSame(await look(handle), wanted, name)
   }
   t.strictSame(await maintain(look), wanted, 'maintain')
@@ -392,8 +392,7 @@ t.test('what takes long is waited for as long as it makes progress, and then the
   const stalls: string[] = []
   const dog = createWatchdog({
     silence: 8000,
-    patience:
-      60_000,
+    patience: 60_000,
     progress: () => moved,
     now: () => clock,
     onWait: line => said.push(line),

@@ -29,8 +29,7 @@ const user = await test.token(owner.organization, ['key:retrieve', 'secret:read'
 const example = (file: string, args: string[]): Example => (
   action, path, { env = {}, input } = {}
 ) => run(file, [...args, action, path], {
-  STRONGROOM_URL:
-    `http://127.0.0.1:${port}`,
+  STRONGROOM_URL: `http://127.0.0.1:${port}`,
   STRONGROOM_TOKEN: user.token,
   STRONGROOM_ORGANIZATION: owner.organization,
   ...env

@@ -145,8 +145,7 @@ t.test('a project takes every member that can be given, its own key string inclu
     name: 'Données',
     slug: 'data',
     description: 'Everything that flies',
-    secret_format:
-      'json',
+    secret_format: 'json',
     storage_mode: 'server',
     history_policy: 're_encrypt',
     encryption_key: key,

@@ -523,8 +523,7 @@ t.test('OA-17: a request is decided once, in its own session, within ten minutes
   const tampered = await decide(rosas, formIn(await ask({ scope: 'project:read' }, rosas)), {
     scope: '*',
     redirect_uri: 'https://evil.example/',
-    client_id:
-      'web',
+    client_id: 'web',
     state: 'forged',
     code_challenge: 'A'.repeat(43),
     code_challenge_method: 'plain',

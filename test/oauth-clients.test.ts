@@ -197,8 +197,7 @@ async function begin (as: oauth.AuthorizationServer) {
   const parameters = {
     client_id: CLIENT.client_id,
     redirect_uri: CALLBACK,
-    response_type:
-      'code',
+    response_type: 'code',
     state,
     code_challenge: await oauth.calculatePKCECodeChallenge(verifier),
     code_challenge_method: 'S256'

@@ -622,8 +622,7 @@ t.test('OA-53: no credential passes for one of another kind, anywhere', async (t
     code,
     session: session!,
     request: fields.request!,
-    form_token:
-      fields.form_token!,
+    form_token: fields.form_token!,
     access: tokens.access,
     refresh: tokens.refresh,
     link,

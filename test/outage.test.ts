@@ -24,8 +24,7 @@ t.test('PostgreSQL goes away and comes back under load', {
   t.teardown(database.close)
   const server = await startServer(t, {
     DATABASE_URL: database.url,
-    DATABASE_POOL:
-      String(POOL),
+    DATABASE_POOL: String(POOL),
     MASTER_KEY: generateMasterKey().text,
     RATE_LIMIT_API: '0',
     LOG_LEVEL: 'error'

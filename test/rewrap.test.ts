@@ -240,8 +240,7 @@ t.test(`CR-14: ${KILLS.postgres} kills of rewrap while two instances with differ
     code: 0,
     stdout:
       '0 values re-wrapped onto master key k2\nMaster key k1 wraps nothing any more: it can go from MASTER_KEYS_PREVIOUS\n',
-    stderr:
-        ''
+    stderr: ''
   }, 'a second run finds nothing')
 
   t.equal((await renewed.stop()).code, 0)
@@ -368,8 +367,7 @@ async function twoInstances (t: Test) {
   await createToken(database.db, {
     organization_id: organization,
     name: 'Test token',
-    token_hash:
-      hashToken(token),
+    token_hash: hashToken(token),
     token_prefix: tokenPrefix(token),
     abilities: ['*'],
     slices: [],

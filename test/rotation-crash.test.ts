@@ -277,8 +277,7 @@ async function seed (
   await createToken(database.db, {
     organization_id: organization,
     name: 'Test token',
-    token_hash:
-      hashToken(token),
+    token_hash: hashToken(token),
     token_prefix: tokenPrefix(token),
     abilities: ['*'],
     slices: [],

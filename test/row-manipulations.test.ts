@@ -42,8 +42,7 @@ async function credentialsOf (person: typeof rosa, client_id: string) {
     cookie: mintSecret(),
     link: mintSecret(),
     pending: mintSecret(),
-    code:
-      mintCredential('ac'),
+    code: mintCredential('ac'),
     verifier: pkce(),
     access: mintCredential('at'),
     refresh: mintCredential('rt'),
@@ -155,8 +154,7 @@ const SUBJECTS: Record<AuthenticatedTable, Subject> = {
   },
   members: {
     row: `organization_id = '${o}' AND user_id = ${rosa.id}`,
-    another:
-      `organization_id = '${o}' AND user_id = ${mallory.id}`,
+    another: `organization_id = '${o}' AND user_id = ${mallory.id}`,
     asks: [
       'member', 'organizations'
     ],
@@ -188,8 +186,7 @@ const SUBJECTS: Record<AuthenticatedTable, Subject> = {
   },
   oauth_requests: {
     row: `id_hash = ${hex(hashToken(mine.pending))}`,
-    another:
-      `id_hash = ${hex(hashToken(theirs.pending))}`,
+    another: `id_hash = ${hex(hashToken(theirs.pending))}`,
     asks: ['decision'],
     finds: ['id_hash', 'session_hash']
   },

@@ -1,5 +1,6 @@
 import t from 'tap'
 import type { Db } from '../src/db/database.ts'
+import { BY_INDEX } from '../src/db/session.ts'
 import { makeLevel, startApp, type Caller } from './helpers/app.ts'
 import { beside } from './helpers/statements.ts'
 
@@ -39,7 +40,8 @@ const onServer = { skip: database.kind === 'embedded' && 'runs on PostgreSQL' }
 const owner = await service.organization()
 const other = await service.organization()
 const statements: { client: Client, text: string, params: unknown[] }[] = []
-for (const client of new Set([database.lists, database.reads].map((db) => (db as Db & { $client: Client }).$client))) {
+for (const client of new Set([database.lists, database.pages, database.reads].map((db) =>
+  (db as Db & { $client: Client }).$client))) {
   const { unsafe } = client
   client.unsafe = (text, params = [], ...more) => {
     statements.push({ client, text, params })
@@ -206,20 +208,22 @@ t.test('whatever a request does, its rows are found by index, of small tables to
   for (const request of [() => call('GET', path), () => call('GET', `/${organization}/projects`)]) {
     for (const [mode, reads] of Object.entries(await readsOf(request))) t.strictSame(scans(reads), [], mode)
   }
-  for (const db of [database.db, database.reads, database.lists]) {
-    t.match(await db.execute('SHOW enable_seqscan'), [{ enable_seqscan: 'off' }])
+  for (const db of [database.db, database.reads, database.lists, database.pages]) {
+    for (const [name, value] of Object.entries(BY_INDEX)) t.match(await db.execute(`SHOW ${name}`), [{ [name]: value }])
   }
 })
 
-t.test('who is looked up does not wait behind lists', onServer, async (t) => {
+t.test('who is looked up does not wait behind lists, and no page behind what may be long', onServer, async (t) => {
   let release = () => {}
   const released = new Promise<void>((resolve) => { release = resolve })
   // More than there are connections for lists: some of them wait for one themselves.
   const holding = Array.from({ length: 20 }, () =>
     database.lists.transaction(async () => await released).catch(() => {}))
   let listed = false
-  const slow = owner.call('GET', `/${owner.organization}/projects`).finally(() => { listed = true })
+  const slow = owner.call('GET', `/organizations/${owner.organization}/api-keys`).finally(() => { listed = true })
   t.equal((await owner.call('GET', '/organization')).status, 200)
+  t.equal((await owner.call('GET', `/${owner.organization}/projects`)).status, 200)
+  t.equal((await list({ project: 'long', target: 'backend', environment: 'live' }, 2)()).status, 200)
   t.notOk(listed, 'a list waits meanwhile')
   release()
   await Promise.all([slow, ...holding])

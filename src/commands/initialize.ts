@@ -48,8 +48,7 @@ export async function initialize ({ database, keyring }: Opened, first: First): 
     await createToken(db, {
       organization_id: id,
       name: 'First token',
-      token_hash:
-        hashToken(token),
+      token_hash: hashToken(token),
       token_prefix: tokenPrefix(token),
       abilities: ['*'],
       slices: [],

@@ -32,6 +32,10 @@ export interface Database {
    * For lists and counts, which somebody with much data can make long: on connections of their own, which walk indexes.
    */
   lists: Db
+  /**
+   * For pages that an index bounds: short, so that several at once share a connection, which nothing long is sent on.
+   */
+  pages: Db
   /** For what nobody waits for: each statement is planned for its values. */
   background: Db
   /**
@@ -78,8 +82,7 @@ const ATTEMPTS = 4
 // again
 const SESSION = {
   ...BY_INDEX,
-  default_transaction_isolation:
-    'read committed',
+  default_transaction_isolation: 'read committed',
   statement_timeout: 3000,
   lock_timeout: 1200,
   idle_in_transaction_session_timeout: 5000
@@ -117,10 +120,12 @@ function connectPostgres (databaseUrl: string, pool: number): Database {
   // writes
   const some = Math.max(1, Math.min(3, Math.floor(pool / 4)))
   const shared = pool < 3
-  const forWrites = Math.max(1, pool - (shared ? 1 : 2) * some)
+  const paged = some > 1
+  const forWrites = Math.max(1, pool - (shared ? 1 : 2) * some - (paged ? 1 : 0))
   const writes = client(forWrites, {}, shared ? { ...SESSION, ...WALKING } : SESSION)
   const reads = client(some)
   const lists = shared ? writes : client(some, {}, { ...SESSION, ...WALKING })
+  const pages = paged ? client(1, {}, { ...SESSION, ...WALKING }) : lists
 
   // On a connection of its own, without a deadline.
   async function alone<T> (work: (client: Sql) => Promise<T>): Promise<T> {
@@ -138,8 +143,9 @@ function connectPostgres (databaseUrl: string, pool: number): Database {
     db: handle(guard(writes, { slots: forWrites, prepare: true })),
     // Reads are pipelined: several at once on one connection
     reads: handle(guard(reads, { slots: some * 50, prepare: true })),
-    // So are lists, a few: each is short, and waits for the one before it only
-    lists: handle(guard(lists, { slots: some * 8, prepare: true })),
+    lists: handle(guard(lists, { slots: some, prepare: true })),
+    // So are pages, a few: each waits for those before it
+    pages: handle(guard(pages, { slots: paged ? 16 : some, prepare: true })),
     background: handle(guard(writes, { slots: Math.min(2, forWrites), prepare: false })),
     patient: handle(guard(
       writes, { slots: Math.min(2, forWrites), deadline: PATIENCE, patience: QUEUE, prepare: false }
@@ -154,7 +160,8 @@ function connectPostgres (databaseUrl: string, pool: number): Database {
     ping: () => ping(reads),
     close: async () => {
       await findAuthority(handles.db)?.settled()
-      await Promise.all([...new Set([writes, reads, lists])].map(client => client.end({ timeout: CLOSE_SECONDS })))
+      await Promise.all([...new Set([writes, reads, lists, pages])].map(client =>
+        client.end({ timeout: CLOSE_SECONDS })))
     }
   }
 }
@@ -200,7 +207,7 @@ async function connectEmbedded ({ dir, durable, onFatal = () => {}, onWait }: Co
   const patient = handle(guard(
     client, { slots: 1, onError: full, deadline: PATIENCE, patience: QUEUE, prepare: false }
   ))
-  const handles = { db, reads: db, lists: db, background, patient }
+  const handles = { db, reads: db, lists: db, pages: db, background, patient }
   return {
     ...handles,
     kind: 'embedded',
@@ -232,7 +239,7 @@ export async function transaction<T> (db: Db, fn: (db: Db) => Promise<T>): Promi
 }
 
 function authenticate (
-  handles: Pick<Database, 'db' | 'reads' | 'lists' | 'background' | 'patient'>, authority: RowAuthority
+  handles: Pick<Database, 'db' | 'reads' | 'lists' | 'pages' | 'background' | 'patient'>, authority: RowAuthority
 ) {
   for (const db of Object.values(handles)) setAuthority(db, authority)
 }

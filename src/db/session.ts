@@ -10,7 +10,7 @@ export const MEANING = { search_path: 'public', DateStyle: 'ISO', TimeZone: 'UTC
  * of them. What has no index is still read through, at a cost that is then said to be enormous: nothing is compiled for
  * it, and no other processes are called in.
  */
-export const BY_INDEX = { enable_seqscan: 'off', jit: 'off', max_parallel_workers_per_gather: 0 }
+export const BY_INDEX = { enable_seqscan: 'off', jit: 'off', max_parallel_workers_per_gather: '0' }
 
 /**
  * How those for lists do: a list walks an index in its order. A page in the middle of a table looks to the planner as

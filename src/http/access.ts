@@ -15,7 +15,7 @@ import { RESERVED, isReserved, type SlugKind } from '../rules/slugs.ts'
 import { principalOf } from './actor.ts'
 import { REALM } from './errors.ts'
 import { addressKey } from './addresses.ts'
-import { locateAhead } from './places.ts'
+import { expectNothing, locateAhead } from './places.ts'
 import type { Counters } from './counters.ts'
 import { installLimits, type Consume } from './limits.ts'
 import { readCookie } from './pages.ts'
@@ -136,16 +136,16 @@ async function guard (app: FastifyInstance, consume: Consume, request: FastifyRe
   const params = request.params as Record<string, string>
   let caller: Caller | undefined
   try {
-    caller = await authenticate(app, request, params.organization, lookUp, (id) => {
-      // Nor has who is past a limit.
-      if (lookUp === undefined && (limit === 'none' || !consume.isPast(limit, `org:${id}`))) {
-        locateAhead(app, request, id)
-      }
+    caller = await authenticate(app, request, params.organization, lookUp, (credential) => {
+      // Not for who is past a limit.
+      if (lookUp !== undefined) return
+      locateAhead(app, request, credential, (id) => limit === 'none' || !consume.isPast(limit, `org:${id}`))
     })
   } catch (error) {
     if (!(error instanceof TooManyLookUps)) throw error
   }
   if (caller === undefined) {
+    expectNothing(request)
     await address()
     return fail('unauthenticated')
   }
@@ -177,6 +177,7 @@ const isWellMade = (request: FastifyRequest) =>
   hasVersion(request) && (request.raw.httpVersion !== '1.1' || request.headers.host !== undefined)
 
 async function judgeAgain (app: FastifyInstance, request: FastifyRequest, reply: FastifyReply) {
+  request.ahead = null
   const caller = await authenticate(app, request, (request.params as { organization?: string }).organization)
   // Who is no member any more is refused as whoever has ended.
   if (caller === undefined || (request.principal !== null && caller.principal === undefined)) {
@@ -228,14 +229,9 @@ const gateOf = createGates(1, 20, () => new TooManyLookUps())
 /** For who is not past any limit. */
 const atOnce: Gate = (work) => work()
 
-// The organization that a credential was let into last, where it named it like that. It is a guess and no more: what it
-// is good for is to look up a level at the same time. A stranger's credential has no such place, and has nothing looked
-// up.
-const lastLetInto = new LRUCache<string, string>({ max: 10_000 })
-
 async function authenticate (
   app: FastifyInstance, request: FastifyRequest, organization: string | undefined, lookUp: Gate = atOnce,
-  begin: (organizationId: string) => void = () => {}
+  begin: (credential: string) => void = () => {}
 ): Promise<Caller | undefined> {
   // Of several headers Node keeps the first alone: the raw ones tell that there were more.
   const sent = request.raw.rawHeaders.filter((_value, i, all) =>
@@ -248,8 +244,6 @@ async function authenticate (
   const hash = hashToken(token)
   // The database takes no NUL, and no organization has one in its name.
   const named = organization?.includes('\0') ? undefined : organization
-  const place = `${named} ${hash.toString('latin1')}`
-  const guessed = lastLetInto.get(place)
   const looked = lookUp(async (): Promise<Caller | undefined> => {
     if (isApiToken) {
       const principal = await findPrincipal(app.reads, hash)
@@ -258,11 +252,8 @@ async function authenticate (
     const user = await findUserCall(app.reads, hash, named)
     return user && { principal: principalFor(user), user }
   })
-  if (guessed !== undefined) begin(guessed)
-  const caller = await looked
-  if (caller?.principal === undefined) lastLetInto.delete(place)
-  else lastLetInto.set(place, caller.principal.organization.id)
-  return caller
+  begin(hash.toString('latin1'))
+  return looked
 }
 
 // Through an application a member may do what was granted and what the role allows, whichever is narrower, for as long

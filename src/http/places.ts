@@ -1,4 +1,5 @@
 import type { FastifyInstance, FastifyRequest } from 'fastify'
+import { LRUCache } from 'lru-cache'
 import { principalOf } from './actor.ts'
 import { LEVELS, type Level, type LevelNames } from '../../schemas/secrets.ts'
 import { transaction, type Db } from '../db/database.ts'
@@ -26,6 +27,8 @@ declare module 'fastify' {
     at: LevelState | null
     /** A look-up of it that began while the caller was still looked up, for the first who needs it. */
     ahead: Ahead | null
+    /** What such a look-up of the next request like this is remembered by; empty where there is none. */
+    expectation: string
   }
 }
 
@@ -37,6 +40,7 @@ interface Ahead { organizationId: string, brings: Brings, found: Promise<LevelSt
 export function installPlaces (app: FastifyInstance) {
   app.decorateRequest('at', null)
   app.decorateRequest('ahead', null)
+  app.decorateRequest('expectation', '')
   app.addHook('onRoute', ({ method, url, config }) => {
     const named = LEVELS.filter((level) => url.includes(`/:${level}`)).at(-1)
     if (named !== undefined && config?.at !== named) {
@@ -51,23 +55,37 @@ export function installPlaces (app: FastifyInstance) {
   })
 }
 
+// The organization that a credential came this far in last, by route and what that needed.
+const cameFarIn = new LRUCache<string, string>({ max: 10_000 })
+
 /**
- * Begins to look up the level that a path names while its caller is looked up, whom the organization is only expected
- * to let in: the two are one wait. What it finds goes to nobody before the caller is judged, and is dropped where that
- * says something else.
+ * Begins to look up the level that a path names while its caller is looked up: the two are one wait. Where, is a guess
+ * from the last time that this credential had the same looked up, which is after everything was judged that could
+ * refuse it. So nothing is looked up for a stranger, nor for whoever is refused; and what is found goes to nobody
+ * before the caller is judged, and is dropped where that says something else.
  */
-export function locateAhead (app: FastifyInstance, request: FastifyRequest, organizationId: string) {
+export function locateAhead (
+  app: FastifyInstance, request: FastifyRequest, credential: string, mayLook: (organizationId: string) => boolean
+) {
   const { at, brings = 'place' } = request.routeOptions.config
-  const names = request.params as LevelNames
+  const names = request.params as LevelNames & { organization?: string }
   // Of what a body names nothing is known yet. A NUL would fail the statement of all who ask with it.
   if (typeof at !== 'string' || request.method !== 'GET' || Object.values(names).some((name) => name.includes('\0'))) {
     return
   }
   const what = typeof brings === 'function' ? brings(request) : brings
+  request.expectation = `${request.routeOptions.url} ${names.organization} ${what} ${credential}`
+  const organizationId = cameFarIn.get(request.expectation)
+  if (organizationId === undefined || !mayLook(organizationId)) return
   const found = findLevel(app.reads, organizationId, names, what)
   // It fails for whoever waits for it, or for nobody.
   found.catch(() => {})
   request.ahead = { organizationId, brings: what, found }
+}
+
+/** Of a credential that has ended nothing is expected any more. */
+export function expectNothing ({ expectation }: FastifyRequest) {
+  if (expectation !== '') cameFarIn.delete(expectation)
 }
 
 /**
@@ -90,6 +108,7 @@ async function find (db: Db, request: FastifyRequest, brings?: Brings): Promise<
   const isKnown = ahead !== null && ahead.organizationId === organizationId && ahead.brings === what
   const level = await (isKnown ? ahead.found : findLevel(db, organizationId, names, what)) ?? fail('not_found')
   requireInside(request, placeOf(level))
+  if (request.expectation !== '') cameFarIn.set(request.expectation, organizationId)
   return level
 }
 

@@ -14,7 +14,12 @@ export const serializerCompiler: FastifySerializerCompiler<unknown> = (route) =>
   const text = JSON.stringify(route.schema)
   const known = compiled.get(text)
   if (known !== undefined) return known
-  const schema = JSON.parse(text, (_, member) => oneOfWords(member) ?? member)
+  const schema = JSON.parse(text, (_, member) => {
+    const words = oneOfWords(member)
+    if (words === undefined) return member
+    const { anyOf: _choices, ...more } = member
+    return { ...more, ...words }
+  })
   const serializer = compile({ httpStatus: '', ...route, schema })
   compiled.set(text, serializer)
   return serializer
@@ -22,7 +27,8 @@ export const serializerCompiler: FastifySerializerCompiler<unknown> = (route) =>
 
 /**
  * A choice of single words as the one list of words that it is to everybody who reads the document; and to the writer
- * of an answer, who tries the alternatives of a choice one by one.
+ * of an answer, who tries the alternatives of a choice one by one, and writes any text where a text is due: which words
+ * there are is for whoever makes the answer to know.
  */
 export function oneOfWords (schema: unknown): { type: 'string', enum: string[] } | undefined {
   const choices = (schema as { anyOf?: { const?: unknown, enum?: unknown }[] } | null)?.anyOf

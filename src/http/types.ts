@@ -56,6 +56,7 @@ declare module 'fastify' {
     reads: Db
     /** For transactions that grow with a project: a rotation. */
     lists: Db
+    pages: Db
     patient: Db
     /** Records what was only read: before the answer is sent. */
     recordRead: RecordRead

@@ -36,7 +36,7 @@ export const environments: Domain = async (app) => {
     handler: async (request) => {
       const { organization_id, level_id } = levelOf(request)
       const page = pageOf(request.query)
-      const { rows, total } = await listEnvironments(app.lists, organization_id, level_id, page)
+      const { rows, total } = await listEnvironments(app.pages, organization_id, level_id, page)
       return { data: rows.map(toItem), meta: pageMeta(page, total, rows.length) }
     }
   })

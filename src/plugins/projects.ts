@@ -44,7 +44,7 @@ export const projects: Domain = async (app) => {
     handler: async (request) => {
       const { organization, slices } = principalOf(request)
       const page = pageOf(request.query)
-      const { rows, total } = await listProjects(app.lists, organization.id, slices, page)
+      const { rows, total } = await listProjects(app.pages, organization.id, slices, page)
       return { data: rows.map(toItem), meta: pageMeta(page, total, rows.length) }
     }
   })

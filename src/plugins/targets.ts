@@ -32,7 +32,7 @@ export const targets: Domain = async (app) => {
     handler: async (request) => {
       const { organization_id, project } = levelOf(request)
       const page = pageOf(request.query)
-      const { rows, total } = await listTargets(app.lists, organization_id, project.id, page)
+      const { rows, total } = await listTargets(app.pages, organization_id, project.id, page)
       return { data: rows.map(toItem), meta: pageMeta(page, total, rows.length) }
     }
   })

@@ -56,8 +56,7 @@ export const tokens: Domain = async (app) => {
         const created = await createToken(db, {
           organization_id: organization.id,
           name,
-          token_hash:
-            hashToken(token),
+          token_hash: hashToken(token),
           token_prefix: tokenPrefix(token),
           abilities,
           slices,

@@ -15,7 +15,7 @@ import { recordEvent } from '../repositories/audit.ts'
 import { findLevelOfSecret, ownSecret } from '../repositories/levels.ts'
 import { purgeHistories } from '../repositories/removals.ts'
 import {
-  deleteVersion, findVersion, listVersions, type FullVersion, type VersionRow
+  deleteVersion, findVersion, isFar, listVersions, type FullVersion, type VersionRow
 } from '../repositories/versions.ts'
 import { fail, refuse } from '../rules/errors.ts'
 import { parseId } from '../rules/ids.ts'
@@ -48,10 +48,11 @@ export const versions: Domain = async (app) => {
       const { page = 1, per_page = PAGE_SIZE.default } = request.body
       const state = levelOf(request)
       const secret = ownSecret(state)
-      const rows = secret === undefined
-        ? []
-        : await listVersions(app.lists, state, secret, organization.plan.retention_days, { page, per_page })
-      return { data: rows.map(toItem), meta: pageMeta({ page, per_page }, secret?.version_count ?? 0, rows.length) }
+      const asked = { page, per_page }
+      if (secret === undefined) return { data: [], meta: pageMeta(asked, 0, 0) }
+      const db = isFar(secret, asked) ? app.lists : app.pages
+      const rows = await listVersions(db, state, secret, organization.plan.retention_days, asked)
+      return { data: rows.map(toItem), meta: pageMeta(asked, secret.version_count, rows.length) }
     }
   })
 

@@ -72,8 +72,7 @@ export async function returnAttempts (db: Db, counts: readonly Count[]): Promise
   for (const { hash, of } of counts) {
     await db.update(sign_in_failures).set({
       failures: sql`greatest(${failures} - 1, 0)`,
-      locked_until:
-        sql`CASE WHEN ${failures} - 1 >= ${FROM[of]} THEN ${locked_until} END`
+      locked_until: sql`CASE WHEN ${failures} - 1 >= ${FROM[of]} THEN ${locked_until} END`
     }).where(eq(sign_in_failures.key, hash))
   }
 }

@@ -50,6 +50,17 @@ export async function recordEvent (db: Db, actor: Actor, ...events: AuditEvent[]
 }
 
 /**
+ * Holds the caller of a change until the end of the transaction, for one that takes the counter before its event:
+ * whoever revokes that caller holds it, and waits for the counter. Throws CallerEnded when there is none any more.
+ */
+export async function holdCaller (db: Db, { organization_id, caller }: Actor): Promise<void> {
+  const [row] = await db.execute(sql`
+    WITH ${callerCtes({ organization_id, callers: callersJson([caller]) })} SELECT ${callersLive} AS live
+  `) as unknown as { live: boolean }[]
+  if (!row!.live) throw new CallerEnded()
+}
+
+/**
  * Records what somebody did, or somebody tried to be, in each of their organizations, as the last statement of its
  * transaction. No organization keeps them from it: where somebody holds the counter, the event is kept in
  * `late_events`, with the transaction, and numbered later. Answers whether there are such. With no actor it takes as

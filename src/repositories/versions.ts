@@ -73,6 +73,7 @@ const ORDER = { newest: sql`ORDER BY id DESC`, oldest: sql`ORDER BY id` }
 // A page that is near is read with what lies before it. A deep one is found in the index alone, and only its rows are
 // read.
 const NEAR = 100
+const FAR = 5_000
 const near = (
   from: keyof typeof ORDER
 ) => preparedSql<Page, Record<string, unknown>>(`versions_from_${from}`, ($) => sql`
@@ -89,15 +90,25 @@ const pages = {
   oldest: { near: near('oldest'), deep: deep('oldest') }
 }
 
+// The rows that lie before a page, counted from the end that is nearer.
+function startOf ({ version_count }: SecretRow, request: PageRequest) {
+  const offset = offsetOf(request)
+  const left = Math.max(0, version_count - offset)
+  const limit = Math.min(request.per_page, left)
+  return offset > left
+    ? { from: 'oldest', limit, skipped: left - limit } as const
+    : { from: 'newest', limit, skipped: offset } as const
+}
+
+/** Whether a page is so deep that finding it may take long: it goes by the handle for lists, not the one for pages. */
+export const isFar = (secret: SecretRow, request: PageRequest): boolean => startOf(secret, request).skipped > FAR
+
 /** Versions of a secret, newest first; locked ones are listed too. Counted from the end that is nearer. */
 export async function listVersions (
   db: Db, state: LevelState, secret: SecretRow, retentionDays: number | null, request: PageRequest
 ): Promise<VersionRow[]> {
-  const offset = offsetOf(request)
-  const left = secret.version_count - offset
-  if (left <= 0) return []
-  const limit = Math.min(request.per_page, left)
-  const [from, skipped] = offset > left ? ['oldest', left - limit] as const : ['newest', offset] as const
+  const { from, limit, skipped } = startOf(secret, request)
+  if (limit === 0) return []
   const rows = await pages[from][skipped > NEAR ? 'deep' : 'near'](db, {
     organization_id: state.organization_id,
     project_id: state.project.id,

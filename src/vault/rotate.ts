@@ -6,7 +6,7 @@ import { createGates, WorkOverloaded } from '../crypto/bounded.ts'
 import type { Keyring } from '../crypto/keyring.ts'
 import { rest } from '../crypto/rest.ts'
 import { isLockTimeout, transaction, type Db } from '../db/database.ts'
-import { recordEvent, type Actor } from '../repositories/audit.ts'
+import { holdCaller, recordEvent, type Actor } from '../repositories/audit.ts'
 import { findActiveKeyOf, replaceActiveKey, type KeyRow } from '../repositories/encryption-keys.ts'
 import { countWaiting, findReEncryption, isAnyWaiting, startReEncryption } from '../repositories/histories.ts'
 import type { KeyState, NewKey } from '../repositories/encryption-keys.ts'
@@ -95,6 +95,9 @@ export async function rotate (
       await rest()
       await replaceDocuments(db, under, converted)
     })
+    const waiting = policy === 'keep' ? 0 : await countWaiting(db, under, retention)
+    if (waiting > 0) await startReEncryption(db, under, waiting)
+    await holdCaller(db, actor)
     // The counter is the last lock: other projects of the organization wait from here on, so it is held for no longer
     // than the versions take.
     let next = await takeVersionIds(db, organization.id, documents.length)
@@ -117,8 +120,6 @@ export async function rotate (
       await recordRotations(db, actor, versions)
     })
 
-    const waiting = policy === 'keep' ? 0 : await countWaiting(db, under, retention)
-    if (waiting > 0) await startReEncryption(db, under, waiting)
     await recordEvent(db, actor, {
       action: 'key.rotate',
       resource_type: 'project',

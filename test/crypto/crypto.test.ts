@@ -321,8 +321,7 @@ t.test('MACs over rows', async (t) => {
     const values = [
       null, '', 'n', '0', '1:', ' ', 0, 1, -1, 10, true, false, new Date(0), new Date(1), new Date(NaN), Buffer.alloc(0), Buffer.from('0'), Buffer.from([0]),
       [], [null], [''], ['', ''], ['a', 'b'], ['ab'], ['a,b'], [['a'], 'b'], [['a', 'b']], {}, {
-        a:
-        null
+        a: null
       }, { a: 'b' }, { b: 'a' }, { a: 'b', c: 'd' }, { a: { b: 'c' } }, [{ a: 'b' }], 'ä', 'a\u0308'
     ]
     const rows = values.flatMap((one) =>

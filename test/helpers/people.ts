@@ -40,8 +40,7 @@ export function authorizationUrl (challenge: string, changes: Record<string, str
   const parameters = {
     response_type: 'code',
     client_id: 'dotenv-cli',
-    redirect_uri:
-      CALLBACK,
+    redirect_uri: CALLBACK,
     state: 'state',
     code_challenge: challenge,
     code_challenge_method: 'S256',

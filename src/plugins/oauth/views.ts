@@ -180,8 +180,7 @@ const newPassword = (problem: string | undefined) => html`<label for="password">
 const ROLE_NAMES: Record<Role, string> = {
   owner: 'owner',
   administrator: 'administrator',
-  developer:
-    'developer',
+  developer: 'developer',
   member: 'member',
   auditor: 'auditor',
   billing_manager: 'billing manager',
