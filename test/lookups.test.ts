@@ -65,6 +65,11 @@ t.test('a level is looked up while its caller is, and goes to nobody who has end
   t.equal((await call('GET', path)).status, 200)
   unsubscribe('strongroom:statement', look)
   t.strictSame(phases, ['before', 'before', 'after', 'after'], 'one wait')
+  const weak = await service.token(organization, ['project:read'])
+  for (let time = 0; time < 3; time++) {
+    const { result, statements } = await statementsOf(() => weak.call('GET', path))
+    t.strictSame([result.status, levelsIn(statements)], [403, 0], 'nothing is looked up for who is refused')
+  }
   await service.write(`UPDATE api_tokens SET expires_at = now() WHERE organization_id = '${organization}'`)
   const first = await statementsOf(() => call('GET', path))
   t.strictSame([first.result.status, levelsIn(first.statements)], [401, 1], 'looked up, and for nobody')

@@ -1,5 +1,4 @@
-import type { Database } from '../db/database.ts'
-import { transaction } from '../db/database.ts'
+import { type Database, transaction } from '../db/database.ts'
 import { createClient, listClients, setClientDisabled } from '../repositories/oauth.ts'
 import { StartError } from './open.ts'
 

@@ -21,7 +21,7 @@ import {
 } from '../repositories/projects.ts'
 import { fail, refuse } from '../rules/errors.ts'
 import { pageMeta, pageOf } from '../rules/pagination.ts'
-import { handToClient, handToServer } from '../vault/custody.ts'
+import { differenceOf, handToClient, handToServer } from '../vault/custody.ts'
 import { makeServerKey, registerClientKey, storageKeyOf } from '../vault/keys.ts'
 import { refuseRevealing } from '../vault/proofs.ts'
 import { deleteLevel } from '../vault/removals.ts'
@@ -220,6 +220,10 @@ export const projects: Domain = async (app) => {
     }
     const keyCheck = readKeyCheck(body)
     await app.countEffect(request, reply)
+    const difference = differenceOf(app.keyring, key, keyCheck)
+    if (difference !== undefined) {
+      refuse(`key_check_${difference}`, `Expected the ${difference} of the current key, which stays`)
+    }
     const handover = await handToClient(app.keyring, organization, key, keyCheck, body.key_proof)
     const revealed = refuseRevealing(app.config, handover.revealed)
     return { ...handover, seen, details: { ...details, ...(revealed && { key_proof_reveals_key: true }) } }

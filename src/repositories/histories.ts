@@ -4,8 +4,7 @@ import { isOneOf, type Db } from '../db/database.ts'
 import {
   encryption_keys, keyColumns, organizations, projects, re_encryptions, secret_versions, secrets
 } from '../db/tables.ts'
-import type { KeyRow } from './encryption-keys.ts'
-import type { KeyState } from './encryption-keys.ts'
+import { type KeyRow, type KeyState } from './encryption-keys.ts'
 
 // Versions under older keys, and their way onto the active one.
 

@@ -1,7 +1,7 @@
-import { asc, eq, inArray, or, sql } from 'drizzle-orm'
+import { asc, eq, or, sql } from 'drizzle-orm'
 import type { OrganizationStatus } from '../../schemas/organizations.ts'
 import { authenticatedColumns } from '../db/authenticated.ts'
-import { isAuthentic, type Db } from '../db/database.ts'
+import { type Db, isAuthentic, isOneOf } from '../db/database.ts'
 import { members, organization_counters, organizations, plans } from '../db/tables.ts'
 import { offsetOf, type PageRequest } from '../rules/pagination.ts'
 import type { Organization } from './principals.ts'
@@ -35,7 +35,7 @@ export async function listOrganizations (
     organization: { id, name, slug, status, created_at, updated_at }, plan: plans
   }).from(organizations)
     .innerJoin(plans, eq(plans.name, organizations.plan))
-    .where(inArray(id, own)).orderBy(asc(name), asc(id)).limit(page.per_page).offset(offsetOf(page))
+    .where(isOneOf(id, own)).orderBy(asc(name), asc(id)).limit(page.per_page).offset(offsetOf(page))
   return { rows: rows.map(({ organization, plan }) => ({ ...organization, plan })), total: own.length }
 }
 

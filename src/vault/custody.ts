@@ -4,12 +4,11 @@ import { decodeProof, deriveDataKey, KeyWorkOverloaded, makeProof, proofMatches 
 import type { Keyring } from '../crypto/keyring.ts'
 import { sameBytes } from '../crypto/primitives.ts'
 import type { Db } from '../db/database.ts'
-import { changeCustody, forgetRotatedKeys, type KeyRow } from '../repositories/encryption-keys.ts'
+import { changeCustody, forgetRotatedKeys, type KeyRow, type KeyState } from '../repositories/encryption-keys.ts'
 import { countWaiting, finishReEncryption } from '../repositories/histories.ts'
-import type { KeyState } from '../repositories/encryption-keys.ts'
 import { findDocuments, lockDocuments } from '../repositories/rotations.ts'
 import type { Organization } from '../repositories/principals.ts'
-import { fail, refuse } from '../rules/errors.ts'
+import { fail } from '../rules/errors.ts'
 import { openCurrent } from './documents.ts'
 import {
   dataKeyOf, heldByClient, heldByServer, keyCheckOf, keyStringOf, saltOf, storageKeyOf, type ProofTriple
@@ -28,20 +27,21 @@ export interface Handover {
   revealed: boolean
 }
 
+/** What of a client's triple is not that of the key which the server holds. */
+export function differenceOf (keyring: Keyring, key: KeyRow, triple: ProofTriple): 'salt' | 'iterations' | undefined {
+  if (!sameBytes(triple.salt, saltOf(keyring, key))) return 'salt'
+  return triple.iterations === key.iterations ? undefined : 'iterations'
+}
+
 /**
- * From server to client. The key stays, so the client's triple has to be that of the key which the server holds, and
- * the proof shows that the caller has it: else nobody could open the documents afterwards. The server then forgets the
- * key string and the data key, and those of its earlier keys, under which nothing may be left.
+ * From server to client. The key stays, so the client's triple has to be that of the key which the server holds
+ * (`differenceOf`), and the proof shows that the caller has it: else nobody could open the documents afterwards. The
+ * server then forgets the key string and the data key, and those of its earlier keys, under which nothing may be left.
  */
 export async function handToClient (
   keyring: Keyring, organization: Organization, key: KeyRow, triple: ProofTriple, proof: string | undefined
 ): Promise<Handover> {
-  if (!sameBytes(triple.salt, saltOf(keyring, key))) {
-    refuse('key_check_salt', 'Expected the salt of the current key, which stays')
-  }
-  if (triple.iterations !== key.iterations) {
-    refuse('key_check_iterations', 'Expected the iterations of the current key, which stays')
-  }
+  if (differenceOf(keyring, key, triple) !== undefined) throw new Error('the triple is that of another key')
   const expected = decodeProof(await gateOf(organization.id)(() =>
     makeProof(keyStringOf(keyring, key)!, triple.salt, triple.iterations)))!
   const sent = proof === undefined ? undefined : decodeProof(proof)

@@ -3,12 +3,11 @@ import { IntegrityError } from '../crypto/at-rest.ts'
 import { MasterKeyMissing, type Keyring } from '../crypto/keyring.ts'
 import { transaction, type Db } from '../db/database.ts'
 import { recordEvent, systemOf, type Actor } from '../repositories/audit.ts'
-import { findActiveKeyOf } from '../repositories/encryption-keys.ts'
+import { findActiveKeyOf, type KeyState } from '../repositories/encryption-keys.ts'
 import {
   countWaiting, findLeft, findWaiting, finishReEncryption, listOldestWaiting, listWaiting, moveVersions, type Cursor,
   type OldVersion, type Progress
 } from '../repositories/histories.ts'
-import type { KeyState } from '../repositories/encryption-keys.ts'
 import { lockProject } from '../repositories/projects.ts'
 import type { Organization } from '../repositories/principals.ts'
 import { fail } from '../rules/errors.ts'
@@ -195,5 +194,9 @@ function sealed (
 // The first of them that go into so many bytes, and one at least.
 function fitting<V extends { size_bytes: number }> (versions: readonly V[], most: number): V[] {
   let bytes = 0
-  return versions.filter(({ size_bytes }, i) => (bytes += size_bytes) <= most || i === 0)
+  for (const [i, { size_bytes }] of versions.entries()) {
+    bytes += size_bytes
+    if (bytes > most && i > 0) return versions.slice(0, i)
+  }
+  return [...versions]
 }

@@ -4,8 +4,7 @@ import { generateKeyString, generateSalt } from '../crypto/keys.ts'
 import { deriveDataKey } from '../crypto/key-proof.ts'
 import type { Keyring } from '../crypto/keyring.ts'
 import { deriveKey, hmac, random, takeKey } from '../crypto/primitives.ts'
-import type { KeyRow } from '../repositories/encryption-keys.ts'
-import type { NewKey } from '../repositories/encryption-keys.ts'
+import { type KeyRow, type NewKey } from '../repositories/encryption-keys.ts'
 import { checkContext, keyContext, storageKeyContext } from './contexts.ts'
 
 interface KeyId { organization_id: string, project_id: string, version: number }

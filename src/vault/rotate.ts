@@ -7,9 +7,10 @@ import type { Keyring } from '../crypto/keyring.ts'
 import { rest } from '../crypto/rest.ts'
 import { isLockTimeout, transaction, type Db } from '../db/database.ts'
 import { holdCaller, recordEvent, type Actor } from '../repositories/audit.ts'
-import { findActiveKeyOf, replaceActiveKey, type KeyRow } from '../repositories/encryption-keys.ts'
+import {
+  findActiveKeyOf, type KeyRow, type KeyState, type NewKey, replaceActiveKey
+} from '../repositories/encryption-keys.ts'
 import { countWaiting, findReEncryption, isAnyWaiting, startReEncryption } from '../repositories/histories.ts'
-import type { KeyState, NewKey } from '../repositories/encryption-keys.ts'
 import { lockProject } from '../repositories/projects.ts'
 import {
   findDocuments, lockDocuments, recordRotations, replaceDocuments, takeVersionIds

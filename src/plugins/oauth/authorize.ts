@@ -1,5 +1,5 @@
 import { Type } from '@sinclair/typebox'
-import { LIFETIMES } from '../../../schemas/oauth.ts'
+import { LIFETIMES, OAUTH_ERRORS, type OAuthErrorCode } from '../../../schemas/oauth.ts'
 import type { Scope } from '../../../schemas/scopes.ts'
 import { hashToken, mintCredential, mintSecret } from '../../crypto/bearer.ts'
 import { transaction } from '../../db/database.ts'
@@ -7,7 +7,6 @@ import { formOf, readCookie, sendPage, seeOther, valuesOf } from '../../http/pag
 import type { Domain } from '../../http/types.ts'
 import { createCode, createGrant, createRequest, findClient, takeRequest } from '../../repositories/oauth.ts'
 import { listMemberships } from '../../repositories/users.ts'
-import { OAUTH_ERRORS, type OAuthErrorCode } from '../../../schemas/oauth.ts'
 import {
   judgeAuthorization, namedClient, returnUrl, type Parameters, type ReturnAddress
 } from '../../rules/authorization.ts'
