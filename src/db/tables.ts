@@ -326,8 +326,7 @@ export const encryption_keys = pgTable('encryption_keys', {
     table.organization_id, table.project_id, table.version
   ).where(sql`${table.managed} = 'client'`),
   check('encryption_keys_custody', sql`CASE WHEN ${table.managed} = 'client' THEN ${table.key_string} is null AND ${table.data_key} is null AND ${table.key_check} is not null
-    ELSE ${table.key_check} is null AND (${table.key_string} is null) = (${table.data_key} is null)
-      AND (${table.key_string} is not null OR NOT ${table.is_active}) END`)
+    ELSE ${table.key_check} is null AND (${table.key_string} is null) = (${table.data_key} is null) AND (${table.key_string} is not null OR NOT ${table.is_active}) END`)
 ])
 
 /** History that moves onto the active key of its project, or has: what is asked for survives every restart here. */
