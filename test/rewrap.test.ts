@@ -10,20 +10,18 @@ import { ulid } from 'ulidx'
 import { buildApp } from '../src/app.ts'
 import { report, rewrap } from '../src/commands/rewrap.ts'
 import { loadConfig } from '../src/config.ts'
-import { hashToken, mintApiToken, tokenPrefix } from '../src/crypto/bearer.ts'
 import { createKeyring, generateMasterKey, makeCanary, parseMasterKey, type Keyring } from '../src/crypto/keyring.ts'
 import { authorityOf, connect, transaction, type Database, type Db } from '../src/db/database.ts'
 import { encryption_keys, organizations } from '../src/db/tables.ts'
 import { authenticateTable } from '../src/repositories/adoption.ts'
 import { countWrapped, createCanary, listCanaries } from '../src/repositories/master-keys.ts'
 import { createOrganization } from '../src/repositories/organizations.ts'
-import { createToken } from '../src/repositories/tokens.ts'
 import {
   dataKeyOf, keyCheckOf, keyStringOf, makeServerKey, makeStorageKey, registerClientKey, saltOf, storageKeyOf
 } from '../src/vault/keys.ts'
 import { holdCanary } from '../src/vault/master-keys.ts'
 import { openRows } from '../src/vault/rows.ts'
-import { freshDatabase } from './helpers/app.ts'
+import { freshDatabase, makeOrganization, makeToken } from './helpers/app.ts'
 import { clientKey } from './helpers/client.ts'
 import { QUICK } from './helpers/costs.ts'
 import { LONG } from './helpers/long.ts'
@@ -355,24 +353,8 @@ async function twoInstances (t: Test) {
     await database.close()
     await drop()
   })
-  const organization = ulid()
-  const token = mintApiToken(organization)
-  await createOrganization(database.db, {
-    id: organization,
-    name: 'Nimbus',
-    slug: 'nimbus',
-    plan: 'self-hosted',
-    storage_key: makeStorageKey(old, organization)
-  })
-  await createToken(database.db, {
-    organization_id: organization,
-    name: 'Test token',
-    token_hash: hashToken(token),
-    token_prefix: tokenPrefix(token),
-    abilities: ['*'],
-    slices: [],
-    expires_at: null
-  })
+  const organization = await makeOrganization(database.db, old, { slug: 'nimbus' })
+  const token = await makeToken(database.db, organization, ['*'])
   const [throughOld, throughNew] = apps.map((app) => async (method: 'GET' | 'POST', path: string, payload?: object) => {
     const response = await app.inject({
       method,

@@ -7,26 +7,23 @@ import type { FastifyInstance } from 'fastify'
 import { sql } from 'drizzle-orm'
 import postgres from 'postgres'
 import t, { type Test } from 'tap'
-import { ulid } from 'ulidx'
 import { buildApp } from '../src/app.ts'
 import { open, type Opened } from '../src/commands/open.ts'
 import { rewrap } from '../src/commands/rewrap.ts'
 import { loadConfig } from '../src/config.ts'
-import { hashToken, mintApiToken, tokenPrefix } from '../src/crypto/bearer.ts'
 import { openBlob, sealBlob } from '../src/crypto/blob.ts'
 import { deriveDataKey, makeProof } from '../src/crypto/key-proof.ts'
 import { createKeyring, generateMasterKey, parseMasterKey } from '../src/crypto/keyring.ts'
 import { connect, type Database } from '../src/db/database.ts'
 import { gatherReads } from '../src/repositories/audit.ts'
 import { listReEncryptions } from '../src/repositories/histories.ts'
-import { createOrganization } from '../src/repositories/organizations.ts'
-import { createToken } from '../src/repositories/tokens.ts'
 import { openCurrent, openVersion } from '../src/vault/documents.ts'
 import {
-  checkHashOf, dataKeyOf, keyCheckOf, keyStringOf, makeStorageKey, saltOf, storageKeyOf
+  checkHashOf, dataKeyOf, keyCheckOf, keyStringOf, saltOf, storageKeyOf
 } from '../src/vault/keys.ts'
 import { openRows } from '../src/vault/rows.ts'
 import { createHistoryWorker } from '../src/vault/worker.ts'
+import { makeOrganization, makeToken } from './helpers/app.ts'
 import { clientKey, type ClientKey } from './helpers/client.ts'
 import { QUICK } from './helpers/costs.ts'
 import type { Command } from './helpers/killed.ts'
@@ -265,24 +262,8 @@ async function seed (
   const keyring = ringOf(OLD)
   await openRows(database, keyring)
   const app = await buildApp({ config: loadConfig(WITH_OLD), database, keyring, costs: QUICK })
-  const organization = ulid()
-  const token = mintApiToken(organization)
-  await createOrganization(database.db, {
-    id: organization,
-    name: 'Nimbus',
-    slug: 'nimbus',
-    plan: 'self-hosted',
-    storage_key: makeStorageKey(keyring, organization)
-  })
-  await createToken(database.db, {
-    organization_id: organization,
-    name: 'Test token',
-    token_hash: hashToken(token),
-    token_prefix: tokenPrefix(token),
-    abilities: ['*'],
-    slices: [],
-    expires_at: null
-  })
+  const organization = await makeOrganization(database.db, keyring, { slug: 'nimbus' })
+  const token = await makeToken(database.db, organization, ['*'])
   const service = serviceOf(app, database, organization, token)
   const call = async (method: string, path: string, body?: unknown) => {
     const answer = await service.call(method, path, body)
@@ -435,9 +416,7 @@ async function seed (
         ip: null,
         user_agent: null,
         resource_id: moving,
-        details: {
-          key_version: 2, versions: MOVING, unreadable: 0
-        }
+        details: { key_version: 2, versions: MOVING, unreadable: 0 }
       }
       return withEvent(state, { action: 'history.re_encrypt', ...event })
     },

@@ -12,7 +12,7 @@ import { hashToken, mintApiToken, tokenPrefix } from '../../src/crypto/bearer.ts
 import type { Costs } from '../../src/crypto/costs.ts'
 import { createKeyring, generateMasterKey, parseMasterKey, type Keyring } from '../../src/crypto/keyring.ts'
 import type { AuthenticatedTable } from '../../src/db/authenticated.ts'
-import { connect, type Database } from '../../src/db/database.ts'
+import { connect, type Database, type Db } from '../../src/db/database.ts'
 import { authenticateTable } from '../../src/repositories/adoption.ts'
 import { createOrganization } from '../../src/repositories/organizations.ts'
 import { createToken } from '../../src/repositories/tokens.ts'
@@ -80,9 +80,7 @@ export async function startApp (
       status: response.statusCode,
       headers: response.headers,
       text,
-      body: json && text !== ''
-        ? JSON.parse(text)
-        : undefined
+      body: json && text !== '' ? JSON.parse(text) : undefined
     }
   }
   const callerOf = (organization: string, token: string): Caller => ({
@@ -96,17 +94,7 @@ export async function startApp (
     })
   })
   const token: TestApp['token'] = async (organization, abilities, more = {}) => {
-    const text = mintApiToken(organization)
-    await createToken(database.db, {
-      organization_id: organization,
-      name: 'Test token',
-      token_hash: hashToken(text),
-      token_prefix: tokenPrefix(text),
-      abilities,
-      slices: more.slices ?? [],
-      expires_at: more.expires_at ?? null
-    })
-    return callerOf(organization, text)
+    return callerOf(organization, await makeToken(database.db, organization, abilities, more))
   }
   const close = async () => {
     await app.close()
@@ -123,16 +111,7 @@ export async function startApp (
     inject,
     token,
     organization: async ({ plan = 'self-hosted', abilities = ['*' as const], slug } = {}) => {
-      const id = ulid()
-      await createOrganization(database.db, {
-        id,
-        name: 'Nimbus',
-        slug: slug ??
-        `nimbus-${id.slice(-10).toLowerCase()}`,
-        plan,
-        storage_key: makeStorageKey(keyring, id)
-      })
-      return token(id, abilities)
+      return token(await makeOrganization(database.db, keyring, { slug, plan }), abilities)
     },
     write: (query) => beside(async () => {
       await database.db.execute(sql.raw(query))
@@ -142,6 +121,38 @@ export async function startApp (
       beside(async () => await database.db.execute(sql.raw(query)) as unknown as Record<string, unknown>[]),
     close
   }
+}
+
+/** Makes an organization; its id. */
+export async function makeOrganization (
+  db: Db, keyring: Keyring, { slug, plan = 'self-hosted' }: { slug?: string | undefined, plan?: string } = {}
+): Promise<string> {
+  const id = ulid()
+  await createOrganization(db, {
+    id,
+    name: 'Nimbus',
+    slug: slug ?? `nimbus-${id.slice(-10).toLowerCase()}`,
+    plan,
+    storage_key: makeStorageKey(keyring, id)
+  })
+  return id
+}
+
+/** Makes an API token of an organization; its text. */
+export async function makeToken (
+  db: Db, organization: string, abilities: Ability[], { slices = [], expires_at }: Parameters<TestApp['token']>[2] = {}
+): Promise<string> {
+  const text = mintApiToken(organization)
+  await createToken(db, {
+    organization_id: organization,
+    name: 'Test token',
+    token_hash: hashToken(text),
+    token_prefix: tokenPrefix(text),
+    abilities,
+    slices,
+    expires_at: expires_at ?? null
+  })
+  return text
 }
 
 /** Project, target and environment with the given slugs; what a test of documents starts from. */
