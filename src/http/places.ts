@@ -67,20 +67,20 @@ const cameFarIn = new LRUCache<string, string>({ max: 10_000 })
 export function locateAhead (
   app: FastifyInstance, request: FastifyRequest, credential: string, mayLook: (organizationId: string) => boolean
 ) {
-  const { at, brings = 'place' } = request.routeOptions.config
+  const { at } = request.routeOptions.config
   const names = request.params as LevelNames & { organization?: string }
   // Of what a body names nothing is known yet. A NUL would fail the statement of all who ask with it.
   if (typeof at !== 'string' || request.method !== 'GET' || Object.values(names).some((name) => name.includes('\0'))) {
     return
   }
-  const what = typeof brings === 'function' ? brings(request) : brings
-  request.expectation = `${request.routeOptions.url} ${names.organization} ${what} ${credential}`
+  const brings = broughtBy(request)
+  request.expectation = `${request.routeOptions.url} ${names.organization} ${brings} ${credential}`
   const organizationId = cameFarIn.get(request.expectation)
   if (organizationId === undefined || !mayLook(organizationId)) return
-  const found = findLevel(app.reads, organizationId, names, what)
+  const found = findLevel(app.reads, organizationId, names, brings)
   // It fails for whoever waits for it, or for nobody.
   found.catch(() => {})
-  request.ahead = { organizationId, brings: what, found }
+  request.ahead = { organizationId, brings, found }
 }
 
 /** Of a credential that has ended nothing is expected any more. */
@@ -97,16 +97,20 @@ export async function locate (app: FastifyInstance, request: FastifyRequest, bri
   return request.at
 }
 
-async function find (db: Db, request: FastifyRequest, brings?: Brings): Promise<LevelState> {
-  const { at, brings: declared = 'place' } = request.routeOptions.config
+function broughtBy (request: FastifyRequest): Brings {
+  const { brings = 'place' } = request.routeOptions.config
+  return typeof brings === 'function' ? brings(request) : brings
+}
+
+async function find (db: Db, request: FastifyRequest, brings = broughtBy(request)): Promise<LevelState> {
+  const { at } = request.routeOptions.config
   if (at === undefined) throw new Error('the route does not declare config.at')
   const names = typeof at === 'function' ? at(request) : request.params as LevelNames
-  const what = brings ?? (typeof declared === 'function' ? declared(request) : declared)
   const organizationId = principalOf(request).organization.id
   const { ahead } = request
   request.ahead = null
-  const isKnown = ahead !== null && ahead.organizationId === organizationId && ahead.brings === what
-  const level = await (isKnown ? ahead.found : findLevel(db, organizationId, names, what)) ?? fail('not_found')
+  const isKnown = ahead !== null && ahead.organizationId === organizationId && ahead.brings === brings
+  const level = await (isKnown ? ahead.found : findLevel(db, organizationId, names, brings)) ?? fail('not_found')
   requireInside(request, placeOf(level))
   if (request.expectation !== '') cameFarIn.set(request.expectation, organizationId)
   return level
