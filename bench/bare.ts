@@ -21,11 +21,7 @@ if (more === 'plugins') {
 const constant = { status: 'ok', filler: 'x'.repeat(200 - JSON.stringify({ status: 'ok', filler: '' }).length) }
 app.get('/static', {
   schema: {
-    response: {
-      200: {
-        type: 'object', properties: { status: { type: 'string' }, filler: { type: 'string' } }
-      }
-    }
+    response: { 200: { type: 'object', properties: { status: { type: 'string' }, filler: { type: 'string' } } } }
   },
   handler: async () => constant
 })
@@ -34,11 +30,7 @@ if (more !== undefined && more !== 'plugins') {
   const sql = postgres(more, { max: 10, fetch_types: false })
   app.get('/one-query/:id', {
     schema: {
-      response: {
-        200: {
-          type: 'object', properties: { id: { type: 'integer' }, content: { type: 'string' } }
-        }
-      }
+      response: { 200: { type: 'object', properties: { id: { type: 'integer' }, content: { type: 'string' } } } }
     },
     handler: async (request) => {
       const { id } = request.params as { id: string }

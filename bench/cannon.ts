@@ -9,9 +9,7 @@ interface Options {
   duration: number,
   amount?: number,
   sampleInt: number,
-  setupClient (
-    client: Client
-  ): void
+  setupClient (client: Client): void
 }
 interface Instance {
   on (event: 'response', seen: (client: Client, status: number, bytes: number, milliseconds: number) => void): void

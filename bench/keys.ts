@@ -94,9 +94,7 @@ async function measureReEncryption (bench: Bench): Promise<void> {
     lines.push({
       row: `re-encrypt ${versions} versions among those reads`,
       reference: 'the same, without reads',
-      ...compare(
-        median(speeds), alone.moved / secondsOf(alone), '/s', 0
-      )
+      ...compare(median(speeds), alone.moved / secondsOf(alone), '/s', 0)
     })
     console.log(`${row}: ${own.toFixed(1)} ms; reads ${rate(busy)}/s, idle ${rate(idle)}/s; ` +
       `${alone.moved} versions in ${secondsOf(alone).toFixed(1)} s without reads, in ${median(durations).toFixed(1)} s with ${seconds} s of reads`)
@@ -137,9 +135,7 @@ async function measureRotations (bench: Bench): Promise<void> {
       bench.lines.push({
         row,
         reference: 'the same, without writers',
-        ...compare(
-          median(among), median(alone), ' ms', 0
-        ),
+        ...compare(median(among), median(alone), ' ms', 0),
         note: total(writers)
       })
       console.log(

@@ -286,9 +286,7 @@ async function measureStarts (env: Record<string, string>): Promise<void> {
   lines.push({
     row: 'idle memory (RSS)',
     reference,
-    ...compare(
-      median(own.memory), median(other.memory), ' MiB', 0
-    ),
+    ...compare(median(own.memory), median(other.memory), ' MiB', 0),
     bar: { most: 2 }
   })
 }

@@ -38,9 +38,7 @@ export const KeyHistoryAnswer = Type.Object({
   meta: PageMeta,
   re_encryption: Type.Unsafe<Static<typeof ReEncryption> | null>({
     ...ReEncryption,
-    type: [
-      'object', 'null'
-    ],
+    type: ['object', 'null'],
     description: 'the last re-encryption of the history that was asked for; null when none ever was'
   })
 }, {
@@ -230,9 +228,7 @@ export const ReEncryptBody = Body({
 })
 
 export const ReEncryptAnswer = Type.Object({
-  data: Type.Object({
-    updated: Type.Integer(), remaining: Type.Integer()
-  })
+  data: Type.Object({ updated: Type.Integer(), remaining: Type.Integer() })
 }, {
   title: 'ReEncryptAnswer',
   examples: [{ data: { updated: 1, remaining: 0 } }]

@@ -99,9 +99,7 @@ export const TokenPrincipalAnswer = Type.Object({
     data: {
       type: 'api-tokens',
       id: '3',
-      attributes: {
-        name: 'CI', abilities: ['secret:read'], expires_at: null
-      },
+      attributes: { name: 'CI', abilities: ['secret:read'], expires_at: null },
       relationships: linkage
     },
     included: [{ ...included[0], attributes: { ulid: '01JQZ6V9T4M8N2K7R5W3X1Y0BC', name: 'Nimbus', slug: 'nimbus' } }]

@@ -57,9 +57,7 @@ const COMMANDS: Record<string, (args: string[]) => Promise<number>> = {
     const { organization, email, 'password-stdin': passwordStdin, json } = parse(args, {
       organization: { type: 'string' },
       email: { type: 'string' },
-      'password-stdin': {
-        type: 'boolean'
-      },
+      'password-stdin': { type: 'boolean' },
       json: { type: 'boolean' }
     })
     if (!isName(organization)) {
@@ -147,9 +145,7 @@ const COMMANDS: Record<string, (args: string[]) => Promise<number>> = {
     add: async (args) => {
       const { email, name, organization, role, json } = parse(args, {
         email: { type: 'string' },
-        name: {
-          type: 'string'
-        },
+        name: { type: 'string' },
         organization: { type: 'string' },
         role: { type: 'string' },
         json: { type: 'boolean' }

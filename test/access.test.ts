@@ -232,9 +232,7 @@ t.test('403 names the scope that is missing, in the body and in the challenge', 
   t.strictSame(body, {
     error: 'insufficient_permissions',
     message: body.message,
-    details: {
-      required_scope: 'project:delete', granted_scopes: ['secret:read', 'project:read']
-    }
+    details: { required_scope: 'project:delete', granted_scopes: ['secret:read', 'project:read'] }
   })
   t.match(headers['www-authenticate'], /^Bearer .*error="insufficient_scope", scope="project:delete"$/)
   const decrypt = await caller.call('GET', `/${o}/orbit/backend/live/secrets?decrypt=true`)

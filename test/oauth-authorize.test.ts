@@ -324,9 +324,7 @@ t.test('OA-12: no parameter counts twice', async (t) => {
     for (const [name, values] of Object.entries({
       response_type: ['code', 'token', ''],
       code_challenge: [CHALLENGE, 'A'.repeat(43), ''],
-      code_challenge_method: [
-        'S256', 'plain', ''
-      ],
+      code_challenge_method: ['S256', 'plain', ''],
       scope: ['secret:read', ''],
       nonce: ['1', '2'],
       prompt: ['login', ''],
@@ -566,9 +564,7 @@ t.test('OA-18, CR-47: a decision, and every other form, comes from our page in t
     method: 'POST',
     redirect: 'manual',
     body: new URLSearchParams(fields),
-    headers: {
-      cookie: [...jar].map((pair) => pair.join('=')).join('; '), ...headers
-    }
+    headers: { cookie: [...jar].map((pair) => pair.join('=')).join('; '), ...headers }
   })
   const sent = (page: Seen, more: Record<string, string> = {}) =>
     ({ ...Object.fromEntries(formIn(page).fields), ...more })

@@ -139,9 +139,7 @@ t.test('OA-82: what is retrieved refuses the one token that lacks nothing but it
       method: 'POST',
       url,
       headers: as(access),
-      payload: {
-        ...(action === 'decrypt' ? level : { project: 'orbit' }), action
-      }
+      payload: { ...(action === 'decrypt' ? level : { project: 'orbit' }), action }
     })
     t.strictSame([answer.status, answer.body.details.required_scope], [403, scope], action)
   }

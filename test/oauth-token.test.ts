@@ -54,9 +54,7 @@ async function newCode ({
     grant,
     code,
     verifier,
-    exchange: {
-      grant_type: 'authorization_code', code, code_verifier: verifier, client_id, redirect_uri
-    } as Parameters
+    exchange: { grant_type: 'authorization_code', code, code_verifier: verifier, client_id, redirect_uri } as Parameters
   }
 }
 

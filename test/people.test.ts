@@ -1033,11 +1033,7 @@ t.test('GET /api/v1/user answers the exact shapes, for a user and for an API tok
       id: String(person.id),
       attributes: { name: person.name, email: person.email, is_verified: true, created_at, updated_at },
       relationships: {
-        organizations: {
-          data: [
-            { type: 'organizations', id: other }, { type: 'organizations', id: ulid }
-          ]
-        }
+        organizations: { data: [{ type: 'organizations', id: other }, { type: 'organizations', id: ulid }] }
       }
     },
     included: [
@@ -1098,9 +1094,7 @@ t.test('GET /api/v1/organizations and /organization: what the caller can see', a
       name,
       slug,
       status: state,
-      attributes: {
-        ulid: id, name, slug, status: state, plan_name: 'self-hosted', created_at, updated_at
-      }
+      attributes: { ulid: id, name, slug, status: state, plan_name: 'self-hosted', created_at, updated_at }
     }
   }
   t.strictSame(body.data, [shape(a, 'A', 'list-a', 'active', 0), shape(b, 'B', 'list-b', 'suspended', 1)])

@@ -100,9 +100,7 @@ const worker = () => createRemovalWorker({
   db: database.db,
   log: {
     info: () => {},
-    warn: (_details, message) => {
-      warnings.push(message)
-    }
+    warn: (_details, message) => { warnings.push(message) }
   }
 })
 

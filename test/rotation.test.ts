@@ -270,9 +270,7 @@ t.test('re_encrypt moves the whole history onto the new key in the background; r
   t.same(after.slice(-61).map(({ id }) => id), before.slice(-61).map(({ id }) => id), 'ids and order stay')
   t.same(after.slice(-61).map(({ attributes: { key_version: _, encryption_key_version: __, ...rest } }: any) => rest),
     before.slice(-61).map(({
-      attributes: {
-        key_version: _, encryption_key_version: __, ...rest
-      }
+      attributes: { key_version: _, encryption_key_version: __, ...rest }
     }: any) => rest), 'and what made them, when, by whom')
   const events = await test.sql(
     `SELECT actor_type, details FROM audit_events WHERE action = 'history.re_encrypt' AND organization_id = '${org}'`

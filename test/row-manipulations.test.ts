@@ -155,9 +155,7 @@ const SUBJECTS: Record<AuthenticatedTable, Subject> = {
   members: {
     row: `organization_id = '${o}' AND user_id = ${rosa.id}`,
     another: `organization_id = '${o}' AND user_id = ${mallory.id}`,
-    asks: [
-      'member', 'organizations'
-    ],
+    asks: ['member', 'organizations'],
     finds: ['organization_id', 'user_id', 'status']
   },
   sessions: {

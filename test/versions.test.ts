@@ -127,9 +127,7 @@ t.test('the list takes page and per_page in the body, within their bounds', asyn
     {
       sent: { per_page: 100 },
       ids: all,
-      meta: {
-        current_page: 1, per_page: 100, total: 26, last_page: 1, from: 1, to: 26
-      }
+      meta: { current_page: 1, per_page: 100, total: 26, last_page: 1, from: 1, to: 26 }
     }
   ]
   for (const { sent, ids, meta } of cases) {
@@ -311,18 +309,14 @@ t.test('HT-32: of two reasons to refuse, the earlier in the order of checks is t
       status: 404,
       code: 'not_found',
       fetch: true,
-      apply: (it) => {
-        it.organization = foreigner.organization
-      }
+      apply: (it) => { it.organization = foreigner.organization }
     },
     {
       name: 'no scope',
       status: 403,
       code: 'insufficient_permissions',
       fetch: true,
-      apply: (it) => {
-        it.token &&= scopeless.token
-      }
+      apply: (it) => { it.token &&= scopeless.token }
     },
     { name: 'bad body', status: 422, code: 'validation_failed', apply: (it) => { it.body.extra = 1 } },
     { name: 'unknown version', status: 404, code: 'not_found', fetch: true, apply: (it) => { it.unknown = true } },
@@ -341,9 +335,7 @@ t.test('HT-32: of two reasons to refuse, the earlier in the order of checks is t
       name: 'revealing proof',
       status: 422,
       code: 'key_proof_reveals_key',
-      apply: (it) => {
-        it.body.content = sealBlob(second.dataKey, 'A=2')
-      }
+      apply: (it) => { it.body.content = sealBlob(second.dataKey, 'A=2') }
     }
   ]
   const send = ({ token, organization, unknown, old: isOld, locked, body }: Draft, isFetch: boolean) => {

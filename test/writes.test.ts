@@ -250,9 +250,7 @@ t.test('a line that the database contradicts looks again: a row that was put bac
   // Somebody whose look takes for ever keeps what the line remembers.
   const forever = writeLevel(service.app, row as unknown as Organization, operatorOf(
     organization
-  ), () => new Promise(() => {}), () => {
-    throw new Error('never')
-  })
+  ), () => new Promise(() => {}), () => { throw new Error('never') })
   forever.catch(() => {})
   await store(send, level!, 'A=1')
   await service.sql(`CREATE TABLE put_back AS SELECT * FROM secrets WHERE organization_id = '${organization}'`)

@@ -62,9 +62,7 @@ export async function initialize ({ database, keyring }: Opened, first: First): 
   if (userId === undefined) return undefined
   return {
     organization: { id, slug },
-    user: {
-      id: String(userId), email: first.email, ...(first.password === undefined && { password })
-    },
+    user: { id: String(userId), email: first.email, ...(first.password === undefined && { password }) },
     token
   }
 }

@@ -112,9 +112,7 @@ function connectPostgres (databaseUrl: string, pool: number): Database {
     connect_timeout: 3,
     silence_timeout: 4,
     ...more,
-    connection: {
-      application_name: 'strongroom', ...MEANING, ...session
-    }
+    connection: { application_name: 'strongroom', ...MEANING, ...session }
   } as Options<{}>)
   // A quarter each, three at most. Of two connections, what is long may wait for what is long: lists share that of the
   // writes

@@ -70,9 +70,7 @@ export async function openEmbedded ({
   const watchdog = createWatchdog({
     silence: SILENCE,
     patience: PATIENCE,
-    progress: () => Atomics.load(
-      progress, 0
-    ),
+    progress: () => Atomics.load(progress, 0),
     onWait,
     onStall: (reason) => stalled(reason)
   })

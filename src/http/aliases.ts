@@ -32,9 +32,7 @@ export function installAliases (app: FastifyInstance) {
         method: 'PUT',
         url: route.routePath,
         config,
-        schema: {
-          ...schema, operationId: operationId.replace(/^update/, 'put')
-        } as object
+        schema: { ...schema, operationId: operationId.replace(/^update/, 'put') } as object
       })
     }
   })

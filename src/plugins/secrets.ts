@@ -112,9 +112,7 @@ export const secrets: Domain = async (app) => {
       params: OrganizationParams,
       body: RetrieveBody,
       response: {
-        200: Type.Union(
-          [SecretsAnswer, RawSecrets, EncryptionKeyAnswer], { examples: SecretsAnswer.examples }
-        )
+        200: Type.Union([SecretsAnswer, RawSecrets, EncryptionKeyAnswer], { examples: SecretsAnswer.examples })
       }
     },
     // The scope is judged before the body's other members are, by what a readable body asks for.

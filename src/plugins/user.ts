@@ -27,9 +27,7 @@ export const user: Domain = async (app) => {
           data: {
             type: 'users',
             id: String(id),
-            attributes: {
-              name, email, is_verified, created_at, updated_at
-            },
+            attributes: { name, email, is_verified, created_at, updated_at },
             relationships: linkage(memberships)
           },
           included: memberships.map(({ id: ulid, name, slug, role, joined_at }) =>

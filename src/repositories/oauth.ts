@@ -196,12 +196,11 @@ export async function lockCode (db: Db, code_hash: Buffer): Promise<Code | undef
     code_challenge: oauth_codes.code_challenge,
     is_used: sql<boolean>`${oauth_codes.used_at} IS NOT NULL`,
     is_expired: sql<boolean>`${oauth_codes.expires_at} <= now()`
-  }).from(oauth_codes).innerJoin(
-    oauth_grants, eq(oauth_grants.id, oauth_codes.grant_id)
-  ).innerJoin(users, eq(users.id, oauth_grants.user_id))
-    .innerJoin(
-      oauth_clients, eq(oauth_clients.id, oauth_grants.client_id)
-    ).where(eq(oauth_codes.code_hash, code_hash)).for('update', { of: [oauth_codes, oauth_grants] })
+  }).from(oauth_codes)
+    .innerJoin(oauth_grants, eq(oauth_grants.id, oauth_codes.grant_id))
+    .innerJoin(users, eq(users.id, oauth_grants.user_id))
+    .innerJoin(oauth_clients, eq(oauth_clients.id, oauth_grants.client_id))
+    .where(eq(oauth_codes.code_hash, code_hash)).for('update', { of: [oauth_codes, oauth_grants] })
   if (row === undefined) return undefined
   const { code, itsGrant, itsUser, itsClient, ...found } = row
   // What is used or over has no MAC any more, and nothing left to give.
@@ -242,9 +241,7 @@ export async function createPair (db: Db, pair: NewPair): Promise<void> {
     id: makeId(),
     ...pair,
     access_expires_at: new Date(now + LIFETIMES.access * SECOND),
-    refresh_expires_at: new Date(
-      now + LIFETIMES.refreshIdleDays * DAY
-    ),
+    refresh_expires_at: new Date(now + LIFETIMES.refreshIdleDays * DAY),
     used_at: null
   }
   await db.insert(oauth_tokens).overridingSystemValue().values({ ...row, mac: macOf(db, 'oauth_tokens', row) })
@@ -261,12 +258,11 @@ export async function lockPair (db: Db, refresh_hash: Buffer): Promise<Pair | un
     ...support,
     is_used: sql<boolean>`${oauth_tokens.used_at} IS NOT NULL`,
     is_expired: sql<boolean>`${oauth_tokens.refresh_expires_at} <= now()`
-  }).from(oauth_tokens).innerJoin(
-    oauth_grants, eq(oauth_grants.id, oauth_tokens.grant_id)
-  ).innerJoin(users, eq(users.id, oauth_grants.user_id))
-    .innerJoin(
-      oauth_clients, eq(oauth_clients.id, oauth_grants.client_id)
-    ).where(eq(oauth_tokens.refresh_hash, refresh_hash)).for('update', { of: [oauth_tokens, oauth_grants] })
+  }).from(oauth_tokens)
+    .innerJoin(oauth_grants, eq(oauth_grants.id, oauth_tokens.grant_id))
+    .innerJoin(users, eq(users.id, oauth_grants.user_id))
+    .innerJoin(oauth_clients, eq(oauth_clients.id, oauth_grants.client_id))
+    .where(eq(oauth_tokens.refresh_hash, refresh_hash)).for('update', { of: [oauth_tokens, oauth_grants] })
   if (row === undefined) return undefined
   const { pair, itsGrant, itsUser, itsClient, ...found } = row
   const isOver = found.is_used || found.is_expired || !found.grant.is_live

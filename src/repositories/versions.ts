@@ -47,9 +47,8 @@ const itsSecret = and(
   eq(secrets.organization_id, secret_versions.organization_id), eq(secrets.history_id, secret_versions.history_id)
 )
 const itsKey = and(
-  eq(
-    encryption_keys.organization_id, secret_versions.organization_id
-  ), eq(encryption_keys.project_id, secrets.project_id),
+  eq(encryption_keys.organization_id, secret_versions.organization_id),
+  eq(encryption_keys.project_id, secrets.project_id),
   eq(encryption_keys.version, secret_versions.key_version)
 )
 
@@ -70,9 +69,9 @@ const itsHistory = ($: Value) =>
 const part = ($: Value) => sql`LIMIT ${$('limit')}::int OFFSET ${$('offset')}::bigint`
 const ORDER = { newest: sql`ORDER BY id DESC`, oldest: sql`ORDER BY id` }
 
-// A page that is near is read with what lies before it. A deep one is found in the index alone, and only its rows are
-// read.
+// So many rows before a page, at most, are read with it. Of one behind more, the rows are found in the index alone.
 const NEAR = 100
+// And what is found behind more than so many is no page that is surely short.
 const FAR = 5_000
 const near = (
   from: keyof typeof ORDER

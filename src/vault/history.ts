@@ -81,9 +81,7 @@ export async function endReEncryption (
       action: 'history.re_encrypt',
       resource_type: 'project',
       resource_id: project.id,
-      details: {
-        key_version: project.key_version, versions: done.moved, unreadable
-      }
+      details: { key_version: project.key_version, versions: done.moved, unreadable }
     })
     return done
   })

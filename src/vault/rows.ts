@@ -199,9 +199,7 @@ async function record (db: Db, { table, row, about }: Violation): Promise<void> 
     await recordEvent(db, systemOf(organization), {
       action: 'integrity.violation',
       resource_type: table,
-      resource_id: id === undefined
-        ? null
-        : String(id).slice(0, 64),
+      resource_id: id === undefined ? null : String(id).slice(0, 64),
       details: { table }
     })
   }

@@ -76,9 +76,7 @@ export async function post (
   const response = await fetch(`${address}${path}`, {
     method: 'POST',
     body,
-    headers: {
-      'content-type': as === 'json' ? 'application/json' : 'application/x-www-form-urlencoded', ...headers
-    }
+    headers: { 'content-type': as === 'json' ? 'application/json' : 'application/x-www-form-urlencoded', ...headers }
   })
   const text = await response.text()
   return {
