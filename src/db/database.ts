@@ -87,6 +87,7 @@ const SESSION = {
   lock_timeout: 1200,
   idle_in_transaction_session_timeout: 5000
 }
+const FOR_LISTS = { ...SESSION, ...WALKING }
 
 // fetch_types would run a statement of its own on each new connection, for arrays only.
 // The driver's own pause between attempts grows to 20 s, long after the database is back.
@@ -120,10 +121,10 @@ function connectPostgres (databaseUrl: string, pool: number): Database {
   const shared = pool < 3
   const paged = some > 1
   const forWrites = Math.max(1, pool - (shared ? 1 : 2) * some - (paged ? 1 : 0))
-  const writes = client(forWrites, {}, shared ? { ...SESSION, ...WALKING } : SESSION)
+  const writes = client(forWrites, {}, shared ? FOR_LISTS : SESSION)
   const reads = client(some)
-  const lists = shared ? writes : client(some, {}, { ...SESSION, ...WALKING })
-  const pages = paged ? client(1, {}, { ...SESSION, ...WALKING }) : lists
+  const lists = shared ? writes : client(some, {}, FOR_LISTS)
+  const pages = paged ? client(1, {}, FOR_LISTS) : lists
 
   // On a connection of its own, without a deadline.
   async function alone<T> (work: (client: Sql) => Promise<T>): Promise<T> {

@@ -13,7 +13,7 @@ export const MEANING = { search_path: 'public', DateStyle: 'ISO', TimeZone: 'UTC
 export const BY_INDEX = { enable_seqscan: 'off', jit: 'off', max_parallel_workers_per_gather: '0' }
 
 /**
- * How those for lists do: a list walks an index in its order. A page in the middle of a table looks to the planner as
- * if reading and sorting all of it were cheaper, which it is for one page and not for a service.
+ * How those for lists plan besides: a list walks an index in its order. A page in the middle of a table looks to the
+ * planner as if reading and sorting all of it were cheaper, which it is for one page and not for a service.
  */
-export const WALKING = { ...BY_INDEX, enable_bitmapscan: 'off' }
+export const WALKING = { enable_bitmapscan: 'off' }

@@ -128,8 +128,7 @@ function hoistTitled (document: Json): Json {
       const { description, default: byDefault } = object
       return {
         ...(description !== undefined && { description }),
-        ...(byDefault !== undefined &&
-        { default: byDefault }),
+        ...(byDefault !== undefined && { default: byDefault }),
         ...words
       }
     }
