@@ -45,6 +45,7 @@ async function undo (database: Database, keyring: Keyring) {
     'DROP INDEX encryption_keys_of_clients',
     'ALTER TABLE encryption_keys DROP COLUMN key_check_hash',
     'DROP TABLE late_events',
+    'DROP TABLE team_members, team_projects, teams',
     'DELETE FROM drizzle.__drizzle_migrations WHERE id >= (SELECT id FROM drizzle.__drizzle_migrations ORDER BY id OFFSET 9 LIMIT 1)')
 }
 

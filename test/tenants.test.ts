@@ -1,7 +1,9 @@
 import { spawnSync } from 'node:child_process'
 import { join, resolve } from 'node:path'
 import t from 'tap'
+import { ulid } from 'ulidx'
 import { makeLevel, startApp } from './helpers/app.ts'
+import { makePerson } from './helpers/people.ts'
 import { scratchDirectory } from './helpers/process.ts'
 import { EXCEPTIONS, TENANT_TABLES, crossesTenants } from './helpers/statements.ts'
 
@@ -44,6 +46,14 @@ t.test('a row cannot point at one of another organization, whoever writes it', a
   const [a, b] = [await service.organization(), await service.organization()]
   for (const caller of [a, b]) {
     await caller.call('POST', `/${caller.organization}/secrets/store`, { ...await makeLevel(caller), plaintext: 'A=1' })
+    const o = caller.organization
+    const person = await makePerson(service, { [o]: 'member' })
+    await service.sql(`INSERT INTO teams (id, organization_id, name, slug) VALUES ('${ulid()}', '${o}', 'Ops', 'ops')`)
+    await service.sql(`INSERT INTO team_members (organization_id, team_id, user_id)
+      SELECT '${o}', id, ${person.id} FROM teams WHERE organization_id = '${o}'`)
+    await service.sql(`INSERT INTO team_projects (organization_id, team_id, project_id, role)
+      SELECT '${o}', t.id, p.id, 'member' FROM teams t, projects p
+      WHERE t.organization_id = '${o}' AND p.organization_id = '${o}'`)
   }
   const moves: [table: string, column: string, from: string][] = [
     ['targets', 'project_id', 'projects'], [
@@ -51,7 +61,8 @@ t.test('a row cannot point at one of another organization, whoever writes it', a
     ], ['environments', 'target_id', 'targets'], ['encryption_keys', 'project_id', 'projects'],
     ['secrets', 'project_id', 'projects'], ['secrets', 'target_id', 'targets'], [
       'secrets', 'environment_id', 'environments'
-    ], ['secrets', 'history_id', 'histories'],
+    ], ['secrets', 'history_id', 'histories'], ['team_projects', 'project_id', 'projects'],
+    ['team_projects', 'team_id', 'teams'], ['team_members', 'team_id', 'teams'],
     ['secret_versions', 'history_id', 'histories'], ['project_counts', 'project_id', 'projects']
   ]
   for (const [table, column, from] of moves) {
@@ -59,6 +70,9 @@ t.test('a row cannot point at one of another organization, whoever writes it', a
       `UPDATE ${table} SET ${column} = (SELECT id FROM ${from} WHERE organization_id = '${b.organization}') WHERE organization_id = '${a.organization}'`
     await t.rejects(service.sql(move), { cause: { code: '23503' } }, `${table}.${column}`)
   }
+  const stranger = await makePerson(service, { [b.organization]: 'member' })
+  const strange = `UPDATE team_members SET user_id = ${stranger.id} WHERE organization_id = '${a.organization}'`
+  await t.rejects(service.sql(strange), { cause: { code: '23503' } }, 'a team has members of its organization alone')
 })
 
 t.test('a statement that names no organization is caught, whatever it does', (t) => {

@@ -288,6 +288,60 @@ export const project_counts = pgTable('project_counts', {
   secret_count: integer().notNull().default(0)
 }, (table) => [primaryKey({ columns: [table.organization_id, table.project_id] }), inProject('project_counts', table)])
 
+/** People of an organization who share roles in projects. */
+export const teams = pgTable('teams', {
+  id: ulid().notNull(),
+  organization_id: ulid().notNull().references(() => organizations.id, { onDelete: 'cascade' }),
+  name: name(),
+  slug: slug(),
+  description: text(),
+  ...timestamps,
+  ...authenticated
+}, (table) => [
+  primaryKey({ columns: [table.organization_id, table.id] }),
+  uniqueIndex('teams_slug_taken').on(table.organization_id, table.slug)
+])
+
+const inTeam = (name: string, table: { organization_id: AnyPgColumn, team_id: AnyPgColumn }) =>
+  foreignKey({
+    name: `${name}_in_team`,
+    columns: [table.organization_id, table.team_id],
+    foreignColumns: [teams.organization_id, teams.id]
+  }).onDelete('cascade')
+
+/** Who is in a team: members of its organization, for as long as they are. */
+export const team_members = pgTable('team_members', {
+  organization_id: ulid().notNull(),
+  team_id: ulid().notNull(),
+  user_id: count().notNull(),
+  ...created,
+  ...authenticated
+}, (table) => [
+  primaryKey({ columns: [table.organization_id, table.team_id, table.user_id] }),
+  inTeam('team_members', table),
+  foreignKey({
+    name: 'team_members_are_members',
+    columns: [table.organization_id, table.user_id],
+    foreignColumns: [members.organization_id, members.user_id]
+  }).onDelete('cascade'),
+  index().on(table.organization_id, table.user_id)
+])
+
+/** Which projects a team holds, and the role that its members have in each. */
+export const team_projects = pgTable('team_projects', {
+  organization_id: ulid().notNull(),
+  team_id: ulid().notNull(),
+  project_id: ulid().notNull(),
+  role: varchar({ length: 32, enum: ROLES }).notNull(),
+  ...created,
+  ...authenticated
+}, (table) => [
+  primaryKey({ columns: [table.organization_id, table.team_id, table.project_id] }),
+  inTeam('team_projects', table),
+  inProject('team_projects', table),
+  index().on(table.organization_id, table.project_id)
+])
+
 /** Keys of projects, every one ever used. What could help a guess is wrapped by a master key. */
 export const encryption_keys = pgTable('encryption_keys', {
   id: count().primaryKey().generatedAlwaysAsIdentity(),
