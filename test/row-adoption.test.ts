@@ -46,6 +46,9 @@ async function undo (database: Database, keyring: Keyring) {
     'ALTER TABLE encryption_keys DROP COLUMN key_check_hash',
     'DROP TABLE late_events',
     'DROP TABLE team_members, team_projects, teams',
+    'DROP TABLE second_factors, recovery_codes, sign_in_steps',
+    'ALTER TABLE users DROP COLUMN second_factor_id',
+    'ALTER TABLE organizations DROP COLUMN require_second_factor',
     'DELETE FROM drizzle.__drizzle_migrations WHERE id >= (SELECT id FROM drizzle.__drizzle_migrations ORDER BY id OFFSET 9 LIMIT 1)')
 }
 

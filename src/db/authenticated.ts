@@ -8,7 +8,8 @@ import {
 
 // Rows that decide who somebody is, or what a level is, carry a MAC over the fields below. Making and checking go by
 // this one declaration, and so do the tests: a column is either authenticated or exempt for a reason that is given.
-// The order of the fields is part of the MAC: a change of a list needs rows to be brought along anew (0015).
+// The order of the fields is part of the MAC: a change of a list needs rows to be brought along anew (0015), but for a
+// new column at its end that is `later`, and says with null what its absence said.
 
 type Columns<T extends PgTable> = T['_']['columns']
 type Name<T extends PgTable> = Extract<keyof Columns<T>, string>
@@ -20,22 +21,24 @@ interface Declaration<T extends PgTable, F extends Name<T>> {
   fields: readonly F[]
   /** Of these, only whether they have a value: what they hold is sealed. */
   presence: readonly F[]
+  /** Columns that are younger than MACs: left out while one has no value, so that rows from before keep theirs. */
+  later: readonly F[]
   exempt: Record<Exclude<Name<T>, F | 'mac'>, string>
 }
 
 const declare = <T extends PgTable, F extends Name<T>>(
   table: T, key: readonly NoInfer<F>[], fields: readonly F[], exempt: Record<Exclude<Name<T>,
-    F | 'mac'>, string>, presence: readonly NoInfer<F>[] = []
-): Declaration<T, F> => ({ table, key, fields, exempt, presence })
+    F | 'mac'>, string>, { presence = [], later = [] }: Partial<Record<'presence' | 'later', readonly NoInfer<F>[]>> = {}
+): Declaration<T, F> => ({ table, key, fields, exempt, presence, later })
 
 const SHOWN = 'Only shown'
 const WHEN = 'Nothing is decided by when it was made or changed'
 
 export const AUTHENTICATED = {
   users: declare(users, ['id'], [
-    'id', 'email', 'email_normalized', 'name', 'password_hash', 'is_verified', 'disabled_at'
+    'id', 'email', 'email_normalized', 'name', 'password_hash', 'is_verified', 'disabled_at', 'second_factor_id'
   ],
-  { created_at: WHEN, updated_at: WHEN }),
+  { created_at: WHEN, updated_at: WHEN }, { later: ['second_factor_id'] }),
   members: declare(
     members, ['organization_id', 'user_id'], ['organization_id', 'user_id', 'role', 'status'], { joined_at: WHEN }
   ),
@@ -89,7 +92,7 @@ export const AUTHENTICATED = {
       version_count: SHOWN,
       created_at: WHEN,
       updated_at: WHEN
-    }, ['sealed'])
+    }, { presence: ['sealed'] })
 } as const
 
 export type AuthenticatedTable = keyof typeof AUTHENTICATED
@@ -116,8 +119,8 @@ export function authenticatedColumns<N extends AuthenticatedTable> (
 export function fieldsOf (
   name: AuthenticatedTable, row: Readonly<Record<string, unknown>>
 ): [name: string, value: unknown][] {
-  const { fields, presence } = AUTHENTICATED[name] as Declaration<PgTable, string & keyof PgTable['_']['columns']>
-  return fields.map((field) =>
+  const { fields, presence, later } = AUTHENTICATED[name] as Declaration<PgTable, string & keyof PgTable['_']['columns']>
+  return fields.filter((field) => row[field] !== null || !later.includes(field)).map((field) =>
     [field, presence.includes(field) ? row[field] !== null && row[field] !== false : row[field]])
 }
 

@@ -56,6 +56,8 @@ export const organizations = pgTable('organizations', {
   plan: varchar({ length: 64 }).notNull().references(() => plans.name),
   /** Seals every document of the organization at rest; wrapped by a master key. */
   storage_key: bytea().notNull(),
+  /** Members act in it only when they have a second factor. */
+  require_second_factor: boolean().notNull().default(false),
   ...timestamps
 })
 
@@ -88,6 +90,11 @@ export const users = pgTable('users', {
   is_verified: boolean().notNull().default(false),
   /** Set: the account is closed. No sign-in, session or token of it counts. */
   disabled_at: moment(),
+  /**
+   * The row of `second_factors` that is asked for; null: none is. Here, so that to take that row away does not switch
+   * the second factor off, and so that every look-up of the account knows of it.
+   */
+  second_factor_id: count(),
   ...timestamps,
   ...authenticated
 })
@@ -144,6 +151,41 @@ export const sessions = pgTable('sessions', {
   ...created,
   ...authenticated
 }, (table) => [index().on(table.user_id), index().on(table.seen_at), index().on(table.expires_at)])
+
+/**
+ * What makes the codes of a second factor (TOTP). Counts once the account names it: before, it is being set up.
+ */
+export const second_factors = pgTable('second_factors', {
+  user_id: count().primaryKey().references(() => users.id, { onDelete: 'cascade' }),
+  /** Of each that is set up another one. */
+  id: count().notNull(),
+  /** Wrapped by a master key, bound to account and id. */
+  secret: bytea().notNull(),
+  /** The time step of the newest code that was taken: none of it or before it is taken any more. */
+  last_step: count(),
+  ...created,
+  ...authenticated
+})
+
+/** Codes that stand in for a lost second factor, once each: a used one is gone. */
+export const recovery_codes = pgTable('recovery_codes', {
+  user_id: count().notNull().references(() => users.id, { onDelete: 'cascade' }),
+  code_hash: bytea().notNull(),
+  /** Of which second factor. */
+  factor_id: count().notNull(),
+  ...created,
+  ...authenticated
+}, (table) => [primaryKey({ columns: [table.user_id, table.code_hash] })])
+
+/** Sign-ins whose password was right and that wait for the second factor: no sessions, and worth nothing as one. */
+export const sign_in_steps = pgTable('sign_in_steps', {
+  token_hash: bytea().primaryKey(),
+  user_id: count().notNull().references(() => users.id, { onDelete: 'cascade' }),
+  wrong_codes: integer().notNull().default(0),
+  expires_at: moment().notNull(),
+  ...created,
+  ...authenticated
+}, (table) => [index().on(table.user_id), index().on(table.expires_at)])
 
 /** Applications that act for users. All are public: they keep no secret. */
 export const oauth_clients = pgTable('oauth_clients', {

@@ -39,7 +39,8 @@ export async function createUser (
     ...user,
     email_normalized: normalizedEmail(user.email),
     is_verified: user.password_hash !== null,
-    disabled_at: null
+    disabled_at: null,
+    second_factor_id: null
   }
   try {
     await db.insert(users).overridingSystemValue().values({ ...row, mac: macOf(db, 'users', row) })
