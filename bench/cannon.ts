@@ -8,6 +8,7 @@ interface Options {
   connections: number,
   duration: number,
   amount?: number,
+  overallRate?: number,
   sampleInt: number,
   setupClient (client: Client): void
 }
@@ -38,6 +39,7 @@ function shoot (shot: Shot) {
     connections: shot.connections,
     duration: shot.seconds,
     ...shot.amount !== undefined && { amount: shot.amount },
+    ...shot.rate !== undefined && { overallRate: shot.rate },
     sampleInt: 100,
     // Each connection starts somewhere else in the list, so that they do not all ask for the same at once.
     setupClient: (client) => {

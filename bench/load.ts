@@ -4,13 +4,17 @@ import { fileURLToPath } from 'node:url'
 
 export interface Request { method: 'GET' | 'POST', path: string, headers?: Record<string, string>, body?: string }
 
-/** What to send and the one status that counts as an answer; for how many seconds, or how many requests in all. */
+/**
+ * What to send and the one status that counts as an answer; for how many seconds, or how many requests in all, and at
+ * most how many a second.
+ */
 export interface Shot {
   url: string
   requests: Request[]
   expect: number
   seconds: number
   amount?: number
+  rate?: number
   connections: number
 }
 

@@ -13,7 +13,7 @@ export interface Running {
   startedIn: number
   /** Resident memory in MiB. */
   memory (): number
-  /** Milliseconds of CPU that it has used, its threads included. */
+  /** Milliseconds of CPU that it has used, its threads and workers included. */
   cpu (): number
   stop (): Promise<void>
 }
@@ -61,7 +61,7 @@ async function start (
     url,
     startedIn: performance.now() - begun,
     memory: () => Number(execFileSync('ps', ['-o', 'rss=', '-p', String(child.pid)], { encoding: 'utf8' })) / 1024,
-    cpu: () => cpuOf(child.pid!),
+    cpu: () => [child.pid!, ...workersOf(child.pid!)].reduce((sum, pid) => sum + cpuOf(pid), 0),
     async stop () {
       const gone = once(child, 'exit')
       child.kill('SIGTERM')
@@ -94,19 +94,29 @@ function cpuOf (pid: number): number {
   }
 }
 
+function workersOf (pid: number): number[] {
+  try {
+    return processes().filter((other) =>
+      Number(fs.readFileSync(`/proc/${other}/stat`, 'utf8').split(') ')[1]!.split(' ')[1]) === pid)
+  } catch {
+    return []
+  }
+}
+
+const processes = () => fs.readdirSync('/proc').filter((name) => /^\d+$/.test(name)).map(Number)
+
 /** Milliseconds of CPU of every process of PostgreSQL on this machine that runs now. */
 export function cpuOfPostgres (): number {
   try {
-    const names = fs.readdirSync('/proc').filter((name) => /^\d+$/.test(name))
-    return names.reduce((sum, name) => sum + (isPostgres(name) ? cpuOf(Number(name)) : 0), 0)
+    return processes().reduce((sum, pid) => sum + (isPostgres(pid) ? cpuOf(pid) : 0), 0)
   } catch {
     return NaN
   }
 }
 
-function isPostgres (name: string): boolean {
+function isPostgres (pid: number): boolean {
   try {
-    return fs.readFileSync(`/proc/${name}/comm`, 'utf8').trim() === 'postgres'
+    return fs.readFileSync(`/proc/${pid}/comm`, 'utf8').trim() === 'postgres'
   } catch {
     return false
   }

@@ -1,7 +1,7 @@
 /**
- * `npm run bench [-- --rounds 5 --seconds 3 --only WORD]`: every figure beside a reference that is measured in turns
- * with it, because machines differ and are noisy; a ratio is the median of the rounds' ratios. Prints one Markdown
- * table. A missed bar is no failure.
+ * `npm run bench [-- --rounds 5 --seconds 3 --minutes 10 --only WORD]`: every figure beside a reference, measured in
+ * turns with it, because machines differ and are noisy; a ratio is the median of the rounds' ratios. Prints one
+ * Markdown table. A missed bar is no failure. What shows only after minutes is measured for as many; 0 leaves it out.
  */
 import { randomBytes } from 'node:crypto'
 import fs from 'node:fs'
@@ -30,14 +30,17 @@ const { values } = parseArgs({
   options: {
     rounds: { type: 'string', default: '5' },
     seconds: { type: 'string', default: '3' },
+    minutes: { type: 'string', default: '0' },
     only: { type: 'string', default: '' }
   }
 })
 const rounds = Number(values.rounds)
 const seconds = Number(values.seconds)
+const minutes = Number(values.minutes)
 if (!(Number.isInteger(rounds) && rounds > 0 && Number.isInteger(seconds) && seconds > 0)) {
   throw new Error('--rounds and --seconds are whole numbers from 1')
 }
+if (!(Number.isInteger(minutes) && minutes >= 0)) throw new Error('--minutes is a whole number')
 const wanted = (row: string) => row.includes(values.only)
 
 type Reference = 'static' | 'one-query' | 'plain-tx'
@@ -70,6 +73,7 @@ try {
   await measureEmbeddedStarts()
   const figures = await measureLoads(env, tenants)
   await measureWorkers(env, tenants)
+  await measureMemory(env, tenants)
   await measureKeys({ dir, env, sql, load, tenants, connections: CONNECTIONS, rounds, seconds, lines, wanted })
   await measureEmbedded(figures)
   const [version] = await sql`SHOW server_version`
@@ -197,6 +201,7 @@ async function measureLoads (env: Record<string, string>, tenants: Tenant[]): Pr
         costs.push({ service: each(service.cpu() - before.service), postgres: each(cpuOfPostgres() - before.postgres) })
         own.push(outcome)
       }
+      const single = await fire(service, requests, expect, seconds, 1)
       const rate = median(own.map(({ rate }) => rate))
       rates.set(row, rate)
       const figures = typeof bar === 'number'
@@ -212,9 +217,9 @@ async function measureLoads (env: Record<string, string>, tenants: Tenant[]): Pr
           }
       const cost =
         `${median(costs.map(({ service }) => service)).toFixed(0)} + ${median(costs.map(({ postgres }) => postgres)).toFixed(0)} µs`
-      const latency =
-        `${median(own.map(({ p50 }) => p50)).toFixed(1)} / ${median(own.map(({ p99 }) => p99)).toFixed(1)} ms`
-      lines.push({ row, reference, ...figures, cost, latency, note: total(own) })
+      const latency = latencyOf(median(own.map(({ p50 }) => p50)), median(own.map(({ p99 }) => p99)))
+      const alone = latencyOf(single.p50, single.p99)
+      lines.push({ row, reference, ...figures, cost, latency, alone, note: total([...own, single]) })
       if (tail) {
         const p99 = median(own.map(({ p99 }) => p99))
         const p50 = median(own.map(({ p50 }) => p50))
@@ -243,16 +248,29 @@ async function measureWorkers (env: Record<string, string>, tenants: Tenant[]): 
     for (const service of [one, two]) await fire(service, requests, 200, 1)
     const own: Outcome[] = []
     const other: number[] = []
+    const costs: number[] = []
     for (let round = 0; round < rounds; round++) {
       other.push((await fire(one, requests, 200, seconds)).rate)
-      own.push(await fire(two, requests, 200, seconds))
+      const before = two.cpu()
+      const outcome = await fire(two, requests, 200, seconds)
+      costs.push((two.cpu() - before) * 1000 / (outcome.rate * seconds))
+      own.push(outcome)
     }
+    const single = await fire(two, requests, 200, seconds, 1)
     const rate = median(own.map(({ rate }) => rate))
     const ratio = median(own.map(({ rate }, round) => rate / other[round]!))
     // Two for the workers, one for PostgreSQL, one for the load.
     const bar = os.availableParallelism() >= 4 ? { bar: { least: 1.6 } } : {}
     lines.push({
-      row, reference: '1 worker', ...compare(rate, median(other), '/s', 0), ratio, ...bar, note: total(own)
+      row,
+      reference: '1 worker',
+      ...compare(rate, median(other), '/s', 0),
+      ratio,
+      ...bar,
+      cost: `${median(costs).toFixed(0)} µs`,
+      latency: latencyOf(median(own.map(({ p50 }) => p50)), median(own.map(({ p99 }) => p99))),
+      alone: latencyOf(single.p50, single.p99),
+      note: total([...own, single])
     })
     console.log(`${row}: ${Math.round(rate)}/s`)
   } finally {
@@ -260,16 +278,51 @@ async function measureWorkers (env: Record<string, string>, tenants: Tenant[]): 
   }
 }
 
+/** What the process grows to under load that leaves it time to breathe: a leak shows, and a cache without bounds. */
+async function measureMemory (env: Record<string, string>, tenants: Tenant[]): Promise<void> {
+  const row = `memory after ${minutes} minutes of load at 70 %`
+  if (minutes === 0 || !wanted(row)) return
+  const service = await startService(dir, env)
+  try {
+    const requests = tenants.flatMap((tenant) => [
+      storing(tenant), ...['', '?decrypt=true&merge=true'].map((query) =>
+        getting(tenant.token, `/api/v1/${tenant.id}/orbit/backend/live/secrets${query}`))
+    ])
+    const { rate: most } = await fire(service, requests, 200, seconds)
+    const atMost = Math.round(most * 0.7)
+    const outcomes: Outcome[] = []
+    let first = NaN
+    for (let minute = 0; minute < minutes; minute++) {
+      outcomes.push(await load.fire({
+        url: service.url, requests, expect: 200, seconds: 60, connections: CONNECTIONS, rate: atMost
+      }))
+      if (minute === 0) first = service.memory()
+    }
+    lines.push({
+      row,
+      reference: 'after the first minute',
+      ...compare(service.memory(), first, ' MiB', 0),
+      bar: { most: 1.1 },
+      latency: latencyOf(median(outcomes.map(({ p50 }) => p50)), median(outcomes.map(({ p99 }) => p99))),
+      note: total(outcomes)
+    })
+    console.log(`${row}: ${Math.round(service.memory())} MiB`)
+  } finally {
+    await service.stop()
+  }
+}
+
 async function measureStarts (env: Record<string, string>): Promise<void> {
   if (!wanted('start') && !wanted('memory')) return
-  const own = { start: [] as number[], memory: [] as number[] }
-  const other = { start: [] as number[], memory: [] as number[] }
+  const own = { start: [] as number[], memory: [] as number[], cpu: [] as number[] }
+  const other = { start: [] as number[], memory: [] as number[], cpu: [] as number[] }
   for (let round = 0; round < rounds; round++) {
     for (const [figures, begin] of [
       [other, () => startBare(dir, 'plugins')], [own, () => startService(dir, env)]
     ] as const) {
       const process = await begin()
       figures.start.push(process.startedIn)
+      figures.cpu.push(process.cpu())
       // Idle means idle: what the start left behind has settled.
       await pause(1_000)
       figures.memory.push(process.memory())
@@ -281,7 +334,8 @@ async function measureStarts (env: Record<string, string>): Promise<void> {
     row: 'start to ready, migrated',
     reference,
     ...compare(median(own.start), median(other.start), ' ms', 0),
-    bar: { most: 3 }
+    bar: { most: 3 },
+    cost: `${median(own.cpu).toFixed(0)} ms in all`
   })
   lines.push({
     row: 'idle memory (RSS)',
@@ -295,13 +349,14 @@ async function measureStarts (env: Record<string, string>): Promise<void> {
 async function measureEmbeddedStarts (): Promise<void> {
   const rows = { start: 'embedded: first start to ready', memory: 'embedded: idle memory (RSS)' }
   if (!wanted(rows.start) && !wanted(rows.memory)) return
-  const first = { start: [] as number[], memory: [] as number[] }
-  const later = { start: [] as number[], memory: [] as number[] }
+  const first = { start: [] as number[], memory: [] as number[], cpu: [] as number[] }
+  const later = { start: [] as number[], memory: [] as number[], cpu: [] as number[] }
   for (let round = 0; round < rounds; round++) {
     const env = { DATA_DIR: path.join(dir, `data-${round}`) }
     for (const figures of [first, later]) {
       const service = await startService(dir, env)
       figures.start.push(service.startedIn)
+      figures.cpu.push(service.cpu())
       // What a first start makes once it listens is made by then, and what V8 had to compile is.
       await pause(5_000)
       figures.memory.push(service.memory())
@@ -312,7 +367,8 @@ async function measureEmbeddedStarts (): Promise<void> {
     row: rows.start,
     reference: 'a later start',
     ...compare(median(first.start), median(later.start), ' ms', 0),
-    bar: { most: 1.5 }
+    bar: { most: 1.5 },
+    cost: `${median(first.cpu).toFixed(0)} ms in all`
   })
   for (const [which, { memory }] of [['first', first], ['later', later]] as const) {
     lines.push({
@@ -341,19 +397,30 @@ async function measureEmbedded (figures: Map<string, number>): Promise<void> {
     for (const { row, requests } of rows) {
       await fire(service, requests, 200, 1)
       const own: Outcome[] = []
+      const before = service.cpu()
       for (let round = 0; round < rounds; round++) own.push(await fire(service, requests, 200, seconds))
+      const answered = own.reduce((sum, { rate }) => sum + rate * seconds, 0)
+      const cost = `${((service.cpu() - before) * 1000 / answered).toFixed(0)} µs`
+      const single = await fire(service, requests, 200, seconds, 1)
       const rate = median(own.map(({ rate }) => rate))
       lines.push({
         row: `embedded: ${row}`,
         reference: 'the same on PostgreSQL',
         ...compare(rate, figures.get(row) ?? NaN, '/s', 0),
-        note: total(own)
+        cost,
+        latency: latencyOf(median(own.map(({ p50 }) => p50)), median(own.map(({ p99 }) => p99))),
+        alone: latencyOf(single.p50, single.p99),
+        note: total([...own, single])
       })
       console.log(`embedded: ${row}: ${Math.round(rate)}/s`)
     }
   } finally {
     await service.stop()
   }
+}
+
+function latencyOf (p50: number, p99: number): string {
+  return `${p50.toFixed(1)} / ${p99.toFixed(1)} ms`
 }
 
 function fire (

@@ -12,24 +12,26 @@ export interface Line {
   other: string
   ratio: number
   bar?: { least: number } | { most: number }
-  /** CPU time of one request. */
+  /** CPU time of one request; of a start, in all. */
   cost?: string
+  /** Median and 99th percentile of an answer's time, under load and with a single connection. */
   latency?: string
+  alone?: string
   note?: string
 }
 
 export function renderTable (lines: Line[]): string {
-  const cells = lines.map(({ row, reference, own, other, ratio, bar, cost, latency, note }) => {
+  const cells = lines.map(({ row, reference, own, other, ratio, bar, cost, latency, alone, note }) => {
     const shown = ratio.toFixed(2)
     const limit = bar === undefined ? '' : 'least' in bar ? `≥ ${bar.least}` : `≤ ${bar.most}`
     const met = bar === undefined
       ? ''
       : ('least' in bar ? ratio >= bar.least : ratio <= bar.most) ? 'met' : '**missed**'
-    return [row, reference, own, other, shown, limit, met, cost ?? '', latency ?? '', note ?? '']
+    return [row, reference, own, other, shown, limit, met, cost ?? '', latency ?? '', alone ?? '', note ?? '']
   })
   const rows = [[
     'Row', 'Reference', 'Row’s figure', 'Reference’s figure', 'Ratio', 'Bar', '', 'CPU: service + PostgreSQL',
-    'p50 / p99', 'Unexpected answers'
+    'p50 / p99', 'with 1 connection', 'Unexpected answers'
   ], ...cells]
   const widths = rows[0]!.map((_, i) => Math.max(3, ...rows.map((row) => row[i]!.length)))
   const line = (row: string[]) => `| ${row.map((cell, i) => cell.padEnd(widths[i]!)).join(' | ')} |`
