@@ -1,5 +1,6 @@
 import { subscribe, unsubscribe } from 'node:diagnostics_channel'
 import t from 'tap'
+import { makeProof } from '../src/crypto/key-proof.ts'
 import { startApp } from './helpers/app.ts'
 import { OPERATIONS, send, settle } from './helpers/operations.ts'
 
@@ -70,6 +71,8 @@ const STATEMENTS: Record<string, number> = {
 
 /** What grows with a project is planned for it, each time. */
 const GROWING = ['rotateEncryptionKey', 'rotateClientKeys']
+/** Of a change of custody, planned in the same way. */
+const CUSTODY: Record<string, number> = { client: 12, server: 12 }
 /** What an operation leaves to be done when it is answered. */
 const BACKGROUND = /^\s*with recursive found|^select .* from "re_encryptions" inner join/is
 
@@ -93,6 +96,14 @@ async function statementsOf (work: () => Promise<unknown>): Promise<Sent[]> {
   return sent.filter(({ text }) => !/^update "api_tokens" set "last_used_at"/.test(text))
 }
 
+/** Those with a name, or that end a transaction; and those that are planned for their values. */
+function partition (sent: readonly Sent[]): [own: Sent[], planned: Sent[]] {
+  const isOwn = ({ prepared, text }: Sent) => prepared || text === 'commit'
+  return [sent.filter(isOwn), sent.filter((one) => !isOwn(one))]
+}
+
+const shown = (sent: readonly Sent[]) => sent.map(({ text }) => text.trim().slice(0, 60)).join('; ')
+
 t.test('each operation sends as many statements as it is given here, every one prepared: a read two, a store three, a list three', async (t) => {
   const { caller, ids } = await settle(service, 'counted')
   for (const [id, row] of Object.entries(OPERATIONS)) {
@@ -100,17 +111,46 @@ t.test('each operation sends as many statements as it is given here, every one p
       const { status, text } = await send(service, row, ids, row.access === 'public' ? undefined : caller.token)
       t.ok(status < 300 || status === row.public, `${id}: ${status} ${text.slice(0, 200)}`)
     })
-    const [own, planned] = [
-      sent.filter(({ prepared, text }) => prepared || text === 'commit'),
-      sent.filter(({ prepared, text }) => !prepared && text !== 'commit')
-    ]
-    t.equal(own.length, STATEMENTS[id], `${id}: ${own.map(({ text }) => text.trim().slice(0, 60)).join('; ')}`)
+    const [own, planned] = partition(sent)
+    t.equal(own.length, STATEMENTS[id], `${id}: ${shown(own)}`)
     if (/^read\w*Secrets/.test(id)) t.equal(own.length, 2, `${id}: a read`)
     if (/^storeSecrets|^list(?:Projects|Targets|Environments|Versions|ApiTokens)/.test(id)) {
       t.ok(own.length <= 3, `${id}: a store or a list`)
     }
     if (!GROWING.includes(id)) {
       t.strictSame(planned.filter(({ text }) => !BACKGROUND.test(text)), [], `${id} sends nothing that is not prepared`)
+    }
+  }
+})
+
+t.test('a change of custody sends as many, whatever the project holds', async (t) => {
+  const caller = await service.organization()
+  const ask = async (method: string, path: string, body?: object) => {
+    const { status, body: answer, text } = await caller.call(method, `/${caller.organization}/${path}`, body)
+    t.ok(status < 300, `${method} ${path}: ${status} ${text.slice(0, 200)}`)
+    return answer
+  }
+  const encryption_key = 'a key string that has more than 32 bytes'
+  for (const documents of [1, 3]) {
+    const slug = `custody-${documents}`
+    await ask('POST', 'projects', { name: slug, encryption_key })
+    for (let i = 0; i < documents; i++) {
+      const target = i === 0 ? {} : { target: `target-${i}` }
+      if (i > 0) await ask('POST', `${slug}/targets`, { name: target.target })
+      await ask('POST', 'secrets/store', { project: slug, ...target, plaintext: 'A=1' })
+    }
+    const key = await ask('GET', `${slug}/encryption-key`)
+    const { key_check_salt, key_check_iterations } = key.data.attributes
+    const key_proof = await makeProof(encryption_key, Buffer.from(key_check_salt, 'base64'), key_check_iterations)
+    const ways = {
+      client: { storage_mode: 'client', key_check: key_proof, key_check_salt, key_check_iterations, key_proof },
+      server: { storage_mode: 'server', encryption_key }
+    }
+    for (const [holder, body] of Object.entries(ways)) {
+      const [own, planned] = partition(await statementsOf(() => ask('PATCH', slug, body)))
+      t.equal(own.length, 3, `${documents} to the ${holder}: ${shown(own)}`)
+      // In the transaction that a rotation has, too.
+      t.equal(planned.length, CUSTODY[holder], `${documents} to the ${holder}: ${shown(planned)}`)
     }
   }
 })

@@ -63,9 +63,10 @@ export const encryptionKeys: Domain = async (app) => {
       const { organization } = principalOf(request)
       const { project } = levelOf(request)
       const page = pageOf(request.query)
-      const { rows, total } = await listKeys(app.lists, project, page)
+      const [{ rows, total }, re_encryption] = await Promise.all([
+        listKeys(app.lists, project, page), reEncryptionOf(app, organization, project)
+      ])
       const data = rows.map((key) => describeKey(app.keyring, key))
-      const re_encryption = await reEncryptionOf(app, organization, project)
       await app.recordRead(actorOf(request), {
         action: 'key.retrieve', resource_type: 'project', resource_id: project.id, details: { keys: data.length }
       })

@@ -94,25 +94,29 @@ export const versions: Domain = async (app) => {
     },
     handler: async (request) => {
       const { organization } = principalOf(request)
-      let found!: FullVersion
       // The retention check is done before any key logic. Looked up at each attempt: the version may be purged
       // meanwhile.
       const find = async () => {
-        found = await openHistory(request, request.params.version)
-        return findLevelOfSecret(app.reads, organization.id, found.secret.id)
+        const restored = await openHistory(request, request.params.version)
+        const state = await findLevelOfSecret(app.reads, organization.id, restored.secret.id)
+        return state && { ...state, restored }
       }
       const written = await writeLevel(app, organization, actorOf(request), find, (state) => {
+        const { restored } = state
         const { blob, revealed } = acceptRestored(
-          app, storageKeyOf(app.keyring, organization), state, found, request.body
+          app, storageKeyOf(app.keyring, organization), state, restored, request.body
         )
         return {
-          blob, record: { action: 'restore', blob, restored_from: found.version.id }, event: 'secret.restore', revealed
+          blob,
+          record: { action: 'restore', blob, restored_from: restored.version.id },
+          event: 'secret.restore',
+          revealed
         }
       })
-      const id = String(found.version.id)
+      const { version: restored_from } = request.params
       return {
-        data: { type: 'secrets' as const, secret_id: written.secret.id, restored_from: id },
-        message: `Restored version ${id} as version ${written.version}.`
+        data: { type: 'secrets' as const, secret_id: written.secret.id, restored_from },
+        message: `Restored version ${restored_from} as version ${written.version}.`
       }
     }
   })

@@ -85,13 +85,15 @@ const organizations = new WeakMap<Db, Map<string, Writes>>()
  *
  * A write looks before it stands in line, and what the line has written since is brought forward. Whoever wins by that
  * is right, as the swap compares it with the database; whoever would be refused by it looks again first.
+ *
+ * What `find` finds beside the level's state reaches `decide` as it was found in that look.
  */
-export async function writeLevel (
+export async function writeLevel<S extends LevelState> (
   { db, keyring }: { db: Db, keyring: Keyring },
   organization: Organization,
   actor: Actor,
-  find: Writer['find'],
-  decide: Writer['decide']
+  find: () => Promise<S | undefined>,
+  decide: (state: S, secret: SecretRow | undefined) => Promise<Change> | Change
 ): Promise<Written> {
   const storageKey = storageKeyOf(keyring, organization)
   const all = organizations.get(db) ?? new Map<string, Writes>()
@@ -103,7 +105,18 @@ export async function writeLevel (
     // It may have been seen before it came here.
     const seen = { state: await find() ?? fail('not_found'), after: 0 }
     return await new Promise((resolve, reject) => {
-      writes.line.join({ actor, storageKey, find, decide, resolve, reject, seen, goesAlone: false, attempts: 0 })
+      writes.line.join({
+        actor,
+        storageKey,
+        find,
+        // What it is given is what `find` found, brought forward.
+        decide: decide as Writer['decide'],
+        resolve,
+        reject,
+        seen,
+        goesAlone: false,
+        attempts: 0
+      })
     })
   } finally {
     if (--writes.users === 0) all.delete(organization.id)
