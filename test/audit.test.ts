@@ -219,3 +219,18 @@ t.test('an organization whose events wait makes nobody else wait', {
     [await countOf(one.caller, 'secret.decrypt'), await countOf(two.caller, 'secret.decrypt')], [recorded, 2]
   )
 })
+
+t.test('AU-08: an event is never changed and never goes away, whoever asks', async (t) => {
+  const { caller } = await world()
+  const of = `FROM audit_events WHERE organization_id = '${caller.organization}'`
+  const before = await service.sql(`SELECT * ${of} ORDER BY seq`)
+  for (const statement of [
+    "UPDATE audit_events SET ip = '203.0.113.1'", 'UPDATE audit_events SET seq = seq + 1000', 'UPDATE audit_events SET mac = NULL',
+    "UPDATE audit_events SET mac = '\\x00', chain_kid = 'other', action = 'user.update'",
+    `DELETE ${of}`, 'TRUNCATE audit_events', 'TRUNCATE audit_events CASCADE',
+    'INSERT INTO audit_events SELECT * FROM audit_events ON CONFLICT (organization_id, seq) DO UPDATE SET ip = NULL'
+  ]) {
+    await t.rejects(service.sql(statement), { cause: { code: '23000' } }, statement)
+  }
+  t.strictSame(await service.sql(`SELECT * ${of} ORDER BY seq`), before)
+})

@@ -49,6 +49,12 @@ async function undo (database: Database, keyring: Keyring) {
     'DROP TABLE second_factors, recovery_codes, sign_in_steps',
     'ALTER TABLE users DROP COLUMN second_factor_id',
     'ALTER TABLE organizations DROP COLUMN require_second_factor',
+    'DROP INDEX audit_events_by_time, audit_events_by_action, audit_events_by_actor, audit_events_by_resource',
+    'DROP TRIGGER keep_audit_event ON audit_events',
+    'DROP TRIGGER keep_audit_events ON audit_events',
+    'DROP FUNCTION keep_audit_event',
+    'ALTER TABLE audit_events DROP COLUMN mac, DROP COLUMN chain_kid',
+    'ALTER TABLE organization_counters DROP COLUMN event_head, ADD CONSTRAINT organization_counters_organization_id_organizations_id_fk FOREIGN KEY (organization_id) REFERENCES organizations (id) ON DELETE CASCADE',
     'DELETE FROM drizzle.__drizzle_migrations WHERE id >= (SELECT id FROM drizzle.__drizzle_migrations ORDER BY id OFFSET 9 LIMIT 1)')
 }
 

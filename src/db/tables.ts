@@ -72,11 +72,15 @@ export const organizationColumns = {
   updated_at: organizations.updated_at
 }
 
-/** The next version id and audit sequence of an organization. Taken last before a commit, so ids grow in its order. */
+/**
+ * The next version id and audit sequence of an organization, and the MAC of its last event. Taken last before a commit,
+ * so ids grow in its order. Refers to no organization: events outlive theirs, and so does where their chain ends.
+ */
 export const organization_counters = pgTable('organization_counters', {
-  organization_id: ulid().primaryKey().references(() => organizations.id, { onDelete: 'cascade' }),
+  organization_id: ulid().primaryKey(),
   next_version: count().notNull().default(1),
-  next_event: count().notNull().default(1)
+  next_event: count().notNull().default(1),
+  event_head: bytea()
 })
 
 export const users = pgTable('users', {
@@ -605,8 +609,23 @@ export const audit_events = pgTable('audit_events', {
   request_id: varchar({ length: 64 }),
   ip: varchar({ length: 64 }),
   user_agent: varchar({ length: 256 }),
-  details: jsonb().$type<Record<string, string | number | boolean | null>>()
-}, (table) => [primaryKey({ columns: [table.organization_id, table.seq] })])
+  details: jsonb().$type<Record<string, string | number | boolean | null>>(),
+  /** Which key of the service made the MAC. */
+  chain_kid: varchar({ length: 32 }),
+  /** Over everything above and the MAC of the event before; null only until rows from before were brought along. */
+  mac: bytea()
+}, (table) => {
+  const { organization_id, seq, occurred_at, action, actor_type, actor_id, resource_type, resource_id } = table
+  // A list with a filter walks one of these, newest first.
+  const newest = [occurred_at, seq] as const
+  return [
+    primaryKey({ columns: [organization_id, seq] }),
+    index('audit_events_by_time').on(organization_id, ...newest),
+    index('audit_events_by_action').on(organization_id, action, ...newest),
+    index('audit_events_by_actor').on(organization_id, actor_type, actor_id, ...newest),
+    index('audit_events_by_resource').on(organization_id, resource_type, resource_id, ...newest)
+  ]
+})
 
 /**
  * Events of people whose organization's counter was held when they happened: recorded with what they are about, and
