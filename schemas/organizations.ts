@@ -60,6 +60,7 @@ export const Plan = Type.Object({
   retention_days: Nullable(Type.Integer()),
   api_per_minute: Type.Integer(),
   max_projects: Nullable(Type.Integer()),
-  max_members: Nullable(Type.Integer())
+  max_members: Nullable(Type.Integer()),
+  max_bytes: Nullable(Type.Integer())
 }, { title: 'Plan' })
 export type Plan = Static<typeof Plan>

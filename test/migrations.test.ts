@@ -19,13 +19,14 @@ import { QUICK } from './helpers/costs.ts'
 import { beside } from './helpers/statements.ts'
 import { hasPostgres, startPostgres } from './helpers/postgres.ts'
 
+const KEYS = ['name', 'retention_days', 'api_per_minute', 'max_projects', 'max_members', 'max_bytes']
 const PLANS = [
-  { name: 'enterprise', retention_days: 365, api_per_minute: 100, max_projects: null, max_members: null },
-  { name: 'free', retention_days: 7, api_per_minute: 100, max_projects: 5, max_members: 5 },
-  { name: 'pro', retention_days: 30, api_per_minute: 100, max_projects: 50, max_members: 25 },
-  { name: 'self-hosted', retention_days: null, api_per_minute: 100, max_projects: null, max_members: null },
-  { name: 'team', retention_days: 90, api_per_minute: 100, max_projects: null, max_members: 100 }
-]
+  ['enterprise', 365, 100, null, null, null],
+  ['free', 7, 100, 5, 5, '10485760'],
+  ['pro', 30, 100, 50, 25, '1073741824'],
+  ['self-hosted', null, 100, null, null, null],
+  ['team', 90, 100, null, 100, '10737418240']
+].map((values) => Object.fromEntries(values.map((value, i) => [KEYS[i], value])))
 
 const migrationsIn = (folder: string) => readdirSync(folder).filter((name) => name.endsWith('.sql')).sort()
 

@@ -1,8 +1,12 @@
 import { sql } from 'drizzle-orm'
 import {
-  bigint, boolean, char, check, foreignKey, index, integer, jsonb, pgTable, primaryKey, text, uniqueIndex, varchar,
-  type AnyPgColumn
+  bigint, boolean, char, check, date, foreignKey, index, integer, jsonb, pgTable, primaryKey, text, uniqueIndex,
+  varchar, type AnyPgColumn
 } from 'drizzle-orm/pg-core'
+import {
+  ADDRESS_LENGTH, COUPON_LENGTH, CURRENCY_LENGTH, INTERVALS, INVOICE_STATUSES, LABEL_LENGTH, PAYMENT_METHOD_KINDS,
+  PAYMENT_STATUSES, TAX_ID_LENGTH, type InvoiceLine, type Party
+} from '../../schemas/billing.ts'
 import { HISTORY_POLICIES, MANAGED, SECRET_FORMATS } from '../../schemas/projects.ts'
 import { LEVELS } from '../../schemas/secrets.ts'
 import { NAME_LENGTH, SLUG_LENGTH } from '../../schemas/shapes.ts'
@@ -20,6 +24,8 @@ const ulid = () => char({ length: 26 })
 const name = () => varchar({ length: NAME_LENGTH }).notNull()
 const slug = () => varchar({ length: SLUG_LENGTH }).notNull()
 const count = () => bigint({ mode: 'number' })
+/** ISO 4217. What stands beside it is in minor units of it. */
+const currency = () => char({ length: CURRENCY_LENGTH }).notNull()
 const created = { created_at: moment().notNull().default(sql`now()`) }
 const timestamps = { ...created, updated_at: moment().notNull().default(sql`now()`) }
 /** Over the fields that authenticated.ts names; null once the row has ended, and then nothing revives it. */
@@ -31,8 +37,21 @@ export const plans = pgTable('plans', {
   retention_days: integer(),
   api_per_minute: integer().notNull(),
   max_projects: integer(),
-  max_members: integer()
+  max_members: integer(),
+  /** Of documents and versions together, as they are sent. */
+  max_bytes: count()
 })
+
+/** What a plan costs for one period, in minor units; a plan without a price is free, and nobody subscribes to it. */
+export const plan_prices = pgTable('plan_prices', {
+  plan: varchar({ length: 64 }).notNull().references(() => plans.name, { onDelete: 'cascade' }),
+  interval: varchar({ length: 8, enum: INTERVALS }).notNull(),
+  currency: currency(),
+  amount: count().notNull()
+}, (table) => [
+  primaryKey({ columns: [table.plan, table.interval, table.currency] }),
+  check('plan_prices_amount', sql`${table.amount} > 0`)
+])
 
 /** One row for each master key that ever wrapped something: it must open before the service serves. */
 export const master_key_canaries = pgTable('master_key_canaries', {
@@ -638,3 +657,176 @@ export const late_events = pgTable('late_events', {
   occurred_at: moment().notNull().default(sql`now()`),
   event: jsonb().$type<EventRow>().notNull()
 }, (table) => [primaryKey({ columns: [table.organization_id, table.id] })])
+
+/** What the operator gives away: a share of each subscription invoice, or an amount. */
+export const coupons = pgTable('coupons', {
+  code: varchar({ length: COUPON_LENGTH }).primaryKey(),
+  percent_off: integer(),
+  amount_off: count(),
+  currency: char({ length: CURRENCY_LENGTH }),
+  valid_until: moment(),
+  max_redemptions: integer(),
+  /** Kept by the statement that redeems it. */
+  redemptions: integer().notNull().default(0),
+  ...created
+}, (table) => [
+  check('coupons_off', sql`CASE WHEN ${table.percent_off} is null THEN ${table.amount_off} > 0 AND ${table.currency} is not null
+    ELSE ${table.percent_off} BETWEEN 1 AND 100 AND ${table.amount_off} is null AND ${table.currency} is null END`)
+])
+
+/**
+ * Whom an organization's invoices are for, and what is counted of them. Whatever changes money of an organization holds
+ * this row, so such changes take turns.
+ */
+export const billing_accounts = pgTable('billing_accounts', {
+  organization_id: ulid().primaryKey().references(() => organizations.id, { onDelete: 'cascade' }),
+  name: varchar({ length: NAME_LENGTH }).notNull().default(''),
+  address: varchar({ length: ADDRESS_LENGTH }).notNull().default(''),
+  tax_id: varchar({ length: TAX_ID_LENGTH }).notNull().default(''),
+  next_invoice: integer().notNull().default(1),
+  /** What is left of a period that a change of plan cut short: taken off the next invoices. */
+  credit: count().notNull().default(0),
+  credit_currency: char({ length: CURRENCY_LENGTH }),
+  coupon: varchar({ length: COUPON_LENGTH }).references(() => coupons.code),
+  ...timestamps
+}, (table) => [check('billing_accounts_credit', sql`${table.credit} >= 0`)])
+
+/** What an organization pays for its plan. A row ends with its last period. */
+export const subscriptions = pgTable('subscriptions', {
+  organization_id: ulid().primaryKey().references(() => organizations.id, { onDelete: 'cascade' }),
+  id: ulid().notNull(),
+  plan: varchar({ length: 64 }).notNull().references(() => plans.name),
+  interval: varchar({ length: 8, enum: INTERVALS }).notNull(),
+  currency: currency(),
+  /** What one period costs. */
+  amount: count().notNull(),
+  /** Periods are counted from here, so that the 31st comes again after a short month. */
+  anchor: moment().notNull(),
+  /** How many periods ended since. */
+  periods: integer().notNull().default(0),
+  period_start: moment().notNull(),
+  period_end: moment().notNull(),
+  /** What the current period was invoiced at, after the coupon: what a change of plan gives back a part of. */
+  invoiced: count().notNull(),
+  cancel_at_period_end: boolean().notNull().default(false),
+  ...timestamps
+}, (table) => [index().on(table.period_end)])
+
+/** How an organization pays. No number of a card or an account is ever in it. */
+export const payment_methods = pgTable('payment_methods', {
+  organization_id: ulid().notNull().references(() => organizations.id, { onDelete: 'cascade' }),
+  id: ulid().notNull(),
+  kind: varchar({ length: 16, enum: PAYMENT_METHOD_KINDS }).notNull(),
+  label: varchar({ length: LABEL_LENGTH }).notNull(),
+  reference: varchar({ length: LABEL_LENGTH }),
+  is_default: boolean().notNull(),
+  ...created
+}, (table) => [
+  primaryKey({ columns: [table.organization_id, table.id] }),
+  uniqueIndex('payment_methods_one_default').on(table.organization_id).where(sql`${table.is_default}`)
+])
+
+// Invoices, charges and refunds refer to no organization: they stay for the operator's books when it is deleted.
+
+/** Numbered without a gap per organization, and never changed but for what became of them. */
+export const invoices = pgTable('invoices', {
+  organization_id: ulid().notNull(),
+  id: ulid().notNull(),
+  number: integer().notNull(),
+  status: varchar({ length: 8, enum: INVOICE_STATUSES }).notNull(),
+  currency: currency(),
+  lines: jsonb().$type<InvoiceLine[]>().notNull(),
+  /** The sum of the lines, what the coupon and the credit take off it, and what is left to pay. */
+  subtotal: count().notNull(),
+  discount: count().notNull(),
+  credit: count().notNull(),
+  total: count().notNull(),
+  /** Who they were when it was made. */
+  seller: jsonb().$type<Party>().notNull(),
+  buyer: jsonb().$type<Party>().notNull(),
+  issued_at: moment().notNull().default(sql`now()`),
+  due_at: moment().notNull(),
+  paid_at: moment()
+}, (table) => [
+  primaryKey({ columns: [table.organization_id, table.id] }),
+  uniqueIndex('invoices_number_taken').on(table.organization_id, table.number),
+  check('invoices_total', sql`${table.total} >= 0 AND ${table.subtotal} = ${table.discount} + ${table.credit} + ${table.total}`)
+])
+
+/**
+ * Money that is asked for by an invoice. The row is the intent: what the provider says comes into it later, and what it
+ * was not told yet is found by `submitted_at`.
+ */
+export const charges = pgTable('charges', {
+  organization_id: ulid().notNull(),
+  id: ulid().notNull(),
+  invoice_id: ulid().notNull(),
+  payment_method_id: ulid(),
+  provider: varchar({ length: 32 }).notNull(),
+  provider_reference: varchar({ length: LABEL_LENGTH }),
+  status: varchar({ length: 16, enum: PAYMENT_STATUSES }).notNull().default('pending'),
+  currency: currency(),
+  amount: count().notNull(),
+  /** Of refunds that did not fail. */
+  refunded: count().notNull().default(0),
+  submitted_at: moment(),
+  settled_at: moment(),
+  ...created
+}, (table) => [
+  primaryKey({ columns: [table.organization_id, table.id] }),
+  foreignKey({
+    name: 'charges_of_invoice',
+    columns: [table.organization_id, table.invoice_id],
+    foreignColumns: [invoices.organization_id, invoices.id]
+  }),
+  index('charges_by_invoice').on(table.organization_id, table.invoice_id),
+  index('charges_to_submit').on(table.organization_id, table.id).where(sql`${table.submitted_at} is null`),
+  check('charges_refunded', sql`${table.amount} > 0 AND ${table.refunded} BETWEEN 0 AND ${table.amount}`)
+])
+
+/** Money that goes back, as a charge: the row is the intent. */
+export const refunds = pgTable('refunds', {
+  organization_id: ulid().notNull(),
+  id: ulid().notNull(),
+  charge_id: ulid().notNull(),
+  provider_reference: varchar({ length: LABEL_LENGTH }),
+  status: varchar({ length: 16, enum: PAYMENT_STATUSES }).notNull().default('pending'),
+  amount: count().notNull(),
+  reason: varchar({ length: LABEL_LENGTH }),
+  submitted_at: moment(),
+  settled_at: moment(),
+  ...created
+}, (table) => [
+  primaryKey({ columns: [table.organization_id, table.id] }),
+  foreignKey({
+    name: 'refunds_of_charge',
+    columns: [table.organization_id, table.charge_id],
+    foreignColumns: [charges.organization_id, charges.id]
+  }),
+  index('refunds_by_charge').on(table.organization_id, table.charge_id),
+  index('refunds_to_submit').on(table.organization_id, table.id).where(sql`${table.submitted_at} is null`),
+  check('refunds_amount', sql`${table.amount} > 0`)
+])
+
+/** API calls of an organization in a month, the first day of which names it. */
+export const api_usage = pgTable('api_usage', {
+  organization_id: ulid().notNull().references(() => organizations.id, { onDelete: 'cascade' }),
+  month: date({ mode: 'string' }).notNull(),
+  calls: count().notNull()
+}, (table) => [primaryKey({ columns: [table.organization_id, table.month] })])
+
+/** The first answer to a request that may be repeated: it is given again. */
+export const idempotency_keys = pgTable('idempotency_keys', {
+  organization_id: ulid().notNull().references(() => organizations.id, { onDelete: 'cascade' }),
+  /** Who sent it, as `user:17`. */
+  principal: varchar({ length: 32 }).notNull(),
+  key: varchar({ length: 255 }).notNull(),
+  /** A keyed MAC over path and body: a repeat is told from another request, and neither is stored. */
+  request: bytea().notNull(),
+  status: integer().notNull(),
+  answer: jsonb().$type<object>().notNull(),
+  ...created
+}, (table) => [
+  primaryKey({ columns: [table.organization_id, table.principal, table.key] }),
+  index().on(table.organization_id, table.created_at)
+])

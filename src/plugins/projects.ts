@@ -10,14 +10,14 @@ import { actorOf, principalOf } from '../http/actor.ts'
 import { requireScope } from '../http/access.ts'
 import { readKeyCheck, refuseKeyCheck, warnOfIterations } from '../http/key-checks.ts'
 import { inProject, levelOf } from '../http/places.ts'
+import { requireRoom } from '../http/plan-limits.ts'
 import { chooseSlug, orSlugTaken, refuseReserved } from '../http/slugs.ts'
 import type { Domain } from '../http/types.ts'
 import { recordEvent } from '../repositories/audit.ts'
 import { activeKeyOf } from '../repositories/levels.ts'
-import { lockOrganization } from '../repositories/organizations.ts'
 import type { KeyState } from '../repositories/encryption-keys.ts'
 import {
-  countProjects, createProject, deleteProject, findProject, listProjects, updateProject
+  createProject, deleteProject, findProject, listProjects, updateProject
 } from '../repositories/projects.ts'
 import { fail, refuse } from '../rules/errors.ts'
 import { pageMeta, pageOf } from '../rules/pagination.ts'
@@ -90,12 +90,7 @@ export const projects: Domain = async (app) => {
       if (encryption_type === 'client') warnOfIterations(reply, key.iterations)
       const created = await orSlugTaken(() => transaction(app.db, async (db) => {
         await holdCanary(db, app.keyring)
-        await lockOrganization(db, organization.id)
-        const { max_projects } = organization.plan
-        const used = max_projects === null ? 0 : await countProjects(db, organization.id)
-        if (max_projects !== null && used >= max_projects) {
-          fail('plan_limit_reached', { limit: max_projects, used, plan: organization.plan.name })
-        }
+        await requireRoom(db, organization.id, 'projects')
         const slug = await chooseSlug(db, 'project', { organization_id: organization.id }, body)
         await createProject(db, {
           id,

@@ -56,15 +56,6 @@ export async function findOrganization (db: Db, idOrSlug: string): Promise<{ id:
   return row
 }
 
-/**
- * Takes the organization's row until the end of the transaction, so that two creations cannot both pass a plan's limit.
- * No stronger than that: a write that holds the counter may go on to refer to this row (its key is checked by `FOR KEY
- * SHARE`), and whoever holds this row asks for the counter last.
- */
-export async function lockOrganization (db: Db, id: string): Promise<void> {
-  await db.select({ id: organizations.id }).from(organizations).where(eq(organizations.id, id)).for('no key update')
-}
-
 /** Whether writes can be accepted: not on a standby, and with this build's tables. */
 export async function isWritable (db: Db): Promise<boolean> {
   const [row] = await db.execute(sql`

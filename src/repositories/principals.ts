@@ -51,7 +51,7 @@ const principalsByHash = preparedSql<TokenFound, { hashes: string }>('principals
     api_tokens.created_by_type, api_tokens.created_by_id, api_tokens.created_by_name, api_tokens.user_id,
       api_tokens.grant_id, api_tokens.mac,
     o.name AS organization_name, o.slug, o.status, o.storage_key, o.created_at, o.updated_at,
-    p.name AS plan, p.retention_days, p.api_per_minute, p.max_projects, p.max_members,
+    p.name AS plan, p.retention_days, p.api_per_minute, p.max_projects, p.max_members, p.max_bytes,
     CASE WHEN api_tokens.user_id IS NOT NULL OR api_tokens.grant_id IS NOT NULL
       THEN jsonb_build_object('users', to_jsonb(u), 'oauth_grants', to_jsonb(g), 'oauth_clients',
         to_jsonb(c)) END AS support
@@ -93,6 +93,7 @@ interface TokenFound {
   api_per_minute: number
   max_projects: number | null
   max_members: number | null
+  max_bytes: string | null
   support: Record<'users' | 'oauth_grants' | 'oauth_clients', Record<string, unknown> | null> | null
 }
 
@@ -137,7 +138,8 @@ function principalOf (db: Db, row: Omit<TokenFound, 'question'>): Principal | un
     return undefined
   }
   const {
-    status, slug, storage_key, created_at, updated_at, plan, retention_days, api_per_minute, max_projects, max_members
+    status, slug, storage_key, created_at, updated_at, plan, retention_days, api_per_minute, max_projects, max_members,
+    max_bytes
   } = row
   return {
     type: 'api_token',
@@ -156,7 +158,7 @@ function principalOf (db: Db, row: Omit<TokenFound, 'question'>): Principal | un
       storage_key,
       created_at: new Date(created_at),
       updated_at: new Date(updated_at),
-      plan: { name: plan, retention_days, api_per_minute, max_projects, max_members }
+      plan: { name: plan, retention_days, api_per_minute, max_projects, max_members, max_bytes: number(max_bytes) }
     }
   }
 }

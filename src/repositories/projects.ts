@@ -13,10 +13,6 @@ import type { KeyState, NewKey } from './encryption-keys.ts'
 const oneOf = (organizationId: string, id: string) =>
   and(eq(projects.organization_id, organizationId), eq(projects.id, id))
 
-export async function countProjects (db: Db, organizationId: string): Promise<number> {
-  return db.$count(projects, eq(projects.organization_id, organizationId))
-}
-
 const columns = sql`p.id AS ulid, p.organization_id, p.name, p.slug, p.description, p.secret_format, p.encryption_type,
   p.history_policy, c.secret_count, c.environment_count, c.target_count, p.created_at, p.updated_at
   FROM projects p JOIN project_counts c ON c.organization_id = p.organization_id AND c.project_id = p.id`

@@ -8,7 +8,8 @@ import { subscribe } from 'node:diagnostics_channel'
 export const TENANT_TABLES = [
   'organization_counters', 'members', 'api_tokens', 'projects', 'project_counts', 'encryption_keys', 're_encryptions',
   'targets', 'environments', 'histories', 'secrets', 'secret_versions', 'audit_events', 'late_events',
-  'teams', 'team_members', 'team_projects'
+  'teams', 'team_members', 'team_projects', 'billing_accounts', 'subscriptions', 'payment_methods', 'invoices',
+  'charges', 'refunds', 'api_usage', 'idempotency_keys'
 ]
 
 /** What may look beyond one organization, and why; everything else is one organization's. */
