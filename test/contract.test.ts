@@ -4,7 +4,9 @@ import { SCOPE_NAMES, type Ability } from '../schemas/scopes.ts'
 import { mintApiToken } from '../src/crypto/bearer.ts'
 import { RESERVED } from '../src/rules/slugs.ts'
 import { startApp, type Answer } from './helpers/app.ts'
-import { fingerprint, OPERATIONS, READS, send, settle, type Access, type Depth } from './helpers/operations.ts'
+import {
+  fingerprint, OPERATIONS, publishedPaths, READS, send, settle, type Access, type Depth
+} from './helpers/operations.ts'
 import { issuePair, makePerson } from './helpers/people.ts'
 
 interface Schema { enum?: string[], anyOf?: Schema[], properties?: Record<string, Schema>, $ref?: string }
@@ -26,11 +28,10 @@ interface Operation {
 const service = await startApp(t)
 const document = service.app.swagger() as unknown as {
   tags: { name: string }[]
-  paths: Record<string, Record<string, Operation>>
   components: { schemas: Record<string, Schema>, securitySchemes: Record<string, unknown> }
 }
-const published = Object.entries(document.paths).flatMap(([path, methods]) =>
-  Object.entries(methods).map(([method, operation]) =>
+const published = Object.entries(publishedPaths(service)).flatMap(([path, methods]) =>
+  Object.entries(methods as Record<string, Operation>).map(([method, operation]) =>
     ({ at: `${method.toUpperCase()} ${path}`, path, method: method.toUpperCase(), operation })))
 const rowOf = (operation: Operation) => OPERATIONS[operation.operationId ?? ''] ?? (() => {
   throw new Error(`${operation.operationId} has no row`)

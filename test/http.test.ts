@@ -5,6 +5,7 @@ import { codeOf, ERRORS, type ErrorCode } from '../schemas/errors.ts'
 import { buildApp } from '../src/app.ts'
 import { loadConfig } from '../src/config.ts'
 import { makeLevel, startApp, type Answer, type Caller, type TestApp } from './helpers/app.ts'
+import { publishedPaths } from './helpers/operations.ts'
 import { LONG } from './helpers/long.ts'
 import { rest } from './helpers/sockets.ts'
 
@@ -1125,9 +1126,8 @@ interface Operation {
 
 /** What the published document says of each operation: its query, its body, and the error codes under each status. */
 function publishedOperations (): Operation[] {
-  const { paths = {} } = service.app.swagger() as { paths?: Record<string, Record<string, any>> }
   // The OAuth endpoints speak another language, with tests of their own.
-  return Object.entries(paths).filter(
+  return Object.entries(publishedPaths(service)).filter(
     ([path]) => !path.startsWith('/api/oauth/')
   ).flatMap(([path, item]) => Object.entries(item).map(([method, operation]): Operation => ({
     id: operation.operationId,

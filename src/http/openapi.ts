@@ -1,17 +1,18 @@
 import swagger from '@fastify/swagger'
 import swaggerUi from '@fastify/swagger-ui'
 import type { FastifyInstance } from 'fastify'
-import { codeOf, type ErrorCode } from '../../schemas/errors.ts'
 import { SCOPES } from '../../schemas/scopes.ts'
+import { arrange, type Document } from './document.ts'
 import { keepPages } from './kept.ts'
-import { oneOfWords } from './serialization.ts'
 
 const DESCRIPTION = `Encrypted secrets in a hierarchy of organization, project, target and environment, with version history.
 
 Every request carries \`Authorization: Bearer <token>\`: an organization API token, or an access token with which an
 application acts for a user (OAuth 2.0, authorization code with PKCE). Each operation names the one scope that it needs;
 \`*\` holds all of them, and a user never does more than their role in the organization allows. Times are RFC 3339 in UTC. Errors are \`{error, message, details?, errors?}\`.
-A trailing slash is never redirected. Limits are counted per organization; \`X-RateLimit-*\` says where you stand.`
+A trailing slash is never redirected. Limits are counted per organization. Every answer carries \`X-Request-Id\`, which
+names it in the log, and of a limited operation \`X-RateLimit-Limit\`, \`X-RateLimit-Remaining\` and \`X-RateLimit-Reset\`,
+errors too; \`Retry-After\` comes with 429 alone.`
 
 const TAGS: Record<string, string> = {
   organizations: 'The organization of the token',
@@ -26,8 +27,6 @@ const TAGS: Record<string, string> = {
   oauth: 'OAuth 2.0: tokens for applications that act for users',
   operations: 'For operators'
 }
-
-type Json = Record<string, unknown>
 
 /** Publishes OpenAPI 3.1 from the routes' schemas. A schema's title is the name of its component. */
 export async function installOpenApi (app: FastifyInstance) {
@@ -65,7 +64,7 @@ export async function installOpenApi (app: FastifyInstance) {
     },
     transformObject: (document) => {
       if (!('openapiObject' in document)) throw new Error('the document is OpenAPI 3.1')
-      return hoistTitled(document.openapiObject as unknown as Json) as typeof document.openapiObject
+      return arrange(document.openapiObject as unknown as Document) as unknown as typeof document.openapiObject
     }
   })
 }
@@ -114,105 +113,3 @@ function basePath ({ config }: FastifyInstance): string {
 // Swagger UI sets style attributes; no script of its pages is inline.
 const UI_CSP =
   "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
-
-// Every titled schema moves to components.schemas, and a $ref stays; its first example also stands beside the media
-// type, where every tool looks.
-function hoistTitled (document: Json): Json {
-  const schemas: Json = {}
-  const hoist = (value: unknown): unknown => {
-    if (Array.isArray(value)) return value.map(hoist)
-    if (typeof value !== 'object' || value === null) return value
-    const object = value as Json
-    const words = oneOfWords(object)
-    if (words !== undefined) {
-      const { description, default: byDefault } = object
-      return {
-        ...(description !== undefined && { description }),
-        ...(byDefault !== undefined && { default: byDefault }),
-        ...words
-      }
-    }
-    const copy = Object.fromEntries(Object.entries(object).map(([key, member]) =>
-      [key, key === 'examples' || key === 'default' ? member : hoist(member)]))
-    if (typeof object.title !== 'string' || !('type' in object || 'anyOf' in object)) return copy
-    schemas[object.title] = copy
-    return { $ref: `#/components/schemas/${object.title}` }
-  }
-  const withExamples = (value: unknown): unknown => {
-    if (Array.isArray(value)) return value.map(withExamples)
-    if (typeof value !== 'object' || value === null) return value
-    const copy: Json = Object.fromEntries(Object.entries(value).map(([key, member]) => [key, withExamples(member)]))
-    const schema = copy.schema as Json | undefined
-    const example = (schema?.examples as unknown[] | undefined)?.[0]
-    return example !== undefined && copy.example === undefined && !('in' in copy) ? { ...copy, example } : copy
-  }
-  const paths = hoist(describe(withExamples(document.paths) as Paths))
-  const components = document.components as Json
-  return {
-    ...document,
-    paths,
-    components: {
-      ...components,
-      headers: HEADERS,
-      schemas: Object.fromEntries(Object.entries(schemas).sort(([a], [b]) => a < b ? -1 : 1))
-    }
-  }
-}
-
-const whole = { type: 'integer' }
-const text = { type: 'string' }
-const HEADERS = {
-  'X-Request-Id': { description: 'Names the request in the log', schema: text },
-  'X-RateLimit-Limit': { description: 'Maximum requests in the window', schema: whole },
-  'X-RateLimit-Remaining': { description: 'Requests left in the current window', schema: whole },
-  'X-RateLimit-Reset': { description: 'Unix time at which the window resets', schema: whole },
-  'Retry-After': { description: 'Seconds to wait', schema: whole },
-  'WWW-Authenticate': { description: 'The challenge of RFC 6750', schema: text },
-  ETag: {
-    description:
-      'Of the whole answer, for If-None-Match; for If-Match send the `etag` of a level, or the one that a store answered',
-    schema: text
-  }
-}
-const WITH_ETAG = /^(?:read|store|retrieve)\w*Secrets/
-
-type Operation = Json & {
-  operationId?: string
-  summary?: string
-  requestBody?: Json & { content: Record<string, { schema: Json }> }
-  responses: Record<string, Json>
-}
-type Paths = Record<string, Record<string, Operation>>
-
-// What the routes' schemas cannot say: the headers of an answer, what an answer is in words, and that a body may be
-// left out.
-function describe (paths: Paths): Paths {
-  for (const operation of Object.values(paths).flatMap((path) => Object.values(path))) {
-    const limited = '429' in operation.responses
-    for (const [status, response] of Object.entries(operation.responses)) {
-      const names = [
-        'X-Request-Id', ...(limited ? ['X-RateLimit-Limit', 'X-RateLimit-Remaining', 'X-RateLimit-Reset'] : [])
-      ]
-      if (status === '429') names.push('Retry-After')
-      if (status === '401' || status === '403') names.push('WWW-Authenticate')
-      if (/^(?:200|304)$/.test(status) && WITH_ETAG.test(operation.operationId ?? '')) names.push('ETag')
-      response.headers = Object.fromEntries(names.map((name) => [name, { $ref: `#/components/headers/${name}` }]))
-      if (response.description === 'Default Response') {
-        response.description = status.startsWith('2') ? operation.summary : codesOf(response)
-      }
-    }
-    const [media] = Object.values(operation.requestBody?.content ?? {})
-    const required = media?.schema.required
-    if (operation.requestBody !== undefined && !(Array.isArray(required) && required.length > 0)) {
-      operation.requestBody.required = false
-    }
-  }
-  return paths
-}
-
-function codesOf (response: Json): string {
-  const [media] = Object.values(response.content as Record<string, { schema: Json }>)
-  const bodies = (media?.schema.anyOf ?? [media?.schema]) as { title?: string }[]
-  return bodies.map(({ title = '' }) =>
-    title.startsWith('Error_') ? `\`${codeOf(title.slice(6) as ErrorCode)}\`` : 'An error of RFC 6749').join(', ')
-}

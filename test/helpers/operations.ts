@@ -272,6 +272,19 @@ export const OPERATIONS: Record<string, Row> = {
 /** They only read, though their method is not a reader's. */
 export const READS = ['retrieveSecrets', 'retrieveSecretsLongPath', 'listVersions', 'listPendingVersions']
 
+/** The published paths, with the parameters and responses that they refer to in their places. */
+export function publishedPaths ({ app }: Pick<TestApp, 'app'>): Record<string, Record<string, any>> {
+  const { paths, components } = app.swagger() as { paths: object, components: Record<string, Record<string, object>> }
+  const resolve = (value: unknown): unknown => {
+    if (Array.isArray(value)) return value.map(resolve)
+    if (typeof value !== 'object' || value === null) return value
+    const [, kind, name] = /^#\/components\/(parameters|responses)\/(.+)$/.exec((value as { $ref?: string }).$ref ?? '') ?? []
+    if (kind !== undefined) return resolve(components[kind]![name!])
+    return Object.fromEntries(Object.entries(value).map(([key, member]) => [key, resolve(member)]))
+  }
+  return resolve(paths) as Record<string, Record<string, any>>
+}
+
 export interface World {
   caller: Caller
   ids: Record<string, string>
