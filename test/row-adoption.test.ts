@@ -55,6 +55,13 @@ async function undo (database: Database, keyring: Keyring) {
     'DROP FUNCTION keep_audit_event',
     'ALTER TABLE audit_events DROP COLUMN mac, DROP COLUMN chain_kid',
     'ALTER TABLE organization_counters DROP COLUMN event_head, ADD CONSTRAINT organization_counters_organization_id_organizations_id_fk FOREIGN KEY (organization_id) REFERENCES organizations (id) ON DELETE CASCADE',
+    'DROP TABLE former_token_hashes',
+    'DROP TABLE organization_removals',
+    'ALTER TABLE api_tokens DROP CONSTRAINT api_tokens_of_organization',
+    'CREATE INDEX api_tokens_organization_id_index ON api_tokens (organization_id)',
+    ...['histories', 'projects'].map((table) =>
+      `ALTER TABLE ${table} ADD CONSTRAINT ${table}_organization_id_organizations_id_fk
+        FOREIGN KEY (organization_id) REFERENCES organizations (id) ON DELETE CASCADE`),
     'DELETE FROM drizzle.__drizzle_migrations WHERE id >= (SELECT id FROM drizzle.__drizzle_migrations ORDER BY id OFFSET 9 LIMIT 1)')
 }
 

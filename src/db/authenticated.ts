@@ -1,9 +1,8 @@
 import { getTableColumns } from 'drizzle-orm'
 import type { PgColumn, PgTable } from 'drizzle-orm/pg-core'
 import {
-  api_tokens, environments, members, oauth_clients, oauth_codes, oauth_grants, oauth_requests, oauth_tokens,
-  password_links, projects, secrets,
-  sessions, targets, users
+  api_tokens, environments, former_token_hashes, members, oauth_clients, oauth_codes, oauth_grants, oauth_requests,
+  oauth_tokens, password_links, projects, secrets, sessions, targets, users
 } from './tables.ts'
 
 // Rows that decide who somebody is, or what a level is, carry a MAC over the fields below. Making and checking go by
@@ -16,7 +15,7 @@ type Name<T extends PgTable> = Extract<keyof Columns<T>, string>
 
 interface Declaration<T extends PgTable, F extends Name<T>> {
   table: T
-  /** The columns of the primary key. */
+  /** The columns that name a row, in its organization where it has one. */
   key: readonly F[]
   fields: readonly F[]
   /** Of these, only whether they have a value: what they hold is sealed. */
@@ -46,12 +45,15 @@ export const AUTHENTICATED = {
   password_links: declare(
     password_links, ['token_hash'], ['token_hash', 'user_id', 'expires_at'], { created_at: WHEN }
   ),
-  api_tokens: declare(api_tokens, ['id'],
+  api_tokens: declare(api_tokens, ['organization_id', 'id'],
     [
       'id', 'organization_id', 'name', 'token_hash', 'token_prefix', 'abilities', 'slices', 'expires_at',
       'created_by_type', 'created_by_id', 'created_by_name', 'user_id', 'grant_id'
     ],
     { last_used_at: SHOWN, created_at: WHEN, updated_at: WHEN }),
+  former_token_hashes: declare(
+    former_token_hashes, ['organization_id', 'token_id'], ['organization_id', 'token_id', 'token_hash', 'expires_at'], {}
+  ),
   oauth_clients: declare(
     oauth_clients, ['id'], ['id', 'name', 'redirect_uris', 'is_first_party', 'disabled_at'], { created_at: WHEN }
   ),

@@ -1,8 +1,11 @@
 import { sql, type SQL } from 'drizzle-orm'
 import type { Role } from '../../schemas/users.ts'
 
-/** What a request was let in by: an API token, or an access token of a member with this role. */
-export type Caller = { api_token: number } | { access_token: number, role: Role }
+/**
+ * What a request was let in by: an API token by the value with this hash, in hex, or an access token of a member with
+ * this role.
+ */
+export type Caller = { api_token: number, hash: string } | { access_token: number, role: Role }
 
 /** The caller of a change was revoked, expired or lost its role before the change could commit: nothing was changed. */
 export class CallerEnded extends Error {
@@ -31,14 +34,24 @@ export const callerCtes = (
   { organization_id, callers }: { organization_id: unknown, callers: unknown }, held: 'SKIP LOCKED' | '' = ''
 ): SQL => sql`
   caller AS (
-    SELECT * FROM jsonb_to_recordset(${callers}::jsonb) AS caller (api_token bigint, access_token bigint, role varchar)
-  ), api_caller AS (
-    SELECT found.grant_id FROM caller CROSS JOIN LATERAL (
-      SELECT grant_id FROM api_tokens
+    SELECT api_token, decode(hash, 'hex') AS hash, access_token, role
+    FROM jsonb_to_recordset(${callers}::jsonb) AS caller (api_token bigint, hash text, access_token bigint,
+      role varchar)
+  ), api_token AS (
+    SELECT caller.hash, found.* FROM caller CROSS JOIN LATERAL (
+      SELECT token_hash, grant_id FROM api_tokens
       WHERE id = caller.api_token AND organization_id = ${organization_id}::char(26)
         AND (expires_at IS NULL OR expires_at > now())
       FOR SHARE ${sql.raw(held)}
     ) AS found
+  ), former_value AS (
+    SELECT found.token_hash FROM api_token CROSS JOIN LATERAL (
+      SELECT token_hash FROM former_token_hashes
+      WHERE organization_id = ${organization_id}::char(26) AND token_hash = api_token.hash AND expires_at > now()
+      FOR SHARE ${sql.raw(held)}
+    ) AS found WHERE api_token.token_hash <> api_token.hash
+  ), api_caller AS (
+    SELECT grant_id FROM api_token WHERE token_hash = hash OR hash IN (SELECT token_hash FROM former_value)
   ), api_grant AS (
     SELECT found.id FROM (
       SELECT DISTINCT grant_id FROM api_caller WHERE grant_id IS NOT NULL
@@ -57,6 +70,15 @@ export const callerCtes = (
       FOR SHARE OF t, g, m ${sql.raw(held)}
     ) AS found
   )`
+
+/**
+ * Runs a statement with `callerCtes`, and once more where it finds a caller ended: it may have waited for a rotation of
+ * the caller's token, and a statement does not see what was written after it began, as the value that lives on.
+ */
+export async function orAgain<T> (run: () => Promise<T>, isLive: (found: T) => boolean): Promise<T> {
+  const found = await run()
+  return isLive(found) ? found : run()
+}
 
 /** True where no caller is needed, too. */
 export const callersLive = sql`(

@@ -1,7 +1,7 @@
 import { sql } from 'drizzle-orm'
 import {
-  bigint, boolean, char, check, date, foreignKey, index, integer, jsonb, pgTable, primaryKey, text, uniqueIndex,
-  varchar, type AnyPgColumn
+  bigint, boolean, char, check, date, foreignKey, index, integer, jsonb, pgTable, primaryKey, text, unique,
+  uniqueIndex, varchar, type AnyPgColumn
 } from 'drizzle-orm/pg-core'
 import {
   ADDRESS_LENGTH, COUPON_LENGTH, CURRENCY_LENGTH, INTERVALS, INVOICE_STATUSES, LABEL_LENGTH, PAYMENT_METHOD_KINDS,
@@ -100,6 +100,16 @@ export const organization_counters = pgTable('organization_counters', {
   next_version: count().notNull().default(1),
   next_event: count().notNull().default(1),
   event_head: bytea()
+})
+
+/**
+ * Organizations that were deleted, until nothing is left of them but their audit. Their row, and whatever lets somebody
+ * in, went at once; projects and histories, which may be very many, are reachable from nowhere and go in the
+ * background.
+ */
+export const organization_removals = pgTable('organization_removals', {
+  organization_id: ulid().primaryKey(),
+  removed_at: moment().notNull().default(sql`now()`)
 })
 
 export const users = pgTable('users', {
@@ -312,11 +322,31 @@ export const api_tokens = pgTable('api_tokens', {
   grant_id: count().references(() => oauth_grants.id, { onDelete: 'cascade' }),
   ...timestamps,
   ...authenticated
-}, (table) => [index().on(table.organization_id), index().on(table.user_id), index().on(table.grant_id)])
+}, (table) => [
+  unique('api_tokens_of_organization').on(table.organization_id, table.id), index().on(table.user_id),
+  index().on(table.grant_id)
+])
 
+/** The value that a token had before its last rotation, for as long as it lives on. */
+export const former_token_hashes = pgTable('former_token_hashes', {
+  organization_id: ulid().notNull(),
+  token_id: count().notNull(),
+  token_hash: bytea().notNull().unique(),
+  expires_at: moment().notNull(),
+  ...authenticated
+}, (table) => [
+  primaryKey({ columns: [table.organization_id, table.token_id] }),
+  foreignKey({
+    name: 'former_token_hashes_of_token',
+    columns: [table.organization_id, table.token_id],
+    foreignColumns: [api_tokens.organization_id, api_tokens.id]
+  }).onDelete('cascade')
+])
+
+/** Refers to no organization: that row goes first (`organization_removals`), and what hangs on this one after it. */
 export const projects = pgTable('projects', {
   id: ulid().notNull(),
-  organization_id: ulid().notNull().references(() => organizations.id, { onDelete: 'cascade' }),
+  organization_id: ulid().notNull(),
   name: name(),
   slug: slug(),
   description: text(),
@@ -529,9 +559,10 @@ export const environments = pgTable('environments', {
 /**
  * What the versions of a secret hang on. A purge gives the secret a new history, a delete takes the secret away: what
  * hangs on the old one is then reachable from nowhere, at once, and removed in the background however much it is.
+ * Refers to no organization, as projects do.
  */
 export const histories = pgTable('histories', {
-  organization_id: ulid().notNull().references(() => organizations.id, { onDelete: 'cascade' }),
+  organization_id: ulid().notNull(),
   id: ulid().notNull(),
   /** Set: no secret has it any more. */
   removed_at: moment()

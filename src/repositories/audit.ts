@@ -1,5 +1,5 @@
 import { and, asc, eq, inArray, sql, type SQL } from 'drizzle-orm'
-import { CallerEnded, callerCtes, callersJson, callersLive, type Caller } from '../db/caller.ts'
+import { CallerEnded, callerCtes, callersJson, callersLive, orAgain, type Caller } from '../db/caller.ts'
 import { databaseError, DatabaseUnavailable, preparedSql, transaction, type Db } from '../db/database.ts'
 import { eventRow, eventsJson, insertEvents, type EventRow } from '../db/events.ts'
 import { late_events, organization_counters } from '../db/tables.ts'
@@ -39,13 +39,14 @@ export type AuditEvent = Pick<EventRow, 'action' | 'resource_type' | 'resource_i
  */
 export async function recordEvent (db: Db, actor: Actor, ...events: AuditEvent[]): Promise<void> {
   const caller = { organization_id: actor.organization_id, callers: callersJson([actor.caller]) }
-  const rows = await db.execute(sql`
+  const record = async () => await db.execute(sql`
     WITH ${callerCtes(caller)}, counter AS (
       UPDATE organization_counters SET next_event = next_event + ${events.length}::int
       WHERE organization_id = ${actor.organization_id} AND ${callersLive} RETURNING organization_id,
         next_event - ${events.length}::int AS first
     )
     ${insertEvents(eventsJson(events.map((event) => eventRow(actor, event))))} RETURNING seq`) as unknown as unknown[]
+  const rows = await orAgain(record, ({ length }) => length > 0 || actor.caller === null)
   if (rows.length === 0 && actor.caller !== null) throw new CallerEnded()
 }
 
@@ -54,9 +55,10 @@ export async function recordEvent (db: Db, actor: Actor, ...events: AuditEvent[]
  * whoever revokes that caller holds it, and waits for the counter. Throws CallerEnded when there is none any more.
  */
 export async function holdCaller (db: Db, { organization_id, caller }: Actor): Promise<void> {
-  const [row] = await db.execute(sql`
+  const hold = async () => await db.execute(sql`
     WITH ${callerCtes({ organization_id, callers: callersJson([caller]) })} SELECT ${callersLive} AS live
   `) as unknown as { live: boolean }[]
+  const [row] = await orAgain(hold, ([row]) => row!.live)
   if (!row!.live) throw new CallerEnded()
 }
 

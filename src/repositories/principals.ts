@@ -43,7 +43,8 @@ export interface Principal {
   organization: Organization
 }
 
-// Of a token that is a person's, the rows that it rests on come along.
+// By its value, or by the one from before its last rotation while that lives on. Of a token that is a person's, the
+// rows that it rests on come along.
 const principalsByHash = preparedSql<TokenFound, { hashes: string }>('principals_by_hash', ($) => sql`
   SELECT asked.question::int - 1 AS question,
     api_tokens.id, api_tokens.organization_id, api_tokens.name, api_tokens.token_hash, api_tokens.token_prefix,
@@ -54,9 +55,16 @@ const principalsByHash = preparedSql<TokenFound, { hashes: string }>('principals
     p.name AS plan, p.retention_days, p.api_per_minute, p.max_projects, p.max_members, p.max_bytes,
     CASE WHEN api_tokens.user_id IS NOT NULL OR api_tokens.grant_id IS NOT NULL
       THEN jsonb_build_object('users', to_jsonb(u), 'oauth_grants', to_jsonb(g), 'oauth_clients',
-        to_jsonb(c)) END AS support
+        to_jsonb(c)) END AS support,
+    CASE WHEN api_tokens.token_hash <> decode(asked.hash, 'hex') THEN (
+      SELECT to_jsonb(f) FROM former_token_hashes f WHERE f.organization_id = api_tokens.organization_id
+        AND f.token_hash = decode(asked.hash, 'hex')) END AS former
   FROM jsonb_array_elements_text(${$('hashes')}::jsonb) WITH ORDINALITY AS asked (hash, question)
-  INNER JOIN api_tokens ON api_tokens.token_hash = decode(asked.hash, 'hex')
+  INNER JOIN api_tokens ON api_tokens.token_hash = coalesce((
+      SELECT t.token_hash FROM former_token_hashes f
+      JOIN api_tokens t ON t.organization_id = f.organization_id AND t.id = f.token_id
+      WHERE f.token_hash = decode(asked.hash, 'hex') AND f.expires_at > now()
+    ), decode(asked.hash, 'hex'))
   JOIN organizations o ON o.id = api_tokens.organization_id
   JOIN plans p ON p.name = o.plan
   LEFT JOIN users u ON u.id = api_tokens.user_id
@@ -95,6 +103,7 @@ interface TokenFound {
   max_members: number | null
   max_bytes: string | null
   support: Record<'users' | 'oauth_grants' | 'oauth_clients', Record<string, unknown> | null> | null
+  former: Record<string, unknown> | null
 }
 
 /**
@@ -134,6 +143,8 @@ function principalOf (db: Db, row: Omit<TokenFound, 'question'>): Principal | un
     grant_id,
     mac
   }
+  const former = fromJson('former_token_hashes', row.former)
+  if (former !== null && (former.token_id !== id || !isAuthentic(db, 'former_token_hashes', former))) return undefined
   if (!isAuthentic(db, 'api_tokens', token) || !isSupported(db, row.support, { organization_id, user_id, grant_id })) {
     return undefined
   }
@@ -148,7 +159,7 @@ function principalOf (db: Db, row: Omit<TokenFound, 'question'>): Principal | un
     scopes: new Set(abilities),
     slices: slices ?? [],
     expires_at,
-    caller: { api_token: id },
+    caller: { api_token: id, hash: (former ?? token).token_hash.toString('hex') },
     person: user_id === null ? null : { user_id, grant_id },
     organization: {
       id: organization_id,

@@ -1,6 +1,6 @@
 import { and, eq, sql } from 'drizzle-orm'
 import type { VersionAction } from '../../schemas/versions.ts'
-import { CallerEnded, callerCtes, callersJson, callersLive } from '../db/caller.ts'
+import { CallerEnded, callerCtes, callersJson, callersLive, orAgain } from '../db/caller.ts'
 import { codeOf, isForeignKeyViolation, isUniqueViolation, macOf, preparedSql, type Db } from '../db/database.ts'
 import { eventRow, eventsJson, insertEvents } from '../db/events.ts'
 import { project_counts, secrets, targets } from '../db/tables.ts'
@@ -54,10 +54,10 @@ export type Outcome = { outcome: 'written', next_version: number } | { outcome: 
 export async function writeSecrets (db: Db, next_version: number, writes: readonly SecretWrite[]): Promise<Outcome> {
   const isOne = writes.length === 1
   try {
-    const rows = isOne
-      ? swapOne(db, valuesOfOne(db, next_version, writes[0]!))
-      : swapSeveral(db, valuesOfSeveral(db, next_version, writes))
-    const [row] = await rows as [Swapped]
+    const swap = async () => (isOne
+      ? await swapOne(db, valuesOfOne(db, next_version, writes[0]!))
+      : await swapSeveral(db, valuesOfSeveral(db, next_version, writes))) as [Swapped]
+    const [row] = isOne ? await orAgain(swap, ([{ callers_live }]) => callers_live) : await swap()
     if (row.next_version !== null) return { outcome: 'written', next_version: Number(row.next_version) }
     if (isOne && !row.callers_live) throw new CallerEnded()
     return { outcome: row.callers_live && row.projects_found ? 'moved' : 'held' }

@@ -3,8 +3,10 @@ import type { Ability } from '../../schemas/scopes.ts'
 import type { ApiToken, Restriction } from '../../schemas/tokens.ts'
 import { authenticatedColumns } from '../db/authenticated.ts'
 import { makeId } from '../db/ids.ts'
-import { isAuthentic, macOf, preparedSql, verifies, tampered, type Authenticated, type Db } from '../db/database.ts'
-import { api_tokens, environments, organizations, projects, targets } from '../db/tables.ts'
+import {
+  isAuthentic, macOf, preparedSql, readNow, updateAuthentic, verifies, tampered, type Authenticated, type Db
+} from '../db/database.ts'
+import { api_tokens, environments, former_token_hashes, organizations, projects, targets } from '../db/tables.ts'
 import { readPage, type PageRequest } from '../rules/pagination.ts'
 import type { Slice } from '../rules/slices.ts'
 import type { Principal } from './principals.ts'
@@ -105,6 +107,49 @@ export async function findSlices (db: Db, organizationId: string, id: number): P
   return row && (row.slices ?? [])
 }
 
+const ofOrganization = (organizationId: string, id: number): SQL | undefined =>
+  and(eq(api_tokens.organization_id, organizationId), eq(api_tokens.id, id))
+
+/**
+ * Gives a token another value, in place and at once. The one that it had lives on for so many seconds; one from an
+ * earlier rotation ends. The caller holds the token (`lockToken`).
+ */
+export async function rotateToken (
+  db: Db, { organization_id, id, token_hash: former }: Pick<TokenRow, 'organization_id' | 'id' | 'token_hash'>,
+  value: Pick<TokenRow, 'token_hash' | 'token_prefix'>, overlapSeconds: number
+): Promise<ApiToken | undefined> {
+  const { organization_id: of, token_id } = former_token_hashes
+  await db.delete(former_token_hashes).where(and(eq(of, organization_id), eq(token_id, id)))
+  if (overlapSeconds > 0) {
+    const expires_at = new Date(await readNow(db) + overlapSeconds * 1000)
+    const row = { organization_id, token_id: id, token_hash: former, expires_at }
+    await db.insert(former_token_hashes).values({ ...row, mac: macOf(db, 'former_token_hashes', row) })
+  }
+  return updateToken(db, organization_id, id, value)
+}
+
+/** Changes a token, and answers it as it is then; undefined when it is not as the service wrote it. */
+export async function updateToken (
+  db: Db, organizationId: string, id: number,
+  changes: Partial<Pick<TokenRow, 'name' | 'expires_at' | 'token_hash' | 'token_prefix'>>
+): Promise<ApiToken | undefined> {
+  const where = ofOrganization(organizationId, id)
+  const changed = await updateAuthentic(db, 'api_tokens', where, changes, { updated_at: sql`now()` })
+  return changed && findToken(db, organizationId, id)
+}
+
+/** A token of the organization as the API shows it; undefined when there is none, or none that the service wrote. */
+export async function findToken (db: Db, organizationId: string, id: number): Promise<ApiToken | undefined> {
+  const rows = await db.select(columns).from(api_tokens).where(ofOrganization(organizationId, id))
+  return (await withRestrictions(db, organizationId, rows.filter((row) => isAuthentic(db, 'api_tokens', row))))[0]
+}
+
+/** Takes a token of the organization until the end of the transaction; undefined as for `findToken`. */
+export async function lockToken (db: Db, organizationId: string, id: number): Promise<TokenRow | undefined> {
+  const [row] = await db.select(columns).from(api_tokens).where(ofOrganization(organizationId, id)).for('update')
+  return row && isAuthentic(db, 'api_tokens', row) ? row : undefined
+}
+
 export async function deleteTokens (db: Db, organizationId: string, ids: readonly number[]): Promise<void> {
   if (ids.length === 0) return
   const listed =
@@ -176,7 +221,8 @@ const slugsOf = preparedSql<{ id: string, slug: string }, { organization_id: str
   return sql`${among(sql`projects`)} UNION ALL ${among(sql`targets`)} UNION ALL ${among(sql`environments`)}`
 })
 
-type TokenRow = Authenticated<'api_tokens'> & Pick<typeof api_tokens.$inferSelect,
+/** A token with what is authenticated of it. */
+export type TokenRow = Authenticated<'api_tokens'> & Pick<typeof api_tokens.$inferSelect,
   'last_used_at' | 'created_at' | 'updated_at'>
 
 // Slices are kept by id and shown by slug. What was deleted since has no slug: the slice then covers nothing and is

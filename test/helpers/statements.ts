@@ -6,10 +6,10 @@ import { subscribe } from 'node:diagnostics_channel'
 
 /** Tables whose rows belong to an organization. */
 export const TENANT_TABLES = [
-  'organization_counters', 'members', 'api_tokens', 'projects', 'project_counts', 'encryption_keys', 're_encryptions',
-  'targets', 'environments', 'histories', 'secrets', 'secret_versions', 'audit_events', 'late_events',
-  'teams', 'team_members', 'team_projects', 'billing_accounts', 'subscriptions', 'payment_methods', 'invoices',
-  'charges', 'refunds', 'api_usage', 'idempotency_keys'
+  'organization_counters', 'organization_removals', 'members', 'api_tokens', 'former_token_hashes', 'projects',
+  'project_counts', 'encryption_keys', 're_encryptions', 'targets', 'environments', 'histories', 'secrets',
+  'secret_versions', 'audit_events', 'late_events', 'teams', 'team_members', 'team_projects', 'billing_accounts',
+  'subscriptions', 'payment_methods', 'invoices', 'charges', 'refunds', 'api_usage', 'idempotency_keys'
 ]
 
 /** What may look beyond one organization, and why; everything else is one organization's. */
