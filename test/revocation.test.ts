@@ -10,7 +10,7 @@ import { revokeGrant } from '../src/repositories/oauth.ts'
 import { setDisabled } from '../src/repositories/users.ts'
 import { startApp } from './helpers/app.ts'
 import { fingerprint, OPERATIONS, READS, requestOf, settle, type Row } from './helpers/operations.ts'
-import { issuePair, makePerson } from './helpers/people.ts'
+import { issuePair, makePerson, makeTeam } from './helpers/people.ts'
 import { visitor } from './helpers/visitor.ts'
 
 // Whoever ends while a request is under way: the guard has let them in by the headers, and the body comes afterwards.
@@ -76,6 +76,59 @@ const ENDINGS: Record<string, () => Promise<Ending>> = {
   })
 }
 
+/** An API token that rosa made through an application, which holds all that she does. */
+async function tokenOfRosa (): Promise<string> {
+  const { token } = await accessToken()
+  const { status, text, body } = await service.inject({
+    method: 'POST',
+    url: `/api/v1/organizations/${o}/api-keys`,
+    headers: { authorization: `Bearer ${token}` },
+    payload: { name: 'Hers', abilities: ['*'], expires_at: new Date(Date.now() + 3_600_000).toISOString() }
+  })
+  if (status !== 201) throw new Error(text)
+  return body.token
+}
+
+const ROSA = `organization_id = '${o}' AND user_id = ${rosa.id}`
+const isRemoved = {
+  end: () => service.sql(`DELETE FROM members WHERE ${ROSA}`),
+  undo: () => service.write(`INSERT INTO members (organization_id, user_id, role) VALUES ('${o}', ${rosa.id}, 'owner')`)
+}
+
+Object.assign(ENDINGS, {
+  'somebody who is removed from the organization': async () => ({ token: (await accessToken()).token, ...isRemoved }),
+  'an API token of somebody who is removed': async () => ({ token: await tokenOfRosa(), ...isRemoved }),
+  'a member whose role changes, with an API token': async () => ({
+    token: await tokenOfRosa(),
+    end: () => service.write(`UPDATE members SET role = 'auditor' WHERE ${ROSA}`),
+    undo: () => service.write(`UPDATE members SET role = 'owner' WHERE ${ROSA}`)
+  })
+} satisfies typeof ENDINGS)
+
+// Somebody whose own role lets them look at bills, and whose team does everything in the projects of the tests.
+const inTeam = (sql: (team: string, id: number) => string) => async (): Promise<Ending> => {
+  const theo = await makePerson(service, { [o]: 'billing_manager' })
+  const team = await makeTeam(
+    service, o, [theo], { [ids.project!]: 'administrator', [ids.client!]: 'administrator' }
+  )
+  const { access } = await issuePair(service, theo, SCOPE_NAMES)
+  return { token: access, end: () => service.sql(sql(team, theo.id)) }
+}
+const TEAM_ENDINGS: typeof ENDINGS = {
+  'a member whose team goes on without them': inTeam((team, id) =>
+    `DELETE FROM team_members WHERE organization_id = '${o}' AND team_id = '${team}' AND user_id = ${id}`),
+  'a member whose team loses its projects': inTeam((team) =>
+    `DELETE FROM team_projects WHERE organization_id = '${o}' AND team_id = '${team}'`),
+  'a member whose team gets another role': inTeam((team) =>
+    `UPDATE team_projects SET role = 'auditor' WHERE organization_id = '${o}' AND team_id = '${team}'`),
+  'a member whose team is deleted': inTeam((team) =>
+    `DELETE FROM teams WHERE organization_id = '${o}' AND id = '${team}'`),
+  'somebody who is removed, with a team': inTeam((_team, id) =>
+    `DELETE FROM members WHERE organization_id = '${o}' AND user_id = ${id}`)
+}
+const isGivenByTeams = ({ access, needs = access }: Row) =>
+  /^(secret|key|project|target|environment):/.test(needs) && needs !== 'project:create'
+
 /** Waits until a caller is looked up next, or has been; calls `then` at that moment. */
 function lookedUp (phase: 'before' | 'after', then = () => {}): Promise<void> {
   return new Promise((resolve) => {
@@ -139,9 +192,11 @@ t.test('a revoked caller changes nothing, also when its body arrives late: every
   const changes = Object.entries(OPERATIONS).filter(([id, { at, access }]) =>
     access !== 'public' && !at.startsWith('GET ') && !READS.includes(id))
   t.ok(changes.length >= 22, `${changes.length} operations that change something`)
-  for (const [who, make] of Object.entries(ENDINGS)) {
+  for (const [who, make] of Object.entries({ ...ENDINGS, ...TEAM_ENDINGS })) {
     const wrong: string[] = []
-    for (const [id, row] of changes) {
+    const possible = who in TEAM_ENDINGS ? changes.filter(([, row]) => isGivenByTeams(row)) : changes
+    t.ok(possible.length >= 15, `${possible.length} of them are possible`)
+    for (const [id, row] of possible) {
       const { token, end, undo } = await make()
       let before = ''
       const answer = await heldOpen(address, row, token, async () => {
@@ -161,12 +216,12 @@ t.test('a revoked caller changes nothing, also when its body arrives late: every
 
 t.test('what a late body would only read is judged again', async (t) => {
   const address = await listening(0)
-  for (const [who, make] of Object.entries(ENDINGS)) {
+  for (const [who, make] of Object.entries({ ...ENDINGS, ...TEAM_ENDINGS })) {
     for (const id of READS) {
       const { token, end, undo } = await make()
       const { status, body } = await heldOpen(address, OPERATIONS[id]!, token, end)
       // A role that lacks the scope is told so; the rest are nobody any more.
-      const expected = who.startsWith('a member') ? [200, 403] : [401]
+      const expected = who.startsWith('a member whose') ? [200, 403] : [401]
       t.ok(expected.includes(status), `${id} for ${who}: ${status} ${body?.error}`)
       await undo?.()
     }

@@ -100,6 +100,19 @@ for (const [level, of] of [[at, 'orbit'], [besides, 'comet']] as const) {
 const levelPath = `/${o}/${at.project}/${at.target}/${at.environment}/secrets`
 const { etag } = (await nimbus.call('GET', levelPath)).headers
 
+// Somebody who is in the project by a team alone, and a stronger team that holds another one.
+const theo = await makePerson(test, { [o]: 'billing_manager' })
+const theirsToo = await issuePair(test, theo, ['project:read', 'organization:read'])
+const [team, anotherTeam] = ['01ARZ3NDEKTSV4RRFFQ69G5FA0', '01ARZ3NDEKTSV4RRFFQ69G5FA1']
+for (const [id, slug, of, held, role] of [
+  [team, 'ours', theo.id, 'orbit', 'member'], [anotherTeam, 'theirs', mallory.id, 'comet', 'administrator']
+]) {
+  await test.sql(`INSERT INTO teams (id, organization_id, name, slug) VALUES ('${id}', '${o}', 'Team', '${slug}')`)
+  await test.write(`INSERT INTO team_members (organization_id, team_id, user_id) VALUES ('${o}', '${id}', ${of})`)
+  await test.write(`INSERT INTO team_projects (organization_id, team_id, project_id, role)
+    SELECT '${o}', '${id}', id, '${role}' FROM projects WHERE organization_id = '${o}' AND slug = '${held}'`)
+}
+
 // Ways to be somebody, each with what is answered; mutations are taken back after each manipulation.
 type Ask = () => Promise<Answer>
 const bearer = (token: string, url: string) => () => test.inject({ url, headers: { authorization: `Bearer ${token}` } })
@@ -129,6 +142,7 @@ const asks = {
   access: bearer(mine.access, '/api/v1/user'),
   member: bearer(mine.access, `/api/v1/${o}/projects`),
   organizations: bearer(mine.access, '/api/v1/organizations'),
+  teamed: bearer(theirsToo.access, `/api/v1/${o}/${at.project}`),
   refresh: form('/api/oauth/token', { grant_type: 'refresh_token', refresh_token: mine.refresh, client_id: 'web' }),
   code: exchange(mine.code, mine.verifier.verifier),
   authorize: page(authorizationUrl(mine.verifier.challenge, { client_id: 'web' }), mine.cookie),
@@ -171,6 +185,18 @@ const SUBJECTS: Record<AuthenticatedTable, Subject> = {
     another: `organization_id = '${o}' AND user_id = ${mallory.id}`,
     asks: ['member', 'organizations'],
     finds: ['organization_id', 'user_id', 'status']
+  },
+  team_members: {
+    row: `organization_id = '${o}' AND team_id = '${team}'`,
+    another: `organization_id = '${o}' AND team_id = '${anotherTeam}'`,
+    asks: ['teamed'],
+    finds: ['organization_id', 'team_id', 'user_id']
+  },
+  team_projects: {
+    row: `organization_id = '${o}' AND team_id = '${team}'`,
+    another: `organization_id = '${o}' AND team_id = '${anotherTeam}'`,
+    asks: ['teamed'],
+    finds: ['organization_id', 'team_id', 'project_id']
   },
   sessions: {
     row: `token_hash = ${hex(hashToken(mine.cookie))}`,
@@ -529,7 +555,7 @@ for (const table of NAMES) {
     }
     // Everything of somebody else, with their MAC, but for what the row is found by.
     const copied = [...fields.filter((field) => !finds.includes(field)), 'mac']
-    for (const set of [copied, ['mac']]) {
+    for (const set of copied.length > 1 ? [copied, ['mac']] : [copied]) {
       wrong.push(...await manipulate(
         table, `${set.join(', ')} of another`,
         [`UPDATE ${table} t SET ${set.map((field) => `${field} = o.${field}`).join(', ')} FROM (SELECT * FROM ${table} WHERE ${another}) o WHERE t.ctid = (SELECT ctid FROM ${table} WHERE ${row})`]

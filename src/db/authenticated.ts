@@ -2,7 +2,7 @@ import { getTableColumns } from 'drizzle-orm'
 import type { PgColumn, PgTable } from 'drizzle-orm/pg-core'
 import {
   api_tokens, environments, former_token_hashes, members, oauth_clients, oauth_codes, oauth_grants, oauth_requests,
-  oauth_tokens, password_links, projects, secrets, sessions, targets, users
+  oauth_tokens, password_links, projects, secrets, sessions, targets, team_members, team_projects, users
 } from './tables.ts'
 
 // Rows that decide who somebody is, or what a level is, carry a MAC over the fields below. Making and checking go by
@@ -41,6 +41,10 @@ export const AUTHENTICATED = {
   members: declare(
     members, ['organization_id', 'user_id'], ['organization_id', 'user_id', 'role', 'status'], { joined_at: WHEN }
   ),
+  team_members: declare(team_members, ['organization_id', 'team_id', 'user_id'],
+    ['organization_id', 'team_id', 'user_id'], { created_at: WHEN }),
+  team_projects: declare(team_projects, ['organization_id', 'team_id', 'project_id'],
+    ['organization_id', 'team_id', 'project_id', 'role'], { created_at: WHEN }),
   sessions: declare(sessions, ['token_hash'], ['token_hash', 'user_id', 'seen_at', 'expires_at'], { created_at: WHEN }),
   password_links: declare(
     password_links, ['token_hash'], ['token_hash', 'user_id', 'expires_at'], { created_at: WHEN }

@@ -1,11 +1,16 @@
 import { sql, type SQL } from 'drizzle-orm'
 import type { Role } from '../../schemas/users.ts'
 
+/** A team's hold on a project, which gave somebody a role in it. */
+export interface HeldByTeam { team_id: string, project_id: string, role: Role }
+
 /**
- * What a request was let in by: an API token by the value with this hash, in hex, or an access token of a member with
- * this role.
+ * What a request was let in by: an API token by the value with this hash, in hex, that of a person with the person's
+ * role; or an access token of a member with this role. Whoever needed more than that role gives was let in by teams,
+ * too.
  */
-export type Caller = { api_token: number, hash: string } | { access_token: number, role: Role }
+export type Caller = ({ api_token: number, hash: string, user_id?: number, role?: Role } |
+  { access_token: number, user_id: number, role: Role }) & { teams?: readonly HeldByTeam[] }
 
 /** The caller of a change was revoked, expired or lost its role before the change could commit: nothing was changed. */
 export class CallerEnded extends Error {
@@ -25,8 +30,9 @@ export function callersJson (callers: readonly (Caller | null)[]): string {
 /**
  * Common table expressions that take the rows which let callers in, until the end of the transaction: whoever revokes
  * waits for what is under way, and what comes after finds nothing. Closing an account or shutting a client out revokes
- * its grants, so the grant speaks for both, also for an API token that was made through it. `callersLive` says whether
- * all of them were found.
+ * its grants, so the grant speaks for both, also for an API token that was made through it. Whoever takes a membership
+ * away takes it first, and then what hangs on it, so it is taken first here. `callersLive` says whether all of them
+ * were found.
  *
  * @param held with `SKIP LOCKED`, who is being changed is waited for no more than who is gone, and counts as gone
  */
@@ -34,14 +40,23 @@ export const callerCtes = (
   { organization_id, callers }: { organization_id: unknown, callers: unknown }, held: 'SKIP LOCKED' | '' = ''
 ): SQL => sql`
   caller AS (
-    SELECT api_token, decode(hash, 'hex') AS hash, access_token, role
+    SELECT api_token, decode(hash, 'hex') AS hash, access_token, user_id, role, teams
     FROM jsonb_to_recordset(${callers}::jsonb) AS caller (api_token bigint, hash text, access_token bigint,
-      role varchar)
+      user_id bigint, role varchar, teams jsonb)
+  ), member_caller AS (
+    SELECT found.user_id, caller.role FROM caller CROSS JOIN LATERAL (
+      SELECT m.user_id FROM members m
+      WHERE m.organization_id = ${organization_id}::char(26) AND m.user_id = caller.user_id
+        AND m.status = 'active' AND m.role = caller.role AND caller.api_token IS NOT NULL
+      FOR SHARE ${sql.raw(held)}
+    ) AS found
   ), api_token AS (
     SELECT caller.hash, found.* FROM caller CROSS JOIN LATERAL (
       SELECT token_hash, grant_id FROM api_tokens
       WHERE id = caller.api_token AND organization_id = ${organization_id}::char(26)
         AND (expires_at IS NULL OR expires_at > now())
+        AND (caller.user_id IS NULL OR EXISTS (SELECT FROM member_caller AS its
+          WHERE its.user_id = caller.user_id AND its.role = caller.role))
       FOR SHARE ${sql.raw(held)}
     ) AS found
   ), former_value AS (
@@ -69,6 +84,16 @@ export const callerCtes = (
         AND g.revoked_at IS NULL AND g.expires_at > now() AND m.status = 'active' AND m.role = caller.role
       FOR SHARE OF t, g, m ${sql.raw(held)}
     ) AS found
+  ), team_caller AS (
+    SELECT found.team_id FROM caller
+    CROSS JOIN LATERAL jsonb_to_recordset(caller.teams) AS its (team_id char(26), project_id char(26), role varchar)
+    CROSS JOIN LATERAL (
+      SELECT tm.team_id FROM team_members tm
+      JOIN team_projects tp ON tp.organization_id = tm.organization_id AND tp.team_id = tm.team_id
+      WHERE tm.organization_id = ${organization_id}::char(26) AND tm.team_id = its.team_id
+        AND tm.user_id = caller.user_id AND tp.project_id = its.project_id AND tp.role = its.role
+      FOR SHARE OF tm, tp ${sql.raw(held)}
+    ) AS found
   )`
 
 /**
@@ -83,4 +108,5 @@ export async function orAgain<T> (run: () => Promise<T>, isLive: (found: T) => b
 /** True where no caller is needed, too. */
 export const callersLive = sql`(
   (SELECT count(*) FROM api_caller WHERE grant_id IS NULL OR grant_id IN (SELECT id FROM api_grant))
-  + (SELECT count(*) FROM user_caller) = (SELECT count(*) FROM caller))`
+  + (SELECT count(*) FROM user_caller) = (SELECT count(*) FROM caller)
+  AND (SELECT count(*) FROM team_caller) = (SELECT coalesce(sum(jsonb_array_length(teams)), 0) FROM caller))`

@@ -10,10 +10,9 @@ import { findPrincipal, updateTokenUse, type Organization, type Principal } from
 import { databaseError } from '../db/database.ts'
 import { findDevice } from '../repositories/attempts.ts'
 import { fail } from '../rules/errors.ts'
-import { effectiveScopes } from '../rules/roles.ts'
+import { effectiveScopes, holds, holdsBy, scopesBy, type TeamRole } from '../rules/roles.ts'
 import { RESERVED, isReserved, type SlugKind } from '../rules/slugs.ts'
 import { principalOf } from './actor.ts'
-import { REALM } from './errors.ts'
 import { addressKey } from './addresses.ts'
 import { expectNothing, locateAhead } from './places.ts'
 import type { Counters } from './counters.ts'
@@ -35,6 +34,7 @@ export async function installAccess (app: FastifyInstance, judgedFor = JUDGED_FO
   app.decorateRequest('principal', null)
   app.decorateRequest('user', null)
   app.decorateRequest('judgedAt', 0)
+  app.decorateRequest('byTeams', null)
 
   app.addHook('onRoute', (route) => {
     const { access, audit, errors = [] } = route.config ?? {}
@@ -107,10 +107,10 @@ export async function installAccess (app: FastifyInstance, judgedFor = JUDGED_FO
   })
 
   // A change holds its caller until it commits (`recordEvent`). This is for what a late body would only read.
-  app.addHook('preValidation', (request, reply, done) => {
+  app.addHook('preValidation', (request, _reply, done) => {
     const isGuarded = request.user !== null || request.principal !== null
     if (isGuarded && performance.now() - request.judgedAt > judgedFor) {
-      judgeAgain(app, request, reply).then(() => done(), done)
+      judgeAgain(app, request).then(() => done(), done)
     } else done()
   })
 }
@@ -167,7 +167,7 @@ async function guard (app: FastifyInstance, consume: Consume, request: FastifyRe
   if (limit !== 'none') await consume(limit, `org:${organization.id}`, organization.plan.api_per_minute, request, reply)
   // A reserved word in a slug's place is a path of its own that has no such method, never a resource.
   if (hasReservedWord(params)) return app.refuseRoute(request, reply)
-  requireAccess(request, reply, principal)
+  requireAccess(request, principal)
 }
 
 const hasVersion = ({ headers: { 'x-api-version': version = '1' } }: FastifyRequest) => version === '1'
@@ -176,8 +176,9 @@ const hasVersion = ({ headers: { 'x-api-version': version = '1' } }: FastifyRequ
 const isWellMade = (request: FastifyRequest) =>
   hasVersion(request) && (request.raw.httpVersion !== '1.1' || request.headers.host !== undefined)
 
-async function judgeAgain (app: FastifyInstance, request: FastifyRequest, reply: FastifyReply) {
+async function judgeAgain (app: FastifyInstance, request: FastifyRequest) {
   request.ahead = null
+  request.byTeams = null
   const caller = await authenticate(app, request, (request.params as { organization?: string }).organization)
   // Who is no member any more is refused as whoever has ended.
   if (caller === undefined || (request.principal !== null && caller.principal === undefined)) {
@@ -185,14 +186,14 @@ async function judgeAgain (app: FastifyInstance, request: FastifyRequest, reply:
   }
   request.user = caller.user ?? null
   request.principal = caller.principal ?? null
-  if (request.principal !== null) requireAccess(request, reply, request.principal)
+  if (request.principal !== null) requireAccess(request, request.principal)
 }
 
 // The organization's status (403), then the scopes of the route (403).
-function requireAccess (request: FastifyRequest, reply: FastifyReply, { organization: { status } }: Principal) {
+function requireAccess (request: FastifyRequest, { organization: { status } }: Principal) {
   const { access, whenInactive } = request.routeOptions.config
   if (status !== 'active' && !whenInactive) fail('organization_inactive', { status })
-  for (const scope of scopesOf(access)) requireScope(request, reply, scope)
+  for (const scope of scopesOf(access)) requireScope(request, scope)
 }
 
 /** The scopes that a route always needs. */
@@ -260,16 +261,17 @@ async function authenticate (
 // as the grant lasts: a token made with it cannot last longer.
 function principalFor ({ id, grant_id, user, granted, expires_at, membership }: UserCall): Principal | undefined {
   if (membership === undefined) return undefined
-  const { role, organization } = membership
-  const scopes = effectiveScopes(granted, role)
+  const { role, teams, organization } = membership
   return {
     type: 'user',
     id: user.id,
     name: user.name,
-    scopes,
+    scopes: effectiveScopes(granted, role),
+    granted,
+    teams,
     slices: [],
     expires_at,
-    caller: { access_token: id, role },
+    caller: { access_token: id, user_id: user.id, role },
     person: { user_id: user.id, grant_id },
     organization
   }
@@ -295,16 +297,32 @@ function hasReservedWord (params: Record<string, string>): boolean {
     kind !== 'organization' && isReserved(kind, params[kind] ?? ''))
 }
 
-/** Demands a scope that the route declares as `access` or in `mayNeed`; `*` holds every one. */
-export function requireScope (request: FastifyRequest, reply: FastifyReply, scope: Scope) {
+/**
+ * Demands a scope that the route declares as `access` or in `mayNeed`; `*` holds every one. It is held everywhere, or
+ * by roles of teams where the request is about a project that they hold: what a body names is not known yet, so whoever
+ * holds it in any project is let through, and the look-up of the place has the last word (`requireHeld`).
+ */
+export function requireScope (request: FastifyRequest, scope: Scope) {
   const { access, mayNeed = [] } = request.routeOptions.config
   if (!scopesOf(access).includes(scope) && !mayNeed.includes(scope)) {
     throw new Error(`${scope} is not declared by the route`)
   }
-  const held = request.principal?.scopes
-  if (held?.has('*') || held?.has(scope)) return
-  reply.header('www-authenticate', `${REALM}, error="insufficient_scope", scope="${scope}"`)
-  fail('insufficient_permissions', { required_scope: scope, granted_scopes: [...held ?? []] })
+  const principal = principalOf(request)
+  if (holds(principal, scope)) return
+  const teams = teamsThatCount(request, principal)
+  if (!holdsBy(principal, teams, scope)) {
+    fail('insufficient_permissions', { required_scope: scope, granted_scopes: scopesBy(principal, teams) })
+  }
+  request.byTeams = { scopes: [...request.byTeams?.scopes ?? [], scope], teams: request.at === null ? null : teams }
+}
+
+// The roles of teams by which a scope may be held, as far as it is known what the request is about.
+function teamsThatCount (request: FastifyRequest, { teams }: Principal): readonly TeamRole[] {
+  const { at, boundsItself } = request.routeOptions.config
+  const { project } = request.params as { project?: string }
+  if (request.at !== null) return teams.filter(({ project_id }) => project_id === request.at!.project.id)
+  if (project !== undefined) return teams.filter((team) => team.project === project)
+  return at !== undefined || boundsItself ? teams : []
 }
 
 function errorBodies (codes: readonly ErrorCode[]): Record<number, TSchema> {

@@ -1,4 +1,5 @@
 import type { FastifyRequest } from 'fastify'
+import type { Caller } from '../db/caller.ts'
 import type { Actor } from '../repositories/audit.ts'
 import type { Principal } from '../repositories/principals.ts'
 
@@ -8,10 +9,27 @@ export function principalOf (request: FastifyRequest): Principal {
   return request.principal
 }
 
-/** Who did it, from where: what an audit event and a version remember of the caller. */
+/**
+ * Who did it, from where: what an audit event and a version remember of the caller; with what a change of theirs holds
+ * until it commits.
+ */
 export function actorOf (request: FastifyRequest): Actor {
-  const { type, id, name, organization, caller } = principalOf(request)
-  return { organization_id: organization.id, type, id, name, ...originOf(request), caller }
+  return { ...witnessOf(request), caller: callerOf(request) }
+}
+
+/** Who it is, where nothing is changed by them. */
+export function witnessOf (request: FastifyRequest): Actor {
+  const { type, id, name, organization } = principalOf(request)
+  return { organization_id: organization.id, type, id, name, ...originOf(request), caller: null }
+}
+
+// Whoever was let in by teams, with those that hold the project that the request is about.
+function callerOf (request: FastifyRequest): Caller {
+  const { caller } = principalOf(request)
+  if (request.byTeams === null) return caller
+  const { teams } = request.byTeams
+  if (teams === null) throw new Error('what the request is about was not judged')
+  return { ...caller, teams: teams.map(({ team_id, project_id, role }) => ({ team_id, project_id, role })) }
 }
 
 /** A person at one of our pages, or an application of theirs at the token endpoint; as seen by one organization. */

@@ -7,7 +7,7 @@ import { CallerEnded } from '../db/caller.ts'
 import { DatabaseUnavailable, databaseError, TamperedRow } from '../db/database.ts'
 import { recordEvent } from '../repositories/audit.ts'
 import { ApiError } from '../rules/errors.ts'
-import { actorOf } from './actor.ts'
+import { witnessOf } from './actor.ts'
 import { errorsByMember } from './validation.ts'
 
 /** The realm of every challenge (RFC 9110, 11.5). */
@@ -31,6 +31,10 @@ export function installErrors (app: FastifyInstance) {
     const answer = toApiError(error)
     if (answer.code === 'integrity_error') await recordViolation(app, request)
     if (answer.code === 'unauthenticated') reply.header('www-authenticate', challengeOf(app, request))
+    if (answer.code === 'insufficient_permissions') {
+      const { required_scope } = answer.details as { required_scope: string }
+      reply.header('www-authenticate', `${REALM}, error="insufficient_scope", scope="${required_scope}"`)
+    }
     if (ERRORS[answer.code].status >= 500) {
       request.log.error({ err: databaseError(error), error_code: answer.code }, 'request failed')
     }
@@ -92,7 +96,7 @@ async function recordViolation (app: FastifyInstance, request: FastifyRequest) {
   if (request.principal === null) return
   try {
     await recordEvent(
-      app.db, { ...actorOf(request), caller: null },
+      app.db, witnessOf(request),
       { action: 'integrity.violation', resource_type: 'request', resource_id: null }
     )
   } catch (error) {

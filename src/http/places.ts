@@ -7,6 +7,7 @@ import { findLevel, placeOf, type Brings, type LevelState } from '../repositorie
 import type { KeyState } from '../repositories/encryption-keys.ts'
 import { lockProject } from '../repositories/projects.ts'
 import { fail, refuse } from '../rules/errors.ts'
+import { holdsBy, scopesBy, type TeamRole } from '../rules/roles.ts'
 import { isInside, type Place } from '../rules/slices.ts'
 
 declare module 'fastify' {
@@ -110,7 +111,10 @@ async function find (db: Db, request: FastifyRequest, brings = broughtBy(request
   const { ahead } = request
   request.ahead = null
   const isKnown = ahead !== null && ahead.organizationId === organizationId && ahead.brings === brings
-  const level = await (isKnown ? ahead.found : findLevel(db, organizationId, names, brings)) ?? fail('not_found')
+  const level = await (isKnown ? ahead.found : findLevel(db, organizationId, names, brings))
+  requireHeld(request, ({ project, project_id }) =>
+    level === undefined ? project === names.project : project_id === level.project.id)
+  if (level === undefined) fail('not_found')
   requireInside(request, placeOf(level))
   if (request.expectation !== '') cameFarIn.set(request.expectation, organizationId)
   return level
@@ -128,9 +132,33 @@ export function levelOf (request: FastifyRequest): LevelState {
   return request.at
 }
 
-/** What lies outside the part of the hierarchy that the token is narrowed to does not exist for it. */
+// What somebody was let in with by roles of teams has to be held by those that count here; whether there is such a
+// place, nobody learns without (403).
+function requireHeld (request: FastifyRequest, isHere: (team: TeamRole) => boolean) {
+  if (request.byTeams === null) return
+  const { scopes } = request.byTeams
+  const principal = principalOf(request)
+  const teams = principal.teams.filter(isHere)
+  const missing = scopes.find((scope) => !holdsBy(principal, teams, scope))
+  if (missing !== undefined) {
+    fail('insufficient_permissions', { required_scope: missing, granted_scopes: scopesBy(principal, teams) })
+  }
+  request.byTeams = { scopes, teams }
+}
+
+/**
+ * What lies outside the part of the hierarchy that the token is narrowed to does not exist for it; nor, where no name
+ * was given that could be judged before, what lies outside the projects of the teams that let somebody in.
+ */
 export function requireInside (request: FastifyRequest, place: Place) {
-  if (!isInside(principalOf(request).slices, place)) fail('not_found')
+  const principal = principalOf(request)
+  if (request.byTeams !== null) {
+    const { scopes } = request.byTeams
+    const teams = principal.teams.filter(({ project_id }) => project_id === place.project_id)
+    if (!scopes.every((scope) => holdsBy(principal, teams, scope))) fail('not_found')
+    request.byTeams = { scopes, teams }
+  }
+  if (!isInside(principal.slices, place)) fail('not_found')
 }
 
 /**

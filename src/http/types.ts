@@ -10,6 +10,7 @@ import type { Db } from '../db/database.ts'
 import type { Actor, AuditEvent, RecordRead } from '../repositories/audit.ts'
 import type { UserCall } from '../repositories/oauth.ts'
 import type { Principal } from '../repositories/principals.ts'
+import type { TeamRole } from '../rules/roles.ts'
 import type { LimitGroup } from './limits.ts'
 
 export interface TypeBoxProvider extends FastifyTypeProvider {
@@ -20,12 +21,20 @@ export interface TypeBoxProvider extends FastifyTypeProvider {
 /** A domain: an encapsulated plugin whose routes are typed by their schemas. */
 export type Domain = FastifyPluginAsync<Record<never, never>, RawServerDefault, TypeBoxProvider>
 
+/** Scopes that somebody holds by roles of teams alone; those that count are known when the place is. */
+export interface ByTeams { scopes: readonly Scope[], teams: readonly TeamRole[] | null }
+
 declare module 'fastify' {
   interface FastifyContextConfig {
     /** Who may call: nobody in particular, anybody with a token, or a token with this scope, or with all of these. */
     access?: 'public' | 'authenticated' | Scope | readonly [Scope, ...Scope[]]
     /** Scopes that the handler may demand instead or on top, by what the request asks. */
     mayNeed?: readonly Scope[]
+    /**
+     * Of a route that declares no `at`: whoever holds the scope by a team's role alone is let in, too. The handler
+     * bounds what it does by `requireInside`, or what it lists by `projectsWith`.
+     */
+    boundsItself?: true
     /** The rate-limit group; `none` for the service's own pages. */
     limit?: LimitGroup | 'none'
     /**
@@ -92,6 +101,8 @@ declare module 'fastify' {
     user: UserCall | null
     /** Whether it left events that are not numbered yet. */
     hasLateEvents: boolean
+    /** What the caller was let in with by roles of teams; null, where their own role is enough. */
+    byTeams: ByTeams | null
     /** When the guard looked, by `performance.now()`. */
     judgedAt: number
   }

@@ -21,6 +21,8 @@ import {
 } from '../repositories/projects.ts'
 import { fail, refuse } from '../rules/errors.ts'
 import { pageMeta, pageOf } from '../rules/pagination.ts'
+import { projectsWith } from '../rules/roles.ts'
+import { projectsInside } from '../rules/slices.ts'
 import { differenceOf, handToClient, handToServer } from '../vault/custody.ts'
 import { makeServerKey, registerClientKey, storageKeyOf } from '../vault/keys.ts'
 import { refuseRevealing } from '../vault/proofs.ts'
@@ -32,7 +34,7 @@ const toItem = (attributes: ProjectAttributes) => ({ type: 'projects' as const, 
 
 export const projects: Domain = async (app) => {
   app.get('/:organization/projects', {
-    config: { access: 'project:read', formerly: '/organizations/:organization/projects' },
+    config: { access: 'project:read', boundsItself: true, formerly: '/organizations/:organization/projects' },
     schema: {
       operationId: 'listProjects',
       tags: ['projects'],
@@ -42,9 +44,10 @@ export const projects: Domain = async (app) => {
       response: { 200: Project.list }
     },
     handler: async (request) => {
-      const { organization, slices } = principalOf(request)
+      const principal = principalOf(request)
       const page = pageOf(request.query)
-      const { rows, total } = await listProjects(app.pages, organization.id, slices, page)
+      const shown = projectsInside(principal.slices, projectsWith(principal, 'project:read'))
+      const { rows, total } = await listProjects(app.pages, principal.organization.id, shown, page)
       return { data: rows.map(toItem), meta: pageMeta(page, total, rows.length) }
     }
   })
@@ -202,7 +205,7 @@ export const projects: Domain = async (app) => {
       refuseKeyCheck(body, 'The client holds the key already; rotate it to change it')
       return undefined
     }
-    requireScope(request, reply, 'key:rotate')
+    requireScope(request, 'key:rotate')
     // What comes then derives keys as slowly as the client once chose, and would let somebody guess, so it is counted
     // first. In both directions the event says what a reader of it has to know: the server knew the key, or knows it
     // now.

@@ -80,8 +80,8 @@ export const secrets: Domain = async (app) => {
         response: { 200: READ_ANSWER, 304: Type.Null({ description: 'Not modified since the ETag in If-None-Match' }) }
       },
       // The scope goes before the other parameters are judged.
-      preValidation: async (request, reply) => {
-        if ((request.query as { decrypt?: unknown }).decrypt === 'true') requireScope(request, reply, 'secret:decrypt')
+      preValidation: async (request) => {
+        if ((request.query as { decrypt?: unknown }).decrypt === 'true') requireScope(request, 'secret:decrypt')
       },
       handler: async (request, reply) => read(request, reply, readingOfQuery(request))
     })
@@ -116,9 +116,9 @@ export const secrets: Domain = async (app) => {
       }
     },
     // The scope is judged before the body's other members are, by what a readable body asks for.
-    preValidation: async (request, reply) => {
+    preValidation: async (request) => {
       const action = (request.body as { action?: unknown } | undefined)?.action
-      requireScope(request, reply, action === 'decrypt'
+      requireScope(request, action === 'decrypt'
         ? 'secret:decrypt'
         : action === 'key:retrieve' ? 'key:retrieve' : 'secret:read')
     },
@@ -194,10 +194,10 @@ export const secrets: Domain = async (app) => {
       body: DeleteBody,
       response: { 204: NoContent }
     },
-    preValidation: async (request, reply) => {
+    preValidation: async (request) => {
       const body = request.body as { no_backup?: unknown, confirmed?: unknown } | undefined
       if (body?.no_backup !== true) return
-      requireScope(request, reply, 'secret:purge')
+      requireScope(request, 'secret:purge')
       if (body.confirmed !== true) fail('confirmation_required')
     },
     handler: async (request, reply) => {

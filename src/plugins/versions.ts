@@ -57,7 +57,9 @@ export const versions: Domain = async (app) => {
   })
 
   app.get('/:organization/secrets/versions/:version', {
-    config: { access: 'secret:history', audit: 'version.read', errors: ['version_locked', 'integrity_error'] },
+    config: {
+      access: 'secret:history', boundsItself: true, audit: 'version.read', errors: ['version_locked', 'integrity_error']
+    },
     schema: {
       operationId: 'getVersion',
       tags: ['versions'],
@@ -83,7 +85,7 @@ export const versions: Domain = async (app) => {
   })
 
   app.post('/:organization/secrets/versions/:version/restore', {
-    config: { access: 'secret:restore', audit: 'secret.restore', errors: RESTORE_ERRORS },
+    config: { access: 'secret:restore', boundsItself: true, audit: 'secret.restore', errors: RESTORE_ERRORS },
     schema: {
       operationId: 'restoreVersion',
       tags: ['versions'],
@@ -96,8 +98,10 @@ export const versions: Domain = async (app) => {
       const { organization } = principalOf(request)
       // The retention check is done before any key logic. Looked up at each attempt: the version may be purged
       // meanwhile.
+      let seen: FullVersion | undefined = await openHistory(request, request.params.version)
       const find = async () => {
-        const restored = await openHistory(request, request.params.version)
+        const restored = seen ?? await openHistory(request, request.params.version)
+        seen = undefined
         const state = await findLevelOfSecret(app.reads, organization.id, restored.secret.id)
         return state && { ...state, restored }
       }
@@ -122,7 +126,12 @@ export const versions: Domain = async (app) => {
   })
 
   app.delete('/:organization/secrets/versions/:version', {
-    config: { access: 'secret:purge', audit: 'version.delete', errors: ['version_protected', 'integrity_error'] },
+    config: {
+      access: 'secret:purge',
+      boundsItself: true,
+      audit: 'version.delete',
+      errors: ['version_protected', 'integrity_error']
+    },
     schema: {
       operationId: 'deleteVersion',
       tags: ['versions'],

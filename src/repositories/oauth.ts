@@ -10,10 +10,12 @@ import {
 import { deleteExpired } from '../db/expired.ts'
 import { revokeGrants } from '../db/grants.ts'
 import { makeId } from '../db/ids.ts'
+import { authenticTeamRoles, teamRoles, type TeamRoleFound } from '../db/memberships.ts'
 import {
   members, oauth_clients, oauth_codes, oauth_grants, oauth_requests, oauth_tokens, organizationColumns, organizations,
   plans, userColumns, users
 } from '../db/tables.ts'
+import type { TeamRole } from '../rules/roles.ts'
 import type { Organization } from './principals.ts'
 import type { User } from './users.ts'
 
@@ -303,7 +305,7 @@ export interface UserCall {
   granted: Ability[]
   /** When the grant ends with everything that was issued for it. */
   expires_at: Date
-  membership: { role: Role, organization: Organization } | undefined
+  membership: { role: Role, teams: TeamRole[], organization: Organization } | undefined
 }
 
 const byAccessToken = prepared('users_by_access_token', (db) => db
@@ -315,6 +317,7 @@ const byAccessToken = prepared('users_by_access_token', (db) => db
     pair: authenticatedColumns('oauth_tokens'),
     ...support,
     member: authenticatedColumns('members'),
+    teams: sql<TeamRoleFound[] | null>`${teamRoles(sql`${members}`)}`.as('teams'),
     organization: organizationColumns,
     plan: plans
   })
@@ -374,7 +377,11 @@ function userCallOf (
   const own = mine.find((row) => row.organization?.id === organization?.toUpperCase()) ?? mine[0]
   const isMember = own !== undefined && isAuthentic(db, 'members', own.member!)
   const membership = isMember
-    ? { role: own.member!.role, organization: { ...own.organization!, plan: own.plan! } }
+    ? {
+        role: own.member!.role,
+        teams: authenticTeamRoles(db, own.member!, own.teams),
+        organization: { ...own.organization!, plan: own.plan! }
+      }
     : undefined
   // Never more than was granted, whatever the pair says.
   const granted = (pair.scopes as Ability[]).filter((scope) => itsGrant.scopes.includes(scope))

@@ -3,9 +3,11 @@ import type { OrganizationStatus, Plan } from '../../schemas/organizations.ts'
 import type { Ability } from '../../schemas/scopes.ts'
 import { fromJson } from '../db/authenticated.ts'
 import type { Caller } from '../db/caller.ts'
+import { authenticTeamRoles, teamRoles, type TeamRoleFound } from '../db/memberships.ts'
 import { isAuthentic, preparedSql, type Db } from '../db/database.ts'
 import { byQuestion, gather } from '../db/gather.ts'
 import { api_tokens } from '../db/tables.ts'
+import { effectiveScopes, type Powers } from '../rules/roles.ts'
 import type { Slice } from '../rules/slices.ts'
 
 /** The organization that a request is about, as the guard found it. */
@@ -27,12 +29,14 @@ export interface Organization {
  */
 export interface Person { user_id: number, grant_id: number | null }
 
-/** Who acts in an organization: the holder of an API token of it, or a member through an application. */
-export interface Principal {
+/**
+ * Who acts in an organization: the holder of an API token of it, or a member through an application. What a person's
+ * token may do is bounded by what the person may at that moment.
+ */
+export interface Principal extends Powers {
   type: 'api_token' | 'user'
   id: number
   name: string
-  scopes: ReadonlySet<Ability>
   /** Parts of the hierarchy that the token is narrowed to; none: the whole organization. */
   slices: readonly Slice[]
   expires_at: Date | null
@@ -44,7 +48,8 @@ export interface Principal {
 }
 
 // By its value, or by the one from before its last rotation while that lives on. Of a token that is a person's, the
-// rows that it rests on come along.
+// rows that it rests on come along. One that is nobody's costs no look-up of them: a key that is null is looked for
+// nowhere.
 const principalsByHash = preparedSql<TokenFound, { hashes: string }>('principals_by_hash', ($) => sql`
   SELECT asked.question::int - 1 AS question,
     api_tokens.id, api_tokens.organization_id, api_tokens.name, api_tokens.token_hash, api_tokens.token_prefix,
@@ -54,8 +59,8 @@ const principalsByHash = preparedSql<TokenFound, { hashes: string }>('principals
     o.name AS organization_name, o.slug, o.status, o.storage_key, o.created_at, o.updated_at,
     p.name AS plan, p.retention_days, p.api_per_minute, p.max_projects, p.max_members, p.max_bytes,
     CASE WHEN api_tokens.user_id IS NOT NULL OR api_tokens.grant_id IS NOT NULL
-      THEN jsonb_build_object('users', to_jsonb(u), 'oauth_grants', to_jsonb(g), 'oauth_clients',
-        to_jsonb(c)) END AS support,
+      THEN jsonb_build_object('users', to_jsonb(u), 'oauth_grants', to_jsonb(g), 'oauth_clients', to_jsonb(c),
+        'members', to_jsonb(m), 'teams', ${teamRoles(sql`m`)}) END AS support,
     CASE WHEN api_tokens.token_hash <> decode(asked.hash, 'hex') THEN (
       SELECT to_jsonb(f) FROM former_token_hashes f WHERE f.organization_id = api_tokens.organization_id
         AND f.token_hash = decode(asked.hash, 'hex')) END AS former
@@ -68,6 +73,7 @@ const principalsByHash = preparedSql<TokenFound, { hashes: string }>('principals
   JOIN organizations o ON o.id = api_tokens.organization_id
   JOIN plans p ON p.name = o.plan
   LEFT JOIN users u ON u.id = api_tokens.user_id
+  LEFT JOIN members m ON m.organization_id = api_tokens.organization_id AND m.user_id = api_tokens.user_id
   LEFT JOIN oauth_grants g ON g.id = api_tokens.grant_id
   LEFT JOIN oauth_clients c ON c.id = g.client_id
   WHERE (api_tokens.expires_at IS NULL OR api_tokens.expires_at > now())
@@ -102,8 +108,12 @@ interface TokenFound {
   max_projects: number | null
   max_members: number | null
   max_bytes: string | null
-  support: Record<'users' | 'oauth_grants' | 'oauth_clients', Record<string, unknown> | null> | null
+  support: Support | null
   former: Record<string, unknown> | null
+}
+
+type Support = Record<'users' | 'oauth_grants' | 'oauth_clients' | 'members', Record<string, unknown> | null> & {
+  teams: TeamRoleFound[] | null
 }
 
 /**
@@ -145,9 +155,9 @@ function principalOf (db: Db, row: Omit<TokenFound, 'question'>): Principal | un
   }
   const former = fromJson('former_token_hashes', row.former)
   if (former !== null && (former.token_id !== id || !isAuthentic(db, 'former_token_hashes', former))) return undefined
-  if (!isAuthentic(db, 'api_tokens', token) || !isSupported(db, row.support, { organization_id, user_id, grant_id })) {
-    return undefined
-  }
+  if (!isAuthentic(db, 'api_tokens', token)) return undefined
+  const owner = { organization_id, user_id, grant_id }
+  if (row.support !== null && !isSupported(db, row.support, owner)) return undefined
   const {
     status, slug, storage_key, created_at, updated_at, plan, retention_days, api_per_minute, max_projects, max_members,
     max_bytes
@@ -156,10 +166,9 @@ function principalOf (db: Db, row: Omit<TokenFound, 'question'>): Principal | un
     type: 'api_token',
     id,
     name,
-    scopes: new Set(abilities),
+    ...powersOf(db, row.support, owner, { api_token: id, hash: (former ?? token).token_hash.toString('hex') }, abilities),
     slices: slices ?? [],
     expires_at,
-    caller: { api_token: id, hash: (former ?? token).token_hash.toString('hex') },
     person: user_id === null ? null : { user_id, grant_id },
     organization: {
       id: organization_id,
@@ -174,17 +183,36 @@ function principalOf (db: Db, row: Omit<TokenFound, 'question'>): Principal | un
   }
 }
 
-// What rests on a person, a grant and its client lives no longer than these, and no better than what is known of them.
+// A token of nobody's holds its abilities; a person's, as much of them as the person.
+function powersOf (
+  db: Db, support: Support | null, { organization_id, user_id }: { organization_id: string, user_id: number | null },
+  caller: { api_token: number, hash: string }, granted: Ability[]
+): Powers & Pick<Principal, 'caller'> {
+  if (support === null || user_id === null) {
+    return { scopes: new Set(granted), granted, teams: [], caller }
+  }
+  const { role } = fromJson('members', support.members)!
+  return {
+    scopes: effectiveScopes(granted, role),
+    granted,
+    teams: authenticTeamRoles(db, { organization_id, user_id }, support.teams),
+    caller: { ...caller, user_id, role }
+  }
+}
+
+// What rests on a person, a membership, a grant and its client lives no longer than these, and no better than what is
+// known of them.
 function isSupported (
-  db: Db, support: TokenFound['support'],
+  db: Db, support: Support,
   { organization_id, user_id, grant_id }: { organization_id: string, user_id: number | null, grant_id: number | null }
 ): boolean {
-  if (support === null) return true
   const about = { organization_id }
   const user = fromJson('users', support.users)
   const grant = fromJson('oauth_grants', support.oauth_grants)
   const client = fromJson('oauth_clients', support.oauth_clients)
+  const member = fromJson('members', support.members)
   if (user_id !== null && (user === null || !isAuthentic(db, 'users', user, about))) return false
+  if (user_id !== null && (member?.status !== 'active' || !isAuthentic(db, 'members', member))) return false
   if (grant_id !== null &&
     (grant === null || grant.user_id !== user_id || !isAuthentic(db, 'oauth_grants', grant, about))) {
     return false

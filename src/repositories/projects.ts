@@ -7,7 +7,6 @@ import {
 } from '../db/database.ts'
 import { encryption_keys, environments, project_counts, projects, targets } from '../db/tables.ts'
 import { readPage, type PageRequest } from '../rules/pagination.ts'
-import type { Slice } from '../rules/slices.ts'
 import type { KeyState, NewKey } from './encryption-keys.ts'
 
 const oneOf = (organizationId: string, id: string) =>
@@ -39,15 +38,14 @@ const listed = (
   WHERE p.organization_id = ${$('organization_id')}::char(26)${which($)} ORDER BY p.slug
     LIMIT ${$('limit')}::int OFFSET ${$('offset')}::bigint`)
 const all = listed('projects', () => sql``)
-const some = listed('projects_of_slices', ($) =>
+const some = listed('some_projects', ($) =>
   sql` AND p.id IN (SELECT value::char(26) FROM jsonb_array_elements_text(${$('ids')}::jsonb))`)
 
-/** Projects of the organization by slug; with slices, only those that a slice covers whole. */
+/** Projects of the organization by slug: all (null), or only these. */
 export async function listProjects (
-  db: Db, organization_id: string, slices: readonly Slice[], page: PageRequest
+  db: Db, organization_id: string, ids: readonly string[] | null, page: PageRequest
 ): Promise<{ rows: ProjectAttributes[], total: number }> {
-  const ids = slices.filter(({ target_id }) => target_id === null).map(({ project_id }) => project_id)
-  const { rows, total } = await readPage(page, (part) => slices.length === 0
+  const { rows, total } = await readPage(page, (part) => ids === null
     ? all(db, { organization_id, ...part })
     : some(db, { organization_id, ids: JSON.stringify(ids), ...part }))
   return { rows: rows.map(toAttributes), total }

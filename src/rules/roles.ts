@@ -25,6 +25,20 @@ export function scopesOfRole (role: Role): readonly Scope[] {
   return SCOPES_OF[role]
 }
 
+// What is about one project. To make another one is not.
+const isOfProject = (scope: Scope) => /^(?:secret|key|project|target|environment):/.test(scope) &&
+  scope !== 'project:create'
+
+const SCOPES_IN_PROJECT = Object.fromEntries(Object.entries(SCOPES_OF).map(([role, scopes]) =>
+  [role, new Set(scopes.filter(isOfProject))])) as unknown as Record<Role, ReadonlySet<Scope>>
+
+/** What a role gives in a project that a team holds; nothing, for a role that is about the organization alone. */
+export function scopesInProject (role: Role): ReadonlySet<Scope> {
+  return SCOPES_IN_PROJECT[role]
+}
+
+const grants = (granted: readonly Ability[], scope: Scope) => granted.includes('*') || granted.includes(scope)
+
 /**
  * What a user may do in an organization through a grant: the granted scopes and the role, whichever is narrower. An
  * owner who granted everything holds `*`.
@@ -34,4 +48,43 @@ export function effectiveScopes (granted: readonly Ability[], role: Role): Set<A
   const held = new Set<Ability>(scopesOfRole(role).filter((scope) => all || granted.includes(scope)))
   if (all && role === 'owner') held.add('*')
   return held
+}
+
+/** The role that somebody has in a project through a team of theirs. */
+export interface TeamRole {
+  team_id: string
+  project_id: string
+  /** The project's slug. */
+  project: string
+  role: Role
+}
+
+/** What somebody may do: everywhere in the organization, and in the projects that teams of theirs hold. */
+export interface Powers {
+  scopes: ReadonlySet<Ability>
+  /** What was granted to the application, or given to the token: no role goes beyond it. */
+  granted: readonly Ability[]
+  teams: readonly TeamRole[]
+}
+
+/** Whether a scope is held everywhere in the organization. */
+export const holds = ({ scopes }: Pick<Powers, 'scopes'>, scope: Scope): boolean =>
+  scopes.has('*') || scopes.has(scope)
+
+/** Whether a scope is held everywhere, or by one of these roles of teams. */
+export function holdsBy (powers: Powers, teams: readonly TeamRole[], scope: Scope): boolean {
+  return holds(powers, scope) ||
+    (teams.some(({ role }) => scopesInProject(role).has(scope)) && grants(powers.granted, scope))
+}
+
+/** Everything that is held where these roles of teams count. */
+export function scopesBy (powers: Powers, teams: readonly TeamRole[]): Ability[] {
+  const more = SCOPE_NAMES.filter((scope) => !powers.scopes.has(scope) && holdsBy(powers, teams, scope))
+  return powers.scopes.has('*') ? [...powers.scopes] : [...powers.scopes, ...more]
+}
+
+/** The projects in which a scope is held; null for all of the organization. */
+export function projectsWith (powers: Powers, scope: Scope): string[] | null {
+  if (holds(powers, scope)) return null
+  return [...new Set(powers.teams.filter((team) => holdsBy(powers, [team], scope)).map(({ project_id }) => project_id))]
 }

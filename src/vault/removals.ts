@@ -1,5 +1,5 @@
 import { databaseError, type Db } from '../db/database.ts'
-import { recordEvent, type Actor, type AuditEvent } from '../repositories/audit.ts'
+import { holdCaller, recordEvent, type Actor, type AuditEvent } from '../repositories/audit.ts'
 import {
   deleteEmptyHistories, deleteRemovedVersions, listRemovals, removeHistories, type Below, type Removal
 } from '../repositories/removals.ts'
@@ -25,13 +25,21 @@ export async function deleteLevel (
     documents: number
   }) => Promise<void>
 ): Promise<void> {
+  const held = await holdTeams(db, actor)
   const gone = await removeHistories(db, actor.organization_id, below)
   await deleteRow(gone)
   await removeSome(db, actor.organization_id)
   const tokens = await lockTokensOfNothing(db, actor.organization_id)
-  await recordEvent(db, actor, { ...event, details: gone }, ...endingsOf(tokens, event.resource_type))
+  await recordEvent(db, held, { ...event, details: gone }, ...endingsOf(tokens, event.resource_type))
   // After the events: the caller may be one of them.
   await deleteTokens(db, actor.organization_id, tokens)
+}
+
+// What a team holds of a project goes with the project: whoever acts by it is held before.
+async function holdTeams (db: Db, actor: Actor): Promise<Actor> {
+  if (actor.caller?.teams === undefined) return actor
+  await holdCaller(db, actor)
+  return { ...actor, caller: { ...actor.caller, teams: [] } }
 }
 
 /** The events of tokens that end with something. */

@@ -1,4 +1,5 @@
 import { randomBytes } from 'node:crypto'
+import { ulid } from 'ulidx'
 import type { Scope } from '../../schemas/scopes.ts'
 import type { Role } from '../../schemas/users.ts'
 import { challengeOf, hashToken, mintCredential } from '../../src/crypto/bearer.ts'
@@ -26,6 +27,25 @@ export async function makePerson (
     await createMember(database.db, { organization_id, user_id: id, role })
   }
   return { id, email, name, password }
+}
+
+/** A team of these people, with a role in each of these projects, by their slugs; its id. */
+export async function makeTeam (
+  service: Pick<TestApp, 'sql' | 'write'>, organization: string, people: readonly Person[], roles: Record<string, Role>
+): Promise<string> {
+  const id = ulid()
+  await service.sql(`INSERT INTO teams (id, organization_id, name, slug)
+    VALUES ('${id}', '${organization}', 'Team', 'team-${id.toLowerCase()}')`)
+  for (const person of people) {
+    await service.write(`INSERT INTO team_members (organization_id, team_id, user_id)
+      VALUES ('${organization}', '${id}', ${person.id})`)
+  }
+  for (const [slug, role] of Object.entries(roles)) {
+    await service.write(`INSERT INTO team_projects (organization_id, team_id, project_id, role)
+      SELECT organization_id, '${id}', id, '${role}' FROM projects
+      WHERE organization_id = '${organization}' AND slug = '${slug}'`)
+  }
+  return id
 }
 
 export const CALLBACK = 'http://127.0.0.1:5555/callback'
