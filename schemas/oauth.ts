@@ -93,8 +93,8 @@ export type TokenAnswer = Static<typeof TokenAnswer>
 
 /** RFC 7009, 2.1. */
 export const RevokeBody = Type.Object({
-  token: Type.Optional(Type.String({ description: 'the refresh token, or the access token' })),
-  client_id: Type.Optional(Type.String()),
+  token: Type.String({ description: 'the refresh token, or the access token' }),
+  client_id: Type.Optional(Type.String({ description: 'needed, here or as the name of HTTP Basic' })),
   token_type_hint: Type.Optional(Type.String())
 }, { title: 'RevokeBody', examples: [{ token: 'dotenv_rt_…', client_id: 'dotenv-cli' }] })
 

@@ -64,8 +64,12 @@ export const KEY_ITERATIONS = { minimum: 1000, maximum: 10_000_000 } as const
 
 /** What registers a client's key: the proof to compare with, and how it was derived. */
 export const keyCheckFields = {
-  key_check: Type.String({ maxLength: 128, description: 'base64 of the 32-byte key proof' }),
-  key_check_salt: Type.String({ maxLength: 128, description: 'base64 of 16 to 64 bytes' }),
+  key_check: Type.String({
+    minLength: 44, maxLength: 44, pattern: '^[A-Za-z0-9+/]{43}=$', description: 'base64 of the 32-byte key proof'
+  }),
+  key_check_salt: Type.String({
+    minLength: 24, maxLength: 88, pattern: '^[A-Za-z0-9+/]+={0,2}$', description: 'base64 of 16 to 64 bytes'
+  }),
   key_check_iterations: Type.Integer({ ...KEY_ITERATIONS, description: 'PBKDF2 iterations; clients use 600000' })
 }
 

@@ -2,6 +2,7 @@ import { buildApp } from '../app.ts'
 import { loadConfig } from '../config.ts'
 import { createKeyring, generateMasterKey, parseMasterKey } from '../crypto/keyring.ts'
 import type { Database } from '../db/database.ts'
+import { renderYaml } from '../http/document.ts'
 
 /** The published document as YAML. It comes from the routes alone: no database is opened. */
 export async function renderOpenApi (): Promise<string> {
@@ -11,7 +12,7 @@ export async function renderOpenApi (): Promise<string> {
     keyring: createKeyring([parseMasterKey(generateMasterKey().text)])
   })
   await app.ready()
-  const yaml = app.swagger({ yaml: true })
+  const yaml = renderYaml(app.swagger())
   await app.close()
   return yaml
 }

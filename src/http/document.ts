@@ -1,3 +1,4 @@
+import { Document as YamlDocument, Scalar, visit } from 'yaml'
 import { codeOf, type ErrorCode } from '../../schemas/errors.ts'
 import { oneOfWords } from './serialization.ts'
 
@@ -38,6 +39,17 @@ export function arrange (document: Document): Document {
       schemas: sorted(schemas)
     }
   }
+}
+
+/** A document as YAML that readers of 1.1 understand as those of 1.2 do: what looks like a date is quoted. */
+export function renderYaml (document: object): string {
+  const yaml = new YamlDocument(document, { aliasDuplicateObjects: false })
+  visit(yaml, {
+    Scalar: (_key, node) => {
+      if (typeof node.value === 'string' && /^\d{4}-\d\d?-\d/.test(node.value)) node.type = Scalar.QUOTE_DOUBLE
+    }
+  })
+  return yaml.toString({ lineWidth: 0 })
 }
 
 // Every titled schema moves to components.schemas, and a $ref stays.
@@ -117,8 +129,25 @@ function describe (paths: Paths): Paths {
     if (operation.requestBody !== undefined && !(Array.isArray(required) && required.length > 0)) {
       operation.requestBody.required = false
     }
+    if (media !== undefined) media.schema = sayDefaults(media.schema) as Json
+    const ways = (operation.security as Named<string[]>[] | undefined ?? []).map((way) =>
+      Object.values(way).join(' '))
+    // What an operation needs whatever is asked; by what is asked, `security` has the alternatives.
+    if (ways[0] && ways.every((way) => way === ways[0])) operation['x-required-scope'] = ways[0].split(',').join(' ')
   }
   return paths
+}
+
+// Of a body that is sent, generators take a member with a default for one that is always there.
+function sayDefaults (value: unknown): unknown {
+  if (Array.isArray(value)) return value.map(sayDefaults)
+  if (typeof value !== 'object' || value === null) return value
+  const { default: byDefault, ...object } = value as Json
+  const copy: Json = Object.fromEntries(Object.entries(object).map(([key, member]) =>
+    [key, key === 'examples' || key === 'example' ? member : sayDefaults(member)]))
+  if (byDefault === undefined || typeof byDefault === 'object') return copy
+  const words = `\`${String(byDefault)}\` when left out`
+  return { ...copy, description: copy.description === undefined ? words : `${String(copy.description)}; ${words}` }
 }
 
 // The codes of an error response; undefined where they are not those of the catalogue.

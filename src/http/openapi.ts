@@ -2,7 +2,7 @@ import swagger from '@fastify/swagger'
 import swaggerUi from '@fastify/swagger-ui'
 import type { FastifyInstance } from 'fastify'
 import { SCOPES } from '../../schemas/scopes.ts'
-import { arrange, type Document } from './document.ts'
+import { arrange, renderYaml, type Document } from './document.ts'
 import { keepPages } from './kept.ts'
 
 const DESCRIPTION = `Encrypted secrets in a hierarchy of organization, project, target and environment, with version history.
@@ -82,7 +82,7 @@ export async function installDocs (app: FastifyInstance) {
     docs.get('/openapi.yaml', {
       schema: { hide: true },
       handler: async (_request, reply) =>
-        reply.type('application/yaml; charset=utf-8').send(app.swagger({ yaml: true }))
+        reply.type('application/yaml; charset=utf-8').send(renderYaml(app.swagger()))
     })
     if (!app.config.docsUi) return
     await docs.register(swaggerUi, {
