@@ -2,6 +2,7 @@ import swagger from '@fastify/swagger'
 import swaggerUi from '@fastify/swagger-ui'
 import type { FastifyInstance } from 'fastify'
 import { SCOPES } from '../../schemas/scopes.ts'
+import { asOpenApi30 } from './document-3.0.ts'
 import { arrange, renderYaml, type Document } from './document.ts'
 import { keepPages } from './kept.ts'
 
@@ -79,6 +80,9 @@ export async function installDocs (app: FastifyInstance) {
     })
     keepPages(docs)
     docs.get('/openapi.json', { schema: { hide: true }, handler: async () => app.swagger() })
+    docs.get('/openapi-3.0.json', {
+      schema: { hide: true }, handler: async () => asOpenApi30(app.swagger() as unknown as Document)
+    })
     docs.get('/openapi.yaml', {
       schema: { hide: true },
       handler: async (_request, reply) =>
