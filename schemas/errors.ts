@@ -97,6 +97,7 @@ export const ERRORS = {
     status: 422, message: 'This is the only restore snapshot of a deleted secret. Send force to remove it all the same.'
   },
   abilities_are_fixed: { status: 422, message: 'The abilities of a token are fixed when it is made.' },
+  restrictions_are_fixed: { status: 422, message: 'The restrictions of a token are fixed when it is made.' },
   organization_required: { status: 422, message: 'Name the organization in the path.' },
   rate_limit_exceeded: {
     status: 429, message: 'Too many requests.', details: Type.Object({ retry_after: Type.Integer() })
@@ -134,7 +135,7 @@ export function codeOf (code: ErrorCode): string {
 
 /** Codes that say which member is wrong carry `errors`: member name → sentences. */
 const WITH_ERRORS = new Set<ErrorCode>([
-  'validation_failed', 'slug_taken', 'abilities_are_fixed', 'invalid_parameter_combination'
+  'validation_failed', 'slug_taken', 'abilities_are_fixed', 'restrictions_are_fixed', 'invalid_parameter_combination'
 ])
 
 /** The body of one error as a schema, titled `Error_<code>`. */

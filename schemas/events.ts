@@ -8,7 +8,7 @@ export const EVENTS = [
   'version.read', 'version.delete', 'version.purge',
   'key.retrieve', 'key.rotate', 'key.change_custody',
   'history.re_encrypt',
-  'api-token.create', 'api-token.delete',
+  'api-token.create', 'api-token.update', 'api-token.rotate', 'api-token.delete',
   'oauth.grant', 'oauth.revoke', 'oauth.reuse',
   'user.create', 'user.password', 'user.disable', 'user.enable',
   'session.create', 'session.delete', 'session.refuse', 'password.refuse',

@@ -58,21 +58,68 @@ export const ApiTokenList = Type.Object({ data: Type.Array(ApiToken), meta: Page
   title: 'ApiTokenList', examples: [{ data: [example], meta: PageMeta.examples[0] }]
 })
 
+export const ApiTokenAnswer = Type.Object(
+  { data: ApiToken }, { title: 'ApiTokenAnswer', examples: [{ data: example }] }
+)
+
+const Abilities = Type.Array(
+  Type.String({ minLength: 1, maxLength: 64 }),
+  { minItems: 1, maxItems: 100, description: 'scopes, or "*" alone for all' }
+)
+const expiry = (whenLeftOut: string) => Type.Optional(Type.Union(
+  [Type.String({ format: 'date-time', maxLength: 64 }), Type.Null()],
+  { description: `RFC 3339, in the future, or null for never; ${whenLeftOut} when left out` }
+))
+const Restrictions = Type.Array(Restriction, { maxItems: 100 })
+
 export const CreateTokenBody = Body({
   name: Name,
-  abilities: Type.Array(
-    Type.String({ minLength: 1, maxLength: 64 }),
-    { minItems: 1, maxItems: 100, description: 'scopes, or "*" alone for all' }
-  ),
-  expires_at: Type.Optional(Type.Union(
-    [Type.String({ format: 'date-time', maxLength: 64 }), Type.Null()],
-    { description: 'RFC 3339, in the future; never when left out' }
-  )),
-  restrictions: Type.Optional(Type.Array(Restriction, { maxItems: 100 }))
+  abilities: Abilities,
+  expires_at: expiry('never'),
+  restrictions: Type.Optional(Restrictions)
 }, { title: 'CreateTokenBody', examples: [{ name: 'CI', abilities: ['secret:read', 'secret:decrypt'] }] })
 export type CreateTokenBody = Static<typeof CreateTokenBody>
 
-/** The only answer that ever holds the plaintext token. */
+/** Abilities and restrictions are fixed when a token is made: sent again they have to be what they are. */
+export const UpdateTokenBody = Body({
+  name: Type.Optional(Name),
+  expires_at: expiry('as it is'),
+  abilities: Type.Optional(Abilities),
+  restrictions: Type.Optional(Restrictions)
+}, { title: 'UpdateTokenBody', examples: [{ name: 'CI of the website', expires_at: '2027-03-01T12:00:00Z' }] })
+export type UpdateTokenBody = Static<typeof UpdateTokenBody>
+
+const WEEK = 7 * 24 * 60 * 60
+
+export const RotateTokenBody = Body({
+  overlap_seconds: Type.Optional(Type.Integer({
+    minimum: 0, maximum: WEEK, default: 0, description: 'how long the value that it had lives on, once'
+  }))
+}, { title: 'RotateTokenBody', examples: [{ overlap_seconds: 3600 }] })
+export type RotateTokenBody = Static<typeof RotateTokenBody>
+
+const plaintext = 'dotenv_01JQZ6V9T4M8N2K7R5W3X1Y0BC_x0x0x0x0x0x0x0x0x0x0x0x0x0x0x0x0x0x0x0000000'
+export const NOT_AGAIN = 'Keep the token now: it is not shown again.'
+
+/** A token and its new value, beside `data` and in it, as clients in the field read either. */
+export const RotatedToken = Type.Object({
+  success: Type.Boolean(),
+  message: Type.String(),
+  token: Type.String(),
+  api_key: ApiToken,
+  data: Type.Object({ token: Type.String(), api_key: ApiToken })
+}, {
+  title: 'RotatedToken',
+  examples: [{
+    success: true,
+    message: NOT_AGAIN,
+    token: plaintext,
+    api_key: example,
+    data: { token: plaintext, api_key: example }
+  }]
+})
+
+/** The value of a new token, which no later answer holds. */
 export const CreatedToken = Type.Object({
   success: Type.Boolean(),
   message: Type.String(),
@@ -82,8 +129,8 @@ export const CreatedToken = Type.Object({
   title: 'CreatedToken',
   examples: [{
     success: true,
-    message: 'Keep the token now: it is not shown again.',
-    token: 'dotenv_01JQZ6V9T4M8N2K7R5W3X1Y0BC_x0x0x0x0x0x0x0x0x0x0x0x0x0x0x0x0x0x0x0x0000000',
+    message: NOT_AGAIN,
+    token: plaintext,
     api_key: example
   }]
 })

@@ -342,7 +342,8 @@ t.test('TI-10, TI-11, OA-82, AU-01: every operation answers every kind of caller
         `${id} with ${needed} alone`
       )
     }
-    const token = row.also === undefined ? alone : (await service.token(o, [needed as Ability, row.also])).token
+    const more = [row.also ?? [], row.holding ?? []].flat()
+    const token = more.length === 0 ? alone : (await service.token(o, [needed as Ability, ...more])).token
     const [{ seq }] = await service.sql(
       `SELECT coalesce(max(seq), 0)::int AS seq FROM audit_events WHERE organization_id = '${o}'`
     ) as [{ seq: number }]

@@ -59,6 +59,15 @@ const ENDINGS: Record<string, () => Promise<Ending>> = {
       )
     }
   },
+  'an API token that is rotated': async () => {
+    const { token } = await service.token(o, ['*'])
+    return { token, end: () => service.rotate(token) }
+  },
+  'an API token whose former value ends with the next rotation': async () => {
+    const { token } = await service.token(o, ['*'])
+    const next = await service.rotate(token, 3600)
+    return { token, end: () => service.rotate(next, 3600) }
+  },
   'somebody whose account is closed': async () => ({
     token: (await accessToken()).token,
     end: () => setDisabled(service.database.db, rosa.id, true),

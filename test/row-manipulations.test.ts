@@ -8,7 +8,7 @@ import * as tables from '../src/db/tables.ts'
 import {
   createClient, createCode, createGrant, createPair, createRequest, revokeGrant, setClientDisabled
 } from '../src/repositories/oauth.ts'
-import { listTokensOfPerson, lockToken, rotateToken } from '../src/repositories/tokens.ts'
+import { listTokensOfPerson } from '../src/repositories/tokens.ts'
 import { createSession } from '../src/repositories/sessions.ts'
 import { createPasswordLink, endEverything, findUser, setDisabled } from '../src/repositories/users.ts'
 import { makeLevel, startApp, type Answer } from './helpers/app.ts'
@@ -76,19 +76,8 @@ const [narrow, theirToken] = [
   await test.token(o, ['project:read'], { expires_at: new Date(Date.now() + 3_600_000) }),
   await test.token(foreign, ['*'])
 ]
-/** Gives a token another value; the one that it had lives on. */
-async function rotated (organization: string, { token }: { token: string }): Promise<string> {
-  const [row] = await test.sql(`SELECT id FROM api_tokens WHERE token_hash = ${hex(hashToken(token))}`)
-  await transaction(db, async (db) => {
-    const held = (await lockToken(db, organization, Number(row!.id)))!
-    const value = mintApiToken(organization)
-    await rotateToken(db, held, { token_hash: hashToken(value), token_prefix: tokenPrefix(value) }, 3600)
-  })
-  return token
-}
-const [former, theirFormer] = [
-  await rotated(o, await test.token(o, ['project:read'])), await rotated(foreign, await test.token(foreign, ['*']))
-]
+const [former, theirFormer] = [await test.token(o, ['project:read']), await test.token(foreign, ['*'])]
+for (const { token } of [former, theirFormer]) await test.rotate(token, 3600)
 const at = await makeLevel(nimbus, { slug: 'orbit' })
 const besides = await makeLevel(nimbus, { slug: 'comet' })
 for (const [level, of] of [[at, 'orbit'], [besides, 'comet']] as const) {
@@ -136,7 +125,7 @@ const signIn = (email: string, password: string): Ask => async () => {
 
 const asks = {
   token: bearer(narrow.token, '/api/v1/organization'),
-  former: bearer(former, '/api/v1/organization'),
+  former: bearer(former.token, '/api/v1/organization'),
   session: page('/account', mine.cookie),
   link: page(`/account/set-password/${mine.link}`),
   access: bearer(mine.access, '/api/v1/user'),
@@ -220,8 +209,8 @@ const SUBJECTS: Record<AuthenticatedTable, Subject> = {
     refers: ['organization_id']
   },
   former_token_hashes: {
-    row: `token_hash = ${hex(hashToken(former))}`,
-    another: `token_hash = ${hex(hashToken(theirFormer))}`,
+    row: `token_hash = ${hex(hashToken(former.token))}`,
+    another: `token_hash = ${hex(hashToken(theirFormer.token))}`,
     asks: ['former'],
     finds: ['token_hash', 'organization_id', 'token_id']
   },

@@ -571,3 +571,215 @@ t.test('a narrowed caller lists exactly the tokens that reach no further than it
     t.equal(inside.total, wanted.length + (i === 0 ? 1 : 0))
   }
 })
+
+const idOf = async (caller: Caller) => (await caller.call('GET', '/user')).body.data.id as string
+const stateOf = async (caller: Caller) => JSON.stringify(await service.sql(
+  `SELECT to_jsonb(t) - 'last_used_at' AS token FROM api_tokens t WHERE organization_id = '${caller.organization}' ORDER BY id`
+)) + JSON.stringify(await service.sql(
+  `SELECT * FROM former_token_hashes WHERE organization_id = '${caller.organization}' ORDER BY token_id`
+))
+const isAlive = async (caller: Caller, token: string) =>
+  (await holder(caller, token).call('GET', '/user')).status === 200
+
+t.test('a token is read, renamed and given another expiry, a member at a time', async (t) => {
+  const owner = await service.organization()
+  await makeLevel(owner, { slug: 'orbit' })
+  const { token, api_key } = (await create(
+    owner, { abilities: ['secret:read', 'project:read'], restrictions: [{ project: 'orbit', target: 'backend' }] }
+  )).body
+  const path = `${keysOf(owner)}/${api_key.id}`
+  t.strictSame((await owner.call('GET', path)).body, { data: api_key })
+  const changes: [body: object, expected: object][] = [
+    [{}, {}],
+    [{ name: 'Renamed' }, { name: 'Renamed' }],
+    [{ expires_at: '2099-01-02T04:04:05+01:00' }, { expires_at: '2099-01-02T03:04:05.000Z' }],
+    [{ name: 'Both', expires_at: null }, { name: 'Both', expires_at: null }],
+    [{ abilities: ['projects:read', 'secret:read'] }, {}],
+    [{ restrictions: [{ project: 'orbit', target: 'backend' }] }, {}]
+  ]
+  let now = api_key
+  for (const [body, expected] of changes) {
+    const { status, body: { data } } = await owner.call('PUT', path, body)
+    t.equal(status, 200, JSON.stringify(body))
+    now = { ...now, ...expected, updated_at: data.updated_at }
+    t.strictSame(data, now)
+    t.strictSame((await owner.call('GET', path)).body.data, { ...now, last_used_at: null })
+  }
+  t.ok(await isAlive(owner, token))
+  t.equal((await owner.call('PUT', path, { expires_at: new Date(Date.now() + 400).toISOString() })).status, 200)
+  while (await isAlive(owner, token)) await new Promise((resolve) => { setTimeout(resolve, 50) })
+  t.equal((await owner.call('GET', path)).status, 200, 'one that has expired is still there')
+})
+
+t.test('TI-32: the abilities and the restrictions of a token are fixed, and what is wrong changes nothing', async (t) => {
+  const owner = await service.organization()
+  await makeLevel(owner, { slug: 'orbit' })
+  const { api_key } = (await create(
+    owner, { abilities: ['secret:read', 'project:read'], restrictions: [{ project: 'orbit' }] }
+  )).body
+  const path = `${keysOf(owner)}/${api_key.id}`
+  const before = await stateOf(owner)
+  const rows: [body: object, error: string, named: string][] = [
+    [{ abilities: ['secret:read'] }, 'abilities_are_fixed', 'abilities'],
+    [{ name: 'Other', abilities: ['*'] }, 'abilities_are_fixed', 'abilities'],
+    [{ abilities: ['secret:read', 'project:read', 'team:read'] }, 'abilities_are_fixed', 'abilities'],
+    [{ abilities: ['Secret:Read', 'project:read'] }, 'validation_failed', 'abilities.0'],
+    [{ abilities: [] }, 'validation_failed', 'abilities'],
+    [{ restrictions: [] }, 'restrictions_are_fixed', 'restrictions'],
+    [{ restrictions: [{ project: 'comet' }] }, 'restrictions_are_fixed', 'restrictions'],
+    [{ restrictions: [{ project: 'orbit', target: 'backend' }] }, 'restrictions_are_fixed', 'restrictions'],
+    [{ name: '' }, 'validation_failed', 'name'],
+    [{ name: 5 }, 'validation_failed', 'name'],
+    [{ name: 'a'.repeat(256) }, 'validation_failed', 'name'],
+    [{ expires_at: '2001-01-01T00:00:00Z' }, 'validation_failed', 'expires_at'],
+    [{ expires_at: 'tomorrow' }, 'validation_failed', 'expires_at'],
+    [{ expires_at: 4102444800 }, 'validation_failed', 'expires_at'],
+    [{ token: 'x' }, 'validation_failed', 'token'],
+    [{ id: '7' }, 'validation_failed', 'id']
+  ]
+  for (const [body, error, named] of rows) {
+    t.strictSame(failing(await owner.call('PUT', path, body)), [422, error, [named]], JSON.stringify(body).slice(0, 80))
+  }
+  for (const overlap_seconds of [-1, 604_801, 1.5, '60', null, true]) {
+    t.strictSame(
+      failing(await owner.call('POST', `${path}/rotate`, { overlap_seconds })),
+      [422, 'validation_failed', ['overlap_seconds']], String(overlap_seconds)
+    )
+  }
+  for (const id of ['0', '-1', '1e3', '007', 'x', '9007199254740993', String(Number(api_key.id) + 1)]) {
+    for (const [method, rest] of [['GET', ''], ['PUT', ''], ['POST', '/rotate']] as const) {
+      const answer = await owner.call(method, `${keysOf(owner)}/${id}${rest}`, method === 'GET' ? undefined : {})
+      t.strictSame(failing(answer), [404, 'not_found', []], `${method} ${id}${rest}`)
+    }
+  }
+  t.equal(await stateOf(owner), before)
+})
+
+t.test('a rotated token has another value and nothing else, and the value that it had ends at once or when it was told to', async (t) => {
+  const owner = await service.organization()
+  const { token: first, api_key } = (await create(owner, { abilities: ['secret:read'] })).body
+  const path = `${keysOf(owner)}/${api_key.id}`
+  const rotate = async (body?: object) => (await owner.call('POST', `${path}/rotate`, body)).body
+  const second = await rotate()
+  t.match(second.token, TOKEN_PATTERN)
+  t.strictSame(second, {
+    success: true,
+    message: second.message,
+    token: second.token,
+    api_key: second.api_key,
+    data: { token: second.token, api_key: second.api_key }
+  })
+  t.strictSame(
+    { ...second.api_key, updated_at: api_key.updated_at, last_used_at: null }, api_key, 'the same token, by id and all'
+  )
+  t.strictSame([await isAlive(owner, first), await isAlive(owner, second.token)], [false, true])
+
+  const { token: third } = await rotate({ overlap_seconds: 3600 })
+  t.strictSame([await isAlive(owner, second.token), await isAlive(owner, third)], [true, true])
+  const [row] = await service.sql(
+    `SELECT extract(epoch FROM expires_at - now())::int AS left FROM former_token_hashes WHERE token_id = ${api_key.id}`
+  )
+  t.ok(row!.left as number > 3500 && row!.left as number <= 3600, 'by the clock of the database')
+  const { token: fourth } = await rotate({ overlap_seconds: 604_800 })
+  t.strictSame(
+    await Promise.all([first, second.token, third, fourth].map((one) => isAlive(owner, one))),
+    [false, false, true, true], 'the next rotation ends what the one before had left: two values at most'
+  )
+  await service.write(`UPDATE former_token_hashes SET expires_at = now() WHERE token_id = ${api_key.id}`)
+  t.strictSame([await isAlive(owner, third), await isAlive(owner, fourth)], [false, true], 'its time is over')
+
+  const { token: fifth } = await rotate({ overlap_seconds: 60 })
+  const soon = new Date(Date.now() + 300).toISOString()
+  t.equal((await owner.call('PUT', path, { expires_at: soon })).status, 200)
+  while (await isAlive(owner, fifth)) await new Promise((resolve) => { setTimeout(resolve, 50) })
+  t.notOk(await isAlive(owner, fourth), 'the expiry of the token is that of both')
+  t.equal((await owner.call('PUT', path, { expires_at: null })).status, 200)
+  t.strictSame([await isAlive(owner, fourth), await isAlive(owner, fifth)], [true, true])
+  t.equal((await owner.call('DELETE', path)).status, 204)
+  t.strictSame([await isAlive(owner, fourth), await isAlive(owner, fifth)], [false, false], 'revoked, both end at once')
+  const events = await service.sql(
+    `SELECT action, details FROM audit_events WHERE resource_id = '${api_key.id}' AND action = 'api-token.rotate' ORDER BY seq`
+  )
+  t.same(events.map(({ details }) => details), [0, 3600, 604_800, 60].map((overlap_seconds) => ({ overlap_seconds })))
+  const shown = JSON.stringify(await service.sql('SELECT * FROM audit_events')) + service.logs.join('')
+  for (const token of [first, second.token, third, fourth, fifth]) t.notMatch(shown, token.slice(-46))
+})
+
+t.test('TI-30, TI-31: whatever a token holds, it changes and rotates exactly those that hold no more', async (t) => {
+  const owner = await service.organization()
+  await makeLevel(owner, { slug: 'orbit' })
+  const base = ['api-token:create', 'api-token:update', 'api-token:delete']
+  const abilities = [['secret:read'], ['secret:read', 'secret:decrypt'], ['*']]
+  const restrictions = [[], [{ project: 'orbit' }], [{ project: 'orbit', target: 'backend' }]]
+  const expiries = [null, '2098-01-01T00:00:00.000Z', '2097-01-01T00:00:00.000Z']
+  const kinds = abilities.flatMap((some, a) => restrictions.flatMap((part, r) => expiries.map((expires_at, e) => ({
+    a, r, e, body: { abilities: some[0] === '*' ? some : [...base, ...some], restrictions: part, expires_at }
+  }))))
+  const all = await Promise.all(kinds.map(async (kind) => {
+    const { token, api_key } = (await create(owner, kind.body)).body as { token: string, api_key: { id: string } }
+    return { ...kind, caller: holder(owner, token), path: `${keysOf(owner)}/${api_key.id}` }
+  }))
+  const wrong: string[] = []
+  for (const holds of all) {
+    for (const held of all) {
+      if (held === holds) continue
+      const isSeen = held.r >= holds.r
+      const isMore = held.a > holds.a || held.e < holds.e
+      // Kept as it is, so that the next pair finds it so.
+      const answers = [
+        await holds.caller.call('PUT', held.path, { name: 'Same' }),
+        await holds.caller.call('PUT', held.path, { expires_at: held.body.expires_at }),
+        ...(isSeen && !isMore ? [] : [await holds.caller.call('POST', `${held.path}/rotate`, {})])
+      ]
+      const expected = !isSeen ? 404 : isMore ? 403 : 200
+      if (answers.some(({ status }) => status !== expected)) {
+        wrong.push(`${JSON.stringify(holds.body)} ${JSON.stringify(held.body)}: ${answers.map(({ status }) => status)}`)
+      }
+      if (isSeen && !isMore && holds.e > 0) {
+        const { status } = await holds.caller.call('PUT', held.path, { expires_at: '2098-06-01T00:00:00.000Z' })
+        if (status !== 403) wrong.push(`${JSON.stringify(holds.body)} prolongs ${JSON.stringify(held.body)}: ${status}`)
+      }
+    }
+  }
+  t.strictSame(wrong, [])
+  const [most, least] = [all.find(({ a, r, e }) => a === 2 && r === 0 && e === 0)!, all.at(-1)!]
+  t.equal((await most.caller.call('POST', `${all[0]!.path}/rotate`, {})).status, 200)
+  t.notOk(await isAlive(owner, all[0]!.caller.token))
+  t.equal((await least.caller.call('POST', `${most.path}/rotate`, {})).status, 404)
+  t.ok(await isAlive(owner, most.caller.token))
+})
+
+t.test('TI-31: a token does not change itself; it may rotate itself, which gives it nothing', async (t) => {
+  const owner = await service.organization()
+  await makeLevel(owner, { slug: 'orbit' })
+  for (const more of [{}, { restrictions: [{ project: 'orbit' }] }]) {
+    const { token } = (await create(owner, { abilities: ['*'], expires_at: '2098-01-01T00:00:00Z', ...more })).body
+    const caller = holder(owner, token)
+    const path = `${keysOf(owner)}/${await idOf(caller)}`
+    const before = await stateOf(owner)
+    for (const body of [{}, { name: 'Other' }, { expires_at: null }, { expires_at: '2097-01-01T00:00:00Z' }]) {
+      t.strictSame(failing(await caller.call('PUT', path, body)), [403, 'insufficient_permissions', []])
+    }
+    t.equal(await stateOf(owner), before)
+    const rotated = await caller.call('POST', `${path}/rotate`, { overlap_seconds: 60 })
+    t.equal(rotated.status, 200)
+    t.equal((await caller.call('POST', `${path}/rotate`, {})).status, 200, 'also by the value that lives on')
+    t.strictSame([await isAlive(owner, token), await isAlive(owner, rotated.body.token)], [false, false])
+  }
+})
+
+t.test('a rotation with an overlap interrupts nobody, not even who waits for it', async (t) => {
+  const owner = await service.organization()
+  const { token, api_key } = (await create(owner, { abilities: ['*'] })).body
+  let live: string = token
+  const path = `${keysOf(owner)}/${api_key.id}/rotate`
+  for (let round = 0; round < 10; round++) {
+    const caller = holder(owner, live)
+    const changes = Array.from({ length: 6 }, (_, i) =>
+      caller.call('POST', `/${owner.organization}/projects`, { name: `Round ${round} ${i}` }))
+    const { status, body } = await owner.call('POST', path, { overlap_seconds: 60 })
+    t.equal(status, 200)
+    t.strictSame((await Promise.all(changes)).map((one) => one.status), changes.map(() => 201))
+    live = body.token
+  }
+})

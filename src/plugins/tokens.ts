@@ -1,14 +1,21 @@
+import type { FastifyRequest } from 'fastify'
 import { OrganizationParams } from '../../schemas/organizations.ts'
-import { canonicalAbilities, type Ability } from '../../schemas/scopes.ts'
+import { canonicalAbilities, type Ability, type Scope } from '../../schemas/scopes.ts'
 import { ListQuery, NoContent } from '../../schemas/shapes.ts'
-import { ApiTokenList, CreateTokenBody, CreatedToken, TokenParams, type Restriction } from '../../schemas/tokens.ts'
+import {
+  ApiTokenAnswer, ApiTokenList, CreateTokenBody, CreatedToken, NOT_AGAIN, RotateTokenBody, RotatedToken,
+  TokenParams, UpdateTokenBody, type Restriction
+} from '../../schemas/tokens.ts'
 import { hashToken, mintApiToken, tokenPrefix } from '../crypto/bearer.ts'
 import { transaction, type Db } from '../db/database.ts'
 import { actorOf, principalOf } from '../http/actor.ts'
 import type { Domain } from '../http/types.ts'
 import { recordEvent } from '../repositories/audit.ts'
 import type { Principal } from '../repositories/principals.ts'
-import { createToken, deleteTokens, findSlice, findSlices, listTokens } from '../repositories/tokens.ts'
+import {
+  createToken, deleteTokens, findSlice, findSlices, findToken, listTokens, lockToken, rotateToken, showToken,
+  updateToken, type TokenRow
+} from '../repositories/tokens.ts'
 import { fail, refuse } from '../rules/errors.ts'
 import { parseId } from '../rules/ids.ts'
 import { pageMeta, pageOf } from '../rules/pagination.ts'
@@ -52,7 +59,7 @@ export const tokens: Domain = async (app) => {
       const token = mintApiToken(organization.id)
       const api_key = await transaction(app.db, async (db) => {
         const slices = await slicesOf(db, principal, restrictions)
-        refuseMore(principal, { abilities, slices, expires_at })
+        refuseMore(principal, { abilities, slices, expires_at }, 'api-token:create')
         const created = await createToken(db, {
           organization_id: organization.id,
           name,
@@ -71,9 +78,95 @@ export const tokens: Domain = async (app) => {
         })
         return created
       })
-      return reply.code(201).send({
-        success: true, message: 'Keep the token now: it is not shown again.', token, api_key
+      return reply.code(201).send({ success: true, message: NOT_AGAIN, token, api_key })
+    }
+  })
+
+  app.get('/organizations/:organization/api-keys/:id', {
+    config: { access: 'api-token:read' },
+    schema: {
+      operationId: 'getApiToken',
+      tags: ['api-tokens'],
+      summary: 'Get an API token; never its value',
+      params: TokenParams,
+      response: { 200: ApiTokenAnswer }
+    },
+    handler: async (request) => {
+      const { organization } = principalOf(request)
+      const found = await findToken(app.reads, organization.id, idOf(request))
+      return { data: await showToken(app.reads, seen(request, found)) }
+    }
+  })
+
+  app.put('/organizations/:organization/api-keys/:id', {
+    config: {
+      access: 'api-token:update',
+      audit: 'api-token.update',
+      errors: ['abilities_are_fixed', 'restrictions_are_fixed', 'integrity_error']
+    },
+    schema: {
+      operationId: 'updateApiToken',
+      tags: ['api-tokens'],
+      summary: 'Change the name or the expiry of an API token; what is left out stays',
+      params: TokenParams,
+      body: UpdateTokenBody,
+      response: { 200: ApiTokenAnswer }
+    },
+    handler: async (request) => {
+      const principal = principalOf(request)
+      const { organization } = principal
+      const { body } = request
+      const id = idOf(request)
+      const expires_at = body.expires_at === undefined ? undefined : expiryOf(body.expires_at)
+      const data = await transaction(app.db, async (db) => {
+        const token = seen(request, await lockToken(db, organization.id, id))
+        await refuseFixed(db, token, body)
+        // Whoever leaks could make itself last.
+        if (isOneself(principal, id)) refuseAs(principal, 'api-token:update')
+        const next = { ...made(token), ...(expires_at !== undefined && { expires_at }) }
+        refuseMore(principal, next, 'api-token:update')
+        const changed = await updateToken(db, organization.id, id, { name: body.name, expires_at }) ?? fail('not_found')
+        await recordEvent(db, actorOf(request), {
+          action: 'api-token.update',
+          resource_type: 'api-token',
+          resource_id: String(id),
+          details: { members: Object.keys(body).join(' ') }
+        })
+        return changed
       })
+      return { data }
+    }
+  })
+
+  app.post('/organizations/:organization/api-keys/:id/rotate', {
+    config: {
+      access: ['api-token:create', 'api-token:delete'], audit: 'api-token.rotate', errors: ['integrity_error']
+    },
+    schema: {
+      operationId: 'rotateApiToken',
+      tags: ['api-tokens'],
+      summary: 'Give an API token another value; the one that it had lives on for a while if that is asked for',
+      params: TokenParams,
+      body: RotateTokenBody,
+      response: { 200: RotatedToken }
+    },
+    handler: async (request) => {
+      const principal = principalOf(request)
+      const { organization } = principal
+      const id = idOf(request)
+      const { overlap_seconds = 0 } = request.body
+      const token = mintApiToken(organization.id)
+      const api_key = await transaction(app.db, async (db) => {
+        const held = seen(request, await lockToken(db, organization.id, id))
+        refuseMore(principal, made(held), 'api-token:create')
+        // Before the rotation: a token may rotate itself, which gives it nothing, and is the caller of that.
+        await recordEvent(db, actorOf(request), {
+          action: 'api-token.rotate', resource_type: 'api-token', resource_id: String(id), details: { overlap_seconds }
+        })
+        const value = { token_hash: hashToken(token), token_prefix: tokenPrefix(token) }
+        return await rotateToken(db, held, value, overlap_seconds) ?? fail('not_found')
+      })
+      return { success: true, message: NOT_AGAIN, token, api_key, data: { token, api_key } }
     }
   })
 
@@ -87,13 +180,11 @@ export const tokens: Domain = async (app) => {
       response: { 204: NoContent }
     },
     handler: async (request, reply) => {
-      const principal = principalOf(request)
-      const { organization } = principal
-      const id = parseId(request.params.id) ?? fail('not_found')
+      const { organization } = principalOf(request)
+      const id = idOf(request)
       await transaction(app.db, async (db) => {
-        const found = await findSlices(db, organization.id, id) ?? fail('not_found')
-        // A narrowed token sees and ends what lies inside its part of the hierarchy, and itself.
-        if (id !== principal.id && !coversAll(principal.slices, found)) fail('not_found')
+        const slices = await findSlices(db, organization.id, id)
+        seen(request, slices && { id, slices })
         // Before the delete: a token may end itself, and is the caller of that.
         await recordEvent(
           db, actorOf(request), { action: 'api-token.delete', resource_type: 'api-token', resource_id: String(id) }
@@ -103,6 +194,37 @@ export const tokens: Domain = async (app) => {
       return reply.code(204).send(null)
     }
   })
+}
+
+const idOf = ({ params: { id } }: { params: { id: string } }) => parseId(id) ?? fail('not_found')
+
+const isOneself = ({ type, id }: Principal, token: number) => type === 'api_token' && id === token
+
+// A narrowed token sees, changes and ends what lies inside its part of the hierarchy, and itself.
+function seen<T extends { id: number, slices: Slice[] | null }> (request: FastifyRequest, token: T | undefined): T {
+  const principal = principalOf(request)
+  if (token === undefined) return fail('not_found')
+  return isOneself(principal, token.id) || coversAll(principal.slices, token.slices ?? []) ? token : fail('not_found')
+}
+
+const made = ({ abilities, slices, expires_at }: TokenRow) =>
+  ({ abilities: abilities as Ability[], slices: slices ?? [], expires_at })
+
+// What is fixed may be sent as it is, so that what was read can be sent back.
+async function refuseFixed (db: Db, token: TokenRow, { abilities, restrictions }: UpdateTokenBody) {
+  const isSame = (one: readonly unknown[], other: readonly unknown[]) => {
+    const [all, others] = [one, other].map((list) => new Set(list.map((each) => JSON.stringify(each))))
+    return all!.size === others!.size && [...all!].every((each) => others!.has(each))
+  }
+  if (abilities !== undefined && !isSame(abilitiesOf(abilities), token.abilities)) {
+    refuse('abilities', 'Fixed when the token was made', 'abilities_are_fixed')
+  }
+  if (restrictions === undefined) return
+  const plain = (all: readonly Restriction[]) =>
+    all.map(({ project, target, environment }) => [project, target, environment])
+  if (!isSame(plain(restrictions), plain((await showToken(db, token)).restrictions))) {
+    refuse('restrictions', 'Fixed when the token was made', 'restrictions_are_fixed')
+  }
 }
 
 // Exact spellings only. `*` stands alone: beside it every other ability would say nothing.
@@ -121,8 +243,9 @@ function expiryOf (text: string | null | undefined): Date | null {
 }
 
 async function slicesOf (
-  db: Db, { organization, scopes, slices: own }: Principal, restrictions: readonly Restriction[]
+  db: Db, principal: Principal, restrictions: readonly Restriction[]
 ): Promise<Slice[]> {
+  const { organization, slices: own } = principal
   const slices: Slice[] = []
   for (const [i, restriction] of restrictions.entries()) {
     if (restriction.environment !== undefined && restriction.target === undefined) {
@@ -131,19 +254,25 @@ async function slicesOf (
     const slice = await findSlice(db, organization.id, restriction)
     // A narrowed maker is not told whether what lies outside its own part exists.
     if (own.length > 0 && (slice === undefined || !isInside(own, slice))) {
-      fail('insufficient_permissions', { required_scope: 'api-token:create', granted_scopes: [...scopes] })
+      refuseAs(principal, 'api-token:create')
     }
     slices.push(slice ?? refuse(`restrictions.${i}`, 'Names nothing in this organization'))
   }
   return slices
 }
 
-// No token makes one that holds more than it does itself: abilities, part of the hierarchy, life.
-function refuseMore (maker: Principal, made: { abilities: Ability[], slices: Slice[], expires_at: Date | null }) {
-  const granted_scopes = [...maker.scopes]
-  const missing = maker.scopes.has('*') ? undefined : made.abilities.find((ability) => !maker.scopes.has(ability))
-  if (missing !== undefined) fail('insufficient_permissions', { required_scope: missing, granted_scopes })
-  const wider = !coversAll(maker.slices, made.slices)
-  const longer = maker.expires_at !== null && (made.expires_at === null || made.expires_at > maker.expires_at)
-  if (wider || longer) fail('insufficient_permissions', { required_scope: 'api-token:create', granted_scopes })
+// No token makes, changes or rotates one that holds more than it does itself: abilities, part of the hierarchy, life.
+// So nobody gets a value, or prolongs one, that may do what they may not.
+function refuseMore (
+  caller: Principal, token: { abilities: Ability[], slices: Slice[], expires_at: Date | null }, required: Scope
+) {
+  const missing = caller.scopes.has('*') ? undefined : token.abilities.find((ability) => !caller.scopes.has(ability))
+  if (missing !== undefined) refuseAs(caller, missing)
+  const wider = !coversAll(caller.slices, token.slices)
+  const longer = caller.expires_at !== null && (token.expires_at === null || token.expires_at > caller.expires_at)
+  if (wider || longer) refuseAs(caller, required)
+}
+
+function refuseAs ({ scopes }: Principal, required_scope: Ability): never {
+  fail('insufficient_permissions', { required_scope, granted_scopes: [...scopes] })
 }

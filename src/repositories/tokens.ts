@@ -134,20 +134,28 @@ export async function updateToken (
   changes: Partial<Pick<TokenRow, 'name' | 'expires_at' | 'token_hash' | 'token_prefix'>>
 ): Promise<ApiToken | undefined> {
   const where = ofOrganization(organizationId, id)
-  const changed = await updateAuthentic(db, 'api_tokens', where, changes, { updated_at: sql`now()` })
-  return changed && findToken(db, organizationId, id)
+  if (await updateAuthentic(db, 'api_tokens', where, changes, { updated_at: sql`now()` }) === undefined) {
+    return undefined
+  }
+  const row = await findToken(db, organizationId, id)
+  return row && showToken(db, row)
 }
 
-/** A token of the organization as the API shows it; undefined when there is none, or none that the service wrote. */
-export async function findToken (db: Db, organizationId: string, id: number): Promise<ApiToken | undefined> {
-  const rows = await db.select(columns).from(api_tokens).where(ofOrganization(organizationId, id))
-  return (await withRestrictions(db, organizationId, rows.filter((row) => isAuthentic(db, 'api_tokens', row))))[0]
+/** A token of the organization; undefined when there is none, or none that the service wrote. */
+export async function findToken (db: Db, organizationId: string, id: number): Promise<TokenRow | undefined> {
+  const [row] = await db.select(columns).from(api_tokens).where(ofOrganization(organizationId, id))
+  return row && isAuthentic(db, 'api_tokens', row) ? row : undefined
 }
 
-/** Takes a token of the organization until the end of the transaction; undefined as for `findToken`. */
+/** The same, which stays as it is until the end of the transaction. */
 export async function lockToken (db: Db, organizationId: string, id: number): Promise<TokenRow | undefined> {
   const [row] = await db.select(columns).from(api_tokens).where(ofOrganization(organizationId, id)).for('update')
   return row && isAuthentic(db, 'api_tokens', row) ? row : undefined
+}
+
+/** A token as the API shows it. */
+export async function showToken (db: Db, row: TokenRow): Promise<ApiToken> {
+  return (await withRestrictions(db, row.organization_id, [row]))[0]!
 }
 
 export async function deleteTokens (db: Db, organizationId: string, ids: readonly number[]): Promise<void> {

@@ -8,14 +8,15 @@ import postgres, { type Sql } from 'postgres'
 import { ulid } from 'ulidx'
 import { buildApp } from '../../src/app.ts'
 import { loadConfig, type Config } from '../../src/config.ts'
-import { hashToken, mintApiToken, tokenPrefix } from '../../src/crypto/bearer.ts'
+import { hashToken, mintApiToken, parseApiToken, tokenPrefix } from '../../src/crypto/bearer.ts'
 import type { Costs } from '../../src/crypto/costs.ts'
 import { createKeyring, generateMasterKey, parseMasterKey, type Keyring } from '../../src/crypto/keyring.ts'
 import type { AuthenticatedTable } from '../../src/db/authenticated.ts'
-import { connect, type Database, type Db } from '../../src/db/database.ts'
+import { connect, transaction, type Database, type Db } from '../../src/db/database.ts'
 import { authenticateTable } from '../../src/repositories/adoption.ts'
 import { createOrganization } from '../../src/repositories/organizations.ts'
-import { createToken } from '../../src/repositories/tokens.ts'
+import { findPrincipal } from '../../src/repositories/principals.ts'
+import { createToken, lockToken, rotateToken } from '../../src/repositories/tokens.ts'
 import type { Ability } from '../../schemas/scopes.ts'
 import type { Slice } from '../../src/rules/slices.ts'
 import { makeStorageKey } from '../../src/vault/keys.ts'
@@ -43,6 +44,8 @@ export interface TestApp {
   organization (options?: { plan?: string, abilities?: Ability[], slug?: string }): Promise<Caller>
   /** Another token of an organization. */
   token (organization: string, abilities: Ability[], more?: { expires_at?: Date, slices?: Slice[] }): Promise<Caller>
+  /** Gives a token another value, and answers it; the one that it had lives on for so many seconds. */
+  rotate (token: string, overlapSeconds?: number): Promise<string>
   /** Runs SQL beside the service, as somebody with access to the database would. */
   sql (query: string): Promise<Record<string, unknown>[]>
   /** The same, but as the service would: the rows of the table that it names are authentic afterwards. */
@@ -112,6 +115,15 @@ export async function startApp (
     token,
     organization: async ({ plan = 'self-hosted', abilities = ['*' as const], slug } = {}) => {
       return token(await makeOrganization(database.db, keyring, { slug, plan }), abilities)
+    },
+    rotate: async (text, overlapSeconds = 0) => {
+      const value = mintApiToken(parseApiToken(text)!.organizationId)
+      await transaction(database.db, async (db) => {
+        const { id, organization } = (await findPrincipal(db, hashToken(text)))!
+        const token = (await lockToken(db, organization.id, id))!
+        await rotateToken(db, token, { token_hash: hashToken(value), token_prefix: tokenPrefix(value) }, overlapSeconds)
+      })
+      return value
     },
     write: (query) => beside(async () => {
       await database.db.execute(sql.raw(query))

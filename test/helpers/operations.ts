@@ -23,6 +23,8 @@ export interface Row {
   needs?: Access
   /** Needed beside `access`, always. */
   also?: (typeof SCOPE_NAMES)[number]
+  /** What the token that it acts on holds, and so the caller has to. */
+  holding?: (typeof SCOPE_NAMES)[number]
   whenInactive?: true
   /**
    * Further requests, each of which leaves an event that the one by `body` does not: what comes behind the path, or
@@ -209,6 +211,30 @@ export const OPERATIONS: Record<string, Row> = {
     body: { name: 'New', abilities: ['api-token:create'], expires_at: new Date(Date.now() + 3_600_000).toISOString() },
     narrowed: 403
   },
+  getApiToken: {
+    at: 'GET /api/v1/organizations/{organization}/api-keys/{id}',
+    access: 'api-token:read',
+    depth: 'organization',
+    narrowed: 404
+  },
+  updateApiToken: {
+    at: 'PUT /api/v1/organizations/{organization}/api-keys/{id}',
+    access: 'api-token:update',
+    holding: 'secret:read',
+    depth: 'organization',
+    // As in `createApiToken`.
+    body: { name: 'Other', expires_at: new Date(Date.now() + 3_600_000).toISOString() },
+    narrowed: 404
+  },
+  rotateApiToken: {
+    at: 'POST /api/v1/organizations/{organization}/api-keys/{id}/rotate',
+    access: 'api-token:create',
+    also: 'api-token:delete',
+    holding: 'secret:read',
+    depth: 'organization',
+    body: { overlap_seconds: 60 },
+    narrowed: 404
+  },
   createProject: {
     at: 'POST /api/v1/{organization}/projects',
     access: 'project:create',
@@ -328,7 +354,8 @@ export async function settle (service: TestApp, prefix: string): Promise<World> 
     { secrets: [{ id: stored.secret_id, content: BLOB }], ...clientKey(2) }
   )
   const { api_key } = (await caller.call(
-    'POST', `/organizations/${o}/api-keys`, { name: 'Second', abilities: ['secret:read'] }
+    'POST', `/organizations/${o}/api-keys`,
+    { name: 'Second', abilities: ['secret:read'], expires_at: new Date(Date.now() + 1_800_000).toISOString() }
   )).body
   return {
     caller,
