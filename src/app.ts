@@ -6,7 +6,7 @@ import { httpAddress, type Config } from './config.ts'
 import { COSTS, type Costs } from './crypto/costs.ts'
 import type { Keyring } from './crypto/keyring.ts'
 import { random } from './crypto/primitives.ts'
-import { findAuthority, type Database } from './db/database.ts'
+import { findAuthority, transaction, type Database } from './db/database.ts'
 import { installAccess } from './http/access.ts'
 import { installAliases } from './http/aliases.ts'
 import { installBodyParser } from './http/body.ts'
@@ -118,7 +118,8 @@ export async function buildApp (
   // The embedded database writes its log at each commit, or not until the next one that asks for it.
   const commitOfReads = database.kind === 'embedded' ? 'on' : 'off'
   app.decorate('recordRead', gatherReads(database.db, commitOfReads))
-  app.decorate('recordRefused', async (actors, event) => recordOfPerson(database.db, actors, event, commitOfReads))
+  app.decorate('recordRefused', async (actors, event) => transaction(database.db, (db) =>
+    recordOfPerson(db, actors, event, commitOfReads)))
   app.decorate('keyring', keyring)
   app.decorate('costs', costs)
   app.decorate('config', config)

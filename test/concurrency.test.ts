@@ -227,7 +227,7 @@ t.test('who makes a project, a target, an environment or a token waits for a wri
     await service.database.db.transaction(async (db) => {
       // As a write does: the counter first, and then what its rows refer to. Waiting here would be a circle.
       await db.execute(sql`SELECT FROM organization_counters WHERE organization_id = ${organization} FOR NO KEY UPDATE`)
-      const asks = nextStatement(/update "?organization_counters/i)
+      const asks = nextStatement(/FROM organization_counters[^]*FOR NO KEY UPDATE/)
       made = send('POST', path, body)
       await asks
       await db.execute(sql`SELECT FROM organizations WHERE id = ${organization} FOR KEY SHARE NOWAIT`)

@@ -693,6 +693,7 @@ t.test('AU-01: a flood of bad sign-ins leaves few events, and whoever has no acc
   const nimbus = await service.organization()
   const person = await makePerson(service, { [nimbus.organization]: 'member' })
   await guessFromEverywhere(person.email)
+  await untilNumbered(nimbus)
   const attempts = (await eventsAbout(person, nimbus)).map(([, , , details]) =>
     (details as { attempts: number }).attempts)
   t.strictSame(

@@ -381,8 +381,8 @@ t.test('CR-14: what one instance wraps the other opens, before a re-wrap and aft
   }
   const outcome = await rewrap({ database, keyring: renewed })
   t.same(
-    outcome, { rewrapped: 5, failures: [], older: [{ id: 'k1', values: 0 }] },
-    'the key of rows; the storage key; key string, data key and salt of one project'
+    outcome, { rewrapped: 6, failures: [], older: [{ id: 'k1', values: 0 }] },
+    'the keys of rows and events; the storage key; key string, data key and salt of one project'
   )
   for (const through of [throughOld, throughNew]) {
     t.equal(
@@ -459,7 +459,7 @@ t.test('CR-26: a rotated key is frozen; a re-wrap alone puts its values under an
 
   t.match(
     await rewrap({ database, keyring: renewed }),
-    { rewrapped: 1 + 1 + 2 + 2 + 3 + 1, failures: [], older: [{ id: 'k1', values: 0 }] }
+    { rewrapped: 2 + 1 + 2 + 2 + 3 + 1, failures: [], older: [{ id: 'k1', values: 0 }] }
   )
   t.equal(await frozenOf(db), frozen)
   t.strictSame(
@@ -495,7 +495,7 @@ t.test('values that do not open are told by table and id, left as they are, and 
   const before = await db.select().from(encryption_keys).where(sql`id <> ${keys[2]}`).orderBy(encryption_keys.id)
   const outcome = await rewrap({ database, keyring: renewed })
   t.same(outcome, {
-    rewrapped: 4,
+    rewrapped: 5,
     failures: [
       `organizations ${other}: a wrapped value does not open, it was changed or moved in the database; left as it is`,
       `encryption_keys ${keys[0]}: the master key "zz" is not in the ring; left as it is`,

@@ -48,6 +48,11 @@ export function rowKeyFingerprint (key: KeyObject): Buffer {
   return deriveKey(key, Buffer.from('strongroom rows'), 'fingerprint').export()
 }
 
+/** The same for keys of the chains of events. */
+export function chainKeyFingerprint (key: KeyObject): Buffer {
+  return deriveKey(key, Buffer.from('strongroom events'), 'fingerprint').export()
+}
+
 function encodeValue (value: unknown): string {
   if (value === null) return 'n'
   switch (typeof value) {

@@ -1,12 +1,15 @@
 import { and, eq, sql, type SQL } from 'drizzle-orm'
 import type { PgColumn, PgTable } from 'drizzle-orm/pg-core'
 import { AUTHENTICATED, authenticatedColumns, type AuthenticatedRow, type AuthenticatedTable } from './authenticated.ts'
+import type { EventChain } from './events.ts'
 import type { Db } from './handle.ts'
 
-/** Makes and checks the MACs of rows. Whoever opens a database with its master key gives it one. */
+/** Makes and checks the MACs of rows and events. Whoever opens a database with its master key gives it one. */
 export interface RowAuthority {
-  /** What canaries name the row key by. */
+  /** What canaries name the keys of rows and events by. */
   readonly fingerprint: Buffer
+  /** The chains of events. */
+  readonly chain: EventChain
   mac (table: AuthenticatedTable, row: Readonly<Record<string, unknown>>): Buffer
   verifies (table: AuthenticatedTable, row: Readonly<Record<string, unknown>>, mac: Buffer | null): boolean
   /** Tells of a row that did not verify, and whom it is about. Never throws, and nobody waits for it. */

@@ -1,6 +1,9 @@
 import { sql, type SQL } from 'drizzle-orm'
 import type { EventName } from '../../schemas/events.ts'
 
+// The events of an organization are a chain: each carries a MAC over itself and the MAC of the one before. The key
+// never goes to the database, so whoever records has to know where the chain ends before the statement is sent.
+
 /** A row of `audit_events`, but for its number, which its organization's counter gives. */
 export interface EventRow {
   organization_id: string
@@ -40,28 +43,60 @@ export function eventRow (
   }
 }
 
-/** Events as the parameter of `insertEvents`. Those of one organization are numbered in this order. */
-export function eventsJson (rows: readonly EventRow[]): string {
-  const places = new Map<string, number>()
-  return JSON.stringify(rows.map((row) => {
-    const place = places.get(row.organization_id) ?? 0
-    places.set(row.organization_id, place + 1)
-    return { ...row, place }
-  }))
+/** Where the chain of an organization ends: the number of its next event, and the MAC of the last one. */
+export interface Head { next_event: number, event_head: Buffer | null }
+
+/** An event as it stands in its chain. */
+export type ChainedEvent = Omit<EventRow, 'action' | 'occurred_at'> &
+  { seq: number, action: string, occurred_at: Date, chain_kid: string }
+
+/** Makes the MACs of events, and knows what they need. A database's handles share one. */
+export interface EventChain {
+  /** Names the key that MACs are made with. */
+  readonly kid: string
+  mac (event: ChainedEvent, previous: Buffer | null): Buffer
+  /**
+   * Where chains end, as far as this process knows. A guess: each statement that goes by it compares it with the row
+   * that it takes, and a transaction that ends without a commit leaves a wrong one.
+   */
+  readonly heads: { get (organizationId: string): Head | undefined, set (organizationId: string, head: Head): void }
+  /** A guess was wrong: others record in the organization, and whoever guesses next is likely to be wrong as well. */
+  missed (organizationId: string): void
+  isMissedOften (organizationId: string): boolean
+  /** The database's time, as far as this process knows it. */
+  now (): Date
+  /** An answer to what was sent at `asked` (`performance.now`) brought the database's time, in milliseconds. */
+  told (time: number, asked: number): void
 }
+
+/** The database's time in milliseconds, as `EventChain.told` takes it, in the answer of a statement. */
+export const CLOCK = sql`(extract(epoch FROM clock_timestamp()) * 1000)::float8`
+
+/** What a statement answers of a counter. */
+export interface HeadRow { next_event: string, event_head: Buffer | null }
+
+/** The driver hands out a bigint as text. */
+export const headOf = ({ next_event, event_head }: HeadRow): Head => ({ next_event: Number(next_event), event_head })
+
+/** `SealedEvents.heads` as rows of a statement. */
+export const expectedHeads = (heads: unknown): SQL => sql`
+  SELECT organization_id, next_event, decode(event_head, 'hex') AS event_head, then_event,
+    decode(then_head, 'hex') AS then_head
+  FROM jsonb_to_recordset(${heads}::jsonb) AS head (
+    organization_id char(26), next_event bigint, event_head text, then_event bigint, then_head text
+  )`
 
 /**
  * The one statement part that writes events: whatever records something ends with it. Before it stands a common table
- * expression `counter (organization_id, first)`, which has taken as many numbers of each organization as there are
- * events.
+ * expression `counter (organization_id)` of the organizations whose counters have moved on to behind these events.
  */
 export const insertEvents = (events: unknown): SQL => sql`
   INSERT INTO audit_events (organization_id, seq, occurred_at, action, actor_type, actor_id, resource_type, resource_id,
-    request_id, ip, user_agent, details)
-  SELECT organization_id, first + place, coalesce(occurred_at, now()), action, actor_type, actor_id, resource_type,
-    resource_id, request_id, ip, user_agent, details
+    request_id, ip, user_agent, details, chain_kid, mac)
+  SELECT organization_id, seq, occurred_at, action, actor_type, actor_id, resource_type, resource_id, request_id, ip,
+    user_agent, details, chain_kid, decode(mac, 'hex')
   FROM counter JOIN jsonb_to_recordset(${events}::jsonb) AS event (
-    organization_id char(26), place int, occurred_at timestamptz, action varchar, actor_type varchar, actor_id bigint,
-      resource_type varchar, resource_id varchar,
-    request_id varchar, ip varchar, user_agent varchar, details jsonb
+    organization_id char(26), seq bigint, occurred_at timestamptz, action varchar, actor_type varchar,
+    actor_id bigint, resource_type varchar, resource_id varchar, request_id varchar, ip varchar, user_agent varchar,
+    details jsonb, chain_kid varchar, mac text
   ) USING (organization_id)`

@@ -1,10 +1,13 @@
-import { and, asc, eq, gt, or, sql, type SQL } from 'drizzle-orm'
+import { and, asc, eq, getTableColumns, gt, or, sql, type SQL } from 'drizzle-orm'
 import type { PgColumn, PgTable } from 'drizzle-orm/pg-core'
 import {
   AUTHENTICATED, authenticatedColumns, type AuthenticatedRow, type AuthenticatedTable
 } from '../db/authenticated.ts'
+import { rowsJson } from '../db/columns.ts'
 import { macOf, verifies, type Db } from '../db/database.ts'
-import { master_key_canaries, oauth_clients, organizations } from '../db/tables.ts'
+import { chainOf } from '../db/chain.ts'
+import type { Head } from '../db/events.ts'
+import { audit_events, master_key_canaries, oauth_clients, organization_counters, organizations } from '../db/tables.ts'
 
 // How a database from before rows were authenticated is brought along: once, in one transaction.
 
@@ -34,11 +37,57 @@ export async function lockCanaries (db: Db): Promise<void> {
 }
 
 /**
- * Until the end of the transaction, nobody writes an authenticated row: what an older build adds afterwards has no MAC.
+ * Until the end of the transaction, nobody writes an authenticated row or an event: what an older build adds afterwards
+ * has no MAC.
  */
 export async function lockAuthenticatedTables (db: Db): Promise<void> {
   const tables = Object.values(AUTHENTICATED).map(({ table }) => sql`${table}`)
+  tables.push(sql`${organization_counters}`, sql`${audit_events}`)
   await db.execute(sql`LOCK TABLE ${sql.join(tables, sql`, `)} IN SHARE ROW EXCLUSIVE MODE`)
+}
+
+// Events of one statement, when those from before are chained.
+const EVENTS = 1_000
+
+/**
+ * Chains the events from before, in the order of their numbers, and counts them. Numbers that are missing by then stay
+ * missing: the MAC of the next event says so. Events whose organization is gone get the counter of their chain back.
+ */
+export async function chainEvents (db: Db): Promise<number> {
+  const chain = chainOf(db)
+  const { organization_id, seq, mac: _, ...columns } = getTableColumns(audit_events)
+  let done = 0
+  for (let organization = ''; ;) {
+    const [next] = await db.select({ id: organization_id }).from(audit_events).where(gt(organization_id, organization))
+      .orderBy(asc(organization_id)).limit(1)
+    if (next === undefined) return done
+    organization = next.id
+    let head: Head = { next_event: 1, event_head: null }
+    for (let last = 0, isEnd = false; !isEnd;) {
+      const events = await db.select({ organization_id, seq, ...columns }).from(audit_events)
+        .where(and(eq(organization_id, organization), gt(seq, last))).orderBy(asc(seq)).limit(EVENTS)
+      const sealed = events.map((event) => {
+        const event_head = chain.mac({ ...event, chain_kid: chain.kid }, head.event_head)
+        head = { next_event: event.seq + 1, event_head }
+        return { seq: event.seq, mac: event_head }
+      })
+      await db.execute(sql`
+        UPDATE audit_events SET chain_kid = ${chain.kid}, mac = decode(sealed.mac, 'base64')
+        FROM jsonb_to_recordset(${rowsJson(sealed)}::jsonb) AS sealed (seq bigint, mac text)
+        WHERE audit_events.organization_id = ${organization} AND audit_events.seq = sealed.seq`)
+      done += events.length
+      last = head.next_event - 1
+      isEnd = events.length < EVENTS
+    }
+    await db.insert(organization_counters).values({ organization_id: organization, ...head })
+      .onConflictDoUpdate({
+        target: organization_counters.organization_id,
+        set: {
+          event_head: head.event_head,
+          next_event: sql`greatest(${organization_counters.next_event}, excluded.next_event)`
+        }
+      })
+  }
 }
 
 /** Gives every row of a table its MAC, and counts them. */

@@ -1,7 +1,10 @@
-import { and, asc, eq, inArray, sql, type SQL } from 'drizzle-orm'
+import { and, asc, eq, inArray, sql } from 'drizzle-orm'
 import { CallerEnded, callerCtes, callersJson, callersLive, orAgain, type Caller } from '../db/caller.ts'
-import { databaseError, DatabaseUnavailable, preparedSql, transaction, type Db } from '../db/database.ts'
-import { eventRow, eventsJson, insertEvents, type EventRow } from '../db/events.ts'
+import { databaseError, DatabaseUnavailable, transaction, type Db } from '../db/database.ts'
+import {
+  appendEvents, chainOf, findHeads, recordGuessed, takeHead, takeHeads, type SynchronousCommit
+} from '../db/chain.ts'
+import { eventRow, type EventRow } from '../db/events.ts'
 import { late_events, organization_counters } from '../db/tables.ts'
 
 /** Who did it, from where. */
@@ -31,23 +34,19 @@ export type AuditEvent = Pick<EventRow, 'action' | 'resource_type' | 'resource_i
 }
 
 /**
- * Records an event, or several in their order, as the last statement of its transaction: the counter row it takes is
- * the last lock in the order (project, level, caller, counter), and gives the event the next number without a gap.
+ * Records an event, or several in their order, as the last of its transaction: the counter row it takes is the last
+ * lock in the order (project, level, caller, counter), and says behind which event they stand.
  *
  * It is the gate of every change, too: the caller is held here, in the same statement, and the change fails with
  * CallerEnded when there is none any more. A change that records nothing is none (`audit` of its route says so).
  */
 export async function recordEvent (db: Db, actor: Actor, ...events: AuditEvent[]): Promise<void> {
-  const caller = { organization_id: actor.organization_id, callers: callersJson([actor.caller]) }
-  const record = async () => await db.execute(sql`
-    WITH ${callerCtes(caller)}, counter AS (
-      UPDATE organization_counters SET next_event = next_event + ${events.length}::int
-      WHERE organization_id = ${actor.organization_id} AND ${callersLive} RETURNING organization_id,
-        next_event - ${events.length}::int AS first
-    )
-    ${insertEvents(eventsJson(events.map((event) => eventRow(actor, event))))} RETURNING seq`) as unknown as unknown[]
-  const rows = await orAgain(record, ({ length }) => length > 0 || actor.caller === null)
-  if (rows.length === 0 && actor.caller !== null) throw new CallerEnded()
+  const { organization_id } = actor
+  const take = async () => takeHead(db, organization_id, callersJson([actor.caller]))
+  const head = await orAgain(take, (found) => found !== undefined || actor.caller === null)
+  if (head !== undefined) {
+    await appendEvents(db, new Map([[organization_id, head]]), events.map((event) => eventRow(actor, event)))
+  } else if (actor.caller !== null) throw new CallerEnded()
 }
 
 /**
@@ -63,18 +62,24 @@ export async function holdCaller (db: Db, { organization_id, caller }: Actor): P
 }
 
 /**
- * Records what somebody did, or somebody tried to be, in each of their organizations, as the last statement of its
- * transaction. No organization keeps them from it: where somebody holds the counter, the event is kept in
- * `late_events`, with the transaction, and numbered later. Answers whether there are such. With no actor it takes as
- * long as with one, so that how long a refusal takes tells nothing.
+ * Records what somebody did, or somebody tried to be, in each of their organizations, as the last of its transaction.
+ * No organization keeps them from it: where somebody holds the counter, the event is kept in `late_events`, with the
+ * transaction, and numbered later. Answers whether there are such. With no actor it takes as long as with one, so that
+ * how long a refusal takes tells nothing.
  *
  * @param synchronousCommit as in `gatherReads`, of what changes nothing
  */
 export async function recordOfPerson (
   db: Db, actors: readonly Actor[], event: AuditEvent, synchronousCommit: SynchronousCommit = 'on'
 ): Promise<boolean> {
-  const events = eventsJson(actors.map((actor) => eventRow(actor, event)))
-  return (await recordFreeOrLate(db, { events, synchronous_commit: synchronousCommit })).length < actors.length
+  // Of one moment, wherever it is recorded.
+  const occurred_at = chainOf(db).now().toISOString()
+  const rows = actors.map((actor) => ({ ...eventRow(actor, event), occurred_at }))
+  const heads = await takeHeads(db, rows.map(({ organization_id }) => organization_id), 'free', synchronousCommit)
+  const isFree = ({ organization_id }: EventRow) => heads.has(organization_id)
+  const late = rows.filter((row) => !isFree(row))
+  await appendEvents(db, heads, rows.filter(isFree), late)
+  return late.length > 0
 }
 
 /** Organizations that have late events: the system's own list. */
@@ -92,9 +97,8 @@ export async function listLate (db: Db): Promise<string[]> {
  */
 export async function recordLate (handle: Db, organizationId: string): Promise<number | undefined> {
   return transaction(handle, async (db) => {
-    const [free] = await db.select({ id: organization_counters.organization_id }).from(organization_counters)
-      .where(eq(organization_counters.organization_id, organizationId)).for('no key update', { skipLocked: true })
-    if (free === undefined) return undefined
+    const heads = await takeHeads(db, [organizationId], 'free')
+    if (heads.size === 0) return undefined
     const own = eq(late_events.organization_id, organizationId)
     const earliest =
       db.select({ id: late_events.id }).from(late_events).where(own).orderBy(asc(late_events.id)).limit(AT_ONCE)
@@ -103,7 +107,7 @@ export async function recordLate (handle: Db, organizationId: string): Promise<n
       id, event, occurred_at: sql<string>`to_jsonb(${late_events.occurred_at})`
     })
     const events = rows.sort((a, b) => a.id - b.id).map(({ event, occurred_at }) => ({ ...event, occurred_at }))
-    await recordWaiting(db, { events: eventsJson(events), synchronous_commit: 'on' })
+    await appendEvents(db, heads, events)
     return rows.length
   })
 }
@@ -111,25 +115,23 @@ export async function recordLate (handle: Db, organizationId: string): Promise<n
 /** Records what was only read; answers when it is recorded. */
 export type RecordRead = (actor: Actor, event: AuditEvent) => Promise<void>
 
-/** What a commit waits for: with `off`, not for the disk; else, for what the server is set to. */
-export type SynchronousCommit = 'on' | 'off'
-
 interface Waiting { row: EventRow, done: () => void, failed: (error: unknown) => void }
 
 const AT_ONCE = 200
 
 /**
  * Gathers what is recorded in one tick, and what comes while a statement is under way, into one statement of all
- * organizations. That one waits for nobody: an organization whose counter somebody holds is recorded by itself, one
- * statement at a time, and only those who read in it wait, or fail with it.
+ * organizations. That one waits for nobody, and goes by where each chain was last seen to end: an organization whose
+ * counter somebody holds or has moved is recorded by itself, one transaction at a time, and only those who read in it
+ * wait, or fail with it.
  *
  * @param synchronousCommit `off` where the server writes its log within a second by itself: an event may then be lost
  *   with the machine, though its answer was sent
  */
-export function gatherReads (db: Db, synchronousCommit: SynchronousCommit): RecordRead {
+export function gatherReads (handle: Db, synchronousCommit: SynchronousCommit): RecordRead {
   const waiting: Waiting[] = []
   let isUnderWay = false
-  // By organization: the statement that waits for its counter, and the next one, which still gathers.
+  // By organization: the transaction that waits for its counter, and the next one, which still gathers.
   const current = new Map<string, Promise<void>>()
   const next = new Map<string, { rows: EventRow[], recorded: Promise<void> }>()
 
@@ -146,7 +148,8 @@ export function gatherReads (db: Db, synchronousCommit: SynchronousCommit): Reco
   async function recordTogether (all: readonly Waiting[]) {
     const together = all.map(({ row }) => row)
     try {
-      const recorded = new Set((await recordFree(db, valuesOf(together))).map(({ organization_id }) => organization_id))
+      const heads = await findHeads(handle, together.map(({ organization_id }) => organization_id))
+      const recorded = await recordGuessed(handle, heads, together, synchronousCommit)
       for (const { row, done, failed } of all) {
         if (recorded.has(row.organization_id)) done()
         else recordAlone(row).then(done, failed)
@@ -175,9 +178,7 @@ export function gatherReads (db: Db, synchronousCommit: SynchronousCommit): Reco
       current.set(id, recorded)
       try {
         // Without a counter there is no organization any more, and nobody who may read in it.
-        if ((await recordWaiting(db, valuesOf(rows)).catch((error) => { throw notRecorded(error) })).length === 0) {
-          throw new CallerEnded()
-        }
+        if (!await recordWaiting(id, rows).catch((error) => { throw notRecorded(error) })) throw new CallerEnded()
       } finally {
         if (current.get(id) === recorded) current.delete(id)
       }
@@ -186,8 +187,13 @@ export function gatherReads (db: Db, synchronousCommit: SynchronousCommit): Reco
     return recorded
   }
 
-  function valuesOf (rows: readonly EventRow[]) {
-    return { events: eventsJson(rows), synchronous_commit: synchronousCommit }
+  async function recordWaiting (organizationId: string, rows: readonly EventRow[]): Promise<boolean> {
+    return transaction(handle, async (db) => {
+      const heads = await takeHeads(db, [organizationId], 'in turn', synchronousCommit)
+      if (heads.size === 0) return false
+      await appendEvents(db, heads, rows)
+      return true
+    })
   }
 }
 
@@ -196,31 +202,3 @@ function notRecorded (error: unknown): DatabaseUnavailable {
   const { message, code } = databaseError(error)
   return new DatabaseUnavailable(`An event could not be recorded: ${message}`, code)
 }
-
-type Value = Parameters<Parameters<typeof preparedSql>[1]>[0]
-
-// Counters are taken in one order, and not waited for where they are skipped. The setting lasts until this transaction
-// commits.
-const recordWith = (
-  name: string, held: 'SKIP LOCKED' | '', beside: ($: Value) => SQL = () => sql``
-) => preparedSql<{ organization_id: string }, { events: string, synchronous_commit: string }>(name, ($) => sql`
-  WITH asked AS MATERIALIZED (
-    SELECT organization_id, count(*)::int AS count,
-      CASE WHEN ${$('synchronous_commit')}::text = 'off' THEN set_config('synchronous_commit', 'off', true) END
-    FROM jsonb_to_recordset(${$('events')}::jsonb) AS event (organization_id char(26)) GROUP BY organization_id
-  ), free AS (
-    SELECT organization_id FROM organization_counters WHERE organization_id IN (SELECT organization_id FROM asked)
-    ORDER BY organization_id FOR NO KEY UPDATE ${sql.raw(held)}
-  ), counter AS (
-    UPDATE organization_counters SET next_event = next_event + asked.count
-    FROM asked JOIN free USING (organization_id) WHERE organization_counters.organization_id = asked.organization_id
-    RETURNING organization_counters.organization_id, next_event - asked.count AS first
-  )${beside($)}
-  ${insertEvents($('events'))} RETURNING organization_id`)
-const recordFree = recordWith('record_reads', 'SKIP LOCKED')
-const recordWaiting = recordWith('record_reads_of_one', '')
-const recordFreeOrLate = recordWith('record_of_person', 'SKIP LOCKED', ($) => sql`, late AS (
-    INSERT INTO late_events (organization_id, event)
-    SELECT (event->>'organization_id')::char(26), event FROM jsonb_array_elements(${$('events')}::jsonb) AS event
-    WHERE (event->>'organization_id')::char(26) NOT IN (SELECT organization_id FROM free)
-  )`)

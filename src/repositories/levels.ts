@@ -1,7 +1,9 @@
 import { sql, type SQL } from 'drizzle-orm'
 import type { HistoryPolicy, Managed, SecretFormat } from '../../schemas/projects.ts'
 import { LEVELS, type Level, type LevelNames } from '../../schemas/secrets.ts'
+import { learnHead } from '../db/chain.ts'
 import { preparedSql, verifies, tampered, type Authenticated, type Db } from '../db/database.ts'
+import { headOf } from '../db/events.ts'
 import { byQuestion, gather } from '../db/gather.ts'
 import type { Place } from '../rules/slices.ts'
 import type { KeyRow } from './encryption-keys.ts'
@@ -107,6 +109,8 @@ interface Row {
   version_count: number
   recorded_revision: string | null
   next_version: string | null
+  next_event: string | null
+  event_head: Buffer | null
 }
 
 const ASKED = sql`documents boolean, content boolean, key boolean, counter boolean`
@@ -133,7 +137,7 @@ const levels = (name: string, place: SQL, documents: SQL) => preparedSql<Row, { 
     (SELECT v.revision FROM secret_versions v
       WHERE v.organization_id = s.organization_id AND v.history_id = s.history_id ORDER BY v.id DESC
         LIMIT 1) AS recorded_revision,
-    c.next_version
+    c.next_version, c.next_event, c.event_head
   FROM jsonb_to_recordset(${$('asked')}::jsonb) AS asked (question int, organization_id char(26), ${place}
   JOIN encryption_keys k ON k.organization_id = p.organization_id AND k.project_id = p.id AND k.is_active
   LEFT JOIN secrets s ON asked.documents AND s.organization_id = p.organization_id AND ${documents}
@@ -237,6 +241,8 @@ function toState (db: Db, rows: readonly Omit<Row, 'question'>[]): LevelState | 
     secrets.every((secret) => verifies(db, 'secrets', { ...secret, sealed: secret.is_stored }) &&
       (secret.recorded_revision ?? 0) <= secret.revision)
   if (!isRight) tampered()
+  const { next_event, event_head } = first
+  if (next_event !== null) learnHead(db, organization_id, headOf({ next_event, event_head }))
   const [level, deepest] = environment !== null
     ? ['environment', environment] as const
     : target !== null ? ['target', target] as const : ['project', project] as const

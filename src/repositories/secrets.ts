@@ -1,8 +1,11 @@
-import { and, eq, sql } from 'drizzle-orm'
+import { and, eq, sql, type SQL } from 'drizzle-orm'
 import type { VersionAction } from '../../schemas/versions.ts'
 import { CallerEnded, callerCtes, callersJson, callersLive, orAgain } from '../db/caller.ts'
-import { codeOf, isForeignKeyViolation, isUniqueViolation, macOf, preparedSql, type Db } from '../db/database.ts'
-import { eventRow, eventsJson, insertEvents } from '../db/events.ts'
+import { appendEvents, chainOf, sealEvents } from '../db/chain.ts'
+import {
+  codeOf, isForeignKeyViolation, isUniqueViolation, macOf, preparedSql, transaction, type Db, type Value
+} from '../db/database.ts'
+import { CLOCK, eventRow, headOf, insertEvents, type Head, type HeadRow } from '../db/events.ts'
 import { project_counts, secrets, targets } from '../db/tables.ts'
 import type { Actor, AuditEvent } from './audit.ts'
 import type { LevelState, SecretRow } from './levels.ts'
@@ -46,6 +49,9 @@ export type Outcome = { outcome: 'written', next_version: number } | { outcome: 
  * Whoever gains or loses a document is counted after the counter's row was taken, which makes writes of an organization
  * take turns. Version ids therefore grow in the order of commits.
  *
+ * The events stand behind the last one that the process knows of. Where others came between, the statement does
+ * nothing, and is sent again, with nothing else looked at: in a transaction, which takes the counter and then records.
+ *
  * Several writes wait for nothing but the counter: what somebody holds is skipped, and they are not written. So no two
  * statements that each hold several rows wait for one another.
  *
@@ -54,10 +60,8 @@ export type Outcome = { outcome: 'written', next_version: number } | { outcome: 
 export async function writeSecrets (db: Db, next_version: number, writes: readonly SecretWrite[]): Promise<Outcome> {
   const isOne = writes.length === 1
   try {
-    const swap = async () => (isOne
-      ? await swapOne(db, valuesOfOne(db, next_version, writes[0]!))
-      : await swapSeveral(db, valuesOfSeveral(db, next_version, writes))) as [Swapped]
-    const [row] = isOne ? await orAgain(swap, ([{ callers_live }]) => callers_live) : await swap()
+    const write = async () => swap(db, next_version, writes)
+    const row = isOne ? await orAgain(write, ({ callers_live }) => callers_live) : await write()
     if (row.next_version !== null) return { outcome: 'written', next_version: Number(row.next_version) }
     if (isOne && !row.callers_live) throw new CallerEnded()
     return { outcome: row.callers_live && row.projects_found ? 'moved' : 'held' }
@@ -71,11 +75,57 @@ export async function writeSecrets (db: Db, next_version: number, writes: readon
   }
 }
 
+// By what the process knows of the chain's end, in one statement. Where that is not known, or was wrong just now, in a
+// transaction that learns it from the counter: whoever waited for a project has it then, and need not wait again.
+async function swap (handle: Db, next_version: number, writes: readonly SecretWrite[]): Promise<Swapped> {
+  const { organization_id } = writes[0]!.state
+  const { heads, told, missed, isMissedOften } = chainOf(handle)
+  const rows = writes.map(({ actor, event }) => eventRow(actor, event))
+  const send = sender(handle, next_version, writes)
+  const head = isMissedOften(organization_id) ? undefined : heads.get(organization_id)
+  if (head !== undefined) {
+    const { events, after } = sealEvents(handle, new Map([[organization_id, head]]), rows)
+    const then = after.get(organization_id)!
+    const asked = performance.now()
+    const row = await send(handle, { ...expecting(head, then), events })
+    told(row.clock, asked)
+    if (row.next_version !== null) heads.set(organization_id, then)
+    if (row.next_version !== null || row.next_event === null) return row
+    missed(organization_id)
+  }
+  return transaction(handle, async (db) => {
+    const row = await send(db, { ...expecting(null, null), events: '[]' })
+    if (row.next_version !== null) {
+      await appendEvents(db, new Map([[organization_id, headOf(row as HeadRow)]]), rows)
+    }
+    return row
+  })
+}
+
+// Without a head, wherever the chain ends: the events then come by themselves.
+const expecting = (head: Head | null, then: Head | null) => ({
+  expected_event: head?.next_event ?? null,
+  expected_head: head?.event_head ?? null,
+  then_event: then?.next_event ?? null,
+  then_head: then?.event_head ?? null
+})
+
+type Behind = ReturnType<typeof expecting> & { events: string }
+
+function sender (handle: Db, next_version: number, writes: readonly SecretWrite[]) {
+  if (writes.length === 1) {
+    const values = valuesOfOne(handle, next_version, writes[0]!)
+    return async (db: Db, behind: Behind) => (await swapOne(db, { ...values, ...behind }))[0]!
+  }
+  const values = valuesOfSeveral(handle, next_version, writes)
+  return async (db: Db, behind: Behind) => (await swapSeveral(db, { ...values, ...behind }))[0]!
+}
+
 // What every row of the secret says.
 const rowOf = (db: Db, { secret }: SecretWrite) => ({ ...secret, mac: macOf(db, 'secrets', secret) })
 
 function valuesOfOne (db: Db, next_version: number, write: SecretWrite) {
-  const { state: { project }, version, actor, event } = write
+  const { state: { project }, version, actor } = write
   const { id: secret_id, version: _, version_count, recorded_revision, ...row } = rowOf(db, write)
   return {
     ...row,
@@ -91,8 +141,7 @@ function valuesOfOne (db: Db, next_version: number, write: SecretWrite) {
     restored_from: version?.restored_from ?? null,
     actor_id: actor.id,
     actor_name: actor.name,
-    callers: callersJson([actor.caller]),
-    events: eventsJson([eventRow(actor, event)])
+    callers: callersJson([actor.caller])
   }
 }
 
@@ -110,7 +159,6 @@ function valuesOfSeveral (db: Db, next_version: number, writes: readonly SecretW
   return {
     organization_id: writes[0]!.state.organization_id,
     next_version,
-    writes: writes.length,
     projects: `[${[...projects].join()}]`,
     // Of those that write one level, the last one makes its document.
     levels: JSON.stringify([...levels.values()].map((own) => {
@@ -126,7 +174,6 @@ function valuesOfSeveral (db: Db, next_version: number, writes: readonly SecretW
       }
     })),
     callers: callersJson(writes.map(({ actor }) => actor.caller)),
-    events: eventsJson(writes.map(({ actor, event }) => eventRow(actor, event))),
     documents: documents.all(),
     snapshots: snapshots.all()
   }
@@ -148,10 +195,37 @@ function joinBytes () {
   }
 }
 
-interface Swapped { next_version: string | null, callers_live: boolean, projects_found: boolean }
+interface Swapped {
+  next_version: string | null
+  /** Where the chain ended; null where the counter was not taken: something else moved. */
+  next_event: string | null
+  event_head: Buffer | null
+  callers_live: boolean
+  projects_found: boolean
+  clock: number
+}
+
+// The counter is taken where everything else is as it was seen, and says where the chain ends. It moves on where that
+// is as expected, or where nothing was.
+const heldCounter = ($: Value, conditions: SQL) => sql`held AS (
+    SELECT organization_id, next_event, event_head FROM organization_counters
+    WHERE organization_id = ${$('organization_id')}::char(26) AND next_version = ${$('next_version')}::bigint
+      AND ${conditions}
+    FOR NO KEY UPDATE
+  )`
+const movedCounter = ($: Value, versions: SQL) => sql`counter AS (
+    UPDATE organization_counters
+    SET next_version = organization_counters.next_version + ${versions},
+      next_event = coalesce(${$('then_event')}::bigint, held.next_event),
+      event_head = coalesce(${$('then_head')}::bytea, held.event_head)
+    FROM held WHERE organization_counters.organization_id = held.organization_id
+      AND (${$('expected_event')}::bigint IS NULL OR (held.next_event = ${$('expected_event')}::bigint
+        AND held.event_head IS NOT DISTINCT FROM ${$('expected_head')}::bytea))
+    RETURNING organization_counters.organization_id, organization_counters.next_version
+  )`
 
 // What most writes are: it costs the database a sixth less than the statement of several would for one.
-const swapOne = preparedSql<Swapped, ReturnType<typeof valuesOfOne>>('write_secret', ($) => sql`
+const swapOne = preparedSql<Swapped, ReturnType<typeof valuesOfOne> & Behind>('write_secret', ($) => sql`
   WITH project AS (
     SELECT id FROM projects
     WHERE id = ${$('project_id')}::char(26) AND organization_id = ${$('organization_id')}::char(26)
@@ -168,16 +242,11 @@ const swapOne = preparedSql<Swapped, ReturnType<typeof valuesOfOne>>('write_secr
     WHERE organization_id = ${$('organization_id')}::char(26) AND id = ${$('restored_from')}::bigint
       AND history_id = (SELECT history_id FROM level)
     FOR SHARE
-  ), ${callerCtes({ organization_id: $('organization_id'), callers: $('callers') })}, counter AS (
-    UPDATE organization_counters
-    SET next_version = next_version + ${$('versions')}::int, next_event = next_event + 1
-    WHERE organization_id = ${$('organization_id')}::char(26) AND next_version = ${$('next_version')}::bigint
-      AND (SELECT id FROM project) IS NOT NULL
+  ), ${callerCtes({ organization_id: $('organization_id'), callers: $('callers') })}, ${heldCounter($, sql`
+      (SELECT id FROM project) IS NOT NULL
       AND coalesce((SELECT revision FROM level), 0) = ${$('revision')}::bigint - 1
       AND (${$('restored_from')}::bigint IS NULL OR (SELECT id FROM source) IS NOT NULL)
-      AND ${callersLive}
-    RETURNING organization_id, next_version, next_event - 1 AS first
-  ), gained AS (
+      AND ${callersLive}`)}, ${movedCounter($, sql`${$('versions')}::int`)}, gained AS (
     SELECT ${$('is_stored')}::boolean::int - coalesce((SELECT is_stored FROM level), false)::int AS documents
       FROM counter
   ), counted AS (
@@ -217,10 +286,11 @@ const swapOne = preparedSql<Swapped, ReturnType<typeof valuesOfOne>>('write_secr
            ${$('actor_id')}::bigint, ${$('actor_name')}::varchar
     FROM counter WHERE ${$('versions')}::int = 1
   ), event AS (${insertEvents($('events'))})
-  SELECT (SELECT next_version FROM counter) AS next_version, ${callersLive} AS callers_live,
+  SELECT (SELECT next_version FROM counter) AS next_version, (SELECT next_event FROM held) AS next_event,
+    (SELECT event_head FROM held) AS event_head, ${CLOCK} AS clock, ${callersLive} AS callers_live,
     (SELECT id FROM project) IS NOT NULL AS projects_found`)
 
-const swapSeveral = preparedSql<Swapped, ReturnType<typeof valuesOfSeveral>>('write_secrets', ($) => {
+const swapSeveral = preparedSql<Swapped, ReturnType<typeof valuesOfSeveral> & Behind>('write_secrets', ($) => {
   const organization = sql`${$('organization_id')}::char(26)`
   return sql`
   WITH seen AS (
@@ -260,16 +330,11 @@ const swapSeveral = preparedSql<Swapped, ReturnType<typeof valuesOfSeveral>>('wr
       WHERE organization_id = ${organization} AND id = wanted.id AND history_id = wanted.history_id
       FOR SHARE SKIP LOCKED
     ) AS found
-  ), ${callerCtes({ organization_id: $('organization_id'), callers: $('callers') }, 'SKIP LOCKED')}, counter AS (
-    UPDATE organization_counters
-    SET next_version = next_version + (SELECT count(*) FROM version), next_event = next_event + ${$('writes')}::int
-    WHERE organization_id = ${organization} AND next_version = ${$('next_version')}::bigint
-      AND (SELECT count(*) FROM project) = (SELECT count(*) FROM seen)
+  ), ${callerCtes({ organization_id: $('organization_id'), callers: $('callers') }, 'SKIP LOCKED')}, ${heldCounter($, sql`
+      (SELECT count(*) FROM project) = (SELECT count(*) FROM seen)
       AND (SELECT bool_and(is_as_seen) FROM level)
       AND (SELECT count(*) FROM source) = (SELECT count(DISTINCT restored_from) FROM version)
-      AND ${callersLive}
-    RETURNING organization_id, next_version, next_event - ${$('writes')}::int AS first
-  ), gained AS (
+      AND ${callersLive}`)}, ${movedCounter($, sql`(SELECT count(*) FROM version)`)}, gained AS (
     SELECT project_id, target_id, is_stored::int - was_stored::int AS documents FROM level, counter
   ), counted AS (
     UPDATE project_counts SET secret_count = secret_count + its.documents
@@ -303,7 +368,8 @@ const swapSeveral = preparedSql<Swapped, ReturnType<typeof valuesOfSeveral>>('wr
       version.size_bytes, version.restored_from, version.actor_id, version.actor_name
     FROM counter, version JOIN level ON level.id = version.secret_id
   ), event AS (${insertEvents($('events'))})
-  SELECT (SELECT next_version FROM counter) AS next_version, ${callersLive} AS callers_live,
+  SELECT (SELECT next_version FROM counter) AS next_version, (SELECT next_event FROM held) AS next_event,
+    (SELECT event_head FROM held) AS event_head, ${CLOCK} AS clock, ${callersLive} AS callers_live,
     (SELECT count(*) FROM project) = (SELECT count(*) FROM seen) AS projects_found`
 })
 

@@ -3,123 +3,153 @@ import type { KeyObject } from 'node:crypto'
 import { IntegrityError } from '../crypto/at-rest.ts'
 import { makeCanary, MasterKeyMissing, openCanary, type Keyring } from '../crypto/keyring.ts'
 import { random, sameBytes, takeKey } from '../crypto/primitives.ts'
-import { createRowChecker, rowKeyFingerprint, rowMac } from '../crypto/row-mac.ts'
+import { chainKeyFingerprint, createRowChecker, rowKeyFingerprint, rowMac } from '../crypto/row-mac.ts'
 import { AUTHENTICATED, fieldsOf, type AuthenticatedTable } from '../db/authenticated.ts'
+import { readClock } from '../db/chain.ts'
 import {
   databaseError, setAuthority, type Database, type Db, type RowAuthority, type Violation, type ViolationLog
 } from '../db/database.ts'
 import {
-  authenticateSeeds, authenticateTable, listOrganizationIds, lockAuthenticatedTables, lockCanaries, nameMakers
+  authenticateSeeds, authenticateTable, chainEvents, listOrganizationIds, lockAuthenticatedTables, lockCanaries,
+  nameMakers
 } from '../repositories/adoption.ts'
 import { recordEvent, systemOf } from '../repositories/audit.ts'
 import {
-  createCanary, createServiceKey, findServiceKey, listCanaries, replaceCanary
+  createCanary, createServiceKey, findServiceKey, listCanaries, replaceCanary, type ServiceKeyRow
 } from '../repositories/master-keys.ts'
 import { deleteTokens, lockTokensOfNothing } from '../repositories/tokens.ts'
 import { listMemberships } from '../repositories/users.ts'
+import { createChain, FIRST_CHAIN_KEY } from './chain.ts'
 import { serviceKeyContext } from './contexts.ts'
 import { endingsOf } from './removals.ts'
 
 /** The name of the row key among the keys of the service. */
 const ROWS = 'rows'
 
+const WHAT = { [ROWS]: 'authenticates rows', [FIRST_CHAIN_KEY]: 'chains events' }
+
 /** The key that authenticates rows is not the one that the canaries name: nothing can be told from a row any more. */
 export class RowKeyError extends Error {
   override readonly name = 'RowKeyError'
 }
 
+interface Keys { rows: KeyObject, chain: KeyObject }
+
+/** Of two lengths: a canary from before events were chained names the row key alone. */
+const fingerprintOf = ({ rows, chain }: Keys) => Buffer.concat([rowKeyFingerprint(rows), chainKeyFingerprint(chain)])
+const FINGERPRINT_BYTES = 32
+
 /**
- * Opens the row key, so that the database's handles make and check MACs. The first start on an empty database makes it.
- * A database from before rows were authenticated, which a canary from then shows, is brought along here, once and in
- * one transaction: afterwards its canaries say so, which nobody can make without the master key, and a row without a
- * MAC is a violation.
+ * Opens the keys of rows and events, so that the database's handles make and check MACs. The first start on an empty
+ * database makes them. A database from before rows were authenticated, or from before events were chained, which a
+ * canary from then shows, is brought along here, once and in one transaction: afterwards its canaries say so, which
+ * nobody can make without the master key, and a row or event without a MAC is a violation.
  *
- * Answers how many rows were brought along. Throws RowKeyError when the key is missing, does not open or is another
- * one.
+ * Answers how many rows and events were brought along. Throws RowKeyError when a key is missing, does not open or is
+ * another one.
  */
 export async function openRows (database: Database, keyring: Keyring): Promise<number> {
   // Looked at without a lock, what another start is just doing may be seen in halves: the lock then tells.
-  const found = await findRowKey(database.db, keyring).catch((error: unknown): undefined => {
+  const found = await findKeys(database.db, keyring).catch((error: unknown): undefined => {
     if (!(error instanceof RowKeyError)) throw error
   })
-  const { key, rows } = found === undefined
+  const { keys, rows } = found?.chain === undefined
     ? await database.maintain((db) => adopt(db, keyring))
-    : { key: found, rows: 0 }
-  database.authenticate(authorityFor(key, database.db))
-  await createCanary(database.db, keyring.currentId, makeCanary(keyring, rowKeyFingerprint(key)))
+    : { keys: found as Keys, rows: 0 }
+  database.authenticate(authorityFor(keys, database.db))
+  await readClock(database.db)
+  await createCanary(database.db, keyring.currentId, makeCanary(keyring, fingerprintOf(keys)))
   return rows
 }
 
-// The key that the canaries name; undefined when no row was ever authenticated here.
-async function findRowKey (db: Db, keyring: Keyring): Promise<KeyObject | undefined> {
+// The keys that the canaries name; undefined when no row was ever authenticated here, without that of events when none
+// was ever chained.
+async function findKeys (db: Db, keyring: Keyring): Promise<{ rows: KeyObject, chain?: KeyObject } | undefined> {
   const canaries = (await listCanaries(db)).map(({ canary }) => openCanary(keyring, canary))
   const named = canaries.filter((fingerprint) => fingerprint !== undefined)
-  const wrapped = await findServiceKey(db, ROWS)
+  const ofRows = named.map((fingerprint) => fingerprint.subarray(0, FINGERPRINT_BYTES))
+  const ofEvents = named.map((fingerprint) => fingerprint.subarray(FINGERPRINT_BYTES)).filter((part) => part.length > 0)
+  const rows = await findKey(db, keyring, ROWS, ofRows, rowKeyFingerprint)
+  const chain = await findKey(db, keyring, FIRST_CHAIN_KEY, ofEvents, chainKeyFingerprint)
+  return rows && { rows, ...(chain && { chain }) }
+}
+
+async function findKey (
+  db: Db, keyring: Keyring, name: keyof typeof WHAT, named: readonly Buffer[], told: (key: KeyObject) => Buffer
+): Promise<KeyObject | undefined> {
+  const wrapped = await findServiceKey(db, name)
   if (named.length === 0) {
     if (wrapped !== undefined) {
       throw new RowKeyError(
-        'There is a key of rows that no canary knows: the table master_key_canaries was changed, restore it from a backup'
+        `There is a key of ${name} that no canary knows: the table master_key_canaries was changed, restore it from a backup`
       )
     }
     return undefined
   }
   if (wrapped === undefined) {
-    throw new RowKeyError('The key that authenticates rows is missing: restore the table service_keys from a backup')
+    throw new RowKeyError(`The key that ${WHAT[name]} is missing: restore the table service_keys from a backup`)
   }
-  const key = openRowKey(keyring, wrapped.wrapped)
-  if (key === undefined || !named.every((fingerprint) => sameBytes(fingerprint, rowKeyFingerprint(key)))) {
+  const key = openServiceKey(keyring, wrapped)
+  if (key === undefined || !named.every((fingerprint) => sameBytes(fingerprint, told(key)))) {
     throw new RowKeyError(
-      'The key that authenticates rows is not the one that was used here: restore the table service_keys from a backup'
+      `The key that ${WHAT[name]} is not the one that was used here: restore the table service_keys from a backup`
     )
   }
   return key
 }
 
-function openRowKey (keyring: Keyring, wrapped: Buffer): KeyObject | undefined {
+function openServiceKey (keyring: Keyring, { id, wrapped }: ServiceKeyRow): KeyObject | undefined {
   try {
-    return takeKey(keyring.unwrap(wrapped, serviceKeyContext(ROWS)))
+    return takeKey(keyring.unwrap(wrapped, serviceKeyContext(id)))
   } catch (error) {
     if (error instanceof IntegrityError || error instanceof MasterKeyMissing) return undefined
     throw error
   }
 }
 
-async function adopt (db: Db, keyring: Keyring): Promise<{ key: KeyObject, rows: number }> {
+async function adopt (db: Db, keyring: Keyring): Promise<{ keys: Keys, rows: number }> {
   await lockCanaries(db)
   // Of several starts at once, one got here first.
-  const known = await findRowKey(db, keyring)
-  if (known !== undefined) return { key: known, rows: 0 }
-  const bytes = random(32)
-  const wrapped = keyring.wrap(bytes, serviceKeyContext(ROWS))
-  const key = takeKey(bytes)
-  setAuthority(db, authorityFor(key, db))
+  const known = await findKeys(db, keyring)
+  if (known?.chain !== undefined) return { keys: known as Keys, rows: 0 }
+  const made: ServiceKeyRow[] = []
+  const make = (id: string) => {
+    const bytes = random(32)
+    made.push({ id, wrapped: keyring.wrap(bytes, serviceKeyContext(id)) })
+    return takeKey(bytes)
+  }
+  const keys = { rows: known?.rows ?? make(ROWS), chain: make(FIRST_CHAIN_KEY) }
+  setAuthority(db, authorityFor(keys, db))
   await lockAuthenticatedTables(db)
-  await createServiceKey(db, { id: ROWS, wrapped })
+  await readClock(db)
+  for (const key of made) await createServiceKey(db, key)
   const canaries = await listCanaries(db)
   // A canary that does not say it yet, under whichever master key, would let all of this be done again.
   for (const { key_id } of canaries) {
-    await replaceCanary(db, key_id, makeCanary(keyring, rowKeyFingerprint(key), key_id))
+    await replaceCanary(db, key_id, makeCanary(keyring, fingerprintOf(keys), key_id))
   }
-  await createCanary(db, keyring.currentId, makeCanary(keyring, rowKeyFingerprint(key)))
+  await createCanary(db, keyring.currentId, makeCanary(keyring, fingerprintOf(keys)))
   // Only a canary from before, which nobody makes without the master key, shows that rows are from before too. Without
   // one, what is here was written by nobody: whether organizations are to be seen is up to whoever can write.
   if (canaries.length === 0) {
-    if (await authenticateSeeds(db)) return { key, rows: 0 }
+    if (await authenticateSeeds(db)) return { keys, rows: 0 }
     throw new RowKeyError(
       'The database holds rows and no canary of a master key: the table master_key_canaries was emptied, restore it from a backup'
     )
   }
+  let rows = await chainEvents(db)
   const organizations = (await listOrganizationIds(db)).sort()
-  await nameMakers(db)
-  for (const id of organizations) await endTokensOfNothing(db, id)
-  let rows = 0
-  for (const table of Object.keys(AUTHENTICATED) as AuthenticatedTable[]) rows += await authenticateTable(db, table)
+  if (known === undefined) {
+    await nameMakers(db)
+    for (const id of organizations) await endTokensOfNothing(db, id)
+    for (const table of Object.keys(AUTHENTICATED) as AuthenticatedTable[]) rows += await authenticateTable(db, table)
+  }
   for (const id of organizations) {
     await recordEvent(
       db, systemOf(id), { action: 'integrity.adopt', resource_type: 'organization', resource_id: id, details: { rows } }
     )
   }
-  return { key, rows }
+  return { keys, rows }
 }
 
 // Today a token ends with the last part of the hierarchy that it was narrowed to; before, it stayed and was listed
@@ -142,8 +172,9 @@ const toStandardError: ViolationLog = {
   }
 }
 
-/** Makes and checks MACs under a row key; what does not verify is recorded through `db`. */
-function authorityFor (key: KeyObject, db: Db): RowAuthority {
+/** Makes and checks MACs under the keys; what does not verify is recorded through `db`. */
+function authorityFor (keys: Keys, db: Db): RowAuthority {
+  const { rows: key } = keys
   const reported = new LRUCache<string, true>({ max: 10_000, ttl: SAME_ROW })
   const pending = new Set<Promise<void>>()
   const matches = createRowChecker(key)
@@ -162,7 +193,8 @@ function authorityFor (key: KeyObject, db: Db): RowAuthority {
   }
 
   const authority: RowAuthority = {
-    fingerprint: rowKeyFingerprint(key),
+    fingerprint: fingerprintOf(keys),
+    chain: createChain(FIRST_CHAIN_KEY, keys.chain),
     mac: (table, row) => rowMac(key, table, fieldsOf(table, row)),
     verifies: (table, row, mac) => mac !== null && matches(table, fieldsOf(table, row), mac),
     report (violation) {

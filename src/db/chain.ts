@@ -1,0 +1,254 @@
+import { sql, type SQL } from 'drizzle-orm'
+import { authorityOf } from './authority.ts'
+import { callerCtes, callersLive } from './caller.ts'
+import {
+  CLOCK, expectedHeads, headOf, insertEvents, type EventChain, type EventRow, type Head, type HeadRow
+} from './events.ts'
+import type { Db } from './handle.ts'
+import { preparedSql, type Value } from './prepared.ts'
+import type { audit_events } from './tables.ts'
+
+// How events get behind the end of their chain: by a counter that is taken first, in a transaction, or by a guess where
+// it ends, in one statement that does nothing where the guess is wrong.
+
+/** What a commit waits for: with `off`, not for the disk; else, for what the server is set to. */
+export type SynchronousCommit = 'on' | 'off'
+
+/** What a MAC goes over. */
+export type ChainedColumn = Exclude<keyof (typeof audit_events)['$inferSelect'], 'mac'>
+
+// Every column but the MAC itself. Their order is part of the MAC: a change of it needs a new key, by whose id an event
+// says which order it has.
+const CHAINED = {
+  organization_id: true,
+  seq: true,
+  occurred_at: true,
+  action: true,
+  actor_type: true,
+  actor_id: true,
+  resource_type: true,
+  resource_id: true,
+  request_id: true,
+  ip: true,
+  user_agent: true,
+  details: true,
+  chain_kid: true
+} satisfies Record<ChainedColumn, true>
+const COLUMNS = Object.keys(CHAINED) as ChainedColumn[]
+
+/** The fields of an event in the order of the list above, and what it follows, as its MAC goes over them. */
+export function chainedFields (
+  event: Readonly<Record<ChainedColumn, unknown>>, previous: Buffer | null
+): [name: string, value: unknown][] {
+  const fields = COLUMNS.map((name): [string, unknown] => [name, event[name]])
+  fields.push(['previous', previous])
+  return fields
+}
+
+export const chainOf = (db: Db): EventChain => authorityOf(db).chain
+
+/** Events with numbers and MACs, as parameters of `insertEvents`, and where their chains then end. */
+export interface SealedEvents {
+  events: string
+  /** For each organization, what was expected of its counter and what that becomes. */
+  heads: string
+  after: ReadonlyMap<string, Head>
+}
+
+/** Numbers events behind the heads of their organizations, in this order, and makes their MACs. */
+export function sealEvents (db: Db, heads: ReadonlyMap<string, Head>, rows: readonly EventRow[]): SealedEvents {
+  const chain = chainOf(db)
+  const now = chain.now()
+  const after = new Map(heads)
+  const events = rows.map((row) => {
+    const { next_event: seq, event_head } = after.get(row.organization_id)!
+    const occurred_at = row.occurred_at === undefined ? now : new Date(row.occurred_at)
+    const event = { ...row, seq, occurred_at, chain_kid: chain.kid }
+    const mac = chain.mac(event, event_head)
+    after.set(row.organization_id, { next_event: seq + 1, event_head: mac })
+    return { ...event, mac: mac.toString('hex') }
+  })
+  return {
+    events: JSON.stringify(events),
+    heads: JSON.stringify([...heads].map(([organization_id, { next_event, event_head }]) => {
+      const then = after.get(organization_id)!
+      return {
+        organization_id,
+        next_event,
+        event_head: hexOf(event_head),
+        then_event: then.next_event,
+        then_head: hexOf(then.event_head)
+      }
+    })),
+    after
+  }
+}
+
+const hexOf = (bytes: Buffer | null) => bytes === null ? null : bytes.toString('hex')
+
+type Ids = Iterable<string>
+
+const idsJson = (ids: Ids) => JSON.stringify([...new Set(ids)])
+const these = (ids: unknown) => sql`(SELECT value::char(26) FROM jsonb_array_elements_text(${ids}::jsonb))`
+
+interface Told extends HeadRow { organization_id: string, clock: number }
+
+/** What answers of counters say, remembered. */
+function learn (db: Db, rows: readonly Told[], asked: number): Map<string, Head> {
+  const { heads, told } = chainOf(db)
+  return new Map(rows.map((row) => {
+    const head = headOf(row)
+    heads.set(row.organization_id, head)
+    told(row.clock, asked)
+    return [row.organization_id, head]
+  }))
+}
+
+const takeWithCaller = preparedSql<Told, { organization_id: string, callers: string }>('take_head', ($) => sql`
+  WITH ${callerCtes({ organization_id: $('organization_id'), callers: $('callers') })}
+  SELECT organization_id, next_event, event_head, ${CLOCK} AS clock FROM organization_counters
+  WHERE organization_id = ${$('organization_id')}::char(26) AND ${callersLive} FOR NO KEY UPDATE`)
+
+/**
+ * Takes the counter of an organization until the end of the transaction, with those who let the change in
+ * (`callersJson`) before it. Undefined, and no counter taken, when one of these has ended.
+ */
+export async function takeHead (db: Db, organizationId: string, callers: string): Promise<Head | undefined> {
+  const asked = performance.now()
+  return learn(db, await takeWithCaller(db, { organization_id: organizationId, callers }), asked).get(organizationId)
+}
+
+// Counters are taken in one order, and not waited for where they are skipped. The setting lasts until this transaction
+// commits.
+const take = (name: string, held: 'SKIP LOCKED' | '') =>
+  preparedSql<Told, { ids: string, synchronous_commit: string }>(name, ($) => sql`
+    WITH setting AS MATERIALIZED (
+      SELECT CASE WHEN ${$('synchronous_commit')}::text = 'off' THEN set_config('synchronous_commit', 'off', true) END
+    )
+    SELECT organization_id, next_event, event_head, ${CLOCK} AS clock FROM organization_counters
+    WHERE organization_id IN ${these($('ids'))} AND (SELECT count(*) FROM setting) = 1
+    ORDER BY organization_id FOR NO KEY UPDATE ${sql.raw(held)}`)
+const TAKE = { free: take('take_free_heads', 'SKIP LOCKED'), 'in turn': take('take_heads', '') }
+
+/** Takes counters until the end of the transaction: those that are `free`, or all, `in turn` with who holds them. */
+export async function takeHeads (
+  db: Db, ids: Ids, which: keyof typeof TAKE, synchronousCommit: SynchronousCommit = 'on'
+): Promise<Map<string, Head>> {
+  const asked = performance.now()
+  return learn(db, await TAKE[which](db, { ids: idsJson(ids), synchronous_commit: synchronousCommit }), asked)
+}
+
+const lookUp = preparedSql<Told, { ids: string }>('find_heads', ($) => sql`
+  SELECT organization_id, next_event, event_head, ${CLOCK} AS clock FROM organization_counters
+  WHERE organization_id IN ${these($('ids'))}`)
+
+/**
+ * Where chains end as far as this process knows; what it does not know it looks up. None of those where it guessed
+ * wrong just now.
+ */
+export async function findHeads (db: Db, all: Ids): Promise<Map<string, Head>> {
+  const { heads, isMissedOften } = chainOf(db)
+  const ids = [...new Set(all)].filter((id) => !isMissedOften(id))
+  const unknown = ids.filter((id) => heads.get(id) === undefined)
+  if (unknown.length > 0) {
+    const asked = performance.now()
+    learn(db, await lookUp(db, { ids: idsJson(unknown) }), asked)
+  }
+  return new Map(ids.flatMap((id) => {
+    const head = heads.get(id)
+    return head === undefined ? [] : [[id, head]]
+  }))
+}
+
+const append = (name: string, beside: ($: Value) => SQL = () => sql``) =>
+  preparedSql<{ seq: string }, { heads: string, events: string, late?: string }>(name, ($) => sql`
+    WITH expected AS (${expectedHeads($('heads'))}), counter AS (
+      UPDATE organization_counters SET next_event = expected.then_event, event_head = expected.then_head
+      FROM expected WHERE organization_counters.organization_id = expected.organization_id
+        AND organization_counters.next_event = expected.next_event
+      RETURNING organization_counters.organization_id
+    )${beside($)}
+    ${insertEvents($('events'))} RETURNING seq`)
+const appendTaken = append('append_events')
+const appendTakenOrLate = append('append_events_or_late', ($) => sql`, late AS (
+    INSERT INTO late_events (organization_id, occurred_at, event)
+    SELECT (event->>'organization_id')::char(26), (event->>'occurred_at')::timestamptz, event FROM jsonb_array_elements(${$('late')}::jsonb) AS event
+  )`)
+
+/**
+ * Records events in organizations whose counters the transaction has taken, by what those said.
+ *
+ * @param late events of other organizations, to be numbered later
+ */
+export async function appendEvents (
+  db: Db, heads: ReadonlyMap<string, Head>, rows: readonly EventRow[], late?: readonly EventRow[]
+): Promise<void> {
+  const { after, ...values } = sealEvents(db, heads, rows)
+  const recorded = late === undefined
+    ? await appendTaken(db, values)
+    : await appendTakenOrLate(db, { ...values, late: JSON.stringify(late) })
+  if (recorded.length !== rows.length) throw new Error('the counter of an organization moved while it was held')
+  // Before the commit, which others wait for: they then expect what it leaves.
+  for (const [id, head] of after) chainOf(db).heads.set(id, head)
+}
+
+/** Where a chain ended when somebody looked, which others may have moved on since. */
+export function learnHead (db: Db, organizationId: string, head: Head) {
+  const { heads } = chainOf(db)
+  const known = heads.get(organizationId)
+  if (known === undefined || known.next_event < head.next_event) heads.set(organizationId, head)
+}
+
+type Guessed = Told & { is_recorded: boolean }
+
+const recordFree = preparedSql<Guessed, { heads: string, events: string, synchronous_commit: string }>(
+  'record_reads', ($) => sql`
+  WITH expected AS MATERIALIZED (
+    SELECT head.*,
+      CASE WHEN ${$('synchronous_commit')}::text = 'off' THEN set_config('synchronous_commit', 'off', true) END
+    FROM (${expectedHeads($('heads'))}) AS head
+  ), free AS (
+    SELECT organization_id, next_event, event_head FROM organization_counters
+    WHERE organization_id IN (SELECT organization_id FROM expected)
+    ORDER BY organization_id FOR NO KEY UPDATE SKIP LOCKED
+  ), counter AS (
+    UPDATE organization_counters SET next_event = expected.then_event, event_head = expected.then_head
+    FROM expected JOIN free USING (organization_id)
+    WHERE organization_counters.organization_id = expected.organization_id
+      AND free.next_event = expected.next_event AND free.event_head IS NOT DISTINCT FROM expected.event_head
+    RETURNING organization_counters.organization_id
+  ), event AS (${insertEvents($('events'))})
+  SELECT free.organization_id, free.next_event, free.event_head, ${CLOCK} AS clock,
+    counter.organization_id IS NOT NULL AS is_recorded
+  FROM free LEFT JOIN counter USING (organization_id)`)
+
+/**
+ * Records events by one statement, in the organizations whose counter nobody holds and whose chain ends where it is
+ * thought to. Answers these; where the others end is known afterwards, but for those that were held.
+ */
+export async function recordGuessed (
+  db: Db, heads: ReadonlyMap<string, Head>, all: readonly EventRow[], synchronousCommit: SynchronousCommit
+): Promise<Set<string>> {
+  const events = all.filter(({ organization_id }) => heads.has(organization_id))
+  if (events.length === 0) return new Set()
+  const chain = chainOf(db)
+  const { after, ...values } = sealEvents(db, heads, events)
+  const asked = performance.now()
+  const rows = await recordFree(db, { ...values, synchronous_commit: synchronousCommit })
+  learn(db, rows, asked)
+  const recorded = new Set<string>()
+  for (const { organization_id, is_recorded } of rows) {
+    if (is_recorded) {
+      recorded.add(organization_id)
+      chain.heads.set(organization_id, after.get(organization_id)!)
+    } else chain.missed(organization_id)
+  }
+  return recorded
+}
+
+/** Asks for the database's time. */
+export async function readClock (db: Db): Promise<void> {
+  const asked = performance.now()
+  const [row] = await db.execute(sql`SELECT ${CLOCK} AS clock`) as unknown as { clock: number }[]
+  chainOf(db).told(row!.clock, asked)
+}

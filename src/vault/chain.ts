@@ -1,0 +1,47 @@
+import { LRUCache } from 'lru-cache'
+import type { KeyObject } from 'node:crypto'
+import type { Keyring } from '../crypto/keyring.ts'
+import { rowMac } from '../crypto/row-mac.ts'
+import { chainedFields, type ChainedColumn } from '../db/chain.ts'
+import type { EventChain, Head } from '../db/events.ts'
+import { serviceKeyContext } from './contexts.ts'
+
+// Milliseconds for which nobody guesses after a guess that was wrong.
+const MISSED_FOR = 1_000
+
+// Organizations whose heads a process remembers. Of another one, it looks first.
+const MOST_HEADS = 10_000
+
+/** The name of the key of events among the keys of the service, and what events say which key made their MACs. */
+export const FIRST_CHAIN_KEY = 'events'
+
+/** The MAC of an event behind the one with the MAC `previous`; null for the first one. */
+export const eventMac = (
+  key: KeyObject, event: Readonly<Record<ChainedColumn, unknown>>, previous: Buffer | null
+): Buffer =>
+  rowMac(key, 'audit_events', chainedFields(event, previous))
+
+/** The key of events, from its wrapped form. Throws MasterKeyMissing or IntegrityError when it does not open. */
+export const openChainKey = (keyring: Keyring, wrapped: Buffer): KeyObject =>
+  keyring.unwrapKey(wrapped, serviceKeyContext(FIRST_CHAIN_KEY))
+
+/** Chains events under a key. */
+export function createChain (kid: string, key: KeyObject): EventChain {
+  const heads = new LRUCache<string, Head>({ max: MOST_HEADS })
+  const missed = new LRUCache<string, true>({ max: MOST_HEADS, ttl: MISSED_FOR })
+  // From the process's own clock, which nobody sets, to the database's.
+  let offset: number | undefined
+  return {
+    kid,
+    mac: (event, previous) => eventMac(key, event, previous),
+    heads: { get: (id) => heads.get(id), set: (id, head) => { heads.set(id, head) } },
+    missed: (id) => { missed.set(id, true) },
+    isMissedOften: (id) => missed.has(id),
+    now: () => new Date(Math.floor(offset === undefined ? Date.now() : performance.now() + offset)),
+    told (time, asked) {
+      // The answer was made between the question and now, and what is known already is changed no more than that asks.
+      const least = time - performance.now()
+      offset = Math.min(Math.max(offset ?? least, least), time - asked)
+    }
+  }
+}
