@@ -56,6 +56,18 @@ export const ERRORS = {
     message: 'The plan of the organization allows no more.',
     details: Type.Object({ limit: Type.Integer(), used: Type.Integer(), plan: Type.String() })
   },
+  limit_reached: {
+    status: 422, message: 'There can be no more of these.', details: Type.Object({ limit: Type.Integer() })
+  },
+  role_not_held: {
+    status: 422,
+    message: 'Nobody gives, changes or takes away a role that holds more than they do.',
+    details: Type.Object({ role: Type.String() })
+  },
+  last_owner: { status: 422, message: 'An organization keeps an owner: make somebody else one first.' },
+  already_member: {
+    status: 422, message: 'This person is a member already, or invited.', details: Type.Object({ status: Type.String() })
+  },
   confirmation_required: { status: 422, message: 'This cannot be undone. Send "confirmed": true.' },
   invalid_parameter_combination: { status: 422, message: 'These parameters do not go together.' },
   client_managed_encryption: {
@@ -120,6 +132,9 @@ const DETAIL_EXAMPLES: Partial<Record<ErrorCode, object>> = {
   insufficient_permissions: { required_scope: 'secret:purge', granted_scopes: ['secret:read'] },
   organization_inactive: { status: 'suspended' },
   version_locked: { retention_days: 7, version_created_at: '2026-03-01T12:00:00.000Z' },
+  limit_reached: { limit: 20 },
+  role_not_held: { role: 'owner' },
+  already_member: { status: 'invited' },
   plan_limit_reached: { limit: 5, used: 5, plan: 'free' },
   secrets_incomplete: { missing: ['01JQZ6VE6B9C2D5F8G1H4J7K0M'], unknown: [] },
   history_under_old_keys: { remaining: 12 },

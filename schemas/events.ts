@@ -10,6 +10,9 @@ export const EVENTS = [
   'history.re_encrypt',
   'api-token.create', 'api-token.update', 'api-token.rotate', 'api-token.delete',
   'oauth.grant', 'oauth.revoke', 'oauth.reuse',
+  'member.create', 'member.join', 'member.update', 'member.delete',
+  'team.create', 'team.update', 'team.delete',
+  'team-member.create', 'team-member.delete', 'team-project.update', 'team-project.delete',
   'user.create', 'user.password', 'user.disable', 'user.enable',
   'session.create', 'session.delete', 'session.refuse', 'password.refuse',
   'integrity.violation', 'integrity.adopt'

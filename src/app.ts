@@ -21,8 +21,11 @@ import { installDocs, installOpenApi } from './http/openapi.ts'
 import { installPlaces } from './http/places.ts'
 import { serializerCompiler } from './http/serialization.ts'
 import { validatorCompiler } from './http/validation.ts'
+import { createMailer } from './mail/mailer.ts'
+import { createOutbox } from './mail/outbox.ts'
 import { encryptionKeys } from './plugins/encryption-keys.ts'
 import { environments } from './plugins/environments.ts'
+import { members } from './plugins/members.ts'
 import { oauth } from './plugins/oauth/index.ts'
 import { organizations } from './plugins/organizations.ts'
 import { projects } from './plugins/projects.ts'
@@ -41,7 +44,9 @@ import { createHistoryWorker } from './vault/worker.ts'
  * The map of the service: every domain, all below one prefix. OAuth is beside them, at the paths that its standards
  * name.
  */
-const DOMAINS = [organizations, projects, targets, environments, secrets, versions, encryptionKeys, tokens, user]
+const DOMAINS = [
+  organizations, members, projects, targets, environments, secrets, versions, encryptionKeys, tokens, user
+]
 
 const MOST_URL = 8192
 const MOST_HEADERS = 100
@@ -131,6 +136,10 @@ export async function buildApp (
   const lateEvents = createLateEventWorker({ db: database.background, log: app.log })
   app.decorate('lateEvents', lateEvents)
   app.addHook('onClose', async () => { await Promise.all([histories.stop(), removals.stop(), lateEvents.stop()]) })
+  const log = (line: string) => app.log.warn(line)
+  const outbox = createOutbox(createMailer(config, log), config.smtp !== undefined, log)
+  app.decorate('outbox', outbox)
+  app.addHook('onClose', outbox.settled)
   findAuthority(database.db)?.logTo(app.log)
   app.setValidatorCompiler(validatorCompiler)
   app.setSerializerCompiler(serializerCompiler)

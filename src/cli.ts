@@ -275,8 +275,12 @@ async function switchAccount (verb: 'disable' | 'enable', args: string[]): Promi
   const { email } = parse(args, { email: { type: 'string' } })
   if (!isEmail(email)) throw new UsageError(`user ${verb} needs --email ADDRESS`)
   return withDatabase(async (database) => {
-    await switchUser(database, email, verb === 'disable')
+    const ownerless = await switchUser(database, email, verb === 'disable')
     process.stdout.write('Changed.\n')
+    for (const slug of ownerless) {
+      process.stdout.write(`${slug} has no owner now who can act. Open the account again, or make another owner with: ` +
+        `user add --email ADDRESS --organization ${slug} --role owner\n`)
+    }
   })
 }
 

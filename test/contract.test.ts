@@ -44,11 +44,11 @@ const codesOf = (schema: Schema): string[] => {
 }
 
 // The scope of a retrieve goes by its action: each is an alternative.
-const securityOf = (id: string, { access, also }: (typeof OPERATIONS)[string]) => access === 'public'
+const securityOf = (id: string, { access, also, needs = access }: (typeof OPERATIONS)[string]) => access === 'public'
   ? []
   : (id.startsWith('retrieveSecrets')
       ? [['secret:read'], ['secret:decrypt'], ['key:retrieve']]
-      : [[access, ...(also === undefined ? [] : [also])]])
+      : [[needs, ...(also === undefined ? [] : [also])]])
       .flatMap((scopes) =>
         ['apiToken', 'oauth'].map((scheme) => ({ [scheme]: scopes.filter((scope) => scope !== 'authenticated') })))
 
@@ -209,6 +209,7 @@ t.test('TI-10, TI-11, OA-82, AU-01: every operation answers every kind of caller
     environment: theirs.ids.environment!,
     version: '7',
     id: theirs.ids.id!,
+    member: theirs.ids.member!,
     client: theirs.ids.client!
   }
   const never = {
@@ -218,6 +219,7 @@ t.test('TI-10, TI-11, OA-82, AU-01: every operation answers every kind of caller
     environment: 'never',
     version: '9007199254740991',
     id: '9007199254740991',
+    member: '9007199254740991',
     client: 'never'
   }
   const nowhere = { ...mine.ids, organization: theirs.ids.organization!.replace(/..$/, 'ZZ') }
@@ -306,7 +308,7 @@ t.test('TI-10, TI-11, OA-82, AU-01: every operation answers every kind of caller
       )
       if (stranger.text !== missing.text) wrong.push('what is another’s and what is nobody’s differ')
     }
-    const names = row.depth !== 'organization' || /\{id\}/.test(row.at)
+    const names = row.depth !== 'organization' || /\{(?:id|member|team)\}/.test(row.at)
     if (names) {
       const there = check(
         'another organization’s things', await send(service, row, foreign, mine.caller.token), 404, 'not_found'

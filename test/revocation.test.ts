@@ -19,6 +19,7 @@ const service = await startApp(t)
 const { caller: nimbus, ids } = await settle(service, 'ours')
 const o = nimbus.organization
 const rosa = await makePerson(service, { [o]: 'owner' })
+const ROSA = `organization_id = '${o}' AND user_id = ${rosa.id}`
 
 /** The service once more on the same database, with its own idea of how long a judgement holds. */
 async function listening (judgedFor: number, write: (line: string) => void = () => {}): Promise<string> {
@@ -80,8 +81,8 @@ const ENDINGS: Record<string, () => Promise<Ending>> = {
   },
   'a member whose role changes': async () => ({
     token: (await accessToken()).token,
-    end: () => service.write(`UPDATE members SET role = 'auditor' WHERE organization_id = '${o}'`),
-    undo: () => service.write(`UPDATE members SET role = 'owner' WHERE organization_id = '${o}'`)
+    end: () => service.write(`UPDATE members SET role = 'auditor' WHERE ${ROSA}`),
+    undo: () => service.write(`UPDATE members SET role = 'owner' WHERE ${ROSA}`)
   })
 }
 
@@ -98,7 +99,6 @@ async function tokenOfRosa (): Promise<string> {
   return body.token
 }
 
-const ROSA = `organization_id = '${o}' AND user_id = ${rosa.id}`
 const isRemoved = {
   end: () => service.sql(`DELETE FROM members WHERE ${ROSA}`),
   undo: () => service.write(`INSERT INTO members (organization_id, user_id, role) VALUES ('${o}', ${rosa.id}, 'owner')`)

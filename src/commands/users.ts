@@ -5,6 +5,7 @@ import { transaction, type Database, type Db } from '../db/database.ts'
 import { createMailer } from '../mail/mailer.ts'
 import { invitation, newLink, type Message } from '../mail/messages.ts'
 import { operatorOf, recordOfPerson } from '../repositories/audit.ts'
+import { countOtherOwners } from '../repositories/members.ts'
 import { findOrganization } from '../repositories/organizations.ts'
 import { listTokensOfPerson } from '../repositories/tokens.ts'
 import {
@@ -82,16 +83,17 @@ export async function mailLink (
 
 /**
  * Closes an account, which ends its sessions, tokens and links, or opens it again. Throws a StartError when there is
- * none.
+ * none. Answers the organizations that have no owner now who can act: an operator closes also the last one's account.
  */
-export async function switchUser ({ db: handle }: Database, email: string, disabled: boolean): Promise<void> {
-  await transaction(handle, async (db) => {
+export async function switchUser ({ db: handle }: Database, email: string, disabled: boolean): Promise<string[]> {
+  return transaction(handle, async (db) => {
     const id = await findAccount(db, email)
     if (id === undefined) throw new StartError(`There is no account of ${email}`)
     if (!await setDisabled(db, id, disabled)) {
       throw new StartError(`The account of ${email} was changed outside the service: restore it from a backup`)
     }
     await recordForOperator(db, id, disabled ? 'user.disable' : 'user.enable')
+    return disabled ? ownedByNobodyElse(db, id) : []
   })
 }
 
@@ -122,6 +124,14 @@ export async function describeTokens ({ db }: Database, email: string): Promise<
       id, organization.slug, token_prefix, name, abilities.join(','), day(created_at), day(last_used_at),
       day(expires_at)
     ].join('\t'))
+}
+
+async function ownedByNobodyElse (db: Db, userId: number): Promise<string[]> {
+  const slugs: string[] = []
+  for (const { id, slug, role } of await listMemberships(db, userId)) {
+    if (role === 'owner' && await countOtherOwners(db, id, userId) === 0) slugs.push(slug)
+  }
+  return slugs
 }
 
 const linkOf = (service: string, secret: string) => `${service}/account/set-password/${secret}`

@@ -17,6 +17,7 @@ errors too; \`Retry-After\` comes with 429 alone.`
 
 const TAGS: Record<string, string> = {
   organizations: 'The organization of the token',
+  members: 'People in an organization, with a role each',
   projects: 'Projects',
   targets: 'Targets of a project',
   environments: 'Environments of a target',

@@ -7,6 +7,7 @@ import type { Config } from '../config.ts'
 import type { Costs } from '../crypto/costs.ts'
 import type { Keyring } from '../crypto/keyring.ts'
 import type { Db } from '../db/database.ts'
+import type { Outbox } from '../mail/outbox.ts'
 import type { Actor, AuditEvent, RecordRead } from '../repositories/audit.ts'
 import type { UserCall } from '../repositories/oauth.ts'
 import type { Principal } from '../repositories/principals.ts'
@@ -80,6 +81,8 @@ declare module 'fastify' {
      * listens.
      */
     issuer (): string
+    /** Mails to people, which no request waits for. */
+    outbox: Outbox
     /** Counts the effect of a request in its route's `limitOfEffect`; 429 past the limit. */
     countEffect (request: FastifyRequest, reply: FastifyReply): Promise<void>
     /**

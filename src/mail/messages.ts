@@ -43,3 +43,52 @@ everywhere. If you did not expect this message, tell whoever runs ${service}.
 `
   }
 }
+
+/** A membership as a message tells of it. What people are called comes from others: it is put on one line. */
+export interface Membership { service: string, organization: string, role: string }
+
+/** To somebody without an account whom a member of an organization has invited. */
+export function membershipInvitation ({ service, organization, role, link }: Membership & { link: string }): Message {
+  return {
+    subject: `An invitation to ${inLine(organization)} on Strongroom`,
+    text: `Hello,
+
+you are invited to the organization ${inLine(organization)} at ${service}, as ${spoken(role)}.
+To accept, choose a name and a password with this link:
+
+${link}
+
+It works once, within three days. If you did not expect this message, ignore it.
+`
+  }
+}
+
+/** To somebody with an account who was added to an organization. */
+export function membershipAdded ({ name, service, organization, role }: Membership & { name: string }): Message {
+  return {
+    subject: `You are a member of ${inLine(organization)} on Strongroom`,
+    text: `Hello ${inLine(name)},
+
+you are ${spoken(role)} in the organization ${inLine(organization)} at ${service} now.
+`
+  }
+}
+
+/** To a member who has another role; `null` when they are a member no more. */
+export function membershipChanged (
+  { name, service, organization, role }: Omit<Membership, 'role'> & { name: string, role: string | null }
+): Message {
+  const what = role === null
+    ? `you are no member of the organization ${inLine(organization)} at ${service} any more.\nThe API tokens that you made in it have ended.`
+    : `you are ${spoken(role)} in the organization ${inLine(organization)} at ${service} from now on.`
+  return {
+    subject: role === null
+      ? `You have left ${inLine(organization)} on Strongroom`
+      : `Your role in ${inLine(organization)} on Strongroom`,
+    text: `Hello ${inLine(name)},\n\n${what}\n`
+  }
+}
+
+const spoken = (role: string) => role.replace('_', ' ')
+
+const inLine = (text: string) => text.replace(/[\p{C}\p{Zl}\p{Zp}]+/gu, ' ').slice(0, 100)

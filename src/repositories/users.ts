@@ -1,7 +1,7 @@
 import { and, asc, eq, gt, isNull, sql, type SQL } from 'drizzle-orm'
-import type { Role } from '../../schemas/users.ts'
+import type { MemberStatus, Role } from '../../schemas/users.ts'
 import { authenticatedColumns } from '../db/authenticated.ts'
-import { isAuthentic, isUniqueViolation, macOf, readNow, updateAuthentic, type Db } from '../db/database.ts'
+import { isAuthentic, macOf, readNow, updateAuthentic, type Db } from '../db/database.ts'
 import { deleteExpired } from '../db/expired.ts'
 import { makeId } from '../db/ids.ts'
 import { endTokens, revokeGrants } from '../db/grants.ts'
@@ -42,13 +42,9 @@ export async function createUser (
     disabled_at: null,
     second_factor_id: null
   }
-  try {
-    await db.insert(users).overridingSystemValue().values({ ...row, mac: macOf(db, 'users', row) })
-    return id
-  } catch (error) {
-    if (isUniqueViolation(error)) return undefined
-    throw error
-  }
+  const made = await db.insert(users).overridingSystemValue().values({ ...row, mac: macOf(db, 'users', row) })
+    .onConflictDoNothing().returning({ id: users.id })
+  return made[0]?.id
 }
 
 type WithPassword = User & { password_hash: string | null }
@@ -100,13 +96,16 @@ export async function lockUser (db: Db, id: number): Promise<void> {
 
 /**
  * A new password ends every session, every grant and every link of the user (OA-63). False, and nothing changed, when
- * the account was closed meanwhile, or when the password that was verified (`from`) is not its password any more.
+ * the account was closed meanwhile, or when the password that was verified (`from`) is not its password any more. Who
+ * was invited says how they are called (`name`).
  */
-export async function changePassword (db: Db, id: number, password_hash: string, from?: string): Promise<boolean> {
+export async function changePassword (
+  db: Db, id: number, password_hash: string, from?: string, name?: string
+): Promise<boolean> {
   const where = and(
     eq(users.id, id), isNull(users.disabled_at), from === undefined ? undefined : eq(users.password_hash, from)
   )
-  if (await updateAuthentic(db, 'users', where, { password_hash, is_verified: true }, NOW) === undefined) return false
+  if (await updateAuthentic(db, 'users', where, { password_hash, is_verified: true, name }, NOW) === undefined) return false
   await endEverything(db, id)
   return true
 }
@@ -136,9 +135,14 @@ export async function endEverything (db: Db, id: number): Promise<void> {
 }
 
 export async function createMember (
-  db: Db, member: { organization_id: string, user_id: number, role: Role }
+  db: Db, { status = 'active', ...member }: {
+    organization_id: string
+    user_id: number
+    role: Role
+    status?: MemberStatus
+  }
 ): Promise<void> {
-  const row = { ...member, status: 'active' as const }
+  const row = { ...member, status }
   await db.insert(members).values({ ...row, mac: macOf(db, 'members', row) })
 }
 

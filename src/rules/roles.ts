@@ -37,7 +37,9 @@ export function scopesInProject (role: Role): ReadonlySet<Scope> {
   return SCOPES_IN_PROJECT[role]
 }
 
-const grants = (granted: readonly Ability[], scope: Scope) => granted.includes('*') || granted.includes(scope)
+/** Whether something was granted, whatever a role allows. */
+export const grants = (granted: readonly Ability[], scope: Scope): boolean =>
+  granted.includes('*') || granted.includes(scope)
 
 /**
  * What a user may do in an organization through a grant: the granted scopes and the role, whichever is narrower. An
@@ -81,6 +83,16 @@ export function holdsBy (powers: Powers, teams: readonly TeamRole[], scope: Scop
 export function scopesBy (powers: Powers, teams: readonly TeamRole[]): Ability[] {
   const more = SCOPE_NAMES.filter((scope) => !powers.scopes.has(scope) && holdsBy(powers, teams, scope))
   return powers.scopes.has('*') ? [...powers.scopes] : [...powers.scopes, ...more]
+}
+
+/** A role as it is stored. */
+export const canonicalRole = (spelling: Role | 'admin'): Role => spelling === 'admin' ? 'administrator' : spelling
+
+/**
+ * Whether somebody holds all that a role gives in the organization; nobody does who is narrowed to a part of it.
+ */
+export function holdsRole (powers: Powers & { slices: readonly unknown[] }, role: Role): boolean {
+  return powers.slices.length === 0 && scopesOfRole(role).every((scope) => holds(powers, scope))
 }
 
 /** The projects in which a scope is held; null for all of the organization. */

@@ -1,5 +1,7 @@
+import { randomBytes } from 'node:crypto'
 import { SCOPE_NAMES } from '../../schemas/scopes.ts'
 import type { Answer, Caller, TestApp } from './app.ts'
+import { makePerson } from './people.ts'
 
 // Every operation of the API, and a world in which each finds what it acts on: for tests over the whole route table.
 
@@ -23,8 +25,8 @@ export interface Row {
   needs?: Access
   /** Needed beside `access`, always. */
   also?: (typeof SCOPE_NAMES)[number]
-  /** What the token that it acts on holds, and so the caller has to. */
-  holding?: (typeof SCOPE_NAMES)[number]
+  /** What is given, taken or acted on holds, and so the caller has to. */
+  holding?: (typeof SCOPE_NAMES)[number] | readonly (typeof SCOPE_NAMES)[number][]
   whenInactive?: true
   /**
    * Further requests, each of which leaves an event that the one by `body` does not: what comes behind the path, or
@@ -38,6 +40,10 @@ const LEVEL = { project: '{project}', target: '{target}', environment: '{environ
 const KEY = { project: '{project}', action: 'key:retrieve' }
 
 const BLOB = Buffer.alloc(40).toString('base64')
+/** What somebody holds who may give the weakest role of all that can do something in a project. */
+const API_USER = ['secret:read', 'project:read', 'target:read', 'environment:read', 'organization:read'] as const
+const MEMBERS = '/api/v1/organizations/{organization}/members'
+
 const proof = (key: number) => Buffer.alloc(32, key).toString('base64')
 const clientKey = (key: number) =>
   ({ key_check: proof(key), key_check_salt: Buffer.alloc(16).toString('base64'), key_check_iterations: 600_000 })
@@ -200,6 +206,24 @@ export const OPERATIONS: Record<string, Row> = {
   deleteSecrets: {
     at: 'POST /api/v1/{organization}/secrets/delete', access: 'secret:write', depth: 'environment', body: LEVEL
   },
+  listMembers: { at: `GET ${MEMBERS}`, access: 'member:read', depth: 'organization' },
+  getMember: { at: `GET ${MEMBERS}/{member}`, access: 'member:read', depth: 'organization' },
+  addMember: {
+    at: `POST ${MEMBERS}`,
+    access: 'member:create',
+    holding: API_USER,
+    depth: 'organization',
+    body: ({ newcomer }) => ({ email: newcomer, role: 'api_user' }),
+    narrowed: 422
+  },
+  updateMember: {
+    at: `PATCH ${MEMBERS}/{member}`,
+    access: 'member:update',
+    holding: API_USER,
+    depth: 'organization',
+    body: { role: 'api_user' },
+    narrowed: 422
+  },
   listApiTokens: {
     at: 'GET /api/v1/organizations/{organization}/api-keys', access: 'api-token:read', depth: 'organization'
   },
@@ -291,6 +315,14 @@ export const OPERATIONS: Record<string, Row> = {
   },
   deleteTarget: { at: 'DELETE /api/v1/{organization}/{project}/{target}', access: 'target:delete', depth: 'target' },
   deleteProject: { at: 'DELETE /api/v1/{organization}/{project}', access: 'project:delete', depth: 'project' },
+  removeMember: {
+    at: `DELETE ${MEMBERS}/{member}`,
+    access: 'authenticated',
+    needs: 'member:delete',
+    holding: API_USER,
+    depth: 'organization',
+    narrowed: 422
+  },
   deleteApiToken: {
     at: 'DELETE /api/v1/organizations/{organization}/api-keys/{id}', access: 'api-token:delete', depth: 'organization'
   }
@@ -357,10 +389,13 @@ export async function settle (service: TestApp, prefix: string): Promise<World> 
     'POST', `/organizations/${o}/api-keys`,
     { name: 'Second', abilities: ['secret:read'], expires_at: new Date(Date.now() + 1_800_000).toISOString() }
   )).body
+  const member = await makePerson(service, { [o]: 'api_user' })
   return {
     caller,
     ids: {
       organization: o,
+      member: String(member.id),
+      newcomer: `newcomer-${randomBytes(4).toString('hex')}@nimbus.example`,
       ...names,
       version: String(Number(version) - 1),
       id: api_key.id,

@@ -1,11 +1,13 @@
 import { Type } from '@sinclair/typebox'
 import type { FastifyReply, FastifyRequest } from 'fastify'
+import { NAME_LENGTH } from '../../../schemas/shapes.ts'
 import { hashToken } from '../../crypto/bearer.ts'
 import { hashPassword } from '../../crypto/passwords.ts'
 import { transaction } from '../../db/database.ts'
-import { browserOf, formOf, readCookie, sendPage, seeOther, setCookie, visible } from '../../http/pages.ts'
+import { browserOf, formOf, readCookie, sendPage, seeOther, setCookie, visible, type Form } from '../../http/pages.ts'
 import type { Domain } from '../../http/types.ts'
 import { listTokensOfPerson } from '../../repositories/tokens.ts'
+import { joinOrganizations } from '../../repositories/members.ts'
 import { deleteSession } from '../../repositories/sessions.ts'
 import {
   findPasswordLink, takePasswordLink, changePassword, endEverything, listMemberships, lockUser, type User
@@ -13,7 +15,7 @@ import {
 import {
   authenticate, beginSession, confirmPassword, formCookie, problemWith, refusesForm, signedIn
 } from './browser.ts'
-import { recordForUser } from './events.ts'
+import { recordForUser, recordJoining } from './events.ts'
 import { accountPage, changePasswordPage, problemPage, setPasswordPage, signInPage } from './views.ts'
 
 const PAGE = { access: 'public', speaks: 'html' } as const
@@ -137,7 +139,7 @@ export const accounts: Domain = async (app) => {
 
   app.post('/account/set-password/:link', {
     ...FORM,
-    config: { ...PAGE, limit: 'sign_in', audit: ['user.password', 'session.create'] },
+    config: { ...PAGE, limit: 'sign_in', audit: ['user.password', 'member.join', 'session.create'] },
     handler: async (request, reply) => {
       const { link } = request.params as { link: string }
       const form = formOf(request)
@@ -148,29 +150,38 @@ export const accounts: Domain = async (app) => {
       const password = form.get('password') ?? ''
       const problem = problemWith(password)
       if (problem !== undefined) return sendPage(reply, setPasswordPage(cookie!, link, user, problem))
-      return await replacePassword(request, reply, user, password, { link })
+      return await replacePassword(request, reply, user, password, { link, name: nameIn(form, user) })
         ? seeOther(reply, '/account')
         : sendPage(reply, expired())
     }
   })
 
-  // Everything of the user ends; this browser begins anew. With a link, only if nobody used it first; else only if the
-  // password that was given is still the right one.
+  // Everything of the user ends; this browser begins anew. With a link, only if nobody used it first: it shows that the
+  // address is theirs, so that invitations to it are accepted. Else only if the password that was given is still the
+  // right one.
   async function replacePassword (
-    request: FastifyRequest, reply: FastifyReply, user: User, password: string, by: { link: string } | { from: string }
+    request: FastifyRequest, reply: FastifyReply, user: User, password: string,
+    by: { link: string, name: string | undefined } | { from: string }
   ): Promise<boolean> {
     const hash = await hashPassword(password, app.costs.password)
     const done = await transaction(app.db, async (db) => {
       await lockUser(db, user.id)
       if ('link' in by && await takePasswordLink(db, hashToken(by.link)) === undefined) return false
-      if (!await changePassword(db, user.id, hash, 'from' in by ? by.from : undefined)) return false
+      const [from, name] = 'from' in by ? [by.from] : [undefined, by.name]
+      if (!await changePassword(db, user.id, hash, from, name)) return false
+      const joined = 'link' in by ? await joinOrganizations(db, user.id) : []
       await recordForUser(db, request, user, 'user.password')
+      await recordJoining(db, request, { ...user, name: name ?? user.name }, joined)
       return true
     })
     if (done) await beginSession(app, request, reply, { id: user.id, name: user.name, password_hash: hash })
     return done
   }
 }
+
+// Who was invited says how they are called, and nobody else here.
+const nameIn = (form: Form, { is_verified }: User): string | undefined =>
+  is_verified ? undefined : form.get('name')?.trim().slice(0, NAME_LENGTH) || undefined
 
 const expired = () => problemPage(
   404, 'This link cannot be used', 'It was used already, or it is older than three days. Ask for a new one.'

@@ -21,6 +21,19 @@ export async function recordForUser (
   }
 }
 
+/** Records that somebody accepted invitations, in each organization that they are a member of since. */
+export async function recordJoining (
+  db: Db, request: FastifyRequest, user: { id: number, name: string }, organizations: readonly string[]
+): Promise<void> {
+  if (organizations.length === 0) return
+  const actors = organizations.map((id) => personOf(request, id, user))
+  if (await recordOfPerson(db, actors, {
+    action: 'member.join', resource_type: 'member', resource_id: String(user.id)
+  })) {
+    request.hasLateEvents = true
+  }
+}
+
 /** A wrong password in a row is recorded each time up to here, and then each time this many more. */
 const EACH = 5
 

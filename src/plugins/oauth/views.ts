@@ -1,4 +1,5 @@
 import { SCOPES, type Scope } from '../../../schemas/scopes.ts'
+import { NAME_LENGTH } from '../../../schemas/shapes.ts'
 import { PASSWORD, type Role } from '../../../schemas/users.ts'
 import { formField, html, type Html, type Page } from '../../http/pages.ts'
 import type { OwnToken } from '../../repositories/tokens.ts'
@@ -166,11 +167,16 @@ ${problemOf(problem)}
 ${formField(cookie)}
 <label for="email">E-mail address</label>
 <input id="email" name="username" type="email" autocomplete="username" readonly value="${user.email}">
+${user.is_verified ? undefined : ownName(user.name)}
 ${newPassword(problem)}
 <div class="actions"><button class="main" type="submit">Set the password</button></div>
 </form>`
   }
 }
+
+// Whoever was invited was called by their address until then.
+const ownName = (name: string) => html`<label for="name">Your name, as others see it</label>
+<input id="name" name="name" autocomplete="name" required maxlength="${NAME_LENGTH}" value="${name}">`
 
 const newPassword = (problem: string | undefined) => html`<label for="password">New password</label>
 <input id="password" name="password" type="password" autocomplete="new-password" required

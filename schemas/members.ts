@@ -1,0 +1,51 @@
+import { Type, type Static } from '@sinclair/typebox'
+import { OrganizationInPath } from './organizations.ts'
+import { Body, Nullable, OneOf, Resource, Timestamp } from './shapes.ts'
+import { EMAIL_LENGTH, MEMBER_STATUSES, ROLES } from './users.ts'
+
+/** The number of a member's account, in a path. */
+export const MemberInPath = Type.String({ maxLength: 128, examples: ['17'] })
+export const MemberParams = Type.Object({ organization: OrganizationInPath, member: MemberInPath })
+
+/** A role as a request may spell it. */
+export const RoleInBody = OneOf([...ROLES, 'admin'], { description: '`admin` is read as `administrator`' })
+
+const MemberAttributes = Type.Object({
+  user_id: Type.Integer({ format: 'int64' }),
+  email: Type.String(),
+  name: Type.String(),
+  role: OneOf(ROLES),
+  status: OneOf(MEMBER_STATUSES),
+  joined_at: Nullable(Timestamp)
+}, { title: 'MemberAttributes' })
+export type MemberAttributes = Static<typeof MemberAttributes>
+
+const example = {
+  user_id: 17,
+  email: 'rosa@nimbus.example',
+  name: 'Rosa Quill',
+  role: 'developer',
+  status: 'active',
+  joined_at: '2026-03-01T12:00:00.000Z'
+}
+export const Member = Resource('members', MemberAttributes, { title: 'Member', id: '17', example })
+
+/** Whoever was added, and how they get to know. */
+export const AddedMember = Type.Object({ data: Member.item, message: Type.String() }, {
+  title: 'AddedMember',
+  examples: [{
+    data: {
+      type: 'members', id: '17', attributes: { ...example, name: 'rosa', status: 'invited', joined_at: null }
+    },
+    message: 'An invitation is on its way by e-mail.'
+  }]
+})
+
+export const AddMemberBody = Body({
+  email: Type.String({ maxLength: EMAIL_LENGTH, examples: ['rosa@nimbus.example'] }),
+  role: RoleInBody
+}, { title: 'AddMemberBody', examples: [{ email: 'rosa@nimbus.example', role: 'developer' }] })
+
+export const UpdateMemberBody = Body({
+  role: RoleInBody
+}, { title: 'UpdateMemberBody', examples: [{ role: 'administrator' }] })

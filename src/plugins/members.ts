@@ -1,0 +1,226 @@
+import { AddedMember, AddMemberBody, Member, MemberParams, UpdateMemberBody } from '../../schemas/members.ts'
+import { OrganizationParams } from '../../schemas/organizations.ts'
+import { NAME_LENGTH, NoContent, ListQuery } from '../../schemas/shapes.ts'
+import { EMAIL_PATTERN, type Role } from '../../schemas/users.ts'
+import { hashToken, mintSecret } from '../crypto/bearer.ts'
+import { tampered, transaction, type Db } from '../db/database.ts'
+import { requireScope } from '../http/access.ts'
+import { actorOf, principalOf } from '../http/actor.ts'
+import { requireRoom } from '../http/plan-limits.ts'
+import type { Domain } from '../http/types.ts'
+import { membershipAdded, membershipChanged, membershipInvitation, type Message } from '../mail/messages.ts'
+import { recordEvent } from '../repositories/audit.ts'
+import {
+  countOtherOwners, deleteMember, findMember, listMembers, lockMember, updateMember, type MemberRow
+} from '../repositories/members.ts'
+import { lockPlan } from '../repositories/plans.ts'
+import type { Principal } from '../repositories/principals.ts'
+import { createMember, createPasswordLink, createUser, findUserByEmail } from '../repositories/users.ts'
+import { fail, refuse } from '../rules/errors.ts'
+import { parseId } from '../rules/ids.ts'
+import { pageMeta, pageOf } from '../rules/pagination.ts'
+import { canonicalRole, grants, holdsRole } from '../rules/roles.ts'
+
+const toItem = ({ is_verified, ...attributes }: MemberRow) =>
+  ({ type: 'members' as const, id: String(attributes.user_id), attributes })
+
+/** People in an organization, and what they are there. */
+export const members: Domain = async (app) => {
+  app.get('/organizations/:organization/members', {
+    config: { access: 'member:read' },
+    schema: {
+      operationId: 'listMembers',
+      tags: ['members'],
+      summary: 'List the members of an organization, those who are invited too',
+      params: OrganizationParams,
+      querystring: ListQuery,
+      response: { 200: Member.list }
+    },
+    handler: async (request) => {
+      const page = pageOf(request.query)
+      const { rows, total } = await listMembers(app.lists, principalOf(request).organization.id, page)
+      return { data: rows.map(toItem), meta: pageMeta(page, total, rows.length) }
+    }
+  })
+
+  app.get('/organizations/:organization/members/:member', {
+    config: { access: 'member:read' },
+    schema: {
+      operationId: 'getMember',
+      tags: ['members'],
+      summary: 'Get a member',
+      params: MemberParams,
+      response: { 200: Member.one }
+    },
+    handler: async (request) => {
+      const id = parseId(request.params.member) ?? fail('not_found')
+      return { data: toItem(await findMember(app.reads, principalOf(request).organization.id, id) ?? fail('not_found')) }
+    }
+  })
+
+  app.post('/organizations/:organization/members', {
+    config: {
+      access: 'member:create',
+      audit: 'member.create',
+      errors: ['role_not_held', 'already_member', 'plan_limit_reached', 'integrity_error']
+    },
+    schema: {
+      operationId: 'addMember',
+      tags: ['members'],
+      summary: 'Add somebody by their e-mail address; an address without an account is invited',
+      params: OrganizationParams,
+      body: AddMemberBody,
+      response: { 201: AddedMember }
+    },
+    handler: async (request, reply) => {
+      const principal = principalOf(request)
+      const { organization } = principal
+      const { email } = request.body
+      if (!EMAIL_PATTERN.test(email)) refuse('email', 'Expected an e-mail address')
+      const role = canonicalRole(request.body.role)
+      requireRole(principal, role)
+      const secret = mintSecret()
+      const added = await transaction(app.db, async (db) => {
+        // Of two at the last seat one comes second: the organization is held.
+        await lockPlan(db, organization.id) ?? fail('not_found')
+        const user = await findOrInvite(db, email)
+        const known = await findMember(db, organization.id, user.id)
+        if (known !== undefined) fail('already_member', { status: known.status })
+        await requireRoom(db, organization.id, 'members')
+        // Only who has set a password by a link has shown that the address is theirs.
+        const status = user.is_verified ? 'active' : 'invited'
+        await createMember(db, { organization_id: organization.id, user_id: user.id, role, status })
+        // A link that nobody could bring would only make the one void that somebody has.
+        if (status === 'invited' && app.outbox.isOpen) await createPasswordLink(db, hashToken(secret), user.id)
+        await recordEvent(db, actorOf(request), {
+          action: 'member.create', resource_type: 'member', resource_id: String(user.id), details: { role, status }
+        })
+        return await findMember(db, organization.id, user.id) ?? tampered()
+      })
+      const place = { service: app.issuer(), organization: organization.name, role }
+      post(added, added.status === 'active'
+        ? membershipAdded({ ...place, name: added.name })
+        : membershipInvitation({ ...place, link: `${app.issuer()}/account/set-password/${secret}` }))
+      return reply.code(201).send({ data: toItem(added), message: howTold(added) })
+    }
+  })
+
+  app.patch('/organizations/:organization/members/:member', {
+    config: { access: 'member:update', audit: 'member.update', errors: ['role_not_held', 'last_owner'] },
+    schema: {
+      operationId: 'updateMember',
+      tags: ['members'],
+      summary: 'Give a member another role',
+      params: MemberParams,
+      body: UpdateMemberBody,
+      response: { 200: Member.one }
+    },
+    handler: async (request) => {
+      const principal = principalOf(request)
+      const { organization } = principal
+      const id = parseId(request.params.member) ?? fail('not_found')
+      const role = canonicalRole(request.body.role)
+      const updated = await transaction(app.db, async (db) => {
+        const member = await takeMember(db, organization.id, id)
+        requireRole(principal, member.role)
+        requireRole(principal, role)
+        if (role !== 'owner') await keepAnOwner(db, member)
+        // Before the change: somebody may change their own role, and is the caller of that.
+        await recordEvent(db, actorOf(request), {
+          action: 'member.update',
+          resource_type: 'member',
+          resource_id: String(id),
+          details: { from: member.role, to: role }
+        })
+        await updateMember(db, organization.id, id, role)
+        return await findMember(db, organization.id, id) ?? tampered()
+      })
+      tell(updated, organization.name, role)
+      return { data: toItem(updated) }
+    }
+  })
+
+  app.delete('/organizations/:organization/members/:member', {
+    config: {
+      // Of one's own membership it is enough that it was granted to the application: whoever joined may leave.
+      access: 'authenticated',
+      mayNeed: ['member:delete'],
+      audit: 'member.delete',
+      errors: ['insufficient_permissions', 'role_not_held', 'last_owner']
+    },
+    schema: {
+      operationId: 'removeMember',
+      tags: ['members'],
+      summary: 'Remove a member, or leave; API tokens that they made in the organization end',
+      params: MemberParams,
+      response: { 204: NoContent }
+    },
+    handler: async (request, reply) => {
+      const principal = principalOf(request)
+      const { organization } = principal
+      const id = parseId(request.params.member)
+      const isOwn = request.user?.user.id === id
+      if (!isOwn || !grants(principal.granted, 'member:delete')) requireScope(request, 'member:delete')
+      if (id === undefined) fail('not_found')
+      const removed = await transaction(app.db, async (db) => {
+        const member = await takeMember(db, organization.id, id)
+        if (!isOwn) requireRole(principal, member.role)
+        await keepAnOwner(db, member)
+        const seen = await findMember(db, organization.id, id) ?? tampered()
+        // Before the delete: somebody may leave, and is the caller of that.
+        await recordEvent(db, actorOf(request), {
+          action: 'member.delete', resource_type: 'member', resource_id: String(id), details: { role: member.role }
+        })
+        await deleteMember(db, organization.id, id)
+        return seen
+      })
+      tell(removed, organization.name, null)
+      return reply.code(204).send(null)
+    }
+  })
+
+  function howTold ({ status, is_verified }: MemberRow): string {
+    if (status === 'active' && is_verified) return 'They are a member from now on.'
+    return app.outbox.isOpen
+      ? 'An invitation is on its way by e-mail.'
+      : 'This service sends no e-mail. Whoever runs it makes the link with: user password --email ADDRESS'
+  }
+
+  function tell (member: MemberRow, organization: string, role: Role | null) {
+    // Who has not joined yet has not heard of it from us, but by their invitation.
+    if (member.status === 'active') {
+      post(member, membershipChanged({ name: member.name, service: app.issuer(), organization, role }))
+    }
+  }
+
+  function post ({ user_id, email }: MemberRow, message: Message) {
+    if (app.outbox.isOpen) app.outbox.post({ userId: user_id, to: email, ...message })
+  }
+}
+
+/** The account of an address; where there is none, one that nobody can use before its address is verified. */
+async function findOrInvite (db: Db, email: string): Promise<{ id: number, is_verified: boolean }> {
+  const known = await findUserByEmail(db, email)
+  if (known !== undefined) return known
+  const name = email.split('@')[0]!.slice(0, NAME_LENGTH)
+  const id = await createUser(db, { email, name, password_hash: null })
+  // Somebody else invited the same address meanwhile; or its account was changed outside the service.
+  return id === undefined ? await findUserByEmail(db, email) ?? tampered() : { id, is_verified: false }
+}
+
+// The organization first, so that of two who take from one another what they need, one comes second.
+async function takeMember (db: Db, organizationId: string, id: number) {
+  await lockPlan(db, organizationId) ?? fail('not_found')
+  return await lockMember(db, organizationId, id) ?? fail('not_found')
+}
+
+async function keepAnOwner (
+  db: Db, { organization_id, user_id, role, status }: Awaited<ReturnType<typeof takeMember>>
+) {
+  if (role !== 'owner' || status !== 'active') return
+  if (await countOtherOwners(db, organization_id, user_id) === 0) fail('last_owner')
+}
+
+function requireRole (principal: Principal, role: Role) {
+  if (!holdsRole(principal, role)) fail('role_not_held', { role })
+}

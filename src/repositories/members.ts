@@ -1,0 +1,106 @@
+import { and, asc, eq, isNull, ne, sql, type SQL } from 'drizzle-orm'
+import type { MemberAttributes } from '../../schemas/members.ts'
+import type { Role } from '../../schemas/users.ts'
+import { authenticatedColumns } from '../db/authenticated.ts'
+import { isAuthentic, tampered, updateAuthentic, type Authenticated, type Db } from '../db/database.ts'
+import { endTokens } from '../db/grants.ts'
+import { api_tokens, members, users } from '../db/tables.ts'
+import { readPage, type PageRequest } from '../rules/pagination.ts'
+
+const oneOf = (organizationId: string, userId: number) =>
+  and(eq(members.organization_id, organizationId), eq(members.user_id, userId))
+
+const columns = {
+  row: authenticatedColumns('members'),
+  joined_at: members.joined_at,
+  email: users.email,
+  name: users.name,
+  is_verified: users.is_verified
+}
+
+/** A member, as everybody in the organization sees them; and whether the address is known to be theirs. */
+export type MemberRow = MemberAttributes & { is_verified: boolean }
+
+const read = (db: Db, where: SQL | undefined) =>
+  db.select(columns).from(members).innerJoin(users, eq(users.id, members.user_id)).where(where)
+
+// Whoever is only invited has not joined.
+function toMember (
+  { row: { user_id, role, status }, joined_at, ...user }: Awaited<ReturnType<typeof read>>[number]
+): MemberRow {
+  return { user_id, ...user, role, status, joined_at: status === 'active' ? joined_at : null }
+}
+
+/**
+ * Members of an organization, invited ones too, in the order in which their accounts were made. A row that the service
+ * did not write is none, though the total counts it.
+ */
+export async function listMembers (
+  db: Db, organizationId: string, page: PageRequest
+): Promise<{ rows: MemberRow[], total: number }> {
+  const own = eq(members.organization_id, organizationId)
+  const total = sql<number>`(SELECT count(*)::int FROM ${members} WHERE ${own})`
+  const { rows, total: all } = await readPage(page, async ({ limit, offset }) =>
+    db.select({ ...columns, total }).from(members).innerJoin(users, eq(users.id, members.user_id)).where(own)
+      .orderBy(asc(members.user_id)).limit(limit).offset(offset))
+  return { rows: rows.filter(({ row }) => isAuthentic(db, 'members', row)).map(toMember), total: all }
+}
+
+export async function findMember (db: Db, organizationId: string, userId: number): Promise<MemberRow | undefined> {
+  const [found] = await read(db, oneOf(organizationId, userId))
+  return found !== undefined && isAuthentic(db, 'members', found.row) ? toMember(found) : undefined
+}
+
+/**
+ * Takes a membership until the end of the transaction: whatever its holder changes is done by then, or comes to
+ * nothing. The caller holds the organization.
+ */
+export async function lockMember (
+  db: Db, organizationId: string, userId: number
+): Promise<Authenticated<'members'> | undefined> {
+  const [row] = await db.select(authenticatedColumns('members')).from(members).where(oneOf(organizationId, userId))
+    .for('update')
+  return row !== undefined && isAuthentic(db, 'members', row) ? row : undefined
+}
+
+/** Owners beside somebody who can act: active, with an account that is open and an address that is theirs. */
+export async function countOtherOwners (db: Db, organizationId: string, userId: number): Promise<number> {
+  const rows = await db.select({ row: authenticatedColumns('members'), user: authenticatedColumns('users') })
+    .from(members).innerJoin(users, eq(users.id, members.user_id))
+    .where(and(
+      eq(members.organization_id, organizationId), eq(members.role, 'owner'), eq(members.status, 'active'),
+      ne(members.user_id, userId), isNull(users.disabled_at)
+    )).limit(100)
+  return rows.filter(({ row, user }) =>
+    user.is_verified && isAuthentic(db, 'members', row) &&
+    isAuthentic(db, 'users', user, { organization_id: organizationId })).length
+}
+
+export async function updateMember (db: Db, organizationId: string, userId: number, role: Role): Promise<void> {
+  await updateAuthentic(db, 'members', oneOf(organizationId, userId), { role }) ?? tampered()
+}
+
+/**
+ * Takes somebody out of an organization, with their teams and the API tokens that they made in it: a new membership
+ * does not bring these back.
+ */
+export async function deleteMember (db: Db, organizationId: string, userId: number): Promise<void> {
+  await db.delete(members).where(oneOf(organizationId, userId))
+  await endTokens(db, and(eq(api_tokens.organization_id, organizationId), eq(api_tokens.user_id, userId))!)
+}
+
+/** Makes somebody, whose address is known to be theirs now, a member of those who invited them; answers these. */
+export async function joinOrganizations (db: Db, userId: number): Promise<string[]> {
+  const invited = await db.select({ organization_id: members.organization_id }).from(members)
+    .where(and(eq(members.user_id, userId), eq(members.status, 'invited'))).orderBy(asc(members.organization_id))
+    .limit(1000)
+  const joined: string[] = []
+  for (const { organization_id } of invited) {
+    const row = await updateAuthentic(
+      db, 'members', and(oneOf(organization_id, userId), eq(members.status, 'invited')), { status: 'active' },
+      { joined_at: sql`now()` }
+    )
+    if (row !== undefined) joined.push(organization_id)
+  }
+  return joined
+}

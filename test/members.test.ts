@@ -1,0 +1,338 @@
+import t from 'tap'
+import { SCOPE_NAMES, type Scope } from '../schemas/scopes.ts'
+import { ROLES, type Role } from '../schemas/users.ts'
+import { describeUsers, switchUser } from '../src/commands/users.ts'
+import { scopesOfRole } from '../src/rules/roles.ts'
+import { makeLevel, startApp, type Answer, type TestApp } from './helpers/app.ts'
+import { OPERATIONS, send, settle } from './helpers/operations.ts'
+import { issuePair, makePerson, tokensFor, type Person } from './helpers/people.ts'
+import { startMailServer } from './helpers/smtp.ts'
+import { formIn, visitor } from './helpers/visitor.ts'
+
+const service = await startApp(t)
+const failing = ({ status, body }: Answer) => [status, body?.error]
+
+const bearer = (token: string, on: TestApp = service) =>
+  (method: string, path: string, payload?: unknown): Promise<Answer> => on.inject({
+    method: method as 'GET',
+    url: `/api/v1${path}`,
+    headers: { authorization: `Bearer ${token}` },
+    ...(payload !== undefined && { payload: payload as object })
+  })
+type Call = ReturnType<typeof bearer>
+const as = async (person: Person, scopes: readonly Scope[] = SCOPE_NAMES, on: TestApp = service): Promise<Call> =>
+  bearer((await issuePair(on, person, scopes)).access, on)
+
+let newcomers = 0
+const newcomer = () => `newcomer-${++newcomers}@nimbus.example`
+const rolesIn = async (organization: string) => (await service.sql(
+  `SELECT user_id, role FROM members WHERE organization_id = '${organization}' AND status = 'active'`
+)) as { user_id: string, role: Role }[]
+
+/** An organization with an owner, and the path of its members. */
+async function nimbus (plan?: string) {
+  const caller = await service.organization(plan === undefined ? {} : { plan })
+  const o = caller.organization
+  const owner = await makePerson(service, { [o]: 'owner' })
+  return { ...caller, o, owner, path: `/organizations/${o}/members`, call: await as(owner) }
+}
+
+t.test('somebody with an account joins at once, and is listed, changed and removed', async (t) => {
+  const { o, path, call, owner } = await nimbus()
+  const rosa = await makePerson(service)
+  const added = await call('POST', path, { email: `  ${rosa.email.toUpperCase()} `.trim(), role: 'admin' })
+  t.equal(added.status, 201, added.text)
+  const member = {
+    type: 'members',
+    id: String(rosa.id),
+    attributes: {
+      user_id: rosa.id, email: rosa.email, name: rosa.name, role: 'administrator', status: 'active', joined_at: String
+    }
+  }
+  t.match(added.body, { data: member, message: 'They are a member from now on.' })
+  t.strictSame((await call('GET', `${path}/${rosa.id}`)).body.data, added.body.data)
+  const list = (await call('GET', path)).body
+  t.strictSame(list.data.map(({ id }: { id: string }) => id), [owner.id, rosa.id].map(String))
+  t.match(list.meta, { total: 2, current_page: 1 })
+  t.match((await call('GET', `${path}?page=2&per_page=1`)).body, { data: [{ id: String(rosa.id) }], meta: { total: 2 } })
+  t.match((await call('GET', `${path}?page=9`)).body, { data: [], meta: { total: 2, from: null } })
+
+  const theirs = await as(rosa)
+  t.equal((await theirs('GET', `/${o}/projects`)).status, 200)
+  t.match((await theirs('GET', '/user')).body.included, [{ id: o, attributes: { role: 'administrator' } }])
+  t.match(await call('PATCH', `${path}/${rosa.id}`, { role: 'auditor' }), {
+    status: 200, body: { data: { id: String(rosa.id), attributes: { role: 'auditor' } } }
+  })
+  t.match((await theirs('GET', '/user')).body.included, [{ attributes: { role: 'auditor' } }])
+  t.equal((await call('DELETE', `${path}/${rosa.id}`)).status, 204)
+  t.equal((await call('GET', `${path}/${rosa.id}`)).status, 404)
+  t.strictSame((await theirs('GET', '/user')).body.included, [])
+  t.strictSame((await service.sql(
+    `SELECT action, details FROM audit_events WHERE organization_id = '${o}' AND resource_type = 'member' ORDER BY seq`
+  )).map(({ action, details }) => [action, details]), [
+    ['member.create', { role: 'administrator', status: 'active' }],
+    ['member.update', { from: 'administrator', to: 'auditor' }],
+    ['member.delete', { role: 'auditor' }]
+  ])
+})
+
+t.test('what is no member, no address and no role is refused, and nothing is changed', async (t) => {
+  const { o, path, call, owner } = await nimbus()
+  const [member, stranger] = [await makePerson(service, { [o]: 'member' }), await makePerson(service)]
+  const cases: [method: string, path: string, body: unknown, expected: unknown[]][] = [
+    ['POST', path, { email: member.email, role: 'member' }, [422, 'already_member']],
+    ['POST', path, { email: ` ${owner.email}`, role: 'member' }, [422, 'validation_failed']],
+    ['POST', path, { email: stranger.email, role: 'Owner' }, [422, 'validation_failed']],
+    ['POST', path, { email: stranger.email, role: 'root' }, [422, 'validation_failed']],
+    ['POST', path, { email: stranger.email }, [422, 'validation_failed']],
+    ['POST', path, { role: 'member' }, [422, 'validation_failed']],
+    ['POST', path, { email: stranger.email, role: 'member', status: 'active' }, [422, 'validation_failed']],
+    ['POST', path, { email: [stranger.email], role: 'member' }, [422, 'validation_failed']],
+    ...['', 'rosa', '@nimbus.example', 'rosa@', 'rosa @nimbus.example', 'rosa@nimbus\u0000.example', 'a@b\r\nBcc: c@d',
+      `${'a'.repeat(320)}@nimbus.example`].map((email): typeof cases[number] =>
+      ['POST', path, { email, role: 'member' }, [422, 'validation_failed']]),
+    ['PATCH', `${path}/${member.id}`, { role: 'nobody' }, [422, 'validation_failed']],
+    ['PATCH', `${path}/${member.id}`, {}, [422, 'validation_failed']],
+    ['PATCH', `${path}/${member.id}`, { role: 'member', status: 'invited' }, [422, 'validation_failed']],
+    ...['0', '-1', '1e3', 'rosa', '00042', String(stranger.id), '9007199254740993'].flatMap((id): typeof cases => [
+      ['GET', `${path}/${id}`, undefined, [404, 'not_found']],
+      ['PATCH', `${path}/${id}`, { role: 'member' }, [404, 'not_found']],
+      ['DELETE', `${path}/${id}`, undefined, [404, 'not_found']]
+    ])
+  ]
+  const before = await service.sql('SELECT md5(string_agg(m::text, \'\' ORDER BY user_id)) AS sum FROM members m')
+  for (const [method, url, body, expected] of cases) {
+    const answer = await call(method, url, body)
+    t.strictSame(failing(answer), expected, `${method} ${url} ${JSON.stringify(body)}: ${answer.text}`)
+  }
+  t.same(await service.sql('SELECT md5(string_agg(m::text, \'\' ORDER BY user_id)) AS sum FROM members m'), before)
+})
+
+t.test('an address without an account is invited: a link by e-mail makes the member, with a name and a password', async (t) => {
+  const mail = await startMailServer(t)
+  const on = await startApp(t, { SMTP_URL: `smtp://127.0.0.1:${mail.port}` })
+  const address = await on.app.listen({ host: '127.0.0.1', port: 0 })
+  const { organization: o, call } = await on.organization()
+  const path = `/organizations/${o}/members`
+  const email = newcomer()
+  const invited = await call('POST', path, { email, role: 'developer' })
+  t.match(invited, {
+    status: 201,
+    body: {
+      data: { attributes: { email, status: 'invited', joined_at: null, role: 'developer' } },
+      message: 'An invitation is on its way by e-mail.'
+    }
+  })
+  t.notMatch(invited.text, 'set-password', 'the link goes to the address alone')
+  t.match(await call('POST', path, { email, role: 'developer' }), {
+    status: 422, body: { error: 'already_member', details: { status: 'invited' } }
+  })
+  while (mail.mails.length === 0) await new Promise((resolve) => { setTimeout(resolve, 10) })
+  t.match(mail.mails[0], { to: [email], text: /developer/ })
+  const link = /http:\S+\/account\/set-password\/\S+/.exec(mail.mails[0]!.text)![0]
+  t.notMatch(on.logs.join(''), link.split('/').at(-1)!, 'nor to the log')
+
+  const browser = visitor(address)
+  const page = await browser.open(link.slice(address.length))
+  t.match(page.text, 'name="name"')
+  t.equal((await browser.send(formIn(page), { name: 'Rosa Quill', password: 'correct horse battery' })).status, 303)
+  const id = invited.body.data.id
+  t.match((await call('GET', `${path}/${id}`)).body.data.attributes, {
+    name: 'Rosa Quill', status: 'active', joined_at: String
+  })
+  const person = { id: Number(id), email, name: 'Rosa Quill', password: 'correct horse battery' }
+  const { access_token } = await tokensFor(address, person)
+  t.equal((await bearer(access_token, on)('GET', `/${o}/projects`)).status, 200)
+  t.strictSame(
+    (await on.sql(`SELECT action FROM audit_events WHERE organization_id = '${o}' ORDER BY seq`))
+      .map(({ action }) => action).filter((action) => /^member|^user/.test(String(action))),
+    ['member.create', 'user.password', 'member.join']
+  )
+  t.match(await call('PATCH', `${path}/${id}`, { role: 'auditor' }), { status: 200 })
+  t.match(await call('DELETE', `${path}/${id}`), { status: 204 })
+  while (mail.mails.length < 3) await new Promise((resolve) => { setTimeout(resolve, 10) })
+  t.match(mail.mails[1], { to: [email], text: /you are auditor in the organization Nimbus/ })
+  t.match(mail.mails[2], { to: [email], text: /no member of the organization Nimbus/ })
+})
+
+t.test('without a mail server the inviter is told who makes the link, and no link that somebody has becomes void', async (t) => {
+  const { path, call } = await nimbus()
+  const email = newcomer()
+  t.match(await call('POST', path, { email, role: 'member' }), {
+    status: 201, body: { data: { attributes: { status: 'invited' } }, message: /user password --email/ }
+  })
+  t.same(await service.sql('SELECT 1 FROM password_links'), [])
+})
+
+t.test('TI-13: whoever is invited or was removed is no member, on any route', async (t) => {
+  const { caller, ids } = await settle(service, 'ours')
+  const o = caller.organization
+  const person = await makePerson(service, { [o]: 'owner' })
+  const { access } = await issuePair(service, person, SCOPE_NAMES)
+  const where = `organization_id = '${o}' AND user_id = ${person.id}`
+  const states = {
+    invited: () => service.write(`UPDATE members SET status = 'invited' WHERE ${where}`),
+    removed: () => service.sql(`DELETE FROM members WHERE ${where}`)
+  }
+  t.equal((await send(service, OPERATIONS.listProjects!, ids, access)).status, 200, 'an active one is')
+  for (const [state, enter] of Object.entries(states)) {
+    await enter()
+    for (const [id, row] of Object.entries(OPERATIONS)) {
+      if (!row.at.includes('{organization}')) continue
+      t.strictSame(failing(await send(service, row, ids, access)), [404, 'not_found'], `${id} when ${state}`)
+    }
+    t.same((await bearer(access)('GET', '/user')).body.included, [])
+    t.same((await bearer(access)('GET', '/organizations')).body.data, [])
+  }
+})
+
+t.test('TI-33: nobody gives, changes or takes away a role that holds more than they do', async (t) => {
+  const { o, path } = await nimbus()
+  const covers = (held: readonly Scope[], role: Role) => scopesOfRole(role).every((scope) => held.includes(scope))
+  const actors: [name: string, held: readonly Scope[], call: Call][] = []
+  for (const role of ROLES) {
+    actors.push([role, scopesOfRole(role), await as(await makePerson(service, { [o]: role }))])
+  }
+  const some: Scope[] = ['member:create', 'member:update', 'member:delete', ...scopesOfRole('member')]
+  actors.push(['an owner through an application that was granted less', some,
+    await as(await makePerson(service, { [o]: 'owner' }), some)])
+  actors.push(['a token of nobody’s with some scopes', some, bearer((await service.token(o, some)).token)])
+  let cells = 0
+  for (const [name, held, call] of actors) {
+    for (const role of ROLES) {
+      const expected = (scope: Scope) => !held.includes(scope) ? 403 : covers(held, role) ? [200, 201, 204] : 422
+      const subject = await makePerson(service, { [o]: role })
+      const weak = await makePerson(service, { [o]: 'api_user' })
+      const tries: [Scope, Answer][] = [
+        ['member:create', await call('POST', path, { email: (await makePerson(service)).email, role })],
+        ['member:update', await call('PATCH', `${path}/${weak.id}`, { role })],
+        ['member:update', await call('PATCH', `${path}/${subject.id}`, { role: 'api_user' })],
+        ['member:delete', await call('DELETE', `${path}/${(await makePerson(service, { [o]: role })).id}`)]
+      ]
+      for (const [scope, answer] of tries) {
+        cells++
+        t.ok([expected(scope)].flat().includes(answer.status), `${name}: ${scope} ${role}: ${answer.text}`)
+        if (answer.status === 422) t.equal(answer.body.error, 'role_not_held')
+      }
+    }
+  }
+  t.ok(cells >= 250, `${cells} tries`)
+  const { project } = await makeLevel(await service.token(o, ['*']))
+  const [row] = await service.sql(`SELECT id FROM projects WHERE organization_id = '${o}' AND slug = '${project}'`)
+  const narrowed = await service.token(o, ['*'], {
+    slices: [{ project_id: row!.id as string, target_id: null, environment_id: null }]
+  })
+  t.strictSame(
+    failing(await narrowed.call('POST', path, { email: newcomer(), role: 'api_user' })), [422, 'role_not_held'],
+    'what is narrowed to a part gives no role in the whole'
+  )
+})
+
+t.test('the last owner stays: they do not leave, and are not demoted or removed', async (t) => {
+  const { o, path, call, owner } = await nimbus()
+  const lastOwner = async () => {
+    for (const [method, body] of [['DELETE'], ['PATCH', { role: 'member' }]] as const) {
+      t.strictSame(failing(await call(method, `${path}/${owner.id}`, body)), [422, 'last_owner'], method)
+    }
+  }
+  await lastOwner()
+  t.equal((await call('PATCH', `${path}/${owner.id}`, { role: 'owner' })).status, 200, 'to stay what one is')
+  await call('POST', path, { email: newcomer(), role: 'owner' })
+  await lastOwner()
+  const closed = await makePerson(service, { [o]: 'owner' })
+  await switchUser(service.database, closed.email, true)
+  await lastOwner()
+  await makePerson(service, { [o]: 'owner' })
+  t.equal((await call('DELETE', `${path}/${owner.id}`)).status, 204, 'with another one they leave')
+})
+
+t.test('two owners who demote or remove each other at once leave one, a hundred times', async (t) => {
+  const { o, path, owner, call } = await nimbus()
+  const other = await makePerson(service, { [o]: 'owner' })
+  const theirs = await as(other)
+  for (let round = 0; round < 100; round++) {
+    const removes = round % 4 === 3
+    const act = (who: Call, whom: Person) => removes
+      ? who('DELETE', `${path}/${whom.id}`)
+      : who('PATCH', `${path}/${whom.id}`, { role: 'member' })
+    const answers = await Promise.all([act(call, other), act(theirs, owner)])
+    const owners = (await rolesIn(o)).filter(({ role }) => role === 'owner')
+    if (owners.length !== 1 || answers.filter(({ status }) => status < 300).length !== 1) {
+      t.fail(`round ${round}: ${owners.length} owners, ${answers.map(({ text }) => text).join()}`)
+    }
+    for (const { id } of [owner, other]) {
+      await service.write(`INSERT INTO members (organization_id, user_id, role) VALUES ('${o}', ${id}, 'owner')
+        ON CONFLICT (organization_id, user_id) DO UPDATE SET role = 'owner'`)
+    }
+  }
+  t.equal((await rolesIn(o)).length, 2)
+})
+
+t.test('invitations take seats: of two administrators at the last one, one succeeds', async (t) => {
+  const { o, path, call } = await nimbus('free')
+  const administrators = [
+    await as(await makePerson(service, { [o]: 'administrator' })), await as(await makePerson(service, { [o]: 'administrator' }))
+  ]
+  t.equal((await call('POST', path, { email: newcomer(), role: 'member' })).status, 201)
+  for (let round = 0; round < 10; round++) {
+    const people = [newcomer(), (await makePerson(service)).email]
+    const answers = await Promise.all(administrators.map((one, i) =>
+      one('POST', path, { email: people[i], role: 'member' })))
+    t.strictSame(answers.map(({ status }) => status).sort(), [201, 422])
+    t.match(answers.find(({ status }) => status === 422)!.body, {
+      error: 'plan_limit_reached', details: { limit: 5, used: 5, plan: 'free' }
+    })
+    const [{ data }] = answers.filter(({ status }) => status === 201).map(({ body }) => body)
+    t.equal((await call('DELETE', `${path}/${data.id}`)).status, 204)
+  }
+})
+
+t.test('a member may leave, through an application that was granted it', async (t) => {
+  const { o, path } = await nimbus()
+  const [rosa, theo] = [await makePerson(service, { [o]: 'member' }), await makePerson(service, { [o]: 'member' })]
+  const own = `${path}/${rosa.id}`
+  t.strictSame(failing(await (await as(rosa, ['member:read']))('DELETE', own)), [403, 'insufficient_permissions'])
+  t.strictSame(failing(await (await as(theo))('DELETE', own)), [403, 'insufficient_permissions'], 'nobody else')
+  const call = await as(rosa)
+  t.equal((await call('DELETE', own)).status, 204)
+  t.equal((await call('GET', own)).status, 404)
+})
+
+t.test('what a removed member made and holds ends at once, and does not come back; what they have elsewhere stays', async (t) => {
+  const { o, path, call } = await nimbus()
+  const elsewhere = await nimbus()
+  const rosa = await makePerson(service, { [o]: 'administrator', [elsewhere.o]: 'administrator' })
+  const theirs = await as(rosa)
+  const expires_at = new Date(Date.now() + 3_600_000).toISOString()
+  const make = async (by: Call, organization: string) => {
+    const { status, text, body } = await by('POST', `/organizations/${organization}/api-keys`, {
+      name: 'Theirs', abilities: ['api-token:create', 'project:read'], expires_at
+    })
+    t.equal(status, 201, text)
+    return bearer(body.token)
+  }
+  const first = await make(theirs, o)
+  const second = await make(first, o)
+  const other = await make(theirs, elsewhere.o)
+  const alive = async () => [
+    (await first('GET', `/${o}/projects`)).status, (await second('GET', `/${o}/projects`)).status,
+    (await theirs('GET', `/${o}/projects`)).status, (await other('GET', `/${elsewhere.o}/projects`)).status,
+    (await theirs('GET', '/user')).status
+  ]
+  t.strictSame(await alive(), [200, 200, 200, 200, 200])
+  t.equal((await call('DELETE', `${path}/${rosa.id}`)).status, 204)
+  t.strictSame(await alive(), [401, 401, 404, 200, 200])
+  t.equal((await call('POST', path, { email: rosa.email, role: 'administrator' })).status, 201)
+  t.strictSame(await alive(), [401, 401, 200, 200, 200], 'a new membership brings back no token')
+})
+
+t.test('the operator is told which organizations lose their last owner with an account', async (t) => {
+  const { o, owner } = await nimbus()
+  t.match(await switchUser(service.database, owner.email, true), [/^nimbus/])
+  t.match(await switchUser(service.database, owner.email, false), [])
+  await makePerson(service, { [o]: 'owner' })
+  t.match(await switchUser(service.database, owner.email, true), [])
+  const lines: string[] = []
+  for await (const line of describeUsers(service.database)) lines.push(line)
+  t.ok(lines.some((line) => line.includes(owner.email) && line.includes('disabled')))
+})
