@@ -24,7 +24,7 @@ const TokenCreator = Type.Unsafe<{ type: 'user' | 'api_token', id: number, name:
   },
   required: ['type', 'id', 'name'],
   description:
-    'who made it; what a person made, or a token of theirs, ends with their account and with the grant that it was made through'
+    'who made it, or the person who rotated it last; what a person made, or a token of theirs, ends with their account, their membership and the grant that it was made through'
 })
 
 export const ApiToken = Type.Object({

@@ -9,6 +9,7 @@ import { listTokens } from '../src/repositories/tokens.ts'
 import { coversAll, type Slice } from '../src/rules/slices.ts'
 import { openRows } from '../src/vault/rows.ts'
 import { freshDatabase, makeLevel, startApp, type Answer, type Caller } from './helpers/app.ts'
+import { issuePair, makePerson, type Person } from './helpers/people.ts'
 
 const service = await startApp(t)
 
@@ -766,6 +767,37 @@ t.test('TI-31: a token does not change itself; it may rotate itself, which gives
     t.equal((await caller.call('POST', `${path}/rotate`, {})).status, 200, 'also by the value that lives on')
     t.strictSame([await isAlive(owner, token), await isAlive(owner, rotated.body.token)], [false, false])
   }
+})
+
+t.test('whoever gets the value of a token by a rotation answers for it: it ends with them, and with nobody else', async (t) => {
+  const owner = await service.organization()
+  const o = owner.organization
+  const [rosa, oda] = [await makePerson(service, { [o]: 'owner' }), await makePerson(service, { [o]: 'owner' })]
+  const expires_at = new Date(Date.now() + 3_600_000).toISOString()
+  const as = async (person: Person) => holder(owner, (await issuePair(service, person, SCOPE_NAMES)).access)
+  const [asRosa, asOda] = [await as(rosa), await as(oda)]
+  const of = (name: string, person: Person) => ({ type: 'user', id: person.id, name })
+  for (const [maker, madeBy] of [[owner, null], [asOda, oda]] as const) {
+    const { api_key } = (await create(maker, { abilities: ['organization:read'], expires_at })).body
+    const rotate = (by: Caller, body: object = {}) => by.call('POST', `${keysOf(owner)}/${api_key.id}/rotate`, body)
+    t.strictSame(failing(await rotate(asRosa, { overlap_seconds: 60 })), [422, 'validation_failed', ['overlap_seconds']])
+    const kept = await rotate(maker, { overlap_seconds: 60 })
+    t.equal(kept.status, 200, 'to its holder, or to a token of nobody’s, it stays whose it is')
+    if (madeBy === null) t.equal(kept.body.api_key.created_by?.type, 'api_token')
+    else t.strictSame(kept.body.api_key.created_by, of(oda.name, oda))
+    const { token, api_key: rotated } = (await rotate(asRosa)).body
+    t.strictSame(rotated.created_by, of(rosa.name, rosa))
+    t.strictSame([await isAlive(owner, kept.body.token), await isAlive(owner, token)], [false, true])
+    t.strictSame((await rotate(asRosa, { overlap_seconds: 60 })).status, 200, 'hers, by now')
+  }
+  const tokens = (await owner.call('GET', keysOf(owner))).body.data
+    .filter(({ created_by }: { created_by: { id: number } | null }) => created_by?.id === rosa.id)
+  t.equal(tokens.length, 2)
+  const { token } = (await asRosa.call('POST', `${keysOf(owner)}/${tokens[0].id}/rotate`, {})).body
+  await service.write(`UPDATE members SET role = 'billing_manager' WHERE user_id = ${oda.id}`)
+  t.ok(await isAlive(owner, token), 'it has nothing to do with who had it before')
+  await service.write(`UPDATE users SET disabled_at = now() WHERE id = ${rosa.id}`)
+  t.notOk(await isAlive(owner, token))
 })
 
 t.test('a rotation with an overlap interrupts nobody, not even who waits for it', async (t) => {

@@ -159,12 +159,17 @@ export const tokens: Domain = async (app) => {
       const api_key = await transaction(app.db, async (db) => {
         const held = seen(request, await lockToken(db, organization.id, id))
         refuseMore(principal, made(held), 'api-token:create')
+        const { person } = principal
+        // Whoever held the value until now is somebody else, with whom it would not end any more.
+        if (overlap_seconds > 0 && person !== null && held.user_id !== person.user_id) {
+          refuse('overlap_seconds', 'Only for a token of your own: this one becomes yours')
+        }
         // Before the rotation: a token may rotate itself, which gives it nothing, and is the caller of that.
         await recordEvent(db, actorOf(request), {
           action: 'api-token.rotate', resource_type: 'api-token', resource_id: String(id), details: { overlap_seconds }
         })
         const value = { token_hash: hashToken(token), token_prefix: tokenPrefix(token) }
-        return await rotateToken(db, held, value, overlap_seconds) ?? fail('not_found')
+        return await rotateToken(db, held, value, overlap_seconds, principal) ?? fail('not_found')
       })
       return { success: true, message: NOT_AGAIN, token, api_key, data: { token, api_key } }
     }

@@ -31,18 +31,22 @@ export async function createToken (db: Db, { made_by: maker, slices, ...token }:
     id: makeId(),
     ...token,
     slices: slices.length === 0 ? null : slices,
-    created_by_type: maker?.type ?? null,
-    created_by_id: maker?.id ?? null,
-    created_by_name: maker?.name ?? null,
-    // What a token makes belongs to whomever the token belongs to.
-    user_id: maker?.person?.user_id ?? null,
-    grant_id: maker?.person?.grant_id ?? null
+    ...madeBy(maker)
   }
   const rows = await db.insert(api_tokens).overridingSystemValue().values({
     ...row, mac: macOf(db, 'api_tokens', row)
   }).returning(columns)
   return (await withRestrictions(db, token.organization_id, rows))[0]!
 }
+
+const madeBy = (maker: NewToken['made_by']) => ({
+  created_by_type: maker?.type ?? null,
+  created_by_id: maker?.id ?? null,
+  created_by_name: maker?.name ?? null,
+  // What a token makes belongs to whomever the token belongs to.
+  user_id: maker?.person?.user_id ?? null,
+  grant_id: maker?.person?.grant_id ?? null
+})
 
 /**
  * Tokens of the organization, newest first; to a narrowed caller only those that lie inside its part of the hierarchy.
@@ -112,11 +116,13 @@ const ofOrganization = (organizationId: string, id: number): SQL | undefined =>
 
 /**
  * Gives a token another value, in place and at once. The one that it had lives on for so many seconds; one from an
- * earlier rotation ends. The caller holds the token (`lockToken`).
+ * earlier rotation ends. The caller holds the token (`lockToken`). Where `rotater` is a person, or a token of theirs,
+ * it is then that person's, as if they had made it: it ends with whoever has got the value.
  */
 export async function rotateToken (
-  db: Db, { organization_id, id, token_hash: former }: Pick<TokenRow, 'organization_id' | 'id' | 'token_hash'>,
-  value: Pick<TokenRow, 'token_hash' | 'token_prefix'>, overlapSeconds: number
+  db: Db, { organization_id, id, token_hash: former, user_id, grant_id }: TokenRow,
+  value: Pick<TokenRow, 'token_hash' | 'token_prefix'>, overlapSeconds: number,
+  rotater?: NonNullable<NewToken['made_by']>
 ): Promise<ApiToken | undefined> {
   const { organization_id: of, token_id } = former_token_hashes
   await db.delete(former_token_hashes).where(and(eq(of, organization_id), eq(token_id, id)))
@@ -125,13 +131,16 @@ export async function rotateToken (
     const row = { organization_id, token_id: id, token_hash: former, expires_at }
     await db.insert(former_token_hashes).values({ ...row, mac: macOf(db, 'former_token_hashes', row) })
   }
-  return updateToken(db, organization_id, id, value)
+  const person = rotater?.person ?? null
+  const isOthers = person !== null && (person.user_id !== user_id || person.grant_id !== grant_id)
+  return updateToken(db, organization_id, id, { ...value, ...(isOthers && madeBy(rotater)) })
 }
 
 /** Changes a token, and answers it as it is then; undefined when it is not as the service wrote it. */
 export async function updateToken (
   db: Db, organizationId: string, id: number,
-  changes: Partial<Pick<TokenRow, 'name' | 'expires_at' | 'token_hash' | 'token_prefix'>>
+  changes: Partial<Pick<TokenRow,
+    'name' | 'expires_at' | 'token_hash' | 'token_prefix' | keyof ReturnType<typeof madeBy>>>
 ): Promise<ApiToken | undefined> {
   const where = ofOrganization(organizationId, id)
   if (await updateAuthentic(db, 'api_tokens', where, changes, { updated_at: sql`now()` }) === undefined) {
