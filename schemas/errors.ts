@@ -30,6 +30,11 @@ export const ERRORS = {
   organization_inactive: {
     status: 403, message: 'The organization is not active.', details: Type.Object({ status: Type.String() })
   },
+  second_factor_required: {
+    status: 403,
+    message: 'The organization requires a second factor of its members. Set one up on your account page.',
+    details: Type.Object({ enroll_url: Type.String() })
+  },
   version_locked: {
     status: 403,
     message: 'The version is outside the retention window of the plan.',
@@ -131,6 +136,7 @@ const DETAIL_EXAMPLES: Partial<Record<ErrorCode, object>> = {
   unsupported_api_version: { supported: ['1'] },
   insufficient_permissions: { required_scope: 'secret:purge', granted_scopes: ['secret:read'] },
   organization_inactive: { status: 'suspended' },
+  second_factor_required: { enroll_url: 'https://strongroom.example/account' },
   version_locked: { retention_days: 7, version_created_at: '2026-03-01T12:00:00.000Z' },
   limit_reached: { limit: 20 },
   role_not_held: { role: 'owner' },

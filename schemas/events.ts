@@ -15,6 +15,8 @@ export const EVENTS = [
   'team-member.create', 'team-member.delete', 'team-project.update', 'team-project.delete',
   'user.create', 'user.password', 'user.disable', 'user.enable',
   'session.create', 'session.delete', 'session.refuse', 'password.refuse',
+  'second-factor.prepare', 'second-factor.enroll', 'second-factor.disable', 'second-factor.refuse',
+  'second-factor.use_recovery_code', 'second-factor.renew_recovery_codes',
   'integrity.violation', 'integrity.adopt'
 ] as const
 export type EventName = (typeof EVENTS)[number]

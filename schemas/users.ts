@@ -56,6 +56,7 @@ export const UserAnswer = Type.Object({
       name: Type.String(),
       email: Type.String(),
       is_verified: Type.Boolean(),
+      has_second_factor: Type.Boolean(),
       created_at: Timestamp,
       updated_at: Timestamp
     }),
@@ -72,6 +73,7 @@ export const UserAnswer = Type.Object({
         name: 'Rosa Quill',
         email: 'rosa@nimbus.example',
         is_verified: true,
+        has_second_factor: true,
         created_at: '2026-03-01T12:00:00.000Z',
         updated_at: '2026-03-01T12:00:00.000Z'
       },

@@ -11,7 +11,8 @@ import { lineOf, migrate, open, StartError } from './commands/open.ts'
 import { report, rewrap } from './commands/rewrap.ts'
 import { serve } from './commands/serve.ts'
 import {
-  addUser, describeTokens, describeUsers, mailLink, renewLink, serviceAddress, switchUser, type Linked
+  addUser, describeTokens, describeUsers, mailLink, renewLink, resetSecondFactor, serviceAddress, switchUser,
+  type Linked
 } from './commands/users.ts'
 import { loadConfig, type Config } from './config.ts'
 import { transaction, type Database } from './db/database.ts'
@@ -34,6 +35,8 @@ const USAGE = `Usage: strongroom COMMAND
   user password --email ADDRESS [--json]  make a new link
   user disable --email ADDRESS            close an account and end its sessions, tokens and links
   user enable --email ADDRESS             open it again
+  user reset-second-factor --email ADDRESS
+                                          take a lost second factor away and end the sessions
   user tokens --email ADDRESS             every API token that a person made, in all organizations
   user list                               id, address, state and roles of every account
   client add --id ID --name NAME --redirect-uri URI [--redirect-uri URI ...]
@@ -172,6 +175,15 @@ const COMMANDS: Record<string, (args: string[]) => Promise<number>> = {
 
     disable: async (args) => switchAccount('disable', args),
     enable: async (args) => switchAccount('enable', args),
+
+    'reset-second-factor': async (args) => {
+      const { email } = parse(args, { email: { type: 'string' } })
+      if (!isEmail(email)) throw new UsageError('user reset-second-factor needs --email ADDRESS')
+      return withDatabase(async (database) => {
+        await resetSecondFactor(database, email)
+        process.stdout.write('Changed.\n')
+      })
+    },
 
     tokens: async (args) => {
       const { email } = parse(args, { email: { type: 'string' } })

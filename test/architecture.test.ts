@@ -26,7 +26,7 @@ const FLOORS: Record<string, Floor> = {
   'src/vault': { house: UP_TO_REPOSITORIES, packages: ['lru-cache', 'ulidx', 'type node:crypto'] },
   'src/http': {
     house: [...UP_TO_REPOSITORIES, 'src/mail'],
-    packages: ['fastify', '@fastify', '@sinclair/typebox', 'lru-cache', 'oslo/cookie', 'pino', 'yaml', 'node:']
+    packages: ['fastify', '@fastify', '@sinclair/typebox', 'lru-cache', 'oslo/cookie', 'pino', 'uqr', 'yaml', 'node:']
   },
   'src/plugins': { house: UP_TO_HTTP, packages: ['type fastify', '@sinclair/typebox', 'ulidx', 'type node:crypto'] },
   'src/app.ts': { house: [...UP_TO_HTTP, 'src/plugins'], packages: ['fastify', '@fastify', 'ulidx', 'node:'] },

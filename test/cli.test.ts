@@ -245,6 +245,7 @@ t.test('wrong usage of the commands for people and applications is exit 2, befor
       'user', 'add', '--email', 'a@b', '--organization', 'x', '--role', 'king'
     ], ['user', 'add', 'a@b'], ['user', 'password'], ['user', 'password', '--email', 'nobody'],
     ['user', 'disable'], ['user', 'enable', '--email', ''], ['user', 'list', '--json'],
+    ['user', 'reset-second-factor'], ['user', 'reset-second-factor', '--email', 'nobody'],
     ['client'], ['client', 'set'], ['client', 'add'], ['client', 'disable'], [
       'client', 'enable', '--id', ''
     ], ['client', 'list', 'all'],
@@ -417,6 +418,10 @@ t.test('people and applications, from the command line to the browser', async (t
       'N\trosa@nimbus.example\tactive\tnimbus:owner\nN\tFinn@nimbus.example\tdisabled\tnimbus:administrator\n'
     )
     await done(t, 'user', 'enable', '--email', 'finn@nimbus.example')
+    refused(
+      t, await command(['user', 'reset-second-factor', '--email', 'finn@nimbus.example'], env),
+      /^The account of Finn@nimbus\.example has no second factor$/m
+    )
     const again = await command(
       ['user', 'password', '--email', 'finn@nimbus.example'], { ...env, PUBLIC_URL: 'https://secrets.example.com/base' }
     )

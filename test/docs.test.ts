@@ -43,12 +43,12 @@ t.test('the defaults of that page are those of the service', async (t) => {
 
 t.test('that page has every command with every option, and no other', async (t) => {
   const { stderr } = await command([])
-  const usage = [...stderr.matchAll(/^ {2}([a-z]+(?: [a-z]+)?)((?: .*)?)$/gm)]
+  const usage = [...stderr.matchAll(/^ {2}([a-z]+(?: [a-z][a-z-]*)?)((?: .*)?)$/gm)]
     .map(([, name = '', rest]) => ({ name, options: optionsIn(rest!) }))
   const shown = operations.table('| Command | What it does |').flatMap(([calls = '']) =>
     calls.split(', ').filter((call) => !call.startsWith('npm start')).map((call) => {
       const said = call.replace('npm run -s cli -- ', '')
-      return { name: /^[a-z]+(?: [a-z]+)?/.exec(said)![0], options: optionsIn(said) }
+      return { name: /^[a-z]+(?: [a-z][a-z-]*)?/.exec(said)![0], options: optionsIn(said) }
     }))
   const byName = (a: { name: string }, b: { name: string }) => a.name < b.name ? -1 : 1
   // `npm start` is how the page says `serve`.

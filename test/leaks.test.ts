@@ -1,10 +1,12 @@
 import { createPasswordLink } from '../src/repositories/users.ts'
+import { base32 } from 'oslo/encoding'
 import t from 'tap'
 import { hashToken, mintSecret } from '../src/crypto/bearer.ts'
 import { openBlob, sealBlob } from '../src/crypto/blob.ts'
 import { deriveDataKey, makeProof } from '../src/crypto/key-proof.ts'
 import { generateSalt } from '../src/crypto/keys.ts'
 import { random, secretKey } from '../src/crypto/primitives.ts'
+import { codeAt, stepAt } from '../src/crypto/second-factor.ts'
 import { encryption_keys } from '../src/db/tables.ts'
 import { registerClientKey } from '../src/vault/keys.ts'
 import { makeLevel, startApp, type Answer, type Caller } from './helpers/app.ts'
@@ -340,6 +342,39 @@ t.test('RL-40: what people and applications prove themselves with goes through e
     'authorization that carries too much',
     await browser.open(`${authorizationUrl(challenge, { client_id: password })}&code=${code}`), 400
   )
+
+  // A second factor.
+  const setUp = formIn(await browser.open('/account/second-factor'))
+  keep('second factor with a wrong password', await browser.send(setUp, { current: wrong }), 422)
+  const shown = await browser.send(setUp, { current: password })
+  keep('second factor', shown, 200, true)
+  const key = /<dt>Key<\/dt><dd><code>([A-Z2-7 ]+)</.exec(shown.text)![1]!
+  const secret = Buffer.from(base32.decode(key.replaceAll(' ', ''), { strict: false }))
+  watch('key of a second factor', key)
+  watch('key of a second factor, as applications read it', key.replaceAll(' ', ''))
+  watch('secret of a second factor', secret)
+  const codeNow = (offset = 0) => codeAt(secret, stepAt(Date.now()) + offset)
+  keep('wrong code', await browser.send(formIn(shown), { code: await codeNow(9) }), 422)
+  const turnedOn = await browser.send(formIn(shown), { code: await codeNow() })
+  keep('recovery codes', turnedOn, 200, true)
+  const recovery = [...turnedOn.text.matchAll(/<li><code>([a-z2-7-]+)</g)].map(([, one]) => one!)
+  for (const [i, one] of recovery.entries()) watch(`recovery code ${i}`, one)
+  watch('session after the second factor', browser.jar.get('session')!)
+  const again = visitor(address)
+  const asked = await again.send(formIn(await again.open('/account')), { email: person.email, password })
+  keep('sign-in that waits', asked, 200, true)
+  const step = formIn(asked)
+  watch('name of the sign-in that waits', step.fields.find(([name]) => name === 'step')![1])
+  keep('wrong recovery code', await again.send(step, { code: `${recovery[0]!}x` }), 422, true)
+  keep('recovery code', await again.send(step, { code: recovery[0]! }), 303, true)
+  watch('session of two factors', again.jar.get('session')!)
+  const turnOff = formIn(await again.open('/account/second-factor'))
+  keep('turning it off with a wrong code', await again.send(
+    turnOff, { current: password, code: recovery[0]!, change: 'disable' }
+  ), 422)
+  keep('turning it off', await again.send(
+    turnOff, { current: password, code: recovery[1]!, change: 'disable' }
+  ), 303)
 
   // New passwords.
   const change = formIn(await browser.open('/account/password'))

@@ -1032,7 +1032,9 @@ t.test('GET /api/v1/user answers the exact shapes, for a user and for an API tok
     data: {
       type: 'users',
       id: String(person.id),
-      attributes: { name: person.name, email: person.email, is_verified: true, created_at, updated_at },
+      attributes: {
+        name: person.name, email: person.email, is_verified: true, has_second_factor: false, created_at, updated_at
+      },
       relationships: {
         organizations: { data: [{ type: 'organizations', id: other }, { type: 'organizations', id: ulid }] }
       }

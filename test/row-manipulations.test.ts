@@ -2,6 +2,7 @@ import t from 'tap'
 import { getTableColumns, sql } from 'drizzle-orm'
 import { formToken, hashToken, mintApiToken, mintCredential, mintSecret, tokenPrefix } from '../src/crypto/bearer.ts'
 import { hashPassword } from '../src/crypto/passwords.ts'
+import { hashRecoveryCode } from '../src/crypto/second-factor.ts'
 import { AUTHENTICATED, type AuthenticatedTable } from '../src/db/authenticated.ts'
 import { authorityOf, codeOf, transaction } from '../src/db/database.ts'
 import * as tables from '../src/db/tables.ts'
@@ -9,10 +10,11 @@ import {
   createClient, createCode, createGrant, createPair, createRequest, revokeGrant, setClientDisabled
 } from '../src/repositories/oauth.ts'
 import { listTokensOfPerson } from '../src/repositories/tokens.ts'
+import { createSignInStep } from '../src/repositories/second-factors.ts'
 import { createSession } from '../src/repositories/sessions.ts'
 import { createPasswordLink, endEverything, findUser, setDisabled } from '../src/repositories/users.ts'
 import { makeLevel, startApp, type Answer } from './helpers/app.ts'
-import { authorizationUrl, CALLBACK, issuePair, makePerson, pkce } from './helpers/people.ts'
+import { authorizationUrl, CALLBACK, giveSecondFactor, issuePair, makePerson, pkce } from './helpers/people.ts'
 import { beside } from './helpers/statements.ts'
 
 // Somebody who can write to the database, against a service that has the master key. What is tried is made from the
@@ -46,10 +48,15 @@ async function credentialsOf (person: typeof rosa, client_id: string) {
     verifier: pkce(),
     access: mintCredential('at'),
     refresh: mintCredential('rt'),
+    step: mintSecret(),
+    browser: mintSecret(),
+    factor: await giveSecondFactor(test, person),
     grant: 0
   }
-  const { password_hash } = (await findUser(db, person.id))!
-  await createSession(db, hashToken(made.cookie), { id: person.id, password_hash: password_hash! })
+  const user = (await findUser(db, person.id))!
+  const verified = { ...user, password_hash: user.password_hash! }
+  await createSession(db, hashToken(made.cookie), verified)
+  await createSignInStep(db, hashToken(`${made.step} ${made.browser}`), verified)
   await createPasswordLink(db, hashToken(made.link), person.id)
   await createRequest(
     db, hashToken(made.pending), hashToken(made.cookie),
@@ -123,6 +130,14 @@ const signIn = (email: string, password: string): Ask => async () => {
   return form('/oauth/sign-in', { form_token: formToken(browser), query: '', email, password }, `browser=${browser}`)()
 }
 
+const giveCode = (code: () => string | Promise<string>): Ask => async () => {
+  await test.sql('DELETE FROM sign_in_failures')
+  const { step, browser } = mine
+  return form(
+    '/oauth/sign-in/code', { form_token: formToken(browser), query: '', step, code: await code() }, `browser=${browser}`
+  )()
+}
+
 const asks = {
   token: bearer(narrow.token, '/api/v1/organization'),
   former: bearer(former.token, '/api/v1/organization'),
@@ -140,6 +155,8 @@ const asks = {
     `session=${mine.cookie}`
   ),
   password: signIn(rosa.email, rosa.password),
+  factor: giveCode(() => mine.factor.code()),
+  recovery: giveCode(() => mine.factor.codes[0]!),
   level: () => nimbus.call('GET', levelPath, undefined, { 'if-none-match': String(etag) }),
   decrypted: () => nimbus.call('GET', `${levelPath}?decrypt=true&merge=true`)
 } satisfies Record<string, Ask>
@@ -166,7 +183,7 @@ const SUBJECTS: Record<AuthenticatedTable, Subject> = {
   users: {
     row: users(rosa),
     another: users(mallory),
-    asks: ['session', 'access', 'link', 'password'],
+    asks: ['session', 'access', 'link', 'password', 'factor'],
     finds: ['id', 'email_normalized', 'disabled_at']
   },
   members: {
@@ -198,6 +215,22 @@ const SUBJECTS: Record<AuthenticatedTable, Subject> = {
     row: `token_hash = ${hex(hashToken(mine.link))}`,
     another: `token_hash = ${hex(hashToken(theirs.link))}`,
     asks: ['link'],
+    finds: ['token_hash'],
+    refers: ['user_id']
+  },
+  second_factors: {
+    row: `user_id = ${rosa.id}`, another: `user_id = ${mallory.id}`, asks: ['factor', 'recovery'], finds: ['user_id']
+  },
+  recovery_codes: {
+    row: `code_hash = ${hex(hashRecoveryCode(mine.factor.codes[0]!))}`,
+    another: `code_hash = ${hex(hashRecoveryCode(theirs.factor.codes[0]!))}`,
+    asks: ['recovery'],
+    finds: ['user_id', 'code_hash']
+  },
+  sign_in_steps: {
+    row: `token_hash = ${hex(hashToken(`${mine.step} ${mine.browser}`))}`,
+    another: `token_hash = ${hex(hashToken(`${theirs.step} ${theirs.browser}`))}`,
+    asks: ['factor', 'recovery'],
     finds: ['token_hash'],
     refers: ['user_id']
   },
@@ -584,6 +617,18 @@ t.test('nothing that was added to the database counts', async (t) => {
         `INSERT INTO sessions (token_hash, user_id, expires_at, mac) VALUES (${hex(hashToken(secret))}, ${rosa.id}, now() + interval '1 day', ${mac})`
       ],
     page('/account', secret), ({ text }) => text.includes('name="password"')],
+    ['a recovery code', (mac) =>
+      [
+        `INSERT INTO recovery_codes (user_id, code_hash, factor_id, mac) SELECT ${rosa.id}, ${hex(hashRecoveryCode('aaaa-bbbb-cccc-dddd'))}, second_factor_id, ${mac} FROM users WHERE id = ${rosa.id}`
+      ],
+    giveCode(() => 'aaaa-bbbb-cccc-dddd'), ({ status }) => status === 422],
+    ['a sign-in whose password was right', (mac) =>
+      [
+        `INSERT INTO sign_in_steps (token_hash, user_id, expires_at, mac) VALUES (${hex(hashToken(`${secret} ${mine.browser}`))}, ${rosa.id}, now() + interval '1 minute', ${mac})`
+      ],
+    async () => form('/oauth/sign-in/code', {
+      form_token: formToken(mine.browser), query: '', step: secret, code: await mine.factor.code()
+    }, `browser=${mine.browser}`)(), ({ status }) => status === 422],
     ['a link', (mac) =>
       [
         `INSERT INTO password_links (token_hash, user_id, expires_at, mac) VALUES (${hex(hashToken(secret))}, ${rosa.id}, now() + interval '1 day', ${mac})`

@@ -3,10 +3,12 @@ import { IntegrityError } from '../crypto/at-rest.ts'
 import { MasterKeyMissing, type Keyring } from '../crypto/keyring.ts'
 import { databaseError, DatabaseUnavailable, transaction, type Db } from '../db/database.ts'
 import {
-  countWrapped, deleteCanary, lockServiceKeys, lockStorageKeys, lockWrappedKeys, updateServiceKeys, updateStorageKeys,
-  updateWrappedKeys
+  countWrapped, deleteCanary, lockFactors, lockServiceKeys, lockStorageKeys, lockWrappedKeys, updateFactors,
+  updateServiceKeys, updateStorageKeys, updateWrappedKeys
 } from '../repositories/master-keys.ts'
-import { holdCanary, rewrapKey, rewrapServiceKey, rewrapStorageKey, type Rewrapped } from '../vault/master-keys.ts'
+import {
+  holdCanary, rewrapFactor, rewrapKey, rewrapServiceKey, rewrapStorageKey, type Rewrapped
+} from '../vault/master-keys.ts'
 import type { Opened } from './open.ts'
 
 const BATCH = 200
@@ -45,6 +47,8 @@ const STORAGE_KEYS = {
 }
 const KEYS = { name: 'encryption_keys', first: 0, lock: lockWrappedKeys, rewrap: rewrapKey, update: updateWrappedKeys }
 
+const FACTORS = { name: 'second_factors', first: 0, lock: lockFactors, rewrap: rewrapFactor, update: updateFactors }
+
 /**
  * Puts every value that a master key wraps under the newest one, and forgets the canaries of master keys that wrap
  * nothing any more. Goes in small transactions beside whatever else runs; ended in the middle, the next run goes on.
@@ -59,6 +63,7 @@ export async function rewrap ({ database, keyring }: Opened, patience = PATIENCE
     let moved = await passOver(database.db, keyring, SERVICE_KEYS, failures, patience)
     moved += await passOver(database.db, keyring, STORAGE_KEYS, failures, patience)
     moved += await passOver(database.db, keyring, KEYS, failures, patience)
+    moved += await passOver(database.db, keyring, FACTORS, failures, patience)
     rewrapped += moved
     if (moved === 0) break
   }

@@ -7,9 +7,12 @@ import { invitation, newLink, type Message } from '../mail/messages.ts'
 import { operatorOf, recordOfPerson } from '../repositories/audit.ts'
 import { countOtherOwners } from '../repositories/members.ts'
 import { findOrganization } from '../repositories/organizations.ts'
+import { deleteFactor } from '../repositories/second-factors.ts'
+import { deleteSessions } from '../repositories/sessions.ts'
 import { listTokensOfPerson } from '../repositories/tokens.ts'
 import {
-  createPasswordLink, createMember, createUser, findAccount, findUserByEmail, listMemberships, listUsers, setDisabled,
+  createPasswordLink, createMember, createUser, findAccount, findUserByEmail, listMemberships, listUsers, lockUser,
+  setDisabled,
   type User
 } from '../repositories/users.ts'
 import { StartError } from './open.ts'
@@ -97,6 +100,22 @@ export async function switchUser ({ db: handle }: Database, email: string, disab
   })
 }
 
+/**
+ * Takes somebody's second factor away, who has lost it, and ends their sessions: the password alone lets them in until
+ * they set another one up. Throws a StartError when there is no such account, or no second factor of it.
+ */
+export async function resetSecondFactor ({ db: handle }: Database, email: string): Promise<void> {
+  await transaction(handle, async (db) => {
+    const { id } = await userOf(db, email)
+    await lockUser(db, id)
+    const { email: address, second_factor_id } = await userOf(db, email)
+    if (second_factor_id === null) throw new StartError(`The account of ${address} has no second factor`)
+    if (!await deleteFactor(db, id)) throw new StartError(`The account of ${address} was changed outside the service`)
+    await deleteSessions(db, id)
+    await recordForOperator(db, id, 'second-factor.disable')
+  })
+}
+
 /** Every account as one line: id, address, state, and the role in each organization. */
 export async function * describeUsers ({ db }: Database): AsyncGenerator<string> {
   for (let after = 0; ;) {
@@ -148,7 +167,8 @@ async function userOf (db: Db, email: string): Promise<User> {
 }
 
 async function recordForOperator (
-  db: Db, userId: number, action: 'user.create' | 'user.password' | 'user.disable' | 'user.enable'
+  db: Db, userId: number,
+  action: 'user.create' | 'user.password' | 'user.disable' | 'user.enable' | 'second-factor.disable'
 ): Promise<void> {
   const actors = (await listMemberships(db, userId)).map(({ id }) => operatorOf(id))
   await recordOfPerson(db, actors, { action, resource_type: 'user', resource_id: String(userId) })

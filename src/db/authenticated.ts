@@ -2,7 +2,8 @@ import { getTableColumns } from 'drizzle-orm'
 import type { PgColumn, PgTable } from 'drizzle-orm/pg-core'
 import {
   api_tokens, environments, former_token_hashes, members, oauth_clients, oauth_codes, oauth_grants, oauth_requests,
-  oauth_tokens, password_links, projects, secrets, sessions, targets, team_members, team_projects, users
+  oauth_tokens, password_links, projects, recovery_codes, second_factors, secrets, sessions, sign_in_steps, targets,
+  team_members, team_projects, users
 } from './tables.ts'
 
 // Rows that decide who somebody is, or what a level is, carry a MAC over the fields below. Making and checking go by
@@ -49,6 +50,16 @@ export const AUTHENTICATED = {
   password_links: declare(
     password_links, ['token_hash'], ['token_hash', 'user_id', 'expires_at'], { created_at: WHEN }
   ),
+  second_factors: declare(second_factors, ['user_id'], ['user_id', 'id', 'last_step'], {
+    secret: 'Wrapped for this account and id: no other one opens there', created_at: SHOWN
+  }),
+  recovery_codes: declare(
+    recovery_codes, ['user_id', 'code_hash'], ['user_id', 'code_hash', 'factor_id'], { created_at: WHEN }
+  ),
+  sign_in_steps: declare(sign_in_steps, ['token_hash'], ['token_hash', 'user_id', 'expires_at'], {
+    wrong_codes: 'Set back, it lets somebody guess on who knows the password; guesses are counted by account as well',
+    created_at: WHEN
+  }),
   api_tokens: declare(api_tokens, ['organization_id', 'id'],
     [
       'id', 'organization_id', 'name', 'token_hash', 'token_prefix', 'abilities', 'slices', 'expires_at',

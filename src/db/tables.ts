@@ -87,6 +87,7 @@ export const organizationColumns = {
   slug: organizations.slug,
   status: organizations.status,
   storage_key: organizations.storage_key,
+  require_second_factor: organizations.require_second_factor,
   created_at: organizations.created_at,
   updated_at: organizations.updated_at
 }
@@ -139,6 +140,7 @@ export const userColumns = {
   name: users.name,
   is_verified: users.is_verified,
   disabled_at: users.disabled_at,
+  second_factor_id: users.second_factor_id,
   created_at: users.created_at,
   updated_at: users.updated_at
 }

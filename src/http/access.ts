@@ -27,7 +27,7 @@ const JUDGED_FOR = 200
 /**
  * Reads each route's `access`, `limit` and `errors` once: the guard enforces them and the document publishes them.
  * A route that does not declare `access` does not boot. The order of checks is that of the API page: token (401),
- * organization visible (404), its rate limit (429), its status (403), scope (403).
+ * organization visible (404), its rate limit (429), its status (403), a second factor (403), scope (403).
  */
 export async function installAccess (app: FastifyInstance, judgedFor = JUDGED_FOR, counters?: Counters) {
   const consume = await installLimits(app, counters)
@@ -54,6 +54,7 @@ export async function installAccess (app: FastifyInstance, judgedFor = JUDGED_FO
     if (access !== 'public') codes.push('unauthenticated')
     if (access !== 'public' && access !== 'authenticated') codes.push('insufficient_permissions')
     if (access !== 'public' && !route.config?.whenInactive) codes.push('organization_inactive')
+    if (access !== 'public') codes.push('second_factor_required')
     if (route.url.includes(':organization')) codes.push('not_found')
     // Whoever names a place can meet one that was changed outside the service.
     if (route.config?.at !== undefined) codes.push('integrity_error')
@@ -167,7 +168,7 @@ async function guard (app: FastifyInstance, consume: Consume, request: FastifyRe
   if (limit !== 'none') await consume(limit, `org:${organization.id}`, organization.plan.api_per_minute, request, reply)
   // A reserved word in a slug's place is a path of its own that has no such method, never a resource.
   if (hasReservedWord(params)) return app.refuseRoute(request, reply)
-  requireAccess(request, principal)
+  requireAccess(app, request, principal)
 }
 
 const hasVersion = ({ headers: { 'x-api-version': version = '1' } }: FastifyRequest) => version === '1'
@@ -186,13 +187,18 @@ async function judgeAgain (app: FastifyInstance, request: FastifyRequest) {
   }
   request.user = caller.user ?? null
   request.principal = caller.principal ?? null
-  if (request.principal !== null) requireAccess(request, request.principal)
+  if (request.principal !== null) requireAccess(app, request, request.principal)
 }
 
-// The organization's status (403), then the scopes of the route (403).
-function requireAccess (request: FastifyRequest, { organization: { status } }: Principal) {
+// The organization's status (403), what it requires of its members (403), then the scopes of the route (403).
+function requireAccess (app: FastifyInstance, request: FastifyRequest, { organization, person }: Principal) {
   const { access, whenInactive } = request.routeOptions.config
+  const { status, require_second_factor } = organization
   if (status !== 'active' && !whenInactive) fail('organization_inactive', { status })
+  // A token of nobody's has nobody to ask.
+  if (require_second_factor && person?.has_second_factor === false) {
+    fail('second_factor_required', { enroll_url: `${app.issuer()}/account` })
+  }
   for (const scope of scopesOf(access)) requireScope(request, scope)
 }
 
@@ -262,17 +268,20 @@ async function authenticate (
 function principalFor ({ id, grant_id, user, granted, expires_at, membership }: UserCall): Principal | undefined {
   if (membership === undefined) return undefined
   const { role, teams, organization } = membership
+  const scopes = effectiveScopes(granted, role)
+  // Everything is granted with the second factor: what was agreed to before there was one does not count as that.
+  if (user.second_factor_id !== null && grant_id < user.second_factor_id) scopes.delete('*')
   return {
     type: 'user',
     id: user.id,
     name: user.name,
-    scopes: effectiveScopes(granted, role),
+    scopes,
     granted,
     teams,
     slices: [],
     expires_at,
     caller: { access_token: id, user_id: user.id, role },
-    person: { user_id: user.id, grant_id },
+    person: { user_id: user.id, grant_id, has_second_factor: user.second_factor_id !== null },
     organization
   }
 }

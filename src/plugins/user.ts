@@ -20,14 +20,16 @@ export const user: Domain = async (app) => {
       return reply.type('application/json; charset=utf-8').serializer(JSON.stringify).send(answer)
 
       async function ofUser ({
-        id, name, email, is_verified, created_at, updated_at
+        id, name, email, is_verified, second_factor_id, created_at, updated_at
       }: NonNullable<typeof request.user>['user']): Promise<UserAnswer> {
         const memberships = await listMemberships(app.db, id)
         return {
           data: {
             type: 'users',
             id: String(id),
-            attributes: { name, email, is_verified, created_at, updated_at },
+            attributes: {
+              name, email, is_verified, has_second_factor: second_factor_id !== null, created_at, updated_at
+            },
             relationships: linkage(memberships)
           },
           included: memberships.map(({ id: ulid, name, slug, role, joined_at }) =>

@@ -1,7 +1,7 @@
 import { and, asc, eq, gt, or, sql, type SQL } from 'drizzle-orm'
 import type { AnyPgColumn } from 'drizzle-orm/pg-core'
 import { codeOf, type Db } from '../db/database.ts'
-import { encryption_keys, master_key_canaries, organizations, service_keys } from '../db/tables.ts'
+import { encryption_keys, master_key_canaries, organizations, second_factors, service_keys } from '../db/tables.ts'
 import type { KeyRow } from './encryption-keys.ts'
 
 /** Every master key that wraps something in this database; none on a database without tables. */
@@ -133,12 +133,32 @@ export async function updateWrappedKeys (db: Db, rows: readonly WrappedKeyRow[])
     FROM (VALUES ${sql.join(values, sql`, `)}) v (id, key_string, data_key, key_check, salt) WHERE k.id = v.id`)
 }
 
+/** The wrapped secret of a second factor, by its account, and the factor that it belongs to. */
+export interface FactorRow { id: number, factor_id: number, secret: Buffer }
+
+/**
+ * The next second factors, by account, whose secret is not under this master key; taken until the end of the
+ * transaction.
+ */
+export async function lockFactors (db: Db, keyId: string, after: number, limit: number): Promise<FactorRow[]> {
+  const { user_id: id, id: factor_id, secret } = second_factors
+  return db.select({ id, factor_id, secret }).from(second_factors).where(and(gt(id, after), isNotUnder(secret, keyId)))
+    .orderBy(asc(id)).limit(limit).for('no key update')
+}
+
+export async function updateFactors (db: Db, rows: readonly FactorRow[]): Promise<void> {
+  const values = rows.map(({ id, secret }) => sql`(${id}::bigint, ${secret}::bytea)`)
+  await db.execute(
+    sql`UPDATE second_factors f SET secret = v.secret FROM (VALUES ${sql.join(values, sql`, `)}) v (id, secret) WHERE f.user_id = v.id`
+  )
+}
+
 /** How many values are under a master key, in the whole database. */
 export async function countWrapped (db: Db, keyId: string): Promise<number> {
   const [row] = await db.execute(sql`
     SELECT count(*)::int AS count FROM (
       SELECT storage_key AS wrapped FROM organizations UNION ALL SELECT wrapped
-        FROM service_keys UNION ALL SELECT unnest(ARRAY[key_string, data_key, key_check, salt]) FROM encryption_keys
+        FROM service_keys UNION ALL SELECT secret FROM second_factors UNION ALL SELECT unnest(ARRAY[key_string, data_key, key_check, salt]) FROM encryption_keys
     ) w WHERE ${label(sql`wrapped`, keyId)} = ${labelOf(keyId)}::bytea`) as unknown as { count: number }[]
   return row!.count
 }

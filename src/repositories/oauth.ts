@@ -1,4 +1,4 @@
-import { and, asc, eq, gt, isNull, or, sql } from 'drizzle-orm'
+import { and, asc, desc, eq, gt, isNull, or, sql } from 'drizzle-orm'
 import type { Ability, Scope } from '../../schemas/scopes.ts'
 import { LIFETIMES } from '../../schemas/oauth.ts'
 import type { Role } from '../../schemas/users.ts'
@@ -105,15 +105,26 @@ export async function createRequest (
   }
 }
 
+const pending = (id_hash: Buffer, session_hash: Buffer) => and(
+  eq(oauth_requests.id_hash, id_hash), eq(oauth_requests.session_hash, session_hash),
+  gt(oauth_requests.expires_at, sql`now()`)
+)
+
+/** A request of this session that waits for a decision. */
+export async function findRequest (
+  db: Db, id_hash: Buffer, session_hash: Buffer, userId: number
+): Promise<PendingRequest | undefined> {
+  const [row] = await db.select(authenticatedColumns('oauth_requests')).from(oauth_requests)
+    .where(pending(id_hash, session_hash))
+  return row !== undefined && isAuthentic(db, 'oauth_requests', row, { user_id: userId }) ? row : undefined
+}
+
 /** Takes a request of this session, once: of two decisions at the same time, one is made. */
 export async function takeRequest (
   db: Db, id_hash: Buffer, session_hash: Buffer, userId: number
 ): Promise<PendingRequest | undefined> {
-  const [row] = await db.delete(oauth_requests)
-    .where(and(
-      eq(oauth_requests.id_hash, id_hash), eq(oauth_requests.session_hash, session_hash),
-      gt(oauth_requests.expires_at, sql`now()`)
-    )).returning(authenticatedColumns('oauth_requests'))
+  const [row] = await db.delete(oauth_requests).where(pending(id_hash, session_hash))
+    .returning(authenticatedColumns('oauth_requests'))
   return row !== undefined && isAuthentic(db, 'oauth_requests', row, { user_id: userId }) ? row : undefined
 }
 
@@ -281,6 +292,37 @@ export async function retirePair (db: Db, id: number): Promise<void> {
 /** Ends a grant with everything that was issued for it. */
 export async function revokeGrant (db: Db, id: number): Promise<void> {
   await revokeGrants(db, eq(oauth_grants.id, id))
+}
+
+/** An application that may act for a person, and since when. */
+export interface Application {
+  id: number
+  client_id: string
+  client: string
+  scopes: string[]
+  created_at: Date
+  expires_at: Date
+}
+
+/** What a person has granted and not taken back, newest first; a hundred at most. */
+export async function listGrants (db: Db, user_id: number): Promise<Application[]> {
+  const { created_at } = oauth_grants
+  const rows = await db.select({
+    itsGrant: authenticatedColumns('oauth_grants'), itsClient: authenticatedColumns('oauth_clients'), created_at
+  }).from(oauth_grants).innerJoin(oauth_clients, eq(oauth_clients.id, oauth_grants.client_id))
+    .where(and(
+      eq(oauth_grants.user_id, user_id), isNull(oauth_grants.revoked_at), gt(oauth_grants.expires_at, sql`now()`),
+      isNull(oauth_clients.disabled_at)
+    )).orderBy(desc(oauth_grants.id)).limit(100)
+  return rows.filter(({ itsGrant, itsClient }) =>
+    isAuthentic(db, 'oauth_grants', itsGrant) && isAuthentic(db, 'oauth_clients', itsClient, { user_id }))
+    .map(({ itsGrant: { id, client_id, scopes, expires_at }, itsClient, created_at }) =>
+      ({ id, client_id, client: itsClient.name, scopes, created_at, expires_at }))
+}
+
+/** Ends a grant of this person with everything that was issued for it; false when there is none that lives. */
+export async function revokeGrantOf (db: Db, user_id: number, id: number): Promise<boolean> {
+  return (await revokeGrants(db, sql`${eq(oauth_grants.id, id)} AND ${eq(oauth_grants.user_id, user_id)}`)).length === 1
 }
 
 /** Ends the grant that a token, either of a pair, was issued for, if it is that client's. */

@@ -30,9 +30,9 @@ export async function listOrganizations (
   const all = await db.select(authenticatedColumns('members')).from(members).where(eq(members.user_id, userId))
   const own = all.filter((row) =>
     row.status === 'active' && isAuthentic(db, 'members', row)).map(({ organization_id }) => organization_id)
-  const { id, name, slug, status, created_at, updated_at } = organizations
+  const { id, name, slug, status, require_second_factor, created_at, updated_at } = organizations
   const rows = await db.select({
-    organization: { id, name, slug, status, created_at, updated_at }, plan: plans
+    organization: { id, name, slug, status, require_second_factor, created_at, updated_at }, plan: plans
   }).from(organizations)
     .innerJoin(plans, eq(plans.name, organizations.plan))
     .where(isOneOf(id, own)).orderBy(asc(name), asc(id)).limit(page.per_page).offset(offsetOf(page))

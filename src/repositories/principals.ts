@@ -19,6 +19,8 @@ export interface Organization {
   plan: Plan
   /** Wrapped by a master key. */
   storage_key: Buffer
+  /** Members act in it only when they have a second factor. */
+  require_second_factor: boolean
   created_at: Date
   updated_at: Date
 }
@@ -27,7 +29,7 @@ export interface Organization {
  * A person, and the grant through which something acts or was made for them; null for a token from before that was
  * remembered.
  */
-export interface Person { user_id: number, grant_id: number | null }
+export interface Person { user_id: number, grant_id: number | null, has_second_factor: boolean }
 
 /**
  * Who acts in an organization: the holder of an API token of it, or a member through an application. What a person's
@@ -56,7 +58,7 @@ const principalsByHash = preparedSql<TokenFound, { hashes: string }>('principals
     to_jsonb(api_tokens.abilities) AS abilities, api_tokens.slices, api_tokens.expires_at,
     api_tokens.created_by_type, api_tokens.created_by_id, api_tokens.created_by_name, api_tokens.user_id,
       api_tokens.grant_id, api_tokens.mac,
-    o.name AS organization_name, o.slug, o.status, o.storage_key, o.created_at, o.updated_at,
+    o.name AS organization_name, o.slug, o.status, o.storage_key, o.require_second_factor, o.created_at, o.updated_at,
     p.name AS plan, p.retention_days, p.api_per_minute, p.max_projects, p.max_members, p.max_bytes,
     CASE WHEN api_tokens.user_id IS NOT NULL OR api_tokens.grant_id IS NOT NULL
       THEN jsonb_build_object('users', to_jsonb(u), 'oauth_grants', to_jsonb(g), 'oauth_clients', to_jsonb(c),
@@ -100,6 +102,7 @@ interface TokenFound {
   slug: string
   status: OrganizationStatus
   storage_key: Buffer
+  require_second_factor: boolean
   created_at: string
   updated_at: string
   plan: Plan['name']
@@ -159,8 +162,8 @@ function principalOf (db: Db, row: Omit<TokenFound, 'question'>): Principal | un
   const owner = { organization_id, user_id, grant_id }
   if (row.support !== null && !isSupported(db, row.support, owner)) return undefined
   const {
-    status, slug, storage_key, created_at, updated_at, plan, retention_days, api_per_minute, max_projects, max_members,
-    max_bytes
+    status, slug, storage_key, require_second_factor, created_at, updated_at, plan, retention_days, api_per_minute,
+    max_projects, max_members, max_bytes
   } = row
   return {
     type: 'api_token',
@@ -169,13 +172,16 @@ function principalOf (db: Db, row: Omit<TokenFound, 'question'>): Principal | un
     ...powersOf(db, row.support, owner, { api_token: id, hash: (former ?? token).token_hash.toString('hex') }, abilities),
     slices: slices ?? [],
     expires_at,
-    person: user_id === null ? null : { user_id, grant_id },
+    person: user_id === null
+      ? null
+      : { user_id, grant_id, has_second_factor: row.support?.users?.second_factor_id != null },
     organization: {
       id: organization_id,
       name: row.organization_name,
       slug,
       status,
       storage_key,
+      require_second_factor,
       created_at: new Date(created_at),
       updated_at: new Date(updated_at),
       plan: { name: plan, retention_days, api_per_minute, max_projects, max_members, max_bytes: number(max_bytes) }

@@ -1,4 +1,4 @@
-import { and, eq, gt, isNull, sql } from 'drizzle-orm'
+import { and, desc, eq, gt, isNull, sql } from 'drizzle-orm'
 import { authenticatedColumns } from '../db/authenticated.ts'
 import { isAuthentic, macOf, readNow, type Db } from '../db/database.ts'
 import { deleteExpired } from '../db/expired.ts'
@@ -10,12 +10,14 @@ const IDLE = sql`now() - interval '12 hours'`
 const MINUTE = 60_000
 
 /**
- * A session of an open account whose password is still the one that was verified: false when it was changed meanwhile,
- * or the account closed. The row is held, so that whoever changes the password waits and then ends this session too
- * (OA-63).
+ * A session of an open account whose password is still the one that was verified, and whose second factor is what was
+ * asked for: false when either was changed meanwhile, or the account closed. The row is held, so that whoever changes
+ * the password waits and then ends this session too (OA-63).
  */
 export async function createSession (
-  db: Db, token_hash: Buffer, { id, password_hash }: { id: number, password_hash: string }
+  db: Db, token_hash: Buffer,
+  { id, password_hash, second_factor_id = null }:
+  { id: number, password_hash: string, second_factor_id?: number | null }
 ): Promise<boolean> {
   const now = await readNow(db)
   const row = { token_hash, user_id: id, seen_at: new Date(now), expires_at: new Date(now + 7 * DAY) }
@@ -23,7 +25,8 @@ export async function createSession (
     INSERT INTO sessions (token_hash, user_id, seen_at, expires_at, mac)
     SELECT ${token_hash}::bytea, id, ${row.seen_at.toISOString()}::timestamptz,
       ${row.expires_at.toISOString()}::timestamptz, ${macOf(db, 'sessions', row)}::bytea
-    FROM users WHERE id = ${id} AND password_hash = ${password_hash} AND disabled_at IS NULL FOR SHARE
+    FROM users WHERE id = ${id} AND password_hash = ${password_hash} AND disabled_at IS NULL
+      AND second_factor_id IS NOT DISTINCT FROM ${second_factor_id}::bigint FOR SHARE
     RETURNING user_id`) as unknown as unknown[]
   // After the user's lock, which everything takes first that ends sessions.
   await deleteExpired(
@@ -31,6 +34,8 @@ export async function createSession (
   )
   return rows.length === 1
 }
+
+const live = and(gt(sessions.expires_at, sql`now()`), gt(sessions.seen_at, IDLE))
 
 /** The user of a session that lives: used within 12 hours, at most 7 days old, of an account that is open. */
 export async function findSession (db: Db, token_hash: Buffer): Promise<User | undefined> {
@@ -41,10 +46,7 @@ export async function findSession (db: Db, token_hash: Buffer): Promise<User | u
     now: sql`now()`.mapWith(sessions.seen_at)
   })
     .from(sessions).innerJoin(users, eq(users.id, sessions.user_id))
-    .where(and(
-      eq(sessions.token_hash, token_hash), gt(sessions.expires_at, sql`now()`), gt(sessions.seen_at, IDLE),
-      isNull(users.disabled_at)
-    ))
+    .where(and(eq(sessions.token_hash, token_hash), live, isNull(users.disabled_at)))
   if (found === undefined) return undefined
   const { user, session, row, now } = found
   if (!isAuthentic(db, 'sessions', session) || !isAuthentic(db, 'users', row)) return undefined
@@ -57,6 +59,25 @@ export async function findSession (db: Db, token_hash: Buffer): Promise<User | u
   return user
 }
 
-export async function deleteSession (db: Db, token_hash: Buffer): Promise<void> {
-  await db.delete(sessions).where(eq(sessions.token_hash, token_hash))
+/** A browser that somebody is signed in with. */
+export interface Session { token_hash: Buffer, seen_at: Date, expires_at: Date, created_at: Date }
+
+/** Sessions of a person that live, the one used last first; a hundred at most. */
+export async function listSessions (db: Db, user_id: number): Promise<Session[]> {
+  const rows = await db.select({ ...authenticatedColumns('sessions'), created_at: sessions.created_at }).from(sessions)
+    .where(and(eq(sessions.user_id, user_id), live)).orderBy(desc(sessions.seen_at), sessions.token_hash).limit(100)
+  return rows.filter((row) => isAuthentic(db, 'sessions', row))
+}
+
+/** Ends a session; of this person alone, if one is named. False when there was none. */
+export async function deleteSession (db: Db, token_hash: Buffer, user_id?: number): Promise<boolean> {
+  const own = user_id === undefined ? undefined : eq(sessions.user_id, user_id)
+  const rows = await db.delete(sessions).where(and(eq(sessions.token_hash, token_hash), own))
+    .returning({ user_id: sessions.user_id })
+  return rows.length === 1
+}
+
+/** Signs a person out of every browser; applications and API tokens go on. */
+export async function deleteSessions (db: Db, user_id: number): Promise<void> {
+  await db.delete(sessions).where(eq(sessions.user_id, user_id))
 }

@@ -6,7 +6,8 @@ import { deleteExpired } from '../db/expired.ts'
 import { makeId } from '../db/ids.ts'
 import { endTokens, revokeGrants } from '../db/grants.ts'
 import {
-  api_tokens, members, oauth_grants, organizations, password_links, sessions, sign_in_devices, userColumns, users
+  api_tokens, members, oauth_grants, organizations, password_links, sessions, sign_in_devices, sign_in_steps,
+  userColumns, users
 } from '../db/tables.ts'
 
 /** A person with an account. */
@@ -16,6 +17,8 @@ export interface User {
   name: string
   is_verified: boolean
   disabled_at: Date | null
+  /** What is asked for beside the password; null: nothing is. */
+  second_factor_id: number | null
   created_at: Date
   updated_at: Date
 }
@@ -128,6 +131,7 @@ export async function setDisabled (db: Db, id: number, disabled: boolean): Promi
 export async function endEverything (db: Db, id: number): Promise<void> {
   await lockUser(db, id)
   await db.delete(sessions).where(eq(sessions.user_id, id))
+  await db.delete(sign_in_steps).where(eq(sign_in_steps.user_id, id))
   await db.delete(sign_in_devices).where(eq(sign_in_devices.user_id, id))
   await db.delete(password_links).where(eq(password_links.user_id, id))
   await revokeGrants(db, eq(oauth_grants.user_id, id))

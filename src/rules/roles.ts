@@ -41,12 +41,17 @@ export function scopesInProject (role: Role): ReadonlySet<Scope> {
 export const grants = (granted: readonly Ability[], scope: Scope): boolean =>
   granted.includes('*') || granted.includes(scope)
 
+/** Whether everything was granted that there is. */
+export function grantsEverything (granted: readonly Ability[]): boolean {
+  return granted.includes('*') || SCOPE_NAMES.every((scope) => granted.includes(scope))
+}
+
 /**
  * What a user may do in an organization through a grant: the granted scopes and the role, whichever is narrower. An
  * owner who granted everything holds `*`.
  */
 export function effectiveScopes (granted: readonly Ability[], role: Role): Set<Ability> {
-  const all = granted.includes('*') || SCOPE_NAMES.every((scope) => granted.includes(scope))
+  const all = grantsEverything(granted)
   const held = new Set<Ability>(scopesOfRole(role).filter((scope) => all || granted.includes(scope)))
   if (all && role === 'owner') held.add('*')
   return held

@@ -9,6 +9,10 @@ export const storageKeyContext = (organizationId: string) => encodeContext('stor
 /** A key of the service itself. */
 export const serviceKeyContext = (name: string) => encodeContext('service-key', name)
 
+/** What makes the codes of a second factor: that of an account, and of the time that it was set up. */
+export const secondFactorContext = (factor: { user_id: number, id: number }) =>
+  encodeContext('second-factor', factor.user_id, factor.id)
+
 export type KeyColumn = 'key_string' | 'data_key' | 'key_check' | 'salt'
 export const keyContext = (key: { organization_id: string, project_id: string, version: number }, column: KeyColumn) =>
   encodeContext('project-key', key.organization_id, key.project_id, key.version, column)

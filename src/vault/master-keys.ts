@@ -1,7 +1,9 @@
 import { makeCanary, type Keyring } from '../crypto/keyring.ts'
 import { authorityOf, type Db } from '../db/database.ts'
-import { lockCanary, type ServiceKeyRow, type StorageKeyRow, type WrappedKeyRow } from '../repositories/master-keys.ts'
-import { keyContext, serviceKeyContext, storageKeyContext, type KeyColumn } from './contexts.ts'
+import {
+  lockCanary, type FactorRow, type ServiceKeyRow, type StorageKeyRow, type WrappedKeyRow
+} from '../repositories/master-keys.ts'
+import { keyContext, secondFactorContext, serviceKeyContext, storageKeyContext, type KeyColumn } from './contexts.ts'
 
 /**
  * Every transaction that stores something newly wrapped calls this first: until it ends, the master key that wraps is
@@ -24,6 +26,12 @@ export function rewrapStorageKey (keyring: Keyring, row: StorageKeyRow): Rewrapp
 export function rewrapServiceKey (keyring: Keyring, row: ServiceKeyRow): Rewrapped<ServiceKeyRow> {
   const wrapped = rewrapValue(keyring, row.wrapped, serviceKeyContext(row.id))
   return { row: { ...row, wrapped }, values: wrapped === row.wrapped ? 0 : 1 }
+}
+
+/** Throws MasterKeyMissing or IntegrityError when the value does not open. */
+export function rewrapFactor (keyring: Keyring, row: FactorRow): Rewrapped<FactorRow> {
+  const secret = rewrapValue(keyring, row.secret, secondFactorContext({ user_id: row.id, id: row.factor_id }))
+  return { row: { ...row, secret }, values: secret === row.secret ? 0 : 1 }
 }
 
 /** Throws MasterKeyMissing or IntegrityError when one of the values does not open. */

@@ -4,8 +4,11 @@ import type { Scope } from '../../schemas/scopes.ts'
 import type { Role } from '../../schemas/users.ts'
 import { challengeOf, hashToken, mintCredential } from '../../src/crypto/bearer.ts'
 import { hashPassword } from '../../src/crypto/passwords.ts'
+import { codeAt, stepAt } from '../../src/crypto/second-factor.ts'
+import { transaction } from '../../src/db/database.ts'
 import { createGrant, createPair } from '../../src/repositories/oauth.ts'
 import { createMember, createUser } from '../../src/repositories/users.ts'
+import { beginFactor, confirmFactor } from '../../src/vault/second-factor.ts'
 import type { TestApp } from './app.ts'
 import { QUICK } from './costs.ts'
 import { visitor, type Visitor } from './visitor.ts'
@@ -46,6 +49,22 @@ export async function makeTeam (
       WHERE organization_id = '${organization}' AND slug = '${slug}'`)
   }
   return id
+}
+
+/**
+ * Gives somebody a second factor, without the pages. `code` is one that counts now, or of another step; `reuse` lets
+ * the codes that were taken count again.
+ */
+export async function giveSecondFactor (
+  { database, keyring, write }: Pick<TestApp, 'database' | 'keyring' | 'write'>, { id }: Pick<Person, 'id'>
+) {
+  const { secret, codes } = await transaction(database.db, async (db) => {
+    const secret = await beginFactor(db, keyring, id)
+    return { secret, codes: (await confirmFactor(db, keyring, id, await codeAt(secret, stepAt(Date.now()))))! }
+  })
+  const reuse = () => write(`UPDATE second_factors SET last_step = 5 WHERE user_id = ${id}`)
+  await reuse()
+  return { secret, codes, reuse, code: (offset = 0) => codeAt(secret, stepAt(Date.now()) + offset) }
 }
 
 export const CALLBACK = 'http://127.0.0.1:5555/callback'

@@ -1,22 +1,27 @@
 import { Type } from '@sinclair/typebox'
-import type { FastifyReply, FastifyRequest } from 'fastify'
+import type { FastifyRequest } from 'fastify'
 import { NAME_LENGTH } from '../../../schemas/shapes.ts'
 import { hashToken } from '../../crypto/bearer.ts'
 import { hashPassword } from '../../crypto/passwords.ts'
-import { transaction } from '../../db/database.ts'
+import { transaction, type Db } from '../../db/database.ts'
 import { browserOf, formOf, readCookie, sendPage, seeOther, setCookie, visible, type Form } from '../../http/pages.ts'
 import type { Domain } from '../../http/types.ts'
-import { listTokensOfPerson } from '../../repositories/tokens.ts'
 import { joinOrganizations } from '../../repositories/members.ts'
-import { deleteSession } from '../../repositories/sessions.ts'
+import { listGrants, revokeGrantOf } from '../../repositories/oauth.ts'
+import { countWrongCode, findSignInStep, takeSignInStep } from '../../repositories/second-factors.ts'
+import { deleteSession, listSessions } from '../../repositories/sessions.ts'
+import { deleteTokens, listTokensOfPerson } from '../../repositories/tokens.ts'
 import {
-  findPasswordLink, takePasswordLink, changePassword, endEverything, listMemberships, lockUser, type User
+  findPasswordLink, findUser, takePasswordLink, changePassword, endEverything, listMemberships, lockUser, type User
 } from '../../repositories/users.ts'
 import {
-  authenticate, beginSession, confirmPassword, formCookie, problemWith, refusesForm, signedIn
+  authenticate, beginSession, codeIn, codeInSession, codeOfStranger, confirmPassword, enter, formCookie, problemWith,
+  refusal, refusesForm, signedIn, stepHash, withSecondFactor, WRONG_CODE
 } from './browser.ts'
-import { recordForUser, recordJoining } from './events.ts'
-import { accountPage, changePasswordPage, problemPage, setPasswordPage, signInPage } from './views.ts'
+import { recordForToken, recordForUser, recordJoining } from './events.ts'
+import {
+  accountPage, changePasswordPage, codePage, problemPage, setPasswordPage, signInPage, type SignedIn
+} from './views.ts'
 
 const PAGE = { access: 'public', speaks: 'html' } as const
 const FORM = { schema: { hide: true, body: Type.Unknown() }, validatorCompiler: () => () => true }
@@ -24,9 +29,9 @@ const FORM = { schema: { hide: true, body: Type.Unknown() }, validatorCompiler: 
 const MOST_LOCATION = 8192
 
 const WRONG = 'The e-mail address and the password do not belong together.'
-const LOCKED = 'There were too many attempts. Wait a few minutes and try again.'
+const AGAIN = 'That took too long, or there were too many wrong codes. Sign in again.'
 
-/** People and their browsers: signing in and out, and passwords. */
+/** People and their browsers: signing in and out, passwords, and what is theirs. */
 export const accounts: Domain = async (app) => {
   app.post('/oauth/sign-in', {
     ...FORM,
@@ -39,16 +44,38 @@ export const accounts: Domain = async (app) => {
       const user = await authenticate(
         app, request, reply, { email: email.slice(0, 320), password: password.slice(0, 1024) }
       )
-      if (typeof user === 'number') {
-        reply.header('retry-after', user)
-        return sendPage(reply, signInPage({ cookie, query, email, problem: LOCKED, status: 429 }))
+      const entered = typeof user === 'object' ? await enter(app, request, reply, user) : user
+      if (entered === 'wrong' || typeof entered === 'number') {
+        return sendPage(reply, signInPage({ cookie, query, email, ...refusal(reply, entered, WRONG) }))
       }
-      if (user === 'wrong' || await beginSession(app, request, reply, user) === 'wrong') {
-        return sendPage(reply, signInPage({ cookie, query, email, problem: WRONG, status: 422 }))
+      return entered === 'in' ? seeOther(reply, locationOf(query)) : sendPage(reply, codePage({ ...entered, query }))
+    }
+  })
+
+  app.post('/oauth/sign-in/code', {
+    ...FORM,
+    config: {
+      ...PAGE, limit: 'sign_in', audit: ['session.create', 'second-factor.use_recovery_code', 'second-factor.refuse']
+    },
+    handler: async (request, reply) => {
+      const form = formOf(request)
+      const cookie = formCookie(app, request, reply)
+      if (refusesForm(app, request, reply, form, cookie)) return reply
+      const [step, query] = [form.get('step') ?? '', form.get('query') ?? '']
+      const hash = stepHash(step, cookie)
+      const again = () => sendPage(reply, signInPage({ cookie, query, problem: AGAIN, status: 422 }))
+      const id = await findSignInStep(app.db, hash)
+      const user = id === undefined ? undefined : await findUser(app.db, id)
+      if (user?.password_hash == null) return again()
+      const given = await codeOfStranger(app, request, reply, user, codeIn(form))
+      const judged = await withSecondFactor(app, request, given, (db) => takeSignInStep(db, hash))
+      if (judged === 'wrong' && !await countWrongCode(app.db, hash)) return again()
+      if (typeof judged !== 'object') {
+        return sendPage(reply, codePage({ cookie, step, query, ...refusal(reply, judged, WRONG_CODE) }))
       }
-      // Always a path of this service: what the form carries can only be its query (OA-26).
-      const location = `/oauth/authorize?${visible(query)}`
-      return seeOther(reply, query === '' || location.length > MOST_LOCATION ? '/account' : location)
+      const verified = { ...user, password_hash: user.password_hash }
+      if (!judged.done || await beginSession(app, request, reply, verified) === 'wrong') return again()
+      return seeOther(reply, locationOf(query))
     }
   })
 
@@ -60,10 +87,12 @@ export const accounts: Domain = async (app) => {
       if (session === undefined) {
         return sendPage(reply, signInPage({ cookie: formCookie(app, request, reply), query: '' }))
       }
-      const { cookie, user } = session
-      return sendPage(reply, accountPage(
-        cookie, user, await listMemberships(app.db, user.id), await listTokensOfPerson(app.db, user.id)
-      ))
+      const { cookie, user, hash } = session
+      const [memberships, sessions, tokens, applications] = await Promise.all([
+        listMemberships(app.db, user.id), listSessions(app.db, user.id), listTokensOfPerson(app.db, user.id),
+        listGrants(app.db, user.id)
+      ])
+      return sendPage(reply, accountPage({ cookie, user, session: hash, memberships, sessions, tokens, applications }))
     }
   })
 
@@ -92,35 +121,73 @@ export const accounts: Domain = async (app) => {
     }
   })
 
+  // Each ends one thing of the person who is signed in, and nobody else's: what is not theirs is not there.
+  for (const [noun, { event, end }] of Object.entries({
+    sessions: { event: 'session.delete', end: endSession },
+    tokens: { event: 'api-token.delete', end: endToken },
+    applications: { event: 'oauth.revoke', end: endApplication }
+  } as const)) {
+    app.post(`/account/${noun}/end`, {
+      ...FORM,
+      config: { ...PAGE, audit: event },
+      handler: async (request, reply) => {
+        const form = formOf(request)
+        if (refusesForm(app, request, reply, form, readCookie(app, request, 'session'))) return reply
+        const session = await signedIn(app, request)
+        if (session !== undefined) {
+          await transaction(app.db, async (db) => {
+            await lockUser(db, session.user.id)
+            await end(db, request, session, (form.get('id') ?? '').slice(0, MOST_ID))
+          })
+        }
+        return seeOther(reply, '/account')
+      }
+    })
+  }
+
   app.get('/account/password', {
     schema: { hide: true },
     config: PAGE,
     handler: async (request, reply) => {
       const session = await signedIn(app, request)
-      return session === undefined ? seeOther(reply, '/account') : sendPage(reply, changePasswordPage(session.cookie))
+      return session === undefined ? seeOther(reply, '/account') : sendPage(reply, changePasswordPage(session))
     }
   })
 
   app.post('/account/password', {
     ...FORM,
-    config: { ...PAGE, limit: 'sign_in', audit: ['user.password', 'session.create', 'password.refuse'] },
+    config: {
+      ...PAGE,
+      limit: 'sign_in',
+      audit: [
+        'user.password', 'session.create', 'password.refuse', 'second-factor.use_recovery_code', 'second-factor.refuse'
+      ]
+    },
     handler: async (request, reply) => {
       const form = formOf(request)
       if (refusesForm(app, request, reply, form, readCookie(app, request, 'session'))) return reply
       const session = await signedIn(app, request)
       if (session === undefined) return seeOther(reply, '/account')
+      const { user } = session
       const password = form.get('password') ?? ''
       const problem = problemWith(password)
-      if (problem !== undefined) return sendPage(reply, changePasswordPage(session.cookie, problem))
-      const confirmed = await confirmPassword(app, request, session, (form.get('current') ?? '').slice(0, 1024))
-      if (typeof confirmed === 'number') {
-        reply.header('retry-after', confirmed)
-        return sendPage(reply, changePasswordPage(session.cookie, LOCKED, 429))
+      if (problem !== undefined) return sendPage(reply, changePasswordPage(session, { problem, status: 422 }))
+      const confirmed = await confirmPassword(app, request, session, form)
+      if (typeof confirmed !== 'object') {
+        return sendPage(reply, changePasswordPage(
+          session, refusal(reply, confirmed, 'The current password is not right.')
+        ))
       }
-      if (confirmed === 'wrong') {
-        return sendPage(reply, changePasswordPage(session.cookie, 'The current password is not right.'))
+      const hash = await hashPassword(password, app.costs.password)
+      const changed = await withSecondFactor(app, request, codeInSession(session, codeIn(form)), async (db) => {
+        if (!await changePassword(db, user.id, hash, confirmed.password_hash)) return false
+        await recordForUser(db, request, user, 'user.password')
+        return true
+      })
+      if (typeof changed !== 'object') {
+        return sendPage(reply, changePasswordPage(session, refusal(reply, changed, WRONG_CODE)))
       }
-      await replacePassword(request, reply, session.user, password, { from: confirmed.password_hash })
+      if (changed.done) await beginSession(app, request, reply, { ...confirmed, password_hash: hash })
       return seeOther(reply, '/account')
     }
   })
@@ -150,33 +217,53 @@ export const accounts: Domain = async (app) => {
       const password = form.get('password') ?? ''
       const problem = problemWith(password)
       if (problem !== undefined) return sendPage(reply, setPasswordPage(cookie!, link, user, problem))
-      return await replacePassword(request, reply, user, password, { link, name: nameIn(form, user) })
-        ? seeOther(reply, '/account')
-        : sendPage(reply, expired())
+      const password_hash = await hashPassword(password, app.costs.password)
+      const name = nameIn(form, user)
+      // Only if nobody used the link first: it shows whose the address is, so that invitations to it are accepted.
+      const done = await transaction(app.db, async (db) => {
+        await lockUser(db, user.id)
+        if (await takePasswordLink(db, hashToken(link)) === undefined) return false
+        if (!await changePassword(db, user.id, password_hash, undefined, name)) return false
+        const joined = await joinOrganizations(db, user.id)
+        await recordForUser(db, request, user, 'user.password')
+        await recordJoining(db, request, { ...user, name: name ?? user.name }, joined)
+        return true
+      })
+      if (!done) return sendPage(reply, expired())
+      // Whoever can read somebody's mail has one factor, not two.
+      const entered = await enter(app, request, reply, { ...user, password_hash })
+      return typeof entered === 'object'
+        ? sendPage(reply, codePage({ ...entered, query: '' }))
+        : seeOther(reply, '/account')
     }
   })
+}
 
-  // Everything of the user ends; this browser begins anew. With a link, only if nobody used it first: it shows that the
-  // address is theirs, so that invitations to it are accepted. Else only if the password that was given is still the
-  // right one.
-  async function replacePassword (
-    request: FastifyRequest, reply: FastifyReply, user: User, password: string,
-    by: { link: string, name: string | undefined } | { from: string }
-  ): Promise<boolean> {
-    const hash = await hashPassword(password, app.costs.password)
-    const done = await transaction(app.db, async (db) => {
-      await lockUser(db, user.id)
-      if ('link' in by && await takePasswordLink(db, hashToken(by.link)) === undefined) return false
-      const [from, name] = 'from' in by ? [by.from] : [undefined, by.name]
-      if (!await changePassword(db, user.id, hash, from, name)) return false
-      const joined = 'link' in by ? await joinOrganizations(db, user.id) : []
-      await recordForUser(db, request, user, 'user.password')
-      await recordJoining(db, request, { ...user, name: name ?? user.name }, joined)
-      return true
-    })
-    if (done) await beginSession(app, request, reply, { id: user.id, name: user.name, password_hash: hash })
-    return done
-  }
+// Longer than the name of anything that can be ended.
+const MOST_ID = 64
+
+async function endSession (db: Db, request: FastifyRequest, { user }: SignedIn, id: string): Promise<void> {
+  if (!await deleteSession(db, Buffer.from(id, 'base64url'), user.id)) return
+  await recordForUser(db, request, user, 'session.delete')
+}
+
+async function endToken (db: Db, request: FastifyRequest, { user }: SignedIn, id: string): Promise<void> {
+  const token = (await listTokensOfPerson(db, user.id)).find((token) => String(token.id) === id)
+  if (token === undefined) return
+  await deleteTokens(db, token.organization.id, [token.id])
+  await recordForToken(db, request, user, token.organization.id, token.id)
+}
+
+async function endApplication (db: Db, request: FastifyRequest, { user }: SignedIn, id: string): Promise<void> {
+  const grant = (await listGrants(db, user.id)).find((grant) => String(grant.id) === id)
+  if (grant === undefined || !await revokeGrantOf(db, user.id, grant.id)) return
+  await recordForUser(db, request, user, 'oauth.revoke', { grant: grant.id, client: grant.client_id })
+}
+
+// Always a path of this service: what the form carries can only be its query (OA-26).
+function locationOf (query: string): string {
+  const location = `/oauth/authorize?${visible(query)}`
+  return query === '' || location.length > MOST_LOCATION ? '/account' : location
 }
 
 // Who was invited says how they are called, and nobody else here.

@@ -2,19 +2,23 @@ import { Type } from '@sinclair/typebox'
 import { LIFETIMES, OAUTH_ERRORS, type OAuthErrorCode } from '../../../schemas/oauth.ts'
 import type { Scope } from '../../../schemas/scopes.ts'
 import { hashToken, mintCredential, mintSecret } from '../../crypto/bearer.ts'
-import { transaction } from '../../db/database.ts'
+import { transaction, type Db } from '../../db/database.ts'
 import { formOf, readCookie, sendPage, seeOther, valuesOf } from '../../http/pages.ts'
 import type { Domain } from '../../http/types.ts'
-import { createCode, createGrant, createRequest, findClient, takeRequest } from '../../repositories/oauth.ts'
+import {
+  createCode, createGrant, createRequest, findClient, findRequest, takeRequest, type Client, type PendingRequest
+} from '../../repositories/oauth.ts'
 import { listMemberships } from '../../repositories/users.ts'
 import {
   judgeAuthorization, namedClient, returnUrl, type Parameters, type ReturnAddress
 } from '../../rules/authorization.ts'
 import { destinationOf, formTarget } from '../../rules/redirects.ts'
-import { scopesOfRole } from '../../rules/roles.ts'
-import { formCookie, refusesForm, signedIn } from './browser.ts'
+import { grantsEverything, scopesOfRole } from '../../rules/roles.ts'
+import {
+  codeIn, codeInSession, formCookie, refusal, refusesForm, signedIn, withSecondFactor, WRONG_CODE
+} from './browser.ts'
 import { recordForUser } from './events.ts'
-import { consentPage, problemPage, signInPage } from './views.ts'
+import { consentPage, problemPage, signInPage, type SignedIn } from './views.ts'
 
 /** The authorization endpoint (RFC 6749, 4.1.1): sign in, agree, and go back with a code. */
 export const authorize: Domain = async (app) => {
@@ -47,14 +51,7 @@ export const authorize: Domain = async (app) => {
         return sendPage(reply, signInPage({ cookie: formCookie(app, request, reply), query, client: client!.name }))
       }
       return sendPage(reply, consentPage({
-        cookie: session.cookie,
-        request: pending,
-        client: { name: client!.name, isFirstParty: client!.is_first_party },
-        redirectHost: destinationOf(redirect_uri),
-        user: session.user,
-        memberships,
-        scopes,
-        formTarget: formTarget(redirect_uri)
+        ...asking(session, pending, client!, redirect_uri), memberships, scopes, chosen: scopes
       }))
 
       function goBack (error: OAuthErrorCode, to: ReturnAddress) {
@@ -66,7 +63,11 @@ export const authorize: Domain = async (app) => {
   })
 
   app.post('/authorize/decision', {
-    config: { access: 'public', audit: 'oauth.grant', speaks: 'html' },
+    config: {
+      access: 'public',
+      audit: ['oauth.grant', 'second-factor.use_recovery_code', 'second-factor.refuse'],
+      speaks: 'html'
+    },
     schema: { hide: true, body: Type.Unknown() },
     validatorCompiler: () => () => true,
     handler: async (request, reply) => {
@@ -81,14 +82,39 @@ export const authorize: Domain = async (app) => {
       if (session === undefined) return stale()
       const chosen = new Set(valuesOf(request, 'scope'))
       const code = mintCredential('ac')
-      const decided = await transaction(app.db, async (db) => {
+      const shown = await findRequest(app.db, hashToken(pending), session.hash, session.user.id)
+      if (shown === undefined) return stale()
+      const needsFactor = form.get('decision') === 'allow' && grantsEverything(allowedOf(shown, chosen))
+      const decided = needsFactor
+        ? await withSecondFactor(app, request, codeInSession(session, codeIn(form)), (db) => decide(db, session))
+        : { done: await transaction(app.db, (db) => decide(db, session)) }
+      if (typeof decided !== 'object') {
+        const client = await findClient(app.db, shown.client_id)
+        return client === undefined
+          ? stale()
+          : sendPage(reply, consentPage({
+            ...asking(session, pending, client, shown.redirect_uri),
+            memberships: await listMemberships(app.db, session.user.id),
+            scopes: shown.scopes as Scope[],
+            chosen: allowedOf(shown, chosen),
+            problem: refusal(reply, decided, WRONG_CODE)
+          }))
+      }
+      if (decided.done === undefined) return stale()
+      const { to, issued } = decided.done
+      const answer: Record<string, string> = issued !== undefined
+        ? { code: issued }
+        : { error: 'access_denied', error_description: OAUTH_ERRORS.access_denied.description }
+      return seeOther(reply, returnUrl(to, app.issuer(), answer))
+
+      async function decide (db: Db, session: SignedIn): Promise<{ to: ReturnAddress, issued?: string } | undefined> {
         const asked = await takeRequest(db, hashToken(pending), session.hash, session.user.id)
         // A client that was shut out meanwhile is sent nobody any more.
         if (asked === undefined || await findClient(db, asked.client_id) === undefined) return undefined
         const to = { redirect_uri: asked.redirect_uri, state: asked.state ?? undefined }
         if (form.get('decision') !== 'allow') return { to }
         // What the page offered and was left ticked: nothing that the form names beside it counts.
-        const scopes = asked.scopes.filter((scope) => chosen.has(scope)) as Scope[]
+        const scopes = allowedOf(asked, chosen)
         const grant_id = await createGrant(db, { user_id: session.user.id, client_id: asked.client_id, scopes })
         await createCode(db, {
           code_hash: hashToken(code), grant_id, redirect_uri: asked.redirect_uri, code_challenge: asked.code_challenge
@@ -97,16 +123,23 @@ export const authorize: Domain = async (app) => {
           db, request, session.user, 'oauth.grant',
           { grant: grant_id, client: asked.client_id, scopes: scopes.join(' '), seconds: LIFETIMES.code }
         )
-        return { to, code }
-      })
-      if (decided === undefined) return stale()
-      const answer: Record<string, string> = decided.code !== undefined
-        ? { code: decided.code }
-        : { error: 'access_denied', error_description: OAUTH_ERRORS.access_denied.description }
-      return seeOther(reply, returnUrl(decided.to, app.issuer(), answer))
+        return { to, issued: code }
+      }
     }
   })
 }
+
+const allowedOf = ({ scopes }: PendingRequest, chosen: ReadonlySet<string>) =>
+  scopes.filter((scope) => chosen.has(scope)) as Scope[]
+
+/** What a consent page says of who asks whom. */
+const asking = (session: SignedIn, request: string, client: Client, redirectUri: string) => ({
+  session,
+  request,
+  client: { name: client.name, isFirstParty: client.is_first_party },
+  redirectHost: destinationOf(redirectUri),
+  formTarget: formTarget(redirectUri)
+})
 
 /**
  * Every value of every parameter, as it was sent; what is no Unicode, or no text for a database, is replaced: nothing

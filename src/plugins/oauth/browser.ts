@@ -2,24 +2,28 @@ import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify'
 import { hashToken, mintSecret } from '../../crypto/bearer.ts'
 import { WorkOverloaded } from '../../crypto/bounded.ts'
 import { isOutdated, hashPassword, verifyNobody, verifyPassword } from '../../crypto/passwords.ts'
-import { transaction } from '../../db/database.ts'
+import { transaction, type Db } from '../../db/database.ts'
 import { addressKey } from '../../http/addresses.ts'
 import { browserOf, isOwnForm, readCookie, sendPage, setCookie, type Form } from '../../http/pages.ts'
 import {
   findDevice, forgiveAttempts, rememberDevice, returnAttempts, takeAttempts, type Count
 } from '../../repositories/attempts.ts'
 import { createSession, deleteSession, findSession } from '../../repositories/sessions.ts'
-import { findUser, findUserByEmail, normalizedEmail, updatePasswordHash, type User } from '../../repositories/users.ts'
+import {
+  findUser, findUserByEmail, lockUser, normalizedEmail, updatePasswordHash, type User
+} from '../../repositories/users.ts'
+import { createSignInStep } from '../../repositories/second-factors.ts'
+import { useCode } from '../../vault/second-factor.ts'
 import { PASSWORD } from '../../../schemas/users.ts'
 import type { EventName } from '../../../schemas/events.ts'
 import { recordForUser, recordRefusal } from './events.ts'
-import { problemPage } from './views.ts'
+import { problemPage, type Problem, type SignedIn } from './views.ts'
 
-/** Somebody who is signed in with this browser. */
-export interface SignedIn { cookie: string, hash: Buffer, user: User }
-
-/** Somebody whose password was just verified, with the hash that it was verified against. */
-export type Verified = Pick<User, 'id' | 'name'> & { password_hash: string }
+/**
+ * Somebody whose password was just verified, with the hash that it was verified against, and what is asked for beside
+ * it.
+ */
+export type Verified = Pick<User, 'id' | 'name' | 'second_factor_id'> & { password_hash: string }
 
 export async function signedIn (app: FastifyInstance, request: FastifyRequest): Promise<SignedIn | undefined> {
   const cookie = readCookie(app, request, 'session')
@@ -31,7 +35,8 @@ export async function signedIn (app: FastifyInstance, request: FastifyRequest): 
 
 /**
  * Begins a session under a new id, and ends the one before: one that somebody else may have planted is worth nothing
- * (CR-44). The browser is known from now on. `wrong` when the password that was verified is not the account's any more.
+ * (CR-44). The browser is known from now on. `wrong` when the password that was verified is not the account's any more,
+ * or its second factor another one than was asked for.
  */
 export async function beginSession (
   app: FastifyInstance, request: FastifyRequest, reply: FastifyReply, user: Verified
@@ -54,6 +59,21 @@ export async function beginSession (
   setCookie(app, reply, 'device', device)
   return undefined
 }
+
+/**
+ * Lets somebody in whose password was verified: with a session, or, where there is a second factor, to the step that
+ * asks for it, which this browser alone can take and which is worth nothing else. `wrong` as in `beginSession`.
+ */
+export async function enter (
+  app: FastifyInstance, request: FastifyRequest, reply: FastifyReply, user: Verified
+): Promise<'in' | 'wrong' | { step: string, cookie: string }> {
+  if (user.second_factor_id === null) return await beginSession(app, request, reply, user) ?? 'in'
+  const [step, cookie] = [mintSecret(), formCookie(app, request, reply)]
+  return await createSignInStep(app.db, stepHash(step, cookie), user) ? { step, cookie } : 'wrong'
+}
+
+/** What a sign-in that waits for a code is looked up by: its name, and the browser that it was begun in. */
+export const stepHash = (step: string, cookie: string) => hashToken(`${step} ${cookie}`)
 
 /** The cookie that forms of this browser go by: the session's, or one from before. */
 export function formCookie (app: FastifyInstance, request: FastifyRequest, reply: FastifyReply): string {
@@ -84,26 +104,105 @@ export async function authenticate (
 ): Promise<Verified | 'wrong' | number> {
   const found = await findUserByEmail(app.db, email)
   const account = found === undefined ? `email:${normalizedEmail(email)}` : `user:${found.id}`
-  const device = readCookie(app, request, 'device')
-  const known = device === undefined ? undefined : await findDevice(app.db, hashToken(device), found?.id ?? 0)
-  if (known === undefined) await app.countStranger(request, reply)
-  const counts: Count[] = known !== undefined
-    ? [{ of: 'place', hash: hashToken(`${account} device:${known}`) }]
-    : [
-        { of: 'place', hash: hashToken(`${account} ${addressKey(request.ip)}`) },
-        { of: 'account', hash: hashToken(account) }
-      ]
+  const counts = await countsOf(app, request, reply, account, found?.id)
   return judge(app, request, { found, counts, refusal: 'session.refuse' }, password)
+}
+
+// What an attempt at an account is counted by; `account` names it, for this kind of attempt.
+async function countsOf (
+  app: FastifyInstance, request: FastifyRequest, reply: FastifyReply, account: string, user_id = 0
+): Promise<Count[]> {
+  const device = readCookie(app, request, 'device')
+  const known = device === undefined ? undefined : await findDevice(app.db, hashToken(device), user_id)
+  if (known !== undefined) return [{ of: 'place', hash: hashToken(`${account} device:${known}`) }]
+  await app.countStranger(request, reply)
+  return [
+    { of: 'place', hash: hashToken(`${account} ${addressKey(request.ip)}`) },
+    { of: 'account', hash: hashToken(account) }
+  ]
 }
 
 /**
  * The same for somebody who is signed in and gives the password again: counted by the session, which no stranger has.
  */
 export async function confirmPassword (
-  app: FastifyInstance, request: FastifyRequest, { user, hash }: SignedIn, password: string
+  app: FastifyInstance, request: FastifyRequest, { user, hash }: SignedIn, form: Form
 ): Promise<Verified | 'wrong' | number> {
+  const password = (form.get('current') ?? '').slice(0, 1024)
   const counts: Count[] = [{ of: 'place', hash: hashToken(`session:${hash.toString('hex')}`) }]
   return judge(app, request, { found: await findUser(app.db, user.id), counts, refusal: 'password.refuse' }, password)
+}
+
+type Holder = Pick<User, 'id' | 'name' | 'second_factor_id'>
+
+/** Whose code is judged, and what wrong ones are counted by. */
+export interface CodeGiven { user: Holder, code: string, counts: readonly Count[] }
+
+// Longer than any code is, however it is spelled.
+const MOST_CODE = 100
+/** What a form brings as a code. */
+export const codeIn = (form: Form) => (form.get('code') ?? '').slice(0, MOST_CODE)
+
+/** A code of somebody who signs in: counted by account and device or network, as the password is. */
+export async function codeOfStranger (
+  app: FastifyInstance, request: FastifyRequest, reply: FastifyReply, user: Holder, code: string
+): Promise<CodeGiven> {
+  return { user, code, counts: await countsOf(app, request, reply, `code user:${user.id}`, user.id) }
+}
+
+/** A code of somebody who is signed in: counted by the session, which no stranger has. */
+export function codeInSession ({ user, hash }: SignedIn, code: string): CodeGiven {
+  return { user, code, counts: [{ of: 'place', hash: hashToken(`code session:${hash.toString('hex')}`) }] }
+}
+
+/**
+ * Does what only somebody with the second factor may do, in the transaction that uses the code up and holds the
+ * account; for whoever has none, just does it. `wrong` when the code is; while no more are taken, the seconds until
+ * they are.
+ */
+export async function withSecondFactor<T> (
+  app: FastifyInstance, request: FastifyRequest, { user, code, counts }: CodeGiven,
+  act: (db: Db) => Promise<T>
+): Promise<{ done: T } | 'wrong' | number> {
+  const given = { user, code, counts: user.second_factor_id === null ? [] : counts }
+  return withAttempt(app, request, given, async (db) => {
+    const used = user.second_factor_id === null ? 'none' : await useCode(db, app.keyring, user, code)
+    if (used === undefined) return undefined
+    const done = await act(db)
+    if (used === 'recovery_code') await recordForUser(db, request, user, 'second-factor.use_recovery_code')
+    return { done }
+  }).then((judged) => typeof judged === 'object' ? judged.done : judged)
+}
+
+/**
+ * Counts an attempt and judges it in a transaction that holds the account; undefined from there is a wrong code, which
+ * is recorded. Answers as `withSecondFactor`.
+ */
+export async function withAttempt<T extends object> (
+  app: FastifyInstance, request: FastifyRequest, { user, code, counts }: CodeGiven,
+  judge: (db: Db, code: string) => Promise<T | undefined>
+): Promise<{ done: T } | 'wrong' | number> {
+  const attempt = await takeAttempts(app.db, counts)
+  if ('wait' in attempt) return attempt.wait
+  let done: T | undefined
+  try {
+    done = await transaction(app.db, async (db) => {
+      await lockUser(db, user.id)
+      const found = await findUser(db, user.id)
+      // Another one than was asked for, or none any more: whoever changed that was faster.
+      const isSame = found?.second_factor_id === user.second_factor_id && found.disabled_at === null
+      return isSame ? judge(db, code) : undefined
+    })
+  } catch (error) {
+    await returnAttempts(app.db, counts)
+    throw error
+  }
+  if (done === undefined) {
+    await recordRefusal(app, request, user, 'second-factor.refuse', attempt.number)
+    return 'wrong'
+  }
+  await forgiveAttempts(app.db, counts)
+  return { done }
 }
 
 interface Judged {
@@ -135,13 +234,26 @@ async function judge (
   }
   await forgiveAttempts(app.db, counts)
   if (!isOutdated(found.password_hash, app.costs.password)) {
-    return { id: found.id, name: found.name, password_hash: found.password_hash }
+    return verifiedOf(found, found.password_hash)
   }
   const password_hash = await hashPassword(password, app.costs.password)
   // Whoever was faster may have changed the password: then it is judged by the new one.
   return await updatePasswordHash(app.db, found.id, found.password_hash, password_hash)
-    ? { id: found.id, name: found.name, password_hash }
+    ? verifiedOf(found, password_hash)
     : judge(app, request, { ...judged, found: await findUser(app.db, found.id) }, password)
+}
+
+const verifiedOf = ({ id, name, second_factor_id }: User, password_hash: string): Verified =>
+  ({ id, name, second_factor_id, password_hash })
+
+const LOCKED = 'There were too many attempts. Wait a few minutes and try again.'
+export const WRONG_CODE = 'The code is not right, or it was used already. Codes of the application change all the time.'
+
+/** What was refused, in words, with the headers that belong to it: `wrong`, or the seconds to wait. */
+export function refusal (reply: FastifyReply, refused: 'wrong' | number, wrong: string): Problem {
+  if (refused === 'wrong') return { problem: wrong, status: 422 }
+  reply.header('retry-after', refused)
+  return { problem: LOCKED, status: 429 }
 }
 
 /** Why a new password cannot be taken; undefined when it can. */

@@ -34,13 +34,22 @@ export async function recordJoining (
   }
 }
 
+/** The same for what is one organization's alone: an API token. */
+export async function recordForToken (
+  db: Db, request: FastifyRequest, user: { id: number, name: string }, organizationId: string, token: number
+): Promise<void> {
+  const actors = [personOf(request, organizationId, user)]
+  const event = { action: 'api-token.delete', resource_type: 'api-token', resource_id: String(token) } as const
+  if (await recordOfPerson(db, actors, event)) request.hasLateEvents = true
+}
+
 /** A wrong password in a row is recorded each time up to here, and then each time this many more. */
 const EACH = 5
 
 /**
- * Records a password that was refused, in every organization of the account that was tried; somebody without an account
- * is in none, and waits as long (CR-41). How many there can be is bounded by what is counted; of many in a row the
- * number is recorded, not each, so that nobody fills an organization's audit.
+ * Records a password or a code that was refused, in every organization of the account that was tried; somebody without
+ * an account is in none, and waits as long (CR-41). How many there can be is bounded by what is counted; of many in a
+ * row the number is recorded, not each, so that nobody fills an organization's audit.
  */
 export async function recordRefusal (
   app: FastifyInstance, request: FastifyRequest, user: {
@@ -49,7 +58,7 @@ export async function recordRefusal (
   } | undefined, action: EventName, attempts: number
 ): Promise<void> {
   const { id, name } = user ?? NOBODY
-  request.log.warn({ user: user?.id ?? null, attempts }, 'a password was refused')
+  request.log.warn({ user: user?.id ?? null, attempts }, action === 'second-factor.refuse' ? 'a code was refused' : 'a password was refused')
   if (attempts > EACH && attempts % EACH !== 0) return
   const memberships = await listMemberships(app.db, id)
   const actors = memberships.map((membership) => personOf(request, membership.id, { id, name }))

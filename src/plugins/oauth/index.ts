@@ -10,6 +10,7 @@ import { installOAuthBodies } from './body.ts'
 import { OAuthError, sendOAuthError, toOAuthError } from './errors.ts'
 import { metadata } from './metadata.ts'
 import { revoke } from './revoke.ts'
+import { secondFactor } from './second-factor.ts'
 import { token } from './token.ts'
 import { problemPage } from './views.ts'
 
@@ -61,6 +62,7 @@ export const oauth: Domain = async (app) => {
     })
     await pages.register(authorize, { prefix: '/oauth' })
     await pages.register(accounts)
+    await pages.register(secondFactor)
   })
 
   await app.register(metadata)

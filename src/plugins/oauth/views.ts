@@ -2,10 +2,20 @@ import { SCOPES, type Scope } from '../../../schemas/scopes.ts'
 import { NAME_LENGTH } from '../../../schemas/shapes.ts'
 import { PASSWORD, type Role } from '../../../schemas/users.ts'
 import { formField, html, type Html, type Page } from '../../http/pages.ts'
+import { qrCode } from '../../http/qr.ts'
+import type { Application } from '../../repositories/oauth.ts'
+import type { Session } from '../../repositories/sessions.ts'
 import type { OwnToken } from '../../repositories/tokens.ts'
 import type { Membership, User } from '../../repositories/users.ts'
+import { grantsEverything } from '../../rules/roles.ts'
 
 // What people see. Each view is a page; who may see it is decided elsewhere.
+
+/** Somebody who is signed in with this browser. */
+export interface SignedIn { cookie: string, hash: Buffer, user: User }
+
+/** What a form that was refused says to its person. */
+export interface Problem { problem: string, status: number }
 
 export interface SignIn {
   /** The cookie of the browser, which the form goes by. */
@@ -37,24 +47,56 @@ ${formField(cookie)}
   }
 }
 
-export interface Consent {
-  /** The session's cookie, which the form goes by. */
+export interface SecondStep {
+  /** The cookie of the browser, which the form goes by. */
   cookie: string
+  /** What names the sign-in that waits for the code. */
+  step: string
+  /** The authorization request to go on with; empty: the account page. */
+  query: string
+  problem?: string
+  status?: number
+}
+
+export function codePage ({ cookie, step, query, problem, status = 200 }: SecondStep): Page {
+  return {
+    title: 'Enter a code',
+    status,
+    body: html`<h1>Enter a code</h1>
+<p>Your account has a second factor.</p>
+${problemOf(problem)}
+<form method="post" action="/oauth/sign-in/code">
+${formField(cookie)}
+<input type="hidden" name="step" value="${step}">
+<input type="hidden" name="query" value="${query}">
+${codeField(problem, { isFirst: true })}
+<div class="actions"><button class="main" type="submit">Go on</button></div>
+</form>
+<p class="soft">Without both, ask whoever runs this service to take your second factor away.</p>`
+  }
+}
+
+export interface Consent {
+  /** Who is asked. */
+  session: SignedIn
   request: string
   client: { name: string, isFirstParty: boolean }
   redirectHost: string
-  user: User
   memberships: readonly Membership[]
   /** What the client asks for and the user has somewhere. */
   scopes: readonly Scope[]
+  /** Those that are ticked. */
+  chosen: readonly Scope[]
   formTarget: string
+  problem?: Problem
 }
 
 export function consentPage ({
-  cookie, request, client, redirectHost, user, memberships, scopes, formTarget
+  session: { cookie, user }, request, client, redirectHost, memberships, scopes, chosen, formTarget, problem
 }: Consent): Page {
   return {
     title: 'Allow access',
+    ...(problem && { status: problem.status }),
     formTargets: [formTarget],
     body: html`<h1>Allow ${client.name} to act for you?</h1>
 <p class="soft">Signed in as ${user.name}, ${user.email}.</p>
@@ -65,6 +107,7 @@ ${client.isFirstParty
 <dt>Sends you back to</dt><dd>${redirectHost}</dd>
 <dt>Can act in</dt>${organizationsOf(memberships, 'no organization yet')}
 </dl>
+${problemOf(problem?.problem)}
 <form method="post" action="/oauth/authorize/decision">
 ${NO_DEFAULT}
 ${formField(cookie)}
@@ -73,7 +116,11 @@ ${scopes.length === 0
     ? html`<p>It would be able to see who you are, and nothing else.</p>`
     : html`<h2>It asks for permission to</h2>
 <p class="soft">Leave out what it does not need. In no organization it gets more than your role there allows.</p>
-${RESOURCES.map(([resource, name]) => choicesOf(name, scopes.filter((scope) => scope.startsWith(`${resource}:`))))}`}
+${RESOURCES.map(([resource, name]) => choicesOf(name, scopes.filter((scope) => scope.startsWith(`${resource}:`)), chosen))}`}
+${user.second_factor_id !== null && grantsEverything(scopes)
+    ? html`<p>To allow all of it, enter a code as well.</p>
+${codeField(problem?.problem, { isOptional: true })}`
+    : ''}
 <div class="actions">
 <button class="main" type="submit" name="decision" value="allow">Allow</button>
 <button type="submit" name="decision" value="deny">Do not allow</button>
@@ -89,12 +136,12 @@ const RESOURCES = [
   ['organization', 'Organizations'], ['api-token', 'API tokens'], ['member', 'Members'], ['billing', 'Billing']
 ] as const satisfies readonly (readonly [Scope extends `${infer Resource}:${string}` ? Resource : never, string])[]
 
-const choicesOf = (name: string, scopes: readonly Scope[]): Html => scopes.length === 0
+const choicesOf = (name: string, scopes: readonly Scope[], chosen: readonly Scope[]): Html => scopes.length === 0
   ? html``
   : html`<fieldset>
 <legend><h3>${name}</h3></legend>
 <div class="choices">
-${scopes.map((scope) => html`<label><input type="checkbox" name="scope" value="${scope}" checked> <span>${SCOPES[scope]} <code>${scope}</code></span></label>
+${scopes.map((scope) => html`<label><input type="checkbox" name="scope" value="${scope}"${chosen.includes(scope) ? ' checked' : ''}> <span>${SCOPES[scope]} <code>${scope}</code></span></label>
 `)}</div>
 </fieldset>
 `
@@ -114,19 +161,32 @@ export function problemPage (status: number, title: string, sentence: string): P
   }
 }
 
+export interface Account {
+  /** The session's cookie, which the forms go by. */
+  cookie: string
+  user: User
+  /** The session that this is. */
+  session: Buffer
+  memberships: readonly Membership[]
+  sessions: readonly Session[]
+  tokens: readonly OwnToken[]
+  applications: readonly Application[]
+}
+
 export function accountPage (
-  cookie: string, user: User, memberships: readonly Membership[], tokens: readonly OwnToken[], notice?: string
+  { cookie, user, session, memberships, sessions, tokens, applications }: Account
 ): Page {
   return {
     title: 'Your account',
     body: html`<h1>Your account</h1>
-${notice === undefined ? '' : html`<p role="status"><strong>${notice}</strong></p>`}
 <dl>
 <dt>Name</dt><dd>${user.name}</dd>
 <dt>E-mail address</dt><dd>${user.email}</dd>
 <dt>Organizations</dt>${organizationsOf(memberships, 'none')}
-<dt>API tokens that you made</dt>${tokensOf(tokens)}
+<dt>Second factor</dt><dd>${user.second_factor_id === null ? 'none' : 'is asked for when you sign in'}</dd>
 </dl>
+<p><a href="/account/password">Change the password</a><br>
+<a href="/account/second-factor">${user.second_factor_id === null ? 'Set up a second factor' : 'Change the second factor'}</a></p>
 <form method="post" action="/account/sign-out">
 ${formField(cookie)}
 <div class="actions">
@@ -134,12 +194,112 @@ ${formField(cookie)}
 <button type="submit" name="where" value="everywhere">Sign out everywhere</button>
 </div>
 </form>
-<p><a href="/account/password">Change the password</a></p>`
+<h2>Where you are signed in</h2>
+${heldOf(cookie, 'sessions', sessions.map(({ token_hash, created_at, seen_at }) => ({
+    id: token_hash.toString('base64url'),
+    text: html`Since ${momentOf(created_at)}, last used ${momentOf(seen_at)}${token_hash.equals(session) ? ' (this browser)' : ''}`
+  })))}
+<h2>Applications that act for you</h2>
+${heldOf(cookie, 'applications', applications.map(({ id, client, scopes, created_at, expires_at }) => ({
+    id: String(id),
+    text: html`${client}, since ${dayOf(created_at)} until ${dayOf(expires_at)}: ${grantsEverything(scopes as Scope[]) ? 'everything' : `${scopes.length} permissions`}`
+  })))}
+<h2>API tokens that you made</h2>
+${heldOf(cookie, 'tokens', tokens.map(({ id, name, organization, created_at, last_used_at, expires_at }) => ({
+    id: String(id),
+    text: html`${name} (${organization.name}), made on ${dayOf(created_at)}, ${
+      expires_at === null ? 'for ever' : `until ${dayOf(expires_at)}`}, ${
+      last_used_at === null ? 'never used' : `last used ${momentOf(last_used_at)}`}`
+  })))}`
+  }
+}
+
+// What a person holds, each with a button that ends it.
+const heldOf = (
+  cookie: string, noun: 'sessions' | 'applications' | 'tokens', held: readonly { id: string, text: Html }[]
+): Html => held.length === 0
+  ? html`<p class="soft">none</p>`
+  : html`<ul class="held">
+${held.map(({ id, text }) => html`<li class="held"><span>${text}</span>
+<form method="post" action="/account/${noun}/end">${formField(cookie)}<input type="hidden" name="id" value="${id}">
+<button type="submit">End</button></form></li>
+`)}</ul>`
+
+export function factorPage ({ cookie, user }: SignedIn, recoveryCodes: number, problem?: Problem): Page {
+  const isOn = user.second_factor_id !== null
+  const of = { title: isOn ? 'Your second factor' : 'Set up a second factor', status: problem?.status ?? 200 }
+  const back = html`<p><a href="/account">Back to your account</a></p>`
+  if (!isOn) {
+    return {
+      ...of,
+      body: html`<h1>${of.title}</h1>
+<p>An application on your phone then makes a code that is asked for beside your password, every time that you sign in. You will be signed out in other browsers.</p>
+${problemOf(problem?.problem)}
+<form method="post" action="/account/second-factor">
+${formField(cookie)}
+${currentPassword(problem?.problem)}
+<div class="actions"><button class="main" type="submit">Go on</button></div>
+</form>
+${back}`
+    }
+  }
+  return {
+    ...of,
+    body: html`<h1>${of.title}</h1>
+<p>A code is asked for beside your password. ${recoveryCodes} of your recovery codes are left.</p>
+${problemOf(problem?.problem)}
+<form method="post" action="/account/second-factor/change">
+${formField(cookie)}
+${currentPassword(problem?.problem)}
+${codeField(problem?.problem)}
+<div class="actions">
+<button class="main" type="submit" name="change" value="recovery-codes">Make new recovery codes</button>
+<button type="submit" name="change" value="disable">Turn it off</button>
+</div>
+</form>
+${back}`
+  }
+}
+
+export function confirmFactorPage (
+  { cookie }: SignedIn, factor?: { address: string, secret: string }, problem?: Problem
+): Page {
+  return {
+    title: 'Set up a second factor',
+    status: problem?.status ?? 200,
+    body: html`<h1>Set up a second factor</h1>
+${factor === undefined
+    ? html`<p>Enter the code that the application shows now. If you have not added this account to it, <a href="/account/second-factor">begin anew</a>.</p>`
+    : html`<p>Scan this with an authenticator application, or type the key into it. It is shown once.</p>
+${qrCode(factor.address, 'QR code for an authenticator application')}
+<dl>
+<dt>Key</dt><dd><code>${factor.secret.match(/.{1,4}/g)!.join(' ')}</code></dd>
+<dt>Address</dt><dd><code>${factor.address}</code></dd>
+</dl>`}
+${problemOf(problem?.problem)}
+<form method="post" action="/account/second-factor/confirm">
+${formField(cookie)}
+<label for="code">Code that the application shows</label>
+<input id="code" name="code" autocomplete="one-time-code" inputmode="numeric" required maxlength="${MOST_CODE}"${describedBy(problem?.problem)} autofocus>
+<div class="actions"><button class="main" type="submit">Turn it on</button></div>
+</form>`
+  }
+}
+
+export function recoveryCodesPage (codes: readonly string[]): Page {
+  return {
+    title: 'Recovery codes',
+    body: html`<h1>Keep these recovery codes</h1>
+<p>Each of them lets you in once when you do not have your phone. They are not shown again.</p>
+<ol class="codes">
+${codes.map((code) => html`<li><code>${code}</code></li>
+`)}</ol>
+<p><a href="/account">Go on to your account</a></p>`
   }
 }
 
 export function changePasswordPage (
-  cookie: string, problem?: string, status = problem === undefined ? 200 : 422
+  { cookie, user }: SignedIn, { problem, status }: { problem?: string, status: number } = { status: 200 }
 ): Page {
   return {
     title: 'Change the password',
@@ -149,9 +309,9 @@ export function changePasswordPage (
 ${problemOf(problem)}
 <form method="post" action="/account/password">
 ${formField(cookie)}
-<label for="current">Current password</label>
-<input id="current" name="current" type="password" autocomplete="current-password" required maxlength="${PASSWORD.maxBytes}"${describedBy(problem)} autofocus>
+${currentPassword(problem)}
 ${newPassword(problem)}
+${user.second_factor_id === null ? '' : codeField(problem)}
 <div class="actions"><button class="main" type="submit">Change</button></div>
 </form>`
   }
@@ -178,6 +338,16 @@ ${newPassword(problem)}
 const ownName = (name: string) => html`<label for="name">Your name, as others see it</label>
 <input id="name" name="name" autocomplete="name" required maxlength="${NAME_LENGTH}" value="${name}">`
 
+const currentPassword = (problem: string | undefined) => html`<label for="current">Current password</label>
+<input id="current" name="current" type="password" autocomplete="current-password" required maxlength="${PASSWORD.maxBytes}"${describedBy(problem)} autofocus>`
+
+const MOST_CODE = 40
+
+const codeField = (
+  problem: string | undefined, { isFirst = false, isOptional = false }: { isFirst?: boolean, isOptional?: boolean } = {}
+) => html`<label for="code">Code of your authenticator application, or a recovery code</label>
+<input id="code" name="code" autocomplete="one-time-code" maxlength="${MOST_CODE}"${isOptional ? '' : html` required`}${describedBy(problem)}${autofocus(isFirst)}>`
+
 const newPassword = (problem: string | undefined) => html`<label for="password">New password</label>
 <input id="password" name="password" type="password" autocomplete="new-password" required
   minlength="${PASSWORD.minCharacters}" maxlength="${PASSWORD.maxBytes}"${describedBy(problem, 'rule')}>
@@ -197,13 +367,8 @@ const organizationsOf = (memberships: readonly Membership[], none: string): Html
   ? html`<dd>${none}</dd>`
   : html`${memberships.map(({ name, role }) => html`<dd>${name} (${ROLE_NAMES[role]})</dd>`)}`
 
-// They end with the grant that they were made through: who signs out everywhere ends them, too.
-const tokensOf = (tokens: readonly OwnToken[]): Html => tokens.length === 0
-  ? html`<dd>none</dd>`
-  : html`${tokens.map(({ name, organization, created_at, expires_at }) => html`<dd>${name} (${organization.name}), made on ${dayOf(created_at)}, ${
-    expires_at === null ? 'for ever' : `until ${dayOf(expires_at)}`}</dd>`)}`
-
 const dayOf = (moment: Date) => moment.toISOString().slice(0, 10)
+const momentOf = (moment: Date) => `${dayOf(moment)} at ${moment.toISOString().slice(11, 16)} UTC`
 
 const problemOf = (problem: string | undefined): Html =>
   problem === undefined ? html`` : html`<p id="problem" class="notice" role="alert">${problem}</p>`
