@@ -36,6 +36,7 @@ import { user } from './plugins/user.ts'
 import { versions } from './plugins/versions.ts'
 import { gatherReads, recordOfPerson } from './repositories/audit.ts'
 import { ApiError } from './rules/errors.ts'
+import { createAnchorWorker } from './vault/anchors.ts'
 import { createLateEventWorker } from './vault/late-events.ts'
 import { createRemovalWorker } from './vault/removals.ts'
 import { createHistoryWorker } from './vault/worker.ts'
@@ -135,7 +136,12 @@ export async function buildApp (
   app.decorate('removals', removals)
   const lateEvents = createLateEventWorker({ db: database.background, log: app.log })
   app.decorate('lateEvents', lateEvents)
-  app.addHook('onClose', async () => { await Promise.all([histories.stop(), removals.stop(), lateEvents.stop()]) })
+  const anchors = createAnchorWorker({ db: database.background, log: app.log })
+  app.decorate('anchors', anchors)
+  app.addHook('onClose', async () => {
+    await Promise.all([histories.stop(), removals.stop(), lateEvents.stop()])
+    await anchors.stop()
+  })
   const log = (line: string) => app.log.warn(line)
   const outbox = createOutbox(createMailer(config, log), config.smtp !== undefined, log)
   app.decorate('outbox', outbox)

@@ -76,6 +76,13 @@ export async function openDatabase (config: Config, onFatal?: (error: Error) => 
     : connect({ url: config.databaseUrl, pool: config.databasePool, onFatal })
 }
 
+/** The master keys alone, for who needs no database. */
+export function openKeyring (config: Config): Keyring {
+  const key = readMasterKey(config)
+  if (key === undefined) throw new StartError('The master key is needed: set MASTER_KEY or MASTER_KEY_FILE')
+  return makeKeyring(config, key)
+}
+
 // Before there is a log to say it in.
 function say (line: string): void {
   process.stderr.write(`${line}\n`)

@@ -113,6 +113,7 @@ async function run (config: Config, { counters, ready, end }: Way): Promise<numb
     app.histories.start()
     app.removals.start()
     app.lateEvents.start()
+    app.anchors.start()
 
     await end(app)
     stopping = true

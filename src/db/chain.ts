@@ -189,7 +189,7 @@ export async function appendEvents (
     : await appendTakenOrLate(db, { ...values, late: JSON.stringify(late) })
   if (recorded.length !== rows.length) throw new Error('the counter of an organization moved while it was held')
   // Before the commit, which others wait for: they then expect what it leaves.
-  for (const [id, head] of after) chainOf(db).heads.set(id, head)
+  for (const [id, head] of after) chainOf(db).recorded(id, head)
 }
 
 /** Where a chain ended when somebody looked, which others may have moved on since. */
@@ -240,10 +240,23 @@ export async function recordGuessed (
   for (const { organization_id, is_recorded } of rows) {
     if (is_recorded) {
       recorded.add(organization_id)
-      chain.heads.set(organization_id, after.get(organization_id)!)
+      chain.recorded(organization_id, after.get(organization_id)!)
     } else chain.missed(organization_id)
   }
   return recorded
+}
+
+const firmHeads = preparedSql<HeadRow & { organization_id: string }, { ids: string }>('firm_heads', ($) => sql`
+  SELECT organization_id, next_event, event_head FROM organization_counters WHERE organization_id IN ${these($('ids'))}
+  ORDER BY organization_id FOR KEY SHARE`)
+
+/**
+ * Where chains end for good: what this tells outlives a crash of the machine. A row lock is written to the log, and its
+ * commit waits for the disk with everything before it, also with what did not wait itself. It waits for nobody.
+ */
+export async function findFirmHeads (db: Db, ids: Ids): Promise<Map<string, Head>> {
+  const rows = await firmHeads(db, { ids: idsJson(ids) })
+  return new Map(rows.map((row) => [row.organization_id, headOf(row)]))
 }
 
 /** Asks for the database's time. */

@@ -60,6 +60,12 @@ export interface EventChain {
    * that it takes, and a transaction that ends without a commit leaves a wrong one.
    */
   readonly heads: { get (organizationId: string): Head | undefined, set (organizationId: string, head: Head): void }
+  /** Events were sent to the database, behind which the chain then ends: they want an anchor. */
+  recorded (organizationId: string, head: Head): void
+  /** Organizations whose events have waited long enough for an anchor, or are many; or all that have such. */
+  due (all?: boolean): string[]
+  /** The events of an organization up to this one have an anchor. */
+  anchored (organizationId: string, sequence: number): void
   /** A guess was wrong: others record in the organization, and whoever guesses next is likely to be wrong as well. */
   missed (organizationId: string): void
   isMissedOften (organizationId: string): boolean

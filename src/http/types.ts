@@ -96,6 +96,7 @@ declare module 'fastify' {
     removals: { start (): void, wake (): void }
     /** Numbers events that did not wait for their organization's counter. */
     lateEvents: { start (): void, wake (): void }
+    anchors: { start (): void, wake (): void }
   }
   interface FastifyRequest {
     /** Who acts in the organization that the request is about. */

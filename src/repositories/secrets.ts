@@ -79,7 +79,7 @@ export async function writeSecrets (db: Db, next_version: number, writes: readon
 // transaction that learns it from the counter: whoever waited for a project has it then, and need not wait again.
 async function swap (handle: Db, next_version: number, writes: readonly SecretWrite[]): Promise<Swapped> {
   const { organization_id } = writes[0]!.state
-  const { heads, told, missed, isMissedOften } = chainOf(handle)
+  const { heads, recorded, told, missed, isMissedOften } = chainOf(handle)
   const rows = writes.map(({ actor, event }) => eventRow(actor, event))
   const send = sender(handle, next_version, writes)
   const head = isMissedOften(organization_id) ? undefined : heads.get(organization_id)
@@ -89,7 +89,7 @@ async function swap (handle: Db, next_version: number, writes: readonly SecretWr
     const asked = performance.now()
     const row = await send(handle, { ...expecting(head, then), events })
     told(row.clock, asked)
-    if (row.next_version !== null) heads.set(organization_id, then)
+    if (row.next_version !== null) recorded(organization_id, then)
     if (row.next_version !== null || row.next_event === null) return row
     missed(organization_id)
   }

@@ -15,7 +15,9 @@ const LOOK_EVERY = 30_000
 const SHORTEST_REST = 5
 
 /** Runs `work` whenever somebody wakes it, one at a time. It asks `isStopped` before each piece and rests after it. */
-export function createBackground (work: (isStopped: () => boolean) => Promise<void>): Background {
+export function createBackground (
+  work: (isStopped: () => boolean) => Promise<void>, every = LOOK_EVERY
+): Background {
   let timer: NodeJS.Timeout | undefined
   let running: Promise<void> | undefined
   let again = false
@@ -37,7 +39,7 @@ export function createBackground (work: (isStopped: () => boolean) => Promise<vo
 
   return {
     start () {
-      timer = setInterval(wake, LOOK_EVERY)
+      timer = setInterval(wake, every)
       timer.unref()
       wake()
     },

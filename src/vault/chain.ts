@@ -9,6 +9,9 @@ import { serviceKeyContext } from './contexts.ts'
 // Milliseconds for which nobody guesses after a guess that was wrong.
 const MISSED_FOR = 1_000
 
+// Events of an organization that wait for an anchor at most, and milliseconds for which the first of them does.
+const UNANCHORED = { events: 1_000, time: 10 * 60_000 }
+
 // Organizations whose heads a process remembers. Of another one, it looks first.
 const MOST_HEADS = 10_000
 
@@ -28,6 +31,7 @@ export const openChainKey = (keyring: Keyring, wrapped: Buffer): KeyObject =>
 /** Chains events under a key. */
 export function createChain (kid: string, key: KeyObject): EventChain {
   const heads = new LRUCache<string, Head>({ max: MOST_HEADS })
+  const waiting = new Map<string, { first: number, last: number, since: number }>()
   const missed = new LRUCache<string, true>({ max: MOST_HEADS, ttl: MISSED_FOR })
   // From the process's own clock, which nobody sets, to the database's.
   let offset: number | undefined
@@ -35,6 +39,18 @@ export function createChain (kid: string, key: KeyObject): EventChain {
     kid,
     mac: (event, previous) => eventMac(key, event, previous),
     heads: { get: (id) => heads.get(id), set: (id, head) => { heads.set(id, head) } },
+    recorded (id, head) {
+      heads.set(id, head)
+      const last = head.next_event - 1
+      const { first, since } = waiting.get(id) ?? { first: last, since: performance.now() }
+      waiting.set(id, { first, last, since })
+    },
+    due: (all = false) => [...waiting].flatMap(([id, { first, last, since }]) =>
+      all || last - first >= UNANCHORED.events || performance.now() - since >= UNANCHORED.time ? [id] : []),
+    anchored (id, sequence) {
+      if ((waiting.get(id)?.last ?? 0) <= sequence) waiting.delete(id)
+      else waiting.set(id, { ...waiting.get(id)!, first: sequence, since: performance.now() })
+    },
     missed: (id) => { missed.set(id, true) },
     isMissedOften: (id) => missed.has(id),
     now: () => new Date(Math.floor(offset === undefined ? Date.now() : performance.now() + offset)),

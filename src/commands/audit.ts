@@ -1,0 +1,249 @@
+import { createReadStream } from 'node:fs'
+import type { Config } from '../config.ts'
+import { IntegrityError } from '../crypto/at-rest.ts'
+import { MasterKeyMissing, type Keyring } from '../crypto/keyring.ts'
+import type { Db } from '../db/database.ts'
+import { findBefore, findChain, listChains, readChain, type ChainRow } from '../repositories/chains.ts'
+import { findServiceKey } from '../repositories/master-keys.ts'
+import { findOrganization } from '../repositories/organizations.ts'
+import { FIRST_CHAIN_KEY, openChainKey } from '../vault/chain.ts'
+import { Anchors, ChainVerifier, type Chain, type ChainKeys, type Verified } from '../vault/verification.ts'
+import { open, openKeyring, StartError, type Opened } from './open.ts'
+
+// Chains of events, verified and exported. An export is lines of JSON: what it is, with the wrapped key; then for each
+// organization what its counter says and its events; and how many there were.
+
+const FORMAT = 'strongroom audit export 1'
+
+// Characters of a line: an event has some thousand at most. A longer one is none of ours.
+const MOST_LINE = 256 * 1024
+
+/** What an operator asks for: one organization by id or slug, or all. */
+interface Asked { organization?: string | undefined }
+
+/**
+ * Verifies chains in the database or in an export, and tells of each. Answers the exit status: 0 when all of them hold,
+ * 1 when one is broken.
+ */
+export async function verifyAudit (
+  config: Config,
+  { organization, file, anchors: log }: Asked & { file?: string | undefined, anchors?: string | undefined },
+  tell: (verified: Verified) => void | Promise<void>
+): Promise<number> {
+  const anchors = await readAnchors(log)
+  let status = 0
+  const tellAll = async (all: AsyncIterable<Verified>) => {
+    for await (const verified of all) {
+      if (verified.broken !== null) status = 1
+      await tell(verified)
+    }
+  }
+  if (file !== undefined) {
+    await tellAll(verifyFile(openKeyring(config), file, { organization }, anchors))
+    return status
+  }
+  const opened = await open(config)
+  try {
+    await tellAll(verifyDatabase(opened, { organization }, anchors))
+    return status
+  } finally {
+    await opened.database.close()
+  }
+}
+
+/** What came of a chain, in a line for the operator. */
+export function describeVerified ({ organization, events, broken }: Verified): string {
+  if (broken === null) return `${organization}: ${events} events are what was recorded\n`
+  const { sequence, reason, expected, actual } = broken
+  return `${organization}: event ${sequence} ${reason} (expected ${expected ?? '-'}, actual ${actual ?? '-'})\n`
+}
+
+/** Verifies chains in the database, one after the other. */
+export async function * verifyDatabase (
+  { database: { db }, keyring }: Opened, asked: Asked, anchors: Anchors
+): AsyncGenerator<Verified> {
+  const keys = keysOf(keyring, await wrappedKey(db))
+  for (const organization of await organizationsOf(db, asked, anchors)) {
+    const { last, ...head } = await findChain(db, organization)
+    const verifier = new ChainVerifier({ organization_id: organization, ...head, after: null }, keys, anchors)
+    for await (const events of readChain(db, organization, 0, last)) {
+      if (!events.every((event) => verifier.add(event))) break
+    }
+    yield verifier.end()
+  }
+}
+
+/** The lines of an export. `since` leaves out what happened before: what is left is verified behind that. */
+export async function * exportEvents (
+  { db }: Opened['database'], { organization, since }: Asked & { since?: Date | undefined }
+): AsyncGenerator<string> {
+  const line = (value: object) => `${JSON.stringify(value)}\n`
+  const organizations = await organizationsOf(db, { organization })
+  yield line({
+    format: FORMAT,
+    organization: organization === undefined ? null : organizations[0],
+    since: since ?? null,
+    key: (await wrappedKey(db)).toString('base64')
+  })
+  let events = 0
+  for (const id of organizations) {
+    const { last, next_event, event_head } = await findChain(db, id)
+    const after = since && await findBefore(db, id, since)
+    yield line({ organization: id, next_event, event_head: hexOf(event_head), after: toAfter(after) })
+    for await (const rows of readChain(db, id, after?.seq ?? 0, last)) {
+      events += rows.length
+      yield rows.map(({ mac, ...event }) => line({ ...event, mac: hexOf(mac) })).join('')
+    }
+  }
+  yield line({ events })
+}
+
+/**
+ * Verifies the chains of an export. Throws a StartError when it is none, or was made under a master key that is not at
+ * hand.
+ */
+export async function * verifyFile (
+  keyring: Keyring, file: string, asked: Asked, anchors: Anchors
+): AsyncGenerator<Verified> {
+  let keys: ChainKeys | undefined
+  let verifier: ChainVerifier | undefined
+  let isSkipped = false
+  let isWhole = false
+  let isOfAll = false
+  const seen = new Set<string>()
+  const end = (): Verified[] => {
+    const verified = verifier === undefined ? [] : [verifier.end()]
+    verifier = undefined
+    return verified
+  }
+  for await (const text of linesOf(file)) {
+    const value = readLine(text)
+    if (keys === undefined) {
+      if (value?.format !== FORMAT || typeof value.key !== 'string') {
+        throw new StartError(`${file} is no export of the audit`)
+      }
+      keys = keysOf(keyring, Buffer.from(value.key, 'base64'))
+      isOfAll = value.organization === null && asked.organization === undefined
+    } else if (value !== undefined && typeof value.organization === 'string') {
+      yield * end()
+      isSkipped = asked.organization !== undefined && asked.organization.toUpperCase() !== value.organization
+      if (!isSkipped) {
+        seen.add(value.organization)
+        verifier = new ChainVerifier(chainOf(value.organization, value), keys, anchors)
+      }
+    } else if (value !== undefined && typeof value.events === 'number') {
+      isWhole = true
+    } else if (!isSkipped) {
+      const event = value && eventOf(value)
+      if (event === undefined) verifier?.addUnreadable()
+      else verifier?.add(event)
+    }
+  }
+  yield * end()
+  if (keys === undefined) throw new StartError(`${file} is empty`)
+  if (!isWhole) throw new StartError(`${file} is cut off: it has no last line`)
+  if (asked.organization !== undefined && seen.size === 0) {
+    throw new StartError(`${file} has no events of the organization ${asked.organization}`)
+  }
+  // Of whom an anchor tells and the export does not, everything is missing.
+  for (const organization of isOfAll ? anchors.organizations() : []) {
+    if (seen.has(organization)) continue
+    yield new ChainVerifier(
+      { organization_id: organization, next_event: 1, event_head: null, after: null }, keys, anchors
+    ).end()
+  }
+}
+
+/** The anchors in a log: of its lines, those that say one. */
+export async function readAnchors (file: string | undefined): Promise<Anchors> {
+  const anchors = new Anchors()
+  if (file === undefined) return anchors
+  for await (const text of linesOf(file)) {
+    if (!text.includes('audit anchor')) continue
+    const { msg, organization, sequence, mac } = readLine(text) ?? {}
+    const bytes = bytesOf(mac)
+    if (msg === 'audit anchor' && typeof organization === 'string' && Number.isSafeInteger(sequence) && bytes) {
+      anchors.add({ organization, sequence: sequence as number, mac: bytes })
+    }
+  }
+  return anchors
+}
+
+async function organizationsOf (db: Db, { organization }: Asked, anchors?: Anchors): Promise<string[]> {
+  const all = await listChains(db)
+  if (organization === undefined) return [...new Set([...all, ...anchors?.organizations() ?? []])].sort()
+  const id = (await findOrganization(db, organization))?.id ?? organization.toUpperCase()
+  if (!all.includes(id)) throw new StartError(`There is no organization ${organization}`)
+  return [id]
+}
+
+async function wrappedKey (db: Db): Promise<Buffer> {
+  const key = await findServiceKey(db, FIRST_CHAIN_KEY)
+  if (key === undefined) throw new StartError('The key that chains events is missing')
+  return key.wrapped
+}
+
+function keysOf (keyring: Keyring, wrapped: Buffer): ChainKeys {
+  try {
+    return new Map([[FIRST_CHAIN_KEY, openChainKey(keyring, wrapped)]])
+  } catch (error) {
+    if (error instanceof MasterKeyMissing) {
+      throw new StartError(`Master key ${error.id} is missing: the key that chains events is wrapped by it`)
+    }
+    if (error instanceof IntegrityError) throw new StartError('The key that chains events does not open')
+    throw error
+  }
+}
+
+/** The lines of a file, one at a time; what is too long comes as an empty one. */
+async function * linesOf (file: string): AsyncGenerator<string> {
+  let rest = ''
+  let isTooLong = false
+  for await (const chunk of createReadStream(file, { encoding: 'utf8', highWaterMark: 256 * 1024 })) {
+    const lines = (rest + (chunk as string)).split('\n')
+    rest = lines.pop()!
+    if (isTooLong && lines.length > 0) {
+      lines[0] = ''
+      isTooLong = false
+    }
+    for (const line of lines) yield line.length > MOST_LINE ? '' : line
+    if (rest.length > MOST_LINE) {
+      rest = ''
+      isTooLong = true
+    }
+  }
+  if (rest !== '') yield rest
+}
+
+function readLine (text: string): Record<string, unknown> | undefined {
+  try {
+    const value: unknown = JSON.parse(text)
+    return typeof value === 'object' && value !== null ? value as Record<string, unknown> : undefined
+  } catch {
+    return undefined
+  }
+}
+
+// Whatever else is wrong with it, its MAC is not right then.
+function eventOf (value: Record<string, unknown>): ChainRow | undefined {
+  const { seq, occurred_at, mac } = value
+  if (!Number.isSafeInteger(seq) || typeof occurred_at !== 'string') return undefined
+  return { ...value, occurred_at: new Date(occurred_at), mac: bytesOf(mac) } as unknown as ChainRow
+}
+
+function chainOf (organization_id: string, { next_event, event_head, after }: Record<string, unknown>): Chain {
+  const { seq, mac } = (after ?? {}) as Record<string, unknown>
+  const before = bytesOf(mac)
+  return {
+    organization_id,
+    next_event: Number(next_event),
+    event_head: bytesOf(event_head),
+    after: before === null ? null : { seq: Number(seq), mac: before }
+  }
+}
+
+const toAfter = (after: { seq: number, mac: Buffer } | undefined) =>
+  after === undefined ? null : { seq: after.seq, mac: hexOf(after.mac) }
+const hexOf = (bytes: Buffer | null) => bytes === null ? null : bytes.toString('hex')
+const bytesOf = (value: unknown): Buffer | null =>
+  typeof value === 'string' && /^(?:[0-9a-f]{2}){1,64}$/.test(value) ? Buffer.from(value, 'hex') : null

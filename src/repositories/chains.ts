@@ -1,0 +1,89 @@
+import { sql } from 'drizzle-orm'
+import { preparedSql, type Db } from '../db/database.ts'
+import { headOf, type ChainedEvent, type Head, type HeadRow } from '../db/events.ts'
+
+// Chains as the database holds them, for who verifies or exports them. Nothing of it is believed.
+
+/** An event as it is stored. */
+export type ChainRow = Omit<ChainedEvent, 'chain_kid'> & { chain_kid: string | null, mac: Buffer | null }
+
+/** Every organization that is, or was: by itself, by its counter, or by its events alone. */
+export async function listChains (db: Db): Promise<string[]> {
+  const rows = await db.execute(sql`
+    WITH RECURSIVE recorded AS (
+      SELECT min(organization_id) AS id FROM audit_events
+      UNION ALL
+      SELECT (SELECT min(organization_id) FROM audit_events WHERE organization_id > recorded.id) FROM recorded
+      WHERE recorded.id IS NOT NULL
+    )
+    SELECT id FROM recorded WHERE id IS NOT NULL UNION SELECT organization_id FROM organization_counters
+      UNION SELECT id FROM organizations
+    ORDER BY id`) as unknown as { id: string }[]
+  return rows.map(({ id }) => id)
+}
+
+/** What the counter says of a chain, and the last number that there is, at one moment. */
+export async function findChain (db: Db, organizationId: string): Promise<Head & { last: number }> {
+  const [row] = await db.execute(sql`
+    SELECT next_event, event_head, last FROM (
+      SELECT max(seq) AS last FROM audit_events WHERE organization_id = ${organizationId}
+    ) AS events LEFT JOIN organization_counters ON organization_id = ${organizationId}
+  `) as unknown as [Partial<HeadRow> & { last: string | null }]
+  return {
+    // Without a counter nothing was ever recorded.
+    ...headOf({ next_event: row.next_event ?? '1', event_head: row.event_head ?? null }), last: Number(row.last)
+  }
+}
+
+interface Raw extends Omit<ChainRow, 'seq' | 'occurred_at' | 'actor_id'> {
+  seq: string
+  occurred_at: number
+  actor_id: string | null
+}
+
+const page = preparedSql<Raw, { organization_id: string, after: number, last: number, limit: number }>(
+  'chain_page', ($) => sql`
+  SELECT organization_id, seq, (extract(epoch FROM occurred_at) * 1000)::float8 AS occurred_at, action, actor_type,
+    actor_id, resource_type, resource_id, request_id, ip, user_agent, details, chain_kid, mac
+  FROM audit_events
+  WHERE organization_id = ${$('organization_id')}::char(26) AND seq > ${$('after')}::bigint
+    AND seq <= ${$('last')}::bigint
+  ORDER BY seq LIMIT ${$('limit')}::int`)
+
+const PAGE = 2_000
+
+/** The events of a chain behind one and up to another, in the order of their numbers: a page is read ahead. */
+export async function * readChain (
+  db: Db, organizationId: string, after: number, last: number
+): AsyncGenerator<ChainRow[]> {
+  const read = (behind: number) =>
+    page(db, { organization_id: organizationId, after: behind, last, limit: PAGE })
+  for (let next = read(after); ;) {
+    const rows = await next
+    const isEnd = rows.length < PAGE
+    if (!isEnd) {
+      next = read(Number(rows.at(-1)!.seq))
+      // It is awaited above, unless who reads stops before.
+      next.catch(() => {})
+    }
+    yield rows.map(({ seq, occurred_at, actor_id, ...event }) => ({
+      ...event,
+      seq: Number(seq),
+      occurred_at: new Date(occurred_at),
+      actor_id: actor_id === null ? null : Number(actor_id)
+    }))
+    if (isEnd) return
+  }
+}
+
+/** The event before the first that happened at a moment or later: what a part of a chain is verified behind. */
+export async function findBefore (
+  db: Db, organizationId: string, since: Date
+): Promise<{ seq: number, mac: Buffer } | undefined> {
+  const [row] = await db.execute(sql`
+    SELECT seq, mac FROM audit_events WHERE organization_id = ${organizationId} AND mac IS NOT NULL AND seq < coalesce((
+      SELECT min(seq) FROM audit_events
+      WHERE organization_id = ${organizationId} AND occurred_at >= ${since.toISOString()}::timestamptz
+    ), 9007199254740991) ORDER BY seq DESC LIMIT 1`) as unknown as { seq: string, mac: Buffer }[]
+  return row && { seq: Number(row.seq), mac: row.mac }
+}

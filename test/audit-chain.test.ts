@@ -1,0 +1,238 @@
+import { writeFileSync } from 'node:fs'
+import { join } from 'node:path'
+import { sql } from 'drizzle-orm'
+import t from 'tap'
+import { exportEvents, readAnchors, verifyDatabase, verifyFile } from '../src/commands/audit.ts'
+import { generateMasterKey } from '../src/crypto/keyring.ts'
+import { connect } from '../src/db/database.ts'
+import { Anchors, type Verified } from '../src/vault/verification.ts'
+import { makeLevel, startApp, type Caller } from './helpers/app.ts'
+import { command, scratchDirectory } from './helpers/process.ts'
+import { beside } from './helpers/statements.ts'
+
+// Whoever has the database can do to the audit what they like, and it is found: there, and in an export of it.
+
+const service = await startApp(t)
+const { database, keyring } = service
+const scratch = scratchDirectory(t)
+const STORED = 8
+
+/** An organization with some events of its own. */
+async function world (): Promise<Caller> {
+  const caller = await service.organization()
+  const level = await makeLevel(caller, { slug: 'orbit' })
+  for (let i = 0; i < STORED; i++) {
+    await caller.call('POST', `/${caller.organization}/secrets/store`, { ...level, plaintext: `TOKEN=${i}` })
+  }
+  await caller.call('GET', `/${caller.organization}/orbit/backend/live/secrets?decrypt=true`)
+  return caller
+}
+
+async function collect (all: AsyncIterable<Verified>): Promise<Record<string, Verified>> {
+  const found: Record<string, Verified> = {}
+  for await (const one of all) found[one.organization] = one
+  return found
+}
+
+const inDatabase = (anchors = new Anchors()) => collect(verifyDatabase({ database, keyring }, {}, anchors))
+
+async function exported (since?: Date): Promise<string> {
+  let text = ''
+  for await (const lines of exportEvents(database, { since })) text += lines
+  return text
+}
+
+let files = 0
+async function inFile (text: string, anchors = new Anchors()): Promise<Record<string, Verified>> {
+  const file = join(scratch, `export-${++files}.jsonl`)
+  writeFileSync(file, text)
+  return collect(verifyFile(keyring, file, {}, anchors))
+}
+
+const [own, other] = [await world(), await world()]
+const [mine, theirs] = [`organization_id = '${own.organization}'`, `organization_id = '${other.organization}'`]
+const [{ last }] = await service.sql(`SELECT max(seq)::int AS last FROM audit_events WHERE ${mine}`) as [{ last: number }]
+const COLUMNS = 'occurred_at, action, actor_type, actor_id, resource_type, resource_id, request_id, ip, user_agent, details, chain_kid, mac'
+const endAt = (seq: number) => `UPDATE organization_counters SET next_event = ${seq} + 1,
+  event_head = (SELECT mac FROM audit_events WHERE ${mine} AND seq = ${seq}) WHERE ${mine}`
+
+/** Does something to the rows as whoever owns the table can, and puts everything back. */
+async function tampered (statements: readonly string[], look: () => Promise<void>): Promise<void> {
+  for (const one of [
+    'CREATE TABLE kept_events AS SELECT * FROM audit_events',
+    'CREATE TABLE kept_counters AS SELECT * FROM organization_counters',
+    'ALTER TABLE audit_events DISABLE TRIGGER USER',
+    ...statements
+  ]) await service.sql(one)
+  try {
+    await look()
+  } finally {
+    for (const one of [
+      'DELETE FROM audit_events', 'INSERT INTO audit_events SELECT * FROM kept_events',
+      'DELETE FROM organization_counters', 'INSERT INTO organization_counters SELECT * FROM kept_counters',
+      'DROP TABLE kept_events, kept_counters', 'ALTER TABLE audit_events ENABLE TRIGGER USER'
+    ]) await service.sql(one)
+  }
+}
+
+/** The anchors that the service writes when it is asked for them. */
+async function anchorsOf (): Promise<Anchors> {
+  const anchors = new Anchors()
+  for (const { organization_id, next_event, event_head } of await service.sql(
+    'SELECT organization_id, next_event::int, event_head FROM organization_counters'
+  ) as { organization_id: string, next_event: number, event_head: Buffer }[]) {
+    anchors.add({ organization: organization_id, sequence: next_event - 1, mac: event_head })
+  }
+  return anchors
+}
+
+t.test('what was recorded verifies, in the database and in an export of all or of the last part', async (t) => {
+  const all = await inDatabase()
+  t.match(all[own.organization], { events: last, broken: null })
+  t.match(all[other.organization], { broken: null })
+  t.strictSame(await inFile(await exported()), all)
+  t.strictSame(await inDatabase(await anchorsOf()), all, 'anchors agree')
+  const [{ at }] = await service.sql(
+    `SELECT occurred_at::text AS at FROM audit_events WHERE ${mine} AND seq = ${last - 2}`
+  ) as [{ at: string }]
+  const part = await inFile(await exported(new Date(at)), await anchorsOf())
+  t.match(part[own.organization], { broken: null, head: all[own.organization]!.head })
+  t.ok(part[own.organization]!.events < last)
+})
+
+t.test('AU-06: each of nine manipulations is found at the right event, in the database and from the export alone', async (t) => {
+  const anchors = await anchorsOf()
+  const cases: [what: string, sequence: number, statements: string[], needsAnchors?: boolean][] = [
+    ['one character', 5, [`UPDATE audit_events SET resource_id = 'Z' || substr(resource_id, 2) WHERE ${mine} AND seq = 5`]],
+    ['one byte of a MAC', 5, [`UPDATE audit_events SET mac = set_byte(mac, 7, get_byte(mac, 7) # 1) WHERE ${mine} AND seq = 5`]],
+    ['no MAC', 5, [`UPDATE audit_events SET mac = NULL WHERE ${mine} AND seq = 5`]],
+    ['a member of the details', 6, [`UPDATE audit_events SET details = details || '{"revision": 99}' WHERE ${mine} AND seq = 6`]],
+    ['the middle deleted', 6, [`DELETE FROM audit_events WHERE ${mine} AND seq = 6`]],
+    ['the middle deleted, the rest moved up', 6, [
+      `DELETE FROM audit_events WHERE ${mine} AND seq = 6`,
+      `UPDATE audit_events SET seq = -seq WHERE ${mine} AND seq > 6`,
+      `UPDATE audit_events SET seq = -seq - 1 WHERE ${mine} AND seq < 0`,
+      endAt(last - 1)
+    ]],
+    ['the tail deleted', last - 1, [`DELETE FROM audit_events WHERE ${mine} AND seq > ${last - 2}`]],
+    ['the tail deleted, and the counter put back', last - 1, [
+      `DELETE FROM audit_events WHERE ${mine} AND seq > ${last - 2}`, endAt(last - 2)
+    ], true],
+    ['two swapped', 4, [
+      `UPDATE audit_events SET seq = -1 WHERE ${mine} AND seq = 4`,
+      `UPDATE audit_events SET seq = 4 WHERE ${mine} AND seq = 7`,
+      `UPDATE audit_events SET seq = 7 WHERE ${mine} AND seq = -1`
+    ]],
+    ['one inserted', last + 1, [
+      `INSERT INTO audit_events (organization_id, seq, ${COLUMNS}) SELECT organization_id, ${last + 1}, ${COLUMNS} FROM audit_events WHERE ${mine} AND seq = ${last}`
+    ]],
+    ['one inserted, and the counter moved', last + 1, [
+      `INSERT INTO audit_events (organization_id, seq, ${COLUMNS}) SELECT organization_id, ${last + 1}, ${COLUMNS} FROM audit_events WHERE ${mine} AND seq = ${last}`,
+      endAt(last + 1)
+    ]],
+    ['the table truncated', 1, ['TRUNCATE audit_events']],
+    ['table and counters truncated', 1, ['TRUNCATE audit_events', 'DELETE FROM organization_counters'], true],
+    ['one copied from another organization', 5, [
+      `DELETE FROM audit_events WHERE ${mine} AND seq = 5`,
+      `INSERT INTO audit_events (organization_id, seq, ${COLUMNS}) SELECT '${own.organization}', seq, ${COLUMNS} FROM audit_events WHERE ${theirs} AND seq = 5`
+    ]],
+    ['all copied from another organization', 1, [
+      `DELETE FROM audit_events WHERE ${mine}`,
+      `INSERT INTO audit_events (organization_id, seq, ${COLUMNS}) SELECT '${own.organization}', seq, ${COLUMNS} FROM audit_events WHERE ${theirs}`
+    ]],
+    ['the head put back', 6, [endAt(5)]],
+    ['the head changed', last, [`UPDATE organization_counters SET event_head = '\\x00' WHERE ${mine}`]],
+    ['the clock changed', 8, [`UPDATE audit_events SET occurred_at = occurred_at - interval '1 hour' WHERE ${mine} AND seq = 8`]]
+  ]
+  for (const [what, sequence, statements, needsAnchors = false] of cases) {
+    await tampered(statements, async () => {
+      const text = await exported()
+      const sources: [string, (anchors?: Anchors) => Promise<Record<string, Verified>>][] = [
+        ['in the database', inDatabase], ['in the export', (given) => inFile(text, given)]
+      ]
+      for (const [where, verify] of sources) {
+        t.equal((await verify(anchors))[own.organization]!.broken?.sequence, sequence, `${what}, ${where}, with anchors`)
+        const alone = (await verify())[own.organization]?.broken?.sequence
+        t.equal(alone, needsAnchors ? undefined : sequence, `${what}, ${where}, without`)
+      }
+    })
+  }
+  t.match((await inDatabase(anchors))[own.organization], { broken: null })
+})
+
+t.test('a database that was put back and went on is found by an anchor of what was replaced', async (t) => {
+  const anchors = await anchorsOf()
+  anchors.add({ organization: own.organization, sequence: last - 1, mac: Buffer.alloc(32, 1) })
+  for (const found of [await inDatabase(anchors), await inFile(await exported(), anchors)]) {
+    t.match(found[own.organization]!.broken, { sequence: last - 1, expected: '01'.repeat(32) })
+  }
+})
+
+t.test('an export that somebody edits is broken where it was edited', async (t) => {
+  const text = await exported()
+  const at = (seq: number) => text.split('\n').find((line) => line.includes(own.organization) && line.includes(`"seq":${seq},`))!
+  const edited: [string, string][] = [
+    ['a line taken out', text.replace(`${at(5)}\n`, '')],
+    ['a line that is none', text.replace(at(5), `${at(5).slice(0, 40)}`)],
+    ['a member taken out', text.replace(at(5), at(5).replace(/"action":"[^"]*",/, ''))],
+    ['text that has no encoding', text.replace(at(5), at(5).replace(/"action":"[^"]*"/, '"action":"\\ud800"'))]
+  ]
+  for (const [what, changed] of edited) {
+    t.equal((await inFile(changed))[own.organization]!.broken?.sequence, 5, what)
+  }
+  await t.rejects(inFile(text.slice(0, -20)), /cut off/)
+  await t.rejects(inFile('{"format":"another"}\n'), /no export/)
+  await t.rejects(inFile(''), /empty/)
+  const otherKey = text.replace(/"key":"[^"]*"/, `"key":"${Buffer.alloc(80).toString('base64')}"`)
+  await t.rejects(inFile(otherKey), /does not open/)
+})
+
+t.test('AU-07: an anchor is written after a thousand events, and at the end of a service for all that had some', async (t) => {
+  const one = await startApp(t)
+  const caller = await one.organization()
+  await makeLevel(caller, { slug: 'orbit' })
+  const [head] = await one.sql(`SELECT next_event::int - 1 AS sequence, encode(event_head, 'hex') AS mac
+    FROM organization_counters WHERE organization_id = '${caller.organization}'`)
+  await one.app.close()
+  const lines = one.logs.filter((line) => line.includes('audit anchor'))
+  t.match(lines.map((line) => JSON.parse(line)), [{ organization: caller.organization, ...head }])
+  const file = join(scratch, 'log.jsonl')
+  writeFileSync(file, `not a line\n${one.logs.join('')}{"msg":"audit anchor","organization":7}\n`)
+  const anchors = await readAnchors(file)
+  t.strictSame(anchors.organizations(), [caller.organization])
+  t.strictSame(anchors.last(caller.organization), head)
+})
+
+t.test('the command says what is broken with exit status 1, and 2 when it cannot tell', async (t) => {
+  const dir = scratchDirectory(t)
+  const env = { DATA_DIR: dir, MASTER_KEY: generateMasterKey().text }
+  t.equal((await command(['init', '--organization', 'Nimbus', '--email', 'owner@nimbus.example'], env)).code, 0)
+  t.match(await command(['audit', 'verify'], env), { code: 0, stdout: /^\w{26}: \d+ events are what was recorded\n$/ })
+  const { stdout, code } = await command(['audit', 'export', '--organization', 'nimbus'], env)
+  t.equal(code, 0)
+  const file = join(dir, 'export.jsonl')
+  writeFileSync(file, stdout)
+  // Without any database.
+  const alone = { DATA_DIR: join(dir, 'none'), MASTER_KEY: env.MASTER_KEY }
+  t.match(await command(['audit', 'verify', '--file', file], alone), { code: 0 })
+  writeFileSync(file, stdout.replace('"seq":1,', '"seq":1,"ip":"203.0.113.1",').replace('"ip":null,', ''))
+  const broken = await command(['audit', 'verify', '--file', file, '--json'], alone)
+  t.equal(broken.code, 1)
+  t.match(JSON.parse(broken.stdout), { events: 0, broken: { sequence: 1, expected: /^\w{64}$/, actual: /^\w{64}$/ } })
+  for (const [args, more, stderr] of [
+    [['--file', file], { MASTER_KEY: generateMasterKey().text }, /is missing/],
+    [['--file', join(dir, 'nothing')], {}, /ENOENT/],
+    [['--file', file, '--organization', '01ARZ3NDEKTSV4RRFFQ69G5FAV'], {}, /no events of the organization/],
+    [['--organization', 'nobody'], {}, /no organization/],
+    [['--anchors', join(dir, 'nothing')], {}, /ENOENT/]
+  ] as const) {
+    t.match(await command(['audit', 'verify', ...args], { ...env, ...more }), { code: 2, stdout: '', stderr })
+  }
+  t.match(await command(['audit', 'export', '--since', 'yesterday'], env), { code: 2, stderr: /--since/ })
+  const opened = await connect({ dir: join(dir, 'postgres'), pool: 1 })
+  for (const one of ['ALTER TABLE audit_events DISABLE TRIGGER USER', "UPDATE audit_events SET ip = '203.0.113.1' WHERE seq = 1"]) {
+    await beside(async () => await opened.db.execute(sql.raw(one)))
+  }
+  await opened.close()
+  t.match(await command(['audit', 'verify'], env), { code: 1, stdout: /event 1 is not what was recorded/ })
+})
