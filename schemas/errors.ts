@@ -115,6 +115,12 @@ export const ERRORS = {
   },
   abilities_are_fixed: { status: 422, message: 'The abilities of a token are fixed when it is made.' },
   restrictions_are_fixed: { status: 422, message: 'The restrictions of a token are fixed when it is made.' },
+  user_required: { status: 422, message: 'Only a person can do this, through an application that acts for them.' },
+  organization_limit_reached: {
+    status: 422,
+    message: 'Nobody owns more organizations than this.',
+    details: Type.Object({ limit: Type.Integer() })
+  },
   organization_required: { status: 422, message: 'Name the organization in the path.' },
   rate_limit_exceeded: {
     status: 429, message: 'Too many requests.', details: Type.Object({ retry_after: Type.Integer() })
@@ -142,6 +148,7 @@ const DETAIL_EXAMPLES: Partial<Record<ErrorCode, object>> = {
   role_not_held: { role: 'owner' },
   already_member: { status: 'invited' },
   plan_limit_reached: { limit: 5, used: 5, plan: 'free' },
+  organization_limit_reached: { limit: 100 },
   secrets_incomplete: { missing: ['01JQZ6VE6B9C2D5F8G1H4J7K0M'], unknown: [] },
   history_under_old_keys: { remaining: 12 },
   document_unreadable: { level: 'environment' },

@@ -1,6 +1,6 @@
 /** Every audit event: what was done, named `<resource>.<verb>`. A published name is never changed. */
 export const EVENTS = [
-  'organization.create', 'organization.update',
+  'organization.create', 'organization.update', 'organization.delete',
   'project.create', 'project.update', 'project.delete',
   'target.create', 'target.update', 'target.delete',
   'environment.create', 'environment.update', 'environment.delete',

@@ -1,5 +1,5 @@
 import { Type, type Static } from '@sinclair/typebox'
-import { Nullable, OneOf, PageMeta, Slug, Timestamp, Ulid } from './shapes.ts'
+import { Body, Name, Nullable, OneOf, PageMeta, Slug, Timestamp, Ulid } from './shapes.ts'
 
 export const ORGANIZATION_STATUSES = ['active', 'suspended', 'locked', 'cancelled'] as const
 export type OrganizationStatus = (typeof ORGANIZATION_STATUSES)[number]
@@ -53,6 +53,24 @@ export const OrganizationList = Type.Object({ data: Type.Array(Organization), me
   title: 'OrganizationList', examples: [{ data: [item], meta: PageMeta.examples[0] }]
 })
 export type OrganizationAnswer = Static<typeof OrganizationAnswer>
+
+/** How many organizations one person may own. */
+export const MOST_OWNED = 100
+
+export const CreateOrganizationBody = Body({ name: Name, slug: Type.Optional(Slug) }, {
+  title: 'CreateOrganizationBody', examples: [{ name: 'Nimbus' }]
+})
+export type CreateOrganizationBody = Static<typeof CreateOrganizationBody>
+
+export const UpdateOrganizationBody = Body({ name: Type.Optional(Name), slug: Type.Optional(Slug) }, {
+  title: 'UpdateOrganizationBody', examples: [{ name: 'Nimbus Weather' }]
+})
+export type UpdateOrganizationBody = Static<typeof UpdateOrganizationBody>
+
+export const DeleteOrganizationBody = Body({ confirmed: Type.Literal(true, { description: 'must be true' }) }, {
+  title: 'DeleteOrganizationBody', examples: [{ confirmed: true }]
+})
+export type DeleteOrganizationBody = Static<typeof DeleteOrganizationBody>
 
 /** What a plan allows; null is without limit. */
 export const Plan = Type.Object({

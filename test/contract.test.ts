@@ -1,6 +1,6 @@
 import t from 'tap'
 import { EVENTS } from '../schemas/events.ts'
-import { SCOPE_NAMES, type Ability } from '../schemas/scopes.ts'
+import { SCOPE_NAMES, type Ability, type Scope } from '../schemas/scopes.ts'
 import { mintApiToken } from '../src/crypto/bearer.ts'
 import { RESERVED } from '../src/rules/slugs.ts'
 import { startApp, type Answer } from './helpers/app.ts'
@@ -345,7 +345,12 @@ t.test('TI-10, TI-11, OA-82, AU-01: every operation answers every kind of caller
       )
     }
     const more = [row.also ?? [], row.holding ?? []].flat()
-    const token = more.length === 0 ? alone : (await service.token(o, [needed as Ability, ...more])).token
+    const token = row.byPerson
+      ? (await issuePair(service, rosa, [needed as Scope])).access
+      : more.length === 0 ? alone : (await service.token(o, [needed as Ability, ...more])).token
+    if (row.byPerson) {
+      t.match(await send(service, row, mine.ids, alone), { status: 422, body: { error: 'user_required' } }, id)
+    }
     const [{ seq }] = await service.sql(
       `SELECT coalesce(max(seq), 0)::int AS seq FROM audit_events WHERE organization_id = '${o}'`
     ) as [{ seq: number }]
@@ -354,8 +359,11 @@ t.test('TI-10, TI-11, OA-82, AU-01: every operation answers every kind of caller
       answer.status >= 200 && answer.status < 300,
       `${id} with ${needed}: ${answer.status} ${answer.status < 300 ? '' : answer.text}`
     )
+    const where = row.byPerson
+      ? `organization_id = '${answer.body.data.id}'`
+      : `organization_id = '${o}' AND seq > ${seq}`
     const since = async () => (await service.sql(
-      `SELECT action FROM audit_events WHERE organization_id = '${o}' AND seq > ${seq} ORDER BY seq`
+      `SELECT action FROM audit_events WHERE ${where} ORDER BY seq`
     )).map(({ action }) => action)
     const events = await since()
     const changes = !row.at.startsWith('GET ') && !READS.includes(id)

@@ -3,12 +3,11 @@ import { hashToken, mintApiToken, tokenPrefix } from '../crypto/bearer.ts'
 import { generatePassword, hashPassword } from '../crypto/passwords.ts'
 import { transaction } from '../db/database.ts'
 import { operatorOf, recordEvent } from '../repositories/audit.ts'
-import { countOrganizations, createOrganization, lockOrganizations } from '../repositories/organizations.ts'
+import { countOrganizations, lockOrganizations } from '../repositories/organizations.ts'
 import { createToken } from '../repositories/tokens.ts'
-import { createMember, createUser } from '../repositories/users.ts'
+import { createUser } from '../repositories/users.ts'
 import { isReserved, slugFrom } from '../rules/slugs.ts'
-import { makeStorageKey } from '../vault/keys.ts'
-import { holdCanary } from '../vault/master-keys.ts'
+import { foundOrganization } from '../vault/organizations.ts'
 import { StartError, type Opened } from './open.ts'
 
 export interface Initialized {
@@ -36,15 +35,11 @@ export async function initialize ({ database, keyring }: Opened, first: First): 
   const userId = await transaction(database.db, async (db) => {
     await lockOrganizations(db)
     if (await countOrganizations(db) > 0) return undefined
-    await holdCanary(db, keyring)
-    await createOrganization(
-      db, { id, name: first.organization, slug, plan: first.plan, storage_key: makeStorageKey(keyring, id) }
-    )
     const user = await createUser(
       db, { email: first.email, name: first.email.split('@')[0] ?? first.email, password_hash }
     )
     if (user === undefined) throw new StartError(`There is an account of ${first.email} already`)
-    await createMember(db, { organization_id: id, user_id: user, role: 'owner' })
+    await foundOrganization(db, keyring, { id, name: first.organization, slug, plan: first.plan }, user)
     await createToken(db, {
       organization_id: id,
       name: 'First token',

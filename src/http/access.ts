@@ -43,9 +43,6 @@ export async function installAccess (app: FastifyInstance, judgedFor = JUDGED_FO
     if (audit === undefined && !isReader) {
       throw new Error(`${String(route.method)} ${route.url} changes something and does not declare config.audit`)
     }
-    if (access !== 'public' && access !== 'authenticated' && !route.url.includes(':organization')) {
-      throw new Error(`${String(route.method)} ${route.url} needs a scope, which nobody holds outside an organization`)
-    }
     const codes: ErrorCode[] = [
       'malformed_request', 'uri_too_long', 'header_fields_too_large', 'unsupported_api_version', 'internal_error',
       'service_unavailable', ...errors
@@ -155,6 +152,7 @@ async function guard (app: FastifyInstance, consume: Consume, request: FastifyRe
   if (params.organization === undefined && caller.user !== undefined) {
     // Not about any one organization: the user's own count.
     if (limit !== 'none') await consume(limit, `user:${caller.user.user.id}`, 0, request, reply)
+    for (const scope of scopesOf(access)) requireGranted(caller.user, scope)
     return
   }
   const { principal } = caller
@@ -200,6 +198,12 @@ function requireAccess (app: FastifyInstance, request: FastifyRequest, { organiz
     fail('second_factor_required', { enroll_url: `${app.issuer()}/account` })
   }
   for (const scope of scopesOf(access)) requireScope(request, scope)
+}
+
+// Outside an organization nobody has a role: what was granted counts alone.
+function requireGranted ({ granted }: UserCall, scope: Scope) {
+  if (granted.includes('*') || granted.includes(scope)) return
+  fail('insufficient_permissions', { required_scope: scope, granted_scopes: [...granted] })
 }
 
 /** The scopes that a route always needs. */

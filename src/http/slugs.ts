@@ -1,15 +1,17 @@
 import { random } from '../crypto/primitives.ts'
 import { isUniqueViolation, type Db } from '../db/database.ts'
+import { listTakenOrganizations } from '../repositories/organizations.ts'
 import { listTakenSlugs } from '../repositories/projects.ts'
 import { refuse } from '../rules/errors.ts'
-import { isReserved, numberedSlugs, slugFrom, withSuffix, type SlugKind } from '../rules/slugs.ts'
+import { isForbidden, numberedSlugs, slugFrom, withSuffix, type SlugKind } from '../rules/slugs.ts'
 
 /**
  * The slug of something new: the given one, or one made from its name that no sibling has, with a number if need be,
- * and something random where many have that name. Call it under the parent's lock.
+ * and something random where many have that name. Call it under the parent's lock; organizations are `among` nothing,
+ * and who comes second is told that it is taken.
  */
 export async function chooseSlug (
-  db: Db, kind: SlugKind, among: Parameters<typeof listTakenSlugs>[1], { name, slug }: {
+  db: Db, kind: SlugKind, among: Parameters<typeof listTakenSlugs>[1] | undefined, { name, slug }: {
     name: string
     slug?: string | undefined
   }
@@ -17,13 +19,15 @@ export async function chooseSlug (
   if (slug !== undefined) return slug
   const made = slugFrom(name, kind)
   const candidates = numberedSlugs(made, kind)
-  const taken = await listTakenSlugs(db, among, candidates)
+  const taken = await (among === undefined
+    ? listTakenOrganizations(db, candidates)
+    : listTakenSlugs(db, among, candidates))
   return candidates.find((one) => !taken.has(one)) ?? withSuffix(made, random(4).toString('hex'))
 }
 
-/** Refuses a slug that a static route uses in its place. */
+/** Refuses a slug that a static route uses in its place, or that would spell something else. */
 export function refuseReserved (kind: SlugKind, slug: string | undefined) {
-  if (slug !== undefined && isReserved(kind, slug)) refuse('slug', 'This word is reserved')
+  if (slug !== undefined && isForbidden(kind, slug)) refuse('slug', 'This word is reserved')
 }
 
 /**

@@ -1,11 +1,24 @@
-import { OrganizationAnswer, OrganizationList, OrganizationParams } from '../../schemas/organizations.ts'
-import { principalOf } from '../http/actor.ts'
-import { ListQuery } from '../../schemas/shapes.ts'
+import type { FastifyRequest } from 'fastify'
+import { ulid } from 'ulidx'
+import {
+  CreateOrganizationBody, DeleteOrganizationBody, MOST_OWNED, OrganizationAnswer, OrganizationList, OrganizationParams,
+  UpdateOrganizationBody
+} from '../../schemas/organizations.ts'
+import { ListQuery, NoContent } from '../../schemas/shapes.ts'
+import { transaction } from '../db/database.ts'
+import { actorOf, personOf, principalOf } from '../http/actor.ts'
+import { requireConfirmation } from '../http/confirmation.ts'
+import { chooseSlug, orSlugTaken, refuseReserved } from '../http/slugs.ts'
 import type { Domain } from '../http/types.ts'
-import { listOrganizations } from '../repositories/organizations.ts'
-import type { Organization } from '../repositories/principals.ts'
+import { recordEvent } from '../repositories/audit.ts'
+import {
+  countOwned, deleteOrganization, listOrganizations, lockEverybody, readOrganization, updateOrganization,
+  type ShownOrganization
+} from '../repositories/organizations.ts'
+import { lockUser } from '../repositories/users.ts'
 import { fail } from '../rules/errors.ts'
 import { pageMeta, pageOf } from '../rules/pagination.ts'
+import { foundOrganization } from '../vault/organizations.ts'
 
 export const organizations: Domain = async (app) => {
   app.get('/organizations/:organization', {
@@ -39,6 +52,100 @@ export const organizations: Domain = async (app) => {
     }
   })
 
+  app.post('/organizations', {
+    config: {
+      access: 'organization:create',
+      audit: 'organization.create',
+      errors: ['user_required', 'slug_taken', 'organization_limit_reached']
+    },
+    schema: {
+      operationId: 'createOrganization',
+      tags: ['organizations'],
+      summary: 'Create an organization; whoever asks owns it, and has to be a person',
+      body: CreateOrganizationBody,
+      response: { 201: OrganizationAnswer }
+    },
+    handler: async (request, reply) => {
+      // An API token belongs to one organization, and would own nothing in another.
+      const { id: access_token, user } = request.user ?? fail('user_required')
+      const { body } = request
+      refuseReserved('organization', body.slug)
+      const id = ulid()
+      const created = await orSlugTaken(() => transaction(app.db, async (db) => {
+        await lockUser(db, user.id)
+        if (await countOwned(db, user.id) >= MOST_OWNED) fail('organization_limit_reached', { limit: MOST_OWNED })
+        const slug = await chooseSlug(db, 'organization', undefined, body)
+        await foundOrganization(db, app.keyring, { id, name: body.name, slug, plan: app.config.defaultPlan }, user.id)
+        // As its owner, which they have just become, and for as long as the access token lives.
+        const caller = { access_token, user_id: user.id, role: 'owner' } as const
+        await recordEvent(
+          db, { ...personOf(request, id, user), caller },
+          { action: 'organization.create', resource_type: 'organization', resource_id: id, details: { slug } }
+        )
+        return readOrganization(db, id)
+      }))
+      return reply.code(201).send(toAnswer(created!))
+    }
+  })
+
+  app.patch('/organizations/:organization', {
+    config: { access: 'organization:update', put: true, audit: 'organization.update', errors: ['slug_taken'] },
+    schema: {
+      operationId: 'updateOrganization',
+      tags: ['organizations'],
+      summary: 'Change an organization; what is left out stays',
+      params: OrganizationParams,
+      body: UpdateOrganizationBody,
+      response: { 200: OrganizationAnswer }
+    },
+    handler: async (request) => {
+      const { id } = wholeOf(request)
+      const { body } = request
+      refuseReserved('organization', body.slug)
+      const updated = await orSlugTaken(() => transaction(app.db, async (db) => {
+        const { name, slug } = body
+        await updateOrganization(db, id, { name, slug })
+        await recordEvent(db, actorOf(request), {
+          action: 'organization.update',
+          resource_type: 'organization',
+          resource_id: id,
+          details: { members: Object.keys(body).join(' ') }
+        })
+        return readOrganization(db, id)
+      }))
+      return toAnswer(updated!)
+    }
+  })
+
+  app.delete('/organizations/:organization', {
+    config: { access: 'organization:delete', audit: 'organization.delete', errors: ['confirmation_required'] },
+    schema: {
+      operationId: 'deleteOrganization',
+      tags: ['organizations'],
+      summary: 'Delete an organization with everything in it; its audit stays',
+      params: OrganizationParams,
+      body: DeleteOrganizationBody,
+      response: { 204: NoContent }
+    },
+    preValidation: requireConfirmation,
+    handler: async (request, reply) => {
+      const { id } = wholeOf(request)
+      await transaction(app.db, async (db) => {
+        const { members, tokens } = await lockEverybody(db, id)
+        // Before the delete: whoever asks for it is one of those who go.
+        await recordEvent(db, actorOf(request), {
+          action: 'organization.delete',
+          resource_type: 'organization',
+          resource_id: id,
+          details: { members, tokens }
+        })
+        await deleteOrganization(db, id)
+      })
+      app.removals.wake()
+      return reply.code(204).send(null)
+    }
+  })
+
   app.get('/organization', {
     config: { access: 'authenticated', whenInactive: true, errors: ['organization_required'] },
     schema: {
@@ -52,9 +159,15 @@ export const organizations: Domain = async (app) => {
   })
 }
 
+// The organization as a whole lies outside every part that a token can be narrowed to.
+function wholeOf (request: FastifyRequest) {
+  const { organization, slices } = principalOf(request)
+  return slices.length > 0 ? fail('not_found') : organization
+}
+
 function toAnswer ({
   id, name, slug, status, plan, created_at, updated_at
-}: Omit<Organization, 'storage_key'>): OrganizationAnswer {
+}: ShownOrganization): OrganizationAnswer {
   const attributes = { ulid: id, name, slug, status, plan_name: plan.name, created_at, updated_at }
   return { data: { type: 'organizations', id, name, slug, status, attributes } }
 }

@@ -10,6 +10,7 @@ import {
 import type { Db } from '../db/database.ts'
 import { actorOf, principalOf } from '../http/actor.ts'
 import { inLevel, inProject, levelOf, namesOf, requireInside } from '../http/places.ts'
+import { requireConfirmation } from '../http/confirmation.ts'
 import type { Domain } from '../http/types.ts'
 import { recordEvent } from '../repositories/audit.ts'
 import { findLevelOfSecret, ownSecret } from '../repositories/levels.ts'
@@ -178,14 +179,7 @@ export const versions: Domain = async (app) => {
       body: PurgeBody,
       response: { 200: PurgeAnswer }
     },
-    // Before the schema judges it: to leave the confirmation out has an error of its own.
-    preValidation: async (request) => {
-      const body = request.body as unknown
-      if (typeof body === 'object' && body !== null && !Array.isArray(body) &&
-        (body as { confirmed?: unknown }).confirmed !== true) {
-        fail('confirmation_required')
-      }
-    },
+    preValidation: requireConfirmation,
     handler: async (request) => {
       const { organization } = principalOf(request)
       const { scope = 'level' } = request.body

@@ -1,8 +1,8 @@
-import { asc, eq, or, sql } from 'drizzle-orm'
+import { and, asc, eq, gt, or, sql } from 'drizzle-orm'
 import type { OrganizationStatus } from '../../schemas/organizations.ts'
 import { authenticatedColumns } from '../db/authenticated.ts'
 import { type Db, isAuthentic, isOneOf } from '../db/database.ts'
-import { members, organization_counters, organizations, plans } from '../db/tables.ts'
+import { api_tokens, members, organization_counters, organization_removals, organizations, plans } from '../db/tables.ts'
 import { offsetOf, type PageRequest } from '../rules/pagination.ts'
 import type { Organization } from './principals.ts'
 
@@ -30,18 +30,63 @@ export async function listOrganizations (
   const all = await db.select(authenticatedColumns('members')).from(members).where(eq(members.user_id, userId))
   const own = all.filter((row) =>
     row.status === 'active' && isAuthentic(db, 'members', row)).map(({ organization_id }) => organization_id)
-  const { id, name, slug, status, require_second_factor, created_at, updated_at } = organizations
-  const rows = await db.select({
-    organization: { id, name, slug, status, require_second_factor, created_at, updated_at }, plan: plans
-  }).from(organizations)
-    .innerJoin(plans, eq(plans.name, organizations.plan))
-    .where(isOneOf(id, own)).orderBy(asc(name), asc(id)).limit(page.per_page).offset(offsetOf(page))
-  return { rows: rows.map(({ organization, plan }) => ({ ...organization, plan })), total: own.length }
+  const { id, name } = organizations
+  const rows = await listed(
+    db, (select) => select.where(isOneOf(id, own)).orderBy(asc(name), asc(id)).limit(page.per_page)
+      .offset(offsetOf(page))
+  )
+  return { rows, total: own.length }
 }
 
-/** Changes an organization's plan or status; its id, or undefined when there is no such organization. */
+/** An organization as the API shows it. */
+export type ShownOrganization = Omit<Organization, 'storage_key'>
+
+/** The organization with this id. */
+export async function readOrganization (db: Db, id: string): Promise<ShownOrganization | undefined> {
+  return (await listed(db, (select) => select.where(eq(organizations.id, id))))[0]
+}
+
+/** Organizations behind an id, in the order of their ids: a page of the operator's list. */
+export async function listAllOrganizations (db: Db, after: string): Promise<ShownOrganization[]> {
+  const { id } = organizations
+  return listed(db, (select) => select.where(gt(id, after)).orderBy(asc(id)).limit(500))
+}
+
+async function listed (
+  db: Db, which: (select: ReturnType<typeof selectOrganizations>) => PromiseLike<{
+    organization: Omit<ShownOrganization, 'plan'>
+    plan: ShownOrganization['plan']
+  }[]>
+): Promise<ShownOrganization[]> {
+  return (await which(selectOrganizations(db))).map(({ organization, plan }) => ({ ...organization, plan }))
+}
+
+function selectOrganizations (db: Db) {
+  const { id, name, slug, status, require_second_factor, created_at, updated_at } = organizations
+  return db.select({
+    organization: { id, name, slug, status, require_second_factor, created_at, updated_at }, plan: plans
+  }).from(organizations).innerJoin(plans, eq(plans.name, organizations.plan))
+}
+
+/** Those of the slugs that an organization has. */
+export async function listTakenOrganizations (db: Db, slugs: readonly string[]): Promise<Set<string>> {
+  const { slug } = organizations
+  return new Set((await db.select({ slug }).from(organizations).where(isOneOf(slug, slugs))).map((row) => row.slug))
+}
+
+/** How many organizations somebody owns. The caller holds the account, so that two creations count one another. */
+export async function countOwned (db: Db, userId: number): Promise<number> {
+  return db.$count(members, and(eq(members.user_id, userId), eq(members.role, 'owner')))
+}
+
+/** Changes an organization; its id, or undefined when there is no such organization. */
 export async function updateOrganization (
-  db: Db, idOrSlug: string, changes: { plan?: string | undefined, status?: OrganizationStatus | undefined }
+  db: Db, idOrSlug: string, changes: {
+    name?: string | undefined
+    slug?: string | undefined
+    plan?: string | undefined
+    status?: OrganizationStatus | undefined
+  }
 ): Promise<string | undefined> {
   const [row] = await db.update(organizations).set({ ...changes, updated_at: sql`now()` })
     .where(or(
@@ -54,6 +99,28 @@ export async function findOrganization (db: Db, idOrSlug: string): Promise<{ id:
   const [row] = await db.select({ id: organizations.id, name: organizations.name }).from(organizations)
     .where(or(eq(organizations.id, idOrSlug.toUpperCase()), eq(organizations.slug, idOrSlug)))
   return row
+}
+
+/**
+ * Takes an organization and whatever lets somebody into it, in the order in which changes take it, until the end of the
+ * transaction: what is under way in it ends before. Counts what it takes.
+ */
+export async function lockEverybody (db: Db, id: string): Promise<{ members: number, tokens: number }> {
+  await db.select({ id: organizations.id }).from(organizations).where(eq(organizations.id, id)).for('update')
+  const held = await db.select({ id: members.user_id }).from(members).where(eq(members.organization_id, id))
+    .orderBy(asc(members.user_id)).for('update')
+  const tokens = await db.select({ id: api_tokens.id }).from(api_tokens).where(eq(api_tokens.organization_id, id))
+    .orderBy(asc(api_tokens.id)).for('update')
+  return { members: held.length, tokens: tokens.length }
+}
+
+/**
+ * Deletes an organization: its row with its key, and everything that hangs on it. What was in its projects is reachable
+ * from nowhere then, and left to the background. The caller holds it (`lockEverybody`).
+ */
+export async function deleteOrganization (db: Db, id: string): Promise<void> {
+  await db.insert(organization_removals).values({ organization_id: id })
+  await db.delete(organizations).where(eq(organizations.id, id))
 }
 
 /** Whether writes can be accepted: not on a standby, and with this build's tables. */

@@ -1,5 +1,8 @@
-import { sql, type SQL } from 'drizzle-orm'
+import { asc, sql, type SQL } from 'drizzle-orm'
 import type { Db } from '../db/database.ts'
+import {
+  encryption_keys, environments, organization_removals, project_counts, projects, re_encryptions, targets
+} from '../db/tables.ts'
 
 // What purges and deletes take away. A secret's versions hang on its history: a purge gives it a new one, a delete
 // takes the secret away, and what hangs on the old history is reachable from nowhere from then on. Its rows go
@@ -133,4 +136,59 @@ export async function deleteEmptyHistories (db: Db, organizationId: string, limi
     )
     SELECT count(*)::int AS count FROM deleted`) as unknown as { count: number }[]
   return row!.count
+}
+
+/** Organizations that were deleted and are not gone yet, some of them: the system's own list. */
+export async function listRemovedOrganizations (db: Db): Promise<string[]> {
+  const { organization_id } = organization_removals
+  return (await db.select({ organization_id }).from(organization_removals).orderBy(asc(organization_id)).limit(1000))
+    .map((row) => row.organization_id)
+}
+
+/**
+ * Takes the next secrets of an organization that is gone, so many at most, and marks their histories as removed.
+ * Answers how many. Waits for what was under way when it was deleted, which is about to be undone.
+ */
+export async function deleteSecretsOfRemoved (db: Db, organizationId: string, limit: number): Promise<number> {
+  const [row] = await db.execute(sql`
+    WITH next AS (
+      SELECT s.id FROM secrets s WHERE s.organization_id = ${organizationId} LIMIT ${limit} FOR UPDATE
+    ), gone AS (
+      DELETE FROM secrets s USING next WHERE s.organization_id = ${organizationId} AND s.id = next.id
+      RETURNING s.history_id
+    ), removed AS (
+      UPDATE histories h SET removed_at = now() FROM gone WHERE h.organization_id = ${organizationId}
+        AND h.id = gone.history_id
+    )
+    SELECT count(*)::int AS count FROM gone`) as unknown as { count: number }[]
+  return row!.count
+}
+
+/** What an organization leaves when it is deleted, but for secrets and versions: in the order in which it can go. */
+export const LEFT_BEHIND = [environments, targets, encryption_keys, re_encryptions, project_counts, projects] as const
+
+/** Takes the next rows of such a table of an organization that is gone, so many at most, and counts them. */
+export async function deleteLeftBehind (
+  db: Db, table: (typeof LEFT_BEHIND)[number], organizationId: string, limit: number
+): Promise<number> {
+  const key = sql.identifier('id' in table ? 'id' : 'project_id')
+  const [row] = await db.execute(sql`
+    WITH next AS (
+      SELECT t.${key} FROM ${table} t WHERE t.organization_id = ${organizationId} LIMIT ${limit} FOR UPDATE
+    ), gone AS (
+      DELETE FROM ${table} t USING next WHERE t.organization_id = ${organizationId} AND t.${key} = next.${key}
+      RETURNING 1
+    )
+    SELECT count(*)::int AS count FROM gone`) as unknown as { count: number }[]
+  return row!.count
+}
+
+/** Nothing is left of a deleted organization: answers whether that is so, and forgets it then. */
+export async function endRemoval (db: Db, organizationId: string): Promise<boolean> {
+  const rows = await db.execute(sql`
+    DELETE FROM organization_removals r WHERE r.organization_id = ${organizationId}
+      AND NOT EXISTS (SELECT FROM projects p WHERE p.organization_id = r.organization_id)
+      AND NOT EXISTS (SELECT FROM histories h WHERE h.organization_id = r.organization_id)
+    RETURNING 1`) as unknown as unknown[]
+  return rows.length > 0
 }

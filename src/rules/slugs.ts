@@ -1,6 +1,6 @@
 import { RESERVED_ENVIRONMENT_SLUGS } from '../../schemas/environments.ts'
 import { RESERVED_PROJECT_SLUGS } from '../../schemas/projects.ts'
-import { SLUG_LENGTH } from '../../schemas/shapes.ts'
+import { SLUG_LENGTH, ULID_PATTERN } from '../../schemas/shapes.ts'
 import { RESERVED_TARGET_SLUGS } from '../../schemas/targets.ts'
 
 /** Words that static routes use in a parameter's place; a slug may not be one of them, or it could never be reached. */
@@ -17,6 +17,15 @@ export function isReserved (kind: SlugKind, slug: string): boolean {
 }
 
 /**
+ * Whether nothing may be called so: a reserved word, and of an organization what spells an id, by which another one may
+ * be named in its place.
+ */
+export function isForbidden (kind: SlugKind, slug: string): boolean {
+  return isReserved(kind, slug) || (kind === 'organization' && ULID.test(slug.toUpperCase()))
+}
+const ULID = new RegExp(ULID_PATTERN)
+
+/**
  * Makes a slug out of a name: lower case, no accents, hyphens between words; the kind's own word when nothing is left.
  */
 export function slugFrom (name: string, kind: SlugKind): string {
@@ -28,10 +37,10 @@ export function slugFrom (name: string, kind: SlugKind): string {
 
 const MOST_NUMBERED = 50
 
-/** What something new may be called, best first: `slug`, `slug-2`, `slug-3`, … but for reserved words. */
+/** What something new may be called, best first: `slug`, `slug-2`, `slug-3`, … but for what is forbidden. */
 export function numberedSlugs (slug: string, kind: SlugKind): string[] {
   return Array.from({ length: MOST_NUMBERED }, (_, i) =>
-    i === 0 ? slug : withSuffix(slug, String(i + 1))).filter((one) => !isReserved(kind, one))
+    i === 0 ? slug : withSuffix(slug, String(i + 1))).filter((one) => !isForbidden(kind, one))
 }
 
 /** A slug that ends with something of its own. */

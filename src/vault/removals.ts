@@ -1,7 +1,8 @@
 import { databaseError, type Db } from '../db/database.ts'
 import { holdCaller, recordEvent, type Actor, type AuditEvent } from '../repositories/audit.ts'
 import {
-  deleteEmptyHistories, deleteRemovedVersions, listRemovals, removeHistories, type Below, type Removal
+  deleteEmptyHistories, deleteLeftBehind, deleteRemovedVersions, deleteSecretsOfRemoved, endRemoval, LEFT_BEHIND,
+  listRemovals, listRemovedOrganizations, removeHistories, type Below, type Removal
 } from '../repositories/removals.ts'
 import { deleteTokens, lockTokensOfNothing } from '../repositories/tokens.ts'
 import { createBackground, rest, type Background } from './background.ts'
@@ -56,7 +57,10 @@ export async function removeSome (db: Db, organizationId: string): Promise<void>
   await deleteEmptyHistories(db, organizationId, PIECE)
 }
 
-/** Takes away the rows of what was purged or deleted, piece by piece. Nobody can see them any more. */
+/**
+ * Takes away the rows of what was purged or deleted, whole organizations too, piece by piece. Nobody can see them any
+ * more.
+ */
 export function createRemovalWorker ({ db, log }: { db: Db, log: Log }): Background {
   async function remove (organizationId: string, isStopped: () => boolean) {
     let after: Removal | undefined = START
@@ -66,22 +70,40 @@ export function createRemovalWorker ({ db, log }: { db: Db, log: Log }): Backgro
       after = await deleteRemovedVersions(db, organizationId, after, PIECE)
       await rest(began)
     }
-    for (let histories = PIECE; histories === PIECE;) {
-      if (isStopped()) return
+    await inPieces(isStopped, () => deleteEmptyHistories(db, organizationId, PIECE))
+    log.info({ organization: organizationId }, 'purged and deleted versions removed')
+  }
+
+  async function inPieces (isStopped: () => boolean, take: () => Promise<number>) {
+    for (let taken = PIECE; taken === PIECE && !isStopped();) {
       const began = performance.now()
-      histories = await deleteEmptyHistories(db, organizationId, PIECE)
+      taken = await take()
       await rest(began)
     }
-    log.info({ organization: organizationId }, 'purged and deleted versions removed')
+  }
+
+  // Of an organization that was deleted: nobody is let into it any more. Its audit stays.
+  async function removeOrganization (organizationId: string, isStopped: () => boolean) {
+    await inPieces(isStopped, () => deleteSecretsOfRemoved(db, organizationId, PIECE))
+    await remove(organizationId, isStopped)
+    for (const table of LEFT_BEHIND) {
+      await inPieces(isStopped, () => deleteLeftBehind(db, table, organizationId, PIECE))
+    }
+    if (!isStopped() && await endRemoval(db, organizationId)) {
+      log.info({ organization: organizationId }, 'a deleted organization is gone')
+    }
   }
 
   return createBackground(async (isStopped) => {
     const interrupted = (error: unknown, organization?: string): [] => {
       log.warn(
         { err: databaseError(error), ...(organization !== undefined && { organization }) },
-        'the removal of purged versions was interrupted'
+        'the removal of what was purged or deleted was interrupted'
       )
       return []
+    }
+    for (const organization of await listRemovedOrganizations(db).catch(interrupted)) {
+      await removeOrganization(organization, isStopped).catch((error: unknown) => interrupted(error, organization))
     }
     for (const organization of await listRemovals(db).catch(interrupted)) {
       // One that fails does not hold up the others; the next look tries it again.

@@ -27,6 +27,8 @@ export interface Row {
   also?: (typeof SCOPE_NAMES)[number]
   /** What is given, taken or acted on holds, and so the caller has to. */
   holding?: (typeof SCOPE_NAMES)[number] | readonly (typeof SCOPE_NAMES)[number][]
+  /** Only a person can do it, and in no organization: an API token is 422. */
+  byPerson?: true
   whenInactive?: true
   /**
    * Further requests, each of which leaves an event that the one by `body` does not: what comes behind the path, or
@@ -64,6 +66,27 @@ export const OPERATIONS: Record<string, Row> = {
   getUser: { at: 'GET /api/v1/user', access: 'authenticated', depth: 'organization', whenInactive: true },
   listOrganizations: {
     at: 'GET /api/v1/organizations', access: 'authenticated', depth: 'organization', whenInactive: true
+  },
+  createOrganization: {
+    at: 'POST /api/v1/organizations',
+    access: 'organization:create',
+    depth: 'organization',
+    body: { name: 'New' },
+    byPerson: true
+  },
+  updateOrganization: {
+    at: 'PATCH /api/v1/organizations/{organization}',
+    access: 'organization:update',
+    depth: 'organization',
+    body: { name: 'Other' },
+    narrowed: 404
+  },
+  putOrganization: {
+    at: 'PUT /api/v1/organizations/{organization}',
+    access: 'organization:update',
+    depth: 'organization',
+    body: { name: 'Other' },
+    narrowed: 404
   },
   getOrganization: {
     at: 'GET /api/v1/organizations/{organization}',
@@ -326,6 +349,14 @@ export const OPERATIONS: Record<string, Row> = {
   deleteApiToken: {
     at: 'DELETE /api/v1/organizations/{organization}/api-keys/{id}', access: 'api-token:delete', depth: 'organization'
   }
+}
+// Last: nothing is left after it.
+OPERATIONS.deleteOrganization = {
+  at: 'DELETE /api/v1/organizations/{organization}',
+  access: 'organization:delete',
+  depth: 'organization',
+  body: { confirmed: true },
+  narrowed: 404
 }
 /** They only read, though their method is not a reader's. */
 export const READS = ['retrieveSecrets', 'retrieveSecretsLongPath', 'listVersions', 'listPendingVersions']

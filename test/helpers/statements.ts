@@ -47,6 +47,7 @@ export const EXCEPTIONS: { what: RegExp, why: string }[] = [
     what: /^select organization_id from organization_counters where .*in \(select organization_id from late_events\)/,
     why: 'the events that the background worker has to number'
   },
+  { what: /^select organization_id from organization_removals order by/, why: 'what the background worker has to remove' },
   {
     what: /^with recursive found as \( \(select organization_id from histories where removed_at is not null/,
     why: 'what the background worker has to remove'

@@ -1,0 +1,15 @@
+import type { Keyring } from '../crypto/keyring.ts'
+import type { Db } from '../db/database.ts'
+import { createOrganization, type NewOrganization } from '../repositories/organizations.ts'
+import { createMember } from '../repositories/users.ts'
+import { makeStorageKey } from './keys.ts'
+import { holdCanary } from './master-keys.ts'
+
+/** Makes an organization with a storage key of its own, and its owner where it has one from the start. */
+export async function foundOrganization (
+  db: Db, keyring: Keyring, organization: Omit<NewOrganization, 'storage_key'>, owner?: number
+): Promise<void> {
+  await holdCanary(db, keyring)
+  await createOrganization(db, { ...organization, storage_key: makeStorageKey(keyring, organization.id) })
+  if (owner !== undefined) await createMember(db, { organization_id: organization.id, user_id: owner, role: 'owner' })
+}
