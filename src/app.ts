@@ -31,6 +31,7 @@ import { organizations } from './plugins/organizations.ts'
 import { projects } from './plugins/projects.ts'
 import { secrets } from './plugins/secrets.ts'
 import { targets } from './plugins/targets.ts'
+import { teams } from './plugins/teams.ts'
 import { tokens } from './plugins/tokens.ts'
 import { user } from './plugins/user.ts'
 import { versions } from './plugins/versions.ts'
@@ -46,7 +47,7 @@ import { createHistoryWorker } from './vault/worker.ts'
  * name.
  */
 const DOMAINS = [
-  organizations, members, projects, targets, environments, secrets, versions, encryptionKeys, tokens, user
+  organizations, members, teams, projects, targets, environments, secrets, versions, encryptionKeys, tokens, user
 ]
 
 const MOST_URL = 8192

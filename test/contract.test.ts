@@ -210,6 +210,7 @@ t.test('TI-10, TI-11, OA-82, AU-01: every operation answers every kind of caller
     version: '7',
     id: theirs.ids.id!,
     member: theirs.ids.member!,
+    team: theirs.ids.team!,
     client: theirs.ids.client!
   }
   const never = {
@@ -220,6 +221,7 @@ t.test('TI-10, TI-11, OA-82, AU-01: every operation answers every kind of caller
     version: '9007199254740991',
     id: '9007199254740991',
     member: '9007199254740991',
+    team: 'never',
     client: 'never'
   }
   const nowhere = { ...mine.ids, organization: theirs.ids.organization!.replace(/..$/, 'ZZ') }

@@ -103,7 +103,7 @@ const [team, anotherTeam] = ['01ARZ3NDEKTSV4RRFFQ69G5FA0', '01ARZ3NDEKTSV4RRFFQ6
 for (const [id, slug, of, held, role] of [
   [team, 'ours', theo.id, 'orbit', 'member'], [anotherTeam, 'theirs', mallory.id, 'comet', 'administrator']
 ]) {
-  await test.sql(`INSERT INTO teams (id, organization_id, name, slug) VALUES ('${id}', '${o}', 'Team', '${slug}')`)
+  await test.write(`INSERT INTO teams (id, organization_id, name, slug) VALUES ('${id}', '${o}', 'Team', '${slug}')`)
   await test.write(`INSERT INTO team_members (organization_id, team_id, user_id) VALUES ('${o}', '${id}', ${of})`)
   await test.write(`INSERT INTO team_projects (organization_id, team_id, project_id, role)
     SELECT '${o}', '${id}', id, '${role}' FROM projects WHERE organization_id = '${o}' AND slug = '${held}'`)
@@ -146,6 +146,7 @@ const asks = {
   access: bearer(mine.access, '/api/v1/user'),
   member: bearer(mine.access, `/api/v1/${o}/projects`),
   organizations: bearer(mine.access, '/api/v1/organizations'),
+  team: () => nimbus.call('GET', `/organizations/${o}/teams/ours`),
   teamed: bearer(theirsToo.access, `/api/v1/${o}/${at.project}`),
   refresh: form('/api/oauth/token', { grant_type: 'refresh_token', refresh_token: mine.refresh, client_id: 'web' }),
   code: exchange(mine.code, mine.verifier.verifier),
@@ -191,6 +192,12 @@ const SUBJECTS: Record<AuthenticatedTable, Subject> = {
     another: `organization_id = '${o}' AND user_id = ${mallory.id}`,
     asks: ['member', 'organizations'],
     finds: ['organization_id', 'user_id', 'status']
+  },
+  teams: {
+    row: `organization_id = '${o}' AND id = '${team}'`,
+    another: `organization_id = '${o}' AND id = '${anotherTeam}'`,
+    asks: ['team'],
+    finds: ['organization_id', 'id', 'slug']
   },
   team_members: {
     row: `organization_id = '${o}' AND team_id = '${team}'`,

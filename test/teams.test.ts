@@ -1,5 +1,6 @@
 import t from 'tap'
 import { SCOPE_NAMES, type Scope } from '../schemas/scopes.ts'
+import { TEAM_LIMITS } from '../schemas/teams.ts'
 import type { Role } from '../schemas/users.ts'
 import { makeLevel, startApp, type Answer } from './helpers/app.ts'
 import { issuePair, makePerson, makeTeam, type Person } from './helpers/people.ts'
@@ -205,4 +206,143 @@ t.test('whoever holds a project by a team alone may delete it, and it goes from 
     [...await service.sql(`SELECT 1 FROM team_projects WHERE organization_id = '${o}' AND team_id = '${team}'`)], []
   )
   t.equal((await call('GET', `/${o}/${slug}`)).status, 403)
+})
+
+t.test('teams are created, found by id and slug, changed and deleted, with who is in them and what they hold', async (t) => {
+  const path = `/organizations/${o}/teams`
+  const created = await owner.call('POST', path, { name: 'Ops & Tools', description: 'On call' })
+  t.match(created, {
+    status: 201,
+    body: {
+      data: {
+        type: 'teams',
+        id: /^[0-9A-Z]{26}$/,
+        attributes: { name: 'Ops & Tools', slug: 'ops-tools', description: 'On call', member_count: 0, project_count: 0 }
+      }
+    }
+  })
+  const { id } = created.body.data
+  t.equal((await owner.call('POST', path, { name: 'Ops & Tools' })).body.data.attributes.slug, 'ops-tools-2')
+  t.match(await owner.call('POST', path, { name: 'X', slug: 'ops-tools' }), { status: 422, body: { error: 'slug_taken' } })
+  const rosa = await makePerson(service, { [o]: 'member' })
+  t.equal((await owner.call('PUT', `${path}/ops-tools/projects/orbit`, {})).body.data.attributes.projects[0].role, 'member')
+  t.match((await owner.call('PUT', `${path}/${id}/projects/comet`, { role: 'admin' })).body.data.attributes.projects, [
+    { slug: 'comet', role: 'administrator' }, { slug: 'orbit', role: 'member' }
+  ])
+  for (const time of ['first', 'second']) {
+    t.match((await owner.call('PUT', `${path}/${id}/members/${rosa.id}`, {})).body.data.attributes, {
+      member_count: 1, project_count: 2, members: [{ id: String(rosa.id), name: rosa.name, email: rosa.email }]
+    }, `put into it a ${time} time`)
+  }
+  const seen = await owner.call('GET', `${path}/ops-tools`)
+  t.strictSame(seen.body, (await owner.call('GET', `${path}/${id.toLowerCase()}`)).body)
+  t.equal((await owner.call('PUT', `${path}/${id}/projects/orbit`, { role: 'auditor' })).status, 200)
+  t.match((await owner.call('PATCH', `${path}/${id}`, { name: 'Ops', slug: 'ops' })).body.data.attributes, {
+    name: 'Ops', slug: 'ops', description: 'On call'
+  })
+  t.match((await owner.call('GET', `${path}?per_page=1&page=1`)).body, { data: { length: 1 }, meta: { per_page: 1 } })
+  t.ok((await owner.call('GET', path)).body.data.some(({ attributes }: { attributes: { slug: string } }) =>
+    attributes.slug === 'ops'))
+  t.match(await owner.call('GET', `${path}?page=99`), { status: 200, body: { data: [], meta: { from: null } } })
+
+  const call = await as(rosa)
+  t.equal((await call('PATCH', `/${o}/comet`, { description: 'By a team' })).status, 200)
+  t.equal((await owner.call('DELETE', `${path}/ops/projects/comet`)).status, 204)
+  t.equal((await call('PATCH', `/${o}/comet`, { description: 'By none' })).status, 403)
+  t.equal((await owner.call('DELETE', `${path}/ops/members/${rosa.id}`)).status, 204)
+  for (const gone of [`ops/members/${rosa.id}`, 'ops/projects/comet']) {
+    t.equal((await owner.call('DELETE', `${path}/${gone}`)).status, 404, gone)
+  }
+  t.equal((await owner.call('DELETE', `${path}/ops`)).status, 204)
+  t.equal((await owner.call('GET', `${path}/ops`)).status, 404)
+  t.strictSame((await service.sql(
+    `SELECT action FROM audit_events WHERE organization_id = '${o}' AND resource_id = '${id}' ORDER BY seq`
+  )).map(({ action }) => action), [
+    'team.create', 'team-project.update', 'team-project.update', 'team-member.create', 'team-member.create',
+    'team-project.update', 'team.update', 'team-project.delete', 'team-member.delete', 'team.delete'
+  ])
+})
+
+t.test('what a team cannot hold is refused, and nothing is changed', async (t) => {
+  const path = `/organizations/${o}/teams`
+  const { id } = (await owner.call('POST', path, { name: 'Bad input' })).body.data
+  const other = await service.organization()
+  await makeLevel(other, { slug: 'elsewhere' })
+  const foreign = (await other.call('POST', `/organizations/${other.organization}/teams`, { name: 'Theirs' })).body.data.id
+  const [stranger, rosa] = [await makePerson(service, { [other.organization]: 'owner' }), await makePerson(service, { [o]: 'member' })]
+  const cases: [method: string, path: string, body: unknown, status: number, error: string][] = [
+    ['PUT', `${path}/${id}/projects/elsewhere`, { role: 'member' }, 404, 'not_found'],
+    ['PUT', `${path}/${id}/projects/never`, { role: 'member' }, 404, 'not_found'],
+    ['DELETE', `${path}/${id}/projects/elsewhere`, undefined, 404, 'not_found'],
+    ['PUT', `${path}/${foreign}/projects/orbit`, { role: 'member' }, 404, 'not_found'],
+    ['PUT', `${path}/${foreign}/members/${rosa.id}`, {}, 404, 'not_found'],
+    ['GET', `${path}/${foreign}`, undefined, 404, 'not_found'],
+    ['PATCH', `${path}/${foreign}`, { name: 'Ours' }, 404, 'not_found'],
+    ['DELETE', `${path}/${foreign}`, undefined, 404, 'not_found'],
+    ['PUT', `${path}/${id}/members/${stranger.id}`, {}, 404, 'not_found'],
+    ['PUT', `${path}/${id}/members/0`, {}, 404, 'not_found'],
+    ['PUT', `${path}/${id}/members/${rosa.id}`, { role: 'owner' }, 422, 'validation_failed'],
+    ['PUT', `${path}/${id}/projects/orbit`, { role: 'billing_manager' }, 422, 'validation_failed'],
+    ['PUT', `${path}/${id}/projects/orbit`, { role: 'root' }, 422, 'validation_failed'],
+    ['POST', path, { name: '' }, 422, 'validation_failed'],
+    ['POST', path, { name: 'x'.repeat(256) }, 422, 'validation_failed'],
+    ['POST', path, { name: 'X', slug: 'Not A Slug' }, 422, 'validation_failed'],
+    ['POST', path, { name: 'X', members: [rosa.id] }, 422, 'validation_failed'],
+    ['PATCH', `${path}/${id}`, { organization_id: other.organization }, 422, 'validation_failed']
+  ]
+  const tables = () => Promise.all(['teams', 'team_members', 'team_projects'].map((table) =>
+    service.sql(`SELECT md5(string_agg(x::text, '' ORDER BY x::text)) AS sum FROM ${table} x`)))
+  const before = await tables()
+  for (const [method, url, body, status, error] of cases) {
+    const answer = await owner.call(method, url, body)
+    t.strictSame([answer.status, answer.body?.error], [status, error], `${method} ${url} ${JSON.stringify(body)}`)
+  }
+  t.same(await tables(), before)
+})
+
+t.test('TI-33: nobody gives by a team what they do not hold in the project', async (t) => {
+  const path = `/organizations/${o}/teams`
+  const some: Scope[] = ['team:update', 'team:create', 'secret:read', 'project:read', 'target:read', 'environment:read']
+  const weak = await service.token(o, some)
+  const rosa = await makePerson(service, { [o]: 'member' })
+  const { id } = (await weak.call('POST', path, { name: 'Weak' })).body.data
+  t.equal((await weak.call('PUT', `${path}/${id}/projects/orbit`, { role: 'api_user' })).status, 200)
+  t.equal((await weak.call('PUT', `${path}/${id}/members/${rosa.id}`, {})).status, 200)
+  for (const role of ['member', 'developer', 'auditor', 'administrator', 'owner']) {
+    t.match(await weak.call('PUT', `${path}/${id}/projects/orbit`, { role }), {
+      status: 422, body: { error: 'role_not_held', details: { role } }
+    })
+  }
+  await owner.call('PUT', `${path}/${id}/projects/comet`, { role: 'developer' })
+  t.match(await weak.call('PUT', `${path}/${id}/members/${rosa.id}`, {}), {
+    status: 422, body: { error: 'role_not_held', details: { role: 'developer' } }
+  })
+  const [row] = await service.sql(`SELECT id FROM projects WHERE organization_id = '${o}' AND slug = 'orbit'`)
+  const narrowed = await service.token(o, ['*'], {
+    slices: [{ project_id: row!.id as string, target_id: null, environment_id: null }]
+  })
+  for (const [method, at, body] of [
+    ['POST', '', { name: 'X' }], ['PATCH', `/${id}`, { name: 'X' }], ['DELETE', `/${id}`],
+    ['PUT', `/${id}/members/${rosa.id}`, {}], ['PUT', `/${id}/projects/orbit`, { role: 'member' }]
+  ] as const) t.equal((await narrowed.call(method, path + at, body)).status, 404, `${method} ${at}: a team is everywhere`)
+})
+
+t.test('how many teams somebody is in, and what a team holds, is bounded', async (t) => {
+  const rosa = await makePerson(service, { [o]: 'member' })
+  for (let i = 0; i < TEAM_LIMITS.teamsOfMember; i++) await makeTeam(service, o, [rosa], {})
+  const [crowded, laden] = [await makeTeam(service, o, [], {}), await makeTeam(service, o, [], {})]
+  const path = `/organizations/${o}/teams`
+  t.match(await owner.call('PUT', `${path}/${crowded}/members/${rosa.id}`, {}), {
+    status: 422, body: { error: 'limit_reached', details: { limit: TEAM_LIMITS.teamsOfMember } }
+  })
+  await service.sql(`INSERT INTO projects (id, organization_id, name, slug, secret_format, encryption_type,
+    history_policy, key_version) SELECT lpad(n::text, 26, '0'), '${o}', 'x', 'x-' || n, 'env', 'server', 'keep', 1
+    FROM generate_series(1, ${TEAM_LIMITS.projects}) n`)
+  await service.write(`INSERT INTO team_projects (organization_id, team_id, project_id, role)
+    SELECT organization_id, '${laden}', id, 'member' FROM projects WHERE organization_id = '${o}' AND slug LIKE 'x-%'`)
+  t.match(await owner.call('PUT', `${path}/${laden}/projects/orbit`, {}), {
+    status: 422, body: { error: 'limit_reached', details: { limit: TEAM_LIMITS.projects } }
+  })
+  t.equal((await owner.call('GET', `${path}/${laden}`)).body.data.attributes.projects.length, TEAM_LIMITS.projects)
+  await service.sql(`DELETE FROM projects WHERE organization_id = '${o}' AND slug LIKE 'x-%'`)
 })

@@ -3,7 +3,7 @@ import type { PgColumn, PgTable } from 'drizzle-orm/pg-core'
 import {
   api_tokens, environments, former_token_hashes, members, oauth_clients, oauth_codes, oauth_grants, oauth_requests,
   oauth_tokens, password_links, projects, recovery_codes, second_factors, secrets, sessions, sign_in_steps, targets,
-  team_members, team_projects, users
+  team_members, team_projects, teams, users
 } from './tables.ts'
 
 // Rows that decide who somebody is, or what a level is, carry a MAC over the fields below. Making and checking go by
@@ -42,6 +42,8 @@ export const AUTHENTICATED = {
   members: declare(
     members, ['organization_id', 'user_id'], ['organization_id', 'user_id', 'role', 'status'], { joined_at: WHEN }
   ),
+  teams: declare(teams, ['organization_id', 'id'], ['id', 'organization_id', 'slug'],
+    { name: SHOWN, description: SHOWN, created_at: WHEN, updated_at: WHEN }),
   team_members: declare(team_members, ['organization_id', 'team_id', 'user_id'],
     ['organization_id', 'team_id', 'user_id'], { created_at: WHEN }),
   team_projects: declare(team_projects, ['organization_id', 'team_id', 'project_id'],

@@ -18,6 +18,7 @@ errors too; \`Retry-After\` comes with 429 alone.`
 const TAGS: Record<string, string> = {
   organizations: 'The organization of the token',
   members: 'People in an organization, with a role each',
+  teams: 'People who share roles in projects',
   projects: 'Projects',
   targets: 'Targets of a project',
   environments: 'Environments of a target',

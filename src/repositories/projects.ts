@@ -5,7 +5,7 @@ import {
   isOneOf, macOf, preparedSql, updateAuthentic, verifies, withMoments, tampered, type Authenticated, type Db, type Raw,
   type Value
 } from '../db/database.ts'
-import { encryption_keys, environments, project_counts, projects, targets } from '../db/tables.ts'
+import { encryption_keys, environments, project_counts, projects, targets, teams } from '../db/tables.ts'
 import { readPage, type PageRequest } from '../rules/pagination.ts'
 import type { KeyState, NewKey } from './encryption-keys.ts'
 
@@ -110,13 +110,13 @@ export async function deleteProject (db: Db, organizationId: string, id: string)
 export async function listTakenSlugs (
   db: Db, {
     organization_id, ...among
-  }: { organization_id: string, project_id?: string, target_id?: string }, slugs: readonly string[]
+  }: { organization_id: string, project_id?: string, target_id?: string, team?: true }, slugs: readonly string[]
 ): Promise<Set<string>> {
   const [table, parent] = among.target_id !== undefined
     ? [environments, eq(environments.target_id, among.target_id)] as const
     : among.project_id !== undefined
       ? [targets, eq(targets.project_id, among.project_id)] as const
-      : [projects, undefined] as const
+      : [among.team ? teams : projects, undefined] as const
   const rows = await db.select({ slug: table.slug })
     .from(table).where(and(eq(table.organization_id, organization_id), parent, isOneOf(table.slug, slugs)))
   return new Set(rows.map((row) => row.slug))

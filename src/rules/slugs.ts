@@ -8,7 +8,8 @@ export const RESERVED = {
   organization: ['user', 'organization', 'organizations', 'plans', 'cli'],
   project: RESERVED_PROJECT_SLUGS,
   target: RESERVED_TARGET_SLUGS,
-  environment: RESERVED_ENVIRONMENT_SLUGS
+  environment: RESERVED_ENVIRONMENT_SLUGS,
+  team: []
 } as const satisfies Record<string, readonly string[]>
 export type SlugKind = keyof typeof RESERVED
 

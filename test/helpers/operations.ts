@@ -1,7 +1,7 @@
 import { randomBytes } from 'node:crypto'
 import { SCOPE_NAMES } from '../../schemas/scopes.ts'
 import type { Answer, Caller, TestApp } from './app.ts'
-import { makePerson } from './people.ts'
+import { makePerson, makeTeam } from './people.ts'
 
 // Every operation of the API, and a world in which each finds what it acts on: for tests over the whole route table.
 
@@ -44,6 +44,7 @@ const KEY = { project: '{project}', action: 'key:retrieve' }
 const BLOB = Buffer.alloc(40).toString('base64')
 /** What somebody holds who may give the weakest role of all that can do something in a project. */
 const API_USER = ['secret:read', 'project:read', 'target:read', 'environment:read', 'organization:read'] as const
+const TEAMS = '/api/v1/organizations/{organization}/teams'
 const MEMBERS = '/api/v1/organizations/{organization}/members'
 
 const proof = (key: number) => Buffer.alloc(32, key).toString('base64')
@@ -247,6 +248,37 @@ export const OPERATIONS: Record<string, Row> = {
     body: { role: 'api_user' },
     narrowed: 422
   },
+  listTeams: { at: `GET ${TEAMS}`, access: 'team:read', depth: 'organization' },
+  getTeam: { at: `GET ${TEAMS}/{team}`, access: 'team:read', depth: 'organization' },
+  createTeam: {
+    at: `POST ${TEAMS}`, access: 'team:create', depth: 'organization', body: { name: 'New' }, narrowed: 404
+  },
+  updateTeam: {
+    at: `PATCH ${TEAMS}/{team}`, access: 'team:update', depth: 'organization', body: { name: 'Other' }, narrowed: 404
+  },
+  setTeamProject: {
+    at: `PUT ${TEAMS}/{team}/projects/{project}`,
+    access: 'team:update',
+    holding: API_USER,
+    depth: 'project',
+    body: { role: 'api_user' },
+    narrowed: 404
+  },
+  addTeamMember: {
+    at: `PUT ${TEAMS}/{team}/members/{member}`,
+    access: 'team:update',
+    holding: API_USER,
+    depth: 'organization',
+    body: {},
+    narrowed: 404
+  },
+  removeTeamMember: {
+    at: `DELETE ${TEAMS}/{team}/members/{member}`, access: 'team:update', depth: 'organization', narrowed: 404
+  },
+  removeTeamProject: {
+    at: `DELETE ${TEAMS}/{team}/projects/{project}`, access: 'team:update', depth: 'project', narrowed: 404
+  },
+  deleteTeam: { at: `DELETE ${TEAMS}/{team}`, access: 'team:delete', depth: 'organization', narrowed: 404 },
   listApiTokens: {
     at: 'GET /api/v1/organizations/{organization}/api-keys', access: 'api-token:read', depth: 'organization'
   },
@@ -279,7 +311,7 @@ export const OPERATIONS: Record<string, Row> = {
     also: 'api-token:delete',
     holding: 'secret:read',
     depth: 'organization',
-    body: { overlap_seconds: 60 },
+    body: { overlap_seconds: 0 },
     narrowed: 404
   },
   createProject: {
@@ -421,11 +453,13 @@ export async function settle (service: TestApp, prefix: string): Promise<World> 
     { name: 'Second', abilities: ['secret:read'], expires_at: new Date(Date.now() + 1_800_000).toISOString() }
   )).body
   const member = await makePerson(service, { [o]: 'api_user' })
+  const team = await makeTeam(service, o, [member], { [names.project]: 'api_user' })
   return {
     caller,
     ids: {
       organization: o,
       member: String(member.id),
+      team,
       newcomer: `newcomer-${randomBytes(4).toString('hex')}@nimbus.example`,
       ...names,
       version: String(Number(version) - 1),

@@ -37,7 +37,7 @@ export async function makeTeam (
   service: Pick<TestApp, 'sql' | 'write'>, organization: string, people: readonly Person[], roles: Record<string, Role>
 ): Promise<string> {
   const id = ulid()
-  await service.sql(`INSERT INTO teams (id, organization_id, name, slug)
+  await service.write(`INSERT INTO teams (id, organization_id, name, slug)
     VALUES ('${id}', '${organization}', 'Team', 'team-${id.toLowerCase()}')`)
   for (const person of people) {
     await service.write(`INSERT INTO team_members (organization_id, team_id, user_id)

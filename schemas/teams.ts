@@ -1,0 +1,86 @@
+import { Type, type Static } from '@sinclair/typebox'
+import { MemberInPath, RoleInBody } from './members.ts'
+import { OrganizationInPath } from './organizations.ts'
+import {
+  Body, Description, Name, NullableDescription, OneOf, Resource, Slug, SlugInPath, Timestamp, Ulid
+} from './shapes.ts'
+import { ROLES } from './users.ts'
+
+/** How many there can be: what a look-up of a caller brings along is bounded by it. */
+export const TEAM_LIMITS = { teams: 1000, members: 500, projects: 100, teamsOfMember: 20 } as const
+
+/** A team in a path: its ULID in either letter case, or its slug. */
+const TeamInPath = Type.String({ maxLength: 128, examples: ['platform'] })
+export const TeamParams = Type.Object({ organization: OrganizationInPath, team: TeamInPath })
+export const TeamMemberParams = Type.Object({
+  organization: OrganizationInPath, team: TeamInPath, member: MemberInPath
+})
+export const TeamProjectParams = Type.Object({
+  organization: OrganizationInPath, team: TeamInPath, project: SlugInPath
+})
+
+const attributes = {
+  name: Type.String(),
+  slug: Slug,
+  description: NullableDescription,
+  member_count: Type.Integer(),
+  project_count: Type.Integer(),
+  created_at: Timestamp,
+  updated_at: Timestamp
+}
+const example = {
+  name: 'Platform',
+  slug: 'platform',
+  description: null,
+  member_count: 1,
+  project_count: 1,
+  created_at: '2026-03-01T12:00:00.000Z',
+  updated_at: '2026-03-01T12:00:00.000Z'
+}
+const ID = '01JQZ6VF2H5K8M1P4R7T0W3Y6A'
+
+const TeamAttributes = Type.Object(attributes, { title: 'TeamAttributes' })
+export type TeamAttributes = Static<typeof TeamAttributes>
+
+export const Team = Resource('teams', TeamAttributes, { title: 'Team', id: ID, example })
+
+const TeamMember = Type.Object({
+  id: Type.String(), name: Type.String(), email: Type.String()
+}, { title: 'TeamMember' })
+const TeamProject = Type.Object({
+  id: Ulid, slug: Slug, name: Type.String(), role: OneOf(ROLES, { description: 'of the members of the team, in it' })
+}, { title: 'TeamProject' })
+export type TeamMember = Static<typeof TeamMember>
+export type TeamProject = Static<typeof TeamProject>
+
+/** A team by itself, with who is in it and what it holds. */
+export const WholeTeam = Resource('teams', Type.Object({
+  ...attributes, members: Type.Array(TeamMember), projects: Type.Array(TeamProject)
+}, { title: 'WholeTeamAttributes' }), {
+  title: 'WholeTeam',
+  id: ID,
+  example: {
+    ...example,
+    members: [{ id: '17', name: 'Rosa Quill', email: 'rosa@nimbus.example' }],
+    projects: [{ id: '01JQZ6VB2N7Q4W8E1R5T9Y3K6H', slug: 'orbit', name: 'Orbit', role: 'developer' }]
+  }
+})
+
+export const CreateTeamBody = Body({
+  name: Name,
+  slug: Type.Optional(Slug),
+  description: Type.Optional(Type.Union([Description, Type.Null()]))
+}, { title: 'CreateTeamBody', examples: [{ name: 'Platform' }] })
+
+export const UpdateTeamBody = Body({
+  name: Type.Optional(Name),
+  slug: Type.Optional(Slug),
+  description: Type.Optional(Type.Union([Description, Type.Null()]))
+}, { title: 'UpdateTeamBody', examples: [{ name: 'Platform and tools' }] })
+
+/** Nothing: the path says who it is. */
+export const AddTeamMemberBody = Body({}, { title: 'AddTeamMemberBody', examples: [{}] })
+
+export const SetTeamProjectBody = Body({
+  role: Type.Optional(RoleInBody)
+}, { title: 'SetTeamProjectBody', examples: [{ role: 'developer' }] })

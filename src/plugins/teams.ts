@@ -1,0 +1,278 @@
+import type { FastifyRequest } from 'fastify'
+import { ulid } from 'ulidx'
+import { OrganizationParams } from '../../schemas/organizations.ts'
+import { ListQuery, NoContent } from '../../schemas/shapes.ts'
+import {
+  AddTeamMemberBody, CreateTeamBody, SetTeamProjectBody, Team, TEAM_LIMITS, TeamMemberParams, TeamParams,
+  TeamProjectParams, UpdateTeamBody, WholeTeam
+} from '../../schemas/teams.ts'
+import type { Role } from '../../schemas/users.ts'
+import { transaction, type Db } from '../db/database.ts'
+import { actorOf, principalOf } from '../http/actor.ts'
+import { levelOf } from '../http/places.ts'
+import { chooseSlug, orSlugTaken } from '../http/slugs.ts'
+import type { Domain } from '../http/types.ts'
+import { recordEvent, type AuditEvent } from '../repositories/audit.ts'
+import { findMember } from '../repositories/members.ts'
+import { lockPlan } from '../repositories/plans.ts'
+import type { Principal } from '../repositories/principals.ts'
+import { lockProject } from '../repositories/projects.ts'
+import {
+  countTeamMembers, countTeams, createTeam, createTeamMember, deleteTeam, deleteTeamMember, deleteTeamProject, findTeam,
+  listTeamMembers, listTeamProjects, listTeams, setTeamProject, updateTeam, type TeamRow
+} from '../repositories/teams.ts'
+import { fail, refuse } from '../rules/errors.ts'
+import { parseId } from '../rules/ids.ts'
+import { pageMeta, pageOf } from '../rules/pagination.ts'
+import { canonicalRole, holdsBy, scopesInProject } from '../rules/roles.ts'
+
+const toItem = ({ id, ...attributes }: TeamRow) => ({ type: 'teams' as const, id, attributes })
+
+/** People of an organization who share roles in projects. */
+export const teams: Domain = async (app) => {
+  app.get('/organizations/:organization/teams', {
+    config: { access: 'team:read' },
+    schema: {
+      operationId: 'listTeams',
+      tags: ['teams'],
+      summary: 'List teams',
+      params: OrganizationParams,
+      querystring: ListQuery,
+      response: { 200: Team.list }
+    },
+    handler: async (request) => {
+      const page = pageOf(request.query)
+      const { rows, total } = await listTeams(app.lists, principalOf(request).organization.id, page)
+      return { data: rows.map(toItem), meta: pageMeta(page, total, rows.length) }
+    }
+  })
+
+  app.get('/organizations/:organization/teams/:team', {
+    config: { access: 'team:read' },
+    schema: {
+      operationId: 'getTeam',
+      tags: ['teams'],
+      summary: 'Get a team, with who is in it and what it holds',
+      params: TeamParams,
+      response: { 200: WholeTeam.one }
+    },
+    handler: async (request) => {
+      const { id } = principalOf(request).organization
+      return { data: await wholeTeam(app.reads, id, request.params.team) }
+    }
+  })
+
+  app.post('/organizations/:organization/teams', {
+    config: { access: 'team:create', audit: 'team.create', errors: ['slug_taken', 'limit_reached'] },
+    schema: {
+      operationId: 'createTeam',
+      tags: ['teams'],
+      summary: 'Create a team',
+      params: OrganizationParams,
+      body: CreateTeamBody,
+      response: { 201: Team.one }
+    },
+    handler: async (request, reply) => {
+      const { body } = request
+      const created = await orSlugTaken(() => change(request, async (db, organization_id) => {
+        if (await countTeams(db, organization_id) >= TEAM_LIMITS.teams) {
+          fail('limit_reached', { limit: TEAM_LIMITS.teams })
+        }
+        const slug = await chooseSlug(db, 'team', { organization_id, team: true }, body)
+        const id = ulid()
+        await createTeam(db, { id, organization_id, name: body.name, slug, description: body.description ?? null })
+        await record(db, request, 'team.create', id, { slug })
+        return findTeam(db, organization_id, id)
+      }))
+      return reply.code(201).send({ data: toItem(created!) })
+    }
+  })
+
+  app.patch('/organizations/:organization/teams/:team', {
+    config: { access: 'team:update', audit: 'team.update', errors: ['slug_taken'] },
+    schema: {
+      operationId: 'updateTeam',
+      tags: ['teams'],
+      summary: 'Change a team; what is left out stays',
+      params: TeamParams,
+      body: UpdateTeamBody,
+      response: { 200: Team.one }
+    },
+    handler: async (request) => {
+      const { body } = request
+      const updated = await orSlugTaken(() => changeTeam(request, request.params.team, async (db, team) => {
+        const { id: organizationId } = principalOf(request).organization
+        const { name, slug, description } = body
+        await updateTeam(db, organizationId, team.id, { name, slug, description })
+        await record(db, request, 'team.update', team.id, { members: Object.keys(body).join(' ') })
+        return findTeam(db, organizationId, team.id)
+      }))
+      return { data: toItem(updated!) }
+    }
+  })
+
+  app.delete('/organizations/:organization/teams/:team', {
+    config: { access: 'team:delete', audit: 'team.delete' },
+    schema: {
+      operationId: 'deleteTeam',
+      tags: ['teams'],
+      summary: 'Delete a team; what its members did by it ends at once',
+      params: TeamParams,
+      response: { 204: NoContent }
+    },
+    handler: async (request, reply) => {
+      await changeTeam(request, request.params.team, async (db, { id, slug }) => {
+        await deleteTeam(db, principalOf(request).organization.id, id)
+        await record(db, request, 'team.delete', id, { slug })
+      })
+      return reply.code(204).send(null)
+    }
+  })
+
+  app.put('/organizations/:organization/teams/:team/members/:member', {
+    config: { access: 'team:update', audit: 'team-member.create', errors: ['role_not_held', 'limit_reached'] },
+    schema: {
+      operationId: 'addTeamMember',
+      tags: ['teams'],
+      summary: 'Put a member of the organization into a team',
+      params: TeamMemberParams,
+      body: AddTeamMemberBody,
+      response: { 200: WholeTeam.one }
+    },
+    handler: async (request) => {
+      const principal = principalOf(request)
+      const { id: organization_id } = principal.organization
+      const user_id = parseId(request.params.member) ?? fail('not_found')
+      const data = await changeTeam(request, request.params.team, async (db, team) => {
+        if (await findMember(db, organization_id, user_id) === undefined) fail('not_found')
+        for (const { id, role } of await listTeamProjects(db, organization_id, team.id)) {
+          requireRoleIn(principal, id, role)
+        }
+        const one = { organization_id, team_id: team.id, user_id }
+        const { members, teams, is_in } = await countTeamMembers(db, one)
+        if (!is_in) {
+          const { members: most, teamsOfMember } = TEAM_LIMITS
+          if (members >= most) fail('limit_reached', { limit: most })
+          if (teams >= teamsOfMember) fail('limit_reached', { limit: teamsOfMember })
+          await createTeamMember(db, one)
+        }
+        await record(db, request, 'team-member.create', team.id, { user_id })
+        return wholeTeam(db, organization_id, team.id)
+      })
+      return { data }
+    }
+  })
+
+  app.delete('/organizations/:organization/teams/:team/members/:member', {
+    config: { access: 'team:update', audit: 'team-member.delete' },
+    schema: {
+      operationId: 'removeTeamMember',
+      tags: ['teams'],
+      summary: 'Take somebody out of a team',
+      params: TeamMemberParams,
+      response: { 204: NoContent }
+    },
+    handler: async (request, reply) => {
+      const { id: organization_id } = principalOf(request).organization
+      const user_id = parseId(request.params.member) ?? fail('not_found')
+      await changeTeam(request, request.params.team, async (db, { id: team_id }) => {
+        if (!await deleteTeamMember(db, { organization_id, team_id, user_id })) fail('not_found')
+        await record(db, request, 'team-member.delete', team_id, { user_id })
+      })
+      return reply.code(204).send(null)
+    }
+  })
+
+  app.put('/organizations/:organization/teams/:team/projects/:project', {
+    config: {
+      access: 'team:update', at: 'project', audit: 'team-project.update', errors: ['role_not_held', 'limit_reached']
+    },
+    schema: {
+      operationId: 'setTeamProject',
+      tags: ['teams'],
+      summary: 'Give the members of a team a role in a project',
+      params: TeamProjectParams,
+      body: SetTeamProjectBody,
+      response: { 200: WholeTeam.one }
+    },
+    handler: async (request) => {
+      const principal = principalOf(request)
+      const { id: organization_id } = principal.organization
+      const { id: project_id } = levelOf(request).project
+      const role = canonicalRole(request.body.role ?? 'member')
+      if (scopesInProject(role).size === 0) refuse('role', 'This role gives nothing in a project')
+      requireRoleIn(principal, project_id, role)
+      const data = await changeTeam(request, request.params.team, async (db, { id: team_id }) => {
+        await lockProject(db, organization_id, { id: project_id }, 'share') ?? fail('not_found')
+        if (!await setTeamProject(db, { organization_id, team_id, project_id, role })) {
+          fail('limit_reached', { limit: TEAM_LIMITS.projects })
+        }
+        await record(db, request, 'team-project.update', team_id, { project_id, role })
+        return wholeTeam(db, organization_id, team_id)
+      })
+      return { data }
+    }
+  })
+
+  app.delete('/organizations/:organization/teams/:team/projects/:project', {
+    config: { access: 'team:update', at: 'project', audit: 'team-project.delete' },
+    schema: {
+      operationId: 'removeTeamProject',
+      tags: ['teams'],
+      summary: 'Take a project from a team',
+      params: TeamProjectParams,
+      response: { 204: NoContent }
+    },
+    handler: async (request, reply) => {
+      const { id: organization_id } = principalOf(request).organization
+      const { id: project_id } = levelOf(request).project
+      await changeTeam(request, request.params.team, async (db, { id: team_id }) => {
+        if (!await deleteTeamProject(db, { organization_id, team_id, project_id })) fail('not_found')
+        await record(db, request, 'team-project.delete', team_id, { project_id })
+      })
+      return reply.code(204).send(null)
+    }
+  })
+
+  // Teams change one after the other, with the organization held: so limits hold, and nobody is put into a team while
+  // it gets a stronger role. They are about the whole organization: to who is narrowed to a part of it, they do not
+  // exist.
+  async function change<T> (
+    request: FastifyRequest, work: (db: Db, organizationId: string) => Promise<T>
+  ): Promise<T> {
+    const { organization, slices } = principalOf(request)
+    if (slices.length > 0) fail('not_found')
+    return transaction(app.db, async (db) => {
+      await lockPlan(db, organization.id) ?? fail('not_found')
+      return work(db, organization.id)
+    })
+  }
+
+  async function changeTeam<T> (
+    request: FastifyRequest, name: string, work: (db: Db, team: TeamRow) => Promise<T>
+  ): Promise<T> {
+    return change(request, async (db, organizationId) =>
+      work(db, await findTeam(db, organizationId, name) ?? fail('not_found')))
+  }
+}
+
+async function wholeTeam (db: Db, organizationId: string, name: string) {
+  const team = await findTeam(db, organizationId, name) ?? fail('not_found')
+  const { type, id, attributes } = toItem(team)
+  const members = await listTeamMembers(db, organizationId, id)
+  return { type, id, attributes: { ...attributes, members, projects: await listTeamProjects(db, organizationId, id) } }
+}
+
+async function record (
+  db: Db, request: FastifyRequest, action: AuditEvent['action'], id: string, details: NonNullable<AuditEvent['details']>
+) {
+  await recordEvent(db, actorOf(request), { action, resource_type: 'team', resource_id: id, details })
+}
+
+// Whoever puts somebody into a team, or gives it a project, gives the roles that it has.
+function requireRoleIn (principal: Principal, projectId: string, role: Role) {
+  const teams = principal.teams.filter(({ project_id }) => project_id === projectId)
+  for (const scope of scopesInProject(role)) {
+    if (!holdsBy(principal, teams, scope)) fail('role_not_held', { role })
+  }
+}

@@ -1,0 +1,168 @@
+import { and, asc, eq, sql } from 'drizzle-orm'
+import type { TeamAttributes, TeamMember, TeamProject } from '../../schemas/teams.ts'
+import { TEAM_LIMITS } from '../../schemas/teams.ts'
+import type { Role } from '../../schemas/users.ts'
+import { authenticatedColumns } from '../db/authenticated.ts'
+import {
+  isAuthentic, macOf, preparedSql, tampered, updateAuthentic, withMoments, type Db, type Raw, type Value
+} from '../db/database.ts'
+import { projects, team_members, team_projects, teams, users } from '../db/tables.ts'
+import { readPage, type PageRequest } from '../rules/pagination.ts'
+
+export type TeamRow = TeamAttributes & { id: string }
+type Found = Raw<TeamRow> & { organization_id: string, mac: Buffer | null }
+
+const columns = sql`t.id, t.organization_id, t.name, t.slug, t.description, t.created_at, t.updated_at, t.mac,
+  (SELECT count(*)::int FROM team_members m WHERE m.organization_id = t.organization_id AND m.team_id = t.id)
+    AS member_count,
+  (SELECT count(*)::int FROM team_projects p WHERE p.organization_id = t.organization_id AND p.team_id = t.id)
+    AS project_count`
+
+function toTeam (row: Found): TeamRow {
+  const { organization_id, mac, ...team } = withMoments(row)
+  return team
+}
+
+const ofOrganization = ($: Value) => sql`FROM teams t WHERE t.organization_id = ${$('organization_id')}::char(26)`
+
+const byName = preparedSql<Found, { organization_id: string, id: string, slug: string }>('team', ($) => sql`
+  SELECT ${columns} ${ofOrganization($)} AND (t.id = ${$('id')}::text OR t.slug = ${$('slug')})
+  ORDER BY t.id = ${$('id')}::text DESC LIMIT 1`)
+
+/** A team by its id, in either letter case, or its slug; where one's slug spells another's id, the id is meant. */
+export async function findTeam (db: Db, organization_id: string, idOrSlug: string): Promise<TeamRow | undefined> {
+  const [row] = await byName(db, { organization_id, id: idOrSlug.toUpperCase(), slug: idOrSlug })
+  return row !== undefined && isAuthentic(db, 'teams', row) ? toTeam(row) : undefined
+}
+
+const listed = preparedSql<Found & { total: number }, Record<string, unknown>>('teams', ($) => sql`
+  SELECT ${columns}, (SELECT count(*)::int ${ofOrganization($)}) AS total
+  ${ofOrganization($)} ORDER BY t.slug LIMIT ${$('limit')}::int OFFSET ${$('offset')}::bigint`)
+
+/** Teams of an organization by slug. A row that the service did not write is none, though the total counts it. */
+export async function listTeams (
+  db: Db, organization_id: string, page: PageRequest
+): Promise<{ rows: TeamRow[], total: number }> {
+  const { rows, total } = await readPage(page, (part) => listed(db, { organization_id, ...part }))
+  return {
+    rows: rows.filter((row) => isAuthentic(db, 'teams', row)).map(({ total, ...row }) => toTeam(row)), total
+  }
+}
+
+/** Who is in a team, in the order in which their accounts were made. */
+export async function listTeamMembers (db: Db, organizationId: string, teamId: string): Promise<TeamMember[]> {
+  const rows = await db.select({ row: authenticatedColumns('team_members'), name: users.name, email: users.email })
+    .from(team_members).innerJoin(users, eq(users.id, team_members.user_id))
+    .where(and(eq(team_members.organization_id, organizationId), eq(team_members.team_id, teamId)))
+    .orderBy(asc(team_members.user_id)).limit(TEAM_LIMITS.members)
+  return rows.filter(({ row }) => isAuthentic(db, 'team_members', row))
+    .map(({ row: { user_id }, name, email }) => ({ id: String(user_id), name, email }))
+}
+
+/** What a team holds, by the projects' slugs. */
+export async function listTeamProjects (db: Db, organizationId: string, teamId: string): Promise<TeamProject[]> {
+  const rows = await db.select({ row: authenticatedColumns('team_projects'), slug: projects.slug, name: projects.name })
+    .from(team_projects).innerJoin(projects, and(
+      eq(projects.organization_id, team_projects.organization_id), eq(projects.id, team_projects.project_id)
+    ))
+    .where(and(eq(team_projects.organization_id, organizationId), eq(team_projects.team_id, teamId)))
+    .orderBy(asc(projects.slug)).limit(TEAM_LIMITS.projects)
+  return rows.filter(({ row }) => isAuthentic(db, 'team_projects', row))
+    .map(({ row: { project_id, role }, slug, name }) => ({ id: project_id, slug, name, role }))
+}
+
+export interface NewTeam {
+  id: string
+  organization_id: string
+  name: string
+  slug: string
+  description: string | null
+}
+
+export async function countTeams (db: Db, organizationId: string): Promise<number> {
+  return db.$count(teams, eq(teams.organization_id, organizationId))
+}
+
+/** A taken slug is a unique violation. */
+export async function createTeam (db: Db, team: NewTeam): Promise<void> {
+  await db.insert(teams).values({ ...team, mac: macOf(db, 'teams', team) })
+}
+
+export async function updateTeam (
+  db: Db, organizationId: string, id: string, changes: Partial<Pick<NewTeam, 'name' | 'slug' | 'description'>>
+): Promise<void> {
+  const { slug, ...more } = changes
+  const its = and(eq(teams.organization_id, organizationId), eq(teams.id, id))
+  await updateAuthentic(db, 'teams', its, { slug }, { ...more, updated_at: sql`now()` }) ?? tampered()
+}
+
+/**
+ * Deletes a team. Who acts by it holds first their place in it and then what it holds, so these go in the same order.
+ */
+export async function deleteTeam (db: Db, organizationId: string, id: string): Promise<void> {
+  await db.delete(team_members).where(and(
+    eq(team_members.organization_id, organizationId), eq(team_members.team_id, id)
+  ))
+  await db.delete(team_projects).where(and(
+    eq(team_projects.organization_id, organizationId), eq(team_projects.team_id, id)
+  ))
+  await db.delete(teams).where(and(eq(teams.organization_id, organizationId), eq(teams.id, id)))
+}
+
+interface InTeam { organization_id: string, team_id: string, user_id: number }
+const itsMember = ({ organization_id, team_id, user_id }: InTeam) => and(
+  eq(team_members.organization_id, organization_id), eq(team_members.team_id, team_id),
+  eq(team_members.user_id, user_id)
+)
+
+/** How many are in a team, how many teams somebody is in, and whether they are in this one. */
+export async function countTeamMembers (
+  db: Db, { organization_id, team_id, user_id }: InTeam
+): Promise<{ members: number, teams: number, is_in: boolean }> {
+  const own = eq(team_members.organization_id, organization_id)
+  const [row] = await db.select({
+    members: sql<number>`count(*) FILTER (WHERE ${team_members.team_id} = ${team_id})::int`,
+    teams: sql<number>`count(*) FILTER (WHERE ${team_members.user_id} = ${user_id})::int`,
+    is_in: sql<boolean>`coalesce(
+      bool_or(${team_members.team_id} = ${team_id} AND ${team_members.user_id} = ${user_id}), false)`
+  }).from(team_members).where(and(
+    own, sql`(${team_members.team_id} = ${team_id} OR ${team_members.user_id} = ${user_id})`
+  ))
+  return row!
+}
+
+export async function createTeamMember (db: Db, row: InTeam): Promise<void> {
+  await db.insert(team_members).values({ ...row, mac: macOf(db, 'team_members', row) })
+}
+
+/** False when they are not in it. */
+export async function deleteTeamMember (db: Db, row: InTeam): Promise<boolean> {
+  return (await db.delete(team_members).where(itsMember(row)).returning({ id: team_members.user_id })).length === 1
+}
+
+interface Held { organization_id: string, team_id: string, project_id: string }
+const itsProject = ({ organization_id, team_id, project_id }: Held) => and(
+  eq(team_projects.organization_id, organization_id), eq(team_projects.team_id, team_id),
+  eq(team_projects.project_id, project_id)
+)
+
+/** Gives a team a role in a project, or another one; false when it holds as many projects as it can. */
+export async function setTeamProject (db: Db, row: Held & { role: Role }): Promise<boolean> {
+  const [known] = await db.select({ role: team_projects.role }).from(team_projects).where(itsProject(row))
+  if (known !== undefined) {
+    await updateAuthentic(db, 'team_projects', itsProject(row), { role: row.role }) ?? tampered()
+    return true
+  }
+  const held = await db.$count(team_projects, and(
+    eq(team_projects.organization_id, row.organization_id), eq(team_projects.team_id, row.team_id)
+  ))
+  if (held >= TEAM_LIMITS.projects) return false
+  await db.insert(team_projects).values({ ...row, mac: macOf(db, 'team_projects', row) })
+  return true
+}
+
+/** False when the team does not hold it. */
+export async function deleteTeamProject (db: Db, row: Held): Promise<boolean> {
+  const gone = await db.delete(team_projects).where(itsProject(row)).returning({ id: team_projects.project_id })
+  return gone.length === 1
+}
