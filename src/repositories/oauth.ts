@@ -1,4 +1,5 @@
 import { and, asc, desc, eq, gt, isNull, or, sql } from 'drizzle-orm'
+import type { PgSelect } from 'drizzle-orm/pg-core'
 import type { Ability, Scope } from '../../schemas/scopes.ts'
 import { LIFETIMES } from '../../schemas/oauth.ts'
 import type { Role } from '../../schemas/users.ts'
@@ -194,6 +195,12 @@ interface Support {
   itsClient: Authenticated<'oauth_clients'>
 }
 
+/** Joins what was issued for a grant, and the grant, with whose it is and who acts through it. */
+function withSupport<T extends PgSelect> (issued: T) {
+  return issued.innerJoin(users, eq(users.id, oauth_grants.user_id))
+    .innerJoin(oauth_clients, eq(oauth_clients.id, oauth_grants.client_id))
+}
+
 function isSupported (db: Db, { itsGrant, itsUser, itsClient }: Support): boolean {
   return isAuthentic(db, 'oauth_grants', itsGrant) && isAuthentic(db, 'users', itsUser) &&
     isAuthentic(db, 'oauth_clients', itsClient, { user_id: itsGrant.user_id })
@@ -201,7 +208,7 @@ function isSupported (db: Db, { itsGrant, itsUser, itsClient }: Support): boolea
 
 /** A code with its grant, locked: whoever comes second sees that it was used. */
 export async function lockCode (db: Db, code_hash: Buffer): Promise<Code | undefined> {
-  const [row] = await db.select({
+  const [row] = await withSupport(db.select({
     code: authenticatedColumns('oauth_codes'),
     grant,
     ...support,
@@ -209,10 +216,7 @@ export async function lockCode (db: Db, code_hash: Buffer): Promise<Code | undef
     code_challenge: oauth_codes.code_challenge,
     is_used: sql<boolean>`${oauth_codes.used_at} IS NOT NULL`,
     is_expired: sql<boolean>`${oauth_codes.expires_at} <= now()`
-  }).from(oauth_codes)
-    .innerJoin(oauth_grants, eq(oauth_grants.id, oauth_codes.grant_id))
-    .innerJoin(users, eq(users.id, oauth_grants.user_id))
-    .innerJoin(oauth_clients, eq(oauth_clients.id, oauth_grants.client_id))
+  }).from(oauth_codes).innerJoin(oauth_grants, eq(oauth_grants.id, oauth_codes.grant_id)).$dynamic())
     .where(eq(oauth_codes.code_hash, code_hash)).for('update', { of: [oauth_codes, oauth_grants] })
   if (row === undefined) return undefined
   const { code, itsGrant, itsUser, itsClient, ...found } = row
@@ -264,17 +268,14 @@ export interface Pair { id: number, grant: LiveGrant & { is_live: boolean }, is_
 
 /** The pair of a refresh token, locked with its grant. */
 export async function lockPair (db: Db, refresh_hash: Buffer): Promise<Pair | undefined> {
-  const [row] = await db.select({
+  const [row] = await withSupport(db.select({
     id: oauth_tokens.id,
     pair: authenticatedColumns('oauth_tokens'),
     grant,
     ...support,
     is_used: sql<boolean>`${oauth_tokens.used_at} IS NOT NULL`,
     is_expired: sql<boolean>`${oauth_tokens.refresh_expires_at} <= now()`
-  }).from(oauth_tokens)
-    .innerJoin(oauth_grants, eq(oauth_grants.id, oauth_tokens.grant_id))
-    .innerJoin(users, eq(users.id, oauth_grants.user_id))
-    .innerJoin(oauth_clients, eq(oauth_clients.id, oauth_grants.client_id))
+  }).from(oauth_tokens).innerJoin(oauth_grants, eq(oauth_grants.id, oauth_tokens.grant_id)).$dynamic())
     .where(eq(oauth_tokens.refresh_hash, refresh_hash)).for('update', { of: [oauth_tokens, oauth_grants] })
   if (row === undefined) return undefined
   const { pair, itsGrant, itsUser, itsClient, ...found } = row
