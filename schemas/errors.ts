@@ -32,7 +32,7 @@ export const ERRORS = {
   },
   second_factor_required: {
     status: 403,
-    message: 'The organization requires a second factor of its members. Set one up on your account page.',
+    message: 'This takes a second factor. Set one up on your account page.',
     details: Type.Object({ enroll_url: Type.String() })
   },
   version_locked: {

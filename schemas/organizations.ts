@@ -17,6 +17,7 @@ const attributes = {
   slug: Slug,
   status: OneOf(ORGANIZATION_STATUSES),
   plan_name: Type.String(),
+  require_second_factor: Type.Boolean(),
   created_at: Timestamp,
   updated_at: Timestamp
 }
@@ -26,6 +27,7 @@ const example = {
   slug: 'nimbus',
   status: 'active',
   plan_name: 'self-hosted',
+  require_second_factor: false,
   created_at: '2026-03-01T12:00:00.000Z',
   updated_at: '2026-03-01T12:00:00.000Z'
 }
@@ -62,7 +64,13 @@ export const CreateOrganizationBody = Body({ name: Name, slug: Type.Optional(Slu
 })
 export type CreateOrganizationBody = Static<typeof CreateOrganizationBody>
 
-export const UpdateOrganizationBody = Body({ name: Type.Optional(Name), slug: Type.Optional(Slug) }, {
+export const UpdateOrganizationBody = Body({
+  name: Type.Optional(Name),
+  slug: Type.Optional(Slug),
+  require_second_factor: Type.Optional(Type.Boolean({
+    description: 'Members act in it only when they have a second factor; whoever changes this needs one'
+  }))
+}, {
   title: 'UpdateOrganizationBody', examples: [{ name: 'Nimbus Weather' }]
 })
 export type UpdateOrganizationBody = Static<typeof UpdateOrganizationBody>

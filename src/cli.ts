@@ -29,7 +29,7 @@ const USAGE = `Usage: strongroom COMMAND
                                           make the first organization, its owner and a token
   migrate                                 bring the schema up to date
   rewrap                                  put every stored key under the newest master key
-  organization set --id ID [--plan NAME] [--status STATUS]
+  organization set --id ID [--plan NAME] [--status STATUS] [--require-second-factor yes|no]
                                           change the plan or status of an organization, by its id or slug
   user add --email ADDRESS [--name NAME] [--organization ID --role ROLE] [--json]
                                           make an account and a link that sets its password
@@ -119,11 +119,20 @@ const COMMANDS: Record<string, (args: string[]) => Promise<number>> = {
 
   organization: verbs('organization', {
     set: async (args) => {
-      const { id, plan, status } = parse(
-        args, { id: { type: 'string' }, plan: { type: 'string' }, status: { type: 'string' } }
-      )
+      const { id, plan, status, 'require-second-factor': required } = parse(args, {
+        id: { type: 'string' },
+        plan: { type: 'string' },
+        status: { type: 'string' },
+        'require-second-factor': { type: 'string' }
+      })
       if (!id) throw new UsageError('organization set needs --id ID')
-      if (plan === undefined && status === undefined) throw new UsageError('organization set needs --plan or --status')
+      if (plan === undefined && status === undefined && required === undefined) {
+        throw new UsageError('organization set needs --plan, --status or --require-second-factor')
+      }
+      if (required !== undefined && required !== 'yes' && required !== 'no') {
+        throw new UsageError('--require-second-factor is yes or no')
+      }
+      const require_second_factor = required === undefined ? undefined : required === 'yes'
       if (status !== undefined && !(ORGANIZATION_STATUSES as readonly string[]).includes(status)) {
         throw new UsageError(`--status is one of ${ORGANIZATION_STATUSES.join(', ')}`)
       }
@@ -133,9 +142,15 @@ const COMMANDS: Record<string, (args: string[]) => Promise<number>> = {
           if (plan !== undefined && await findPlan(db, plan) === undefined) {
             throw new StartError(`There is no plan ${plan}`)
           }
-          const changed = await updateOrganization(db, id, { plan, status: status as OrganizationStatus | undefined })
+          const changed = await updateOrganization(
+            db, id, { plan, status: status as OrganizationStatus | undefined, require_second_factor }
+          )
           if (changed === undefined) throw new StartError(`There is no organization ${id}`)
-          const details = { ...(plan && { plan }), ...(status && { status }) }
+          const details = {
+            ...(plan && { plan }),
+            ...(status && { status }),
+            ...(require_second_factor !== undefined && { require_second_factor })
+          }
           await recordEvent(
             db, operatorOf(changed),
             { action: 'organization.update', resource_type: 'organization', resource_id: changed, details }

@@ -142,13 +142,14 @@ t.test('from an empty directory: the first start, the next ones, and what is ref
 
   await t.test('organization set takes effect; the second start finds everything and prints no block', async (t) => {
     t.same(await command(
-      ['organization', 'set', '--id', organization.toLowerCase(), '--plan', 'free', '--status', 'suspended'], env
+      ['organization', 'set', '--id', organization.toLowerCase(), '--plan', 'free', '--status', 'suspended',
+        '--require-second-factor', 'yes'], env
     ), { code: 0, stdout: 'Changed.\n', stderr: '' })
     const server = await startServer(t, env)
     t.same(notLogged(server.stdout()), [`Strongroom serves on ${server.address}`])
     const send = client(server.address, { organization, token })
     const { body } = await send('GET', '//api/v1/organization')
-    t.match(body.data.attributes, { plan_name: 'free', status: 'suspended' })
+    t.match(body.data.attributes, { plan_name: 'free', status: 'suspended', require_second_factor: true })
     t.equal((await send('GET', '/orbit')).body.error, 'organization_inactive')
     t.equal((await server.stop()).code, 0)
     refused(
@@ -217,7 +218,8 @@ t.test('wrong usage is exit 2', async (t) => {
     ['organization'], ['organization', 'get'], [
       'organization', 'set', '--plan', 'free'
     ], ['organization', 'set', '--id', 'x'],
-    ['organization', 'set', '--id', 'x', '--status', 'gone'], ['toString']
+    ['organization', 'set', '--id', 'x', '--status', 'gone'],
+    ['organization', 'set', '--id', 'x', '--require-second-factor', 'maybe'], ['toString']
   ].map(async (args) => {
     const { code, stdout, stderr } = await command(args, { DATA_DIR: dir })
     t.same([code, stdout], [2, ''], args.join(' '))

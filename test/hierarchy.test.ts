@@ -89,6 +89,7 @@ t.test('an organization is answered by its ULID in either letter case, by its sl
         slug: 'cirrus',
         status: 'active',
         plan_name: 'team',
+        require_second_factor: false,
         created_at,
         updated_at
       }

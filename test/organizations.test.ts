@@ -64,6 +64,7 @@ t.test('a person creates an organization, owns it, and works in it at once', asy
         slug: 'nimbus-weather',
         status: 'active',
         plan_name: service.config.defaultPlan,
+        require_second_factor: false,
         created_at: attributes.created_at,
         updated_at: attributes.created_at
       }

@@ -1097,7 +1097,16 @@ t.test('GET /api/v1/organizations and /organization: what the caller can see', a
       name,
       slug,
       status: state,
-      attributes: { ulid: id, name, slug, status: state, plan_name: 'self-hosted', created_at, updated_at }
+      attributes: {
+        ulid: id,
+        name,
+        slug,
+        status: state,
+        plan_name: 'self-hosted',
+        require_second_factor: false,
+        created_at,
+        updated_at
+      }
     }
   }
   t.strictSame(body.data, [shape(a, 'A', 'list-a', 'active', 0), shape(b, 'B', 'list-b', 'suspended', 1)])

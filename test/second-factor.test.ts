@@ -460,7 +460,7 @@ t.test('an organization that requires it refuses members without one, whatever t
     const refused = await ask(bearer, own)
     t.strictSame([refused.status, refused.body], [403, {
       error: 'second_factor_required',
-      message: 'The organization requires a second factor of its members. Set one up on your account page.',
+      message: 'This takes a second factor. Set one up on your account page.',
       details: { enroll_url: `${address}/account` }
     }])
   }
@@ -475,6 +475,43 @@ t.test('an organization that requires it refuses members without one, whatever t
   await resetSecondFactor(service.database, person.email)
   for (const bearer of [access, made.body.token as string]) t.equal((await ask(bearer, own)).status, 403)
   t.ok(factor)
+})
+
+t.test('whoever has a second factor requires it of the organization, or stops that; nobody else does', async (t) => {
+  const { organization, call } = await service.organization()
+  const person = await makePerson(service, { [organization]: 'owner' })
+  const { access } = await issuePair(service, person, SCOPE_NAMES)
+  const change = (body: object, bearer = access) => service.inject({
+    method: 'PATCH',
+    url: `/api/v1/organizations/${organization}`,
+    headers: { authorization: `Bearer ${bearer}` },
+    payload: body
+  })
+  const isRequired = async () =>
+    (await call('GET', `/organizations/${organization}`)).body.data.attributes.require_second_factor as boolean
+  for (const require_second_factor of [true, false]) {
+    t.match(await change({ require_second_factor }), { status: 403, body: { error: 'second_factor_required' } })
+  }
+  t.equal(await isRequired(), false)
+  t.equal((await change({ name: 'Nimbus' })).status, 200, 'what else it is called needs none')
+  for (const wrong of ['yes', 1, null, []]) {
+    t.match(
+      await change({ require_second_factor: wrong }),
+      { status: 422, body: { error: 'validation_failed', errors: { require_second_factor: [String] } } }
+    )
+  }
+  await giveSecondFactor(service, person)
+  const changed = await change({ require_second_factor: true })
+  t.match(changed, { status: 200, body: { data: { attributes: { require_second_factor: true } } } })
+  const other = await makePerson(service, { [organization]: 'administrator' })
+  const theirs = await issuePair(service, other, SCOPE_NAMES)
+  t.equal((await change({ require_second_factor: false }, theirs.access)).status, 403)
+  t.equal(await isRequired(), true)
+  t.equal((await change({ require_second_factor: false })).status, 200)
+  t.equal((await change({ name: 'Nimbus' }, theirs.access)).status, 200)
+  // A token of nobody's is the operator's.
+  t.equal((await call('PATCH', `/organizations/${organization}`, { require_second_factor: true })).status, 200)
+  t.equal(await isRequired(), true)
 })
 
 t.test('the operator takes a lost one away, which ends the sessions', async (t) => {

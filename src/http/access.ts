@@ -189,14 +189,11 @@ async function judgeAgain (app: FastifyInstance, request: FastifyRequest) {
 }
 
 // The organization's status (403), what it requires of its members (403), then the scopes of the route (403).
-function requireAccess (app: FastifyInstance, request: FastifyRequest, { organization, person }: Principal) {
+function requireAccess (app: FastifyInstance, request: FastifyRequest, principal: Principal) {
   const { access, whenInactive } = request.routeOptions.config
-  const { status, require_second_factor } = organization
+  const { status, require_second_factor } = principal.organization
   if (status !== 'active' && !whenInactive) fail('organization_inactive', { status })
-  // A token of nobody's has nobody to ask.
-  if (require_second_factor && person?.has_second_factor === false) {
-    fail('second_factor_required', { enroll_url: `${app.issuer()}/account` })
-  }
+  if (require_second_factor) requireSecondFactor(app, principal)
   for (const scope of scopesOf(access)) requireScope(request, scope)
 }
 
@@ -204,6 +201,13 @@ function requireAccess (app: FastifyInstance, request: FastifyRequest, { organiz
 function requireGranted ({ granted }: UserCall, scope: Scope) {
   if (granted.includes('*') || granted.includes(scope)) return
   fail('insufficient_permissions', { required_scope: scope, granted_scopes: [...granted] })
+}
+
+/** Refuses a person without a second factor, whatever they act through; a token of nobody's has nobody to ask. */
+export function requireSecondFactor (app: FastifyInstance, { person }: Pick<Principal, 'person'>) {
+  if (person?.has_second_factor === false) {
+    fail('second_factor_required', { enroll_url: `${app.issuer()}/account` })
+  }
 }
 
 /** The scopes that a route always needs. */

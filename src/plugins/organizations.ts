@@ -7,6 +7,7 @@ import {
 import { ListQuery, NoContent } from '../../schemas/shapes.ts'
 import { transaction } from '../db/database.ts'
 import { actorOf, personOf, principalOf } from '../http/actor.ts'
+import { requireSecondFactor } from '../http/access.ts'
 import { requireConfirmation } from '../http/confirmation.ts'
 import { chooseSlug, orSlugTaken, refuseReserved } from '../http/slugs.ts'
 import type { Domain } from '../http/types.ts'
@@ -102,9 +103,11 @@ export const organizations: Domain = async (app) => {
       const { id } = wholeOf(request)
       const { body } = request
       refuseReserved('organization', body.slug)
+      // Nobody locks themselves out, or lets others in with less than they have.
+      if (body.require_second_factor !== undefined) requireSecondFactor(app, principalOf(request))
       const updated = await orSlugTaken(() => transaction(app.db, async (db) => {
-        const { name, slug } = body
-        await updateOrganization(db, id, { name, slug })
+        const { name, slug, require_second_factor } = body
+        await updateOrganization(db, id, { name, slug, require_second_factor })
         await recordEvent(db, actorOf(request), {
           action: 'organization.update',
           resource_type: 'organization',
@@ -166,8 +169,10 @@ function wholeOf (request: FastifyRequest) {
 }
 
 function toAnswer ({
-  id, name, slug, status, plan, created_at, updated_at
+  id, name, slug, status, plan, require_second_factor, created_at, updated_at
 }: ShownOrganization): OrganizationAnswer {
-  const attributes = { ulid: id, name, slug, status, plan_name: plan.name, created_at, updated_at }
+  const attributes = {
+    ulid: id, name, slug, status, plan_name: plan.name, require_second_factor, created_at, updated_at
+  }
   return { data: { type: 'organizations', id, name, slug, status, attributes } }
 }

@@ -86,6 +86,7 @@ export async function updateOrganization (
     slug?: string | undefined
     plan?: string | undefined
     status?: OrganizationStatus | undefined
+    require_second_factor?: boolean | undefined
   }
 ): Promise<string | undefined> {
   const [row] = await db.update(organizations).set({ ...changes, updated_at: sql`now()` })
