@@ -73,6 +73,26 @@ export const ERRORS = {
   already_member: {
     status: 422, message: 'This person is a member already, or invited.', details: Type.Object({ status: Type.String() })
   },
+  plan_not_offered: { status: 422, message: 'There is no such plan to subscribe to, at this interval and currency.' },
+  no_subscription: { status: 404, message: 'The organization has no subscription.' },
+  subscription_exists: { status: 422, message: 'The organization has a subscription already: change that one.' },
+  payment_method_in_use: {
+    status: 422, message: 'This is the default payment method of a subscription: make another one the default first.'
+  },
+  card_number_refused: {
+    status: 422, message: 'This looks like the number of a payment card, which is never stored here.'
+  },
+  charge_not_settled: { status: 422, message: 'What was not received cannot be paid back.' },
+  refund_exceeds_charge: {
+    status: 422,
+    message: 'Refunds cannot exceed what is left of the charge.',
+    details: Type.Object({ left: Type.Integer() })
+  },
+  coupon_unknown: { status: 422, message: 'There is no such coupon.' },
+  coupon_expired: { status: 422, message: 'The coupon is over.' },
+  coupon_used_up: { status: 422, message: 'The coupon was redeemed as often as it can be.' },
+  coupon_taken: { status: 422, message: 'The organization has a coupon: take that away first.' },
+  idempotency_key_reused: { status: 422, message: 'This Idempotency-Key came with another request before.' },
   confirmation_required: { status: 422, message: 'This cannot be undone. Send "confirmed": true.' },
   invalid_parameter_combination: { status: 422, message: 'These parameters do not go together.' },
   client_managed_encryption: {
@@ -149,6 +169,7 @@ const DETAIL_EXAMPLES: Partial<Record<ErrorCode, object>> = {
   already_member: { status: 'invited' },
   plan_limit_reached: { limit: 5, used: 5, plan: 'free' },
   organization_limit_reached: { limit: 100 },
+  refund_exceeds_charge: { left: 6000 },
   secrets_incomplete: { missing: ['01JQZ6VE6B9C2D5F8G1H4J7K0M'], unknown: [] },
   history_under_old_keys: { remaining: 12 },
   document_unreadable: { level: 'environment' },
@@ -163,7 +184,8 @@ export function codeOf (code: ErrorCode): string {
 
 /** Codes that say which member is wrong carry `errors`: member name → sentences. */
 const WITH_ERRORS = new Set<ErrorCode>([
-  'validation_failed', 'slug_taken', 'abilities_are_fixed', 'restrictions_are_fixed', 'invalid_parameter_combination'
+  'validation_failed', 'slug_taken', 'abilities_are_fixed', 'restrictions_are_fixed', 'invalid_parameter_combination',
+  'card_number_refused'
 ])
 
 /** The body of one error as a schema, titled `Error_<code>`. */

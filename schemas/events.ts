@@ -17,6 +17,10 @@ export const EVENTS = [
   'session.create', 'session.delete', 'session.refuse', 'password.refuse',
   'second-factor.prepare', 'second-factor.enroll', 'second-factor.disable', 'second-factor.refuse',
   'second-factor.use_recovery_code', 'second-factor.renew_recovery_codes',
+  'subscription.create', 'subscription.update', 'subscription.cancel', 'subscription.resume', 'subscription.renew',
+  'subscription.end', 'payment-method.create', 'payment-method.update', 'payment-method.delete',
+  'charge.create', 'charge.fail', 'refund.create', 'refund.pay', 'refund.fail',
+  'coupon.redeem', 'coupon.remove', 'invoice.pay', 'invoice.void',
   'integrity.violation', 'integrity.adopt'
 ] as const
 export type EventName = (typeof EVENTS)[number]

@@ -4,6 +4,8 @@ import type { Socket } from 'node:net'
 import { ulid } from 'ulidx'
 import { httpAddress, type Config } from './config.ts'
 import { COSTS, type Costs } from './crypto/costs.ts'
+import { manual, type Provider } from './billing/provider.ts'
+import { createBillingWorker } from './billing/worker.ts'
 import type { Keyring } from './crypto/keyring.ts'
 import { random } from './crypto/primitives.ts'
 import { findAuthority, transaction, type Database } from './db/database.ts'
@@ -16,20 +18,26 @@ import { installErrors, sendError } from './http/errors.ts'
 import { installHeaders, setHeaders } from './http/headers.ts'
 import { health } from './http/health.ts'
 import { childOf, createRequestLog, loggerOptions, requestId, standardLog, type LogStream } from './http/log.ts'
+import { installIdempotency } from './http/idempotency.ts'
 import { installMethods } from './http/methods.ts'
 import { installDocs, installOpenApi } from './http/openapi.ts'
 import { installPlaces } from './http/places.ts'
 import { serializerCompiler } from './http/serialization.ts'
+import { countCalls } from './http/usage.ts'
 import { validatorCompiler } from './http/validation.ts'
 import { createMailer } from './mail/mailer.ts'
 import { createOutbox } from './mail/outbox.ts'
 import { encryptionKeys } from './plugins/encryption-keys.ts'
 import { environments } from './plugins/environments.ts'
+import { invoices } from './plugins/invoices.ts'
 import { members } from './plugins/members.ts'
 import { oauth } from './plugins/oauth/index.ts'
 import { organizations } from './plugins/organizations.ts'
+import { payments } from './plugins/payments.ts'
+import { plans } from './plugins/plans.ts'
 import { projects } from './plugins/projects.ts'
 import { secrets } from './plugins/secrets.ts'
+import { subscriptions } from './plugins/subscriptions.ts'
 import { targets } from './plugins/targets.ts'
 import { teams } from './plugins/teams.ts'
 import { tokens } from './plugins/tokens.ts'
@@ -47,7 +55,8 @@ import { createHistoryWorker } from './vault/worker.ts'
  * name.
  */
 const DOMAINS = [
-  organizations, members, teams, projects, targets, environments, secrets, versions, encryptionKeys, tokens, user
+  organizations, members, teams, projects, targets, environments, secrets, versions, encryptionKeys, tokens, user, plans,
+  subscriptions, payments, invoices
 ]
 
 const MOST_URL = 8192
@@ -65,6 +74,10 @@ export interface AppDependencies {
   isStopping?: () => boolean
   /** Milliseconds for which the guard's judgement holds, before it is made again for a late body. */
   judgedFor?: number
+  /** Who moves money: the operator, by hand, unless it is given. */
+  provider?: Provider
+  /** Milliseconds that it may take for an answer. */
+  patienceOfProvider?: number | undefined
   /** Where requests are counted; in this process alone unless it is given. */
   counters?: Counters | undefined
 }
@@ -72,7 +85,8 @@ export interface AppDependencies {
 /** Builds the one Fastify instance. It listens to nothing yet. */
 export async function buildApp (
   {
-    config, database, keyring, costs = COSTS, logStream = standardLog(), isStopping = () => false, judgedFor, counters
+    config, database, keyring, costs = COSTS, logStream = standardLog(), isStopping = () => false, judgedFor, counters,
+    provider = manual, patienceOfProvider
   }: AppDependencies
 ): Promise<FastifyInstance> {
   const requestLog = createRequestLog(config, logStream)
@@ -139,14 +153,22 @@ export async function buildApp (
   app.decorate('lateEvents', lateEvents)
   const anchors = createAnchorWorker({ db: database.background, log: app.log })
   app.decorate('anchors', anchors)
-  app.addHook('onClose', async () => {
-    await Promise.all([histories.stop(), removals.stop(), lateEvents.stop()])
-    await anchors.stop()
-  })
   const log = (line: string) => app.log.warn(line)
   const outbox = createOutbox(createMailer(config, log), config.smtp !== undefined, log)
   app.decorate('outbox', outbox)
   app.addHook('onClose', outbox.settled)
+  const invoicing = { ...config.invoices, provider }
+  app.decorate('invoicing', invoicing)
+  const billing = createBillingWorker({
+    db: database.background, invoicing, defaultPlan: config.defaultPlan, log: app.log, patience: patienceOfProvider
+  })
+  app.decorate('billing', billing)
+  const calls = countCalls(app, database.background)
+  app.decorate('calls', calls)
+  app.addHook('onClose', async () => {
+    await Promise.all([histories.stop(), removals.stop(), lateEvents.stop(), billing.stop(), calls.stop()])
+    await anchors.stop()
+  })
   findAuthority(database.db)?.logTo(app.log)
   app.setValidatorCompiler(validatorCompiler)
   app.setSerializerCompiler(serializerCompiler)
@@ -180,6 +202,7 @@ export async function buildApp (
   // Swagger UI registers routes of its own, which declare nothing: before the guard, which refuses such routes.
   await installDocs(app)
   installAliases(app)
+  installIdempotency(app)
   await installAccess(app, judgedFor, counters)
   installPlaces(app)
   await app.register(health(database, isStopping))

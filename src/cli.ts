@@ -2,10 +2,14 @@
 import { readFileSync, realpathSync, writeFileSync } from 'node:fs'
 import { fileURLToPath } from 'node:url'
 import { parseArgs } from 'node:util'
+import { COUPON_PATTERN, CURRENCY_CODES, MOST_AMOUNT } from '../schemas/billing.ts'
 import { ORGANIZATION_STATUSES, type OrganizationStatus } from '../schemas/organizations.ts'
 import { NAME_LENGTH } from '../schemas/shapes.ts'
 import { EMAIL_LENGTH, EMAIL_PATTERN, PASSWORD, ROLES, type Role } from '../schemas/users.ts'
 import { describeVerified, exportEvents, verifyAudit } from './commands/audit.ts'
+import {
+  addCoupon, describeCoupons, describeRefunds, exportInvoices, setPrice, settle, stopCoupon
+} from './commands/billing.ts'
 import { addClient, CLIENT_ID, describeClients, switchClient } from './commands/clients.ts'
 import { initialize } from './commands/initialize.ts'
 import { lineOf, migrate, open, StartError } from './commands/open.ts'
@@ -49,6 +53,18 @@ const USAGE = `Usage: strongroom COMMAND
                                           check the audit in the database, or in an export without one
   audit export [--organization ID] [--since TIME]
                                           the audit as lines of JSON, with what its verification needs
+  coupon add --code CODE [--percent N] [--amount N --currency CODE] [--valid-until TIME] [--redemptions N]
+                                          make a coupon; amounts are in minor units
+  coupon end --code CODE                  end it, for whoever has it too
+  coupon list                             code, what it takes off, redemptions and end of every coupon
+  invoice paid --id ID                    note down that a wire transfer came in
+  invoice void --id ID                    note down that an invoice asks for nothing any more
+  invoice export                          every invoice as a line of JSON, those of deleted organizations too
+  refund paid --id ID                     note down that a refund went out
+  refund failed --id ID                   note down that it did not: it is left of its charge again
+  refund list                             refunds that wait to be paid
+  plan price --plan NAME --interval month|year --currency CODE --amount N
+                                          set what a plan costs, in minor units; 0 takes the price away
   openapi [--stdout]                      write openapi.yaml from the schemas
 `
 
@@ -285,6 +301,92 @@ const COMMANDS: Record<string, (args: string[]) => Promise<number>> = {
     }
   }),
 
+  coupon: verbs('coupon', {
+    add: async (args) => {
+      const given = parse(args, {
+        code: { type: 'string' },
+        percent: { type: 'string' },
+        amount: { type: 'string' },
+        currency: { type: 'string' },
+        'valid-until': { type: 'string' },
+        redemptions: { type: 'string' }
+      })
+      const percent_off = numberOf('--percent', given.percent, 100)
+      const amount_off = numberOf('--amount', given.amount, MOST_AMOUNT)
+      if ((percent_off === null) === (amount_off === null)) {
+        throw new UsageError('coupon add needs --percent, or --amount with --currency')
+      }
+      const currency = amount_off === null ? null : currencyOf(given.currency)
+      if (amount_off === null && given.currency !== undefined) throw new UsageError('--currency goes with --amount')
+      const valid_until = given['valid-until'] === undefined ? null : new Date(given['valid-until'])
+      if (valid_until !== null && Number.isNaN(valid_until.getTime())) {
+        throw new UsageError('--valid-until is a time, as in 2027-01-31T00:00:00Z')
+      }
+      const max_redemptions = numberOf('--redemptions', given.redemptions, 1_000_000_000)
+      const code = couponOf(given.code)
+      return withDatabase(async (database) => {
+        await addCoupon(database, { code, percent_off, amount_off, currency, valid_until, max_redemptions })
+        process.stdout.write('Added.\n')
+      })
+    },
+
+    end: async (args) => {
+      const code = couponOf(parse(args, { code: { type: 'string' } }).code)
+      return withDatabase(async (database) => {
+        await stopCoupon(database, code)
+        process.stdout.write('Changed.\n')
+      })
+    },
+
+    list: async (args) => {
+      parse(args, {})
+      return withDatabase(async (database) => {
+        for await (const line of describeCoupons(database)) process.stdout.write(`${line}\n`)
+      })
+    }
+  }),
+
+  invoice: verbs('invoice', {
+    paid: async (args) => noteDown('invoice', 'paid', args),
+    void: async (args) => noteDown('invoice', 'void', args),
+
+    export: async (args) => {
+      parse(args, {})
+      return withDatabase(async (database) => {
+        for await (const line of exportInvoices(database)) process.stdout.write(`${line}\n`)
+      })
+    }
+  }),
+
+  refund: verbs('refund', {
+    paid: async (args) => noteDown('refund', 'paid', args),
+    failed: async (args) => noteDown('refund', 'failed', args),
+
+    list: async (args) => {
+      parse(args, {})
+      return withDatabase(async (database) => {
+        for (const line of await describeRefunds(database)) process.stdout.write(`${line}\n`)
+      })
+    }
+  }),
+
+  plan: verbs('plan', {
+    price: async (args) => {
+      const { plan, interval, currency: code, amount: text } = parse(args, {
+        plan: { type: 'string' }, interval: { type: 'string' }, currency: { type: 'string' }, amount: { type: 'string' }
+      })
+      if (!plan) throw new UsageError('plan price needs --plan NAME')
+      if (interval !== 'month' && interval !== 'year') throw new UsageError('--interval is month or year')
+      const currency = currencyOf(code)
+      if (text === undefined) throw new UsageError('plan price needs --amount N')
+      const amount = text === '0' ? null : numberOf('--amount', text, MOST_AMOUNT)
+      return withDatabase(async (database) => {
+        await setPrice(database, { plan, interval, currency, amount })
+        process.stdout.write('Changed.\n')
+      })
+    }
+  }),
+
   openapi: async (args) => {
     const { stdout } = parse(args, { stdout: { type: 'boolean' } })
     const { renderOpenApi } = await import('./commands/openapi.ts')
@@ -358,6 +460,42 @@ async function switchApplication (verb: 'disable' | 'enable', args: string[]): P
     await switchClient(database, id, verb === 'disable')
     process.stdout.write('Changed.\n')
   })
+}
+
+async function noteDown<T extends 'invoice' | 'refund'> (
+  of: T, as: Parameters<typeof settle<T>>[2], args: string[]
+): Promise<number> {
+  const { id } = parse(args, { id: { type: 'string' } })
+  if (!id) throw new UsageError(`${of} ${String(as)} needs --id ID`)
+  return withDatabase(async (database) => {
+    await settle(database, of, as, id.toUpperCase())
+    process.stdout.write('Changed.\n')
+  })
+}
+
+// A whole number from 1 on; null where nothing was given.
+function numberOf (option: string, text: string | undefined, most: number): number | null {
+  if (text === undefined) return null
+  const number = /^\d{1,15}$/.test(text) ? Number(text) : 0
+  if (number < 1 || number > most) throw new UsageError(`${option} is a whole number from 1 to ${most}`)
+  return number
+}
+
+function currencyOf (text: string | undefined): string {
+  const code = text?.toUpperCase() ?? ''
+  return (CURRENCY_CODES as readonly string[]).includes(code)
+    ? code
+    : fail('--currency is a code of ISO 4217, as in EUR')
+}
+
+function couponOf (text: string | undefined): string {
+  return text !== undefined && new RegExp(COUPON_PATTERN).test(text)
+    ? text.toUpperCase()
+    : fail('--code has 1 to 64 letters, digits, "-" and "_"')
+}
+
+function fail (line: string): never {
+  throw new UsageError(line)
 }
 
 const isRole = (text: string): text is Role => (ROLES as readonly string[]).includes(text)

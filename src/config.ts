@@ -2,6 +2,7 @@ import { closeSync, constants, fstatSync, openSync, readFileSync } from 'node:fs
 import { isIP } from 'node:net'
 import { Type, type Static, type TSchema } from '@sinclair/typebox'
 import { Value } from '@sinclair/typebox/value'
+import type { Party } from '../schemas/billing.ts'
 import { PLANS, type PlanName } from '../schemas/organizations.ts'
 import { OneOf } from '../schemas/shapes.ts'
 
@@ -52,6 +53,10 @@ function variable<T extends TSchema> (
 const integer = (minimum: number, maximum: number, allowed = `a whole number from ${minimum} to ${maximum}`) =>
   variable(Type.Integer({ minimum, maximum }), readInteger, allowed)
 const word = <const T extends readonly string[]> (words: T) => variable(OneOf(words), (text) => text, words.join(', '))
+const text = (most: number) => variable(
+  Type.RegExp(new RegExp(`^[^\\p{Cc}]{1,${most}}$`, 'u')), (text) => text.trim(),
+  `1 to ${most} characters, none of them a control character; | begins a new line`
+)
 const onOrOff = () => variable(Type.Boolean(), readSwitch, 'on, off, 1, 0, true or false')
 
 /** Every variable there is, beside the few that need this version's apology (`UNAVAILABLE`). */
@@ -83,6 +88,11 @@ const VARIABLES = {
   RATE_LIMIT_KEY_ROTATION: integer(0, 1_000_000),
   RATE_LIMIT_BILLING: integer(0, 1_000_000),
   DEFAULT_PLAN: word(PLANS),
+  INVOICE_SELLER_NAME: text(255),
+  INVOICE_SELLER_ADDRESS: text(1000),
+  INVOICE_SELLER_TAX_ID: text(64),
+  INVOICE_PAYMENT_DETAILS: text(1000),
+  INVOICE_DUE_DAYS: integer(0, 365),
   BODY_LIMIT: variable(Type.Integer({ minimum: 16 * KIBIBYTE, maximum: 64 * MEBIBYTE }), readSize,
     '16 KiB to 64 MiB, as bytes or as in 512KiB or 2 MiB'),
   ALLOW_INSECURE_PUBLIC_URL: onOrOff(),
@@ -136,6 +146,13 @@ export interface Config {
   /** Calls a window (a minute; an hour for `keyRotation`); 0 turns a limit off. */
   rateLimits: { api: number, oauth: number, keyRotation: number, billing: number }
   defaultPlan: PlanName
+  /** What is on every invoice beside what is invoiced. */
+  invoices: {
+    seller: Party
+    /** How to pay, in lines; empty where an invoice does not say it. */
+    paymentDetails: string
+    dueDays: number
+  }
   /** Bytes. */
   bodyLimit: number
   allowRevealingKeyProof: boolean
@@ -180,6 +197,15 @@ export function loadConfig (env: NodeJS.ProcessEnv): Config {
       billing: given.RATE_LIMIT_BILLING ?? 10
     },
     defaultPlan: given.DEFAULT_PLAN ?? 'self-hosted',
+    invoices: {
+      seller: {
+        name: given.INVOICE_SELLER_NAME ?? '',
+        address: linesOf(given.INVOICE_SELLER_ADDRESS),
+        tax_id: given.INVOICE_SELLER_TAX_ID ?? ''
+      },
+      paymentDetails: linesOf(given.INVOICE_PAYMENT_DETAILS),
+      dueDays: given.INVOICE_DUE_DAYS ?? 14
+    },
     bodyLimit: given.BODY_LIMIT ?? 2 * MEBIBYTE,
     allowRevealingKeyProof: given.ALLOW_REVEALING_KEY_PROOF ?? false,
     docsUi: given.DOCS_UI ?? true,
@@ -282,6 +308,8 @@ function checkWorkers ({ DATABASE_URL, WORKERS = 1 }: Given) {
     `WORKERS is ${WORKERS}, and DATABASE_URL is not set; allowed: 1 with the embedded database, or a DATABASE_URL`
   )
 }
+
+const linesOf = (text = '') => text.split('|').map((line) => line.trim()).join('\n')
 
 const keyId = (key: string) => key.slice(0, key.indexOf(':'))
 

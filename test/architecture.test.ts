@@ -12,7 +12,7 @@ interface Floor {
 
 const UP_TO_DB = ['schemas', 'src/config.ts', 'src/rules', 'src/crypto', 'src/db']
 const UP_TO_REPOSITORIES = [...UP_TO_DB, 'src/repositories']
-const UP_TO_HTTP = [...UP_TO_REPOSITORIES, 'src/mail', 'src/vault', 'src/http']
+const UP_TO_HTTP = [...UP_TO_REPOSITORIES, 'src/mail', 'src/vault', 'src/http', 'src/billing']
 const ALL = [...UP_TO_HTTP, 'src/plugins', 'src/app.ts', 'src/commands']
 
 /** Who may import whom, from the ground up. What is in none of these places has no place. */
@@ -24,6 +24,7 @@ const FLOORS: Record<string, Floor> = {
   'src/db': { house: ['schemas'], packages: ['drizzle-orm', 'postgres', '@electric-sql/pglite', 'node:'] },
   'src/repositories': { house: ['schemas', 'src/rules', 'src/db'], packages: ['drizzle-orm'] },
   'src/vault': { house: UP_TO_REPOSITORIES, packages: ['lru-cache', 'ulidx', 'type node:crypto'] },
+  'src/billing': { house: [...UP_TO_REPOSITORIES, 'src/vault'], packages: ['ulidx', 'pdfkit', 'fontkit', 'node:'] },
   'src/http': {
     house: [...UP_TO_REPOSITORIES, 'src/mail'],
     packages: ['fastify', '@fastify', '@sinclair/typebox', 'lru-cache', 'oslo/cookie', 'pino', 'uqr', 'yaml', 'node:']

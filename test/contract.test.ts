@@ -5,7 +5,7 @@ import { mintApiToken } from '../src/crypto/bearer.ts'
 import { RESERVED } from '../src/rules/slugs.ts'
 import { startApp, type Answer } from './helpers/app.ts'
 import {
-  fingerprint, OPERATIONS, publishedPaths, READS, send, settle, type Access, type Depth
+  fingerprint, OPERATIONS, publishedPaths, READS, prepare, send, settle, type Access, type Depth
 } from './helpers/operations.ts'
 import { issuePair, makePerson } from './helpers/people.ts'
 
@@ -109,6 +109,7 @@ t.test('every operation says what it is, what it takes and what it answers, with
     t.equal(good.length, 1, `${at} has one good answer`)
     for (const [status, { content }] of good) {
       if (status === '204') t.notOk(content?.['application/json']?.example, `${at} 204 has no body`)
+      else if (content?.['application/pdf']?.schema !== undefined) t.same(Object.keys(content), ['application/pdf'], at)
       else t.ok(content?.['application/json']?.example !== undefined, `${at} ${status} has an example`)
     }
   }
@@ -211,6 +212,9 @@ t.test('TI-10, TI-11, OA-82, AU-01: every operation answers every kind of caller
     id: theirs.ids.id!,
     member: theirs.ids.member!,
     team: theirs.ids.team!,
+    payment_method: theirs.ids.payment_method!,
+    charge: theirs.ids.charge!,
+    invoice: theirs.ids.invoice!,
     client: theirs.ids.client!
   }
   const never = {
@@ -222,6 +226,9 @@ t.test('TI-10, TI-11, OA-82, AU-01: every operation answers every kind of caller
     id: '9007199254740991',
     member: '9007199254740991',
     team: 'never',
+    payment_method: 'never',
+    charge: 'never',
+    invoice: 'never',
     client: 'never'
   }
   const nowhere = { ...mine.ids, organization: theirs.ids.organization!.replace(/..$/, 'ZZ') }
@@ -310,7 +317,7 @@ t.test('TI-10, TI-11, OA-82, AU-01: every operation answers every kind of caller
       )
       if (stranger.text !== missing.text) wrong.push('what is another’s and what is nobody’s differ')
     }
-    const names = row.depth !== 'organization' || /\{(?:id|member|team)\}/.test(row.at)
+    const names = row.depth !== 'organization' || /\{(?:id|member|team|payment_method|charge|invoice)\}/.test(row.at)
     if (names) {
       const there = check(
         'another organization’s things', await send(service, row, foreign, mine.caller.token), 404, 'not_found'
@@ -353,6 +360,7 @@ t.test('TI-10, TI-11, OA-82, AU-01: every operation answers every kind of caller
     if (row.byPerson) {
       t.match(await send(service, row, mine.ids, alone), { status: 422, body: { error: 'user_required' } }, id)
     }
+    await prepare(service, row, mine.ids)
     const [{ seq }] = await service.sql(
       `SELECT coalesce(max(seq), 0)::int AS seq FROM audit_events WHERE organization_id = '${o}'`
     ) as [{ seq: number }]

@@ -9,7 +9,7 @@ import { hashToken } from '../src/crypto/bearer.ts'
 import { revokeGrant } from '../src/repositories/oauth.ts'
 import { setDisabled } from '../src/repositories/users.ts'
 import { startApp } from './helpers/app.ts'
-import { fingerprint, OPERATIONS, READS, requestOf, settle, type Row } from './helpers/operations.ts'
+import { fingerprint, OPERATIONS, prepare, READS, requestOf, settle, type Row } from './helpers/operations.ts'
 import { issuePair, makePerson, makeTeam } from './helpers/people.ts'
 import { visitor } from './helpers/visitor.ts'
 
@@ -213,6 +213,7 @@ t.test('a revoked caller changes nothing, also when its body arrives late: every
     const possible = who in TEAM_ENDINGS ? changes.filter(([, row]) => isGivenByTeams(row)) : changes
     t.ok(possible.length >= 15, `${possible.length} of them are possible`)
     for (const [id, row] of possible) {
+      await prepare(service, row, ids)
       const { token, end, undo, ofPerson } = await make()
       if (row.byPerson && !ofPerson) continue
       let before = ''

@@ -2,7 +2,7 @@ import { subscribe, unsubscribe } from 'node:diagnostics_channel'
 import t from 'tap'
 import { makeProof } from '../src/crypto/key-proof.ts'
 import { startApp } from './helpers/app.ts'
-import { OPERATIONS, send, settle } from './helpers/operations.ts'
+import { OPERATIONS, prepare, send, settle } from './helpers/operations.ts'
 import { issuePair, makePerson } from './helpers/people.ts'
 
 // How often each operation asks the database, which is what it costs: who calls and what it is about are a statement
@@ -88,6 +88,30 @@ const STATEMENTS: Record<string, number> = {
   updateOrganization: 6,
   putOrganization: 6,
   deleteOrganization: 9,
+  listPlans: 2,
+  getUsage: 2,
+  getSubscription: 3,
+  getSubscriptionShortPath: 3,
+  createSubscription: 18,
+  createSubscriptionShortPath: 18,
+  updateSubscription: 17,
+  updateSubscriptionShortPath: 17,
+  cancelSubscription: 8,
+  cancelSubscriptionShortPath: 8,
+  resumeSubscription: 8,
+  listPaymentMethods: 2,
+  createPaymentMethod: 9,
+  createPaymentMethodShortPath: 9,
+  updateDefaultPaymentMethod: 8,
+  deletePaymentMethod: 8,
+  createCharge: 11,
+  refundCharge: 9,
+  listInvoices: 2,
+  listLatestInvoices: 2,
+  getInvoice: 2,
+  downloadInvoice: 2,
+  redeemCoupon: 8,
+  removeCoupon: 7,
   deleteApiToken: 6
 }
 
@@ -130,6 +154,7 @@ t.test('each operation sends as many statements as it is given here, every one p
   const { caller, ids } = await settle(service, 'counted')
   const { access: person } = await issuePair(service, await makePerson(service), ['organization:create'])
   for (const [id, row] of Object.entries(OPERATIONS)) {
+    await prepare(service, row, ids)
     const sent = await statementsOf(async () => {
       const bearer = row.byPerson ? person : caller.token
       const { status, text } = await send(service, row, ids, row.access === 'public' ? undefined : bearer)
@@ -138,7 +163,7 @@ t.test('each operation sends as many statements as it is given here, every one p
     const [own, planned] = partition(sent)
     t.equal(own.length, STATEMENTS[id], `${id}: ${shown(own)}`)
     if (/^read\w*Secrets/.test(id)) t.equal(own.length, 2, `${id}: a read`)
-    if (/^storeSecrets|^list(?:Projects|Targets|Environments|Versions|ApiTokens)/.test(id)) {
+    if (/^storeSecrets|^list(?:Projects|Targets|Environments|Versions|ApiTokens|Plans|PaymentMethods|Invoices)/.test(id)) {
       t.ok(own.length <= 3, `${id}: a store or a list`)
     }
     if (!GROWING.includes(id)) {

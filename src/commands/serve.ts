@@ -114,6 +114,8 @@ async function run (config: Config, { counters, ready, end }: Way): Promise<numb
     app.removals.start()
     app.lateEvents.start()
     app.anchors.start()
+    app.billing.start()
+    app.calls.start()
 
     await end(app)
     stopping = true

@@ -16,7 +16,7 @@ import { principalOf } from './actor.ts'
 import { addressKey } from './addresses.ts'
 import { expectNothing, locateAhead } from './places.ts'
 import type { Counters } from './counters.ts'
-import { installLimits, type Consume } from './limits.ts'
+import { installLimits, LIMITS, type Consume } from './limits.ts'
 import { readCookie } from './pages.ts'
 
 const MOST_TOKEN = 512
@@ -80,9 +80,11 @@ export async function installAccess (app: FastifyInstance, judgedFor = JUDGED_FO
   })
 
   app.decorate('countEffect', async (request: FastifyRequest, reply: FastifyReply) => {
-    const { limitOfEffect } = request.routeOptions.config
+    const { limitOfEffect, audit } = request.routeOptions.config
     if (limitOfEffect === undefined) throw new Error('the route declares no config.limitOfEffect')
-    await consume(limitOfEffect, `org:${principalOf(request).organization.id}`, 0, request, reply)
+    // What an action is, its event says: two paths of it are one.
+    const action = 'isPerAction' in LIMITS[limitOfEffect] ? `:${[audit].flat().join()}` : ''
+    await consume(limitOfEffect, `org:${principalOf(request).organization.id}${action}`, 0, request, reply)
   })
 
   // Whoever has an account of their own is a stranger to the others: the guard has counted their browser, not their

@@ -22,8 +22,11 @@ export const LIMITS = {
   key_rotation: { setting: 'keyRotation', window: 60 * MINUTE },
   /** Changes of custody: as many as rotations, counted by themselves. */
   key_custody: { setting: 'keyRotation', window: 60 * MINUTE },
-  billing: { setting: 'billing', window: MINUTE }
-} as const satisfies Record<string, { setting: keyof Config['rateLimits'], window: number, times?: number }>
+  /** Changes of billing: each action is counted by itself. */
+  billing: { setting: 'billing', window: MINUTE, isPerAction: true }
+} as const satisfies Record<string, {
+  setting: keyof Config['rateLimits'], window: number, times?: number, isPerAction?: true
+}>
 export type LimitGroup = keyof typeof LIMITS
 
 declare module 'fastify' {

@@ -26,6 +26,7 @@ const TAGS: Record<string, string> = {
   versions: 'Version history: list, fetch, restore, delete, purge',
   'encryption-keys': 'Keys of projects',
   'api-tokens': 'Organization API tokens',
+  billing: 'Plans, subscriptions, payments and invoices',
   users: 'Whoever calls',
   oauth: 'OAuth 2.0: tokens for applications that act for users',
   operations: 'For operators'

@@ -3,6 +3,7 @@ import type { FastifyPluginAsync, FastifyReply, FastifyTypeProvider, RawServerDe
 import type { ErrorCode } from '../../schemas/errors.ts'
 import type { EventName } from '../../schemas/events.ts'
 import type { Scope } from '../../schemas/scopes.ts'
+import type { Party } from '../../schemas/billing.ts'
 import type { Config } from '../config.ts'
 import type { Costs } from '../crypto/costs.ts'
 import type { Keyring } from '../crypto/keyring.ts'
@@ -13,6 +14,7 @@ import type { UserCall } from '../repositories/oauth.ts'
 import type { Principal } from '../repositories/principals.ts'
 import type { TeamRole } from '../rules/roles.ts'
 import type { LimitGroup } from './limits.ts'
+import type { CallCounter } from './usage.ts'
 
 export interface TypeBoxProvider extends FastifyTypeProvider {
   validator: this['schema'] extends TSchema ? Static<this['schema']> : unknown
@@ -94,6 +96,12 @@ declare module 'fastify' {
     histories: { start (): void, wake (): void }
     /** Takes away the rows of what was purged or deleted. */
     removals: { start (): void, wake (): void }
+    /** How this service makes invoices. */
+    invoicing: { seller: Party, dueDays: number, paymentDetails: string, provider: { name: string } }
+    /** Renews subscriptions and tells the payment provider. */
+    billing: { start (): void, wake (): void, stop (): Promise<void> }
+    /** Counts the calls of each organization. */
+    calls: CallCounter
     /** Numbers events that did not wait for their organization's counter. */
     lateEvents: { start (): void, wake (): void }
     anchors: { start (): void, wake (): void }

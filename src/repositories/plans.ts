@@ -1,7 +1,17 @@
-import { count, eq } from 'drizzle-orm'
-import type { Plan } from '../../schemas/organizations.ts'
-import type { Db } from '../db/database.ts'
-import { members, organizations, plans, projects } from '../db/tables.ts'
+import { and, asc, count, eq, sql } from 'drizzle-orm'
+import type { Interval, PlanPrice } from '../../schemas/billing.ts'
+import type { OrganizationStatus, Plan } from '../../schemas/organizations.ts'
+import { preparedSql, type Db } from '../db/database.ts'
+import { members, organizations, plan_prices, plans, projects } from '../db/tables.ts'
+
+// The row is held before the plan is looked up by it: joined in one, a plan that changes while the row is waited for
+// would be compared with the new name, and found nowhere.
+const held = preparedSql<Omit<Plan, 'max_bytes'> & { max_bytes: string | null }, { id: string }>('held_plan', ($) => sql`
+  WITH held AS MATERIALIZED (
+    SELECT plan FROM organizations WHERE id = ${$('id')}::char(26) FOR NO KEY UPDATE
+  )
+  SELECT p.name, p.retention_days, p.api_per_minute, p.max_projects, p.max_members, p.max_bytes
+  FROM plans p WHERE p.name = (SELECT plan FROM held)`)
 
 /**
  * The plan of an organization, whose row is taken until the end of the transaction: of two who each would take what is
@@ -10,10 +20,15 @@ import { members, organizations, plans, projects } from '../db/tables.ts'
  * the counter last.
  */
 export async function lockPlan (db: Db, organizationId: string): Promise<Plan | undefined> {
-  const [row] = await db.select({ plan: plans }).from(organizations)
-    .innerJoin(plans, eq(plans.name, organizations.plan))
-    .where(eq(organizations.id, organizationId)).for('no key update', { of: organizations })
-  return row?.plan
+  const [row] = await held(db, { id: organizationId })
+  return row && { ...row, max_bytes: row.max_bytes === null ? null : Number(row.max_bytes) }
+}
+
+/** Whether an organization is active. */
+export async function findStatus (db: Db, organizationId: string): Promise<OrganizationStatus | undefined> {
+  const [row] = await db.select({ status: organizations.status }).from(organizations)
+    .where(eq(organizations.id, organizationId))
+  return row?.status
 }
 
 /** What plans limit by number. */
@@ -26,4 +41,53 @@ export async function countOf (db: Db, organizationId: string, what: Counted): P
   const table = TABLES[what]
   const [row] = await db.select({ count: count() }).from(table).where(eq(table.organization_id, organizationId))
   return row!.count
+}
+
+/** Every plan with its prices, the smallest first. */
+export async function listPlans (db: Db): Promise<(Plan & { prices: PlanPrice[] })[]> {
+  const prices = sql<PlanPrice[]>`coalesce((
+    SELECT jsonb_agg(jsonb_build_object('interval', p.interval, 'currency', p.currency, 'amount', p.amount)
+      ORDER BY p.currency, p.interval)
+    FROM plan_prices p WHERE p.plan = ${plans.name}), '[]'::jsonb)`
+  return db.select({
+    name: plans.name,
+    retention_days: plans.retention_days,
+    api_per_minute: plans.api_per_minute,
+    max_projects: plans.max_projects,
+    max_members: plans.max_members,
+    max_bytes: plans.max_bytes,
+    prices
+  }).from(plans).orderBy(sql`${plans.max_projects} NULLS LAST`, sql`${plans.max_members} NULLS LAST`, asc(plans.name))
+}
+
+/** A plan with what it costs; undefined where it is not offered at that interval and currency. */
+export async function findOffer (
+  db: Db, name: string, interval: Interval, currency: string
+): Promise<{ plan: Plan, amount: number } | undefined> {
+  const [row] = await db.select({ plan: plans, amount: plan_prices.amount }).from(plan_prices)
+    .innerJoin(plans, eq(plans.name, plan_prices.plan))
+    .where(and(
+      eq(plan_prices.plan, name), eq(plan_prices.interval, interval), eq(plan_prices.currency, currency)
+    ))
+  return row
+}
+
+/** Gives an organization a plan: what it allows holds from the commit on. The caller holds the organization. */
+export async function updatePlan (db: Db, organizationId: string, plan: string): Promise<void> {
+  await db.update(organizations).set({ plan, updated_at: sql`now()` }).where(eq(organizations.id, organizationId))
+}
+
+/** Sets what a plan costs, or takes the price away; false when there is no such plan, or no such price. */
+export async function updatePrice (
+  db: Db, { plan, interval, currency, amount }: Omit<PlanPrice, 'amount'> & { plan: string, amount: number | null }
+): Promise<boolean> {
+  const its = and(
+    eq(plan_prices.plan, plan), eq(plan_prices.interval, interval), eq(plan_prices.currency, currency)
+  )
+  if (amount === null) return (await db.delete(plan_prices).where(its).returning({ plan: plan_prices.plan })).length > 0
+  const [known] = await db.select({ name: plans.name }).from(plans).where(eq(plans.name, plan))
+  if (known === undefined) return false
+  await db.insert(plan_prices).values({ plan, interval, currency, amount })
+    .onConflictDoUpdate({ target: [plan_prices.plan, plan_prices.interval, plan_prices.currency], set: { amount } })
+  return true
 }

@@ -30,12 +30,20 @@ export interface Row {
   /** Only a person can do it, and in no organization: an API token is 422. */
   byPerson?: true
   whenInactive?: true
+  /** SQL that makes room for it in the world, where it is to have an effect. */
+  before?: string
   /**
    * Further requests, each of which leaves an event that the one by `body` does not: what comes behind the path, or
    * another body.
    */
   reveals?: { query?: string, body?: object }[]
 }
+
+const BILLING = '/api/v1/organizations/{organization}/billing'
+const SUBSCRIBED = `INSERT INTO subscriptions (organization_id, id, plan, interval, currency, amount, anchor, period_start,
+  period_end, invoiced) VALUES ('{organization}', '01JQZ7D3K5M7P9R1T3V5X7Z9B0', 'pro', 'month', 'EUR', 2900, now(), now(),
+  now() + interval '1 month', 2900) ON CONFLICT DO NOTHING`
+const UNSUBSCRIBED = "DELETE FROM subscriptions WHERE organization_id = '{organization}'"
 
 const OLD = '/api/v1/organizations/{organization}/projects'
 const LEVEL = { project: '{project}', target: '{target}', environment: '{environment}' }
@@ -378,6 +386,139 @@ export const OPERATIONS: Record<string, Row> = {
     depth: 'organization',
     narrowed: 422
   },
+  listPlans: { at: 'GET /api/v1/plans', access: 'authenticated', depth: 'organization', whenInactive: true },
+  getUsage: {
+    at: 'GET /api/v1/organizations/{organization}/usage',
+    access: 'billing:read',
+    depth: 'organization',
+    whenInactive: true
+  },
+  getSubscription: {
+    at: `GET ${BILLING}/subscription`, access: 'billing:read', depth: 'organization', whenInactive: true
+  },
+  getSubscriptionShortPath: {
+    at: 'GET /api/v1/organizations/{organization}/subscription',
+    access: 'billing:read',
+    depth: 'organization',
+    whenInactive: true
+  },
+  createSubscription: {
+    at: `POST ${BILLING}/subscription`,
+    access: 'billing:write',
+    depth: 'organization',
+    body: { plan: 'pro' },
+    before: UNSUBSCRIBED
+  },
+  createSubscriptionShortPath: {
+    at: 'POST /api/v1/organizations/{organization}/subscription',
+    access: 'billing:write',
+    depth: 'organization',
+    body: { plan: 'pro' },
+    before: UNSUBSCRIBED
+  },
+  updateSubscription: {
+    at: `PATCH ${BILLING}/subscription`,
+    access: 'billing:write',
+    depth: 'organization',
+    body: { plan: 'team' },
+    before: SUBSCRIBED
+  },
+  updateSubscriptionShortPath: {
+    at: 'PATCH /api/v1/organizations/{organization}/subscription',
+    access: 'billing:write',
+    depth: 'organization',
+    body: { interval: 'year' },
+    before: SUBSCRIBED
+  },
+  cancelSubscription: {
+    at: `DELETE ${BILLING}/subscription`,
+    access: 'billing:write',
+    depth: 'organization',
+    before: SUBSCRIBED
+  },
+  cancelSubscriptionShortPath: {
+    at: 'DELETE /api/v1/organizations/{organization}/subscription',
+    access: 'billing:write',
+    depth: 'organization',
+    before: SUBSCRIBED
+  },
+  resumeSubscription: {
+    at: `POST ${BILLING}/subscription/resume`,
+    access: 'billing:write',
+    depth: 'organization',
+    body: {},
+    before: SUBSCRIBED
+  },
+  listPaymentMethods: {
+    at: `GET ${BILLING}/payment-methods`, access: 'billing:read', depth: 'organization', whenInactive: true
+  },
+  createPaymentMethod: {
+    at: `POST ${BILLING}/payment-methods`,
+    access: 'billing:write',
+    depth: 'organization',
+    body: { kind: 'manual', label: 'Wire transfer' }
+  },
+  createPaymentMethodShortPath: {
+    at: 'POST /api/v1/organizations/{organization}/payment-methods',
+    access: 'billing:write',
+    depth: 'organization',
+    body: { kind: 'manual', label: 'Wire transfer' }
+  },
+  updateDefaultPaymentMethod: {
+    at: `PATCH ${BILLING}/payment-methods/{payment_method}/default`,
+    access: 'billing:write',
+    depth: 'organization',
+    body: {}
+  },
+  deletePaymentMethod: {
+    at: `DELETE ${BILLING}/payment-methods/{payment_method}`,
+    access: 'billing:write',
+    depth: 'organization',
+    before: "UPDATE payment_methods SET is_default = false WHERE organization_id = '{organization}'"
+  },
+  createCharge: {
+    at: `POST ${BILLING}/charges`,
+    access: 'billing:write',
+    depth: 'organization',
+    body: { amount: 12_000, currency: 'EUR', description: 'Onboarding' }
+  },
+  refundCharge: {
+    at: `POST ${BILLING}/charges/{charge}/refund`,
+    access: 'billing:write',
+    depth: 'organization',
+    body: { amount: 100 }
+  },
+  listInvoices: {
+    at: `GET ${BILLING}/invoices`, access: 'billing:read', depth: 'organization', whenInactive: true
+  },
+  listLatestInvoices: {
+    at: 'GET /api/v1/organizations/{organization}/invoices',
+    access: 'billing:read',
+    depth: 'organization',
+    whenInactive: true
+  },
+  getInvoice: {
+    at: `GET ${BILLING}/invoices/{invoice}`, access: 'billing:read', depth: 'organization', whenInactive: true
+  },
+  downloadInvoice: {
+    at: `GET ${BILLING}/invoices/{invoice}/download`,
+    access: 'billing:read',
+    depth: 'organization',
+    whenInactive: true
+  },
+  redeemCoupon: {
+    at: `POST ${BILLING}/coupons`,
+    access: 'billing:write',
+    depth: 'organization',
+    body: { code: 'WORLD' },
+    before: "UPDATE billing_accounts SET coupon = NULL WHERE organization_id = '{organization}'"
+  },
+  removeCoupon: {
+    at: `DELETE ${BILLING}/coupons`,
+    access: 'billing:write',
+    depth: 'organization',
+    before: "UPDATE billing_accounts SET coupon = 'WORLD' WHERE organization_id = '{organization}'"
+  },
   deleteApiToken: {
     at: 'DELETE /api/v1/organizations/{organization}/api-keys/{id}', access: 'api-token:delete', depth: 'organization'
   }
@@ -448,6 +589,21 @@ export async function settle (service: TestApp, prefix: string): Promise<World> 
     'POST', `/${o}/${prefix}-client/secrets/rotate-client-keys`,
     { secrets: [{ id: stored.secret_id, content: BLOB }], ...clientKey(2) }
   )
+  // What it would do in the background belongs to no operation.
+  await service.app.billing.stop()
+  // What billing acts on: a subscription, a payment method beside the default one, a charge that was received, and a
+  // coupon.
+  const bill = async (path: string, body: object) => {
+    const { status, body: { data }, text } = await caller.call('POST', `/organizations/${o}/billing/${path}`, body)
+    if (status !== 201) throw new Error(text)
+    return data
+  }
+  await bill('payment-methods', { kind: 'manual', label: 'First' })
+  const method = await bill('payment-methods', { kind: 'manual', label: 'Second' })
+  await bill('subscription', { plan: 'enterprise' })
+  const charge = await bill('charges', { amount: 10_000, currency: 'EUR', description: 'Onboarding' })
+  await service.sql(`UPDATE charges SET status = 'succeeded' WHERE id = '${charge.id}'`)
+  await service.sql("INSERT INTO coupons (code, percent_off) VALUES ('WORLD', 10) ON CONFLICT DO NOTHING")
   const { api_key } = (await caller.call(
     'POST', `/organizations/${o}/api-keys`,
     { name: 'Second', abilities: ['secret:read'], expires_at: new Date(Date.now() + 1_800_000).toISOString() }
@@ -464,6 +620,9 @@ export async function settle (service: TestApp, prefix: string): Promise<World> 
       ...names,
       version: String(Number(version) - 1),
       id: api_key.id,
+      payment_method: method.id,
+      charge: charge.id,
+      invoice: charge.attributes.invoice_id,
       client: `${prefix}-client`,
       secret: stored.secret_id,
       pending: stored.version
@@ -493,6 +652,11 @@ export function requestOf (row: Row, ids: Record<string, string>): { method: str
 
 const filled = (text: string, ids: Record<string, string>) =>
   text.replace(/\{(\w+)\}/g, (_, name: string) => ids[name] ?? name)
+
+/** Makes room in the world for an operation that is to have its effect. */
+export async function prepare (service: TestApp, row: Row, ids: Record<string, string>): Promise<void> {
+  if (row.before !== undefined) await service.sql(filled(row.before, ids))
+}
 
 export async function send (
   service: TestApp, row: Row, ids: Record<string, string>, token: string | undefined

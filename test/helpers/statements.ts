@@ -49,6 +49,23 @@ export const EXCEPTIONS: { what: RegExp, why: string }[] = [
   },
   { what: /^select organization_id from organization_removals order by/, why: 'what the background worker has to remove' },
   {
+    what: /^select organization_id from subscriptions where subscriptions\.period_end <= now\(\)/,
+    why: 'the subscriptions that the background worker has to renew'
+  },
+  {
+    what: /^select .* from (?:charges|refunds) .*submitted_at is null and (?:charges|refunds)\.id > \$1/,
+    why: 'what the background worker has to tell the payment provider'
+  },
+  {
+    what: /^select organization_id from (?:invoices|refunds) where (?:invoices|refunds)\.id = \$1 limit \$2$/,
+    why: 'the operator names an invoice or a refund by its id, and learns the organization'
+  },
+  { what: /^select .* from refunds .*where refunds\.status = \$1 order/, why: 'what the operator has to pay back' },
+  {
+    what: /^select .* from invoices left join charges .*where \(invoices\.organization_id, invoices\.number\) > /,
+    why: 'the operator exports every invoice'
+  },
+  {
     what: /^with recursive found as \( \(select organization_id from histories where removed_at is not null/,
     why: 'what the background worker has to remove'
   },

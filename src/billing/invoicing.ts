@@ -1,0 +1,81 @@
+import { ulid } from 'ulidx'
+import type { InvoiceLine, Party } from '../../schemas/billing.ts'
+import type { Db } from '../db/database.ts'
+import type { Plan } from '../../schemas/organizations.ts'
+import { findDefaultMethod, requireAccount, updateLedger, type Account } from '../repositories/billing.ts'
+import { createCharge, createInvoice, type Charge } from '../repositories/invoices.ts'
+import { lockPlan } from '../repositories/plans.ts'
+import { fail } from '../rules/errors.ts'
+
+/** How this service makes invoices. */
+export interface Invoicing {
+  seller: Party
+  /** Days until an invoice is due. */
+  dueDays: number
+  provider: { name: string }
+}
+
+export interface NewInvoice {
+  currency: string
+  lines: InvoiceLine[]
+  /** What the coupon takes off. */
+  discount: number
+  /** Whether what the organization has in credit pays for it first. */
+  usesCredit: boolean
+  /** What is given to the organization's credit, which its next invoice takes. */
+  gives: number
+  /** The default one when it is left out. */
+  paymentMethodId?: string | undefined
+}
+
+/** Holds an organization until the end of the transaction: changes of its billing take turns. 404 when it is gone. */
+export async function holdAccount (db: Db, organizationId: string): Promise<{ plan: Plan, account: Account }> {
+  const plan = await lockPlan(db, organizationId) ?? fail('not_found')
+  return { plan, account: await requireAccount(db, organizationId) }
+}
+
+const DAY = 24 * 60 * 60 * 1000
+
+/**
+ * Makes the next invoice of an organization, which the caller holds, and the charge that asks for what is to pay.
+ * Nothing to pay is paid.
+ */
+export async function issueInvoice (
+  db: Db, { seller, dueDays, provider }: Invoicing, account: Account, invoice: NewInvoice, now: Date
+): Promise<{ invoice_id: string, charge: Charge | undefined }> {
+  const { organization_id } = account
+  const { currency, lines, discount, usesCredit, gives, paymentMethodId } = invoice
+  const subtotal = lines.reduce((sum, { amount }) => sum + amount, 0)
+  const inCredit = usesCredit && account.credit_currency === currency ? account.credit : 0
+  const credit = Math.min(inCredit, subtotal - discount)
+  const total = subtotal - discount - credit
+  const id = ulid()
+  await createInvoice(db, {
+    organization_id,
+    id,
+    number: await updateLedger(db, organization_id, gives - credit, currency),
+    status: total === 0 ? 'paid' : 'open',
+    currency,
+    lines,
+    subtotal,
+    discount,
+    credit,
+    total,
+    seller,
+    buyer: { name: account.name, address: account.address, tax_id: account.tax_id },
+    issued_at: now,
+    due_at: new Date(now.getTime() + dueDays * DAY),
+    paid_at: total === 0 ? now : null
+  })
+  if (total === 0) return { invoice_id: id, charge: undefined }
+  const charge = await createCharge(db, {
+    organization_id,
+    id: ulid(),
+    invoice_id: id,
+    payment_method_id: paymentMethodId ?? (await findDefaultMethod(db, organization_id))?.id ?? null,
+    provider: provider.name,
+    currency,
+    amount: total
+  })
+  return { invoice_id: id, charge }
+}

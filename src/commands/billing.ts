@@ -1,0 +1,78 @@
+import type { Interval } from '../../schemas/billing.ts'
+import { payBack, payInvoice, voidInvoice } from '../billing/settlement.ts'
+import { transaction, type Database, type Db } from '../db/database.ts'
+import { operatorOf, type Actor } from '../repositories/audit.ts'
+import { createCoupon, endCoupon, listCoupons, type NewCoupon } from '../repositories/billing.ts'
+import { findOwner, listAllInvoices, listPendingRefunds } from '../repositories/invoices.ts'
+import { updatePrice } from '../repositories/plans.ts'
+import { formatMoney, invoiceNumber } from '../rules/billing.ts'
+import { StartError } from './open.ts'
+
+/** Makes a coupon. Throws a StartError when its code is taken. */
+export async function addCoupon ({ db }: Database, coupon: NewCoupon): Promise<void> {
+  if (!await createCoupon(db, coupon)) throw new StartError(`There is a coupon ${coupon.code} already`)
+}
+
+/** Ends a coupon, also for whoever redeemed it: it takes nothing off the invoices to come. */
+export async function stopCoupon ({ db }: Database, code: string): Promise<void> {
+  if (!await endCoupon(db, code)) throw new StartError(`There is no coupon ${code}`)
+}
+
+/** Every coupon as one line: code, what it takes off, how often it was and may be redeemed, until when. */
+export async function * describeCoupons ({ db }: Database): AsyncGenerator<string> {
+  for (let after = '', page; ; after = page.at(-1)!.code) {
+    page = await listCoupons(db, after)
+    if (page.length === 0) return
+    for (const { code, percent_off, amount_off, currency, redemptions, max_redemptions, valid_until } of page) {
+      yield [
+        code, percent_off === null ? formatMoney(amount_off!, currency!) : `${percent_off} %`,
+        `${redemptions}/${max_redemptions ?? 'any'}`, valid_until?.toISOString() ?? 'no end'
+      ].join('\t')
+    }
+  }
+}
+
+/** Every invoice of the installation as a line of JSON, those of organizations that were deleted too. */
+export async function * exportInvoices ({ db }: Database): AsyncGenerator<string> {
+  for (let after = { organization_id: '', number: 0 }, page; ; after = page.at(-1)!) {
+    page = await listAllInvoices(db, after)
+    if (page.length === 0) return
+    for (const { number, ...invoice } of page) {
+      yield JSON.stringify({ ...invoice, number: invoiceNumber(invoice.organization_id, number) })
+    }
+  }
+}
+
+/** Refunds that wait to be paid, as lines: id, organization, amount, the charge, when it was asked for. */
+export async function describeRefunds ({ db }: Database): Promise<string[]> {
+  return (await listPendingRefunds(db)).map(({ refund: { id, organization_id, amount, created_at }, charge }) =>
+    [id, organization_id, formatMoney(amount, charge.currency), charge.id, created_at.toISOString()].join('\t'))
+}
+
+const NOTES = {
+  invoice: { paid: payInvoice, void: voidInvoice },
+  refund: {
+    paid: (db: Db, actor: Actor, id: string) => payBack(db, actor, id, 'succeeded'),
+    failed: (db: Db, actor: Actor, id: string) => payBack(db, actor, id, 'failed')
+  }
+}
+
+/** Notes down what became of an invoice or a refund. Throws a StartError when there is none, or it is settled. */
+export async function settle<T extends keyof typeof NOTES> (
+  { db: handle }: Database, of: T, as: keyof (typeof NOTES)[T], id: string
+): Promise<void> {
+  const note = NOTES[of][as] as (db: Db, actor: Actor, id: string) => Promise<boolean>
+  await transaction(handle, async (db) => {
+    const organization = await findOwner(db, of, id)
+    if (organization === undefined) throw new StartError(`There is no ${of} ${id}`)
+    if (!await note(db, operatorOf(organization), id)) throw new StartError(`The ${of} ${id} is settled already`)
+  })
+}
+
+/** Sets what a plan costs; no amount takes the price away. Throws a StartError when there is no such plan or price. */
+export async function setPrice (
+  { db }: Database, price: { plan: string, interval: Interval, currency: string, amount: number | null }
+): Promise<void> {
+  if (await updatePrice(db, price)) return
+  throw new StartError(price.amount === null ? 'There is no such price' : `There is no plan ${price.plan}`)
+}

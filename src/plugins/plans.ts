@@ -1,0 +1,50 @@
+import { PlanList, Usage } from '../../schemas/billing.ts'
+import { OrganizationParams } from '../../schemas/organizations.ts'
+import { principalOf } from '../http/actor.ts'
+import type { Domain } from '../http/types.ts'
+import { listPlans } from '../repositories/plans.ts'
+import { findUsage } from '../repositories/usage.ts'
+
+export const plans: Domain = async (app) => {
+  app.get('/plans', {
+    config: { access: 'authenticated', whenInactive: true },
+    schema: {
+      operationId: 'listPlans',
+      tags: ['billing'],
+      summary: 'List the plans that there are, with what they allow and cost',
+      response: { 200: PlanList }
+    },
+    handler: async () => ({
+      data: (await listPlans(app.pages)).map((plan) => ({ type: 'plans' as const, id: plan.name, attributes: plan }))
+    })
+  })
+
+  app.get('/organizations/:organization/usage', {
+    config: { access: 'billing:read', whenInactive: true },
+    schema: {
+      operationId: 'getUsage',
+      tags: ['billing'],
+      summary: 'Get what the organization has used this month, and has now, beside what its plan allows',
+      params: OrganizationParams,
+      response: { 200: Usage.one }
+    },
+    handler: async (request) => {
+      const { id, plan } = principalOf(request).organization
+      const { period_start, period_end, calls, projects, members } = await findUsage(app.lists, id)
+      return {
+        data: {
+          type: 'usage' as const,
+          id: period_start.toISOString().slice(0, 'YYYY-MM'.length),
+          attributes: {
+            plan: plan.name,
+            period_start,
+            period_end,
+            api_calls: { used: calls + app.calls.of(id), limit_per_minute: plan.api_per_minute },
+            projects: { used: projects, limit: plan.max_projects },
+            members: { used: members, limit: plan.max_members }
+          }
+        }
+      }
+    }
+  })
+}

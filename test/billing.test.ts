@@ -1,0 +1,628 @@
+import { inflateSync } from 'node:zlib'
+import t, { type Test } from 'tap'
+import { buildApp } from '../src/app.ts'
+import { describeRefunds, exportInvoices, settle } from '../src/commands/billing.ts'
+import type { ChargeOrder, Outcome, Provider, RefundOrder } from '../src/billing/provider.ts'
+import { formatMoney, holdsCardNumber, periodEnd, unusedOf } from '../src/rules/billing.ts'
+import { makeLevel, startApp, type Answer, type Caller } from './helpers/app.ts'
+import { command, scratchDirectory } from './helpers/process.ts'
+
+const service = await startApp(t)
+const path = (caller: Caller, rest: string) => `/organizations/${caller.organization}/${rest}`
+const bill = (caller: Caller, method: string, rest: string, body?: object, headers?: Record<string, string>) =>
+  caller.call(method, path(caller, `billing/${rest}`), body, headers)
+const subscribe = (caller: Caller, body: object = { plan: 'pro' }) => bill(caller, 'POST', 'subscription', body)
+const invoicesOf = async (caller: Caller) => (await bill(caller, 'GET', 'invoices')).body.data as {
+  id: string
+  attributes: Record<string, any>
+}[]
+const planOf = async (caller: Caller) => (await caller.call('GET', '/organization')).body.data.attributes.plan_name
+const charge = (caller: Caller, amount: unknown, headers?: Record<string, string>) =>
+  bill(caller, 'POST', 'charges', { amount, currency: 'EUR', description: 'Onboarding' }, headers)
+/** Does what the background does, to its end. */
+const background = async (app: { billing: { wake (): void } } = service.app, isDone: () => Promise<boolean>) => {
+  for (let round = 0; round < 200; round++) {
+    app.billing.wake()
+    if (await isDone()) return
+    await new Promise((resolve) => { setTimeout(resolve, 25) })
+  }
+  throw new Error('the background did not come to it')
+}
+const rows = async (table: string, { organization }: Caller) =>
+  service.sql(`SELECT * FROM ${table} WHERE organization_id = '${organization}'`)
+
+/** Sends bad bodies, each of which is refused as it should be and changes nothing. */
+async function refusesAll (
+  t: Test, caller: Caller, send: (body: object) => Promise<Answer>,
+  bad: [body: object, error: string, member?: string][]
+) {
+  const state = async () => JSON.stringify(await Promise.all(
+    ['billing_accounts', 'subscriptions', 'payment_methods', 'invoices', 'charges', 'refunds', 'audit_events']
+      .map((table) => rows(table, caller))
+  ))
+  const before = await state()
+  for (const [body, error, member] of bad) {
+    const answer = await send(body)
+    t.strictSame([answer.status, answer.body.error], [422, error], JSON.stringify(body))
+    if (member !== undefined) t.strictSame(Object.keys(answer.body.errors), [member])
+  }
+  t.equal(await state(), before, 'nothing was changed')
+}
+
+t.test('periods, shares, money and numbers of cards are what they should be', async (t) => {
+  const day = (text: string) => new Date(`${text}T12:00:00.000Z`)
+  for (const [anchor, interval, n, end] of [
+    ['2026-01-31', 'month', 1, '2026-02-28'], ['2026-01-31', 'month', 2, '2026-03-31'],
+    ['2024-02-29', 'year', 1, '2025-02-28'], ['2024-02-29', 'year', 4, '2028-02-29'],
+    ['2026-12-15', 'month', 1, '2027-01-15']
+  ] as const) t.same(periodEnd(day(anchor), interval, n), day(end), `${anchor}, ${n} ${interval}`)
+  t.equal(unusedOf(2900, day('2026-03-01'), day('2026-03-31'), day('2026-03-16')), 1450)
+  t.equal(unusedOf(999_999_999_999, day('2026-01-01'), day('2027-01-01'), day('2026-01-01')), 999_999_999_999)
+  t.equal(unusedOf(2900, day('2026-03-01'), day('2026-03-31'), day('2026-04-16')), 0)
+  t.strictSame([
+    formatMoney(129_000, 'EUR'), formatMoney(129_000, 'JPY'), formatMoney(129_000, 'KWD'), formatMoney(-5, 'EUR')
+  ], ['1,290.00 EUR', '129,000 JPY', '129.000 KWD', '−0.05 EUR'])
+  for (const text of [
+    '4111111111111111', 'card 4111 1111 1111 1111.', '4111-1111-1111-1111', '４１１１１１１１１１１１１１１１', '378282246310005'
+  ]) t.ok(holdsCardNumber(text), text)
+  for (const text of [
+    '4111111111111112', 'PO 2026-114', 'DE89 3704 0044 0532 0130 00', 'GB82WEST12345698765432', '+43 1 234567890'
+  ]) t.notOk(holdsCardNumber(text), text)
+})
+
+t.test('the catalogue of plans is for anybody with a token, also of an organization that is not active', async (t) => {
+  const caller = await service.organization({ abilities: ['secret:read'] })
+  await service.sql(`UPDATE organizations SET status = 'locked' WHERE id = '${caller.organization}'`)
+  const { status, body } = await caller.call('GET', '/plans')
+  t.equal(status, 200)
+  t.strictSame(body.data.map(({ id }: { id: string }) => id), ['free', 'pro', 'team', 'enterprise', 'self-hosted'])
+  const [free, pro, , , own] = body.data
+  t.match(pro.attributes, { max_projects: 50, max_bytes: 1_073_741_824, prices: [{ currency: 'EUR' }, {}, {}, {}] })
+  t.strictSame([free.attributes.prices, own.attributes.prices], [[], []], 'what is free of charge has no price')
+  t.equal((await service.inject({ method: 'GET', url: '/api/v1/plans' })).status, 401)
+})
+
+t.test('a subscription gives its plan at once, is invoiced, and is the same on both paths', async (t) => {
+  const caller = await service.organization({ plan: 'free' })
+  t.equal((await caller.call('GET', path(caller, 'subscription'))).body.error, 'no_subscription')
+  for (const [method, rest, body] of [
+    ['PATCH', 'subscription', { plan: 'team' }], ['DELETE', 'subscription'], ['POST', 'subscription/resume', {}]
+  ] as const) t.equal((await bill(caller, method, rest, body)).body.error, 'no_subscription', `${method} ${rest}`)
+  await refusesAll(t, caller, (body) => subscribe(caller, body), [
+    [{}, 'validation_failed', 'plan'],
+    [{ plan: 'gold' }, 'plan_not_offered'],
+    [{ plan: 'free' }, 'plan_not_offered'],
+    [{ plan: 'pro', currency: 'JPY' }, 'plan_not_offered'],
+    [{ plan: 'pro', currency: 'eur' }, 'validation_failed', 'currency'],
+    [{ plan: 'pro', interval: 'week' }, 'validation_failed', 'interval'],
+    [{ plan: 'pro', price: 1 }, 'validation_failed', 'price'],
+    [{ plan: 'pro\0' }, 'validation_failed', 'plan'],
+    [{ plan: 'pro', billing_details: { address: 'a\n'.repeat(10) } }, 'validation_failed', 'billing_details.address'],
+    [
+      { plan: 'pro', billing_details: { address: 'Card 4111 1111 1111 1111' } }, 'card_number_refused',
+      'billing_details.address'
+    ],
+    [{ plan: 'pro', billing_details: { name: 'x'.repeat(256) } }, 'validation_failed', 'billing_details.name']
+  ])
+  const billing_details = { name: 'Nimbus GmbH', address: 'Ringstraße 1\n1010 Wien', tax_id: 'ATU12345678' }
+  const made = await caller.call('POST', path(caller, 'subscription'), { plan: 'pro', billing_details })
+  t.equal(made.status, 201, made.text)
+  t.match(made.body.data, {
+    type: 'subscriptions',
+    attributes: { plan: 'pro', interval: 'month', currency: 'EUR', amount: 2900, status: 'active', billing_details }
+  })
+  t.strictSame((await bill(caller, 'GET', 'subscription')).body, made.body)
+  t.strictSame((await caller.call('GET', path(caller, 'subscription'))).body, made.body)
+  t.equal(await planOf(caller), 'pro')
+  const again = await Promise.all([subscribe(caller), subscribe(caller, { plan: 'team' })])
+  t.strictSame(again.map(({ body }) => body.error), ['subscription_exists', 'subscription_exists'])
+  const [invoice, ...more] = await invoicesOf(caller)
+  t.same(more, [])
+  t.match(invoice!.attributes, {
+    number: `${caller.organization.slice(-10)}-000001`, status: 'open', total: 2900, currency: 'EUR', refunded: 0
+  })
+  const { body } = await bill(caller, 'GET', `invoices/${invoice!.id}`)
+  t.match(body.data.attributes, { lines: [{ description: 'Plan pro, 1 month', amount: 2900 }], buyer: billing_details })
+  t.strictSame((await caller.call('GET', path(caller, 'invoices'))).body.data, [invoice])
+  t.match((await bill(caller, 'GET', 'invoices?page=7&per_page=1')).body, { data: [], meta: { total: 1, last_page: 1 } })
+})
+
+/** Every character that the fonts inside of a PDF say they show. */
+function shownBy (pdf: Buffer): Set<string> {
+  const shown = new Set<string>()
+  for (let at = pdf.indexOf('stream\n'); at >= 0; at = pdf.indexOf('stream\n', at + 1)) {
+    const end = pdf.indexOf('endstream', at)
+    if (end < 0) break
+    let text = ''
+    try {
+      text = inflateSync(pdf.subarray(at + 'stream\n'.length, end)).toString('latin1')
+    } catch {
+      continue
+    }
+    for (const [, list] of text.matchAll(/beginbf(?:range|char)([^]*?)endbf/g)) {
+      for (const [, hex] of list!.matchAll(/<([0-9a-f]{4,})>/gi)) {
+        shown.add(Buffer.from(hex!, 'hex').swap16().toString('utf16le'))
+      }
+    }
+  }
+  return shown
+}
+
+t.test('an invoice comes as a PDF with fonts for every script in it, also when the organization is suspended', async (t) => {
+  const own = await startApp(t, {
+    INVOICE_SELLER_NAME: 'Größe & Søn A/S',
+    INVOICE_SELLER_ADDRESS: 'Østergade 1|København',
+    INVOICE_PAYMENT_DETAILS: 'IBAN DK5000400440116243'
+  })
+  const caller = await own.organization()
+  const billing_details = { name: 'Łódź Żółw 株式会社さくら 주식회사', address: 'ул. Ленина 1\nشركة התחברה', tax_id: 'PL-5' }
+  await subscribe(caller, { plan: 'pro', billing_details })
+  await own.sql(`UPDATE organizations SET status = 'suspended' WHERE id = '${caller.organization}'`)
+  const [invoice] = await invoicesOf(caller)
+  const response = await own.app.inject({
+    method: 'GET',
+    url: `/api/v1${path(caller, `billing/invoices/${invoice!.id}/download`)}`,
+    headers: { authorization: `Bearer ${caller.token}` }
+  })
+  t.equal(response.statusCode, 200)
+  t.equal(response.headers['content-type'], 'application/pdf')
+  t.equal(
+    response.headers['content-disposition'], `attachment; filename="invoice-${invoice!.attributes.number}.pdf"`
+  )
+  t.equal(response.headers['cache-control'], 'no-store')
+  const pdf = response.rawPayload
+  t.equal(pdf.subarray(0, 5).toString(), '%PDF-')
+  t.ok(pdf.length < 1024 * 1024, `${pdf.length} bytes`)
+  const shown = shownBy(pdf)
+  const texts = [
+    ...Object.values(billing_details), 'Größe & Søn A/S', 'Østergade 1', 'København', 'IBAN DK5000400440116243',
+    '29.00 EUR', invoice!.attributes.number
+  ]
+  const missing = [...new Set(texts.join('').normalize('NFC'))].filter((one) => /\S/.test(one) && !shown.has(one))
+  // Arabic letters are shown in the forms that they have in a word.
+  t.same(missing.filter((one) => !/\p{Script=Arabic}/u.test(one)), [])
+  const long = await own.organization()
+  await subscribe(long, {
+    plan: 'pro', billing_details: { name: 'x'.repeat(255), address: `${'y'.repeat(900)}\n1\n2\n3`, tax_id: 'z'.repeat(64) }
+  })
+  const [bulky] = await invoicesOf(long)
+  const { status, text } = await long.call('GET', path(long, `billing/invoices/${bulky!.id}/download`))
+  t.equal(status, 200)
+  t.ok(text.length < 1024 * 1024)
+})
+
+t.test('another plan holds at once, and what is left of the old one is taken off; history follows, down and up', async (t) => {
+  const caller = await service.organization()
+  const own = `/${caller.organization}`
+  const level = await makeLevel(caller)
+  const { version } = (await caller.call('POST', `${own}/secrets/store`, { ...level, plaintext: 'A=1' })).body.data
+  await service.sql(
+    `UPDATE secret_versions SET created_at = now() - interval '40 days' WHERE organization_id = '${caller.organization}'`
+  )
+  const fetched = async () => (await caller.call('GET', `${own}/secrets/versions/${version}`)).status
+  t.equal(await fetched(), 200, 'self-hosted: for ever')
+  await subscribe(caller, { plan: 'team', interval: 'month' })
+  t.equal(await fetched(), 200, 'team: 90 days')
+  // Half of the period is over.
+  await service.sql(`UPDATE subscriptions SET period_start = now() - interval '15 days',
+    period_end = now() + interval '15 days' WHERE organization_id = '${caller.organization}'`)
+  const down = await bill(caller, 'PATCH', 'subscription', { plan: 'pro' })
+  t.match(down.body.data.attributes, { plan: 'pro', amount: 2900 })
+  t.equal(await fetched(), 403, 'pro: 30 days')
+  const [second] = await invoicesOf(caller)
+  t.match(second!.attributes, { status: 'paid', subtotal: 0, total: 0, charge_id: null }, 'paid by what was left')
+  const [{ credit }] = await rows('billing_accounts', caller) as [{ credit: string }]
+  t.ok(Number(credit) >= 2040 && Number(credit) <= 2050, `${credit} of 4950 is in credit beside 2900`)
+  t.equal((await bill(caller, 'PATCH', 'subscription', { plan: 'team' })).status, 200)
+  t.equal(await fetched(), 200, 'team again')
+  const [third] = await invoicesOf(caller)
+  t.equal(third!.attributes.credit, Number(credit), 'the credit pays for it first')
+  t.equal(third!.attributes.subtotal - third!.attributes.credit, third!.attributes.total)
+  t.match(await rows('billing_accounts', caller), [{ credit: '0' }])
+  const count = (await invoicesOf(caller)).length
+  t.equal((await bill(caller, 'PATCH', 'subscription', { plan: 'team', interval: 'month' })).status, 200)
+  t.equal((await invoicesOf(caller)).length, count, 'the same again costs nothing')
+  await refusesAll(t, caller, (body) => bill(caller, 'PATCH', 'subscription', body), [
+    [{ plan: 'self-hosted' }, 'plan_not_offered'], [{ plan: '' }, 'validation_failed', 'plan'],
+    [{ cancel_at_period_end: true }, 'validation_failed', 'cancel_at_period_end']
+  ])
+})
+
+t.test('a plan that the usage does not fit is refused, and says by what', async (t) => {
+  const caller = await service.organization()
+  const names = Array.from({ length: 51 }, (_, i) => `('${String(i).padStart(26, '0')}')`).join()
+  await service.sql(`INSERT INTO projects (id, organization_id, name, slug, secret_format, encryption_type,
+    history_policy, key_version)
+    SELECT id, '${caller.organization}', id, id, 'env', 'server', 'keep', 1 FROM (VALUES ${names}) AS made (id)`)
+  const refused = await subscribe(caller)
+  t.strictSame([refused.status, refused.body.error], [422, 'plan_limit_reached'])
+  t.strictSame(refused.body.details, { limit: 50, used: 51, plan: 'pro' })
+  t.strictSame([await planOf(caller), (await rows('invoices', caller)).length], ['self-hosted', 0])
+  t.equal((await subscribe(caller, { plan: 'team' })).status, 201)
+  t.equal((await bill(caller, 'PATCH', 'subscription', { plan: 'pro' })).body.error, 'plan_limit_reached')
+  t.equal(await planOf(caller), 'team')
+})
+
+t.test('a cancelled subscription ends with its period and can be resumed until then; any other is renewed', async (t) => {
+  const caller = await service.organization({ plan: 'free' })
+  await subscribe(caller)
+  const over = () => service.sql(`UPDATE subscriptions SET anchor = anchor - interval '1 month',
+    period_start = period_start - interval '1 month', period_end = now()
+    WHERE organization_id = '${caller.organization}'`)
+  for (const n of [1, 2]) {
+    t.match((await bill(caller, 'DELETE', 'subscription')).body.data.attributes, { status: 'ending' }, `cancel ${n}`)
+  }
+  for (const n of [1, 2]) {
+    const resumed = await bill(caller, 'POST', 'subscription/resume', {})
+    t.match(resumed.body.data.attributes, { status: 'active', cancel_at_period_end: false }, `resume ${n}`)
+  }
+  await over()
+  await background(service.app, async () => (await invoicesOf(caller)).length === 2)
+  const { attributes } = (await bill(caller, 'GET', 'subscription')).body.data
+  t.ok(Date.parse(attributes.current_period_end) > Date.now(), 'the next period has begun')
+  t.match((await invoicesOf(caller))[0]!.attributes, { total: 2900, number: /-000002$/ })
+  t.equal(await planOf(caller), 'pro')
+  await bill(caller, 'DELETE', 'subscription')
+  t.equal(await planOf(caller), 'pro', 'what is paid for is had')
+  await over()
+  await background(service.app, async () => (await bill(caller, 'GET', 'subscription')).status === 404)
+  t.equal(await planOf(caller), 'self-hosted', 'DEFAULT_PLAN')
+  t.equal((await invoicesOf(caller)).length, 2)
+  const events = await service.sql(
+    `SELECT action FROM audit_events WHERE organization_id = '${caller.organization}' ORDER BY seq`
+  )
+  t.strictSame(events.map(({ action }) => action), [
+    'subscription.create', 'subscription.cancel', 'subscription.cancel', 'subscription.resume', 'subscription.resume',
+    'subscription.renew', 'subscription.cancel', 'subscription.end'
+  ])
+})
+
+t.test('amounts are whole, positive and bounded, in a currency that there is', async (t) => {
+  const caller = await service.organization()
+  const good = { amount: 12_000, currency: 'EUR', description: 'Onboarding' }
+  await refusesAll(t, caller, (body) => bill(caller, 'POST', 'charges', body), [
+    ...[0, -1, 1.5, '12000', null, 1e15, 1_000_000_000_000].map((amount): [object, string, string] =>
+      [{ ...good, amount }, 'validation_failed', 'amount']),
+    ...['EURO', 'eur', 'XXX', '', 978].map((currency): [object, string, string] =>
+      [{ ...good, currency }, 'validation_failed', 'currency']),
+    [{ ...good, description: ' ' }, 'validation_failed', 'description'],
+    [{ ...good, description: 'x'.repeat(256) }, 'validation_failed', 'description'],
+    [{ ...good, description: '4111111111111111' }, 'card_number_refused', 'description'],
+    [{ ...good, payment_method_id: '01JQZ7D3K5M7P9R1T3V5X7Z9B3' }, 'validation_failed', 'payment_method_id'],
+    [{ ...good, card: '4111' }, 'validation_failed', 'card']
+  ])
+  const { status, body } = await bill(caller, 'POST', 'charges', good)
+  t.equal(status, 201)
+  t.match(body.data.attributes, { amount: 12_000, status: 'pending', refunded: 0 })
+})
+
+t.test('of 50 repeats at once one charges; the first answer is given again for 24 hours, and to nobody else', async (t) => {
+  const caller = await service.organization()
+  const key = { 'idempotency-key': 'order-17' }
+  const answers = await Promise.all(Array.from({ length: 50 }, () => charge(caller, 500, key)))
+  const made = answers.filter(({ status }) => status === 201)
+  t.ok(made.length >= 1)
+  t.same(answers.filter(({ status }) => status !== 201 && status !== 409), [])
+  t.equal(new Set(made.map(({ body }) => body.data.id)).size, 1)
+  t.equal(made.filter(({ headers }) => headers['idempotent-replayed'] === undefined).length, 1)
+  t.same([(await rows('charges', caller)).length, (await rows('invoices', caller)).length], [1, 1])
+  const replay = await charge(caller, 500, key)
+  t.strictSame([replay.status, replay.headers['idempotent-replayed']], [201, 'true'])
+  t.strictSame(replay.body, made[0]!.body)
+  t.equal((await rows('audit_events', caller)).length, 1, 'one event')
+
+  t.equal((await charge(caller, 501, key)).body.error, 'idempotency_key_reused', 'another body')
+  t.equal((await bill(caller, 'POST', 'payment-methods', { kind: 'manual', label: 'x' }, key)).body.error,
+    'idempotency_key_reused', 'another path')
+  for (const bad of ['', ' ', 'x'.repeat(256), 'a b', 'é']) {
+    const answer = await charge(caller, 500, { 'idempotency-key': bad })
+    t.strictSame([answer.status, answer.body.error], [422, 'validation_failed'], JSON.stringify(bad))
+  }
+  const other = await service.token(caller.organization, ['*'])
+  t.equal((await charge(other, 501, key)).status, 201, 'the keys of another token are its own')
+  t.equal((await charge(await service.organization(), 502, key)).status, 201, 'and those of another organization')
+  await service.sql("UPDATE idempotency_keys SET created_at = now() - interval '25 hours'")
+  t.equal((await charge(caller, 503, key)).status, 201, 'a day later it is a new one')
+  const kept = JSON.stringify(await rows('idempotency_keys', caller))
+  t.notMatch(kept, 'order-17', 'a key is stored nowhere')
+  const refused = { 'idempotency-key': 'refused' }
+  t.equal((await charge(caller, 0, refused)).status, 422)
+  t.equal((await charge(caller, 7, refused)).status, 201, 'what was refused had no effect, and is not kept')
+})
+
+t.test('no more goes back than came in, in whatever parts and however many ask at once', async (t) => {
+  const caller = await service.organization()
+  const { id, attributes: { invoice_id } } = (await charge(caller, 1000)).body.data
+  const refund = (body: object = {}, of = id) => bill(caller, 'POST', `charges/${of}/refund`, body)
+  t.equal((await refund({ amount: 1 })).body.error, 'charge_not_settled', 'what did not come in')
+  await settle(service.database, 'invoice', 'paid', invoice_id)
+  await refusesAll(t, caller, refund, [
+    [{ amount: 1001 }, 'refund_exceeds_charge'], [{ amount: 0 }, 'validation_failed', 'amount'],
+    [{ amount: -5 }, 'validation_failed', 'amount'], [{ amount: 0.5 }, 'validation_failed', 'amount'],
+    [{ reason: '' }, 'validation_failed', 'reason']
+  ])
+  t.strictSame((await refund({ amount: 1001 })).body.details, { left: 1000 })
+  t.equal((await refund({}, 'never')).status, 404)
+  t.equal((await bill(await service.organization(), 'POST', `charges/${id}/refund`, {})).status, 404)
+  const answers = await Promise.all(Array.from({ length: 12 }, () => refund({ amount: 300, reason: 'Half a day' })))
+  t.equal(answers.filter(({ status }) => status === 201).length, 3)
+  t.strictSame(new Set(answers.filter(({ status }) => status !== 201).map(({ body }) => body.error)),
+    new Set(['refund_exceeds_charge']))
+  const rest = await refund()
+  t.match(rest.body.data.attributes, { amount: 100, status: 'pending', currency: 'EUR', charge_id: id })
+  t.strictSame((await refund()).body.details, { left: 0 })
+  t.equal((await invoicesOf(caller))[0]!.attributes.refunded, 1000)
+  await settle(service.database, 'refund', 'failed', rest.body.data.id)
+  t.equal((await invoicesOf(caller))[0]!.attributes.refunded, 900, 'what did not go out is left again')
+  t.equal((await refund({ amount: 100 })).status, 201)
+  await t.rejects(settle(service.database, 'refund', 'paid', rest.body.data.id), { message: /settled already/ })
+})
+
+t.test('coupons: unknown, over and used up are told apart, one for an organization, and it is taken off', async (t) => {
+  await service.sql(`INSERT INTO coupons (code, percent_off, amount_off, currency, valid_until, max_redemptions) VALUES
+    ('TENTH', 10, NULL, NULL, NULL, NULL), ('OVER', 10, NULL, NULL, now(), NULL),
+    ('ONCE', NULL, 1000, 'EUR', NULL, 1), ('FREE', 100, NULL, NULL, NULL, NULL)`)
+  const caller = await service.organization()
+  const redeem = (code: unknown, who = caller) => bill(who, 'POST', 'coupons', { code } as object)
+  await refusesAll(t, caller, ({ code }: { code?: unknown }) => redeem(code), [
+    [{ code: 'NEVER' }, 'coupon_unknown'], [{ code: "TENTH'" }, 'coupon_unknown'], [{ code: 'OVER' }, 'coupon_expired'],
+    [{ code: '' }, 'validation_failed', 'code'], [{ code: 10 }, 'validation_failed', 'code']
+  ])
+  t.equal((await bill(caller, 'DELETE', 'coupons')).status, 404)
+  t.match((await redeem('tenth')).body.data, { type: 'coupons', id: 'TENTH', attributes: { percent_off: 10 } })
+  t.equal((await redeem('FREE')).body.error, 'coupon_taken')
+  await subscribe(caller)
+  t.match((await invoicesOf(caller))[0]!.attributes, { subtotal: 2900, discount: 290, total: 2610 })
+  t.equal((await bill(caller, 'DELETE', 'coupons')).status, 204)
+  const others = await Promise.all(Array.from({ length: 4 }, () => service.organization()))
+  const answers = await Promise.all(others.map((other) => redeem('ONCE', other)))
+  t.equal(answers.filter(({ status }) => status === 201).length, 1, 'of those who want the last one, one gets it')
+  t.strictSame(new Set(answers.flatMap(({ body }) => body.error ?? [])), new Set(['coupon_used_up']))
+  const winner = others[answers.findIndex(({ status }) => status === 201)]!
+  await subscribe(winner, { plan: 'pro', currency: 'USD' })
+  t.match((await invoicesOf(winner))[0]!.attributes, { discount: 0, total: 2900 }, 'euros are nothing off dollars')
+  const lucky = await service.organization()
+  await redeem('FREE', lucky)
+  await subscribe(lucky)
+  t.match((await invoicesOf(lucky))[0]!.attributes, { status: 'paid', total: 0, charge_id: null })
+})
+
+t.test('payment methods: no number of a card, one default, which a subscription keeps', async (t) => {
+  const caller = await service.organization()
+  const add = (body: object) => bill(caller, 'POST', 'payment-methods', { kind: 'manual', label: 'Wire', ...body })
+  await refusesAll(t, caller, add, [
+    [{ label: '4111 1111 1111 1111' }, 'card_number_refused', 'label'],
+    [{ reference: 'Visa 4242424242424242' }, 'card_number_refused', 'reference'],
+    [{ kind: 'card' }, 'validation_failed', 'kind'], [{ number: '4242' }, 'validation_failed', 'number'],
+    [{ label: '' }, 'validation_failed', 'label'], [{ reference: 'x'.repeat(256) }, 'validation_failed', 'reference']
+  ])
+  const first = (await add({})).body.data
+  const second = (await caller.call(
+    'POST', path(caller, 'payment-methods'), { kind: 'manual', label: 'Second', reference: 'DE89370400440532013000' }
+  )).body.data
+  t.strictSame([first, second].map(({ attributes }) => attributes.is_default), [true, false])
+  t.equal((await bill(caller, 'PATCH', `payment-methods/${second.id}/default`, {})).status, 200)
+  const listed = (await bill(caller, 'GET', 'payment-methods')).body.data
+  t.strictSame(listed.map(({ id, attributes: { is_default } }: any) => [id, is_default]), [
+    [second.id, true], [first.id, false]
+  ])
+  await subscribe(caller)
+  t.equal((await bill(caller, 'DELETE', `payment-methods/${second.id}`)).body.error, 'payment_method_in_use')
+  t.equal((await bill(caller, 'DELETE', `payment-methods/${first.id}`)).status, 204)
+  t.equal((await bill(caller, 'DELETE', `payment-methods/${first.id}`)).status, 404)
+  t.equal((await bill(caller, 'PATCH', `payment-methods/${first.id}/default`, {})).status, 404)
+  t.equal((await bill(caller, 'GET', 'payment-methods')).body.meta.total, 1)
+})
+
+t.test('each action has ten a minute of its own, whichever path; a replay and what is refused before are none', async (t) => {
+  const limited = await startApp(t, { RATE_LIMIT_BILLING: '2' })
+  const caller = await limited.organization()
+  const published = Object.entries(limited.app.swagger().paths ?? {}).flatMap(([path, item]) =>
+    Object.entries(item as Record<string, Record<string, unknown>>)
+      .filter(([, operation]) => (operation.security as Record<string, string[]>[] | undefined)?.[0]?.apiToken?.[0] ===
+        'billing:write')
+      .map(([method, operation]) => [`${method} ${path}`, operation['x-limit-of-effect']]))
+  t.ok(published.length >= 14)
+  t.same(published.filter(([, group]) => group !== 'billing'), [], 'every operation that writes is limited')
+  const key = { 'idempotency-key': 'one' }
+  for (const status of [201, 201, 201, 201]) t.equal((await charge(caller, 5, key)).status, status)
+  t.equal((await charge(caller, 0)).status, 422)
+  t.equal((await charge(caller, 5)).status, 201)
+  const over = await charge(caller, 5)
+  t.equal(over.status, 429)
+  t.equal(over.headers['x-ratelimit-limit'], '2')
+  t.equal((await charge(caller, 5, key)).status, 201, 'a replay changes nothing')
+  const add = (rest: string) => caller.call('POST', path(caller, rest), { kind: 'manual', label: 'Wire' })
+  t.equal((await add('payment-methods')).status, 201, 'another action')
+  t.equal((await add('billing/payment-methods')).status, 201)
+  t.equal((await add('payment-methods')).status, 429, 'both paths are one action')
+  t.equal((await charge(await limited.organization(), 5)).status, 201, 'another organization')
+})
+
+/** A processor with a ledger of its own, which is not always there. */
+function processor () {
+  const ledger = new Map<string, Outcome>()
+  const asked: string[] = []
+  const state = { mode: 'up' as 'up' | 'down' | 'silent' | 'declines' }
+  const move = async (kind: string, { id }: ChargeOrder | RefundOrder): Promise<Outcome> => {
+    asked.push(id)
+    if (state.mode === 'down') throw new Error('connect ECONNREFUSED')
+    const known = ledger.get(id)
+    if (known !== undefined) return known
+    const outcome = { status: state.mode === 'declines' ? 'failed' : 'succeeded', reference: `${kind}_${id}` } as const
+    ledger.set(id, outcome)
+    // It did what it was asked to, and nobody heard.
+    return state.mode === 'silent' ? new Promise(() => {}) : outcome
+  }
+  const provider: Provider = {
+    name: 'processor', charge: (order) => move('ch', order), refund: (order) => move('re', order)
+  }
+  return { provider, ledger, asked, state }
+}
+
+t.test('a provider is told after the commit and until it has answered: a crash between loses and doubles nothing', async (t) => {
+  const { provider, ledger, asked, state } = processor()
+  const start = async () => {
+    const { database, keyring, config } = service
+    const app = await buildApp({
+      config, database, keyring, provider, patienceOfProvider: 100, logStream: { write () {} }
+    })
+    t.teardown(() => app.close())
+    return app
+  }
+  const first = await start()
+  const caller = await service.organization()
+  const ask = async (app: typeof first, rest: string, body: object) => {
+    const response = await app.inject({
+      method: 'POST',
+      url: `/api/v1${path(caller, `billing/${rest}`)}`,
+      headers: { authorization: `Bearer ${caller.token}` },
+      payload: body
+    })
+    if (response.statusCode !== 201) throw new Error(response.payload)
+    return response.json().data
+  }
+  const status = async () => (await rows('charges', caller)).map((row) => row.status)
+  // The worker of the other service, which has another provider, is not to take it.
+  await service.app.billing.stop()
+  state.mode = 'down'
+  const { id, attributes } = await ask(
+    first, 'charges', { amount: 900, currency: 'EUR', description: 'Onboarding' }
+  )
+  await background(first, async () => asked.length >= 2)
+  t.strictSame(await status(), ['pending'])
+  state.mode = 'silent'
+  await background(first, async () => ledger.has(id))
+  await first.close()
+  t.strictSame(await status(), ['pending'], 'the outcome was lost with the process')
+  state.mode = 'up'
+  const second = await start()
+  await background(second, async () => (await status())[0] === 'succeeded')
+  t.equal(ledger.size, 1, 'it was done once')
+  t.match(await rows('charges', caller), [{ provider: 'processor', provider_reference: `ch_${id}` }])
+  t.match((await bill(caller, 'GET', `invoices/${attributes.invoice_id}`)).body.data.attributes, { status: 'paid' })
+  const refund = await ask(second, `charges/${id}/refund`, { amount: 400 })
+  await background(second, async () => (await rows('refunds', caller))[0]!.status === 'succeeded')
+  t.match(await rows('refunds', caller), [{ provider_reference: `re_${refund.id}` }])
+  state.mode = 'declines'
+  const failing = await ask(second, `charges/${id}/refund`, { amount: 500 })
+  await background(second, async () =>
+    (await rows('refunds', caller)).find((row) => row.id === failing.id)!.status === 'failed')
+  t.equal((await invoicesOf(caller))[0]!.attributes.refunded, 400, 'what did not go out is left')
+  const declined = await ask(second, 'charges', { amount: 100, currency: 'EUR', description: 'Again' })
+  await background(second, async () => (await status()).includes('failed'))
+  t.match((await bill(caller, 'GET', `invoices/${declined.attributes.invoice_id}`)).body.data.attributes, {
+    status: 'open'
+  })
+  const events = await service.sql(
+    `SELECT action FROM audit_events WHERE organization_id = '${caller.organization}' ORDER BY seq`
+  )
+  t.strictSame(events.map(({ action }) => action), [
+    'charge.create', 'invoice.pay', 'refund.create', 'refund.pay', 'refund.create', 'refund.fail', 'charge.create',
+    'charge.fail'
+  ])
+})
+
+t.test('calls are counted without a write for each, and not lost with an orderly end', async (t) => {
+  const own = await startApp(t)
+  const caller = await own.organization({ plan: 'team' })
+  await makeLevel(caller)
+  const usage = async (who = caller) => (await who.call('GET', path(who, 'usage'))).body.data
+  const { id, attributes } = await usage()
+  t.match(id, /^\d{4}-\d\d$/)
+  t.match(attributes, {
+    plan: 'team',
+    api_calls: { used: 3, limit_per_minute: 100 },
+    projects: { used: 1, limit: null },
+    members: { used: 0, limit: 100 }
+  })
+  t.equal((await own.inject({ method: 'GET', url: '/api/v1/organization' })).status, 401)
+  t.equal((await usage()).attributes.api_calls.used, 4, 'what nobody let in is no call of theirs')
+  t.same(await own.sql('SELECT * FROM api_usage'), [], 'nothing is written meanwhile')
+  await own.app.calls.record()
+  const recorded = () => own.sql(`SELECT calls::int AS calls FROM api_usage WHERE organization_id = '${caller.organization}'`)
+  t.same(await recorded(), [{ calls: 5 }])
+  t.equal((await usage()).attributes.api_calls.used, 5)
+  await Promise.all(Array.from({ length: 20 }, () => caller.call('GET', '/organization')))
+  await own.app.calls.stop()
+  t.same(await recorded(), [{ calls: 26 }])
+  const other = await own.organization()
+  t.equal((await usage(other)).attributes.api_calls.used, 0)
+})
+
+t.test('invoices are numbered without a gap however many are made at once, and outlive their organization', async (t) => {
+  const caller = await service.organization()
+  const answers = await Promise.all([
+    ...Array.from({ length: 12 }, (_, i) => charge(caller, i % 3 === 0 ? 0 : 100 + i)),
+    subscribe(caller)
+  ])
+  const made = answers.filter(({ status }) => status === 201).length
+  t.same(answers.filter(({ status }) => status !== 201 && status !== 422).map(({ text }) => text), [])
+  t.equal(made, 9)
+  const numbers = (await service.sql(
+    `SELECT number FROM invoices WHERE organization_id = '${caller.organization}' ORDER BY number`
+  )).map(({ number }) => number)
+  t.strictSame(numbers, Array.from({ length: 9 }, (_, i) => i + 1))
+  await service.sql(`DELETE FROM api_tokens WHERE organization_id = '${caller.organization}';
+    DELETE FROM organizations WHERE id = '${caller.organization}'`)
+  const exported = []
+  for await (const line of exportInvoices(service.database)) exported.push(JSON.parse(line))
+  t.equal(exported.filter(({ organization_id }) => organization_id === caller.organization).length, 9)
+  const [{ id }] = await rows('invoices', caller) as [{ id: string }]
+  await settle(service.database, 'invoice', 'paid', id)
+  t.match(await service.sql(`SELECT status FROM invoices WHERE id = '${id}'`), [{ status: 'paid' }])
+  t.same(await rows('subscriptions', caller), [])
+})
+
+t.test('the operator makes coupons, sets prices, and notes down what came and went', async (t) => {
+  const env = { DATA_DIR: `${scratchDirectory(t)}/data` }
+  const ok = async (...args: string[]) => {
+    const { code, stdout, stderr } = await command(args, env)
+    t.strictSame([code, stderr], [0, ''], args.join(' '))
+    return stdout
+  }
+  const refused = async (status: number, line: RegExp, ...args: string[]) => {
+    const { code, stdout, stderr } = await command(args, env)
+    t.strictSame([code, stdout], [status, ''], args.join(' '))
+    t.match(stderr, line)
+  }
+  await refused(2, /--percent is a whole number from 1 to 100/, 'coupon', 'add', '--code', 'A', '--percent', '101')
+  await refused(2, /needs --percent, or --amount/, 'coupon', 'add', '--code', 'A')
+  await refused(2, /--currency is a code/, 'coupon', 'add', '--code', 'A', '--amount', '5')
+  await refused(2, /--code has/, 'coupon', 'add', '--code', 'A B', '--percent', '5')
+  t.equal(await ok('coupon', 'add', '--code', 'tenth', '--percent', '10', '--redemptions', '3'), 'Added.\n')
+  await refused(1, /There is a coupon TENTH already/, 'coupon', 'add', '--code', 'TENTH', '--percent', '5')
+  await ok('coupon', 'add', '--code', 'five', '--amount', '500', '--currency', 'eur', '--valid-until', '2036-01-01T00:00:00Z')
+  t.equal(await ok('coupon', 'list'), 'FIVE\t5.00 EUR\t0/any\t2036-01-01T00:00:00.000Z\nTENTH\t10 %\t0/3\tno end\n')
+  await ok('coupon', 'end', '--code', 'TENTH')
+  await refused(1, /There is no coupon NEVER/, 'coupon', 'end', '--code', 'never')
+  await ok('plan', 'price', '--plan', 'free', '--interval', 'month', '--currency', 'JPY', '--amount', '300')
+  await ok('plan', 'price', '--plan', 'free', '--interval', 'month', '--currency', 'JPY', '--amount', '0')
+  await refused(
+    1, /There is no such price/, 'plan', 'price', '--plan', 'free', '--interval', 'month', '--currency', 'JPY', '--amount', '0'
+  )
+  await refused(
+    1, /There is no plan gold/, 'plan', 'price', '--plan', 'gold', '--interval', 'year', '--currency', 'EUR', '--amount', '1'
+  )
+  t.equal(await ok('invoice', 'export'), '')
+  t.equal(await ok('refund', 'list'), '')
+  for (const of of ['invoice', 'refund']) {
+    await refused(1, new RegExp(`There is no ${of} NEVER`), of, 'paid', '--id', 'never')
+    await refused(2, /needs --id ID/, of, 'paid')
+  }
+
+  const caller = await service.organization()
+  const { id, attributes: { invoice_id } } = (await charge(caller, 1000)).body.data
+  await settle(service.database, 'invoice', 'paid', invoice_id)
+  await t.rejects(settle(service.database, 'invoice', 'void', invoice_id), { message: /settled already/ })
+  const refund = (await bill(caller, 'POST', `charges/${id}/refund`, { amount: 250 })).body.data
+  const waiting = (await describeRefunds(service.database)).filter((line) => line.includes(caller.organization))
+  t.match(waiting, [new RegExp(`^${refund.id}\t${caller.organization}\t2\\.50 EUR\t${id}\t`)])
+  await settle(service.database, 'refund', 'paid', refund.id)
+  const { id: second, attributes } = (await charge(caller, 70)).body.data
+  await settle(service.database, 'invoice', 'void', attributes.invoice_id)
+  t.equal((await bill(caller, 'POST', `charges/${second}/refund`, {})).body.error, 'charge_not_settled')
+  t.match((await invoicesOf(caller)).map(({ attributes: { status, refunded } }) => [status, refunded]), [
+    ['void', 0], ['paid', 250]
+  ])
+})
