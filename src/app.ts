@@ -55,8 +55,8 @@ import { createHistoryWorker } from './vault/worker.ts'
  * name.
  */
 const DOMAINS = [
-  organizations, members, teams, projects, targets, environments, secrets, versions, encryptionKeys, tokens, user, plans,
-  subscriptions, payments, invoices
+  organizations, members, teams, projects, targets, environments, secrets, versions, encryptionKeys, tokens, user,
+  plans, subscriptions, payments, invoices
 ]
 
 const MOST_URL = 8192
