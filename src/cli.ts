@@ -4,6 +4,7 @@ import { fileURLToPath } from 'node:url'
 import { parseArgs } from 'node:util'
 import { COUPON_PATTERN, CURRENCY_CODES, MOST_AMOUNT } from '../schemas/billing.ts'
 import { ORGANIZATION_STATUSES, type OrganizationStatus } from '../schemas/organizations.ts'
+import { canonicalAbilities } from '../schemas/scopes.ts'
 import { NAME_LENGTH } from '../schemas/shapes.ts'
 import { EMAIL_LENGTH, EMAIL_PATTERN, PASSWORD, ROLES, type Role } from '../schemas/users.ts'
 import { describeVerified, exportEvents, verifyAudit } from './commands/audit.ts'
@@ -13,8 +14,10 @@ import {
 import { addClient, CLIENT_ID, describeClients, switchClient } from './commands/clients.ts'
 import { initialize } from './commands/initialize.ts'
 import { lineOf, migrate, open, StartError } from './commands/open.ts'
+import { addOrganization, describeOrganizations } from './commands/organizations.ts'
 import { report, rewrap } from './commands/rewrap.ts'
 import { serve } from './commands/serve.ts'
+import { addToken, describeTokens as describeEveryToken, revokeToken } from './commands/tokens.ts'
 import {
   addUser, describeTokens, describeUsers, mailLink, renewLink, resetSecondFactor, serviceAddress, switchUser,
   type Linked
@@ -24,6 +27,7 @@ import { transaction, type Database } from './db/database.ts'
 import { operatorOf, recordEvent } from './repositories/audit.ts'
 import { findPlan, updateOrganization } from './repositories/organizations.ts'
 import { normalizedEmail } from './repositories/users.ts'
+import { parseId } from './rules/ids.ts'
 import { isRegistrable } from './rules/redirects.ts'
 
 const USAGE = `Usage: strongroom COMMAND
@@ -33,6 +37,9 @@ const USAGE = `Usage: strongroom COMMAND
                                           make the first organization, its owner and a token
   migrate                                 bring the schema up to date
   rewrap                                  put every stored key under the newest master key
+  organization add --name NAME [--owner EMAIL] [--plan NAME]
+                                          make an organization, for somebody who has an account
+  organization list                       id, slug, status, plan and name of every organization
   organization set --id ID [--plan NAME] [--status STATUS] [--require-second-factor yes|no]
                                           change the plan or status of an organization, by its id or slug
   user add --email ADDRESS [--name NAME] [--organization ID --role ROLE] [--json]
@@ -44,6 +51,10 @@ const USAGE = `Usage: strongroom COMMAND
                                           take a lost second factor away and end the sessions
   user tokens --email ADDRESS             every API token that a person made, in all organizations
   user list                               id, address, state and roles of every account
+  token add --organization ID --name NAME [--ability SCOPE ...]
+                                          make an API token, of everything when no scope is given, and print it once
+  token list                              every API token, in all organizations; never its value
+  token revoke --id ID                    end an API token at once
   client add --id ID --name NAME --redirect-uri URI [--redirect-uri URI ...]
                                           register an OAuth client
   client disable --id ID                  shut a client out and revoke what it was granted
@@ -134,6 +145,32 @@ const COMMANDS: Record<string, (args: string[]) => Promise<number>> = {
   },
 
   organization: verbs('organization', {
+    add: async (args) => {
+      const { name, owner, plan } = parse(
+        args, { name: { type: 'string' }, owner: { type: 'string' }, plan: { type: 'string' } }
+      )
+      if (!isName(name)) {
+        throw new UsageError(`organization add needs --name NAME (at most ${NAME_LENGTH} characters)`)
+      }
+      if (owner !== undefined && !isEmail(owner)) throw new UsageError('--owner is an e-mail address')
+      const config = loadConfig(process.env)
+      const opened = await open(config)
+      try {
+        const made = await addOrganization(opened, { name: name.trim(), owner, plan: plan ?? config.defaultPlan })
+        process.stdout.write(`Organization ${made.id} (${made.slug})\n`)
+        return 0
+      } finally {
+        await opened.database.close()
+      }
+    },
+
+    list: async (args) => {
+      parse(args, {})
+      return withDatabase(async (database) => {
+        for await (const line of describeOrganizations(database)) process.stdout.write(`${line}\n`)
+      })
+    },
+
     set: async (args) => {
       const { id, plan, status, 'require-second-factor': required } = parse(args, {
         id: { type: 'string' },
@@ -233,6 +270,40 @@ const COMMANDS: Record<string, (args: string[]) => Promise<number>> = {
       parse(args, {})
       return withDatabase(async (database) => {
         for await (const line of describeUsers(database)) process.stdout.write(`${line}\n`)
+      })
+    }
+  }),
+
+  token: verbs('token', {
+    add: async (args) => {
+      const { organization, name, ability: spellings = ['*'] } = parse(args, {
+        organization: { type: 'string' }, name: { type: 'string' }, ability: { type: 'string', multiple: true }
+      })
+      if (!organization) throw new UsageError('token add needs --organization ID')
+      if (!isName(name)) throw new UsageError(`token add needs --name NAME (at most ${NAME_LENGTH} characters)`)
+      const abilities = [...new Set(spellings.flatMap((spelling) => canonicalAbilities(spelling) ?? (() => {
+        throw new UsageError(`--ability is a scope, as secret:read, or *; not ${JSON.stringify(spelling)}`)
+      })()))]
+      const held = abilities.includes('*') ? ['*' as const] : abilities
+      return withDatabase(async (database) => {
+        process.stdout.write(`${await addToken(database, { organization, name: name.trim(), abilities: held })}\n`)
+      })
+    },
+
+    list: async (args) => {
+      parse(args, {})
+      return withDatabase(async (database) => {
+        for await (const line of describeEveryToken(database)) process.stdout.write(`${line}\n`)
+      })
+    },
+
+    revoke: async (args) => {
+      const { id: text } = parse(args, { id: { type: 'string' } })
+      const id = parseId(text ?? '')
+      if (id === undefined) throw new UsageError('token revoke needs --id ID')
+      return withDatabase(async (database) => {
+        await revokeToken(database, id)
+        process.stdout.write('Revoked.\n')
       })
     }
   }),

@@ -162,6 +162,13 @@ export async function lockToken (db: Db, organizationId: string, id: number): Pr
   return row && isAuthentic(db, 'api_tokens', row) ? row : undefined
 }
 
+/** The organization of a token that an operator names by its id, which is the installation's own. */
+export async function findOrganizationOfToken (db: Db, id: number): Promise<string | undefined> {
+  const { organization_id } = api_tokens
+  const [row] = await db.select({ organization_id }).from(api_tokens).where(eq(api_tokens.id, id))
+  return row?.organization_id
+}
+
 /** A token as the API shows it. */
 export async function showToken (db: Db, row: TokenRow): Promise<ApiToken> {
   return (await withRestrictions(db, row.organization_id, [row]))[0]!

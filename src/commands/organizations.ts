@@ -1,0 +1,38 @@
+import { ulid } from 'ulidx'
+import { transaction, type Database } from '../db/database.ts'
+import { chooseSlug } from '../http/slugs.ts'
+import { operatorOf, recordEvent } from '../repositories/audit.ts'
+import { findPlan } from '../repositories/organizations.ts'
+import { findAccount } from '../repositories/users.ts'
+import { foundOrganization } from '../vault/organizations.ts'
+import { StartError, type Opened } from './open.ts'
+import { everyOrganization } from './tokens.ts'
+
+/**
+ * Makes an organization, owned by somebody who has an account, or by nobody yet. Throws a StartError when there is no
+ * such account or plan: then nothing was made.
+ */
+export async function addOrganization (
+  { database, keyring }: Opened, { name, owner, plan }: { name: string, owner?: string | undefined, plan: string }
+): Promise<{ id: string, slug: string }> {
+  const id = ulid()
+  return transaction(database.db, async (db) => {
+    if (await findPlan(db, plan) === undefined) throw new StartError(`There is no plan ${plan}`)
+    const user = owner === undefined ? undefined : await findAccount(db, owner)
+    if (owner !== undefined && user === undefined) throw new StartError(`There is no account of ${owner}: user add`)
+    const slug = await chooseSlug(db, 'organization', undefined, { name })
+    await foundOrganization(db, keyring, { id, name, slug, plan }, user)
+    await recordEvent(
+      db, operatorOf(id),
+      { action: 'organization.create', resource_type: 'organization', resource_id: id, details: { slug, plan } }
+    )
+    return { id, slug }
+  })
+}
+
+/** Every organization as one line: id, slug, status, plan, name. */
+export async function * describeOrganizations ({ db }: Database): AsyncGenerator<string> {
+  for await (const { id, slug, status, plan, name } of everyOrganization(db)) {
+    yield [id, slug, status, plan.name, name].join('\t')
+  }
+}
