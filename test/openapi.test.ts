@@ -1,5 +1,6 @@
 import { execFile } from 'node:child_process'
-import { readFileSync, writeFileSync } from 'node:fs'
+import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
+import { tmpdir } from 'node:os'
 import path from 'node:path'
 import { promisify } from 'node:util'
 import t from 'tap'
@@ -37,7 +38,9 @@ t.test('the document lints without an error, and its examples match their schema
 t.test('its edition in OpenAPI 3.0 lints, too, has every operation, and one schema of errors', async (t) => {
   const { paths, components, ...document } = parse(readFileSync('openapi.yaml', 'utf8'))
   const older = asOpenApi30({ ...document, paths, components }) as any
-  const file = path.join(t.testdir(), 'openapi-3.0.json')
+  const dir = mkdtempSync(path.join(tmpdir(), 'strongroom-openapi-'))
+  t.teardown(() => rmSync(dir, { recursive: true }))
+  const file = path.join(dir, 'openapi-3.0.json')
   writeFileSync(file, JSON.stringify(older))
   // A license has no SPDX identifier there.
   t.strictSame(await lint(file), { errors: 0, others: ['info-license-strict'] })
