@@ -27,6 +27,7 @@ import { countCalls } from './http/usage.ts'
 import { validatorCompiler } from './http/validation.ts'
 import { createMailer } from './mail/mailer.ts'
 import { createOutbox } from './mail/outbox.ts'
+import { cli } from './plugins/cli.ts'
 import { encryptionKeys } from './plugins/encryption-keys.ts'
 import { environments } from './plugins/environments.ts'
 import { invoices } from './plugins/invoices.ts'
@@ -56,7 +57,7 @@ import { createHistoryWorker } from './vault/worker.ts'
  */
 const DOMAINS = [
   organizations, members, teams, projects, targets, environments, secrets, versions, encryptionKeys, tokens, user,
-  plans, subscriptions, payments, invoices
+  plans, subscriptions, payments, invoices, cli
 ]
 
 const MOST_URL = 8192

@@ -76,7 +76,7 @@ const USAGE = `Usage: strongroom COMMAND
   refund list                             refunds that wait to be paid
   plan price --plan NAME --interval month|year --currency CODE --amount N
                                           set what a plan costs, in minor units; 0 takes the price away
-  openapi [--stdout]                      write openapi.yaml from the schemas
+  openapi [--stdout]                      write openapi.yaml and docs/scopes.md from the schemas
 `
 
 /** Wrong usage: exit 2. */
@@ -460,10 +460,10 @@ const COMMANDS: Record<string, (args: string[]) => Promise<number>> = {
 
   openapi: async (args) => {
     const { stdout } = parse(args, { stdout: { type: 'boolean' } })
-    const { renderOpenApi } = await import('./commands/openapi.ts')
-    const yaml = await renderOpenApi()
-    if (stdout) process.stdout.write(yaml)
-    else writeFileSync('openapi.yaml', yaml)
+    const { renderDocuments } = await import('./commands/openapi.ts')
+    const documents = await renderDocuments()
+    if (stdout) process.stdout.write(documents['openapi.yaml'])
+    else for (const [file, text] of Object.entries(documents)) writeFileSync(file, text)
     return 0
   }
 }

@@ -12,6 +12,7 @@ import { issuePair, makePerson } from './helpers/people.ts'
 const STATEMENTS: Record<string, number> = {
   getHealth: 0,
   getReadiness: 1,
+  sendTelemetry: 0,
   getAuthorizationServer: 0,
   getProtectedResource: 0,
   getAccessToken: 0,

@@ -66,6 +66,7 @@ const clientKey = (key: number) =>
 export const OPERATIONS: Record<string, Row> = {
   getHealth: { at: 'GET /healthz', access: 'public', depth: 'organization' },
   getReadiness: { at: 'GET /readyz', access: 'public', depth: 'organization' },
+  sendTelemetry: { at: 'POST /api/v1/cli/telemetry', access: 'public', depth: 'organization' },
   getAuthorizationServer: {
     at: 'GET /.well-known/oauth-authorization-server', access: 'public', depth: 'organization'
   },

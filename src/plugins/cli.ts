@@ -1,0 +1,16 @@
+import { TelemetryAnswer } from '../../schemas/cli.ts'
+import type { Domain } from '../http/types.ts'
+
+/** What command line tools in the field send beside their work. */
+export const cli: Domain = async (app) => {
+  app.post('/cli/telemetry', {
+    config: { access: 'public', audit: 'none' },
+    schema: {
+      operationId: 'sendTelemetry',
+      tags: ['operations'],
+      summary: 'Take note of how a command line tool is used: whatever is sent is not looked at, and nothing is kept',
+      response: { 200: TelemetryAnswer }
+    },
+    handler: async () => ({ success: true })
+  })
+}
