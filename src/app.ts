@@ -27,6 +27,7 @@ import { countCalls } from './http/usage.ts'
 import { validatorCompiler } from './http/validation.ts'
 import { createMailer } from './mail/mailer.ts'
 import { createOutbox } from './mail/outbox.ts'
+import { audit } from './plugins/audit.ts'
 import { cli } from './plugins/cli.ts'
 import { encryptionKeys } from './plugins/encryption-keys.ts'
 import { environments } from './plugins/environments.ts'
@@ -56,8 +57,8 @@ import { createHistoryWorker } from './vault/worker.ts'
  * name.
  */
 const DOMAINS = [
-  organizations, members, teams, projects, targets, environments, secrets, versions, encryptionKeys, tokens, user,
-  plans, subscriptions, payments, invoices, cli
+  audit, organizations, members, teams, projects, targets, environments, secrets, versions, encryptionKeys, tokens,
+  user, plans, subscriptions, payments, invoices, cli
 ]
 
 const MOST_URL = 8192

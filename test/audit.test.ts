@@ -234,3 +234,57 @@ t.test('AU-08: an event is never changed and never goes away, whoever asks', asy
   }
   t.strictSame(await service.sql(`SELECT * ${of} ORDER BY seq`), before)
 })
+
+interface Listed { sequence: number, occurred_at: string, action: string, actor: object, resource: { id: string } }
+
+t.test('the list has every event once, the last first, whole and by actor, action, resource and time, however deep', async (t) => {
+  const { caller, own, decrypt } = await world()
+  await decrypt()
+  const before = new Date().toISOString()
+  for (let i = 0; i < 3; i++) await decrypt()
+  const list = async (query: string, status = 200) => {
+    const answer = await caller.call('GET', `/${caller.organization}/audit-events${query}`)
+    t.equal(answer.status, status, query)
+    return {
+      meta: answer.body.meta,
+      all: (answer.body.data as { attributes: Listed }[] | undefined)?.map(({ attributes }) => attributes) ?? []
+    }
+  }
+  const everything = (await eventsOf(caller)).map(({ seq }) => seq).reverse()
+  const { all, meta } = await list('?per_page=100')
+  t.strictSame(all.map(({ sequence }) => sequence), everything)
+  t.match(meta, { total: everything.length, current_page: 1, from: 1, to: everything.length })
+  t.match(all[0], { action: 'secret.decrypt', actor: { type: 'api_token' }, resource: { type: 'environment' }, details: { revisions: '1 1' } })
+  const paged = await Promise.all([1, 2, 3].map((page) => list(`?page=${page}&per_page=3`)))
+  t.strictSame(paged.flatMap((one) => one.all), all.slice(0, 9))
+  t.strictSame((await list(`?before=${everything[3]}&per_page=2`)).all, all.slice(4, 6))
+  t.match(await list('?page=1000000000'), { all: [], meta: { total: everything.length, from: null } })
+
+  const decrypted = all.filter(({ action }) => action === 'secret.decrypt')
+  t.strictSame((await list('?action=secret.decrypt')).all, decrypted)
+  t.match((await list('?action=secret.decrypt&per_page=1&page=3')), { all: [decrypted[2]], meta: { total: 4, last_page: 4 } })
+  t.strictSame((await list(`?action=secret.decrypt&before=${decrypted[1]!.sequence}`)).all, decrypted.slice(2))
+  t.strictSame((await list(`?resource=secret:${own.secret_id}`)).all, all.filter(({ resource }) => resource.id === own.secret_id))
+  const { id } = all[0]!.actor as { id: number }
+  t.strictSame((await list(`?actor=api_token:${id}&per_page=100`)).all, all)
+  t.strictSame((await list('?actor=operator')).all, [])
+  t.strictSame((await list(`?from=${before}`)).all, decrypted.slice(0, 3))
+  t.strictSame((await list(`?to=${before}&per_page=100`)).all, all.slice(3))
+  t.strictSame((await list(`?from=${before}&to=${before}`)).all, [])
+  for (const bad of ['action=secret.sing', 'actor=somebody', 'actor=user:0', 'resource=secret', 'from=yesterday', 'before=0',
+    'before=x', 'per_page=101', 'page=0', 'to=2026-12-31T23:59:60Z']) await list(`?${bad}`, 422)
+})
+
+t.test('TI-17: of the list, a narrowed token gets nothing, and nobody what is in another organization', async (t) => {
+  const { caller } = await world()
+  const [{ project }] = await service.sql(
+    `SELECT id AS project FROM projects WHERE organization_id = '${caller.organization}'`
+  ) as [{ project: string }]
+  const narrowed = await service.token(caller.organization, ['*'], {
+    slices: [{ project_id: project, target_id: null, environment_id: null }]
+  })
+  t.match((await narrowed.call('GET', `/${caller.organization}/audit-events`)).body, { data: [], meta: { total: 0 } })
+  const other = await service.organization()
+  t.match((await other.call('GET', `/${other.organization}/audit-events`)).body, { data: [], meta: { total: 0 } })
+  t.equal((await other.call('GET', `/${caller.organization}/audit-events`)).status, 404)
+})

@@ -65,6 +65,7 @@ const STATEMENTS: Record<string, number> = {
   deleteTeam: 9,
   listMembers: 2,
   getMember: 2,
+  listAuditEvents: 3,
   addMember: 11,
   updateMember: 9,
   removeMember: 9,

@@ -27,6 +27,7 @@ const TAGS: Record<string, string> = {
   'encryption-keys': 'Keys of projects',
   'api-tokens': 'Organization API tokens',
   billing: 'Plans, subscriptions, payments and invoices',
+  audit: 'What was done in an organization',
   users: 'Whoever calls',
   oauth: 'OAuth 2.0: tokens for applications that act for users',
   operations: 'For operators'

@@ -288,6 +288,9 @@ export const OPERATIONS: Record<string, Row> = {
     at: `DELETE ${TEAMS}/{team}/projects/{project}`, access: 'team:update', depth: 'project', narrowed: 404
   },
   deleteTeam: { at: `DELETE ${TEAMS}/{team}`, access: 'team:delete', depth: 'organization', narrowed: 404 },
+  listAuditEvents: {
+    at: 'GET /api/v1/{organization}/audit-events', access: 'organization:read', depth: 'organization'
+  },
   listApiTokens: {
     at: 'GET /api/v1/organizations/{organization}/api-keys', access: 'api-token:read', depth: 'organization'
   },

@@ -1,0 +1,74 @@
+import { Type, type Static } from '@sinclair/typebox'
+import { EVENTS } from './events.ts'
+import { Nullable, OneOf, Page, PerPage, Resource, Timestamp } from './shapes.ts'
+
+export const ACTOR_TYPES = ['api_token', 'user', 'operator', 'system'] as const
+
+/** With a filter, so many of the newest events are counted and paged by number; `before` goes on behind them. */
+export const MOST_COUNTED = 10_000
+
+export const AuditQuery = Type.Object({
+  actor: Type.Optional(Type.String({
+    maxLength: 32,
+    pattern: '^((api_token|user):[1-9][0-9]{0,15}|operator|system)$',
+    description: 'who did it: `user:ID`, `api_token:ID`, `operator` or `system`',
+    examples: ['user:17']
+  })),
+  action: Type.Optional(OneOf(EVENTS, { description: 'what was done' })),
+  resource: Type.Optional(Type.String({
+    maxLength: 97,
+    pattern: '^[a-z_-]{1,32}:[A-Za-z0-9._-]{1,64}$',
+    description: 'what it was done to, as `TYPE:ID`',
+    examples: ['secret:01JQZ6V9T4M8N2K7R5W3X1Y0BC']
+  })),
+  from: Type.Optional(Type.String({ format: 'date-time', maxLength: 64, description: 'that moment, or later' })),
+  to: Type.Optional(Type.String({ format: 'date-time', maxLength: 64, description: 'before that moment' })),
+  before: Type.Optional(Type.Integer({
+    minimum: 1, maximum: Number.MAX_SAFE_INTEGER, description: 'behind the event with this number, in the order of the list'
+  })),
+  page: Type.Optional(Page),
+  per_page: Type.Optional(PerPage)
+})
+export type AuditQuery = Static<typeof AuditQuery>
+
+const ActorOfEvent = Type.Object({
+  type: OneOf(ACTOR_TYPES),
+  id: Nullable(Type.Integer({ format: 'int64' }))
+}, { title: 'ActorOfEvent', description: 'who did it; an operator and the service itself have no id' })
+
+const ResourceOfEvent = Type.Object({
+  type: Type.String(),
+  id: Nullable(Type.String())
+}, { title: 'ResourceOfEvent', description: 'what it was done to' })
+
+const Details = Type.Unsafe<Record<string, string | number | boolean | null> | null>({
+  type: ['object', 'null'],
+  additionalProperties: true,
+  description: 'what else there is to say of it, by action; never a value, key, proof or token'
+})
+
+export const AuditEvents = Resource('audit-events', Type.Object({
+  sequence: Type.Integer({ description: 'the number of the event in its organization, without a gap' }),
+  occurred_at: Timestamp,
+  action: OneOf(EVENTS),
+  actor: ActorOfEvent,
+  resource: ResourceOfEvent,
+  request_id: Nullable(Type.String({ description: '`X-Request-Id` of the request that did it' })),
+  ip: Nullable(Type.String({ description: 'the address that it came from, as it is logged' })),
+  user_agent: Nullable(Type.String()),
+  details: Details
+}, { title: 'AuditEventAttributes' }), {
+  title: 'AuditEvent',
+  id: '42',
+  example: {
+    sequence: 42,
+    occurred_at: '2026-03-01T12:00:00.000Z',
+    action: 'secret.store',
+    actor: { type: 'user', id: 17 },
+    resource: { type: 'secret', id: '01JQZ6V9T4M8N2K7R5W3X1Y0BC' },
+    request_id: '01JQZ6V9T4M8N2K7R5W3X1Y0BD',
+    ip: '203.0.113.0/24',
+    user_agent: 'curl/8.5.0',
+    details: { level: 'environment', revision: 3, key_version: 1, version: 7, bytes: 120, restored_from: null }
+  }
+})

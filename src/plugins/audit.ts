@@ -1,0 +1,45 @@
+import { AuditEvents, AuditQuery } from '../../schemas/audit.ts'
+import type { EventName } from '../../schemas/events.ts'
+import { OrganizationParams } from '../../schemas/organizations.ts'
+import { PAGE_SIZE } from '../../schemas/shapes.ts'
+import { principalOf } from '../http/actor.ts'
+import type { Domain } from '../http/types.ts'
+import { listEvents, type EventOfList } from '../repositories/events.ts'
+import { pageMeta } from '../rules/pagination.ts'
+
+export const audit: Domain = async (app) => {
+  app.get('/:organization/audit-events', {
+    config: { access: 'organization:read' },
+    schema: {
+      operationId: 'listAuditEvents',
+      tags: ['audit'],
+      summary: 'List audit events, the last first; to a narrowed token none',
+      params: OrganizationParams,
+      querystring: AuditQuery,
+      response: { 200: AuditEvents.list }
+    },
+    handler: async (request) => {
+      const { organization, slices } = principalOf(request)
+      const { page = 1, per_page = PAGE_SIZE.default, before, ...filter } = request.query
+      const asked = { page, per_page }
+      // What an event is about may be gone, or was never in one part of the hierarchy: nothing tells who may see it.
+      const { rows, total } = slices.length > 0
+        ? { rows: [], total: 0 }
+        : await listEvents(app.lists, organization.id, filter, before, asked)
+      return { data: rows.map(toItem), meta: pageMeta(asked, total, rows.length) }
+    }
+  })
+}
+
+function toItem ({
+  seq, action, actor_type, actor_id, resource_type, resource_id, ...event
+}: EventOfList) {
+  const attributes = {
+    sequence: seq,
+    action: action as EventName,
+    actor: { type: actor_type as 'user', id: actor_id },
+    resource: { type: resource_type, id: resource_id },
+    ...event
+  }
+  return { type: 'audit-events' as const, id: String(seq), attributes }
+}
