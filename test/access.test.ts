@@ -502,7 +502,7 @@ async function snapshot (organization: string): Promise<string> {
     'organization_counters'
   ]) {
     rows.push(...await service.sql(
-      `SELECT (to_jsonb(t) - 'last_used_at' - 'next_event')::text AS row FROM ${table} t WHERE organization_id = '${organization}' ORDER BY 1`
+      `SELECT (to_jsonb(t) - 'last_used_at' - 'next_event' - 'event_head')::text AS row FROM ${table} t WHERE organization_id = '${organization}' ORDER BY 1`
     ))
   }
   return JSON.stringify(rows)

@@ -147,7 +147,8 @@ function view (state: State, since: number): State {
     service_keys: state.service_keys.map(({ name, wrapped }) => ({ name, master: ring.idOf(bytes(wrapped)!) }))
   }
   for (const table of TABLES) {
-    seen[table] = seen[table].map(({ mac: _, ...row }) =>
+    // Sealed over what comes before, which is another one each time.
+    seen[table] = seen[table].map(({ mac: _, event_head: __, ...row }) =>
       Object.fromEntries(Object.entries(row).map(([name, value]) => [name, time(name, value) > since ? 'new' : value])))
   }
   return seen
@@ -164,12 +165,21 @@ const ofProject = (id: string) => (row: Row) => row.project_id === id
 /** A state with one more audit event. */
 function withEvent (state: State, event: Row): State {
   const [{ next_event: seq, organization_id }] = state.organization_counters as [Row]
-  const { actor_type, actor_id, ip, user_agent } = state.audit_events[0]!
+  const { actor_type, actor_id, ip, user_agent, chain_kid } = state.audit_events[0]!
   return {
     ...state,
     organization_counters: change(state.organization_counters, () => true, () => ({ next_event: seq + 1 })),
     audit_events: [...state.audit_events, {
-      organization_id, seq, occurred_at: 'new', actor_type, actor_id, resource_type: 'project', ip, user_agent, ...event
+      organization_id,
+      seq,
+      occurred_at: 'new',
+      actor_type,
+      actor_id,
+      resource_type: 'project',
+      ip,
+      user_agent,
+      chain_kid,
+      ...event
     }]
   }
 }
@@ -513,15 +523,15 @@ async function seed (
     name: 'a re-wrap of the master key',
     env: WITH_BOTH,
     work: { run: 'rewrap' },
-    // The service's keys, organizations, projects' keys, all again without finding anything, and the end of the old
-    // key.
-    commits: 7,
+    // The service's keys, organizations, projects' keys, second factors, all again without finding anything, and the
+    // end of the old key.
+    commits: 9,
     expected: (before, commits) => ({
       ...before,
       service_keys: change(before.service_keys, () => true, () => ({ master: commits < 1 ? 'k1' : 'k2' })),
       organizations: change(before.organizations, () => true, () => ({ master: commits < 2 ? 'k1' : 'k2' })),
       encryption_keys: change(before.encryption_keys, () => true, () => ({ masters: [commits < 3 ? 'k1' : 'k2'] })),
-      master_key_canaries: [...commits < 7 ? [{ key_id: 'k1' }] : [], { key_id: 'k2' }]
+      master_key_canaries: [...commits < 9 ? [{ key_id: 'k1' }] : [], { key_id: 'k2' }]
     }),
     repeat: async ({ database }) => {
       const { failures, older } = await rewrap({ database, keyring: ringOf(NEW, OLD) })
