@@ -54,7 +54,7 @@ export async function installAccess (app: FastifyInstance, judgedFor = JUDGED_FO
     if (access !== 'public') codes.push('second_factor_required')
     if (route.url.includes(':organization')) codes.push('not_found')
     // Whoever names a place can meet one that was changed outside the service.
-    if (route.config?.at !== undefined) codes.push('integrity_error')
+    if (route.config?.at !== undefined && route.config.at !== 'organization') codes.push('integrity_error')
     const { body, querystring, response } = route.schema ?? {}
     if (body || querystring) codes.push('validation_failed')
     if (body) codes.push('malformed_json', 'unsupported_media_type')
@@ -341,7 +341,7 @@ function teamsThatCount (request: FastifyRequest, { teams }: Principal): readonl
   const { project } = request.params as { project?: string }
   if (request.at !== null) return teams.filter(({ project_id }) => project_id === request.at!.project.id)
   if (project !== undefined) return teams.filter((team) => team.project === project)
-  return at !== undefined || boundsItself ? teams : []
+  return (at !== undefined && at !== 'organization') || boundsItself ? teams : []
 }
 
 function errorBodies (codes: readonly ErrorCode[]): Record<number, TSchema> {

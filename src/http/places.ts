@@ -6,7 +6,7 @@ import { transaction, type Db } from '../db/database.ts'
 import { findLevel, placeOf, type Brings, type LevelState } from '../repositories/levels.ts'
 import type { KeyState } from '../repositories/encryption-keys.ts'
 import { lockProject } from '../repositories/projects.ts'
-import { fail, refuse } from '../rules/errors.ts'
+import { ApiError, fail, refuse } from '../rules/errors.ts'
 import { holdsBy, scopesBy, type TeamRole } from '../rules/roles.ts'
 import { isInside, type Place } from '../rules/slices.ts'
 
@@ -15,9 +15,9 @@ declare module 'fastify' {
     /**
      * The level that a request is about: the deepest that its path names, or what a function reads from its body. It is
      * looked up before the handler, which finds it by `levelOf`; what does not exist, or lies outside the part of the
-     * hierarchy that the token is narrowed to, is 404.
+     * hierarchy that the token is narrowed to, is 404. The `organization` as a whole lies outside every such part.
      */
-    at?: Level | ((request: FastifyRequest) => LevelNames)
+    at?: 'organization' | Level | ((request: FastifyRequest) => LevelNames)
     /** Judges what the schemas of a request cannot say of it, before its level is looked up: ends it with 422. */
     judge?: (request: FastifyRequest) => void
     /** What of the level the handler needs beside the place. */
@@ -51,7 +51,8 @@ export function installPlaces (app: FastifyInstance) {
   app.addHook('preHandler', (request, _reply, done) => {
     const { at, judge } = request.routeOptions.config
     judge?.(request)
-    if (at === undefined) done()
+    if (at === 'organization' && principalOf(request).slices.length > 0) done(new ApiError('not_found'))
+    else if (at === undefined || at === 'organization') done()
     else locate(app, request).then(() => done(), done)
   })
 }
@@ -71,7 +72,7 @@ export function locateAhead (
   const { at } = request.routeOptions.config
   const names = request.params as LevelNames & { organization?: string }
   // Of what a body names nothing is known yet. A NUL would fail the statement of all who ask with it.
-  if (typeof at !== 'string' || request.method !== 'GET' || Object.values(names).some((name) => name.includes('\0'))) {
+  if (typeof at !== 'string' || at === 'organization' || request.method !== 'GET' || Object.values(names).some((name) => name.includes('\0'))) {
     return
   }
   const brings = broughtBy(request)
@@ -105,7 +106,7 @@ function broughtBy (request: FastifyRequest): Brings {
 
 async function find (db: Db, request: FastifyRequest, brings = broughtBy(request)): Promise<LevelState> {
   const { at } = request.routeOptions.config
-  if (at === undefined) throw new Error('the route does not declare config.at')
+  if (at === undefined || at === 'organization') throw new Error('the route does not declare config.at')
   const names = typeof at === 'function' ? at(request) : request.params as LevelNames
   const organizationId = principalOf(request).organization.id
   const { ahead } = request

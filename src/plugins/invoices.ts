@@ -13,7 +13,7 @@ const LATEST = { page: 1, per_page: 50 }
 
 export const invoices: Domain = async (app) => {
   app.get('/organizations/:organization/billing/invoices', {
-    config: { access: 'billing:read', whenInactive: true },
+    config: { access: 'billing:read', at: 'organization', whenInactive: true },
     schema: {
       operationId: 'listInvoices',
       tags: ['billing'],
@@ -30,7 +30,7 @@ export const invoices: Domain = async (app) => {
   })
 
   app.get('/organizations/:organization/invoices', {
-    config: { access: 'billing:read', whenInactive: true },
+    config: { access: 'billing:read', at: 'organization', whenInactive: true },
     schema: {
       operationId: 'listLatestInvoices',
       tags: ['billing'],
@@ -45,7 +45,7 @@ export const invoices: Domain = async (app) => {
   })
 
   app.get('/organizations/:organization/billing/invoices/:invoice', {
-    config: { access: 'billing:read', whenInactive: true },
+    config: { access: 'billing:read', at: 'organization', whenInactive: true },
     schema: {
       operationId: 'getInvoice',
       tags: ['billing'],
@@ -64,7 +64,7 @@ export const invoices: Domain = async (app) => {
   })
 
   app.get('/organizations/:organization/billing/invoices/:invoice/download', {
-    config: { access: 'billing:read', whenInactive: true },
+    config: { access: 'billing:read', at: 'organization', whenInactive: true },
     schema: {
       operationId: 'downloadInvoice',
       tags: ['billing'],

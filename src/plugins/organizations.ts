@@ -1,4 +1,3 @@
-import type { FastifyRequest } from 'fastify'
 import { ulid } from 'ulidx'
 import {
   CreateOrganizationBody, DeleteOrganizationBody, MOST_OWNED, OrganizationAnswer, OrganizationList, OrganizationParams,
@@ -90,7 +89,7 @@ export const organizations: Domain = async (app) => {
   })
 
   app.patch('/organizations/:organization', {
-    config: { access: 'organization:update', put: true, audit: 'organization.update', errors: ['slug_taken'] },
+    config: { access: 'organization:update', at: 'organization', put: true, audit: 'organization.update', errors: ['slug_taken'] },
     schema: {
       operationId: 'updateOrganization',
       tags: ['organizations'],
@@ -100,7 +99,7 @@ export const organizations: Domain = async (app) => {
       response: { 200: OrganizationAnswer }
     },
     handler: async (request) => {
-      const { id } = wholeOf(request)
+      const { id } = principalOf(request).organization
       const { body } = request
       refuseReserved('organization', body.slug)
       // Nobody locks themselves out, or lets others in with less than they have.
@@ -121,7 +120,7 @@ export const organizations: Domain = async (app) => {
   })
 
   app.delete('/organizations/:organization', {
-    config: { access: 'organization:delete', audit: 'organization.delete', errors: ['confirmation_required'] },
+    config: { access: 'organization:delete', at: 'organization', audit: 'organization.delete', errors: ['confirmation_required'] },
     schema: {
       operationId: 'deleteOrganization',
       tags: ['organizations'],
@@ -132,7 +131,7 @@ export const organizations: Domain = async (app) => {
     },
     preValidation: requireConfirmation,
     handler: async (request, reply) => {
-      const { id } = wholeOf(request)
+      const { id } = principalOf(request).organization
       await transaction(app.db, async (db) => {
         const { members, tokens } = await lockEverybody(db, id)
         // Before the delete: whoever asks for it is one of those who go.
@@ -160,12 +159,6 @@ export const organizations: Domain = async (app) => {
     handler: async (request) =>
       request.principal === null ? fail('organization_required') : toAnswer(request.principal.organization)
   })
-}
-
-// The organization as a whole lies outside every part that a token can be narrowed to.
-function wholeOf (request: FastifyRequest) {
-  const { organization, slices } = principalOf(request)
-  return slices.length > 0 ? fail('not_found') : organization
 }
 
 function toAnswer ({

@@ -29,7 +29,7 @@ const judge = ({ body }: { body: unknown }) => { refuseCardNumbers(body) }
 
 export const payments: Domain = async (app) => {
   app.get(METHODS, {
-    config: { access: 'billing:read', whenInactive: true },
+    config: { access: 'billing:read', at: 'organization', whenInactive: true },
     schema: {
       operationId: 'listPaymentMethods',
       tags: ['billing'],
@@ -48,6 +48,7 @@ export const payments: Domain = async (app) => {
   app.post(METHODS, {
     config: {
       access: 'billing:write',
+      at: 'organization',
       also: '/organizations/:organization/payment-methods',
       limitOfEffect: 'billing',
       repeatable: true,
@@ -80,7 +81,7 @@ export const payments: Domain = async (app) => {
   })
 
   app.patch(`${METHODS}/:payment_method/default`, {
-    config: { access: 'billing:write', limitOfEffect: 'billing', audit: 'payment-method.update' },
+    config: { access: 'billing:write', at: 'organization', limitOfEffect: 'billing', audit: 'payment-method.update' },
     schema: {
       operationId: 'updateDefaultPaymentMethod',
       tags: ['billing'],
@@ -103,6 +104,7 @@ export const payments: Domain = async (app) => {
   app.delete(`${METHODS}/:payment_method`, {
     config: {
       access: 'billing:write',
+      at: 'organization',
       limitOfEffect: 'billing',
       audit: 'payment-method.delete',
       errors: ['payment_method_in_use']
@@ -130,6 +132,7 @@ export const payments: Domain = async (app) => {
   app.post('/organizations/:organization/billing/charges', {
     config: {
       access: 'billing:write',
+      at: 'organization',
       limitOfEffect: 'billing',
       repeatable: true,
       judge,
@@ -178,6 +181,7 @@ export const payments: Domain = async (app) => {
   app.post('/organizations/:organization/billing/charges/:charge/refund', {
     config: {
       access: 'billing:write',
+      at: 'organization',
       limitOfEffect: 'billing',
       repeatable: true,
       judge,
@@ -221,6 +225,7 @@ export const payments: Domain = async (app) => {
   app.post('/organizations/:organization/billing/coupons', {
     config: {
       access: 'billing:write',
+      at: 'organization',
       limitOfEffect: 'billing',
       repeatable: true,
       audit: 'coupon.redeem',
@@ -252,7 +257,7 @@ export const payments: Domain = async (app) => {
   })
 
   app.delete('/organizations/:organization/billing/coupons', {
-    config: { access: 'billing:write', limitOfEffect: 'billing', audit: 'coupon.remove' },
+    config: { access: 'billing:write', at: 'organization', limitOfEffect: 'billing', audit: 'coupon.remove' },
     schema: {
       operationId: 'removeCoupon',
       tags: ['billing'],

@@ -20,7 +20,7 @@ export const plans: Domain = async (app) => {
   })
 
   app.get('/organizations/:organization/usage', {
-    config: { access: 'billing:read', whenInactive: true },
+    config: { access: 'billing:read', at: 'organization', whenInactive: true },
     schema: {
       operationId: 'getUsage',
       tags: ['billing'],

@@ -22,7 +22,7 @@ const judge = ({ body }: { body: unknown }) => { refuseCardNumbers(body) }
 
 export const subscriptions: Domain = async (app) => {
   app.get(STRUCTURED, {
-    config: { access: 'billing:read', also: FLAT, whenInactive: true, errors: ['no_subscription'] },
+    config: { access: 'billing:read', at: 'organization', also: FLAT, whenInactive: true, errors: ['no_subscription'] },
     schema: {
       operationId: 'getSubscription',
       tags: ['billing'],
@@ -40,6 +40,7 @@ export const subscriptions: Domain = async (app) => {
   app.post(STRUCTURED, {
     config: {
       access: 'billing:write',
+      at: 'organization',
       also: FLAT,
       limitOfEffect: 'billing',
       repeatable: true,
@@ -81,6 +82,7 @@ export const subscriptions: Domain = async (app) => {
   app.patch(STRUCTURED, {
     config: {
       access: 'billing:write',
+      at: 'organization',
       also: FLAT,
       limitOfEffect: 'billing',
       judge,
@@ -121,6 +123,7 @@ export const subscriptions: Domain = async (app) => {
   app.delete(STRUCTURED, {
     config: {
       access: 'billing:write',
+      at: 'organization',
       also: FLAT,
       limitOfEffect: 'billing',
       audit: 'subscription.cancel',
@@ -147,6 +150,7 @@ export const subscriptions: Domain = async (app) => {
   app.post(`${STRUCTURED}/resume`, {
     config: {
       access: 'billing:write',
+      at: 'organization',
       limitOfEffect: 'billing',
       repeatable: true,
       audit: 'subscription.resume',

@@ -31,7 +31,7 @@ const toItem = ({ id, ...attributes }: TeamRow) => ({ type: 'teams' as const, id
 /** People of an organization who share roles in projects. */
 export const teams: Domain = async (app) => {
   app.get('/organizations/:organization/teams', {
-    config: { access: 'team:read' },
+    config: { access: 'team:read', at: 'organization' },
     schema: {
       operationId: 'listTeams',
       tags: ['teams'],
@@ -48,7 +48,7 @@ export const teams: Domain = async (app) => {
   })
 
   app.get('/organizations/:organization/teams/:team', {
-    config: { access: 'team:read' },
+    config: { access: 'team:read', at: 'organization' },
     schema: {
       operationId: 'getTeam',
       tags: ['teams'],
@@ -63,7 +63,7 @@ export const teams: Domain = async (app) => {
   })
 
   app.post('/organizations/:organization/teams', {
-    config: { access: 'team:create', audit: 'team.create', errors: ['slug_taken', 'limit_reached'] },
+    config: { access: 'team:create', at: 'organization', audit: 'team.create', errors: ['slug_taken', 'limit_reached'] },
     schema: {
       operationId: 'createTeam',
       tags: ['teams'],
@@ -89,7 +89,7 @@ export const teams: Domain = async (app) => {
   })
 
   app.patch('/organizations/:organization/teams/:team', {
-    config: { access: 'team:update', audit: 'team.update', errors: ['slug_taken'] },
+    config: { access: 'team:update', at: 'organization', audit: 'team.update', errors: ['slug_taken'] },
     schema: {
       operationId: 'updateTeam',
       tags: ['teams'],
@@ -112,7 +112,7 @@ export const teams: Domain = async (app) => {
   })
 
   app.delete('/organizations/:organization/teams/:team', {
-    config: { access: 'team:delete', audit: 'team.delete' },
+    config: { access: 'team:delete', at: 'organization', audit: 'team.delete' },
     schema: {
       operationId: 'deleteTeam',
       tags: ['teams'],
@@ -130,7 +130,7 @@ export const teams: Domain = async (app) => {
   })
 
   app.put('/organizations/:organization/teams/:team/members/:member', {
-    config: { access: 'team:update', audit: 'team-member.create', errors: ['role_not_held', 'limit_reached'] },
+    config: { access: 'team:update', at: 'organization', audit: 'team-member.create', errors: ['role_not_held', 'limit_reached'] },
     schema: {
       operationId: 'addTeamMember',
       tags: ['teams'],
@@ -164,7 +164,7 @@ export const teams: Domain = async (app) => {
   })
 
   app.delete('/organizations/:organization/teams/:team/members/:member', {
-    config: { access: 'team:update', audit: 'team-member.delete' },
+    config: { access: 'team:update', at: 'organization', audit: 'team-member.delete' },
     schema: {
       operationId: 'removeTeamMember',
       tags: ['teams'],

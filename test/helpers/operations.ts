@@ -46,6 +46,8 @@ const SUBSCRIBED = `INSERT INTO subscriptions (organization_id, id, plan, interv
 const UNSUBSCRIBED = "DELETE FROM subscriptions WHERE organization_id = '{organization}'"
 
 const OLD = '/api/v1/organizations/{organization}/projects'
+/** About the organization as a whole: to who is narrowed to a part of it, there is none. */
+const WHOLE = { depth: 'organization', narrowed: 404 } as const
 const LEVEL = { project: '{project}', target: '{target}', environment: '{environment}' }
 const KEY = { project: '{project}', action: 'key:retrieve' }
 
@@ -257,8 +259,8 @@ export const OPERATIONS: Record<string, Row> = {
     body: { role: 'api_user' },
     narrowed: 422
   },
-  listTeams: { at: `GET ${TEAMS}`, access: 'team:read', depth: 'organization' },
-  getTeam: { at: `GET ${TEAMS}/{team}`, access: 'team:read', depth: 'organization' },
+  listTeams: { at: `GET ${TEAMS}`, access: 'team:read', depth: 'organization', narrowed: 404 },
+  getTeam: { at: `GET ${TEAMS}/{team}`, access: 'team:read', depth: 'organization', narrowed: 404 },
   createTeam: {
     at: `POST ${TEAMS}`, access: 'team:create', depth: 'organization', body: { name: 'New' }, narrowed: 404
   },
@@ -394,133 +396,133 @@ export const OPERATIONS: Record<string, Row> = {
   getUsage: {
     at: 'GET /api/v1/organizations/{organization}/usage',
     access: 'billing:read',
-    depth: 'organization',
+    ...WHOLE,
     whenInactive: true
   },
   getSubscription: {
-    at: `GET ${BILLING}/subscription`, access: 'billing:read', depth: 'organization', whenInactive: true
+    at: `GET ${BILLING}/subscription`, access: 'billing:read', ...WHOLE, whenInactive: true
   },
   getSubscriptionShortPath: {
     at: 'GET /api/v1/organizations/{organization}/subscription',
     access: 'billing:read',
-    depth: 'organization',
+    ...WHOLE,
     whenInactive: true
   },
   createSubscription: {
     at: `POST ${BILLING}/subscription`,
     access: 'billing:write',
-    depth: 'organization',
+    ...WHOLE,
     body: { plan: 'pro' },
     before: UNSUBSCRIBED
   },
   createSubscriptionShortPath: {
     at: 'POST /api/v1/organizations/{organization}/subscription',
     access: 'billing:write',
-    depth: 'organization',
+    ...WHOLE,
     body: { plan: 'pro' },
     before: UNSUBSCRIBED
   },
   updateSubscription: {
     at: `PATCH ${BILLING}/subscription`,
     access: 'billing:write',
-    depth: 'organization',
+    ...WHOLE,
     body: { plan: 'team' },
     before: SUBSCRIBED
   },
   updateSubscriptionShortPath: {
     at: 'PATCH /api/v1/organizations/{organization}/subscription',
     access: 'billing:write',
-    depth: 'organization',
+    ...WHOLE,
     body: { interval: 'year' },
     before: SUBSCRIBED
   },
   cancelSubscription: {
     at: `DELETE ${BILLING}/subscription`,
     access: 'billing:write',
-    depth: 'organization',
+    ...WHOLE,
     before: SUBSCRIBED
   },
   cancelSubscriptionShortPath: {
     at: 'DELETE /api/v1/organizations/{organization}/subscription',
     access: 'billing:write',
-    depth: 'organization',
+    ...WHOLE,
     before: SUBSCRIBED
   },
   resumeSubscription: {
     at: `POST ${BILLING}/subscription/resume`,
     access: 'billing:write',
-    depth: 'organization',
+    ...WHOLE,
     body: {},
     before: SUBSCRIBED
   },
   listPaymentMethods: {
-    at: `GET ${BILLING}/payment-methods`, access: 'billing:read', depth: 'organization', whenInactive: true
+    at: `GET ${BILLING}/payment-methods`, access: 'billing:read', ...WHOLE, whenInactive: true
   },
   createPaymentMethod: {
     at: `POST ${BILLING}/payment-methods`,
     access: 'billing:write',
-    depth: 'organization',
+    ...WHOLE,
     body: { kind: 'manual', label: 'Wire transfer' }
   },
   createPaymentMethodShortPath: {
     at: 'POST /api/v1/organizations/{organization}/payment-methods',
     access: 'billing:write',
-    depth: 'organization',
+    ...WHOLE,
     body: { kind: 'manual', label: 'Wire transfer' }
   },
   updateDefaultPaymentMethod: {
     at: `PATCH ${BILLING}/payment-methods/{payment_method}/default`,
     access: 'billing:write',
-    depth: 'organization',
+    ...WHOLE,
     body: {}
   },
   deletePaymentMethod: {
     at: `DELETE ${BILLING}/payment-methods/{payment_method}`,
     access: 'billing:write',
-    depth: 'organization',
+    ...WHOLE,
     before: "UPDATE payment_methods SET is_default = false WHERE organization_id = '{organization}'"
   },
   createCharge: {
     at: `POST ${BILLING}/charges`,
     access: 'billing:write',
-    depth: 'organization',
+    ...WHOLE,
     body: { amount: 12_000, currency: 'EUR', description: 'Onboarding' }
   },
   refundCharge: {
     at: `POST ${BILLING}/charges/{charge}/refund`,
     access: 'billing:write',
-    depth: 'organization',
+    ...WHOLE,
     body: { amount: 100 }
   },
   listInvoices: {
-    at: `GET ${BILLING}/invoices`, access: 'billing:read', depth: 'organization', whenInactive: true
+    at: `GET ${BILLING}/invoices`, access: 'billing:read', ...WHOLE, whenInactive: true
   },
   listLatestInvoices: {
     at: 'GET /api/v1/organizations/{organization}/invoices',
     access: 'billing:read',
-    depth: 'organization',
+    ...WHOLE,
     whenInactive: true
   },
   getInvoice: {
-    at: `GET ${BILLING}/invoices/{invoice}`, access: 'billing:read', depth: 'organization', whenInactive: true
+    at: `GET ${BILLING}/invoices/{invoice}`, access: 'billing:read', ...WHOLE, whenInactive: true
   },
   downloadInvoice: {
     at: `GET ${BILLING}/invoices/{invoice}/download`,
     access: 'billing:read',
-    depth: 'organization',
+    ...WHOLE,
     whenInactive: true
   },
   redeemCoupon: {
     at: `POST ${BILLING}/coupons`,
     access: 'billing:write',
-    depth: 'organization',
+    ...WHOLE,
     body: { code: 'WORLD' },
     before: "UPDATE billing_accounts SET coupon = NULL WHERE organization_id = '{organization}'"
   },
   removeCoupon: {
     at: `DELETE ${BILLING}/coupons`,
     access: 'billing:write',
-    depth: 'organization',
+    ...WHOLE,
     before: "UPDATE billing_accounts SET coupon = 'WORLD' WHERE organization_id = '{organization}'"
   },
   deleteApiToken: {
