@@ -192,9 +192,12 @@ export async function buildApp (
     await app.register(cors, {
       origin: config.corsOrigins,
       methods: ['GET', 'HEAD', 'POST', 'PUT', 'PATCH', 'DELETE'],
-      allowedHeaders: ['Authorization', 'Content-Type', 'X-API-Version', 'If-Match', 'If-None-Match'],
+      allowedHeaders: [
+        'Authorization', 'Content-Type', 'X-API-Version', 'If-Match', 'If-None-Match', 'Idempotency-Key'
+      ],
       exposedHeaders: [
-        'X-RateLimit-Limit', 'X-RateLimit-Remaining', 'X-RateLimit-Reset', 'Retry-After', 'X-Request-Id', 'ETag'
+        'X-RateLimit-Limit', 'X-RateLimit-Remaining', 'X-RateLimit-Reset', 'Retry-After', 'X-Request-Id', 'ETag',
+        'Idempotent-Replayed'
       ],
       maxAge: 600
     })

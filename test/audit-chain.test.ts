@@ -180,6 +180,12 @@ t.test('an export that somebody edits is broken where it was edited', async (t) 
   for (const [what, changed] of edited) {
     t.equal((await inFile(changed))[own.organization]!.broken?.sequence, 5, what)
   }
+  // The beginning cut off, and a chain that says that it goes on behind it.
+  const { mac } = JSON.parse(at(3))
+  const cut = [1, 2, 3].reduce((rest, seq) => rest.replace(`${at(seq)}\n`, ''), text)
+    .replace(new RegExp(`("organization":"${own.organization}",[^\n]*"after":)null`), `$1{"seq":3,"mac":"${mac}"}`)
+  t.match(cut, '"after":{"seq":3')
+  t.equal((await inFile(cut))[own.organization]!.broken?.sequence, 1, 'the beginning cut off')
   await t.rejects(inFile(text.slice(0, -20)), /cut off/)
   await t.rejects(inFile('{"format":"another"}\n'), /no export/)
   await t.rejects(inFile(''), /empty/)

@@ -421,18 +421,23 @@ t.test('an application gets everything only with a code; a code that was used, a
   t.equal((await makeStar(organization, (await tokensFor(address, plain)).access_token)).status, 201)
 })
 
-const makeStar = (organization: string, bearer: string) => service.inject({
+// None lives longer than what it was made with.
+const expires_at = new Date(Date.now() + 3_000_000)
+const makeToken = (organization: string, bearer: string, abilities: readonly string[]) => service.inject({
   method: 'POST',
   url: `/api/v1/organizations/${organization}/api-keys`,
   headers: { authorization: `Bearer ${bearer}` },
-  payload: { name: 'Everything', abilities: ['*'], expires_at: new Date(Date.now() + 3_600_000) }
+  payload: { name: 'Made', abilities: [...abilities], expires_at }
 })
+
+const makeStar = (organization: string, bearer: string) => makeToken(organization, bearer, ['*'])
 
 t.test('what was granted before there was a second factor makes no token of everything any more', async (t) => {
   const { organization } = await service.organization()
   const person = await makePerson(service, { [organization]: 'owner' })
   const before = await issuePair(service, person, SCOPE_NAMES)
-  t.equal((await makeStar(organization, before.access)).status, 201)
+  const star = await makeStar(organization, before.access)
+  t.equal(star.status, 201)
   await giveSecondFactor(service, person)
   t.match(
     await makeStar(organization, before.access),
@@ -441,8 +446,19 @@ t.test('what was granted before there was a second factor makes no token of ever
   t.equal((await service.inject({
     url: `/api/v1/${organization}/projects`, headers: { authorization: `Bearer ${before.access}` }
   })).status, 200, 'it goes on otherwise')
+  // Nor does a token that was made through it, be it of every scope by name, before or since.
+  const named = await makeToken(organization, before.access, SCOPE_NAMES)
+  t.equal(named.status, 201)
+  for (const { body: { token } } of [star, named]) {
+    t.match(await makeStar(organization, token), { status: 403, body: { details: { required_scope: '*' } } })
+    t.equal((await makeToken(organization, token, ['secret:read'])).status, 201, 'it goes on otherwise')
+  }
   const after = await issuePair(service, person, SCOPE_NAMES)
-  t.equal((await makeStar(organization, after.access)).status, 201)
+  const made = await makeStar(organization, after.access)
+  t.equal(made.status, 201)
+  t.equal((await makeStar(organization, made.body.token)).status, 201)
+  const all = await makeToken(organization, after.access, SCOPE_NAMES)
+  t.equal((await makeStar(organization, all.body.token)).status, 403, 'every scope by name is not `*`')
 })
 
 t.test('an organization that requires it refuses members without one, whatever they act through, and nobody else', async (t) => {

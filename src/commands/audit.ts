@@ -110,6 +110,7 @@ export async function * verifyFile (
   let isSkipped = false
   let isWhole = false
   let isOfAll = false
+  let isFromFirst = false
   const seen = new Set<string>()
   const end = (): Verified[] => {
     const verified = verifier === undefined ? [] : [verifier.end()]
@@ -123,13 +124,17 @@ export async function * verifyFile (
         throw new StartError(`${file} is no export of the audit`)
       }
       keys = keysOf(keyring, Buffer.from(value.key, 'base64'))
+      isFromFirst = value.since === null
       isOfAll = value.organization === null && asked.organization === undefined
     } else if (value !== undefined && typeof value.organization === 'string') {
       yield * end()
       isSkipped = asked.organization !== undefined && asked.organization.toUpperCase() !== value.organization
       if (!isSkipped) {
         seen.add(value.organization)
-        verifier = new ChainVerifier(chainOf(value.organization, value), keys, anchors)
+        // An export of everything begins at the first event, whatever somebody has written into it.
+        const { after, ...chain } = value
+        const from = { ...chain, after: isFromFirst ? null : after }
+        verifier = new ChainVerifier(chainOf(value.organization, from), keys, anchors)
       }
     } else if (value !== undefined && typeof value.events === 'number') {
       isWhole = true

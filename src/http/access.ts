@@ -10,7 +10,7 @@ import { findPrincipal, updateTokenUse, type Organization, type Principal } from
 import { databaseError } from '../db/database.ts'
 import { findDevice } from '../repositories/attempts.ts'
 import { fail } from '../rules/errors.ts'
-import { effectiveScopes, holds, holdsBy, scopesBy, type TeamRole } from '../rules/roles.ts'
+import { effectiveScopes, isOfFactor, holds, holdsBy, scopesBy, type TeamRole } from '../rules/roles.ts'
 import { RESERVED, isReserved, type SlugKind } from '../rules/slugs.ts'
 import { principalOf } from './actor.ts'
 import { addressKey } from './addresses.ts'
@@ -278,9 +278,7 @@ async function authenticate (
 function principalFor ({ id, grant_id, user, granted, expires_at, membership }: UserCall): Principal | undefined {
   if (membership === undefined) return undefined
   const { role, teams, organization } = membership
-  const scopes = effectiveScopes(granted, role)
-  // Everything is granted with the second factor: what was agreed to before there was one does not count as that.
-  if (user.second_factor_id !== null && grant_id < user.second_factor_id) scopes.delete('*')
+  const scopes = effectiveScopes(granted, role, isOfFactor(grant_id, user.second_factor_id))
   return {
     type: 'user',
     id: user.id,

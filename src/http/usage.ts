@@ -22,19 +22,26 @@ const RECORD_EVERY = 10_000
 export function countCalls (app: FastifyInstance, db: Db): CallCounter {
   let counts = new Map<string, number>()
   let recording: Map<string, number> = new Map()
+  let underWay = Promise.resolve()
   let timer: NodeJS.Timeout | undefined
 
-  app.addHook('onResponse', async ({ principal }, { statusCode }) => {
-    if (principal === null || statusCode === 429) return
-    add(principal.organization.id, 1)
+  app.addHook('onResponse', ({ principal }, { statusCode }, done) => {
+    if (principal !== null && statusCode !== 429) add(principal.organization.id, 1)
+    done()
   })
 
   function add (id: string, calls: number) {
     counts.set(id, (counts.get(id) ?? 0) + calls)
   }
 
+  // One at a time: what came meanwhile is recorded by the next.
   async function record () {
-    if (counts.size === 0 || recording.size > 0) return
+    underWay = underWay.then(recordCounted)
+    await underWay
+  }
+
+  async function recordCounted () {
+    if (counts.size === 0) return
     recording = counts
     counts = new Map()
     try {

@@ -41,5 +41,8 @@ export async function createAnswer (db: Db, owner: KeyOwner, answer: KnownAnswer
     .where(and(own, lt(idempotency_keys.created_at, sql`now() - interval '24 hours'`))).limit(AT_ONCE)
     .for('update', { skipLocked: true })
   await db.delete(idempotency_keys).where(and(own, sql`ctid IN (${old})`))
+  // Its own may be among the older ones that are still there.
+  const { organization_id, principal, key } = idempotency_keys
   await db.insert(idempotency_keys).values({ ...owner, ...answer })
+    .onConflictDoUpdate({ target: [organization_id, principal, key], set: { ...answer, created_at: sql`now()` } })
 }

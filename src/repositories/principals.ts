@@ -7,7 +7,7 @@ import { authenticTeamRoles, teamRoles, type TeamRoleFound } from '../db/members
 import { isAuthentic, preparedSql, type Db } from '../db/database.ts'
 import { byQuestion, gather } from '../db/gather.ts'
 import { api_tokens } from '../db/tables.ts'
-import { effectiveScopes, type Powers } from '../rules/roles.ts'
+import { effectiveScopes, isOfFactor, type Powers } from '../rules/roles.ts'
 import type { Slice } from '../rules/slices.ts'
 
 /** The organization that a request is about, as the guard found it. */
@@ -189,17 +189,20 @@ function principalOf (db: Db, row: Omit<TokenFound, 'question'>): Principal | un
   }
 }
 
-// A token of nobody's holds its abilities; a person's, as much of them as the person.
+// A token of nobody's holds its abilities; a person's, as much of them as the person, and `*` only where it was given.
 function powersOf (
-  db: Db, support: Support | null, { organization_id, user_id }: { organization_id: string, user_id: number | null },
+  db: Db, support: Support | null,
+  { organization_id, user_id, grant_id }: { organization_id: string, user_id: number | null, grant_id: number | null },
   caller: { api_token: number, hash: string }, granted: Ability[]
 ): Powers & Pick<Principal, 'caller'> {
   if (support === null || user_id === null) {
     return { scopes: new Set(granted), granted, teams: [], caller }
   }
   const { role } = fromJson('members', support.members)!
+  const { second_factor_id } = fromJson('users', support.users)!
+  const isAll = granted.includes('*') && isOfFactor(grant_id, second_factor_id)
   return {
-    scopes: effectiveScopes(granted, role),
+    scopes: effectiveScopes(granted, role, isAll),
     granted,
     teams: authenticTeamRoles(db, { organization_id, user_id }, support.teams),
     caller: { ...caller, user_id, role }

@@ -48,14 +48,22 @@ export function grantsEverything (granted: readonly Ability[]): boolean {
 
 /**
  * What a user may do in an organization through a grant: the granted scopes and the role, whichever is narrower. An
- * owner who granted everything holds `*`.
+ * owner who granted everything holds `*`, unless that was without a second factor which they have since
+ * (`isOfFactor`).
  */
-export function effectiveScopes (granted: readonly Ability[], role: Role): Set<Ability> {
+export function effectiveScopes (granted: readonly Ability[], role: Role, isWithFactor = true): Set<Ability> {
   const all = grantsEverything(granted)
   const held = new Set<Ability>(scopesOfRole(role).filter((scope) => all || granted.includes(scope)))
-  if (all && role === 'owner') held.add('*')
+  if (all && role === 'owner' && isWithFactor) held.add('*')
   return held
 }
+
+/**
+ * Whether a grant was made when its person had the second factor that they have now, or has none: everything is granted
+ * with the second factor, and what was agreed to before there was one does not count as that. Later ids are larger.
+ */
+export const isOfFactor = (grantId: number | null, factorId: number | null): boolean =>
+  factorId === null || (grantId !== null && grantId > factorId)
 
 /** The role that somebody has in a project through a team of theirs. */
 export interface TeamRole {
