@@ -8,7 +8,7 @@ import { encodeContext, random } from '../src/crypto/primitives.ts'
 import { AUTHENTICATED } from '../src/db/authenticated.ts'
 import { authorityOf, connect, type Database } from '../src/db/database.ts'
 import { findPrincipal } from '../src/repositories/principals.ts'
-import { operatorOf, recordEvent } from '../src/repositories/audit.ts'
+import { operatorOf, recordAlone } from '../src/repositories/audit.ts'
 import { createSession } from '../src/repositories/sessions.ts'
 import { findUser } from '../src/repositories/users.ts'
 import type { Slice } from '../src/rules/slices.ts'
@@ -140,7 +140,7 @@ t.test('tokens from before learn who made them, and those of nothing end', async
   const [theirs, ofTheirs, grandchild, operators, nothing, half] = [
     await make(), await make(), await make(), await make(), await make([gone!]), await make([gone!, there!])
   ]
-  const made = (type: 'user' | 'api_token', by: number, id: number) => recordEvent(database.db,
+  const made = (type: 'user' | 'api_token', by: number, id: number) => recordAlone(database.db,
     { ...operatorOf(organization), type, id: by }, {
       action: 'api-token.create', resource_type: 'api-token', resource_id: String(id)
     })

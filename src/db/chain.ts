@@ -1,4 +1,5 @@
-import { sql, type SQL } from 'drizzle-orm'
+import { is, sql, type SQL } from 'drizzle-orm'
+import { PgTransaction } from 'drizzle-orm/pg-core'
 import { authorityOf } from './authority.ts'
 import { callerCtes, callersLive } from './caller.ts'
 import {
@@ -91,6 +92,11 @@ type Ids = Iterable<string>
 const idsJson = (ids: Ids) => JSON.stringify([...new Set(ids)])
 const these = (ids: unknown) => sql`(SELECT value::char(26) FROM jsonb_array_elements_text(${ids}::jsonb))`
 
+// Outside of one, a counter would be free again before the events are there.
+function requireTransaction (db: Db) {
+  if (!is(db, PgTransaction)) throw new Error('a counter is held in a transaction')
+}
+
 interface Told extends HeadRow { organization_id: string, clock: number }
 
 /** What answers of counters say, remembered. */
@@ -114,6 +120,7 @@ const takeWithCaller = preparedSql<Told, { organization_id: string, callers: str
  * (`callersJson`) before it. Undefined, and no counter taken, when one of these has ended.
  */
 export async function takeHead (db: Db, organizationId: string, callers: string): Promise<Head | undefined> {
+  requireTransaction(db)
   const asked = performance.now()
   return learn(db, await takeWithCaller(db, { organization_id: organizationId, callers }), asked).get(organizationId)
 }
@@ -134,6 +141,7 @@ const TAKE = { free: take('take_free_heads', 'SKIP LOCKED'), 'in turn': take('ta
 export async function takeHeads (
   db: Db, ids: Ids, which: keyof typeof TAKE, synchronousCommit: SynchronousCommit = 'on'
 ): Promise<Map<string, Head>> {
+  requireTransaction(db)
   const asked = performance.now()
   return learn(db, await TAKE[which](db, { ids: idsJson(ids), synchronous_commit: synchronousCommit }), asked)
 }

@@ -5,7 +5,7 @@ import { MasterKeyMissing } from '../crypto/keyring.ts'
 import { WorkOverloaded } from '../crypto/bounded.ts'
 import { CallerEnded } from '../db/caller.ts'
 import { DatabaseUnavailable, databaseError, TamperedRow } from '../db/database.ts'
-import { recordEvent } from '../repositories/audit.ts'
+import { recordAlone } from '../repositories/audit.ts'
 import { ApiError } from '../rules/errors.ts'
 import { witnessOf } from './actor.ts'
 import { errorsByMember } from './validation.ts'
@@ -95,9 +95,8 @@ export function toApiError (thrown: FastifyError): ApiError {
 async function recordViolation (app: FastifyInstance, request: FastifyRequest) {
   if (request.principal === null) return
   try {
-    await recordEvent(
-      app.db, witnessOf(request),
-      { action: 'integrity.violation', resource_type: 'request', resource_id: null }
+    await recordAlone(
+      app.db, witnessOf(request), { action: 'integrity.violation', resource_type: 'request', resource_id: null }
     )
   } catch (error) {
     request.log.error({ err: databaseError(error) }, 'the integrity violation could not be recorded')

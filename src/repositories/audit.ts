@@ -49,6 +49,11 @@ export async function recordEvent (db: Db, actor: Actor, ...events: AuditEvent[]
   } else if (actor.caller !== null) throw new CallerEnded()
 }
 
+/** Records an event of what is no change: in a transaction of its own. */
+export async function recordAlone (handle: Db, actor: Actor, event: AuditEvent): Promise<void> {
+  await transaction(handle, (db) => recordEvent(db, actor, event))
+}
+
 /**
  * Holds the caller of a change until the end of the transaction, for one that takes the counter before its event:
  * whoever revokes that caller holds it, and waits for the counter. Throws CallerEnded when there is none any more.

@@ -13,7 +13,7 @@ import {
   authenticateSeeds, authenticateTable, chainEvents, listOrganizationIds, lockAuthenticatedTables, lockCanaries,
   nameMakers
 } from '../repositories/adoption.ts'
-import { recordEvent, systemOf } from '../repositories/audit.ts'
+import { recordAlone, recordEvent, systemOf } from '../repositories/audit.ts'
 import {
   createCanary, createServiceKey, findServiceKey, listCanaries, replaceCanary, type ServiceKeyRow
 } from '../repositories/master-keys.ts'
@@ -228,7 +228,7 @@ async function record (db: Db, { table, row, about }: Violation): Promise<void> 
     : typeof user_id === 'number' ? (await listMemberships(db, user_id)).map(({ id }) => id) : []
   const id = row.id ?? about.user_id ?? row.user_id
   for (const organization of [...organizations].sort()) {
-    await recordEvent(db, systemOf(organization), {
+    await recordAlone(db, systemOf(organization), {
       action: 'integrity.violation',
       resource_type: table,
       resource_id: id === undefined ? null : String(id).slice(0, 64),
