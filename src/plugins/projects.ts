@@ -68,7 +68,13 @@ export const projects: Domain = async (app) => {
   })
 
   app.post('/:organization/projects', {
-    config: { access: 'project:create', audit: 'project.create', errors: ['slug_taken', 'plan_limit_reached'] },
+    config: {
+      access: 'project:create',
+      // A new project lies outside every part that a token can be narrowed to.
+      at: 'organization',
+      audit: 'project.create',
+      errors: ['slug_taken', 'plan_limit_reached']
+    },
     schema: {
       operationId: 'createProject',
       tags: ['projects'],
@@ -78,9 +84,7 @@ export const projects: Domain = async (app) => {
       response: { 201: Project.one }
     },
     handler: async (request, reply) => {
-      const { organization, slices } = principalOf(request)
-      // A new project lies outside every part that a token can be narrowed to.
-      if (slices.length > 0) fail('not_found')
+      const { organization } = principalOf(request)
       const { body } = request
       refuseReserved('project', body.slug)
       const id = ulid()
