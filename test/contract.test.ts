@@ -1,11 +1,14 @@
+import { getTableColumns, is } from 'drizzle-orm'
+import { PgTable } from 'drizzle-orm/pg-core'
 import t from 'tap'
 import { EVENTS } from '../schemas/events.ts'
 import { SCOPE_NAMES, type Ability, type Scope } from '../schemas/scopes.ts'
 import { mintApiToken } from '../src/crypto/bearer.ts'
+import * as tables from '../src/db/tables.ts'
 import { RESERVED } from '../src/rules/slugs.ts'
 import { startApp, type Answer } from './helpers/app.ts'
 import {
-  fingerprint, OPERATIONS, publishedPaths, READS, prepare, send, settle, type Access, type Depth
+  fingerprint, OPERATIONS, publishedPaths, READS, prepare, requestOf, send, settle, type Access, type Depth
 } from './helpers/operations.ts'
 import { issuePair, makePerson } from './helpers/people.ts'
 
@@ -211,6 +214,121 @@ t.test('D17: every static word that shares a place with a parameter is reserved'
     t.strictSame(words.filter((word) => !reserved(kind, word)), [], kind)
   }
 })
+
+// As many as a refusal names: so each is seen to be refused.
+const AT_ONCE = 20
+// What fits into a body of an OAuth endpoint.
+const IGNORED_AT_ONCE = 150
+
+t.test('TI-37: no member of a body reaches a column that the operation does not name', async (t) => {
+  const [mine, theirs] = [await settle(service, 'mine'), await settle(service, 'others')]
+  const o = mine.ids.organization!
+  const [rosa, otto] = [await makePerson(service), await makePerson(service)]
+  await issuePair(service, otto, ['secret:write'])
+  const members = await columnsAndValuesOf(theirs.ids.organization!)
+  t.ok(members.length > 250, `${members.length} names of columns`)
+  // What is sent, as members that the operation does not declare, so many at once.
+  const undeclared = (operation: Operation, atOnce: number) => {
+    const declared = namesIn(operation.requestBody?.content['application/json']?.schema ?? {})
+    const names = members.filter(([name]) => !declared.includes(name))
+    return Array.from({ length: Math.ceil(names.length / atOnce) }, (_, i) =>
+      names.slice(i * atOnce, (i + 1) * atOnce))
+  }
+
+  const before = await fingerprint(service)
+  for (const { path, operation } of published) {
+    const id = operation.operationId!
+    if (operation.requestBody === undefined || isOAuth(path)) continue
+    const { method, url, payload } = requestOf(OPERATIONS[id]!, mine.ids)
+    const taken: string[] = []
+    for (const some of undeclared(operation, AT_ONCE)) {
+      const { status, body } = await service.inject({
+        method: method as 'GET',
+        url,
+        headers: { authorization: `Bearer ${mine.caller.token}` },
+        payload: { ...payload, ...Object.fromEntries(some) }
+      })
+      const refused = status === 422 && body.error === 'validation_failed' ? Object.keys(body.errors) : []
+      taken.push(...some.map(([name]) => name).filter((name) => !refused.includes(name)))
+    }
+    t.strictSame(taken, [], `${id} refuses each by its name`)
+  }
+  for (const more of ['"__proto__":{"id":"y"}', '"constructor":{"prototype":{"id":"y"}}']) {
+    const { status } = await service.inject({
+      method: 'POST',
+      url: `/api/v1/${o}/projects`,
+      payload: `{"name":"x",${more}}`,
+      headers: { authorization: `Bearer ${mine.caller.token}`, 'content-type': 'application/json' }
+    })
+    t.equal(status, 422, more)
+  }
+  t.equal(({} as { id?: unknown }).id, undefined)
+  t.equal(await fingerprint(service), before, 'nothing was changed, in any table')
+
+  // What ignores members that it does not know (RFC 6749, 3.2) does with them what it does without.
+  const ignoring = (id: string) => undeclared(
+    published.find(({ operation }) => operation.operationId === id)!.operation, IGNORED_AT_ONCE
+  ).map((some) => Object.fromEntries(some.map(([name, value]) => [name, String(value)])))
+  for (const more of ignoring('sendTelemetry')) {
+    t.equal((await service.inject({ method: 'POST', url: '/api/v1/cli/telemetry', payload: more })).status, 200)
+  }
+  t.equal(await fingerprint(service), before)
+  const pair = await issuePair(service, rosa, ['secret:read'])
+  const but = async (...changing: string[]) => JSON.stringify((JSON.parse(await fingerprint(service)) as
+    { name: string }[]).filter(({ name }) => !changing.includes(name)))
+  const others = await but('oauth_tokens')
+  const beside = await but('oauth_tokens', 'oauth_grants')
+  const grants = async () => JSON.stringify(await service.sql(`SELECT to_jsonb(g) - 'revoked_at' - 'mac',
+    (SELECT jsonb_agg(DISTINCT to_jsonb(p.scopes)) FROM oauth_tokens p WHERE p.grant_id = g.id)
+    FROM oauth_grants g ORDER BY g.id`))
+  const granted = await grants()
+  let newest = pair.refresh
+  for (const more of ignoring('getAccessToken')) {
+    const answer = await service.inject({
+      method: 'POST',
+      url: '/api/oauth/token',
+      payload: { ...more, grant_type: 'refresh_token', client_id: 'dotenv-cli', refresh_token: newest }
+    })
+    t.match(answer, { status: 200, body: { scope: 'secret:read', expires_in: 3600 } })
+    newest = answer.body.refresh_token
+  }
+  t.equal(await but('oauth_tokens'), others, 'nothing but pairs of tokens was made')
+  t.equal(await grants(), granted, 'as the grants say')
+  const live = async () => (await service.sql('SELECT id FROM oauth_grants WHERE revoked_at IS NULL')).length
+  const lived = await live()
+  for (const more of ignoring('revokeToken')) {
+    const answer = await service.inject({
+      method: 'POST', url: '/api/oauth/revoke', payload: { ...more, token: newest, client_id: 'dotenv-cli' }
+    })
+    t.equal(answer.status, 200)
+  }
+  t.equal(await live(), lived - 1, 'one grant is revoked')
+  t.equal(await grants(), granted)
+  t.equal(await but('oauth_tokens', 'oauth_grants'), beside)
+})
+
+/** Each column of each table, in both spellings, with what a row of that organization has there, or anybody's. */
+async function columnsAndValuesOf (organization: string): Promise<[name: string, value: unknown][]> {
+  const values = new Map<string, unknown>()
+  for (const [name, table] of Object.entries(tables)) {
+    if (!is(table, PgTable)) continue
+    const columns = Object.keys(getTableColumns(table))
+    const [row] = await service.sql(`SELECT to_jsonb(x) AS row FROM ${name} x
+      ${columns.includes('organization_id') ? `WHERE organization_id = '${organization}'` : ''} LIMIT 1`)
+    for (const column of columns) {
+      values.set(column, values.get(column) ?? (row?.row as Record<string, unknown> | undefined)?.[column] ?? true)
+    }
+  }
+  return [...values].flatMap(([column, value]) =>
+    [...new Set([column, column.replace(/_(\w)/g, (_, letter: string) => letter.toUpperCase())])].map((name) =>
+      [name, value] as [string, unknown]))
+}
+
+/** The members that a body may have, whichever of its forms it is in. */
+function namesIn (schema: Schema): string[] {
+  const { anyOf = [], properties = {} } = resolve(schema)
+  return [...Object.keys(properties), ...anyOf.flatMap(namesIn)]
+}
 
 t.test('TI-10, TI-11, OA-82, AU-01: every operation answers every kind of caller as it should, and refuses without a trace', async (t) => {
   const [mine, theirs] = [await settle(service, 'ours'), await settle(service, 'theirs')]
