@@ -91,6 +91,7 @@ export const ERRORS = {
   coupon_unknown: { status: 422, message: 'There is no such coupon.' },
   coupon_expired: { status: 422, message: 'The coupon is over.' },
   coupon_used_up: { status: 422, message: 'The coupon was redeemed as often as it can be.' },
+  coupon_redeemed: { status: 422, message: 'The organization has redeemed this coupon before.' },
   coupon_taken: { status: 422, message: 'The organization has a coupon: take that away first.' },
   idempotency_key_reused: { status: 422, message: 'This Idempotency-Key came with another request before.' },
   confirmation_required: { status: 422, message: 'This cannot be undone. Send "confirmed": true.' },

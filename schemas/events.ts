@@ -19,7 +19,7 @@ export const EVENTS = [
   'second-factor.use_recovery_code', 'second-factor.renew_recovery_codes',
   'subscription.create', 'subscription.update', 'subscription.cancel', 'subscription.resume', 'subscription.renew',
   'subscription.end', 'payment-method.create', 'payment-method.update', 'payment-method.delete',
-  'charge.create', 'charge.fail', 'refund.create', 'refund.pay', 'refund.fail',
+  'charge.create', 'charge.fail', 'charge.report', 'refund.create', 'refund.pay', 'refund.fail', 'refund.report',
   'coupon.redeem', 'coupon.remove', 'invoice.pay', 'invoice.void',
   'integrity.violation', 'integrity.adopt'
 ] as const

@@ -14,7 +14,7 @@ import {
 import { addClient, CLIENT_ID, describeClients, switchClient } from './commands/clients.ts'
 import { initialize } from './commands/initialize.ts'
 import { lineOf, migrate, open, StartError } from './commands/open.ts'
-import { addOrganization, describeOrganizations } from './commands/organizations.ts'
+import { addOrganization, describeOrganizations, setOrganization } from './commands/organizations.ts'
 import { report, rewrap } from './commands/rewrap.ts'
 import { serve } from './commands/serve.ts'
 import { addToken, describeTokens as describeEveryToken, revokeToken } from './commands/tokens.ts'
@@ -23,9 +23,7 @@ import {
   type Linked
 } from './commands/users.ts'
 import { loadConfig, type Config } from './config.ts'
-import { transaction, type Database } from './db/database.ts'
-import { operatorOf, recordEvent } from './repositories/audit.ts'
-import { findPlan, updateOrganization } from './repositories/organizations.ts'
+import type { Database } from './db/database.ts'
 import { normalizedEmail } from './repositories/users.ts'
 import { parseId } from './rules/ids.ts'
 import { isRegistrable } from './rules/redirects.ts'
@@ -191,24 +189,9 @@ const COMMANDS: Record<string, (args: string[]) => Promise<number>> = {
       }
       const { database } = await open(loadConfig(process.env))
       try {
-        await transaction(database.db, async (db) => {
-          if (plan !== undefined && await findPlan(db, plan) === undefined) {
-            throw new StartError(`There is no plan ${plan}`)
-          }
-          const changed = await updateOrganization(
-            db, id, { plan, status: status as OrganizationStatus | undefined, require_second_factor }
-          )
-          if (changed === undefined) throw new StartError(`There is no organization ${id}`)
-          const details = {
-            ...(plan && { plan }),
-            ...(status && { status }),
-            ...(require_second_factor !== undefined && { require_second_factor })
-          }
-          await recordEvent(
-            db, operatorOf(changed),
-            { action: 'organization.update', resource_type: 'organization', resource_id: changed, details }
-          )
-        })
+        await setOrganization(
+          database, id, { plan, status: status as OrganizationStatus | undefined, require_second_factor }
+        )
         process.stdout.write('Changed.\n')
         return 0
       } finally {

@@ -2,9 +2,12 @@ import { ulid } from 'ulidx'
 import type { InvoiceLine, Party } from '../../schemas/billing.ts'
 import type { Db } from '../db/database.ts'
 import type { Plan } from '../../schemas/organizations.ts'
-import { findDefaultMethod, requireAccount, updateLedger, type Account } from '../repositories/billing.ts'
+import {
+  findDefaultMethod, requireAccount, takeCredit, takeInvoiceNumber, type Account
+} from '../repositories/billing.ts'
 import { createCharge, createInvoice, type Charge } from '../repositories/invoices.ts'
 import { lockPlan } from '../repositories/plans.ts'
+import { findSubscription, type Subscription } from '../repositories/subscriptions.ts'
 import { fail } from '../rules/errors.ts'
 
 /** How this service makes invoices. */
@@ -22,16 +25,26 @@ export interface NewInvoice {
   discount: number
   /** Whether what the organization has in credit pays for it first. */
   usesCredit: boolean
-  /** What is given to the organization's credit, which its next invoice takes. */
-  gives: number
   /** The default one when it is left out. */
   paymentMethodId?: string | undefined
 }
 
-/** Holds an organization until the end of the transaction: changes of its billing take turns. 404 when it is gone. */
+/**
+ * Holds an organization until the end of the transaction: changes of its billing take turns. 404 when it is gone. What
+ * else they hold comes after it, in this order: coupon, invoice, charge, refund, and last what every change does, the
+ * caller and the counter (docs/decisions/0013). Of an organization that is gone the books remain, in the same order.
+ */
 export async function holdAccount (db: Db, organizationId: string): Promise<{ plan: Plan, account: Account }> {
   const plan = await lockPlan(db, organizationId) ?? fail('not_found')
   return { plan, account: await requireAccount(db, organizationId) }
+}
+
+/** Holds an organization that has a subscription, as `holdAccount` does. 404 when it has none. */
+export async function holdSubscription (
+  db: Db, organizationId: string
+): Promise<{ account: Account, subscription: Subscription }> {
+  const { account } = await holdAccount(db, organizationId)
+  return { account, subscription: await findSubscription(db, organizationId) ?? fail('no_subscription') }
 }
 
 const DAY = 24 * 60 * 60 * 1000
@@ -44,16 +57,15 @@ export async function issueInvoice (
   db: Db, { seller, dueDays, provider }: Invoicing, account: Account, invoice: NewInvoice, now: Date
 ): Promise<{ invoice_id: string, charge: Charge | undefined }> {
   const { organization_id } = account
-  const { currency, lines, discount, usesCredit, gives, paymentMethodId } = invoice
+  const { currency, lines, discount, usesCredit, paymentMethodId } = invoice
   const subtotal = lines.reduce((sum, { amount }) => sum + amount, 0)
-  const inCredit = usesCredit && account.credit_currency === currency ? account.credit : 0
-  const credit = Math.min(inCredit, subtotal - discount)
+  const credit = usesCredit ? await takeCredit(db, organization_id, currency, subtotal - discount) : 0
   const total = subtotal - discount - credit
   const id = ulid()
   await createInvoice(db, {
     organization_id,
     id,
-    number: await updateLedger(db, organization_id, gives - credit, currency),
+    number: await takeInvoiceNumber(db, organization_id),
     status: total === 0 ? 'paid' : 'open',
     currency,
     lines,

@@ -32,6 +32,13 @@ export interface Provider {
 }
 
 /**
+ * Who has the money of a charge that succeeded, and gives it back: the provider that says so; else the operator, who
+ * noted it down.
+ */
+export const holderOf = ({ provider, provider_status }: { provider: string, provider_status: PaymentStatus | null }) =>
+  provider_status === 'succeeded' ? provider : manual.name
+
+/**
  * The operator's own ledger: invoices are paid by wire transfer, and the operator notes down what came and what went
  * (`invoice paid`, `refund paid`). It holds no data of cards or accounts.
  */

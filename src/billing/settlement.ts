@@ -1,49 +1,124 @@
 import type { Db } from '../db/database.ts'
-import { recordEvent, type Actor } from '../repositories/audit.ts'
-import { settleCharges, settleInvoice, settleRefund } from '../repositories/invoices.ts'
+import { recordEvent, systemOf, type Actor, type AuditEvent } from '../repositories/audit.ts'
+import { giveCredit } from '../repositories/billing.ts'
+import {
+  findInvoice, lockCharge, lockInvoice, lockRefund, settleCharge, settleCharges, settleInvoice, settleRefund,
+  updateReported, type Charge, type Refund
+} from '../repositories/invoices.ts'
+import { lockPlan } from '../repositories/plans.ts'
+import { refundableOf } from '../rules/billing.ts'
+import type { Outcome } from './provider.ts'
 
-/** Notes down what became of a charge, and with that of its invoice. */
-export async function settleCharge (
-  db: Db, actor: Actor, invoiceId: string, status: 'succeeded' | 'failed'
-): Promise<void> {
-  if (status === 'succeeded') {
-    await payInvoice(db, actor, invoiceId)
-    return
-  }
-  const [id] = await settleCharges(db, actor.organization_id, invoiceId, 'failed')
-  if (id !== undefined) {
-    await recordEvent(db, actor, { action: 'charge.fail', resource_type: 'charge', resource_id: id })
-  }
-}
+// What becomes of invoices, charges and refunds. Each holds its organization (`lockPlan`) and then what it changes in
+// the order of `holdAccount`; of an organization that is gone the books alone.
 
 /** Notes down that what an invoice asks for was received; false when it is not open. */
 export async function payInvoice (db: Db, actor: Actor, id: string): Promise<boolean> {
-  return closeInvoice(db, actor, id, 'paid')
+  return noteInvoice(db, actor, id, 'paid')
 }
 
 /** Notes down that an invoice asks for nothing any more; false when it is not open. */
 export async function voidInvoice (db: Db, actor: Actor, id: string): Promise<boolean> {
-  return closeInvoice(db, actor, id, 'void')
+  return noteInvoice(db, actor, id, 'void')
 }
 
-async function closeInvoice (db: Db, actor: Actor, id: string, status: 'paid' | 'void'): Promise<boolean> {
-  const { organization_id } = actor
-  if (await settleInvoice(db, organization_id, id, status) === undefined) return false
-  await settleCharges(db, organization_id, id, status === 'paid' ? 'succeeded' : 'failed')
-  const action = status === 'paid' ? 'invoice.pay' : 'invoice.void'
-  await recordEvent(db, actor, { action, resource_type: 'invoice', resource_id: id })
+async function noteInvoice (db: Db, actor: Actor, id: string, status: 'paid' | 'void'): Promise<boolean> {
+  const isThere = await lockPlan(db, actor.organization_id) !== undefined
+  const event = await closeInvoice(db, actor.organization_id, isThere, id, status)
+  if (event === undefined) return false
+  await recordEvent(db, actor, event)
   return true
+}
+
+/**
+ * Closes an invoice that is open, and with it its charges. What is not used of its period becomes credit once it is
+ * paid; what it took from the credit is there again once it is void.
+ */
+async function closeInvoice (
+  db: Db, organizationId: string, isThere: boolean, id: string, status: 'paid' | 'void'
+): Promise<AuditEvent | undefined> {
+  const closed = await settleInvoice(db, organizationId, id, status)
+  if (closed === undefined) return undefined
+  await settleCharges(db, organizationId, id, status === 'paid' ? 'succeeded' : 'failed')
+  const { currency, credit, unused } = closed
+  if (isThere) await giveCredit(db, organizationId, currency, status === 'paid' ? unused : credit)
+  return { action: status === 'paid' ? 'invoice.pay' : 'invoice.void', resource_type: 'invoice', resource_id: id }
 }
 
 /** Notes down what became of a refund; false when that is known already. */
 export async function payBack (
   db: Db, actor: Actor, id: string, status: 'succeeded' | 'failed'
 ): Promise<boolean> {
-  const refund = await settleRefund(db, actor.organization_id, id, status)
-  if (refund === undefined) return false
-  const action = status === 'succeeded' ? 'refund.pay' : 'refund.fail'
-  await recordEvent(db, actor, {
-    action, resource_type: 'refund', resource_id: id, details: { amount: refund.amount }
-  })
+  const { organization_id } = actor
+  await lockPlan(db, organization_id)
+  const held = await lockRefund(db, organization_id, id)
+  if (held?.refund.status !== 'pending') return false
+  await settleRefund(db, held, status)
+  await recordEvent(db, actor, refundEvent(held.refund, status))
   return true
 }
+
+const refundEvent = ({ id, amount }: Refund, status: 'succeeded' | 'failed'): AuditEvent => ({
+  action: status === 'succeeded' ? 'refund.pay' : 'refund.fail',
+  resource_type: 'refund',
+  resource_id: id,
+  details: { amount }
+})
+
+/**
+ * Notes down what the provider says of a charge. What it says after the charge was settled is remembered beside that:
+ * money that came counts as received, also for an invoice that is void, so that it can go back; nothing else changes.
+ * True when it contradicts what was noted down.
+ */
+export async function reportCharge (
+  db: Db, { organization_id, id, invoice_id }: Charge, outcome: Outcome
+): Promise<boolean> {
+  const isThere = await lockPlan(db, organization_id) !== undefined
+  await lockInvoice(db, organization_id, invoice_id)
+  const charge = (await lockCharge(db, organization_id, id))!
+  await updateReported(db, 'charge', charge, outcome)
+  const { status } = outcome
+  if (status === 'pending' || status === charge.provider_status) return false
+  const events: AuditEvent[] = []
+  if (status === 'succeeded' && charge.status !== 'succeeded') {
+    const paid = await closeInvoice(db, organization_id, isThere, invoice_id, 'paid')
+    if (paid !== undefined) events.push(paid)
+    else await settleCharge(db, organization_id, id, status)
+  }
+  if (charge.status === 'pending' && status === 'failed') {
+    await settleCharge(db, organization_id, id, status)
+    events.push({ action: 'charge.fail', resource_type: 'charge', resource_id: id })
+  }
+  if (charge.status !== 'pending') events.push(reportEvent('charge', charge, status))
+  await recordEvent(db, systemOf(organization_id), ...events)
+  return charge.status !== 'pending' && charge.status !== status
+}
+
+/**
+ * Notes down what the provider says of a refund, as of a charge: money that went counts as paid back, as far as there
+ * is that much left of its charge.
+ */
+export async function reportRefund (db: Db, { organization_id, id }: Refund, outcome: Outcome): Promise<boolean> {
+  await lockPlan(db, organization_id)
+  const held = (await lockRefund(db, organization_id, id))!
+  const { refund, charge } = held
+  await updateReported(db, 'refund', refund, outcome)
+  const { status } = outcome
+  if (status === 'pending' || status === refund.provider_status) return false
+  const isLate = refund.status !== 'pending'
+  if (!isLate) await settleRefund(db, held, status)
+  else if (status === 'succeeded' && refund.status === 'failed') {
+    const invoice = await findInvoice(db, organization_id, charge.invoice_id)
+    if (refundableOf(invoice!, charge) >= refund.amount) await settleRefund(db, held, status)
+  }
+  await recordEvent(
+    db, systemOf(organization_id), isLate ? reportEvent('refund', refund, status) : refundEvent(refund, status)
+  )
+  return isLate && refund.status !== status
+}
+
+const reportEvent = (
+  of: 'charge' | 'refund', { id, status }: Pick<Charge, 'id' | 'status'>, outcome: 'succeeded' | 'failed'
+): AuditEvent => ({
+  action: `${of}.report`, resource_type: of, resource_id: id, details: { outcome, noted: status }
+})

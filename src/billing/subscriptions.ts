@@ -1,11 +1,13 @@
 import { ulid } from 'ulidx'
 import type { Interval } from '../../schemas/billing.ts'
-import type { Db } from '../db/database.ts'
+import { readNow, transaction, type Db } from '../db/database.ts'
 import type { Plan } from '../../schemas/organizations.ts'
-import { findCoupon, type Account } from '../repositories/billing.ts'
-import { countOf, lockPlan, updatePlan, type Counted } from '../repositories/plans.ts'
+import { recordEvent, systemOf, type AuditEvent } from '../repositories/audit.ts'
+import { findCoupon, giveCredit, requireAccount, type Account } from '../repositories/billing.ts'
+import { findInvoice, updateUnused } from '../repositories/invoices.ts'
+import { countOf, findStatus, lockPlan, updatePlan, type Counted } from '../repositories/plans.ts'
 import {
-  createSubscription, deleteSubscription, updateSubscription, type Subscription
+  createSubscription, deleteSubscription, findDue, updateSubscription, type Subscription
 } from '../repositories/subscriptions.ts'
 import { discountOf, periodEnd, unusedOf } from '../rules/billing.ts'
 import { fail } from '../rules/errors.ts'
@@ -32,7 +34,7 @@ export async function beginSubscription (
 ): Promise<Subscription> {
   const { organization_id } = account
   await requireFit(db, organization_id, offer.plan)
-  const period = await invoicePeriod(db, invoicing, account, offer, { start: now, periods: 1, anchor: now }, 0, now)
+  const period = await invoicePeriod(db, invoicing, account, offer, { start: now, periods: 1, anchor: now }, now)
   await updatePlan(db, organization_id, offer.plan.name)
   return createSubscription(db, {
     organization_id, id: ulid(), ...termsOf(offer), anchor: now, periods: 0, ...period
@@ -41,30 +43,81 @@ export async function beginSubscription (
 
 /**
  * Gives a subscription another plan or interval: that holds at once, and begins a new period. What is left of the old
- * one is taken off its invoice; what is more than that pays for the next invoices.
+ * one becomes credit, which the invoice of the new one takes first.
  */
 export async function changeSubscription (
   db: Db, invoicing: Invoicing, account: Account, subscription: Subscription, offer: Offer, now: Date
 ): Promise<Subscription> {
-  const { organization_id, invoiced, period_start, period_end } = subscription
+  const { organization_id } = subscription
   await requireFit(db, organization_id, offer.plan)
-  const unused = unusedOf(invoiced, period_start, period_end, now)
-  const period = await invoicePeriod(
-    db, invoicing, account, offer, { start: now, periods: 1, anchor: now }, unused, now
-  )
+  await cutShort(db, subscription, now)
+  const period = await invoicePeriod(db, invoicing, account, offer, { start: now, periods: 1, anchor: now }, now)
   await updatePlan(db, organization_id, offer.plan.name)
   return updateSubscription(db, organization_id, { ...termsOf(offer), anchor: now, periods: 0, ...period })
 }
 
-/** Goes on with the next period of a subscription that is due, at the price that it began with. */
-export async function renewSubscription (
+// What was received for the rest of a period becomes credit: at once, or when the invoice that it stands on is paid.
+async function cutShort (
+  db: Db, { organization_id, invoice_id, period_start, period_end }: Subscription, now: Date
+): Promise<void> {
+  const { status, currency, credit, total, refunded } = (await findInvoice(db, organization_id, invoice_id))!
+  if (status === 'void') return
+  const unused = unusedOf(credit + total - refunded, period_start, period_end, now)
+  await updateUnused(db, organization_id, invoice_id, unused)
+  if (status === 'paid') await giveCredit(db, organization_id, currency, unused)
+}
+
+/**
+ * Closes the periods of a subscription that are over, each in a transaction of its own: the next one begins, or the
+ * subscription ends. The background and every change of a subscription go through here, so that none changes a period
+ * that is over. One that is suspended is not billed on: it waits until the organization is active again.
+ */
+export async function closePeriods (
+  handle: Db, invoicing: Invoicing, defaultPlan: string, organizationId: string, isStopped = () => false
+): Promise<AuditEvent[]> {
+  const closed: AuditEvent[] = []
+  while (!isStopped() && await findDue(handle, organizationId) !== undefined) {
+    const event = await transaction(handle, (db) => closePeriod(db, invoicing, defaultPlan, organizationId))
+    if (event === undefined) break
+    closed.push(event)
+  }
+  return closed
+}
+
+async function closePeriod (
+  db: Db, invoicing: Invoicing, defaultPlan: string, organizationId: string
+): Promise<AuditEvent | undefined> {
+  if (await lockPlan(db, organizationId) === undefined) return undefined
+  // Another instance may have been here.
+  const due = await findDue(db, organizationId)
+  if (due === undefined) return undefined
+  const status = await findStatus(db, organizationId)
+  const isOver = due.cancel_at_period_end || status === 'cancelled'
+  if (!isOver && status !== 'active') return undefined
+  if (isOver) await endSubscription(db, due, defaultPlan)
+  else {
+    const now = new Date(await readNow(db))
+    await renewSubscription(db, invoicing, await requireAccount(db, organizationId), due, now)
+  }
+  const event: AuditEvent = {
+    action: isOver ? 'subscription.end' : 'subscription.renew',
+    resource_type: 'subscription',
+    resource_id: due.id,
+    details: { plan: due.plan }
+  }
+  await recordEvent(db, systemOf(organizationId), event)
+  return event
+}
+
+// Goes on with the next period, at the price that the subscription began with.
+async function renewSubscription (
   db: Db, invoicing: Invoicing, account: Account, subscription: Subscription, now: Date
 ): Promise<Subscription> {
   const { organization_id, anchor, period_end } = subscription
   const periods = subscription.periods + 1
   const terms = { ...subscription, plan: { name: subscription.plan } }
   const period = await invoicePeriod(
-    db, invoicing, account, terms, { start: period_end, periods: periods + 1, anchor }, 0, now
+    db, invoicing, account, terms, { start: period_end, periods: periods + 1, anchor }, now
   )
   return updateSubscription(db, organization_id, { periods, ...period })
 }
@@ -86,30 +139,20 @@ interface Period { start: Date, anchor: Date, periods: number }
 
 async function invoicePeriod (
   db: Db, invoicing: Invoicing, account: Account, offer: Omit<Offer, 'plan'> & { plan: { name: string } },
-  { start, anchor, periods }: Period, unused: number, now: Date
+  { start, anchor, periods }: Period, now: Date
 ) {
   const { plan, interval, currency, amount } = offer
   const end = periodEnd(anchor, interval, periods)
   const coupon = account.coupon === null ? undefined : await findCoupon(db, account.coupon)
   const discount = discountOf(coupon, amount, currency, now)
-  const invoiced = amount - discount
-  const back = Math.min(unused, invoiced)
   const lines = [{
     description: `Plan ${plan.name}, 1 ${interval}`,
     amount,
     period_start: start.toISOString(),
     period_end: end.toISOString()
   }]
-  if (back > 0) {
-    lines.push({
-      description: 'Unused part of the former period',
-      amount: -back,
-      period_start: now.toISOString(),
-      period_end: now.toISOString()
-    })
-  }
-  await issueInvoice(
-    db, invoicing, account, { currency, lines, discount, usesCredit: true, gives: unused - back }, now
+  const { invoice_id } = await issueInvoice(
+    db, invoicing, account, { currency, lines, discount, usesCredit: true }, now
   )
-  return { period_start: start, period_end: end, invoiced }
+  return { period_start: start, period_end: end, invoice_id }
 }

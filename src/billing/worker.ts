@@ -1,14 +1,13 @@
-import { databaseError, readNow, transaction, type Db } from '../db/database.ts'
-import { recordEvent, systemOf, type AuditEvent } from '../repositories/audit.ts'
-import { requireAccount } from '../repositories/billing.ts'
-import { listUnsubmittedCharges, listUnsubmittedRefunds, updateSubmitted } from '../repositories/invoices.ts'
-import { findStatus, lockPlan } from '../repositories/plans.ts'
-import { findDue, listDue } from '../repositories/subscriptions.ts'
+import { databaseError, transaction, type Db } from '../db/database.ts'
+import {
+  listUnsubmittedCharges, listUnsubmittedRefunds, type Charge, type Refund
+} from '../repositories/invoices.ts'
+import { listDue } from '../repositories/subscriptions.ts'
 import { createBackground, type Background } from '../vault/background.ts'
 import type { Invoicing } from './invoicing.ts'
 import type { Outcome, Provider } from './provider.ts'
-import { payBack, settleCharge } from './settlement.ts'
-import { endSubscription, renewSubscription } from './subscriptions.ts'
+import { reportCharge, reportRefund } from './settlement.ts'
+import { closePeriods } from './subscriptions.ts'
 
 interface Log {
   info (details: object, message: string): void
@@ -28,99 +27,121 @@ export interface BillingWorker {
 const PATIENCE = 10_000
 
 /**
- * Renews and ends subscriptions whose period is over, and tells the provider what it was not told yet: the row of a
- * charge or refund is the intent, committed with the change that made it, so what a crash left open is found here.
+ * Closes the periods of subscriptions that are over and, in a background of its own, which a provider that does not
+ * answer holds up alone, tells the provider what it was not told yet.
  */
-export function createBillingWorker (
-  { db: handle, invoicing, defaultPlan, log, patience = PATIENCE }: BillingWorker
-): Background {
-  const { provider } = invoicing
-
-  async function renew (organizationId: string) {
-    const done = await transaction(handle, async (db): Promise<AuditEvent | undefined> => {
-      if (await lockPlan(db, organizationId) === undefined) return undefined
-      // Another instance may have been here.
-      const due = await findDue(db, organizationId)
-      if (due === undefined) return undefined
-      const isOver = due.cancel_at_period_end || await findStatus(db, organizationId) === 'cancelled'
-      if (isOver) await endSubscription(db, due, defaultPlan)
-      else {
-        const now = new Date(await readNow(db))
-        await renewSubscription(db, invoicing, await requireAccount(db, organizationId), due, now)
-      }
-      const event: AuditEvent = {
-        action: isOver ? 'subscription.end' : 'subscription.renew',
-        resource_type: 'subscription',
-        resource_id: due.id,
-        details: { plan: due.plan }
-      }
-      await recordEvent(db, systemOf(organizationId), event)
-      return event
-    })
-    if (done !== undefined) log.info({ organization: organizationId, action: done.action }, 'a period ended')
+export function createBillingWorker (worker: BillingWorker): Background {
+  const periods = createPeriodWorker(worker)
+  const orders = createOrderWorker(worker)
+  return {
+    start () {
+      periods.start()
+      orders.start()
+    },
+    wake () {
+      periods.wake()
+      orders.wake()
+    },
+    async stop () {
+      await Promise.all([periods.stop(), orders.stop()])
+    }
   }
+}
+
+function createPeriodWorker ({ db, invoicing, defaultPlan, log }: BillingWorker): Background {
+  const attempt = attemptsIn(log)
+  return createBackground((isStopped) => attempt('billing', {}, async () => {
+    for (let after = '', due; !isStopped(); after = due.at(-1)!) {
+      due = await listDue(db, after)
+      if (due.length === 0) break
+      for (const organization of due) {
+        if (isStopped()) return
+        await attempt('the end of a period', { organization }, async () => {
+          for (const { action } of await closePeriods(db, invoicing, defaultPlan, organization, isStopped)) {
+            log.info({ organization, action }, 'a period ended')
+          }
+        })
+      }
+    }
+  }))
+}
+
+/**
+ * The row of a charge or refund is the intent, committed with the change that made it, so what a crash left open is
+ * found here: by the provider that it was asked of, and by no other.
+ */
+function createOrderWorker (
+  { db: handle, invoicing: { provider }, log, patience = PATIENCE }: BillingWorker
+): Background {
+  const attempt = attemptsIn(log)
+  const stopping = new AbortController()
 
   // Ends also where the provider heeds no signal.
-  function ask (work: (signal: AbortSignal) => Promise<Outcome>): Promise<Outcome> {
-    const signal = AbortSignal.timeout(patience)
+  async function ask (work: (signal: AbortSignal) => Promise<Outcome>): Promise<Outcome> {
+    const signal = AbortSignal.any([AbortSignal.timeout(patience), stopping.signal])
+    signal.throwIfAborted()
     return Promise.race([work(signal), new Promise<never>((_resolve, reject) => {
-      signal.addEventListener('abort', () => { reject(signal.reason) })
+      signal.addEventListener('abort', () => { reject(signal.reason) }, { once: true })
     })])
   }
 
   async function submit (
-    of: 'charge' | 'refund', row: { organization_id: string, id: string },
-    work: (signal: AbortSignal) => Promise<Outcome>,
-    settle: (db: Db, status: 'succeeded' | 'failed') => Promise<void>
+    of: { organization: string, charge: string } | { organization: string, refund: string },
+    work: (signal: AbortSignal) => Promise<Outcome>, report: (db: Db, outcome: Outcome) => Promise<boolean>
   ) {
-    const { status, reference } = await ask(work)
-    await transaction(handle, async (db) => {
-      const isFirst = await updateSubmitted(db, of, row, reference)
-      if (isFirst && status !== 'pending') await settle(db, status)
+    await attempt('an order to the provider', of, async () => {
+      const outcome = await ask(work)
+      if (await transaction(handle, (db) => report(db, outcome))) {
+        log.warn({ ...of, outcome: outcome.status }, 'the provider says something else than was noted down')
+      }
     })
   }
 
-  async function attempt (what: string, of: object, work: () => Promise<void>) {
-    try {
-      await work()
-    } catch (error) {
-      log.warn({ err: databaseError(error), ...of }, `${what} was interrupted, and is tried again`)
+  const submitCharge = (charge: Charge) => {
+    const { organization_id: organization, id, amount, currency, payment_method_id } = charge
+    return submit(
+      { organization, charge: id }, (signal) => provider.charge({ id, amount, currency, payment_method_id }, signal),
+      (db, outcome) => reportCharge(db, charge, outcome)
+    )
+  }
+  const submitRefund = (refund: Refund, charge: Charge) => {
+    const { organization_id: organization, id, amount } = refund
+    const { currency, provider_reference: reference } = charge
+    const order = { id, amount, currency, charge: { id: charge.id, reference } }
+    return submit(
+      { organization, refund: id }, (signal) => provider.refund(order, signal),
+      (db, outcome) => reportRefund(db, refund, outcome)
+    )
+  }
+
+  const background = createBackground((isStopped) => attempt('billing', {}, async () => {
+    for (let after = '', rows; !isStopped(); after = rows.at(-1)!.id) {
+      rows = await listUnsubmittedCharges(handle, provider.name, after)
+      if (rows.length === 0) break
+      for (const row of rows) if (!isStopped()) await submitCharge(row)
+    }
+    for (let after = '', rows; !isStopped(); after = rows.at(-1)!.refund.id) {
+      rows = await listUnsubmittedRefunds(handle, provider.name, after)
+      if (rows.length === 0) break
+      for (const { refund, charge } of rows) if (!isStopped()) await submitRefund(refund, charge)
+    }
+  }))
+  return {
+    ...background,
+    async stop () {
+      const stopped = background.stop()
+      // What is under way is asked again by its id.
+      stopping.abort()
+      await stopped
     }
   }
+}
 
-  return createBackground(async (isStopped) => {
-    await attempt('billing', {}, async () => {
-      for (const organization of await listDue(handle)) {
-        if (isStopped()) return
-        await attempt('the end of a period', { organization }, () => renew(organization))
-      }
-      for (let after = '', rows; !isStopped(); after = rows.at(-1)!.id) {
-        rows = await listUnsubmittedCharges(handle, after)
-        if (rows.length === 0) break
-        for (const row of rows) {
-          if (isStopped()) return
-          const { organization_id: organization, id, amount, currency, payment_method_id } = row
-          await attempt('a charge', { organization, charge: id }, () => submit(
-            'charge', row, (signal) => provider.charge({ id, amount, currency, payment_method_id }, signal),
-            (db, status) => settleCharge(db, systemOf(organization), row.invoice_id, status)
-          ))
-        }
-      }
-      for (let after = '', rows; !isStopped(); after = rows.at(-1)!.refund.id) {
-        rows = await listUnsubmittedRefunds(handle, after)
-        if (rows.length === 0) break
-        for (const { refund, charge } of rows) {
-          if (isStopped()) return
-          const { organization_id: organization, id, amount } = refund
-          const order = {
-            id, amount, currency: charge.currency, charge: { id: charge.id, reference: charge.provider_reference }
-          }
-          await attempt('a refund', { organization, refund: id }, () => submit(
-            'refund', refund, (signal) => provider.refund(order, signal),
-            async (db, status) => { await payBack(db, systemOf(organization), id, status) }
-          ))
-        }
-      }
-    })
-  })
+// One that fails does not hold up the others; the next look tries it again.
+const attemptsIn = (log: Log) => async (what: string, of: object, work: () => Promise<void>): Promise<void> => {
+  try {
+    await work()
+  } catch (error) {
+    log.warn({ err: databaseError(error), ...of }, `${what} was interrupted, and is tried again`)
+  }
 }

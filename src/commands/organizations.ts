@@ -1,8 +1,11 @@
 import { ulid } from 'ulidx'
+import type { OrganizationStatus } from '../../schemas/organizations.ts'
 import { transaction, type Database } from '../db/database.ts'
 import { chooseSlug } from '../http/slugs.ts'
 import { operatorOf, recordEvent } from '../repositories/audit.ts'
-import { findPlan } from '../repositories/organizations.ts'
+import { findOrganization, findPlan, updateOrganization } from '../repositories/organizations.ts'
+import { findStatus, lockPlan } from '../repositories/plans.ts'
+import { restartPeriods } from '../repositories/subscriptions.ts'
 import { findAccount } from '../repositories/users.ts'
 import { foundOrganization } from '../vault/organizations.ts'
 import { StartError, type Opened } from './open.ts'
@@ -27,6 +30,37 @@ export async function addOrganization (
       { action: 'organization.create', resource_type: 'organization', resource_id: id, details: { slug, plan } }
     )
     return { id, slug }
+  })
+}
+
+/**
+ * Changes the plan or status of an organization, or whether it requires a second factor. Throws a StartError when there
+ * is no such organization or plan.
+ */
+export async function setOrganization (
+  { db: handle }: Database, idOrSlug: string, changes: {
+    plan?: string | undefined
+    status?: OrganizationStatus | undefined
+    require_second_factor?: boolean | undefined
+  }
+): Promise<void> {
+  const { plan, status, require_second_factor } = changes
+  await transaction(handle, async (db) => {
+    if (plan !== undefined && await findPlan(db, plan) === undefined) throw new StartError(`There is no plan ${plan}`)
+    const id = (await findOrganization(db, idOrSlug))?.id
+    if (id === undefined) throw new StartError(`There is no organization ${idOrSlug}`)
+    await lockPlan(db, id)
+    if (status === 'active' && await findStatus(db, id) !== 'active') await restartPeriods(db, id)
+    await updateOrganization(db, id, changes)
+    const details = {
+      ...(plan && { plan }),
+      ...(status && { status }),
+      ...(require_second_factor !== undefined && { require_second_factor })
+    }
+    await recordEvent(
+      db, operatorOf(id),
+      { action: 'organization.update', resource_type: 'organization', resource_id: id, details }
+    )
   })
 }
 

@@ -717,12 +717,26 @@ export const billing_accounts = pgTable('billing_accounts', {
   address: varchar({ length: ADDRESS_LENGTH }).notNull().default(''),
   tax_id: varchar({ length: TAX_ID_LENGTH }).notNull().default(''),
   next_invoice: integer().notNull().default(1),
-  /** What is left of a period that a change of plan cut short: taken off the next invoices. */
-  credit: count().notNull().default(0),
-  credit_currency: char({ length: CURRENCY_LENGTH }),
   coupon: varchar({ length: COUPON_LENGTH }).references(() => coupons.code),
   ...timestamps
-}, (table) => [check('billing_accounts_credit', sql`${table.credit} >= 0`)])
+})
+
+/** What an organization has in credit, by currency: its next invoices take it. It was received, or given back. */
+export const credits = pgTable('credits', {
+  organization_id: ulid().notNull().references(() => organizations.id, { onDelete: 'cascade' }),
+  currency: currency(),
+  amount: count().notNull()
+}, (table) => [
+  primaryKey({ columns: [table.organization_id, table.currency] }),
+  check('credits_amount', sql`${table.amount} >= 0`)
+])
+
+/** Which coupons an organization has redeemed: each once, also when it took it away again. */
+export const coupon_redemptions = pgTable('coupon_redemptions', {
+  organization_id: ulid().notNull().references(() => organizations.id, { onDelete: 'cascade' }),
+  coupon: varchar({ length: COUPON_LENGTH }).notNull().references(() => coupons.code),
+  ...created
+}, (table) => [primaryKey({ columns: [table.organization_id, table.coupon] })])
 
 /** What an organization pays for its plan. A row ends with its last period. */
 export const subscriptions = pgTable('subscriptions', {
@@ -739,11 +753,18 @@ export const subscriptions = pgTable('subscriptions', {
   periods: integer().notNull().default(0),
   period_start: moment().notNull(),
   period_end: moment().notNull(),
-  /** What the current period was invoiced at, after the coupon: what a change of plan gives back a part of. */
-  invoiced: count().notNull(),
+  /** What the current period stands on: what was received for it, a change of plan gives a part of back. */
+  invoice_id: ulid().notNull(),
   cancel_at_period_end: boolean().notNull().default(false),
   ...timestamps
-}, (table) => [index().on(table.period_end)])
+}, (table) => [
+  index().on(table.period_end),
+  foreignKey({
+    name: 'subscriptions_on_invoice',
+    columns: [table.organization_id, table.invoice_id],
+    foreignColumns: [invoices.organization_id, invoices.id]
+  })
+])
 
 /** How an organization pays. No number of a card or an account is ever in it. */
 export const payment_methods = pgTable('payment_methods', {
@@ -774,6 +795,8 @@ export const invoices = pgTable('invoices', {
   discount: count().notNull(),
   credit: count().notNull(),
   total: count().notNull(),
+  /** What a change of plan left over of its period: credit as soon as the invoice is paid, and as long as it is. */
+  unused: count().notNull().default(0),
   /** Who they were when it was made. */
   seller: jsonb().$type<Party>().notNull(),
   buyer: jsonb().$type<Party>().notNull(),
@@ -783,7 +806,8 @@ export const invoices = pgTable('invoices', {
 }, (table) => [
   primaryKey({ columns: [table.organization_id, table.id] }),
   uniqueIndex('invoices_number_taken').on(table.organization_id, table.number),
-  check('invoices_total', sql`${table.total} >= 0 AND ${table.subtotal} = ${table.discount} + ${table.credit} + ${table.total}`)
+  check('invoices_total', sql`${table.total} >= 0 AND ${table.subtotal} = ${table.discount} + ${table.credit} + ${table.total}`),
+  check('invoices_unused', sql`${table.unused} BETWEEN 0 AND ${table.credit} + ${table.total}`)
 ])
 
 /**
@@ -797,6 +821,8 @@ export const charges = pgTable('charges', {
   payment_method_id: ulid(),
   provider: varchar({ length: 32 }).notNull(),
   provider_reference: varchar({ length: LABEL_LENGTH }),
+  /** What the provider says became of it: the operator may have noted down something else. Null until it answered. */
+  provider_status: varchar({ length: 16, enum: PAYMENT_STATUSES }),
   status: varchar({ length: 16, enum: PAYMENT_STATUSES }).notNull().default('pending'),
   currency: currency(),
   amount: count().notNull(),
@@ -822,7 +848,11 @@ export const refunds = pgTable('refunds', {
   organization_id: ulid().notNull(),
   id: ulid().notNull(),
   charge_id: ulid().notNull(),
+  /** Who has the money. */
+  provider: varchar({ length: 32 }).notNull(),
   provider_reference: varchar({ length: LABEL_LENGTH }),
+  /** What the provider says became of it, as of a charge. */
+  provider_status: varchar({ length: 16, enum: PAYMENT_STATUSES }),
   status: varchar({ length: 16, enum: PAYMENT_STATUSES }).notNull().default('pending'),
   amount: count().notNull(),
   reason: varchar({ length: LABEL_LENGTH }),
@@ -861,5 +891,6 @@ export const idempotency_keys = pgTable('idempotency_keys', {
   ...created
 }, (table) => [
   primaryKey({ columns: [table.organization_id, table.principal, table.key] }),
-  index().on(table.organization_id, table.created_at)
+  // What is a day old is found without looking at the rest.
+  index().on(table.created_at)
 ])

@@ -6,19 +6,21 @@ import {
 import { OrganizationParams } from '../../schemas/organizations.ts'
 import { ListQuery, NoContent } from '../../schemas/shapes.ts'
 import { holdAccount, issueInvoice } from '../billing/invoicing.ts'
+import { holderOf } from '../billing/provider.ts'
 import { readNow, type Db } from '../db/database.ts'
 import { principalOf } from '../http/actor.ts'
 import { changeOnce } from '../http/idempotency.ts'
 import type { Domain } from '../http/types.ts'
 import {
-  countPaymentMethods, createPaymentMethod, deletePaymentMethod, findCoupon, findPaymentMethod, listPaymentMethods,
-  redeemCoupon, updateCoupon, updateDefaultMethod, updateDetails, type Coupon as CouponRow, type PaymentMethodRow
+  countPaymentMethods, createPaymentMethod, deletePaymentMethod, findCoupon, findPaymentMethod, hasRedeemed,
+  listPaymentMethods, redeemCoupon, updateCoupon, updateDefaultMethod, updateDetails, type Coupon as CouponRow,
+  type PaymentMethodRow
 } from '../repositories/billing.ts'
 import {
-  createRefund, lockCharge, type Charge as ChargeRow, type Refund as RefundRow
+  createRefund, findInvoice, lockCharge, type Charge as ChargeRow, type Refund as RefundRow
 } from '../repositories/invoices.ts'
 import { findSubscription } from '../repositories/subscriptions.ts'
-import { refuseCardNumbers } from '../rules/billing.ts'
+import { refundableOf, refuseCardNumbers } from '../rules/billing.ts'
 import { fail, refuse } from '../rules/errors.ts'
 import { pageMeta, pageOf } from '../rules/pagination.ts'
 
@@ -158,7 +160,6 @@ export const payments: Domain = async (app) => {
           lines: [{ description, amount, period_start: null, period_end: null }],
           discount: 0,
           usesCredit: false,
-          gives: 0,
           paymentMethodId
         }, new Date(await readNow(db)))
         const { id, invoice_id } = charge!
@@ -202,10 +203,11 @@ export const payments: Domain = async (app) => {
         await holdAccount(db, organizationId)
         const charge = await lockCharge(db, organizationId, request.params.charge) ?? fail('not_found')
         if (charge.status !== 'succeeded') fail('charge_not_settled')
-        const left = charge.amount - charge.refunded
+        const invoice = await findInvoice(db, organizationId, charge.invoice_id)
+        const left = refundableOf(invoice!, charge)
         const { amount = left, reason = null } = request.body
         if (amount > left || left === 0) fail('refund_exceeds_charge', { left })
-        const refund = await createRefund(db, { charge, id: ulid(), amount, reason })
+        const refund = await createRefund(db, { charge, id: ulid(), provider: holderOf(charge), amount, reason })
         return {
           status: 201,
           body: { data: toRefund(refund, charge) },
@@ -229,12 +231,12 @@ export const payments: Domain = async (app) => {
       limitOfEffect: 'billing',
       repeatable: true,
       audit: 'coupon.redeem',
-      errors: ['coupon_unknown', 'coupon_expired', 'coupon_used_up', 'coupon_taken']
+      errors: ['coupon_unknown', 'coupon_expired', 'coupon_used_up', 'coupon_taken', 'coupon_redeemed']
     },
     schema: {
       operationId: 'redeemCoupon',
       tags: ['billing'],
-      summary: 'Redeem a coupon: it is taken off the invoices of the subscription from now on',
+      summary: 'Redeem a coupon, once: it is taken off the invoices of the subscription from now on',
       params: OrganizationParams,
       body: RedeemCouponBody,
       response: { 201: Coupon.one }
@@ -245,6 +247,7 @@ export const payments: Domain = async (app) => {
       return changeOnce(app, request, reply, async (db) => {
         const { account } = await holdAccount(db, organizationId)
         if (account.coupon !== null) fail('coupon_taken')
+        if (await hasRedeemed(db, organizationId, code)) fail('coupon_redeemed')
         const coupon = CODE.test(code) && await redeemCoupon(db, organizationId, code)
         if (!coupon) return refuseCoupon(CODE.test(code) ? await findCoupon(db, code) : undefined, await readNow(db))
         return {

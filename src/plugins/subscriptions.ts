@@ -2,8 +2,8 @@ import {
   CreateSubscriptionBody, EmptyBody, Subscription, UpdateSubscriptionBody, type SubscriptionAttributes
 } from '../../schemas/billing.ts'
 import { OrganizationParams } from '../../schemas/organizations.ts'
-import { holdAccount } from '../billing/invoicing.ts'
-import { beginSubscription, changeSubscription } from '../billing/subscriptions.ts'
+import { holdAccount, holdSubscription } from '../billing/invoicing.ts'
+import { beginSubscription, changeSubscription, closePeriods } from '../billing/subscriptions.ts'
 import { readNow } from '../db/database.ts'
 import { principalOf } from '../http/actor.ts'
 import { changeOnce } from '../http/idempotency.ts'
@@ -14,13 +14,15 @@ import {
   findSubscription, updateSubscription, type Subscription as SubscriptionRow
 } from '../repositories/subscriptions.ts'
 import { refuseCardNumbers } from '../rules/billing.ts'
-import { fail, refuse } from '../rules/errors.ts'
+import { fail } from '../rules/errors.ts'
 
 const FLAT = '/organizations/:organization/subscription'
 const STRUCTURED = '/organizations/:organization/billing/subscription'
 const judge = ({ body }: { body: unknown }) => { refuseCardNumbers(body) }
 
 export const subscriptions: Domain = async (app) => {
+  const closeWhatIsOver = (id: string) => closePeriods(app.db, app.invoicing, app.config.defaultPlan, id)
+
   app.get(STRUCTURED, {
     config: { access: 'billing:read', at: 'organization', also: FLAT, whenInactive: true, errors: ['no_subscription'] },
     schema: {
@@ -59,14 +61,11 @@ export const subscriptions: Domain = async (app) => {
     handler: async (request, reply) => {
       const { id } = principalOf(request).organization
       const { plan: name, interval = 'month', currency = 'EUR', billing_details = {} } = request.body
+      await closeWhatIsOver(id)
       const answer = await changeOnce(app, request, reply, async (db) => {
-        const held = await holdAccount(db, id)
+        await holdAccount(db, id)
         if (await findSubscription(db, id) !== undefined) fail('subscription_exists')
         const offer = await findOffer(db, name, interval, currency) ?? fail('plan_not_offered')
-        const { credit, credit_currency } = held.account
-        if (credit > 0 && credit_currency !== currency) {
-          refuse('currency', `Expected ${credit_currency}: there is credit left in it`)
-        }
         const account = await updateDetails(db, id, billing_details)
         const now = new Date(await readNow(db))
         const made = await beginSubscription(db, app.invoicing, account, { ...offer, interval, currency }, now)
@@ -100,9 +99,9 @@ export const subscriptions: Domain = async (app) => {
     handler: async (request, reply) => {
       const { id } = principalOf(request).organization
       const { billing_details = {} } = request.body
+      await closeWhatIsOver(id)
       const answer = await changeOnce(app, request, reply, async (db) => {
-        await holdAccount(db, id)
-        const subscription = await findSubscription(db, id) ?? fail('no_subscription')
+        const { subscription } = await holdSubscription(db, id)
         const { plan = subscription.plan, interval = subscription.interval } = request.body
         const account = await updateDetails(db, id, billing_details)
         // The same again costs nothing.
@@ -138,9 +137,9 @@ export const subscriptions: Domain = async (app) => {
     },
     handler: async (request, reply) => {
       const { id } = principalOf(request).organization
+      await closeWhatIsOver(id)
       return changeOnce(app, request, reply, async (db) => {
-        const { account } = await holdAccount(db, id)
-        if (await findSubscription(db, id) === undefined) fail('no_subscription')
+        const { account } = await holdSubscription(db, id)
         const changed = await updateSubscription(db, id, { cancel_at_period_end: true })
         return { status: 200, body: toAnswer(changed, account), events: [eventOf(changed, 'subscription.cancel')] }
       })
@@ -166,9 +165,9 @@ export const subscriptions: Domain = async (app) => {
     },
     handler: async (request, reply) => {
       const { id } = principalOf(request).organization
+      await closeWhatIsOver(id)
       return changeOnce(app, request, reply, async (db) => {
-        const { account } = await holdAccount(db, id)
-        if (await findSubscription(db, id) === undefined) fail('no_subscription')
+        const { account } = await holdSubscription(db, id)
         const changed = await updateSubscription(db, id, { cancel_at_period_end: false })
         return { status: 200, body: toAnswer(changed, account), events: [eventOf(changed, 'subscription.resume')] }
       })

@@ -1,7 +1,7 @@
 import { and, asc, desc, eq, gt, isNull, or, sql } from 'drizzle-orm'
 import type { BillingDetails, PaymentMethodAttributes } from '../../schemas/billing.ts'
 import type { Db } from '../db/database.ts'
-import { billing_accounts, coupons, organizations, payment_methods } from '../db/tables.ts'
+import { billing_accounts, coupon_redemptions, coupons, credits, organizations, payment_methods } from '../db/tables.ts'
 import { readPage, type PageRequest } from '../rules/pagination.ts'
 
 // What follows is one organization's, whose row the caller of a change holds (`lockPlan`).
@@ -33,15 +33,28 @@ export async function updateDetails (db: Db, organizationId: string, details: Bi
   return row!
 }
 
-/** Takes the next number of an invoice, and gives or takes credit. */
-export async function updateLedger (
-  db: Db, organizationId: string, credit: number, currency: string
-): Promise<number> {
-  const [row] = await db.update(billing_accounts).set({
-    next_invoice: sql`${billing_accounts.next_invoice} + 1`,
-    ...(credit !== 0 && { credit: sql`${billing_accounts.credit} + ${credit}::bigint`, credit_currency: currency })
-  }).where(itsAccount(organizationId)).returning({ next: billing_accounts.next_invoice })
+/** Takes the next number of an invoice. */
+export async function takeInvoiceNumber (db: Db, organizationId: string): Promise<number> {
+  const [row] = await db.update(billing_accounts).set({ next_invoice: sql`${billing_accounts.next_invoice} + 1` })
+    .where(itsAccount(organizationId)).returning({ next: billing_accounts.next_invoice })
   return row!.next - 1
+}
+
+/** Gives an organization credit, which its next invoices in that currency take. */
+export async function giveCredit (db: Db, organizationId: string, currency: string, amount: number): Promise<void> {
+  if (amount === 0) return
+  await db.insert(credits).values({ organization_id: organizationId, currency, amount }).onConflictDoUpdate({
+    target: [credits.organization_id, credits.currency], set: { amount: sql`${credits.amount} + ${amount}::bigint` }
+  })
+}
+
+/** Takes what an organization has in credit, so much at most; what was taken. */
+export async function takeCredit (db: Db, organizationId: string, currency: string, most: number): Promise<number> {
+  const its = and(eq(credits.organization_id, organizationId), eq(credits.currency, currency))
+  const [row] = await db.select({ amount: credits.amount }).from(credits).where(its)
+  const taken = Math.min(row?.amount ?? 0, most)
+  if (taken > 0) await db.update(credits).set({ amount: sql`${credits.amount} - ${taken}::bigint` }).where(its)
+  return taken
 }
 
 export type PaymentMethodRow = PaymentMethodAttributes & { id: string }
@@ -142,16 +155,24 @@ export async function endCoupon (db: Db, code: string): Promise<boolean> {
     .returning({ code: coupons.code })).length > 0
 }
 
+/** Whether an organization has redeemed a coupon, whether or not it still has it. */
+export async function hasRedeemed (db: Db, organizationId: string, code: string): Promise<boolean> {
+  const { organization_id, coupon } = coupon_redemptions
+  return await db.$count(coupon_redemptions, and(eq(organization_id, organizationId), eq(coupon, code))) > 0
+}
+
 /**
- * Redeems a coupon for an organization, if it is still good: of two who would be the last, one is. Undefined when it is
- * not.
+ * Redeems a coupon for an organization that has not yet, if it is still good: of two who would be the last, one is.
+ * Undefined when it is not.
  */
 export async function redeemCoupon (db: Db, organizationId: string, code: string): Promise<Coupon | undefined> {
   const [row] = await db.update(coupons).set({ redemptions: sql`${coupons.redemptions} + 1` }).where(and(
     eq(coupons.code, code), or(isNull(coupons.valid_until), gt(coupons.valid_until, sql`now()`)),
     or(isNull(coupons.max_redemptions), gt(coupons.max_redemptions, coupons.redemptions))
   )).returning()
-  if (row !== undefined) await updateCoupon(db, organizationId, code)
+  if (row === undefined) return undefined
+  await db.insert(coupon_redemptions).values({ organization_id: organizationId, coupon: code })
+  await updateCoupon(db, organizationId, code)
   return row
 }
 

@@ -1,4 +1,4 @@
-import { and, asc, desc, eq, getTableColumns, gt, isNull, sql, type SQL } from 'drizzle-orm'
+import { and, asc, desc, eq, getTableColumns, gt, inArray, isNull, sql, type SQL } from 'drizzle-orm'
 import type { PaymentStatus } from '../../schemas/billing.ts'
 import type { Db } from '../db/database.ts'
 import { charges, invoices, refunds } from '../db/tables.ts'
@@ -51,6 +51,17 @@ export async function createInvoice (db: Db, invoice: typeof invoices.$inferInse
   await db.insert(invoices).values(invoice)
 }
 
+/** An invoice, which is held until the end of the transaction: before its charges, as whoever settles it does. */
+export async function lockInvoice (db: Db, organizationId: string, id: string): Promise<Invoice | undefined> {
+  const [row] = await db.select().from(invoices).where(oneInvoice(organizationId, id)).for('update')
+  return row
+}
+
+/** Remembers what was not used of the period that an invoice was for. */
+export async function updateUnused (db: Db, organizationId: string, id: string, unused: number): Promise<void> {
+  await db.update(invoices).set({ unused }).where(oneInvoice(organizationId, id))
+}
+
 /** Marks an open invoice as what it became; undefined when it is not open. */
 export async function settleInvoice (
   db: Db, organizationId: string, id: string, status: 'paid' | 'void'
@@ -61,11 +72,15 @@ export async function settleInvoice (
   return row
 }
 
+/** An invoice with what became of its charge, here and at the provider. */
+export type BookedInvoice = InvoiceRow & Record<'charge_status' | 'provider_status', PaymentStatus | null>
+
 /** Every invoice of the installation, those of organizations that are gone too, a part at a time by its place. */
 export async function listAllInvoices (
   db: Db, after: { organization_id: string, number: number }
-): Promise<InvoiceRow[]> {
-  return db.select(columns).from(invoices).leftJoin(charges, itsCharge)
+): Promise<BookedInvoice[]> {
+  const booked = { ...columns, charge_status: charges.status, provider_status: charges.provider_status }
+  return db.select(booked).from(invoices).leftJoin(charges, itsCharge)
     .where(sql`(${invoices.organization_id}, ${invoices.number}) > (${after.organization_id}, ${after.number})`)
     .orderBy(asc(invoices.organization_id), asc(invoices.number)).limit(200)
 }
@@ -84,59 +99,86 @@ export async function lockCharge (db: Db, organizationId: string, id: string): P
   return row
 }
 
-/** What became of the charges of an invoice that were pending; their ids. */
+/**
+ * What became of the charges of an invoice: those that were pending and, once it is paid, those that had failed, for
+ * which nothing is owed any more.
+ */
 export async function settleCharges (
-  db: Db, organizationId: string, invoiceId: string, status: PaymentStatus
-): Promise<string[]> {
-  const rows = await db.update(charges).set({ status, settled_at: sql`now()`, submitted_at: submittedBy(charges) })
+  db: Db, organizationId: string, invoiceId: string, status: 'succeeded' | 'failed'
+): Promise<void> {
+  const from: PaymentStatus[] = status === 'succeeded' ? ['pending', 'failed'] : ['pending']
+  await db.update(charges).set({ status, settled_at: sql`now()`, submitted_at: submittedBy(charges) })
     .where(and(
-      eq(charges.organization_id, organizationId), eq(charges.invoice_id, invoiceId), eq(charges.status, 'pending')
-    )).returning({ id: charges.id })
-  return rows.map(({ id }) => id)
+      eq(charges.organization_id, organizationId), eq(charges.invoice_id, invoiceId), inArray(charges.status, from)
+    ))
+}
+
+/** What became of a charge alone, whatever its invoice is. */
+export async function settleCharge (
+  db: Db, organizationId: string, id: string, status: 'succeeded' | 'failed'
+): Promise<void> {
+  await db.update(charges).set({ status, settled_at: sql`now()` }).where(oneCharge(organizationId, id))
 }
 
 // What has an outcome needs to be told to no provider any more.
 const submittedBy = (table: typeof charges | typeof refunds): SQL => sql`coalesce(${table.submitted_at}, now())`
 
 export async function createRefund (
-  db: Db, { charge, ...refund }: Pick<Refund, 'id' | 'amount' | 'reason'> & { charge: Charge }
+  db: Db, { charge, ...refund }: Pick<Refund, 'id' | 'provider' | 'amount' | 'reason'> & { charge: Charge }
 ): Promise<Refund> {
   const { organization_id, id } = charge
-  await db.update(charges).set({ refunded: sql`${charges.refunded} + ${refund.amount}::bigint` })
-    .where(oneCharge(organization_id, id))
+  await updateRefunded(db, charge, refund.amount)
   const [row] = await db.insert(refunds).values({ organization_id, charge_id: id, ...refund }).returning()
   return row!
 }
 
-/** Marks a pending refund as what it became; what failed is left of its charge again. Undefined when it is settled. */
+async function updateRefunded (db: Db, { organization_id, id }: Charge, by: number): Promise<void> {
+  await db.update(charges).set({ refunded: sql`${charges.refunded} + ${by}::bigint` })
+    .where(oneCharge(organization_id, id))
+}
+
+const oneRefund = (organizationId: string, id: string) =>
+  and(eq(refunds.organization_id, organizationId), eq(refunds.id, id))
+
+/** A refund with its charge, both held until the end of the transaction, the charge first. */
+export async function lockRefund (
+  db: Db, organizationId: string, id: string
+): Promise<{ refund: Refund, charge: Charge } | undefined> {
+  const [its] = await db.select({ charge: refunds.charge_id }).from(refunds).where(oneRefund(organizationId, id))
+  if (its === undefined) return undefined
+  const charge = await lockCharge(db, organizationId, its.charge)
+  const [refund] = await db.select().from(refunds).where(oneRefund(organizationId, id)).for('update')
+  return { refund: refund!, charge: charge! }
+}
+
+/** Marks a refund as what it became; what failed is left of its charge, which the caller holds with it. */
 export async function settleRefund (
-  db: Db, organizationId: string, id: string, status: 'succeeded' | 'failed'
-): Promise<Refund | undefined> {
-  const [row] = await db.update(refunds).set({ status, settled_at: sql`now()`, submitted_at: submittedBy(refunds) })
-    .where(and(eq(refunds.organization_id, organizationId), eq(refunds.id, id), eq(refunds.status, 'pending')))
-    .returning()
-  if (row !== undefined && status === 'failed') {
-    await db.update(charges).set({ refunded: sql`${charges.refunded} - ${row.amount}::bigint` })
-      .where(oneCharge(organizationId, row.charge_id))
-  }
-  return row
+  db: Db, { refund, charge }: { refund: Refund, charge: Charge }, status: 'succeeded' | 'failed'
+): Promise<void> {
+  await db.update(refunds).set({ status, settled_at: sql`now()`, submitted_at: submittedBy(refunds) })
+    .where(oneRefund(refund.organization_id, refund.id))
+  const left = Number(status === 'failed') - Number(refund.status === 'failed')
+  if (left !== 0) await updateRefunded(db, charge, -left * refund.amount)
 }
 
 const AT_ONCE = 100
 
-/** Charges that the provider was not told of yet, or whose answer nobody knows: the system's own list. */
-export async function listUnsubmittedCharges (db: Db, after: string): Promise<Charge[]> {
-  return db.select().from(charges).where(and(isNull(charges.submitted_at), gt(charges.id, after)))
-    .orderBy(asc(charges.id)).limit(AT_ONCE)
+// What was asked of one provider is told to no other, whichever is configured by now.
+const waitsFor = (table: typeof charges | typeof refunds, provider: string, after: string) =>
+  and(isNull(table.submitted_at), eq(table.provider, provider), gt(table.id, after))
+
+/** Charges that their provider was not told of yet, or whose answer nobody knows: the system's own list. */
+export async function listUnsubmittedCharges (db: Db, provider: string, after: string): Promise<Charge[]> {
+  return db.select().from(charges).where(waitsFor(charges, provider, after)).orderBy(asc(charges.id)).limit(AT_ONCE)
 }
 
-/** Refunds that the provider was not told of yet, each with its charge: the system's own list. */
+/** Refunds that their provider was not told of yet, each with its charge: the system's own list. */
 export async function listUnsubmittedRefunds (
-  db: Db, after: string
+  db: Db, provider: string, after: string
 ): Promise<{ refund: Refund, charge: Charge }[]> {
   return db.select({ refund: refunds, charge: charges }).from(refunds)
     .innerJoin(charges, and(eq(charges.organization_id, refunds.organization_id), eq(charges.id, refunds.charge_id)))
-    .where(and(isNull(refunds.submitted_at), gt(refunds.id, after))).orderBy(asc(refunds.id)).limit(AT_ONCE)
+    .where(waitsFor(refunds, provider, after)).orderBy(asc(refunds.id)).limit(AT_ONCE)
 }
 
 /** Refunds that nobody has paid yet, the first 1,000: the operator's own list. */
@@ -146,14 +188,15 @@ export async function listPendingRefunds (db: Db): Promise<{ refund: Refund, cha
     .where(eq(refunds.status, 'pending')).orderBy(asc(refunds.id)).limit(1000)
 }
 
-/** Remembers what the provider calls it; false when somebody else did before. */
-export async function updateSubmitted (
-  db: Db, of: 'charge' | 'refund', { organization_id, id }: { organization_id: string, id: string },
-  reference: string | null
-): Promise<boolean> {
+/** Remembers what the provider says of a charge or refund, and what it calls it, whatever was noted down before. */
+export async function updateReported (
+  db: Db, of: 'charge' | 'refund', { organization_id, id }: Pick<Charge, 'organization_id' | 'id'>,
+  { status, reference }: { status: PaymentStatus, reference: string | null }
+): Promise<void> {
   const table = of === 'charge' ? charges : refunds
-  const rows = await db.update(table).set({ submitted_at: sql`now()`, provider_reference: reference })
-    .where(and(eq(table.organization_id, organization_id), eq(table.id, id), isNull(table.submitted_at)))
-    .returning({ id: table.id })
-  return rows.length > 0
+  await db.update(table).set({
+    submitted_at: submittedBy(table),
+    provider_status: status,
+    ...(reference !== null && { provider_reference: reference })
+  }).where(and(eq(table.organization_id, organization_id), eq(table.id, id)))
 }

@@ -1,6 +1,6 @@
-import { and, asc, eq, lte, sql } from 'drizzle-orm'
+import { and, asc, eq, gt, inArray, lte, or, sql } from 'drizzle-orm'
 import type { Db } from '../db/database.ts'
-import { subscriptions } from '../db/tables.ts'
+import { organizations, subscriptions } from '../db/tables.ts'
 
 export type Subscription = typeof subscriptions.$inferSelect
 export type NewSubscription = Omit<Subscription, 'created_at' | 'updated_at' | 'cancel_at_period_end'>
@@ -32,11 +32,18 @@ export async function deleteSubscription (db: Db, organizationId: string): Promi
 
 const AT_ONCE = 100
 
-/** Organizations whose period is over, the longest first: the system's own list. */
-export async function listDue (db: Db): Promise<string[]> {
-  const rows = await db.select({ id: subscriptions.organization_id }).from(subscriptions)
-    .where(lte(subscriptions.period_end, sql`now()`)).orderBy(asc(subscriptions.period_end)).limit(AT_ONCE)
-  return rows.map(({ id }) => id)
+/**
+ * Organizations whose period is over and has to be closed, some of them from one on: the system's own list. Those that
+ * are suspended or locked go on when they are active again.
+ */
+export async function listDue (db: Db, after: string): Promise<string[]> {
+  const { organization_id: id, period_end, cancel_at_period_end } = subscriptions
+  const rows = await db.select({ id }).from(subscriptions).innerJoin(organizations, eq(organizations.id, id))
+    .where(and(
+      lte(period_end, sql`now()`), gt(id, after),
+      or(cancel_at_period_end, inArray(organizations.status, ['active', 'cancelled']))
+    )).orderBy(asc(id)).limit(AT_ONCE)
+  return rows.map((row) => row.id)
 }
 
 /** The subscription of an organization, if its period is over by the database's clock. */
@@ -44,4 +51,14 @@ export async function findDue (db: Db, organizationId: string): Promise<Subscrip
   const [row] = await db.select().from(subscriptions)
     .where(and(its(organizationId), lte(subscriptions.period_end, sql`now()`)))
   return row
+}
+
+/**
+ * Lets the next period of a subscription whose period is over begin now, when its organization is about to be active
+ * again: the time between is not billed. The caller holds the organization.
+ */
+export async function restartPeriods (db: Db, organizationId: string): Promise<void> {
+  // As if one period had just ended before the first one of those that are counted from now.
+  await db.update(subscriptions).set({ anchor: sql`now()`, periods: -1, period_end: sql`now()`, updated_at: sql`now()` })
+    .where(and(its(organizationId), lte(subscriptions.period_end, sql`now()`)))
 }

@@ -1,4 +1,4 @@
-import { CURRENCIES, type Interval } from '../../schemas/billing.ts'
+import { CURRENCIES, type Interval, type InvoiceStatus } from '../../schemas/billing.ts'
 import { refuse } from './errors.ts'
 
 const MONTHS: Record<Interval, number> = { month: 1, year: 12 }
@@ -19,6 +19,17 @@ export function unusedOf (amount: number, start: Date, end: Date, now: Date): nu
   const left = Math.min(end.getTime() - now.getTime(), end.getTime() - start.getTime())
   // The product of the two is more than a number holds exactly.
   return left <= 0 ? 0 : Number(BigInt(amount) * BigInt(left) / BigInt(end.getTime() - start.getTime()))
+}
+
+/**
+ * What can still go back of a charge: what was received, less what went back, and less what a change of plan has made
+ * credit of it. What the invoice had from credit itself becomes credit first.
+ */
+export function refundableOf (
+  { status, credit, unused }: { status: InvoiceStatus, credit: number, unused: number },
+  { amount, refunded }: { amount: number, refunded: number }
+): number {
+  return amount - refunded - (status === 'paid' ? Math.max(0, unused - credit) : 0)
 }
 
 /** What a coupon takes off an amount, as far as it is of the currency and still good. */

@@ -41,8 +41,9 @@ export interface Row {
 
 const BILLING = '/api/v1/organizations/{organization}/billing'
 const SUBSCRIBED = `INSERT INTO subscriptions (organization_id, id, plan, interval, currency, amount, anchor, period_start,
-  period_end, invoiced) VALUES ('{organization}', '01JQZ7D3K5M7P9R1T3V5X7Z9B0', 'pro', 'month', 'EUR', 2900, now(), now(),
-  now() + interval '1 month', 2900) ON CONFLICT DO NOTHING`
+  period_end, invoice_id) SELECT '{organization}', '01JQZ7D3K5M7P9R1T3V5X7Z9B0', 'pro', 'month', 'EUR', 2900, now(), now(),
+  now() + interval '1 month', id FROM invoices WHERE organization_id = '{organization}' LIMIT 1
+  ON CONFLICT DO NOTHING`
 const UNSUBSCRIBED = "DELETE FROM subscriptions WHERE organization_id = '{organization}'"
 
 const OLD = '/api/v1/organizations/{organization}/projects'
@@ -517,7 +518,8 @@ export const OPERATIONS: Record<string, Row> = {
     access: 'billing:write',
     ...WHOLE,
     body: { code: 'WORLD' },
-    before: "UPDATE billing_accounts SET coupon = NULL WHERE organization_id = '{organization}'"
+    before: `UPDATE billing_accounts SET coupon = NULL WHERE organization_id = '{organization}';
+      DELETE FROM coupon_redemptions WHERE organization_id = '{organization}'`
   },
   removeCoupon: {
     at: `DELETE ${BILLING}/coupons`,

@@ -9,7 +9,7 @@ export const TENANT_TABLES = [
   'organization_counters', 'organization_removals', 'members', 'api_tokens', 'former_token_hashes', 'projects',
   'project_counts', 'encryption_keys', 're_encryptions', 'targets', 'environments', 'histories', 'secrets',
   'secret_versions', 'audit_events', 'late_events', 'teams', 'team_members', 'team_projects', 'billing_accounts',
-  'subscriptions', 'payment_methods', 'invoices', 'charges', 'refunds', 'api_usage', 'idempotency_keys'
+  'credits', 'coupon_redemptions', 'subscriptions', 'payment_methods', 'invoices', 'charges', 'refunds', 'api_usage', 'idempotency_keys'
 ]
 
 /** What may look beyond one organization, and why; everything else is one organization's. */
@@ -53,11 +53,11 @@ export const EXCEPTIONS: { what: RegExp, why: string }[] = [
   },
   { what: /^select organization_id from organization_removals order by/, why: 'what the background worker has to remove' },
   {
-    what: /^select organization_id from subscriptions where subscriptions\.period_end <= now\(\)/,
+    what: /^select .*organization_id from subscriptions inner join organizations .*subscriptions\.period_end <= now\(\)/,
     why: 'the subscriptions that the background worker has to renew'
   },
   {
-    what: /^select .* from (?:charges|refunds) .*submitted_at is null and (?:charges|refunds)\.id > \$1/,
+    what: /^select .* from (?:charges|refunds) .*submitted_at is null and (?:charges|refunds)\.provider = \$1 and (?:charges|refunds)\.id > \$2/,
     why: 'what the background worker has to tell the payment provider'
   },
   {
