@@ -243,6 +243,71 @@ t.test('two organizations at once: each has ids and events of its own', async (t
   for (const running of [one, other]) t.equal((await agree(t, running)).flat().length, 10)
 })
 
+/** Organizations with a document each, which the service has written. */
+const several = (count: number) => Promise.all(times(count, async () => {
+  const running = await start(['live'])
+  await store(running.send, running.levels[0]!, 'FIRST=1')
+  return running
+}))
+
+const all = (organizations: readonly Started[], content = 'SECOND=2') =>
+  Promise.all(organizations.map(({ send, levels: [level] }) => store(send, level!, content)))
+
+t.test('20 organizations at once: few commits, and each has ids and events of its own', async (t) => {
+  const organizations = await several(20)
+  for (const { status, body } of await all(organizations)) t.match([status, body], [200, { data: { version: '2' } }])
+  for (const running of organizations) await agree(t, running)
+  const ids = organizations.map(({ organization }) => `'${organization}'`).join()
+  const commits = await service.sql(`SELECT xmin::text, count(*)::int FROM secret_versions
+    WHERE organization_id IN (${ids}) AND id = 2 GROUP BY 1`)
+  t.ok(commits.length <= 10, `${commits.length} commits`)
+  t.ok(commits.some(({ count }) => Number(count) >= 5), 'many of them are one')
+})
+
+t.test('what one organization is refused keeps no other from being written', async (t) => {
+  const organizations = await several(10)
+  const [revoked, removed, faulty, ...others] = organizations as [Started, Started, Started, ...Started[]]
+  const doomed = revoked.sendAs(await service.token(revoked.organization, ['*']))
+  await service.sql(`CREATE FUNCTION refuse_version() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN RAISE EXCEPTION 'refused' USING ERRCODE = 'raise_exception'; END $$`)
+  await service.sql(`CREATE TRIGGER refuse_version BEFORE INSERT ON secret_versions FOR EACH ROW
+    WHEN (NEW.organization_id = '${faulty.organization}') EXECUTE FUNCTION refuse_version()`)
+  t.teardown(() => service.sql('DROP FUNCTION refuse_version CASCADE'))
+  const change = await changer(service)
+  const answers = await atFirstLook(
+    () => change(`WITH token AS (
+        DELETE FROM api_tokens WHERE organization_id = '${revoked.organization}'
+          AND id = (SELECT max(id) FROM api_tokens WHERE organization_id = '${revoked.organization}')
+      ), gone AS (
+        DELETE FROM environments WHERE slug = 'live' AND organization_id = '${removed.organization}'
+        RETURNING project_id, target_id
+      ), target AS (
+        UPDATE targets SET environment_count = environment_count - 1, secret_count = secret_count - 1
+        WHERE id IN (SELECT target_id FROM gone)
+      )
+      UPDATE project_counts SET environment_count = environment_count - 1, secret_count = secret_count - 1
+      WHERE project_id IN (SELECT project_id FROM gone)`),
+    () => all([{ ...revoked, send: doomed }, removed, faulty, ...others])
+  )
+  t.same(answers.map(({ status }) => status), [401, 404, 500, ...others.map(() => 200)])
+  for (const running of others) t.equal((await agree(t, running)).flat().length, 2)
+  for (const running of [revoked, faulty]) t.equal((await agree(t, running)).flat().length, 1, 'nothing was written')
+})
+
+t.test('what one organization waits for no other waits for', { skip: ONE_SESSION }, async (t) => {
+  const organizations = await several(8)
+  const [counter, project, ...others] = organizations as [Started, Started, ...Started[]]
+  let waiting: Promise<Answer[]> | undefined
+  await transaction(service.database.db, async (db) => {
+    await db.execute(sql`SELECT FROM organization_counters WHERE organization_id = ${counter.organization} FOR UPDATE`)
+    await db.execute(sql`SELECT FROM projects WHERE organization_id = ${project.organization} FOR UPDATE`)
+    waiting = all([counter, project])
+    t.same((await all(others)).map(({ status }) => status), others.map(() => 200), 'while both are held')
+  })
+  t.same((await waiting!).map(({ status }) => status), [200, 200], 'and then these, too')
+  for (const running of organizations) await agree(t, running)
+})
+
 t.test('a line that the database contradicts looks again: a row that was put back is neither a refusal for ever nor an endless look', async (t) => {
   const started = await start(['live'])
   const { organization, send, levels: [level] } = started

@@ -12,6 +12,9 @@ export interface HeldByTeam { team_id: string, project_id: string, role: Role }
 export type Caller = ({ api_token: number, hash: string, user_id?: number, role?: Role } |
   { access_token: number, user_id: number, role: Role }) & { teams?: readonly HeldByTeam[] }
 
+/** What becomes of rows that somebody else holds: they are waited for, or count as not there. */
+export type Held = '' | 'SKIP LOCKED'
+
 /** The caller of a change was revoked, expired or lost its role before the change could commit: nothing was changed. */
 export class CallerEnded extends Error {
   override readonly name = 'CallerEnded'
@@ -22,51 +25,52 @@ export class CallerEnded extends Error {
 }
 
 /** Callers as the parameter of `callerCtes`, each once; null needs none. */
-export function callersJson (callers: readonly (Caller | null)[]): string {
-  const distinct = new Map(callers.flatMap((caller) => caller === null ? [] : [[JSON.stringify(caller), caller]]))
-  return JSON.stringify([...distinct.values()])
+export function callersJson (
+  callers: readonly Readonly<{ organization_id: string, caller: Caller | null }>[]
+): string {
+  const distinct = new Set(callers.flatMap(({ organization_id, caller }) =>
+    caller === null ? [] : [JSON.stringify({ organization_id, ...caller })]))
+  return `[${[...distinct].map((caller, n) => `{"n":${n},${caller.slice(1)}`).join()}]`
 }
 
 /**
  * Common table expressions that take the rows which let callers in, until the end of the transaction: whoever revokes
  * waits for what is under way, and what comes after finds nothing. Closing an account or shutting a client out revokes
  * its grants, so the grant speaks for both, also for an API token that was made through it. Whoever takes a membership
- * away takes it first, and then what hangs on it, so it is taken first here. `callersLive` says whether all of them
- * were found.
+ * away takes it first, and then what hangs on it, so it is taken first here. The last of them, `caller_ended`, has the
+ * `organization_id` of each caller that was not found.
  *
+ * @param callers as `callersJson` makes them
  * @param held with `SKIP LOCKED`, who is being changed is waited for no more than who is gone, and counts as gone
  */
-export const callerCtes = (
-  { organization_id, callers }: { organization_id: unknown, callers: unknown }, held: 'SKIP LOCKED' | '' = ''
-): SQL => sql`
+export const callerCtes = (callers: unknown, held: Held = ''): SQL => sql`
   caller AS (
-    SELECT api_token, decode(hash, 'hex') AS hash, access_token, user_id, role, teams
-    FROM jsonb_to_recordset(${callers}::jsonb) AS caller (api_token bigint, hash text, access_token bigint,
-      user_id bigint, role varchar, teams jsonb)
+    SELECT n, organization_id, api_token, decode(hash, 'hex') AS hash, access_token, user_id, role, teams
+    FROM jsonb_to_recordset(${callers}::jsonb) AS caller (n int, organization_id char(26), api_token bigint, hash text,
+      access_token bigint, user_id bigint, role varchar, teams jsonb)
   ), member_caller AS (
-    SELECT found.user_id, caller.role FROM caller CROSS JOIN LATERAL (
+    SELECT caller.n FROM caller CROSS JOIN LATERAL (
       SELECT m.user_id FROM members m
-      WHERE m.organization_id = ${organization_id}::char(26) AND m.user_id = caller.user_id
+      WHERE m.organization_id = caller.organization_id AND m.user_id = caller.user_id
         AND m.status = 'active' AND m.role = caller.role AND caller.api_token IS NOT NULL
       FOR SHARE ${sql.raw(held)}
     ) AS found
   ), api_token AS (
-    SELECT caller.hash, found.* FROM caller CROSS JOIN LATERAL (
+    SELECT caller.n, caller.organization_id, caller.hash, found.* FROM caller CROSS JOIN LATERAL (
       SELECT token_hash, grant_id FROM api_tokens
-      WHERE id = caller.api_token AND organization_id = ${organization_id}::char(26)
+      WHERE id = caller.api_token AND organization_id = caller.organization_id
         AND (expires_at IS NULL OR expires_at > now())
-        AND (caller.user_id IS NULL OR EXISTS (SELECT FROM member_caller AS its
-          WHERE its.user_id = caller.user_id AND its.role = caller.role))
+        AND (caller.user_id IS NULL OR caller.n IN (SELECT n FROM member_caller))
       FOR SHARE ${sql.raw(held)}
     ) AS found
   ), former_value AS (
-    SELECT found.token_hash FROM api_token CROSS JOIN LATERAL (
+    SELECT api_token.n FROM api_token CROSS JOIN LATERAL (
       SELECT token_hash FROM former_token_hashes
-      WHERE organization_id = ${organization_id}::char(26) AND token_hash = api_token.hash AND expires_at > now()
+      WHERE organization_id = api_token.organization_id AND token_hash = api_token.hash AND expires_at > now()
       FOR SHARE ${sql.raw(held)}
     ) AS found WHERE api_token.token_hash <> api_token.hash
   ), api_caller AS (
-    SELECT grant_id FROM api_token WHERE token_hash = hash OR hash IN (SELECT token_hash FROM former_value)
+    SELECT n, grant_id FROM api_token WHERE token_hash = hash OR n IN (SELECT n FROM former_value)
   ), api_grant AS (
     SELECT found.id FROM (
       SELECT DISTINCT grant_id FROM api_caller WHERE grant_id IS NOT NULL
@@ -76,24 +80,29 @@ export const callerCtes = (
       FOR SHARE ${sql.raw(held)}
     ) AS found
   ), user_caller AS (
-    SELECT found.id FROM caller CROSS JOIN LATERAL (
+    SELECT caller.n FROM caller CROSS JOIN LATERAL (
       SELECT t.id FROM oauth_tokens t
       JOIN oauth_grants g ON g.id = t.grant_id
-      JOIN members m ON m.user_id = g.user_id AND m.organization_id = ${organization_id}::char(26)
+      JOIN members m ON m.user_id = g.user_id AND m.organization_id = caller.organization_id
       WHERE t.id = caller.access_token AND t.used_at IS NULL AND t.access_expires_at > now()
         AND g.revoked_at IS NULL AND g.expires_at > now() AND m.status = 'active' AND m.role = caller.role
       FOR SHARE OF t, g, m ${sql.raw(held)}
     ) AS found
   ), team_caller AS (
-    SELECT found.team_id FROM caller
+    SELECT caller.n FROM caller
     CROSS JOIN LATERAL jsonb_to_recordset(caller.teams) AS its (team_id char(26), project_id char(26), role varchar)
     CROSS JOIN LATERAL (
       SELECT tm.team_id FROM team_members tm
       JOIN team_projects tp ON tp.organization_id = tm.organization_id AND tp.team_id = tm.team_id
-      WHERE tm.organization_id = ${organization_id}::char(26) AND tm.team_id = its.team_id
+      WHERE tm.organization_id = caller.organization_id AND tm.team_id = its.team_id
         AND tm.user_id = caller.user_id AND tp.project_id = its.project_id AND tp.role = its.role
       FOR SHARE OF tm, tp ${sql.raw(held)}
     ) AS found
+  ), caller_ended AS (
+    SELECT organization_id FROM caller WHERE NOT (
+      n IN (SELECT n FROM api_caller WHERE grant_id IS NULL OR grant_id IN (SELECT id FROM api_grant))
+      OR n IN (SELECT n FROM user_caller)
+    ) OR (SELECT count(*) FROM team_caller WHERE team_caller.n = caller.n) <> coalesce(jsonb_array_length(teams), 0)
   )`
 
 /**
@@ -106,7 +115,4 @@ export async function orAgain<T> (run: () => Promise<T>, isLive: (found: T) => b
 }
 
 /** True where no caller is needed, too. */
-export const callersLive = sql`(
-  (SELECT count(*) FROM api_caller WHERE grant_id IS NULL OR grant_id IN (SELECT id FROM api_grant))
-  + (SELECT count(*) FROM user_caller) = (SELECT count(*) FROM caller)
-  AND (SELECT count(*) FROM team_caller) = (SELECT coalesce(sum(jsonb_array_length(teams)), 0) FROM caller))`
+export const callersLive = sql`NOT EXISTS (SELECT FROM caller_ended)`

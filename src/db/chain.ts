@@ -111,7 +111,7 @@ function learn (db: Db, rows: readonly Told[], asked: number): Map<string, Head>
 }
 
 const takeWithCaller = preparedSql<Told, { organization_id: string, callers: string }>('take_head', ($) => sql`
-  WITH ${callerCtes({ organization_id: $('organization_id'), callers: $('callers') })}
+  WITH ${callerCtes($('callers'))}
   SELECT organization_id, next_event, event_head, ${CLOCK} AS clock FROM organization_counters
   WHERE organization_id = ${$('organization_id')}::char(26) AND ${callersLive} FOR NO KEY UPDATE`)
 

@@ -42,7 +42,7 @@ export type AuditEvent = Pick<EventRow, 'action' | 'resource_type' | 'resource_i
  */
 export async function recordEvent (db: Db, actor: Actor, ...events: AuditEvent[]): Promise<void> {
   const { organization_id } = actor
-  const take = async () => takeHead(db, organization_id, callersJson([actor.caller]))
+  const take = async () => takeHead(db, organization_id, callersJson([actor]))
   const head = await orAgain(take, (found) => found !== undefined || actor.caller === null)
   if (head !== undefined) {
     await appendEvents(db, new Map([[organization_id, head]]), events.map((event) => eventRow(actor, event)))
@@ -58,9 +58,9 @@ export async function recordAlone (handle: Db, actor: Actor, event: AuditEvent):
  * Holds the caller of a change until the end of the transaction, for one that takes the counter before its event:
  * whoever revokes that caller holds it, and waits for the counter. Throws CallerEnded when there is none any more.
  */
-export async function holdCaller (db: Db, { organization_id, caller }: Actor): Promise<void> {
+export async function holdCaller (db: Db, actor: Actor): Promise<void> {
   const hold = async () => await db.execute(sql`
-    WITH ${callerCtes({ organization_id, callers: callersJson([caller]) })} SELECT ${callersLive} AS live
+    WITH ${callerCtes(callersJson([actor]))} SELECT ${callersLive} AS live
   `) as unknown as { live: boolean }[]
   const [row] = await orAgain(hold, ([row]) => row!.live)
   if (!row!.live) throw new CallerEnded()

@@ -7,8 +7,9 @@ import { DatabaseError, DatabaseUnavailable, isLockTimeout, LOCK_TIMEOUT, type D
 import type { Actor, AuditEvent } from '../repositories/audit.ts'
 import { ownSecret, type LevelState, type SecretRow } from '../repositories/levels.ts'
 import type { Organization } from '../repositories/principals.ts'
-import { writeSecrets, type Outcome, type SecretWrite } from '../repositories/secrets.ts'
+import type { SecretWrite } from '../repositories/secrets.ts'
 import { fail } from '../rules/errors.ts'
+import { TOGETHER, writeSecrets, type Outcome } from './batches.ts'
 import { sealCurrent, sealVersion, sizeOf } from './documents.ts'
 import { storageKeyOf } from './keys.ts'
 import { createLine, type Line, type Waiter } from './line.ts'
@@ -35,9 +36,6 @@ const MOST_ATTEMPTS = 100
 
 // After so many losses together, each goes by itself: one of them may be what makes the others lose.
 const MOST_TOGETHER_LOST = 5
-
-// What one statement takes: the last write may make it larger by one.
-const TOGETHER = { writes: 50, bytes: 512 * 1024 }
 
 // Whoever lost against another instance has to look, and one that always knew what comes next would be sooner each
 // time. So it looks as well, now and then.

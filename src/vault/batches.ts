@@ -1,0 +1,155 @@
+import { CallerEnded, orAgain } from '../db/caller.ts'
+import { appendEvents, chainOf, learnHead, sealEvents } from '../db/chain.ts'
+import {
+  codeOf, databaseError, DatabaseUnavailable, isForeignKeyViolation, isLockTimeout, isUniqueViolation, transaction,
+  type Db
+} from '../db/database.ts'
+import { eventRow, headOf, type Head, type HeadRow } from '../db/events.ts'
+import { swapSecrets, type Batch, type SecretWrite, type Swapped } from '../repositories/secrets.ts'
+
+/**
+ * What came of writes. Nothing was written where something `moved`, or where somebody `holds` what several writes would
+ * have had to wait for, or one of their callers has ended: by itself, each is told what it was.
+ */
+export type Outcome = { outcome: 'written', next_version: number } | { outcome: 'moved' | 'held' }
+
+/**
+ * Rule 1 of the specification: a write replaces the current document and records a backup version unless `no_backup`.
+ * Those of one organization are written together, all or none: versions and events are numbered in their order, and the
+ * last one for a level makes its document.
+ *
+ * One statement that compares and swaps. It locks in the order that every write keeps (project, level, caller, counter)
+ * and takes effect only if the active keys and who holds them, the levels' revisions and the organization's next
+ * version id are what the caller saw when it decided and sealed, because all of it is part of what the sealed content
+ * is bound to. A version that is restored still has to be in the secret's history: what was purged does not come back.
+ * Whoever gains or loses a document is counted after the counter's row was taken, which makes writes of an organization
+ * take turns. Version ids therefore grow in the order of commits.
+ *
+ * The events stand behind the last one that the process knows of. Where others came between, nothing is written.
+ *
+ * What goes through at once shares its statement with what other organizations write at the same time, and waits for
+ * nobody. What does not is sent again, by itself: it may wait there, and is told what it was.
+ *
+ * Throws CallerEnded when the caller of a single write has ended meanwhile.
+ */
+export async function writeSecrets (db: Db, next_version: number, writes: readonly SecretWrite[]): Promise<Outcome> {
+  const batch = { organization_id: writes[0]!.state.organization_id, next_version, writes }
+  return await writeFree(db, batch) ?? writeInTurn(db, batch)
+}
+
+// Statements of several organizations under way at once. While so many are, what comes gathers for the next one; more
+// of them would be smaller, and each begins and commits for itself.
+const MOST_UNDER_WAY = 2
+
+/** What one statement takes: the last of it may make it larger by one. */
+export const TOGETHER = { writes: 50, bytes: 512 * 1024 }
+
+interface Waiting { batch: Batch, resolve: (outcome: Outcome | undefined) => void, reject: (error: unknown) => void }
+const gathering = new WeakMap<Db, { waiting: Waiting[], underWay: number }>()
+
+/**
+ * Writes what nobody keeps from being written: rows that somebody holds count as moved. Undefined when nothing was
+ * written, for whatever reason.
+ */
+async function writeFree (db: Db, batch: Batch): Promise<Outcome | undefined> {
+  const gathered = gathering.get(db) ?? { waiting: [], underWay: 0 }
+  gathering.set(db, gathered)
+  return new Promise((resolve, reject) => {
+    gathered.waiting.push({ batch, resolve, reject })
+    // Who comes in the same turn of the event loop goes together.
+    if (gathered.waiting.length === 1) setImmediate(leave)
+  })
+
+  async function leave () {
+    const { waiting } = gathered
+    if (waiting.length === 0 || gathered.underWay === MOST_UNDER_WAY) return
+    const room = { ...TOGETHER }
+    const end = waiting.findIndex(({ batch: { writes } }) => {
+      const isFull = room.writes <= 0 || room.bytes <= 0
+      room.writes -= writes.length
+      room.bytes -= bytesOf(writes)
+      return isFull
+    })
+    const taken = waiting.splice(0, end === -1 ? waiting.length : end)
+    if (waiting.length > 0) setImmediate(leave)
+    gathered.underWay++
+    try {
+      const written = await swapFree(db, taken.map(({ batch }) => batch))
+      for (const { batch: { organization_id }, resolve } of taken) resolve(written.get(organization_id))
+    } catch (error) {
+      // One of them may be at fault, unless the database is not there: then nobody knows whether it was written, and
+      // those behind need not find out the same way.
+      const isUndone = !(databaseError(error) instanceof DatabaseUnavailable) || isLockTimeout(error) || hasLost(error)
+      if (isUndone) for (const { resolve } of taken) resolve(undefined)
+      else for (const { reject } of [...taken, ...waiting.splice(0)]) reject(error)
+    } finally {
+      gathered.underWay--
+      setImmediate(leave)
+    }
+  }
+}
+
+const bytesOf = (writes: readonly SecretWrite[]) =>
+  writes.reduce((sum, { secret, version }) => sum + (secret.sealed?.length ?? 0) + (version?.sealed.length ?? 0), 0)
+
+// The database chose this statement to lose against another one.
+const hasLost = (error: unknown) => /^(40P01|40001)$/.test(codeOf(error) ?? '')
+
+// Answers those organizations whose writes took effect, of those whose chain's end is known. Each of them is there
+// once, as it has one line of writes.
+async function swapFree (db: Db, all: readonly Batch[]): Promise<Map<string, Outcome>> {
+  const chain = chainOf(db)
+  const known = new Map(all.flatMap(({ organization_id: id }): [string, Head][] => {
+    const head = chain.isMissedOften(id) ? undefined : chain.heads.get(id)
+    return head === undefined ? [] : [[id, head]]
+  }))
+  const batches = all.filter(({ organization_id }) => known.has(organization_id))
+  if (batches.length === 0) return new Map()
+  const events = batches.flatMap(({ writes }) => writes.map(({ actor, event }) => eventRow(actor, event)))
+  const sealed = sealEvents(db, known, events)
+  const asked = performance.now()
+  const rows = await swapSecrets(db, 'SKIP LOCKED', batches, known, sealed)
+  return new Map(rows.flatMap((row): [string, Outcome][] => {
+    const { organization_id, next_version } = row
+    chain.told(row.clock, asked)
+    if (next_version !== null) {
+      chain.recorded(organization_id, sealed.after.get(organization_id)!)
+      return [[organization_id, { outcome: 'written', next_version: Number(next_version) }]]
+    }
+    if (row.next_event !== null) {
+      chain.missed(organization_id)
+      learnHead(db, organization_id, headOf(row as HeadRow))
+    }
+    return []
+  }))
+}
+
+/**
+ * Writes of one organization by themselves. A single one waits for what somebody holds. Several wait for nothing but
+ * the counter: what somebody holds is skipped, and they are not written. So no two statements that each hold several
+ * rows wait for one another.
+ */
+async function writeInTurn (handle: Db, batch: Batch): Promise<Outcome> {
+  const { organization_id, writes } = batch
+  const isOne = writes.length === 1
+  // It learns where the chain ends from the counter, and records then: whoever waited for a project has it by now.
+  const write = async () => transaction(handle, async (db) => {
+    const [row] = await swapSecrets(db, '', [batch]) as [Swapped]
+    if (row.next_version !== null) {
+      const events = writes.map(({ actor, event }) => eventRow(actor, event))
+      await appendEvents(db, new Map([[organization_id, headOf(row as HeadRow)]]), events)
+    }
+    return row
+  })
+  try {
+    const row = isOne ? await orAgain(write, ({ callers_live }) => callers_live) : await write()
+    if (row.next_version !== null) return { outcome: 'written', next_version: Number(row.next_version) }
+    if (isOne && !row.callers_live) throw new CallerEnded()
+    return { outcome: row.callers_live && row.projects_found ? 'moved' : 'held' }
+  } catch (error) {
+    // Somebody made the level's first document, or deleted its place, between our look and the statement.
+    const isMoved = isUniqueViolation(error) || isForeignKeyViolation(error) || hasLost(error)
+    if (isMoved) return { outcome: 'moved' }
+    throw error
+  }
+}
