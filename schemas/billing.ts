@@ -170,7 +170,10 @@ export const Usage = Resource('usage', Type.Object({
   period_end: Timestamp,
   api_calls: Type.Object({ used: Type.Integer(), limit_per_minute: Type.Integer() }),
   projects: Used,
-  members: Used
+  members: Used,
+  bytes: Type.Object(Used.properties, {
+    description: 'What is stored: the size_bytes of every current document and of every version, together'
+  })
 }, { title: 'UsageAttributes' }), {
   title: 'Usage',
   id: '2026-03',
@@ -180,7 +183,8 @@ export const Usage = Resource('usage', Type.Object({
     period_end: '2026-04-01T00:00:00.000Z',
     api_calls: { used: 1201, limit_per_minute: 100 },
     projects: { used: 3, limit: 50 },
-    members: { used: 4, limit: 25 }
+    members: { used: 4, limit: 25 },
+    bytes: { used: 1820400, limit: 1073741824 }
   }
 })
 

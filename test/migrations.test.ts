@@ -17,6 +17,7 @@ import { openRows } from '../src/vault/rows.ts'
 import { freshDatabase } from './helpers/app.ts'
 import { QUICK } from './helpers/costs.ts'
 import { beside } from './helpers/statements.ts'
+import { miscounted } from './helpers/traffic.ts'
 import { hasPostgres, startPostgres } from './helpers/postgres.ts'
 
 const KEYS = ['name', 'retention_days', 'api_per_minute', 'max_projects', 'max_members', 'max_bytes']
@@ -134,6 +135,8 @@ for (const on of ['the embedded database', 'PostgreSQL']) {
     const keyring = createKeyring([parseMasterKey(OLD.master_key)])
     t.ok(await openRows(database, keyring) > 0)
     t.strictSame(await schemaOf(database), schema, 'its schema is that of a new one')
+    t.same(await miscounted((query) => rowsOf(database, query)), [], 'what is there was counted')
+    t.match(await rowsOf(database, 'SELECT stored_bytes::int > 0 AS counted FROM organization_counters'), [{ counted: true }])
 
     const app = await buildApp({
       config: loadConfig({ LOG_LEVEL: 'silent', RATE_LIMIT_API: '0' }), database, keyring, costs: QUICK

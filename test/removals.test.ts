@@ -39,10 +39,13 @@ async function copy (query: (text: string) => Promise<unknown>, organization: st
     INSERT INTO secret_versions (organization_id, id, history_id, action, revision, key_version, sealed, size_bytes)
     SELECT organization_id, id + n, history_id, action, revision, key_version, sealed, size_bytes
     FROM secret_versions, generate_series(1, ${copies}) n WHERE organization_id = '${organization}' AND id = ${version}`)
-  await query(`UPDATE secrets SET version_count = version_count + ${copies} WHERE organization_id = '${organization}'`)
-  await query(
-    `UPDATE organization_counters SET next_version = next_version + ${copies} WHERE organization_id = '${organization}'`
-  )
+  const bytes = `${copies} * (SELECT size_bytes FROM secret_versions
+    WHERE organization_id = '${organization}' AND id = ${version})`
+  await query(`UPDATE secrets SET version_count = version_count + ${copies}, version_bytes = version_bytes + ${bytes}
+    WHERE organization_id = '${organization}' AND history_id = (SELECT history_id FROM secret_versions
+      WHERE organization_id = '${organization}' AND id = ${version})`)
+  await query(`UPDATE organization_counters SET next_version = next_version + ${copies},
+    stored_bytes = stored_bytes + ${bytes} WHERE organization_id = '${organization}'`)
 }
 
 /**

@@ -189,7 +189,7 @@ function rotated (before: State, id: string, key: Row, details: Row, re_encrypti
   const project = before.projects.find((row) => row.id === id)!
   const version = project.key_version + 1
   const documents = before.secrets.filter((row) => row.project_id === id && row.sealed !== null)
-  const [{ next_version: first, organization_id }] = before.organization_counters as [Row]
+  const [{ next_version: first, organization_id, stored_bytes }] = before.organization_counters as [Row]
   const idOf = new Map(documents.map((row, i) => [row.id, first + i]))
   const rotatedKeys = change(before.encryption_keys, (row) => row.project_id === id && row.is_active, () =>
     ({ is_active: false, rotated_at: 'new' }))
@@ -217,6 +217,7 @@ function rotated (before: State, id: string, key: Row, details: Row, re_encrypti
       key_version: version,
       version: idOf.get(row.id),
       version_count: row.version_count + 1,
+      version_bytes: row.version_bytes + row.size_bytes,
       updated_at: 'new'
     })),
     secret_versions: [...before.secret_versions, ...versions],
@@ -224,7 +225,10 @@ function rotated (before: State, id: string, key: Row, details: Row, re_encrypti
       ({ organization_id, project_id: id, moved: 0, started_at: 'new', finished_at: null, unreadable: 0, ...row }))]
       .sort((a, b) => a.project_id < b.project_id ? -1 : 1),
     organization_counters: change(before.organization_counters, () => true, () =>
-      ({ next_version: first + documents.length }))
+      ({
+        next_version: first + documents.length,
+        stored_bytes: documents.reduce((sum, { size_bytes }) => sum + size_bytes, stored_bytes)
+      }))
   }
   return withEvent(made, {
     action: 'key.rotate',

@@ -45,6 +45,8 @@ async function undo (database: Database, keyring: Keyring) {
     'DROP INDEX encryption_keys_of_clients',
     'ALTER TABLE encryption_keys DROP COLUMN key_check_hash',
     'DROP TABLE late_events',
+    'ALTER TABLE secrets DROP COLUMN version_bytes',
+    'ALTER TABLE organization_counters DROP COLUMN stored_bytes',
     'DROP TABLE team_members, team_projects, teams',
     'DROP TABLE second_factors, recovery_codes, sign_in_steps',
     'ALTER TABLE users DROP COLUMN second_factor_id',

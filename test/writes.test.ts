@@ -284,6 +284,8 @@ t.test('what one organization is refused keeps no other from being written', asy
       ), target AS (
         UPDATE targets SET environment_count = environment_count - 1, secret_count = secret_count - 1
         WHERE id IN (SELECT target_id FROM gone)
+      ), counter AS (
+        UPDATE organization_counters SET stored_bytes = 0 WHERE organization_id = '${removed.organization}'
       )
       UPDATE project_counts SET environment_count = environment_count - 1, secret_count = secret_count - 1
       WHERE project_id IN (SELECT project_id FROM gone)`),

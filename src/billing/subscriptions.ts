@@ -5,7 +5,7 @@ import type { Plan } from '../../schemas/organizations.ts'
 import { recordEvent, systemOf, type AuditEvent } from '../repositories/audit.ts'
 import { findCoupon, giveCredit, requireAccount, type Account } from '../repositories/billing.ts'
 import { findInvoice, updateUnused } from '../repositories/invoices.ts'
-import { countOf, findStatus, lockPlan, updatePlan, type Counted } from '../repositories/plans.ts'
+import { countOf, findStatus, findStoredBytes, lockPlan, updatePlan } from '../repositories/plans.ts'
 import {
   createSubscription, deleteSubscription, findDue, updateSubscription, type Subscription
 } from '../repositories/subscriptions.ts'
@@ -20,10 +20,10 @@ export interface Offer { plan: Plan, interval: Interval, currency: string, amoun
 
 /** 422 where what an organization has does not fit into a plan. */
 export async function requireFit (db: Db, organizationId: string, plan: Plan): Promise<void> {
-  for (const what of ['projects', 'members'] satisfies Counted[]) {
+  for (const what of ['projects', 'members', 'bytes'] as const) {
     const limit = plan[`max_${what}`]
     if (limit === null) continue
-    const used = await countOf(db, organizationId, what)
+    const used = what === 'bytes' ? await findStoredBytes(db, organizationId) : await countOf(db, organizationId, what)
     if (used > limit) fail('plan_limit_reached', { limit, used, plan: plan.name })
   }
 }

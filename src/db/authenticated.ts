@@ -109,6 +109,7 @@ export const AUTHENTICATED = {
       history_id:
         'A purge gives another one; to change it removes the history, or brings back what a purge has not removed yet; versions are bound to the secret',
       version_count: SHOWN,
+      version_bytes: 'What a purge frees: set to less, the plan of the organization is full sooner; to more, later',
       created_at: WHEN,
       updated_at: WHEN
     }, { presence: ['sealed'] })

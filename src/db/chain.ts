@@ -169,9 +169,10 @@ export async function findHeads (db: Db, all: Ids): Promise<Map<string, Head>> {
 }
 
 const append = (name: string, beside: ($: Value) => SQL = () => sql``) =>
-  preparedSql<{ seq: string }, { heads: string, events: string, late?: string }>(name, ($) => sql`
+  preparedSql<{ seq: string }, { heads: string, events: string, growth: number, late?: string }>(name, ($) => sql`
     WITH expected AS (${expectedHeads($('heads'))}), counter AS (
-      UPDATE organization_counters SET next_event = expected.then_event, event_head = expected.then_head
+      UPDATE organization_counters SET next_event = expected.then_event, event_head = expected.then_head,
+        stored_bytes = stored_bytes + ${$('growth')}::bigint
       FROM expected WHERE organization_counters.organization_id = expected.organization_id
         AND organization_counters.next_event = expected.next_event
       RETURNING organization_counters.organization_id
@@ -186,15 +187,17 @@ const appendTakenOrLate = append('append_events_or_late', ($) => sql`, late AS (
 /**
  * Records events in organizations whose counters the transaction has taken, by what those said.
  *
+ * @param growth bytes by which the one organization that this is about stores more, or less
  * @param late events of other organizations, to be numbered later
  */
 export async function appendEvents (
-  db: Db, heads: ReadonlyMap<string, Head>, rows: readonly EventRow[], late?: readonly EventRow[]
+  db: Db, heads: ReadonlyMap<string, Head>, rows: readonly EventRow[],
+  { growth = 0, late }: { growth?: number, late?: readonly EventRow[] } = {}
 ): Promise<void> {
   const { after, ...values } = sealEvents(db, heads, rows)
   const recorded = late === undefined
-    ? await appendTaken(db, values)
-    : await appendTakenOrLate(db, { ...values, late: JSON.stringify(late) })
+    ? await appendTaken(db, { ...values, growth })
+    : await appendTakenOrLate(db, { ...values, growth, late: JSON.stringify(late) })
   if (recorded.length !== rows.length) throw new Error('the counter of an organization moved while it was held')
   // Before the commit, which others wait for: they then expect what it leaves.
   for (const [id, head] of after) chainOf(db).recorded(id, head)

@@ -38,7 +38,7 @@ export const plans = pgTable('plans', {
   api_per_minute: integer().notNull(),
   max_projects: integer(),
   max_members: integer(),
-  /** Of documents and versions together, as they are sent. */
+  /** Of documents and versions together, as `size_bytes` counts them. */
   max_bytes: count()
 })
 
@@ -93,14 +93,17 @@ export const organizationColumns = {
 }
 
 /**
- * The next version id and audit sequence of an organization, and the MAC of its last event. Taken last before a commit,
- * so ids grow in its order. Refers to no organization: events outlive theirs, and so does where their chain ends.
+ * The next version id and audit sequence of an organization, the MAC of its last event, and how much it stores. Taken
+ * last before a commit, so ids grow in its order. Refers to no organization: events outlive theirs, and so does where
+ * their chain ends.
  */
 export const organization_counters = pgTable('organization_counters', {
   organization_id: ulid().primaryKey(),
   next_version: count().notNull().default(1),
   next_event: count().notNull().default(1),
-  event_head: bytea()
+  event_head: bytea(),
+  /** The sum of `size_bytes` over its documents and their versions. */
+  stored_bytes: count().notNull().default(0)
 })
 
 /**
@@ -599,8 +602,9 @@ export const secrets = pgTable('secrets', {
   /** Version recorded by the last write; null after `no_backup`, and when that version is gone. */
   version: count(),
   history_id: ulid().notNull(),
-  /** Versions in its history, kept by the statements that change it. */
+  /** Versions in its history, and their `size_bytes` together, kept by the statements that change it. */
   version_count: integer().notNull().default(0),
+  version_bytes: count().notNull().default(0),
   ...timestamps,
   ...authenticated
 }, (table) => [
@@ -688,7 +692,8 @@ export const late_events = pgTable('late_events', {
   organization_id: ulid().notNull(),
   id: count().notNull().generatedAlwaysAsIdentity(),
   occurred_at: moment().notNull().default(sql`now()`),
-  event: jsonb().$type<EventRow>().notNull()
+  event: jsonb().$type<EventRow>().notNull(),
+  ...authenticated
 }, (table) => [primaryKey({ columns: [table.organization_id, table.id] })])
 
 /** What the operator gives away: a share of each subscription invoice, or an amount. */

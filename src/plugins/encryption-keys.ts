@@ -81,7 +81,7 @@ export const encryptionKeys: Domain = async (app) => {
       brings: 'key',
       limitOfEffect: 'key_rotation',
       audit: 'key.rotate',
-      errors: ['client_managed_key', 'rotation_in_progress']
+      errors: ['client_managed_key', 'rotation_in_progress', 'plan_limit_reached']
     },
     schema: {
       operationId: 'rotateEncryptionKey',
@@ -169,7 +169,7 @@ export const encryptionKeys: Domain = async (app) => {
       audit: 'history.re_encrypt',
       errors: [
         'server_managed_encryption', 'key_proof_mismatch', 'key_proof_reveals_key', 'key_version_conflict',
-        'rotation_in_progress'
+        'rotation_in_progress', 'plan_limit_reached'
       ]
     },
     schema: {
@@ -212,8 +212,7 @@ const clientRotation: Domain = async (app) => {
       audit: 'key.rotate',
       errors: [
         'server_managed_encryption', 'secrets_incomplete', 'precondition_failed', 'key_proof_mismatch',
-        'key_proof_reveals_key',
-        'rotation_in_progress'
+        'key_proof_reveals_key', 'rotation_in_progress', 'plan_limit_reached'
       ]
     },
     schema: {

@@ -30,7 +30,7 @@ export const plans: Domain = async (app) => {
     },
     handler: async (request) => {
       const { id, plan } = principalOf(request).organization
-      const { period_start, period_end, calls, projects, members } = await findUsage(app.lists, id)
+      const { period_start, period_end, calls, projects, members, bytes } = await findUsage(app.lists, id)
       return {
         data: {
           type: 'usage' as const,
@@ -41,7 +41,8 @@ export const plans: Domain = async (app) => {
             period_end,
             api_calls: { used: calls + app.calls.of(id), limit_per_minute: plan.api_per_minute },
             projects: { used: projects, limit: plan.max_projects },
-            members: { used: members, limit: plan.max_members }
+            members: { used: members, limit: plan.max_members },
+            bytes: { used: bytes, limit: plan.max_bytes }
           }
         }
       }

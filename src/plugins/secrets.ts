@@ -137,8 +137,7 @@ export const secrets: Domain = async (app) => {
       audit: 'secret.store',
       errors: [
         'precondition_failed', 'client_managed_encryption', 'content_not_decryptable', 'key_proof_required',
-        'key_proof_mismatch',
-        'key_proof_reveals_key'
+        'key_proof_mismatch', 'key_proof_reveals_key', 'plan_limit_reached'
       ]
     },
     schema: {
@@ -234,11 +233,13 @@ export const secrets: Domain = async (app) => {
       const secret = ownSecret(state)
       if (!isStored(secret)) return fail('not_found')
       requirePrecondition(request.headers, etagOf(storageKeyOf(app.keyring, organization), [secret]))
-      const { versions: purged } = await removeHistories(db, organization.id, { secret_id: secret.id })
+      const { versions: purged, bytes } = await removeHistories(db, organization.id, { secret_id: secret.id })
       await deleteSecret(db, state, secret)
       await removeSome(db, organization.id)
       const event = { action: 'secret.delete', resource_type: 'secret', resource_id: secret.id } as const
-      await recordEvent(db, actorOf(request), { ...event, details: { level: state.level, purged } })
+      await recordEvent(db, actorOf(request), {
+        ...event, details: { level: state.level, purged }, growth: -bytes
+      })
     })
     app.removals.wake()
   }

@@ -30,7 +30,7 @@ import { writeLevel } from '../vault/write.ts'
 
 const RESTORE_ERRORS = [
   'version_locked', 'content_required_for_old_key', 'key_proof_mismatch', 'key_proof_reveals_key',
-  'content_not_decryptable', 'integrity_error'
+  'content_not_decryptable', 'integrity_error', 'plan_limit_reached'
 ] as const satisfies ErrorCode[]
 
 export const versions: Domain = async (app) => {
@@ -155,7 +155,8 @@ export const versions: Domain = async (app) => {
           action: 'version.delete',
           resource_type: 'secret',
           resource_id: found.secret.id,
-          details: { version: id, key_version, force }
+          details: { version: id, key_version, force },
+          growth: -outcome.bytes
         })
       })
       return reply.code(204).send(null)
@@ -188,13 +189,15 @@ export const versions: Domain = async (app) => {
         const { project } = state
         const secret = ownSecret(state)
         const below = scope === 'project' ? { project_id: project.id } : secret && { secret_id: secret.id }
-        const count = below === undefined ? 0 : await purgeHistories(db, organization.id, below)
+        const { versions, bytes } = below === undefined
+          ? { versions: 0, bytes: 0 }
+          : await purgeHistories(db, organization.id, below)
         await removeSome(db, organization.id)
         const resource_id = scope === 'project' ? project.id : state.level_id
         await recordEvent(db, actorOf(request), {
-          action: 'version.purge', resource_type: scope, resource_id, details: { purged_count: count }
+          action: 'version.purge', resource_type: scope, resource_id, details: { purged_count: versions }, growth: -bytes
         })
-        return count
+        return versions
       })
       app.removals.wake()
       return {

@@ -31,6 +31,8 @@ export const systemOf = (organizationId: string): Actor => withoutRequest(organi
 
 export type AuditEvent = Pick<EventRow, 'action' | 'resource_type' | 'resource_id'> & {
   details?: NonNullable<EventRow['details']>
+  /** By how many bytes the organization stores more, or less, with what it tells of: none, where it is left out. */
+  growth?: number
 }
 
 /**
@@ -45,7 +47,9 @@ export async function recordEvent (db: Db, actor: Actor, ...events: AuditEvent[]
   const take = async () => takeHead(db, organization_id, callersJson([actor]))
   const head = await orAgain(take, (found) => found !== undefined || actor.caller === null)
   if (head !== undefined) {
-    await appendEvents(db, new Map([[organization_id, head]]), events.map((event) => eventRow(actor, event)))
+    const growth = events.reduce((sum, event) => sum + (event.growth ?? 0), 0)
+    const rows = events.map((event) => eventRow(actor, event))
+    await appendEvents(db, new Map([[organization_id, head]]), rows, { growth })
   } else if (actor.caller !== null) throw new CallerEnded()
 }
 
@@ -83,7 +87,7 @@ export async function recordOfPerson (
   const heads = await takeHeads(db, rows.map(({ organization_id }) => organization_id), 'free', synchronousCommit)
   const isFree = ({ organization_id }: EventRow) => heads.has(organization_id)
   const late = rows.filter((row) => !isFree(row))
-  await appendEvents(db, heads, rows.filter(isFree), late)
+  await appendEvents(db, heads, rows.filter(isFree), { late })
   return late.length > 0
 }
 

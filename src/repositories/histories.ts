@@ -147,8 +147,8 @@ export async function listOldestWaiting (
 const numbered = (rows: unknown) => (rows as Listed[]).map((row) => ({ ...row, id: Number(row.id) }))
 
 /**
- * Those of the versions that wait, with their content. `lock` takes their rows until the end of the transaction:
- * `skip` leaves out what another instance or a restore is at.
+ * Those of the versions that wait, with their content. `lock` takes their rows until the end of the transaction: `wait`
+ * with their secrets, in the order of a restore; `skip` leaves out what another instance or a restore is at.
  */
 export async function findWaiting (
   db: Db, project: KeyState, ids: readonly number[], retentionDays: number | null, lock?: 'wait' | 'skip'
@@ -163,17 +163,19 @@ export async function findWaiting (
       eq(secret_versions.organization_id, project.organization_id), isOneOf(secret_versions.id, ids),
       waiting(project, retentionDays)
     ))
-    .orderBy(asc(secret_versions.id))
-  if (lock === undefined) return query
-  return lock === 'skip'
-    ? query.for('update', { of: secret_versions, skipLocked: true })
-    : query.for('update', { of: secret_versions })
+  switch (lock) {
+    case 'skip': return query.orderBy(asc(secret_versions.id)).for('update', { of: secret_versions, skipLocked: true })
+    case 'wait':
+      return query.orderBy(asc(secrets.id), asc(secret_versions.id)).for('update', { of: [secrets, secret_versions] })
+    default: return query.orderBy(asc(secret_versions.id))
+  }
 }
 
+/** A version as it becomes under another key. */
+export interface MovedVersion { id: number, sealed: Buffer, size_bytes: number }
+
 /** Puts versions under the active key; their ids, revisions and times stay. */
-export async function moveVersions (
-  db: Db, project: KeyState, versions: readonly { id: number, sealed: Buffer, size_bytes: number }[]
-): Promise<void> {
+export async function moveVersions (db: Db, project: KeyState, versions: readonly MovedVersion[]): Promise<void> {
   await db.execute(sql`
     UPDATE secret_versions v SET key_version = ${project.key_version}, sealed = decode(r.sealed, 'base64'),
       size_bytes = r.size_bytes
@@ -181,6 +183,17 @@ export async function moveVersions (
     WHERE v.organization_id = ${project.organization_id} AND v.id = r.id`)
   await db.update(re_encryptions).set({ moved: sql`${re_encryptions.moved} + ${versions.length}` })
     .where(and(ofProject(project), isNull(re_encryptions.finished_at)))
+}
+
+/** Counts what versions of secrets became larger by; the caller holds these. */
+export async function growHistories (
+  db: Db, project: KeyState, grown: readonly { secret_id: string, growth: number }[]
+): Promise<void> {
+  await db.execute(sql`
+    UPDATE secrets s SET version_bytes = s.version_bytes + r.growth
+    FROM (SELECT secret_id, sum(growth) AS growth
+      FROM jsonb_to_recordset(${rowsJson(grown)}::jsonb) AS r (secret_id char(26), growth bigint) GROUP BY 1) r
+    WHERE s.organization_id = ${project.organization_id} AND s.id = r.secret_id`)
 }
 
 const ofProject = ({ organization_id, id }: KeyState) =>

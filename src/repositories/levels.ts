@@ -43,6 +43,8 @@ export interface LevelState {
    * The version id that the organization's next recorded write takes, if nobody is faster; 0 unless it was asked for.
    */
   next_version: number
+  /** The bytes that the organization stores; 0 unless the version id was asked for. */
+  stored_bytes: number
 }
 
 /**
@@ -109,6 +111,7 @@ interface Row {
   version_count: number
   recorded_revision: string | null
   next_version: string | null
+  stored_bytes: string | null
   next_event: string | null
   event_head: Buffer | null
 }
@@ -137,7 +140,7 @@ const levels = (name: string, place: SQL, documents: SQL) => preparedSql<Row, { 
     (SELECT v.revision FROM secret_versions v
       WHERE v.organization_id = s.organization_id AND v.history_id = s.history_id ORDER BY v.id DESC
         LIMIT 1) AS recorded_revision,
-    c.next_version, c.next_event, c.event_head
+    c.next_version, c.stored_bytes, c.next_event, c.event_head
   FROM jsonb_to_recordset(${$('asked')}::jsonb) AS asked (question int, organization_id char(26), ${place}
   JOIN encryption_keys k ON k.organization_id = p.organization_id AND k.project_id = p.id AND k.is_active
   LEFT JOIN secrets s ON asked.documents AND s.organization_id = p.organization_id AND ${documents}
@@ -256,7 +259,8 @@ function toState (db: Db, rows: readonly Omit<Row, 'question'>[]): LevelState | 
     level_id: deepest.id,
     slug: deepest.slug,
     secrets,
-    next_version: Number(first.next_version)
+    next_version: Number(first.next_version),
+    stored_bytes: Number(first.stored_bytes)
   }
 }
 

@@ -117,9 +117,10 @@ export async function lockEverybody (db: Db, id: string): Promise<{ members: num
 
 /**
  * Deletes an organization: its row with its key, and everything that hangs on it. What was in its projects is reachable
- * from nowhere then, and left to the background. The caller holds it (`lockEverybody`).
+ * from nowhere then, counts for nothing, and is left to the background. The caller holds it (`lockEverybody`).
  */
 export async function deleteOrganization (db: Db, id: string): Promise<void> {
+  await db.update(organization_counters).set({ stored_bytes: 0 }).where(eq(organization_counters.organization_id, id))
   await db.insert(organization_removals).values({ organization_id: id })
   await db.delete(organizations).where(eq(organizations.id, id))
 }

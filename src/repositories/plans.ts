@@ -2,7 +2,7 @@ import { and, asc, count, eq, sql } from 'drizzle-orm'
 import type { Interval, PlanPrice } from '../../schemas/billing.ts'
 import type { OrganizationStatus, Plan } from '../../schemas/organizations.ts'
 import { preparedSql, type Db } from '../db/database.ts'
-import { members, organizations, plan_prices, plans, projects } from '../db/tables.ts'
+import { members, organization_counters, organizations, plan_prices, plans, projects } from '../db/tables.ts'
 
 // The row is held before the plan is looked up by it: joined in one, a plan that changes while the row is waited for
 // would be compared with the new name, and found nowhere.
@@ -41,6 +41,14 @@ export async function countOf (db: Db, organizationId: string, what: Counted): P
   const table = TABLES[what]
   const [row] = await db.select({ count: count() }).from(table).where(eq(table.organization_id, organizationId))
   return row!.count
+}
+
+/** How much an organization stores, in bytes. */
+export async function findStoredBytes (db: Db, organizationId: string): Promise<number> {
+  const { stored_bytes } = organization_counters
+  const [row] = await db.select({ stored_bytes }).from(organization_counters)
+    .where(eq(organization_counters.organization_id, organizationId))
+  return row!.stored_bytes
 }
 
 /** Every plan with its prices, the smallest first. */

@@ -24,12 +24,14 @@ const isBelow = (organizationId: string, below: Below): SQL => {
 
 /**
  * Purges the histories below a place: each secret goes on with a new, empty one, and no version is its current one any
- * more. Answers how many versions that were. The caller holds the project's row.
+ * more. Answers how many versions that were, and their bytes. The caller holds the project's row.
  */
-export async function purgeHistories (db: Db, organizationId: string, below: Below): Promise<number> {
+export async function purgeHistories (
+  db: Db, organizationId: string, below: Below
+): Promise<{ versions: number, bytes: number }> {
   const [row] = await db.execute(sql`
     WITH purged AS (
-      SELECT s.id, s.history_id, s.version_count, upper(left(replace(gen_random_uuid()::text, '-', ''),
+      SELECT s.id, s.history_id, s.version_count, s.version_bytes, upper(left(replace(gen_random_uuid()::text, '-', ''),
         26)) AS next_history
       FROM secrets s
       WHERE ${isBelow(organizationId, below)}
@@ -41,28 +43,31 @@ export async function purgeHistories (db: Db, organizationId: string, below: Bel
     ), made AS (
       INSERT INTO histories (organization_id, id) SELECT ${organizationId}, next_history FROM purged
     ), emptied AS (
-      UPDATE secrets s SET history_id = p.next_history, version = NULL, version_count = 0
+      UPDATE secrets s SET history_id = p.next_history, version = NULL, version_count = 0, version_bytes = 0
       FROM purged p WHERE s.organization_id = ${organizationId} AND s.id = p.id
     )
-    SELECT coalesce(sum(version_count), 0)::int AS count FROM purged`) as unknown as { count: number }[]
-  return row!.count
+    SELECT coalesce(sum(version_count), 0)::int AS versions, coalesce(sum(version_bytes), 0)::float8 AS bytes FROM purged
+  `) as unknown as { versions: number, bytes: number }[]
+  return row!
 }
 
 /**
  * Removes the histories below a place that is about to be deleted with its documents, in the same transaction. Answers
- * what the delete takes along, for its audit event. The caller holds the project's row.
+ * what the delete takes along, for its audit event, and the bytes of all of it. The caller holds the project's row.
  */
 export async function removeHistories (
   db: Db, organizationId: string, below: Below
-): Promise<{ documents: number, versions: number }> {
+): Promise<{ documents: number, versions: number, bytes: number }> {
   const [row] = await db.execute(sql`
-    WITH gone AS (SELECT s.history_id, s.version_count, s.sealed IS NOT NULL AS is_document FROM secrets s
+    WITH gone AS (SELECT s.history_id, s.version_count, s.version_bytes + s.size_bytes AS bytes,
+        s.sealed IS NOT NULL AS is_document FROM secrets s
       WHERE ${isBelow(organizationId, below)}),
     removed AS (UPDATE histories h SET removed_at = now() FROM gone g WHERE h.organization_id = ${organizationId}
       AND h.id = g.history_id)
-    SELECT count(*) FILTER (WHERE is_document)::int AS documents, coalesce(sum(version_count), 0)::int AS versions
+    SELECT count(*) FILTER (WHERE is_document)::int AS documents, coalesce(sum(version_count), 0)::int AS versions,
+      coalesce(sum(bytes), 0)::float8 AS bytes
       FROM gone
-  `) as unknown as { documents: number, versions: number }[]
+  `) as unknown as { documents: number, versions: number, bytes: number }[]
   return row!
 }
 

@@ -55,16 +55,16 @@ export async function replaceDocuments (
 }
 
 /**
- * The next so many version ids of the organization: its first. From here to the commit, no other write of it gets any.
+ * Takes the counter of the organization, and so many version ids: the first of them, and how many bytes it stores. From
+ * here to the commit, no other write of it comes between.
  */
-export async function takeVersionIds (db: Db, organizationId: string, count: number): Promise<number> {
-  const [row] = await db.update(organization_counters).set(
-    { next_version: sql`${organization_counters.next_version} + ${count}` }
-  )
-    .where(eq(
-      organization_counters.organization_id, organizationId
-    )).returning({ next: organization_counters.next_version })
-  return row!.next - count
+export async function takeCounter (
+  db: Db, organizationId: string, versions: number
+): Promise<{ first_version: number, stored_bytes: number }> {
+  const { next_version, stored_bytes } = organization_counters
+  const [row] = await db.update(organization_counters).set({ next_version: sql`${next_version} + ${versions}` })
+    .where(eq(organization_counters.organization_id, organizationId)).returning({ next_version, stored_bytes })
+  return { first_version: row!.next_version - versions, stored_bytes: row!.stored_bytes }
 }
 
 /** A `rotate` version of each document, which is the document's newest. */
@@ -86,6 +86,7 @@ export async function recordRotations (
         r.size_bytes, ${actor.id}::bigint, ${actor.name}
       FROM r JOIN secrets s ON s.organization_id = ${actor.organization_id} AND s.id = r.secret_id
     )
-    UPDATE secrets s SET version = r.id, version_count = s.version_count + 1
+    UPDATE secrets s SET version = r.id, version_count = s.version_count + 1,
+      version_bytes = s.version_bytes + r.size_bytes
     FROM r WHERE s.organization_id = ${actor.organization_id} AND s.id = r.secret_id`)
 }

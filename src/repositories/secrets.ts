@@ -1,4 +1,4 @@
-import { and, eq, sql } from 'drizzle-orm'
+import { and, eq, sql, type SQL } from 'drizzle-orm'
 import type { VersionAction } from '../../schemas/versions.ts'
 import { callerCtes, callersJson, callersLive, type Held } from '../db/caller.ts'
 import type { SealedEvents } from '../db/chain.ts'
@@ -27,6 +27,10 @@ export interface SecretWrite {
   } | null
   actor: Actor
   event: AuditEvent
+  /** By how many bytes the organization stores more, or less, behind it. */
+  growth: number
+  /** What the organization's plan has room for; null: no limit. */
+  max_bytes: number | null
 }
 
 /** Writes of one organization that go together, from the next version id that they were sealed for. */
@@ -80,6 +84,8 @@ function valuesOfOne (db: Db, { organization_id, next_version, writes }: Batch, 
     active_key: project.key_version,
     managed: project.encryption_type,
     next_version,
+    growth: write.growth,
+    max_bytes: write.max_bytes,
     versions: version === null ? 0 : 1,
     version: version?.id ?? null,
     version_action: version?.action ?? null,
@@ -111,9 +117,12 @@ function valuesOfSeveral (db: Db, batches: readonly Batch[], behind: (organizati
   return {
     organizations: JSON.stringify(batches.map(({ organization_id, next_version, writes }) => {
       const { expected, then } = behind(organization_id)
+      const limits = writes.flatMap(({ max_bytes }) => max_bytes ?? [])
       return {
         organization_id,
         next_version,
+        growth: writes.reduce((sum, { growth }) => sum + growth, 0),
+        max_bytes: limits.length === 0 ? null : Math.min(...limits),
         versions: writes.filter(({ version }) => version !== null).length,
         next_event: expected?.next_event,
         event_head: expected?.event_head?.toString('hex'),
@@ -125,8 +134,15 @@ function valuesOfSeveral (db: Db, batches: readonly Batch[], behind: (organizati
     // Of those that write one level, the last one makes its document.
     levels: JSON.stringify([...levels.values()].map((own) => {
       const { sealed, mac, ...row } = rowOf(db, own.at(-1)!)
-      const versions = own.filter(({ version }) => version !== null).length
-      return { ...row, ...documents.add(sealed), mac: mac.toString('hex'), seen: own[0]!.secret.revision - 1, versions }
+      const versions = own.flatMap(({ version }) => version ?? [])
+      return {
+        ...row,
+        ...documents.add(sealed),
+        mac: mac.toString('hex'),
+        seen: own[0]!.secret.revision - 1,
+        versions: versions.length,
+        version_bytes: versions.reduce((sum, { size_bytes }) => sum + size_bytes, 0)
+      }
     })),
     versions: JSON.stringify(writes.flatMap(({ secret, version, actor }) => {
       if (version === null) return []
@@ -165,6 +181,10 @@ function joinBytes () {
   }
 }
 
+// As `requireBytes`, of what the counter says when it is taken.
+const hasRoom = (growth: SQL, maxBytes: SQL) =>
+  sql`(${growth} <= 0 OR ${maxBytes} IS NULL OR stored_bytes + ${growth} <= ${maxBytes})`
+
 // In both, the counter is taken where everything else is as it was seen, and says where the chain ends. It moves on
 // where that is as expected, or where nothing was.
 
@@ -192,6 +212,7 @@ const swapOne = (name: string, held: Held) =>
   ), ${callerCtes($('callers'), held)}, held AS (
     SELECT organization_id, next_event, event_head FROM organization_counters
     WHERE organization_id = ${organization} AND next_version = ${$('next_version')}::bigint
+      AND ${hasRoom(sql`${$('growth')}::bigint`, sql`${$('max_bytes')}::bigint`)}
       AND (SELECT id FROM project) IS NOT NULL
       AND coalesce((SELECT revision FROM level), 0) = ${$('revision')}::bigint - 1
       AND (${$('restored_from')}::bigint IS NULL OR (SELECT id FROM source) IS NOT NULL)
@@ -200,6 +221,7 @@ const swapOne = (name: string, held: Held) =>
   ), counter AS (
     UPDATE organization_counters
     SET next_version = organization_counters.next_version + ${$('versions')}::int,
+      stored_bytes = organization_counters.stored_bytes + ${$('growth')}::bigint,
       next_event = coalesce(${$('then_event')}::bigint, held.next_event),
       event_head = coalesce(${$('then_head')}::bytea, held.event_head)
     FROM held WHERE organization_counters.organization_id = held.organization_id
@@ -222,16 +244,17 @@ const swapOne = (name: string, held: Held) =>
     SELECT ${organization}, ${$('secret_id')}::char(26) FROM counter WHERE NOT EXISTS (SELECT FROM level)
   ), written AS (
     INSERT INTO secrets (id, organization_id, project_id, target_id, environment_id, level, level_id, revision,
-      key_version, sealed, size_bytes, version, history_id, version_count, mac)
+      key_version, sealed, size_bytes, version, history_id, version_count, version_bytes, mac)
     SELECT ${$('secret_id')}::char(26), ${organization}, ${$('project_id')}::char(26), ${$('target_id')}::char(26),
       ${$('environment_id')}::char(26), ${$('level')}::varchar, ${$('level_id')}::char(26),
       ${$('revision')}::bigint, ${$('key_version')}::int, ${$('sealed')}::bytea, ${$('size_bytes')}::int,
       ${$('version')}::bigint, coalesce((SELECT history_id FROM level), ${$('secret_id')}::char(26)),
-      ${$('versions')}::int, ${$('mac')}::bytea
+      ${$('versions')}::int, coalesce(${$('version_size')}::int, 0), ${$('mac')}::bytea
     FROM counter
     ON CONFLICT (organization_id, id) DO UPDATE SET revision = excluded.revision, key_version = excluded.key_version,
       sealed = excluded.sealed, size_bytes = excluded.size_bytes, version = excluded.version, mac = excluded.mac,
-      version_count = secrets.version_count + excluded.version_count, updated_at = now()
+      version_count = secrets.version_count + excluded.version_count,
+      version_bytes = secrets.version_bytes + excluded.version_bytes, updated_at = now()
   ), recorded AS (
     INSERT INTO secret_versions (organization_id, id, history_id, action, revision, key_version, sealed, size_bytes,
       restored_from, created_by_id, created_by_name)
@@ -253,11 +276,11 @@ const SWAP_ONE = { '': swapOne('write_secret', ''), 'SKIP LOCKED': swapOne('writ
 const swapSeveral = (name: string, held: Held) =>
   preparedSql<Swapped, ReturnType<typeof valuesOfSeveral> & { events: string }>(name, ($) => sql`
   WITH expected AS (
-    SELECT organization_id, next_version, versions, next_event, decode(event_head, 'hex') AS event_head, then_event,
-      decode(then_head, 'hex') AS then_head
+    SELECT organization_id, next_version, versions, growth, max_bytes, next_event,
+      decode(event_head, 'hex') AS event_head, then_event, decode(then_head, 'hex') AS then_head
     FROM jsonb_to_recordset(${$('organizations')}::jsonb) AS expected (
-      organization_id char(26), next_version bigint, versions int, next_event bigint, event_head text,
-      then_event bigint, then_head text
+      organization_id char(26), next_version bigint, versions int, growth bigint, max_bytes bigint, next_event bigint,
+      event_head text, then_event bigint, then_head text
     )
   ), seen AS (
     SELECT * FROM jsonb_to_recordset(${$('projects')}::jsonb) AS seen (
@@ -279,7 +302,7 @@ const swapSeveral = (name: string, held: Held) =>
     FROM jsonb_to_recordset(${$('levels')}::jsonb) AS made (
       id char(26), organization_id char(26), project_id char(26), target_id char(26), environment_id char(26),
       level varchar, level_id char(26), seen bigint, revision bigint, key_version int, is_stored boolean, start int,
-      bytes int, size_bytes int, version bigint, versions int, mac text
+      bytes int, size_bytes int, version bigint, versions int, version_bytes bigint, mac text
     ) LEFT JOIN LATERAL (
       SELECT revision, history_id, sealed IS NOT NULL AS is_stored FROM secrets
       WHERE organization_id = made.organization_id AND id = made.id
@@ -310,10 +333,12 @@ const swapSeveral = (name: string, held: Held) =>
     SELECT c.organization_id, c.next_event, c.event_head FROM expected JOIN organization_counters c
       ON c.organization_id = expected.organization_id AND c.next_version = expected.next_version
     WHERE expected.organization_id NOT IN (SELECT organization_id FROM lost)
+      AND ${hasRoom(sql`expected.growth`, sql`expected.max_bytes`)}
     ORDER BY c.organization_id FOR NO KEY UPDATE OF c ${sql.raw(held)}
   ), counter AS (
     UPDATE organization_counters
     SET next_version = organization_counters.next_version + expected.versions,
+      stored_bytes = organization_counters.stored_bytes + expected.growth,
       next_event = coalesce(expected.then_event, held.next_event),
       event_head = coalesce(expected.then_head, held.event_head)
     FROM held JOIN expected USING (organization_id)
@@ -339,15 +364,16 @@ const swapSeveral = (name: string, held: Held) =>
   ), written AS (
     INSERT INTO secrets (
       id, organization_id, project_id, target_id, environment_id, level, level_id, revision, key_version, sealed,
-      size_bytes, version, history_id, version_count, mac
+      size_bytes, version, history_id, version_count, version_bytes, mac
     )
     SELECT id, organization_id, project_id, target_id, environment_id, level, level_id, revision, key_version,
       substring(${$('documents')}::bytea FROM start FOR bytes), size_bytes, version, coalesce(history_id, id),
-      versions, decode(mac, 'hex')
+      versions, version_bytes, decode(mac, 'hex')
     FROM level JOIN counter USING (organization_id)
     ON CONFLICT (organization_id, id) DO UPDATE SET revision = excluded.revision, key_version = excluded.key_version,
       sealed = excluded.sealed, size_bytes = excluded.size_bytes, version = excluded.version, mac = excluded.mac,
-      version_count = secrets.version_count + excluded.version_count, updated_at = now()
+      version_count = secrets.version_count + excluded.version_count,
+      version_bytes = secrets.version_bytes + excluded.version_bytes, updated_at = now()
   ), recorded AS (
     INSERT INTO secret_versions (
       organization_id, id, history_id, action, revision, key_version, sealed, size_bytes, restored_from,

@@ -188,15 +188,17 @@ export async function findVersion (
 
 /**
  * Deletes one version. `protected` when it is the newest one of a deleted secret (its restore snapshot) and `force` is
- * not given. The caller holds the project's row, so no write or other delete comes between.
+ * not given. Answers the bytes of one that is gone. The caller holds the project's row, so no write or other delete
+ * comes between.
  */
 export async function deleteVersion (
   db: Db, organizationId: string, id: number, force: boolean
-): Promise<'deleted' | 'protected' | 'missing'> {
+): Promise<{ bytes: number } | 'protected' | 'missing'> {
   const one = and(eq(secret_versions.organization_id, organizationId), eq(secret_versions.id, id))
   const [row] = await db
     .select({
       secret_id: secrets.id,
+      bytes: secret_versions.size_bytes,
       snapshot: sql<boolean>`${secrets.sealed} IS NULL AND NOT EXISTS (
         SELECT FROM secret_versions newer
         WHERE newer.organization_id = ${secrets.organization_id} AND newer.history_id = ${secrets.history_id}
@@ -209,7 +211,11 @@ export async function deleteVersion (
   if (row.snapshot && !force) return 'protected'
   await db.delete(secret_versions).where(one)
   await db.update(secrets)
-    .set({ version_count: sql`${secrets.version_count} - 1`, version: sql`nullif(${secrets.version}, ${id}::bigint)` })
+    .set({
+      version_count: sql`${secrets.version_count} - 1`,
+      version_bytes: sql`${secrets.version_bytes} - ${row.bytes}::int`,
+      version: sql`nullif(${secrets.version}, ${id}::bigint)`
+    })
     .where(and(eq(secrets.organization_id, organizationId), eq(secrets.id, row.secret_id)))
-  return 'deleted'
+  return { bytes: row.bytes }
 }

@@ -23,7 +23,8 @@ export type Outcome = { outcome: 'written', next_version: number } | { outcome: 
  * version id are what the caller saw when it decided and sealed, because all of it is part of what the sealed content
  * is bound to. A version that is restored still has to be in the secret's history: what was purged does not come back.
  * Whoever gains or loses a document is counted after the counter's row was taken, which makes writes of an organization
- * take turns. Version ids therefore grow in the order of commits.
+ * take turns; that row also says whether the plan has room for what they add. Version ids therefore grow in the order
+ * of commits.
  *
  * The events stand behind the last one that the process knows of. Where others came between, nothing is written.
  *

@@ -2,15 +2,17 @@ import { openBlob, sealBlob } from '../crypto/blob.ts'
 import { IntegrityError } from '../crypto/at-rest.ts'
 import { MasterKeyMissing, type Keyring } from '../crypto/keyring.ts'
 import { transaction, type Db } from '../db/database.ts'
-import { recordEvent, systemOf, type Actor } from '../repositories/audit.ts'
+import { holdCaller, recordEvent, systemOf, type Actor } from '../repositories/audit.ts'
 import { findActiveKeyOf, type KeyState } from '../repositories/encryption-keys.ts'
 import {
-  countWaiting, findLeft, findWaiting, finishReEncryption, listOldestWaiting, listWaiting, moveVersions, type Cursor,
-  type OldVersion, type Progress
+  countWaiting, findLeft, findWaiting, finishReEncryption, growHistories, listOldestWaiting, listWaiting, moveVersions,
+  type Cursor, type MovedVersion, type OldVersion, type Progress
 } from '../repositories/histories.ts'
 import { lockProject } from '../repositories/projects.ts'
+import { takeCounter } from '../repositories/rotations.ts'
 import type { Organization } from '../repositories/principals.ts'
 import { fail } from '../rules/errors.ts'
+import { requireBytes } from '../rules/plan-bytes.ts'
 import { openVersion, sealVersion, sizeOf } from './documents.ts'
 import { dataKeyOf, storageKeyOf } from './keys.ts'
 import { judgeProof, provesAnyKey, refuseRevealing, revealsKey } from './proofs.ts'
@@ -55,9 +57,10 @@ export async function moveBatch (
         unreadable.push(version.id)
         return []
       }
+      // As large as it was: the same plaintext, encrypted in the same form.
       const blob = sealBlob(dataKey, plain)
       plain.fill(0)
-      return { id: version.id, ...sealed(storageKey, project, version, blob) }
+      return sealed(storageKey, project, version, blob)
     })
     if (moved.length > 0) await moveVersions(db, project, moved)
     return { last, moved: moved.length, unreadable, end: false }
@@ -137,9 +140,17 @@ export async function submitVersions (
     const revealed = refuseRevealing(config, sent.versions.some(({ content }) => revealsKey(sent.key_proof, content)))
     const waiting = await findWaiting(db, project, [...contents.keys()], retentionDays, 'wait')
     if (waiting.length !== sent.versions.length) fail('key_version_conflict')
-    await moveVersions(db, project, waiting.map((version) =>
-      ({ id: version.id, ...sealed(storageKey, project, version, contents.get(version.id)!) })))
+    const moved = waiting.map((version) => sealed(storageKey, project, version, contents.get(version.id)!))
+    const grown = waiting.map(({ secret_id, size_bytes }, i) =>
+      ({ secret_id, growth: moved[i]!.size_bytes - size_bytes })).filter(({ growth }) => growth !== 0)
+    const growth = grown.reduce((sum, { growth }) => sum + growth, 0)
+    await moveVersions(db, project, moved)
+    if (grown.length > 0) await growHistories(db, project, grown)
     const remaining = await countWaiting(db, project, retentionDays)
+    if (growth > 0) {
+      await holdCaller(db, actor)
+      requireBytes(organization.plan, (await takeCounter(db, organization.id, 0)).stored_bytes, growth)
+    }
     await recordEvent(db, actor, {
       action: 'history.re_encrypt',
       resource_type: 'project',
@@ -148,9 +159,9 @@ export async function submitVersions (
         key_version: project.key_version,
         versions: waiting.length,
         remaining,
-        ...(revealed &&
-        { key_proof_reveals_key: true })
-      }
+        ...(revealed && { key_proof_reveals_key: true })
+      },
+      growth
     })
     if (remaining === 0) await finishReEncryption(db, project, 0)
     return { updated: waiting.length, remaining }
@@ -184,9 +195,9 @@ function blobOf (storageKey: Parameters<typeof openVersion>[0], project: KeyStat
 function sealed (
   storageKey: Parameters<typeof sealVersion>[0], project: KeyState, { id, secret_id, level_id, revision }: OldVersion,
   blob: string
-) {
+): MovedVersion {
   const context = { organization_id: project.organization_id, secret_id, level_id, key_version: project.key_version }
-  return { sealed: sealVersion(storageKey, context, id, revision, blob), size_bytes: sizeOf(blob) }
+  return { id, sealed: sealVersion(storageKey, context, id, revision, blob), size_bytes: sizeOf(blob) }
 }
 
 // The first of them that go into so many bytes, and one at least.

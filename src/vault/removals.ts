@@ -27,11 +27,11 @@ export async function deleteLevel (
   }) => Promise<void>
 ): Promise<void> {
   const held = await holdTeams(db, actor)
-  const gone = await removeHistories(db, actor.organization_id, below)
+  const { bytes, ...gone } = await removeHistories(db, actor.organization_id, below)
   await deleteRow(gone)
   await removeSome(db, actor.organization_id)
   const tokens = await lockTokensOfNothing(db, actor.organization_id)
-  await recordEvent(db, held, { ...event, details: gone }, ...endingsOf(tokens, event.resource_type))
+  await recordEvent(db, held, { ...event, details: gone, growth: -bytes }, ...endingsOf(tokens, event.resource_type))
   // After the events: the caller may be one of them.
   await deleteTokens(db, actor.organization_id, tokens)
 }

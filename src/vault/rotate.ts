@@ -13,10 +13,11 @@ import {
 import { countWaiting, findReEncryption, isAnyWaiting, startReEncryption } from '../repositories/histories.ts'
 import { lockProject } from '../repositories/projects.ts'
 import {
-  findDocuments, lockDocuments, recordRotations, replaceDocuments, takeVersionIds
+  findDocuments, lockDocuments, recordRotations, replaceDocuments, takeCounter
 } from '../repositories/rotations.ts'
 import type { Organization } from '../repositories/principals.ts'
 import { fail } from '../rules/errors.ts'
+import { requireBytes } from '../rules/plan-bytes.ts'
 import { openCurrent, sealCurrent, sealVersion, sizeOf, type StoredDocument } from './documents.ts'
 import { dataKeyOf, storageKeyOf } from './keys.ts'
 import { holdCanary } from './master-keys.ts'
@@ -84,13 +85,17 @@ export async function rotate (
       return found
     }
 
+    // Of each document as it becomes, and of its version.
+    let growth = 0
     await inPieces(documents, async (ids) => {
       const converted = (await read(ids)).map((document) => {
         const blob = convert(document, openCurrent(storageKey, state, document), oldKey)
+        const size_bytes = sizeOf(blob)
+        growth += 2 * size_bytes - document.size_bytes
         return {
           document,
           sealed: sealCurrent(storageKey, contextOf(under, document), document.revision + 1, blob),
-          size_bytes: sizeOf(blob)
+          size_bytes
         }
       })
       await rest()
@@ -101,8 +106,9 @@ export async function rotate (
     await holdCaller(db, actor)
     // The counter is the last lock: other projects of the organization wait from here on, so it is held for no longer
     // than the versions take.
-    let next = await takeVersionIds(db, organization.id, documents.length)
-    const first = next
+    const { first_version, stored_bytes } = await takeCounter(db, organization.id, documents.length)
+    requireBytes(organization.plan, stored_bytes, growth)
+    let next = first_version
     await inPieces(documents, async (ids) => {
       const versions = (await read(ids)).map((document) => {
         // The revision that the version is about to record.
@@ -130,10 +136,11 @@ export async function rotate (
         from: project.key_version,
         to: key.version,
         documents: documents.length,
-        first_version: first,
+        first_version,
         history_policy: policy,
         ...rotation.details
-      }
+      },
+      growth
     })
     return { key: newKey, documents: documents.length, waiting }
   })

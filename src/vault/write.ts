@@ -1,6 +1,7 @@
 import type { KeyObject } from 'node:crypto'
 import { LRUCache } from 'lru-cache'
 import { ulid } from 'ulidx'
+import type { Plan } from '../../schemas/organizations.ts'
 import type { VersionAction } from '../../schemas/versions.ts'
 import type { Keyring } from '../crypto/keyring.ts'
 import { DatabaseError, DatabaseUnavailable, isLockTimeout, LOCK_TIMEOUT, type Db } from '../db/database.ts'
@@ -9,6 +10,7 @@ import { ownSecret, type LevelState, type SecretRow } from '../repositories/leve
 import type { Organization } from '../repositories/principals.ts'
 import type { SecretWrite } from '../repositories/secrets.ts'
 import { fail } from '../rules/errors.ts'
+import { requireBytes } from '../rules/plan-bytes.ts'
 import { TOGETHER, writeSecrets, type Outcome } from './batches.ts'
 import { sealCurrent, sealVersion, sizeOf } from './documents.ts'
 import { storageKeyOf } from './keys.ts'
@@ -47,6 +49,7 @@ const REMEMBERED_BYTES = 4 * 1024 * 1024
 interface Writer extends Waiter {
   actor: Actor
   storageKey: KeyObject
+  plan: Plan
   find: () => Promise<LevelState | undefined>
   decide: (state: LevelState, secret: SecretRow | undefined) => Promise<Change> | Change
   resolve: (written: Written) => void
@@ -106,6 +109,7 @@ export async function writeLevel<S extends LevelState> (
       writes.line.join({
         actor,
         storageKey,
+        plan: organization.plan,
         find,
         // What it is given is what `find` found, brought forward.
         decide: decide as Writer['decide'],
@@ -160,18 +164,20 @@ async function planAll (writes: Writes, taken: readonly Writer[]) {
   const refused: Writer[] = []
   const levels = new Map<string, SecretRow>()
   let bytes = 0
+  // What those before add to what the organization stores.
+  let growth = 0
   let next = Math.max(writes.next_version, ...taken.map(({ seen }) => seen.state.next_version))
   for (const [i, writer] of taken.entries()) {
     if (bytes >= TOGETHER.bytes) return { planned, refused, left: taken.slice(i) }
     try {
       const state = bringForward(writes, writer.seen, levels)
-      const change = await decide(writer, state, state !== writer.seen.state)
-      if (change === 'refused') {
+      const plan = await decide(writer, state, next, growth)
+      if (plan === 'refused') {
         refused.push(writer)
         continue
       }
-      const plan = planOf(writer, { ...state, next_version: next }, change)
       planned.push(plan)
+      growth += plan.write.growth
       levels.set(state.level_id, plan.secret)
       if (plan.write.version !== null) next++
       bytes += (plan.secret.sealed?.length ?? 0) + (plan.write.version?.sealed.length ?? 0)
@@ -194,23 +200,29 @@ function bringForward (writes: Writes, { state, after }: Seen, planned: Readonly
   return { ...state, secrets: [...state.secrets.filter((secret) => secret !== own), known] }
 }
 
-// A refusal counts only by what was seen itself: what others make of the level may not come to be, or be undone.
-async function decide (writer: Writer, state: LevelState, isForwarded: boolean): Promise<Change | 'refused'> {
+// A refusal counts only by what was seen itself: what others make of the level, or add to what is stored, may not come
+// to be, or be undone.
+async function decide (
+  writer: Writer, state: LevelState, next_version: number, growthBefore: number
+): Promise<Planned | 'refused'> {
   const held = heldProjects.get(state.project.id)
   if (held !== undefined && held > Date.now()) {
     throw new DatabaseUnavailable('The project is held by a change of its key', LOCK_TIMEOUT)
   }
+  const added = writer.plan.max_bytes === null ? 0 : growthBefore
   try {
-    return await writer.decide(state, ownSecret(state))
+    const planned = planOf(writer, { ...state, next_version }, await writer.decide(state, ownSecret(state)))
+    requireBytes(writer.plan, state.stored_bytes + added, planned.write.growth)
+    return planned
   } catch (error) {
-    if (!isForwarded) throw error
+    if (state === writer.seen.state && added === 0) throw error
     writer.attempts++
     return 'refused'
   }
 }
 
 function planOf (writer: Writer, state: LevelState, { blob, record, event, revealed = false }: Change): Planned {
-  const { actor, storageKey } = writer
+  const { actor, storageKey, plan: { max_bytes } } = writer
   const { organization_id, project, target, environment, level, level_id, next_version } = state
   const before = ownSecret(state)
   const context = { organization_id, secret_id: before?.id ?? ulid(), level_id, key_version: project.key_version }
@@ -243,6 +255,7 @@ function planOf (writer: Writer, state: LevelState, { blob, record, event, revea
     version_count: (before?.version_count ?? 0) + (version === null ? 0 : 1),
     recorded_revision: version === null ? before?.recorded_revision ?? null : revision
   }
+  const growth = size_bytes - (before?.size_bytes ?? 0) + (version?.size_bytes ?? 0)
   const details = {
     level,
     revision,
@@ -256,7 +269,13 @@ function planOf (writer: Writer, state: LevelState, { blob, record, event, revea
     writer,
     secret,
     write: {
-      state, secret, version, actor, event: { action: event, resource_type: 'secret', resource_id: secret.id, details }
+      state,
+      secret,
+      version,
+      actor,
+      event: { action: event, resource_type: 'secret', resource_id: secret.id, details },
+      growth,
+      max_bytes
     },
     written: { state, secret: { id: secret.id, revision }, version: secret.version, bytes: size_bytes }
   }

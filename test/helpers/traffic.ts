@@ -416,6 +416,12 @@ export async function miscounted (sql: Sql): Promise<string[]> {
   const rows = await sql(`
     SELECT 'versions of ' || s.id AS what, s.version_count AS kept, (SELECT count(*)::int FROM secret_versions v WHERE v.history_id = s.history_id) AS there FROM secrets s
     UNION ALL
+    SELECT 'bytes of the versions of ' || s.id, s.version_bytes, (SELECT coalesce(sum(v.size_bytes), 0) FROM secret_versions v WHERE v.history_id = s.history_id) FROM secrets s
+    UNION ALL
+    SELECT 'bytes of ' || c.organization_id, c.stored_bytes, (SELECT coalesce(sum(s.size_bytes), 0) FROM secrets s WHERE s.organization_id = c.organization_id AND s.sealed IS NOT NULL)
+      + (SELECT coalesce(sum(v.size_bytes), 0) FROM secret_versions v JOIN secrets s ON s.organization_id = v.organization_id AND s.history_id = v.history_id WHERE v.organization_id = c.organization_id)
+      FROM organization_counters c WHERE EXISTS (SELECT FROM organizations o WHERE o.id = c.organization_id)
+    UNION ALL
     SELECT 'the version of ' || s.id, s.version, (SELECT v.id FROM secret_versions v WHERE v.history_id = s.history_id AND v.id = s.version) FROM secrets s WHERE s.version IS NOT NULL
     UNION ALL
     SELECT 'documents of ' || c.project_id, c.secret_count, (SELECT count(*)::int FROM secrets s WHERE s.project_id = c.project_id AND s.sealed IS NOT NULL) FROM project_counts c
