@@ -484,7 +484,7 @@ t.test('embedded', { timeout: 110_000 }, async t => {
     for (let cycle = 0; cycle < (LONG ? 3 : 2); cycle++) {
       const child = program(`
         import { sql } from ${JSON.stringify(import.meta.resolve('drizzle-orm'))}
-        for (let id = ${5000 + cycle * 1000}; ; id++) {
+        for (let id = ${(cycle + 1) * 1_000_000}; ; id++) {
           await database.db.execute(sql\`insert into things (id) values (\${id})\`)
           process.stdout.write(id + '\\n')
         }`)

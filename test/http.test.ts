@@ -5,7 +5,7 @@ import { codeOf, ERRORS, type ErrorCode } from '../schemas/errors.ts'
 import { buildApp } from '../src/app.ts'
 import { loadConfig } from '../src/config.ts'
 import { makeLevel, startApp, type Answer, type Caller, type TestApp } from './helpers/app.ts'
-import { publishedPaths } from './helpers/operations.ts'
+import { OPERATIONS, prepare, publishedPaths, requestOf, settle, type World } from './helpers/operations.ts'
 import { LONG } from './helpers/long.ts'
 import { rest } from './helpers/sockets.ts'
 
@@ -961,21 +961,18 @@ t.test('RL-21 no input makes any published operation fail, and every refusal is 
   const strange = await service.organization()
   const narrow = await service.token(caller.organization, ['secret:read', 'project:read'])
   const seen = new Map<string, Set<number>>()
-  let at = await freshLevel()
+  const succeeded = (id: string) => [...seen.get(id) ?? []].some((status) => status < 300)
+  let { caller: at, ids } = await freshWorld()
 
   for (let i = 0; i < (LONG ? 25 : 10) * operations.length; i++) {
     const operation = operations[i % operations.length]!
-    const destructive = /^(delete|put|update)(Organization|Project|Target|Environment)$/.test(operation.id)
-    const params: Record<string, string> = {
-      organization: at.organization,
-      project: 'orbit',
-      target: 'backend',
-      environment: 'live',
-      version: '1',
-      id: '999999'
-    }
+    const row = OPERATIONS[operation.id]!
+    // What takes something away that others act on does so seldom, once it has.
+    const destructive = /^(?:delete|remove(?!Coupon)|rotateClient)/.test(operation.id)
+    const params = row.client ? { ...ids, project: ids.client! } : ids
     const path = operation.path.replace(/{(\w+)}/g, (_, name: string) =>
-      encodeURIComponent(chance(destructive ? 0.4 : 0.1) ? pick(WORDS) : params[name]!))
+      encodeURIComponent(chance(destructive && succeeded(operation.id) ? 0.9 : 0.1) ? pick(WORDS) : params[name]!))
+    await prepare(service, row, ids)
     const query = operation.query.filter(() => chance(0.4)).map((name) => `${name}=${pick(QUERY_VALUES)}`)
     if (chance(0.1)) {
       query.push(pick(['x=1', '%00', 'page=1&page=2', '__proto__=1', '%ff=%ff', '===', 'decrypt[]=true']))
@@ -988,7 +985,7 @@ t.test('RL-21 no input makes any published operation fail, and every refusal is 
     for (const [name, values] of Object.entries(HEADERS)) if (chance(0.08)) headers[name] = pick(values)
     let payload: string | undefined
     if (operation.body !== undefined ? chance(0.97) : chance(0.1)) {
-      payload = bodyText(operation.body)
+      payload = bodyText(operation.body, requestOf(row, ids).payload ?? {})
       headers['content-type'] = chance(0.95)
         ? 'application/json'
         : pick(['text/plain', 'application/json; charset=utf-16', 'x', 'application/jsonp', 'multipart/form-data'])
@@ -1017,38 +1014,27 @@ t.test('RL-21 no input makes any published operation fail, and every refusal is 
       ))
       if (!sound || status >= 500) t.fail(`${request}\n${answer.text}`)
     }
-    if (destructive && status < 300) at = await freshLevel()
+    const renamed = operation.method !== 'POST' && payload?.includes('"slug"')
+    if ((destructive || renamed) && status < 300) ({ caller: at, ids } = await freshWorld())
   }
   t.equal(seen.size, operations.length, 'every operation was called')
   t.ok(operations.length >= 40, `${operations.length} operations`)
-  const reached = [...seen].filter(([, statuses]) => [...statuses].some((status) => status < 300)).length
-  // Not those that need a member, a team or something of billing beside the level: the contract's matrix has these.
+  const missed = operations.map(({ id }) => id).filter((id) => !succeeded(id))
   t.ok(
-    reached > operations.length * 0.5,
-    `${reached} of ${operations.length} operations were reached with something good as well`
+    missed.length < operations.length * 0.2, `all but ${missed.join()} were reached with something good as well`
   )
   t.equal((await caller.call('GET', '/organization')).status, 200)
   t.equal(({} as Record<string, unknown>).polluted, undefined)
 
-  // The key derivation of a server-managed project takes too long for one after another.
-  async function freshLevel (): Promise<Caller> {
-    const owner = await service.organization()
-    const key = Buffer.alloc(32, 7).toString('base64')
-    await makeLevel(
-      owner, { storage_mode: 'client', key_check: key, key_check_salt: key, key_check_iterations: 600_000 }
-    )
-    await owner.call(
-      'POST', `/${owner.organization}/secrets/store`,
-      { ...level, content: Buffer.alloc(64, 1).toString('base64'), key_proof: key }
-    )
-    return owner
+  function freshWorld (): Promise<World> {
+    return settle(service, 'orbit')
   }
 
-  function bodyText (schema: Schema | undefined): string {
+  function bodyText (schema: Schema | undefined, good: object): string {
     if (schema === undefined || chance(0.05)) return pick(TEXTS)
     const members = Object.entries(schema.properties as Record<string, Schema>)
-      .filter(([name]) => (schema.required ?? []).includes(name) ? chance(0.95) : chance(0.4))
-      .map(([name, member]) => [name, chance(0.15) ? pick(JUNK) : valueFor(name, member)])
+      .filter(([name]) => (schema.required ?? []).includes(name) || name in good ? chance(0.95) : chance(0.2))
+      .map(([name, member]) => [name, chance(0.1) ? pick(JUNK) : valueFor(name, member, good)])
     if (chance(0.08)) {
       members.push([
         pick(['unknown', '__proto__', 'constructor', '', 'näme', 'a/b', 'a.b', '\ud800', '\0']), pick(JUNK)
@@ -1057,10 +1043,10 @@ t.test('RL-21 no input makes any published operation fail, and every refusal is 
     return `{${members.map(([name, value]) => `${JSON.stringify(name)}:${JSON.stringify(value)}`).join(',')}}`
   }
 
-  function valueFor (name: string, schema: Schema): unknown {
-    if (name in level) return level[name as keyof typeof level]
+  function valueFor (name: string, schema: Schema, good: object = {}): unknown {
+    if (name in good && chance(0.7)) return good[name as keyof typeof good]
     if (name === 'abilities') return [pick(['secret:read', 'projects:read', '*', 'nope'])]
-    if (name === 'restrictions') return [{ project: 'orbit', ...(chance(0.5) && { target: 'backend' }) }]
+    if (name === 'restrictions') return [{ project: ids.project, ...(chance(0.5) && { target: ids.target }) }]
     if (name === 'expires_at') return pick(['2099-01-01T00:00:00Z', '2000-01-01T00:00:00Z', null])
     if (name === 'name') return pick(['Orbit', '🚀', '---', 'x'.repeat(255), 'Ünï cödé'])
     if (name === 'storage_mode') return 'client'
