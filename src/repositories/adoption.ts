@@ -90,8 +90,8 @@ export async function chainEvents (db: Db): Promise<number> {
   }
 }
 
-/** Gives every row of a table its MAC, and counts them. */
-export async function authenticateTable (db: Db, name: AuthenticatedTable): Promise<number> {
+/** Gives every row of a table its MAC, or every one `among` it, and counts them. */
+export async function authenticateTable (db: Db, name: AuthenticatedTable, among?: SQL): Promise<number> {
   const { table, key, presence } = AUTHENTICATED[name] as unknown as {
     table: PgTable & Record<string, PgColumn>
     key: string[]
@@ -102,8 +102,8 @@ export async function authenticateTable (db: Db, name: AuthenticatedTable): Prom
   const columns = { ...authenticatedColumns(name), ...Object.fromEntries(present) } as Record<string, PgColumn>
   let done = 0
   for (let last: Record<string, unknown> | undefined; ;) {
-    const rows = await db.select(columns).from(table).where(last &&
-      behind(key.map((column) => [table[column]!, last![column]])))
+    const rows = await db.select(columns).from(table)
+      .where(and(among, last && behind(key.map((column) => [table[column]!, last![column]]))))
       .orderBy(...key.map((column) => asc(table[column]!))).limit(BATCH) as Record<string, unknown>[]
     if (rows.length > 0) await writeMacs(db, name, rows)
     done += rows.length

@@ -48,7 +48,7 @@ export interface TestApp {
   rotate (token: string, overlapSeconds?: number): Promise<string>
   /** Runs SQL beside the service, as somebody with access to the database would. */
   sql (query: string): Promise<Record<string, unknown>[]>
-  /** The same, but as the service would: the rows of the table that it names are authentic afterwards. */
+  /** The same, but as the service would: the rows that it writes are authentic afterwards. */
   write (query: string): Promise<void>
   inject (options: InjectOptions): Promise<Answer>
   close (): Promise<void>
@@ -125,10 +125,12 @@ export async function startApp (
       })
       return value
     },
-    write: (query) => beside(async () => {
-      await database.db.execute(sql.raw(query))
-      await authenticateTable(database.db, /^(?:UPDATE|INSERT INTO) (\w+)/.exec(query)![1] as AuthenticatedTable)
-    }),
+    write: (query) => beside(() => transaction(database.db, async (db) => {
+      await db.execute(sql.raw(query))
+      await authenticateTable(
+        db, /^(?:UPDATE|INSERT INTO) (\w+)/.exec(query)![1] as AuthenticatedTable, sql`xmin = pg_current_xact_id()::xid`
+      )
+    })),
     sql: (query) =>
       beside(async () => await database.db.execute(sql.raw(query)) as unknown as Record<string, unknown>[]),
     close
