@@ -9,20 +9,24 @@ import { startPostgres, hasPostgres } from '../dist/test/helpers/postgres.js'
 
 // These bring their own databases, or none: once is enough.
 const ONCE = new Set([
-  'architecture', 'config', 'crypto', 'database', 'documents', 'openapi', 'crash', 'rotation-crash', 'outage', 'tour', 'cli', 'migrations', 'docs', 'rules', 'encryption-doc', 'redirects', 'tls'
+  'architecture', 'config', 'crypto', 'database', 'documents', 'openapi', 'crash', 'rotation-crash', 'outage', 'tour',
+  'cli', 'migrations', 'docs', 'rules', 'encryption-doc', 'redirects', 'tls', 'operator'
 ])
 // What these prove is the service's, whatever the database: once, on the server where there is one, which is quicker.
-// In the long form all of them run on the embedded database too.
+// That every operation does what it is to do on the embedded database as well, round-trips shows; in the long form all
+// of these run there too.
 const ON_EITHER = new Set([
-  'access', 'bodies', 'browser', 'concurrency', 'contract', 'http', 'leaks', 'limits', 'mail', 'manipulations', 'oauth', 'oauth-authorize', 'oauth-clients', 'oauth-doc',
-  'oauth-guard', 'oauth-race', 'oauth-token', 'people', 'rewrap', 'rotation-concurrency', 'row-adoption', 'row-manipulations'
+  'access', 'bodies', 'browser', 'concurrency', 'contract', 'http', 'leaks', 'limits', 'mail',
+  'manipulations', 'members', 'oauth', 'oauth-authorize', 'oauth-clients', 'oauth-doc', 'oauth-guard', 'oauth-race',
+  'oauth-token', 'organizations', 'people', 'revocation', 'rewrap', 'rotation-concurrency', 'row-adoption',
+  'row-manipulations', 'teams', 'tokens'
 ])
 // Plans of a server, under several sessions: nothing of it is there on the embedded database.
 const ON_SERVER = new Set(['scale', 'workers'])
 // These take longest: begun first, they are not what everybody waits for at the end.
 const FIRST = [
-  'rotation-crash', 'outage', 'crash', 'database', 'cli', 'rotation-concurrency', 'concurrency', 'encryption-doc',
-  'rewrap', 'migrations'
+  'rotation-crash', 'outage', 'cli', 'rewrap', 'rotation-concurrency', 'concurrency', 'database', 'crash',
+  'encryption-doc', 'migrations'
 ]
 const TIMEOUT = process.argv.includes('--long') ? 2_240_000 : 560_000
 // Files that share a process, one after the other. More would keep more memory than they spare time.
@@ -40,7 +44,7 @@ const long = args.includes('--long')
 const words = args.filter((arg) => arg !== '--long')
 const files = readdirSync('dist/test', { recursive: true })
   .filter((name) => name.endsWith('.test.js') && (words.length === 0 || words.some((word) => name.includes(word))))
-  .map((name) => join('dist/test', name))
+  .map((name) => join('dist/test', name)).sort()
 const nameOf = (file) => basename(file, '.test.js')
 const hasLongForm = (file) => readFileSync(file, 'utf8').includes('helpers/long.js')
 const rank = (file) => FIRST.includes(nameOf(file)) ? FIRST.indexOf(nameOf(file)) : FIRST.length
@@ -72,11 +76,11 @@ const onEmbedded = (file) => ON_EITHER.has(nameOf(file))
   : !ON_SERVER.has(nameOf(file)) && (!long || hasLongForm(file))
 const onServer = (file) => !ONCE.has(nameOf(file)) && (!long || hasLongForm(file))
 const work = [
-  ...together(files.filter(onEmbedded)).map((files) => ({ files, on: 'embedded database', env: {} })),
   ...server === undefined
     ? []
     : together(files.filter(onServer)).map((files) =>
-      ({ files, on: 'PostgreSQL', env: { TEST_DATABASE_URL: server.url } }))
+      ({ files, on: 'PostgreSQL', env: { TEST_DATABASE_URL: server.url } })),
+  ...together(files.filter(onEmbedded)).map((files) => ({ files, on: 'embedded database', env: {} }))
 ].sort((a, b) => rank(a.files[0]) - rank(b.files[0]))
 await Promise.all(Array.from({ length: Math.max(2, availableParallelism()) + 1 }, async () => {
   for (let next = work.shift(); next !== undefined; next = work.shift()) await run(next)
@@ -94,10 +98,10 @@ function hasRoom () {
   }
 }
 
+// Dealt out, so that neighbours, which take as long as each other, are in different ones.
 function chunks (files) {
-  return Array.from(
-    { length: Math.ceil(files.length / TOGETHER) }, (_, i) => files.slice(i * TOGETHER, (i + 1) * TOGETHER)
-  )
+  const length = Math.ceil(files.length / TOGETHER)
+  return Array.from({ length }, (_, i) => files.filter((_, place) => place % length === i))
 }
 
 // A test file is a program that prints TAP; several in one process are as many tests of it. What failed is shown with
