@@ -2,6 +2,8 @@ import { inflateSync } from 'node:zlib'
 import t, { type Test } from 'tap'
 import { buildApp } from '../src/app.ts'
 import { describeRefunds, exportInvoices, settle } from '../src/commands/billing.ts'
+import { renderInvoice } from '../src/billing/invoice-pdf.ts'
+import { createPrinter, PrintingOverloaded } from '../src/billing/invoice-printer.ts'
 import { formatMoney, holdsCardNumber, periodEnd, unusedOf } from '../src/rules/billing.ts'
 import { makeLevel, startApp, type Answer, type Caller } from './helpers/app.ts'
 import { background, bill, charge, eventsOf, invoicesOf, path, processor, rowsOf, subscribe } from './helpers/billing.ts'
@@ -151,6 +153,12 @@ t.test('an invoice comes as a PDF with fonts for every script in it, also when t
   )
   t.equal(response.headers['cache-control'], 'no-store')
   const pdf = response.rawPayload
+  const again = await own.app.inject({
+    method: 'GET',
+    url: `/api/v1${path(caller, `billing/invoices/${invoice!.id}/download`)}`,
+    headers: { authorization: `Bearer ${caller.token}` }
+  })
+  t.ok(pdf.equals(again.rawPayload), 'the same bytes each time')
   t.equal(pdf.subarray(0, 5).toString(), '%PDF-')
   t.ok(pdf.length < 1024 * 1024, `${pdf.length} bytes`)
   const shown = shownBy(pdf)
@@ -169,6 +177,65 @@ t.test('an invoice comes as a PDF with fonts for every script in it, also when t
   const { status, text } = await long.call('GET', path(long, `billing/invoices/${bulky!.id}/download`))
   t.equal(status, 200)
   t.ok(text.length < 1024 * 1024)
+})
+
+t.test('invoices are drawn beside everything else: few wait, none for ever, and an organization has a limit', async (t) => {
+  const party = { name: 'Nimbus', address: '株式会社', tax_id: '' }
+  const invoice = {
+    number: 'A-1',
+    status: 'paid' as const,
+    currency: 'EUR',
+    lines: [],
+    subtotal: 0,
+    discount: 0,
+    credit: 0,
+    total: 0,
+    seller: party,
+    buyer: party,
+    issued_at: new Date(0),
+    due_at: new Date(0),
+    paid_at: new Date(0),
+    refunded: 0
+  }
+  const printer = createPrinter({ waiting: 1 })
+  t.teardown(printer.stop)
+  const drawn = Array.from({ length: 4 }, () => printer.print(invoice, ''))
+  let turns = 0
+  const all = { done: false }
+  const ended = Promise.allSettled(drawn).finally(() => { all.done = true })
+  for (; !all.done; turns++) await new Promise(setImmediate)
+  t.strictSame((await ended).map(({ status }) => status), ['fulfilled', 'fulfilled', 'rejected', 'rejected'])
+  await t.rejects(drawn[3]!, PrintingOverloaded)
+  t.ok(turns > 50, `the event loop went on: ${turns} turns`)
+  t.ok((await drawn[0]!).equals(await drawn[1]!))
+  t.ok((await drawn[0]!).equals(await renderInvoice(invoice, '')), 'what the thread draws is what anybody would')
+  await printer.stop()
+  t.ok((await printer.print(invoice, '')).length > 0, 'a thread that has ended is started again')
+  const hasty = createPrinter({ patience: 1 })
+  t.teardown(hasty.stop)
+  await t.rejects(hasty.print(invoice, ''), PrintingOverloaded)
+  await t.rejects(hasty.print(invoice, ''), PrintingOverloaded, 'and whoever comes after it has another thread')
+
+  const limited = await startApp(t, { RATE_LIMIT_BILLING: '1' })
+  const caller = await limited.organization()
+  await charge(caller, 100)
+  const { id } = (await invoicesOf(caller))[0]!
+  const download = (which: string) => bill(caller, 'GET', `invoices/${which}/download`)
+  t.equal((await download('never')).status, 404)
+  const answers = []
+  for (let n = 0; n < 4; n++) answers.push((await download(id)).status)
+  t.strictSame(answers, [200, 200, 200, 429])
+})
+
+t.test('answers that are a day old are taken away, whether or not anybody asks again', async (t) => {
+  const caller = await service.organization()
+  const other = await service.organization()
+  for (const who of [caller, other]) t.equal((await charge(who, 5, { 'idempotency-key': 'old' })).status, 201)
+  await service.sql("UPDATE idempotency_keys SET created_at = now() - interval '25 hours'")
+  t.equal((await charge(caller, 5, { 'idempotency-key': 'new' })).status, 201)
+  await background({ billing: service.app.removals }, async () => (await rows('idempotency_keys', other)).length === 0)
+  await background({ billing: service.app.removals }, async () => (await rows('idempotency_keys', caller)).length === 1)
+  t.equal((await charge(caller, 5, { 'idempotency-key': 'new' })).headers['idempotent-replayed'], 'true')
 })
 
 t.test('another plan holds at once, and what is left of the old one is taken off; history follows, down and up', async (t) => {

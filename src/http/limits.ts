@@ -23,7 +23,9 @@ export const LIMITS = {
   /** Changes of custody: as many as rotations, counted by themselves. */
   key_custody: { setting: 'keyRotation', window: 60 * MINUTE },
   /** Changes of billing: each action is counted by itself. */
-  billing: { setting: 'billing', window: MINUTE, isPerAction: true }
+  billing: { setting: 'billing', window: MINUTE, isPerAction: true },
+  /** Invoices that are drawn: those of a year at once, and more. */
+  invoice_files: { setting: 'billing', times: 3, window: MINUTE }
 } as const satisfies Record<string, {
   setting: keyof Config['rateLimits'], window: number, times?: number, isPerAction?: true
 }>

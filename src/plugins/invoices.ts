@@ -1,7 +1,7 @@
 import { Invoice, InvoiceFile, InvoiceItem, InvoiceParams, LatestInvoices } from '../../schemas/billing.ts'
 import { OrganizationParams } from '../../schemas/organizations.ts'
 import { ListQuery } from '../../schemas/shapes.ts'
-import { renderInvoice } from '../billing/invoice-pdf.ts'
+import { createPrinter } from '../billing/invoice-printer.ts'
 import { principalOf } from '../http/actor.ts'
 import type { Domain } from '../http/types.ts'
 import { findInvoice, listInvoices, type InvoiceRow } from '../repositories/invoices.ts'
@@ -12,6 +12,9 @@ import { pageMeta, pageOf } from '../rules/pagination.ts'
 const LATEST = { page: 1, per_page: 50 }
 
 export const invoices: Domain = async (app) => {
+  const printer = createPrinter()
+  app.addHook('onClose', printer.stop)
+
   app.get('/organizations/:organization/billing/invoices', {
     config: { access: 'billing:read', at: 'organization', whenInactive: true },
     schema: {
@@ -64,7 +67,7 @@ export const invoices: Domain = async (app) => {
   })
 
   app.get('/organizations/:organization/billing/invoices/:invoice/download', {
-    config: { access: 'billing:read', at: 'organization', whenInactive: true },
+    config: { access: 'billing:read', at: 'organization', limitOfEffect: 'invoice_files', whenInactive: true },
     schema: {
       operationId: 'downloadInvoice',
       tags: ['billing'],
@@ -77,7 +80,8 @@ export const invoices: Domain = async (app) => {
         app.reads, principalOf(request).organization.id, request.params.invoice
       ) ?? fail('not_found')
       const number = invoiceNumber(invoice.organization_id, invoice.number)
-      const file = await renderInvoice({ ...invoice, number }, app.invoicing.paymentDetails)
+      await app.countEffect(request, reply)
+      const file = await printer.print({ ...invoice, number }, app.invoicing.paymentDetails)
       return reply.type('application/pdf').header('content-disposition', `attachment; filename="invoice-${number}.pdf"`)
         .send(file as never)
     }

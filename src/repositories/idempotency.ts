@@ -1,4 +1,4 @@
-import { and, eq, lt, sql } from 'drizzle-orm'
+import { and, eq, sql } from 'drizzle-orm'
 import type { Db } from '../db/database.ts'
 import { idempotency_keys } from '../db/tables.ts'
 
@@ -9,6 +9,7 @@ export interface KeyOwner { organization_id: string, principal: string, key: str
 export interface KnownAnswer { request: Buffer, status: number, answer: object }
 
 const isKept = sql`${idempotency_keys.created_at} > now() - interval '24 hours'`
+const isOld = sql`${idempotency_keys.created_at} <= now() - interval '24 hours'`
 const its = ({ organization_id, principal, key }: KeyOwner) => and(
   eq(idempotency_keys.organization_id, organization_id), eq(idempotency_keys.principal, principal),
   eq(idempotency_keys.key, key)
@@ -32,17 +33,27 @@ export async function findAnswer (db: Db, owner: KeyOwner): Promise<KnownAnswer 
   return row
 }
 
-const AT_ONCE = 200
-
-/** Keeps an answer, in the transaction of what it tells of; older ones of the organization go. */
+/** Keeps an answer, in the transaction of what it tells of. */
 export async function createAnswer (db: Db, owner: KeyOwner, answer: KnownAnswer): Promise<void> {
-  const own = eq(idempotency_keys.organization_id, owner.organization_id)
-  const old = db.select({ place: sql`ctid` }).from(idempotency_keys)
-    .where(and(own, lt(idempotency_keys.created_at, sql`now() - interval '24 hours'`))).limit(AT_ONCE)
-    .for('update', { skipLocked: true })
-  await db.delete(idempotency_keys).where(and(own, sql`ctid IN (${old})`))
-  // Its own may be among the older ones that are still there.
+  // An older one may still be there.
   const { organization_id, principal, key } = idempotency_keys
   await db.insert(idempotency_keys).values({ ...owner, ...answer })
     .onConflictDoUpdate({ target: [organization_id, principal, key], set: { ...answer, created_at: sql`now()` } })
+}
+
+/** Organizations with answers that are kept no longer, some of them: the system's own list. */
+export async function listOwnersOfOldAnswers (db: Db): Promise<string[]> {
+  const { organization_id } = idempotency_keys
+  return (await db.selectDistinct({ organization_id }).from(idempotency_keys).where(isOld).limit(1000))
+    .map((row) => row.organization_id)
+}
+
+/** Takes answers of an organization that are kept no longer, so many at most, and counts them. */
+export async function deleteOldAnswers (db: Db, organizationId: string, limit: number): Promise<number> {
+  const own = eq(idempotency_keys.organization_id, organizationId)
+  const old = db.select({ place: sql`ctid` }).from(idempotency_keys).where(and(own, isOld)).limit(limit)
+    .for('update', { skipLocked: true })
+  const rows = await db.delete(idempotency_keys).where(and(own, sql`ctid IN (${old})`))
+    .returning({ principal: idempotency_keys.principal })
+  return rows.length
 }

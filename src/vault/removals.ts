@@ -1,5 +1,6 @@
 import { databaseError, type Db } from '../db/database.ts'
 import { holdCaller, recordEvent, type Actor, type AuditEvent } from '../repositories/audit.ts'
+import { deleteOldAnswers, listOwnersOfOldAnswers } from '../repositories/idempotency.ts'
 import {
   deleteEmptyHistories, deleteLeftBehind, deleteRemovedVersions, deleteSecretsOfRemoved, endRemoval, LEFT_BEHIND,
   listRemovals, listRemovedOrganizations, removeHistories, type Below, type Removal
@@ -58,8 +59,8 @@ export async function removeSome (db: Db, organizationId: string): Promise<void>
 }
 
 /**
- * Takes away the rows of what was purged or deleted, whole organizations too, piece by piece. Nobody can see them any
- * more.
+ * Takes away the rows of what was purged or deleted, whole organizations too, and of answers that are kept no longer,
+ * piece by piece. Nobody can see them any more.
  */
 export function createRemovalWorker ({ db, log }: { db: Db, log: Log }): Background {
   async function remove (organizationId: string, isStopped: () => boolean) {
@@ -98,7 +99,7 @@ export function createRemovalWorker ({ db, log }: { db: Db, log: Log }): Backgro
     const interrupted = (error: unknown, organization?: string): [] => {
       log.warn(
         { err: databaseError(error), ...(organization !== undefined && { organization }) },
-        'the removal of what was purged or deleted was interrupted'
+        'the removal of what counts no more was interrupted'
       )
       return []
     }
@@ -108,6 +109,10 @@ export function createRemovalWorker ({ db, log }: { db: Db, log: Log }): Backgro
     for (const organization of await listRemovals(db).catch(interrupted)) {
       // One that fails does not hold up the others; the next look tries it again.
       await remove(organization, isStopped).catch((error: unknown) => interrupted(error, organization))
+    }
+    for (const organization of await listOwnersOfOldAnswers(db).catch(interrupted)) {
+      await inPieces(isStopped, () => deleteOldAnswers(db, organization, PIECE))
+        .catch((error: unknown) => interrupted(error, organization))
     }
   })
 }

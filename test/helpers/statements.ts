@@ -51,6 +51,10 @@ export const EXCEPTIONS: { what: RegExp, why: string }[] = [
     what: /^select organization_id from api_tokens where api_tokens\.id = \$1$/,
     why: 'a token that an operator names by its id'
   },
+  {
+    what: /^select distinct organization_id from idempotency_keys where /,
+    why: 'the old answers that the background worker has to remove'
+  },
   { what: /^select organization_id from organization_removals order by/, why: 'what the background worker has to remove' },
   {
     what: /^select .*organization_id from subscriptions inner join organizations .*subscriptions\.period_end <= now\(\)/,
