@@ -379,6 +379,31 @@ t.test('of 50 repeats at once one charges; the first answer is given again for 2
   t.equal((await charge(caller, 7, refused)).status, 201, 'what was refused had no effect, and is not kept')
 })
 
+t.test('a refund, a subscription and a coupon are made once by who repeats them, at once or later', async (t) => {
+  await service.sql("INSERT INTO coupons (code, percent_off) VALUES ('REPEATED', 10)")
+  const caller = await service.organization()
+  const { id, attributes: { invoice_id } } = (await charge(caller, 1000)).body.data
+  await settle(service.database, 'invoice', 'paid', invoice_id)
+  for (const [rest, body, other, table] of [
+    ['subscription', { plan: 'pro' }, { plan: 'team' }, 'subscriptions'],
+    [`charges/${id}/refund`, { amount: 100 }, { amount: 101 }, 'refunds'],
+    ['coupons', { code: 'REPEATED' }, { code: 'OTHER' }, 'coupon_redemptions']
+  ] as const) {
+    const key = { 'idempotency-key': `key of ${table}`.replaceAll(' ', '-') }
+    const answers = await Promise.all(Array.from({ length: 5 }, () => bill(caller, 'POST', rest, body, key)))
+    t.same(answers.filter(({ status }) => status !== 201 && status !== 409), [], rest)
+    const [first] = answers.filter(({ headers, status }) => status === 201 && !headers['idempotent-replayed'])
+    const replay = await bill(caller, 'POST', rest, body, key)
+    t.strictSame([replay.status, replay.headers['idempotent-replayed']], [201, 'true'], rest)
+    t.strictSame(replay.body, first!.body, rest)
+    const reused = await bill(caller, 'POST', rest, other, key)
+    t.strictSame([reused.status, reused.body.error], [422, 'idempotency_key_reused'], rest)
+    t.equal((await rows(table, caller)).length, 1, `${rest}: once`)
+  }
+  t.match(await service.sql("SELECT redemptions FROM coupons WHERE code = 'REPEATED'"), [{ redemptions: 1 }])
+  t.equal((await eventsOf(service, caller)).length, 5, 'each has one event')
+})
+
 t.test('no more goes back than came in, in whatever parts and however many ask at once', async (t) => {
   const caller = await service.organization()
   const { id, attributes: { invoice_id } } = (await charge(caller, 1000)).body.data
