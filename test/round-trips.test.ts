@@ -122,7 +122,8 @@ const GROWING = ['rotateEncryptionKey', 'rotateClientKeys']
 /** Of a change of custody, planned in the same way. */
 const CUSTODY: Record<string, number> = { client: 13, server: 13 }
 /** What an operation leaves to be done when it is answered. */
-const BACKGROUND = /^\s*with recursive found|organization_removals|^select .* from "re_encryptions" inner join/is
+const BACKGROUND =
+  /^\s*with recursive found|organization_removals|^select distinct .* from "idempotency_keys"|^select .* from "re_encryptions" inner join/is
 
 interface Sent { text: string, prepared: boolean }
 
