@@ -2,9 +2,12 @@ import { subscribe, unsubscribe } from 'node:diagnostics_channel'
 import { sql } from 'drizzle-orm'
 import t, { type Test } from 'tap'
 import { transaction } from '../src/db/database.ts'
-import { startApp, type TestApp } from './helpers/app.ts'
+import { SCOPE_NAMES } from '../schemas/scopes.ts'
+import { switchUser } from '../src/commands/users.ts'
+import { startApp, type Caller, type TestApp } from './helpers/app.ts'
+import { issuePair, makePerson, post } from './helpers/people.ts'
 import {
-  look, makeLevels, mix, ON_POSTGRES, opener, random, replay, scale, startInstances, statuses, store, times,
+  client, look, makeLevels, mix, ON_POSTGRES, opener, random, replay, scale, startInstances, statuses, store, times,
   type Level, type Operation, type Reply, type Send
 } from './helpers/traffic.ts'
 
@@ -267,6 +270,102 @@ async function nextStatement (pattern: RegExp) {
     subscribe('strongroom:statement', look)
   })
 }
+
+t.test('tokens, members, grants and accounts that change at once from many clients never lock each other out', {
+  skip: !ON_POSTGRES && 'one session: nobody waits for another'
+}, async (t) => {
+  const { send, service, addresses, organization } = await startInstances(t)
+  const [level] = await makeLevels(send, 'orbit', ['live'])
+  const people = await Promise.all(times(4, async (i) => {
+    const person = await makePerson(service, { [organization]: 'owner' })
+    return { person, ...await issuePair(service, person, SCOPE_NAMES), tokens: [] as string[], key: `P${i}` }
+  }))
+  const ids: string[] = []
+  const expires_at = new Date(Date.now() + 3_600_000).toISOString()
+  const path = `//api/v1/organizations/${organization}`
+  const narrow = ['secret:read', 'secret:write', 'api-token:create', 'api-token:delete', 'api-token:update', 'project:read']
+  const as = (token: string) => client(addresses, { organization, token } as Caller)
+  const next = random(7)
+  const pick = <T>(all: readonly T[]): T => all[Math.floor(next() * all.length)]!
+  const renew = async (one: typeof people[number]) =>
+    Object.assign(one, await issuePair(service, one.person, SCOPE_NAMES), { tokens: [] })
+  const newest = () => pick(ids.slice(-6))
+  const acts: [weight: number, act: (one: typeof people[number]) => Promise<Reply | undefined>][] = [
+    [6, async (one) => {
+      const made = await as(pick([one.access, ...one.tokens.slice(-2)]))('POST', `${path}/api-keys`, {
+        name: 'Made', abilities: narrow, expires_at, ...(next() < 0.3 && { restrictions: [{ project: 'short' }] })
+      })
+      if (made.status !== 201) return made
+      ids.push(made.body.api_key.id)
+      one.tokens.push(made.body.token)
+      return made
+    }],
+    [5, async (one) => {
+      const call = as(pick([one.access, ...one.tokens.slice(-2)]))
+      const rotated = await call('POST', `${path}/api-keys/${newest()}/rotate`, {})
+      if (rotated.status === 200) one.tokens.push(rotated.body.token)
+      return rotated
+    }],
+    [3, (one) => as(pick([one.access, ...one.tokens.slice(-1)]))(
+      'PUT', `${path}/api-keys/${newest()}`, { name: 'Other' }
+    )],
+    [2, (one) => as(one.access)('DELETE', `${path}/api-keys/${newest()}`)],
+    [6, (one) => as(pick(one.tokens.slice(-3).concat(one.access)))(
+      'POST', '/secrets/store', { ...level, plaintext: `A=${next()}` }
+    )],
+    [3, async (one) => {
+      // By somebody else, or as one leaves.
+      await as(pick(people).access)('DELETE', `${path}/members/${one.person.id}`)
+      return send('POST', `${path}/members`, { email: one.person.email, role: 'owner' })
+    }],
+    [2, async (one) => {
+      await post(pick(addresses), '/api/oauth/revoke', { token: one.access, client_id: 'dotenv-cli' })
+      await renew(one)
+      return undefined
+    }],
+    [2, async (one) => {
+      const answer = await post(
+        pick(addresses), '/api/oauth/token',
+        { grant_type: 'refresh_token', refresh_token: one.refresh, client_id: 'dotenv-cli' }
+      )
+      const { access_token: access, refresh_token: refresh } = answer.body
+      if (answer.status === 200) Object.assign(one, { access, refresh })
+      return { ...answer, headers: new Headers() }
+    }],
+    [1, async (one) => {
+      // As the page that changes a password does: everything of the account ends.
+      await switchUser(service.database, one.person.email, false)
+      await renew(one)
+      return undefined
+    }],
+    [2, async (one) => {
+      await as(one.access)('POST', '/projects', { name: 'Short', slug: 'short' })
+      return as(one.access)('DELETE', '/short')
+    }]
+  ]
+  const weighted = acts.flatMap(([weight, act]) => times(weight, () => act))
+  const found = new Map<number, number>()
+  await Promise.all(times(20, async () => {
+    for (let i = 0; i < 14; i++) {
+      const status = (await pick(weighted)(pick(people)))?.status ?? 0
+      found.set(status, (found.get(status) ?? 0) + 1)
+    }
+  }))
+  t.same([...found.keys()].filter((status) => status >= 500), [], JSON.stringify([...found]))
+  t.ok(found.get(200)! > 10 && found.get(201)! > 10, 'much of it took effect')
+  // A session tells what it counted when it ends.
+  const others = 'FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()'
+  await service.database.background.transaction(async (db) => {
+    await db.execute(sql.raw(`SELECT pg_terminate_backend(pid) ${others}`))
+    for (let left = 1; left > 0;) {
+      await db.execute(sql`SELECT pg_stat_clear_snapshot()`)
+      left = Number((await db.execute(sql.raw(`SELECT count(*) AS n ${others}`)) as unknown as { n: string }[])[0]!.n)
+    }
+    t.same(await db.execute(sql`SELECT deadlocks::int FROM pg_stat_database WHERE datname = current_database()`), [
+      { deadlocks: 0 }
+    ])
+  })
+})
 
 t.test('two transactions that lock each other out are both done, one of them again', async (t) => {
   const service = await startApp(t)

@@ -1,6 +1,7 @@
 import t from 'tap'
 import { SCOPE_NAMES, type Scope } from '../schemas/scopes.ts'
 import { ROLES, type Role } from '../schemas/users.ts'
+import { switchClient } from '../src/commands/clients.ts'
 import { describeUsers, switchUser } from '../src/commands/users.ts'
 import { scopesOfRole } from '../src/rules/roles.ts'
 import { makeLevel, startApp, type Answer, type TestApp } from './helpers/app.ts'
@@ -28,6 +29,10 @@ const newcomer = () => `newcomer-${++newcomers}@nimbus.example`
 const rolesIn = async (organization: string) => (await service.sql(
   `SELECT user_id, role FROM members WHERE organization_id = '${organization}' AND status = 'active'`
 )) as { user_id: string, role: Role }[]
+
+const lastEvent = async (organization: string) => (await service.sql(
+  `SELECT action, details FROM audit_events WHERE organization_id = '${organization}' ORDER BY seq DESC LIMIT 1`
+))[0]
 
 /** An organization with an owner, and the path of its members. */
 async function nimbus (plan?: string) {
@@ -322,8 +327,39 @@ t.test('what a removed member made and holds ends at once, and does not come bac
   t.strictSame(await alive(), [200, 200, 200, 200, 200])
   t.equal((await call('DELETE', `${path}/${rosa.id}`)).status, 204)
   t.strictSame(await alive(), [401, 401, 404, 200, 200])
+  t.match(await lastEvent(o), { action: 'member.delete', details: { tokens: 2, token_ids: /^\d+ \d+$/ } })
   t.equal((await call('POST', path, { email: rosa.email, role: 'administrator' })).status, 201)
   t.strictSame(await alive(), [401, 401, 200, 200, 200], 'a new membership brings back no token')
+})
+
+t.test('each organization is told which API tokens end there with a grant, an account or a client', async (t) => {
+  const [one, other] = [await nimbus(), await nimbus()]
+  const rosa = await makePerson(service, { [one.o]: 'administrator', [other.o]: 'administrator' })
+  const expires_at = new Date(Date.now() + 3_600_000).toISOString()
+  const endings: [action: string, end: (access: string) => Promise<unknown>][] = [
+    ['oauth.revoke', (token) => service.inject({
+      method: 'POST', url: '/api/oauth/revoke', payload: { token, client_id: 'dotenv-cli' }
+    })],
+    ['user.enable', () => switchUser(service.database, rosa.email, false)],
+    ['oauth.revoke', () => switchClient(service.database, 'dotenv-cli', false)]
+  ]
+  for (const [action, end] of endings) {
+    const { access } = await issuePair(service, rosa, SCOPE_NAMES)
+    const make = async (organization: string) => {
+      const { status, text, body } = await bearer(access)('POST', `/organizations/${organization}/api-keys`, {
+        name: 'Theirs', abilities: ['project:read'], expires_at
+      })
+      t.equal(status, 201, text)
+      return Number(body.api_key.id)
+    }
+    const made = [await make(one.o), await make(one.o)]
+    const elsewhere = await make(other.o)
+    await end(access)
+    t.match(await lastEvent(one.o), { action, details: { tokens: 2, token_ids: made.join(' ') } })
+    t.match(await lastEvent(other.o), { action, details: { tokens: 1, token_ids: String(elsewhere) } })
+    await end(access)
+    t.notMatch(await lastEvent(one.o), { action: 'user.enable', details: { tokens: Number } }, 'and of none where none ends')
+  }
 })
 
 t.test('the operator is told which organizations lose their last owner with an account', async (t) => {

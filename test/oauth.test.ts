@@ -74,10 +74,10 @@ t.test('OA-63: a password is not changed by who verified one that is not the pas
   const person = await makePerson(service, { [nimbus.organization]: 'member' })
   const { db } = service.database
   const { password_hash } = (await findUser(db, person.id))!
-  t.equal(await changePassword(db, person.id, await hashPassword('set by a link'), password_hash!), true)
-  t.equal(await changePassword(db, person.id, await hashPassword('of a thief'), password_hash!), false)
+  t.ok(await changePassword(db, person.id, await hashPassword('set by a link'), password_hash!))
+  t.equal(await changePassword(db, person.id, await hashPassword('of a thief'), password_hash!), undefined)
   await setDisabled(db, person.id, true)
-  t.equal(await changePassword(db, person.id, await hashPassword('of a thief')), false)
+  t.equal(await changePassword(db, person.id, await hashPassword('of a thief')), undefined)
   await setDisabled(db, person.id, false)
   const browser = visitor(address)
   t.equal((await browser.signIn(await browser.open('/account'), person.email, 'of a thief')).status, 422)

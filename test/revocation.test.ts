@@ -369,12 +369,12 @@ t.test('a token of a person is worth no more than the account and the grant that
     t.strictSame(await answers(), [200, 201], how)
     await service.sql(statement(grant))
     t.strictSame(await answers(), [401, 401], how)
-    t.equal(await setDisabled(service.database.db, rosa.id, true), true, 'the account can be closed all the same')
+    t.ok(await setDisabled(service.database.db, rosa.id, true), 'the account can be closed all the same')
     t.strictSame(
       [...await service.sql(`SELECT 1 FROM api_tokens WHERE name = '${how}'`)], [], 'and nothing of it is left'
     )
     if (how === 'the account was changed') {
-      t.equal(await setDisabled(service.database.db, rosa.id, false), false, 'but not opened')
-    } else t.equal(await setDisabled(service.database.db, rosa.id, false), true)
+      t.notOk(await setDisabled(service.database.db, rosa.id, false), 'but not opened')
+    } else t.ok(await setDisabled(service.database.db, rosa.id, false))
   }
 })

@@ -68,12 +68,12 @@ const STATEMENTS: Record<string, number> = {
   listAuditEvents: 3,
   addMember: 11,
   updateMember: 9,
-  removeMember: 9,
+  removeMember: 11,
   listApiTokens: 2,
   createApiToken: 5,
   getApiToken: 2,
-  updateApiToken: 8,
-  rotateApiToken: 9,
+  updateApiToken: 10,
+  rotateApiToken: 11,
   createProject: 11,
   createTarget: 11,
   createEnvironment: 12,
@@ -83,9 +83,9 @@ const STATEMENTS: Record<string, number> = {
   putTarget: 10,
   updateEnvironment: 10,
   putEnvironment: 10,
-  deleteEnvironment: 14,
-  deleteTarget: 13,
-  deleteProject: 11,
+  deleteEnvironment: 15,
+  deleteTarget: 14,
+  deleteProject: 12,
   createOrganization: 12,
   updateOrganization: 6,
   putOrganization: 6,
@@ -114,7 +114,7 @@ const STATEMENTS: Record<string, number> = {
   downloadInvoice: 2,
   redeemCoupon: 10,
   removeCoupon: 7,
-  deleteApiToken: 6
+  deleteApiToken: 8
 }
 
 /** What grows with a project is planned for it, each time. */
@@ -122,8 +122,10 @@ const GROWING = ['rotateEncryptionKey', 'rotateClientKeys']
 /** Of a change of custody, planned in the same way. */
 const CUSTODY: Record<string, number> = { client: 13, server: 13 }
 /** What an operation leaves to be done when it is answered. */
-const BACKGROUND =
-  /^\s*with recursive found|organization_removals|^select distinct .* from "idempotency_keys"|^select .* from "re_encryptions" inner join/is
+const BACKGROUND = new RegExp([
+  '^\\s*with recursive found', 'organization_removals', '^select distinct .* from "idempotency_keys"',
+  '^\\s*select distinct over', '^select .* from "re_encryptions" inner join'
+].join('|'), 'is')
 
 interface Sent { text: string, prepared: boolean }
 

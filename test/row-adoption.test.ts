@@ -62,6 +62,10 @@ async function undo (database: Database, keyring: Keyring) {
     'ALTER TABLE plans DROP COLUMN max_bytes',
     'DROP TABLE former_token_hashes',
     'DROP TABLE organization_removals',
+    'ALTER TABLE api_tokens ADD CONSTRAINT api_tokens_organization_id_organizations_id_fk ' +
+      'FOREIGN KEY (organization_id) REFERENCES organizations (id) ON DELETE CASCADE',
+    'ALTER TABLE organization_counters DROP COLUMN is_closed',
+    'DROP INDEX api_tokens_by_expiry',
     'ALTER TABLE api_tokens DROP CONSTRAINT api_tokens_of_organization',
     'CREATE INDEX api_tokens_organization_id_index ON api_tokens (organization_id)',
     ...['histories', 'projects'].map((table) =>

@@ -17,10 +17,10 @@ t.test('every table of an organization has it in its key, and in every reference
   const constraints = await service.sql(`
     SELECT c.conrelid::regclass::text AS of, c.confrelid::regclass::text AS to, c.contype AS kind, c.conname AS name,
       ARRAY(SELECT attname::text FROM pg_attribute WHERE attrelid = c.conrelid AND attnum = ANY (c.conkey)) AS columns
-    FROM pg_constraint c WHERE c.connamespace = 'public'::regnamespace AND c.contype IN ('p', 'f')`) as {
+    FROM pg_constraint c WHERE c.connamespace = 'public'::regnamespace AND c.contype IN ('p', 'u', 'f')`) as {
     of: string
     to: string
-    kind: 'p' | 'f'
+    kind: 'p' | 'u' | 'f'
     name: string
     columns: string[]
   }[]

@@ -481,6 +481,25 @@ t.test('TI-35: a narrowed token acts in its part of the hierarchy; what lies bes
   t.equal((await environment.call('GET', `/${o}/orbit/backend/live`)).status, 401, 'with its part deleted it ends')
 })
 
+t.test('a token that expired a month ago leaves with the next look, its events stay', async (t) => {
+  const { organization: o } = await service.organization()
+  const expired = async (days: number) => service.token(o, ['project:read'], {
+    expires_at: new Date(Date.now() - days * 24 * 3_600_000)
+  })
+  for (const days of [29, 31, 300]) await expired(days)
+  const left = async () => (await service.sql(
+    `SELECT expires_at FROM api_tokens WHERE organization_id = '${o}' AND expires_at IS NOT NULL`
+  )).length
+  const events = () => service.sql(`SELECT count(*) FROM audit_events WHERE organization_id = '${o}'`)
+  const before = await events()
+  t.equal(await left(), 3)
+  service.app.removals.wake()
+  while (await left() > 1) await new Promise((resolve) => { setTimeout(resolve, 10) })
+  service.app.removals.wake()
+  t.equal(await left(), 1, 'one that may be given another life stays')
+  t.same(await events(), before)
+})
+
 t.test('the use of a token is remembered', async (t) => {
   const owner = await service.organization()
   const [{ id }] = (await owner.call('GET', keysOf(owner))).body.data

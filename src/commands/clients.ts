@@ -1,4 +1,6 @@
 import { type Database, transaction } from '../db/database.ts'
+import { endingOf } from '../db/grants.ts'
+import { operatorOf, recordOfPerson } from '../repositories/audit.ts'
 import { createClient, listClients, setClientDisabled } from '../repositories/oauth.ts'
 import { StartError } from './open.ts'
 
@@ -13,11 +15,20 @@ export async function addClient (
 }
 
 /**
- * Shuts a client out, which revokes what it was granted, or lets it in again. Throws a StartError when there is none.
+ * Shuts a client out, which revokes what it was granted, or lets it in again; organizations whose API tokens end with
+ * that are told. Throws a StartError when there is none.
  */
 export async function switchClient ({ db: handle }: Database, id: string, disabled: boolean): Promise<void> {
   await transaction(handle, async (db) => {
-    if (!await setClientDisabled(db, id, disabled)) throw new StartError(`There is no client ${id}`)
+    const ended = await setClientDisabled(db, id, disabled)
+    if (ended === undefined) throw new StartError(`There is no client ${id}`)
+    const concerned = [...new Set(ended.map(({ organization_id }) => organization_id))]
+    await recordOfPerson(db, concerned.map(operatorOf), (organizationId) => ({
+      action: 'oauth.revoke',
+      resource_type: 'client',
+      resource_id: id,
+      details: { client: id, ...endingOf(ended, organizationId) }
+    }))
   })
 }
 

@@ -3,6 +3,7 @@ import { hashToken, mintApiToken, tokenPrefix } from '../crypto/bearer.ts'
 import { transaction, type Database } from '../db/database.ts'
 import { operatorOf, recordEvent } from '../repositories/audit.ts'
 import { findOrganization, listAllOrganizations } from '../repositories/organizations.ts'
+import { lockPlan } from '../repositories/plans.ts'
 import { createToken, deleteTokens, findOrganizationOfToken, listTokens } from '../repositories/tokens.ts'
 import { StartError } from './open.ts'
 
@@ -16,6 +17,8 @@ export async function addToken (
 ): Promise<string> {
   return transaction(handle, async (db) => {
     const { id } = await findOrganization(db, organization) ?? missing(`There is no organization ${organization}`)
+    // It stays until the token is there: one of an organization that is gone would be left behind.
+    await lockPlan(db, id) ?? missing(`There is no organization ${organization}`)
     const token = mintApiToken(id)
     const made = await createToken(db, {
       organization_id: id,

@@ -2,10 +2,11 @@ import type { Role } from '../../schemas/users.ts'
 import { httpAddress, type Config } from '../config.ts'
 import { hashToken, mintSecret } from '../crypto/bearer.ts'
 import { transaction, type Database, type Db } from '../db/database.ts'
+import { endingOf, type EndedToken } from '../db/grants.ts'
 import { createMailer } from '../mail/mailer.ts'
 import { invitation, newLink, type Message } from '../mail/messages.ts'
 import { operatorOf, recordOfPerson } from '../repositories/audit.ts'
-import { countOtherOwners } from '../repositories/members.ts'
+import { countOtherOwners, listOrganizationsOf } from '../repositories/members.ts'
 import { findOrganization } from '../repositories/organizations.ts'
 import { deleteFactor } from '../repositories/second-factors.ts'
 import { deleteSessions } from '../repositories/sessions.ts'
@@ -92,10 +93,11 @@ export async function switchUser ({ db: handle }: Database, email: string, disab
   return transaction(handle, async (db) => {
     const id = await findAccount(db, email)
     if (id === undefined) throw new StartError(`There is no account of ${email}`)
-    if (!await setDisabled(db, id, disabled)) {
+    const ended = await setDisabled(db, id, disabled)
+    if (ended === undefined) {
       throw new StartError(`The account of ${email} was changed outside the service: restore it from a backup`)
     }
-    await recordForOperator(db, id, disabled ? 'user.disable' : 'user.enable')
+    await recordForOperator(db, id, disabled ? 'user.disable' : 'user.enable', ended)
     return disabled ? ownedByNobodyElse(db, id) : []
   })
 }
@@ -168,8 +170,14 @@ async function userOf (db: Db, email: string): Promise<User> {
 
 async function recordForOperator (
   db: Db, userId: number,
-  action: 'user.create' | 'user.password' | 'user.disable' | 'user.enable' | 'second-factor.disable'
+  action: 'user.create' | 'user.password' | 'user.disable' | 'user.enable' | 'second-factor.disable',
+  ended: readonly EndedToken[] = []
 ): Promise<void> {
-  const actors = (await listMemberships(db, userId)).map(({ id }) => operatorOf(id))
-  await recordOfPerson(db, actors, { action, resource_type: 'user', resource_id: String(userId) })
+  const actors = (await listOrganizationsOf(db, userId)).map(operatorOf)
+  await recordOfPerson(db, actors, (organizationId) => ({
+    action,
+    resource_type: 'user',
+    resource_id: String(userId),
+    ...(ended.length > 0 && { details: endingOf(ended, organizationId) })
+  }))
 }

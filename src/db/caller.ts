@@ -36,9 +36,10 @@ export function callersJson (
 /**
  * Common table expressions that take the rows which let callers in, until the end of the transaction: whoever revokes
  * waits for what is under way, and what comes after finds nothing. Closing an account or shutting a client out revokes
- * its grants, so the grant speaks for both, also for an API token that was made through it. Whoever takes a membership
- * away takes it first, and then what hangs on it, so it is taken first here. The last of them, `caller_ended`, has the
- * `organization_id` of each caller that was not found.
+ * its grants, so the grant speaks for both, also for an API token that was made through it. They are taken in the one
+ * order that there is (0029): the membership, the grant, and then what was issued, because whoever ends one of these
+ * takes it first, and then what hangs on it. The last of them, `caller_ended`, has the `organization_id` of each caller
+ * that was not found, or whose organization was deleted.
  *
  * @param callers as `callersJson` makes them
  * @param held with `SKIP LOCKED`, who is being changed is waited for no more than who is gone, and counts as gone
@@ -55,12 +56,23 @@ export const callerCtes = (callers: unknown, held: Held = ''): SQL => sql`
         AND m.status = 'active' AND m.role = caller.role AND caller.api_token IS NOT NULL
       FOR SHARE ${sql.raw(held)}
     ) AS found
+  ), api_grant AS (
+    SELECT found.id FROM (
+      SELECT DISTINCT t.grant_id FROM caller
+      JOIN api_tokens t ON t.organization_id = caller.organization_id AND t.id = caller.api_token
+      WHERE caller.n IN (SELECT n FROM member_caller) AND t.grant_id IS NOT NULL
+    ) AS its CROSS JOIN LATERAL (
+      SELECT id FROM oauth_grants
+      WHERE id = its.grant_id AND revoked_at IS NULL AND expires_at > now()
+      FOR SHARE ${sql.raw(held)}
+    ) AS found
   ), api_token AS (
     SELECT caller.n, caller.organization_id, caller.hash, found.* FROM caller CROSS JOIN LATERAL (
-      SELECT token_hash, grant_id FROM api_tokens
+      SELECT token_hash FROM api_tokens
       WHERE id = caller.api_token AND organization_id = caller.organization_id
         AND (expires_at IS NULL OR expires_at > now())
         AND (caller.user_id IS NULL OR caller.n IN (SELECT n FROM member_caller))
+        AND (grant_id IS NULL OR grant_id IN (SELECT id FROM api_grant))
       FOR SHARE ${sql.raw(held)}
     ) AS found
   ), former_value AS (
@@ -70,15 +82,7 @@ export const callerCtes = (callers: unknown, held: Held = ''): SQL => sql`
       FOR SHARE ${sql.raw(held)}
     ) AS found WHERE api_token.token_hash <> api_token.hash
   ), api_caller AS (
-    SELECT n, grant_id FROM api_token WHERE token_hash = hash OR n IN (SELECT n FROM former_value)
-  ), api_grant AS (
-    SELECT found.id FROM (
-      SELECT DISTINCT grant_id FROM api_caller WHERE grant_id IS NOT NULL
-    ) AS its CROSS JOIN LATERAL (
-      SELECT id FROM oauth_grants
-      WHERE id = its.grant_id AND revoked_at IS NULL AND expires_at > now()
-      FOR SHARE ${sql.raw(held)}
-    ) AS found
+    SELECT n FROM api_token WHERE token_hash = hash OR n IN (SELECT n FROM former_value)
   ), user_caller AS (
     SELECT caller.n FROM caller CROSS JOIN LATERAL (
       SELECT t.id FROM oauth_tokens t
@@ -86,7 +90,7 @@ export const callerCtes = (callers: unknown, held: Held = ''): SQL => sql`
       JOIN members m ON m.user_id = g.user_id AND m.organization_id = caller.organization_id
       WHERE t.id = caller.access_token AND t.used_at IS NULL AND t.access_expires_at > now()
         AND g.revoked_at IS NULL AND g.expires_at > now() AND m.status = 'active' AND m.role = caller.role
-      FOR SHARE OF t, g, m ${sql.raw(held)}
+      FOR SHARE OF m, g, t ${sql.raw(held)}
     ) AS found
   ), team_caller AS (
     SELECT caller.n FROM caller
@@ -100,8 +104,9 @@ export const callerCtes = (callers: unknown, held: Held = ''): SQL => sql`
     ) AS found
   ), caller_ended AS (
     SELECT organization_id FROM caller WHERE NOT (
-      n IN (SELECT n FROM api_caller WHERE grant_id IS NULL OR grant_id IN (SELECT id FROM api_grant))
-      OR n IN (SELECT n FROM user_caller)
+      n IN (SELECT n FROM api_caller) OR n IN (SELECT n FROM user_caller)
+    ) OR EXISTS (
+      SELECT FROM organization_counters c WHERE c.organization_id = caller.organization_id AND c.is_closed
     ) OR (SELECT count(*) FROM team_caller WHERE team_caller.n = caller.n) <> coalesce(jsonb_array_length(teams), 0)
   )`
 

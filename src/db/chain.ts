@@ -113,11 +113,14 @@ function learn (db: Db, rows: readonly Told[], asked: number): Map<string, Head>
 const takeWithCaller = preparedSql<Told, { organization_id: string, callers: string }>('take_head', ($) => sql`
   WITH ${callerCtes($('callers'))}
   SELECT organization_id, next_event, event_head, ${CLOCK} AS clock FROM organization_counters
-  WHERE organization_id = ${$('organization_id')}::char(26) AND ${callersLive} FOR NO KEY UPDATE`)
+  WHERE organization_id = ${$('organization_id')}::char(26) AND ${callersLive}
+    AND (NOT is_closed OR NOT EXISTS (SELECT FROM caller))
+  FOR NO KEY UPDATE`)
 
 /**
  * Takes the counter of an organization until the end of the transaction, with those who let the change in
- * (`callersJson`) before it. Undefined, and no counter taken, when one of these has ended.
+ * (`callersJson`) before it. Undefined, and no counter taken, when one of these has ended, or the organization with
+ * them.
  */
 export async function takeHead (db: Db, organizationId: string, callers: string): Promise<Head | undefined> {
   requireTransaction(db)

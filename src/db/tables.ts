@@ -103,12 +103,14 @@ export const organization_counters = pgTable('organization_counters', {
   next_event: count().notNull().default(1),
   event_head: bytea(),
   /** The sum of `size_bytes` over its documents and their versions. */
-  stored_bytes: count().notNull().default(0)
+  stored_bytes: count().notNull().default(0),
+  /** Of an organization that was deleted: no caller records a change any more. The service itself may. */
+  is_closed: boolean().notNull().default(false)
 })
 
 /**
  * Organizations that were deleted, until nothing is left of them but their audit. Their row, and whatever lets somebody
- * in, went at once; projects and histories, which may be very many, are reachable from nowhere and go in the
+ * in, went at once; API tokens, projects and histories, which may be very many, open nothing any more and go in the
  * background.
  */
 export const organization_removals = pgTable('organization_removals', {
@@ -304,9 +306,10 @@ export const members = pgTable('members', {
   ...authenticated
 }, (table) => [primaryKey({ columns: [table.organization_id, table.user_id] }), index().on(table.user_id)])
 
+/** Refers to no organization: that row goes first, and a token without one is none (`organization_removals`). */
 export const api_tokens = pgTable('api_tokens', {
   id: count().primaryKey().generatedAlwaysAsIdentity(),
-  organization_id: ulid().notNull().references(() => organizations.id, { onDelete: 'cascade' }),
+  organization_id: ulid().notNull(),
   name: name(),
   /** SHA-256 of the token; the token itself is nowhere. */
   token_hash: bytea().notNull().unique(),
@@ -329,7 +332,7 @@ export const api_tokens = pgTable('api_tokens', {
   ...authenticated
 }, (table) => [
   unique('api_tokens_of_organization').on(table.organization_id, table.id), index().on(table.user_id),
-  index().on(table.grant_id)
+  index().on(table.grant_id), index('api_tokens_by_expiry').on(table.expires_at)
 ])
 
 /** The value that a token had before its last rotation, for as long as it lives on. */

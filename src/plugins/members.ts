@@ -4,14 +4,15 @@ import { NAME_LENGTH, NoContent, ListQuery } from '../../schemas/shapes.ts'
 import { EMAIL_PATTERN, type Role } from '../../schemas/users.ts'
 import { hashToken, mintSecret } from '../crypto/bearer.ts'
 import { tampered, transaction, type Db } from '../db/database.ts'
+import { endingOf } from '../db/grants.ts'
 import { requireScope } from '../http/access.ts'
 import { actorOf, principalOf } from '../http/actor.ts'
 import { requireRoom } from '../http/plan-limits.ts'
 import type { Domain } from '../http/types.ts'
 import { membershipAdded, membershipChanged, membershipInvitation, type Message } from '../mail/messages.ts'
-import { recordEvent } from '../repositories/audit.ts'
+import { holdCaller, recordEvent } from '../repositories/audit.ts'
 import {
-  countOtherOwners, deleteMember, findMember, listMembers, lockMember, updateMember, type MemberRow
+  countOtherOwners, deleteMember, findMember, listMembers, lockMember, lockTokensOfMember, updateMember, type MemberRow
 } from '../repositories/members.ts'
 import { lockPlan } from '../repositories/plans.ts'
 import type { Principal } from '../repositories/principals.ts'
@@ -167,9 +168,14 @@ export const members: Domain = async (app) => {
         if (!isOwn) requireRole(principal, member.role)
         await keepAnOwner(db, member)
         const seen = await findMember(db, organization.id, id) ?? tampered()
+        await holdCaller(db, actorOf(request))
+        const ended = await lockTokensOfMember(db, organization.id, id)
         // Before the delete: somebody may leave, and is the caller of that.
         await recordEvent(db, actorOf(request), {
-          action: 'member.delete', resource_type: 'member', resource_id: String(id), details: { role: member.role }
+          action: 'member.delete',
+          resource_type: 'member',
+          resource_id: String(id),
+          details: { role: member.role, ...endingOf(ended, organization.id) }
         })
         await deleteMember(db, organization.id, id)
         return seen

@@ -10,7 +10,8 @@ import { hashToken, mintApiToken, tokenPrefix } from '../crypto/bearer.ts'
 import { transaction, type Db } from '../db/database.ts'
 import { actorOf, principalOf } from '../http/actor.ts'
 import type { Domain } from '../http/types.ts'
-import { recordEvent } from '../repositories/audit.ts'
+import { holdCaller, recordEvent } from '../repositories/audit.ts'
+import { lockPlan } from '../repositories/plans.ts'
 import type { Principal } from '../repositories/principals.ts'
 import {
   createToken, deleteTokens, findSlice, findSlices, findToken, listTokens, lockToken, rotateToken, showToken,
@@ -118,7 +119,7 @@ export const tokens: Domain = async (app) => {
       const { body } = request
       const id = idOf(request)
       const expires_at = body.expires_at === undefined ? undefined : expiryOf(body.expires_at)
-      const data = await transaction(app.db, async (db) => {
+      const data = await change(request, async (db) => {
         const token = seen(request, await lockToken(db, organization.id, id))
         await refuseFixed(db, token, body)
         // Whoever leaks could make itself last.
@@ -156,7 +157,7 @@ export const tokens: Domain = async (app) => {
       const id = idOf(request)
       const { overlap_seconds = 0 } = request.body
       const token = mintApiToken(organization.id)
-      const api_key = await transaction(app.db, async (db) => {
+      const api_key = await change(request, async (db) => {
         const held = seen(request, await lockToken(db, organization.id, id))
         refuseMore(principal, made(held), 'api-token:create')
         const { person } = principal
@@ -187,7 +188,7 @@ export const tokens: Domain = async (app) => {
     handler: async (request, reply) => {
       const { organization } = principalOf(request)
       const id = idOf(request)
-      await transaction(app.db, async (db) => {
+      await change(request, async (db) => {
         const slices = await findSlices(db, organization.id, id)
         seen(request, slices && { id, slices })
         // Before the delete: a token may end itself, and is the caller of that.
@@ -199,6 +200,16 @@ export const tokens: Domain = async (app) => {
       return reply.code(204).send(null)
     }
   })
+
+  // Tokens of an organization change one after the other, with the organization held, and whoever changes one is held
+  // before it (0029): two that rotate each other would wait for each other.
+  async function change<T> (request: FastifyRequest, work: (db: Db) => Promise<T>): Promise<T> {
+    return transaction(app.db, async (db) => {
+      await lockPlan(db, principalOf(request).organization.id) ?? fail('not_found')
+      await holdCaller(db, actorOf(request))
+      return work(db)
+    })
+  }
 }
 
 const idOf = ({ params: { id } }: { params: { id: string } }) => parseId(id) ?? fail('not_found')

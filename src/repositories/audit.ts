@@ -76,14 +76,19 @@ export async function holdCaller (db: Db, actor: Actor): Promise<void> {
  * transaction, and numbered later. Answers whether there are such. With no actor it takes as long as with one, so that
  * how long a refusal takes tells nothing.
  *
+ * @param event the same everywhere, or as it is in an organization
  * @param synchronousCommit as in `gatherReads`, of what changes nothing
  */
 export async function recordOfPerson (
-  db: Db, actors: readonly Actor[], event: AuditEvent, synchronousCommit: SynchronousCommit = 'on'
+  db: Db, actors: readonly Actor[], event: AuditEvent | ((organizationId: string) => AuditEvent),
+  synchronousCommit: SynchronousCommit = 'on'
 ): Promise<boolean> {
   // Of one moment, wherever it is recorded.
   const occurred_at = chainOf(db).now().toISOString()
-  const rows = actors.map((actor) => ({ ...eventRow(actor, event), occurred_at }))
+  const rows = actors.map((actor) => {
+    const its = typeof event === 'function' ? event(actor.organization_id) : event
+    return { ...eventRow(actor, its), occurred_at }
+  })
   const heads = await takeHeads(db, rows.map(({ organization_id }) => organization_id), 'free', synchronousCommit)
   const isFree = ({ organization_id }: EventRow) => heads.has(organization_id)
   const late = rows.filter((row) => !isFree(row))

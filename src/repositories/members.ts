@@ -1,9 +1,9 @@
-import { and, asc, eq, isNull, ne, sql, type SQL } from 'drizzle-orm'
+import { and, asc, eq, gt, isNull, ne, sql, type SQL } from 'drizzle-orm'
 import type { MemberAttributes } from '../../schemas/members.ts'
 import type { Role } from '../../schemas/users.ts'
 import { authenticatedColumns } from '../db/authenticated.ts'
 import { isAuthentic, tampered, updateAuthentic, type Authenticated, type Db } from '../db/database.ts'
-import { endTokens } from '../db/grants.ts'
+import { lockTokens, type EndedToken } from '../db/grants.ts'
 import { api_tokens, members, users } from '../db/tables.ts'
 import { readPage, type PageRequest } from '../rules/pagination.ts'
 
@@ -80,13 +80,36 @@ export async function updateMember (db: Db, organizationId: string, userId: numb
   await updateAuthentic(db, 'members', oneOf(organizationId, userId), { role }) ?? tampered()
 }
 
+const tokensOf = (organizationId: string, userId: number) =>
+  and(eq(api_tokens.organization_id, organizationId), eq(api_tokens.user_id, userId))!
+
+/** Takes the API tokens that somebody made in an organization. The caller holds their membership (`lockMember`). */
+export async function lockTokensOfMember (db: Db, organizationId: string, userId: number): Promise<EndedToken[]> {
+  return lockTokens(db, tokensOf(organizationId, userId))
+}
+
 /**
- * Takes somebody out of an organization, with their teams and the API tokens that they made in it: a new membership
- * does not bring these back.
+ * Takes somebody out of an organization, with their teams and the API tokens that they made in it, which the caller
+ * holds: a new membership does not bring these back.
  */
 export async function deleteMember (db: Db, organizationId: string, userId: number): Promise<void> {
   await db.delete(members).where(oneOf(organizationId, userId))
-  await endTokens(db, and(eq(api_tokens.organization_id, organizationId), eq(api_tokens.user_id, userId))!)
+  await db.delete(api_tokens).where(tokensOf(organizationId, userId))
+}
+
+const PIECE = 1000
+
+/** The organizations of which somebody is an active member, by their ids: all of them, however many. */
+export async function listOrganizationsOf (db: Db, userId: number): Promise<string[]> {
+  const all: string[] = []
+  for (let after = ''; ;) {
+    const rows = await db.select(authenticatedColumns('members')).from(members).where(and(
+      eq(members.user_id, userId), eq(members.status, 'active'), gt(members.organization_id, after)
+    )).orderBy(asc(members.organization_id)).limit(PIECE)
+    all.push(...rows.filter((row) => isAuthentic(db, 'members', row)).map(({ organization_id }) => organization_id))
+    if (rows.length < PIECE) return all
+    after = rows.at(-1)!.organization_id
+  }
 }
 
 /** Makes somebody, whose address is known to be theirs now, a member of those who invited them; answers these. */

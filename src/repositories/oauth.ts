@@ -9,7 +9,7 @@ import {
   isAuthentic, isForeignKeyViolation, macOf, prepared, readNow, updateAuthentic, type Authenticated, type Db
 } from '../db/database.ts'
 import { deleteExpired } from '../db/expired.ts'
-import { revokeGrants } from '../db/grants.ts'
+import { revokeGrants, type EndedToken } from '../db/grants.ts'
 import { makeId } from '../db/ids.ts'
 import { authenticTeamRoles, teamRoles, type TeamRoleFound } from '../db/memberships.ts'
 import {
@@ -58,14 +58,16 @@ export async function createClient (
 
 /**
  * Shuts a client out, or lets it in again. Both revoke all that it was granted: what slipped in while it was shut out
- * does not come back. False when there is none.
+ * does not come back. Answers the API tokens that ended with it; undefined when there is no such client.
  */
-export async function setClientDisabled (db: Db, id: string, disabled: boolean): Promise<boolean> {
+export async function setClientDisabled (
+  db: Db, id: string, disabled: boolean
+): Promise<EndedToken[] | undefined> {
   const row = await updateAuthentic(
     db, 'oauth_clients', eq(oauth_clients.id, id), (now) => ({ disabled_at: disabled ? now : null })
   )
-  await revokeGrants(db, eq(oauth_grants.client_id, id))
-  return row !== undefined
+  const { ended } = await revokeGrants(db, eq(oauth_grants.client_id, id))
+  return row && ended
 }
 
 // What has ended loses its MAC: to take the mark away brings nothing back.
@@ -217,7 +219,7 @@ export async function lockCode (db: Db, code_hash: Buffer): Promise<Code | undef
     is_used: sql<boolean>`${oauth_codes.used_at} IS NOT NULL`,
     is_expired: sql<boolean>`${oauth_codes.expires_at} <= now()`
   }).from(oauth_codes).innerJoin(oauth_grants, eq(oauth_grants.id, oauth_codes.grant_id)).$dynamic())
-    .where(eq(oauth_codes.code_hash, code_hash)).for('update', { of: [oauth_codes, oauth_grants] })
+    .where(eq(oauth_codes.code_hash, code_hash)).for('update', { of: [oauth_grants, oauth_codes] })
   if (row === undefined) return undefined
   const { code, itsGrant, itsUser, itsClient, ...found } = row
   // What is used or over has no MAC any more, and nothing left to give.
@@ -276,7 +278,7 @@ export async function lockPair (db: Db, refresh_hash: Buffer): Promise<Pair | un
     is_used: sql<boolean>`${oauth_tokens.used_at} IS NOT NULL`,
     is_expired: sql<boolean>`${oauth_tokens.refresh_expires_at} <= now()`
   }).from(oauth_tokens).innerJoin(oauth_grants, eq(oauth_grants.id, oauth_tokens.grant_id)).$dynamic())
-    .where(eq(oauth_tokens.refresh_hash, refresh_hash)).for('update', { of: [oauth_tokens, oauth_grants] })
+    .where(eq(oauth_tokens.refresh_hash, refresh_hash)).for('update', { of: [oauth_grants, oauth_tokens] })
   if (row === undefined) return undefined
   const { pair, itsGrant, itsUser, itsClient, ...found } = row
   const isOver = found.is_used || found.is_expired || !found.grant.is_live
@@ -290,9 +292,9 @@ export async function retirePair (db: Db, id: number): Promise<void> {
   await db.update(oauth_tokens).set(USED).where(eq(oauth_tokens.id, id))
 }
 
-/** Ends a grant with everything that was issued for it. */
-export async function revokeGrant (db: Db, id: number): Promise<void> {
-  await revokeGrants(db, eq(oauth_grants.id, id))
+/** Ends a grant with everything that was issued for it; answers the API tokens among that. */
+export async function revokeGrant (db: Db, id: number): Promise<EndedToken[]> {
+  return (await revokeGrants(db, eq(oauth_grants.id, id))).ended
 }
 
 /** An application that may act for a person, and since when. */
@@ -321,19 +323,26 @@ export async function listGrants (db: Db, user_id: number): Promise<Application[
       ({ id, client_id, client: itsClient.name, scopes, created_at, expires_at }))
 }
 
-/** Ends a grant of this person with everything that was issued for it; false when there is none that lives. */
-export async function revokeGrantOf (db: Db, user_id: number, id: number): Promise<boolean> {
-  return (await revokeGrants(db, sql`${eq(oauth_grants.id, id)} AND ${eq(oauth_grants.user_id, user_id)}`)).length === 1
+/**
+ * Ends a grant of this person with everything that was issued for it, and answers the API tokens among that; undefined
+ * when there is none that lives.
+ */
+export async function revokeGrantOf (db: Db, user_id: number, id: number): Promise<EndedToken[] | undefined> {
+  const its = sql`${eq(oauth_grants.id, id)} AND ${eq(oauth_grants.user_id, user_id)}`
+  const { grants, ended } = await revokeGrants(db, its)
+  return grants.length === 1 ? ended : undefined
 }
 
 /** Ends the grant that a token, either of a pair, was issued for, if it is that client's. */
 export async function revokeByToken (
   db: Db, hash: Buffer, client_id: string
-): Promise<{ id: number, user_id: number } | undefined> {
+): Promise<{ id: number, user_id: number, ended: EndedToken[] } | undefined> {
   const its =
     sql`${oauth_grants.id} = (SELECT t.grant_id FROM oauth_tokens t WHERE t.access_hash = ${hash} OR t.refresh_hash = ${hash})`
-  const [revoked] = await revokeGrants(db, sql`${its} AND ${eq(oauth_grants.client_id, client_id)}`)
-  return revoked
+  const { grants: [revoked], ended } = await revokeGrants(
+    db, sql`${its} AND ${eq(oauth_grants.client_id, client_id)}`
+  )
+  return revoked && { ...revoked, ended }
 }
 
 // Calls with an access token

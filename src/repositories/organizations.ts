@@ -103,25 +103,27 @@ export async function findOrganization (db: Db, idOrSlug: string): Promise<{ id:
 }
 
 /**
- * Takes an organization and whatever lets somebody into it, in the order in which changes take it, until the end of the
- * transaction: what is under way in it ends before. Counts what it takes.
+ * Takes an organization and its memberships until the end of the transaction, in the order in which changes take them:
+ * what its members have under way ends before. What API tokens have under way ends before its event, for which it takes
+ * the counter, or with it (`deleteOrganization`). Counts what goes.
  */
 export async function lockEverybody (db: Db, id: string): Promise<{ members: number, tokens: number }> {
   await db.select({ id: organizations.id }).from(organizations).where(eq(organizations.id, id)).for('update')
   const held = await db.select({ id: members.user_id }).from(members).where(eq(members.organization_id, id))
     .orderBy(asc(members.user_id)).for('update')
-  const tokens = await db.select({ id: api_tokens.id }).from(api_tokens).where(eq(api_tokens.organization_id, id))
-    .orderBy(asc(api_tokens.id)).for('update')
-  return { members: held.length, tokens: tokens.length }
+  return { members: held.length, tokens: await db.$count(api_tokens, eq(api_tokens.organization_id, id)) }
 }
 
 /**
- * Deletes an organization: its row with its key, and everything that hangs on it. What was in its projects is reachable
- * from nowhere then, counts for nothing, and is left to the background. The caller holds it (`lockEverybody`).
+ * Deletes an organization: its row with its key, and what hangs on it. Its counter is closed, so that whoever was let
+ * in before records no change any more. Its API tokens, which are none from then on, and what was in its projects are
+ * reachable from nowhere, count for nothing, and are left to the background. The caller holds it (`lockEverybody`) and
+ * has recorded its event.
  */
 export async function deleteOrganization (db: Db, id: string): Promise<void> {
-  await db.update(organization_counters).set({ stored_bytes: 0 }).where(eq(organization_counters.organization_id, id))
   await db.insert(organization_removals).values({ organization_id: id })
+  await db.update(organization_counters).set({ is_closed: true, stored_bytes: 0 })
+    .where(eq(organization_counters.organization_id, id))
   await db.delete(organizations).where(eq(organizations.id, id))
 }
 

@@ -1,7 +1,7 @@
 import { asc, sql, type SQL } from 'drizzle-orm'
 import type { Db } from '../db/database.ts'
 import {
-  encryption_keys, environments, organization_removals, project_counts, projects, re_encryptions, targets
+  api_tokens, encryption_keys, environments, organization_removals, project_counts, projects, re_encryptions, targets
 } from '../db/tables.ts'
 
 // What purges and deletes take away. A secret's versions hang on its history: a purge gives it a new one, a delete
@@ -170,7 +170,9 @@ export async function deleteSecretsOfRemoved (db: Db, organizationId: string, li
 }
 
 /** What an organization leaves when it is deleted, but for secrets and versions: in the order in which it can go. */
-export const LEFT_BEHIND = [environments, targets, encryption_keys, re_encryptions, project_counts, projects] as const
+export const LEFT_BEHIND = [
+  api_tokens, environments, targets, encryption_keys, re_encryptions, project_counts, projects
+] as const
 
 /** Takes the next rows of such a table of an organization that is gone, so many at most, and counts them. */
 export async function deleteLeftBehind (
@@ -192,8 +194,38 @@ export async function deleteLeftBehind (
 export async function endRemoval (db: Db, organizationId: string): Promise<boolean> {
   const rows = await db.execute(sql`
     DELETE FROM organization_removals r WHERE r.organization_id = ${organizationId}
+      AND NOT EXISTS (SELECT FROM api_tokens t WHERE t.organization_id = r.organization_id)
       AND NOT EXISTS (SELECT FROM projects p WHERE p.organization_id = r.organization_id)
       AND NOT EXISTS (SELECT FROM histories h WHERE h.organization_id = r.organization_id)
     RETURNING 1`) as unknown as unknown[]
   return rows.length > 0
+}
+
+// Days that a token which has expired is still shown, and can be given another life.
+const SHOWN_EXPIRED = 30
+const isLongOver = sql`t.expires_at < now() - make_interval(days => ${SHOWN_EXPIRED})`
+
+/** Organizations with API tokens that expired long ago, some of them: the system's own list. */
+export async function listOverTokens (db: Db): Promise<string[]> {
+  const rows = await db.execute(sql`
+    SELECT DISTINCT over.organization_id FROM (
+      SELECT t.organization_id FROM api_tokens t WHERE ${isLongOver} ORDER BY t.expires_at LIMIT 1000
+    ) AS over`) as unknown as { organization_id: string }[]
+  return rows.map(({ organization_id }) => organization_id)
+}
+
+/**
+ * Takes the next API tokens of the organization that expired long ago, so many at most, and counts them. Their events
+ * stay. What somebody changes just now is left to the next look.
+ */
+export async function deleteOverTokens (db: Db, organizationId: string, limit: number): Promise<number> {
+  const [row] = await db.execute(sql`
+    WITH next AS (
+      SELECT t.id FROM api_tokens t WHERE t.organization_id = ${organizationId} AND ${isLongOver}
+      ORDER BY t.expires_at LIMIT ${limit} FOR UPDATE SKIP LOCKED
+    ), gone AS (
+      DELETE FROM api_tokens t USING next WHERE t.organization_id = ${organizationId} AND t.id = next.id RETURNING 1
+    )
+    SELECT count(*)::int AS count FROM gone`) as unknown as { count: number }[]
+  return row!.count
 }

@@ -216,7 +216,7 @@ const swapOne = (name: string, held: Held) =>
       AND (SELECT id FROM project) IS NOT NULL
       AND coalesce((SELECT revision FROM level), 0) = ${$('revision')}::bigint - 1
       AND (${$('restored_from')}::bigint IS NULL OR (SELECT id FROM source) IS NOT NULL)
-      AND ${callersLive}
+      AND ${callersLive} AND NOT is_closed
     FOR NO KEY UPDATE ${HELD}
   ), counter AS (
     UPDATE organization_counters
@@ -333,7 +333,7 @@ const swapSeveral = (name: string, held: Held) =>
     SELECT c.organization_id, c.next_event, c.event_head FROM expected JOIN organization_counters c
       ON c.organization_id = expected.organization_id AND c.next_version = expected.next_version
     WHERE expected.organization_id NOT IN (SELECT organization_id FROM lost)
-      AND ${hasRoom(sql`expected.growth`, sql`expected.max_bytes`)}
+      AND ${hasRoom(sql`expected.growth`, sql`expected.max_bytes`)} AND NOT c.is_closed
     ORDER BY c.organization_id FOR NO KEY UPDATE OF c ${sql.raw(held)}
   ), counter AS (
     UPDATE organization_counters

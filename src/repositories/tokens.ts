@@ -165,7 +165,8 @@ export async function lockToken (db: Db, organizationId: string, id: number): Pr
 /** The organization of a token that an operator names by its id, which is the installation's own. */
 export async function findOrganizationOfToken (db: Db, id: number): Promise<string | undefined> {
   const { organization_id } = api_tokens
-  const [row] = await db.select({ organization_id }).from(api_tokens).where(eq(api_tokens.id, id))
+  const [row] = await db.select({ organization_id }).from(api_tokens)
+    .innerJoin(organizations, eq(organizations.id, organization_id)).where(eq(api_tokens.id, id))
   return row?.organization_id
 }
 

@@ -4,7 +4,7 @@ import { authenticatedColumns } from '../db/authenticated.ts'
 import { isAuthentic, macOf, readNow, updateAuthentic, type Db } from '../db/database.ts'
 import { deleteExpired } from '../db/expired.ts'
 import { makeId } from '../db/ids.ts'
-import { endTokens, revokeGrants } from '../db/grants.ts'
+import { endTokens, revokeGrants, type EndedToken } from '../db/grants.ts'
 import {
   api_tokens, members, oauth_grants, organizations, password_links, sessions, sign_in_devices, sign_in_steps,
   userColumns, users
@@ -98,44 +98,47 @@ export async function lockUser (db: Db, id: number): Promise<void> {
 }
 
 /**
- * A new password ends every session, every grant and every link of the user (OA-63). False, and nothing changed, when
- * the account was closed meanwhile, or when the password that was verified (`from`) is not its password any more. Who
- * was invited says how they are called (`name`).
+ * A new password ends every session, every grant and every link of the user (OA-63); answers the API tokens that ended
+ * with them. Undefined, and nothing changed, when the account was closed meanwhile, or when the password that was
+ * verified (`from`) is not its password any more. Who was invited says how they are called (`name`).
  */
 export async function changePassword (
   db: Db, id: number, password_hash: string, from?: string, name?: string
-): Promise<boolean> {
+): Promise<EndedToken[] | undefined> {
   const where = and(
     eq(users.id, id), isNull(users.disabled_at), from === undefined ? undefined : eq(users.password_hash, from)
   )
-  if (await updateAuthentic(db, 'users', where, { password_hash, is_verified: true, name }, NOW) === undefined) return false
-  await endEverything(db, id)
-  return true
+  const changed = await updateAuthentic(db, 'users', where, { password_hash, is_verified: true, name }, NOW)
+  return changed && endEverything(db, id)
 }
 
 /**
  * Closes an account, or opens it again. Both end everything of it: what slipped in while it closed does not come back.
- * One that was changed outside the service can be closed, but not opened: then the answer is false.
+ * Answers the API tokens that ended with it. One that was changed outside the service can be closed, but not opened:
+ * then the answer is undefined.
  */
-export async function setDisabled (db: Db, id: number, disabled: boolean): Promise<boolean> {
+export async function setDisabled (db: Db, id: number, disabled: boolean): Promise<EndedToken[] | undefined> {
   const marked = await updateAuthentic(db, 'users', eq(users.id, id), (now) =>
     ({ disabled_at: disabled ? now : null }), NOW) !== undefined
   if (!marked && disabled) {
     await db.update(users).set({ disabled_at: sql`now()`, mac: null, ...NOW }).where(eq(users.id, id))
   }
-  await endEverything(db, id)
-  return marked || disabled
+  const ended = await endEverything(db, id)
+  return marked || disabled ? ended : undefined
 }
 
-/** Signs a user out everywhere: browsers, which are strangers from now on, applications and links. */
-export async function endEverything (db: Db, id: number): Promise<void> {
+/**
+ * Signs a user out everywhere: browsers, which are strangers from now on, applications and links. Answers the API
+ * tokens that ended with them.
+ */
+export async function endEverything (db: Db, id: number): Promise<EndedToken[]> {
   await lockUser(db, id)
   await db.delete(sessions).where(eq(sessions.user_id, id))
   await db.delete(sign_in_steps).where(eq(sign_in_steps.user_id, id))
   await db.delete(sign_in_devices).where(eq(sign_in_devices.user_id, id))
   await db.delete(password_links).where(eq(password_links.user_id, id))
-  await revokeGrants(db, eq(oauth_grants.user_id, id))
-  await endTokens(db, eq(api_tokens.user_id, id))
+  const { ended } = await revokeGrants(db, eq(oauth_grants.user_id, id))
+  return [...ended, ...await endTokens(db, eq(api_tokens.user_id, id))]
 }
 
 export async function createMember (

@@ -2,8 +2,8 @@ import { databaseError, type Db } from '../db/database.ts'
 import { holdCaller, recordEvent, type Actor, type AuditEvent } from '../repositories/audit.ts'
 import { deleteOldAnswers, listOwnersOfOldAnswers } from '../repositories/idempotency.ts'
 import {
-  deleteEmptyHistories, deleteLeftBehind, deleteRemovedVersions, deleteSecretsOfRemoved, endRemoval, LEFT_BEHIND,
-  listRemovals, listRemovedOrganizations, removeHistories, type Below, type Removal
+  deleteEmptyHistories, deleteLeftBehind, deleteOverTokens, deleteRemovedVersions, deleteSecretsOfRemoved, endRemoval,
+  LEFT_BEHIND, listOverTokens, listRemovals, listRemovedOrganizations, removeHistories, type Below, type Removal
 } from '../repositories/removals.ts'
 import { deleteTokens, lockTokensOfNothing } from '../repositories/tokens.ts'
 import { createBackground, rest, type Background } from './background.ts'
@@ -27,7 +27,9 @@ export async function deleteLevel (
     documents: number
   }) => Promise<void>
 ): Promise<void> {
-  const held = await holdTeams(db, actor)
+  // The caller before the tokens, and before what a team holds of a project, which goes with it.
+  await holdCaller(db, actor)
+  const held = actor.caller?.teams === undefined ? actor : { ...actor, caller: { ...actor.caller, teams: [] } }
   const { bytes, ...gone } = await removeHistories(db, actor.organization_id, below)
   await deleteRow(gone)
   await removeSome(db, actor.organization_id)
@@ -35,13 +37,6 @@ export async function deleteLevel (
   await recordEvent(db, held, { ...event, details: gone, growth: -bytes }, ...endingsOf(tokens, event.resource_type))
   // After the events: the caller may be one of them.
   await deleteTokens(db, actor.organization_id, tokens)
-}
-
-// What a team holds of a project goes with the project: whoever acts by it is held before.
-async function holdTeams (db: Db, actor: Actor): Promise<Actor> {
-  if (actor.caller?.teams === undefined) return actor
-  await holdCaller(db, actor)
-  return { ...actor, caller: { ...actor.caller, teams: [] } }
 }
 
 /** The events of tokens that end with something. */
@@ -59,8 +54,8 @@ export async function removeSome (db: Db, organizationId: string): Promise<void>
 }
 
 /**
- * Takes away the rows of what was purged or deleted, whole organizations too, and of answers that are kept no longer,
- * piece by piece. Nobody can see them any more.
+ * Takes away the rows of what was purged or deleted, whole organizations too, of answers that are kept no longer, and
+ * of API tokens that expired long ago, piece by piece. Nobody needs them any more.
  */
 export function createRemovalWorker ({ db, log }: { db: Db, log: Log }): Background {
   async function remove (organizationId: string, isStopped: () => boolean) {
@@ -110,9 +105,12 @@ export function createRemovalWorker ({ db, log }: { db: Db, log: Log }): Backgro
       // One that fails does not hold up the others; the next look tries it again.
       await remove(organization, isStopped).catch((error: unknown) => interrupted(error, organization))
     }
-    for (const organization of await listOwnersOfOldAnswers(db).catch(interrupted)) {
-      await inPieces(isStopped, () => deleteOldAnswers(db, organization, PIECE))
-        .catch((error: unknown) => interrupted(error, organization))
+    const kinds = [[listOwnersOfOldAnswers, deleteOldAnswers], [listOverTokens, deleteOverTokens]] as const
+    for (const [list, take] of kinds) {
+      for (const organization of await list(db).catch(interrupted)) {
+        await inPieces(isStopped, () => take(db, organization, PIECE))
+          .catch((error: unknown) => interrupted(error, organization))
+      }
     }
   })
 }

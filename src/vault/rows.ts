@@ -18,7 +18,7 @@ import {
   createCanary, createServiceKey, findServiceKey, listCanaries, replaceCanary, type ServiceKeyRow
 } from '../repositories/master-keys.ts'
 import { deleteTokens, lockTokensOfNothing } from '../repositories/tokens.ts'
-import { listMemberships } from '../repositories/users.ts'
+import { listOrganizationsOf } from '../repositories/members.ts'
 import { createChain, FIRST_CHAIN_KEY } from './chain.ts'
 import { serviceKeyContext } from './contexts.ts'
 import { endingsOf } from './removals.ts'
@@ -225,7 +225,7 @@ async function record (db: Db, { table, row, about }: Violation): Promise<void> 
   const { organization_id = row.organization_id, user_id = table === 'users' ? row.id : row.user_id } = about
   const organizations = typeof organization_id === 'string'
     ? [organization_id]
-    : typeof user_id === 'number' ? (await listMemberships(db, user_id)).map(({ id }) => id) : []
+    : typeof user_id === 'number' ? await listOrganizationsOf(db, user_id) : []
   const id = row.id ?? about.user_id ?? row.user_id
   for (const organization of [...organizations].sort()) {
     await recordAlone(db, systemOf(organization), {

@@ -28,8 +28,12 @@ export const EXCEPTIONS: { what: RegExp, why: string }[] = [
     why: 'what a person made through a grant ends with it, in every organization'
   },
   {
-    what: /^delete from api_tokens where api_tokens\.user_id = \$1 /,
+    what: /^delete from api_tokens where api_tokens\.user_id = \$1$/,
     why: 'what a person made ends with the account, in every organization'
+  },
+  {
+    what: /^select organization_id, id from api_tokens where api_tokens\.(?:user_id = \$1|grant_id in ) ?.* for update$/,
+    why: 'what a person made is held in every organization before it ends'
   },
   {
     what: /^select .* from api_tokens inner join organizations .*where \(?api_tokens\.user_id = /,
@@ -48,12 +52,16 @@ export const EXCEPTIONS: { what: RegExp, why: string }[] = [
     why: 'the events that the background worker has to number'
   },
   {
-    what: /^select organization_id from api_tokens where api_tokens\.id = \$1$/,
+    what: /^select api_tokens\.organization_id from api_tokens inner join organizations .* where api_tokens\.id = \$1$/,
     why: 'a token that an operator names by its id'
   },
   {
     what: /^select distinct organization_id from idempotency_keys where /,
     why: 'the old answers that the background worker has to remove'
+  },
+  {
+    what: /^select distinct over\.organization_id from \( ?select t\.organization_id from api_tokens t where t\.expires_at < /,
+    why: 'the API tokens that expired long ago, which the background worker has to remove'
   },
   { what: /^select organization_id from organization_removals order by/, why: 'what the background worker has to remove' },
   {

@@ -68,6 +68,7 @@ export async function startInstances (t: Test, costs?: Costs) {
   const caller = await service.organization()
   return {
     service,
+    addresses,
     send: client(addresses, caller),
     sends: addresses.map((address) => client(address, caller)),
     organization: caller.organization

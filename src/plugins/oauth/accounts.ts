@@ -106,8 +106,8 @@ export const accounts: Domain = async (app) => {
       if (session !== undefined) {
         if (form.get('where') === 'everywhere') {
           await transaction(app.db, async (db) => {
-            await endEverything(db, session.user.id)
-            await recordForUser(db, request, session.user, 'oauth.revoke', { everything: true })
+            const ended = await endEverything(db, session.user.id)
+            await recordForUser(db, request, session.user, 'oauth.revoke', { everything: true }, ended)
           })
         } else {
           await transaction(app.db, async (db) => {
@@ -180,8 +180,9 @@ export const accounts: Domain = async (app) => {
       }
       const hash = await hashPassword(password, app.costs.password)
       const changed = await withSecondFactor(app, request, codeInSession(session, codeIn(form)), async (db) => {
-        if (!await changePassword(db, user.id, hash, confirmed.password_hash)) return false
-        await recordForUser(db, request, user, 'user.password')
+        const ended = await changePassword(db, user.id, hash, confirmed.password_hash)
+        if (ended === undefined) return false
+        await recordForUser(db, request, user, 'user.password', {}, ended)
         return true
       })
       if (typeof changed !== 'object') {
@@ -223,9 +224,10 @@ export const accounts: Domain = async (app) => {
       const done = await transaction(app.db, async (db) => {
         await lockUser(db, user.id)
         if (await takePasswordLink(db, hashToken(link)) === undefined) return false
-        if (!await changePassword(db, user.id, password_hash, undefined, name)) return false
+        const ended = await changePassword(db, user.id, password_hash, undefined, name)
+        if (ended === undefined) return false
         const joined = await joinOrganizations(db, user.id)
-        await recordForUser(db, request, user, 'user.password')
+        await recordForUser(db, request, user, 'user.password', {}, ended)
         await recordJoining(db, request, { ...user, name: name ?? user.name }, joined)
         return true
       })
@@ -256,8 +258,9 @@ async function endToken (db: Db, request: FastifyRequest, { user }: SignedIn, id
 
 async function endApplication (db: Db, request: FastifyRequest, { user }: SignedIn, id: string): Promise<void> {
   const grant = (await listGrants(db, user.id)).find((grant) => String(grant.id) === id)
-  if (grant === undefined || !await revokeGrantOf(db, user.id, grant.id)) return
-  await recordForUser(db, request, user, 'oauth.revoke', { grant: grant.id, client: grant.client_id })
+  const ended = grant && await revokeGrantOf(db, user.id, grant.id)
+  if (ended === undefined) return
+  await recordForUser(db, request, user, 'oauth.revoke', { grant: grant!.id, client: grant!.client_id }, ended)
 }
 
 // Always a path of this service: what the form carries can only be its query (OA-26).

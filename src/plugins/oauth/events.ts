@@ -1,24 +1,29 @@
 import type { FastifyInstance, FastifyRequest } from 'fastify'
 import type { EventName } from '../../../schemas/events.ts'
 import type { Db } from '../../db/database.ts'
+import { endingOf, type EndedToken } from '../../db/grants.ts'
 import { personOf } from '../../http/actor.ts'
 import { recordOfPerson } from '../../repositories/audit.ts'
-import { listMemberships } from '../../repositories/users.ts'
+import { listOrganizationsOf } from '../../repositories/members.ts'
 
 /**
  * Records what a person, or an application for them, did, in every organization that it concerns: those they are in.
- * None of them can keep them from it.
+ * None of them can keep them from it. Each is told of the API tokens there that ended with it.
  */
 export async function recordForUser (
   db: Db, request: FastifyRequest, user: {
     id: number
     name: string
-  }, action: EventName, details: Record<string, string | number | boolean | null> = {}
+  }, action: EventName, details: Record<string, string | number | boolean | null> = {},
+  ended: readonly EndedToken[] = []
 ): Promise<void> {
-  const actors = (await listMemberships(db, user.id)).map(({ id }) => personOf(request, id, user))
-  if (await recordOfPerson(db, actors, { action, resource_type: 'user', resource_id: String(user.id), details })) {
-    request.hasLateEvents = true
-  }
+  const actors = (await listOrganizationsOf(db, user.id)).map((id) => personOf(request, id, user))
+  if (await recordOfPerson(db, actors, (organizationId) => ({
+    action,
+    resource_type: 'user',
+    resource_id: String(user.id),
+    details: { ...details, ...endingOf(ended, organizationId) }
+  }))) request.hasLateEvents = true
 }
 
 /** Records that somebody accepted invitations, in each organization that they are a member of since. */
@@ -60,8 +65,8 @@ export async function recordRefusal (
   const { id, name } = user ?? NOBODY
   request.log.warn({ user: user?.id ?? null, attempts }, action === 'second-factor.refuse' ? 'a code was refused' : 'a password was refused')
   if (attempts > EACH && attempts % EACH !== 0) return
-  const memberships = await listMemberships(app.db, id)
-  const actors = memberships.map((membership) => personOf(request, membership.id, { id, name }))
+  const organizations = await listOrganizationsOf(app.db, id)
+  const actors = organizations.map((organization) => personOf(request, organization, { id, name }))
   if (await app.recordRefused(
     actors, { action, resource_type: 'user', resource_id: String(id), details: { attempts } }
   )) {

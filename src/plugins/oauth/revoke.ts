@@ -30,7 +30,7 @@ export const revoke: Domain = async (app) => {
           if (grant !== undefined) {
             await recordForUser(
               db, request, { id: grant.user_id, name: client.name }, 'oauth.revoke',
-              { grant: grant.id, client: client.id }
+              { grant: grant.id, client: client.id }, grant.ended
             )
           }
         })

@@ -86,9 +86,9 @@ export const token: Domain = async (app) => {
     db: Db, request: FastifyRequest, { id, user_id, is_live }: LiveGrant & { is_live: boolean }, what: string
   ): Promise<OAuthErrorCode> {
     if (!is_live) return 'invalid_grant'
-    await revokeGrant(db, id)
+    const ended = await revokeGrant(db, id)
     await recordForUser(
-      db, request, { id: user_id, name: 'an application' }, 'oauth.reuse', { grant: id, credential: what }
+      db, request, { id: user_id, name: 'an application' }, 'oauth.reuse', { grant: id, credential: what }, ended
     )
     return 'invalid_grant'
   }
