@@ -158,6 +158,8 @@ t.test('a crash anywhere between charge, invoice, order and outcome asks for the
     ['before', /insert into "charges"/], ['after', /insert into "charges"/], ['before', /^commit/],
     ['during', /^commit/], ['after', /^commit/], ['before', /update "invoices"/], ['after', /update "charges"/]
   ] as const
+  const whole = await build(database)
+  t.teardown(() => whole.close())
   let done = 0
   for (const [when, what] of points) {
     const way = await openWay(url!)
@@ -171,7 +173,6 @@ t.test('a crash anywhere between charge, invoice, order and outcome asks for the
     await app.close()
     await broken.close()
     await way.close()
-    const whole = await build(database)
     let status = await ask(whole, name)
     // The server may not have heard yet that the first one has gone.
     for (let more = 0; status === 409 && more < 40; more++) {
@@ -181,7 +182,6 @@ t.test('a crash anywhere between charge, invoice, order and outcome asks for the
     t.equal(status, 201, `${name}: asked again`)
     done++
     await background(whole, async () => (await state())!.paid === done)
-    await whole.close()
     t.match(await state(), { invoices: done, last: done, charges: done, paid: done, asked: done, events: done }, name)
     t.equal(ledger.size, done, `${name}: moved once`)
   }

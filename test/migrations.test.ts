@@ -108,14 +108,19 @@ t.test('the migrations give the same schema and plans on either database', { ski
 // rows were authenticated, and proofs had hashes.
 const OLD = JSON.parse(readFileSync('test/vectors/database-5.json', 'utf8'))
 
-/** Makes a database what that build left. */
-async function fillAsBefore (t: Test, database: Database) {
+/** Makes a database what the first so many migrations make, empty. */
+async function migrateAsBefore (t: Test, database: Database, migrations: number) {
   const folder = copyOfMigrations(t)
   const journal = join(folder, 'meta', '_journal.json')
   const all = JSON.parse(readFileSync(journal, 'utf8')) as { entries: unknown[] }
-  writeFileSync(journal, JSON.stringify({ ...all, entries: all.entries.slice(0, OLD.migrations) }))
+  writeFileSync(journal, JSON.stringify({ ...all, entries: all.entries.slice(0, migrations) }))
   await run(database, 'DROP SCHEMA public CASCADE', 'DROP SCHEMA IF EXISTS drizzle CASCADE', 'CREATE SCHEMA public')
-  await migrate(database.db as unknown as PostgresJsDatabase, { migrationsFolder: folder })
+  await beside(() => migrate(database.db as unknown as PostgresJsDatabase, { migrationsFolder: folder }))
+}
+
+/** Makes a database what that build left. */
+async function fillAsBefore (t: Test, database: Database) {
+  await migrateAsBefore(t, database, OLD.migrations)
   await run(
     database, readFileSync('test/vectors/database-5.sql', 'utf8'),
     "UPDATE oauth_tokens SET refresh_expires_at = now() + interval '1 day'",
@@ -205,6 +210,44 @@ for (const on of ['the embedded database', 'PostgreSQL']) {
     }
   })
 }
+
+t.test('the books of a build before know what was received, who has it, and which coupon was redeemed', async (t) => {
+  const database = await databaseFor(t)
+  await migrateAsBefore(t, database, 19)
+  const [first, second] = ['01BOOKS0000000000000000001', '01BOOKS0000000000000000002']
+  const invoice = (organization: string, id: string, number: number, start: string) =>
+    `('${organization}', '${id}', ${number}, 'paid', 'EUR', '[{"period_start": ${start}}]', 2900, 0, 0, 2900, '{}', '{}', now())`
+  await run(
+    database,
+    `INSERT INTO organizations (id, name, slug, plan, storage_key)
+      SELECT id, id, lower(id), 'pro', '' FROM (VALUES ('${first}'), ('${second}')) AS made (id)`,
+    "INSERT INTO coupons (code, percent_off, redemptions) VALUES ('TENTH', 10, 1)",
+    `INSERT INTO billing_accounts (organization_id, credit, credit_currency, coupon) VALUES
+      ('${first}', 500, 'EUR', 'TENTH'), ('${second}', 0, NULL, NULL)`,
+    `INSERT INTO invoices (organization_id, id, number, status, currency, lines, subtotal, discount, credit, total,
+      seller, buyer, due_at) VALUES ${[
+        invoice(first, '01PERIOD000000000000000001', 1, '"2026-03-01T12:00:00.000Z"'), invoice(first, '01CHARGE', 2, 'null'),
+        invoice(second, '01CHARGE', 1, 'null')
+      ].join()}`,
+    `INSERT INTO subscriptions (organization_id, id, plan, interval, currency, amount, anchor, period_start, period_end,
+      invoiced) SELECT organization_id, organization_id, 'pro', 'month', 'EUR', 2900, now(), '2026-03-01T12:00:00.000Z',
+      '2026-04-01T12:00:00.000Z', 2900 FROM billing_accounts`,
+    `INSERT INTO charges (organization_id, id, invoice_id, provider, provider_reference, status, currency, amount) VALUES
+      ('${first}', '01TOLD', '01CHARGE', 'processor', 'ch_1', 'succeeded', 'EUR', 2900),
+      ('${second}', '01NOTED', '01CHARGE', 'manual', NULL, 'succeeded', 'EUR', 2900)`,
+    `INSERT INTO refunds (organization_id, id, charge_id, amount) VALUES ('${first}', '01BACK', '01TOLD', 100)`
+  )
+  await database.migrate()
+  const trimmed = async (query: string) => (await rowsOf(database, query)).map((row) =>
+    Object.values(row).map((value) => typeof value === 'string' ? value.trim() : value))
+  t.strictSame(await trimmed('SELECT invoice_id FROM subscriptions ORDER BY organization_id'), [
+    ['01PERIOD000000000000000001'], ['01CHARGE']
+  ])
+  t.strictSame(await trimmed('SELECT organization_id, currency, amount::int FROM credits'), [[first, 'EUR', 500]])
+  t.strictSame(await trimmed('SELECT organization_id, coupon FROM coupon_redemptions'), [[first, 'TENTH']])
+  t.strictSame(await trimmed('SELECT provider_status FROM charges ORDER BY organization_id'), [['succeeded'], [null]])
+  t.strictSame(await trimmed('SELECT provider FROM refunds'), [['processor']])
+})
 
 async function schemaOf (database: Database) {
   return {

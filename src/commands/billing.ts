@@ -43,10 +43,14 @@ export async function * exportInvoices ({ db }: Database): AsyncGenerator<string
   }
 }
 
-/** Refunds that wait to be paid, as lines: id, organization, amount, the charge, when it was asked for. */
+/** Refunds that wait to be paid, as lines: id, organization, amount, the charge, when it was asked for, who pays. */
 export async function describeRefunds ({ db }: Database): Promise<string[]> {
-  return (await listPendingRefunds(db)).map(({ refund: { id, organization_id, amount, created_at }, charge }) =>
-    [id, organization_id, formatMoney(amount, charge.currency), charge.id, created_at.toISOString()].join('\t'))
+  return (await listPendingRefunds(db)).map(({ refund, charge }) => {
+    const { id, organization_id, amount, created_at, provider } = refund
+    return [
+      id, organization_id, formatMoney(amount, charge.currency), charge.id, created_at.toISOString(), provider
+    ].join('\t')
+  })
 }
 
 const NOTES = {
