@@ -120,10 +120,11 @@ async function adopt (db: Db, keyring: Keyring): Promise<{ keys: Keys, rows: num
   }
   const keys = { rows: known?.rows ?? make(ROWS), chain: make(FIRST_CHAIN_KEY) }
   setAuthority(db, authorityFor(keys, db))
-  await lockAuthenticatedTables(db)
   await readClock(db)
   for (const key of made) await createServiceKey(db, key)
   const canaries = await listCanaries(db)
+  // Of an empty database there is nothing to bring along, and a role that may only add events could not take this lock.
+  if (canaries.length > 0) await lockAuthenticatedTables(db)
   // A canary that does not say it yet, under whichever master key, would let all of this be done again.
   for (const { key_id } of canaries) {
     await replaceCanary(db, key_id, makeCanary(keyring, fingerprintOf(keys), key_id))

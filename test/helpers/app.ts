@@ -57,11 +57,14 @@ export interface TestApp {
 /**
  * The service on a fresh, migrated database: one made on TEST_DATABASE_URL when it is set, else an embedded one in
  * memory. Limits are off unless `env` sets them, and derivations cost next to nothing unless `costs` says otherwise.
+ *
+ * @param as the address under which the service is to connect, given that of the database's owner
  */
 export async function startApp (
-  t: { teardown (fn: () => unknown): void }, env: Record<string, string> = {}, costs: Costs = QUICK
+  t: { teardown (fn: () => unknown): void }, env: Record<string, string> = {}, costs: Costs = QUICK,
+  as?: (url: string) => Promise<string>
 ): Promise<TestApp> {
-  const { database, drop } = await freshDatabase()
+  const { database, drop } = await freshDatabase(as)
   const keyring = createKeyring([parseMasterKey(generateMasterKey().text)])
   await openRows(database, keyring)
   const config = loadConfig({
@@ -180,7 +183,9 @@ export async function makeLevel (caller: Caller, project: Record<string, unknown
 }
 
 /** A migrated, empty database of its own: on TEST_DATABASE_URL when it is set, else embedded. */
-export async function freshDatabase (): Promise<{ database: Database, url?: string, drop: () => Promise<void> }> {
+export async function freshDatabase (
+  as?: (url: string) => Promise<string>
+): Promise<{ database: Database, url?: string, drop: () => Promise<void> }> {
   const server = process.env.TEST_DATABASE_URL
   if (server === undefined) {
     const dir = mkdtempSync(join(tmpdir(), 'strongroom-test-'))
@@ -195,7 +200,7 @@ export async function freshDatabase (): Promise<{ database: Database, url?: stri
   await admin.unsafe(`CREATE DATABASE ${name} TEMPLATE ${await migratedTemplate(server, admin)}`)
   const url = new URL(server)
   url.pathname = `/${name}`
-  const database = await connect({ url: url.href, pool: 10 })
+  const database = await connect({ url: await as?.(url.href) ?? url.href, pool: 10 })
   return {
     database,
     url: url.href,
