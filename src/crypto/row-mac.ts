@@ -11,10 +11,30 @@ import { deriveKey, hmac, hmacMatches, isWellFormed } from './primitives.ts'
 export function encodeRow (table: string, fields: readonly (readonly [name: string, value: unknown])[]): string {
   let text = counted(table)
   for (const [name, value] of fields) text += counted(name) + encodeValue(value)
-  // Half a surrogate pair would become U+FFFD on its way to the hash, and collide.
+  return wellFormed(text)
+}
+
+// Half a surrogate pair would become U+FFFD on its way to the hash, and collide.
+function wellFormed (text: string): string {
   if (!isWellFormed(text)) throw new Error('a row needs well-formed text')
   return text
 }
+
+/** `encodeRow` of rows that all have the same fields, in this order, at half the cost. */
+export function createRowEncoder (
+  table: string, names: readonly string[]
+): (row: Readonly<Record<string, unknown>>) => string {
+  const head = counted(table)
+  const fields = names.map((name) => [name, counted(name)] as const)
+  return (row) => {
+    let text = head
+    for (const [name, prefix] of fields) text += prefix + encodeValue(row[name])
+    return wellFormed(text)
+  }
+}
+
+/** What one more field at the end adds to an encoded row. */
+export const encodeField = (name: string, value: unknown): string => wellFormed(counted(name) + encodeValue(value))
 
 /** HMAC-SHA256 over a row of a table: 32 bytes. */
 export function rowMac (

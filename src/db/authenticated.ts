@@ -1,15 +1,16 @@
 import { getTableColumns } from 'drizzle-orm'
 import type { PgColumn, PgTable } from 'drizzle-orm/pg-core'
 import {
-  api_tokens, environments, former_token_hashes, members, oauth_clients, oauth_codes, oauth_grants, oauth_requests,
-  oauth_tokens, password_links, projects, recovery_codes, second_factors, secrets, sessions, sign_in_steps, targets,
-  team_members, team_projects, teams, users
+  api_tokens, environments, former_token_hashes, late_events, members, oauth_clients, oauth_codes, oauth_grants,
+  oauth_requests, oauth_tokens, password_links, projects, recovery_codes, second_factors, secrets, sessions,
+  sign_in_steps, targets, team_members, team_projects, teams, users
 } from './tables.ts'
 
-// Rows that decide who somebody is, or what a level is, carry a MAC over the fields below. Making and checking go by
-// this one declaration, and so do the tests: a column is either authenticated or exempt for a reason that is given.
-// The order of the fields is part of the MAC: a change of a list needs rows to be brought along anew (0015), but for a
-// new column at its end that is `later`, and says with null what its absence said.
+// Rows that decide who somebody is, or what a level is, and events that have no number yet, carry a MAC over the
+// fields below. Making and checking go by this one declaration, and so do the tests: a column is either authenticated
+// or exempt for a reason that is given. The order of the fields is part of the MAC: a change of a list needs rows to
+// be brought along anew (0015), but for a new column at its end that is `later`, and says with null what its absence
+// said.
 
 type Columns<T extends PgTable> = T['_']['columns']
 type Name<T extends PgTable> = Extract<keyof Columns<T>, string>
@@ -99,6 +100,9 @@ export const AUTHENTICATED = {
     'id', 'organization_id', 'project_id', 'target_id', 'slug', 'status', 'is_production'
   ],
   { name: SHOWN, description: SHOWN, created_at: WHEN, updated_at: WHEN }),
+  late_events: declare(
+    late_events, ['organization_id', 'id'], ['organization_id', 'id', 'occurred_at', 'event'], {}
+  ),
   secrets: declare(secrets, ['organization_id', 'id'],
     [
       'id', 'organization_id', 'project_id', 'target_id', 'environment_id', 'level', 'level_id', 'revision',

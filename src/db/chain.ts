@@ -1,11 +1,12 @@
 import { is, sql, type SQL } from 'drizzle-orm'
 import { PgTransaction } from 'drizzle-orm/pg-core'
-import { authorityOf } from './authority.ts'
+import { authorityOf, macOf } from './authority.ts'
 import { callerCtes, callersLive } from './caller.ts'
 import {
   CLOCK, expectedHeads, headOf, insertEvents, type EventChain, type EventRow, type Head, type HeadRow
 } from './events.ts'
 import type { Db } from './handle.ts'
+import { makeId } from './ids.ts'
 import { preparedSql, type Value } from './prepared.ts'
 import type { audit_events } from './tables.ts'
 
@@ -35,16 +36,8 @@ const CHAINED = {
   details: true,
   chain_kid: true
 } satisfies Record<ChainedColumn, true>
-const COLUMNS = Object.keys(CHAINED) as ChainedColumn[]
-
-/** The fields of an event in the order of the list above, and what it follows, as its MAC goes over them. */
-export function chainedFields (
-  event: Readonly<Record<ChainedColumn, unknown>>, previous: Buffer | null
-): [name: string, value: unknown][] {
-  const fields = COLUMNS.map((name): [string, unknown] => [name, event[name]])
-  fields.push(['previous', previous])
-  return fields
-}
+/** What a MAC goes over, in this order, before the MAC of the event before. */
+export const CHAINED_COLUMNS = Object.keys(CHAINED) as ChainedColumn[]
 
 export const chainOf = (db: Db): EventChain => authorityOf(db).chain
 
@@ -183,27 +176,35 @@ const append = (name: string, beside: ($: Value) => SQL = () => sql``) =>
     ${insertEvents($('events'))} RETURNING seq`)
 const appendTaken = append('append_events')
 const appendTakenOrLate = append('append_events_or_late', ($) => sql`, late AS (
-    INSERT INTO late_events (organization_id, occurred_at, event)
-    SELECT (event->>'organization_id')::char(26), (event->>'occurred_at')::timestamptz, event FROM jsonb_array_elements(${$('late')}::jsonb) AS event
+    INSERT INTO late_events (organization_id, id, occurred_at, event, mac) OVERRIDING SYSTEM VALUE
+    SELECT organization_id, id, occurred_at, event, decode(mac, 'hex') FROM jsonb_to_recordset(${$('late')}::jsonb)
+      AS late (organization_id char(26), id bigint, occurred_at timestamptz, event jsonb, mac text)
   )`)
 
 /**
  * Records events in organizations whose counters the transaction has taken, by what those said.
  *
  * @param growth bytes by which the one organization that this is about stores more, or less
- * @param late events of other organizations, to be numbered later
+ * @param late events of other organizations, to be numbered later, each with when it happened
  */
 export async function appendEvents (
   db: Db, heads: ReadonlyMap<string, Head>, rows: readonly EventRow[],
-  { growth = 0, late }: { growth?: number, late?: readonly EventRow[] } = {}
+  { growth = 0, late }: { growth?: number, late?: readonly (EventRow & { occurred_at: string })[] } = {}
 ): Promise<void> {
   const { after, ...values } = sealEvents(db, heads, rows)
   const recorded = late === undefined
     ? await appendTaken(db, { ...values, growth })
-    : await appendTakenOrLate(db, { ...values, growth, late: JSON.stringify(late) })
+    : await appendTakenOrLate(db, { ...values, growth, late: JSON.stringify(late.map((event) => lateRow(db, event))) })
   if (recorded.length !== rows.length) throw new Error('the counter of an organization moved while it was held')
   // Before the commit, which others wait for: they then expect what it leaves.
   for (const [id, head] of after) chainOf(db).recorded(id, head)
+}
+
+// No part of the chain yet: a MAC of its own says until then that the service wrote it.
+function lateRow (db: Db, event: EventRow & { occurred_at: string }) {
+  const { organization_id } = event
+  const row = { organization_id, id: makeId(), occurred_at: new Date(event.occurred_at), event }
+  return { ...row, mac: macOf(db, 'late_events', row).toString('hex') }
 }
 
 /** Where a chain ended when somebody looked, which others may have moved on since. */

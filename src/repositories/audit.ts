@@ -1,6 +1,7 @@
 import { and, asc, eq, inArray, sql } from 'drizzle-orm'
+import { authenticatedColumns } from '../db/authenticated.ts'
 import { CallerEnded, callerCtes, callersJson, callersLive, orAgain, type Caller } from '../db/caller.ts'
-import { databaseError, DatabaseUnavailable, transaction, type Db } from '../db/database.ts'
+import { databaseError, DatabaseUnavailable, isAuthentic, transaction, type Db } from '../db/database.ts'
 import {
   appendEvents, chainOf, findHeads, recordGuessed, takeHead, takeHeads, type SynchronousCommit
 } from '../db/chain.ts'
@@ -106,8 +107,9 @@ export async function listLate (db: Db): Promise<string[]> {
 }
 
 /**
- * Numbers late events of an organization, the earliest first, if its counter is free. Answers how many; undefined while
- * somebody holds it.
+ * Numbers late events of an organization, the earliest first, if its counter is free. One that the service did not
+ * write as it is becomes none: it is reported, and gone. Answers how many there were; undefined while somebody holds
+ * the counter.
  */
 export async function recordLate (handle: Db, organizationId: string): Promise<number | undefined> {
   return transaction(handle, async (db) => {
@@ -116,12 +118,12 @@ export async function recordLate (handle: Db, organizationId: string): Promise<n
     const own = eq(late_events.organization_id, organizationId)
     const earliest =
       db.select({ id: late_events.id }).from(late_events).where(own).orderBy(asc(late_events.id)).limit(AT_ONCE)
-    const { id, event } = late_events
-    const rows = await db.delete(late_events).where(and(own, inArray(id, earliest))).returning({
-      id, event, occurred_at: sql<string>`to_jsonb(${late_events.occurred_at})`
-    })
-    const events = rows.sort((a, b) => a.id - b.id).map(({ event, occurred_at }) => ({ ...event, occurred_at }))
-    await appendEvents(db, heads, events)
+    const rows = await db.delete(late_events).where(and(own, inArray(late_events.id, earliest)))
+      .returning(authenticatedColumns('late_events'))
+    const events = rows.sort((a, b) => a.id - b.id).filter((row) => isAuthentic(db, 'late_events', row))
+      .map(({ organization_id, event, occurred_at }) =>
+        ({ ...event, organization_id, occurred_at: occurred_at.toISOString() }))
+    if (events.length > 0) await appendEvents(db, heads, events)
     return rows.length
   })
 }

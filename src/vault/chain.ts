@@ -1,8 +1,9 @@
 import { LRUCache } from 'lru-cache'
 import type { KeyObject } from 'node:crypto'
 import type { Keyring } from '../crypto/keyring.ts'
-import { rowMac } from '../crypto/row-mac.ts'
-import { chainedFields, type ChainedColumn } from '../db/chain.ts'
+import { hmac } from '../crypto/primitives.ts'
+import { createRowEncoder, encodeField } from '../crypto/row-mac.ts'
+import { CHAINED_COLUMNS, type ChainedColumn } from '../db/chain.ts'
 import type { EventChain, Head } from '../db/events.ts'
 import { serviceKeyContext } from './contexts.ts'
 
@@ -18,11 +19,13 @@ const MOST_HEADS = 10_000
 /** The name of the key of events among the keys of the service, and what events say which key made their MACs. */
 export const FIRST_CHAIN_KEY = 'events'
 
+const encode = createRowEncoder('audit_events', CHAINED_COLUMNS)
+
 /** The MAC of an event behind the one with the MAC `previous`; null for the first one. */
 export const eventMac = (
   key: KeyObject, event: Readonly<Record<ChainedColumn, unknown>>, previous: Buffer | null
 ): Buffer =>
-  rowMac(key, 'audit_events', chainedFields(event, previous))
+  hmac(key, encode(event) + encodeField('previous', previous))
 
 /** The key of events, from its wrapped form. Throws MasterKeyMissing or IntegrityError when it does not open. */
 export const openChainKey = (keyring: Keyring, wrapped: Buffer): KeyObject =>

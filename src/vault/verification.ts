@@ -96,9 +96,7 @@ export class ChainVerifier {
     if (this.#broken !== null) return false
     const { seq, mac, chain_kid } = event
     const key = this.#keys.get(chain_kid ?? '')
-    // Under another organization, the same event is another one.
-    const { organization_id } = this.#chain
-    const expected = key && macOf(key, { ...event, organization_id }, this.#previous)
+    const expected = key && macOf(key, this.#own(event), this.#previous)
     const isRight = expected !== undefined && mac !== null && expected.equals(mac)
     // A number that was missing when events from before were chained is part of the next one's MAC.
     if (!isRight && seq !== this.#last + 1) return this.#break(this.#last + 1, 'is missing', null, null)
@@ -131,6 +129,12 @@ export class ChainVerifier {
       }
     }
     return { organization, events: this.#events, head: hex(this.#previous), broken: this.#broken }
+  }
+
+  // Under another organization, the same event is another one.
+  #own (event: ChainRow): ChainRow {
+    const { organization_id } = this.#chain
+    return event.organization_id === organization_id ? event : { ...event, organization_id }
   }
 
   #compare (sequence: number, mac: Buffer): boolean {

@@ -19,7 +19,9 @@ import { generatePassword, hashPassword, PasswordWorkOverloaded, verifyPassword 
 import {
   decodeBase64, deriveKey, encodeContext, expandKey, hmac, hmacMatches, open, random, sameBytes, seal, secretKey, sha256
 } from '../../src/crypto/primitives.ts'
-import { createRowChecker, encodeRow, rowKeyFingerprint, rowMac } from '../../src/crypto/row-mac.ts'
+import {
+  createRowChecker, createRowEncoder, encodeField, encodeRow, rowKeyFingerprint, rowMac
+} from '../../src/crypto/row-mac.ts'
 
 const client = vectors('client')
 const server = vectors('server')
@@ -294,6 +296,17 @@ t.test('MACs over rows', async (t) => {
     t.equal(encodeRow(v.table, fields), v.encoded)
     t.same(rowMac(key, v.table, fields), base64(v.mac))
     t.same(rowKeyFingerprint(key), base64(v.fingerprint))
+  })
+
+  t.test('has the same form where the fields are known beforehand', async (t) => {
+    const names = fields.map(([name]) => name)
+    t.equal(createRowEncoder(v.table, names)(Object.fromEntries(fields)), v.encoded)
+    const [last, value] = fields.at(-1)!
+    t.equal(
+      createRowEncoder(v.table, names.slice(0, -1))(Object.fromEntries(fields)) + encodeField(last, value), v.encoded
+    )
+    t.throws(() => createRowEncoder('t', ['a'])({ a: '\ud800' }))
+    t.throws(() => encodeField('a', '\ud800'))
   })
 
   t.test('verifies the row that it was made over, and no other', async (t) => {
