@@ -618,14 +618,17 @@ t.test('invoices are numbered without a gap however many are made at once, and o
     `SELECT number FROM invoices WHERE organization_id = '${caller.organization}' ORDER BY number`
   )).map(({ number }) => number)
   t.strictSame(numbers, Array.from({ length: 9 }, (_, i) => i + 1))
-  await service.sql(`DELETE FROM api_tokens WHERE organization_id = '${caller.organization}';
-    DELETE FROM organizations WHERE id = '${caller.organization}'`)
+  t.equal((await caller.call('DELETE', `/organizations/${caller.organization}`, { confirmed: true })).status, 204)
   const exported = []
   for await (const line of exportInvoices(service.database)) exported.push(JSON.parse(line))
   t.equal(exported.filter(({ organization_id }) => organization_id === caller.organization).length, 9)
-  const [{ id }] = await rows('invoices', caller) as [{ id: string }]
+  const [{ id }, { id: other }] = await rows('invoices', caller) as [{ id: string }, { id: string }]
   await settle(service.database, 'invoice', 'paid', id)
-  t.match(await service.sql(`SELECT status FROM invoices WHERE id = '${id}'`), [{ status: 'paid' }])
+  await settle(service.database, 'invoice', 'void', other)
+  t.match(await service.sql(`SELECT status FROM invoices WHERE id IN ('${id}', '${other}') ORDER BY status`), [
+    { status: 'paid' }, { status: 'void' }
+  ])
+  t.strictSame((await eventsOf(service, caller)).slice(-2), ['invoice.pay', 'invoice.void'])
   t.same(await rows('subscriptions', caller), [])
 })
 

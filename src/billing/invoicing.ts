@@ -31,8 +31,8 @@ export interface NewInvoice {
 
 /**
  * Holds an organization until the end of the transaction: changes of its billing take turns. 404 when it is gone. What
- * else they hold comes after it, in this order: coupon, invoice, charge, refund, and last what every change does, the
- * caller and the counter (docs/decisions/0013). Of an organization that is gone the books remain, in the same order.
+ * else they hold comes right after it (docs/decisions/0029), in this order: coupon, invoice, charge, refund. Of an
+ * organization that is gone the books remain, in the same order.
  */
 export async function holdAccount (db: Db, organizationId: string): Promise<{ plan: Plan, account: Account }> {
   const plan = await lockPlan(db, organizationId) ?? fail('not_found')
