@@ -56,12 +56,12 @@ export async function changeSubscription (
   return updateSubscription(db, organization_id, { ...termsOf(offer), anchor: now, periods: 0, ...period })
 }
 
-// What was received for the rest of a period becomes credit: at once, or when the invoice that it stands on is paid.
+// What was received for the rest of a period becomes credit: at once, or when the invoice that it stands on is paid;
+// never of one that is void.
 async function cutShort (
   db: Db, { organization_id, invoice_id, period_start, period_end }: Subscription, now: Date
 ): Promise<void> {
   const { status, currency, credit, total, refunded } = (await findInvoice(db, organization_id, invoice_id))!
-  if (status === 'void') return
   const unused = unusedOf(credit + total - refunded, period_start, period_end, now)
   await updateUnused(db, organization_id, invoice_id, unused)
   if (status === 'paid') await giveCredit(db, organization_id, currency, unused)
