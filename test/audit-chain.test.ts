@@ -2,9 +2,11 @@ import { writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { sql } from 'drizzle-orm'
 import t from 'tap'
-import { exportEvents, readAnchors, verifyDatabase, verifyFile } from '../src/commands/audit.ts'
+import { describeVerified, exportEvents, readAnchors, verifyDatabase, verifyFile } from '../src/commands/audit.ts'
 import { generateMasterKey } from '../src/crypto/keyring.ts'
+import { random, takeKey } from '../src/crypto/primitives.ts'
 import { connect } from '../src/db/database.ts'
+import { createChain } from '../src/vault/chain.ts'
 import { Anchors, type Verified } from '../src/vault/verification.ts'
 import { makeLevel, startApp, type Caller } from './helpers/app.ts'
 import { command, scratchDirectory } from './helpers/process.ts'
@@ -97,7 +99,10 @@ t.test('what was recorded verifies, in the database and in an export of all or o
   ) as [{ at: string }]
   const part = await inFile(await exported(new Date(at)), await anchorsOf())
   t.match(part[own.organization], { broken: null, head: all[own.organization]!.head })
-  t.ok(part[own.organization]!.events < last)
+  const { after, events } = part[own.organization]!
+  t.ok(after !== null && after > 0 && after < last - 2)
+  t.equal(after! + events, last)
+  t.match(describeVerified(part[own.organization]!), `behind ${after} up to ${last}; what is before was not looked at`)
 })
 
 t.test('AU-06: each of nine manipulations is found at the right event, in the database and from the export alone', async (t) => {
@@ -193,7 +198,35 @@ t.test('an export that somebody edits is broken where it was edited', async (t) 
   await t.rejects(inFile(otherKey), /does not open/)
 })
 
-t.test('AU-07: an anchor is written after a thousand events, and at the end of a service for all that had some', async (t) => {
+t.test('AU-07: an anchor is due a thousand events after the last one, or ten minutes after the first without', async (t) => {
+  let now = 0
+  const chain = createChain('events', takeKey(random(32)), () => now)
+  const record = (id: string, sequence: number) =>
+    chain.recorded(id, { next_event: sequence + 1, event_head: Buffer.alloc(32) })
+  t.same(chain.due(), [])
+  for (let sequence = 1; sequence <= 1_000; sequence++) record('busy', sequence)
+  record('quiet', 1)
+  t.same(chain.due(), [])
+  record('busy', 1_001)
+  t.same(chain.due(), ['busy'])
+  chain.anchored('busy', 1_001)
+  t.same(chain.due(), [])
+  now = 10 * 60_000 - 1
+  record('quiet', 2)
+  t.same(chain.due(), [])
+  now++
+  t.same(chain.due(), ['quiet'], 'by the first of them')
+  record('quiet', 3)
+  chain.anchored('quiet', 2)
+  t.same(chain.due(), [], 'what came meanwhile waits for the next one')
+  t.same(chain.due(true), ['quiet'], 'or for the end of the service')
+  now += 10 * 60_000
+  t.same(chain.due(), ['quiet'])
+  chain.anchored('quiet', 3)
+  t.same(chain.due(true), [])
+})
+
+t.test('AU-07: anchors are written at the end of a service for all that had some events', async (t) => {
   const one = await startApp(t)
   const caller = await one.organization()
   await makeLevel(caller, { slug: 'orbit' })
@@ -213,7 +246,7 @@ t.test('the command says what is broken with exit status 1, and 2 when it cannot
   const dir = scratchDirectory(t)
   const env = { DATA_DIR: dir, MASTER_KEY: generateMasterKey().text }
   t.equal((await command(['init', '--organization', 'Nimbus', '--email', 'owner@nimbus.example'], env)).code, 0)
-  t.match(await command(['audit', 'verify'], env), { code: 0, stdout: /^\w{26}: \d+ events are what was recorded\n$/ })
+  t.match(await command(['audit', 'verify'], env), { code: 0, stdout: /^\w{26}: (\d+) events are what was recorded, up to \1\n$/ })
   const { stdout, code } = await command(['audit', 'export', '--organization', 'nimbus'], env)
   t.equal(code, 0)
   const file = join(dir, 'export.jsonl')

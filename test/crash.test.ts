@@ -5,7 +5,7 @@ import { generateMasterKey } from '../src/crypto/keyring.ts'
 import { connect } from '../src/db/database.ts'
 import { LONG } from './helpers/long.ts'
 import { hasPostgres, startPostgres } from './helpers/postgres.ts'
-import { scratchDirectory, startServer, type Server } from './helpers/process.ts'
+import { command, scratchDirectory, startServer, type Server } from './helpers/process.ts'
 import {
   client, look, makeLevels, mix, opener, random, replay, store, type Level, type Operation, type Send
 } from './helpers/traffic.ts'
@@ -14,8 +14,18 @@ import { beside } from './helpers/statements.ts'
 // The server process itself is killed with SIGKILL while it writes, again and again on the same database. Whatever it
 // had acknowledged has to be there; a request that was never answered may have taken effect or not.
 
-const KILLS = LONG ? { postgres: 10, embedded: 10 } : { postgres: 1, embedded: 2 }
+const KILLS = { postgres: 10, embedded: LONG ? 10 : 2 }
 const WRITERS = 4
+
+/** What is recorded of each kind of change. */
+const ACTIONS: Record<Operation['kind'], string> = {
+  store: 'secret.store',
+  restore: 'secret.restore',
+  delete: 'secret.delete',
+  purge: 'version.purge',
+  version: 'version.delete',
+  rotate: 'key.rotate'
+}
 
 t.setTimeout(180_000)
 
@@ -48,10 +58,21 @@ async function killAgainAndAgain (
   t.ok(operations.some(({ reply }) => reply === undefined), 'some outcomes were unknown')
   t.equal((await server.stop()).code, 0)
 
+  t.match(await command(['audit', 'verify'], env), { code: 0 }, 'the events are a chain')
   const opened = await connect({ ...database, pool: 2 })
   t.teardown(() => opened.close())
-  const { problems } = await replay((query) => beside(async () =>
-    await opened.db.execute(sql.raw(query)) as unknown as Record<string, unknown>[]), owner.organization, operations)
+  const query = (text: string) => beside(async () =>
+    await opened.db.execute(sql.raw(text)) as unknown as Record<string, unknown>[])
+  const recorded = new Map((await query(`SELECT action, count(*)::int FROM audit_events
+    WHERE organization_id = '${owner.organization}' GROUP BY 1`)).map(({ action, count }) => [action, Number(count)]))
+  for (const [kind, action] of Object.entries(ACTIONS)) {
+    const sent = operations.filter((operation) => operation.kind === kind)
+    const changed = sent.filter(({ reply }) => reply !== undefined && reply.status < 300).length
+    const unknown = sent.filter(({ reply }) => reply === undefined).length
+    const events = recorded.get(action) ?? 0
+    t.ok(events >= changed && events <= changed + unknown, `${events} of ${action}: ${changed} answered, ${unknown} not`)
+  }
+  const { problems } = await replay(query, owner.organization, operations)
   t.same(problems, [], 'the database is what its audit events tell')
 
   async function writeUntilKilled (server: Server, send: Send, after: number) {

@@ -52,8 +52,11 @@ export async function verifyAudit (
 }
 
 /** What came of a chain, in a line for the operator. */
-export function describeVerified ({ organization, events, broken }: Verified): string {
-  if (broken === null) return `${organization}: ${events} events are what was recorded\n`
+export function describeVerified ({ organization, after, events, last, broken }: Verified): string {
+  if (broken === null) {
+    const range = after === null ? `up to ${last}` : `behind ${after} up to ${last}; what is before was not looked at`
+    return `${organization}: ${events} events are what was recorded, ${range}\n`
+  }
   const { sequence, reason, expected, actual } = broken
   return `${organization}: event ${sequence} ${reason} (expected ${expected ?? '-'}, actual ${actual ?? '-'})\n`
 }

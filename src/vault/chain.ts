@@ -31,8 +31,12 @@ export const eventMac = (
 export const openChainKey = (keyring: Keyring, wrapped: Buffer): KeyObject =>
   keyring.unwrapKey(wrapped, serviceKeyContext(FIRST_CHAIN_KEY))
 
-/** Chains events under a key. */
-export function createChain (kid: string, key: KeyObject): EventChain {
+/**
+ * Chains events under a key.
+ *
+ * @param clock milliseconds of a clock that nobody sets
+ */
+export function createChain (kid: string, key: KeyObject, clock = () => performance.now()): EventChain {
   const heads = new LRUCache<string, Head>({ max: MOST_HEADS })
   const waiting = new Map<string, { first: number, last: number, since: number }>()
   const missed = new LRUCache<string, true>({ max: MOST_HEADS, ttl: MISSED_FOR })
@@ -45,21 +49,21 @@ export function createChain (kid: string, key: KeyObject): EventChain {
     recorded (id, head) {
       heads.set(id, head)
       const last = head.next_event - 1
-      const { first, since } = waiting.get(id) ?? { first: last, since: performance.now() }
+      const { first, since } = waiting.get(id) ?? { first: last, since: clock() }
       waiting.set(id, { first, last, since })
     },
     due: (all = false) => [...waiting].flatMap(([id, { first, last, since }]) =>
-      all || last - first >= UNANCHORED.events || performance.now() - since >= UNANCHORED.time ? [id] : []),
+      all || last - first >= UNANCHORED.events || clock() - since >= UNANCHORED.time ? [id] : []),
     anchored (id, sequence) {
       if ((waiting.get(id)?.last ?? 0) <= sequence) waiting.delete(id)
-      else waiting.set(id, { ...waiting.get(id)!, first: sequence, since: performance.now() })
+      else waiting.set(id, { ...waiting.get(id)!, first: sequence, since: clock() })
     },
     missed: (id) => { missed.set(id, true) },
     isMissedOften: (id) => missed.has(id),
-    now: () => new Date(Math.floor(offset === undefined ? Date.now() : performance.now() + offset)),
+    now: () => new Date(Math.floor(offset === undefined ? Date.now() : clock() + offset)),
     told (time, asked) {
       // The answer was made between the question and now, and what is known already is changed no more than that asks.
-      const least = time - performance.now()
+      const least = time - clock()
       offset = Math.min(Math.max(offset ?? least, least), time - asked)
     }
   }

@@ -27,8 +27,15 @@ export interface Broken {
   actual: string | null
 }
 
-/** What of an organization was looked through. */
-export interface Verified { organization: string, events: number, head: string | null, broken: Broken | null }
+/** What of an organization was looked through: events up to one, behind one that was taken as it is if any. */
+export interface Verified {
+  organization: string
+  after: number | null
+  events: number
+  last: number
+  head: string | null
+  broken: Broken | null
+}
 
 /** Keys by what events call them. */
 export type ChainKeys = ReadonlyMap<string, KeyObject>
@@ -128,7 +135,14 @@ export class ChainVerifier {
         this.#break(this.#last, 'is not the one that the counter ends with', hex(this.#previous), hex(event_head))
       }
     }
-    return { organization, events: this.#events, head: hex(this.#previous), broken: this.#broken }
+    return {
+      organization,
+      after: this.#chain.after?.seq ?? null,
+      events: this.#events,
+      last: this.#last,
+      head: hex(this.#previous),
+      broken: this.#broken
+    }
   }
 
   // Under another organization, the same event is another one.
