@@ -137,9 +137,13 @@ export const ERRORS = {
   abilities_are_fixed: { status: 422, message: 'The abilities of a token are fixed when it is made.' },
   restrictions_are_fixed: { status: 422, message: 'The restrictions of a token are fixed when it is made.' },
   user_required: { status: 422, message: 'Only a person can do this, through an application that acts for them.' },
+  memberships_full: {
+    status: 422,
+    message: 'Others cannot give this person any more of this. They can make room: by leaving, or by what they accept.'
+  },
   organization_limit_reached: {
     status: 422,
-    message: 'Nobody owns more organizations than this.',
+    message: 'Nobody is in more organizations, or owns more of them, than this.',
     details: Type.Object({ limit: Type.Integer() })
   },
   organization_required: { status: 422, message: 'Name the organization in the path.' },

@@ -27,6 +27,7 @@ import type { Database } from './db/database.ts'
 import { normalizedEmail } from './repositories/users.ts'
 import { parseId } from './rules/ids.ts'
 import { isRegistrable } from './rules/redirects.ts'
+import { canonicalRole } from './rules/roles.ts'
 
 const USAGE = `Usage: strongroom COMMAND
 
@@ -213,7 +214,7 @@ const COMMANDS: Record<string, (args: string[]) => Promise<number>> = {
       if (name !== undefined && !isName(name)) {
         throw new UsageError(`--name has at most ${NAME_LENGTH} characters, none of them a control character`)
       }
-      const read = role === 'admin' ? 'administrator' : role
+      const read = role === undefined ? undefined : canonicalRole(role)
       if (read !== undefined && !isRole(read)) throw new UsageError(`--role is one of ${ROLES.join(', ')}`)
       if ((organization === undefined) !== (read === undefined)) {
         throw new UsageError('--organization and --role go together')

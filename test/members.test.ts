@@ -1,5 +1,6 @@
 import t from 'tap'
 import { SCOPE_NAMES, type Scope } from '../schemas/scopes.ts'
+import { MOST_OWNED } from '../schemas/organizations.ts'
 import { ROLES, type Role } from '../schemas/users.ts'
 import { switchClient } from '../src/commands/clients.ts'
 import { describeUsers, switchUser } from '../src/commands/users.ts'
@@ -360,6 +361,69 @@ t.test('each organization is told which API tokens end there with a grant, an ac
     await end(access)
     t.notMatch(await lastEvent(one.o), { action: 'user.enable', details: { tokens: Number } }, 'and of none where none ends')
   }
+})
+
+/** So many organizations that somebody is in with a role, beside any other. */
+async function crowd ({ id }: Person, role: Role, many: number) {
+  const made = 'FROM generate_series(1, ' + many + ') n'
+  const its = (n: string) => `lpad('${id}' || 'X' || ${n}, 26, '0')`
+  await service.sql(`INSERT INTO organizations (id, name, slug, plan, storage_key)
+    SELECT ${its('n')}, 'Crowd', 'crowd-${id}-' || n, 'self-hosted', '' ${made}`)
+  await service.sql(`INSERT INTO organization_counters (organization_id) SELECT ${its('n')} ${made}`)
+  await service.write(`INSERT INTO members (organization_id, user_id, role) SELECT ${its('n')}, ${id}, '${role}' ${made}`)
+  return () => service.sql("DELETE FROM organizations WHERE name = 'Crowd'")
+}
+
+t.test('others bring somebody into half of what one can own; beyond it an invitation waits, which they take or not', async (t) => {
+  const address = await service.app.listen({ host: '127.0.0.1', port: 0 })
+  const [one, other] = [await nimbus(), await nimbus()]
+  const rosa = await makePerson(service)
+  const leave = await crowd(rosa, 'owner', MOST_OWNED / 2)
+  const theirs = await as(rosa)
+  const organizations = async () => (await theirs('GET', '/organizations')).body.meta.total as number
+  for (const { path, call } of [one, other]) {
+    const invited = await call('POST', path, { email: rosa.email, role: 'owner' })
+    t.match(invited, {
+      status: 201,
+      body: { data: { attributes: { status: 'invited', joined_at: null } }, message: 'An invitation is on its way by e-mail.' }
+    }, 'as whoever has no account: nobody is told in how many organizations they are')
+  }
+  t.equal(await organizations(), MOST_OWNED / 2)
+  const third = await nimbus()
+  t.match(await third.call('POST', third.path, { email: rosa.email, role: 'member' }), {
+    status: 201, body: { data: { attributes: { status: 'active' } } }
+  })
+  const promoted = await third.call('PATCH', `${third.path}/${rosa.id}`, { role: 'owner' })
+  t.strictSame(failing(promoted), [422, 'memberships_full'])
+  t.equal((await theirs('POST', '/organizations', { name: 'My own' })).status, 201, 'the other half is left to themselves')
+
+  const browser = visitor(address)
+  const page = await browser.signIn(await browser.open('/account'), rosa.email, rosa.password)
+  const press = (verb: string, id: string) => {
+    const form = formIn({ ...page, text: page.text.slice(page.text.indexOf(`/account/invitations/${verb}`) - 40) })
+    return browser.send(form, { id })
+  }
+  t.equal((await press('accept', one.o)).status, 303)
+  t.equal((await theirs('GET', `/${one.o}/projects`)).status, 200)
+  t.match(await lastEvent(one.o), { action: 'member.join' })
+  t.equal((await press('end', other.o)).status, 303)
+  t.match(await lastEvent(other.o), { action: 'member.delete', details: { status: 'invited' } })
+  t.equal((await other.call('GET', `${other.path}/${rosa.id}`)).status, 404)
+  t.equal((await press('end', one.o)).status, 303)
+  t.equal((await theirs('GET', `/${one.o}/projects`)).status, 200, 'a membership is no invitation')
+  await leave()
+})
+
+t.test('what somebody does is recorded in each of their organizations, however many', async (t) => {
+  const { o } = await nimbus()
+  const rosa = await makePerson(service, { [o]: 'member' })
+  const leave = await crowd(rosa, 'member', 1_001)
+  await switchUser(service.database, rosa.email, false)
+  t.match(await lastEvent(o), { action: 'user.enable' }, 'the last of them by its id, too')
+  t.same(await service.sql(
+    `SELECT count(*)::int AS events FROM audit_events WHERE action = 'user.enable' AND resource_id = '${rosa.id}'`
+  ), [{ events: 1_002 }])
+  await leave()
 })
 
 t.test('the operator is told which organizations lose their last owner with an account', async (t) => {

@@ -1260,7 +1260,7 @@ t.test('OA-14: who is demoted or removed is so at the next call; an invitation a
   t.equal(await status(keys), 404)
   t.strictSame((await caller.call('GET', '/organizations')).body.data, [])
   t.equal(await status('/user'), 200, 'the user is still somebody')
-  await createMember(db, { organization_id: o, user_id: person.id, role: 'owner' })
+  await createMember(db, { organization_id: o, user_id: person.id, role: 'owner' }, 'oneself')
   t.equal(await status(keys), 200)
 })
 

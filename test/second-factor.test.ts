@@ -159,6 +159,7 @@ t.test('signing in asks for the code after the password: before it there is no s
   const { browser, page } = await password(person)
   t.equal(page.status, 200)
   t.ok(asksForCode(page))
+  t.equal((await eventsOf(person)).at(-1), 'second-factor.ask', 'but in the audit')
   t.notMatch(page.text, person.email)
   t.strictSame([...browser.jar.keys()], ['browser'], 'no session, and the browser is not known')
   t.equal(await sessionsOf(person), before)
@@ -491,6 +492,19 @@ t.test('an organization that requires it refuses members without one, whatever t
   await resetSecondFactor(service.database, person.email)
   for (const bearer of [access, made.body.token as string]) t.equal((await ask(bearer, own)).status, 403)
   t.ok(factor)
+
+  const other = await makePerson(service, { [organization]: 'owner' })
+  const remove = (bearer: string, { id }: { id: number }) => service.inject({
+    method: 'DELETE',
+    url: `/api/v1/organizations/${organization}/members/${id}`,
+    headers: { authorization: `Bearer ${bearer}` }
+  })
+  const token = made.body.token as string
+  for (const [bearer, whom] of [[access, other], [token, other], [token, person]] as const) {
+    t.match(await remove(bearer, whom), { status: 403, body: { error: 'second_factor_required' } })
+  }
+  t.equal((await remove(access, person)).status, 204, 'but to leave takes none')
+  t.equal((await ask(access, own)).status, 404)
 })
 
 t.test('whoever has a second factor requires it of the organization, or stops that; nobody else does', async (t) => {

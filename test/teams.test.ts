@@ -302,7 +302,7 @@ t.test('what a team cannot hold is refused, and nothing is changed', async (t) =
 
 t.test('TI-33: nobody gives by a team what they do not hold in the project', async (t) => {
   const path = `/organizations/${o}/teams`
-  const some: Scope[] = ['team:update', 'team:create', 'secret:read', 'project:read', 'target:read', 'environment:read']
+  const some: Scope[] = ['team:update', 'team:create', 'team:delete', 'secret:read', 'project:read', 'target:read', 'environment:read']
   const weak = await service.token(o, some)
   const rosa = await makePerson(service, { [o]: 'member' })
   const { id } = (await weak.call('POST', path, { name: 'Weak' })).body.data
@@ -317,13 +317,25 @@ t.test('TI-33: nobody gives by a team what they do not hold in the project', asy
   t.match(await weak.call('PUT', `${path}/${id}/members/${rosa.id}`, {}), {
     status: 422, body: { error: 'role_not_held', details: { role: 'developer' } }
   })
+  for (const [method, at, body] of [
+    ['DELETE', `/${id}/members/${rosa.id}`], ['DELETE', `/${id}/projects/comet`], ['DELETE', `/${id}`],
+    ['PUT', `/${id}/projects/comet`, { role: 'api_user' }]
+  ] as const) {
+    t.match(await weak.call(method, path + at, body), {
+      status: 422, body: { error: 'role_not_held', details: { role: 'developer' } }
+    }, `${method} ${at} takes more away than they hold`)
+  }
+  t.equal((await owner.call('DELETE', `${path}/${id}/projects/comet`)).status, 204)
+  t.equal((await weak.call('DELETE', `${path}/${id}/members/${rosa.id}`)).status, 204, 'and not where they hold as much')
+  t.equal((await weak.call('PUT', `${path}/${id}/members/${rosa.id}`, {})).status, 200)
   const [row] = await service.sql(`SELECT id FROM projects WHERE organization_id = '${o}' AND slug = 'orbit'`)
   const narrowed = await service.token(o, ['*'], {
     slices: [{ project_id: row!.id as string, target_id: null, environment_id: null }]
   })
   for (const [method, at, body] of [
     ['POST', '', { name: 'X' }], ['PATCH', `/${id}`, { name: 'X' }], ['DELETE', `/${id}`],
-    ['PUT', `/${id}/members/${rosa.id}`, {}], ['PUT', `/${id}/projects/orbit`, { role: 'member' }]
+    ['PUT', `/${id}/members/${rosa.id}`, {}], ['PUT', `/${id}/projects/orbit`, { role: 'member' }],
+    ['DELETE', `/${id}/projects/orbit`]
   ] as const) t.equal((await narrowed.call(method, path + at, body)).status, 404, `${method} ${at}: a team is everywhere`)
 })
 

@@ -24,7 +24,8 @@ export async function addOrganization (
     const user = owner === undefined ? undefined : await findAccount(db, owner)
     if (owner !== undefined && user === undefined) throw new StartError(`There is no account of ${owner}: user add`)
     const slug = await chooseSlug(db, 'organization', undefined, { name })
-    await foundOrganization(db, keyring, { id, name, slug, plan }, user)
+    const limit = await foundOrganization(db, keyring, { id, name, slug, plan }, user)
+    if (limit !== undefined) throw new StartError(`${owner} is in as many organizations, or owns as many, as one can: ${limit}`)
     await recordEvent(
       db, operatorOf(id),
       { action: 'organization.create', resource_type: 'organization', resource_id: id, details: { slug, plan } }

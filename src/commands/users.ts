@@ -49,7 +49,7 @@ export async function addUser (
     const id = await createUser(db, { email, name, password_hash: null })
     if (id === undefined) throw new StartError(`There is an account of ${email} already`)
     if (organization && membership) {
-      await createMember(db, { organization_id: organization.id, user_id: id, role: membership.role })
+      await createMember(db, { organization_id: organization.id, user_id: id, role: membership.role }, 'oneself')
     }
     await createPasswordLink(db, hashToken(secret), id)
     await recordForOperator(db, id, 'user.create')

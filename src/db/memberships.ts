@@ -1,7 +1,45 @@
-import { sql, type SQL } from 'drizzle-orm'
+import { eq, sql, type SQL } from 'drizzle-orm'
+import { MOST_OWNED } from '../../schemas/organizations.ts'
 import type { Role } from '../../schemas/users.ts'
 import { isAuthentic } from './authority.ts'
 import type { Db } from './handle.ts'
+import { members, users } from './tables.ts'
+
+/**
+ * How many organizations somebody can be in, how many of these they can own, and how many invitations can wait for
+ * them. Others bring somebody into half as many: so nobody fills a list of which its person then has nothing left.
+ */
+export const MEMBERSHIP_LIMITS = { joined: 1000, owned: MOST_OWNED, invited: 100 } as const
+
+/** How many organizations somebody is in, owns, and is invited to. */
+export interface Memberships { joined: number, owned: number, invited: number }
+
+/**
+ * Takes an account until the end of the transaction and counts its memberships: of two that take what is left, the
+ * second counts the first. Whatever makes somebody a member, or an owner, goes by this.
+ */
+export async function holdMemberships (db: Db, userId: number): Promise<Memberships> {
+  await db.select({ id: users.id }).from(users).where(eq(users.id, userId)).for('no key update')
+  const isJoined = sql`${members.status} = 'active'`
+  const [row] = await db.select({
+    joined: sql<number>`count(*) FILTER (WHERE ${isJoined})::int`,
+    owned: sql<number>`count(*) FILTER (WHERE ${isJoined} AND ${members.role} = 'owner')::int`,
+    invited: sql<number>`count(*) FILTER (WHERE NOT ${isJoined})::int`
+  }).from(members).where(eq(members.user_id, userId))
+  return row!
+}
+
+/**
+ * The limit that somebody has reached who would be one organization's member more, or owner; undefined when there is
+ * room.
+ */
+export function reachedLimit (
+  { joined, owned }: Pick<Memberships, 'joined' | 'owned'>, role: Role, by: 'oneself' | 'others'
+): number | undefined {
+  const share = by === 'oneself' ? 1 : 2
+  if (joined >= MEMBERSHIP_LIMITS.joined / share) return MEMBERSHIP_LIMITS.joined
+  return role === 'owner' && owned >= MEMBERSHIP_LIMITS.owned / share ? MEMBERSHIP_LIMITS.owned : undefined
+}
 
 /** A role in a project through a team, as `teamRoles` selects it: with the project's slug, and MACs as hexadecimal. */
 export type TeamRoleFound = [

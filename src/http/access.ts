@@ -192,10 +192,10 @@ async function judgeAgain (app: FastifyInstance, request: FastifyRequest) {
 
 // The organization's status (403), what it requires of its members (403), then the scopes of the route (403).
 function requireAccess (app: FastifyInstance, request: FastifyRequest, principal: Principal) {
-  const { access, whenInactive } = request.routeOptions.config
+  const { access, whenInactive, asksForSecondFactor } = request.routeOptions.config
   const { status, require_second_factor } = principal.organization
   if (status !== 'active' && !whenInactive) fail('organization_inactive', { status })
-  if (require_second_factor) requireSecondFactor(app, principal)
+  if (require_second_factor && !asksForSecondFactor) requireSecondFactor(app, principal)
   for (const scope of scopesOf(access)) requireScope(request, scope)
 }
 

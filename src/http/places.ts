@@ -18,6 +18,8 @@ declare module 'fastify' {
      * hierarchy that the token is narrowed to, is 404. The `organization` as a whole lies outside every such part.
      */
     at?: 'organization' | Level | ((request: FastifyRequest) => LevelNames)
+    /** What it is about beside its level is the organization as a whole. */
+    whole?: true
     /** Judges what the schemas of a request cannot say of it, before its level is looked up: ends it with 422. */
     judge?: (request: FastifyRequest) => void
     /** What of the level the handler needs beside the place. */
@@ -49,9 +51,9 @@ export function installPlaces (app: FastifyInstance) {
     }
   })
   app.addHook('preHandler', (request, _reply, done) => {
-    const { at, judge } = request.routeOptions.config
+    const { at, whole, judge } = request.routeOptions.config
     judge?.(request)
-    if (at === 'organization' && principalOf(request).slices.length > 0) done(new ApiError('not_found'))
+    if ((at === 'organization' || whole) && principalOf(request).slices.length > 0) done(new ApiError('not_found'))
     else if (at === undefined || at === 'organization') done()
     else locate(app, request).then(() => done(), done)
   })

@@ -60,6 +60,8 @@ declare module 'fastify' {
     cache?: string
     /** Goes on when the organization is suspended, locked or cancelled. */
     whenInactive?: true
+    /** Judges by itself whom the organization asks for a second factor: who only leaves is not. */
+    asksForSecondFactor?: true
   }
   interface FastifyInstance {
     /** For writes, transactions and whatever may take long. */

@@ -63,6 +63,22 @@ It works once, within three days. If you did not expect this message, ignore it.
   }
 }
 
+/** To somebody with an account who is in so many organizations that others do not make them a member of one more. */
+export function membershipOffered (
+  { name, service, organization, role, link }: Membership & { name: string, link: string }
+): Message {
+  return {
+    subject: `An invitation to ${inLine(organization)} on Strongroom`,
+    text: `Hello ${inLine(name)},
+
+you are invited to the organization ${inLine(organization)} at ${service}, as ${spoken(role)}.
+To accept, or to turn it down, sign in to your account:
+
+${link}
+`
+  }
+}
+
 /** To somebody with an account who was added to an organization. */
 export function membershipAdded ({ name, service, organization, role }: Membership & { name: string }): Message {
   return {

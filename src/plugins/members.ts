@@ -5,11 +5,12 @@ import { EMAIL_PATTERN, type Role } from '../../schemas/users.ts'
 import { hashToken, mintSecret } from '../crypto/bearer.ts'
 import { tampered, transaction, type Db } from '../db/database.ts'
 import { endingOf } from '../db/grants.ts'
-import { requireScope } from '../http/access.ts'
+import { holdMemberships, reachedLimit } from '../db/memberships.ts'
+import { requireScope, requireSecondFactor } from '../http/access.ts'
 import { actorOf, principalOf } from '../http/actor.ts'
 import { requireRoom } from '../http/plan-limits.ts'
 import type { Domain } from '../http/types.ts'
-import { membershipAdded, membershipChanged, membershipInvitation, type Message } from '../mail/messages.ts'
+import { membershipAdded, membershipChanged, membershipInvitation, membershipOffered, type Message } from '../mail/messages.ts'
 import { holdCaller, recordEvent } from '../repositories/audit.ts'
 import {
   countOtherOwners, deleteMember, findMember, listMembers, lockMember, lockTokensOfMember, updateMember, type MemberRow
@@ -63,7 +64,7 @@ export const members: Domain = async (app) => {
     config: {
       access: 'member:create',
       audit: 'member.create',
-      errors: ['role_not_held', 'already_member', 'plan_limit_reached', 'integrity_error']
+      errors: ['role_not_held', 'already_member', 'memberships_full', 'plan_limit_reached', 'integrity_error']
     },
     schema: {
       operationId: 'addMember',
@@ -89,10 +90,12 @@ export const members: Domain = async (app) => {
         if (known !== undefined) fail('already_member', { status: known.status })
         await requireRoom(db, organization.id, 'members')
         // Only who has set a password by a link has shown that the address is theirs.
-        const status = user.is_verified ? 'active' : 'invited'
-        await createMember(db, { organization_id: organization.id, user_id: user.id, role, status })
+        const member = { organization_id: organization.id, user_id: user.id, role }
+        const made = await createMember(db, { ...member, status: user.is_verified ? 'active' : 'invited' }, 'others')
+        if ('limit' in made) return fail('memberships_full')
+        const { status } = made
         // A link that nobody could bring would only make the one void that somebody has.
-        if (status === 'invited' && app.outbox.isOpen) await createPasswordLink(db, hashToken(secret), user.id)
+        if (!user.is_verified && app.outbox.isOpen) await createPasswordLink(db, hashToken(secret), user.id)
         await recordEvent(db, actorOf(request), {
           action: 'member.create', resource_type: 'member', resource_id: String(user.id), details: { role, status }
         })
@@ -101,13 +104,15 @@ export const members: Domain = async (app) => {
       const place = { service: app.issuer(), organization: organization.name, role }
       post(added, added.status === 'active'
         ? membershipAdded({ ...place, name: added.name })
-        : membershipInvitation({ ...place, link: `${app.issuer()}/account/set-password/${secret}` }))
+        : added.is_verified
+          ? membershipOffered({ ...place, name: added.name, link: `${app.issuer()}/account` })
+          : membershipInvitation({ ...place, link: `${app.issuer()}/account/set-password/${secret}` }))
       return reply.code(201).send({ data: toItem(added), message: howTold(added) })
     }
   })
 
   app.patch('/organizations/:organization/members/:member', {
-    config: { access: 'member:update', audit: 'member.update', errors: ['role_not_held', 'last_owner'] },
+    config: { access: 'member:update', audit: 'member.update', errors: ['role_not_held', 'last_owner', 'memberships_full'] },
     schema: {
       operationId: 'updateMember',
       tags: ['members'],
@@ -122,9 +127,13 @@ export const members: Domain = async (app) => {
       const id = parseId(request.params.member) ?? fail('not_found')
       const role = canonicalRole(request.body.role)
       const updated = await transaction(app.db, async (db) => {
+        await lockPlan(db, organization.id) ?? fail('not_found')
+        const { owned } = role === 'owner' ? await holdMemberships(db, id) : { owned: 0 }
         const member = await takeMember(db, organization.id, id)
         requireRole(principal, member.role)
         requireRole(principal, role)
+        const by = request.user?.user.id === id ? 'oneself' : 'others'
+        if (member.role !== role && reachedLimit({ joined: 0, owned }, role, by) !== undefined) fail('memberships_full')
         if (role !== 'owner') await keepAnOwner(db, member)
         // Before the change: somebody may change their own role, and is the caller of that.
         await recordEvent(db, actorOf(request), {
@@ -146,6 +155,7 @@ export const members: Domain = async (app) => {
       // Of one's own membership it is enough that it was granted to the application: whoever joined may leave.
       access: 'authenticated',
       mayNeed: ['member:delete'],
+      asksForSecondFactor: true,
       audit: 'member.delete',
       errors: ['insufficient_permissions', 'role_not_held', 'last_owner']
     },
@@ -161,6 +171,8 @@ export const members: Domain = async (app) => {
       const { organization } = principal
       const id = parseId(request.params.member)
       const isOwn = request.user?.user.id === id
+      // Whoever cannot do anything else there, because they have none, may leave.
+      if (!isOwn && organization.require_second_factor) requireSecondFactor(app, principal)
       if (!isOwn || !grants(principal.granted, 'member:delete')) requireScope(request, 'member:delete')
       if (id === undefined) fail('not_found')
       const removed = await transaction(app.db, async (db) => {
@@ -187,7 +199,7 @@ export const members: Domain = async (app) => {
 
   function howTold ({ status, is_verified }: MemberRow): string {
     if (status === 'active' && is_verified) return 'They are a member from now on.'
-    return app.outbox.isOpen
+    return app.outbox.isOpen || is_verified
       ? 'An invitation is on its way by e-mail.'
       : 'This service sends no e-mail. Whoever runs it makes the link with: user password --email ADDRESS'
   }

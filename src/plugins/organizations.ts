@@ -1,6 +1,6 @@
 import { ulid } from 'ulidx'
 import {
-  CreateOrganizationBody, DeleteOrganizationBody, MOST_OWNED, OrganizationAnswer, OrganizationList, OrganizationParams,
+  CreateOrganizationBody, DeleteOrganizationBody, OrganizationAnswer, OrganizationList, OrganizationParams,
   UpdateOrganizationBody
 } from '../../schemas/organizations.ts'
 import { ListQuery, NoContent } from '../../schemas/shapes.ts'
@@ -12,10 +12,9 @@ import { chooseSlug, orSlugTaken, refuseReserved } from '../http/slugs.ts'
 import type { Domain } from '../http/types.ts'
 import { recordEvent } from '../repositories/audit.ts'
 import {
-  countOwned, deleteOrganization, listOrganizations, lockEverybody, readOrganization, updateOrganization,
+  deleteOrganization, listOrganizations, lockEverybody, readOrganization, updateOrganization,
   type ShownOrganization
 } from '../repositories/organizations.ts'
-import { lockUser } from '../repositories/users.ts'
 import { fail } from '../rules/errors.ts'
 import { pageMeta, pageOf } from '../rules/pagination.ts'
 import { foundOrganization } from '../vault/organizations.ts'
@@ -72,10 +71,10 @@ export const organizations: Domain = async (app) => {
       refuseReserved('organization', body.slug)
       const id = ulid()
       const created = await orSlugTaken(() => transaction(app.db, async (db) => {
-        await lockUser(db, user.id)
-        if (await countOwned(db, user.id) >= MOST_OWNED) fail('organization_limit_reached', { limit: MOST_OWNED })
         const slug = await chooseSlug(db, 'organization', undefined, body)
-        await foundOrganization(db, app.keyring, { id, name: body.name, slug, plan: app.config.defaultPlan }, user.id)
+        const organization = { id, name: body.name, slug, plan: app.config.defaultPlan }
+        const limit = await foundOrganization(db, app.keyring, organization, user.id)
+        if (limit !== undefined) fail('organization_limit_reached', { limit })
         // As its owner, which they have just become, and for as long as the access token lives.
         const caller = { access_token, user_id: user.id, role: 'owner' } as const
         await recordEvent(

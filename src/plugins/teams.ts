@@ -112,7 +112,7 @@ export const teams: Domain = async (app) => {
   })
 
   app.delete('/organizations/:organization/teams/:team', {
-    config: { access: 'team:delete', at: 'organization', audit: 'team.delete' },
+    config: { access: 'team:delete', at: 'organization', audit: 'team.delete', errors: ['role_not_held'] },
     schema: {
       operationId: 'deleteTeam',
       tags: ['teams'],
@@ -122,6 +122,7 @@ export const teams: Domain = async (app) => {
     },
     handler: async (request, reply) => {
       await changeTeam(request, request.params.team, async (db, { id, slug }) => {
+        await requireRolesOf(db, principalOf(request), id)
         await deleteTeam(db, principalOf(request).organization.id, id)
         await record(db, request, 'team.delete', id, { slug })
       })
@@ -145,9 +146,7 @@ export const teams: Domain = async (app) => {
       const user_id = parseId(request.params.member) ?? fail('not_found')
       const data = await changeTeam(request, request.params.team, async (db, team) => {
         if (await findMember(db, organization_id, user_id) === undefined) fail('not_found')
-        for (const { id, role } of await listTeamProjects(db, organization_id, team.id)) {
-          requireRoleIn(principal, id, role)
-        }
+        await requireRolesOf(db, principal, team.id)
         const one = { organization_id, team_id: team.id, user_id }
         const { members, teams, is_in } = await countTeamMembers(db, one)
         if (!is_in) {
@@ -164,7 +163,9 @@ export const teams: Domain = async (app) => {
   })
 
   app.delete('/organizations/:organization/teams/:team/members/:member', {
-    config: { access: 'team:update', at: 'organization', audit: 'team-member.delete' },
+    config: {
+      access: 'team:update', at: 'organization', audit: 'team-member.delete', errors: ['role_not_held']
+    },
     schema: {
       operationId: 'removeTeamMember',
       tags: ['teams'],
@@ -176,6 +177,7 @@ export const teams: Domain = async (app) => {
       const { id: organization_id } = principalOf(request).organization
       const user_id = parseId(request.params.member) ?? fail('not_found')
       await changeTeam(request, request.params.team, async (db, { id: team_id }) => {
+        await requireRolesOf(db, principalOf(request), team_id)
         if (!await deleteTeamMember(db, { organization_id, team_id, user_id })) fail('not_found')
         await record(db, request, 'team-member.delete', team_id, { user_id })
       })
@@ -185,7 +187,7 @@ export const teams: Domain = async (app) => {
 
   app.put('/organizations/:organization/teams/:team/projects/:project', {
     config: {
-      access: 'team:update', at: 'project', audit: 'team-project.update', errors: ['role_not_held', 'limit_reached']
+      access: 'team:update', at: 'project', whole: true, audit: 'team-project.update', errors: ['role_not_held', 'limit_reached']
     },
     schema: {
       operationId: 'setTeamProject',
@@ -204,6 +206,7 @@ export const teams: Domain = async (app) => {
       requireRoleIn(principal, project_id, role)
       const data = await changeTeam(request, request.params.team, async (db, { id: team_id }) => {
         await lockProject(db, organization_id, { id: project_id }, 'share') ?? fail('not_found')
+        await requireRolesOf(db, principal, team_id, project_id)
         if (!await setTeamProject(db, { organization_id, team_id, project_id, role })) {
           fail('limit_reached', { limit: TEAM_LIMITS.projects })
         }
@@ -215,7 +218,9 @@ export const teams: Domain = async (app) => {
   })
 
   app.delete('/organizations/:organization/teams/:team/projects/:project', {
-    config: { access: 'team:update', at: 'project', audit: 'team-project.delete' },
+    config: {
+      access: 'team:update', at: 'project', whole: true, audit: 'team-project.delete', errors: ['role_not_held']
+    },
     schema: {
       operationId: 'removeTeamProject',
       tags: ['teams'],
@@ -227,6 +232,7 @@ export const teams: Domain = async (app) => {
       const { id: organization_id } = principalOf(request).organization
       const { id: project_id } = levelOf(request).project
       await changeTeam(request, request.params.team, async (db, { id: team_id }) => {
+        await requireRolesOf(db, principalOf(request), team_id, project_id)
         if (!await deleteTeamProject(db, { organization_id, team_id, project_id })) fail('not_found')
         await record(db, request, 'team-project.delete', team_id, { project_id })
       })
@@ -235,13 +241,11 @@ export const teams: Domain = async (app) => {
   })
 
   // Teams change one after the other, with the organization held: so limits hold, and nobody is put into a team while
-  // it gets a stronger role. They are about the whole organization: to who is narrowed to a part of it, they do not
-  // exist.
+  // it gets a stronger role.
   async function change<T> (
     request: FastifyRequest, work: (db: Db, organizationId: string) => Promise<T>
   ): Promise<T> {
-    const { organization, slices } = principalOf(request)
-    if (slices.length > 0) fail('not_found')
+    const { organization } = principalOf(request)
     return transaction(app.db, async (db) => {
       await lockPlan(db, organization.id) ?? fail('not_found')
       return work(db, organization.id)
@@ -269,7 +273,14 @@ async function record (
   await recordEvent(db, actorOf(request), { action, resource_type: 'team', resource_id: id, details })
 }
 
-// Whoever puts somebody into a team, or gives it a project, gives the roles that it has.
+// Whoever puts somebody into a team or takes them out, gives it a project or takes it away, or ends it, gives or takes
+// the roles that it has: in all projects, or in the one that changes.
+async function requireRolesOf (db: Db, principal: Principal, teamId: string, projectId?: string) {
+  for (const { id, role } of await listTeamProjects(db, principal.organization.id, teamId)) {
+    if (projectId === undefined || id === projectId) requireRoleIn(principal, id, role)
+  }
+}
+
 function requireRoleIn (principal: Principal, projectId: string, role: Role) {
   const teams = principal.teams.filter(({ project_id }) => project_id === projectId)
   for (const scope of scopesInProject(role)) {

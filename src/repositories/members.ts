@@ -4,6 +4,7 @@ import type { Role } from '../../schemas/users.ts'
 import { authenticatedColumns } from '../db/authenticated.ts'
 import { isAuthentic, tampered, updateAuthentic, type Authenticated, type Db } from '../db/database.ts'
 import { lockTokens, type EndedToken } from '../db/grants.ts'
+import { holdMemberships, reachedLimit } from '../db/memberships.ts'
 import { api_tokens, members, users } from '../db/tables.ts'
 import { readPage, type PageRequest } from '../rules/pagination.ts'
 
@@ -112,18 +113,36 @@ export async function listOrganizationsOf (db: Db, userId: number): Promise<stri
   }
 }
 
-/** Makes somebody, whose address is known to be theirs now, a member of those who invited them; answers these. */
-export async function joinOrganizations (db: Db, userId: number): Promise<string[]> {
-  const invited = await db.select({ organization_id: members.organization_id }).from(members)
-    .where(and(eq(members.user_id, userId), eq(members.status, 'invited'))).orderBy(asc(members.organization_id))
-    .limit(1000)
+/**
+ * Makes somebody, whose address is known to be theirs, a member of those who invited them, or of the one that is named;
+ * answers these. For what they have no room, they stay invited.
+ */
+export async function joinOrganizations (db: Db, userId: number, organizationId?: string): Promise<string[]> {
+  const { joined: before, owned } = await holdMemberships(db, userId)
+  const now = { joined: before, owned }
+  const invited = await db.select({ organization_id: members.organization_id, role: members.role }).from(members)
+    .where(and(
+      eq(members.user_id, userId), eq(members.status, 'invited'),
+      organizationId === undefined ? undefined : eq(members.organization_id, organizationId)
+    )).orderBy(asc(members.organization_id)).limit(PIECE)
   const joined: string[] = []
-  for (const { organization_id } of invited) {
+  for (const { organization_id, role } of invited) {
+    if (reachedLimit(now, role, 'oneself') !== undefined) continue
     const row = await updateAuthentic(
       db, 'members', and(oneOf(organization_id, userId), eq(members.status, 'invited')), { status: 'active' },
       { joined_at: sql`now()` }
     )
-    if (row !== undefined) joined.push(organization_id)
+    if (row === undefined) continue
+    joined.push(organization_id)
+    now.joined++
+    if (role === 'owner') now.owned++
   }
   return joined
+}
+
+/** Turns an invitation down; false when there is none. */
+export async function deleteInvitation (db: Db, organizationId: string, userId: number): Promise<boolean> {
+  const gone = await db.delete(members).where(and(oneOf(organizationId, userId), eq(members.status, 'invited')))
+    .returning({ id: members.user_id })
+  return gone.length === 1
 }

@@ -1,4 +1,4 @@
-import { and, asc, eq, gt, or, sql } from 'drizzle-orm'
+import { asc, eq, gt, or, sql } from 'drizzle-orm'
 import type { OrganizationStatus } from '../../schemas/organizations.ts'
 import { authenticatedColumns } from '../db/authenticated.ts'
 import { type Db, isAuthentic, isOneOf } from '../db/database.ts'
@@ -72,11 +72,6 @@ function selectOrganizations (db: Db) {
 export async function listTakenOrganizations (db: Db, slugs: readonly string[]): Promise<Set<string>> {
   const { slug } = organizations
   return new Set((await db.select({ slug }).from(organizations).where(isOneOf(slug, slugs))).map((row) => row.slug))
-}
-
-/** How many organizations somebody owns. The caller holds the account, so that two creations count one another. */
-export async function countOwned (db: Db, userId: number): Promise<number> {
-  return db.$count(members, and(eq(members.user_id, userId), eq(members.role, 'owner')))
 }
 
 /** Changes an organization; its id, or undefined when there is no such organization. */

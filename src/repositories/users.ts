@@ -3,6 +3,7 @@ import type { MemberStatus, Role } from '../../schemas/users.ts'
 import { authenticatedColumns } from '../db/authenticated.ts'
 import { isAuthentic, macOf, readNow, updateAuthentic, type Db } from '../db/database.ts'
 import { deleteExpired } from '../db/expired.ts'
+import { holdMemberships, MEMBERSHIP_LIMITS, reachedLimit } from '../db/memberships.ts'
 import { makeId } from '../db/ids.ts'
 import { endTokens, revokeGrants, type EndedToken } from '../db/grants.ts'
 import {
@@ -141,16 +142,36 @@ export async function endEverything (db: Db, id: number): Promise<EndedToken[]> 
   return [...ended, ...await endTokens(db, eq(api_tokens.user_id, id))]
 }
 
+export interface NewMember { organization_id: string, user_id: number, role: Role, status?: MemberStatus }
+
+/**
+ * Makes somebody a member, and answers as what: whoever others would make one beyond their share is invited, and
+ * accepts that or not. Or the limit that there is no room below, also for an invitation: then nothing was made.
+ */
 export async function createMember (
-  db: Db, { status = 'active', ...member }: {
-    organization_id: string
-    user_id: number
-    role: Role
-    status?: MemberStatus
+  db: Db, { status: wanted = 'active', ...member }: NewMember, by: 'oneself' | 'others'
+): Promise<{ status: MemberStatus } | { limit: number }> {
+  const memberships = await holdMemberships(db, member.user_id)
+  const limit = reachedLimit(memberships, member.role, by)
+  if (limit !== undefined && by === 'oneself') return { limit }
+  const status = limit === undefined ? wanted : 'invited'
+  if (status === 'invited' && memberships.invited >= MEMBERSHIP_LIMITS.invited) {
+    return { limit: MEMBERSHIP_LIMITS.invited }
   }
-): Promise<void> {
   const row = { ...member, status }
   await db.insert(members).values({ ...row, mac: macOf(db, 'members', row) })
+  return { status }
+}
+
+/** Invitations that wait for somebody, with whom they would be there. */
+export async function listInvitations (db: Db, userId: number): Promise<Omit<Membership, 'joined_at'>[]> {
+  const { id, name, slug } = organizations
+  const rows = await db.select({
+    invitation: { id, name, slug, role: members.role }, row: authenticatedColumns('members')
+  }).from(members).innerJoin(organizations, eq(organizations.id, members.organization_id))
+    .where(and(eq(members.user_id, userId), eq(members.status, 'invited'))).orderBy(asc(organizations.id))
+    .limit(MEMBERSHIP_LIMITS.invited)
+  return rows.filter(({ row }) => isAuthentic(db, 'members', row)).map(({ invitation }) => invitation)
 }
 
 /** Organizations in which the user is an active member, by name. */

@@ -99,7 +99,8 @@ export function scopesBy (powers: Powers, teams: readonly TeamRole[]): Ability[]
 }
 
 /** A role as it is stored. */
-export const canonicalRole = (spelling: Role | 'admin'): Role => spelling === 'admin' ? 'administrator' : spelling
+export const canonicalRole = <R extends string = Role>(spelling: R | 'admin'): Exclude<R, 'admin'> | 'administrator' =>
+  spelling === 'admin' ? 'administrator' : spelling as Exclude<R, 'admin'>
 
 /**
  * Whether somebody holds all that a role gives in the organization; nobody does who is narrowed to a part of it.

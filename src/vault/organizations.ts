@@ -5,11 +5,16 @@ import { createMember } from '../repositories/users.ts'
 import { makeStorageKey } from './keys.ts'
 import { holdCanary } from './master-keys.ts'
 
-/** Makes an organization with a storage key of its own, and its owner where it has one from the start. */
+/**
+ * Makes an organization with a storage key of its own, and its owner where it has one from the start: then the limit of
+ * what somebody can be in or own, where that is reached, and nothing may be kept of it.
+ */
 export async function foundOrganization (
   db: Db, keyring: Keyring, organization: Omit<NewOrganization, 'storage_key'>, owner?: number
-): Promise<void> {
+): Promise<number | undefined> {
   await holdCanary(db, keyring)
   await createOrganization(db, { ...organization, storage_key: makeStorageKey(keyring, organization.id) })
-  if (owner !== undefined) await createMember(db, { organization_id: organization.id, user_id: owner, role: 'owner' })
+  if (owner === undefined) return undefined
+  const made = await createMember(db, { organization_id: organization.id, user_id: owner, role: 'owner' }, 'oneself')
+  return 'limit' in made ? made.limit : undefined
 }

@@ -285,12 +285,22 @@ export const OPERATIONS: Record<string, Row> = {
     narrowed: 404
   },
   removeTeamMember: {
-    at: `DELETE ${TEAMS}/{team}/members/{member}`, access: 'team:update', depth: 'organization', narrowed: 404
+    at: `DELETE ${TEAMS}/{team}/members/{member}`,
+    access: 'team:update',
+    holding: API_USER,
+    depth: 'organization',
+    narrowed: 404
   },
   removeTeamProject: {
-    at: `DELETE ${TEAMS}/{team}/projects/{project}`, access: 'team:update', depth: 'project', narrowed: 404
+    at: `DELETE ${TEAMS}/{team}/projects/{project}`,
+    access: 'team:update',
+    holding: API_USER,
+    depth: 'project',
+    narrowed: 404
   },
-  deleteTeam: { at: `DELETE ${TEAMS}/{team}`, access: 'team:delete', depth: 'organization', narrowed: 404 },
+  deleteTeam: {
+    at: `DELETE ${TEAMS}/{team}`, access: 'team:delete', holding: API_USER, depth: 'organization', narrowed: 404
+  },
   listAuditEvents: {
     at: 'GET /api/v1/{organization}/audit-events', access: 'organization:read', depth: 'organization'
   },

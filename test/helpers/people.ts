@@ -27,7 +27,7 @@ export async function makePerson (
     database.db, { email, name, password_hash: await hashPassword(password, QUICK.password) }
   ))!
   for (const [organization_id, role] of Object.entries(roles)) {
-    await createMember(database.db, { organization_id, user_id: id, role })
+    await createMember(database.db, { organization_id, user_id: id, role }, 'oneself')
   }
   return { id, email, name, password }
 }

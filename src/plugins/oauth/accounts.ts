@@ -6,19 +6,20 @@ import { hashPassword } from '../../crypto/passwords.ts'
 import { transaction, type Db } from '../../db/database.ts'
 import { browserOf, formOf, readCookie, sendPage, seeOther, setCookie, visible, type Form } from '../../http/pages.ts'
 import type { Domain } from '../../http/types.ts'
-import { joinOrganizations } from '../../repositories/members.ts'
+import { deleteInvitation, joinOrganizations } from '../../repositories/members.ts'
 import { listGrants, revokeGrantOf } from '../../repositories/oauth.ts'
 import { countWrongCode, findSignInStep, takeSignInStep } from '../../repositories/second-factors.ts'
 import { deleteSession, listSessions } from '../../repositories/sessions.ts'
 import { deleteTokens, listTokensOfPerson } from '../../repositories/tokens.ts'
 import {
-  findPasswordLink, findUser, takePasswordLink, changePassword, endEverything, listMemberships, lockUser, type User
+  changePassword, endEverything, findPasswordLink, findUser, listInvitations, listMemberships, lockUser,
+  takePasswordLink, type User
 } from '../../repositories/users.ts'
 import {
   authenticate, beginSession, codeIn, codeInSession, codeOfStranger, confirmPassword, enter, formCookie, problemWith,
   refusal, refusesForm, signedIn, stepHash, withSecondFactor, WRONG_CODE
 } from './browser.ts'
-import { recordForToken, recordForUser, recordJoining } from './events.ts'
+import { recordDeclining, recordForToken, recordForUser, recordJoining } from './events.ts'
 import {
   accountPage, changePasswordPage, codePage, problemPage, setPasswordPage, signInPage, type SignedIn
 } from './views.ts'
@@ -35,7 +36,7 @@ const AGAIN = 'That took too long, or there were too many wrong codes. Sign in a
 export const accounts: Domain = async (app) => {
   app.post('/oauth/sign-in', {
     ...FORM,
-    config: { ...PAGE, limit: 'sign_in', audit: ['session.create', 'session.refuse'] },
+    config: { ...PAGE, limit: 'sign_in', audit: ['session.create', 'session.refuse', 'second-factor.ask'] },
     handler: async (request, reply) => {
       const form = formOf(request)
       const cookie = formCookie(app, request, reply)
@@ -88,11 +89,13 @@ export const accounts: Domain = async (app) => {
         return sendPage(reply, signInPage({ cookie: formCookie(app, request, reply), query: '' }))
       }
       const { cookie, user, hash } = session
-      const [memberships, sessions, tokens, applications] = await Promise.all([
-        listMemberships(app.db, user.id), listSessions(app.db, user.id), listTokensOfPerson(app.db, user.id),
-        listGrants(app.db, user.id)
+      const [memberships, invitations, sessions, tokens, applications] = await Promise.all([
+        listMemberships(app.db, user.id), listInvitations(app.db, user.id), listSessions(app.db, user.id),
+        listTokensOfPerson(app.db, user.id), listGrants(app.db, user.id)
       ])
-      return sendPage(reply, accountPage({ cookie, user, session: hash, memberships, sessions, tokens, applications }))
+      return sendPage(reply, accountPage({
+        cookie, user, session: hash, memberships, invitations, sessions, tokens, applications
+      }))
     }
   })
 
@@ -121,13 +124,15 @@ export const accounts: Domain = async (app) => {
     }
   })
 
-  // Each ends one thing of the person who is signed in, and nobody else's: what is not theirs is not there.
-  for (const [noun, { event, end }] of Object.entries({
-    sessions: { event: 'session.delete', end: endSession },
-    tokens: { event: 'api-token.delete', end: endToken },
-    applications: { event: 'oauth.revoke', end: endApplication }
+  // Each is about one thing of the person who is signed in, and nobody else's: what is not theirs is not there.
+  for (const [path, { event, act }] of Object.entries({
+    'sessions/end': { event: 'session.delete', act: endSession },
+    'tokens/end': { event: 'api-token.delete', act: endToken },
+    'applications/end': { event: 'oauth.revoke', act: endApplication },
+    'invitations/accept': { event: 'member.join', act: acceptInvitation },
+    'invitations/end': { event: 'member.delete', act: declineInvitation }
   } as const)) {
-    app.post(`/account/${noun}/end`, {
+    app.post(`/account/${path}`, {
       ...FORM,
       config: { ...PAGE, audit: event },
       handler: async (request, reply) => {
@@ -137,7 +142,7 @@ export const accounts: Domain = async (app) => {
         if (session !== undefined) {
           await transaction(app.db, async (db) => {
             await lockUser(db, session.user.id)
-            await end(db, request, session, (form.get('id') ?? '').slice(0, MOST_ID))
+            await act(db, request, session, (form.get('id') ?? '').slice(0, MOST_ID))
           })
         }
         return seeOther(reply, '/account')
@@ -207,7 +212,9 @@ export const accounts: Domain = async (app) => {
 
   app.post('/account/set-password/:link', {
     ...FORM,
-    config: { ...PAGE, limit: 'sign_in', audit: ['user.password', 'member.join', 'session.create'] },
+    config: {
+      ...PAGE, limit: 'sign_in', audit: ['user.password', 'member.join', 'session.create', 'second-factor.ask']
+    },
     handler: async (request, reply) => {
       const { link } = request.params as { link: string }
       const form = formOf(request)
@@ -261,6 +268,14 @@ async function endApplication (db: Db, request: FastifyRequest, { user }: Signed
   const ended = grant && await revokeGrantOf(db, user.id, grant.id)
   if (ended === undefined) return
   await recordForUser(db, request, user, 'oauth.revoke', { grant: grant!.id, client: grant!.client_id }, ended)
+}
+
+async function acceptInvitation (db: Db, request: FastifyRequest, { user }: SignedIn, id: string): Promise<void> {
+  await recordJoining(db, request, user, await joinOrganizations(db, user.id, id))
+}
+
+async function declineInvitation (db: Db, request: FastifyRequest, { user }: SignedIn, id: string): Promise<void> {
+  if (await deleteInvitation(db, id, user.id)) await recordDeclining(db, request, user, id)
 }
 
 // Always a path of this service: what the form carries can only be its query (OA-26).

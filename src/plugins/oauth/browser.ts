@@ -69,7 +69,13 @@ export async function enter (
 ): Promise<'in' | 'wrong' | { step: string, cookie: string }> {
   if (user.second_factor_id === null) return await beginSession(app, request, reply, user) ?? 'in'
   const [step, cookie] = [mintSecret(), formCookie(app, request, reply)]
-  return await createSignInStep(app.db, stepHash(step, cookie), user) ? { step, cookie } : 'wrong'
+  // Who has the password is told of, also where no code follows.
+  const asked = await transaction(app.db, async (db) => {
+    if (!await createSignInStep(db, stepHash(step, cookie), user)) return false
+    await recordForUser(db, request, user, 'second-factor.ask')
+    return true
+  })
+  return asked ? { step, cookie } : 'wrong'
 }
 
 /** What a sign-in that waits for a code is looked up by: its name, and the browser that it was begun in. */

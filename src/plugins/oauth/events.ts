@@ -39,6 +39,20 @@ export async function recordJoining (
   }
 }
 
+/** Records that somebody turned an invitation down, in the organization that it was to. */
+export async function recordDeclining (
+  db: Db, request: FastifyRequest, user: { id: number, name: string }, organizationId: string
+): Promise<void> {
+  if (await recordOfPerson(db, [personOf(request, organizationId, user)], {
+    action: 'member.delete',
+    resource_type: 'member',
+    resource_id: String(user.id),
+    details: { status: 'invited' }
+  })) {
+    request.hasLateEvents = true
+  }
+}
+
 /** The same for what is one organization's alone: an API token. */
 export async function recordForToken (
   db: Db, request: FastifyRequest, user: { id: number, name: string }, organizationId: string, token: number

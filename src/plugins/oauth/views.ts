@@ -168,13 +168,14 @@ export interface Account {
   /** The session that this is. */
   session: Buffer
   memberships: readonly Membership[]
+  invitations: readonly Omit<Membership, 'joined_at'>[]
   sessions: readonly Session[]
   tokens: readonly OwnToken[]
   applications: readonly Application[]
 }
 
 export function accountPage (
-  { cookie, user, session, memberships, sessions, tokens, applications }: Account
+  { cookie, user, session, memberships, invitations, sessions, tokens, applications }: Account
 ): Page {
   return {
     title: 'Your account',
@@ -194,6 +195,12 @@ ${formField(cookie)}
 <button type="submit" name="where" value="everywhere">Sign out everywhere</button>
 </div>
 </form>
+${invitations.length === 0
+    ? ''
+    : html`<h2>Invitations</h2>
+${heldOf(cookie, 'invitations', invitations.map(({ id, name, role }) => ({
+    id, text: html`${name}, as ${role.replace('_', ' ')}`
+  })), { accept: 'Accept', end: 'Turn down' })}`}
 <h2>Where you are signed in</h2>
 ${heldOf(cookie, 'sessions', sessions.map(({ token_hash, created_at, seen_at }) => ({
     id: token_hash.toString('base64url'),
@@ -214,15 +221,17 @@ ${heldOf(cookie, 'tokens', tokens.map(({ id, name, organization, created_at, las
   }
 }
 
-// What a person holds, each with a button that ends it.
+// What a person holds, each with a button that ends it, and what else can be done with it.
 const heldOf = (
-  cookie: string, noun: 'sessions' | 'applications' | 'tokens', held: readonly { id: string, text: Html }[]
+  cookie: string, noun: 'sessions' | 'applications' | 'tokens' | 'invitations',
+  held: readonly { id: string, text: Html }[], buttons: Record<string, string> = { end: 'End' }
 ): Html => held.length === 0
   ? html`<p class="soft">none</p>`
   : html`<ul class="held">
 ${held.map(({ id, text }) => html`<li class="held"><span>${text}</span>
-<form method="post" action="/account/${noun}/end">${formField(cookie)}<input type="hidden" name="id" value="${id}">
-<button type="submit">End</button></form></li>
+${Object.entries(buttons).map(([verb, label]) => html`<form method="post" action="/account/${noun}/${verb}">${formField(cookie)}<input type="hidden" name="id" value="${id}">
+<button type="submit">${label}</button></form>
+`)}</li>
 `)}</ul>`
 
 export function factorPage ({ cookie, user }: SignedIn, recoveryCodes: number, problem?: Problem): Page {
