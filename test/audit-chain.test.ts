@@ -1,12 +1,15 @@
+import { createHash, createSecretKey, randomBytes } from 'node:crypto'
 import { writeFileSync } from 'node:fs'
 import { join } from 'node:path'
-import { sql } from 'drizzle-orm'
+import { and, asc, eq, gte, sql } from 'drizzle-orm'
 import t from 'tap'
 import { describeVerified, exportEvents, readAnchors, verifyDatabase, verifyFile } from '../src/commands/audit.ts'
 import { generateMasterKey } from '../src/crypto/keyring.ts'
 import { random, takeKey } from '../src/crypto/primitives.ts'
+import { chainOf, type ChainedColumn } from '../src/db/chain.ts'
 import { connect } from '../src/db/database.ts'
-import { createChain } from '../src/vault/chain.ts'
+import { audit_events } from '../src/db/tables.ts'
+import { createChain, eventMac } from '../src/vault/chain.ts'
 import { Anchors, type Verified } from '../src/vault/verification.ts'
 import { makeLevel, startApp, type Caller } from './helpers/app.ts'
 import { command, scratchDirectory } from './helpers/process.ts'
@@ -163,6 +166,58 @@ t.test('AU-06: each of nine manipulations is found at the right event, in the da
     })
   }
   t.match((await inDatabase(anchors))[own.organization], { broken: null })
+})
+
+t.test('AU-03: a change of any column of an event is found', async (t) => {
+  const changed: Record<Exclude<ChainedColumn, 'organization_id' | 'seq'>, string> = {
+    occurred_at: "occurred_at + interval '1 millisecond'",
+    action: "action || 'x'",
+    actor_type: "'user'",
+    actor_id: 'actor_id + 1',
+    resource_type: "resource_type || 'x'",
+    resource_id: 'NULL',
+    request_id: "coalesce(request_id, '') || 'x'",
+    ip: "coalesce(ip, '') || 'x'",
+    user_agent: "coalesce(user_agent, '') || 'x'",
+    details: "coalesce(details, '{}') || '{\"forced\": true}'",
+    chain_kid: "chain_kid || 'x'"
+  }
+  const columns = await service.sql(
+    "SELECT column_name AS name FROM information_schema.columns WHERE table_name = 'audit_events'"
+  )
+  t.strictSame(
+    [...Object.keys(changed), 'organization_id', 'seq', 'mac'].sort(), columns.map(({ name }) => name).sort(), 'all of them'
+  )
+  for (const [column, value] of Object.entries(changed)) {
+    await tampered([`UPDATE audit_events SET ${column} = ${value} WHERE ${mine} AND seq = 5`], async () => {
+      t.equal((await inDatabase())[own.organization]!.broken?.sequence, 5, column)
+    })
+  }
+})
+
+t.test('AU-03: without the key of the service nobody goes on with a chain: not with a digest, and not with another key', async (t) => {
+  const events = await beside(() => database.db.select().from(audit_events)
+    .where(and(eq(audit_events.organization_id, own.organization), gte(audit_events.seq, 4)))
+    .orderBy(asc(audit_events.seq))) as (Record<ChainedColumn, unknown> & { mac: Buffer })[]
+  t.same(chainOf(database.db).mac(events[1] as never, events[0]!.mac), events[1]!.mac, 'the service would')
+  const key = createSecretKey(randomBytes(32))
+  const ways: [how: string, mac: (event: Record<ChainedColumn, unknown>, previous: Buffer) => Buffer][] = [
+    ['a digest', (event, previous) => createHash('sha256').update(JSON.stringify(event)).update(previous).digest()],
+    ['another key', (event, previous) => eventMac(key, event, previous)]
+  ]
+  for (const [how, mac] of ways) {
+    let previous = events[0]!.mac
+    const statements = events.slice(1).map((event) => {
+      const forged = { ...event, ...(event.seq === 5 && { action: 'organization.read' }) }
+      previous = mac(forged, previous)
+      return `UPDATE audit_events SET action = '${String(forged.action)}', mac = '\\x${previous.toString('hex')}'
+        WHERE ${mine} AND seq = ${String(event.seq)}`
+    })
+    await tampered([...statements, endAt(last)], async () => {
+      t.equal((await inDatabase())[own.organization]!.broken?.sequence, 5, how)
+      t.equal((await inFile(await exported()))[own.organization]!.broken?.sequence, 5, `${how}, in the export`)
+    })
+  }
 })
 
 t.test('a database that was put back and went on is found by an anchor of what was replaced', async (t) => {

@@ -87,6 +87,35 @@ t.test('AU-01 AU-10: a decrypting read, a fetched version and a key leave who, w
   t.notMatch(JSON.stringify(events), /planted|TOKEN/)
 })
 
+t.test('AU-02: an event says who did what to what, when by the clock of the database, from where and by which request', async (t) => {
+  const { caller } = await world()
+  const [{ id }] = await service.sql(
+    `SELECT id::float8 AS id FROM api_tokens WHERE organization_id = '${caller.organization}'`
+  ) as [{ id: number }]
+  const { status, body } = await caller.call(
+    'POST', `/${caller.organization}/projects`, { name: 'Comet' },
+    { 'x-request-id': 'made-1', 'user-agent': `maker/${'1'.repeat(400)}` }
+  )
+  t.equal(status, 201)
+  const events = await service.sql(`SELECT *, seq::int AS number, actor_id::float8 AS actor,
+      abs(extract(epoch FROM occurred_at - now())) < 60 AS is_now
+    FROM audit_events e WHERE organization_id = '${caller.organization}' ORDER BY e.seq`)
+  t.match(events.at(-1), {
+    number: events.length,
+    is_now: true,
+    action: 'project.create',
+    actor_type: 'api_token',
+    actor: id,
+    resource_type: 'project',
+    resource_id: body.data.id,
+    request_id: 'made-1',
+    ip: '127.0.0.1',
+    user_agent: `maker/${'1'.repeat(250)}`,
+    chain_kid: 'events',
+    mac: { length: 32 }
+  })
+})
+
 t.test('AU-01: what reveals nothing leaves nothing: an encrypted read, a 304, and a read that is refused', async (t) => {
   const { caller, url } = await world()
   const { headers } = await caller.call('GET', `${url}?decrypt=true`)
