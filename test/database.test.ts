@@ -10,8 +10,8 @@ import postgres from 'postgres'
 import t, { type Test } from 'tap'
 import { bytea, moment } from '../src/db/columns.ts'
 import {
-  connect, type Database, databaseError, type Db, DatabaseUnavailable, isForeignKeyViolation, isUniqueViolation,
-  prepared, preparedSql, transaction
+  connect, type Database, databaseError, type Db, DatabaseUnavailable, isForeignKeyViolation, isUndone,
+  isUniqueViolation, prepared, preparedSql, transaction
 } from '../src/db/database.ts'
 import { crc32c, unpackCluster } from '../src/db/cluster.ts'
 import { TEMPLATE } from '../src/db/embedded.ts'
@@ -243,6 +243,20 @@ t.test('PostgreSQL', { timeout: 110_000, skip: hasPostgres() ? false : 'PostgreS
     release()
     await Promise.all(holders)
     await fullConcurrency()
+  })
+
+  await t.test('an error says whether what was asked for certainly did not happen', async t => {
+    const said = async (attempt: () => Promise<unknown>) => attempt().then(() => 'no error', isUndone)
+    t.equal(await said(() => database.db.execute(sql`select 1/0`)), true, 'the server refused it')
+    t.equal(await said(() => database.db.execute(sql`select pg_terminate_backend(pg_backend_pid())`)), false, 'the connection ended')
+    await fullConcurrency()
+    // What becomes of a connection under a statement: the driver hands these on as they are.
+    for (const code of ['ECONNRESET', 'EPIPE', 'EPROTO', 'ERR_SSL_DECRYPTION_FAILED_OR_BAD_RECORD_MAC', 'CONNECTION_CLOSED']) {
+      const error = databaseError(Object.assign(new Error('lost'), { code, parameters: [] }))
+      t.ok(error instanceof DatabaseUnavailable, code)
+      t.equal(isUndone(error), false, code)
+    }
+    t.equal(isUndone(new TypeError('while an answer was read')), false)
   })
 
   await t.test('RL-08 a lock held elsewhere and a slow statement end in bounded time', async t => {

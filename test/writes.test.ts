@@ -1,13 +1,19 @@
 import { execFileSync } from 'node:child_process'
 import { subscribe, unsubscribe } from 'node:diagnostics_channel'
+import { once } from 'node:events'
+import { connect as connectSocket, createServer, type AddressInfo } from 'node:net'
 import { sql } from 'drizzle-orm'
 import t, { type Test } from 'tap'
-import { transaction } from '../src/db/database.ts'
+import { SCOPE_NAMES } from '../schemas/scopes.ts'
+import { buildApp } from '../src/app.ts'
+import { connect, transaction } from '../src/db/database.ts'
 import { operatorOf } from '../src/repositories/audit.ts'
 import type { Organization } from '../src/repositories/principals.ts'
 import { lockProject, updateProject } from '../src/repositories/projects.ts'
+import { openRows } from '../src/vault/rows.ts'
 import { writeLevel } from '../src/vault/write.ts'
 import { startApp, type Answer, type Caller, type TestApp } from './helpers/app.ts'
+import { issuePair, makePerson } from './helpers/people.ts'
 import {
   makeLevels, miscounted, ON_POSTGRES, opener, times, type Level, type Send as SendOverHttp
 } from './helpers/traffic.ts'
@@ -65,26 +71,29 @@ async function holds (t: Test, send: Send, answers: Answer[], content: (index: n
   }
 }
 
-/**
- * Does something once, when the service is about to look a level up for the first time: who asks was let in by then.
- */
-async function atFirstLook<T> (act: () => void, work: () => Promise<T>): Promise<T> {
+/** Does something once, before the service sends the first statement of the kind. */
+async function atFirst<T> (kind: RegExp, act: () => void, work: () => Promise<T>): Promise<T> {
   let isDone = false
   const watch = (message: unknown) => {
     const { phase, text } = message as { phase: string, text: string }
-    if (isDone || phase !== 'before' || !/organization_counters/.test(text) || !/^\s*select/i.test(text)) return
+    if (isDone || phase !== 'before' || !kind.test(text)) return
     isDone = true
     act()
   }
   subscribe('strongroom:statement', watch)
   try {
     const result = await work()
-    if (!isDone) throw new Error('no level was looked up')
+    if (!isDone) throw new Error('there was no such statement')
     return result
   } finally {
     unsubscribe('strongroom:statement', watch)
   }
 }
+
+// A level is about to be looked up: who asks was let in by then.
+const LOOK = /^\s*select.*organization_counters/is
+// A write is about to be sent, decided by what was looked up.
+const WRITE = /INSERT INTO histories/
 
 const RUN = `import postgres from 'postgres'
   const [url, query] = process.argv.slice(1), sql = postgres(url)
@@ -191,7 +200,8 @@ t.test('a caller who is revoked after it was let in gets 401, and nobody else', 
   )
   const change = await changer(service)
   const content = (i: number) => `WRITER=${i}`
-  const answers = await atFirstLook(
+  const answers = await atFirst(
+    LOOK,
     () => change(`DELETE FROM api_tokens WHERE id = ${row!.id} AND organization_id = '${organization}'`),
     () => Promise.all(times(12, (i) => store(i === 5 ? doomed : send, levels[i % 3]!, content(i))))
   )
@@ -205,7 +215,8 @@ t.test('a level that is removed after it was looked up is 404 for its writers al
   const running = await start(['live', 'test'])
   const { send, organization, levels } = running
   const change = await changer(service)
-  const answers = await atFirstLook(
+  const answers = await atFirst(
+    LOOK,
     () => change(`
       WITH gone AS (
         DELETE FROM environments WHERE slug = 'test' AND organization_id = '${organization}' RETURNING project_id, target_id
@@ -274,7 +285,8 @@ t.test('what one organization is refused keeps no other from being written', asy
     WHEN (NEW.organization_id = '${faulty.organization}') EXECUTE FUNCTION refuse_version()`)
   t.teardown(() => service.sql('DROP FUNCTION refuse_version CASCADE'))
   const change = await changer(service)
-  const answers = await atFirstLook(
+  const answers = await atFirst(
+    LOOK,
     () => change(`WITH token AS (
         DELETE FROM api_tokens WHERE organization_id = '${revoked.organization}'
           AND id = (SELECT max(id) FROM api_tokens WHERE organization_id = '${revoked.organization}')
@@ -308,6 +320,185 @@ t.test('what one organization waits for no other waits for', { skip: ONE_SESSION
   })
   t.same((await waiting!).map(({ status }) => status), [200, 200], 'and then these, too')
   for (const running of organizations) await agree(t, running)
+})
+
+t.test('what goes together is bounded across organizations, too', async (t) => {
+  const organizations = await several(12)
+  const content = `LARGE=${'#'.repeat(70_000)}`
+  for (const { status } of await all(organizations, content)) t.equal(status, 200)
+  const ids = organizations.map(({ organization }) => `'${organization}'`).join()
+  const commits = await service.sql(`SELECT count(*)::int FROM secret_versions
+    WHERE organization_id IN (${ids}) AND id = 2 GROUP BY xmin::text`)
+  t.ok(Math.max(...commits.map(({ count }) => Number(count))) <= 3, 'with its snapshot each has more than 150 KiB')
+  for (const running of organizations) await agree(t, running)
+})
+
+t.test('first documents, of which one has lost its place meanwhile: it alone goes by itself', {
+  skip: ONE_SESSION
+}, async (t) => {
+  const organizations = await several(6)
+  const [removed, ...others] = organizations as [Started, ...Started[]]
+  for (const { send } of organizations) {
+    t.equal((await send('POST', '/orbit/backend/environments', { name: 'Fresh' })).status, 201)
+  }
+  const change = await changer(service)
+  let alone = 0
+  const look = (message: unknown) => {
+    const { phase, text } = message as { phase: string, text: string }
+    if (phase === 'before' && /INSERT INTO histories/.test(text) && !/SKIP LOCKED/.test(text)) alone++
+  }
+  subscribe('strongroom:statement', look)
+  t.teardown(() => { unsubscribe('strongroom:statement', look) })
+  const answers = await atFirst(
+    WRITE,
+    () => change(`WITH gone AS (
+        DELETE FROM environments WHERE slug = 'fresh' AND organization_id = '${removed.organization}'
+        RETURNING project_id, target_id
+      ), target AS (
+        UPDATE targets SET environment_count = environment_count - 1 WHERE id IN (SELECT target_id FROM gone)
+      )
+      UPDATE project_counts SET environment_count = environment_count - 1
+      WHERE project_id IN (SELECT project_id FROM gone)`),
+    () => Promise.all(organizations.map(({ send, levels: [level] }) =>
+      store(send, { ...level!, environment: 'fresh' }, 'FRESH=1')))
+  )
+  t.same(answers.map(({ status }) => status), [404, ...others.map(() => 200)])
+  t.equal(alone, 1, 'the statement of the others was not undone')
+  for (const running of organizations) await agree(t, running)
+})
+
+t.test('callers of every kind in one statement: whoever ended is refused, and nobody else', async (t) => {
+  const organizations = await several(6)
+  const [o1, o2, o3, o4, o5, o6] = organizations as [Started, Started, Started, Started, Started, Started]
+  const rosa = await makePerson(service, { [o3.organization]: 'owner', [o4.organization]: 'owner' })
+  const { access } = await issuePair(service, rosa, SCOPE_NAMES)
+  const bearer = (running: Started, token: string): Send => (method, path, body, headers) =>
+    running.caller.call(method, `/${running.organization}${path}`, body, { ...headers, authorization: `Bearer ${token}` })
+  const rotated = await service.token(o1.organization, ['*'])
+  await service.rotate(rotated.token, 3600)
+  const ended = await service.token(o2.organization, ['*'])
+  await service.rotate(ended.token, 3600)
+  const change = await changer(service)
+  const answers = await atFirst(
+    LOOK,
+    () => change(`WITH former AS (
+        DELETE FROM former_token_hashes WHERE organization_id = '${o2.organization}'
+      ) UPDATE members SET role = 'viewer' WHERE organization_id = '${o4.organization}' AND user_id = ${rosa.id}`),
+    () => all([
+      { ...o1, send: bearer(o1, rotated.token) },
+      { ...o2, send: bearer(o2, ended.token) },
+      { ...o3, send: bearer(o3, access) },
+      { ...o4, send: bearer(o4, access) },
+      o5,
+      o6
+    ])
+  )
+  // Whoever was asked for after the change is no member who may.
+  t.match(answers.map(({ status }) => String(status)), ['200', '401', '200', /^40[14]$/, '200', '200'])
+  for (const [i, running] of organizations.entries()) {
+    t.equal((await agree(t, running)).flat().length, answers[i]!.status === 200 ? 2 : 1)
+  }
+})
+
+t.test('a version that was purged meanwhile does not come back, whoever else writes', {
+  skip: ONE_SESSION
+}, async (t) => {
+  const organizations = await several(5)
+  const [purged, ...others] = organizations as [Started, ...Started[]]
+  const version = `secret_versions WHERE organization_id = '${purged.organization}' AND id = 1`
+  await service.sql(`CREATE TABLE purged_version AS SELECT * FROM ${version}`)
+  t.teardown(() => service.sql('DROP TABLE purged_version'))
+  const change = await changer(service)
+  const answers = await atFirst(
+    WRITE,
+    () => change(`DELETE FROM ${version}`),
+    () => Promise.all([
+      purged.send('POST', '/secrets/versions/1/restore', {}), ...others.map(({ send, levels: [level] }) =>
+        store(send, level!, 'SECOND=2'))
+    ])
+  )
+  t.same(answers.map(({ status }) => status), [404, ...others.map(() => 200)])
+  await service.sql('INSERT INTO secret_versions SELECT * FROM purged_version')
+  for (const running of organizations) await agree(t, running)
+})
+
+// What a document and its snapshot take at least, and more than the text of any statement.
+const SENT = 20_000
+
+/** The service once more, whose connections go through here: the one that next carries several documents can be cut. */
+async function behindProxy (t: Test) {
+  const [row] = await service.sql('SELECT current_database() AS name')
+  const server = new URL(process.env.TEST_DATABASE_URL!)
+  let cut: 'before' | 'after' | undefined
+  const proxy = createServer((near) => {
+    const far = connectSocket(Number(server.port || 5432), server.hostname)
+    let isLost = false
+    for (const [socket, other] of [[near, far], [far, near]] as const) {
+      socket.on('error', () => other.destroy())
+      socket.on('close', () => other.destroy())
+    }
+    near.on('data', (bytes) => {
+      if (cut !== undefined && bytes.length > 1.5 * SENT) {
+        isLost = true
+        if (cut === 'before') near.destroy()
+        cut = undefined
+      }
+      far.write(bytes)
+    })
+    far.on('data', (bytes) => {
+      if (!isLost) near.write(bytes)
+      // It is ready for the next one: what it did is committed.
+      else if (bytes.at(-6) === 'Z'.charCodeAt(0)) near.destroy()
+    })
+  }).listen(0, '127.0.0.1')
+  await once(proxy, 'listening')
+  const url = new URL(server)
+  url.hostname = '127.0.0.1'
+  url.port = String((proxy.address() as AddressInfo).port)
+  url.pathname = `/${row!.name}`
+  const database = await connect({ url: url.href, pool: 10 })
+  await openRows(database, service.keyring)
+  const { config, keyring } = service
+  const app = await buildApp({ config, database, keyring, costs: service.app.costs, logStream: { write () {} } })
+  t.teardown(async () => {
+    await app.close()
+    await database.close()
+    proxy.close()
+  })
+  const store = async ({ caller: { token }, organization, levels: [level] }: Started, plaintext: string) =>
+    (await app.inject({
+      method: 'POST',
+      url: `/api/v1/${organization}/secrets/store`,
+      headers: { authorization: `Bearer ${token}` },
+      payload: { ...level, plaintext }
+    })).statusCode
+  return { store, cutNext: (when: 'before' | 'after') => { cut = when } }
+}
+
+t.test('an answer that is lost is never asked for again: nothing is written twice', { skip: ONE_SESSION }, async (t) => {
+  const organizations = await several(6)
+  const through = await behindProxy(t)
+  const versions = new Map(organizations.map(({ organization }) => [organization, 1]))
+  const content = 'x'.repeat(SENT / 2)
+  for (const when of ['before', 'after'] as const) {
+    // Where the chains end is known afterwards, so that they go together.
+    for (const running of organizations) t.equal(await through.store(running, `${when}=1`), 200)
+    through.cutNext(when)
+    const statuses = await Promise.all(organizations.map((running) => through.store(running, `A=${content}`)))
+    const lost = statuses.filter((status) => status === 503).length
+    t.ok(lost >= 2, `${lost} were lost together`)
+    t.equal(statuses.filter((status) => status === 200).length, statuses.length - lost)
+    for (const [i, running] of organizations.entries()) {
+      const isWritten = statuses[i] === 200 || when === 'after'
+      const count = versions.get(running.organization)! + 1 + (isWritten ? 1 : 0)
+      versions.set(running.organization, count)
+      t.equal((await agree(t, running)).flat().length, count, `${statuses[i]} and cut ${when}`)
+    }
+  }
+  for (const running of organizations) {
+    t.equal(await through.store(running, 'LAST=1'), 200)
+    await agree(t, running)
+  }
 })
 
 t.test('a line that the database contradicts looks again: a row that was put back is neither a refusal for ever nor an endless look', async (t) => {

@@ -10,8 +10,8 @@ import { BY_INDEX, MEANING, WALKING } from './session.ts'
 import { tlsOf } from './tls.ts'
 
 export {
-  codeOf, databaseError, DatabaseError, DatabaseUnavailable, isForeignKeyViolation, isLockTimeout, isUniqueViolation,
-  LOCK_TIMEOUT
+  codeOf, databaseError, DatabaseError, DatabaseUnavailable, isForeignKeyViolation, isLockTimeout, isUndone,
+  isUniqueViolation, LOCK_TIMEOUT
 } from './errors.ts'
 export type { Db } from './handle.ts'
 export { DirectoryLocked } from './lock.ts'

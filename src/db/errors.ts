@@ -4,9 +4,12 @@ import { DrizzleQueryError } from 'drizzle-orm/errors'
 export class DatabaseUnavailable extends Error {
   override name = 'DatabaseUnavailable'
   readonly code: string | undefined
-  constructor (message: string, code?: string) {
+  /** Whether what was asked for certainly did not happen: it was never sent, or the server said that it failed. */
+  readonly isUndone: boolean
+  constructor (message: string, code?: string, isUndone = false) {
     super(message)
     this.code = code
+    this.isUndone = isUndone
   }
 }
 
@@ -15,16 +18,20 @@ export class DatabaseError extends Error {
   override name = 'DatabaseError'
   readonly code: string | undefined
   readonly constraint: string | undefined
-  constructor (message: string, code?: string, constraint?: string) {
+  /** As of `DatabaseUnavailable`. */
+  readonly isUndone: boolean
+  constructor (message: string, code?: string, constraint?: string, isUndone = false) {
     super(message)
     this.code = code
     this.constraint = constraint
+    this.isUndone = isUndone
   }
 }
 
 const UNAVAILABLE = [
   /^CONNECT/, // the driver's CONNECTION_CLOSED, CONNECTION_DESTROYED, CONNECTION_ENDED, CONNECT_TIMEOUT
-  /^E(CONN|PIPE|HOST|NET|TIMEDOUT|NOTFOUND|AI_AGAIN|NOENT)/,
+  /^E(CONN|PIPE|HOST|NET|TIMEDOUT|NOTFOUND|AI_AGAIN|NOENT|PROTO)/,
+  /^ERR_(SSL|TLS|STREAM)/,
   /^08/, // connection exceptions
   /^53/, // out of disk, memory, connections
   /^57(014|P0[1-5])$/, // cancelled, shutting down, crashed, starting up
@@ -46,16 +53,19 @@ export function databaseError (error: unknown): Error & { code?: string | undefi
   const cause = inner(error)
   // The driver hangs the statement on whatever error a connection ends with
   if (cause instanceof DatabaseUnavailable && 'parameters' in cause) {
-    return new DatabaseUnavailable(cause.message, cause.code)
+    return new DatabaseUnavailable(cause.message, cause.code, cause.isUndone)
   }
   if (cause instanceof DatabaseUnavailable || cause instanceof DatabaseError) return cause
   const { code, severity, constraint_name: constraint } = cause
+  // An error ends the statement and what it did; a fatal one ends the connection, whatever was done.
+  const isUndone = severity === 'ERROR'
   if (code && UNAVAILABLE.some(pattern => pattern.test(code))) {
-    return new DatabaseUnavailable(severity ? `${severity}: ${cause.message}` : code, code)
+    return new DatabaseUnavailable(severity ? `${severity}: ${cause.message}` : code, code, isUndone)
   }
   // Class 22 quotes the value that it did not like
   if (severity) {
-    return new DatabaseError(code?.startsWith('22') ? 'The database refused a value' : cause.message, code, constraint)
+    const message = code?.startsWith('22') ? 'The database refused a value' : cause.message
+    return new DatabaseError(message, code, constraint, isUndone)
   }
   if (cause !== error || 'parameters' in cause) {
     return new DatabaseError(`A statement could not be sent: ${code ?? cause.name}`, code)
@@ -72,6 +82,12 @@ export const isForeignKeyViolation = (error: unknown) => codeOf(error) === '2350
 /** Whether a lock could not be had in time: somebody has held the row for too long. */
 export const isLockTimeout = (error: unknown) => codeOf(error) === LOCK_TIMEOUT
 export const LOCK_TIMEOUT = '55P03'
+
+/** Whether what was asked for certainly did not happen, so that asking again does not do it twice. */
+export const isUndone = (error: unknown): boolean => {
+  const known = databaseError(error)
+  return (known instanceof DatabaseUnavailable || known instanceof DatabaseError) && known.isUndone
+}
 
 /** The database's code of an error, through whatever it is wrapped in. */
 export const codeOf = (error: unknown) => inner(error).code

@@ -132,11 +132,11 @@ function gate (slots: number, patience: number) {
       free--
       return leave
     }
-    if (waiting.length >= MAX_WAITING) throw new DatabaseUnavailable('Too many are waiting for the database')
+    if (waiting.length >= MAX_WAITING) throw new DatabaseUnavailable('Too many are waiting for the database', undefined, true)
     await new Promise<void>((resolve, reject) => {
       const timer = setTimeout(() => {
         waiting.splice(waiting.indexOf(go), 1)
-        reject(new DatabaseUnavailable('No database connection became free in time'))
+        reject(new DatabaseUnavailable('No database connection became free in time', undefined, true))
       }, patience)
       const go = () => {
         clearTimeout(timer)

@@ -108,8 +108,9 @@ function valuesOfSeveral (db: Db, batches: readonly Batch[], behind: (organizati
     JSON.stringify({ organization_id, id, key_version, encryption_type })))
   const levels = new Map<string, SecretWrite[]>()
   for (const write of writes) {
-    const own = levels.get(write.secret.id)
-    if (own === undefined) levels.set(write.secret.id, [write])
+    const key = `${write.secret.organization_id}/${write.secret.id}`
+    const own = levels.get(key)
+    if (own === undefined) levels.set(key, [write])
     else own.push(write)
   }
   const documents = joinBytes()
@@ -271,8 +272,9 @@ const swapOne = (name: string, held: Held) =>
 
 const SWAP_ONE = { '': swapOne('write_secret', ''), 'SKIP LOCKED': swapOne('write_free_secret', 'SKIP LOCKED') }
 
-// Each organization by itself: what moved in one keeps no other from being written. Rows that somebody holds are
-// skipped, but for the counter, which a single organization may wait for.
+// Each organization by itself: what moved in one keeps no other from being written, and none can make the statement
+// fail for all, as a first document in a place that is gone, or that has one by now, would. Rows that somebody holds
+// are skipped, but for the counter, which a single organization may wait for.
 const swapSeveral = (name: string, held: Held) =>
   preparedSql<Swapped, ReturnType<typeof valuesOfSeveral> & { events: string }>(name, ($) => sql`
   WITH expected AS (
@@ -295,7 +297,8 @@ const swapSeveral = (name: string, held: Held) =>
     ) AS found
   ), missed AS (
     SELECT organization_id FROM seen
-    WHERE (id, key_version, encryption_type) NOT IN (SELECT id, key_version, encryption_type FROM project)
+    WHERE (organization_id, id, key_version, encryption_type) NOT IN (SELECT organization_id, id, key_version,
+      encryption_type FROM project)
   ), level AS (
     SELECT made.*, found.history_id, coalesce(found.is_stored, false) AS was_stored,
       coalesce(found.revision, 0) = made.seen AS is_as_seen
@@ -309,6 +312,21 @@ const swapSeveral = (name: string, held: Held) =>
         AND made.organization_id NOT IN (SELECT organization_id FROM missed)
       FOR UPDATE SKIP LOCKED
     ) AS found ON true
+  ), place AS (
+    SELECT found.id FROM level CROSS JOIN LATERAL (
+      SELECT id FROM environments WHERE organization_id = level.organization_id AND id = level.environment_id
+      FOR KEY SHARE SKIP LOCKED
+    ) AS found WHERE level.seen = 0
+    UNION ALL SELECT found.id FROM level CROSS JOIN LATERAL (
+      SELECT id FROM targets WHERE organization_id = level.organization_id AND id = level.target_id
+      FOR KEY SHARE SKIP LOCKED
+    ) AS found WHERE level.seen = 0
+  ), unplaced AS (
+    SELECT organization_id FROM level WHERE seen = 0 AND (
+      target_id IS NOT NULL AND target_id NOT IN (SELECT id FROM place)
+      OR environment_id IS NOT NULL AND environment_id NOT IN (SELECT id FROM place)
+      OR EXISTS (SELECT FROM secrets s
+        WHERE s.organization_id = level.organization_id AND s.level_id = level.level_id))
   ), version AS (
     SELECT * FROM jsonb_to_recordset(${$('versions')}::jsonb) AS version (
       organization_id char(26), id bigint, secret_id char(26), action varchar, revision bigint, key_version int,
@@ -316,7 +334,8 @@ const swapSeveral = (name: string, held: Held) =>
     )
   ), wanted AS (
     SELECT DISTINCT level.organization_id, version.restored_from AS id, level.history_id
-    FROM version JOIN level ON level.id = version.secret_id WHERE version.restored_from IS NOT NULL
+    FROM version JOIN level USING (organization_id)
+    WHERE level.id = version.secret_id AND version.restored_from IS NOT NULL
   ), source AS (
     SELECT wanted.organization_id, wanted.id FROM wanted CROSS JOIN LATERAL (
       SELECT id FROM secret_versions
@@ -326,6 +345,7 @@ const swapSeveral = (name: string, held: Held) =>
   ), ${callerCtes($('callers'), 'SKIP LOCKED')}, lost AS (
     SELECT organization_id FROM missed
     UNION ALL SELECT organization_id FROM level WHERE NOT is_as_seen
+    UNION ALL SELECT organization_id FROM unplaced
     UNION ALL SELECT organization_id FROM wanted
       WHERE (organization_id, id) NOT IN (SELECT organization_id, id FROM source)
     UNION ALL SELECT organization_id FROM caller_ended

@@ -1,8 +1,7 @@
 import { CallerEnded, orAgain } from '../db/caller.ts'
 import { appendEvents, chainOf, learnHead, sealEvents } from '../db/chain.ts'
 import {
-  codeOf, databaseError, DatabaseUnavailable, isForeignKeyViolation, isLockTimeout, isUniqueViolation, transaction,
-  type Db
+  codeOf, DatabaseUnavailable, isForeignKeyViolation, isUndone, isUniqueViolation, transaction, type Db
 } from '../db/database.ts'
 import { eventRow, headOf, type Head, type HeadRow } from '../db/events.ts'
 import { swapSecrets, type Batch, type SecretWrite, type Swapped } from '../repositories/secrets.ts'
@@ -35,18 +34,37 @@ export type Outcome = { outcome: 'written', next_version: number } | { outcome: 
  */
 export async function writeSecrets (db: Db, next_version: number, writes: readonly SecretWrite[]): Promise<Outcome> {
   const batch = { organization_id: writes[0]!.state.organization_id, next_version, writes }
-  return await writeFree(db, batch) ?? writeInTurn(db, batch)
+  const shares = guessedHead(db, batch) !== undefined && bytesOf(batch) < TOGETHER.bytes
+  return (shares ? await writeFree(db, batch) : undefined) ?? writeInTurn(db, batch)
 }
 
 // Statements of several organizations under way at once. While so many are, what comes gathers for the next one; more
 // of them would be smaller, and each begins and commits for itself.
 const MOST_UNDER_WAY = 2
 
-/** What one statement takes: the last of it may make it larger by one. */
+/** What one statement takes; a single write may be larger, and then goes by itself. */
 export const TOGETHER = { writes: 50, bytes: 512 * 1024 }
 
-interface Waiting { batch: Batch, resolve: (outcome: Outcome | undefined) => void, reject: (error: unknown) => void }
+// Batches that gather, and milliseconds that one does: as of whoever waits for a connection (src/db/guard.ts).
+const MOST_WAITING = 200
+const MOST_WAIT = 2_000
+
+interface Waiting {
+  batch: Batch
+  timer: NodeJS.Timeout
+  resolve: (outcome: Outcome | undefined) => void
+  reject: (error: unknown) => void
+}
 const gathering = new WeakMap<Db, { waiting: Waiting[], underWay: number }>()
+
+const bytesOf = ({ writes }: Batch) =>
+  writes.reduce((sum, { secret, version }) => sum + (secret.sealed?.length ?? 0) + (version?.sealed.length ?? 0), 0)
+
+// None where it is not known, or was wrong just now.
+function guessedHead (db: Db, { organization_id }: Batch): Head | undefined {
+  const { heads, isMissedOften } = chainOf(db)
+  return isMissedOften(organization_id) ? undefined : heads.get(organization_id)
+}
 
 /**
  * Writes what nobody keeps from being written: rows that somebody holds count as moved. Undefined when nothing was
@@ -55,34 +73,38 @@ const gathering = new WeakMap<Db, { waiting: Waiting[], underWay: number }>()
 async function writeFree (db: Db, batch: Batch): Promise<Outcome | undefined> {
   const gathered = gathering.get(db) ?? { waiting: [], underWay: 0 }
   gathering.set(db, gathered)
+  const { waiting } = gathered
+  const late = () => new DatabaseUnavailable('Too many writes are waiting for the database', undefined, true)
+  if (waiting.length === MOST_WAITING) throw late()
   return new Promise((resolve, reject) => {
-    gathered.waiting.push({ batch, resolve, reject })
+    const own = {
+      batch,
+      resolve,
+      reject,
+      timer: setTimeout(() => {
+        waiting.splice(waiting.indexOf(own), 1)
+        reject(late())
+      }, MOST_WAIT)
+    }
+    waiting.push(own)
     // Who comes in the same turn of the event loop goes together.
-    if (gathered.waiting.length === 1) setImmediate(leave)
+    if (waiting.length === 1) setImmediate(leave)
   })
 
   async function leave () {
-    const { waiting } = gathered
     if (waiting.length === 0 || gathered.underWay === MOST_UNDER_WAY) return
-    const room = { ...TOGETHER }
-    const end = waiting.findIndex(({ batch: { writes } }) => {
-      const isFull = room.writes <= 0 || room.bytes <= 0
-      room.writes -= writes.length
-      room.bytes -= bytesOf(writes)
-      return isFull
-    })
-    const taken = waiting.splice(0, end === -1 ? waiting.length : end)
+    const taken = takeThoseThatFit(waiting)
     if (waiting.length > 0) setImmediate(leave)
     gathered.underWay++
     try {
       const written = await swapFree(db, taken.map(({ batch }) => batch))
       for (const { batch: { organization_id }, resolve } of taken) resolve(written.get(organization_id))
     } catch (error) {
-      // One of them may be at fault, unless the database is not there: then nobody knows whether it was written, and
-      // those behind need not find out the same way.
-      const isUndone = !(databaseError(error) instanceof DatabaseUnavailable) || isLockTimeout(error) || hasLost(error)
-      if (isUndone) for (const { resolve } of taken) resolve(undefined)
-      else for (const { reject } of [...taken, ...waiting.splice(0)]) reject(error)
+      // One of them may be at fault. Where nobody knows whether it was written, none of them may be written again.
+      for (const { resolve, reject } of taken) {
+        if (isUndone(error)) resolve(undefined)
+        else reject(error)
+      }
     } finally {
       gathered.underWay--
       setImmediate(leave)
@@ -90,19 +112,25 @@ async function writeFree (db: Db, batch: Batch): Promise<Outcome | undefined> {
   }
 }
 
-const bytesOf = (writes: readonly SecretWrite[]) =>
-  writes.reduce((sum, { secret, version }) => sum + (secret.sealed?.length ?? 0) + (version?.sealed.length ?? 0), 0)
+function takeThoseThatFit (waiting: Waiting[]): Waiting[] {
+  const sum = { writes: 0, bytes: 0 }
+  const end = waiting.findIndex(({ batch }, i) => {
+    sum.writes += batch.writes.length
+    sum.bytes += bytesOf(batch)
+    return i > 0 && (sum.writes > TOGETHER.writes || sum.bytes > TOGETHER.bytes)
+  })
+  const taken = waiting.splice(0, end === -1 ? waiting.length : end)
+  for (const { timer } of taken) clearTimeout(timer)
+  return taken
+}
 
-// The database chose this statement to lose against another one.
-const hasLost = (error: unknown) => /^(40P01|40001)$/.test(codeOf(error) ?? '')
-
-// Answers those organizations whose writes took effect, of those whose chain's end is known. Each of them is there
-// once, as it has one line of writes.
+// Answers those organizations whose writes took effect, of those whose chain's end is still known. Each of them is
+// there once, as it has one line of writes.
 async function swapFree (db: Db, all: readonly Batch[]): Promise<Map<string, Outcome>> {
   const chain = chainOf(db)
-  const known = new Map(all.flatMap(({ organization_id: id }): [string, Head][] => {
-    const head = chain.isMissedOften(id) ? undefined : chain.heads.get(id)
-    return head === undefined ? [] : [[id, head]]
+  const known = new Map(all.flatMap((batch): [string, Head][] => {
+    const head = guessedHead(db, batch)
+    return head === undefined ? [] : [[batch.organization_id, head]]
   }))
   const batches = all.filter(({ organization_id }) => known.has(organization_id))
   if (batches.length === 0) return new Map()
@@ -133,6 +161,8 @@ async function swapFree (db: Db, all: readonly Batch[]): Promise<Map<string, Out
 async function writeInTurn (handle: Db, batch: Batch): Promise<Outcome> {
   const { organization_id, writes } = batch
   const isOne = writes.length === 1
+  // The database chose this statement to lose against another one.
+  const hasLost = (error: unknown) => /^(40P01|40001)$/.test(codeOf(error) ?? '')
   // It learns where the chain ends from the counter, and records then: whoever waited for a project has it by now.
   const write = async () => transaction(handle, async (db) => {
     const [row] = await swapSecrets(db, '', [batch]) as [Swapped]

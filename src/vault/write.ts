@@ -291,7 +291,7 @@ async function swap (db: Db, writes: Writes, planned: readonly Planned[]): Promi
     outcome = await (isOne ? hold(first.write.state.project.id, statement) : statement)
   } catch (error) {
     // One of them may be at fault.
-    if (isOne || !(error instanceof DatabaseError)) throw error
+    if (isOne || !(error instanceof DatabaseError && error.isUndone)) throw error
     outcome = { outcome: 'held' }
   }
   if (outcome.outcome !== 'written') {
