@@ -383,7 +383,7 @@ t.test('callers of every kind in one statement: whoever ended is refused, and no
     LOOK,
     () => change(`WITH former AS (
         DELETE FROM former_token_hashes WHERE organization_id = '${o2.organization}'
-      ) UPDATE members SET role = 'viewer' WHERE organization_id = '${o4.organization}' AND user_id = ${rosa.id}`),
+      ) UPDATE members SET role = 'auditor' WHERE organization_id = '${o4.organization}' AND user_id = ${rosa.id}`),
     () => all([
       { ...o1, send: bearer(o1, rotated.token) },
       { ...o2, send: bearer(o2, ended.token) },

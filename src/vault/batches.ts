@@ -87,21 +87,28 @@ async function writeFree (db: Db, batch: Batch): Promise<Outcome | undefined> {
       }, MOST_WAIT)
     }
     waiting.push(own)
-    // Who comes in the same turn of the event loop goes together.
+    // Who comes in the same turn of the event loop goes together, as far as one statement takes them.
     if (waiting.length === 1) setImmediate(leave)
+    else if (waiting.length >= TOGETHER.writes) leave()
   })
 
   async function leave () {
     if (waiting.length === 0 || gathered.underWay === MOST_UNDER_WAY) return
-    const taken = takeThoseThatFit(waiting)
+    const sent: Waiting[] = []
+    for (const one of takeThoseThatFit(waiting)) {
+      // It may have become unknown meanwhile where its chain ends.
+      if (guessedHead(db, one.batch) === undefined) one.resolve(undefined)
+      else sent.push(one)
+    }
     if (waiting.length > 0) setImmediate(leave)
+    if (sent.length === 0) return
     gathered.underWay++
     try {
-      const written = await swapFree(db, taken.map(({ batch }) => batch))
-      for (const { batch: { organization_id }, resolve } of taken) resolve(written.get(organization_id))
+      const written = await swapFree(db, sent.map(({ batch }) => batch))
+      for (const { batch: { organization_id }, resolve } of sent) resolve(written.get(organization_id))
     } catch (error) {
       // One of them may be at fault. Where nobody knows whether it was written, none of them may be written again.
-      for (const { resolve, reject } of taken) {
+      for (const { resolve, reject } of sent) {
         if (isUndone(error)) resolve(undefined)
         else reject(error)
       }
@@ -124,16 +131,10 @@ function takeThoseThatFit (waiting: Waiting[]): Waiting[] {
   return taken
 }
 
-// Answers those organizations whose writes took effect, of those whose chain's end is still known. Each of them is
-// there once, as it has one line of writes.
-async function swapFree (db: Db, all: readonly Batch[]): Promise<Map<string, Outcome>> {
+// Answers those organizations whose writes took effect. Each of them is there once, as it has one line of writes.
+async function swapFree (db: Db, batches: readonly Batch[]): Promise<Map<string, Outcome>> {
   const chain = chainOf(db)
-  const known = new Map(all.flatMap((batch): [string, Head][] => {
-    const head = guessedHead(db, batch)
-    return head === undefined ? [] : [[batch.organization_id, head]]
-  }))
-  const batches = all.filter(({ organization_id }) => known.has(organization_id))
-  if (batches.length === 0) return new Map()
+  const known = new Map(batches.map((batch) => [batch.organization_id, guessedHead(db, batch)!]))
   const events = batches.flatMap(({ writes }) => writes.map(({ actor, event }) => eventRow(actor, event)))
   const sealed = sealEvents(db, known, events)
   const asked = performance.now()
