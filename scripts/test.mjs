@@ -16,10 +16,10 @@ const ONCE = new Set([
 // That every operation does what it is to do on the embedded database as well, round-trips shows; in the long form all
 // of these run there too.
 const ON_EITHER = new Set([
-  'access', 'bodies', 'browser', 'concurrency', 'contract', 'http', 'leaks', 'limits', 'mail',
-  'manipulations', 'members', 'oauth', 'oauth-authorize', 'oauth-clients', 'oauth-doc', 'oauth-guard', 'oauth-race',
-  'oauth-token', 'organizations', 'people', 'revocation', 'rewrap', 'rotation-concurrency', 'row-adoption',
-  'row-manipulations', 'teams', 'tokens'
+  'access', 'billing', 'billing-money', 'billing-periods', 'bodies', 'browser', 'concurrency', 'contract',
+  'http', 'leaks', 'limits', 'mail', 'manipulations', 'members', 'oauth', 'oauth-authorize', 'oauth-clients',
+  'oauth-doc', 'oauth-guard', 'oauth-race', 'oauth-token', 'organizations', 'people', 'revocation', 'rewrap',
+  'rotation-concurrency', 'row-adoption', 'row-manipulations', 'second-factor', 'teams', 'tokens'
 ])
 // Plans of a server, under several sessions: nothing of it is there on the embedded database.
 const ON_SERVER = new Set(['scale', 'workers'])
