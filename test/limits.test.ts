@@ -67,7 +67,8 @@ t.test('by default the groups allow what the specification says: 100 and 10 a mi
   }
   for (const [group, limit, window] of [
     ['api', 100, 60], ['oauth_token', 10, 60], ['oauth_revoke', 10, 60], ['key_rotation', 10, 3600],
-    ['key_custody', 10, 3600], ['billing', 10, 60], ['invoice_files', 30, 60], ['sign_in', 20, 60], ['docs', 100, 60]
+    ['key_custody', 10, 3600], ['billing', 10, 60], ['invoice_files', 30, 60], ['sign_in', 20, 60], ['docs', 100, 60],
+    ['memberships', 100, 3600]
   ] as const) {
     for (let n = 1; n <= limit; n++) {
       const answer = await call(group)
@@ -79,7 +80,7 @@ t.test('by default the groups allow what the specification says: 100 and 10 a mi
     isExceeded(t, await call(group), limit, window)
     t.equal((await call(group, 'org:B')).status, 200, `${group}: another key has a count of its own`)
   }
-  t.same(Object.keys(LIMITS).length, 9)
+  t.same(Object.keys(LIMITS).length, 10)
 })
 
 t.test('the 101st call of a minute is 429, with Retry-After there and nowhere else', async (t) => {
@@ -273,8 +274,8 @@ t.test('the limit of an effect is counted right before it: what is refused with 
   for (const [path, item] of Object.entries(service.app.swagger().paths ?? {})) {
     for (const [method, operation] of Object.entries(item as Record<string, { 'x-limit-of-effect'?: LimitGroup }>)) {
       const group = operation['x-limit-of-effect']
-      // Those of billing are looked at where they are (billing.test.ts).
-      if (group === undefined || group === 'billing' || group === 'invoice_files') continue
+      // Those of billing and of members are looked at where they are (billing.test.ts, members.test.ts).
+      if (group === undefined || ['billing', 'invoice_files', 'memberships'].includes(group)) continue
       found[`${method.toUpperCase()} ${path.replace(/{(\w+)}/g, ':$1')}`] = group
     }
   }

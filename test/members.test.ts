@@ -436,3 +436,23 @@ t.test('the operator is told which organizations lose their last owner with an a
   for await (const line of describeUsers(service.database)) lines.push(line)
   t.ok(lines.some((line) => line.includes(owner.email) && line.includes('disabled')))
 })
+
+t.test('an organization adds so many people an hour, or changes their roles, whoever of it does so', async (t) => {
+  const limited = await startApp(t, { RATE_LIMIT_API: '3' })
+  // Its requests are not what is counted here.
+  await limited.sql('UPDATE plans SET api_per_minute = 1000 WHERE name = \'team\'')
+  const [caller, other] = [await limited.organization({ plan: 'team' }), await limited.organization({ plan: 'team' })]
+  const add = ({ call, organization }: typeof caller, email: string) =>
+    call('POST', `/organizations/${organization}/members`, { email, role: 'auditor' })
+  for (let n = 0; n < 5; n++) t.equal((await add(caller, 'no address')).status, 422, 'what is refused does not count')
+  for (let n = 0; n < 2; n++) t.equal((await add(caller, newcomer())).status, 201)
+  const [member] = (await caller.call('GET', `/organizations/${caller.organization}/members`)).body.data
+  const changed = await caller.call('PATCH', `/organizations/${caller.organization}/members/${member.id}`, {
+    role: 'developer'
+  })
+  t.equal(changed.status, 200)
+  const refused = await add(await limited.token(caller.organization, ['*']), newcomer())
+  t.match([refused.status, refused.body.error], [429, 'rate_limit_exceeded'])
+  t.ok(Number(refused.headers['retry-after']) > 60, 'within the hour')
+  t.equal((await add(other, newcomer())).status, 201)
+})

@@ -25,7 +25,9 @@ export const LIMITS = {
   /** Changes of billing: each action is counted by itself. */
   billing: { setting: 'billing', window: MINUTE, isPerAction: true },
   /** Invoices that are drawn: those of a year at once, and more. */
-  invoice_files: { setting: 'billing', times: 3, window: MINUTE }
+  invoice_files: { setting: 'billing', times: 3, window: MINUTE },
+  /** People who are added, or get another role: each gets a mail that they did not ask for. */
+  memberships: { setting: 'api', window: 60 * MINUTE }
 } as const satisfies Record<string, {
   setting: keyof Config['rateLimits'], window: number, times?: number, isPerAction?: true
 }>

@@ -63,6 +63,7 @@ export const members: Domain = async (app) => {
   app.post('/organizations/:organization/members', {
     config: {
       access: 'member:create',
+      limitOfEffect: 'memberships',
       audit: 'member.create',
       errors: ['role_not_held', 'already_member', 'memberships_full', 'plan_limit_reached', 'integrity_error']
     },
@@ -82,6 +83,7 @@ export const members: Domain = async (app) => {
       const role = canonicalRole(request.body.role)
       requireRole(principal, role)
       const secret = mintSecret()
+      await app.countEffect(request, reply)
       const added = await transaction(app.db, async (db) => {
         // Of two at the last seat one comes second: the organization is held.
         await lockPlan(db, organization.id) ?? fail('not_found')
@@ -112,7 +114,12 @@ export const members: Domain = async (app) => {
   })
 
   app.patch('/organizations/:organization/members/:member', {
-    config: { access: 'member:update', audit: 'member.update', errors: ['role_not_held', 'last_owner', 'memberships_full'] },
+    config: {
+      access: 'member:update',
+      limitOfEffect: 'memberships',
+      audit: 'member.update',
+      errors: ['role_not_held', 'last_owner', 'memberships_full']
+    },
     schema: {
       operationId: 'updateMember',
       tags: ['members'],
@@ -121,11 +128,12 @@ export const members: Domain = async (app) => {
       body: UpdateMemberBody,
       response: { 200: Member.one }
     },
-    handler: async (request) => {
+    handler: async (request, reply) => {
       const principal = principalOf(request)
       const { organization } = principal
       const id = parseId(request.params.member) ?? fail('not_found')
       const role = canonicalRole(request.body.role)
+      await app.countEffect(request, reply)
       const updated = await transaction(app.db, async (db) => {
         await lockPlan(db, organization.id) ?? fail('not_found')
         const { owned } = role === 'owner' ? await holdMemberships(db, id) : { owned: 0 }
