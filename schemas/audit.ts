@@ -44,7 +44,8 @@ const ResourceOfEvent = Type.Object({
 const Details = Type.Unsafe<Record<string, string | number | boolean | null> | null>({
   type: ['object', 'null'],
   additionalProperties: true,
-  description: 'what else there is to say of it, by action; never a value, key, proof or token'
+  description: 'what else there is to say of it, by action; never a value, key, proof or token. ' +
+    '`late` names an event that had to wait for its number, and is in one event of the organization'
 })
 
 export const AuditEvents = Resource('audit-events', Type.Object({

@@ -59,7 +59,7 @@ const USAGE = `Usage: strongroom COMMAND
   client disable --id ID                  shut a client out and revoke what it was granted
   client enable --id ID                   let it in again
   client list                             id, state, name and redirect URIs of every client
-  audit verify [--organization ID] [--file EXPORT] [--anchors LOG] [--json]
+  audit verify [--organization ID] [--since TIME | --file EXPORT] [--anchors LOG] [--json]
                                           check the audit in the database, or in an export without one
   audit export [--organization ID] [--since TIME]
                                           the audit as lines of JSON, with what its verification needs
@@ -328,15 +328,21 @@ const COMMANDS: Record<string, (args: string[]) => Promise<number>> = {
 
   audit: verbs('audit', {
     verify: async (args) => {
-      const { organization, file, anchors, json } = parse(args, {
+      const { organization, since, file, anchors, json } = parse(args, {
         organization: { type: 'string' },
+        since: { type: 'string' },
         file: { type: 'string' },
         anchors: { type: 'string' },
         json: { type: 'boolean' }
       })
+      const from = sinceOf(since)
+      if (from !== undefined && file !== undefined) {
+        throw new UsageError('--since goes with the database: an export says from where on it is')
+      }
       // 1 says that the audit was tampered with, so whatever keeps us from telling is 2.
       try {
-        return await verifyAudit(loadConfig(process.env), { organization, file, anchors }, (verified) =>
+        const asked = { organization, since: from, file, anchors }
+        return await verifyAudit(loadConfig(process.env), asked, (verified) =>
           write(json ? `${JSON.stringify(verified)}\n` : describeVerified(verified)))
       } catch (error) {
         process.stderr.write(`${lineOf(error)}\n`)
@@ -346,10 +352,7 @@ const COMMANDS: Record<string, (args: string[]) => Promise<number>> = {
 
     export: async (args) => {
       const { organization, since } = parse(args, { organization: { type: 'string' }, since: { type: 'string' } })
-      const from = since === undefined ? undefined : new Date(since)
-      if (from !== undefined && Number.isNaN(from.getTime())) {
-        throw new UsageError('--since is a time as in 2026-03-01T12:00:00Z')
-      }
+      const from = sinceOf(since)
       return withDatabase(async (database) => {
         for await (const lines of exportEvents(database, { organization, since: from })) await write(lines)
       })
@@ -526,6 +529,13 @@ async function noteDown<T extends 'invoice' | 'refund'> (
     await settle(database, of, as, id.toUpperCase())
     process.stdout.write('Changed.\n')
   })
+}
+
+function sinceOf (text: string | undefined): Date | undefined {
+  const since = text === undefined ? undefined : new Date(text)
+  return since !== undefined && Number.isNaN(since.getTime())
+    ? fail('--since is a time as in 2026-03-01T12:00:00Z')
+    : since
 }
 
 // A whole number from 1 on; null where nothing was given.

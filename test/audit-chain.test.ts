@@ -66,7 +66,7 @@ async function tampered (statements: readonly string[], look: () => Promise<void
   for (const one of [
     'CREATE TABLE kept_events AS SELECT * FROM audit_events',
     'CREATE TABLE kept_counters AS SELECT * FROM organization_counters',
-    'ALTER TABLE audit_events DISABLE TRIGGER USER',
+    'ALTER TABLE audit_events DISABLE TRIGGER USER, DROP CONSTRAINT audit_events_numbers',
     ...statements
   ]) await service.sql(one)
   try {
@@ -75,7 +75,8 @@ async function tampered (statements: readonly string[], look: () => Promise<void
     for (const one of [
       'DELETE FROM audit_events', 'INSERT INTO audit_events SELECT * FROM kept_events',
       'DELETE FROM organization_counters', 'INSERT INTO organization_counters SELECT * FROM kept_counters',
-      'DROP TABLE kept_events, kept_counters', 'ALTER TABLE audit_events ENABLE TRIGGER USER'
+      'DROP TABLE kept_events, kept_counters',
+      'ALTER TABLE audit_events ENABLE TRIGGER USER, ADD CONSTRAINT audit_events_numbers CHECK (seq > 0)'
     ]) await service.sql(one)
   }
 }
@@ -138,6 +139,12 @@ t.test('AU-06: each of nine manipulations is found at the right event, in the da
       `INSERT INTO audit_events (organization_id, seq, ${COLUMNS}) SELECT organization_id, ${last + 1}, ${COLUMNS} FROM audit_events WHERE ${mine} AND seq = ${last}`,
       endAt(last + 1)
     ]],
+    ...[0, -1].map((seq): [string, number, string[]] => [`one inserted as ${seq}`, seq, [
+      `INSERT INTO audit_events (organization_id, seq, ${COLUMNS}) SELECT organization_id, ${seq}, ${COLUMNS} FROM audit_events WHERE ${mine} AND seq = ${last}`
+    ]]),
+    ['one inserted as the last number that there is', last + 1, [
+      `INSERT INTO audit_events (organization_id, seq, ${COLUMNS}) SELECT organization_id, 9223372036854775807, ${COLUMNS} FROM audit_events WHERE ${mine} AND seq = ${last}`
+    ]],
     ['the table truncated', 1, ['TRUNCATE audit_events']],
     ['table and counters truncated', 1, ['TRUNCATE audit_events', 'DELETE FROM organization_counters'], true],
     ['one copied from another organization', 5, [
@@ -166,6 +173,61 @@ t.test('AU-06: each of nine manipulations is found at the right event, in the da
     })
   }
   t.match((await inDatabase(anchors))[own.organization], { broken: null })
+})
+
+t.test('AU-06: nobody who may only add events adds one that no list expects', async (t) => {
+  for (const seq of [0, -1]) {
+    await t.rejects(service.sql(`INSERT INTO audit_events (organization_id, seq, ${COLUMNS})
+      SELECT organization_id, ${seq}, ${COLUMNS} FROM audit_events WHERE ${mine} AND seq = 1`), { cause: { code: '23514' } })
+  }
+})
+
+t.test('AU-06: a part is verified from a moment on, and says so', async (t) => {
+  const [{ at }] = await service.sql(
+    `SELECT occurred_at::text AS at FROM audit_events WHERE ${mine} AND seq = ${last - 2}`
+  ) as [{ at: string }]
+  const since = new Date(at)
+  const verify = async (organization?: string, anchors = new Anchors()) =>
+    (await collect(verifyDatabase({ database, keyring }, { organization, since }, anchors)))[own.organization]!
+  const { after, events, broken } = await verify()
+  t.ok(after !== null && after > 0 && after < last - 2)
+  t.same([after! + events, broken], [last, null])
+  await tampered([`DELETE FROM audit_events WHERE ${mine} AND seq IN (2, ${last})`], async () => {
+    t.equal((await verify()).broken?.sequence, last, 'what is before was not looked at')
+    t.equal((await inDatabase())[own.organization]!.broken?.sequence, 2)
+  })
+  const future = new Date(Date.now() + 3_600_000)
+  const none = await collect(verifyDatabase({ database, keyring }, { since: future }, new Anchors()))
+  t.match(none[own.organization], { after: last, events: 0, broken: null })
+})
+
+t.test('of an organization that only an anchor tells of everything is missing, whoever asks for it alone', async (t) => {
+  const anchors = await anchorsOf()
+  const organization = own.organization.toLowerCase()
+  const alone = () => collect(verifyDatabase({ database, keyring }, { organization }, anchors))
+  t.match(await alone(), { [own.organization]: { broken: null } })
+  const gone = ['audit_events', 'organization_counters'].map((table) => `DELETE FROM ${table} WHERE ${mine}`)
+  await tampered([
+    ...gone, 'ALTER TABLE organizations RENAME TO kept_organizations',
+    `CREATE VIEW organizations AS SELECT * FROM kept_organizations WHERE id <> '${own.organization}'`
+  ], async () => {
+    try {
+      t.match(await alone(), { [own.organization]: { broken: { sequence: 1, reason: /anchor/ } } })
+      await t.rejects(
+        collect(verifyDatabase({ database, keyring }, { organization }, new Anchors())), /no organization/
+      )
+      const file = join(scratch, 'without.jsonl')
+      writeFileSync(file, await exported())
+      t.match(
+        await collect(verifyFile(keyring, file, { organization }, anchors)),
+        { [own.organization]: { broken: { sequence: 1, reason: /anchor/ } } }
+      )
+      await t.rejects(collect(verifyFile(keyring, file, { organization }, new Anchors())), /no events/)
+    } finally {
+      await service.sql('DROP VIEW organizations')
+      await service.sql('ALTER TABLE kept_organizations RENAME TO organizations')
+    }
+  })
 })
 
 t.test('AU-03: a change of any column of an event is found', async (t) => {
@@ -247,10 +309,55 @@ t.test('an export that somebody edits is broken where it was edited', async (t) 
   t.match(cut, '"after":{"seq":3')
   t.equal((await inFile(cut))[own.organization]!.broken?.sequence, 1, 'the beginning cut off')
   await t.rejects(inFile(text.slice(0, -20)), /cut off/)
+  const lines = text.split('\n')
+  const isOwn = (line: string) => line.includes(`"${own.organization}"`)
+  const [without, lastOnly] = [lines.filter((line) => !isOwn(line)), [lines[0]!, ...lines.slice(-2)]]
+  t.ok(without.length < lines.length - STORED)
+  for (const rest of [without, lastOnly]) {
+    await t.rejects(inFile(rest.join('\n')), /cut off: its last line tells of \d+ events of 2 organizations, and there are/)
+  }
+  await t.rejects(inFile(text + text), /goes on behind its last line/)
   await t.rejects(inFile('{"format":"another"}\n'), /no export/)
   await t.rejects(inFile(''), /empty/)
   const otherKey = text.replace(/"key":"[^"]*"/, `"key":"${Buffer.alloc(80).toString('base64')}"`)
   await t.rejects(inFile(otherKey), /does not open/)
+})
+
+t.test('AU-07: while forty write and read, everything verifies, in the database and in each export', {
+  skip: database.kind === 'embedded' && 'one connection: whoever verifies has the database'
+}, async (t) => {
+  const caller = await world()
+  const { organization } = caller
+  const over = new AbortController()
+  const looks: [string, Verified | undefined][] = []
+  const look = async (what: string, verify: () => Promise<Record<string, Verified>>) => {
+    while (!over.signal.aborted) looks.push([what, (await verify())[organization]])
+  }
+  const verifying = Promise.all([
+    look('in the database', inDatabase),
+    look('behind a moment', () =>
+      collect(verifyDatabase({ database, keyring }, { organization, since: new Date() }, new Anchors()))),
+    look('in the export', async () => inFile(await exported())),
+    look('in the export of a part', async () => inFile(await exported(new Date())))
+  ])
+  const level = { project: 'orbit', target: 'backend', environment: 'live' }
+  const answers = await Promise.all(Array.from({ length: 40 }, async (_, i) => {
+    const statuses: number[] = []
+    for (let round = 0; round < 4; round++) {
+      const { status } = i % 2 === 0
+        ? await caller.call('POST', `/${organization}/secrets/store`, { ...level, plaintext: `TOKEN=${i}` })
+        : await caller.call('GET', `/${organization}/orbit/backend/live/secrets?decrypt=true`)
+      statuses.push(status)
+    }
+    return statuses
+  })).finally(() => { over.abort() })
+  await verifying
+  t.strictSame([...new Set(answers.flat())], [200])
+  for (const [what, verified] of looks) t.equal(verified?.broken, null, what)
+  t.equal(new Set(looks.map(([what]) => what)).size, 4)
+  const { events, broken } = (await inDatabase())[organization]!
+  t.equal(broken, null)
+  t.match((await inFile(await exported()))[organization], { events, broken: null })
 })
 
 t.test('AU-07: an anchor is due a thousand events after the last one, or ten minutes after the first without', async (t) => {
@@ -323,6 +430,10 @@ t.test('the command says what is broken with exit status 1, and 2 when it cannot
     t.match(await command(['audit', 'verify', ...args], { ...env, ...more }), { code: 2, stdout: '', stderr })
   }
   t.match(await command(['audit', 'export', '--since', 'yesterday'], env), { code: 2, stderr: /--since/ })
+  t.match(await command(['audit', 'verify', '--since', '2026-03-01', '--file', file], env), { code: 2, stderr: /--since/ })
+  t.match(await command(['audit', 'verify', '--since', '2099-01-01T00:00:00Z'], env), {
+    code: 0, stdout: /^\w{26}: 0 events are what was recorded, behind (\d+) up to \1; what is before was not looked at\n$/
+  })
   const opened = await connect({ dir: join(dir, 'postgres'), pool: 1 })
   for (const one of ['ALTER TABLE audit_events DISABLE TRIGGER USER', "UPDATE audit_events SET ip = '203.0.113.1' WHERE seq = 1"]) {
     await beside(async () => await opened.db.execute(sql.raw(one)))

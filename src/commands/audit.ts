@@ -11,23 +11,23 @@ import { Anchors, ChainVerifier, type Chain, type ChainKeys, type Verified } fro
 import { open, openKeyring, StartError, type Opened } from './open.ts'
 
 // Chains of events, verified and exported. An export is lines of JSON: what it is, with the wrapped key; then for each
-// organization what its counter says and its events; and how many there were.
+// organization what its counter says and its events; and how many there were of both.
 
 const FORMAT = 'strongroom audit export 1'
 
 // Characters of a line: an event has some thousand at most. A longer one is none of ours.
 const MOST_LINE = 256 * 1024
 
-/** What an operator asks for: one organization by id or slug, or all. */
-interface Asked { organization?: string | undefined }
+/** What an operator asks for: one organization by id or slug, or all, and events of a moment or later, or all. */
+interface Asked { organization?: string | undefined, since?: Date | undefined }
 
 /**
  * Verifies chains in the database or in an export, and tells of each. Answers the exit status: 0 when all of them hold,
- * 1 when one is broken.
+ * 1 when one is broken. `since` is for the database: an export says by itself from where on it is.
  */
 export async function verifyAudit (
   config: Config,
-  { organization, file, anchors: log }: Asked & { file?: string | undefined, anchors?: string | undefined },
+  { file, anchors: log, ...asked }: Asked & { file?: string | undefined, anchors?: string | undefined },
   tell: (verified: Verified) => void | Promise<void>
 ): Promise<number> {
   const anchors = await readAnchors(log)
@@ -39,12 +39,12 @@ export async function verifyAudit (
     }
   }
   if (file !== undefined) {
-    await tellAll(verifyFile(openKeyring(config), file, { organization }, anchors))
+    await tellAll(verifyFile(openKeyring(config), file, asked, anchors))
     return status
   }
   const opened = await open(config)
   try {
-    await tellAll(verifyDatabase(opened, { organization }, anchors))
+    await tellAll(verifyDatabase(opened, asked, anchors))
     return status
   } finally {
     await opened.database.close()
@@ -61,15 +61,18 @@ export function describeVerified ({ organization, after, events, last, broken }:
   return `${organization}: event ${sequence} ${reason} (expected ${expected ?? '-'}, actual ${actual ?? '-'})\n`
 }
 
-/** Verifies chains in the database, one after the other. */
+/** Verifies chains in the database, one after the other; `since` some moment behind the event before it. */
 export async function * verifyDatabase (
   { database: { db }, keyring }: Opened, asked: Asked, anchors: Anchors
 ): AsyncGenerator<Verified> {
   const keys = keysOf(keyring, await wrappedKey(db))
   for (const organization of await organizationsOf(db, asked, anchors)) {
+    // Before the end is looked up, so that it is not behind that.
+    const after = asked.since && await findBefore(db, organization, asked.since)
     const { last, ...head } = await findChain(db, organization)
-    const verifier = new ChainVerifier({ organization_id: organization, ...head, after: null }, keys, anchors)
-    for await (const events of readChain(db, organization, 0, last)) {
+    const chain = { organization_id: organization, ...head, after: after ?? null }
+    const verifier = new ChainVerifier(chain, keys, anchors)
+    for await (const events of readChain(db, organization, after?.seq ?? null, last)) {
       if (!events.every((event) => verifier.add(event))) break
     }
     yield verifier.end()
@@ -78,7 +81,7 @@ export async function * verifyDatabase (
 
 /** The lines of an export. `since` leaves out what happened before: what is left is verified behind that. */
 export async function * exportEvents (
-  { db }: Opened['database'], { organization, since }: Asked & { since?: Date | undefined }
+  { db }: Opened['database'], { organization, since }: Asked
 ): AsyncGenerator<string> {
   const line = (value: object) => `${JSON.stringify(value)}\n`
   const organizations = await organizationsOf(db, { organization })
@@ -90,15 +93,15 @@ export async function * exportEvents (
   })
   let events = 0
   for (const id of organizations) {
-    const { last, next_event, event_head } = await findChain(db, id)
     const after = since && await findBefore(db, id, since)
+    const { last, next_event, event_head } = await findChain(db, id)
     yield line({ organization: id, next_event, event_head: hexOf(event_head), after: toAfter(after) })
-    for await (const rows of readChain(db, id, after?.seq ?? 0, last)) {
+    for await (const rows of readChain(db, id, after?.seq ?? null, last)) {
       events += rows.length
       yield rows.map(({ mac, ...event }) => line({ ...event, mac: hexOf(mac) })).join('')
     }
   }
-  yield line({ events })
+  yield line({ organizations: organizations.length, events })
 }
 
 /**
@@ -110,29 +113,33 @@ export async function * verifyFile (
 ): AsyncGenerator<Verified> {
   let keys: ChainKeys | undefined
   let verifier: ChainVerifier | undefined
-  let isSkipped = false
-  let isWhole = false
-  let isOfAll = false
+  let isBroken = false
   let isFromFirst = false
+  let exported: string | null = null
+  let told: Counts | undefined
+  const counted: Counts = { organizations: 0, events: 0 }
+  const wanted = asked.organization?.toUpperCase()
   const seen = new Set<string>()
   const end = (): Verified[] => {
     const verified = verifier === undefined ? [] : [verifier.end()]
     verifier = undefined
+    isBroken ||= verified.some(({ broken }) => broken !== null)
     return verified
   }
   for await (const text of linesOf(file)) {
     const value = readLine(text)
+    if (told !== undefined) throw new StartError(`${file} goes on behind its last line`)
     if (keys === undefined) {
       if (value?.format !== FORMAT || typeof value.key !== 'string') {
         throw new StartError(`${file} is no export of the audit`)
       }
       keys = keysOf(keyring, Buffer.from(value.key, 'base64'))
       isFromFirst = value.since === null
-      isOfAll = value.organization === null && asked.organization === undefined
+      exported = typeof value.organization === 'string' ? value.organization : null
     } else if (value !== undefined && typeof value.organization === 'string') {
       yield * end()
-      isSkipped = asked.organization !== undefined && asked.organization.toUpperCase() !== value.organization
-      if (!isSkipped) {
+      counted.organizations++
+      if (wanted === undefined || wanted === value.organization) {
         seen.add(value.organization)
         // An export of everything begins at the first event, whatever somebody has written into it.
         const { after, ...chain } = value
@@ -140,27 +147,42 @@ export async function * verifyFile (
         verifier = new ChainVerifier(chainOf(value.organization, from), keys, anchors)
       }
     } else if (value !== undefined && typeof value.events === 'number') {
-      isWhole = true
-    } else if (!isSkipped) {
-      const event = value && eventOf(value)
+      told = { organizations: Number(value.organizations), events: value.events }
+    } else {
+      counted.events++
+      const event = verifier && value && eventOf(value)
       if (event === undefined) verifier?.addUnreadable()
       else verifier?.add(event)
     }
   }
   yield * end()
   if (keys === undefined) throw new StartError(`${file} is empty`)
-  if (!isWhole) throw new StartError(`${file} is cut off: it has no last line`)
-  if (asked.organization !== undefined && seen.size === 0) {
-    throw new StartError(`${file} has no events of the organization ${asked.organization}`)
-  }
+  if (told === undefined) throw new StartError(`${file} is cut off: it has no last line`)
   // Of whom an anchor tells and the export does not, everything is missing.
-  for (const organization of isOfAll ? anchors.organizations() : []) {
-    if (seen.has(organization)) continue
+  for (const organization of anchors.organizations()) {
+    const isExported = exported === null || exported === organization
+    if (seen.has(organization) || !isExported || (wanted ?? organization) !== organization) continue
+    seen.add(organization)
+    isBroken = true
     yield new ChainVerifier(
       { organization_id: organization, next_event: 1, event_head: null, after: null }, keys, anchors
     ).end()
   }
+  if (wanted !== undefined && seen.size === 0) {
+    throw new StartError(`${file} has no events of the organization ${asked.organization}`)
+  }
+  // Where a chain is broken, what is missing has been told.
+  if (!isBroken && (told.organizations !== counted.organizations || told.events !== counted.events)) {
+    throw new StartError(
+      `${file} is cut off: its last line tells of ${inWords(told)}, and there are ${inWords(counted)}`
+    )
+  }
 }
+
+/** What of an export its last line tells of. */
+interface Counts { organizations: number, events: number }
+
+const inWords = ({ organizations, events }: Counts) => `${events} events of ${organizations} organizations`
 
 /** The anchors in a log: of its lines, those that say one. */
 export async function readAnchors (file: string | undefined): Promise<Anchors> {
@@ -178,8 +200,9 @@ export async function readAnchors (file: string | undefined): Promise<Anchors> {
 }
 
 async function organizationsOf (db: Db, { organization }: Asked, anchors?: Anchors): Promise<string[]> {
-  const all = await listChains(db)
-  if (organization === undefined) return [...new Set([...all, ...anchors?.organizations() ?? []])].sort()
+  // Of whom only an anchor tells, everything is missing.
+  const all = [...new Set([...await listChains(db), ...anchors?.organizations() ?? []])].sort()
+  if (organization === undefined) return all
   const id = (await findOrganization(db, organization))?.id ?? organization.toUpperCase()
   if (!all.includes(id)) throw new StartError(`There is no organization ${organization}`)
   return [id]

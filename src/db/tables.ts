@@ -679,6 +679,7 @@ export const audit_events = pgTable('audit_events', {
   const newest = [occurred_at, seq] as const
   return [
     primaryKey({ columns: [organization_id, seq] }),
+    check('audit_events_numbers', sql`${seq} > 0`),
     index('audit_events_by_time').on(organization_id, ...newest),
     index('audit_events_by_action').on(organization_id, action, ...newest),
     index('audit_events_by_actor').on(organization_id, actor_type, actor_id, ...newest),

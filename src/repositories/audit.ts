@@ -1,12 +1,13 @@
 import { and, asc, eq, inArray, sql } from 'drizzle-orm'
 import { authenticatedColumns } from '../db/authenticated.ts'
 import { CallerEnded, callerCtes, callersJson, callersLive, orAgain, type Caller } from '../db/caller.ts'
-import { databaseError, DatabaseUnavailable, isAuthentic, transaction, type Db } from '../db/database.ts'
+import { rowsJson } from '../db/columns.ts'
+import { authorityOf, databaseError, DatabaseUnavailable, isAuthentic, transaction, type Db } from '../db/database.ts'
 import {
   appendEvents, chainOf, findHeads, recordGuessed, takeHead, takeHeads, type SynchronousCommit
 } from '../db/chain.ts'
 import { eventRow, type EventRow } from '../db/events.ts'
-import { late_events, organization_counters } from '../db/tables.ts'
+import { audit_events, late_events, organization_counters } from '../db/tables.ts'
 
 /** Who did it, from where. */
 export interface Actor {
@@ -108,8 +109,8 @@ export async function listLate (db: Db): Promise<string[]> {
 
 /**
  * Numbers late events of an organization, the earliest first, if its counter is free. One that the service did not
- * write as it is becomes none: it is reported, and gone. Answers how many there were; undefined while somebody holds
- * the counter.
+ * write as it is, or that has its number already, becomes none: it is reported, and gone. Answers how many there were;
+ * undefined while somebody holds the counter.
  */
 export async function recordLate (handle: Db, organizationId: string): Promise<number | undefined> {
   return transaction(handle, async (db) => {
@@ -120,12 +121,39 @@ export async function recordLate (handle: Db, organizationId: string): Promise<n
       db.select({ id: late_events.id }).from(late_events).where(own).orderBy(asc(late_events.id)).limit(AT_ONCE)
     const rows = await db.delete(late_events).where(and(own, inArray(late_events.id, earliest)))
       .returning(authenticatedColumns('late_events'))
-    const events = rows.sort((a, b) => a.id - b.id).filter((row) => isAuthentic(db, 'late_events', row))
-      .map(({ organization_id, event, occurred_at }) =>
-        ({ ...event, organization_id, occurred_at: occurred_at.toISOString() }))
+    const written = rows.sort((a, b) => a.id - b.id).filter((row) => isAuthentic(db, 'late_events', row))
+    const numbered = await findNumbered(db, organizationId, written)
+    for (const row of written) if (numbered.has(row.id)) authorityOf(db).report({ table: 'late_events', row, about: {} })
+    const events = written.filter(({ id }) => !numbered.has(id)).map(({ organization_id, id, event, occurred_at }) => ({
+      ...event,
+      details: { ...event.details, [LATE]: id },
+      organization_id,
+      occurred_at: occurred_at.toISOString()
+    }))
     if (events.length > 0) await appendEvents(db, heads, events)
     return rows.length
   })
+}
+
+// Among the details of a numbered event, so that its place in the chain says it too: which late event it was.
+const LATE = 'late'
+
+/**
+ * Ids of late events that have their number: whoever keeps a copy of the row can put it back, and the row's MAC is
+ * right. The counter is held, so that nobody numbers one meanwhile.
+ */
+async function findNumbered (
+  db: Db, organizationId: string, rows: readonly { id: number, occurred_at: Date }[]
+): Promise<Set<number>> {
+  if (rows.length === 0) return new Set()
+  const found = await db.execute(sql`
+    SELECT late.id FROM jsonb_to_recordset(
+      ${rowsJson(rows.map(({ id, occurred_at }) => ({ id, occurred_at })))}::jsonb
+    ) AS late (id bigint, occurred_at timestamptz)
+    JOIN ${audit_events} ON ${audit_events.organization_id} = ${organizationId}
+      AND ${audit_events.occurred_at} = late.occurred_at AND ${audit_events.details} -> ${LATE} = to_jsonb(late.id)
+  `) as unknown as { id: string }[]
+  return new Set(found.map(({ id }) => Number(id)))
 }
 
 /** Records what was only read; answers when it is recorded. */

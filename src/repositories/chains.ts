@@ -22,8 +22,11 @@ export async function listChains (db: Db): Promise<string[]> {
   return rows.map(({ id }) => id)
 }
 
+/** The last number of a chain as the database writes it: whoever can write there has more of them than a double. */
+type Last = string
+
 /** What the counter says of a chain, and the last number that there is, at one moment. */
-export async function findChain (db: Db, organizationId: string): Promise<Head & { last: number }> {
+export async function findChain (db: Db, organizationId: string): Promise<Head & { last: Last }> {
   const [row] = await db.execute(sql`
     SELECT next_event, event_head, last FROM (
       SELECT max(seq) AS last FROM audit_events WHERE organization_id = ${organizationId}
@@ -31,21 +34,24 @@ export async function findChain (db: Db, organizationId: string): Promise<Head &
   `) as unknown as [Partial<HeadRow> & { last: string | null }]
   return {
     // Without a counter nothing was ever recorded.
-    ...headOf({ next_event: row.next_event ?? '1', event_head: row.event_head ?? null }), last: Number(row.last)
+    ...headOf({ next_event: row.next_event ?? '1', event_head: row.event_head ?? null }), last: row.last ?? '0'
   }
 }
 
 type Raw = Omit<ChainRow, 'seq' | 'occurred_at' | 'actor_id'> &
   { seq: string | number, occurred_at: number | Date, actor_id: string | number | null }
 
-const page = preparedSql<Raw, { organization_id: string, after: number, last: number, limit: number }>(
+const page = preparedSql<Raw, { organization_id: string, first: string, last: Last, limit: number }>(
   'chain_page', ($) => sql`
   SELECT organization_id, seq, (extract(epoch FROM occurred_at) * 1000)::float8 AS occurred_at, action, actor_type,
     actor_id, resource_type, resource_id, request_id, ip, user_agent, details, chain_kid, mac
   FROM audit_events
-  WHERE organization_id = ${$('organization_id')}::char(26) AND seq > ${$('after')}::bigint
+  WHERE organization_id = ${$('organization_id')}::char(26) AND seq >= ${$('first')}::bigint
     AND seq <= ${$('last')}::bigint
   ORDER BY seq LIMIT ${$('limit')}::int`)
+
+// The service numbers from 1: what somebody put in below that is read as well.
+const LOWEST = String(-(2n ** 63n))
 
 // Few enough that what was verified is forgotten while it is young.
 const PAGE = 500
@@ -58,17 +64,21 @@ function toEvent (row: Raw): ChainRow {
   return row as ChainRow
 }
 
-/** The events of a chain behind one and up to another, in the order of their numbers: a page is read ahead. */
+/**
+ * The events of a chain up to one, in the order of their numbers, behind another, or all that there are where that is
+ * null: a page is read ahead.
+ */
 export async function * readChain (
-  db: Db, organizationId: string, after: number, last: number
+  db: Db, organizationId: string, after: number | null, last: Last
 ): AsyncGenerator<ChainRow[]> {
-  const read = (behind: number) =>
-    page(db, { organization_id: organizationId, after: behind, last, limit: PAGE })
-  for (let next = read(after); ;) {
+  const read = (first: string) => page(db, { organization_id: organizationId, first, last, limit: PAGE })
+  const behind = (seq: string | number) => String(BigInt(seq) + 1n)
+  for (let next = read(after === null ? LOWEST : behind(after)); ;) {
     const rows = await next
-    const isEnd = rows.length < PAGE
+    const end = rows.at(-1)?.seq
+    const isEnd = rows.length < PAGE || String(end) === last
     if (!isEnd) {
-      next = read(Number(rows.at(-1)!.seq))
+      next = read(behind(end!))
       // It is awaited above, unless who reads stops before.
       next.catch(() => {})
     }

@@ -102,6 +102,7 @@ export class ChainVerifier {
   add (event: ChainRow): boolean {
     if (this.#broken !== null) return false
     const { seq, mac, chain_kid } = event
+    if (seq < 1) return this.#break(seq, 'is none of the numbers', null, hex(mac))
     const key = this.#keys.get(chain_kid ?? '')
     const expected = key && macOf(key, this.#own(event), this.#previous)
     const isRight = expected !== undefined && mac !== null && expected.equals(mac)
