@@ -3,12 +3,14 @@ import { sql } from 'drizzle-orm'
 import { join } from 'node:path'
 import { initialize } from '../src/commands/initialize.ts'
 import { hashToken, mintApiToken, mintSecret, tokenPrefix } from '../src/crypto/bearer.ts'
-import { createKeyring, generateMasterKey, parseMasterKey, type Keyring } from '../src/crypto/keyring.ts'
-import { encodeContext, random } from '../src/crypto/primitives.ts'
+import { createKeyring, generateMasterKey, makeCanary, parseMasterKey, type Keyring } from '../src/crypto/keyring.ts'
+import { encodeContext, random, takeKey } from '../src/crypto/primitives.ts'
+import { rowKeyFingerprint } from '../src/crypto/row-mac.ts'
 import { AUTHENTICATED } from '../src/db/authenticated.ts'
 import { authorityOf, connect, type Database } from '../src/db/database.ts'
 import { findPrincipal } from '../src/repositories/principals.ts'
-import { operatorOf, recordAlone } from '../src/repositories/audit.ts'
+import { eventRow } from '../src/db/events.ts'
+import { operatorOf, recordAlone, recordLate } from '../src/repositories/audit.ts'
 import { createSession } from '../src/repositories/sessions.ts'
 import { findUser } from '../src/repositories/users.ts'
 import type { Slice } from '../src/rules/slices.ts'
@@ -185,6 +187,37 @@ t.test('an adoption that fails in the middle leaves nothing behind', async (t) =
   await run(database, 'ALTER TABLE secrets DROP CONSTRAINT broken')
   t.ok(await openRows(database, keyring) > 0)
   t.equal((await read(owner)).status, 200)
+})
+
+t.test('late events from before events were chained get their number after that upgrade, and after no later start', async (t) => {
+  const service = await startApp(t)
+  const { database, keyring } = service
+  const { organization } = await service.organization()
+  const [{ wrapped }] = await service.sql("SELECT wrapped FROM service_keys WHERE name = 'rows'") as [{ wrapped: Buffer }]
+  const named = rowKeyFingerprint(takeKey(keyring.unwrap(wrapped, serviceKeyContext('rows'))))
+  const canary = makeCanary(keyring, named).toString('hex')
+  await run(database, "DELETE FROM service_keys WHERE name <> 'rows'", `UPDATE master_key_canaries SET canary = '\\x${canary}'`,
+    'ALTER TABLE audit_events DISABLE TRIGGER USER', 'UPDATE audit_events SET mac = NULL, chain_kid = NULL',
+    'ALTER TABLE audit_events ENABLE TRIGGER USER')
+  const event = eventRow(
+    operatorOf(organization), { action: 'user.disable', resource_type: 'user', resource_id: 'late' }
+  )
+  const addLate = () => run(database, `INSERT INTO late_events (organization_id, occurred_at, event)
+    VALUES ('${organization}', '2026-03-01T12:00:00Z', '${JSON.stringify(event)}')`)
+  const number = async () => {
+    t.equal(await recordLate(database.db, organization), 1)
+    await authorityOf(database.db).settled()
+    return (await service.sql(`SELECT action FROM audit_events
+      WHERE organization_id = '${organization}' AND action IN ('user.disable', 'integrity.violation')
+      ORDER BY seq`))
+      .map(({ action }) => action)
+  }
+  await addLate()
+  t.ok(await openRows(database, keyring) > 0)
+  t.same(await number(), ['user.disable'])
+  await addLate()
+  t.equal(await openRows(database, keyring), 0)
+  t.same(await number(), ['user.disable', 'integrity.violation'])
 })
 
 t.test('without the key that the canaries name nothing starts, and nothing is brought along again', async (t) => {
