@@ -423,7 +423,7 @@ const COMMANDS: Record<string, (args: string[]) => Promise<number>> = {
     list: async (args) => {
       parse(args, {})
       return withDatabase(async (database) => {
-        for (const line of await describeRefunds(database)) process.stdout.write(`${line}\n`)
+        for await (const line of describeRefunds(database)) process.stdout.write(`${line}\n`)
       })
     }
   }),
@@ -526,8 +526,7 @@ async function noteDown<T extends 'invoice' | 'refund'> (
   const { id } = parse(args, { id: { type: 'string' } })
   if (!id) throw new UsageError(`${of} ${String(as)} needs --id ID`)
   return withDatabase(async (database) => {
-    await settle(database, of, as, id.toUpperCase())
-    process.stdout.write('Changed.\n')
+    process.stdout.write(`${await settle(database, of, as, id.toUpperCase())}\n`)
   })
 }
 

@@ -288,6 +288,106 @@ t.test('what comes from the provider while the operator notes something else dow
   t.ok(logs.some((line) => line.includes('something else than was noted down') && line.includes(id)))
 })
 
+t.test('what an operator notes down ends an order that was never told; a told one is asked again until it is answered', async (t) => {
+  const { provider, ledger, asked, state } = processor()
+  const caller = await service.organization()
+  const first = await instance(t, provider)
+  const rowOf = async (table: 'charges' | 'refunds', id: string) =>
+    (await rows(table, caller)).find((row) => row.id === id)!
+  const chargeOf = (id: string) => rowOf('charges', id)
+  const refundOf = (id: string) => rowOf('refunds', id)
+  const held = await ask(first.app, caller, 1000)
+  await background(first.app, async () => (await chargeOf(held.id)).status === 'succeeded')
+  state.mode = 'silent'
+  const told = await ask(first.app, caller, 100)
+  await background(first.app, () => ledger.has(told.id))
+  const sent = (await refund(caller, held.id, { amount: 10 })).body.data.id
+  await background(first.app, () => ledger.has(sent))
+  await first.app.billing.stop()
+  const untold = await ask(first.app, caller, 200)
+  const unsent = (await refund(caller, held.id, { amount: 20 })).body.data.id
+  const { database } = service
+  const warning = /^Changed\. Warning: processor was asked .* has not said .* may move twice/
+  t.match(await settle(database, 'invoice', 'paid', told.attributes.invoice_id), warning)
+  t.match(await settle(database, 'refund', 'paid', sent), warning)
+  t.equal(await settle(database, 'invoice', 'paid', untold.attributes.invoice_id), 'Changed.')
+  t.equal(await settle(database, 'refund', 'paid', unsent), 'Changed.')
+  state.mode = 'up'
+  asked.length = 0
+  const { app } = await instance(t, provider)
+  await background(app, async () =>
+    (await chargeOf(told.id)).provider_status !== null && (await refundOf(sent)).provider_status !== null)
+  t.match(await chargeOf(told.id), { status: 'succeeded', provider_reference: `ch_${told.id}` })
+  t.match(await refundOf(sent), { status: 'succeeded', provider_reference: `re_${sent}` })
+  t.strictSame(new Set(asked), new Set([told.id, sent]), 'what was never told goes before, and did not go')
+  await audit(t, caller, 'at the end')
+})
+
+t.test('what is settled while another is asked is not told; refunds take turns with charges', async (t) => {
+  const { provider, ledger, asked, state, speak } = processor()
+  const caller = await service.organization()
+  const maker = await instance(t, provider)
+  const held = await ask(maker.app, caller, 1000)
+  await background(maker.app, async () => (await rows('charges', caller))[0]!.status === 'succeeded')
+  await maker.app.billing.stop()
+  const [first, gone, last] = [
+    await ask(maker.app, caller, 100), await ask(maker.app, caller, 200), await ask(maker.app, caller, 300)
+  ]
+  const sent = (await refund(caller, held.id, { amount: 10 })).body.data.id
+  const paid = (await refund(caller, held.id, { amount: 20 })).body.data.id
+  asked.length = 0
+  state.mode = 'silent'
+  const { app } = await instance(t, provider, 60_000)
+  await background(app, () => ledger.has(first.id))
+  await settle(service.database, 'invoice', 'void', gone.attributes.invoice_id)
+  await settle(service.database, 'refund', 'paid', paid)
+  state.mode = 'up'
+  speak()
+  await background(app, async () => (await rows('charges', caller)).some(({ id, status }) =>
+    id === last.id && status === 'succeeded'))
+  t.strictSame(asked, [first.id, sent, last.id])
+})
+
+t.test('an order that is not answered waits ever longer, whoever asked, and holds up no other', async (t) => {
+  const { provider, asked } = processor()
+  const caller = await service.organization()
+  const maker = await instance(t, provider)
+  await maker.app.billing.stop()
+  const orders = []
+  for (let n = 1; n <= 4; n++) orders.push((await ask(maker.app, caller, n)).id)
+  const [waiting, due, fresh, elsewhere] = orders as [string, string, string, string]
+  const before = async (id: string, created: string, lately: string) => service.sql(`UPDATE charges
+    SET created_at = now() - interval '${created}', asked_at = now() - interval '${lately}'
+    WHERE organization_id = '${caller.organization}' AND id = '${id}'`)
+  await before(waiting, '3 hours', '30 minutes')
+  await before(due, '21 minutes', '20 minutes')
+  await before(elsewhere, '1 second', '1 second')
+  const { app } = await instance(t, provider, 10_000)
+  await background(app, () => asked.includes(due))
+  t.strictSame(asked, [fresh, due], 'never told, then asked longest ago of those that have waited enough')
+  await before(waiting, '3 hours', '61 minutes')
+  await background(app, () => asked.includes(waiting))
+  t.notOk(asked.includes(elsewhere))
+})
+
+t.test('what became of an order is not unsaid by an earlier answer that comes late', async (t) => {
+  const caller = await service.organization()
+  const { id, attributes } = (await charge(caller, 1000)).body.data
+  await settle(service.database, 'invoice', 'void', attributes.invoice_id)
+  const succeeded = { status: 'succeeded', reference: 'ch_1' } as const
+  for (const [outcome, contradicts] of [
+    [succeeded, true], [{ status: 'pending', reference: null }, false], [succeeded, false]
+  ] as const) t.equal(await report('charge', caller, id, outcome), contradicts)
+  t.match(await rows('charges', caller), [{ status: 'succeeded', provider_status: 'succeeded' }])
+  const back = (await refund(caller, id)).body.data.id
+  await report('refund', caller, back, { status: 'failed', reference: 're_1' })
+  await report('refund', caller, back, { status: 'pending', reference: 're_1' })
+  t.match(await rows('refunds', caller), [{ status: 'failed', provider_status: 'failed' }])
+  t.strictSame(await eventsOf(service, caller), [
+    'charge.create', 'invoice.void', 'charge.report', 'refund.create', 'refund.fail'
+  ])
+})
+
 t.test('an order is told to the provider that it was asked of, and to no other that is configured later', async (t) => {
   const first = processor('first')
   const second = processor('second')

@@ -68,6 +68,19 @@ t.test('two workers and a change at once make each invoice once, and leave no nu
   }
 })
 
+t.test('a period that began while the coupon was good has it, however late it is invoiced', async (t) => {
+  const caller = await service.organization()
+  await service.sql("INSERT INTO coupons (code, percent_off) VALUES ('QUARTER', 25)")
+  t.equal((await bill(caller, 'POST', 'coupons', { code: 'QUARTER' })).status, 201)
+  await subscribe(caller)
+  await begunBefore(4, caller)
+  // Of the periods that began three, two and one month ago, and today, it was good for the first two.
+  await service.sql("UPDATE coupons SET valid_until = now() - interval '40 days' WHERE code = 'QUARTER'")
+  const app = await instance(t)
+  await background(app, async () => (await invoicesOf(caller)).length === 5)
+  t.strictSame((await invoicesOf(caller)).map(({ attributes: { discount } }) => discount), [0, 0, 725, 725, 725])
+})
+
 t.test('a subscription keeps the price that it began with, whatever the catalogue says by then', async (t) => {
   const caller = await service.organization()
   await subscribe(caller)
@@ -138,7 +151,9 @@ t.test('a crash anywhere between charge, invoice, order and outcome asks for the
   const token = await makeToken(database.db, organization, ['*'])
   const { provider, ledger } = processor()
   const build = (on: Database) =>
-    buildApp({ config, database: on, keyring, provider, costs: QUICK, logStream: { write () {} } })
+    buildApp({
+      config, database: on, keyring, provider, costs: QUICK, patienceOfProvider: 100, logStream: { write () {} }
+    })
   const ask = async (app: Awaited<ReturnType<typeof build>>, key: string) => (await app.inject({
     method: 'POST',
     url: `/api/v1/organizations/${organization}/billing/charges`,
@@ -156,7 +171,9 @@ t.test('a crash anywhere between charge, invoice, order and outcome asks for the
   }
   const points = [
     ['before', /insert into "charges"/], ['after', /insert into "charges"/], ['before', /^commit/],
-    ['during', /^commit/], ['after', /^commit/], ['before', /update "invoices"/], ['after', /update "charges"/]
+    ['during', /^commit/], ['after', /^commit/], ['before', /update "charges" set "asked_at"/],
+    ['after', /update "charges" set "asked_at"/], ['before', /update "invoices"/],
+    ['after', /update "charges" set "provider_reference"/]
   ] as const
   const whole = await build(database)
   t.teardown(() => whole.close())

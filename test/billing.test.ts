@@ -31,6 +31,15 @@ async function refusesAll (
   t.equal(await state(), before, 'nothing was changed')
 }
 
+// As the registry of ISO 13616 has them.
+const IBANS = [
+  'AT61 1904 3002 3457 3201', 'BE68 5390 0754 7034', 'CH93 0076 2011 6238 5295 7', 'DE89 3704 0044 0532 0130 00',
+  'DK50 0040 0440 1162 43', 'ES91 2100 0418 4502 0005 1332', 'FR14 2004 1010 0505 0001 3M02 606',
+  'GB29 NWBK 6016 1331 9268 19', 'IE29 AIBK 9311 5212 3456 78', 'IT60 X054 2811 1010 0000 0123 456',
+  'LT12 1000 0111 0100 1000', 'NL91 ABNA 0417 1643 00', 'NO93 8601 1117 947', 'PL61 1090 1014 0000 0712 1981 2874',
+  'SE45 5000 0000 0583 9825 7466'
+]
+
 t.test('periods, shares, money and numbers of cards are what they should be', async (t) => {
   const day = (text: string) => new Date(`${text}T12:00:00.000Z`)
   for (const [anchor, interval, n, end] of [
@@ -45,10 +54,18 @@ t.test('periods, shares, money and numbers of cards are what they should be', as
     formatMoney(129_000, 'EUR'), formatMoney(129_000, 'JPY'), formatMoney(129_000, 'KWD'), formatMoney(-5, 'EUR')
   ], ['1,290.00 EUR', '129,000 JPY', '129.000 KWD', '−0.05 EUR'])
   for (const text of [
-    '4111111111111111', 'card 4111 1111 1111 1111.', '4111-1111-1111-1111', '４１１１１１１１１１１１１１１１', '378282246310005'
+    '4111111111111111', 'card 4111 1111 1111 1111.', '4111-1111-1111-1111', '４１１１１１１１１１１１１１１１', '378282246310005',
+    '4111 1111 1111 1111 123', '4111111111111111 12/28', 'Visa 4111-1111-1111-1111 12/28', '12 4111 1111 1111 1111',
+    '4111  1111  1111  1111', '4111 - 1111 - 1111 - 1111', '5500 0000 0000 0004 321', 'VISA4111111111111111 12/28',
+    '4111\u00a01111\u20111111\u200b 1111', '2026-03-01 5500 0000 0000 0004', '3782 822463 10005 1234', '6011/0009/9013/9424',
+    'DE89 3704 0044 0532 0130 00 4111 1111 1111 1111', 'AB12 4111 1111 1111 1111', '9792 0303 9444 0796'
   ]) t.ok(holdsCardNumber(text), text)
   for (const text of [
-    '4111111111111112', 'PO 2026-114', 'DE89 3704 0044 0532 0130 00', 'GB82WEST12345698765432', '+43 1 234567890'
+    '4111111111111112', 'PO 2026-114', 'DE89 3704 0044 0532 0130 00', 'GB82WEST12345698765432', '+43 1 234567890',
+    ...IBANS, ...IBANS.map((iban) => `IBAN ${iban} BIC COBADEFFXXX`),
+    ...IBANS.map((iban) => `${iban.replaceAll(' ', '')} 2026-03-01, 0049 30 1234567`),
+    ...Array.from({ length: 28 }, (_, day) => `2026-03-${day + 1} - 2026-04-${day + 1}, +49 (0) 30 / 901820-${100 + day}`),
+    ...Array.from({ length: 50 }, (_, n) => `PO 45000${12345 + n} 2026-03-01, R3W5X1Y0BC-${String(n).padStart(6, '0')}`)
   ]) t.notOk(holdsCardNumber(text), text)
 })
 
@@ -106,6 +123,11 @@ t.test('a subscription gives its plan at once, is invoiced, and is the same on b
   const { body } = await bill(caller, 'GET', `invoices/${invoice!.id}`)
   t.match(body.data.attributes, { lines: [{ description: 'Plan pro, 1 month', amount: 2900 }], buyer: billing_details })
   t.strictSame((await caller.call('GET', path(caller, 'invoices'))).body.data, [invoice])
+  const organization = (await caller.call('GET', '/organization')).body.data.attributes.name
+  for (const name of ['', ' ']) {
+    const renamed = await bill(caller, 'PATCH', 'subscription', { billing_details: { name } })
+    t.strictSame(renamed.body.data.attributes.billing_details, { ...billing_details, name: organization })
+  }
   t.match((await bill(caller, 'GET', 'invoices?page=7&per_page=1')).body, { data: [], meta: { total: 1, last_page: 1 } })
 })
 
@@ -169,14 +191,23 @@ t.test('an invoice comes as a PDF with fonts for every script in it, also when t
   const missing = [...new Set(texts.join('').normalize('NFC'))].filter((one) => /\S/.test(one) && !shown.has(one))
   // Arabic letters are shown in the forms that they have in a word.
   t.same(missing.filter((one) => !/\p{Script=Arabic}/u.test(one)), [])
+  // All that the API accepts, each syllable once: on as many pages as it takes.
+  const syllables = Array.from({ length: 1310 }, (_, n) => String.fromCharCode(0xac00 + 8 * n))
+  const its = { name: syllables.slice(0, 255).join(''), tax_id: syllables.slice(1246).join('') }
+  const address = Array.from({ length: 10 }, (_, n) => syllables.slice(255 + 99 * n, 354 + 99 * n).join('')).join('\n')
   const long = await own.organization()
-  await subscribe(long, {
-    plan: 'pro', billing_details: { name: 'x'.repeat(255), address: `${'y'.repeat(900)}\n1\n2\n3`, tax_id: 'z'.repeat(64) }
-  })
+  await subscribe(long, { plan: 'pro', billing_details: { ...its, address } })
   const [bulky] = await invoicesOf(long)
-  const { status, text } = await long.call('GET', path(long, `billing/invoices/${bulky!.id}/download`))
-  t.equal(status, 200)
-  t.ok(text.length < 1024 * 1024)
+  const { statusCode, rawPayload } = await own.app.inject({
+    method: 'GET',
+    url: `/api/v1${path(long, `billing/invoices/${bulky!.id}/download`)}`,
+    headers: { authorization: `Bearer ${long.token}` }
+  })
+  t.equal(statusCode, 200)
+  t.ok(rawPayload.length < 1024 * 1024)
+  const printed = shownBy(rawPayload)
+  t.same([...its.name, ...address, ...its.tax_id].filter((one) => one !== '\n' && !printed.has(one)), [])
+  t.equal(rawPayload.toString('latin1').match(/\/Type \/Page\b(?!s)/g)?.length, 3)
 })
 
 t.test('invoices are drawn beside everything else: few wait, none for ever, and an organization has a limit', async (t) => {
@@ -674,7 +705,12 @@ t.test('the operator makes coupons, sets prices, and notes down what came and we
   await settle(service.database, 'invoice', 'paid', invoice_id)
   await t.rejects(settle(service.database, 'invoice', 'void', invoice_id), { message: /settled already/ })
   const refund = (await bill(caller, 'POST', `charges/${id}/refund`, { amount: 250 })).body.data
-  const waiting = (await describeRefunds(service.database)).filter((line) => line.includes(caller.organization))
+  const waitingFor = async ({ organization }: Caller) => {
+    const lines = []
+    for await (const line of describeRefunds(service.database)) if (line.includes(organization)) lines.push(line)
+    return lines
+  }
+  const waiting = await waitingFor(caller)
   t.match(waiting, [new RegExp(`^${refund.id}\t${caller.organization}\t2\\.50 EUR\t${id}\t.*\tmanual$`)])
   await settle(service.database, 'refund', 'paid', refund.id)
   const { id: second, attributes } = (await charge(caller, 70)).body.data
@@ -683,4 +719,9 @@ t.test('the operator makes coupons, sets prices, and notes down what came and we
   t.match((await invoicesOf(caller)).map(({ attributes: { status, refunded } }) => [status, refunded]), [
     ['void', 0], ['paid', 250]
   ])
+  // More than any page of it.
+  await service.sql(`INSERT INTO refunds (organization_id, id, charge_id, provider, amount)
+    SELECT '${caller.organization}', 'R' || lpad(n::text, 25, '0'), '${id}', 'manual', 1 FROM generate_series(1, 1001) n`)
+  t.equal(new Set(await waitingFor(caller)).size, 1001, 'each refund that waits is listed')
+  await service.sql(`DELETE FROM refunds WHERE organization_id = '${caller.organization}'`)
 })

@@ -29,7 +29,6 @@ const SIZE = 9.5
 const LEADING = 1.45
 const GREY = '#5f6673'
 const RULE = '#c9ced6'
-const MOST_LINES = 12
 
 /** An invoice as somebody sends it to an accountant: A4, with its fonts inside. */
 export async function renderInvoice (invoice: PrintedInvoice, paymentDetails: string): Promise<Buffer> {
@@ -109,37 +108,47 @@ function createPen (pdf: PDFKit.PDFDocument) {
           current += character
           taken += its
         }
-        // Of a text without an end, what is shown is enough.
-        if (lines.length > MOST_LINES) break
       }
       lines.push(current.trimEnd())
     }
-    return lines.length > MOST_LINES ? [...lines.slice(0, MOST_LINES - 1), '…'] : lines
+    return lines
   }
 
-  /** Writes lines from the top down; where the next one goes. */
-  function block (text: string, x: number, y: number, room: number, style: Style = {}): number {
-    if (text === '') return y
-    const { size = SIZE } = style
-    for (const one of wrapped(text, room, style)) {
-      line(one, style.align === 'right' ? x + room : x, y, style)
-      y += size * LEADING
+  /** Where something of a height goes: here, or on the next page where this one has no room for it. */
+  function place (y: number, height: number): number {
+    if (y + height <= BOTTOM) return y
+    pdf.addPage()
+    return PAGE.margin
+  }
+
+  /** Writes columns side by side from the top down, on as many pages as they take; where the next line goes. */
+  function columns (room: number, y: number, ...texts: { x: number, paragraphs: [string, Style?][] }[]): number {
+    const all = texts.map(({ x, paragraphs }) => paragraphs.filter(([text]) => text !== '').flatMap(([text, style]) =>
+      wrapped(text, room, style).map((one) => ({ one, x, style }))))
+    const rows = Math.max(...all.map(({ length }) => length))
+    for (let row = 0; row < rows; row++) {
+      y = place(y, SIZE * LEADING)
+      for (const { one, x, style } of all.flatMap((lines) => lines[row] ?? [])) line(one, x, y, style)
+      y += SIZE * LEADING
     }
     return y
   }
+
+  /** Writes a text from the top down; where the next line goes. */
+  const block = (text: string, x: number, y: number, room: number) => columns(room, y, { x, paragraphs: [[text]] })
 
   function rule (y: number) {
     pdf.moveTo(LEFT, y).lineTo(RIGHT, y).lineWidth(0.7).strokeColor(RULE).stroke()
   }
 
-  return { pdf, line, wrapped, block, rule }
+  return { pdf, line, wrapped, place, columns, block, rule }
 }
 type Pen = ReturnType<typeof createPen>
 
 const day = (moment: Date | string) => new Date(moment).toISOString().slice(0, 10)
 
 function draw (pen: Pen, invoice: PrintedInvoice, paymentDetails: string) {
-  const { pdf, line, block, rule } = pen
+  const { pdf, line, place, columns, block, rule } = pen
   const { number, currency, seller, buyer } = invoice
   const money = (amount: number) => formatMoney(amount, currency)
   line('Invoice', LEFT, PAGE.margin, { size: 24, weight: 'bold' })
@@ -147,14 +156,6 @@ function draw (pen: Pen, invoice: PrintedInvoice, paymentDetails: string) {
 
   const column = (RIGHT - LEFT) / 3
   const top = PAGE.margin + 58
-  const room = column - 16
-  const heights = ([['From', seller], ['To', buyer]] as const).map(([label, party], i) => {
-    const x = LEFT + i * column
-    line(label, x, top, { color: GREY })
-    let y = block(party.name, x, top + 15, room, { weight: 'bold' })
-    y = block(party.address, x, y, room)
-    return block(party.tax_id === '' ? '' : `Tax id ${party.tax_id}`, x, y, room)
-  })
   const facts: [string, string][] = [
     ['Number', number], ['Date', day(invoice.issued_at)], ['Due', day(invoice.due_at)], ['Currency', currency]
   ]
@@ -164,8 +165,16 @@ function draw (pen: Pen, invoice: PrintedInvoice, paymentDetails: string) {
     line(value, RIGHT, y, { align: 'right' })
     y += SIZE * LEADING + 1
   }
-
-  y = Math.max(y, ...heights) + 26
+  const parties = ([['From', seller], ['To', buyer]] as const).map(([label, { name, address, tax_id }], i) => {
+    const x = LEFT + i * column
+    line(label, x, top, { color: GREY })
+    const paragraphs: [string, Style?][] =
+      [[name, { weight: 'bold' }], [address], [tax_id === '' ? '' : `Tax id ${tax_id}`]]
+    return { x, paragraphs }
+  })
+  const below = columns(column - 16, top + 15, ...parties)
+  // The facts are on the first page.
+  y = place((pdf.bufferedPageRange().count > 1 ? below : Math.max(y, below)) + 26, 60)
   const period = RIGHT - 250
   line('Description', LEFT, y, { color: GREY })
   line('Period', period, y, { color: GREY })
@@ -174,20 +183,13 @@ function draw (pen: Pen, invoice: PrintedInvoice, paymentDetails: string) {
   rule(y)
   y += 8
   for (const { description, amount, period_start, period_end } of invoice.lines) {
-    const height = pen.wrapped(description, period - LEFT - 12).length * SIZE * LEADING
-    if (y + height > BOTTOM) {
-      pdf.addPage()
-      y = PAGE.margin
-    }
+    y = place(y, pen.wrapped(description, period - LEFT - 12).length * SIZE * LEADING)
     const isPeriod = period_start !== null && period_end !== null && period_start !== period_end
     if (isPeriod) line(`${day(period_start)} – ${day(period_end)}`, period, y)
     line(money(amount), RIGHT, y, { align: 'right' })
     y = block(description, LEFT, y, period - LEFT - 12) + 5
   }
-  if (y + 150 > BOTTOM) {
-    pdf.addPage()
-    y = PAGE.margin
-  }
+  y = place(y, 150)
   rule(y)
   y += 10
   const sums: [string, number][] = [
@@ -209,7 +211,7 @@ function draw (pen: Pen, invoice: PrintedInvoice, paymentDetails: string) {
     y += SIZE * LEADING + 2
   }
   if (invoice.status !== 'open' || paymentDetails === '') return
-  y += 20
+  y = place(y + 20, 18 + SIZE * LEADING)
   line(`Please pay ${money(invoice.total)} by ${day(invoice.due_at)}, with the number ${number}:`, LEFT, y)
   block(paymentDetails, LEFT, y + 18, RIGHT - LEFT)
 }

@@ -23,7 +23,7 @@ export interface Outcome { status: PaymentStatus, reference: string | null }
 
 /**
  * Who moves money. It is told outside of every transaction, after the intent was committed, and again until it has
- * answered: an order is known by its id. `signal` ends what takes too long.
+ * answered, whatever was noted down meanwhile: an order is known by its id. `signal` ends what takes too long.
  */
 export interface Provider {
   name: string
@@ -37,6 +37,13 @@ export interface Provider {
  */
 export const holderOf = ({ provider, provider_status }: { provider: string, provider_status: PaymentStatus | null }) =>
   provider_status === 'succeeded' ? provider : manual.name
+
+/** Whether a provider was asked to move the money of a charge or refund, and has not said yet what came of it. */
+export const isUnanswered = (
+  { provider, asked_at, provider_status }:
+  { provider: string, asked_at: Date | null, provider_status: PaymentStatus | null }
+) =>
+  provider !== manual.name && (provider_status === 'pending' || (asked_at !== null && provider_status === null))
 
 /**
  * The operator's own ledger: invoices are paid by wire transfer, and the operator notes down what came and what went

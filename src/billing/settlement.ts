@@ -7,27 +7,35 @@ import {
 } from '../repositories/invoices.ts'
 import { lockPlan } from '../repositories/plans.ts'
 import { refundableOf } from '../rules/billing.ts'
-import type { Outcome } from './provider.ts'
+import { isUnanswered, type Outcome } from './provider.ts'
 
 // What becomes of invoices, charges and refunds. Each holds its organization (`lockPlan`) and then what it changes in
 // the order of `holdAccount`; of an organization that is gone the books alone.
 
-/** Notes down that what an invoice asks for was received; false when it is not open. */
-export async function payInvoice (db: Db, actor: Actor, id: string): Promise<boolean> {
+/** What the operator noted down. */
+export interface Note {
+  /** Who was asked to move the same money and has not said what came of it, so that it may move twice; else null. */
+  unanswered: string | null
+}
+
+const noteOn = (orders: (Charge | Refund)[]): Note => ({ unanswered: orders.find(isUnanswered)?.provider ?? null })
+
+/** Notes down that what an invoice asks for was received; undefined when it is not open. */
+export async function payInvoice (db: Db, actor: Actor, id: string): Promise<Note | undefined> {
   return noteInvoice(db, actor, id, 'paid')
 }
 
-/** Notes down that an invoice asks for nothing any more; false when it is not open. */
-export async function voidInvoice (db: Db, actor: Actor, id: string): Promise<boolean> {
+/** Notes down that an invoice asks for nothing any more; undefined when it is not open. */
+export async function voidInvoice (db: Db, actor: Actor, id: string): Promise<Note | undefined> {
   return noteInvoice(db, actor, id, 'void')
 }
 
-async function noteInvoice (db: Db, actor: Actor, id: string, status: 'paid' | 'void'): Promise<boolean> {
+async function noteInvoice (db: Db, actor: Actor, id: string, status: 'paid' | 'void'): Promise<Note | undefined> {
   const isThere = await lockPlan(db, actor.organization_id) !== undefined
-  const event = await closeInvoice(db, actor.organization_id, isThere, id, status)
-  if (event === undefined) return false
-  await recordEvent(db, actor, event)
-  return true
+  const closed = await closeInvoice(db, actor.organization_id, isThere, id, status)
+  if (closed === undefined) return undefined
+  await recordEvent(db, actor, closed.event)
+  return noteOn(closed.charges)
 }
 
 /**
@@ -36,26 +44,27 @@ async function noteInvoice (db: Db, actor: Actor, id: string, status: 'paid' | '
  */
 async function closeInvoice (
   db: Db, organizationId: string, isThere: boolean, id: string, status: 'paid' | 'void'
-): Promise<AuditEvent | undefined> {
+): Promise<{ event: AuditEvent, charges: Charge[] } | undefined> {
   const closed = await settleInvoice(db, organizationId, id, status)
   if (closed === undefined) return undefined
-  await settleCharges(db, organizationId, id, status === 'paid' ? 'succeeded' : 'failed')
+  const charges = await settleCharges(db, organizationId, id, status === 'paid' ? 'succeeded' : 'failed')
   const { currency, credit, unused } = closed
   if (isThere) await giveCredit(db, organizationId, currency, status === 'paid' ? unused : credit)
-  return { action: status === 'paid' ? 'invoice.pay' : 'invoice.void', resource_type: 'invoice', resource_id: id }
+  const action = status === 'paid' ? 'invoice.pay' : 'invoice.void'
+  return { event: { action, resource_type: 'invoice', resource_id: id }, charges }
 }
 
-/** Notes down what became of a refund; false when that is known already. */
+/** Notes down what became of a refund; undefined when that is known already. */
 export async function payBack (
   db: Db, actor: Actor, id: string, status: 'succeeded' | 'failed'
-): Promise<boolean> {
+): Promise<Note | undefined> {
   const { organization_id } = actor
   await lockPlan(db, organization_id)
   const held = await lockRefund(db, organization_id, id)
-  if (held?.refund.status !== 'pending') return false
+  if (held?.refund.status !== 'pending') return undefined
   await settleRefund(db, held, status)
   await recordEvent(db, actor, refundEvent(held.refund, status))
-  return true
+  return noteOn([held.refund])
 }
 
 const refundEvent = ({ id, amount }: Refund, status: 'succeeded' | 'failed'): AuditEvent => ({
@@ -82,7 +91,7 @@ export async function reportCharge (
   const events: AuditEvent[] = []
   if (status === 'succeeded' && charge.status !== 'succeeded') {
     const paid = await closeInvoice(db, organization_id, isThere, invoice_id, 'paid')
-    if (paid !== undefined) events.push(paid)
+    if (paid !== undefined) events.push(paid.event)
     else await settleCharge(db, organization_id, id, status)
   }
   if (charge.status === 'pending' && status === 'failed') {

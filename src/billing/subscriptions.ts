@@ -144,7 +144,7 @@ async function invoicePeriod (
   const { plan, interval, currency, amount } = offer
   const end = periodEnd(anchor, interval, periods)
   const coupon = account.coupon === null ? undefined : await findCoupon(db, account.coupon)
-  const discount = discountOf(coupon, amount, currency, now)
+  const discount = discountOf(coupon, amount, currency, start)
   const lines = [{
     description: `Plan ${plan.name}, 1 ${interval}`,
     amount,

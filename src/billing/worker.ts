@@ -1,7 +1,5 @@
 import { databaseError, transaction, type Db } from '../db/database.ts'
-import {
-  listUnsubmittedCharges, listUnsubmittedRefunds, type Charge, type Refund
-} from '../repositories/invoices.ts'
+import { claimCharge, claimRefund, type Charge, type Refund } from '../repositories/invoices.ts'
 import { listDue } from '../repositories/subscriptions.ts'
 import { createBackground, type Background } from '../vault/background.ts'
 import type { Invoicing } from './invoicing.ts'
@@ -68,13 +66,16 @@ function createPeriodWorker ({ db, invoicing, defaultPlan, log }: BillingWorker)
 
 /**
  * The row of a charge or refund is the intent, committed with the change that made it, so what a crash left open is
- * found here: by the provider that it was asked of, and by no other.
+ * found here: by the provider that it was asked of, and by no other. Each is claimed right before it is asked, so none
+ * is that was settled meanwhile, and of several instances one asks.
  */
 function createOrderWorker (
   { db: handle, invoicing: { provider }, log, patience = PATIENCE }: BillingWorker
 ): Background {
   const attempt = attemptsIn(log)
   const stopping = new AbortController()
+  // Longer than a call: nobody asks for what another instance may be waiting for.
+  const pause = 3 * patience
 
   // Ends also where the provider heeds no signal.
   async function ask (work: (signal: AbortSignal) => Promise<Outcome>): Promise<Outcome> {
@@ -115,15 +116,13 @@ function createOrderWorker (
   }
 
   const background = createBackground((isStopped) => attempt('billing', {}, async () => {
-    for (let after = '', rows; !isStopped(); after = rows.at(-1)!.id) {
-      rows = await listUnsubmittedCharges(handle, provider.name, after)
-      if (rows.length === 0) break
-      for (const row of rows) if (!isStopped()) await submitCharge(row)
-    }
-    for (let after = '', rows; !isStopped(); after = rows.at(-1)!.refund.id) {
-      rows = await listUnsubmittedRefunds(handle, provider.name, after)
-      if (rows.length === 0) break
-      for (const { refund, charge } of rows) if (!isStopped()) await submitRefund(refund, charge)
+    for (let more = true; more && !isStopped();) {
+      const charge = await claimCharge(handle, provider.name, pause)
+      if (charge !== undefined) await submitCharge(charge)
+      if (isStopped()) return
+      const claimed = await claimRefund(handle, provider.name, pause)
+      if (claimed !== undefined) await submitRefund(claimed.refund, claimed.charge)
+      more = charge !== undefined || claimed !== undefined
     }
   }))
   return {

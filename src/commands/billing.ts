@@ -1,5 +1,5 @@
 import type { Interval } from '../../schemas/billing.ts'
-import { payBack, payInvoice, voidInvoice } from '../billing/settlement.ts'
+import { payBack, payInvoice, voidInvoice, type Note } from '../billing/settlement.ts'
 import { transaction, type Database, type Db } from '../db/database.ts'
 import { operatorOf, type Actor } from '../repositories/audit.ts'
 import { createCoupon, endCoupon, listCoupons, type NewCoupon } from '../repositories/billing.ts'
@@ -44,13 +44,16 @@ export async function * exportInvoices ({ db }: Database): AsyncGenerator<string
 }
 
 /** Refunds that wait to be paid, as lines: id, organization, amount, the charge, when it was asked for, who pays. */
-export async function describeRefunds ({ db }: Database): Promise<string[]> {
-  return (await listPendingRefunds(db)).map(({ refund, charge }) => {
-    const { id, organization_id, amount, created_at, provider } = refund
-    return [
-      id, organization_id, formatMoney(amount, charge.currency), charge.id, created_at.toISOString(), provider
-    ].join('\t')
-  })
+export async function * describeRefunds ({ db }: Database): AsyncGenerator<string> {
+  for (let after = '', page; ; after = page.at(-1)!.refund.id) {
+    page = await listPendingRefunds(db, after)
+    if (page.length === 0) return
+    for (const { refund: { id, organization_id, amount, created_at, provider }, charge } of page) {
+      yield [
+        id, organization_id, formatMoney(amount, charge.currency), charge.id, created_at.toISOString(), provider
+      ].join('\t')
+    }
+  }
 }
 
 const NOTES = {
@@ -61,16 +64,24 @@ const NOTES = {
   }
 }
 
-/** Notes down what became of an invoice or a refund. Throws a StartError when there is none, or it is settled. */
+/**
+ * Notes down what became of an invoice or a refund; answers what the operator has to know about it. Throws a StartError
+ * when there is none, or it is settled.
+ */
 export async function settle<T extends keyof typeof NOTES> (
   { db: handle }: Database, of: T, as: keyof (typeof NOTES)[T], id: string
-): Promise<void> {
-  const note = NOTES[of][as] as (db: Db, actor: Actor, id: string) => Promise<boolean>
-  await transaction(handle, async (db) => {
+): Promise<string> {
+  const note = NOTES[of][as] as (db: Db, actor: Actor, id: string) => Promise<Note | undefined>
+  const noted = await transaction(handle, async (db) => {
     const organization = await findOwner(db, of, id)
     if (organization === undefined) throw new StartError(`There is no ${of} ${id}`)
-    if (!await note(db, operatorOf(organization), id)) throw new StartError(`The ${of} ${id} is settled already`)
+    const noted = await note(db, operatorOf(organization), id)
+    if (noted === undefined) throw new StartError(`The ${of} ${id} is settled already`)
+    return noted
   })
+  if (noted.unanswered === null) return 'Changed.'
+  return `Changed. Warning: ${noted.unanswered} was asked to move this money too, and has not said what came of it. ` +
+    `It is asked until it does, so the money may move ${as === 'paid' ? 'twice' : 'all the same'}: look there.`
 }
 
 /** Sets what a plan costs; no amount takes the price away. Throws a StartError when there is no such plan or price. */

@@ -820,8 +820,9 @@ export const invoices = pgTable('invoices', {
 ])
 
 /**
- * Money that is asked for by an invoice. The row is the intent: what the provider says comes into it later, and what it
- * was not told yet is found by `submitted_at`.
+ * Money that is asked for by an invoice. The row is the intent: what the provider says comes into it later. It is to be
+ * asked as long as `submitted_at` is null: where `asked_at` is too, it was never told; else nobody knows what came of
+ * it.
  */
 export const charges = pgTable('charges', {
   organization_id: ulid().notNull(),
@@ -837,6 +838,9 @@ export const charges = pgTable('charges', {
   amount: count().notNull(),
   /** Of refunds that did not fail. */
   refunded: count().notNull().default(0),
+  /** When the provider was asked last, set before each call. */
+  asked_at: moment(),
+  /** When it answered, or a note made it needless to ask. */
   submitted_at: moment(),
   settled_at: moment(),
   ...created
@@ -848,7 +852,8 @@ export const charges = pgTable('charges', {
     foreignColumns: [invoices.organization_id, invoices.id]
   }),
   index('charges_by_invoice').on(table.organization_id, table.invoice_id),
-  index('charges_to_submit').on(table.organization_id, table.id).where(sql`${table.submitted_at} is null`),
+  index('charges_to_submit').on(table.provider, table.asked_at.asc().nullsFirst(), table.id)
+    .where(sql`${table.submitted_at} is null`),
   check('charges_refunded', sql`${table.amount} > 0 AND ${table.refunded} BETWEEN 0 AND ${table.amount}`)
 ])
 
@@ -865,6 +870,7 @@ export const refunds = pgTable('refunds', {
   status: varchar({ length: 16, enum: PAYMENT_STATUSES }).notNull().default('pending'),
   amount: count().notNull(),
   reason: varchar({ length: LABEL_LENGTH }),
+  asked_at: moment(),
   submitted_at: moment(),
   settled_at: moment(),
   ...created
@@ -876,7 +882,8 @@ export const refunds = pgTable('refunds', {
     foreignColumns: [charges.organization_id, charges.id]
   }),
   index('refunds_by_charge').on(table.organization_id, table.charge_id),
-  index('refunds_to_submit').on(table.organization_id, table.id).where(sql`${table.submitted_at} is null`),
+  index('refunds_to_submit').on(table.provider, table.asked_at.asc().nullsFirst(), table.id)
+    .where(sql`${table.submitted_at} is null`),
   check('refunds_amount', sql`${table.amount} > 0`)
 ])
 

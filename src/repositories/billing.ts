@@ -26,9 +26,14 @@ export async function findAccount (db: Db, organizationId: string): Promise<Acco
   return row
 }
 
-/** Changes whom invoices are for; those that there are stay as they were. */
+/**
+ * Changes whom invoices are for; those that there are stay as they were. An empty name takes that of the organization,
+ * as it is now.
+ */
 export async function updateDetails (db: Db, organizationId: string, details: BillingDetails): Promise<Account> {
-  const [row] = await db.update(billing_accounts).set({ ...details, updated_at: sql`now()` })
+  const itsName = sql`(SELECT ${organizations.name} FROM ${organizations} WHERE ${eq(organizations.id, organizationId)})`
+  const [row] = await db.update(billing_accounts)
+    .set({ ...details, ...(details.name?.trim() === '' && { name: itsName }), updated_at: sql`now()` })
     .where(itsAccount(organizationId)).returning()
   return row!
 }

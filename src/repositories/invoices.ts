@@ -1,4 +1,4 @@
-import { and, asc, desc, eq, getTableColumns, gt, inArray, isNull, sql, type SQL } from 'drizzle-orm'
+import { and, asc, desc, eq, getTableColumns, gt, inArray, isNull, or, sql, type SQL } from 'drizzle-orm'
 import type { PaymentStatus } from '../../schemas/billing.ts'
 import type { Db } from '../db/database.ts'
 import { charges, invoices, refunds } from '../db/tables.ts'
@@ -101,16 +101,16 @@ export async function lockCharge (db: Db, organizationId: string, id: string): P
 
 /**
  * What became of the charges of an invoice: those that were pending and, once it is paid, those that had failed, for
- * which nothing is owed any more.
+ * which nothing is owed any more. Answers them.
  */
 export async function settleCharges (
   db: Db, organizationId: string, invoiceId: string, status: 'succeeded' | 'failed'
-): Promise<void> {
+): Promise<Charge[]> {
   const from: PaymentStatus[] = status === 'succeeded' ? ['pending', 'failed'] : ['pending']
-  await db.update(charges).set({ status, settled_at: sql`now()`, submitted_at: submittedBy(charges) })
+  return db.update(charges).set({ status, settled_at: sql`now()`, submitted_at: untoldNoMore(charges) })
     .where(and(
       eq(charges.organization_id, organizationId), eq(charges.invoice_id, invoiceId), inArray(charges.status, from)
-    ))
+    )).returning()
 }
 
 /** What became of a charge alone, whatever its invoice is. */
@@ -120,8 +120,10 @@ export async function settleCharge (
   await db.update(charges).set({ status, settled_at: sql`now()` }).where(oneCharge(organizationId, id))
 }
 
-// What has an outcome needs to be told to no provider any more.
-const submittedBy = (table: typeof charges | typeof refunds): SQL => sql`coalesce(${table.submitted_at}, now())`
+// What has an outcome needs to be told to no provider any more. But what was asked stays to be asked, by its id, until
+// it is answered: nobody knows else what came of it.
+const untoldNoMore = (table: typeof charges | typeof refunds): SQL =>
+  sql`CASE WHEN ${table.asked_at} IS NULL THEN coalesce(${table.submitted_at}, now()) ELSE ${table.submitted_at} END`
 
 export async function createRefund (
   db: Db, { charge, ...refund }: Pick<Refund, 'id' | 'provider' | 'amount' | 'reason'> & { charge: Charge }
@@ -155,48 +157,68 @@ export async function lockRefund (
 export async function settleRefund (
   db: Db, { refund, charge }: { refund: Refund, charge: Charge }, status: 'succeeded' | 'failed'
 ): Promise<void> {
-  await db.update(refunds).set({ status, settled_at: sql`now()`, submitted_at: submittedBy(refunds) })
+  await db.update(refunds).set({ status, settled_at: sql`now()`, submitted_at: untoldNoMore(refunds) })
     .where(oneRefund(refund.organization_id, refund.id))
   const left = Number(status === 'failed') - Number(refund.status === 'failed')
   if (left !== 0) await updateRefunded(db, charge, -left * refund.amount)
 }
 
-const AT_ONCE = 100
-
-// What was asked of one provider is told to no other, whichever is configured by now.
-const waitsFor = (table: typeof charges | typeof refunds, provider: string, after: string) =>
-  and(isNull(table.submitted_at), eq(table.provider, provider), gt(table.id, after))
-
-/** Charges that their provider was not told of yet, or whose answer nobody knows: the system's own list. */
-export async function listUnsubmittedCharges (db: Db, provider: string, after: string): Promise<Charge[]> {
-  return db.select().from(charges).where(waitsFor(charges, provider, after)).orderBy(asc(charges.id)).limit(AT_ONCE)
+/**
+ * Takes the charge that its provider is to be asked for next, for one call: those that it was never told of come first,
+ * then those whose answer nobody knows, so that what keeps failing holds up nothing else. None that is held, or was
+ * asked just before, by whomever. Undefined when there is none: of the system's own list.
+ */
+export async function claimCharge (db: Db, provider: string, pause: number): Promise<Charge | undefined> {
+  const [row] = await db.update(charges).set({ asked_at: sql`now()` }).where(isNext(db, charges, provider, pause))
+    .returning()
+  return row
 }
 
-/** Refunds that their provider was not told of yet, each with its charge: the system's own list. */
-export async function listUnsubmittedRefunds (
-  db: Db, provider: string, after: string
-): Promise<{ refund: Refund, charge: Charge }[]> {
+/** Takes the refund that its provider is to be asked for next, with its charge, as `claimCharge` does. */
+export async function claimRefund (
+  db: Db, provider: string, pause: number
+): Promise<{ refund: Refund, charge: Charge } | undefined> {
+  const [refund] = await db.update(refunds).set({ asked_at: sql`now()` }).where(isNext(db, refunds, provider, pause))
+    .returning()
+  if (refund === undefined) return undefined
+  const [charge] = await db.select().from(charges).where(oneCharge(refund.organization_id, refund.charge_id))
+  return { refund, charge: charge! }
+}
+
+// The pause (milliseconds) grows with how long the answer has been waited for, up to an hour. What was asked of one
+// provider is told to no other, whichever is configured by now.
+function isNext (db: Db, table: typeof charges | typeof refunds, provider: string, pause: number): SQL {
+  const { organization_id, id, asked_at, created_at } = table
+  const wait = sql`greatest(
+    make_interval(secs => ${pause / 1000}::float8), least(${asked_at} - ${created_at}, interval '1 hour')
+  )`
+  const next = db.select({ organization_id, id }).from(table)
+    .where(and(
+      isNull(table.submitted_at), eq(table.provider, provider), or(isNull(asked_at), sql`${asked_at} < now() - ${wait}`)
+    ))
+    .orderBy(sql`${asked_at} NULLS FIRST`, asc(id)).limit(1).for('no key update', { skipLocked: true })
+  return sql`(${organization_id}, ${id}) = ${next}`
+}
+
+/** Refunds that nobody has paid yet, from one on: the operator's own list. */
+export async function listPendingRefunds (db: Db, after: string): Promise<{ refund: Refund, charge: Charge }[]> {
   return db.select({ refund: refunds, charge: charges }).from(refunds)
     .innerJoin(charges, and(eq(charges.organization_id, refunds.organization_id), eq(charges.id, refunds.charge_id)))
-    .where(waitsFor(refunds, provider, after)).orderBy(asc(refunds.id)).limit(AT_ONCE)
+    .where(and(eq(refunds.status, 'pending'), gt(refunds.id, after))).orderBy(asc(refunds.id)).limit(200)
 }
 
-/** Refunds that nobody has paid yet, the first 1,000: the operator's own list. */
-export async function listPendingRefunds (db: Db): Promise<{ refund: Refund, charge: Charge }[]> {
-  return db.select({ refund: refunds, charge: charges }).from(refunds)
-    .innerJoin(charges, and(eq(charges.organization_id, refunds.organization_id), eq(charges.id, refunds.charge_id)))
-    .where(eq(refunds.status, 'pending')).orderBy(asc(refunds.id)).limit(1000)
-}
-
-/** Remembers what the provider says of a charge or refund, and what it calls it, whatever was noted down before. */
+/**
+ * Remembers what the provider says of a charge or refund, and what it calls it, whatever was noted down before. What
+ * became of it is not unsaid by an earlier answer that comes late.
+ */
 export async function updateReported (
   db: Db, of: 'charge' | 'refund', { organization_id, id }: Pick<Charge, 'organization_id' | 'id'>,
   { status, reference }: { status: PaymentStatus, reference: string | null }
 ): Promise<void> {
   const table = of === 'charge' ? charges : refunds
   await db.update(table).set({
-    submitted_at: submittedBy(table),
-    provider_status: status,
+    submitted_at: sql`coalesce(${table.submitted_at}, now())`,
+    provider_status: status === 'pending' ? sql`coalesce(${table.provider_status}, 'pending')` : status,
     ...(reference !== null && { provider_reference: reference })
   }).where(and(eq(table.organization_id, organization_id), eq(table.id, id)))
 }

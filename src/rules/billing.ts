@@ -32,7 +32,7 @@ export function refundableOf (
   return amount - refunded - (status === 'paid' ? Math.max(0, unused - credit) : 0)
 }
 
-/** What a coupon takes off an amount, as far as it is of the currency and still good. */
+/** What a coupon takes off an amount. */
 export interface Reduction {
   percent_off: number | null
   amount_off: number | null
@@ -40,8 +40,12 @@ export interface Reduction {
   valid_until: Date | null
 }
 
-export function discountOf (coupon: Reduction | undefined, amount: number, currency: string, now: Date): number {
-  if (coupon === undefined || (coupon.valid_until !== null && coupon.valid_until <= now)) return 0
+/**
+ * What a coupon takes off the amount of a period, as far as it is of the currency and was good when the period began,
+ * however late that is invoiced.
+ */
+export function discountOf (coupon: Reduction | undefined, amount: number, currency: string, start: Date): number {
+  if (coupon === undefined || (coupon.valid_until !== null && coupon.valid_until <= start)) return 0
   if (coupon.percent_off !== null) return Math.floor(amount * coupon.percent_off / 100)
   return coupon.currency === currency ? Math.min(coupon.amount_off ?? 0, amount) : 0
 }
@@ -65,18 +69,75 @@ export function formatMoney (amount: number, currency: string): string {
 export const invoiceNumber = (organizationId: string, number: number) =>
   `${organizationId.slice(-10)}-${String(number).padStart(6, '0')}`
 
-// 13 to 19 digits, in groups or not, that stand alone.
-const LIKE_A_CARD = /(?<![A-Za-z0-9])\d(?:[ -]?\d){12,18}(?![A-Za-z0-9])/g
-const LIKE_AN_IBAN = /(?<![A-Za-z0-9])[A-Z]{2}\d{2}(?:[ -]?[A-Z0-9]){11,30}(?![A-Za-z0-9])/gi
+// Digits, and what people write between their groups.
+const RUN = /\d+(?:[\s\-._/]+\d+)*/g
+const IBAN_BEGINS = /(?<![A-Za-z0-9])(?=[A-Z]{2}\d{2})/gi
+const LIKE_AN_IBAN = /^[A-Z]{2}\d{2}(?:[ -]?[A-Z0-9]){11,30}/i
+const SHORTEST_IBAN = 15
+
+// How numbers of cards begin, and how long they are then: Visa; Mastercard and Mir; American Express; Diners Club; JCB;
+// Maestro, Discover, RuPay and UnionPay.
+const ISSUED =
+  /^(?:4\d{12}(?:\d{3}|\d{6})?|(?:2[2-7]|5[1-5])\d{14}|3[47]\d{13}|3[0689]\d{12,17}|35\d{14,17}|(?:5[06-8]|6\d)\d{11,17})$/
 
 /**
  * Whether a text holds what looks like the number of a payment card, which is to be nowhere in this service. An account
  * number that checks (IBAN) is none.
  */
 export function holdsCardNumber (text: string): boolean {
-  const plain = text.normalize('NFKC').replace(/[\u2010-\u2015\u2212._/]/g, '-')
-  const rest = plain.replace(LIKE_AN_IBAN, (number) => isIban(number) ? '' : number)
-  return (rest.match(LIKE_A_CARD) ?? []).some((number) => passesLuhn(number.replace(/\D/g, '')))
+  const plain = text.normalize('NFKC').replace(/\p{Cf}/gu, '').replace(/[\p{Pd}\u2212]/gu, '-')
+  return [...withoutIbans(plain).matchAll(RUN)].some(({ 0: run, index, input }) => {
+    const standsAlone = !/[A-Za-z]/.test(input.charAt(index - 1) + input.charAt(index + run.length))
+    return isCardIn(run.split(/\D+/), standsAlone)
+  })
+}
+
+// The groups that follow on each other may be a card with something before or behind it (its code, its end, a count).
+// One in ten of whatever digits has the right check digit, so they have to be grouped like a card, and a part of a run
+// to begin as one does: dates, orders and numbers of telephones do not.
+function isCardIn (groups: string[], standsAlone: boolean): boolean {
+  for (let from = 0; from < groups.length; from++) {
+    let number = ''
+    for (let to = from; to < groups.length && number.length < 19; to++) {
+      number += groups[to]
+      const isWhole = standsAlone && from === 0 && to === groups.length - 1
+      if (
+        /^\d{13,19}$/.test(number) && (isWhole || ISSUED.test(number)) && passesLuhn(number) &&
+        isGroupedLikeACard(groups.slice(from, to + 1).map(({ length }) => length))
+      ) return true
+    }
+  }
+  return false
+}
+
+// In groups of one length, of which the last may be shorter, or as some issuers print them.
+function isGroupedLikeACard (lengths: number[]): boolean {
+  const [first] = lengths as [number]
+  const isEven = lengths.every((length, i) => i === lengths.length - 1 ? length <= first : length === first)
+  return isEven || /^(?:4,6,[45]|6,10|6,13)$/.test(lengths.join())
+}
+
+// What follows on an account number may look like more of it.
+function withoutIbans (text: string): string {
+  let rest = ''
+  let end = 0
+  for (const { index } of text.matchAll(IBAN_BEGINS)) {
+    if (index < end) continue
+    const length = ibanLength(text.slice(index))
+    if (length === 0) continue
+    rest += `${text.slice(end, index)};`
+    end = index + length
+  }
+  return rest + text.slice(end)
+}
+
+// Of the account number that a text begins with, 0 where it begins with none.
+function ibanLength (text: string): number {
+  const most = LIKE_AN_IBAN.exec(text)?.[0].length ?? 0
+  for (let length = most; length >= SHORTEST_IBAN; length--) {
+    if (!/[A-Za-z0-9]/.test(text.charAt(length)) && isIban(text.slice(0, length))) return length
+  }
+  return 0
 }
 
 // ISO 13616: the check digits make the number, as digits with the first four behind, 1 modulo 97.

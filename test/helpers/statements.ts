@@ -69,14 +69,14 @@ export const EXCEPTIONS: { what: RegExp, why: string }[] = [
     why: 'the subscriptions that the background worker has to renew'
   },
   {
-    what: /^select .* from (?:charges|refunds) .*submitted_at is null and (?:charges|refunds)\.provider = \$1 and (?:charges|refunds)\.id > \$2/,
+    what: /^update (charges|refunds) set asked_at = now\(\) where \(\1\.organization_id, \1\.id\) = \(select .* limit \$\d for no key update skip locked\) returning/,
     why: 'what the background worker has to tell the payment provider'
   },
   {
     what: /^select organization_id from (?:invoices|refunds) where (?:invoices|refunds)\.id = \$1 limit \$2$/,
     why: 'the operator names an invoice or a refund by its id, and learns the organization'
   },
-  { what: /^select .* from refunds .*where refunds\.status = \$1 order/, why: 'what the operator has to pay back' },
+  { what: /^select .* from refunds .*where \(refunds\.status = \$1 and refunds\.id > \$2\) order/, why: 'what the operator has to pay back' },
   {
     what: /^select .* from invoices left join charges .*where \(invoices\.organization_id, invoices\.number\) > /,
     why: 'the operator exports every invoice'
