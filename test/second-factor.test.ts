@@ -281,6 +281,27 @@ t.test('turning it off asks for the password and a code; then the password alone
   }
 })
 
+t.test('while one is in use nothing is taken up in its place: it stays as it is', async (t) => {
+  await inOneStep()
+  const { person, factor } = await someone()
+  const { browser } = await signIn(person, await factor.code())
+  const kept = async () => [
+    await service.sql(`SELECT id, secret, last_step, mac FROM second_factors WHERE user_id = ${person.id}`),
+    await service.sql(`SELECT second_factor_id, mac FROM users WHERE id = ${person.id}`),
+    await service.sql(`SELECT code_hash FROM recovery_codes WHERE user_id = ${person.id} ORDER BY code_hash`),
+    await sessionsOf(person)
+  ]
+  const before = await kept()
+  const form = formIn(await browser.open('/account/second-factor'))
+  const confirm = (code: string) => browser.send({ ...form, action: '/account/second-factor/confirm' }, { code })
+  for (const [what, code] of [['used', await factor.code()], ['good', await factor.code(1)]] as const) {
+    t.match(await confirm(code), { status: 422, text: /The code is not right/ }, what)
+    t.same(await kept(), before, what)
+  }
+  const again = await signIn(person, await factor.code(1))
+  t.equal(again.answer.status, 303, 'and lets its owner in')
+})
+
 t.test('wrong codes are throttled by account and network, a known browser has a count of its own, and five end the step', async (t) => {
   const { person, factor } = await someone()
   const known = (await signIn(person, await factor.code())).browser

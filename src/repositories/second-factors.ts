@@ -1,6 +1,6 @@
 import { and, eq, gt, isNull, lt, or, sql } from 'drizzle-orm'
 import { authenticatedColumns } from '../db/authenticated.ts'
-import { isAuthentic, macOf, readNow, updateAuthentic, type Db } from '../db/database.ts'
+import { isAuthentic, macOf, readNow, tampered, updateAuthentic, type Db } from '../db/database.ts'
 import { deleteExpired } from '../db/expired.ts'
 import { makeId } from '../db/ids.ts'
 import { recovery_codes, second_factors, sessions, sign_in_steps, users } from '../db/tables.ts'
@@ -39,18 +39,19 @@ export async function findFactor (db: Db, user_id: number): Promise<Factor | und
 
 /**
  * Makes what was being set up the account's second factor, under an id of now: what has a smaller one was made without
- * it. Every session that was begun without it ends. False when there is one already, or the account is closed: what
- * was being set up is void then.
+ * it. Every session that was begun without it ends. False, and nothing changed, when there is one already, or the
+ * account is closed.
  */
 export async function takeUpFactor (
   db: Db, from: Factor, { id, secret, last_step }: Pick<Factor, 'id' | 'secret' | 'last_step'>
 ): Promise<boolean> {
-  const pending = and(eq(second_factors.user_id, from.user_id), eq(second_factors.id, from.id))
-  if (await updateAuthentic(db, 'second_factors', pending, { id, last_step }, { secret }) === undefined) return false
   const open = and(eq(users.id, from.user_id), isNull(users.second_factor_id), isNull(users.disabled_at))
+  // The account first: where it has one, nothing of that one changes.
   if (await updateAuthentic(db, 'users', open, { second_factor_id: id }, { updated_at: sql`now()` }) === undefined) {
     return false
   }
+  const pending = and(eq(second_factors.user_id, from.user_id), eq(second_factors.id, from.id))
+  await updateAuthentic(db, 'second_factors', pending, { id, last_step }, { secret }) ?? tampered()
   await db.delete(sessions).where(eq(sessions.user_id, from.user_id))
   return true
 }
