@@ -3,8 +3,11 @@ import { createServer, type IncomingMessage } from 'node:http'
 import { existsSync } from 'node:fs'
 import type { AddressInfo } from 'node:net'
 import { chromium, type Browser, type BrowserContext, type Locator, type Page } from 'playwright-core'
-import t from 'tap'
+import { base32 } from 'oslo/encoding'
+import t, { type Test } from 'tap'
+import { addClient } from '../src/commands/clients.ts'
 import { hashToken } from '../src/crypto/bearer.ts'
+import { codeAt, stepAt } from '../src/crypto/second-factor.ts'
 import { SCOPES } from '../schemas/scopes.ts'
 import { startApp, type TestApp } from './helpers/app.ts'
 import { authorizationUrl, makePerson, pkce, post, type Person } from './helpers/people.ts'
@@ -186,9 +189,7 @@ t.test('CR-46: Swagger UI calls with the token of an organization, and keeps it 
 // The consent flow, as applications use it.
 
 const client = (service: TestApp, id: string, name: string, redirect: string) =>
-  service.sql(
-    `INSERT INTO oauth_clients (id, name, redirect_uris, is_first_party) VALUES ('${id}', '${name}', ARRAY['${redirect}'], false)`
-  )
+  addClient(service.database, { id, name, redirect_uris: [redirect] })
 
 t.test('CR-45: after consent the browser goes where the application is', { skip }, async (t) => {
   const { service, url } = await started()
@@ -307,6 +308,20 @@ const LOW = `[...document.querySelectorAll('button, a, label:has(input), input:n
   .filter((element) => element.checkVisibility() && element.getBoundingClientRect().height < 44).map((element) => element.outerHTML)`
 const HEADINGS = "[...document.querySelectorAll('h1, h2, h3, h4, h5, h6')].map((heading) => Number(heading.tagName[1]))"
 
+/** Whether everybody can read, see and press what a page has. */
+async function isFit (t: Test, page: Page, where: string) {
+  await page.getByRole('heading', { level: 1 }).waitFor()
+  const { text, edge } = await page.evaluate(RATIOS) as { text: number, edge: number }
+  t.ok(text >= 4.5, `${where}: text has a contrast of ${text.toFixed(1)}`)
+  t.ok(edge >= 3, `${where}: edges have a contrast of ${edge.toFixed(1)}`)
+  const width = page.viewportSize()!.width
+  t.equal(await page.evaluate('document.documentElement.scrollWidth'), width, `${where}: nothing is wider`)
+  t.strictSame(await page.evaluate(LOW), [], `${where}: whatever is pressed is high enough`)
+  const headings = await page.evaluate(HEADINGS) as number[]
+  t.ok(headings[0] === 1 && headings.every((level, i) =>
+    level <= (headings[i - 1] ?? 0) + 1 && (level > 1 || i === 0)), `${where}: headings ${headings.join(' ')}`)
+}
+
 t.test('OA-16: every page can be read, seen and pressed: narrow and wide, light and dark', { skip }, async (t) => {
   const { service, url } = await listen(t)
   const [nimbus, cirrus] = [await service.organization(), await service.organization()]
@@ -320,18 +335,7 @@ t.test('OA-16: every page can be read, seen and pressed: narrow and wide, light 
     for (const width of [320, 1280]) {
       const window = await openWindow(t, { colorScheme, viewport: { width, height: 700 } })
       const { page } = window
-      const look = async (what: string) => {
-        await page.getByRole('heading', { level: 1 }).waitFor()
-        const where = `${what}, ${colorScheme}, ${width} pixels`
-        const { text, edge } = await page.evaluate(RATIOS) as { text: number, edge: number }
-        t.ok(text >= 4.5, `${where}: text has a contrast of ${text.toFixed(1)}`)
-        t.ok(edge >= 3, `${where}: edges have a contrast of ${edge.toFixed(1)}`)
-        t.equal(await page.evaluate('document.documentElement.scrollWidth'), width, `${where}: nothing is wider`)
-        t.strictSame(await page.evaluate(LOW), [], `${where}: whatever is pressed is high enough`)
-        const headings = await page.evaluate(HEADINGS) as number[]
-        t.ok(headings[0] === 1 && headings.every((level, i) =>
-          level <= (headings[i - 1] ?? 0) + 1 && (level > 1 || i === 0)), `${where}: headings ${headings.join(' ')}`)
-      }
+      const look = (what: string) => isFit(t, page, `${what}, ${colorScheme}, ${width} pixels`)
       await page.goto(url + long)
       await look('sign-in')
       await signIn(page, { ...rosa, password: 'not this one' })
@@ -351,6 +355,53 @@ t.test('OA-16: every page can be read, seen and pressed: narrow and wide, light 
       }
       t.strictSame(window.wrongs, [])
     }
+  }
+})
+
+t.test('a second factor is set up, asked for, and turned off by recovery code, narrow and wide', {
+  skip
+}, async (t) => {
+  const { service, url } = await listen(t)
+  const { organization } = await service.organization()
+  for (const width of [320, 1280]) {
+    const rosa = await makePerson(service, { [organization]: 'member' })
+    const window = await openWindow(t, { viewport: { width, height: 700 } })
+    const { page } = window
+    const look = (what: string) => isFit(t, page, `${what}, ${width} pixels`)
+    await page.goto(`${url}/account`)
+    await signIn(page, rosa)
+    await page.getByRole('link', { name: 'Set up a second factor' }).click()
+    await look('setting up')
+    await page.getByLabel('Current password').fill(rosa.password)
+    await page.getByRole('button', { name: 'Go on' }).click()
+    await look('the key')
+    t.ok(await page.getByRole('img', { name: 'QR code for an authenticator application' }).isVisible())
+    const key = await page.locator('dt:text("Key") + dd').innerText()
+    const secret = Buffer.from(base32.decode(key.replaceAll(' ', ''), { strict: false }))
+    await page.getByLabel('Code that the application shows').fill(await codeAt(secret, stepAt(Date.now())))
+    await page.getByRole('button', { name: 'Turn it on' }).click()
+    await look('recovery codes')
+    const codes = await page.locator('ol.codes code').allInnerTexts()
+    t.equal(codes.length, 10)
+    await page.getByRole('link', { name: 'Go on to your account' }).click()
+    await look('the account')
+
+    const { page: other } = await openWindow(t, { viewport: { width, height: 700 } })
+    await other.goto(`${url}/account`)
+    await signIn(other, rosa)
+    await isFit(t, other, `the code, ${width} pixels`)
+    await other.getByLabel('Code of your authenticator application').fill(codes[0]!)
+    await other.locator('button.main').click()
+    await other.getByRole('link', { name: 'Change the second factor' }).click()
+    await isFit(t, other, `changing it, ${width} pixels`)
+    t.match(await other.locator('main').innerText(), '9 of your recovery codes are left')
+    await other.getByLabel('Current password').fill(rosa.password)
+    await other.getByLabel('Code of your authenticator application').fill(codes[1]!)
+    await other.getByRole('button', { name: 'Turn it off' }).click()
+    await other.goto(`${url}/account`)
+    t.ok(await other.getByRole('link', { name: 'Set up a second factor' }).isVisible())
+    t.strictSame(window.wrongs, [])
+    t.strictSame(elsewhere(window, url), [])
   }
 })
 
