@@ -809,6 +809,15 @@ t.test('whoever gets the value of a token by a rotation answers for it: it ends 
     t.strictSame([await isAlive(owner, kept.body.token), await isAlive(owner, token)], [false, true])
     t.strictSame((await rotate(asRosa, { overlap_seconds: 60 })).status, 200, 'hers, by now')
   }
+  const another = await as(rosa)
+  const { api_key: own } = (await create(asRosa, { abilities: ['organization:read'], expires_at })).body
+  const anew = (body: object) => another.call('POST', `${keysOf(owner)}/${own.id}/rotate`, body)
+  t.strictSame(
+    failing(await anew({ overlap_seconds: 60 })), [422, 'validation_failed', ['overlap_seconds']],
+    'of another grant, even of the same person: the value that it knows would not end with it'
+  )
+  t.equal((await anew({})).status, 200)
+  t.equal((await another.call('DELETE', `${keysOf(owner)}/${own.id}`)).status, 204)
   const tokens = (await owner.call('GET', keysOf(owner))).body.data
     .filter(({ created_by }: { created_by: { id: number } | null }) => created_by?.id === rosa.id)
   t.equal(tokens.length, 2)

@@ -4,7 +4,7 @@ import { transaction, type Database } from '../db/database.ts'
 import { operatorOf, recordEvent } from '../repositories/audit.ts'
 import { findOrganization, listAllOrganizations } from '../repositories/organizations.ts'
 import { lockPlan } from '../repositories/plans.ts'
-import { createToken, deleteTokens, findOrganizationOfToken, listTokens } from '../repositories/tokens.ts'
+import { createToken, deleteTokens, findOrganizationOfToken, findSlices, listTokens } from '../repositories/tokens.ts'
 import { StartError } from './open.ts'
 
 /** Makes an API token of an organization, named by id or slug: of nobody's, for an operator. Answers its value. */
@@ -57,7 +57,11 @@ export async function * describeTokens ({ db }: Database): AsyncGenerator<string
 /** Ends an API token with every value that it has, at once. Throws a StartError when there is none. */
 export async function revokeToken ({ db: handle }: Database, id: number): Promise<void> {
   await transaction(handle, async (db) => {
-    const organization = await findOrganizationOfToken(db, id) ?? missing(`There is no token ${id}`)
+    const none = `There is no token ${id}`
+    const organization = await findOrganizationOfToken(db, id) ?? missing(none)
+    await lockPlan(db, organization) ?? missing(none)
+    // Also one that was changed outside the service. Whoever else ended it has recorded that.
+    await findSlices(db, organization, id) ?? missing(none)
     await deleteTokens(db, organization, [id])
     await recordEvent(
       db, operatorOf(organization), { action: 'api-token.delete', resource_type: 'api-token', resource_id: String(id) }

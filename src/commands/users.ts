@@ -90,7 +90,7 @@ export async function mailLink (
  * none. Answers the organizations that have no owner now who can act: an operator closes also the last one's account.
  */
 export async function switchUser ({ db: handle }: Database, email: string, disabled: boolean): Promise<string[]> {
-  return transaction(handle, async (db) => {
+  const id = await transaction(handle, async (db) => {
     const id = await findAccount(db, email)
     if (id === undefined) throw new StartError(`There is no account of ${email}`)
     const ended = await setDisabled(db, id, disabled)
@@ -98,8 +98,10 @@ export async function switchUser ({ db: handle }: Database, email: string, disab
       throw new StartError(`The account of ${email} was changed outside the service: restore it from a backup`)
     }
     await recordForOperator(db, id, disabled ? 'user.disable' : 'user.enable', ended)
-    return disabled ? ownedByNobodyElse(db, id) : []
+    return id
   })
+  // Afterwards: of two who close the last two owners' accounts at once, each would see the other's open until then.
+  return disabled ? ownedByNobodyElse(handle, id) : []
 }
 
 /**

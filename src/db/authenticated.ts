@@ -41,7 +41,8 @@ export const AUTHENTICATED = {
   ],
   { created_at: WHEN, updated_at: WHEN }, { later: ['second_factor_id'] }),
   members: declare(
-    members, ['organization_id', 'user_id'], ['organization_id', 'user_id', 'role', 'status'], { joined_at: WHEN }
+    members, ['organization_id', 'user_id'], ['organization_id', 'user_id', 'role', 'status'],
+    { joined_at: WHEN, invited_by: 'Only counted: how many invitations of one person wait for another' }
   ),
   teams: declare(teams, ['organization_id', 'id'], ['id', 'organization_id', 'slug'],
     { name: SHOWN, description: SHOWN, created_at: WHEN, updated_at: WHEN }),

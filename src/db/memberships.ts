@@ -11,6 +11,9 @@ import { members, users } from './tables.ts'
  */
 export const MEMBERSHIP_LIMITS = { joined: 1000, owned: MOST_OWNED, invited: 100 } as const
 
+/** How many invitations of one person can wait for another: nobody uses up alone what waits for somebody. */
+export const MOST_INVITED_BY_ONE = 10
+
 /** How many organizations somebody is in, owns, and is invited to. */
 export interface Memberships { joined: number, owned: number, invited: number }
 

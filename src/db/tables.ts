@@ -303,6 +303,8 @@ export const members = pgTable('members', {
   role: varchar({ length: 32, enum: ROLES }).notNull(),
   status: varchar({ length: 16, enum: MEMBER_STATUSES }).notNull().default('active'),
   joined_at: moment().notNull().default(sql`now()`),
+  /** The person who invited them, be it through an API token; null: nobody did, or an operator. */
+  invited_by: count(),
   ...authenticated
 }, (table) => [primaryKey({ columns: [table.organization_id, table.user_id] }), index().on(table.user_id)])
 

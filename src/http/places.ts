@@ -169,19 +169,26 @@ export function requireInside (request: FastifyRequest, place: Place) {
  * it is gone.
  */
 export async function inProject<T> (
-  app: FastifyInstance, request: FastifyRequest, projectId: string, change: (db: Db, project: KeyState) => Promise<T>
+  app: FastifyInstance, request: FastifyRequest, projectId: string, change: (db: Db, project: KeyState) => Promise<T>,
+  { before }: Held = {}
 ): Promise<T> {
-  return transaction(app.db, async (db) =>
-    change(db, await lockProject(db, principalOf(request).organization.id, { id: projectId }) ?? fail('not_found')))
+  const { id } = principalOf(request).organization
+  return transaction(app.db, async (db) => {
+    await before?.(db, id)
+    return change(db, await lockProject(db, id, { id: projectId }) ?? fail('not_found'))
+  })
 }
+
+/** What is held before the project (0029). */
+export interface Held { before?: (db: Db, organizationId: string) => Promise<unknown> }
 
 /** Runs a change of the level that the request is about with its project held, and the level as it is from there on. */
 export async function inLevel<T> (
-  app: FastifyInstance, request: FastifyRequest, change: (db: Db, level: LevelState) => Promise<T>
+  app: FastifyInstance, request: FastifyRequest, change: (db: Db, level: LevelState) => Promise<T>, held?: Held
 ): Promise<T> {
   return inProject(app, request, levelOf(request).project.id, async (db, project) => {
     const level = await find(db, request)
     // Another project has its slug since it was looked up: that one is not held.
     return level.project.id === project.id ? change(db, level) : fail('not_found')
-  })
+  }, held)
 }

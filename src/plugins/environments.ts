@@ -14,7 +14,7 @@ import {
 } from '../repositories/environments.ts'
 import { fail } from '../rules/errors.ts'
 import { pageMeta, pageOf } from '../rules/pagination.ts'
-import { deleteLevel } from '../vault/removals.ts'
+import { deleteLevel, HELD_BY_DELETE } from '../vault/removals.ts'
 
 const toItem = ({ id, ...attributes }: EnvironmentRow) => ({ type: 'environments' as const, id, attributes })
 
@@ -141,7 +141,7 @@ export const environments: Domain = async (app) => {
         const below = { environment_id: environment!.id }
         await deleteLevel(db, actorOf(request), below, event, ({ documents }) =>
           deleteEnvironment(db, organization_id, environment!, documents))
-      })
+      }, HELD_BY_DELETE)
       app.removals.wake()
       return reply.code(204).send(null)
     }

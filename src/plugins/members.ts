@@ -1,7 +1,7 @@
 import { AddedMember, AddMemberBody, Member, MemberParams, UpdateMemberBody } from '../../schemas/members.ts'
 import { OrganizationParams } from '../../schemas/organizations.ts'
 import { NAME_LENGTH, NoContent, ListQuery } from '../../schemas/shapes.ts'
-import { EMAIL_PATTERN, type Role } from '../../schemas/users.ts'
+import { EMAIL_PATTERN, type MemberStatus, type Role } from '../../schemas/users.ts'
 import { hashToken, mintSecret } from '../crypto/bearer.ts'
 import { tampered, transaction, type Db } from '../db/database.ts'
 import { endingOf } from '../db/grants.ts'
@@ -13,7 +13,7 @@ import type { Domain } from '../http/types.ts'
 import { membershipAdded, membershipChanged, membershipInvitation, membershipOffered, type Message } from '../mail/messages.ts'
 import { holdCaller, recordEvent } from '../repositories/audit.ts'
 import {
-  countOtherOwners, deleteMember, findMember, listMembers, lockMember, lockTokensOfMember, updateMember, type MemberRow
+  deleteMember, findMember, holdOtherOwners, listMembers, lockMember, lockTokensOfMember, updateMember, type MemberRow
 } from '../repositories/members.ts'
 import { lockPlan } from '../repositories/plans.ts'
 import type { Principal } from '../repositories/principals.ts'
@@ -92,7 +92,8 @@ export const members: Domain = async (app) => {
         if (known !== undefined) fail('already_member', { status: known.status })
         await requireRoom(db, organization.id, 'members')
         // Only who has set a password by a link has shown that the address is theirs.
-        const member = { organization_id: organization.id, user_id: user.id, role }
+        const invited_by = principal.person?.user_id ?? null
+        const member = { organization_id: organization.id, user_id: user.id, role, invited_by }
         const made = await createMember(db, { ...member, status: user.is_verified ? 'active' : 'invited' }, 'others')
         if ('limit' in made) return fail('memberships_full')
         const { status } = made
@@ -136,13 +137,15 @@ export const members: Domain = async (app) => {
       await app.countEffect(request, reply)
       const updated = await transaction(app.db, async (db) => {
         await lockPlan(db, organization.id) ?? fail('not_found')
+        // Accounts go before memberships (0029): the one that owns more, or those that own what this one leaves.
         const { owned } = role === 'owner' ? await holdMemberships(db, id) : { owned: 0 }
-        const member = await takeMember(db, organization.id, id)
+        const otherOwners = role === 'owner' ? undefined : await holdOtherOwners(db, organization.id, id)
+        const member = await lockMember(db, organization.id, id) ?? fail('not_found')
         requireRole(principal, member.role)
         requireRole(principal, role)
         const by = request.user?.user.id === id ? 'oneself' : 'others'
         if (member.role !== role && reachedLimit({ joined: 0, owned }, role, by) !== undefined) fail('memberships_full')
-        if (role !== 'owner') await keepAnOwner(db, member)
+        if (otherOwners !== undefined) keepAnOwner(member, otherOwners)
         // Before the change: somebody may change their own role, and is the caller of that.
         await recordEvent(db, actorOf(request), {
           action: 'member.update',
@@ -184,9 +187,12 @@ export const members: Domain = async (app) => {
       if (!isOwn || !grants(principal.granted, 'member:delete')) requireScope(request, 'member:delete')
       if (id === undefined) fail('not_found')
       const removed = await transaction(app.db, async (db) => {
-        const member = await takeMember(db, organization.id, id)
+        // The organization first: of two who take from one another what they need, one comes second.
+        await lockPlan(db, organization.id) ?? fail('not_found')
+        const otherOwners = await holdOtherOwners(db, organization.id, id)
+        const member = await lockMember(db, organization.id, id) ?? fail('not_found')
         if (!isOwn) requireRole(principal, member.role)
-        await keepAnOwner(db, member)
+        keepAnOwner(member, otherOwners)
         const seen = await findMember(db, organization.id, id) ?? tampered()
         await holdCaller(db, actorOf(request))
         const ended = await lockTokensOfMember(db, organization.id, id)
@@ -207,9 +213,10 @@ export const members: Domain = async (app) => {
 
   function howTold ({ status, is_verified }: MemberRow): string {
     if (status === 'active' && is_verified) return 'They are a member from now on.'
-    return app.outbox.isOpen || is_verified
+    // The same whether somebody has an account: that is nobody's business who only knows an address.
+    return app.outbox.isOpen
       ? 'An invitation is on its way by e-mail.'
-      : 'This service sends no e-mail. Whoever runs it makes the link with: user password --email ADDRESS'
+      : `This service sends no e-mail. They accept on ${app.issuer()}/account; without an account, whoever runs the service makes a link with: user password --email ADDRESS`
   }
 
   function tell (member: MemberRow, organization: string, role: Role | null) {
@@ -234,17 +241,8 @@ async function findOrInvite (db: Db, email: string): Promise<{ id: number, is_ve
   return id === undefined ? await findUserByEmail(db, email) ?? tampered() : { id, is_verified: false }
 }
 
-// The organization first, so that of two who take from one another what they need, one comes second.
-async function takeMember (db: Db, organizationId: string, id: number) {
-  await lockPlan(db, organizationId) ?? fail('not_found')
-  return await lockMember(db, organizationId, id) ?? fail('not_found')
-}
-
-async function keepAnOwner (
-  db: Db, { organization_id, user_id, role, status }: Awaited<ReturnType<typeof takeMember>>
-) {
-  if (role !== 'owner' || status !== 'active') return
-  if (await countOtherOwners(db, organization_id, user_id) === 0) fail('last_owner')
+function keepAnOwner ({ role, status }: { role: Role, status: MemberStatus }, otherOwners: number) {
+  if (role === 'owner' && status === 'active' && otherOwners === 0) fail('last_owner')
 }
 
 function requireRole (principal: Principal, role: Role) {

@@ -26,7 +26,7 @@ import { projectsInside } from '../rules/slices.ts'
 import { differenceOf, handToClient, handToServer } from '../vault/custody.ts'
 import { makeServerKey, registerClientKey, storageKeyOf } from '../vault/keys.ts'
 import { refuseRevealing } from '../vault/proofs.ts'
-import { deleteLevel } from '../vault/removals.ts'
+import { deleteLevel, HELD_BY_DELETE } from '../vault/removals.ts'
 import { changeKey } from '../vault/rotate.ts'
 import { holdCanary } from '../vault/master-keys.ts'
 
@@ -182,7 +182,7 @@ export const projects: Domain = async (app) => {
       await inProject(app, request, levelOf(request).project.id, async (db, { id, organization_id }) => {
         const event = { action: 'project.delete', resource_type: 'project', resource_id: id } as const
         await deleteLevel(db, actorOf(request), { project_id: id }, event, () => deleteProject(db, organization_id, id))
-      })
+      }, HELD_BY_DELETE)
       app.removals.wake()
       return reply.code(204).send(null)
     }

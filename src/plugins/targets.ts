@@ -12,7 +12,7 @@ import {
 } from '../repositories/targets.ts'
 import { fail } from '../rules/errors.ts'
 import { pageMeta, pageOf } from '../rules/pagination.ts'
-import { deleteLevel } from '../vault/removals.ts'
+import { deleteLevel, HELD_BY_DELETE } from '../vault/removals.ts'
 
 const toItem = ({ id, ...attributes }: TargetRow) => ({ type: 'targets' as const, id, attributes })
 
@@ -122,7 +122,7 @@ export const targets: Domain = async (app) => {
         const event = { action: 'target.delete', resource_type: 'target', resource_id: target!.id } as const
         const below = { target_id: target!.id }
         await deleteLevel(db, actorOf(request), below, event, () => deleteTarget(db, organization_id, target!))
-      })
+      }, HELD_BY_DELETE)
       app.removals.wake()
       return reply.code(204).send(null)
     }

@@ -14,7 +14,7 @@ import { holdCaller, recordEvent } from '../repositories/audit.ts'
 import { lockPlan } from '../repositories/plans.ts'
 import type { Principal } from '../repositories/principals.ts'
 import {
-  createToken, deleteTokens, findSlice, findSlices, findToken, listTokens, lockToken, rotateToken, showToken,
+  createToken, deleteTokens, endsWith, findSlice, findSlices, findToken, listTokens, lockToken, rotateToken, showToken,
   updateToken, type TokenRow
 } from '../repositories/tokens.ts'
 import { fail, refuse } from '../rules/errors.ts'
@@ -160,10 +160,9 @@ export const tokens: Domain = async (app) => {
       const api_key = await change(request, async (db) => {
         const held = seen(request, await lockToken(db, organization.id, id))
         refuseMore(principal, made(held), 'api-token:create')
-        const { person } = principal
-        // Whoever held the value until now is somebody else, with whom it would not end any more.
-        if (overlap_seconds > 0 && person !== null && held.user_id !== person.user_id) {
-          refuse('overlap_seconds', 'Only for a token of your own: this one becomes yours')
+        // Whoever, or whatever, knows the value until now is another one, with which it would not end any more.
+        if (overlap_seconds > 0 && !endsWith(principal, held)) {
+          refuse('overlap_seconds', 'Only for a token of your own grant: this one becomes yours')
         }
         // Before the rotation: a token may rotate itself, which gives it nothing, and is the caller of that.
         await recordEvent(db, actorOf(request), {

@@ -66,16 +66,32 @@ export async function lockMember (
 
 /** Owners beside somebody who can act: active, with an account that is open and an address that is theirs. */
 export async function countOtherOwners (db: Db, organizationId: string, userId: number): Promise<number> {
-  const rows = await db.select({ row: authenticatedColumns('members'), user: authenticatedColumns('users') })
+  return countOwners(db, await selectOtherOwners(db, organizationId, userId))
+}
+
+/**
+ * The same, and their accounts stay open until the end of the transaction. The caller holds the organization, and no
+ * account or membership.
+ */
+export async function holdOtherOwners (db: Db, organizationId: string, userId: number): Promise<number> {
+  return countOwners(db, await selectOtherOwners(db, organizationId, userId).for('share', { of: users }))
+}
+
+const MOST_OWNERS = 100
+
+function selectOtherOwners (db: Db, organizationId: string, userId: number) {
+  return db.select({ row: authenticatedColumns('members'), user: authenticatedColumns('users') })
     .from(members).innerJoin(users, eq(users.id, members.user_id))
     .where(and(
       eq(members.organization_id, organizationId), eq(members.role, 'owner'), eq(members.status, 'active'),
       ne(members.user_id, userId), isNull(users.disabled_at)
-    )).limit(100)
-  return rows.filter(({ row, user }) =>
-    user.is_verified && isAuthentic(db, 'members', row) &&
-    isAuthentic(db, 'users', user, { organization_id: organizationId })).length
+    )).orderBy(asc(members.user_id)).limit(MOST_OWNERS)
 }
+
+const countOwners = (db: Db, rows: Awaited<ReturnType<typeof selectOtherOwners>>): number =>
+  rows.filter(({ row, user }) =>
+    user.is_verified && isAuthentic(db, 'members', row) &&
+    isAuthentic(db, 'users', user, { organization_id: row.organization_id })).length
 
 export async function updateMember (db: Db, organizationId: string, userId: number, role: Role): Promise<void> {
   await updateAuthentic(db, 'members', oneOf(organizationId, userId), { role }) ?? tampered()
@@ -114,10 +130,11 @@ export async function listOrganizationsOf (db: Db, userId: number): Promise<stri
 }
 
 /**
- * Makes somebody, whose address is known to be theirs, a member of those who invited them, or of the one that is named;
- * answers these. For what they have no room, they stay invited.
+ * Makes somebody, whose address is known to be theirs, a member of those who invited them, as far as others can make
+ * them one, or of the one that they name themselves; answers these. For what there is no room, they stay invited.
  */
 export async function joinOrganizations (db: Db, userId: number, organizationId?: string): Promise<string[]> {
+  const by = organizationId === undefined ? 'others' : 'oneself'
   const { joined: before, owned } = await holdMemberships(db, userId)
   const now = { joined: before, owned }
   const invited = await db.select({ organization_id: members.organization_id, role: members.role }).from(members)
@@ -127,7 +144,7 @@ export async function joinOrganizations (db: Db, userId: number, organizationId?
     )).orderBy(asc(members.organization_id)).limit(PIECE)
   const joined: string[] = []
   for (const { organization_id, role } of invited) {
-    if (reachedLimit(now, role, 'oneself') !== undefined) continue
+    if (reachedLimit(now, role, by) !== undefined) continue
     const row = await updateAuthentic(
       db, 'members', and(oneOf(organization_id, userId), eq(members.status, 'invited')), { status: 'active' },
       { joined_at: sql`now()` }

@@ -131,10 +131,14 @@ export async function rotateToken (
     const row = { organization_id, token_id: id, token_hash: former, expires_at }
     await db.insert(former_token_hashes).values({ ...row, mac: macOf(db, 'former_token_hashes', row) })
   }
-  const person = rotater?.person ?? null
-  const isOthers = person !== null && (person.user_id !== user_id || person.grant_id !== grant_id)
-  return updateToken(db, organization_id, id, { ...value, ...(isOthers && madeBy(rotater)) })
+  const changesHands = rotater !== undefined && !endsWith(rotater, { user_id, grant_id })
+  return updateToken(db, organization_id, id, { ...value, ...(changesHands && madeBy(rotater)) })
 }
+
+/** Whether a token that somebody rotates ends with what they act through anyway, or they act for nobody. */
+export const endsWith = (
+  { person }: Pick<Principal, 'person'>, { user_id, grant_id }: Pick<TokenRow, 'user_id' | 'grant_id'>
+): boolean => person === null || (person.user_id === user_id && person.grant_id === grant_id)
 
 /** Changes a token, and answers it as it is then; undefined when it is not as the service wrote it. */
 export async function updateToken (

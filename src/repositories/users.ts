@@ -3,7 +3,7 @@ import type { MemberStatus, Role } from '../../schemas/users.ts'
 import { authenticatedColumns } from '../db/authenticated.ts'
 import { isAuthentic, macOf, readNow, updateAuthentic, type Db } from '../db/database.ts'
 import { deleteExpired } from '../db/expired.ts'
-import { holdMemberships, MEMBERSHIP_LIMITS, reachedLimit } from '../db/memberships.ts'
+import { holdMemberships, MEMBERSHIP_LIMITS, MOST_INVITED_BY_ONE, reachedLimit } from '../db/memberships.ts'
 import { makeId } from '../db/ids.ts'
 import { endTokens, revokeGrants, type EndedToken } from '../db/grants.ts'
 import {
@@ -142,14 +142,22 @@ export async function endEverything (db: Db, id: number): Promise<EndedToken[]> 
   return [...ended, ...await endTokens(db, eq(api_tokens.user_id, id))]
 }
 
-export interface NewMember { organization_id: string, user_id: number, role: Role, status?: MemberStatus }
+export interface NewMember {
+  organization_id: string
+  user_id: number
+  role: Role
+  status?: MemberStatus
+  /** The person who asks for it; null: nobody does, or an operator. */
+  invited_by?: number | null
+}
 
 /**
  * Makes somebody a member, and answers as what: whoever others would make one beyond their share is invited, and
- * accepts that or not. Or the limit that there is no room below, also for an invitation: then nothing was made.
+ * accepts that or not. Or the limit that there is no room below, also for an invitation, of anybody or of the person
+ * who invites: then nothing was made.
  */
 export async function createMember (
-  db: Db, { status: wanted = 'active', ...member }: NewMember, by: 'oneself' | 'others'
+  db: Db, { status: wanted = 'active', invited_by = null, ...member }: NewMember, by: 'oneself' | 'others'
 ): Promise<{ status: MemberStatus } | { limit: number }> {
   const memberships = await holdMemberships(db, member.user_id)
   const limit = reachedLimit(memberships, member.role, by)
@@ -158,9 +166,20 @@ export async function createMember (
   if (status === 'invited' && memberships.invited >= MEMBERSHIP_LIMITS.invited) {
     return { limit: MEMBERSHIP_LIMITS.invited }
   }
+  if (status === 'invited' && invited_by !== null &&
+    await countInvitations(db, member.user_id, invited_by) >= MOST_INVITED_BY_ONE) {
+    return { limit: MOST_INVITED_BY_ONE }
+  }
   const row = { ...member, status }
-  await db.insert(members).values({ ...row, mac: macOf(db, 'members', row) })
+  await db.insert(members).values({ ...row, invited_by, mac: macOf(db, 'members', row) })
   return { status }
+}
+
+// Whatever was written there: a row that somebody else made gives nobody room. The caller holds the account.
+async function countInvitations (db: Db, userId: number, invitedBy: number): Promise<number> {
+  return db.$count(members, and(
+    eq(members.user_id, userId), eq(members.status, 'invited'), eq(members.invited_by, invitedBy)
+  ))
 }
 
 /** Invitations that wait for somebody, with whom they would be there. */

@@ -5,6 +5,7 @@ import {
   deleteEmptyHistories, deleteLeftBehind, deleteOverTokens, deleteRemovedVersions, deleteSecretsOfRemoved, endRemoval,
   LEFT_BEHIND, listOverTokens, listRemovals, listRemovedOrganizations, removeHistories, type Below, type Removal
 } from '../repositories/removals.ts'
+import { lockPlan } from '../repositories/plans.ts'
 import { deleteTokens, lockTokensOfNothing } from '../repositories/tokens.ts'
 import { createBackground, rest, type Background } from './background.ts'
 
@@ -18,9 +19,13 @@ export const PIECE = 1_000
 
 const START: Removal = { history_id: '', id: 0 }
 
+/** What a delete of a level holds before the project: API tokens of an organization end one after the other (0029). */
+export const HELD_BY_DELETE = { before: lockPlan }
+
 /**
  * Deletes a project, target or environment with what is below it, in the caller's transaction, which holds the
- * project's row. Whoever has its name may be made again at once; tokens that were narrowed to it end with it.
+ * organization and the project (`HELD_BY_DELETE`). Whoever has its name may be made again at once; tokens that were
+ * narrowed to it end with it.
  */
 export async function deleteLevel (
   db: Db, actor: Actor, below: Below, event: Omit<AuditEvent, 'details'>, deleteRow: (gone: {

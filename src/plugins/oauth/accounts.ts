@@ -227,13 +227,14 @@ export const accounts: Domain = async (app) => {
       if (problem !== undefined) return sendPage(reply, setPasswordPage(cookie!, link, user, problem))
       const password_hash = await hashPassword(password, app.costs.password)
       const name = nameIn(form, user)
-      // Only if nobody used the link first: it shows whose the address is, so that invitations to it are accepted.
+      // Only if nobody used the link first. The first one shows whose the address is: what it was invited to before is
+      // accepted. Invitations that wait since then are for its person to take or not.
       const done = await transaction(app.db, async (db) => {
         await lockUser(db, user.id)
         if (await takePasswordLink(db, hashToken(link)) === undefined) return false
         const ended = await changePassword(db, user.id, password_hash, undefined, name)
         if (ended === undefined) return false
-        const joined = await joinOrganizations(db, user.id)
+        const joined = user.is_verified ? [] : await joinOrganizations(db, user.id)
         await recordForUser(db, request, user, 'user.password', {}, ended)
         await recordJoining(db, request, { ...user, name: name ?? user.name }, joined)
         return true
