@@ -492,7 +492,6 @@ t.test('a token that expired a month ago leaves with the next look, its events s
   )).length
   const events = () => service.sql(`SELECT count(*) FROM audit_events WHERE organization_id = '${o}'`)
   const before = await events()
-  t.equal(await left(), 3)
   service.app.removals.wake()
   while (await left() > 1) await new Promise((resolve) => { setTimeout(resolve, 10) })
   service.app.removals.wake()
