@@ -62,6 +62,7 @@ async function undo (database: Database, keyring: Keyring) {
     'DROP TABLE api_usage, billing_accounts, charges, coupon_redemptions, coupons, credits, idempotency_keys, invoices, payment_methods CASCADE',
     'DROP TABLE plan_prices, refunds, subscriptions',
     'ALTER TABLE plans DROP COLUMN max_bytes',
+    'ALTER TABLE members DROP COLUMN invited_by',
     'DROP TABLE former_token_hashes',
     'DROP TABLE organization_removals',
     'ALTER TABLE api_tokens ADD CONSTRAINT api_tokens_organization_id_organizations_id_fk ' +
