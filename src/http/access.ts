@@ -14,7 +14,7 @@ import { effectiveScopes, isOfFactor, holds, holdsBy, scopesBy, type TeamRole } 
 import { RESERVED, isReserved, type SlugKind } from '../rules/slugs.ts'
 import { principalOf } from './actor.ts'
 import { addressKey } from './addresses.ts'
-import { expectNothing, locateAhead } from './places.ts'
+import { expectNothing, locateAhead, namesLevel } from './places.ts'
 import type { Counters } from './counters.ts'
 import { installLimits, LIMITS, type Consume } from './limits.ts'
 import { readCookie } from './pages.ts'
@@ -54,7 +54,7 @@ export async function installAccess (app: FastifyInstance, judgedFor = JUDGED_FO
     if (access !== 'public') codes.push('second_factor_required')
     if (route.url.includes(':organization')) codes.push('not_found')
     // Whoever names a place can meet one that was changed outside the service.
-    if (route.config?.at !== undefined && route.config.at !== 'organization') codes.push('integrity_error')
+    if (namesLevel(route.config?.at)) codes.push('integrity_error')
     const { body, querystring, response } = route.schema ?? {}
     if (body || querystring) codes.push('validation_failed')
     if (body) codes.push('malformed_json', 'unsupported_media_type')
@@ -339,7 +339,7 @@ function teamsThatCount (request: FastifyRequest, { teams }: Principal): readonl
   const { project } = request.params as { project?: string }
   if (request.at !== null) return teams.filter(({ project_id }) => project_id === request.at!.project.id)
   if (project !== undefined) return teams.filter((team) => team.project === project)
-  return (at !== undefined && at !== 'organization') || boundsItself ? teams : []
+  return namesLevel(at) || boundsItself ? teams : []
 }
 
 function errorBodies (codes: readonly ErrorCode[]): Record<number, TSchema> {

@@ -1,4 +1,4 @@
-import type { FastifyInstance, FastifyRequest } from 'fastify'
+import type { FastifyContextConfig, FastifyInstance, FastifyRequest } from 'fastify'
 import { LRUCache } from 'lru-cache'
 import { principalOf } from './actor.ts'
 import { LEVELS, type Level, type LevelNames } from '../../schemas/secrets.ts'
@@ -54,10 +54,14 @@ export function installPlaces (app: FastifyInstance) {
     const { at, whole, judge } = request.routeOptions.config
     judge?.(request)
     if ((at === 'organization' || whole) && principalOf(request).slices.length > 0) done(new ApiError('not_found'))
-    else if (at === undefined || at === 'organization') done()
+    else if (!namesLevel(at)) done()
     else locate(app, request).then(() => done(), done)
   })
 }
+
+/** Whether a route is about a level, which is looked up for it: neither about nothing there nor about the whole. */
+export const namesLevel = (at: FastifyContextConfig['at']): at is Exclude<typeof at, 'organization' | undefined> =>
+  at !== undefined && at !== 'organization'
 
 // The organization that a credential came this far in last, by route and what that needed.
 const cameFarIn = new LRUCache<string, string>({ max: 10_000 })
@@ -74,9 +78,8 @@ export function locateAhead (
   const { at } = request.routeOptions.config
   const names = request.params as LevelNames & { organization?: string }
   // Of what a body names nothing is known yet. A NUL would fail the statement of all who ask with it.
-  if (typeof at !== 'string' || at === 'organization' || request.method !== 'GET' || Object.values(names).some((name) => name.includes('\0'))) {
-    return
-  }
+  const isInPath = namesLevel(at) && typeof at === 'string'
+  if (!isInPath || request.method !== 'GET' || Object.values(names).some((name) => name.includes('\0'))) return
   const brings = broughtBy(request)
   request.expectation = `${request.routeOptions.url} ${names.organization} ${brings} ${credential}`
   const organizationId = cameFarIn.get(request.expectation)
@@ -108,7 +111,7 @@ function broughtBy (request: FastifyRequest): Brings {
 
 async function find (db: Db, request: FastifyRequest, brings = broughtBy(request)): Promise<LevelState> {
   const { at } = request.routeOptions.config
-  if (at === undefined || at === 'organization') throw new Error('the route does not declare config.at')
+  if (!namesLevel(at)) throw new Error('the route does not declare config.at')
   const names = typeof at === 'function' ? at(request) : request.params as LevelNames
   const organizationId = principalOf(request).organization.id
   const { ahead } = request
