@@ -11,7 +11,7 @@ import { tlsOf } from './tls.ts'
 
 export {
   codeOf, databaseError, DatabaseError, DatabaseUnavailable, isForeignKeyViolation, isLockTimeout, isUndone,
-  isUniqueViolation, LOCK_TIMEOUT
+  isUniqueViolation, LOCK_TIMEOUT, neverSent
 } from './errors.ts'
 export type { Db } from './handle.ts'
 export { DirectoryLocked } from './lock.ts'

@@ -13,6 +13,9 @@ export class DatabaseUnavailable extends Error {
   }
 }
 
+/** Of what waited for the database in vain, and was never sent to it. */
+export const neverSent = (message: string) => new DatabaseUnavailable(message, undefined, true)
+
 /** What the database itself said, without a single value that the statement carried. */
 export class DatabaseError extends Error {
   override name = 'DatabaseError'

@@ -1,11 +1,12 @@
 import { channel } from 'node:diagnostics_channel'
 import type { Sql, TransactionSql } from 'postgres'
-import { DatabaseUnavailable } from './errors.ts'
+import { DatabaseUnavailable, neverSent } from './errors.ts'
 
 /** Milliseconds after which a statement or transaction is given up, the time that it waited included. */
 export const DEADLINE = 4_000
-const MAX_WAIT = 2_000
-const MAX_WAITING = 200
+/** Milliseconds that somebody waits for a connection, and how many wait for one at most. */
+export const MAX_WAIT = 2_000
+export const MAX_WAITING = 200
 
 /**
  * Tells its subscribers of every statement, before it is sent and after it was answered: `{ phase, text, prepared }`,
@@ -132,11 +133,11 @@ function gate (slots: number, patience: number) {
       free--
       return leave
     }
-    if (waiting.length >= MAX_WAITING) throw new DatabaseUnavailable('Too many are waiting for the database', undefined, true)
+    if (waiting.length >= MAX_WAITING) throw neverSent('Too many are waiting for the database')
     await new Promise<void>((resolve, reject) => {
       const timer = setTimeout(() => {
         waiting.splice(waiting.indexOf(go), 1)
-        reject(new DatabaseUnavailable('No database connection became free in time', undefined, true))
+        reject(neverSent('No database connection became free in time'))
       }, patience)
       const go = () => {
         clearTimeout(timer)

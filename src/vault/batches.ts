@@ -1,9 +1,10 @@
 import { CallerEnded, orAgain } from '../db/caller.ts'
 import { appendEvents, chainOf, learnHead, sealEvents } from '../db/chain.ts'
 import {
-  codeOf, DatabaseUnavailable, isForeignKeyViolation, isUndone, isUniqueViolation, transaction, type Db
+  codeOf, isForeignKeyViolation, isUndone, isUniqueViolation, neverSent, transaction, type Db
 } from '../db/database.ts'
 import { eventRow, headOf, type Head, type HeadRow } from '../db/events.ts'
+import { MAX_WAIT, MAX_WAITING } from '../db/guard.ts'
 import { swapSecrets, type Batch, type SecretWrite, type Swapped } from '../repositories/secrets.ts'
 
 /**
@@ -45,10 +46,6 @@ const MOST_UNDER_WAY = 2
 /** What one statement takes; a single write may be larger, and then goes by itself. */
 export const TOGETHER = { writes: 50, bytes: 512 * 1024 }
 
-// Batches that gather, and milliseconds that one does: as of whoever waits for a connection (src/db/guard.ts).
-const MOST_WAITING = 200
-const MOST_WAIT = 2_000
-
 interface Waiting {
   batch: Batch
   timer: NodeJS.Timeout
@@ -57,8 +54,12 @@ interface Waiting {
 }
 const gathering = new WeakMap<Db, { waiting: Waiting[], underWay: number }>()
 
-const bytesOf = ({ writes }: Batch) =>
-  writes.reduce((sum, { secret, version }) => sum + (secret.sealed?.length ?? 0) + (version?.sealed.length ?? 0), 0)
+/** What a write sends of sealed content. */
+export const bytesOfWrite = ({ secret, version }: SecretWrite) =>
+  (secret.sealed?.length ?? 0) + (version?.sealed.length ?? 0)
+const bytesOf = ({ writes }: Batch) => writes.reduce((sum, write) => sum + bytesOfWrite(write), 0)
+
+const eventsOf = ({ writes }: Batch) => writes.map(({ actor, event }) => eventRow(actor, event))
 
 // None where it is not known, or was wrong just now.
 function guessedHead (db: Db, { organization_id }: Batch): Head | undefined {
@@ -74,8 +75,8 @@ async function writeFree (db: Db, batch: Batch): Promise<Outcome | undefined> {
   const gathered = gathering.get(db) ?? { waiting: [], underWay: 0 }
   gathering.set(db, gathered)
   const { waiting } = gathered
-  const late = () => new DatabaseUnavailable('Too many writes are waiting for the database', undefined, true)
-  if (waiting.length === MOST_WAITING) throw late()
+  const late = () => neverSent('Too many writes are waiting for the database')
+  if (waiting.length === MAX_WAITING) throw late()
   return new Promise((resolve, reject) => {
     const own = {
       batch,
@@ -84,7 +85,7 @@ async function writeFree (db: Db, batch: Batch): Promise<Outcome | undefined> {
       timer: setTimeout(() => {
         waiting.splice(waiting.indexOf(own), 1)
         reject(late())
-      }, MOST_WAIT)
+      }, MAX_WAIT)
     }
     waiting.push(own)
     // Who comes in the same turn of the event loop goes together, as far as one statement takes them.
@@ -135,8 +136,7 @@ function takeThoseThatFit (waiting: Waiting[]): Waiting[] {
 async function swapFree (db: Db, batches: readonly Batch[]): Promise<Map<string, Outcome>> {
   const chain = chainOf(db)
   const known = new Map(batches.map((batch) => [batch.organization_id, guessedHead(db, batch)!]))
-  const events = batches.flatMap(({ writes }) => writes.map(({ actor, event }) => eventRow(actor, event)))
-  const sealed = sealEvents(db, known, events)
+  const sealed = sealEvents(db, known, batches.flatMap(eventsOf))
   const asked = performance.now()
   const rows = await swapSecrets(db, 'SKIP LOCKED', batches, known, sealed)
   return new Map(rows.flatMap((row): [string, Outcome][] => {
@@ -168,8 +168,7 @@ async function writeInTurn (handle: Db, batch: Batch): Promise<Outcome> {
   const write = async () => transaction(handle, async (db) => {
     const [row] = await swapSecrets(db, '', [batch]) as [Swapped]
     if (row.next_version !== null) {
-      const events = writes.map(({ actor, event }) => eventRow(actor, event))
-      await appendEvents(db, new Map([[organization_id, headOf(row as HeadRow)]]), events)
+      await appendEvents(db, new Map([[organization_id, headOf(row as HeadRow)]]), eventsOf(batch))
     }
     return row
   })

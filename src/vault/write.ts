@@ -11,7 +11,7 @@ import type { Organization } from '../repositories/principals.ts'
 import type { SecretWrite } from '../repositories/secrets.ts'
 import { fail } from '../rules/errors.ts'
 import { requireBytes } from '../rules/plan-bytes.ts'
-import { TOGETHER, writeSecrets, type Outcome } from './batches.ts'
+import { bytesOfWrite, TOGETHER, writeSecrets, type Outcome } from './batches.ts'
 import { sealCurrent, sealVersion, sizeOf } from './documents.ts'
 import { storageKeyOf } from './keys.ts'
 import { createLine, type Line, type Waiter } from './line.ts'
@@ -180,7 +180,7 @@ async function planAll (writes: Writes, taken: readonly Writer[]) {
       growth += plan.write.growth
       levels.set(state.level_id, plan.secret)
       if (plan.write.version !== null) next++
-      bytes += (plan.secret.sealed?.length ?? 0) + (plan.write.version?.sealed.length ?? 0)
+      bytes += bytesOfWrite(plan.write)
     } catch (error) {
       writer.reject(error)
     }
