@@ -57,6 +57,8 @@ async function undo (database: Database, keyring: Keyring) {
     'DROP TRIGGER keep_audit_event ON audit_events',
     'DROP TRIGGER keep_audit_events ON audit_events',
     'DROP FUNCTION keep_audit_event',
+    'DROP TABLE chain_keys',
+    'ALTER TABLE organization_counters DROP COLUMN chain_kid',
     'ALTER TABLE audit_events DROP COLUMN mac, DROP COLUMN chain_kid, DROP CONSTRAINT audit_events_numbers',
     'ALTER TABLE organization_counters DROP COLUMN event_head, ADD CONSTRAINT organization_counters_organization_id_organizations_id_fk FOREIGN KEY (organization_id) REFERENCES organizations (id) ON DELETE CASCADE',
     'DROP TABLE api_usage, billing_accounts, charges, coupon_redemptions, coupons, credits, idempotency_keys, invoices, payment_methods CASCADE',

@@ -102,6 +102,8 @@ export const organization_counters = pgTable('organization_counters', {
   next_version: count().notNull().default(1),
   next_event: count().notNull().default(1),
   event_head: bytea(),
+  /** Which of its keys the next event gets its MAC from; null for the key that every chain begins with. */
+  chain_kid: ulid(),
   /** The sum of `size_bytes` over its documents and their versions. */
   stored_bytes: count().notNull().default(0),
   /** Of an organization that was deleted: no caller records a change any more. The service itself may. */
@@ -701,6 +703,22 @@ export const late_events = pgTable('late_events', {
   event: jsonb().$type<EventRow>().notNull(),
   ...authenticated
 }, (table) => [primaryKey({ columns: [table.organization_id, table.id] })])
+
+/**
+ * Keys of an organization's chain of events, but for the one that every chain begins with, each wrapped by a master key
+ * and bound to its place. Like the events, they stay when the organization goes.
+ */
+export const chain_keys = pgTable('chain_keys', {
+  organization_id: ulid().notNull(),
+  kid: ulid().notNull(),
+  /** The first event under it; the one before hands over. */
+  from_seq: count().notNull(),
+  wrapped: bytea().notNull(),
+  ...created
+}, (table) => [
+  primaryKey({ columns: [table.organization_id, table.kid] }),
+  uniqueIndex('chain_keys_in_order').on(table.organization_id, table.from_seq)
+])
 
 /** What the operator gives away: a share of each subscription invoice, or an amount. */
 export const coupons = pgTable('coupons', {

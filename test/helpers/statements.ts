@@ -8,8 +8,8 @@ import { subscribe } from 'node:diagnostics_channel'
 export const TENANT_TABLES = [
   'organization_counters', 'organization_removals', 'members', 'api_tokens', 'former_token_hashes', 'projects',
   'project_counts', 'encryption_keys', 're_encryptions', 'targets', 'environments', 'histories', 'secrets',
-  'secret_versions', 'audit_events', 'late_events', 'teams', 'team_members', 'team_projects', 'billing_accounts',
-  'credits', 'coupon_redemptions', 'subscriptions', 'payment_methods', 'invoices', 'charges', 'refunds', 'api_usage', 'idempotency_keys'
+  'secret_versions', 'audit_events', 'late_events', 'chain_keys', 'teams', 'team_members', 'team_projects',
+  'billing_accounts', 'credits', 'coupon_redemptions', 'subscriptions', 'payment_methods', 'invoices', 'charges', 'refunds', 'api_usage', 'idempotency_keys'
 ]
 
 /** What may look beyond one organization, and why; everything else is one organization's. */
