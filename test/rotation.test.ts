@@ -321,6 +321,23 @@ t.test('RL-34: two workers share a history, and each version is moved once', asy
   t.match(await settled(at), { total: 83, moved: 83, remaining: 0 })
 })
 
+t.test('a version that somebody holds is looked at again, not at the next start of the work', {
+  skip: process.env.TEST_DATABASE_URL === undefined && 'one session: whoever holds something has the database'
+}, async (t) => {
+  const at = await serverProject()
+  const [held] = await versionsOf(at)
+  await rotateServer(at)
+  await underWay(at, 3)
+  await transaction(test.database.db, async (db) => {
+    await db.execute(
+      sql`SELECT FROM secret_versions WHERE organization_id = ${org} AND id = ${held!.id}::bigint FOR UPDATE`
+    )
+    test.app.histories.wake()
+    while ((await history(at)).re_encryption.moved < 2) await new Promise(setImmediate)
+  })
+  t.match(await settled(at), { moved: 3, remaining: 0 })
+})
+
 t.test('a client rotates with every document under its new key; the old proof is never accepted again', async (t) => {
   const { at, key } = await clientProject('first')
   const fresh = await clientKey('second battery staple')

@@ -28,10 +28,10 @@ const BATCH = { versions: 25, bytes: 256 * 1024 }
 const MOST_PENDING_BYTES = 1024 * 1024
 
 /**
- * What became of one batch: where to go on, and how many versions moved or do not open; `end` when nothing was left
- * behind `after`.
+ * What became of one batch: where to go on, how many versions moved, were held by somebody else or do not open; `end`
+ * when nothing was left behind `after`.
  */
-export interface Batch { last: Cursor, moved: number, unreadable: number[], end: boolean }
+export interface Batch { last: Cursor, moved: number, held: number, unreadable: number[], end: boolean }
 
 /**
  * Moves the next versions of a server-managed project onto its active key, in one short transaction. Each is moved
@@ -44,14 +44,15 @@ export async function moveBatch (
   return transaction(handle, async (db) => {
     const project = await lockProject(db, organization.id, { id: projectId }, 'share')
     if (project === undefined || project.encryption_type !== 'server') {
-      return { last: after, moved: 0, unreadable: [], end: true }
+      return { last: after, moved: 0, held: 0, unreadable: [], end: true }
     }
     const batch = fitting(await listWaiting(db, project, after, BATCH.versions), BATCH.bytes)
     const last = batch.at(-1)
-    if (last === undefined) return { last: after, moved: 0, unreadable: [], end: true }
+    if (last === undefined) return { last: after, moved: 0, held: 0, unreadable: [], end: true }
     const dataKey = dataKeyOf(keyring, await findActiveKeyOf(db, project))
     const unreadable: number[] = []
-    const moved = (await findWaiting(db, project, batch.map(({ id }) => id), null, 'skip')).flatMap((version) => {
+    const found = await findWaiting(db, project, batch.map(({ id }) => id), null, 'skip')
+    const moved = found.flatMap((version) => {
       const plain = plainOf(keyring, storageKey, project, version)
       if (plain === undefined) {
         unreadable.push(version.id)
@@ -63,7 +64,7 @@ export async function moveBatch (
       return sealed(storageKey, project, version, blob)
     })
     if (moved.length > 0) await moveVersions(db, project, moved)
-    return { last, moved: moved.length, unreadable, end: false }
+    return { last, moved: moved.length, held: batch.length - found.length, unreadable, end: false }
   })
 }
 
