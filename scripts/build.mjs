@@ -1,6 +1,6 @@
-// Compiles into dist/ and lays the migrations and the template of the embedded database beside the code. The driver's
-// patch is applied here and not in an install hook, so that it is also there after `npm ci --ignore-scripts` and in the
-// container.
+// Compiles into dist/ and lays some packages, the migrations and the template of the embedded database beside the code.
+// The driver's patch is applied here and not in an install hook, so that it is also there after
+// `npm ci --ignore-scripts` and in the container.
 import { spawnSync } from 'node:child_process'
 import { cpSync, existsSync, readdirSync, rmSync, statSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
@@ -11,6 +11,7 @@ const SOURCES = ['schemas', 'src', 'test', 'bench', 'examples', 'drizzle', 'patc
 export function build () {
   run('node_modules/.bin/patch-package', ['--error-on-fail'], 'ignore')
   run('node_modules/.bin/tsc', ['-p', 'tsconfig.json'])
+  run('scripts/packages.mjs')
   rmSync('dist/drizzle', { recursive: true, force: true })
   cpSync('drizzle', 'dist/drizzle', { recursive: true })
   // In a process of its own: what it takes in memory, this one would keep, and `npm start` serves in it.
@@ -24,7 +25,7 @@ export function buildIfNeeded () {
   const built = statSync(STAMP).mtimeMs
   const files = SOURCES.filter((folder) => existsSync(folder)).flatMap((folder) =>
     readdirSync(folder, { recursive: true }).map((name) => join(folder, name)))
-  if ([...files, 'package-lock.json', 'tsconfig.json'].some((file) => statSync(file).mtimeMs > built)) build()
+  if ([...files, 'package-lock.json', 'tsconfig.json', 'scripts/packages.mjs'].some((file) => statSync(file).mtimeMs > built)) build()
 }
 
 function run (script, args = [], stdout = 'inherit') {

@@ -106,6 +106,10 @@ export async function buildApp (
     forceCloseConnections: 'idle',
     return503OnClosing: false,
     exposeHeadRoutes: true,
+    // Given here, they are all that is loaded. Its types know those of Fastify's own packages alone.
+    schemaController: {
+      compilersFactory: { buildValidator: () => validatorCompiler, buildSerializer: () => serializerCompiler } as object
+    },
     routerOptions: { maxParamLength: 128, caseSensitive: true, ignoreTrailingSlash: false },
     // Without `Host` the guard refuses, so that it counts.
     http: { headersTimeout: 10_000, connectionsCheckingInterval: 1_000, requireHostHeader: false } as object,
@@ -172,8 +176,6 @@ export async function buildApp (
     await anchors.stop()
   })
   findAuthority(database.db)?.logTo(app.log)
-  app.setValidatorCompiler(validatorCompiler)
-  app.setSerializerCompiler(serializerCompiler)
 
   requestLog.install(app)
   installHeaders(app)

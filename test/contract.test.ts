@@ -1,10 +1,16 @@
+import type { TSchema } from '@sinclair/typebox'
 import { getTableColumns, is } from 'drizzle-orm'
 import { PgTable } from 'drizzle-orm/pg-core'
+import type { FastifyInstance, RouteOptions } from 'fastify'
+import { subscribe, unsubscribe } from 'node:diagnostics_channel'
 import t from 'tap'
 import { EVENTS } from '../schemas/events.ts'
 import { SCOPE_NAMES, type Ability, type Scope } from '../schemas/scopes.ts'
+import { buildApp } from '../src/app.ts'
 import { mintApiToken } from '../src/crypto/bearer.ts'
 import * as tables from '../src/db/tables.ts'
+import { serializerOf } from '../src/http/serialization.ts'
+import { judging } from '../src/http/validation.ts'
 import { RESERVED } from '../src/rules/slugs.ts'
 import { startApp, type Answer } from './helpers/app.ts'
 import {
@@ -27,6 +33,9 @@ interface Operation {
     content?: Record<string, { schema: Schema, example?: { error?: string } }>
   }>
 }
+
+/** An answer as a route declares it: by its schema, or by a schema for each type. */
+type Answered = TSchema & { content?: Record<string, { schema: TSchema }> }
 
 const service = await startApp(t)
 const document = service.app.swagger() as unknown as {
@@ -78,20 +87,50 @@ t.test('every scope guards an operation, and every operation names its scope or 
   t.strictSame(without.map(({ operation }) => operation.operationId).sort(), WITHOUT_SCOPE)
 })
 
+const build = async () => buildApp({
+  config: service.config,
+  database: service.database,
+  keyring: service.keyring,
+  costs: service.app.costs,
+  logStream: { write: () => {} }
+})
+
 t.test('TI-36: a route that does not declare its access, or a change that does not declare its event, does not boot', async (t) => {
-  const { buildApp } = await import('../src/app.ts')
-  const build = () => buildApp({
-    config: service.config,
-    database: service.database,
-    keyring: service.keyring,
-    costs: service.app.costs,
-    logStream: { write: () => {} }
-  })
   const app = await build()
   t.teardown(() => app.close())
   t.throws(() => app.get('/x', async () => 'x'), /does not declare config.access/)
   t.throws(() =>
     app.post('/x', { config: { access: 'secret:read' } }, async () => 'x'), /does not declare config.audit/)
+})
+
+t.test('every schema can be compiled, which a service does when it needs it first', async (t) => {
+  const routes: RouteOptions[] = []
+  const listen = (message: unknown) =>
+    (message as { fastify: FastifyInstance }).fastify.addHook('onRoute', (route) => { routes.push(route) })
+  subscribe('fastify.initialization', listen)
+  const app = await build()
+  unsubscribe('fastify.initialization', listen)
+  t.teardown(() => app.close())
+  const at = ({ method, url }: RouteOptions) => `${String(method)} ${url}`
+  const requests = routes.flatMap((route) => (['params', 'querystring', 'headers', 'body'] as const)
+    .flatMap((part) => route.schema?.[part] ? { at: `${at(route)} ${part}`, schema: route.schema[part] as TSchema } : []))
+  const answers = routes.flatMap((route) => Object.entries((route.schema?.response ?? {}) as Record<string, Answered>)
+    .flatMap(([status, schema]) => Object.values(schema.content ?? { schema: { schema } })
+      .map(({ schema }) => ({ at: `${at(route)} ${status}`, schema }))))
+  t.ok(requests.length > published.length && answers.length > 5 * published.length, 'those of all routes were found')
+  const failing = (schemas: { at: string, schema: unknown }[], compile: (schema: TSchema) => unknown) =>
+    schemas.filter(({ schema }) => {
+      try {
+        compile(schema as TSchema)
+        return false
+      } catch {
+        return true
+      }
+    }).map(({ at }) => at)
+  t.strictSame(failing(requests, (schema) => judging(schema)({})), [])
+  t.strictSame(failing(answers, serializerOf), [])
+  const none = [{ at: 'none', schema: { type: 'none' } }]
+  t.strictSame([failing(none, (schema) => judging(schema)({})), failing(none, serializerOf)], [['none'], ['none']])
 })
 
 // These speak the language of RFC 6749.

@@ -3,7 +3,6 @@
  * in two Unicode forms is one password (NFKC, which oslo applies on both ways), and that at most four hashes of 19 MiB
  * run at once.
  */
-import { Argon2id } from 'oslo/password'
 import { createGate, WorkOverloaded } from './bounded.ts'
 import { COSTS, type PasswordCost } from './costs.ts'
 import { random } from './primitives.ts'
@@ -20,11 +19,14 @@ export class PasswordWorkOverloaded extends WorkOverloaded {
   }
 }
 
+// With the first password: it brings a native library, which a start has no use for.
+const loadArgon2id = async () => (await import('oslo/password')).Argon2id
+
 const gate = createGate(4, 32, () => new PasswordWorkOverloaded())
 
 /** The PHC string to store for a password. Throws PasswordWorkOverloaded. */
 export async function hashPassword (password: string, cost: PasswordCost = COSTS.password): Promise<string> {
-  return await gate(() => new Argon2id(cost).hash(password))
+  return await gate(async () => new (await loadArgon2id())(cost).hash(password))
 }
 
 /**
@@ -32,7 +34,7 @@ export async function hashPassword (password: string, cost: PasswordCost = COSTS
  * PasswordWorkOverloaded.
  */
 export async function verifyPassword (hash: string, password: string): Promise<boolean> {
-  return await gate(() => new Argon2id().verify(hash, password))
+  return await gate(async () => new (await loadArgon2id())().verify(hash, password))
 }
 
 /** A password to hand to a person: six groups of four readable characters, 120 random bits. */

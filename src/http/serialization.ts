@@ -6,12 +6,15 @@ type Serializer = ReturnType<FastifySerializerCompiler<unknown>>
 const compile = SerializerSelector()()
 const compiled = new Map<string, Serializer>()
 
-/**
- * Writes answers by Fastify's own compiler, which is handed each schema once: nearly all of the thousand that routes
- * declare are the same few errors, and to compile every one takes longer than all the rest of a start.
- */
-export const serializerCompiler: FastifySerializerCompiler<unknown> = (route) => {
-  const text = JSON.stringify(route.schema)
+/** Writes answers by Fastify's own compiler. A schema is compiled when it is needed first, as those of requests are. */
+export const serializerCompiler: FastifySerializerCompiler<unknown> = ({ schema }) => {
+  let serializer: Serializer | undefined
+  return (answer) => (serializer ??= serializerOf(schema))(answer)
+}
+
+/** What writes answers of a schema. One that several routes declare is compiled once. */
+export function serializerOf (declared: unknown): Serializer {
+  const text = JSON.stringify(declared)
   const known = compiled.get(text)
   if (known !== undefined) return known
   const schema = JSON.parse(text, (_, member) => {
@@ -20,7 +23,7 @@ export const serializerCompiler: FastifySerializerCompiler<unknown> = (route) =>
     const { anyOf: _choices, ...more } = member
     return { ...more, ...words }
   })
-  const serializer = compile({ httpStatus: '', ...route, schema })
+  const serializer = compile({ httpStatus: '', method: '', url: '', schema })
   compiled.set(text, serializer)
   return serializer
 }

@@ -1,5 +1,5 @@
 import { FormatRegistry, type TSchema } from '@sinclair/typebox'
-import { TypeCompiler, ValueErrorType } from '@sinclair/typebox/compiler'
+import { TypeCompiler, ValueErrorType, type TypeCheck } from '@sinclair/typebox/compiler'
 import type { FastifySchemaCompiler, FastifySchemaValidationError } from 'fastify'
 import { ApiError } from '../rules/errors.ts'
 
@@ -15,14 +15,18 @@ const MOST_ERRORS = 20
  */
 export const validatorCompiler: FastifySchemaCompiler<TSchema> = ({ schema, httpPart }) => judging(schema, httpPart)
 
-/** Says what is wrong with a value, and where, below the path that it is at. */
+/**
+ * Says what is wrong with a value, and where, below the path that it is at. A schema is compiled when it is needed
+ * first: to compile those of all routes takes longer than any request would wait for its own.
+ */
 export function judging (schema: TSchema, httpPart = 'body') {
-  const checker = TypeCompiler.Compile(schema)
+  let compiled: TypeCheck<TSchema> | undefined
   return (input: unknown, at = ''): { value?: unknown, error?: FastifySchemaValidationError[] | ApiError } => {
     // A NUL in a path names nothing, and no database takes one.
     if (httpPart === 'params' && Object.values(input as object).some((word) => String(word).includes('\0'))) {
       return { error: new ApiError('not_found') }
     }
+    const checker = compiled ??= TypeCompiler.Compile(schema)
     const value = httpPart === 'querystring' ? fromText(schema, input as Record<string, unknown>) : input ?? {}
     if (checker.Check(value)) return { value }
     const error: FastifySchemaValidationError[] = []

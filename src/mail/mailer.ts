@@ -1,4 +1,3 @@
-import { createTransport } from 'nodemailer'
 import type { Config } from '../config.ts'
 
 /** A plain text message to one user. */
@@ -23,8 +22,30 @@ export function createMailer ({ smtp, mailFrom, publicUrl }: Config, log: (line:
   }
   if (smtp === undefined) return { send: async (mail) => notSent(mail, 'SMTP_URL is not set') }
 
+  let transport: ReturnType<typeof openTransport> | undefined
+  const from = mailFrom ?? { name: 'Strongroom', address: `no-reply@${domainOf(publicUrl)}` }
+  return {
+    send: async (mail) => {
+      try {
+        // The address is an object, so that it is not parsed: what it holds cannot become a second recipient.
+        const { to, subject, text } = mail
+        transport ??= openTransport(smtp)
+        await (await transport).sendMail({
+          from, to: { name: '', address: to }, subject, text, headers: { 'Auto-Submitted': 'auto-generated' }
+        })
+        return true
+      } catch (error) {
+        return notSent(mail, reasonOf(error as Failure))
+      }
+    }
+  }
+}
+
+// Loaded with the first mail: a start, and a service that has no mail server, need none of it.
+async function openTransport (smtp: NonNullable<Config['smtp']>) {
+  const { createTransport } = await import('nodemailer')
   const isLocal = LOOPBACK.test(smtp.host)
-  const transport = createTransport({
+  return createTransport({
     ...smtp,
     requireTLS: !smtp.secure && !isLocal,
     // A relay on this machine may do without TLS, so its certificate, most often made by itself, protects nothing.
@@ -36,21 +57,6 @@ export function createMailer ({ smtp, mailFrom, publicUrl }: Config, log: (line:
     disableFileAccess: true,
     disableUrlAccess: true
   })
-  const from = mailFrom ?? { name: 'Strongroom', address: `no-reply@${domainOf(publicUrl)}` }
-  return {
-    send: async (mail) => {
-      try {
-        // The address is an object, so that it is not parsed: what it holds cannot become a second recipient.
-        const { to, subject, text } = mail
-        await transport.sendMail({
-          from, to: { name: '', address: to }, subject, text, headers: { 'Auto-Submitted': 'auto-generated' }
-        })
-        return true
-      } catch (error) {
-        return notSent(mail, reasonOf(error as Failure))
-      }
-    }
-  }
 }
 
 // Mail servers refuse an IP address in the place of a domain.
