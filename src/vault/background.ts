@@ -53,7 +53,7 @@ export function createBackground (
   }
 }
 
-/** A pause as long as the piece before it took: requests come first. */
-export async function rest (began: number): Promise<void> {
-  await new Promise((resolve) => { setTimeout(resolve, Math.max(SHORTEST_REST, performance.now() - began)) })
+/** A pause as long as the piece before it took, and `least`: requests come first. */
+export async function rest (began: number, least = SHORTEST_REST): Promise<void> {
+  await new Promise((resolve) => { setTimeout(resolve, Math.max(least, performance.now() - began)) })
 }

@@ -1,4 +1,3 @@
-import { setTimeout } from 'node:timers/promises'
 import type { Keyring } from '../crypto/keyring.ts'
 import { databaseError, type Db } from '../db/database.ts'
 import { listReEncryptions, START } from '../repositories/histories.ts'
@@ -62,7 +61,7 @@ export function createHistoryWorker ({ db, keyring, log }: { db: Db, keyring: Ke
       }
       return false
     }
-    while (await pass()) await setTimeout(LOOK_AGAIN)
+    while (await pass()) await rest(performance.now(), LOOK_AGAIN)
   }
 
   return createBackground(async (isStopped) => {
