@@ -22,6 +22,6 @@ export const EVENTS = [
   'subscription.end', 'payment-method.create', 'payment-method.update', 'payment-method.delete',
   'charge.create', 'charge.fail', 'charge.report', 'refund.create', 'refund.pay', 'refund.fail', 'refund.report',
   'coupon.redeem', 'coupon.remove', 'invoice.pay', 'invoice.void',
-  'integrity.violation', 'integrity.adopt'
+  'chain-key.rotate', 'integrity.violation', 'integrity.adopt'
 ] as const
 export type EventName = (typeof EVENTS)[number]

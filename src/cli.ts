@@ -7,13 +7,13 @@ import { ORGANIZATION_STATUSES, type OrganizationStatus } from '../schemas/organ
 import { canonicalAbilities } from '../schemas/scopes.ts'
 import { NAME_LENGTH } from '../schemas/shapes.ts'
 import { EMAIL_LENGTH, EMAIL_PATTERN, PASSWORD, ROLES, type Role } from '../schemas/users.ts'
-import { describeVerified, exportEvents, verifyAudit } from './commands/audit.ts'
+import { describeVerified, exportEvents, rotateChainKeys, verifyAudit } from './commands/audit.ts'
 import {
   addCoupon, describeCoupons, describeRefunds, exportInvoices, setPrice, settle, stopCoupon
 } from './commands/billing.ts'
 import { addClient, CLIENT_ID, describeClients, switchClient } from './commands/clients.ts'
 import { initialize } from './commands/initialize.ts'
-import { lineOf, migrate, open, StartError } from './commands/open.ts'
+import { lineOf, migrate, open, StartError, type Opened } from './commands/open.ts'
 import { addOrganization, describeOrganizations, setOrganization } from './commands/organizations.ts'
 import { report, rewrap } from './commands/rewrap.ts'
 import { serve } from './commands/serve.ts'
@@ -63,6 +63,8 @@ const USAGE = `Usage: strongroom COMMAND
                                           check the audit in the database, or in an export without one
   audit export [--organization ID] [--since TIME]
                                           the audit as lines of JSON, with what its verification needs
+  audit rotate-key --organization ID | --all
+                                          give what is recorded from now on a key of its own
   coupon add --code CODE [--percent N] [--amount N --currency CODE] [--valid-until TIME] [--redemptions N]
                                           make a coupon; amounts are in minor units
   coupon end --code CODE                  end it, for whoever has it too
@@ -353,8 +355,18 @@ const COMMANDS: Record<string, (args: string[]) => Promise<number>> = {
     export: async (args) => {
       const { organization, since } = parse(args, { organization: { type: 'string' }, since: { type: 'string' } })
       const from = sinceOf(since)
-      return withDatabase(async (database) => {
-        for await (const lines of exportEvents(database, { organization, since: from })) await write(lines)
+      return withOpened(async (opened) => {
+        for await (const lines of exportEvents(opened, { organization, since: from })) await write(lines)
+      })
+    },
+
+    'rotate-key': async (args) => {
+      const { organization, all } = parse(args, { organization: { type: 'string' }, all: { type: 'boolean' } })
+      if ((organization === undefined) === (all !== true)) {
+        throw new UsageError('audit rotate-key needs --organization ID, or --all')
+      }
+      return withOpened(async (opened) => {
+        for await (const line of rotateChainKeys(opened, organization)) await write(line)
       })
     }
   }),
@@ -471,16 +483,19 @@ async function write (text: string): Promise<void> {
   if (!process.stdout.write(text)) await new Promise((resolve) => { process.stdout.once('drain', resolve) })
 }
 
-async function withDatabase (act: (database: Database, config: Config) => Promise<void>): Promise<number> {
+async function withOpened (act: (opened: Opened, config: Config) => Promise<void>): Promise<number> {
   const config = loadConfig(process.env)
-  const { database } = await open(config)
+  const opened = await open(config)
   try {
-    await act(database, config)
+    await act(opened, config)
     return 0
   } finally {
-    await database.close()
+    await opened.database.close()
   }
 }
+
+const withDatabase = (act: (database: Database, config: Config) => Promise<void>) =>
+  withOpened(({ database }, config) => act(database, config))
 
 // The link is printed before anything is mailed: whatever the mail server does, the operator has it.
 async function handOver (

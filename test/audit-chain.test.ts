@@ -3,7 +3,7 @@ import { writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { and, asc, eq, gte, sql } from 'drizzle-orm'
 import t from 'tap'
-import { describeVerified, exportEvents, readAnchors, verifyDatabase, verifyFile } from '../src/commands/audit.ts'
+import { describeVerified, readAnchors, verifyDatabase, verifyFile } from '../src/commands/audit.ts'
 import { generateMasterKey } from '../src/crypto/keyring.ts'
 import { random, takeKey } from '../src/crypto/primitives.ts'
 import { chainOf, type ChainedColumn } from '../src/db/chain.ts'
@@ -12,6 +12,7 @@ import { audit_events } from '../src/db/tables.ts'
 import { createChain, eventMac } from '../src/vault/chain.ts'
 import { Anchors, type Verified } from '../src/vault/verification.ts'
 import { makeLevel, startApp, type Caller } from './helpers/app.ts'
+import { chainsOf, collect } from './helpers/chains.ts'
 import { command, scratchDirectory } from './helpers/process.ts'
 import { beside } from './helpers/statements.ts'
 
@@ -20,6 +21,7 @@ import { beside } from './helpers/statements.ts'
 const service = await startApp(t)
 const { database, keyring } = service
 const scratch = scratchDirectory(t)
+const { inDatabase, exported, inFile, tampered, anchorsOf } = chainsOf(service, scratch)
 const STORED = 8
 
 /** An organization with some events of its own. */
@@ -33,64 +35,12 @@ async function world (): Promise<Caller> {
   return caller
 }
 
-async function collect (all: AsyncIterable<Verified>): Promise<Record<string, Verified>> {
-  const found: Record<string, Verified> = {}
-  for await (const one of all) found[one.organization] = one
-  return found
-}
-
-const inDatabase = (anchors = new Anchors()) => collect(verifyDatabase({ database, keyring }, {}, anchors))
-
-async function exported (since?: Date): Promise<string> {
-  let text = ''
-  for await (const lines of exportEvents(database, { since })) text += lines
-  return text
-}
-
-let files = 0
-async function inFile (text: string, anchors = new Anchors()): Promise<Record<string, Verified>> {
-  const file = join(scratch, `export-${++files}.jsonl`)
-  writeFileSync(file, text)
-  return collect(verifyFile(keyring, file, {}, anchors))
-}
-
 const [own, other] = [await world(), await world()]
 const [mine, theirs] = [`organization_id = '${own.organization}'`, `organization_id = '${other.organization}'`]
 const [{ last }] = await service.sql(`SELECT max(seq)::int AS last FROM audit_events WHERE ${mine}`) as [{ last: number }]
 const COLUMNS = 'occurred_at, action, actor_type, actor_id, resource_type, resource_id, request_id, ip, user_agent, details, chain_kid, mac'
 const endAt = (seq: number) => `UPDATE organization_counters SET next_event = ${seq} + 1,
   event_head = (SELECT mac FROM audit_events WHERE ${mine} AND seq = ${seq}) WHERE ${mine}`
-
-/** Does something to the rows as whoever owns the table can, and puts everything back. */
-async function tampered (statements: readonly string[], look: () => Promise<void>): Promise<void> {
-  for (const one of [
-    'CREATE TABLE kept_events AS SELECT * FROM audit_events',
-    'CREATE TABLE kept_counters AS SELECT * FROM organization_counters',
-    'ALTER TABLE audit_events DISABLE TRIGGER USER, DROP CONSTRAINT audit_events_numbers',
-    ...statements
-  ]) await service.sql(one)
-  try {
-    await look()
-  } finally {
-    for (const one of [
-      'DELETE FROM audit_events', 'INSERT INTO audit_events SELECT * FROM kept_events',
-      'DELETE FROM organization_counters', 'INSERT INTO organization_counters SELECT * FROM kept_counters',
-      'DROP TABLE kept_events, kept_counters',
-      'ALTER TABLE audit_events ENABLE TRIGGER USER, ADD CONSTRAINT audit_events_numbers CHECK (seq > 0)'
-    ]) await service.sql(one)
-  }
-}
-
-/** The anchors that the service writes when it is asked for them. */
-async function anchorsOf (): Promise<Anchors> {
-  const anchors = new Anchors()
-  for (const { organization_id, next_event, event_head } of await service.sql(
-    'SELECT organization_id, next_event::int, event_head FROM organization_counters'
-  ) as { organization_id: string, next_event: number, event_head: Buffer }[]) {
-    anchors.add({ organization: organization_id, sequence: next_event - 1, mac: event_head })
-  }
-  return anchors
-}
 
 t.test('what was recorded verifies, in the database and in an export of all or of the last part', async (t) => {
   const all = await inDatabase()
@@ -362,9 +312,9 @@ t.test('AU-07: while forty write and read, everything verifies, in the database 
 
 t.test('AU-07: an anchor is due a thousand events after the last one, or ten minutes after the first without', async (t) => {
   let now = 0
-  const chain = createChain('events', takeKey(random(32)), () => now)
+  const chain = createChain('events', takeKey(random(32)), () => takeKey(random(32)), () => now)
   const record = (id: string, sequence: number) =>
-    chain.recorded(id, { next_event: sequence + 1, event_head: Buffer.alloc(32) })
+    chain.recorded(id, { next_event: sequence + 1, event_head: Buffer.alloc(32), chain_kid: null })
   t.same(chain.due(), [])
   for (let sequence = 1; sequence <= 1_000; sequence++) record('busy', sequence)
   record('quiet', 1)

@@ -86,7 +86,7 @@ const STATEMENTS: Record<string, number> = {
   deleteEnvironment: 16,
   deleteTarget: 15,
   deleteProject: 13,
-  createOrganization: 12,
+  createOrganization: 13,
   updateOrganization: 6,
   putOrganization: 6,
   deleteOrganization: 10,

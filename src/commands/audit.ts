@@ -3,17 +3,22 @@ import type { Config } from '../config.ts'
 import { IntegrityError } from '../crypto/at-rest.ts'
 import { MasterKeyMissing, type Keyring } from '../crypto/keyring.ts'
 import type { Db } from '../db/database.ts'
+import type { ChainKeyRow } from '../db/events.ts'
 import { findBefore, findChain, listChains, readChain, type ChainRow } from '../repositories/chains.ts'
 import { findServiceKey } from '../repositories/master-keys.ts'
 import { findOrganization } from '../repositories/organizations.ts'
-import { FIRST_CHAIN_KEY, openChainKey } from '../vault/chain.ts'
-import { Anchors, ChainVerifier, type Chain, type ChainKeys, type Verified } from '../vault/verification.ts'
+import {
+  exportMac, FIRST_CHAIN_KEY, openChainKey, openFirstKey, rotateChainKey, type ExportedChain
+} from '../vault/chain.ts'
+import { Anchors, ChainVerifier, type ChainKey, type ChainKeys, type Verified } from '../vault/verification.ts'
+import { insist } from './insist.ts'
 import { open, openKeyring, StartError, type Opened } from './open.ts'
 
-// Chains of events, verified and exported. An export is lines of JSON: what it is, with the wrapped key; then for each
-// organization what its counter says and its events; and how many there were of both.
+// Chains of events, verified, exported and handed over to other keys. An export is lines of JSON: what it is, with the
+// wrapped key that every chain begins with; then for each organization the other keys of its chain, what its counter
+// says, with a MAC, and its events; and how many there were of both.
 
-const FORMAT = 'strongroom audit export 1'
+const FORMAT = 'strongroom audit export 2'
 
 // Characters of a line: an event has some thousand at most. A longer one is none of ours.
 const MOST_LINE = 256 * 1024
@@ -51,6 +56,19 @@ export async function verifyAudit (
   }
 }
 
+/**
+ * Hands the chains of one organization, or of all, over to new keys, and tells of each. What is recorded meanwhile
+ * comes before or behind; ended in the middle, it can be begun again.
+ */
+export async function * rotateChainKeys (
+  { database: { db }, keyring }: Opened, organization: string | undefined
+): AsyncGenerator<string> {
+  for (const id of await organizationsOf(db, { organization })) {
+    const key = await insist(() => rotateChainKey(db, keyring, id))
+    if (key !== undefined) yield `${id}: events from ${key.from_seq} on are under the key ${key.kid}\n`
+  }
+}
+
 /** What came of a chain, in a line for the operator. */
 export function describeVerified ({ organization, after, events, last, broken }: Verified): string {
   if (broken === null) {
@@ -65,13 +83,13 @@ export function describeVerified ({ organization, after, events, last, broken }:
 export async function * verifyDatabase (
   { database: { db }, keyring }: Opened, asked: Asked, anchors: Anchors
 ): AsyncGenerator<Verified> {
-  const keys = keysOf(keyring, await wrappedKey(db))
+  const first = firstKey(keyring, await wrappedKey(db))
   for (const organization of await organizationsOf(db, asked, anchors)) {
     // Before the end is looked up, so that it is not behind that.
     const after = asked.since && await findBefore(db, organization, asked.since)
-    const { last, ...head } = await findChain(db, organization)
+    const { last, head, keys } = await findChain(db, organization)
     const chain = { organization_id: organization, ...head, after: after ?? null }
-    const verifier = new ChainVerifier(chain, keys, anchors)
+    const verifier = new ChainVerifier(chain, keysOf(keyring, first, keys), anchors)
     for await (const events of readChain(db, organization, after?.seq ?? null, last)) {
       if (!events.every((event) => verifier.add(event))) break
     }
@@ -81,21 +99,26 @@ export async function * verifyDatabase (
 
 /** The lines of an export. `since` leaves out what happened before: what is left is verified behind that. */
 export async function * exportEvents (
-  { db }: Opened['database'], { organization, since }: Asked
+  { database: { db }, keyring }: Opened, { organization, since }: Asked
 ): AsyncGenerator<string> {
   const line = (value: object) => `${JSON.stringify(value)}\n`
   const organizations = await organizationsOf(db, { organization })
-  yield line({
-    format: FORMAT,
-    organization: organization === undefined ? null : organizations[0],
-    since: since ?? null,
-    key: (await wrappedKey(db)).toString('base64')
-  })
+  const only = organization === undefined ? null : organizations[0]!
+  const from = since?.toISOString() ?? null
+  const wrapped = await wrappedKey(db)
+  const first = firstKey(keyring, wrapped)
+  yield line({ format: FORMAT, organization: only, since: from, key: wrapped.toString('base64') })
   let events = 0
   for (const id of organizations) {
     const after = since && await findBefore(db, id, since)
-    const { last, next_event, event_head } = await findChain(db, id)
-    yield line({ organization: id, next_event, event_head: hexOf(event_head), after: toAfter(after) })
+    const { last, head, keys } = await findChain(db, id)
+    const begin = (after?.seq ?? 0) + 1
+    const needed = keys.filter((_key, i) => (keys[i + 1]?.from_seq ?? Infinity) > begin)
+    for (const { kid, ...key } of needed) yield line({ chain_key: kid, ...key, wrapped: key.wrapped.toString('base64') })
+    const { event_head, ...chain } = head
+    const { key } = keysOf(keyring, first, keys).at(-1)!
+    const mac = exportMac(key, { organization_id: id, only, since: from, after: after ?? null, ...head })
+    yield line({ organization: id, ...chain, event_head: hexOf(event_head), after: toAfter(after), mac: hexOf(mac) })
     for await (const rows of readChain(db, id, after?.seq ?? null, last)) {
       events += rows.length
       yield rows.map(({ mac, ...event }) => line({ ...event, mac: hexOf(mac) })).join('')
@@ -111,11 +134,11 @@ export async function * exportEvents (
 export async function * verifyFile (
   keyring: Keyring, file: string, asked: Asked, anchors: Anchors
 ): AsyncGenerator<Verified> {
-  let keys: ChainKeys | undefined
+  let first: ChainKey | undefined
+  let rows: ChainKeyRow[] = []
   let verifier: ChainVerifier | undefined
   let isBroken = false
-  let isFromFirst = false
-  let exported: string | null = null
+  let exported: { only: string | null, since: string | null } = { only: null, since: null }
   let told: Counts | undefined
   const counted: Counts = { organizations: 0, events: 0 }
   const wanted = asked.organization?.toUpperCase()
@@ -129,23 +152,28 @@ export async function * verifyFile (
   for await (const text of linesOf(file)) {
     const value = readLine(text)
     if (told !== undefined) throw new StartError(`${file} goes on behind its last line`)
-    if (keys === undefined) {
+    if (first === undefined) {
       if (value?.format !== FORMAT || typeof value.key !== 'string') {
-        throw new StartError(`${file} is no export of the audit`)
+        throw new StartError(`${file} is no export of the audit, or one of another build`)
       }
-      keys = keysOf(keyring, Buffer.from(value.key, 'base64'))
-      isFromFirst = value.since === null
-      exported = typeof value.organization === 'string' ? value.organization : null
+      first = firstKey(keyring, Buffer.from(value.key, 'base64'))
+      exported = { only: textOf(value.organization), since: textOf(value.since) }
+    } else if (value !== undefined && typeof value.chain_key === 'string') {
+      yield * end()
+      rows.push(chainKeyOf(value, value.chain_key))
     } else if (value !== undefined && typeof value.organization === 'string') {
       yield * end()
       counted.organizations++
       if (wanted === undefined || wanted === value.organization) {
         seen.add(value.organization)
-        // An export of everything begins at the first event, whatever somebody has written into it.
-        const { after, ...chain } = value
-        const from = { ...chain, after: isFromFirst ? null : after }
-        verifier = new ChainVerifier(chainOf(value.organization, from), keys, anchors)
+        const keys = keysOf(keyring, first, rows)
+        const chain = chainOf(value.organization, exported, value)
+        const mac = bytesOf(value.mac)
+        const isForged = mac === null || !exportMac(keys.at(-1)!.key, chain).equals(mac)
+        // What nobody vouches for begins at the first event, whatever it says.
+        verifier = new ChainVerifier({ ...chain, ...(isForged && { after: null, isForged }) }, keys, anchors)
       }
+      rows = []
     } else if (value !== undefined && typeof value.events === 'number') {
       told = { organizations: Number(value.organizations), events: value.events }
     } else {
@@ -156,16 +184,16 @@ export async function * verifyFile (
     }
   }
   yield * end()
-  if (keys === undefined) throw new StartError(`${file} is empty`)
+  if (first === undefined) throw new StartError(`${file} is empty`)
   if (told === undefined) throw new StartError(`${file} is cut off: it has no last line`)
   // Of whom an anchor tells and the export does not, everything is missing.
   for (const organization of anchors.organizations()) {
-    const isExported = exported === null || exported === organization
+    const isExported = exported.only === null || exported.only === organization
     if (seen.has(organization) || !isExported || (wanted ?? organization) !== organization) continue
     seen.add(organization)
     isBroken = true
     yield new ChainVerifier(
-      { organization_id: organization, next_event: 1, event_head: null, after: null }, keys, anchors
+      { organization_id: organization, next_event: 1, event_head: null, chain_kid: null, after: null }, [first], anchors
     ).end()
   }
   if (wanted !== undefined && seen.size === 0) {
@@ -214,14 +242,29 @@ async function wrappedKey (db: Db): Promise<Buffer> {
   return key.wrapped
 }
 
-function keysOf (keyring: Keyring, wrapped: Buffer): ChainKeys {
+function firstKey (keyring: Keyring, wrapped: Buffer): ChainKey {
+  const key = opened(() => openFirstKey(keyring, wrapped))
+  if (key === undefined) throw new StartError('The key that chains events does not open')
+  return { kid: FIRST_CHAIN_KEY, from_seq: 1, key }
+}
+
+// One that does not open is none: the event that hands over to it is then broken, as where the row is gone.
+function keysOf (keyring: Keyring, first: ChainKey, rows: readonly ChainKeyRow[]): ChainKeys {
+  const others = rows.flatMap((row) => {
+    const key = opened(() => openChainKey(keyring, row))
+    return key === undefined ? [] : [{ kid: row.kid, from_seq: row.from_seq, key }]
+  })
+  return [first, ...others.sort((a, b) => a.from_seq - b.from_seq)]
+}
+
+function opened (open: () => ChainKey['key']): ChainKey['key'] | undefined {
   try {
-    return new Map([[FIRST_CHAIN_KEY, openChainKey(keyring, wrapped)]])
+    return open()
   } catch (error) {
     if (error instanceof MasterKeyMissing) {
-      throw new StartError(`Master key ${error.id} is missing: the key that chains events is wrapped by it`)
+      throw new StartError(`Master key ${error.id} is missing: a key that chains events is wrapped by it`)
     }
-    if (error instanceof IntegrityError) throw new StartError('The key that chains events does not open')
+    if (error instanceof IntegrityError) return undefined
     throw error
   }
 }
@@ -262,17 +305,30 @@ function eventOf (value: Record<string, unknown>): ChainRow | undefined {
   return { ...value, occurred_at: new Date(occurred_at), mac: bytesOf(mac) } as unknown as ChainRow
 }
 
-function chainOf (organization_id: string, { next_event, event_head, after }: Record<string, unknown>): Chain {
-  const { seq, mac } = (after ?? {}) as Record<string, unknown>
+function chainOf (
+  organization_id: string, exported: { only: string | null, since: string | null }, value: Record<string, unknown>
+): ExportedChain {
+  const { seq, mac } = (value.after ?? {}) as Record<string, unknown>
   const before = bytesOf(mac)
   return {
     organization_id,
-    next_event: Number(next_event),
-    event_head: bytesOf(event_head),
+    ...exported,
+    next_event: Number(value.next_event),
+    event_head: bytesOf(value.event_head),
+    chain_kid: textOf(value.chain_kid),
     after: before === null ? null : { seq: Number(seq), mac: before }
   }
 }
 
+// Of whatever else is there, nothing opens.
+const chainKeyOf = (value: Record<string, unknown>, kid: string): ChainKeyRow => ({
+  organization_id: textOf(value.organization_id) ?? '',
+  kid,
+  from_seq: Number(value.from_seq),
+  wrapped: Buffer.from(textOf(value.wrapped) ?? '', 'base64')
+})
+
+const textOf = (value: unknown): string | null => typeof value === 'string' ? value : null
 const toAfter = (after: { seq: number, mac: Buffer } | undefined) =>
   after === undefined ? null : { seq: after.seq, mac: hexOf(after.mac) }
 const hexOf = (bytes: Buffer | null) => bytes === null ? null : bytes.toString('hex')

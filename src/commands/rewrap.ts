@@ -1,24 +1,21 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import { IntegrityError } from '../crypto/at-rest.ts'
 import { MasterKeyMissing, type Keyring } from '../crypto/keyring.ts'
-import { databaseError, DatabaseUnavailable, transaction, type Db } from '../db/database.ts'
+import { transaction, type Db } from '../db/database.ts'
 import {
-  countWrapped, deleteCanary, lockFactors, lockServiceKeys, lockStorageKeys, lockWrappedKeys, updateFactors,
-  updateServiceKeys, updateStorageKeys, updateWrappedKeys
+  countWrapped, deleteCanary, lockChainKeys, lockFactors, lockServiceKeys, lockStorageKeys, lockWrappedKeys,
+  updateChainKeys, updateFactors, updateServiceKeys, updateStorageKeys, updateWrappedKeys
 } from '../repositories/master-keys.ts'
 import {
-  holdCanary, rewrapFactor, rewrapKey, rewrapServiceKey, rewrapStorageKey, type Rewrapped
+  holdCanary, rewrapChainKey, rewrapFactor, rewrapKey, rewrapServiceKey, rewrapStorageKey, type Rewrapped
 } from '../vault/master-keys.ts'
+import { insist, PATIENCE } from './insist.ts'
 import type { Opened } from './open.ts'
 
 const BATCH = 200
 
 // An instance that still wraps under an older key makes new work meanwhile; whoever runs us is told when it goes on.
 const PASSES = 5
-
-// Milliseconds. A rotation may have a key's row for a minute.
-const PATIENCE = 90_000
-const PAUSE = 500
 
 /** What a re-wrap came to. */
 export interface Outcome {
@@ -47,6 +44,9 @@ const STORAGE_KEYS = {
 }
 const KEYS = { name: 'encryption_keys', first: 0, lock: lockWrappedKeys, rewrap: rewrapKey, update: updateWrappedKeys }
 
+const CHAIN_KEYS = {
+  name: 'chain_keys', first: '', lock: lockChainKeys, rewrap: rewrapChainKey, update: updateChainKeys
+}
 const FACTORS = { name: 'second_factors', first: 0, lock: lockFactors, rewrap: rewrapFactor, update: updateFactors }
 
 /**
@@ -61,6 +61,7 @@ export async function rewrap ({ database, keyring }: Opened, patience = PATIENCE
   for (let pass = 1; pass <= PASSES; pass++) {
     failures = []
     let moved = await passOver(database.db, keyring, SERVICE_KEYS, failures, patience)
+    moved += await passOver(database.db, keyring, CHAIN_KEYS, failures, patience)
     moved += await passOver(database.db, keyring, STORAGE_KEYS, failures, patience)
     moved += await passOver(database.db, keyring, KEYS, failures, patience)
     moved += await passOver(database.db, keyring, FACTORS, failures, patience)
@@ -152,18 +153,5 @@ class StillWraps extends Error {
   constructor (values: number) {
     super('the master key still wraps something')
     this.values = values
-  }
-}
-
-// A row that somebody else has, or a database that is restarted, is waited for.
-async function insist<T> (work: () => Promise<T>, patience: number): Promise<T> {
-  for (const until = performance.now() + patience; ;) {
-    try {
-      return await work()
-    } catch (error) {
-      const shown = databaseError(error)
-      if (!(shown instanceof DatabaseUnavailable) || performance.now() > until) throw shown
-    }
-    await sleep(PAUSE)
   }
 }

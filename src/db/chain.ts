@@ -1,9 +1,10 @@
 import { is, sql, type SQL } from 'drizzle-orm'
 import { PgTransaction } from 'drizzle-orm/pg-core'
-import { authorityOf, macOf } from './authority.ts'
+import { authorityOf, macOf, tampered } from './authority.ts'
 import { callerCtes, callersLive } from './caller.ts'
 import {
-  CLOCK, expectedHeads, headOf, insertEvents, type EventChain, type EventRow, type Head, type HeadRow
+  CLOCK, expectedHeads, HAND_OVER, headOf, insertEvents, type ChainKeyRow, type EventChain, type EventRow, type Head,
+  type HeadRow
 } from './events.ts'
 import type { Db } from './handle.ts'
 import { makeId } from './ids.ts'
@@ -49,17 +50,22 @@ export interface SealedEvents {
   after: ReadonlyMap<string, Head>
 }
 
-/** Numbers events behind the heads of their organizations, in this order, and makes their MACs. */
+/**
+ * Numbers events behind the heads of their organizations, in this order, and makes their MACs. The keys that the heads
+ * name are at hand.
+ */
 export function sealEvents (db: Db, heads: ReadonlyMap<string, Head>, rows: readonly EventRow[]): SealedEvents {
   const chain = chainOf(db)
   const now = chain.now()
   const after = new Map(heads)
   const events = rows.map((row) => {
-    const { next_event: seq, event_head } = after.get(row.organization_id)!
+    const { next_event: seq, event_head, chain_kid } = after.get(row.organization_id)!
     const occurred_at = row.occurred_at === undefined ? now : new Date(row.occurred_at)
-    const event = { ...row, seq, occurred_at, chain_kid: chain.kid }
+    const event = { ...row, seq, occurred_at, chain_kid: chain_kid ?? chain.kid }
     const mac = chain.mac(event, event_head)
-    after.set(row.organization_id, { next_event: seq + 1, event_head: mac })
+    after.set(row.organization_id, {
+      next_event: seq + 1, event_head: mac, chain_kid: row.action === HAND_OVER ? row.resource_id : chain_kid
+    })
     return { ...event, mac: mac.toString('hex') }
   })
   return {
@@ -105,7 +111,7 @@ function learn (db: Db, rows: readonly Told[], asked: number): Map<string, Head>
 
 const takeWithCaller = preparedSql<Told, { organization_id: string, callers: string }>('take_head', ($) => sql`
   WITH ${callerCtes($('callers'))}
-  SELECT organization_id, next_event, event_head, ${CLOCK} AS clock FROM organization_counters
+  SELECT organization_id, next_event, event_head, chain_kid, ${CLOCK} AS clock FROM organization_counters
   WHERE organization_id = ${$('organization_id')}::char(26) AND ${callersLive}
     AND (NOT is_closed OR NOT EXISTS (SELECT FROM caller))
   FOR NO KEY UPDATE`)
@@ -128,28 +134,41 @@ const take = (name: string, held: 'SKIP LOCKED' | '') =>
     WITH setting AS MATERIALIZED (
       SELECT CASE WHEN ${$('synchronous_commit')}::text = 'off' THEN set_config('synchronous_commit', 'off', true) END
     )
-    SELECT organization_id, next_event, event_head, ${CLOCK} AS clock FROM organization_counters
+    SELECT organization_id, next_event, event_head, chain_kid, ${CLOCK} AS clock FROM organization_counters
     WHERE organization_id IN ${these($('ids'))} AND (SELECT count(*) FROM setting) = 1
     ORDER BY organization_id FOR NO KEY UPDATE ${sql.raw(held)}`)
 const TAKE = { free: take('take_free_heads', 'SKIP LOCKED'), 'in turn': take('take_heads', '') }
 
-/** Takes counters until the end of the transaction: those that are `free`, or all, `in turn` with who holds them. */
+/**
+ * Takes counters until the end of the transaction: those that are `free`, without those behind which nothing can be
+ * recorded, or all, `in turn` with who holds them.
+ */
 export async function takeHeads (
   db: Db, ids: Ids, which: keyof typeof TAKE, synchronousCommit: SynchronousCommit = 'on'
 ): Promise<Map<string, Head>> {
   requireTransaction(db)
   const asked = performance.now()
-  return learn(db, await TAKE[which](db, { ids: idsJson(ids), synchronous_commit: synchronousCommit }), asked)
+  const heads = learn(db, await TAKE[which](db, { ids: idsJson(ids), synchronous_commit: synchronousCommit }), asked)
+  if (which === 'free') for (const id of await openKeys(db, heads)) heads.delete(id)
+  return heads
 }
 
 const lookUp = preparedSql<Told, { ids: string }>('find_heads', ($) => sql`
-  SELECT organization_id, next_event, event_head, ${CLOCK} AS clock FROM organization_counters
+  SELECT organization_id, next_event, event_head, chain_kid, ${CLOCK} AS clock FROM organization_counters
   WHERE organization_id IN ${these($('ids'))}`)
 
 /**
- * Where chains end as far as this process knows; what it does not know it looks up. None of those where it guessed
- * wrong just now.
+ * Where a chain ends as far as this process knows, to go by that. Undefined where it does not know, has not opened the
+ * chain's key yet, or guessed wrong just now.
  */
+export function guessHead (db: Db, organizationId: string): Head | undefined {
+  const { heads, isMissedOften, hasKey } = chainOf(db)
+  if (isMissedOften(organizationId)) return undefined
+  const head = heads.get(organizationId)
+  return head !== undefined && hasKey(organizationId, head.chain_kid) ? head : undefined
+}
+
+/** `guessHead` of several, of which it looks up what this process does not know. */
 export async function findHeads (db: Db, all: Ids): Promise<Map<string, Head>> {
   const { heads, isMissedOften } = chainOf(db)
   const ids = [...new Set(all)].filter((id) => !isMissedOften(id))
@@ -159,9 +178,28 @@ export async function findHeads (db: Db, all: Ids): Promise<Map<string, Head>> {
     learn(db, await lookUp(db, { ids: idsJson(unknown) }), asked)
   }
   return new Map(ids.flatMap((id) => {
-    const head = heads.get(id)
+    const head = guessHead(db, id)
     return head === undefined ? [] : [[id, head]]
   }))
+}
+
+const findKeys = preparedSql<Omit<ChainKeyRow, 'from_seq'> & { from_seq: string }, { wanted: string }>(
+  'chain_keys', ($) => sql`
+  SELECT chain_keys.organization_id, chain_keys.kid, from_seq, wrapped
+  FROM jsonb_to_recordset(${$('wanted')}::jsonb) AS wanted (organization_id char(26), kid char(26))
+  JOIN chain_keys ON chain_keys.organization_id = wanted.organization_id AND chain_keys.kid = wanted.kid`)
+
+// Whoever took a counter opens the key that it names, once in a process. Answers whose key is not there or does not
+// open: nothing more can be recorded of them, which is the trouble of no other organization.
+async function openKeys (db: Db, heads: ReadonlyMap<string, Head>): Promise<string[]> {
+  const chain = chainOf(db)
+  const without = () => [...heads].filter(([id, { chain_kid }]) => !chain.hasKey(id, chain_kid))
+  const wanted = without().map(([organization_id, { chain_kid }]) => ({ organization_id, kid: chain_kid }))
+  if (wanted.length === 0) return []
+  for (const row of await findKeys(db, { wanted: JSON.stringify(wanted) })) {
+    chain.openKey({ ...row, from_seq: Number(row.from_seq) })
+  }
+  return without().map(([id]) => id)
 }
 
 const append = (name: string, beside: ($: Value) => SQL = () => sql``) =>
@@ -191,6 +229,7 @@ export async function appendEvents (
   db: Db, heads: ReadonlyMap<string, Head>, rows: readonly EventRow[],
   { growth = 0, late }: { growth?: number, late?: readonly (EventRow & { occurred_at: string })[] } = {}
 ): Promise<void> {
+  if ((await openKeys(db, heads)).length > 0) tampered()
   const { after, ...values } = sealEvents(db, heads, rows)
   const recorded = late === undefined
     ? await appendTaken(db, { ...values, growth })
@@ -223,7 +262,7 @@ const recordFree = preparedSql<Guessed, { heads: string, events: string, synchro
       CASE WHEN ${$('synchronous_commit')}::text = 'off' THEN set_config('synchronous_commit', 'off', true) END
     FROM (${expectedHeads($('heads'))}) AS head
   ), free AS (
-    SELECT organization_id, next_event, event_head FROM organization_counters
+    SELECT organization_id, next_event, event_head, chain_kid FROM organization_counters
     WHERE organization_id IN (SELECT organization_id FROM expected)
     ORDER BY organization_id FOR NO KEY UPDATE SKIP LOCKED
   ), counter AS (
@@ -233,7 +272,7 @@ const recordFree = preparedSql<Guessed, { heads: string, events: string, synchro
       AND free.next_event = expected.next_event AND free.event_head IS NOT DISTINCT FROM expected.event_head
     RETURNING organization_counters.organization_id
   ), event AS (${insertEvents($('events'))})
-  SELECT free.organization_id, free.next_event, free.event_head, ${CLOCK} AS clock,
+  SELECT free.organization_id, free.next_event, free.event_head, free.chain_kid, ${CLOCK} AS clock,
     counter.organization_id IS NOT NULL AS is_recorded
   FROM free LEFT JOIN counter USING (organization_id)`)
 
@@ -262,8 +301,8 @@ export async function recordGuessed (
 }
 
 const firmHeads = preparedSql<HeadRow & { organization_id: string }, { ids: string }>('firm_heads', ($) => sql`
-  SELECT organization_id, next_event, event_head FROM organization_counters WHERE organization_id IN ${these($('ids'))}
-  ORDER BY organization_id FOR KEY SHARE`)
+  SELECT organization_id, next_event, event_head, chain_kid FROM organization_counters
+  WHERE organization_id IN ${these($('ids'))} ORDER BY organization_id FOR KEY SHARE`)
 
 /**
  * Where chains end for good: what this tells outlives a crash of the machine. A row lock is written to the log, and its

@@ -43,8 +43,17 @@ export function eventRow (
   }
 }
 
-/** Where the chain of an organization ends: the number of its next event, and the MAC of the last one. */
-export interface Head { next_event: number, event_head: Buffer | null }
+/**
+ * Where the chain of an organization ends: the number of its next event, the MAC of the last one, and the key that the
+ * next one gets its MAC from; null for the key that every chain begins with.
+ */
+export interface Head { next_event: number, event_head: Buffer | null, chain_kid: string | null }
+
+/** The last event under a key: it names the one that the next event is under, as its resource. */
+export const HAND_OVER = 'chain-key.rotate' satisfies EventName
+
+/** A wrapped key of a chain, and the first event under it. */
+export interface ChainKeyRow { organization_id: string, kid: string, from_seq: number, wrapped: Buffer }
 
 /** An event as it stands in its chain. */
 export type ChainedEvent = Omit<EventRow, 'action' | 'occurred_at'> &
@@ -52,8 +61,13 @@ export type ChainedEvent = Omit<EventRow, 'action' | 'occurred_at'> &
 
 /** Makes the MACs of events, and knows what they need. A database's handles share one. */
 export interface EventChain {
-  /** Names the key that MACs are made with. */
+  /** Names the key that every chain begins with. */
   readonly kid: string
+  /** Whether the key that an organization's head names is at hand. */
+  hasKey (organizationId: string, kid: string | null): boolean
+  /** Opens a key; one that cannot be opened is not at hand. */
+  openKey (row: ChainKeyRow): void
+  /** Under the key that the event names, which is at hand. */
   mac (event: ChainedEvent, previous: Buffer | null): Buffer
   /**
    * Where chains end, as far as this process knows. A guess: each statement that goes by it compares it with the row
@@ -79,10 +93,11 @@ export interface EventChain {
 export const CLOCK = sql`(extract(epoch FROM clock_timestamp()) * 1000)::float8`
 
 /** What a statement answers of a counter. */
-export interface HeadRow { next_event: string, event_head: Buffer | null }
+export interface HeadRow { next_event: string, event_head: Buffer | null, chain_kid: string | null }
 
 /** The driver hands out a bigint as text. */
-export const headOf = ({ next_event, event_head }: HeadRow): Head => ({ next_event: Number(next_event), event_head })
+export const headOf = ({ next_event, event_head, chain_kid }: HeadRow): Head =>
+  ({ next_event: Number(next_event), event_head, chain_kid })
 
 /** `SealedEvents.heads` as rows of a statement. */
 export const expectedHeads = (heads: unknown): SQL => sql`

@@ -62,7 +62,7 @@ export async function chainEvents (db: Db): Promise<number> {
       .orderBy(asc(organization_id)).limit(1)
     if (next === undefined) return done
     organization = next.id
-    let head: Head = { next_event: 1, event_head: null }
+    let head: Omit<Head, 'chain_kid'> = { next_event: 1, event_head: null }
     for (let last = 0, isEnd = false; !isEnd;) {
       const events = await db.select({ organization_id, seq, ...columns }).from(audit_events)
         .where(and(eq(organization_id, organization), gt(seq, last))).orderBy(asc(seq)).limit(EVENTS)

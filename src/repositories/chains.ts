@@ -1,6 +1,6 @@
 import { sql } from 'drizzle-orm'
 import { preparedSql, type Db } from '../db/database.ts'
-import { headOf, type ChainedEvent, type Head, type HeadRow } from '../db/events.ts'
+import { headOf, type ChainedEvent, type ChainKeyRow, type Head, type HeadRow } from '../db/events.ts'
 
 // Chains as the database holds them, for who verifies or exports them. Nothing of it is believed.
 
@@ -25,16 +25,28 @@ export async function listChains (db: Db): Promise<string[]> {
 /** The last number of a chain as the database writes it: whoever can write there has more of them than a double. */
 type Last = string
 
-/** What the counter says of a chain, and the last number that there is, at one moment. */
-export async function findChain (db: Db, organizationId: string): Promise<Head & { last: Last }> {
+/** What the counter says of a chain, its keys, and the last number that there is, at one moment. */
+export async function findChain (
+  db: Db, organizationId: string
+): Promise<{ head: Head, keys: ChainKeyRow[], last: Last }> {
   const [row] = await db.execute(sql`
-    SELECT next_event, event_head, last FROM (
+    SELECT next_event, event_head, chain_kid, last, keys FROM (
       SELECT max(seq) AS last FROM audit_events WHERE organization_id = ${organizationId}
-    ) AS events LEFT JOIN organization_counters ON organization_id = ${organizationId}
-  `) as unknown as [Partial<HeadRow> & { last: string | null }]
+    ) AS events CROSS JOIN (
+      SELECT jsonb_agg(jsonb_build_object('kid', kid, 'from_seq', from_seq, 'wrapped', encode(wrapped, 'hex'))
+        ORDER BY from_seq) AS keys
+      FROM chain_keys WHERE organization_id = ${organizationId}
+    ) AS its LEFT JOIN organization_counters ON organization_id = ${organizationId}
+  `) as unknown as [Partial<HeadRow> & {
+    last: string | null, keys: (Pick<ChainKeyRow, 'kid' | 'from_seq'> & { wrapped: string })[] | null
+  }]
+  const { next_event = null, event_head = null, chain_kid = null, keys, last } = row
   return {
     // Without a counter nothing was ever recorded.
-    ...headOf({ next_event: row.next_event ?? '1', event_head: row.event_head ?? null }), last: row.last ?? '0'
+    head: headOf({ next_event: next_event ?? '1', event_head, chain_kid }),
+    keys: (keys ?? []).map((key) =>
+      ({ ...key, organization_id: organizationId, wrapped: Buffer.from(key.wrapped, 'hex') })),
+    last: last ?? '0'
   }
 }
 

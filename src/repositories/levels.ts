@@ -114,6 +114,7 @@ interface Row {
   stored_bytes: string | null
   next_event: string | null
   event_head: Buffer | null
+  chain_kid: string | null
 }
 
 const ASKED = sql`documents boolean, content boolean, key boolean, counter boolean`
@@ -140,7 +141,7 @@ const levels = (name: string, place: SQL, documents: SQL) => preparedSql<Row, { 
     (SELECT v.revision FROM secret_versions v
       WHERE v.organization_id = s.organization_id AND v.history_id = s.history_id ORDER BY v.id DESC
         LIMIT 1) AS recorded_revision,
-    c.next_version, c.stored_bytes, c.next_event, c.event_head
+    c.next_version, c.stored_bytes, c.next_event, c.event_head, c.chain_kid
   FROM jsonb_to_recordset(${$('asked')}::jsonb) AS asked (question int, organization_id char(26), ${place}
   JOIN encryption_keys k ON k.organization_id = p.organization_id AND k.project_id = p.id AND k.is_active
   LEFT JOIN secrets s ON asked.documents AND s.organization_id = p.organization_id AND ${documents}
@@ -244,8 +245,8 @@ function toState (db: Db, rows: readonly Omit<Row, 'question'>[]): LevelState | 
     secrets.every((secret) => verifies(db, 'secrets', { ...secret, sealed: secret.is_stored }) &&
       (secret.recorded_revision ?? 0) <= secret.revision)
   if (!isRight) tampered()
-  const { next_event, event_head } = first
-  if (next_event !== null) learnHead(db, organization_id, headOf({ next_event, event_head }))
+  const { next_event, event_head, chain_kid } = first
+  if (next_event !== null) learnHead(db, organization_id, headOf({ next_event, event_head, chain_kid }))
   const [level, deepest] = environment !== null
     ? ['environment', environment] as const
     : target !== null ? ['target', target] as const : ['project', project] as const

@@ -1,7 +1,10 @@
 import { and, asc, eq, gt, or, sql, type SQL } from 'drizzle-orm'
 import type { AnyPgColumn } from 'drizzle-orm/pg-core'
 import { codeOf, type Db } from '../db/database.ts'
-import { encryption_keys, master_key_canaries, organizations, second_factors, service_keys } from '../db/tables.ts'
+import type { ChainKeyRow } from '../db/events.ts'
+import {
+  chain_keys, encryption_keys, master_key_canaries, organizations, second_factors, service_keys
+} from '../db/tables.ts'
 import type { KeyRow } from './encryption-keys.ts'
 
 /** Every master key that wraps something in this database; none on a database without tables. */
@@ -84,6 +87,27 @@ export async function updateServiceKeys (db: Db, rows: readonly ServiceKeyRow[])
   for (const { id, wrapped } of rows) await db.update(service_keys).set({ wrapped }).where(eq(service_keys.name, id))
 }
 
+/** A wrapped key of a chain, by its name, which no two have. */
+export type NamedChainKeyRow = ChainKeyRow & { id: string }
+
+/**
+ * The next keys of chains, by name, that are not under this master key; taken until the end of the transaction.
+ */
+export async function lockChainKeys (db: Db, keyId: string, after: string, limit: number): Promise<NamedChainKeyRow[]> {
+  const { organization_id, kid, from_seq, wrapped } = chain_keys
+  return db.select({ id: kid, organization_id, kid, from_seq, wrapped }).from(chain_keys)
+    .where(and(gt(kid, after), isNotUnder(wrapped, keyId))).orderBy(asc(kid)).limit(limit).for('no key update')
+}
+
+export async function updateChainKeys (db: Db, rows: readonly NamedChainKeyRow[]): Promise<void> {
+  const values = rows.map(({ organization_id, kid, wrapped }) =>
+    sql`(${organization_id}::char(26), ${kid}::char(26), ${wrapped}::bytea)`)
+  await db.execute(sql`
+    UPDATE chain_keys k SET wrapped = v.wrapped
+    FROM (VALUES ${sql.join(values, sql`, `)}) v (organization_id, kid, wrapped)
+    WHERE k.organization_id = v.organization_id AND k.kid = v.kid`)
+}
+
 /** An organization's wrapped value. */
 export interface StorageKeyRow { id: string, storage_key: Buffer }
 
@@ -158,7 +182,8 @@ export async function countWrapped (db: Db, keyId: string): Promise<number> {
   const [row] = await db.execute(sql`
     SELECT count(*)::int AS count FROM (
       SELECT storage_key AS wrapped FROM organizations UNION ALL SELECT wrapped
-        FROM service_keys UNION ALL SELECT secret FROM second_factors UNION ALL SELECT unnest(ARRAY[key_string, data_key, key_check, salt]) FROM encryption_keys
+        FROM service_keys UNION ALL SELECT secret FROM second_factors UNION ALL SELECT wrapped
+        FROM chain_keys UNION ALL SELECT unnest(ARRAY[key_string, data_key, key_check, salt]) FROM encryption_keys
     ) w WHERE ${label(sql`wrapped`, keyId)} = ${labelOf(keyId)}::bytea`) as unknown as { count: number }[]
   return row!.count
 }

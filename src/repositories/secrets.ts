@@ -44,6 +44,7 @@ export interface Swapped {
   /** Null where the counter was not taken: something else moved. */
   next_event: string | null
   event_head: Buffer | null
+  chain_kid: string | null
   callers_live: boolean
   projects_found: boolean
   clock: number
@@ -211,7 +212,7 @@ const swapOne = (name: string, held: Held) =>
       AND history_id = (SELECT history_id FROM level)
     FOR SHARE ${HELD}
   ), ${callerCtes($('callers'), held)}, held AS (
-    SELECT organization_id, next_event, event_head FROM organization_counters
+    SELECT organization_id, next_event, event_head, chain_kid FROM organization_counters
     WHERE organization_id = ${organization} AND next_version = ${$('next_version')}::bigint
       AND ${hasRoom(sql`${$('growth')}::bigint`, sql`${$('max_bytes')}::bigint`)}
       AND (SELECT id FROM project) IS NOT NULL
@@ -266,8 +267,8 @@ const swapOne = (name: string, held: Held) =>
     FROM counter WHERE ${$('versions')}::int = 1
   ), event AS (${insertEvents($('events'))})
   SELECT ${organization} AS organization_id, (SELECT next_version FROM counter) AS next_version,
-    (SELECT next_event FROM held) AS next_event, (SELECT event_head FROM held) AS event_head, ${CLOCK} AS clock,
-    ${callersLive} AS callers_live, (SELECT id FROM project) IS NOT NULL AS projects_found`
+    (SELECT next_event FROM held) AS next_event, (SELECT event_head FROM held) AS event_head,
+    (SELECT chain_kid FROM held) AS chain_kid, ${CLOCK} AS clock, ${callersLive} AS callers_live, (SELECT id FROM project) IS NOT NULL AS projects_found`
   })
 
 const SWAP_ONE = { '': swapOne('write_secret', ''), 'SKIP LOCKED': swapOne('write_free_secret', 'SKIP LOCKED') }
@@ -350,7 +351,7 @@ const swapSeveral = (name: string, held: Held) =>
       WHERE (organization_id, id) NOT IN (SELECT organization_id, id FROM source)
     UNION ALL SELECT organization_id FROM caller_ended
   ), held AS (
-    SELECT c.organization_id, c.next_event, c.event_head FROM expected JOIN organization_counters c
+    SELECT c.organization_id, c.next_event, c.event_head, c.chain_kid FROM expected JOIN organization_counters c
       ON c.organization_id = expected.organization_id AND c.next_version = expected.next_version
     WHERE expected.organization_id NOT IN (SELECT organization_id FROM lost)
       AND ${hasRoom(sql`expected.growth`, sql`expected.max_bytes`)} AND NOT c.is_closed
@@ -405,7 +406,7 @@ const swapSeveral = (name: string, held: Held) =>
     FROM counter JOIN version USING (organization_id) JOIN level USING (organization_id)
     WHERE level.id = version.secret_id
   ), event AS (${insertEvents($('events'))})
-  SELECT organization_id, counter.next_version, held.next_event, held.event_head, ${CLOCK} AS clock,
+  SELECT organization_id, counter.next_version, held.next_event, held.event_head, held.chain_kid, ${CLOCK} AS clock,
     organization_id NOT IN (SELECT organization_id FROM caller_ended) AS callers_live,
     organization_id NOT IN (SELECT organization_id FROM missed) AS projects_found
   FROM expected LEFT JOIN held USING (organization_id) LEFT JOIN counter USING (organization_id)`)

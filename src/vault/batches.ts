@@ -1,5 +1,5 @@
 import { CallerEnded, orAgain } from '../db/caller.ts'
-import { appendEvents, chainOf, learnHead, sealEvents } from '../db/chain.ts'
+import { appendEvents, chainOf, guessHead, learnHead, sealEvents } from '../db/chain.ts'
 import {
   codeOf, isForeignKeyViolation, isUndone, isUniqueViolation, neverSent, transaction, type Db
 } from '../db/database.ts'
@@ -61,11 +61,7 @@ const bytesOf = ({ writes }: Batch) => writes.reduce((sum, write) => sum + bytes
 
 const eventsOf = ({ writes }: Batch) => writes.map(({ actor, event }) => eventRow(actor, event))
 
-// None where it is not known, or was wrong just now.
-function guessedHead (db: Db, { organization_id }: Batch): Head | undefined {
-  const { heads, isMissedOften } = chainOf(db)
-  return isMissedOften(organization_id) ? undefined : heads.get(organization_id)
-}
+const guessedHead = (db: Db, { organization_id }: Batch): Head | undefined => guessHead(db, organization_id)
 
 /**
  * Writes what nobody keeps from being written: rows that somebody holds count as moved. Undefined when nothing was

@@ -1,11 +1,17 @@
 import { LRUCache } from 'lru-cache'
 import type { KeyObject } from 'node:crypto'
-import type { Keyring } from '../crypto/keyring.ts'
-import { hmac } from '../crypto/primitives.ts'
-import { createRowEncoder, encodeField } from '../crypto/row-mac.ts'
+import { ulid } from 'ulidx'
+import { IntegrityError } from '../crypto/at-rest.ts'
+import { MasterKeyMissing, type Keyring } from '../crypto/keyring.ts'
+import { hmac, random, takeKey } from '../crypto/primitives.ts'
+import { createRowEncoder, encodeField, rowMac } from '../crypto/row-mac.ts'
 import { CHAINED_COLUMNS, type ChainedColumn } from '../db/chain.ts'
-import type { EventChain, Head } from '../db/events.ts'
-import { serviceKeyContext } from './contexts.ts'
+import { transaction, type Db } from '../db/database.ts'
+import type { ChainKeyRow, EventChain, Head } from '../db/events.ts'
+import { operatorOf, type Actor } from '../repositories/audit.ts'
+import { handOver } from '../repositories/chain-keys.ts'
+import { chainKeyContext, serviceKeyContext } from './contexts.ts'
+import { holdCanary } from './master-keys.ts'
 
 // Milliseconds for which nobody guesses after a guess that was wrong.
 const MISSED_FOR = 1_000
@@ -13,7 +19,7 @@ const MISSED_FOR = 1_000
 // Events of an organization that wait for an anchor at most, and milliseconds for which the first of them does.
 const UNANCHORED = { events: 1_000, time: 10 * 60_000 }
 
-// Organizations whose heads a process remembers. Of another one, it looks first.
+// Organizations whose heads and keys a process remembers. Of another one, it looks first.
 const MOST_HEADS = 10_000
 
 /** The name of the key of events among the keys of the service, and what events say which key made their MACs. */
@@ -27,16 +33,74 @@ export const eventMac = (
 ): Buffer =>
   hmac(key, encode(event) + encodeField('previous', previous))
 
-/** The key of events, from its wrapped form. Throws MasterKeyMissing or IntegrityError when it does not open. */
-export const openChainKey = (keyring: Keyring, wrapped: Buffer): KeyObject =>
+/** The key that chains begin with, from its wrapped form. Throws MasterKeyMissing or IntegrityError. */
+export const openFirstKey = (keyring: Keyring, wrapped: Buffer): KeyObject =>
   keyring.unwrapKey(wrapped, serviceKeyContext(FIRST_CHAIN_KEY))
 
+/** A key that a chain was handed over to. Throws MasterKeyMissing or IntegrityError when it does not open. */
+export const openChainKey = (keyring: Keyring, row: ChainKeyRow): KeyObject =>
+  takeKey(keyring.unwrap(row.wrapped, chainKeyContext(row)))
+
 /**
- * Chains events under a key.
+ * What the event that hands over says of the key: its MAC over its place, and over the MAC of the event before. With
+ * the former key alone nobody makes it for a key of their own, or for another past.
+ */
+export const handOverProof = (
+  key: KeyObject, { organization_id, kid, from_seq }: Omit<ChainKeyRow, 'wrapped'>, previous: Buffer | null
+): Buffer => rowMac(key, 'chain_keys', Object.entries({ organization_id, kid, from_seq, previous }))
+
+/** What the line of an export says of a chain: from which moment on, behind which event, and up to where. */
+export interface ExportedChain extends Head {
+  organization_id: string
+  /** The one organization that was asked for. */
+  only: string | null
+  since: string | null
+  after: { seq: number, mac: Buffer } | null
+}
+
+/** The MAC of that under the key in force at its end: a part is none of a whole, and of no other moment. */
+export const exportMac = (key: KeyObject, chain: ExportedChain): Buffer => {
+  const { organization_id, only, since, after, next_event, event_head, chain_kid } = chain
+  return rowMac(key, 'audit_export', Object.entries({
+    organization_id, only, since, seq: after?.seq ?? null, mac: after?.mac ?? null, next_event, event_head, chain_kid
+  }))
+}
+
+/**
+ * Hands the chain of the actor's organization over to a new key, in a transaction that holds the canary. Undefined
+ * where there is no counter: nothing was ever recorded.
+ */
+export async function handOverChain (db: Db, keyring: Keyring, actor: Actor): Promise<ChainKeyRow | undefined> {
+  const { organization_id } = actor
+  return handOver(db, actor, ({ next_event, event_head }) => {
+    const place = { organization_id, kid: ulid(), from_seq: next_event + 1 }
+    const bytes = random(32)
+    const wrapped = keyring.wrap(bytes, chainKeyContext(place))
+    return { key: { ...place, wrapped }, proof: handOverProof(takeKey(bytes), place, event_head) }
+  })
+}
+
+/** The same in a transaction of its own, for the operator. */
+export async function rotateChainKey (
+  handle: Db, keyring: Keyring, organizationId: string
+): Promise<ChainKeyRow | undefined> {
+  return transaction(handle, async (db) => {
+    await holdCanary(db, keyring)
+    return handOverChain(db, keyring, operatorOf(organizationId))
+  })
+}
+
+/**
+ * Chains events under the key that every chain begins with, and those that were handed over to.
  *
+ * @param open a key that a chain was handed over to, as `openChainKey` does
  * @param clock milliseconds of a clock that nobody sets
  */
-export function createChain (kid: string, key: KeyObject, clock = () => performance.now()): EventChain {
+export function createChain (
+  kid: string, first: KeyObject, open: (row: ChainKeyRow) => KeyObject, clock = () => performance.now()
+): EventChain {
+  const keys = new LRUCache<string, KeyObject>({ max: MOST_HEADS })
+  const nameOf = (organizationId: string, id: string) => `${organizationId} ${id}`
   const heads = new LRUCache<string, Head>({ max: MOST_HEADS })
   const waiting = new Map<string, { first: number, last: number, since: number }>()
   const missed = new LRUCache<string, true>({ max: MOST_HEADS, ttl: MISSED_FOR })
@@ -44,7 +108,19 @@ export function createChain (kid: string, key: KeyObject, clock = () => performa
   let offset: number | undefined
   return {
     kid,
-    mac: (event, previous) => eventMac(key, event, previous),
+    hasKey: (organizationId, id) => id === null || keys.has(nameOf(organizationId, id)),
+    openKey (row) {
+      try {
+        keys.set(nameOf(row.organization_id, row.kid), open(row))
+      } catch (error) {
+        if (!(error instanceof IntegrityError || error instanceof MasterKeyMissing)) throw error
+      }
+    },
+    mac (event, previous) {
+      const key = event.chain_kid === kid ? first : keys.get(nameOf(event.organization_id, event.chain_kid))
+      if (key === undefined) throw new Error('the key of the chain is not at hand')
+      return eventMac(key, event, previous)
+    },
     heads: { get: (id) => heads.get(id), set: (id, head) => { heads.set(id, head) } },
     recorded (id, head) {
       heads.set(id, head)

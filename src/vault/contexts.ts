@@ -13,6 +13,10 @@ export const serviceKeyContext = (name: string) => encodeContext('service-key', 
 export const secondFactorContext = (factor: { user_id: number, id: number }) =>
   encodeContext('second-factor', factor.user_id, factor.id)
 
+/** A key of an organization's chain: it opens as the one of its name, from this event on. */
+export const chainKeyContext = (key: { organization_id: string, kid: string, from_seq: number }) =>
+  encodeContext('chain-key', key.organization_id, key.kid, key.from_seq)
+
 export type KeyColumn = 'key_string' | 'data_key' | 'key_check' | 'salt'
 export const keyContext = (key: { organization_id: string, project_id: string, version: number }, column: KeyColumn) =>
   encodeContext('project-key', key.organization_id, key.project_id, key.version, column)

@@ -1,9 +1,11 @@
 import { makeCanary, type Keyring } from '../crypto/keyring.ts'
 import { authorityOf, type Db } from '../db/database.ts'
 import {
-  lockCanary, type FactorRow, type ServiceKeyRow, type StorageKeyRow, type WrappedKeyRow
+  lockCanary, type FactorRow, type NamedChainKeyRow, type ServiceKeyRow, type StorageKeyRow, type WrappedKeyRow
 } from '../repositories/master-keys.ts'
-import { keyContext, secondFactorContext, serviceKeyContext, storageKeyContext, type KeyColumn } from './contexts.ts'
+import {
+  chainKeyContext, keyContext, secondFactorContext, serviceKeyContext, storageKeyContext, type KeyColumn
+} from './contexts.ts'
 
 /**
  * Every transaction that stores something newly wrapped calls this first: until it ends, the master key that wraps is
@@ -25,6 +27,12 @@ export function rewrapStorageKey (keyring: Keyring, row: StorageKeyRow): Rewrapp
 /** Throws MasterKeyMissing or IntegrityError when the value does not open. */
 export function rewrapServiceKey (keyring: Keyring, row: ServiceKeyRow): Rewrapped<ServiceKeyRow> {
   const wrapped = rewrapValue(keyring, row.wrapped, serviceKeyContext(row.id))
+  return { row: { ...row, wrapped }, values: wrapped === row.wrapped ? 0 : 1 }
+}
+
+/** Throws MasterKeyMissing or IntegrityError when the value does not open. */
+export function rewrapChainKey (keyring: Keyring, row: NamedChainKeyRow): Rewrapped<NamedChainKeyRow> {
+  const wrapped = rewrapValue(keyring, row.wrapped, chainKeyContext(row))
   return { row: { ...row, wrapped }, values: wrapped === row.wrapped ? 0 : 1 }
 }
 

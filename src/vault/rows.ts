@@ -19,7 +19,7 @@ import {
 } from '../repositories/master-keys.ts'
 import { deleteTokens, lockTokensOfNothing } from '../repositories/tokens.ts'
 import { listOrganizationsOf } from '../repositories/members.ts'
-import { createChain, FIRST_CHAIN_KEY } from './chain.ts'
+import { createChain, FIRST_CHAIN_KEY, openChainKey } from './chain.ts'
 import { serviceKeyContext } from './contexts.ts'
 import { endingsOf } from './removals.ts'
 
@@ -56,7 +56,7 @@ export async function openRows (database: Database, keyring: Keyring): Promise<n
   const { keys, rows } = found?.chain === undefined
     ? await database.maintain((db) => adopt(db, keyring))
     : { keys: found as Keys, rows: 0 }
-  database.authenticate(authorityFor(keys, database.db))
+  database.authenticate(authorityFor(keys, keyring, database.db))
   await readClock(database.db)
   await createCanary(database.db, keyring.currentId, makeCanary(keyring, fingerprintOf(keys)))
   return rows
@@ -119,7 +119,7 @@ async function adopt (db: Db, keyring: Keyring): Promise<{ keys: Keys, rows: num
     return takeKey(bytes)
   }
   const keys = { rows: known?.rows ?? make(ROWS), chain: make(FIRST_CHAIN_KEY) }
-  setAuthority(db, authorityFor(keys, db))
+  setAuthority(db, authorityFor(keys, keyring, db))
   await readClock(db)
   for (const key of made) await createServiceKey(db, key)
   const canaries = await listCanaries(db)
@@ -177,7 +177,7 @@ const toStandardError: ViolationLog = {
 }
 
 /** Makes and checks MACs under the keys; what does not verify is recorded through `db`. */
-function authorityFor (keys: Keys, db: Db): RowAuthority {
+function authorityFor (keys: Keys, keyring: Keyring, db: Db): RowAuthority {
   const { rows: key } = keys
   const reported = new LRUCache<string, true>({ max: 10_000, ttl: SAME_ROW })
   const pending = new Set<Promise<void>>()
@@ -198,7 +198,7 @@ function authorityFor (keys: Keys, db: Db): RowAuthority {
 
   const authority: RowAuthority = {
     fingerprint: fingerprintOf(keys),
-    chain: createChain(FIRST_CHAIN_KEY, keys.chain),
+    chain: createChain(FIRST_CHAIN_KEY, keys.chain, (row) => openChainKey(keyring, row)),
     mac: (table, row) => rowMac(key, table, fieldsOf(table, row)),
     verifies: (table, row, mac) => mac !== null && matches(table, fieldsOf(table, row), mac),
     report (violation) {

@@ -1,7 +1,7 @@
 import type { KeyObject } from 'node:crypto'
-import type { Head } from '../db/events.ts'
+import { HAND_OVER, type Head } from '../db/events.ts'
 import type { ChainRow } from '../repositories/chains.ts'
-import { eventMac } from './chain.ts'
+import { eventMac, handOverProof } from './chain.ts'
 
 // Tells whether chains of events are what the service recorded, wherever the events come from: the database or a file.
 // Nothing of them is trusted but their MACs, and the anchors that were kept elsewhere.
@@ -11,6 +11,8 @@ export interface Chain extends Head {
   organization_id: string
   /** The event before the first that follows; null where that is the very first one. */
   after: { seq: number, mac: Buffer } | null
+  /** Whether somebody without the keys may have written all of this. */
+  isForged?: boolean
 }
 
 /** Where a chain was seen to end. */
@@ -37,8 +39,11 @@ export interface Verified {
   broken: Broken | null
 }
 
-/** Keys by what events call them. */
-export type ChainKeys = ReadonlyMap<string, KeyObject>
+/** A key of a chain, and the first event under it. */
+export interface ChainKey { kid: string, from_seq: number, key: KeyObject }
+
+/** The keys of a chain that open, in their order. The first is the one that every chain begins with. */
+export type ChainKeys = readonly [ChainKey, ...ChainKey[]]
 
 /** Anchors by organization and sequence: several of one event, where more than one was ever seen. */
 export class Anchors {
@@ -80,6 +85,8 @@ export class ChainVerifier {
   readonly #chain: Chain
   readonly #keys: ChainKeys
   readonly #anchors: Anchors
+  // Which of the keys is in force.
+  #at = 0
   #previous: Buffer | null
   #last: number
   #events = 0
@@ -103,14 +110,26 @@ export class ChainVerifier {
     if (this.#broken !== null) return false
     const { seq, mac, chain_kid } = event
     if (seq < 1) return this.#break(seq, 'is none of the numbers', null, hex(mac))
-    const key = this.#keys.get(chain_kid ?? '')
-    const expected = key && macOf(key, this.#own(event), this.#previous)
+    const { kid, key } = this.#keyOf(seq)
+    const expected = chain_kid === kid ? macOf(key, this.#own(event), this.#previous) : undefined
     const isRight = expected !== undefined && mac !== null && expected.equals(mac)
     // A number that was missing when events from before were chained is part of the next one's MAC.
     if (!isRight && seq !== this.#last + 1) return this.#break(this.#last + 1, 'is missing', null, null)
     if (mac === null) return this.#break(seq, 'has no MAC', hex(expected), null)
-    if (key === undefined) return this.#break(seq, 'names a key that is not there', null, hex(mac))
+    if (chain_kid !== kid) {
+      const isOther = this.#keys.some((other) => other.kid === chain_kid)
+      const what = isOther ? 'names a key that is not in force there' : 'names a key that is not there'
+      return this.#break(seq, what, null, hex(mac))
+    }
     if (!isRight) return this.#break(seq, 'is not what was recorded', hex(expected), hex(mac))
+    const follows = this.#keys[this.#at + 1]
+    if (follows?.from_seq === seq + 1) {
+      if (!this.#handsOver(event, follows)) {
+        return this.#break(seq, 'does not hand over to the key that follows', null, hex(mac))
+      }
+    } else if (event.action === HAND_OVER) {
+      return this.#break(seq, 'hands over to a key that is not there', null, hex(mac))
+    }
     this.#previous = mac
     this.#last = seq
     this.#events++
@@ -123,7 +142,7 @@ export class ChainVerifier {
   }
 
   end (): Verified {
-    const { organization_id: organization, next_event, event_head } = this.#chain
+    const { organization_id: organization, next_event, event_head, chain_kid, isForged } = this.#chain
     if (this.#broken === null) {
       const anchor = this.#anchors.last(organization)
       if (this.#last + 1 < next_event) {
@@ -134,6 +153,12 @@ export class ChainVerifier {
         this.#break(next_event, 'is behind the end that the counter says', null, null)
       } else if (hex(event_head) !== hex(this.#previous)) {
         this.#break(this.#last, 'is not the one that the counter ends with', hex(this.#previous), hex(event_head))
+      } else if (this.#keys.at(-1)!.from_seq - 1 > this.#last) {
+        this.#break(this.#last + 1, 'is missing: a key of the chain follows a later one', null, null)
+      } else if ((chain_kid ?? this.#keys[0].kid) !== this.#keyOf(next_event).kid) {
+        this.#break(next_event, 'would be under a key that is not in force there', null, null)
+      } else if (isForged) {
+        this.#break(1, 'may not be the first: the export says of itself what the service did not write', null, null)
       }
     }
     return {
@@ -144,6 +169,18 @@ export class ChainVerifier {
       head: hex(this.#previous),
       broken: this.#broken
     }
+  }
+
+  #handsOver ({ action, resource_id, details }: ChainRow, { kid, from_seq, key }: ChainKey): boolean {
+    const { organization_id } = this.#chain
+    const proof = hex(handOverProof(key, { organization_id, kid, from_seq }, this.#previous))
+    return action === HAND_OVER && resource_id === kid && details?.proof === proof
+  }
+
+  // Events come in the order of their numbers.
+  #keyOf (seq: number): ChainKey {
+    while (this.#at + 1 < this.#keys.length && this.#keys[this.#at + 1]!.from_seq <= seq) this.#at++
+    return this.#keys[this.#at]!
   }
 
   // Under another organization, the same event is another one.

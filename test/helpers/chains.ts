@@ -1,0 +1,66 @@
+import { writeFileSync } from 'node:fs'
+import { join } from 'node:path'
+import { exportEvents, verifyDatabase, verifyFile } from '../../src/commands/audit.ts'
+import { Anchors, type Verified } from '../../src/vault/verification.ts'
+import type { TestApp } from './app.ts'
+
+/** What came of chains, by organization. */
+export async function collect (all: AsyncIterable<Verified>): Promise<Record<string, Verified>> {
+  const found: Record<string, Verified> = {}
+  for await (const one of all) found[one.organization] = one
+  return found
+}
+
+/** Looks at the chains of a service, in its database and in exports of it, and does what it never would. */
+export function chainsOf (service: TestApp, scratch: string) {
+  const { database, keyring } = service
+  let files = 0
+  return {
+    inDatabase: (anchors = new Anchors()) => collect(verifyDatabase({ database, keyring }, {}, anchors)),
+
+    async exported (since?: Date): Promise<string> {
+      let text = ''
+      for await (const lines of exportEvents({ database, keyring }, { since })) text += lines
+      return text
+    },
+
+    async inFile (text: string, anchors = new Anchors()): Promise<Record<string, Verified>> {
+      const file = join(scratch, `export-${++files}.jsonl`)
+      writeFileSync(file, text)
+      return collect(verifyFile(keyring, file, {}, anchors))
+    },
+
+    /** Does something to the rows as whoever owns the tables can, and puts everything back. */
+    async tampered (statements: readonly string[], look: () => Promise<void>): Promise<void> {
+      for (const one of [
+        'CREATE TABLE kept_events AS SELECT * FROM audit_events',
+        'CREATE TABLE kept_counters AS SELECT * FROM organization_counters',
+        'CREATE TABLE kept_keys AS SELECT * FROM chain_keys',
+        'ALTER TABLE audit_events DISABLE TRIGGER USER, DROP CONSTRAINT audit_events_numbers',
+        ...statements
+      ]) await service.sql(one)
+      try {
+        await look()
+      } finally {
+        for (const one of [
+          'DELETE FROM audit_events', 'INSERT INTO audit_events SELECT * FROM kept_events',
+          'DELETE FROM organization_counters', 'INSERT INTO organization_counters SELECT * FROM kept_counters',
+          'DELETE FROM chain_keys', 'INSERT INTO chain_keys SELECT * FROM kept_keys',
+          'DROP TABLE kept_events, kept_counters, kept_keys',
+          'ALTER TABLE audit_events ENABLE TRIGGER USER, ADD CONSTRAINT audit_events_numbers CHECK (seq > 0)'
+        ]) await service.sql(one)
+      }
+    },
+
+    /** The anchors that the service writes when it is asked for them. */
+    async anchorsOf (): Promise<Anchors> {
+      const anchors = new Anchors()
+      for (const { organization_id, next_event, event_head } of await service.sql(
+        'SELECT organization_id, next_event::int, event_head FROM organization_counters'
+      ) as { organization_id: string, next_event: number, event_head: Buffer }[]) {
+        anchors.add({ organization: organization_id, sequence: next_event - 1, mac: event_head })
+      }
+      return anchors
+    }
+  }
+}
