@@ -5,8 +5,11 @@ import { addClient, switchClient } from '../src/commands/clients.ts'
 import { addUser, mailLink, renewLink, serviceAddress, switchUser } from '../src/commands/users.ts'
 import { loadConfig } from '../src/config.ts'
 import { hashToken } from '../src/crypto/bearer.ts'
-import { startApp } from './helpers/app.ts'
-import { makePerson, tokensFor } from './helpers/people.ts'
+import { MOST_OWNED } from '../schemas/organizations.ts'
+import { SCOPE_NAMES } from '../schemas/scopes.ts'
+import { MOST_OF_ONE, MOST_TO_ADDRESS, MOST_UNDER_WAY } from '../src/mail/outbox.ts'
+import { startApp, type Answer, type TestApp } from './helpers/app.ts'
+import { crowd, issuePair, makePerson, tokensFor } from './helpers/people.ts'
 import { freePort } from './helpers/postgres.ts'
 import { startMailServer, type Mood } from './helpers/smtp.ts'
 import { formIn, visitor } from './helpers/visitor.ts'
@@ -252,4 +255,129 @@ t.test('OA-93: an address or a name cannot add a recipient or a header', async (
     message: { subject: 'A\r\nBcc: eve@elsewhere.example', text: '.\r\nQUIT\r\n' }
   }, () => {})
   t.notMatch(server.mails.at(-1)!.headers, /^Bcc/im)
+})
+
+const ON_ITS_WAY = 'An invitation is on its way by e-mail.'
+const inviter = (on: TestApp, token: string, organization: string) => {
+  const send = (method: 'POST' | 'DELETE', path: string, payload?: object): Promise<Answer> => on.inject({
+    method,
+    url: `/api/v1/organizations/${organization}/members${path}`,
+    headers: { authorization: `Bearer ${token}` },
+    ...(payload !== undefined && { payload })
+  })
+  return {
+    organization,
+    send,
+    /** The message of the answer; the membership is taken back, so that the next one is the first again. */
+    async tells (email: string) {
+      const { status, body, text } = await send('POST', '', { email, role: 'member' })
+      if (status !== 201) throw new Error(text)
+      await send('DELETE', `/${body.data.id}`)
+      return body.message as string
+    }
+  }
+}
+const until = async (condition: () => boolean) => {
+  while (!condition()) await new Promise((resolve) => { setTimeout(resolve, 5) })
+}
+const isCutOff = (t: Test, message: string) =>
+  t.match(message, /^There are too many e-mails at the moment.*They accept on .*user password --email ADDRESS$/)
+
+t.test('mails of organizations take turns; one that fills its share is told, and takes nothing from others', async (t) => {
+  const server = await startMailServer(t)
+  const on = await startApp(t, { SMTP_URL: `smtp://127.0.0.1:${server.port}` })
+  const [busy, other] = await Promise.all([0, 1].map(async () => {
+    const { token, organization } = await on.organization()
+    return inviter(on, token, organization)
+  })) as [ReturnType<typeof inviter>, ReturnType<typeof inviter>]
+  const rosa = await makePerson(on)
+  await crowd(on, rosa, 'owner', MOST_OWNED / 2)
+  let last = 0
+  const newcomer = () => `newcomer-${++last}@nimbus.example`
+  const invite = async (by: typeof busy, email: string) =>
+    (await by.send('POST', '', { email, role: 'owner' })).body.message as string
+
+  server.hold()
+  for (let i = 1; i <= MOST_UNDER_WAY; i++) {
+    t.equal(await invite(busy, newcomer()), ON_ITS_WAY)
+    await until(() => server.mails.length === i)
+  }
+  for (let i = 1; i < MOST_OF_ONE; i++) t.equal(await invite(busy, newcomer()), ON_ITS_WAY)
+  for (let i = 1; i <= 3; i++) {
+    t.equal((await busy.send('POST', '', { email: `newcomer-${i}@nimbus.example`, role: 'owner' })).status, 422)
+  }
+  t.equal(await invite(busy, newcomer()), ON_ITS_WAY, 'what was refused took no room')
+
+  const [known, unknown] = [await invite(busy, rosa.email), await invite(busy, newcomer())]
+  isCutOff(t, unknown)
+  t.equal(known, unknown, 'nothing tells who has an account')
+  t.same(
+    await on.sql(`SELECT 1 FROM password_links l JOIN users u ON u.id = l.user_id WHERE u.email = 'newcomer-${last}@nimbus.example'`),
+    [], 'no link is made that nobody could bring'
+  )
+  const lines = on.logs.filter((line) => line.includes('is not sent'))
+  t.equal(lines.length, 2)
+  for (const line of lines) {
+    t.match(line, `A mail of the organization ${busy.organization} is not sent: too many are waiting`)
+    t.notMatch(line, 'nimbus.example', 'no address in the log')
+  }
+
+  const turn = newcomer()
+  t.equal(await invite(other, turn), ON_ITS_WAY)
+  for (const many of [1, 2]) {
+    server.release(1)
+    await until(() => server.mails.length === MOST_UNDER_WAY + many)
+  }
+  t.ok(server.mails.some(({ to }) => to.includes(turn)), 'the other organization was next')
+  const again = newcomer()
+  t.equal(await invite(busy, again), ON_ITS_WAY, 'there is room again')
+  server.release()
+  await until(() => server.mails.length === MOST_UNDER_WAY + MOST_OF_ONE + 2)
+  t.equal(new Set(server.mails.flatMap(({ to }) => to)).size, server.mails.length, 'each mail arrived once')
+})
+
+t.test('nobody floods an address through many organizations, nor keeps the mails of others from it', async (t) => {
+  const server = await startMailServer(t)
+  const on = await startApp(t, { SMTP_URL: `smtp://127.0.0.1:${server.port}` })
+  const address = await on.app.listen({ host: '127.0.0.1', port: 0 })
+  const email = 'Rosa.Quill@nimbus.example'
+  const arrive = (many: number) => until(() => server.mails.length === many)
+  const somebody = async () => {
+    const places = [(await on.organization()).organization, (await on.organization()).organization]
+    const person = await makePerson(on, Object.fromEntries(places.map((id) => [id, 'owner'])))
+    const { access } = await issuePair(on, person, SCOPE_NAMES)
+    return { access, places, by: places.map((id) => inviter(on, access, id)) }
+  }
+
+  const flood = await somebody()
+  for (let i = 1; i <= MOST_TO_ADDRESS.ofOne; i++) {
+    t.equal(await flood.by[i % 2]!.tells(i % 3 ? email : email.toLowerCase()), ON_ITS_WAY)
+    await arrive(i)
+  }
+  const token = await on.inject({
+    method: 'POST',
+    url: `/api/v1/organizations/${flood.places[0]}/api-keys`,
+    headers: { authorization: `Bearer ${flood.access}` },
+    payload: { name: 'Theirs', abilities: ['*'], expires_at: new Date(Date.now() + 3_600_000).toISOString() }
+  })
+  for (const by of [...flood.by, inviter(on, token.body.token, flood.places[0]!)]) {
+    isCutOff(t, await by.tells(email))
+  }
+  const link = linkIn(server.mails.at(-1)!.text)
+  t.equal((await visitor(address).open(link)).status, 200, 'the link of the last mail is as good as before')
+  t.equal(await flood.by[0]!.tells('iris@nimbus.example'), ON_ITS_WAY, 'another address')
+  await arrive(MOST_TO_ADDRESS.ofOne + 1)
+
+  const nobodys = await on.organization()
+  const others = [inviter(on, nobodys.token, nobodys.organization), (await somebody()).by[0]!]
+  for (const by of others) {
+    for (let i = 1; i <= MOST_TO_ADDRESS.ofOne; i++) t.equal(await by.tells(email), ON_ITS_WAY)
+    isCutOff(t, await by.tells(email))
+  }
+  isCutOff(t, await (await somebody()).by[0]!.tells(email))
+  await arrive(MOST_TO_ADDRESS.ofAll + 1)
+  t.notMatch(on.logs.join(''), /quill/i)
+  t.match(
+    on.logs.join(''), `A mail of the organization ${flood.places[0]} is not sent: there were too many to the same address`
+  )
 })

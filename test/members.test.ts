@@ -8,7 +8,7 @@ import { describeUsers, renewLink, switchUser } from '../src/commands/users.ts'
 import { scopesOfRole } from '../src/rules/roles.ts'
 import { makeLevel, startApp, type Answer, type TestApp } from './helpers/app.ts'
 import { OPERATIONS, send, settle } from './helpers/operations.ts'
-import { issuePair, makePerson, tokensFor, type Person } from './helpers/people.ts'
+import { crowd, issuePair, makePerson, tokensFor, type Person } from './helpers/people.ts'
 import { startMailServer } from './helpers/smtp.ts'
 import { formIn, visitor } from './helpers/visitor.ts'
 
@@ -171,7 +171,7 @@ t.test('without a mail server the inviter is told who makes the link, and no lin
   })
   t.same(await service.sql('SELECT 1 FROM password_links'), [])
   const rosa = await makePerson(service)
-  const leave = await crowd(rosa, 'owner', MOST_OWNED / 2)
+  const leave = await crowd(service, rosa, 'owner', MOST_OWNED / 2)
   const texts = []
   for (const email of [rosa.email, newcomer()]) {
     const { body } = await call('POST', path, { email, role: 'owner' })
@@ -211,7 +211,7 @@ t.test('a first link accepts as much as others may bring somebody into, a later 
   const ids = []
   for (const { o, call } of places) ids.push((await call('POST', path(o), { email, role: 'owner' })).body.data.id)
   const id = Number(ids[0])
-  const leave = await crowd({ id, email, name: '', password: '' }, 'owner', MOST_OWNED / 2 - 1)
+  const leave = await crowd(service, { id }, 'owner', MOST_OWNED / 2 - 1)
   const owned = async () => (await service.sql(
     `SELECT count(*)::int AS owned FROM members WHERE user_id = ${id} AND status = 'active'`
   ))[0]!.owned
@@ -421,21 +421,10 @@ t.test('each organization is told which API tokens end there with a grant, an ac
   }
 })
 
-/** So many organizations that somebody is in with a role, beside any other. */
-async function crowd ({ id }: Person, role: Role, many: number) {
-  const made = 'FROM generate_series(1, ' + many + ') n'
-  const its = (n: string) => `lpad('${id}' || 'X' || ${n}, 26, '0')`
-  await service.sql(`INSERT INTO organizations (id, name, slug, plan, storage_key)
-    SELECT ${its('n')}, 'Crowd', 'crowd-${id}-' || n, 'self-hosted', '' ${made}`)
-  await service.sql(`INSERT INTO organization_counters (organization_id) SELECT ${its('n')} ${made}`)
-  await service.write(`INSERT INTO members (organization_id, user_id, role) SELECT ${its('n')}, ${id}, '${role}' ${made}`)
-  return () => service.sql("DELETE FROM organizations WHERE name = 'Crowd'")
-}
-
 t.test('others bring somebody into half of what one can own; beyond it an invitation waits, which they take or not', async (t) => {
   const [one, other] = [await nimbus(), await nimbus()]
   const rosa = await makePerson(service)
-  const leave = await crowd(rosa, 'owner', MOST_OWNED / 2)
+  const leave = await crowd(service, rosa, 'owner', MOST_OWNED / 2)
   const theirs = await as(rosa)
   const organizations = async () => (await theirs('GET', '/organizations')).body.meta.total as number
   for (const { path, call } of [one, other]) {
@@ -474,7 +463,7 @@ t.test('others bring somebody into half of what one can own; beyond it an invita
 t.test('what somebody does is recorded in each of their organizations, however many', async (t) => {
   const { o } = await nimbus()
   const rosa = await makePerson(service, { [o]: 'member' })
-  const leave = await crowd(rosa, 'member', 1_001)
+  const leave = await crowd(service, rosa, 'member', 1_001)
   await switchUser(service.database, rosa.email, false)
   t.match(await lastEvent(o), { action: 'user.enable' }, 'the last of them by its id, too')
   t.same(await service.sql(

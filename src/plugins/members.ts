@@ -11,13 +11,16 @@ import { actorOf, principalOf } from '../http/actor.ts'
 import { requireRoom } from '../http/plan-limits.ts'
 import type { Domain } from '../http/types.ts'
 import { membershipAdded, membershipChanged, membershipInvitation, membershipOffered, type Message } from '../mail/messages.ts'
+import type { Room } from '../mail/outbox.ts'
 import { holdCaller, recordEvent } from '../repositories/audit.ts'
 import {
   deleteMember, findMember, holdOtherOwners, listMembers, lockMember, lockTokensOfMember, updateMember, type MemberRow
 } from '../repositories/members.ts'
 import { lockPlan } from '../repositories/plans.ts'
 import type { Principal } from '../repositories/principals.ts'
-import { createMember, createPasswordLink, createUser, findUserByEmail } from '../repositories/users.ts'
+import {
+  createMember, createPasswordLink, createUser, findUserByEmail, normalizedEmail
+} from '../repositories/users.ts'
 import { fail, refuse } from '../rules/errors.ts'
 import { parseId } from '../rules/ids.ts'
 import { pageMeta, pageOf } from '../rules/pagination.ts'
@@ -84,6 +87,7 @@ export const members: Domain = async (app) => {
       requireRole(principal, role)
       const secret = mintSecret()
       await app.countEffect(request, reply)
+      const room = roomFor(principal, email)
       const added = await transaction(app.db, async (db) => {
         // Of two at the last seat one comes second: the organization is held.
         await lockPlan(db, organization.id) ?? fail('not_found')
@@ -98,19 +102,22 @@ export const members: Domain = async (app) => {
         if ('limit' in made) return fail('memberships_full')
         const { status } = made
         // A link that nobody could bring would only make the one void that somebody has.
-        if (!user.is_verified && app.outbox.isOpen) await createPasswordLink(db, hashToken(secret), user.id)
+        if (!user.is_verified && room !== undefined) await createPasswordLink(db, hashToken(secret), user.id)
         await recordEvent(db, actorOf(request), {
           action: 'member.create', resource_type: 'member', resource_id: String(user.id), details: { role, status }
         })
         return await findMember(db, organization.id, user.id) ?? tampered()
+      }).catch((error: unknown) => {
+        room?.release()
+        throw error
       })
       const place = { service: app.issuer(), organization: organization.name, role }
-      post(added, added.status === 'active'
+      post(room, added, added.status === 'active'
         ? membershipAdded({ ...place, name: added.name })
         : added.is_verified
           ? membershipOffered({ ...place, name: added.name, link: `${app.issuer()}/account` })
           : membershipInvitation({ ...place, link: `${app.issuer()}/account/set-password/${secret}` }))
-      return reply.code(201).send({ data: toItem(added), message: howTold(added) })
+      return reply.code(201).send({ data: toItem(added), message: howTold(added, room !== undefined) })
     }
   })
 
@@ -156,7 +163,7 @@ export const members: Domain = async (app) => {
         await updateMember(db, organization.id, id, role)
         return await findMember(db, organization.id, id) ?? tampered()
       })
-      tell(updated, organization.name, role)
+      tell(principal, updated, role)
       return { data: toItem(updated) }
     }
   })
@@ -206,28 +213,38 @@ export const members: Domain = async (app) => {
         await deleteMember(db, organization.id, id)
         return seen
       })
-      tell(removed, organization.name, null)
+      tell(principal, removed, null)
       return reply.code(204).send(null)
     }
   })
 
-  function howTold ({ status, is_verified }: MemberRow): string {
+  function howTold ({ status, is_verified }: MemberRow, isMailed: boolean): string {
     if (status === 'active' && is_verified) return 'They are a member from now on.'
     // The same whether somebody has an account: that is nobody's business who only knows an address.
-    return app.outbox.isOpen
-      ? 'An invitation is on its way by e-mail.'
-      : `This service sends no e-mail. They accept on ${app.issuer()}/account; without an account, whoever runs the service makes a link with: user password --email ADDRESS`
+    if (isMailed) return 'An invitation is on its way by e-mail.'
+    const reason = app.outbox.isOpen
+      ? 'There are too many e-mails at the moment, so none is sent to them.'
+      : 'This service sends no e-mail.'
+    return `${reason} They accept on ${app.issuer()}/account; without an account, whoever runs the service makes a link with: user password --email ADDRESS`
   }
 
-  function tell (member: MemberRow, organization: string, role: Role | null) {
+  function tell (principal: Principal, member: MemberRow, role: Role | null) {
     // Who has not joined yet has not heard of it from us, but by their invitation.
-    if (member.status === 'active') {
-      post(member, membershipChanged({ name: member.name, service: app.issuer(), organization, role }))
-    }
+    if (member.status !== 'active') return
+    const organization = principal.organization.name
+    post(roomFor(principal, member.email), member, membershipChanged({
+      name: member.name, service: app.issuer(), organization, role
+    }))
   }
 
-  function post ({ user_id, email }: MemberRow, message: Message) {
-    if (app.outbox.isOpen) app.outbox.post({ userId: user_id, to: email, ...message })
+  function roomFor ({ organization, person }: Principal, email: string): Room | undefined {
+    return app.outbox.reserve(
+      { organization: organization.id, person: person?.user_id ?? null }, normalizedEmail(email)
+    )
+  }
+
+  function post (room: Room | undefined, { user_id, email }: MemberRow, message: Message) {
+    room?.post({ userId: user_id, to: email, ...message })
   }
 }
 

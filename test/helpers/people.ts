@@ -32,6 +32,19 @@ export async function makePerson (
   return { id, email, name, password }
 }
 
+/** So many organizations that somebody is in with a role, beside any other. */
+export async function crowd (
+  service: Pick<TestApp, 'sql' | 'write'>, { id }: Pick<Person, 'id'>, role: Role, many: number
+) {
+  const made = 'FROM generate_series(1, ' + many + ') n'
+  const its = (n: string) => `lpad('${id}' || 'X' || ${n}, 26, '0')`
+  await service.sql(`INSERT INTO organizations (id, name, slug, plan, storage_key)
+    SELECT ${its('n')}, 'Crowd', 'crowd-${id}-' || n, 'self-hosted', '' ${made}`)
+  await service.sql(`INSERT INTO organization_counters (organization_id) SELECT ${its('n')} ${made}`)
+  await service.write(`INSERT INTO members (organization_id, user_id, role) SELECT ${its('n')}, ${id}, '${role}' ${made}`)
+  return () => service.sql("DELETE FROM organizations WHERE name = 'Crowd'")
+}
+
 /** A team of these people, with a role in each of these projects, by their slugs; its id. */
 export async function makeTeam (
   service: Pick<TestApp, 'sql' | 'write'>, organization: string, people: readonly Person[], roles: Record<string, Role>

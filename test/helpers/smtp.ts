@@ -12,6 +12,8 @@ export async function startMailServer (t: { teardown (fn: () => unknown): void }
   const mails: Received[] = []
   const commands: string[] = []
   const sockets = new Set<Socket>()
+  const held: (() => void)[] = []
+  let isHolding = false
   const server = createServer((socket) => {
     sockets.add(socket)
     socket.on('error', () => {})
@@ -23,7 +25,18 @@ export async function startMailServer (t: { teardown (fn: () => unknown): void }
     for (const socket of sockets) socket.destroy()
     server.close()
   })
-  return { port: (server.address() as AddressInfo).port, mails, commands }
+  return {
+    port: (server.address() as AddressInfo).port,
+    mails,
+    commands,
+    /** From now on each mail is received, and whoever sent it waits. */
+    hold () { isHolding = true },
+    /** Lets so many of those that wait go; without a number all of them, and holds no more. */
+    release (many?: number) {
+      if (many === undefined) isHolding = false
+      for (const go of held.splice(0, many ?? held.length)) go()
+    }
+  }
 
   function converse (socket: Socket) {
     const say = (line: string) => socket.write(`${line}\r\n`)
@@ -40,7 +53,8 @@ export async function startMailServer (t: { teardown (fn: () => unknown): void }
         else {
           inside = false
           mails.push({ from, to, ...partsOf(piece) })
-          say('250 taken')
+          if (isHolding) held.push(keepWaiting(say))
+          else say('250 taken')
         }
       }
     })
@@ -66,6 +80,16 @@ export async function startMailServer (t: { teardown (fn: () => unknown): void }
       } else if (/^QUIT$/i.test(line)) socket.end('221 bye\r\n')
       else say('502 not here')
     }
+  }
+}
+
+// An answer of many lines, so that no time-out of the sender's ends the wait, however slow the machine is.
+function keepWaiting (say: (line: string) => void) {
+  say('250-soon')
+  const beat = setInterval(() => say('250-soon'), 1_000).unref()
+  return () => {
+    clearInterval(beat)
+    say('250 taken')
   }
 }
 
