@@ -1,11 +1,12 @@
 import { subscribe, unsubscribe } from 'node:diagnostics_channel'
-import { sql } from 'drizzle-orm'
+import { sql, type SQL } from 'drizzle-orm'
 import t, { type Test } from 'tap'
 import { transaction } from '../src/db/database.ts'
 import { SCOPE_NAMES } from '../schemas/scopes.ts'
+import { revokeToken } from '../src/commands/tokens.ts'
 import { switchUser } from '../src/commands/users.ts'
 import { startApp, type Caller, type TestApp } from './helpers/app.ts'
-import { issuePair, makePerson, post } from './helpers/people.ts'
+import { issuePair, makePerson, post, type Person } from './helpers/people.ts'
 import {
   client, look, makeLevels, mix, ON_POSTGRES, opener, random, replay, scale, startInstances, statuses, store, times,
   type Level, type Operation, type Reply, type Send
@@ -391,4 +392,178 @@ t.test('two transactions that lock each other out are both done, one of them aga
   t.same(
     (await service.sql('SELECT next_event::int AS next FROM organization_counters')).map(({ next }) => next), [3, 3]
   )
+})
+
+// Pairs, of which one was first: the test holds what the first needs next, until both wait.
+
+const ONE_SESSION = !ON_POSTGRES && 'one session: nobody waits for another'
+
+/**
+ * Holds a row until both wait, the second behind the first or beside it, and answers what became of each.
+ *
+ * @param meanwhile what has to go on while both wait
+ */
+async function inTurn<A, B> (
+  { database }: TestApp, row: SQL, first: () => Promise<A>, second: () => Promise<B>,
+  meanwhile: () => Promise<void> = async () => {}
+): Promise<[PromiseSettledResult<A>, PromiseSettledResult<B>]> {
+  const begun: Promise<unknown>[] = []
+  const start = async (work: () => Promise<unknown>) => {
+    let isOver = false
+    const ended = () => { isOver = true }
+    const running = work()
+    begun.push(running)
+    running.then(ended, ended)
+    while (await waiting() < begun.length) if (isOver) throw new Error(`number ${begun.length} did not wait`)
+  }
+  const waiting = async () => Number((await database.reads.execute(sql`SELECT count(*)::int AS count
+    FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'`) as unknown as
+    { count: number }[])[0]!.count)
+  await database.db.transaction(async (db) => {
+    await db.execute(row)
+    await start(first)
+    await start(second)
+    await meanwhile()
+  })
+  return Promise.allSettled(begun) as Promise<[PromiseSettledResult<A>, PromiseSettledResult<B>]>
+}
+
+/** Gives somebody two API tokens, without a request for each; their ids, in the order in which they end. */
+async function twoTokens ({ write }: TestApp, organization: string, person: Pick<Person, 'id'>): Promise<number[]> {
+  await write(`INSERT INTO api_tokens (id, organization_id, name, token_hash, token_prefix, abilities, user_id)
+    OVERRIDING SYSTEM VALUE SELECT ${person.id} + n, '${organization}', 'Theirs',
+      decode(md5(random()::text) || md5(random()::text), 'hex'), 'srm_', '{secret:read}', ${person.id}
+    FROM generate_series(1, 2) n`)
+  return [person.id + 1, person.id + 2]
+}
+
+const valueOf = (settled: PromiseSettledResult<unknown>) =>
+  settled.status === 'fulfilled' ? settled.value : (settled.reason as Error).message
+const statusOf = (settled: PromiseSettledResult<Reply>) =>
+  settled.status === 'fulfilled' ? settled.value.status : settled.reason
+const tokenOf = (organization: string, id: number | string) =>
+  sql`SELECT FROM api_tokens WHERE organization_id = ${organization} AND id = ${String(id)}::bigint FOR UPDATE`
+const counterOf = (organization: string) =>
+  sql`SELECT FROM organization_counters WHERE organization_id = ${organization} FOR UPDATE`
+/** What was recorded since, without what made it: the action, and what it says of tokens. */
+const recordedIn = async ({ sql: query }: TestApp, organization: string, after: number) => (await query(
+  `SELECT action, resource_id, details FROM audit_events
+    WHERE organization_id = '${organization}' AND seq > ${after} ORDER BY seq`
+)) as { action: string, resource_id: string, details: Record<string, unknown> | null }[]
+const lastOf = async ({ sql: query }: TestApp, organization: string) => Number((await query(
+  `SELECT max(seq) AS last FROM audit_events WHERE organization_id = '${organization}'`
+))[0]!.last)
+
+t.test('a level is deleted, a token narrowed to it changed: one after the other', { skip: ONE_SESSION }, async (t) => {
+  const { send, service, organization } = await startInstances(t)
+  const [, , other] = await makeLevels(send, 'orbit', ['first', 'second', 'other'])
+  const path = `//api/v1/organizations/${organization}/api-keys`
+  const narrowed = async (environment: string) => {
+    const { status, body } = await send('POST', path, {
+      name: 'Narrowed', abilities: ['secret:read'], restrictions: [{ project: 'orbit', target: 'backend', environment }]
+    })
+    t.equal(status, 201)
+    const { id } = body.api_key
+    return {
+      id: String(id),
+      last: await lastOf(service, organization),
+      change: () => send('PUT', `${path}/${id}`, { name: 'Changed' }),
+      remove: () => send('DELETE', `/orbit/backend/${environment}`)
+    }
+  }
+  const recorded = async (last: number, id: string) =>
+    (await recordedIn(service, organization, last)).map(({ action, resource_id, details }) =>
+      resource_id === id ? [action, details?.with ?? null] : [action])
+
+  const first = await narrowed('first')
+  const [removed, late] = await inTurn(
+    service, sql`SELECT FROM projects WHERE organization_id = ${organization} FOR UPDATE`, first.remove, first.change
+  )
+  t.same([removed, late].map(statusOf), [204, 404], 'the delete was first')
+  t.same(await recorded(first.last, first.id), [['environment.delete'], ['api-token.delete', 'environment']])
+
+  const second = await narrowed('second')
+  const [changed, after] = await inTurn(
+    service, tokenOf(organization, second.id), second.change, second.remove,
+    async () => { t.equal((await store(send, other!, 'A=1')).reply?.status, 200, 'what waits holds no project') }
+  )
+  t.same([changed, after].map(statusOf), [200, 204], 'the change was first')
+  t.same(
+    (await recorded(second.last, second.id)).filter(([action]) => action !== 'secret.store'),
+    [['api-token.update', null], ['environment.delete'], ['api-token.delete', 'environment']]
+  )
+  t.same(await service.sql(`SELECT id FROM api_tokens WHERE organization_id = '${organization}' AND id IN (
+    ${first.id}, ${second.id})`), [])
+})
+
+t.test('the operator revokes a token while all of its person’s end: each token ends once', {
+  skip: ONE_SESSION
+}, async (t) => {
+  const { send, service, organization } = await startInstances(t)
+  const somebody = async () => {
+    const person = await makePerson(service, { [organization]: 'developer' })
+    const ids = await twoTokens(service, organization, person)
+    const endings: Record<'user.disable' | 'member.delete', () => Promise<unknown>> = {
+      'user.disable': () => switchUser(service.database, person.email, true),
+      'member.delete': async () => {
+        const { status } = await send('DELETE', `//api/v1/organizations/${organization}/members/${person.id}`)
+        if (status !== 204) throw new Error(String(status))
+      }
+    }
+    return {
+      ids,
+      endings,
+      last: await lastOf(service, organization),
+      revoke: () => revokeToken(service.database, ids[0]!)
+    }
+  }
+  const ended = async (last: number) => (await recordedIn(service, organization, last))
+    .map(({ action, resource_id, details }) =>
+      action === 'api-token.delete' ? [action, resource_id] : [action, details?.token_ids ?? null])
+
+  for (const ending of ['user.disable', 'member.delete'] as const) {
+    const one = await somebody()
+    const revokedFirst = await inTurn(service, counterOf(organization), one.revoke, one.endings[ending])
+    t.same(revokedFirst.map(({ status }) => status), ['fulfilled', 'fulfilled'], `revoked before ${ending}`)
+    t.same(await ended(one.last), [['api-token.delete', String(one.ids[0])], [ending, String(one.ids[1])]])
+
+    const other = await somebody()
+    const revokedLast = await inTurn(service, tokenOf(organization, other.ids[1]!), other.endings[ending], other.revoke)
+    t.equal(revokedLast[0].status, 'fulfilled', `revoked after ${ending}`)
+    t.equal(valueOf(revokedLast[1]), `There is no token ${other.ids[0]}`)
+    t.same(await ended(other.last), [[ending, other.ids.join(' ')]])
+    t.same(await service.sql(`SELECT id FROM api_tokens WHERE organization_id = '${organization}'
+      AND id IN (${[...one.ids, ...other.ids].join()})`), [])
+  }
+})
+
+t.test('the operator closes an owner’s account while another owner leaves: one stays, or the operator is told', {
+  skip: ONE_SESSION
+}, async (t) => {
+  const { service, addresses } = await startInstances(t)
+  const twoOwners = async () => {
+    const { organization } = await service.organization()
+    const [closed, leaving] = [
+      await makePerson(service, { [organization]: 'owner' }), await makePerson(service, { [organization]: 'owner' })
+    ]
+    const send = client(addresses, { token: (await issuePair(service, leaving, SCOPE_NAMES)).access, organization })
+    return {
+      organization,
+      tokens: await twoTokens(service, organization, closed),
+      leave: () => send('DELETE', `//api/v1/organizations/${organization}/members/${leaving.id}`),
+      disable: () => switchUser(service.database, closed.email, true),
+      owners: async () => (await service.sql(`SELECT m.user_id FROM members m JOIN users u ON u.id = m.user_id
+        WHERE m.organization_id = '${organization}' AND m.role = 'owner' AND u.disabled_at IS NULL`)).length
+    }
+  }
+  const one = await twoOwners()
+  const [closed, refused] = await inTurn(service, tokenOf(one.organization, one.tokens[1]!), one.disable, one.leave)
+  t.same(valueOf(closed), [], 'there is nothing to tell')
+  t.match(valueOf(refused), { status: 422, body: { error: 'last_owner' } })
+  t.equal(await one.owners(), 1)
+
+  const other = await twoOwners()
+  const [left, told] = await inTurn(service, counterOf(other.organization), other.leave, other.disable)
+  t.equal(statusOf(left), 204)
+  t.match(valueOf(told), [/^nimbus-/], 'an operator closes the last one’s account, too, and is told')
 })
