@@ -202,18 +202,18 @@ t.test('what the provider says after a note is kept, recorded, and counts where 
   const chargeOf = async (id: string) => (await rows('charges', caller)).find((row) => row.id === id)!
   const paid = await made()
   await settle(service.database, 'invoice', 'paid', paid.attributes.invoice_id)
-  t.equal(await report('charge', caller, paid.id, { status: 'failed', reference: 'ch_1' }), true)
+  t.equal(await report('charge', caller, paid.id, { status: 'failed', reference: 'ch_1' }), 'contradiction')
   t.match(await chargeOf(paid.id), { status: 'succeeded', provider_status: 'failed', provider_reference: 'ch_1' })
-  t.equal(await report('charge', caller, paid.id, { status: 'failed', reference: 'ch_1' }), false, 'said once')
+  t.equal(await report('charge', caller, paid.id, { status: 'failed', reference: 'ch_1' }), undefined, 'said once')
   const same = await made()
   await settle(service.database, 'invoice', 'paid', same.attributes.invoice_id)
-  t.equal(await report('charge', caller, same.id, { status: 'succeeded', reference: 'ch_2' }), false)
+  t.equal(await report('charge', caller, same.id, { status: 'succeeded', reference: 'ch_2' }), 'twice')
   t.match(await chargeOf(same.id), { status: 'succeeded', provider_status: 'succeeded', provider_reference: 'ch_2' })
 
   const gone = await made()
   await settle(service.database, 'invoice', 'void', gone.attributes.invoice_id)
   t.equal((await refund(caller, gone.id)).body.error, 'charge_not_settled')
-  t.equal(await report('charge', caller, gone.id, { status: 'succeeded', reference: 'ch_3' }), true)
+  t.equal(await report('charge', caller, gone.id, { status: 'succeeded', reference: 'ch_3' }), 'contradiction')
   t.match(await chargeOf(gone.id), { status: 'succeeded', provider_reference: 'ch_3' })
   t.equal((await invoicesOf(caller))[0]!.attributes.status, 'void')
   const back = (await refund(caller, gone.id)).body.data
@@ -230,13 +230,13 @@ t.test('what the provider says after a note is kept, recorded, and counts where 
 
   await settle(service.database, 'refund', 'failed', back.id)
   t.match(await chargeOf(gone.id), { refunded: '0' })
-  t.equal(await report('refund', caller, back.id, { status: 'succeeded', reference: 're_1' }), true)
+  t.equal(await report('refund', caller, back.id, { status: 'succeeded', reference: 're_1' }), 'contradiction')
   t.match(await refundOf(back.id), { status: 'succeeded', provider_status: 'succeeded', provider_reference: 're_1' })
   t.match(await chargeOf(gone.id), { refunded: '1000' })
   const again = (await refund(caller, same.id)).body.data
   await settle(service.database, 'refund', 'failed', again.id)
   const instead = (await refund(caller, same.id)).body.data
-  t.equal(await report('refund', caller, again.id, { status: 'succeeded', reference: 're_2' }), true)
+  t.equal(await report('refund', caller, again.id, { status: 'succeeded', reference: 're_2' }), 'contradiction')
   t.match(await refundOf(again.id), { status: 'failed', provider_status: 'succeeded' }, 'it went, and there was no room')
   t.match(await chargeOf(same.id), { refunded: '1000' })
   t.equal((await refundOf(instead.id)).status, 'pending')
@@ -249,7 +249,13 @@ t.test('what the provider says after a note is kept, recorded, and counts where 
   const exported = []
   for await (const line of exportInvoices(service.database)) exported.push(JSON.parse(line))
   t.match(exported.find(({ charge_id }) => charge_id === paid.id), {
-    status: 'paid', charge_status: 'succeeded', provider_status: 'failed'
+    status: 'paid', charge_status: 'succeeded', noted_status: 'succeeded', provider_status: 'failed'
+  })
+  t.match(exported.find(({ charge_id }) => charge_id === same.id), {
+    status: 'paid', charge_status: 'succeeded', noted_status: 'succeeded', provider_status: 'succeeded'
+  }, 'both: it may have been received twice')
+  t.match(exported.find(({ charge_id }) => charge_id === gone.id), {
+    status: 'void', charge_status: 'succeeded', noted_status: 'failed', provider_status: 'succeeded'
   })
 })
 
@@ -289,6 +295,36 @@ t.test('what comes from the provider while the operator notes something else dow
   t.match(await rows('charges', caller), [{ status: 'succeeded', provider_reference: `ch_${id}` }])
   t.strictSame(await eventsOf(service, caller), ['charge.create', 'invoice.void', 'charge.report'])
   t.ok(logs.some((line) => line.includes('something else than was noted down') && line.includes(id)))
+})
+
+t.test('what was noted down as moved and the provider moved, too, is a warning with its ids', async (t) => {
+  const { provider, ledger, state, speak } = processor()
+  const { app, logs } = await instance(t, provider, 60_000)
+  const caller = await service.organization()
+  const warned = (id: string) => logs.map((line) => JSON.parse(line) as Record<string, unknown>)
+    .find((line) => String(line.msg).includes('may have moved twice') && [line.charge, line.refund].includes(id))
+
+  state.mode = 'silent'
+  const { id, attributes: { invoice_id } } = await ask(app, caller, 700)
+  await background(app, () => ledger.has(id))
+  t.match(await settle(service.database, 'invoice', 'paid', invoice_id), /Warning/)
+  speak()
+  await background(app, () => warned(id) !== undefined)
+  t.match(warned(id), { organization: caller.organization, charge: id, invoice: invoice_id, outcome: 'succeeded' })
+  t.strictSame(await eventsOf(service, caller), ['charge.create', 'invoice.pay', 'charge.report'])
+
+  state.mode = 'up'
+  const well = await ask(app, caller, 800)
+  await background(app, async () => (await rows('charges', caller)).some(({ id, status }) =>
+    id === well.id && status === 'succeeded'))
+  state.mode = 'silent'
+  const back = (await refund(caller, well.id)).body.data.id as string
+  await background(app, () => ledger.has(back))
+  await settle(service.database, 'refund', 'paid', back)
+  speak()
+  await background(app, () => warned(back) !== undefined)
+  t.match(warned(back), { organization: caller.organization, refund: back, outcome: 'succeeded' })
+  t.notOk(warned(well.id), 'what the provider alone moved is none')
 })
 
 t.test('what an operator notes down ends an order that was never told; a told one is asked again until it is answered', async (t) => {
@@ -378,9 +414,9 @@ t.test('what became of an order is not unsaid by an earlier answer that comes la
   const { id, attributes } = (await charge(caller, 1000)).body.data
   await settle(service.database, 'invoice', 'void', attributes.invoice_id)
   const succeeded = { status: 'succeeded', reference: 'ch_1' } as const
-  for (const [outcome, contradicts] of [
-    [succeeded, true], [{ status: 'pending', reference: null }, false], [succeeded, false]
-  ] as const) t.equal(await report('charge', caller, id, outcome), contradicts)
+  for (const [outcome, doubt] of [
+    [succeeded, 'contradiction'], [{ status: 'pending', reference: null }, undefined], [succeeded, undefined]
+  ] as const) t.equal(await report('charge', caller, id, outcome), doubt)
   t.match(await rows('charges', caller), [{ status: 'succeeded', provider_status: 'succeeded' }])
   const back = (await refund(caller, id)).body.data.id
   await report('refund', caller, back, { status: 'failed', reference: 're_1' })

@@ -3,7 +3,7 @@ import { recordEvent, systemOf, type Actor, type AuditEvent } from '../repositor
 import { giveCredit } from '../repositories/billing.ts'
 import {
   findInvoice, lockCharge, lockInvoice, lockRefund, settleCharge, settleCharges, settleInvoice, settleRefund,
-  updateReported, type Charge, type Refund
+  updateNoted, updateReported, type Charge, type Refund
 } from '../repositories/invoices.ts'
 import { lockPlan } from '../repositories/plans.ts'
 import { refundableOf } from '../rules/billing.ts'
@@ -34,6 +34,7 @@ async function noteInvoice (db: Db, actor: Actor, id: string, status: 'paid' | '
   const isThere = await lockPlan(db, actor.organization_id) !== undefined
   const closed = await closeInvoice(db, actor.organization_id, isThere, id, status)
   if (closed === undefined) return undefined
+  for (const charge of closed.charges) await updateNoted(db, charge, outcomeOf(status))
   await recordEvent(db, actor, closed.event)
   return noteOn(closed.charges)
 }
@@ -47,12 +48,14 @@ async function closeInvoice (
 ): Promise<{ event: AuditEvent, charges: Charge[] } | undefined> {
   const closed = await settleInvoice(db, organizationId, id, status)
   if (closed === undefined) return undefined
-  const charges = await settleCharges(db, organizationId, id, status === 'paid' ? 'succeeded' : 'failed')
+  const charges = await settleCharges(db, organizationId, id, outcomeOf(status))
   const { currency, credit, unused } = closed
   if (isThere) await giveCredit(db, organizationId, currency, status === 'paid' ? unused : credit)
   const action = status === 'paid' ? 'invoice.pay' : 'invoice.void'
   return { event: { action, resource_type: 'invoice', resource_id: id }, charges }
 }
+
+const outcomeOf = (status: 'paid' | 'void') => status === 'paid' ? 'succeeded' : 'failed'
 
 /** Notes down what became of a refund; undefined when that is known already. */
 export async function payBack (
@@ -75,19 +78,32 @@ const refundEvent = ({ id, amount }: Refund, status: 'succeeded' | 'failed'): Au
 })
 
 /**
+ * What a provider says and the operator noted down do not go together: it is not the same, or the same money may have
+ * moved by both of them.
+ */
+export type Doubt = 'contradiction' | 'twice'
+
+/** Of what was settled before: by a note, since the provider has said nothing like it yet. */
+function doubtOf (settled: Charge['status'], says: 'succeeded' | 'failed'): Doubt | undefined {
+  if (settled === 'pending') return undefined
+  if (settled !== says) return 'contradiction'
+  return says === 'succeeded' ? 'twice' : undefined
+}
+
+/**
  * Notes down what the provider says of a charge. What it says after the charge was settled is remembered beside that:
  * money that came counts as received, also for an invoice that is void, so that it can go back; nothing else changes.
- * True when it contradicts what was noted down.
+ * Answers what the operator has to look at.
  */
 export async function reportCharge (
   db: Db, { organization_id, id, invoice_id }: Charge, outcome: Outcome
-): Promise<boolean> {
+): Promise<Doubt | undefined> {
   const isThere = await lockPlan(db, organization_id) !== undefined
   await lockInvoice(db, organization_id, invoice_id)
   const charge = (await lockCharge(db, organization_id, id))!
   await updateReported(db, 'charge', charge, outcome)
   const { status } = outcome
-  if (status === 'pending' || status === charge.provider_status) return false
+  if (status === 'pending' || status === charge.provider_status) return undefined
   const events: AuditEvent[] = []
   if (status === 'succeeded' && charge.status !== 'succeeded') {
     const paid = await closeInvoice(db, organization_id, isThere, invoice_id, 'paid')
@@ -100,20 +116,22 @@ export async function reportCharge (
   }
   if (charge.status !== 'pending') events.push(reportEvent('charge', charge, status))
   await recordEvent(db, systemOf(organization_id), ...events)
-  return charge.status !== 'pending' && charge.status !== status
+  return doubtOf(charge.status, status)
 }
 
 /**
  * Notes down what the provider says of a refund, as of a charge: money that went counts as paid back, as far as there
  * is that much left of its charge.
  */
-export async function reportRefund (db: Db, { organization_id, id }: Refund, outcome: Outcome): Promise<boolean> {
+export async function reportRefund (
+  db: Db, { organization_id, id }: Refund, outcome: Outcome
+): Promise<Doubt | undefined> {
   await lockPlan(db, organization_id)
   const held = (await lockRefund(db, organization_id, id))!
   const { refund, charge } = held
   await updateReported(db, 'refund', refund, outcome)
   const { status } = outcome
-  if (status === 'pending' || status === refund.provider_status) return false
+  if (status === 'pending' || status === refund.provider_status) return undefined
   const isLate = refund.status !== 'pending'
   if (!isLate) await settleRefund(db, held, status)
   else if (status === 'succeeded' && refund.status === 'failed') {
@@ -123,7 +141,7 @@ export async function reportRefund (db: Db, { organization_id, id }: Refund, out
   await recordEvent(
     db, systemOf(organization_id), isLate ? reportEvent('refund', refund, status) : refundEvent(refund, status)
   )
-  return isLate && refund.status !== status
+  return doubtOf(refund.status, status)
 }
 
 const reportEvent = (

@@ -4,7 +4,7 @@ import { listDue } from '../repositories/subscriptions.ts'
 import { createBackground, type Background } from '../vault/background.ts'
 import type { Invoicing } from './invoicing.ts'
 import type { Outcome, Provider } from './provider.ts'
-import { reportCharge, reportRefund } from './settlement.ts'
+import { reportCharge, reportRefund, type Doubt } from './settlement.ts'
 import { closePeriods } from './subscriptions.ts'
 
 interface Log {
@@ -23,6 +23,11 @@ export interface BillingWorker {
 }
 
 const PATIENCE = 10_000
+
+const WARNINGS: Record<Doubt, string> = {
+  contradiction: 'the provider says something else than was noted down',
+  twice: 'the money may have moved twice: it was noted down, and the provider says that it moved it, too'
+}
 
 /**
  * Closes the periods of subscriptions that are over and, in a background of its own, which a provider that does not
@@ -87,21 +92,22 @@ function createOrderWorker (
   }
 
   async function submit (
-    of: { organization: string, charge: string } | { organization: string, refund: string },
-    work: (signal: AbortSignal) => Promise<Outcome>, report: (db: Db, outcome: Outcome) => Promise<boolean>
+    of: { organization: string, charge: string, invoice: string } | { organization: string, refund: string },
+    work: (signal: AbortSignal) => Promise<Outcome>,
+    report: (db: Db, outcome: Outcome) => Promise<Doubt | undefined>
   ) {
     await attempt('an order to the provider', of, async () => {
       const outcome = await ask(work)
-      if (await transaction(handle, (db) => report(db, outcome))) {
-        log.warn({ ...of, outcome: outcome.status }, 'the provider says something else than was noted down')
-      }
+      const doubt = await transaction(handle, (db) => report(db, outcome))
+      if (doubt !== undefined) log.warn({ ...of, outcome: outcome.status }, WARNINGS[doubt])
     })
   }
 
   const submitCharge = (charge: Charge) => {
-    const { organization_id: organization, id, amount, currency, payment_method_id } = charge
+    const { organization_id: organization, id, invoice_id: invoice, amount, currency, payment_method_id } = charge
     return submit(
-      { organization, charge: id }, (signal) => provider.charge({ id, amount, currency, payment_method_id }, signal),
+      { organization, charge: id, invoice },
+      (signal) => provider.charge({ id, amount, currency, payment_method_id }, signal),
       (db, outcome) => reportCharge(db, charge, outcome)
     )
   }

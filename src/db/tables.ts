@@ -853,6 +853,8 @@ export const charges = pgTable('charges', {
   provider_reference: varchar({ length: LABEL_LENGTH }),
   /** What the provider says became of it: the operator may have noted down something else. Null until it answered. */
   provider_status: varchar({ length: 16, enum: PAYMENT_STATUSES }),
+  /** What the operator noted down: beside what the provider says, it shows what may have been received twice. */
+  noted_status: varchar({ length: 16, enum: PAYMENT_STATUSES }),
   status: varchar({ length: 16, enum: PAYMENT_STATUSES }).notNull().default('pending'),
   currency: currency(),
   amount: count().notNull(),

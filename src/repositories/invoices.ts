@@ -72,14 +72,16 @@ export async function settleInvoice (
   return row
 }
 
-/** An invoice with what became of its charge, here and at the provider. */
-export type BookedInvoice = InvoiceRow & Record<'charge_status' | 'provider_status', PaymentStatus | null>
+/** An invoice with what became of its charge: here, by the operator's note, and at the provider. */
+export type BookedInvoice = InvoiceRow &
+  Record<'charge_status' | 'noted_status' | 'provider_status', PaymentStatus | null>
 
 /** Every invoice of the installation, those of organizations that are gone too, a part at a time by its place. */
 export async function listAllInvoices (
   db: Db, after: { organization_id: string, number: number }
 ): Promise<BookedInvoice[]> {
-  const booked = { ...columns, charge_status: charges.status, provider_status: charges.provider_status }
+  const { status: charge_status, noted_status, provider_status } = charges
+  const booked = { ...columns, charge_status, noted_status, provider_status }
   return db.select(booked).from(invoices).leftJoin(charges, itsCharge)
     .where(sql`(${invoices.organization_id}, ${invoices.number}) > (${after.organization_id}, ${after.number})`)
     .orderBy(asc(invoices.organization_id), asc(invoices.number)).limit(200)
@@ -111,6 +113,13 @@ export async function settleCharges (
     .where(and(
       eq(charges.organization_id, organizationId), eq(charges.invoice_id, invoiceId), inArray(charges.status, from)
     )).returning()
+}
+
+/** Remembers what the operator noted down of a charge. */
+export async function updateNoted (
+  db: Db, { organization_id, id }: Pick<Charge, 'organization_id' | 'id'>, noted_status: 'succeeded' | 'failed'
+): Promise<void> {
+  await db.update(charges).set({ noted_status }).where(oneCharge(organization_id, id))
 }
 
 /** What became of a charge alone, whatever its invoice is. */

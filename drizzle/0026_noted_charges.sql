@@ -1,0 +1,1 @@
+ALTER TABLE "charges" ADD COLUMN "noted_status" varchar(16);
