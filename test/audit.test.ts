@@ -153,6 +153,27 @@ t.test('AU-01: what is read in one tick is recorded by one statement, in every o
   )
 })
 
+t.test('AU-01: who waits behind events that the database has no room for is refused with them, and the next is recorded', async (t) => {
+  const { organization } = await service.organization()
+  await service.sql(`
+    CREATE FUNCTION no_room () RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+      IF NEW.organization_id = '${organization}' THEN RAISE EXCEPTION 'full' USING ERRCODE = 'disk_full'; END IF;
+      RETURN NEW; END $$;
+    CREATE TRIGGER no_room BEFORE INSERT ON audit_events FOR EACH ROW EXECUTE FUNCTION no_room()`)
+  const record = gatherReads(db, 'on')
+  const event = { action: 'version.read' as const, resource_type: 'secret', resource_id: '1' }
+  const outcomes: PromiseSettledResult<void>[] = []
+  const statements = await statementsOf(async () => {
+    outcomes.push(...await Promise.allSettled(Array.from({ length: 450 }, () => record(systemOf(organization), event))))
+  })
+  await service.sql('DROP TRIGGER no_room ON audit_events; DROP FUNCTION no_room')
+  t.same([...new Set(outcomes.map((outcome) =>
+    outcome.status === 'rejected' ? outcome.reason.name : outcome.status))], ['DatabaseUnavailable'])
+  t.equal(statements, 1, 'nobody else has to find it out')
+  await record(systemOf(organization), event)
+  t.equal((await eventsOf({ organization })).length, 1)
+})
+
 t.test('AU-04: reads and changes at once number the events of each organization without a gap, and each is there once', async (t) => {
   const worlds = await Promise.all(Array.from({ length: 3 }, world))
   const answers = await Promise.all(Array.from({ length: 90 }, (_, i) => {

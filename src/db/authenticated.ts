@@ -123,13 +123,14 @@ export const AUTHENTICATED = {
 export type AuthenticatedTable = keyof typeof AUTHENTICATED
 type FieldsOf<N extends AuthenticatedTable> = (typeof AUTHENTICATED)[N]['fields'][number]
 type ColumnsOf<N extends AuthenticatedTable> = (typeof AUTHENTICATED)[N]['table']['_']['columns']
+type RowOf<N extends AuthenticatedTable> = (typeof AUTHENTICATED)[N]['table']['$inferSelect']
 
 /** What a select needs so that its row can be checked: every authenticated column, and the MAC. */
 export type AuthenticatedColumns<N extends AuthenticatedTable> = Pick<ColumnsOf<N>, Extract<
   FieldsOf<N> | 'mac', keyof ColumnsOf<N>>>
 
 /** The values of an authenticated row. */
-export type AuthenticatedRow<N extends AuthenticatedTable> = Pick<(typeof AUTHENTICATED)[N]['table']['$inferSelect'], Extract<FieldsOf<N>, keyof (typeof AUTHENTICATED)[N]['table']['$inferSelect']>>
+export type AuthenticatedRow<N extends AuthenticatedTable> = Pick<RowOf<N>, Extract<FieldsOf<N>, keyof RowOf<N>>>
 
 export function authenticatedColumns<N extends AuthenticatedTable> (
   name: N, of: PgTable = AUTHENTICATED[name].table

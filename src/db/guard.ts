@@ -10,10 +10,11 @@ export const MAX_WAITING = 200
 
 /**
  * Tells its subscribers of every statement, before it is sent and after it was answered: `{ phase, text, prepared }`,
- * never the values. Nobody subscribes in the service itself; a debugger or a crash test can.
+ * never the values; and of a transaction, before its first one (`begin`) and when it has begun (`begun`). Nobody
+ * subscribes in the service itself; a debugger or a crash test can.
  */
 const statements = channel('strongroom:statement')
-const tell = (phase: 'before' | 'after', text: unknown, prepared = false) => {
+const tell = (phase: 'before' | 'after' | 'begin' | 'begun', text: unknown, prepared = false) => {
   if (statements.hasSubscribers) statements.publish({ phase, text, prepared })
 }
 
@@ -58,7 +59,7 @@ export function guard (
       // Without a state it was not sent yet. What was sent is ended by statement_timeout or silence_timeout
       if ((query as { state?: unknown }).state === null) query.cancel()
     })
-    tell('after', call[0])
+    tell('after', call[0], prepare)
     return result
   }
 
@@ -68,7 +69,9 @@ export function guard (
     const end: { over?: Error, fire: (error: Error) => void } = { fire: () => {} }
     const fired = new Promise<never>((_resolve, reject) => { end.fire = reject })
     fired.catch(() => {})
+    tell('begin', 'begin')
     const work = client.begin(async tx => {
+      tell('begun', 'begin')
       if (end.over) throw end.over
       const result = await Promise.race([fn(guardTransaction(tx, end, options)), fired])
       // From here on the commit is sent: thrown before it, this rolls back
@@ -100,7 +103,7 @@ function guardTransaction (tx: TransactionSql, end: { over?: Error }, options: {
     tell('before', call[0], options.prepare)
     const query = tx.unsafe(call[0], call[1], options)
     const result = await (shape === 'values' ? query.values() : query)
-    tell('after', call[0])
+    tell('after', call[0], options.prepare)
     return result
   })
   const savepoint = async (fn: (tx: TransactionSql) => Promise<unknown>) => {

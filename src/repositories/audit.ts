@@ -7,6 +7,7 @@ import {
   appendEvents, chainOf, findHeads, recordGuessed, takeHead, takeHeads, type SynchronousCommit
 } from '../db/chain.ts'
 import { eventRow, type EventRow } from '../db/events.ts'
+import { createLine, type Waiter } from '../db/line.ts'
 import { audit_events, late_events, organization_counters } from '../db/tables.ts'
 
 /** Who did it, from where. */
@@ -159,34 +160,27 @@ async function findNumbered (
 /** Records what was only read; answers when it is recorded. */
 export type RecordRead = (actor: Actor, event: AuditEvent) => Promise<void>
 
-interface Waiting { row: EventRow, done: () => void, failed: (error: unknown) => void }
+interface Waiting extends Waiter { row: EventRow, done: () => void }
 
 const AT_ONCE = 200
 
 /**
  * Gathers what is recorded in one tick, and what comes while a statement is under way, into one statement of all
- * organizations. That one waits for nobody, and goes by where each chain was last seen to end: an organization whose
- * counter somebody holds or has moved is recorded by itself, one transaction at a time, and only those who read in it
- * wait, or fail with it.
+ * organizations; nobody waits for it longer than in any line. That one waits for nobody, and goes by where each chain
+ * was last seen to end: an organization whose counter somebody holds or has moved is recorded by itself, one
+ * transaction at a time, and only those who read in it wait, or fail with it.
  *
  * @param synchronousCommit `off` where the server writes its log within a second by itself: an event may then be lost
  *   with the machine, though its answer was sent
  */
 export function gatherReads (handle: Db, synchronousCommit: SynchronousCommit): RecordRead {
-  const waiting: Waiting[] = []
-  let isUnderWay = false
+  const line = createLine<Waiting>(async ({ take }) => recordTogether(take(AT_ONCE, () => true)))
   // By organization: the transaction that waits for its counter, and the next one, which still gathers.
   const current = new Map<string, Promise<void>>()
   const next = new Map<string, { rows: EventRow[], recorded: Promise<void> }>()
 
   return (actor, event) => new Promise((resolve, reject) => {
-    waiting.push({ row: eventRow(actor, event), done: resolve, failed: reject })
-    if (isUnderWay) return
-    isUnderWay = true
-    setImmediate(async () => {
-      while (waiting.length > 0) await recordTogether(waiting.splice(0, AT_ONCE))
-      isUnderWay = false
-    })
+    line.join({ row: eventRow(actor, event), done: resolve, reject })
   })
 
   async function recordTogether (all: readonly Waiting[]) {
@@ -194,18 +188,19 @@ export function gatherReads (handle: Db, synchronousCommit: SynchronousCommit): 
     try {
       const heads = await findHeads(handle, together.map(({ organization_id }) => organization_id))
       const recorded = await recordGuessed(handle, heads, together, synchronousCommit)
-      for (const { row, done, failed } of all) {
+      for (const { row, done, reject } of all) {
         if (recorded.has(row.organization_id)) done()
-        else recordAlone(row).then(done, failed)
+        else recordAlone(row).then(done, reject)
       }
     } catch (error) {
       // Of a database that answers, one event can be at fault: its organization's, then.
       const mayBeOne = !(error instanceof DatabaseUnavailable) &&
         new Set(together.map(({ organization_id }) => organization_id)).size > 1
-      for (const { row, done, failed } of all) {
-        if (mayBeOne) recordAlone(row).then(done, failed)
-        else failed(notRecorded(error))
+      for (const { row, done, reject } of all) {
+        if (mayBeOne) recordAlone(row).then(done, reject)
+        else reject(notRecorded(error))
       }
+      throw error
     }
   }
 

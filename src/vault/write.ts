@@ -14,7 +14,7 @@ import { requireBytes } from '../rules/plan-bytes.ts'
 import { bytesOfWrite, TOGETHER, writeSecrets, type Outcome } from './batches.ts'
 import { sealCurrent, sealVersion, sizeOf } from './documents.ts'
 import { storageKeyOf } from './keys.ts'
-import { createLine, type Line, type Waiter } from './line.ts'
+import { createLine, type Line, type Waiter } from '../db/line.ts'
 
 /** What a write does to a level: the blob becomes its document (null: it has none any more). */
 export interface Change {

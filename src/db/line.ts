@@ -1,4 +1,4 @@
-import { databaseError, DatabaseUnavailable, isLockTimeout } from '../db/database.ts'
+import { databaseError, DatabaseUnavailable, isLockTimeout } from './errors.ts'
 
 /** Who waits for a turn. */
 export interface Waiter {
@@ -67,7 +67,7 @@ export function createLine<W extends Waiter> (serve: (line: Line<W>) => Promise<
 
   function watch (waiter: W) {
     waiter.until ??= performance.now() + MOST_WAIT
-    const late = () => { refuse([waiter], new DatabaseUnavailable('Too many writes of the organization are waiting')) }
+    const late = () => { refuse([waiter], new DatabaseUnavailable('Too many are waiting in line')) }
     timers.set(waiter, setTimeout(late, waiter.until - performance.now()))
   }
 
