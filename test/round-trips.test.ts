@@ -1,13 +1,14 @@
 import { subscribe, unsubscribe } from 'node:diagnostics_channel'
 import t from 'tap'
 import { makeProof } from '../src/crypto/key-proof.ts'
-import { startApp } from './helpers/app.ts'
+import { makeLevel, startApp } from './helpers/app.ts'
 import { OPERATIONS, prepare, send, settle } from './helpers/operations.ts'
 import { issuePair, makePerson } from './helpers/people.ts'
 
 // How often each operation asks the database, which is what it costs: who calls and what it is about are a statement
-// each, shared with whoever else asks in that moment. A commit is one; what a change does in its transaction is each on
-// its own, its event two: one that learns where the chain ends, and one that goes on from there.
+// each, shared with whoever else asks in that moment. A commit is one, and a begin one more, which these numbers leave
+// out; what a change does in its transaction is each on its own, its event two: one that learns where the chain ends,
+// and one that goes on from there.
 
 const STATEMENTS: Record<string, number> = {
   getHealth: 0,
@@ -127,15 +128,34 @@ const BACKGROUND = new RegExp([
   '^\\s*select distinct over', '^select .* from "re_encryptions" inner join'
 ].join('|'), 'is')
 
+/** Lists that need more than three statements, and why. */
+const MORE: Record<string, string> = {
+  listEncryptionKeys: 'the keys, and how far a re-encryption is, sent together; then the event of who saw them',
+  listPendingVersions: 'sizes before contents, so that no more is read than is handed out; then the event'
+}
+
 interface Sent { text: string, prepared: boolean }
+
+// Once a minute for a token, and nobody waits for it.
+const ASIDE = /^update "api_tokens" set "last_used_at"/
 
 const service = await startApp(t)
 
-async function statementsOf (work: () => Promise<unknown>): Promise<Sent[]> {
+/**
+ * What is sent, and how often somebody waits for the database: what is sent while something else is under way does not
+ * count again, and the begin of a transaction does.
+ */
+async function costOf (work: () => Promise<unknown>): Promise<{ sent: Sent[], waits: number }> {
   const sent: Sent[] = []
+  let waits = 0
+  let underWay = 0
   const look = (message: unknown) => {
     const { phase, text, prepared } = message as { phase: string } & Sent
+    if (ASIDE.test(text)) return
     if (phase === 'before') sent.push({ text, prepared })
+    if (!isOwn({ text, prepared })) return
+    if (phase === 'after' || phase === 'begun') underWay--
+    else if (underWay++ === 0) waits++
   }
   subscribe('strongroom:statement', look)
   try {
@@ -143,13 +163,13 @@ async function statementsOf (work: () => Promise<unknown>): Promise<Sent[]> {
   } finally {
     unsubscribe('strongroom:statement', look)
   }
-  // Once a minute for a token, and nobody waits for it.
-  return sent.filter(({ text }) => !/^update "api_tokens" set "last_used_at"/.test(text))
+  return { sent, waits }
 }
 
-/** Those with a name, or that end a transaction; and those that are planned for their values. */
+/** With a name, or of a transaction; the others are planned for their values. */
+const isOwn = ({ prepared, text }: Sent) => prepared || text === 'commit' || text === 'begin'
+
 function partition (sent: readonly Sent[]): [own: Sent[], planned: Sent[]] {
-  const isOwn = ({ prepared, text }: Sent) => prepared || text === 'commit'
   return [sent.filter(isOwn), sent.filter((one) => !isOwn(one))]
 }
 
@@ -160,15 +180,17 @@ t.test('each operation sends as many statements as it is given here, every one p
   const { access: person } = await issuePair(service, await makePerson(service), ['organization:create'])
   for (const [id, row] of Object.entries(OPERATIONS)) {
     await prepare(service, row, ids)
-    const sent = await statementsOf(async () => {
+    const { sent, waits } = await costOf(async () => {
       const bearer = row.byPerson ? person : caller.token
       const { status, text } = await send(service, row, ids, row.access === 'public' ? undefined : bearer)
       t.ok(status < 300 || status === row.public, `${id}: ${status} ${text.slice(0, 200)}`)
     })
     const [own, planned] = partition(sent)
     t.equal(own.length, STATEMENTS[id], `${id}: ${shown(own)}`)
+    const begins = own.some(({ text }) => text === 'commit') ? 1 : 0
+    t.ok(waits <= own.length + begins, `${id}: waits ${waits} times`)
     if (/^read\w*Secrets/.test(id)) t.equal(own.length, 2, `${id}: a read`)
-    if (/^storeSecrets|^list(?:Projects|Targets|Environments|Versions|ApiTokens|Plans|PaymentMethods|Invoices)/.test(id)) {
+    if (id === 'storeSecrets' || (id.startsWith('list') && MORE[id] === undefined)) {
       t.ok(own.length <= 3, `${id}: a store or a list`)
     }
     if (!GROWING.includes(id)) {
@@ -178,6 +200,27 @@ t.test('each operation sends as many statements as it is given here, every one p
   // What the last one left goes in the background, and would be counted below.
   while ((await service.sql('SELECT 1 FROM organization_removals')).length > 0) {
     await new Promise((resolve) => { setTimeout(resolve, 20) })
+  }
+})
+
+t.test('who asks again waits once for a level in a path, twice for one in a body; once more for a list, an event, a write', async (t) => {
+  const caller = await service.organization()
+  const level = await makeLevel(caller)
+  const path = `/${caller.organization}/${level.project}/${level.target}/${level.environment}/secrets`
+  const store = ['POST', `/${caller.organization}/secrets/store`, { ...level, plaintext: 'A=1' }] as const
+  const asked = {
+    store: { request: store, statements: 3, waits: 3 },
+    read: { request: ['GET', path], statements: 2, waits: 1 },
+    decrypt: { request: ['GET', `${path}?decrypt=true`], statements: 3, waits: 2 },
+    versions: { request: ['POST', `/${caller.organization}/secrets/versions`, level], statements: 3, waits: 3 },
+    environments: {
+      request: ['GET', `/${caller.organization}/${level.project}/${level.target}/environments`], statements: 3, waits: 2
+    }
+  } as const
+  for (const [name, { request: [method, at, body], statements, waits }] of Object.entries(asked)) {
+    t.equal((await caller.call(method, at, body)).status, 200, name)
+    const again = await costOf(() => caller.call(method, at, body))
+    t.match({ statements: again.sent.length, waits: again.waits }, { statements, waits }, name)
   }
 })
 
@@ -205,7 +248,7 @@ t.test('a change of custody sends as many, whatever the project holds', async (t
       server: { storage_mode: 'server', encryption_key }
     }
     for (const [holder, body] of Object.entries(ways)) {
-      const [own, planned] = partition(await statementsOf(() => ask('PATCH', slug, body)))
+      const [own, planned] = partition((await costOf(() => ask('PATCH', slug, body))).sent)
       t.equal(own.length, 3, `${documents} to the ${holder}: ${shown(own)}`)
       // In the transaction that a rotation has, too.
       t.equal(planned.length, CUSTODY[holder], `${documents} to the ${holder}: ${shown(planned)}`)
