@@ -342,12 +342,25 @@ function teamsThatCount (request: FastifyRequest, { teams }: Principal): readonl
   return namesLevel(at) || boundsItself ? teams : []
 }
 
+// Nearly all routes answer the same few errors, of one status at least: what several answer is one schema.
+const errorSchemas = new Map<string, TSchema>()
+
 function errorBodies (codes: readonly ErrorCode[]): Record<number, TSchema> {
-  const byStatus = new Map<number, TSchema[]>()
+  const byStatus = new Map<number, ErrorCode[]>()
   for (const code of new Set(codes)) {
     const { status } = ERRORS[code]
-    byStatus.set(status, [...byStatus.get(status) ?? [], ErrorBody(code)])
+    byStatus.set(status, [...byStatus.get(status) ?? [], code])
   }
-  return Object.fromEntries([...byStatus].map(([status, all]) =>
-    [status, all.length === 1 ? all[0]! : Type.Union(all, { examples: [all[0]!.examples[0]] })]))
+  return Object.fromEntries([...byStatus].map(([status, all]) => [status, errorSchema(all)]))
+}
+
+function errorSchema (codes: readonly ErrorCode[]): TSchema {
+  const name = codes.join()
+  let schema = errorSchemas.get(name)
+  if (schema === undefined) {
+    const all = codes.map(ErrorBody)
+    schema = all.length === 1 ? all[0]! : Type.Union(all, { examples: [all[0]!.examples[0]] })
+    errorSchemas.set(name, schema)
+  }
+  return schema
 }
