@@ -41,6 +41,7 @@ export const COUPON_PATTERN = '^[A-Za-z0-9_-]{1,64}$'
 export const LABEL_LENGTH = 255
 export const ADDRESS_LENGTH = 1000
 export const TAX_ID_LENGTH = 64
+export const NOTE_LENGTH = 1000
 /** In minor units: what stays exact, also when it is multiplied by a hundred. */
 export const MOST_AMOUNT = 999_999_999_999
 
@@ -302,7 +303,13 @@ const summary = {
   charge_id: Nullable(Type.String()),
   refunded: Money
 }
-const detail = { lines: Type.Array(InvoiceLine), seller: Party, buyer: Party }
+const detail = {
+  lines: Type.Array(InvoiceLine),
+  seller: Party,
+  buyer: Party,
+  reference: Nullable(Type.String({ description: 'that of the payment method, when the invoice was made' })),
+  note: Type.String({ description: "the operator's, as it was when the invoice was made; may be empty" })
+}
 const InvoiceSummary = Type.Object(summary, { title: 'InvoiceSummary' })
 export type InvoiceSummary = Static<typeof InvoiceSummary>
 const InvoiceAttributes = Type.Object({ ...summary, ...detail }, { title: 'InvoiceAttributes' })
@@ -328,7 +335,9 @@ export const Invoice = Resource('invoices', InvoiceAttributes, {
     ...example,
     lines: [{ description: 'Plan pro, 1 month', amount: 2900, period_start: at, period_end: later }],
     seller: { name: 'Strongroom Ltd', address: '1 Harbour Road\nDublin', tax_id: 'IE1234567FA' },
-    buyer
+    buyer,
+    reference: 'PO 2026-114',
+    note: 'Reverse charge: VAT is due by the recipient.'
   }
 })
 /** The file of an invoice. */

@@ -2,9 +2,9 @@ import { closeSync, constants, fstatSync, openSync, readFileSync } from 'node:fs
 import { isIP } from 'node:net'
 import { Type, type Static, type TSchema } from '@sinclair/typebox'
 import { Value } from '@sinclair/typebox/value'
-import type { Party } from '../schemas/billing.ts'
+import { ADDRESS_LENGTH, NOTE_LENGTH, TAX_ID_LENGTH, type Party } from '../schemas/billing.ts'
 import { PLANS, type PlanName } from '../schemas/organizations.ts'
-import { OneOf } from '../schemas/shapes.ts'
+import { NAME_LENGTH, OneOf } from '../schemas/shapes.ts'
 
 /** The environment cannot be served from. The message is one line for the operator and never holds a secret. */
 export class ConfigError extends Error {
@@ -88,9 +88,10 @@ const VARIABLES = {
   RATE_LIMIT_KEY_ROTATION: integer(0, 1_000_000),
   RATE_LIMIT_BILLING: integer(0, 1_000_000),
   DEFAULT_PLAN: word(PLANS),
-  INVOICE_SELLER_NAME: text(255),
-  INVOICE_SELLER_ADDRESS: text(1000),
-  INVOICE_SELLER_TAX_ID: text(64),
+  INVOICE_SELLER_NAME: text(NAME_LENGTH),
+  INVOICE_SELLER_ADDRESS: text(ADDRESS_LENGTH),
+  INVOICE_SELLER_TAX_ID: text(TAX_ID_LENGTH),
+  INVOICE_NOTE: text(NOTE_LENGTH),
   INVOICE_PAYMENT_DETAILS: text(1000),
   INVOICE_DUE_DAYS: integer(0, 365),
   BODY_LIMIT: variable(Type.Integer({ minimum: 16 * KIBIBYTE, maximum: 64 * MEBIBYTE }), readSize,
@@ -148,7 +149,10 @@ export interface Config {
   defaultPlan: PlanName
   /** What is on every invoice beside what is invoiced. */
   invoices: {
+    /** Without a name nothing that costs something is invoiced. */
     seller: Party
+    /** What is to be read on each beside that, in lines; may be empty. */
+    note: string
     /** How to pay, in lines; empty where an invoice does not say it. */
     paymentDetails: string
     dueDays: number
@@ -203,6 +207,7 @@ export function loadConfig (env: NodeJS.ProcessEnv): Config {
         address: linesOf(given.INVOICE_SELLER_ADDRESS),
         tax_id: given.INVOICE_SELLER_TAX_ID ?? ''
       },
+      note: linesOf(given.INVOICE_NOTE),
       paymentDetails: linesOf(given.INVOICE_PAYMENT_DETAILS),
       dueDays: given.INVOICE_DUE_DAYS ?? 14
     },

@@ -5,7 +5,7 @@ import { describeRefunds, exportInvoices, settle } from '../src/commands/billing
 import { renderInvoice } from '../src/billing/invoice-pdf.ts'
 import { createPrinter, PrintingOverloaded } from '../src/billing/invoice-printer.ts'
 import { formatMoney, holdsCardNumber, periodEnd, unusedOf } from '../src/rules/billing.ts'
-import { makeLevel, startApp, type Answer, type Caller } from './helpers/app.ts'
+import { makeLevel, startApp, type Answer, type Caller, type TestApp } from './helpers/app.ts'
 import { background, bill, charge, eventsOf, invoicesOf, path, processor, rowsOf, subscribe } from './helpers/billing.ts'
 import { command, scratchDirectory } from './helpers/process.ts'
 
@@ -131,6 +131,13 @@ t.test('a subscription gives its plan at once, is invoiced, and is the same on b
   t.match((await bill(caller, 'GET', 'invoices?page=7&per_page=1')).body, { data: [], meta: { total: 1, last_page: 1 } })
 })
 
+/** The file of an invoice, as it comes. */
+const download = async ({ app }: TestApp, caller: Caller, id: string) => app.inject({
+  method: 'GET',
+  url: `/api/v1${path(caller, `billing/invoices/${id}/download`)}`,
+  headers: { authorization: `Bearer ${caller.token}` }
+})
+
 /** Every character that the fonts inside of a PDF say they show. */
 function shownBy (pdf: Buffer): Set<string> {
   const shown = new Set<string>()
@@ -156,18 +163,16 @@ t.test('an invoice comes as a PDF with fonts for every script in it, also when t
   const own = await startApp(t, {
     INVOICE_SELLER_NAME: 'Größe & Søn A/S',
     INVOICE_SELLER_ADDRESS: 'Østergade 1|København',
-    INVOICE_PAYMENT_DETAILS: 'IBAN DK5000400440116243'
+    INVOICE_PAYMENT_DETAILS: 'IBAN DK5000400440116243',
+    INVOICE_NOTE: 'Ω reverse charge|¶ 2'
   })
   const caller = await own.organization()
+  await bill(caller, 'POST', 'payment-methods', { kind: 'manual', label: 'Wire', reference: 'Ж-2026/114' })
   const billing_details = { name: 'Łódź Żółw 株式会社さくら 주식회사', address: 'ул. Ленина 1\nشركة התחברה', tax_id: 'PL-5' }
   await subscribe(caller, { plan: 'pro', billing_details })
   await own.sql(`UPDATE organizations SET status = 'suspended' WHERE id = '${caller.organization}'`)
   const [invoice] = await invoicesOf(caller)
-  const response = await own.app.inject({
-    method: 'GET',
-    url: `/api/v1${path(caller, `billing/invoices/${invoice!.id}/download`)}`,
-    headers: { authorization: `Bearer ${caller.token}` }
-  })
+  const response = await download(own, caller, invoice!.id)
   t.equal(response.statusCode, 200)
   t.equal(response.headers['content-type'], 'application/pdf')
   t.equal(
@@ -175,18 +180,14 @@ t.test('an invoice comes as a PDF with fonts for every script in it, also when t
   )
   t.equal(response.headers['cache-control'], 'no-store')
   const pdf = response.rawPayload
-  const again = await own.app.inject({
-    method: 'GET',
-    url: `/api/v1${path(caller, `billing/invoices/${invoice!.id}/download`)}`,
-    headers: { authorization: `Bearer ${caller.token}` }
-  })
+  const again = await download(own, caller, invoice!.id)
   t.ok(pdf.equals(again.rawPayload), 'the same bytes each time')
   t.equal(pdf.subarray(0, 5).toString(), '%PDF-')
   t.ok(pdf.length < 1024 * 1024, `${pdf.length} bytes`)
   const shown = shownBy(pdf)
   const texts = [
     ...Object.values(billing_details), 'Größe & Søn A/S', 'Østergade 1', 'København', 'IBAN DK5000400440116243',
-    '29.00 EUR', invoice!.attributes.number
+    '29.00 EUR', invoice!.attributes.number, 'Ж-2026/114', 'Ω reverse charge', '¶ 2'
   ]
   const missing = [...new Set(texts.join('').normalize('NFC'))].filter((one) => /\S/.test(one) && !shown.has(one))
   // Arabic letters are shown in the forms that they have in a word.
@@ -198,11 +199,7 @@ t.test('an invoice comes as a PDF with fonts for every script in it, also when t
   const long = await own.organization()
   await subscribe(long, { plan: 'pro', billing_details: { ...its, address } })
   const [bulky] = await invoicesOf(long)
-  const { statusCode, rawPayload } = await own.app.inject({
-    method: 'GET',
-    url: `/api/v1${path(long, `billing/invoices/${bulky!.id}/download`)}`,
-    headers: { authorization: `Bearer ${long.token}` }
-  })
+  const { statusCode, rawPayload } = await download(own, long, bulky!.id)
   t.equal(statusCode, 200)
   t.ok(rawPayload.length < 1024 * 1024)
   const printed = shownBy(rawPayload)
@@ -226,11 +223,13 @@ t.test('invoices are drawn beside everything else: few wait, none for ever, and 
     issued_at: new Date(0),
     due_at: new Date(0),
     paid_at: new Date(0),
-    refunded: 0
+    paid_back: 0,
+    reference: null,
+    note: ''
   }
   const printer = createPrinter({ waiting: 1 })
   t.teardown(printer.stop)
-  const drawn = Array.from({ length: 4 }, () => printer.print(invoice, ''))
+  const drawn = Array.from({ length: 4 }, (_, n) => printer.print(`of ${n}`, invoice, ''))
   let turns = 0
   const all = { done: false }
   const ended = Promise.allSettled(drawn).finally(() => { all.done = true })
@@ -241,21 +240,83 @@ t.test('invoices are drawn beside everything else: few wait, none for ever, and 
   t.ok((await drawn[0]!).equals(await drawn[1]!))
   t.ok((await drawn[0]!).equals(await renderInvoice(invoice, '')), 'what the thread draws is what anybody would')
   await printer.stop()
-  t.ok((await printer.print(invoice, '')).length > 0, 'a thread that has ended is started again')
+  t.ok((await printer.print('of 0', invoice, '')).length > 0, 'a thread that has ended is started again')
   const hasty = createPrinter({ patience: 1 })
   t.teardown(hasty.stop)
-  await t.rejects(hasty.print(invoice, ''), PrintingOverloaded)
-  await t.rejects(hasty.print(invoice, ''), PrintingOverloaded, 'and whoever comes after it has another thread')
+  await t.rejects(hasty.print('of 0', invoice, ''), PrintingOverloaded)
+  await t.rejects(hasty.print('of 0', invoice, ''), PrintingOverloaded, 'and whoever comes after it has another thread')
 
   const limited = await startApp(t, { RATE_LIMIT_BILLING: '1' })
   const caller = await limited.organization()
   await charge(caller, 100)
   const { id } = (await invoicesOf(caller))[0]!
-  const download = (which: string) => bill(caller, 'GET', `invoices/${which}/download`)
-  t.equal((await download('never')).status, 404)
+  t.equal((await download(limited, caller, 'never')).statusCode, 404)
   const answers = []
-  for (let n = 0; n < 4; n++) answers.push((await download(id)).status)
+  for (let n = 0; n < 4; n++) answers.push((await download(limited, caller, id)).statusCode)
   t.strictSame(answers, [200, 200, 200, 429])
+})
+
+t.test('however many invoices one organization asks for, another gets its own', async (t) => {
+  const [greedy, modest] = await Promise.all([service.organization(), service.organization()])
+  for (const caller of [greedy, modest]) await charge(caller, 100)
+  const [many, one] = await Promise.all([greedy, modest].map(async (caller) => (await invoicesOf(caller))[0]!.id))
+  let refused = () => {}
+  const isRefused = new Promise<void>((resolve) => { refused = resolve })
+  const asked = Promise.all(Array.from({ length: 30 }, async () => {
+    const { statusCode } = await download(service, greedy, many!)
+    if (statusCode === 503) refused()
+    return statusCode
+  }))
+  await isRefused
+  t.equal((await download(service, modest, one!)).statusCode, 200)
+  const answers = await asked
+  t.strictSame([...new Set(answers)].sort(), [200, 503], 'it waits for itself')
+  t.ok(answers.filter((status) => status === 200).length >= 3)
+})
+
+t.test('an invoice has the reference of the payment method that it is to be paid by, and the note, as they were', async (t) => {
+  const own = await startApp(t, { INVOICE_NOTE: 'VAT is due by|the recipient' })
+  const caller = await own.organization()
+  const shown = async () => {
+    const { attributes } = (await bill(caller, 'GET', `invoices/${(await invoicesOf(caller))[0]!.id}`)).body.data
+    return [attributes.reference, attributes.note]
+  }
+  const note = 'VAT is due by\nthe recipient'
+  await charge(caller, 5)
+  t.strictSame(await shown(), [null, note], 'without a payment method')
+  const add = async (more: object) =>
+    (await bill(caller, 'POST', 'payment-methods', { kind: 'manual', label: 'Wire', ...more })).body.data.id
+  await add({ reference: 'PO 1' })
+  const second = await add({ reference: 'PO 2' })
+  const third = await add({})
+  await charge(caller, 5)
+  t.strictSame(await shown(), ['PO 1', note], 'that of the default one')
+  for (const [payment_method_id, reference] of [[second, 'PO 2'], [third, null]]) {
+    const body = { amount: 5, currency: 'EUR', description: 'Onboarding', payment_method_id }
+    t.equal((await bill(caller, 'POST', 'charges', body)).body.data.attributes.payment_method_id, payment_method_id)
+    t.strictSame(await shown(), [reference, note], 'that of the chosen one')
+  }
+  await own.sql("INSERT INTO coupons (code, percent_off) VALUES ('GIFT', 100)")
+  await bill(caller, 'POST', 'coupons', { code: 'GIFT' })
+  await subscribe(caller)
+  t.strictSame(await shown(), ['PO 1', note], 'also where nothing is to pay')
+})
+
+t.test('a file says of refunds what was paid back, and nothing of what waits to be or failed', async (t) => {
+  const caller = await service.organization()
+  const { id, attributes: { invoice_id } } = (await charge(caller, 1000)).body.data
+  await settle(service.database, 'invoice', 'paid', invoice_id)
+  const saysPaidBack = async () => shownBy((await download(service, caller, invoice_id)).rawPayload).has('−')
+  const refunds = []
+  for (const amount of [300, 40]) {
+    refunds.push((await bill(caller, 'POST', `charges/${id}/refund`, { amount })).body.data.id)
+  }
+  t.notOk(await saysPaidBack(), 'the money has not gone yet')
+  await settle(service.database, 'refund', 'failed', refunds[0])
+  t.notOk(await saysPaidBack())
+  await settle(service.database, 'refund', 'paid', refunds[1])
+  t.ok(await saysPaidBack())
+  t.equal((await invoicesOf(caller))[0]!.attributes.refunded, 40)
 })
 
 t.test('answers that are a day old are taken away, whether or not anybody asks again', async (t) => {

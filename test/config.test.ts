@@ -35,7 +35,7 @@ t.test('nothing set: the defaults of the operating contract', async (t) => {
     masterKeysPrevious: [],
     rateLimits: { api: 100, oauth: 10, keyRotation: 10, billing: 10 },
     defaultPlan: 'self-hosted',
-    invoices: { seller: { name: '', address: '', tax_id: '' }, paymentDetails: '', dueDays: 14 },
+    invoices: { seller: { name: '', address: '', tax_id: '' }, note: '', paymentDetails: '', dueDays: 14 },
     bodyLimit: 2 * 1024 * 1024,
     allowRevealingKeyProof: false,
     docsUi: true,
@@ -71,6 +71,7 @@ t.test('every variable reaches the configuration', async (t) => {
     INVOICE_SELLER_NAME: ' Größe & Söhne ',
     INVOICE_SELLER_ADDRESS: '1 Harbour Road | Dublin|Ireland',
     INVOICE_SELLER_TAX_ID: 'IE1234567FA',
+    INVOICE_NOTE: 'Reverse charge|VAT is due by the recipient',
     INVOICE_PAYMENT_DETAILS: 'IBAN IE29 AIBK 9311 5212 3456 78|BIC AIBKIE2D',
     INVOICE_DUE_DAYS: '30',
     BODY_LIMIT: '512KiB',
@@ -98,6 +99,7 @@ t.test('every variable reaches the configuration', async (t) => {
     defaultPlan: 'team',
     invoices: {
       seller: { name: 'Größe & Söhne', address: '1 Harbour Road\nDublin\nIreland', tax_id: 'IE1234567FA' },
+      note: 'Reverse charge\nVAT is due by the recipient',
       paymentDetails: 'IBAN IE29 AIBK 9311 5212 3456 78\nBIC AIBKIE2D',
       dueDays: 30
     },
@@ -184,6 +186,7 @@ t.test('a wrong value is one line that names the variable, what was given and wh
     INVOICE_SELLER_NAME: [' ', 'x'.repeat(256), 'a\nb'],
     INVOICE_SELLER_ADDRESS: ['x'.repeat(1001), 'a\tb'],
     INVOICE_SELLER_TAX_ID: ['x'.repeat(65)],
+    INVOICE_NOTE: ['x'.repeat(1001), 'a\u0007'],
     INVOICE_PAYMENT_DETAILS: ['x'.repeat(1001)],
     INVOICE_DUE_DAYS: ['-1', '366', '14 days'],
     BODY_LIMIT: ['16383', '65MiB', '2MB', '2  MiB', '-1', '1.5MiB', 'MiB', '999999999999MiB'],

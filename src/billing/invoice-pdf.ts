@@ -18,7 +18,12 @@ export interface PrintedInvoice {
   issued_at: Date
   due_at: Date
   paid_at: Date | null
-  refunded: number
+  /** What went back, of what was paid. */
+  paid_back: number
+  /** What the buyer wants to read on it. */
+  reference: string | null
+  /** What the operator writes on each; may be empty. */
+  note: string
 }
 
 const PAGE = { width: 595.28, height: 841.89, margin: 56 }
@@ -27,6 +32,8 @@ const RIGHT = PAGE.width - PAGE.margin
 const BOTTOM = PAGE.height - PAGE.margin - 24
 const SIZE = 9.5
 const LEADING = 1.45
+// What the names of facts take of their column.
+const LABEL = 60
 const GREY = '#5f6673'
 const RULE = '#c9ced6'
 
@@ -160,10 +167,14 @@ function draw (pen: Pen, invoice: PrintedInvoice, paymentDetails: string) {
     ['Number', number], ['Date', day(invoice.issued_at)], ['Due', day(invoice.due_at)], ['Currency', currency]
   ]
   let y = top
+  if (invoice.reference !== null) facts.push(['Reference', invoice.reference])
   for (const [label, value] of facts) {
     line(label, LEFT + 2 * column, y, { color: GREY })
-    line(value, RIGHT, y, { align: 'right' })
-    y += SIZE * LEADING + 1
+    for (const one of pen.wrapped(value, column - LABEL)) {
+      line(one, RIGHT, y, { align: 'right' })
+      y += SIZE * LEADING
+    }
+    y += 1
   }
   const parties = ([['From', seller], ['To', buyer]] as const).map(([label, { name, address, tax_id }], i) => {
     const x = LEFT + i * column
@@ -205,11 +216,12 @@ function draw (pen: Pen, invoice: PrintedInvoice, paymentDetails: string) {
   line('Total', period, y, { size: 12, weight: 'bold' })
   line(money(invoice.total), RIGHT, y, { size: 12, weight: 'bold', align: 'right' })
   y += 24
-  if (invoice.refunded > 0) {
+  if (invoice.paid_back > 0) {
     line('Paid back', period, y, { color: GREY })
-    line(money(-invoice.refunded), RIGHT, y, { align: 'right' })
+    line(money(-invoice.paid_back), RIGHT, y, { align: 'right' })
     y += SIZE * LEADING + 2
   }
+  if (invoice.note !== '') y = block(invoice.note, LEFT, place(y + 8, SIZE * LEADING), RIGHT - LEFT)
   if (invoice.status !== 'open' || paymentDetails === '') return
   y = place(y + 20, 18 + SIZE * LEADING)
   line(`Please pay ${money(invoice.total)} by ${day(invoice.due_at)}, with the number ${number}:`, LEFT, y)

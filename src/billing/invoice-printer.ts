@@ -1,5 +1,5 @@
 import { Worker } from 'node:worker_threads'
-import { createGate, WorkOverloaded } from '../crypto/bounded.ts'
+import { createGate, createGates, WorkOverloaded } from '../crypto/bounded.ts'
 import type { PrintedInvoice } from './invoice-pdf.ts'
 import type { Printed, PrintJob } from './invoice-thread.ts'
 
@@ -10,8 +10,11 @@ export class PrintingOverloaded extends WorkOverloaded {
 
 /** Draws invoices on a thread of its own. */
 export interface Printer {
-  /** An invoice as PDF; rejects with PrintingOverloaded when its turn does not come, or it takes too long. */
-  print (invoice: PrintedInvoice, paymentDetails: string): Promise<Buffer>
+  /**
+   * An invoice as PDF, for an organization; rejects with PrintingOverloaded when its turn does not come, or it takes
+   * too long.
+   */
+  print (organizationId: string, invoice: PrintedInvoice, paymentDetails: string): Promise<Buffer>
   /** Ends the thread. */
   stop (): Promise<void>
 }
@@ -20,12 +23,20 @@ export interface Printer {
 const IDLE = 60_000
 const PATIENCE = 10_000
 const WAITING = 16
+// Of one organization, behind the one that is drawn or waits its turn among the others'.
+const WAITING_OF_ONE = 2
 // MiB: of all fonts at once it takes about a hundred.
 const HEAP = 384
 
-/** One invoice is drawn at a time, and so many wait at most. The thread starts when the first is asked for. */
+/**
+ * One invoice is drawn at a time, and so many wait at most, of each organization one: whoever asks for many takes their
+ * turns from themselves alone. The thread starts when the first
+ * is asked for.
+ */
 export function createPrinter ({ waiting = WAITING, patience = PATIENCE } = {}): Printer {
-  const gate = createGate(1, waiting, () => new PrintingOverloaded('Too many invoices are being drawn'), patience)
+  const overloaded = () => new PrintingOverloaded('Too many invoices are being drawn')
+  const gate = createGate(1, waiting, overloaded, patience)
+  const gateOf = createGates(1, WAITING_OF_ONE, overloaded)
   let thread: Worker | undefined
   let idle: NodeJS.Timeout | undefined
 
@@ -60,7 +71,11 @@ export function createPrinter ({ waiting = WAITING, patience = PATIENCE } = {}):
     }
   }
 
-  return { print: (invoice, paymentDetails) => gate(() => draw({ invoice, paymentDetails })), stop }
+  return {
+    print: (organizationId, invoice, paymentDetails) =>
+      gateOf(organizationId)(() => gate(() => draw({ invoice, paymentDetails }))),
+    stop
+  }
 }
 
 async function answerOf (thread: Worker, job: PrintJob, patience: number): Promise<Uint8Array> {

@@ -3,7 +3,7 @@ import type { InvoiceLine, Party } from '../../schemas/billing.ts'
 import type { Db } from '../db/database.ts'
 import type { Plan } from '../../schemas/organizations.ts'
 import {
-  findDefaultMethod, requireAccount, takeCredit, takeInvoiceNumber, type Account
+  findDefaultMethod, requireAccount, takeCredit, takeInvoiceNumber, type Account, type PaymentMethodRow
 } from '../repositories/billing.ts'
 import { createCharge, createInvoice, type Charge } from '../repositories/invoices.ts'
 import { lockPlan } from '../repositories/plans.ts'
@@ -12,7 +12,10 @@ import { fail } from '../rules/errors.ts'
 
 /** How this service makes invoices. */
 export interface Invoicing {
+  /** Without a name nothing that costs something is invoiced. */
   seller: Party
+  /** What is to be read on each invoice beside that; may be empty. */
+  note: string
   /** Days until an invoice is due. */
   dueDays: number
   provider: { name: string }
@@ -26,7 +29,7 @@ export interface NewInvoice {
   /** Whether what the organization has in credit pays for it first. */
   usesCredit: boolean
   /** The default one when it is left out. */
-  paymentMethodId?: string | undefined
+  method?: PaymentMethodRow | undefined
 }
 
 /**
@@ -54,13 +57,14 @@ const DAY = 24 * 60 * 60 * 1000
  * Nothing to pay is paid.
  */
 export async function issueInvoice (
-  db: Db, { seller, dueDays, provider }: Invoicing, account: Account, invoice: NewInvoice, now: Date
+  db: Db, { seller, note, dueDays, provider }: Invoicing, account: Account, invoice: NewInvoice, now: Date
 ): Promise<{ invoice_id: string, charge: Charge | undefined }> {
   const { organization_id } = account
-  const { currency, lines, discount, usesCredit, paymentMethodId } = invoice
+  const { currency, lines, discount, usesCredit } = invoice
   const subtotal = lines.reduce((sum, { amount }) => sum + amount, 0)
   const credit = usesCredit ? await takeCredit(db, organization_id, currency, subtotal - discount) : 0
   const total = subtotal - discount - credit
+  const method = invoice.method ?? await findDefaultMethod(db, organization_id)
   const id = ulid()
   await createInvoice(db, {
     organization_id,
@@ -75,6 +79,8 @@ export async function issueInvoice (
     total,
     seller,
     buyer: { name: account.name, address: account.address, tax_id: account.tax_id },
+    reference: method?.reference || null,
+    note,
     issued_at: now,
     due_at: new Date(now.getTime() + dueDays * DAY),
     paid_at: total === 0 ? now : null
@@ -84,7 +90,7 @@ export async function issueInvoice (
     organization_id,
     id: ulid(),
     invoice_id: id,
-    payment_method_id: paymentMethodId ?? (await findDefaultMethod(db, organization_id))?.id ?? null,
+    payment_method_id: method?.id ?? null,
     provider: provider.name,
     currency,
     amount: total

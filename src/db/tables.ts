@@ -4,8 +4,8 @@ import {
   uniqueIndex, varchar, type AnyPgColumn
 } from 'drizzle-orm/pg-core'
 import {
-  ADDRESS_LENGTH, COUPON_LENGTH, CURRENCY_LENGTH, INTERVALS, INVOICE_STATUSES, LABEL_LENGTH, PAYMENT_METHOD_KINDS,
-  PAYMENT_STATUSES, TAX_ID_LENGTH, type InvoiceLine, type Party
+  ADDRESS_LENGTH, COUPON_LENGTH, CURRENCY_LENGTH, INTERVALS, INVOICE_STATUSES, LABEL_LENGTH, NOTE_LENGTH,
+  PAYMENT_METHOD_KINDS, PAYMENT_STATUSES, TAX_ID_LENGTH, type InvoiceLine, type Party
 } from '../../schemas/billing.ts'
 import { HISTORY_POLICIES, MANAGED, SECRET_FORMATS } from '../../schemas/projects.ts'
 import { LEVELS } from '../../schemas/secrets.ts'
@@ -829,6 +829,9 @@ export const invoices = pgTable('invoices', {
   /** Who they were when it was made. */
   seller: jsonb().$type<Party>().notNull(),
   buyer: jsonb().$type<Party>().notNull(),
+  /** What the buyer wants to read on it, and what the operator writes on each, as they were when it was made. */
+  reference: varchar({ length: LABEL_LENGTH }),
+  note: varchar({ length: NOTE_LENGTH }).notNull().default(''),
   issued_at: moment().notNull().default(sql`now()`),
   due_at: moment().notNull(),
   paid_at: moment()

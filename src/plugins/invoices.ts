@@ -60,9 +60,9 @@ export const invoices: Domain = async (app) => {
       const invoice = await findInvoice(
         app.reads, principalOf(request).organization.id, request.params.invoice
       ) ?? fail('not_found')
-      const { lines, seller, buyer } = invoice
+      const { lines, seller, buyer, reference, note } = invoice
       const { attributes, ...item } = toItem(invoice)
-      return { data: { ...item, attributes: { ...attributes, lines, seller, buyer } } }
+      return { data: { ...item, attributes: { ...attributes, lines, seller, buyer, reference, note } } }
     }
   })
 
@@ -81,7 +81,7 @@ export const invoices: Domain = async (app) => {
       ) ?? fail('not_found')
       const number = invoiceNumber(invoice.organization_id, invoice.number)
       await app.countEffect(request, reply)
-      const file = await printer.print({ ...invoice, number }, app.invoicing.paymentDetails)
+      const file = await printer.print(invoice.organization_id, { ...invoice, number }, app.invoicing.paymentDetails)
       return reply.type('application/pdf').header('content-disposition', `attachment; filename="invoice-${number}.pdf"`)
         .send(file as never)
     }

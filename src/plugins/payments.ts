@@ -154,13 +154,15 @@ export const payments: Domain = async (app) => {
       const { amount, currency, description, payment_method_id: paymentMethodId } = request.body
       const answer = await changeOnce(app, request, reply, async (db) => {
         const { account } = await holdAccount(db, organizationId)
-        if (paymentMethodId !== undefined) await requireMethod(db, organizationId, paymentMethodId)
+        const method = paymentMethodId === undefined
+          ? undefined
+          : await requireMethod(db, organizationId, paymentMethodId)
         const { charge } = await issueInvoice(db, app.invoicing, account, {
           currency,
           lines: [{ description, amount, period_start: null, period_end: null }],
           discount: 0,
           usesCredit: false,
-          paymentMethodId
+          method
         }, new Date(await readNow(db)))
         const { id, invoice_id } = charge!
         return {
@@ -282,10 +284,9 @@ export const payments: Domain = async (app) => {
   })
 }
 
-async function requireMethod (db: Db, organizationId: string, id: string): Promise<void> {
-  if (await findPaymentMethod(db, organizationId, id) === undefined) {
+async function requireMethod (db: Db, organizationId: string, id: string): Promise<PaymentMethodRow> {
+  return await findPaymentMethod(db, organizationId, id) ??
     refuse('payment_method_id', 'Names no payment method of this organization')
-  }
 }
 
 function refuseCoupon (coupon: CouponRow | undefined, now: number): never {

@@ -34,8 +34,17 @@ export async function listInvoices (
   return { rows: rows.map(({ invoice }) => invoice), total: all }
 }
 
-export async function findInvoice (db: Db, organizationId: string, id: string): Promise<InvoiceRow | undefined> {
-  const [row] = await db.select(columns).from(invoices).leftJoin(charges, itsCharge)
+// Of refunds that somebody paid: of those that wait to be, the money is still here.
+const paidBack = sql<number>`(
+  SELECT coalesce(sum(${refunds.amount}), 0)::float8 FROM ${refunds}
+  WHERE ${refunds.organization_id} = ${charges.organization_id} AND ${refunds.charge_id} = ${charges.id}
+    AND ${refunds.status} = 'succeeded')`
+
+/** An invoice, with what of it was paid back. */
+export async function findInvoice (
+  db: Db, organizationId: string, id: string
+): Promise<InvoiceRow & { paid_back: number } | undefined> {
+  const [row] = await db.select({ ...columns, paid_back: paidBack }).from(invoices).leftJoin(charges, itsCharge)
     .where(oneInvoice(organizationId, id))
   return row
 }
