@@ -1,0 +1,66 @@
+import { loadConfig } from '../../config.ts'
+import { describeVerified, exportEvents, rotateChainKeys, verifyAudit } from '../audit.ts'
+import { lineOf } from '../open.ts'
+import { verbs, withOpened, write, type Noun } from './noun.ts'
+import { fail, parse, UsageError } from './words.ts'
+
+/** `audit` and what it takes. */
+export const noun: Noun = {
+  help: `  audit verify [--organization ID] [--since TIME | --file EXPORT] [--anchors LOG] [--json]
+                                          check the audit in the database, or in an export without one
+  audit export [--organization ID] [--since TIME]
+                                          the audit as lines of JSON, with what its verification needs
+  audit rotate-key --organization ID | --all
+                                          give what is recorded from now on a key of its own
+`,
+
+  run: verbs('audit', {
+    verify: async (args, env) => {
+      const { organization, since, file, anchors, json } = parse(args, {
+        organization: { type: 'string' },
+        since: { type: 'string' },
+        file: { type: 'string' },
+        anchors: { type: 'string' },
+        json: { type: 'boolean' }
+      })
+      const from = sinceOf(since)
+      if (from !== undefined && file !== undefined) {
+        throw new UsageError('--since goes with the database: an export says from where on it is')
+      }
+      // 1 says that the audit was tampered with, so whatever keeps us from telling is 2.
+      try {
+        const asked = { organization, since: from, file, anchors }
+        return await verifyAudit(loadConfig(env), asked, (verified) =>
+          write(json ? `${JSON.stringify(verified)}\n` : describeVerified(verified)))
+      } catch (error) {
+        process.stderr.write(`${lineOf(error)}\n`)
+        return 2
+      }
+    },
+
+    export: async (args, env) => {
+      const { organization, since } = parse(args, { organization: { type: 'string' }, since: { type: 'string' } })
+      const from = sinceOf(since)
+      return withOpened(env, async (opened) => {
+        for await (const lines of exportEvents(opened, { organization, since: from })) await write(lines)
+      })
+    },
+
+    'rotate-key': async (args, env) => {
+      const { organization, all } = parse(args, { organization: { type: 'string' }, all: { type: 'boolean' } })
+      if ((organization === undefined) === (all !== true)) {
+        throw new UsageError('audit rotate-key needs --organization ID, or --all')
+      }
+      return withOpened(env, async (opened) => {
+        for await (const line of rotateChainKeys(opened, organization)) await write(line)
+      })
+    }
+  })
+}
+
+function sinceOf (text: string | undefined): Date | undefined {
+  const since = text === undefined ? undefined : new Date(text)
+  return since !== undefined && Number.isNaN(since.getTime())
+    ? fail('--since is a time as in 2026-03-01T12:00:00Z')
+    : since
+}

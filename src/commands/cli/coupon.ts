@@ -1,0 +1,64 @@
+import { COUPON_PATTERN, MOST_AMOUNT } from '../../../schemas/billing.ts'
+import { addCoupon, describeCoupons, stopCoupon } from '../billing.ts'
+import { verbs, withDatabase, type Noun } from './noun.ts'
+import { currencyOf, fail, numberOf, parse, UsageError } from './words.ts'
+
+/** `coupon` and what it takes. */
+export const noun: Noun = {
+  help: `  coupon add --code CODE [--percent N] [--amount N --currency CODE] [--valid-until TIME] [--redemptions N]
+                                          make a coupon; amounts are in minor units
+  coupon end --code CODE                  end it, for whoever has it too
+  coupon list                             code, what it takes off, redemptions and end of every coupon
+`,
+
+  run: verbs('coupon', {
+    add: async (args, env) => {
+      const given = parse(args, {
+        code: { type: 'string' },
+        percent: { type: 'string' },
+        amount: { type: 'string' },
+        currency: { type: 'string' },
+        'valid-until': { type: 'string' },
+        redemptions: { type: 'string' }
+      })
+      const percent_off = numberOf('--percent', given.percent, 100)
+      const amount_off = numberOf('--amount', given.amount, MOST_AMOUNT)
+      if ((percent_off === null) === (amount_off === null)) {
+        throw new UsageError('coupon add needs --percent, or --amount with --currency')
+      }
+      const currency = amount_off === null ? null : currencyOf(given.currency)
+      if (amount_off === null && given.currency !== undefined) throw new UsageError('--currency goes with --amount')
+      const valid_until = given['valid-until'] === undefined ? null : new Date(given['valid-until'])
+      if (valid_until !== null && Number.isNaN(valid_until.getTime())) {
+        throw new UsageError('--valid-until is a time, as in 2027-01-31T00:00:00Z')
+      }
+      const max_redemptions = numberOf('--redemptions', given.redemptions, 1_000_000_000)
+      const code = couponOf(given.code)
+      return withDatabase(env, async (database) => {
+        await addCoupon(database, { code, percent_off, amount_off, currency, valid_until, max_redemptions })
+        process.stdout.write('Added.\n')
+      })
+    },
+
+    end: async (args, env) => {
+      const code = couponOf(parse(args, { code: { type: 'string' } }).code)
+      return withDatabase(env, async (database) => {
+        await stopCoupon(database, code)
+        process.stdout.write('Changed.\n')
+      })
+    },
+
+    list: async (args, env) => {
+      parse(args, {})
+      return withDatabase(env, async (database) => {
+        for await (const line of describeCoupons(database)) process.stdout.write(`${line}\n`)
+      })
+    }
+  })
+}
+
+function couponOf (text: string | undefined): string {
+  return text !== undefined && new RegExp(COUPON_PATTERN).test(text)
+    ? text.toUpperCase()
+    : fail('--code has 1 to 64 letters, digits, "-" and "_"')
+}

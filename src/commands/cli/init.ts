@@ -1,0 +1,51 @@
+import { readFileSync } from 'node:fs'
+import { NAME_LENGTH } from '../../../schemas/shapes.ts'
+import { PASSWORD } from '../../../schemas/users.ts'
+import { loadConfig } from '../../config.ts'
+import { initialize } from '../initialize.ts'
+import { open, StartError } from '../open.ts'
+import type { Noun } from './noun.ts'
+import { isEmail, isName, parse, UsageError } from './words.ts'
+
+/** `init` and what it takes. */
+export const noun: Noun = {
+  help: `  init --organization NAME --email ADDRESS [--password-stdin] [--json]
+                                          make the first organization, its owner and a token
+`,
+
+  run: async (args, env) => {
+    const { organization, email, 'password-stdin': passwordStdin, json } = parse(args, {
+      organization: { type: 'string' },
+      email: { type: 'string' },
+      'password-stdin': { type: 'boolean' },
+      json: { type: 'boolean' }
+    })
+    if (!isName(organization)) {
+      throw new UsageError(`init needs --organization NAME (at most ${NAME_LENGTH} characters)`)
+    }
+    if (!isEmail(email)) throw new UsageError('init needs --email ADDRESS')
+    const password = passwordStdin ? readFileSync(0, 'utf8').replace(/\r?\n$/, '') : undefined
+    if (password !== undefined &&
+      ([...password].length < PASSWORD.minCharacters || Buffer.byteLength(password) > PASSWORD.maxBytes)) {
+      throw new UsageError(
+        `the password has to have ${PASSWORD.minCharacters} characters to ${PASSWORD.maxBytes} bytes`
+      )
+    }
+    const config = loadConfig(env)
+    const opened = await open(config)
+    try {
+      const made = await initialize(
+        opened, { organization: organization.trim(), email, password, plan: config.defaultPlan }
+      )
+      if (made === undefined) throw new StartError('The database is not empty: it already has an organization')
+      if (json) process.stdout.write(`${JSON.stringify(made)}\n`)
+      else {
+        process.stdout.write(`Organization ${made.organization.id} (${made.organization.slug})\nOwner ${made.user.email}\n` +
+          (made.user.password === undefined ? '' : `Password ${made.user.password}\n`) + `Token ${made.token}\n`)
+      }
+      return 0
+    } finally {
+      await opened.database.close()
+    }
+  }
+}

@@ -1,0 +1,45 @@
+import { loadConfig, type Config } from '../../config.ts'
+import type { Database } from '../../db/database.ts'
+import { open, type Opened } from '../open.ts'
+import { UsageError } from './words.ts'
+
+/** The variables that a command reads its configuration from. */
+export type Environment = NodeJS.ProcessEnv
+
+/** Does what the words after the noun ask for; answers the exit status. */
+export type Command = (args: string[], env: Environment) => Promise<number>
+
+/** The first word of a command line: what it takes, as the help shows it, and what it does. */
+export interface Noun { help: string, run: Command }
+
+/** The commands of one kind of thing, by their second word. */
+export function verbs (thing: string, commands: Record<string, Command>): Command {
+  return async ([verb = '', ...args], env) => {
+    const command = Object.hasOwn(commands, verb) ? commands[verb] : undefined
+    if (command === undefined) throw new UsageError(`${thing} takes: ${Object.keys(commands).join(', ')}`)
+    return command(args, env)
+  }
+}
+
+/** Writes to standard output as fast as who reads takes it, so that no more than a piece is in memory. */
+export async function write (text: string): Promise<void> {
+  if (!process.stdout.write(text)) await new Promise((resolve) => { process.stdout.once('drain', resolve) })
+}
+
+/** Does something with the open database and its keys, and closes it. */
+export async function withOpened (
+  env: Environment, act: (opened: Opened, config: Config) => Promise<void>
+): Promise<number> {
+  const config = loadConfig(env)
+  const opened = await open(config)
+  try {
+    await act(opened, config)
+    return 0
+  } finally {
+    await opened.database.close()
+  }
+}
+
+/** Does something with the open database, and closes it. */
+export const withDatabase = (env: Environment, act: (database: Database, config: Config) => Promise<void>) =>
+  withOpened(env, ({ database }, config) => act(database, config))

@@ -1,0 +1,18 @@
+import { writeFileSync } from 'node:fs'
+import type { Noun } from './noun.ts'
+import { parse } from './words.ts'
+
+/** `openapi` and what it takes. */
+export const noun: Noun = {
+  help: `  openapi [--stdout]                      write openapi.yaml and docs/scopes.md from the schemas
+`,
+
+  run: async (args) => {
+    const { stdout } = parse(args, { stdout: { type: 'boolean' } })
+    const { renderDocuments } = await import('../openapi.ts')
+    const documents = await renderDocuments()
+    if (stdout) process.stdout.write(documents['openapi.yaml'])
+    else for (const [file, text] of Object.entries(documents)) writeFileSync(file, text)
+    return 0
+  }
+}

@@ -1,0 +1,75 @@
+import { ORGANIZATION_STATUSES, type OrganizationStatus } from '../../../schemas/organizations.ts'
+import { NAME_LENGTH } from '../../../schemas/shapes.ts'
+import { loadConfig } from '../../config.ts'
+import { open } from '../open.ts'
+import { addOrganization, describeOrganizations, setOrganization } from '../organizations.ts'
+import { verbs, withDatabase, type Noun } from './noun.ts'
+import { isEmail, isName, parse, UsageError } from './words.ts'
+
+/** `organization` and what it takes. */
+export const noun: Noun = {
+  help: `  organization add --name NAME [--owner EMAIL] [--plan NAME]
+                                          make an organization, for somebody who has an account
+  organization list                       id, slug, status, plan and name of every organization
+  organization set --id ID [--plan NAME] [--status STATUS] [--require-second-factor yes|no]
+                                          change the plan or status of an organization, by its id or slug
+`,
+
+  run: verbs('organization', {
+    add: async (args, env) => {
+      const { name, owner, plan } = parse(
+        args, { name: { type: 'string' }, owner: { type: 'string' }, plan: { type: 'string' } }
+      )
+      if (!isName(name)) {
+        throw new UsageError(`organization add needs --name NAME (at most ${NAME_LENGTH} characters)`)
+      }
+      if (owner !== undefined && !isEmail(owner)) throw new UsageError('--owner is an e-mail address')
+      const config = loadConfig(env)
+      const opened = await open(config)
+      try {
+        const made = await addOrganization(opened, { name: name.trim(), owner, plan: plan ?? config.defaultPlan })
+        process.stdout.write(`Organization ${made.id} (${made.slug})\n`)
+        return 0
+      } finally {
+        await opened.database.close()
+      }
+    },
+
+    list: async (args, env) => {
+      parse(args, {})
+      return withDatabase(env, async (database) => {
+        for await (const line of describeOrganizations(database)) process.stdout.write(`${line}\n`)
+      })
+    },
+
+    set: async (args, env) => {
+      const { id, plan, status, 'require-second-factor': required } = parse(args, {
+        id: { type: 'string' },
+        plan: { type: 'string' },
+        status: { type: 'string' },
+        'require-second-factor': { type: 'string' }
+      })
+      if (!id) throw new UsageError('organization set needs --id ID')
+      if (plan === undefined && status === undefined && required === undefined) {
+        throw new UsageError('organization set needs --plan, --status or --require-second-factor')
+      }
+      if (required !== undefined && required !== 'yes' && required !== 'no') {
+        throw new UsageError('--require-second-factor is yes or no')
+      }
+      const require_second_factor = required === undefined ? undefined : required === 'yes'
+      if (status !== undefined && !(ORGANIZATION_STATUSES as readonly string[]).includes(status)) {
+        throw new UsageError(`--status is one of ${ORGANIZATION_STATUSES.join(', ')}`)
+      }
+      const { database } = await open(loadConfig(env))
+      try {
+        await setOrganization(
+          database, id, { plan, status: status as OrganizationStatus | undefined, require_second_factor }
+        )
+        process.stdout.write('Changed.\n')
+        return 0
+      } finally {
+        await database.close()
+      }
+    }
+  })
+}

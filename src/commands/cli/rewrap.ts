@@ -1,0 +1,24 @@
+import { loadConfig } from '../../config.ts'
+import { open } from '../open.ts'
+import { report, rewrap } from '../rewrap.ts'
+import type { Noun } from './noun.ts'
+import { parse } from './words.ts'
+
+/** `rewrap` and what it takes. */
+export const noun: Noun = {
+  help: `  rewrap                                  put every stored key under the newest master key
+`,
+
+  run: async (args, env) => {
+    parse(args, {})
+    const opened = await open(loadConfig(env))
+    try {
+      const outcome = await rewrap(opened)
+      for (const line of outcome.failures) process.stderr.write(`${line}\n`)
+      process.stdout.write(report(outcome, opened.keyring.currentId))
+      return outcome.failures.length > 0 || outcome.older.some(({ values }) => values > 0) ? 1 : 0
+    } finally {
+      await opened.database.close()
+    }
+  }
+}

@@ -1,0 +1,49 @@
+import { canonicalAbilities } from '../../../schemas/scopes.ts'
+import { NAME_LENGTH } from '../../../schemas/shapes.ts'
+import { parseId } from '../../rules/ids.ts'
+import { addToken, describeTokens, revokeToken } from '../tokens.ts'
+import { verbs, withDatabase, type Noun } from './noun.ts'
+import { isName, parse, UsageError } from './words.ts'
+
+/** `token` and what it takes. */
+export const noun: Noun = {
+  help: `  token add --organization ID --name NAME [--ability SCOPE ...]
+                                          make an API token, of everything when no scope is given, and print it once
+  token list                              every API token, in all organizations; never its value
+  token revoke --id ID                    end an API token at once
+`,
+
+  run: verbs('token', {
+    add: async (args, env) => {
+      const { organization, name, ability: spellings = ['*'] } = parse(args, {
+        organization: { type: 'string' }, name: { type: 'string' }, ability: { type: 'string', multiple: true }
+      })
+      if (!organization) throw new UsageError('token add needs --organization ID')
+      if (!isName(name)) throw new UsageError(`token add needs --name NAME (at most ${NAME_LENGTH} characters)`)
+      const abilities = [...new Set(spellings.flatMap((spelling) => canonicalAbilities(spelling) ?? (() => {
+        throw new UsageError(`--ability is a scope, as secret:read, or *; not ${JSON.stringify(spelling)}`)
+      })()))]
+      const held = abilities.includes('*') ? ['*' as const] : abilities
+      return withDatabase(env, async (database) => {
+        process.stdout.write(`${await addToken(database, { organization, name: name.trim(), abilities: held })}\n`)
+      })
+    },
+
+    list: async (args, env) => {
+      parse(args, {})
+      return withDatabase(env, async (database) => {
+        for await (const line of describeTokens(database)) process.stdout.write(`${line}\n`)
+      })
+    },
+
+    revoke: async (args, env) => {
+      const { id: text } = parse(args, { id: { type: 'string' } })
+      const id = parseId(text ?? '')
+      if (id === undefined) throw new UsageError('token revoke needs --id ID')
+      return withDatabase(env, async (database) => {
+        await revokeToken(database, id)
+        process.stdout.write('Revoked.\n')
+      })
+    }
+  })
+}

@@ -1,0 +1,56 @@
+import { parseArgs } from 'node:util'
+import { CURRENCY_CODES } from '../../../schemas/billing.ts'
+import { NAME_LENGTH } from '../../../schemas/shapes.ts'
+import { EMAIL_LENGTH, EMAIL_PATTERN } from '../../../schemas/users.ts'
+import { normalizedEmail } from '../../repositories/users.ts'
+
+// What options say, and what is wrong with it.
+
+/** Wrong usage: exit 2. */
+export class UsageError extends Error {}
+
+/** Wrong usage, in the place of a value. */
+export function fail (line: string): never {
+  throw new UsageError(line)
+}
+
+type Options = Record<string, { type: 'string', multiple?: boolean } | { type: 'boolean' }>
+type Parsing<O extends Options> = { args: string[], options: O, strict: true, allowPositionals: false }
+
+/** The options of a command; what else is there is wrong usage. */
+export function parse<const O extends Options> (
+  args: string[], options: O
+): ReturnType<typeof parseArgs<Parsing<O>>>['values'] {
+  try {
+    return parseArgs({ args, options, strict: true, allowPositionals: false }).values
+  } catch (error) {
+    throw new UsageError((error as Error).message)
+  }
+}
+
+/** Whether something can be the name of an organization, a person, a token or a client. */
+export const isName = (text: string | undefined): text is string =>
+  text !== undefined && text.trim() !== '' && text.length <= NAME_LENGTH && !/\p{C}/u.test(text)
+
+/** Whether something is an address that an account can have. */
+export function isEmail (text: string | undefined): text is string {
+  // Compatibility forms of a few characters are longer than these, and both are stored.
+  return text !== undefined && EMAIL_PATTERN.test(text) && text.length <= EMAIL_LENGTH &&
+    normalizedEmail(text).length <= EMAIL_LENGTH
+}
+
+/** A whole number from 1 on; null where nothing was given. */
+export function numberOf (option: string, text: string | undefined, most: number): number | null {
+  if (text === undefined) return null
+  const number = /^\d{1,15}$/.test(text) ? Number(text) : 0
+  if (number < 1 || number > most) throw new UsageError(`${option} is a whole number from 1 to ${most}`)
+  return number
+}
+
+/** A currency, in whatever case. */
+export function currencyOf (text: string | undefined): string {
+  const code = text?.toUpperCase() ?? ''
+  return (CURRENCY_CODES as readonly string[]).includes(code)
+    ? code
+    : fail('--currency is a code of ISO 4217, as in EUR')
+}
