@@ -16,18 +16,20 @@ const ONCE = new Set([
 // That every operation does what it is to do on the embedded database as well, round-trips shows; in the long form all
 // of these run there too.
 const ON_EITHER = new Set([
-  'access', 'billing', 'billing-money', 'billing-periods', 'bodies', 'browser', 'concurrency', 'contract',
-  'http', 'leaks', 'limits', 'mail', 'manipulations', 'members', 'oauth', 'oauth-authorize', 'oauth-clients',
-  'oauth-doc', 'oauth-guard', 'oauth-race', 'oauth-token', 'organizations', 'people', 'revocation', 'rewrap',
-  'rotation-concurrency', 'row-adoption', 'row-manipulations', 'second-factor', 'teams', 'tokens'
+  'access', 'audit', 'audit-chain', 'billing', 'billing-money', 'billing-periods', 'bodies', 'browser', 'concurrency',
+  'contract', 'hierarchy', 'http', 'keys', 'leaks', 'limits', 'mail', 'manipulations', 'members', 'oauth',
+  'oauth-authorize', 'oauth-clients', 'oauth-doc', 'oauth-guard', 'oauth-race', 'oauth-token', 'organizations',
+  'people', 'removals', 'revocation', 'rewrap', 'rotation', 'rotation-concurrency', 'row-adoption',
+  'row-manipulations', 'second-factor', 'teams', 'tenants', 'tokens'
 ])
 // Plans of a server, under several sessions: nothing of it is there on the embedded database.
 const ON_SERVER = new Set(['scale', 'workers'])
 // These take longest: begun first, they are not what everybody waits for at the end.
 const FIRST = [
-  'rotation-crash', 'outage', 'cli', 'rewrap', 'rotation-concurrency', 'concurrency', 'database', 'crash',
-  'encryption-doc', 'migrations'
+  'rotation-crash', 'database', 'cli', 'outage', 'rewrap', 'rotation-concurrency', 'concurrency', 'crash',
+  'revocation', 'encryption-doc', 'migrations'
 ]
+// How long a file may take; a process, as long as its files.
 const TIMEOUT = process.argv.includes('--long') ? 2_240_000 : 560_000
 // Files that share a process, one after the other. More would keep more memory than they spare time.
 const TOGETHER = 7
@@ -58,7 +60,7 @@ if (inMemory !== undefined) {
   for (const name of ['SIGINT', 'SIGTERM']) process.once(name, () => process.exit(1))
 }
 
-const totals = { passed: 0, failed: 0 }
+const totals = { passed: 0, failed: 0, cpu: 0 }
 let broken = false
 const server = hasPostgres() ? await startPostgres({ durable: false }) : undefined
 if (server === undefined && process.env.CI === 'true') {
@@ -82,10 +84,13 @@ const work = [
       ({ files, on: 'PostgreSQL', env: { TEST_DATABASE_URL: server.url } })),
   ...together(files.filter(onEmbedded)).map((files) => ({ files, on: 'embedded database', env: {} }))
 ].sort((a, b) => rank(a.files[0]) - rank(b.files[0]))
-await Promise.all(Array.from({ length: Math.max(2, availableParallelism()) + 1 }, async () => {
+const ended = await Promise.all(Array.from({ length: Math.max(2, availableParallelism()) + 1 }, async () => {
   for (let next = work.shift(); next !== undefined; next = work.shift()) await run(next)
+  return process.uptime().toFixed(0)
 }))
 await server?.close()
+// Lanes that end far apart are work that was dealt badly.
+console.log(`The lanes ended after ${ended.join(', ')} s; the files took ${totals.cpu.toFixed(0)} s of CPU time`)
 console.log(`${totals.passed} passed, ${totals.failed} failed`)
 process.exit(broken || totals.failed > 0 ? 1 : 0)
 
@@ -118,7 +123,7 @@ async function run ({ files, on, env }) {
     },
     stdio: ['ignore', 'pipe', 'pipe']
   })
-  const late = setTimeout(() => child.kill('SIGKILL'), TIMEOUT)
+  const late = setTimeout(() => child.kill('SIGKILL'), TIMEOUT * files.length)
   let output = ''
   let errors = ''
   child.stdout.setEncoding('utf8').on('data', (text) => { output += text })
@@ -129,7 +134,12 @@ async function run ({ files, on, env }) {
   const shown = []
   const ended = new Set()
   let failing = false
+  let spent = []
   for (const line of output.split('\n')) {
+    if (/^# CPU [\d.]+ s$/.test(line)) {
+      spent = [line.slice(2)]
+      totals.cpu += Number(line.split(' ')[2])
+    }
     const [, indent, not, text] = /^( *)(not )?ok \d+ - (.*)$/.exec(line) ?? []
     if (text !== undefined) {
       failing = not !== undefined
@@ -137,7 +147,9 @@ async function run ({ files, on, env }) {
       const [, file, time] = /^(\S+) # time=([\d.]+)ms$/.exec(text) ?? []
       if (indent === '' && files.includes(file)) {
         ended.add(file)
-        console.log(`${not ? '✗' : '✓'} ${file.replace('dist/test/', '')} (${on}, ${(time / 1000).toFixed(1)} s)`)
+        console.log(`${not ? '✗' : '✓'} ${file.replace('dist/test/', '')} (${
+          [on, `${(time / 1000).toFixed(1)} s`, ...spent].join(', ')})`)
+        spent = []
       }
     }
     if (failing && (text !== undefined || !/^ *(#|1\.\.)/.test(line))) shown.push(line)

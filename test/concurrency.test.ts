@@ -6,9 +6,11 @@ import { SCOPE_NAMES } from '../schemas/scopes.ts'
 import { revokeToken } from '../src/commands/tokens.ts'
 import { switchUser } from '../src/commands/users.ts'
 import { startApp, type Caller, type TestApp } from './helpers/app.ts'
+import { LONG } from './helpers/long.ts'
 import { issuePair, makePerson, post, type Person } from './helpers/people.ts'
 import {
-  client, look, makeLevels, mix, ON_POSTGRES, opener, random, replay, scale, startInstances, statuses, store, times,
+  client, failedInside, look, makeLevels, mix, ON_POSTGRES, opener, patient, patiently, random, replay, scale,
+  startInstances, statuses, store, times, untilDone,
   type Level, type Operation, type Reply, type Send
 } from './helpers/traffic.ts'
 
@@ -46,7 +48,7 @@ async function agree (
     statuses(await Promise.all([...gone].slice(0, 10).map((id) => send('GET', `/secrets/versions/${id}`)))),
     gone.size === 0 ? [] : [404], 'what went stays away'
   )
-  t.same(service.logs.filter((line) => /"level":[56]0/.test(line)), [], 'nothing failed inside')
+  t.same(failedInside(service), [], 'nothing failed inside')
 }
 
 t.test('I2 I4 I9 AU-12 fifty parallel writers on one level: each write has its version, ids grow in the order of commits', async (t) => {
@@ -73,7 +75,7 @@ t.test('I2 I4 I9 AU-12 fifty parallel writers on one level: each write has its v
   await agree(t, running, [level!], operations)
 })
 
-for (const seed of [1, 20260301]) {
+for (const seed of LONG ? [1, 20260301] : [1]) {
   t.test(`I1-I9 AU-12 RL-09 write, restore, delete, purge, rotate and no_backup mixed at random on a few levels (seed ${seed})`, async (t) => {
     const running = await startInstances(t)
     const { send } = running
@@ -285,11 +287,11 @@ t.test('tokens, members, grants and accounts that change at once from many clien
   const expires_at = new Date(Date.now() + 3_600_000).toISOString()
   const path = `//api/v1/organizations/${organization}`
   const narrow = ['secret:read', 'secret:write', 'api-token:create', 'api-token:delete', 'api-token:update', 'project:read']
-  const as = (token: string) => client(addresses, { organization, token } as Caller)
+  const as = (token: string) => patient(client(addresses, { organization, token } as Caller))
   const next = random(7)
   const pick = <T>(all: readonly T[]): T => all[Math.floor(next() * all.length)]!
   const renew = async (one: typeof people[number]) =>
-    Object.assign(one, await issuePair(service, one.person, SCOPE_NAMES), { tokens: [] })
+    Object.assign(one, await untilDone(() => issuePair(service, one.person, SCOPE_NAMES)), { tokens: [] })
   const newest = () => pick(ids.slice(-6))
   const acts: [weight: number, act: (one: typeof people[number]) => Promise<Reply | undefined>][] = [
     [6, async (one) => {
@@ -320,22 +322,23 @@ t.test('tokens, members, grants and accounts that change at once from many clien
       return send('POST', `${path}/members`, { email: one.person.email, role: 'owner' })
     }],
     [2, async (one) => {
-      await post(pick(addresses), '/api/oauth/revoke', { token: one.access, client_id: 'dotenv-cli' })
+      await patiently(() =>
+        post(pick(addresses), '/api/oauth/revoke', { token: one.access, client_id: 'dotenv-cli' }))
       await renew(one)
       return undefined
     }],
     [2, async (one) => {
-      const answer = await post(
+      const answer = await patiently(() => post(
         pick(addresses), '/api/oauth/token',
         { grant_type: 'refresh_token', refresh_token: one.refresh, client_id: 'dotenv-cli' }
-      )
+      ))
       const { access_token: access, refresh_token: refresh } = answer.body
       if (answer.status === 200) Object.assign(one, { access, refresh })
       return { ...answer, headers: new Headers() }
     }],
     [1, async (one) => {
       // As the page that changes a password does: everything of the account ends.
-      await switchUser(service.database, one.person.email, false)
+      await untilDone(() => switchUser(service.database, one.person.email, false))
       await renew(one)
       return undefined
     }],

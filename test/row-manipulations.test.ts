@@ -81,6 +81,8 @@ await createClient(db, { id: 'web', name: 'Web', redirect_uris: [CALLBACK] })
 await createClient(db, { id: 'evil', name: 'Evil', redirect_uris: ['https://evil.example.com/callback'] })
 const mine = await credentialsOf(rosa, 'web')
 const theirs = await credentialsOf(mallory, 'evil')
+// A code is one for a minute; these are for as long as the tests take.
+await test.write("UPDATE oauth_codes SET expires_at = now() + interval '1 hour'")
 const [narrow, theirToken] = [
   await test.token(o, ['project:read'], { expires_at: new Date(Date.now() + 3_600_000) }),
   await test.token(foreign, ['*'])

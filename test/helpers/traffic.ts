@@ -1,9 +1,10 @@
 import { createDecipheriv, pbkdf2Sync } from 'node:crypto'
 import type { AddressInfo } from 'node:net'
+import { setTimeout as pause } from 'node:timers/promises'
 import type { Test } from 'tap'
 import { buildApp } from '../../src/app.ts'
 import type { Costs } from '../../src/crypto/costs.ts'
-import { connect } from '../../src/db/database.ts'
+import { connect, databaseError, DatabaseUnavailable } from '../../src/db/database.ts'
 import { openRows } from '../../src/vault/rows.ts'
 import { startApp } from './app.ts'
 
@@ -38,9 +39,44 @@ export function client (
   }
 }
 
+// How often somebody asks again who is told to, and how long the pause between is: a minute on a busy machine.
+const TRIES = 240
+const PAUSE = 250
+
+/**
+ * Asks again, as the API says, where the answer is that the service cannot right now: how busy the machine is, no test
+ * is about. Whatever a refused request had done all the same would show as a second event of its request id.
+ */
+export const patiently = async <T extends { status: number }>(ask: () => Promise<T>): Promise<T> => {
+  for (let tries = 1; ; tries++) {
+    const reply = await ask()
+    if (reply.status !== 503 || tries === TRIES) return reply
+    await pause(PAUSE)
+  }
+}
+
+export const patient = (send: Send): Send => (...request) => patiently(() => send(...request))
+
+/** The same for what a test does on the database itself. */
+export async function untilDone<T> (work: () => Promise<T>): Promise<T> {
+  for (let tries = 1; ; tries++) {
+    try {
+      return await work()
+    } catch (error) {
+      if (!(databaseError(error) instanceof DatabaseUnavailable) || tries === TRIES) throw error
+      await pause(PAUSE)
+    }
+  }
+}
+
+/** What a service logged as failed, but for what it could not do right now, and said so. */
+export const failedInside = ({ logs }: { logs: string[] }): string[] =>
+  logs.filter((line) => /"level":[56]0/.test(line) && !line.includes('"error_code":"service_unavailable"'))
+
 /**
  * The service behind real sockets: two instances on one PostgreSQL, or the one that the embedded database can have.
- * `send` takes the instances by turns, `sends` has one for each.
+ * `send` takes the instances by turns, `sends` has one for each: whoever uses them asks again when told to. `sendOnce`
+ * does not.
  */
 export async function startInstances (t: Test, costs?: Costs) {
   const service = await startApp(t, {}, costs)
@@ -69,8 +105,9 @@ export async function startInstances (t: Test, costs?: Costs) {
   return {
     service,
     addresses,
-    send: client(addresses, caller),
-    sends: addresses.map((address) => client(address, caller)),
+    send: patient(client(addresses, caller)),
+    sends: addresses.map((address) => patient(client(address, caller))),
+    sendOnce: client(addresses, caller),
     organization: caller.organization
   }
 }
