@@ -6,9 +6,11 @@ import { LIFETIMES, STATE_LENGTH } from '../schemas/oauth.ts'
 import { SCOPE_NAMES } from '../schemas/scopes.ts'
 import { hashToken } from '../src/crypto/bearer.ts'
 import { createClient } from '../src/repositories/oauth.ts'
-import { startApp } from './helpers/app.ts'
+import { makeLevel, startApp } from './helpers/app.ts'
 import { LONG } from './helpers/long.ts'
-import { authorizationUrl, authorize, CALLBACK, makePerson, pkce, post, tokensFor } from './helpers/people.ts'
+import {
+  authorizationUrl, authorize, CALLBACK, makePerson, makeTeam, pkce, post, tokensFor, type Person
+} from './helpers/people.ts'
 import { formIn, visitor, type Seen, type Visitor } from './helpers/visitor.ts'
 
 const service = await startApp(t)
@@ -412,6 +414,70 @@ t.test('OA-14: granted is what was asked for, was left ticked and the role has, 
   t.equal((await api(`/${nimbus.organization}/projects`, headers)).status, 404)
   // Somebody without any organization can still say who they are.
   t.equal((await granted({})).scope, '')
+  t.strictSame(offered(await ask({}, browser)), ['organization:create', 'member:delete'], 'and begin one')
+})
+
+/** What somebody does through an application that asked for everything, and got what the page offers them. */
+async function through (person: Person) {
+  const { access_token, scope } = await tokensFor(address, person)
+  const call = async (method: string, path: string, body?: object) => (await fetch(`${address}/api/v1${path}`, {
+    method,
+    headers: { authorization: `Bearer ${access_token}`, 'content-type': 'application/json' },
+    ...(body !== undefined && { body: JSON.stringify(body) })
+  })).status
+  return { call, scopes: scope.split(' ') }
+}
+
+t.test('OA-14: what the role of a team gives in its projects is offered, and can be done there', async (t) => {
+  const o = nimbus.organization
+  const [orbit, comet] = [await makeLevel(nimbus, { name: 'Orbit' }), await makeLevel(nimbus, { name: 'Comet' })]
+  const person = await makePerson(service, { [o]: 'billing_manager' })
+  const own = ['organization:read', 'organization:create', 'member:delete', 'billing:read', 'billing:write']
+  t.strictSame((await through(person)).scopes.sort(), own.sort(), 'their role alone gives nothing in a project')
+  const team = await makeTeam(service, o, [person], { [orbit.project]: 'administrator', [comet.project]: 'api_user' })
+  const { call, scopes } = await through(person)
+  const inProjects = SCOPE_NAMES.filter((scope) =>
+    /^(?:secret|key|project|target|environment):/.test(scope) && scope !== 'project:create')
+  t.strictSame([...scopes].sort(), [...own, ...inProjects].sort())
+  const store = (level: object) => call('POST', `/${o}/secrets/store`, { ...level, plaintext: 'A=1' })
+  t.equal(await store(orbit), 200)
+  t.equal(await call('GET', `/${o}/${orbit.project}/backend/live/secrets?decrypt=true`), 200)
+  t.equal(await store(comet), 403, 'another role in another project')
+  t.equal(await call('GET', `/${o}/${comet.project}/backend/live/secrets`), 200)
+
+  // Rows that somebody else wrote offer nothing, and neither does a team of a place where they are no member any more.
+  const offeredTo = async () => {
+    const browser = await signedIn(person)
+    return offered(await ask({ scope: 'secret:read secret:purge' }, browser))
+  }
+  await service.sql(`UPDATE team_projects SET role = 'owner' WHERE organization_id = '${o}' AND team_id = '${team}'`)
+  t.strictSame(await offeredTo(), [], 'changed outside the service')
+  await service.write(`UPDATE team_projects SET role = 'owner' WHERE organization_id = '${o}' AND team_id = '${team}'`)
+  t.strictSame(await offeredTo(), ['secret:read', 'secret:purge'])
+  await service.write(`UPDATE members SET status = 'invited' WHERE organization_id = '${o}' AND user_id = ${person.id}`)
+  t.strictSame(await offeredTo(), [], 'invited, no member')
+})
+
+t.test('whoever is in no organization creates one, and whoever is in one leaves it, whatever their role', async (t) => {
+  const alone = await makePerson(service)
+  const own = await through(alone)
+  t.strictSame(own.scopes.sort(), ['member:delete', 'organization:create'])
+  t.equal(await own.call('POST', '/organizations', { name: 'Of their own' }), 201)
+
+  const o = (await service.organization()).organization
+  const members = `/organizations/${o}/members`
+  const owner = await makePerson(service, { [o]: 'owner' })
+  for (const role of ['developer', 'auditor', 'api_user'] as const) {
+    const person = await makePerson(service, { [o]: role })
+    const { call } = await through(person)
+    t.equal(await call('DELETE', `${members}/${owner.id}`), 403, `${role}: nobody else`)
+    if (role === 'auditor') {
+      await service.sql(`UPDATE organizations SET require_second_factor = true WHERE id = '${o}'`)
+      t.equal(await call('GET', `/organizations/${o}`), 403, 'without the second factor that is required')
+    }
+    t.equal(await call('DELETE', `${members}/${person.id}`), 204, role)
+    t.equal(await call('GET', `/organizations/${o}`), 404, `${role} has left`)
+  }
 })
 
 t.test('OA-15: nobody agrees without seeing the page: not the second time, not on request', async (t) => {

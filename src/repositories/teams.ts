@@ -6,7 +6,7 @@ import { authenticatedColumns } from '../db/authenticated.ts'
 import {
   isAuthentic, macOf, preparedSql, tampered, updateAuthentic, withMoments, type Db, type Raw, type Value
 } from '../db/database.ts'
-import { projects, team_members, team_projects, teams, users } from '../db/tables.ts'
+import { members, projects, team_members, team_projects, teams, users } from '../db/tables.ts'
 import { readPage, type PageRequest } from '../rules/pagination.ts'
 
 export type TeamRow = TeamAttributes & { id: string }
@@ -69,6 +69,30 @@ export async function listTeamProjects (db: Db, organizationId: string, teamId: 
     .orderBy(asc(projects.slug)).limit(TEAM_LIMITS.projects)
   return rows.filter(({ row }) => isAuthentic(db, 'team_projects', row))
     .map(({ row: { project_id, role }, slug, name }) => ({ id: project_id, slug, name, role }))
+}
+
+// However many projects somebody's teams hold: of each role that one of them has there, a hundred rows and more are
+// among these.
+const MOST_ROLES = 1000
+
+/** The roles that somebody has in projects through teams, in all organizations in which they are an active member. */
+export async function listRolesInTeams (db: Db, userId: number): Promise<Role[]> {
+  const rows = await db.select({
+    member: authenticatedColumns('members'),
+    inTeam: authenticatedColumns('team_members'),
+    held: authenticatedColumns('team_projects')
+  }).from(members)
+    .innerJoin(team_members, and(
+      eq(team_members.organization_id, members.organization_id), eq(team_members.user_id, members.user_id)
+    ))
+    .innerJoin(team_projects, and(
+      eq(team_projects.organization_id, team_members.organization_id), eq(team_projects.team_id, team_members.team_id)
+    ))
+    .where(and(eq(members.user_id, userId), eq(members.status, 'active')))
+    .orderBy(sql`row_number() OVER (PARTITION BY ${team_projects.role})`).limit(MOST_ROLES)
+  const own = rows.filter(({ member, inTeam, held }) => isAuthentic(db, 'members', member) &&
+    isAuthentic(db, 'team_members', inTeam) && isAuthentic(db, 'team_projects', held))
+  return [...new Set(own.map(({ held }) => held.role))]
 }
 
 export interface NewTeam {

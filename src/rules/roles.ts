@@ -37,6 +37,19 @@ export function scopesInProject (role: Role): ReadonlySet<Scope> {
   return SCOPES_IN_PROJECT[role]
 }
 
+// A person's own, whatever they are anywhere: to begin an organization, and to leave one. What else these scopes give
+// takes a role.
+const OF_ANYBODY: readonly Scope[] = ['organization:create', 'member:delete']
+
+/** What somebody with these roles, in organizations and in projects through teams, can grant to an application. */
+export function grantableScopes (
+  { organizations, teams }: { organizations: readonly Role[], teams: readonly Role[] }
+): ReadonlySet<Scope> {
+  return new Set([
+    ...OF_ANYBODY, ...organizations.flatMap(scopesOfRole), ...teams.flatMap((role) => [...scopesInProject(role)])
+  ])
+}
+
 /** Whether something was granted, whatever a role allows. */
 export const grants = (granted: readonly Ability[], scope: Scope): boolean =>
   granted.includes('*') || granted.includes(scope)
@@ -102,11 +115,9 @@ export function scopesBy (powers: Powers, teams: readonly TeamRole[]): Ability[]
 export const canonicalRole = <R extends string = Role>(spelling: R | 'admin'): Exclude<R, 'admin'> | 'administrator' =>
   spelling === 'admin' ? 'administrator' : spelling as Exclude<R, 'admin'>
 
-/**
- * Whether somebody holds all that a role gives in the organization; nobody does who is narrowed to a part of it.
- */
-export function holdsRole (powers: Powers & { slices: readonly unknown[] }, role: Role): boolean {
-  return powers.slices.length === 0 && scopesOfRole(role).every((scope) => holds(powers, scope))
+/** Whether somebody holds all that a role gives in the organization. */
+export function holdsRole (powers: Powers, role: Role): boolean {
+  return scopesOfRole(role).every((scope) => holds(powers, scope))
 }
 
 /** The projects in which a scope is held; null for all of the organization. */

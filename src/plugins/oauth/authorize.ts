@@ -8,12 +8,13 @@ import type { Domain } from '../../http/types.ts'
 import {
   createCode, createGrant, createRequest, findClient, findRequest, takeRequest, type Client, type PendingRequest
 } from '../../repositories/oauth.ts'
+import { listRolesInTeams } from '../../repositories/teams.ts'
 import { listMemberships } from '../../repositories/users.ts'
 import {
   judgeAuthorization, namedClient, returnUrl, type Parameters, type ReturnAddress
 } from '../../rules/authorization.ts'
 import { destinationOf, formTarget } from '../../rules/redirects.ts'
-import { grantsEverything, scopesOfRole } from '../../rules/roles.ts'
+import { grantableScopes, grantsEverything } from '../../rules/roles.ts'
 import {
   codeIn, codeInSession, formCookie, refusal, refusesForm, signedIn, withSecondFactor, WRONG_CODE
 } from './browser.ts'
@@ -39,8 +40,11 @@ export const authorize: Domain = async (app) => {
         return sendPage(reply, signInPage({ cookie: formCookie(app, request, reply), query, client: client!.name }))
       }
       const memberships = await listMemberships(app.db, session.user.id)
-      const possible = new Set(memberships.flatMap(({ role }) => scopesOfRole(role)))
-      const scopes = judged.request.scopes.filter((scope) => possible.has(scope))
+      // What is not offered is not granted, and nobody does by a role what was not granted.
+      const grantable = grantableScopes({
+        organizations: memberships.map(({ role }) => role), teams: await listRolesInTeams(app.db, session.user.id)
+      })
+      const scopes = judged.request.scopes.filter((scope) => grantable.has(scope))
       const pending = mintSecret()
       const { client_id, redirect_uri, state, code_challenge } = judged.request
       const kept = await createRequest(

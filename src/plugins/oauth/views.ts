@@ -83,7 +83,7 @@ export interface Consent {
   client: { name: string, isFirstParty: boolean }
   redirectHost: string
   memberships: readonly Membership[]
-  /** What the client asks for and the user has somewhere. */
+  /** What the client asks for and the user can grant. */
   scopes: readonly Scope[]
   /** Those that are ticked. */
   chosen: readonly Scope[]
@@ -115,7 +115,7 @@ ${formField(cookie)}
 ${scopes.length === 0
     ? html`<p>It would be able to see who you are, and nothing else.</p>`
     : html`<h2>It asks for permission to</h2>
-<p class="soft">Leave out what it does not need. In no organization it gets more than your role there allows.</p>
+<p class="soft">Leave out what it does not need. In no organization it gets more than your role there allows, or in a project that of a team of yours.</p>
 ${RESOURCES.map(([resource, name]) => choicesOf(name, scopes.filter((scope) => scope.startsWith(`${resource}:`)), chosen))}`}
 ${user.second_factor_id !== null && grantsEverything(scopes)
     ? html`<p>To allow all of it, enter a code as well.</p>
