@@ -12,8 +12,13 @@ export const MEMBER_STATUSES = ['active', 'invited'] as const
 export type MemberStatus = (typeof MEMBER_STATUSES)[number]
 
 export const EMAIL_LENGTH = 320
-/** One `@` with something on both sides and no space: whether it reaches anybody, only a message tells. */
-export const EMAIL_PATTERN = /^[^\s@\p{C}]+@[^\s@\p{C}]+$/u
+/**
+ * One `@` with something on both sides, no space and none of the signs that mean something to whoever reads an address
+ * (RFC 5322, 3.2.3), nor another full stop for a domain's (RFC 3490, 3.1) or one at its end: so that no second spelling
+ * reaches the same address. Whether it reaches anybody, only a message tells.
+ */
+export const EMAIL_PATTERN =
+  /^[^\s@\p{C}()<>[\]:;,\\"]+@[^\s@\p{C}()<>[\]:;,\\"\u3002\uff0e\uff61]*[^\s@\p{C}()<>[\]:;,\\"\u3002\uff0e\uff61.]$/u
 
 /** Characters and bytes of a password (NIST SP 800-63B, 5.1.1.2). */
 export const PASSWORD = { minCharacters: 8, maxBytes: 128 } as const

@@ -32,7 +32,7 @@ const toItem = ({ is_verified, ...attributes }: MemberRow) =>
 /** People in an organization, and what they are there. */
 export const members: Domain = async (app) => {
   app.get('/organizations/:organization/members', {
-    config: { access: 'member:read' },
+    config: { access: 'member:read', at: 'organization' },
     schema: {
       operationId: 'listMembers',
       tags: ['members'],
@@ -49,7 +49,7 @@ export const members: Domain = async (app) => {
   })
 
   app.get('/organizations/:organization/members/:member', {
-    config: { access: 'member:read' },
+    config: { access: 'member:read', at: 'organization' },
     schema: {
       operationId: 'getMember',
       tags: ['members'],
@@ -66,6 +66,7 @@ export const members: Domain = async (app) => {
   app.post('/organizations/:organization/members', {
     config: {
       access: 'member:create',
+      at: 'organization',
       limitOfEffect: 'memberships',
       audit: 'member.create',
       errors: ['role_not_held', 'already_member', 'memberships_full', 'plan_limit_reached', 'integrity_error']
@@ -124,6 +125,7 @@ export const members: Domain = async (app) => {
   app.patch('/organizations/:organization/members/:member', {
     config: {
       access: 'member:update',
+      at: 'organization',
       limitOfEffect: 'memberships',
       audit: 'member.update',
       errors: ['role_not_held', 'last_owner', 'memberships_full']
@@ -172,6 +174,7 @@ export const members: Domain = async (app) => {
     config: {
       // Of one's own membership it is enough that it was granted to the application: whoever joined may leave.
       access: 'authenticated',
+      at: 'organization',
       mayNeed: ['member:delete'],
       asksForSecondFactor: true,
       audit: 'member.delete',

@@ -242,23 +242,21 @@ export const OPERATIONS: Record<string, Row> = {
   deleteSecrets: {
     at: 'POST /api/v1/{organization}/secrets/delete', access: 'secret:write', depth: 'environment', body: LEVEL
   },
-  listMembers: { at: `GET ${MEMBERS}`, access: 'member:read', depth: 'organization' },
-  getMember: { at: `GET ${MEMBERS}/{member}`, access: 'member:read', depth: 'organization' },
+  listMembers: { at: `GET ${MEMBERS}`, access: 'member:read', ...WHOLE },
+  getMember: { at: `GET ${MEMBERS}/{member}`, access: 'member:read', ...WHOLE },
   addMember: {
     at: `POST ${MEMBERS}`,
     access: 'member:create',
     holding: API_USER,
-    depth: 'organization',
-    body: ({ newcomer }) => ({ email: newcomer, role: 'api_user' }),
-    narrowed: 422
+    ...WHOLE,
+    body: ({ newcomer }) => ({ email: newcomer, role: 'api_user' })
   },
   updateMember: {
     at: `PATCH ${MEMBERS}/{member}`,
     access: 'member:update',
     holding: API_USER,
-    depth: 'organization',
-    body: { role: 'api_user' },
-    narrowed: 422
+    ...WHOLE,
+    body: { role: 'api_user' }
   },
   listTeams: { at: `GET ${TEAMS}`, access: 'team:read', depth: 'organization', narrowed: 404 },
   getTeam: { at: `GET ${TEAMS}/{team}`, access: 'team:read', depth: 'organization', narrowed: 404 },
@@ -400,8 +398,7 @@ export const OPERATIONS: Record<string, Row> = {
     access: 'authenticated',
     needs: 'member:delete',
     holding: API_USER,
-    depth: 'organization',
-    narrowed: 422
+    ...WHOLE
   },
   listPlans: { at: 'GET /api/v1/plans', access: 'authenticated', depth: 'organization', whenInactive: true },
   getUsage: {
