@@ -2,22 +2,23 @@ import { sql } from 'drizzle-orm'
 import jsQR from 'jsqr'
 import { base32 } from 'oslo/encoding'
 import t from 'tap'
-import { formToken, hashToken, mintSecret } from '../src/crypto/bearer.ts'
+import { formToken, hashToken, mintCredential, mintSecret } from '../src/crypto/bearer.ts'
 import { codeAt, findStep, hashRecoveryCode, mintRecoveryCode, stepAt } from '../src/crypto/second-factor.ts'
 import { createKeyring, generateMasterKey, parseMasterKey } from '../src/crypto/keyring.ts'
 import { rewrap } from '../src/commands/rewrap.ts'
 import { resetSecondFactor } from '../src/commands/users.ts'
 import { transaction } from '../src/db/database.ts'
+import { makeId } from '../src/db/ids.ts'
 import { authenticateTable } from '../src/repositories/adoption.ts'
 import { findUser, createPasswordLink } from '../src/repositories/users.ts'
 import { createSession } from '../src/repositories/sessions.ts'
-import { createGrant } from '../src/repositories/oauth.ts'
+import { createGrant, createPair } from '../src/repositories/oauth.ts'
 import { useCode } from '../src/vault/second-factor.ts'
 import { openRows } from '../src/vault/rows.ts'
 import { SCOPE_NAMES } from '../schemas/scopes.ts'
 import { freshDatabase, startApp } from './helpers/app.ts'
 import {
-  authorizationUrl, giveSecondFactor, issuePair, makePerson, pkce, post, tokensFor, type Person
+  authorizationUrl, CALLBACK, giveSecondFactor, issuePair, makePerson, pkce, post, tokensFor, type Person
 } from './helpers/people.ts'
 import { formIn, visitor, type Seen, type Visitor } from './helpers/visitor.ts'
 
@@ -481,6 +482,31 @@ t.test('what was granted before there was a second factor makes no token of ever
   t.equal((await makeStar(organization, made.body.token)).status, 201)
   const all = await makeToken(organization, after.access, SCOPE_NAMES)
   t.equal((await makeStar(organization, all.body.token)).status, 403, 'every scope by name is not `*`')
+})
+
+t.test('which came first, second factor or grant, goes by what was committed, not by the clocks of instances', async (t) => {
+  const { organization } = await service.organization()
+  const person = await makePerson(service, { [organization]: 'owner' })
+  // An instance made it whose clock is an hour ahead.
+  const [access, grant] = [mintCredential('at'), makeId() + 3_600_000 * 2 ** 12]
+  await service.write(`INSERT INTO oauth_grants (id, user_id, client_id, scopes, expires_at) OVERRIDING SYSTEM VALUE
+    VALUES (${grant}, ${person.id}, 'dotenv-cli', '{${SCOPE_NAMES.join(',')}}', now() + interval '1 day')`)
+  await createPair(service.database.db, {
+    grant_id: grant, access_hash: hashToken(access), refresh_hash: hashToken(mintCredential('rt')), scopes: [...SCOPE_NAMES]
+  })
+  t.equal((await makeStar(organization, access)).status, 201)
+  const factor = await giveSecondFactor(service, person)
+  t.equal((await makeStar(organization, access)).status, 403, 'from before the second factor')
+
+  const { browser } = await signIn(person, await factor.code())
+  const { verifier, challenge } = pkce()
+  const consent = await browser.open(authorizationUrl(challenge))
+  const allowed = await browser.send(formIn(consent), { decision: 'allow', code: factor.codes[0]! })
+  const code = new URL(allowed.headers.get('location')!).searchParams.get('code')!
+  const { body } = await post(address, '/api/oauth/token', {
+    grant_type: 'authorization_code', code, code_verifier: verifier, client_id: 'dotenv-cli', redirect_uri: CALLBACK
+  })
+  t.equal((await makeStar(organization, body.access_token)).status, 201, 'with it')
 })
 
 t.test('an organization that requires it refuses members without one, whatever they act through, and nobody else', async (t) => {

@@ -8,10 +8,17 @@ let last = 0
 /**
  * The id of a row that MACs of other rows name: an account, a grant, a token. It is the service's own, and never given
  * twice: a sequence of the database can be set back by whoever may write to it, and what once hung on one account would
- * hang on the next. Later ones are larger.
+ * hang on the next. Later ones of one process are larger.
+ *
+ * @param after an id that this one has to be larger than, whose clock ever that was made by
  */
-export function makeId (): number {
-  const id = (Date.now() - BEGIN) * APART + Math.floor(Math.random() * APART)
+export function makeId (after = 0): number {
+  const apart = Math.floor(Math.random() * APART)
+  const id = (Date.now() - BEGIN) * APART + apart
   last = Math.max(id, last + 1)
-  return last
+  if (last > after) return last
+  // Of this row alone: what one row says does not put the ids of all others ahead of time.
+  const next = (Math.floor(after / APART) + 1) * APART + apart
+  if (!Number.isSafeInteger(next)) throw new Error(`no id comes after ${after}`)
+  return next
 }

@@ -138,6 +138,10 @@ export async function takeRequest (
 const IS_OVER =
   sql`(${oauth_grants.expires_at} < now() - interval '1 day' OR ${oauth_grants.revoked_at} < now() - interval '1 day')`
 
+/**
+ * Grants something to an application, under an id that is larger than that of the person's second factor, which was
+ * asked for (`isOfFactor`). Where everything is granted, the caller holds the account.
+ */
 export async function createGrant (
   db: Db, grant: { user_id: number, client_id: string, scopes: Scope[] }
 ): Promise<number> {
@@ -152,7 +156,9 @@ export async function createGrant (
     sql`${oauth_grants.id} IN (SELECT ${oauth_codes.grant_id} FROM ${oauth_codes} WHERE ${oauth_codes.used_at} IS NULL AND ${oauth_codes.expires_at} < now() - interval '1 day')`
   )
   const now = await readNow(db)
-  const id = makeId()
+  const [user] = await db.select({ second_factor_id: users.second_factor_id }).from(users)
+    .where(eq(users.id, grant.user_id))
+  const id = makeId(user?.second_factor_id ?? undefined)
   const row = { id, ...grant, expires_at: new Date(now + LIFETIMES.grantDays * DAY), revoked_at: null }
   await db.insert(oauth_grants).overridingSystemValue().values({ ...row, mac: macOf(db, 'oauth_grants', row) })
   return id

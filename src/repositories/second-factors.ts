@@ -1,9 +1,9 @@
-import { and, eq, gt, isNull, lt, or, sql } from 'drizzle-orm'
+import { and, desc, eq, gt, isNull, lt, or, sql } from 'drizzle-orm'
 import { authenticatedColumns } from '../db/authenticated.ts'
 import { isAuthentic, macOf, readNow, tampered, updateAuthentic, type Db } from '../db/database.ts'
 import { deleteExpired } from '../db/expired.ts'
 import { makeId } from '../db/ids.ts'
-import { recovery_codes, second_factors, sessions, sign_in_steps, users } from '../db/tables.ts'
+import { oauth_grants, recovery_codes, second_factors, sessions, sign_in_steps, users } from '../db/tables.ts'
 
 // Second factors of people. Whoever changes one holds the account's row first (`lockUser`), as everything does that
 // ends something of a person.
@@ -18,8 +18,15 @@ export interface Factor {
   created_at: Date
 }
 
-/** An id for a second factor: one that is taken up later has a larger one, as grants have. */
-export const makeFactorId = makeId
+/**
+ * An id for a second factor of somebody, larger than that of everything that they granted before, by whichever instance
+ * that was (`isOfFactor`). The caller holds the account.
+ */
+export async function makeFactorId (db: Db, userId: number): Promise<number> {
+  const [newest] = await db.select({ id: oauth_grants.id }).from(oauth_grants).where(eq(oauth_grants.user_id, userId))
+    .orderBy(desc(oauth_grants.id)).limit(1)
+  return makeId(newest?.id)
+}
 
 /** Keeps what is being set up, in place of what was before; an account that has a second factor keeps that. */
 export async function prepareFactor (db: Db, factor: Pick<Factor, 'user_id' | 'id' | 'secret'>): Promise<void> {

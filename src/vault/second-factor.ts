@@ -17,7 +17,7 @@ export interface Holder { id: number, second_factor_id: number | null }
 /** Begins to set a second factor up, in place of what was begun before; answers its secret. */
 export async function beginFactor (db: Db, keyring: Keyring, user_id: number): Promise<Buffer> {
   const secret = generateFactorSecret()
-  const factor = { user_id, id: makeFactorId() }
+  const factor = { user_id, id: await makeFactorId(db, user_id) }
   await holdCanary(db, keyring)
   await prepareFactor(db, { ...factor, secret: keyring.wrap(secret, secondFactorContext(factor)) })
   return secret
@@ -36,7 +36,7 @@ export async function confirmFactor (
   const secret = keyring.unwrap(begun.secret, secondFactorContext(begun))
   const last_step = await findStep(secret, code, stepAt(await readNow(db)))
   if (last_step === undefined) return undefined
-  const factor = { user_id, id: makeFactorId() }
+  const factor = { user_id, id: await makeFactorId(db, user_id) }
   const taken = await takeUpFactor(
     db, begun, { id: factor.id, secret: keyring.wrap(secret, secondFactorContext(factor)), last_step }
   )
