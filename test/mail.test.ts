@@ -1,10 +1,13 @@
 import { once } from 'node:events'
 import { createServer } from 'node:net'
+import { sql } from 'drizzle-orm'
 import t, { type Test } from 'tap'
 import { addClient, switchClient } from '../src/commands/clients.ts'
 import { addUser, mailLink, renewLink, serviceAddress, switchUser } from '../src/commands/users.ts'
 import { loadConfig } from '../src/config.ts'
 import { hashToken } from '../src/crypto/bearer.ts'
+import { transaction } from '../src/db/database.ts'
+import { deleteOrganization } from '../src/repositories/organizations.ts'
 import { MOST_OWNED } from '../schemas/organizations.ts'
 import { SCOPE_NAMES } from '../schemas/scopes.ts'
 import { MOST_OF_ONE, MOST_TO_ADDRESS, MOST_UNDER_WAY } from '../src/mail/outbox.ts'
@@ -149,6 +152,30 @@ t.test('OA-63: what cannot be done changes nothing', async (t) => {
     switchUser(service.database, 'nobody@nimbus.example', true),
     { name: 'StartError', message: 'There is no account of nobody@nimbus.example' }
   )
+  const small = (await service.organization({ plan: 'free' })).organization
+  const added = await Promise.allSettled(Array.from({ length: 8 }, (_, i) =>
+    addUser(service.database, address, {
+      email: `seat-${i}@nimbus.example`, name: 'Iris', membership: { organization: small, role: 'member' }
+    })))
+  t.strictSame(
+    added.flatMap((one) => one.status === 'rejected' ? [String(one.reason)] : []),
+    Array(3).fill(`StartError: The plan free of ${small} has room for 5 members: organization set --plan`)
+  )
+  const [{ members, accounts }] = await service.sql(`SELECT
+    (SELECT count(*)::int FROM members WHERE organization_id = '${small}') AS members,
+    (SELECT count(*)::int FROM users WHERE email LIKE 'seat-%') AS accounts`) as [Record<string, number>]
+  t.strictSame([members, accounts], [5, 5], 'who has no seat has no account either')
+  // Deleted while the command waits for it; where there is one connection, before it begins.
+  const gone = await service.organization()
+  let adding: Promise<unknown> | undefined
+  await transaction(service.database.db, async (db) => {
+    await deleteOrganization(db, gone.organization)
+    adding = add({ organization: gone.organization, role: 'owner' }, 'late@nimbus.example').catch(String)
+    const isWaiting = async () => (await db.execute(sql`SELECT FROM pg_stat_activity
+      WHERE datname = current_database() AND wait_event_type = 'Lock'`) as unknown as unknown[]).length > 0
+    while (process.env.TEST_DATABASE_URL !== undefined && !await isWaiting()) continue
+  })
+  t.equal(await adding, `StartError: There is no organization ${gone.organization}`)
   t.same(await eventsOf(user.id), ['user.create by operator'])
   const links = await service.sql(
     `SELECT token_hash = decode('${hashToken((await renewLink(service.database, address, user.email)).link.split('/').at(-1)!).toString('hex')}', 'hex') AS hashed FROM password_links WHERE user_id = ${user.id}`

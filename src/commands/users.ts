@@ -8,6 +8,7 @@ import { invitation, newLink, type Message } from '../mail/messages.ts'
 import { operatorOf, recordOfPerson } from '../repositories/audit.ts'
 import { countOtherOwners, listOrganizationsOf } from '../repositories/members.ts'
 import { findOrganization } from '../repositories/organizations.ts'
+import { findFull, lockPlan } from '../repositories/plans.ts'
 import { deleteFactor } from '../repositories/second-factors.ts'
 import { deleteSessions } from '../repositories/sessions.ts'
 import { listTokensOfPerson } from '../repositories/tokens.ts'
@@ -34,7 +35,7 @@ export function serviceAddress ({ publicUrl, host, port }: Pick<Config, 'publicU
 
 /**
  * Makes an account without a password, and its first link. Throws a StartError when the address has an account, or
- * when there is no such organization: then nothing was made.
+ * when there is no such organization, or no room in its plan: then nothing was made.
  */
 export async function addUser (
   { db: handle }: Database, service: string, { email, name, membership }: NewUser
@@ -42,10 +43,7 @@ export async function addUser (
   const secret = mintSecret()
   const link = linkOf(service, secret)
   return transaction(handle, async (db) => {
-    const organization = membership && await findOrganization(db, membership.organization)
-    if (membership !== undefined && organization === undefined) {
-      throw new StartError(`There is no organization ${membership.organization}`)
-    }
+    const organization = membership && await takeSeat(db, membership.organization)
     const id = await createUser(db, { email, name, password_hash: null })
     if (id === undefined) throw new StartError(`There is an account of ${email} already`)
     if (organization && membership) {
@@ -147,6 +145,16 @@ export async function describeTokens ({ db }: Database, email: string): Promise<
       id, organization.slug, token_prefix, name, abilities.join(','), day(created_at), day(last_used_at),
       day(expires_at)
     ].join('\t'))
+}
+
+// The organization is held first (0029): of two who take its last seat one comes second, be it an operator.
+async function takeSeat (db: Db, idOrSlug: string): Promise<{ id: string, name: string }> {
+  const organization = await findOrganization(db, idOrSlug)
+  const plan = organization && await lockPlan(db, organization.id)
+  if (plan === undefined) throw new StartError(`There is no organization ${idOrSlug}`)
+  const full = await findFull(db, organization!.id, plan, 'members')
+  if (full === undefined) return organization!
+  throw new StartError(`The plan ${full.plan} of ${idOrSlug} has room for ${full.limit} members: organization set --plan`)
 }
 
 async function ownedByNobodyElse (db: Db, userId: number): Promise<string[]> {

@@ -1,5 +1,5 @@
 import type { Db } from '../db/database.ts'
-import { countOf, lockPlan, type Counted } from '../repositories/plans.ts'
+import { findFull, lockPlan, type Counted } from '../repositories/plans.ts'
 import { fail } from '../rules/errors.ts'
 
 /**
@@ -9,8 +9,6 @@ import { fail } from '../rules/errors.ts'
  */
 export async function requireRoom (db: Db, organizationId: string, what: Counted): Promise<void> {
   const plan = await lockPlan(db, organizationId) ?? fail('not_found')
-  const limit = plan[`max_${what}`]
-  if (limit === null) return
-  const used = await countOf(db, organizationId, what)
-  if (used >= limit) fail('plan_limit_reached', { limit, used, plan: plan.name })
+  const full = await findFull(db, organizationId, plan, what)
+  if (full !== undefined) fail('plan_limit_reached', { ...full })
 }

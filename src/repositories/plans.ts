@@ -43,6 +43,22 @@ export async function countOf (db: Db, organizationId: string, what: Counted): P
   return row!.count
 }
 
+/** What a plan has no room for. */
+export interface Full { limit: number, used: number, plan: string }
+
+/**
+ * Whether the plan of an organization has no room for one more; undefined when it has. The caller holds it together
+ * with its plan (`lockPlan`): nobody else takes the last place, and nobody changes the plan.
+ */
+export async function findFull (
+  db: Db, organizationId: string, plan: Plan, what: Counted
+): Promise<Full | undefined> {
+  const limit = plan[`max_${what}`]
+  if (limit === null) return undefined
+  const used = await countOf(db, organizationId, what)
+  return used < limit ? undefined : { limit, used, plan: plan.name }
+}
+
 /** How much an organization stores, in bytes. */
 export async function findStoredBytes (db: Db, organizationId: string): Promise<number> {
   const { stored_bytes } = organization_counters
