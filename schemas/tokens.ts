@@ -2,6 +2,9 @@ import { Type, type Static } from '@sinclair/typebox'
 import { OrganizationInPath } from './organizations.ts'
 import { Body, Name, Nullable, PageMeta, Slug, Timestamp } from './shapes.ts'
 
+/** How many API tokens that have not expired an organization can have, and how many of them can be one person's. */
+export const TOKEN_LIMITS = { organization: 10_000, person: 1_000 } as const
+
 /** Part of the hierarchy that a token is narrowed to: a project, one of its targets, or one environment. */
 export const Restriction = Type.Object({
   project: Slug, target: Type.Optional(Slug), environment: Type.Optional(Slug)

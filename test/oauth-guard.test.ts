@@ -3,8 +3,9 @@ import { request as httpRequest } from 'node:http'
 import { connect, createServer, type AddressInfo } from 'node:net'
 import t from 'tap'
 import { SCOPE_NAMES, type Ability, type Scope } from '../schemas/scopes.ts'
+import { switchClient } from '../src/commands/clients.ts'
 import { mintApiToken, mintCredential } from '../src/crypto/bearer.ts'
-import { revokeGrant, setClientDisabled } from '../src/repositories/oauth.ts'
+import { revokeGrant } from '../src/repositories/oauth.ts'
 import { setDisabled } from '../src/repositories/users.ts'
 import { makeLevel, startApp, type TestApp } from './helpers/app.ts'
 import {
@@ -122,9 +123,9 @@ t.test('OA-81: a token that is not good is told from another in no way, on every
 
 t.test('OA-81: a client that is shut out takes its tokens with it', async (t) => {
   const { access } = await issue(rosa)
-  await setClientDisabled(service.database.db, 'dotenv-cli', true)
+  await switchClient(service.database, 'dotenv-cli', true)
   const shut = await get('/api/v1/user', as(access))
-  await setClientDisabled(service.database.db, 'dotenv-cli', false)
+  await switchClient(service.database, 'dotenv-cli', false)
   t.strictSame([shut.status, shut.headers['www-authenticate']], [401, INVALID])
   t.equal((await get('/api/v1/user', as(access))).status, 401, 'for good')
 })

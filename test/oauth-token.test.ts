@@ -2,6 +2,7 @@ import net from 'node:net'
 import { once } from 'node:events'
 import t, { type Test } from 'tap'
 import type { Scope } from '../schemas/scopes.ts'
+import { switchClient } from '../src/commands/clients.ts'
 import { hashToken, mintCredential, mintSecret } from '../src/crypto/bearer.ts'
 import { hashPassword } from '../src/crypto/passwords.ts'
 import { createClient, createCode, createGrant, createRequest, setClientDisabled } from '../src/repositories/oauth.ts'
@@ -568,7 +569,7 @@ inBoth('OA-63: a disabled client has nothing left', async (t, as) => {
   const { exchange } = await newCode({ client_id })
   const { access, refresh } = await newTokens(as, { client_id })
   const other = await newTokens(as)
-  await setClientDisabled(db, client_id, true)
+  await switchClient(service.database, client_id, true)
   t.equal(await call(access), 401)
   refused(t, await ask(exchange, as), 'invalid_client')
   refused(t, await ask(refreshOf(refresh, { client_id }), as), 'invalid_client')
@@ -585,7 +586,7 @@ inBoth('OA-64: what was ended stays so when the user and the client are let in a
     const elsewhere = await newTokens(as, { client_id })
     const steps = [
       async (closed: boolean) => setDisabled(db, person.id, closed),
-      async (closed: boolean) => setClientDisabled(db, client_id, closed)
+      async (closed: boolean) => switchClient(service.database, client_id, closed)
     ]
     if (order === 'client first') steps.reverse()
     for (const step of steps) {

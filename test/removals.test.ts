@@ -2,17 +2,24 @@ import { subscribe, unsubscribe } from 'node:diagnostics_channel'
 import { join } from 'node:path'
 import { sql } from 'drizzle-orm'
 import t from 'tap'
+import { TOKEN_LIMITS } from '../schemas/tokens.ts'
 import { buildApp } from '../src/app.ts'
+import { addClient, switchClient } from '../src/commands/clients.ts'
 import { initialize } from '../src/commands/initialize.ts'
 import { open } from '../src/commands/open.ts'
+import { addToken } from '../src/commands/tokens.ts'
+import { switchUser } from '../src/commands/users.ts'
 import { loadConfig } from '../src/config.ts'
 import { sealBlob } from '../src/crypto/blob.ts'
 import { generateMasterKey } from '../src/crypto/keyring.ts'
+import { PIECE } from '../src/db/expired.ts'
 import type { Background } from '../src/vault/background.ts'
-import { createRemovalWorker, PIECE } from '../src/vault/removals.ts'
+import { createRemovalWorker } from '../src/vault/removals.ts'
 import { freshDatabase, makeLevel, startApp, type Caller } from './helpers/app.ts'
 import { clientKey } from './helpers/client.ts'
 import { QUICK } from './helpers/costs.ts'
+import { issuePair, makePerson } from './helpers/people.ts'
+import { LONG } from './helpers/long.ts'
 import { hasPostgres } from './helpers/postgres.ts'
 import { scratchDirectory, startServer } from './helpers/process.ts'
 import { beside } from './helpers/statements.ts'
@@ -234,24 +241,61 @@ t.test('two instances at once remove each row once, and none of anybody else', a
   t.same(await miscounted(service.sql), [])
 })
 
-t.test('however many tokens were narrowed to a project, it is deleted with them, and each has its event', async (t) => {
+/** More than one statement takes; however many more, an ending takes a piece of them. */
+const TOKENS = LONG ? 20_000 : 2 * PIECE + 500
+
+const asToken = (token: string) => (method: 'GET' | 'POST' | 'DELETE' | 'PUT', path: string, payload?: object) =>
+  service.inject({
+    method, url: `/api/v1${path}`, headers: { authorization: `Bearer ${token}` }, ...(payload && { payload })
+  })
+
+/** Runs a worker of its own until a number is 0. */
+async function removeUntil (left: () => Promise<number>) {
+  const one = worker()
+  one.wake()
+  while (await left() > 0) {
+    await new Promise((resolve) => { setTimeout(resolve, 20) })
+    one.wake()
+  }
+  await one.stop()
+}
+
+t.test('however many tokens were narrowed to a project, it is deleted, and each ends with an event of its own', async (t) => {
   const owner = await service.organization()
+  const o = owner.organization
   const at = await makeLevel(owner)
-  const inOrganization = `organization_id = '${owner.organization}'`
+  const { body: { token } } = await owner.call('POST', `/organizations/${o}/api-keys`, {
+    name: 'Narrowed', abilities: ['*'], restrictions: [{ project: at.project }]
+  })
+  const level = `/${o}/${at.project}/${at.target}/${at.environment}`
+  const reaches = async () => {
+    const answers = [await asToken(token)('GET', `${level}/secrets`), await asToken(token)('GET', `/${o}/projects`)]
+    return [...answers.map(({ status }) => status), answers[1]!.body.data?.length]
+  }
+  t.strictSame(await reaches(), [200, 200, 1])
+  // With smaller ids than the service's: they go first.
   await service.sql(`
     INSERT INTO api_tokens (organization_id, name, token_hash, token_prefix, abilities, slices)
-    SELECT '${owner.organization}', 'Narrowed', sha256(convert_to('${owner.organization}' || n, 'UTF8')), 'dotenv_', '{*}', jsonb_build_array(jsonb_build_object('project_id', p.id))
-    FROM projects p, generate_series(1, 5000) n WHERE p.${inOrganization}`)
-  const eventsOf = async (action: string) => (await service.sql(
-    `SELECT seq::int FROM audit_events WHERE ${inOrganization} AND action = '${action}' ORDER BY seq`
-  )).map(({ seq }) => Number(seq))
-  t.equal((await owner.call('DELETE', `/${owner.organization}/${at.project}`, { confirmed: true })).status, 204)
-  t.equal((await service.sql(`SELECT FROM api_tokens WHERE ${inOrganization}`)).length, 1, 'the owner\'s is left')
+    SELECT organization_id, name, sha256((id || '/' || n)::bytea), token_prefix, abilities, slices
+    FROM api_tokens, generate_series(1, ${TOKENS}) n WHERE organization_id = '${o}' AND slices IS NOT NULL`)
+  const tokens = async () =>
+    (await service.sql(`SELECT FROM api_tokens WHERE organization_id = '${o}' AND slices IS NOT NULL`)).length
+  const eventsOf = async (action: string) => await service.sql(`SELECT seq::int, actor_type, details FROM audit_events
+    WHERE organization_id = '${o}' AND action = '${action}' ORDER BY seq`) as { seq: number, actor_type: string }[]
+  t.equal((await owner.call('DELETE', `/${o}/${at.project}`, { confirmed: true })).status, 204)
+  t.equal(await tokens(), TOKENS + 1 - PIECE, 'one statement takes a piece of them')
+  t.strictSame(await reaches(), [404, 200, 0], 'and what is left reaches nothing')
   const [deleted] = await eventsOf('project.delete')
-  t.strictSame(
-    await eventsOf('api-token.delete'), Array.from({ length: 5_000 }, (_, i) => deleted! + 1 + i),
-    'numbered without a gap'
-  )
+  const withIt = (await eventsOf('api-token.delete')).map(({ seq }) => seq)
+  t.strictSame(withIt, Array.from({ length: PIECE }, (_, i) => deleted!.seq + 1 + i), 'numbered without a gap')
+
+  await removeUntil(async () => (await service.sql(`SELECT FROM token_removals WHERE organization_id = '${o}'`)).length)
+  t.equal(await tokens(), 0)
+  t.strictSame((await reaches()).slice(0, 2), [401, 401])
+  const all = await eventsOf('api-token.delete')
+  t.equal(all.length, TOKENS + 1)
+  t.match(all.at(-1), { actor_type: 'system', details: { with: 'level' } })
+  t.equal((await owner.call('GET', `/${o}/projects`)).status, 200, 'the owner\'s stays')
 })
 
 // On the embedded database every start costs seconds: only where there is no other.
@@ -323,4 +367,160 @@ t.test('a server that is killed in the middle of a removal goes on with it when 
   }
   t.equal((await second.stop()).code, 0)
   t.equal(await versions(), 0)
+})
+
+/** Somebody with two API tokens that work, behind so many of the same person and grant. */
+async function withTokens (many = TOKENS) {
+  const owner = await service.organization()
+  const o = owner.organization
+  const rosa = await makePerson(service, { [o]: 'administrator' })
+  const { access, grant } = await issuePair(service, rosa, ['api-token:create', 'api-token:update', 'project:read'])
+  const keys = `/organizations/${o}/api-keys`
+  const expires_at = new Date(Date.now() + 3_600_000).toISOString()
+  const make = () => asToken(access)('POST', keys, { name: 'Theirs', abilities: ['project:read'], expires_at })
+  const made = [await make(), await make()].map(({ body }) => body as { token: string, api_key: { id: string } })
+  await service.sql(`
+    INSERT INTO api_tokens (id, organization_id, name, token_hash, token_prefix, abilities, user_id, grant_id, mac)
+    OVERRIDING SYSTEM VALUE
+    SELECT id - n, organization_id, name, sha256((id || '/' || n)::bytea), token_prefix, abilities,
+      user_id, grant_id, mac
+    FROM api_tokens, generate_series(1, ${many}) n WHERE organization_id = '${o}' AND id = ${made[0]!.api_key.id}`)
+  return {
+    owner,
+    o,
+    rosa,
+    grant,
+    access,
+    keys,
+    expires_at,
+    made,
+    make,
+    alive: async () => {
+      const answers = await Promise.all(made.map(({ token }) => asToken(token)('GET', `/${o}/projects`)))
+      return answers.map(({ status }) => status)
+    },
+    rows: async () => (await service.sql(
+      `SELECT count(*)::int AS count FROM api_tokens WHERE organization_id = '${o}' AND user_id = ${rosa.id}`
+    ))[0]!.count as number,
+    lastEvent: async () => (await service.sql(
+      `SELECT action, details FROM audit_events WHERE organization_id = '${o}' ORDER BY seq DESC LIMIT 1`
+    ))[0] as { action: string, details: { tokens: number, token_ids: string } }
+  }
+}
+
+t.test('however many API tokens somebody has made, their removal ends them at once, and none comes back', async (t) => {
+  const { owner, o, rosa, alive, rows, lastEvent } = await withTokens()
+  const members = `/organizations/${o}/members`
+  const add = async () => {
+    const { status, body } = await owner.call('POST', members, { email: rosa.email, role: 'administrator' })
+    return [status, body.data.attributes.status]
+  }
+  t.strictSame(await alive(), [200, 200])
+  t.equal((await owner.call('DELETE', `${members}/${rosa.id}`)).status, 204)
+  t.strictSame(await alive(), [401, 401])
+  const { action, details } = await lastEvent()
+  t.strictSame([action, details.tokens, details.token_ids.split(' ').length], ['member.delete', TOKENS + 2, 50])
+  t.equal(await rows(), TOKENS + 2 - PIECE, 'one statement takes a piece of them')
+
+  t.strictSame(await add(), [201, 'invited'], 'nobody is a member with tokens of before')
+  t.strictSame(await alive(), [401, 401])
+  await removeUntil(async () => (await service.sql(`SELECT 1 FROM token_removals WHERE organization_id = '${o}'`)).length)
+  t.equal(await rows(), 0)
+  t.equal((await owner.call('DELETE', `${members}/${rosa.id}`)).status, 204)
+  t.strictSame(await add(), [201, 'active'])
+  t.strictSame(await alive(), [401, 401])
+})
+
+t.test('however many API tokens somebody has made, they end with the account and with the grant', async (t) => {
+  const one = await withTokens()
+  t.strictSame(await one.alive(), [200, 200])
+  await switchUser(database, one.rosa.email, true)
+  t.strictSame(await one.alive(), [401, 401])
+  const { action, details } = await one.lastEvent()
+  t.strictSame([action, details.tokens, details.token_ids.split(' ').length], ['user.disable', TOKENS + 2, 50])
+  t.equal(await one.rows(), TOKENS + 2 - PIECE, 'one statement takes a piece of them')
+  await switchUser(database, one.rosa.email, false)
+  t.strictSame(await one.alive(), [401, 401], 'an account that is opened again has none of them')
+  t.match(await one.lastEvent(), { action: 'user.enable', details: null }, 'nor ends them twice')
+
+  const other = await withTokens(PIECE)
+  const revoked = await service.inject({
+    method: 'POST', url: '/api/oauth/revoke', payload: { token: other.access, client_id: 'dotenv-cli' }
+  })
+  t.equal(revoked.status, 200)
+  t.strictSame(await other.alive(), [401, 401])
+  t.match(await other.lastEvent(), { action: 'oauth.revoke', details: { tokens: PIECE + 2 } })
+  await removeUntil(async () => await one.rows() + await other.rows())
+  // From before it was remembered through which grant they were made: no grant ends them, so none is left.
+  const older = await withTokens(PIECE + 1)
+  await service.sql(`UPDATE api_tokens SET grant_id = NULL WHERE organization_id = '${older.o}'`)
+  await switchUser(database, older.rosa.email, true)
+  t.equal(await older.rows(), 0)
+  t.match(await older.lastEvent(), { action: 'user.disable', details: { tokens: PIECE + 3 } })
+
+  const keep = await withTokens(1)
+  const stays = worker()
+  stays.wake()
+  await stays.stop()
+  t.equal(await keep.rows(), 3, 'what lives stays')
+  t.strictSame(await keep.alive(), [200, 200])
+})
+
+t.test('an organization has so many API tokens, and a person so many of them; those that expired count for nothing', async (t) => {
+  const { owner, o, rosa, keys, made, make, access, expires_at } = await withTokens(TOKEN_LIMITS.person - 3)
+  const refused = (limit: number) => ({ status: 422, body: { error: 'limit_reached', details: { limit } } })
+  t.equal((await make()).status, 201)
+  t.match(await make(), refused(TOKEN_LIMITS.person))
+  const expire = (which: string) => service.write(
+    `UPDATE api_tokens SET expires_at = now() - interval '1 minute' WHERE organization_id = '${o}' AND ${which}`
+  )
+  const id = made[0]!.api_key.id
+  await expire(`id = ${id}`)
+  t.equal((await make()).status, 201, 'one that has expired leaves its place')
+  const prolonged = await asToken(access)('PUT', `${keys}/${id}`, { expires_at })
+  t.match(prolonged, refused(TOKEN_LIMITS.person), 'and has none to come back to')
+  const ofOthers = await owner.call('POST', keys, { name: 'CI', abilities: ['project:read'], expires_at })
+  t.equal(ofOthers.status, 201, 'others have theirs')
+  const rotating = await issuePair(service, rosa, ['api-token:create', 'api-token:delete', 'project:read'])
+  const rotate = (which: string) => asToken(rotating.access)('POST', `${keys}/${which}/rotate`, {})
+  t.match(await rotate(ofOthers.body.api_key.id), refused(TOKEN_LIMITS.person), 'none becomes theirs')
+  t.match(await rotate(made[1]!.api_key.id), { status: 200 }, 'their own stays theirs')
+  t.match(await owner.call('POST', `${keys}/${made[1]!.api_key.id}/rotate`, {}), { status: 200 })
+
+  await service.sql(`
+    INSERT INTO api_tokens (id, organization_id, name, token_hash, token_prefix, abilities)
+    OVERRIDING SYSTEM VALUE
+    SELECT id - 5000 - n, organization_id, name, sha256((id || '/of nobody/' || n)::bytea), token_prefix, abilities
+    FROM api_tokens, generate_series(1, ${TOKEN_LIMITS.organization}) n WHERE organization_id = '${o}' AND id = ${id}`)
+  t.match(await owner.call('POST', keys, { name: 'CI', abilities: ['project:read'] }), refused(TOKEN_LIMITS.organization))
+  await t.rejects(
+    addToken(database, { organization: o, name: 'CI', abilities: ['*'] }), /has 10000 tokens already/
+  )
+
+  const over = async () => (await service.sql(
+    `SELECT FROM api_tokens WHERE organization_id = '${o}' AND expires_at < now()`
+  )).length
+  await service.sql(`UPDATE api_tokens SET expires_at = now() - interval '1 minute' WHERE organization_id = '${o}'`)
+  const before = await over()
+  t.ok(before > TOKEN_LIMITS.organization)
+  await addToken(database, { organization: o, name: 'CI', abilities: ['*'] })
+  t.equal(await over(), before - PIECE, 'and of more than that, the oldest of those go, too')
+})
+
+t.test('a client that was granted very much is shut out at once, and its grants end piece by piece', async (t) => {
+  const { organization: o } = await service.organization()
+  const rosa = await makePerson(service, { [o]: 'owner' })
+  await addClient(database, { id: 'much', name: 'Much', redirect_uris: ['https://much.example/back'] })
+  const grants = 2 * PIECE + 1
+  await service.sql(`INSERT INTO oauth_grants (id, user_id, client_id, scopes, expires_at) OVERRIDING SYSTEM VALUE
+    SELECT n, ${rosa.id}, 'much', '{}', now() + interval '1 day' FROM generate_series(1, ${grants}) n`)
+  await switchClient(database, 'much', true)
+  const [found] = await service.sql(`SELECT count(*) FILTER (WHERE revoked_at IS NOT NULL)::int AS revoked,
+    count(DISTINCT g.xmin::text)::int AS pieces, bool_or(g.xmin = c.xmin) AS is_of_mark
+    FROM oauth_grants g JOIN oauth_clients c ON c.id = g.client_id WHERE c.id = 'much' AND c.disabled_at IS NOT NULL`)
+  t.strictSame(found, { revoked: grants, pieces: 3, is_of_mark: false })
+  await service.sql('UPDATE oauth_grants SET revoked_at = NULL WHERE client_id = \'much\'')
+  await switchClient(database, 'much', false)
+  const live = await service.sql('SELECT 1 FROM oauth_grants WHERE client_id = \'much\' AND revoked_at IS NULL')
+  t.equal(live.length, 0, 'what slipped in does not come back')
 })

@@ -66,7 +66,7 @@ async function undo (database: Database, keyring: Keyring) {
     'ALTER TABLE plans DROP COLUMN max_bytes',
     'ALTER TABLE members DROP COLUMN invited_by',
     'DROP TABLE former_token_hashes',
-    'DROP TABLE organization_removals',
+    'DROP TABLE organization_removals, token_removals',
     'ALTER TABLE api_tokens ADD CONSTRAINT api_tokens_organization_id_organizations_id_fk ' +
       'FOREIGN KEY (organization_id) REFERENCES organizations (id) ON DELETE CASCADE',
     'ALTER TABLE organization_counters DROP COLUMN is_closed',

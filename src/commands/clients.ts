@@ -1,7 +1,7 @@
-import { type Database, transaction } from '../db/database.ts'
+import { transaction, type Database, type Db } from '../db/database.ts'
 import { endingOf } from '../db/grants.ts'
 import { operatorOf, recordOfPerson } from '../repositories/audit.ts'
-import { createClient, listClients, setClientDisabled } from '../repositories/oauth.ts'
+import { createClient, listClients, revokeGrantsOfClient, setClientDisabled } from '../repositories/oauth.ts'
 import { StartError } from './open.ts'
 
 /** What the id of an OAuth client looks like. */
@@ -15,21 +15,33 @@ export async function addClient (
 }
 
 /**
- * Shuts a client out, which revokes what it was granted, or lets it in again; organizations whose API tokens end with
- * that are told. Throws a StartError when there is none.
+ * Shuts a client out, or lets it in again. Both revoke all that it was granted: what slipped in while it was shut out
+ * does not come back. Organizations whose API tokens end with that are told. Throws a StartError when there is none.
  */
 export async function switchClient ({ db: handle }: Database, id: string, disabled: boolean): Promise<void> {
+  // The mark shuts it out, at once: what it was granted may be more than one transaction revokes.
+  if (disabled) await transaction(handle, (db) => mark(db, id, disabled))
+  while (await transaction(handle, (db) => revokeSome(db, id)) > 0);
+  if (disabled) return
   await transaction(handle, async (db) => {
-    const ended = await setClientDisabled(db, id, disabled)
-    if (ended === undefined) throw new StartError(`There is no client ${id}`)
-    const concerned = [...new Set(ended.map(({ organization_id }) => organization_id))]
-    await recordOfPerson(db, concerned.map(operatorOf), (organizationId) => ({
-      action: 'oauth.revoke',
-      resource_type: 'client',
-      resource_id: id,
-      details: { client: id, ...endingOf(ended, organizationId) }
-    }))
+    await mark(db, id, disabled)
+    while (await revokeSome(db, id) > 0);
   })
+}
+
+async function mark (db: Db, id: string, disabled: boolean): Promise<void> {
+  if (!await setClientDisabled(db, id, disabled)) throw new StartError(`There is no client ${id}`)
+}
+
+async function revokeSome (db: Db, id: string): Promise<number> {
+  const { revoked, ended } = await revokeGrantsOfClient(db, id)
+  await recordOfPerson(db, ended.map(({ organization_id }) => operatorOf(organization_id)), (organizationId) => ({
+    action: 'oauth.revoke',
+    resource_type: 'client',
+    resource_id: id,
+    details: { client: id, ...endingOf(ended, organizationId) }
+  }))
+  return revoked
 }
 
 /** Every client as one line: id, state, name, and its redirect URIs. */

@@ -4,7 +4,9 @@ import { transaction, type Database } from '../db/database.ts'
 import { operatorOf, recordEvent } from '../repositories/audit.ts'
 import { findOrganization, listAllOrganizations } from '../repositories/organizations.ts'
 import { lockPlan } from '../repositories/plans.ts'
-import { createToken, deleteTokens, findOrganizationOfToken, findSlices, listTokens } from '../repositories/tokens.ts'
+import {
+  createToken, deleteTokens, findOrganizationOfToken, findSlices, listTokens, makeTokenRoom
+} from '../repositories/tokens.ts'
 import { StartError } from './open.ts'
 
 /** Makes an API token of an organization, named by id or slug: of nobody's, for an operator. Answers its value. */
@@ -19,6 +21,8 @@ export async function addToken (
     const { id } = await findOrganization(db, organization) ?? missing(`There is no organization ${organization}`)
     // It stays until the token is there: one of an organization that is gone would be left behind.
     await lockPlan(db, id) ?? missing(`There is no organization ${organization}`)
+    const limit = await makeTokenRoom(db, id, null)
+    if (limit !== undefined) throw new StartError(`The organization has ${limit} tokens already: there can be no more`)
     const token = mintApiToken(id)
     const made = await createToken(db, {
       organization_id: id,

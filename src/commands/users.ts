@@ -2,7 +2,7 @@ import type { Role } from '../../schemas/users.ts'
 import { httpAddress, type Config } from '../config.ts'
 import { hashToken, mintSecret } from '../crypto/bearer.ts'
 import { transaction, type Database, type Db } from '../db/database.ts'
-import { endingOf, type EndedToken } from '../db/grants.ts'
+import { endingOf, type EndedTokens } from '../db/grants.ts'
 import { createMailer } from '../mail/mailer.ts'
 import { invitation, newLink, type Message } from '../mail/messages.ts'
 import { operatorOf, recordOfPerson } from '../repositories/audit.ts'
@@ -181,7 +181,7 @@ async function userOf (db: Db, email: string): Promise<User> {
 async function recordForOperator (
   db: Db, userId: number,
   action: 'user.create' | 'user.password' | 'user.disable' | 'user.enable' | 'second-factor.disable',
-  ended: readonly EndedToken[] = []
+  ended: readonly EndedTokens[] = []
 ): Promise<void> {
   const actors = (await listOrganizationsOf(db, userId)).map(operatorOf)
   await recordOfPerson(db, actors, (organizationId) => ({

@@ -4,6 +4,9 @@ import type { Db } from './handle.ts'
 
 const AT_ONCE = 200
 
+/** Rows that one statement takes away at most: it ends long before its time-out. */
+export const PIECE = 1_000
+
 /**
  * Deletes rows that count for nothing any more, 200 at most and none that somebody else has locked. Called where a row
  * of the kind is made, so that more of them go than come, without a clock of its own.

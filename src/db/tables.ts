@@ -355,6 +355,20 @@ export const former_token_hashes = pgTable('former_token_hashes', {
   }).onDelete('cascade')
 ])
 
+/** What API tokens can end with, in the background, where they are many. */
+export const ENDINGS = ['member', 'grant', 'level'] as const
+
+/**
+ * What ended with more API tokens of an organization than one statement takes: a membership or a grant, by the id of
+ * the user or the grant, or levels, all of them (0). The work list of the removal. Refers to nothing: it is written
+ * after what goes before an organization (0029), and without tokens it goes by itself.
+ */
+export const token_removals = pgTable('token_removals', {
+  organization_id: ulid().notNull(),
+  ended: varchar({ length: 16, enum: ENDINGS }).notNull(),
+  ended_id: count().notNull()
+}, (table) => [primaryKey({ columns: [table.organization_id, table.ended, table.ended_id] })])
+
 /** Refers to no organization: that row goes first (`organization_removals`), and what hangs on this one after it. */
 export const projects = pgTable('projects', {
   id: ulid().notNull(),

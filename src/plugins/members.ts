@@ -4,7 +4,7 @@ import { NAME_LENGTH, NoContent, ListQuery } from '../../schemas/shapes.ts'
 import { EMAIL_PATTERN, type MemberStatus, type Role } from '../../schemas/users.ts'
 import { hashToken, mintSecret } from '../crypto/bearer.ts'
 import { tampered, transaction, type Db } from '../db/database.ts'
-import { endingOf } from '../db/grants.ts'
+import { endingOf, lockTokensOfMember } from '../db/grants.ts'
 import { holdMemberships, reachedLimit } from '../db/memberships.ts'
 import { requireScope, requireSecondFactor } from '../http/access.ts'
 import { actorOf, principalOf } from '../http/actor.ts'
@@ -14,7 +14,7 @@ import { membershipAdded, membershipChanged, membershipInvitation, membershipOff
 import type { Room } from '../mail/outbox.ts'
 import { holdCaller, recordEvent } from '../repositories/audit.ts'
 import {
-  deleteMember, findMember, holdOtherOwners, listMembers, lockMember, lockTokensOfMember, updateMember, type MemberRow
+  deleteMember, findMember, holdOtherOwners, listMembers, lockMember, updateMember, type MemberRow
 } from '../repositories/members.ts'
 import { lockPlan } from '../repositories/plans.ts'
 import type { Principal } from '../repositories/principals.ts'
@@ -205,17 +205,18 @@ export const members: Domain = async (app) => {
         keepAnOwner(member, otherOwners)
         const seen = await findMember(db, organization.id, id) ?? tampered()
         await holdCaller(db, actorOf(request))
-        const ended = await lockTokensOfMember(db, organization.id, id)
+        const tokens = await lockTokensOfMember(db, organization.id, id)
         // Before the delete: somebody may leave, and is the caller of that.
         await recordEvent(db, actorOf(request), {
           action: 'member.delete',
           resource_type: 'member',
           resource_id: String(id),
-          details: { role: member.role, ...endingOf(ended, organization.id) }
+          details: { role: member.role, ...endingOf(tokens.ended, organization.id) }
         })
-        await deleteMember(db, organization.id, id)
+        await deleteMember(db, organization.id, id, tokens)
         return seen
       })
+      app.removals.wake()
       tell(principal, removed, null)
       return reply.code(204).send(null)
     }

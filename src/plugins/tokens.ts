@@ -14,8 +14,8 @@ import { holdCaller, recordEvent } from '../repositories/audit.ts'
 import { lockPlan } from '../repositories/plans.ts'
 import type { Principal } from '../repositories/principals.ts'
 import {
-  createToken, deleteTokens, endsWith, findSlice, findSlices, findToken, listTokens, lockToken, rotateToken, showToken,
-  updateToken, type TokenRow
+  createToken, deleteTokens, endsWith, findSlice, findSlices, findToken, listTokens, lockToken, makeTokenRoom,
+  rotateToken, showToken, updateToken, type TokenRow
 } from '../repositories/tokens.ts'
 import { fail, refuse } from '../rules/errors.ts'
 import { parseId } from '../rules/ids.ts'
@@ -42,7 +42,7 @@ export const tokens: Domain = async (app) => {
   })
 
   app.post('/organizations/:organization/api-keys', {
-    config: { access: 'api-token:create', audit: 'api-token.create', errors: ['integrity_error'] },
+    config: { access: 'api-token:create', audit: 'api-token.create', errors: ['limit_reached', 'integrity_error'] },
     schema: {
       operationId: 'createApiToken',
       tags: ['api-tokens'],
@@ -59,8 +59,11 @@ export const tokens: Domain = async (app) => {
       const expires_at = expiryOf(request.body.expires_at)
       const token = mintApiToken(organization.id)
       const api_key = await transaction(app.db, async (db) => {
+        // Of two who take what is left, one comes second.
+        await lockPlan(db, organization.id) ?? fail('not_found')
         const slices = await slicesOf(db, principal, restrictions)
         refuseMore(principal, { abilities, slices, expires_at }, 'api-token:create')
+        await requireRoom(db, organization.id, principal.person?.user_id ?? null)
         const created = await createToken(db, {
           organization_id: organization.id,
           name,
@@ -103,7 +106,7 @@ export const tokens: Domain = async (app) => {
     config: {
       access: 'api-token:update',
       audit: 'api-token.update',
-      errors: ['abilities_are_fixed', 'restrictions_are_fixed', 'integrity_error']
+      errors: ['abilities_are_fixed', 'restrictions_are_fixed', 'limit_reached', 'integrity_error']
     },
     schema: {
       operationId: 'updateApiToken',
@@ -126,6 +129,8 @@ export const tokens: Domain = async (app) => {
         if (isOneself(principal, id)) refuseAs(principal, 'api-token:update')
         const next = { ...made(token), ...(expires_at !== undefined && { expires_at }) }
         refuseMore(principal, next, 'api-token:update')
+        // One that has expired takes no room, until it is given another life.
+        if (isOver(token) && !isOver(next)) await requireRoom(db, organization.id, token.user_id, id)
         const changed = await updateToken(db, organization.id, id, { name: body.name, expires_at }) ?? fail('not_found')
         await recordEvent(db, actorOf(request), {
           action: 'api-token.update',
@@ -141,7 +146,9 @@ export const tokens: Domain = async (app) => {
 
   app.post('/organizations/:organization/api-keys/:id/rotate', {
     config: {
-      access: ['api-token:create', 'api-token:delete'], audit: 'api-token.rotate', errors: ['integrity_error']
+      access: ['api-token:create', 'api-token:delete'],
+      audit: 'api-token.rotate',
+      errors: ['limit_reached', 'integrity_error']
     },
     schema: {
       operationId: 'rotateApiToken',
@@ -163,6 +170,10 @@ export const tokens: Domain = async (app) => {
         // Whoever, or whatever, knows the value until now is another one, with which it would not end any more.
         if (overlap_seconds > 0 && !endsWith(principal, held)) {
           refuse('overlap_seconds', 'Only for a token of your own grant: this one becomes yours')
+        }
+        // Then it is one more of theirs.
+        if (!endsWith(principal, held) && !isOver(held)) {
+          await requireRoom(db, organization.id, principal.person!.user_id, id)
         }
         // Before the rotation: a token may rotate itself, which gives it nothing, and is the caller of that.
         await recordEvent(db, actorOf(request), {
@@ -212,6 +223,15 @@ export const tokens: Domain = async (app) => {
 }
 
 const idOf = ({ params: { id } }: { params: { id: string } }) => parseId(id) ?? fail('not_found')
+
+const isOver = ({ expires_at }: { expires_at: Date | null }) =>
+  expires_at !== null && expires_at.getTime() <= Date.now()
+
+// Whose token it will be; beside that token itself, if there is one.
+async function requireRoom (db: Db, organizationId: string, userId: number | null, besideId?: number): Promise<void> {
+  const limit = await makeTokenRoom(db, organizationId, userId, besideId)
+  if (limit !== undefined) fail('limit_reached', { limit })
+}
 
 const isOneself = ({ type, id }: Principal, token: number) => type === 'api_token' && id === token
 

@@ -3,9 +3,9 @@ import type { MemberAttributes } from '../../schemas/members.ts'
 import type { Role } from '../../schemas/users.ts'
 import { authenticatedColumns } from '../db/authenticated.ts'
 import { isAuthentic, tampered, updateAuthentic, type Authenticated, type Db } from '../db/database.ts'
-import { lockTokens, type EndedToken } from '../db/grants.ts'
+import { deleteTokensOfMember, endTokensOfBefore, type HeldTokens } from '../db/grants.ts'
 import { holdMemberships, reachedLimit } from '../db/memberships.ts'
-import { api_tokens, members, users } from '../db/tables.ts'
+import { members, users } from '../db/tables.ts'
 import { readPage, type PageRequest } from '../rules/pagination.ts'
 
 const oneOf = (organizationId: string, userId: number) =>
@@ -97,21 +97,15 @@ export async function updateMember (db: Db, organizationId: string, userId: numb
   await updateAuthentic(db, 'members', oneOf(organizationId, userId), { role }) ?? tampered()
 }
 
-const tokensOf = (organizationId: string, userId: number) =>
-  and(eq(api_tokens.organization_id, organizationId), eq(api_tokens.user_id, userId))!
-
-/** Takes the API tokens that somebody made in an organization. The caller holds their membership (`lockMember`). */
-export async function lockTokensOfMember (db: Db, organizationId: string, userId: number): Promise<EndedToken[]> {
-  return lockTokens(db, tokensOf(organizationId, userId))
-}
-
 /**
  * Takes somebody out of an organization, with their teams and the API tokens that they made in it, which the caller
- * holds: a new membership does not bring these back.
+ * has taken (`lockTokensOfMember`): a new membership does not bring these back.
  */
-export async function deleteMember (db: Db, organizationId: string, userId: number): Promise<void> {
+export async function deleteMember (
+  db: Db, organizationId: string, userId: number, tokens: HeldTokens
+): Promise<void> {
   await db.delete(members).where(oneOf(organizationId, userId))
-  await db.delete(api_tokens).where(tokensOf(organizationId, userId))
+  await deleteTokensOfMember(db, organizationId, userId, tokens)
 }
 
 const PIECE = 1000
@@ -131,7 +125,8 @@ export async function listOrganizationsOf (db: Db, userId: number): Promise<stri
 
 /**
  * Makes somebody, whose address is known to be theirs, a member of those who invited them, as far as others can make
- * them one, or of the one that they name themselves; answers these. For what there is no room, they stay invited.
+ * them one, or of the one that they name themselves; answers these. For what there is no room, or where tokens of
+ * theirs from before still have to go, they stay invited.
  */
 export async function joinOrganizations (db: Db, userId: number, organizationId?: string): Promise<string[]> {
   const by = organizationId === undefined ? 'others' : 'oneself'
@@ -141,10 +136,10 @@ export async function joinOrganizations (db: Db, userId: number, organizationId?
     .where(and(
       eq(members.user_id, userId), eq(members.status, 'invited'),
       organizationId === undefined ? undefined : eq(members.organization_id, organizationId)
-    )).orderBy(asc(members.organization_id)).limit(PIECE)
+    )).orderBy(asc(members.organization_id)).limit(PIECE).for('update')
   const joined: string[] = []
   for (const { organization_id, role } of invited) {
-    if (reachedLimit(now, role, by) !== undefined) continue
+    if (reachedLimit(now, role, by) !== undefined || !await endTokensOfBefore(db, organization_id, userId)) continue
     const row = await updateAuthentic(
       db, 'members', and(oneOf(organization_id, userId), eq(members.status, 'invited')), { status: 'active' },
       { joined_at: sql`now()` }

@@ -9,12 +9,12 @@ import {
   isAuthentic, isForeignKeyViolation, macOf, prepared, readNow, updateAuthentic, type Authenticated, type Db
 } from '../db/database.ts'
 import { deleteExpired } from '../db/expired.ts'
-import { revokeGrants, type EndedToken } from '../db/grants.ts'
+import { revokeGrants, revokeSomeGrants, type EndedTokens } from '../db/grants.ts'
 import { makeId } from '../db/ids.ts'
 import { authenticTeamRoles, teamRoles, type TeamRoleFound } from '../db/memberships.ts'
 import {
-  members, oauth_clients, oauth_codes, oauth_grants, oauth_requests, oauth_tokens, organizationColumns, organizations,
-  plans, userColumns, users
+  api_tokens, members, oauth_clients, oauth_codes, oauth_grants, oauth_requests, oauth_tokens, organizationColumns,
+  organizations, plans, userColumns, users
 } from '../db/tables.ts'
 import type { TeamRole } from '../rules/roles.ts'
 import type { Organization } from './principals.ts'
@@ -56,18 +56,16 @@ export async function createClient (
   return rows.length === 1
 }
 
-/**
- * Shuts a client out, or lets it in again. Both revoke all that it was granted: what slipped in while it was shut out
- * does not come back. Answers the API tokens that ended with it; undefined when there is no such client.
- */
-export async function setClientDisabled (
-  db: Db, id: string, disabled: boolean
-): Promise<EndedToken[] | undefined> {
-  const row = await updateAuthentic(
+/** Marks a client as shut out, or as let in again; false when there is no such client. */
+export async function setClientDisabled (db: Db, id: string, disabled: boolean): Promise<boolean> {
+  return await updateAuthentic(
     db, 'oauth_clients', eq(oauth_clients.id, id), (now) => ({ disabled_at: disabled ? now : null })
-  )
-  const { ended } = await revokeGrants(db, eq(oauth_grants.client_id, id))
-  return row && ended
+  ) !== undefined
+}
+
+/** Revokes some of what a client was granted; answers how many grants, none when there are no more, and what ended. */
+export async function revokeGrantsOfClient (db: Db, id: string): Promise<{ revoked: number, ended: EndedTokens[] }> {
+  return revokeSomeGrants(db, eq(oauth_grants.client_id, id))
 }
 
 // What has ended loses its MAC: to take the mark away brings nothing back.
@@ -145,11 +143,12 @@ const IS_OVER =
 export async function createGrant (
   db: Db, grant: { user_id: number, client_id: string, scopes: Scope[] }
 ): Promise<number> {
-  // Their codes go with them; tokens went before, a few at a time. A code that nobody redeemed leaves a grant without
-  // any.
+  // Their codes go with them; tokens went before, a few at a time, and API tokens in the background. A code that nobody
+  // redeemed leaves a grant without any.
   await deleteExpired(
     db, oauth_grants, oauth_grants.id,
-    sql`${IS_OVER} AND NOT EXISTS (SELECT FROM ${oauth_tokens} WHERE ${oauth_tokens.grant_id} = ${oauth_grants.id})`
+    sql`${IS_OVER} AND NOT EXISTS (SELECT FROM ${oauth_tokens} WHERE ${oauth_tokens.grant_id} = ${oauth_grants.id})
+      AND NOT EXISTS (SELECT FROM ${api_tokens} WHERE ${api_tokens.grant_id} = ${oauth_grants.id})`
   )
   await deleteExpired(
     db, oauth_grants, oauth_grants.id,
@@ -299,7 +298,7 @@ export async function retirePair (db: Db, id: number): Promise<void> {
 }
 
 /** Ends a grant with everything that was issued for it; answers the API tokens among that. */
-export async function revokeGrant (db: Db, id: number): Promise<EndedToken[]> {
+export async function revokeGrant (db: Db, id: number): Promise<EndedTokens[]> {
   return (await revokeGrants(db, eq(oauth_grants.id, id))).ended
 }
 
@@ -333,7 +332,7 @@ export async function listGrants (db: Db, user_id: number): Promise<Application[
  * Ends a grant of this person with everything that was issued for it, and answers the API tokens among that; undefined
  * when there is none that lives.
  */
-export async function revokeGrantOf (db: Db, user_id: number, id: number): Promise<EndedToken[] | undefined> {
+export async function revokeGrantOf (db: Db, user_id: number, id: number): Promise<EndedTokens[] | undefined> {
   const its = sql`${eq(oauth_grants.id, id)} AND ${eq(oauth_grants.user_id, user_id)}`
   const { grants, ended } = await revokeGrants(db, its)
   return grants.length === 1 ? ended : undefined
@@ -342,7 +341,7 @@ export async function revokeGrantOf (db: Db, user_id: number, id: number): Promi
 /** Ends the grant that a token, either of a pair, was issued for, if it is that client's. */
 export async function revokeByToken (
   db: Db, hash: Buffer, client_id: string
-): Promise<{ id: number, user_id: number, ended: EndedToken[] } | undefined> {
+): Promise<{ id: number, user_id: number, ended: EndedTokens[] } | undefined> {
   const its =
     sql`${oauth_grants.id} = (SELECT t.grant_id FROM oauth_tokens t WHERE t.access_hash = ${hash} OR t.refresh_hash = ${hash})`
   const { grants: [revoked], ended } = await revokeGrants(

@@ -1,7 +1,8 @@
-import { and, desc, eq, gt, isNull, or, sql, type SQL } from 'drizzle-orm'
+import { and, desc, eq, gt, isNull, ne, or, sql, type SQL } from 'drizzle-orm'
 import type { Ability } from '../../schemas/scopes.ts'
-import type { ApiToken, Restriction } from '../../schemas/tokens.ts'
+import { TOKEN_LIMITS, type ApiToken, type Restriction } from '../../schemas/tokens.ts'
 import { authenticatedColumns } from '../db/authenticated.ts'
+import { PIECE } from '../db/expired.ts'
 import { makeId } from '../db/ids.ts'
 import {
   isAuthentic, macOf, preparedSql, readNow, updateAuthentic, verifies, tampered, type Authenticated, type Db
@@ -25,6 +26,7 @@ export interface NewToken {
 
 const { last_used_at, created_at, updated_at } = api_tokens
 const columns = { ...authenticatedColumns('api_tokens'), last_used_at, created_at, updated_at }
+const isLive = or(isNull(api_tokens.expires_at), gt(api_tokens.expires_at, sql`now()`))!
 
 export async function createToken (db: Db, { made_by: maker, slices, ...token }: NewToken): Promise<ApiToken> {
   const row = {
@@ -47,6 +49,40 @@ const madeBy = (maker: NewToken['made_by']) => ({
   user_id: maker?.person?.user_id ?? null,
   grant_id: maker?.person?.grant_id ?? null
 })
+
+/**
+ * Makes room for one API token more beside another: answers the limit that those of an organization, or of one person
+ * in it, have reached, as far as they have not expired; undefined when there is room. What has expired is shown for a
+ * while, but of no more than that either. The caller holds the organization, so that of two who take what is left the
+ * second counts what the first made.
+ */
+export async function makeTokenRoom (
+  db: Db, organizationId: string, userId: number | null, besideId = 0
+): Promise<number | undefined> {
+  const { organization, person } = TOKEN_LIMITS
+  const its = eq(api_tokens.organization_id, organizationId)
+  const newest = db.select({ user_id: api_tokens.user_id, is_live: sql<boolean>`${isLive}`.as('is_live') })
+    .from(api_tokens).where(and(its, ne(api_tokens.id, besideId))).orderBy(desc(api_tokens.id)).limit(2 * organization)
+    .as('newest')
+  const [row] = await db.select({
+    all: sql<number>`count(*) FILTER (WHERE is_live)::int`,
+    own: sql<number>`count(*) FILTER (WHERE is_live AND ${newest.user_id} = ${userId}::bigint)::int`,
+    over: sql<number>`count(*) FILTER (WHERE NOT is_live)::int`
+  }).from(newest)
+  if (row!.over >= organization) await deleteOldestExpired(db, organizationId, besideId)
+  if (row!.all >= organization) return organization
+  return row!.own >= person ? person : undefined
+}
+
+async function deleteOldestExpired (db: Db, organizationId: string, besideId: number): Promise<void> {
+  await db.execute(sql`
+    WITH oldest AS MATERIALIZED (
+      SELECT t.id FROM api_tokens t
+      WHERE t.organization_id = ${organizationId} AND t.expires_at <= now() AND t.id <> ${besideId}::bigint
+      ORDER BY t.id LIMIT ${PIECE} FOR UPDATE SKIP LOCKED
+    )
+    DELETE FROM api_tokens t USING oldest WHERE t.organization_id = ${organizationId} AND t.id = oldest.id`)
+}
 
 /**
  * Tokens of the organization, newest first; to a narrowed caller only those that lie inside its part of the hierarchy.
@@ -91,9 +127,7 @@ export async function listTokensOfPerson (db: Db, userId: number): Promise<OwnTo
   const organization = { id: organizations.id, name: organizations.name, slug: organizations.slug }
   const rows = await db.select({ token: columns, organization })
     .from(api_tokens).innerJoin(organizations, eq(organizations.id, api_tokens.organization_id))
-    .where(and(
-      eq(api_tokens.user_id, userId), or(isNull(api_tokens.expires_at), gt(api_tokens.expires_at, sql`now()`))
-    ))
+    .where(and(eq(api_tokens.user_id, userId), isLive))
     .orderBy(desc(api_tokens.id)).limit(1000)
   return rows.filter(({ token }) => isAuthentic(db, 'api_tokens', token)).map(({ token, organization }) => {
     const { id, name, token_prefix, abilities, expires_at, last_used_at, created_at } = token
@@ -187,11 +221,11 @@ export async function deleteTokens (db: Db, organizationId: string, ids: readonl
 }
 
 /**
- * Takes the tokens of the organization that were narrowed to what is gone now, and nothing else, to be deleted: without
- * the slices that held them back they would read as tokens of the whole organization. What slices hold is not verified
- * here: a row that somebody else wrote, in whatever form, fails no deletion.
+ * Takes the tokens of the organization that were narrowed to what is gone now, and nothing else, so many at most, to be
+ * deleted: without the slices that held them back they would read as tokens of the whole organization. What slices hold
+ * is not verified here: a row that somebody else wrote, in whatever form, fails no deletion.
  */
-export async function lockTokensOfNothing (db: Db, organizationId: string): Promise<number[]> {
+export async function lockTokensOfNothing (db: Db, organizationId: string, limit: number): Promise<number[]> {
   const rows = await db.execute(sql`
     SELECT t.id FROM api_tokens t WHERE t.organization_id = ${organizationId} AND jsonb_typeof(t.slices) = 'array'
       AND NOT EXISTS (
@@ -204,7 +238,7 @@ export async function lockTokensOfNothing (db: Db, organizationId: string): Prom
         ELSE EXISTS (SELECT FROM projects p WHERE p.organization_id = t.organization_id
           AND p.id = (slice->>'project_id')::char(26))
       END)
-    ORDER BY t.id FOR UPDATE OF t`) as unknown as { id: string }[]
+    ORDER BY t.id LIMIT ${limit} FOR UPDATE OF t`) as unknown as { id: string }[]
   return rows.map(({ id }) => Number(id))
 }
 

@@ -5,9 +5,9 @@ import { isAuthentic, macOf, readNow, updateAuthentic, type Db } from '../db/dat
 import { deleteExpired } from '../db/expired.ts'
 import { holdMemberships, MEMBERSHIP_LIMITS, MOST_INVITED_BY_ONE, reachedLimit } from '../db/memberships.ts'
 import { makeId } from '../db/ids.ts'
-import { endTokens, revokeGrants, type EndedToken } from '../db/grants.ts'
+import { endTokensOfBefore, endTokensWithoutGrant, revokeGrants, type EndedTokens } from '../db/grants.ts'
 import {
-  api_tokens, members, oauth_grants, organizations, password_links, sessions, sign_in_devices, sign_in_steps,
+  members, oauth_grants, organizations, password_links, sessions, sign_in_devices, sign_in_steps,
   userColumns, users
 } from '../db/tables.ts'
 
@@ -105,7 +105,7 @@ export async function lockUser (db: Db, id: number): Promise<void> {
  */
 export async function changePassword (
   db: Db, id: number, password_hash: string, from?: string, name?: string
-): Promise<EndedToken[] | undefined> {
+): Promise<EndedTokens[] | undefined> {
   const where = and(
     eq(users.id, id), isNull(users.disabled_at), from === undefined ? undefined : eq(users.password_hash, from)
   )
@@ -118,7 +118,7 @@ export async function changePassword (
  * Answers the API tokens that ended with it. One that was changed outside the service can be closed, but not opened:
  * then the answer is undefined.
  */
-export async function setDisabled (db: Db, id: number, disabled: boolean): Promise<EndedToken[] | undefined> {
+export async function setDisabled (db: Db, id: number, disabled: boolean): Promise<EndedTokens[] | undefined> {
   const marked = await updateAuthentic(db, 'users', eq(users.id, id), (now) =>
     ({ disabled_at: disabled ? now : null }), NOW) !== undefined
   if (!marked && disabled) {
@@ -132,14 +132,14 @@ export async function setDisabled (db: Db, id: number, disabled: boolean): Promi
  * Signs a user out everywhere: browsers, which are strangers from now on, applications and links. Answers the API
  * tokens that ended with them.
  */
-export async function endEverything (db: Db, id: number): Promise<EndedToken[]> {
+export async function endEverything (db: Db, id: number): Promise<EndedTokens[]> {
   await lockUser(db, id)
   await db.delete(sessions).where(eq(sessions.user_id, id))
   await db.delete(sign_in_steps).where(eq(sign_in_steps.user_id, id))
   await db.delete(sign_in_devices).where(eq(sign_in_devices.user_id, id))
   await db.delete(password_links).where(eq(password_links.user_id, id))
   const { ended } = await revokeGrants(db, eq(oauth_grants.user_id, id))
-  return [...ended, ...await endTokens(db, eq(api_tokens.user_id, id))]
+  return [...ended, ...await endTokensWithoutGrant(db, id)]
 }
 
 export interface NewMember {
@@ -153,8 +153,8 @@ export interface NewMember {
 
 /**
  * Makes somebody a member, and answers as what: whoever others would make one beyond their share is invited, and
- * accepts that or not. Or the limit that there is no room below, also for an invitation, of anybody or of the person
- * who invites: then nothing was made.
+ * accepts that or not, as is who left API tokens there that still have to go (`endTokensOfBefore`). Or the limit that
+ * there is no room below, also for an invitation, of anybody or of the person who invites: then nothing was made.
  */
 export async function createMember (
   db: Db, { status: wanted = 'active', invited_by = null, ...member }: NewMember, by: 'oneself' | 'others'
@@ -162,7 +162,10 @@ export async function createMember (
   const memberships = await holdMemberships(db, member.user_id)
   const limit = reachedLimit(memberships, member.role, by)
   if (limit !== undefined && by === 'oneself') return { limit }
-  const status = limit === undefined ? wanted : 'invited'
+  // By oneself it is of a new organization or account, where nobody has left anything.
+  const isReady = limit === undefined && (wanted === 'invited' || by === 'oneself' ||
+    await endTokensOfBefore(db, member.organization_id, member.user_id))
+  const status = isReady ? wanted : 'invited'
   if (status === 'invited' && memberships.invited >= MEMBERSHIP_LIMITS.invited) {
     return { limit: MEMBERSHIP_LIMITS.invited }
   }

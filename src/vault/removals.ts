@@ -1,9 +1,12 @@
-import { databaseError, type Db } from '../db/database.ts'
-import { holdCaller, recordEvent, type Actor, type AuditEvent } from '../repositories/audit.ts'
+import { databaseError, transaction, type Db } from '../db/database.ts'
+import { PIECE } from '../db/expired.ts'
+import { holdCaller, recordEvent, systemOf, type Actor, type AuditEvent } from '../repositories/audit.ts'
 import { deleteOldAnswers, listOwnersOfOldAnswers } from '../repositories/idempotency.ts'
 import {
-  deleteEmptyHistories, deleteLeftBehind, deleteOverTokens, deleteRemovedVersions, deleteSecretsOfRemoved, endRemoval,
-  LEFT_BEHIND, listOverTokens, listRemovals, listRemovedOrganizations, removeHistories, type Below, type Removal
+  createTokenRemoval, deleteEmptyHistories, deleteEndedTokens, deleteLeftBehind, deleteOverTokens,
+  deleteRemovedVersions, deleteSecretsOfRemoved, deleteTokenRemoval, endRemoval, LEFT_BEHIND, listOverTokens,
+  listRemovals, listRemovedOrganizations, listTokenRemovals, removeHistories, type Below, type Removal,
+  type TokenRemoval
 } from '../repositories/removals.ts'
 import { lockPlan } from '../repositories/plans.ts'
 import { deleteTokens, lockTokensOfNothing } from '../repositories/tokens.ts'
@@ -13,9 +16,6 @@ interface Log {
   info (details: object, message: string): void
   warn (details: object, message: string): void
 }
-
-// Versions, or histories, that one statement takes away at most: it ends long before its time-out.
-export const PIECE = 1_000
 
 const START: Removal = { history_id: '', id: 0 }
 
@@ -38,14 +38,29 @@ export async function deleteLevel (
   const { bytes, ...gone } = await removeHistories(db, actor.organization_id, below)
   await deleteRow(gone)
   await removeSome(db, actor.organization_id)
-  const tokens = await lockTokensOfNothing(db, actor.organization_id)
+  const tokens = await lockTokensOfNothing(db, actor.organization_id, PIECE)
   await recordEvent(db, held, { ...event, details: gone, growth: -bytes }, ...endingsOf(tokens, event.resource_type))
   // After the events: the caller may be one of them.
   await deleteTokens(db, actor.organization_id, tokens)
+  // Any others reach nothing, as what they were narrowed to is gone, and end in the background.
+  if (tokens.length === PIECE) await createTokenRemoval(db, levelsOf(actor.organization_id))
 }
 
-/** The events of tokens that end with something. */
-export const endingsOf = (tokens: readonly number[], cause: string): AuditEvent[] =>
+const levelsOf = (organization_id: string): TokenRemoval => ({ organization_id, ended: 'level', ended_id: 0 })
+
+/**
+ * Ends the next API tokens of an organization that are narrowed to nothing that there still is, in the caller's
+ * transaction, which holds the organization; answers how many. The service itself does, with this cause.
+ */
+export async function endTokensOfNothing (db: Db, organizationId: string, cause: string): Promise<number> {
+  const tokens = await lockTokensOfNothing(db, organizationId, PIECE)
+  if (tokens.length > 0) await recordEvent(db, systemOf(organizationId), ...endingsOf(tokens, cause))
+  await deleteTokens(db, organizationId, tokens)
+  return tokens.length
+}
+
+// The events of tokens that end with something.
+const endingsOf = (tokens: readonly number[], cause: string): AuditEvent[] =>
   tokens.map((id) =>
     ({ action: 'api-token.delete', resource_type: 'api-token', resource_id: String(id), details: { with: cause } }))
 
@@ -60,7 +75,7 @@ export async function removeSome (db: Db, organizationId: string): Promise<void>
 
 /**
  * Takes away the rows of what was purged or deleted, whole organizations too, of answers that are kept no longer, and
- * of API tokens that expired long ago, piece by piece. Nobody needs them any more.
+ * of API tokens that expired long ago, or ended with many others, piece by piece. Nobody needs them any more.
  */
 export function createRemovalWorker ({ db, log }: { db: Db, log: Log }): Background {
   async function remove (organizationId: string, isStopped: () => boolean) {
@@ -95,6 +110,17 @@ export function createRemovalWorker ({ db, log }: { db: Db, log: Log }): Backgro
     }
   }
 
+  async function removeTokens ({ ended, ...removal }: TokenRemoval): Promise<number> {
+    if (ended !== 'level') return deleteEndedTokens(db, { ended, ...removal }, PIECE)
+    return transaction(db, async (db) => {
+      const { organization_id } = removal
+      const isThere = await lockPlan(db, organization_id) !== undefined
+      const taken = isThere ? await endTokensOfNothing(db, organization_id, ended) : 0
+      if (taken < PIECE) await deleteTokenRemoval(db, { ended, ...removal })
+      return taken
+    })
+  }
+
   return createBackground(async (isStopped) => {
     const interrupted = (error: unknown, organization?: string): [] => {
       log.warn(
@@ -116,6 +142,10 @@ export function createRemovalWorker ({ db, log }: { db: Db, log: Log }): Backgro
         await inPieces(isStopped, () => take(db, organization, PIECE))
           .catch((error: unknown) => interrupted(error, organization))
       }
+    }
+    for (const removal of await listTokenRemovals(db).catch(interrupted)) {
+      await inPieces(isStopped, () => removeTokens(removal))
+        .catch((error: unknown) => interrupted(error, removal.organization_id))
     }
   })
 }

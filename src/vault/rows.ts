@@ -17,11 +17,10 @@ import { recordAlone, recordEvent, systemOf } from '../repositories/audit.ts'
 import {
   createCanary, createServiceKey, findServiceKey, listCanaries, replaceCanary, type ServiceKeyRow
 } from '../repositories/master-keys.ts'
-import { deleteTokens, lockTokensOfNothing } from '../repositories/tokens.ts'
 import { listOrganizationsOf } from '../repositories/members.ts'
 import { createChain, FIRST_CHAIN_KEY, openChainKey } from './chain.ts'
 import { serviceKeyContext } from './contexts.ts'
-import { endingsOf } from './removals.ts'
+import { endTokensOfNothing } from './removals.ts'
 
 /** The name of the row key among the keys of the service. */
 const ROWS = 'rows'
@@ -142,7 +141,9 @@ async function adopt (db: Db, keyring: Keyring): Promise<{ keys: Keys, rows: num
   const organizations = (await listOrganizationIds(db)).sort()
   if (known === undefined) {
     await nameMakers(db)
-    for (const id of organizations) await endTokensOfNothing(db, id)
+    // Today a token ends with the last part of the hierarchy that it was narrowed to; before, it stayed and was listed
+    // without any.
+    for (const id of organizations) while (await endTokensOfNothing(db, id, 'integrity.adopt') > 0);
     for (const table of Object.keys(AUTHENTICATED) as AuthenticatedTable[]) rows += await authenticateTable(db, table)
   } else {
     // No build that knew the other tables and no chain gave these a MAC.
@@ -154,15 +155,6 @@ async function adopt (db: Db, keyring: Keyring): Promise<{ keys: Keys, rows: num
     )
   }
   return { keys, rows }
-}
-
-// Today a token ends with the last part of the hierarchy that it was narrowed to; before, it stayed and was listed
-// without any.
-async function endTokensOfNothing (db: Db, organizationId: string) {
-  const tokens = await lockTokensOfNothing(db, organizationId)
-  if (tokens.length === 0) return
-  await recordEvent(db, systemOf(organizationId), ...endingsOf(tokens, 'integrity.adopt'))
-  await deleteTokens(db, organizationId, tokens)
 }
 
 // A row that stays as it is is reported once in a while, and no more in a minute than somebody can read.

@@ -6,7 +6,7 @@ import { subscribe } from 'node:diagnostics_channel'
 
 /** Tables whose rows belong to an organization. */
 export const TENANT_TABLES = [
-  'organization_counters', 'organization_removals', 'members', 'api_tokens', 'former_token_hashes', 'projects',
+  'organization_counters', 'organization_removals', 'token_removals', 'members', 'api_tokens', 'former_token_hashes', 'projects',
   'project_counts', 'encryption_keys', 're_encryptions', 'targets', 'environments', 'histories', 'secrets',
   'secret_versions', 'audit_events', 'late_events', 'chain_keys', 'teams', 'team_members', 'team_projects',
   'billing_accounts', 'credits', 'coupon_redemptions', 'subscriptions', 'payment_methods', 'invoices', 'charges', 'refunds', 'api_usage', 'idempotency_keys'
@@ -24,16 +24,20 @@ export const EXCEPTIONS: { what: RegExp, why: string }[] = [
     why: 'a token is found by its hash, and tells its organization'
   },
   {
-    what: /^delete from api_tokens where api_tokens\.grant_id in /,
-    why: 'what a person made through a grant ends with it, in every organization'
+    what: /^delete from api_tokens where \(\((?:api_tokens\.grant_id in .*|api_tokens\.user_id = \$1 and not exists \(select from oauth_grants g .*)\) and api_tokens\.id <= \$\d\)$/,
+    why: 'what a person made, or was made through a grant, ends with it, in every organization'
   },
   {
-    what: /^delete from api_tokens where api_tokens\.user_id = \$1$/,
-    why: 'what a person made ends with the account, in every organization'
+    what: /^select organization_id, id from api_tokens where \((?:api_tokens\.grant_id in .*|api_tokens\.user_id = \$1 and not exists \(select from oauth_grants g .*)\) order by .* for update$/,
+    why: 'and is held before'
   },
   {
-    what: /^select organization_id, id from api_tokens where api_tokens\.(?:user_id = \$1|grant_id in ) ?.* for update$/,
-    why: 'what a person made is held in every organization before it ends'
+    what: /^select organization_id, count\(\*\)::int, .* from api_tokens where \(api_tokens\.grant_id in .*\) group by api_tokens\.organization_id$/,
+    why: 'and counted'
+  },
+  {
+    what: /^insert into token_removals .*select distinct organization_id, '' as ended, grant_id from api_tokens where \(api_tokens\.grant_id in /,
+    why: 'and left to the background worker, where it is much'
   },
   {
     what: /^select .* from api_tokens inner join organizations .*where \(?api_tokens\.user_id = /,
@@ -62,6 +66,14 @@ export const EXCEPTIONS: { what: RegExp, why: string }[] = [
   {
     what: /^select distinct over\.organization_id from \( ?select t\.organization_id from api_tokens t where t\.expires_at < /,
     why: 'the API tokens that expired long ago, which the background worker has to remove'
+  },
+  {
+    what: /^delete from oauth_grants where oauth_grants\.id in \(select id from oauth_grants where .*not exists \(select from api_tokens where api_tokens\.grant_id = oauth_grants\.id\)/,
+    why: 'a grant that is over goes after the last API token that was made through it'
+  },
+  {
+    what: /^select organization_id, ended, ended_id from token_removals order by/,
+    why: 'the API tokens that the background worker has to remove'
   },
   { what: /^select organization_id from organization_removals order by/, why: 'what the background worker has to remove' },
   {

@@ -1,7 +1,7 @@
 import type { FastifyInstance, FastifyRequest } from 'fastify'
 import type { EventName } from '../../../schemas/events.ts'
 import type { Db } from '../../db/database.ts'
-import { endingOf, type EndedToken } from '../../db/grants.ts'
+import { endingOf, type EndedTokens } from '../../db/grants.ts'
 import { personOf } from '../../http/actor.ts'
 import { recordOfPerson } from '../../repositories/audit.ts'
 import { listOrganizationsOf } from '../../repositories/members.ts'
@@ -15,7 +15,7 @@ export async function recordForUser (
     id: number
     name: string
   }, action: EventName, details: Record<string, string | number | boolean | null> = {},
-  ended: readonly EndedToken[] = []
+  ended: readonly EndedTokens[] = []
 ): Promise<void> {
   const actors = (await listOrganizationsOf(db, user.id)).map((id) => personOf(request, id, user))
   if (await recordOfPerson(db, actors, (organizationId) => ({
