@@ -10,6 +10,7 @@ import { beside } from './helpers/statements.ts'
 const VERSIONS = 5_000
 const KEYS = 300
 const PROJECTS = 1_000
+const DOCUMENTS = 1_000
 const PER_PAGE = 25
 /** What a node that looks rows up may read for a page of 25. */
 const FEW = 2 * PER_PAGE
@@ -195,6 +196,31 @@ t.test('a list of projects counts nothing below them', onServer, async (t) => {
       )
       t.ok(most(reads, () => true) <= PROJECTS + 10, `${query}, ${mode} plan: ${JSON.stringify(reads)}`)
     }
+  }
+})
+
+t.test('a level of an organization with very many, among small ones, reads its own documents alone', onServer, async (t) => {
+  const { organization, call } = await service.organization()
+  const at = await makeLevel({ organization, call } as Caller, { slug: 'among' })
+  await call('POST', `/${organization}/secrets/store`, { ...at, plaintext: 'A=1' })
+  const many = `FROM generate_series(1, ${DOCUMENTS}) n, projects p
+    WHERE p.organization_id = '${organization}' AND p.slug = 'among'`
+  const id = "lpad(n::text, 26, '0')"
+  await service.sql(`
+    INSERT INTO targets (organization_id, id, project_id, name, slug)
+    SELECT organization_id, ${id}, p.id, 'T', 't-' || n ${many}`)
+  await service.sql(`INSERT INTO histories (organization_id, id) SELECT organization_id, ${id} ${many}`)
+  await service.sql(`
+    INSERT INTO secrets (organization_id, id, project_id, target_id, level, level_id, revision, key_version, size_bytes,
+      history_id)
+    SELECT organization_id, ${id}, p.id, ${id}, 'target', ${id}, 1, p.key_version, 0, ${id} ${many}`)
+  await service.sql('VACUUM ANALYZE')
+  const path = `/${organization}/${at.project}/${at.target}/${at.environment}/secrets`
+  for (const [mode, reads] of Object.entries(await readsOf(() => call('GET', path)))) {
+    t.ok(reads.some(of('secrets')))
+    // That of the project, of the target and of the environment.
+    t.ok(most(reads, of('secrets')) <= 3, `${mode} plan: ${JSON.stringify(reads)}`)
+    t.equal(most(reads, of('projects', 'targets', 'environments', 'encryption_keys')), 1, `${mode} plan`)
   }
 })
 

@@ -1,10 +1,14 @@
 import { sql, type SQL } from 'drizzle-orm'
+import type { PgTable } from 'drizzle-orm/pg-core'
 import type { HistoryPolicy, Managed, SecretFormat } from '../../schemas/projects.ts'
 import { LEVELS, type Level, type LevelNames } from '../../schemas/secrets.ts'
 import { learnHead } from '../db/chain.ts'
 import { preparedSql, verifies, tampered, type Authenticated, type Db } from '../db/database.ts'
 import { headOf } from '../db/events.ts'
 import { byQuestion, gather } from '../db/gather.ts'
+import {
+  encryption_keys, environments, organization_counters, projects, secrets, targets
+} from '../db/tables.ts'
 import type { Place } from '../rules/slices.ts'
 import type { KeyRow } from './encryption-keys.ts'
 
@@ -119,7 +123,11 @@ interface Row {
 
 const ASKED = sql`documents boolean, content boolean, key boolean, counter boolean`
 
-// What was not asked for is not read: a join whose condition is false looks nothing up.
+// Each row is looked up by its key. A join would be planned for what organizations have on the average: where most have
+// few documents, every read of one that has very many would read them all. What was not asked for is not looked up.
+const lookUp = (alias: string, table: PgTable, key: SQL) =>
+  sql`LATERAL (SELECT * FROM ${table} WHERE ${key} LIMIT 1) AS ${sql.raw(alias)}`
+
 const levels = (name: string, place: SQL, documents: SQL) => preparedSql<Row, { asked: string }>(name, ($) => sql`
   SELECT asked.question, p.organization_id,
     p.id AS project_id, p.slug AS project_slug, p.secret_format, p.encryption_type, p.history_policy, p.key_version,
@@ -143,22 +151,31 @@ const levels = (name: string, place: SQL, documents: SQL) => preparedSql<Row, { 
         LIMIT 1) AS recorded_revision,
     c.next_version, c.stored_bytes, c.next_event, c.event_head, c.chain_kid
   FROM jsonb_to_recordset(${$('asked')}::jsonb) AS asked (question int, organization_id char(26), ${place}
-  JOIN encryption_keys k ON k.organization_id = p.organization_id AND k.project_id = p.id AND k.is_active
-  LEFT JOIN secrets s ON asked.documents AND s.organization_id = p.organization_id AND ${documents}
-  LEFT JOIN organization_counters c ON asked.counter AND c.organization_id = p.organization_id`)
+  CROSS JOIN ${lookUp('k', encryption_keys,
+    sql`organization_id = p.organization_id AND project_id = p.id AND is_active`)}
+  LEFT JOIN LATERAL (
+    SELECT s.* FROM unnest(${documents}) AS its (id)
+    CROSS JOIN ${lookUp('s', secrets,
+      sql`asked.documents AND organization_id = p.organization_id AND level_id = its.id`)}
+  ) AS s ON true
+  LEFT JOIN ${lookUp('c', organization_counters,
+    sql`asked.counter AND organization_id = p.organization_id`)} ON true`)
 
 const bySlugs = levels('levels_by_slugs', sql`project varchar, target varchar, environment varchar, ${ASKED})
-  JOIN projects p ON p.organization_id = asked.organization_id AND p.slug = asked.project
-  LEFT JOIN targets g ON g.organization_id = p.organization_id AND g.project_id = p.id AND g.slug = asked.target
-  LEFT JOIN environments e ON e.organization_id = p.organization_id AND e.target_id = g.id
-    AND e.slug = asked.environment`,
-sql`s.level_id IN (p.id, g.id, e.id)`)
+  CROSS JOIN ${lookUp('p', projects, sql`organization_id = asked.organization_id AND slug = asked.project`)}
+  LEFT JOIN ${lookUp('g', targets,
+    sql`organization_id = p.organization_id AND project_id = p.id AND slug = asked.target`)} ON true
+  LEFT JOIN ${lookUp('e', environments,
+    sql`organization_id = p.organization_id AND target_id = g.id AND slug = asked.environment`)} ON true`,
+sql`ARRAY[p.id, g.id, e.id]`)
 
 const bySecret = levels('levels_by_secret', sql`secret_id char(26), ${ASKED})
-  JOIN secrets own ON own.organization_id = asked.organization_id AND own.id = asked.secret_id
-  JOIN projects p ON p.organization_id = own.organization_id AND p.id = own.project_id
-  LEFT JOIN targets g ON g.organization_id = own.organization_id AND g.id = own.target_id
-  LEFT JOIN environments e ON e.organization_id = own.organization_id AND e.id = own.environment_id`, sql`s.id = own.id`)
+  CROSS JOIN ${lookUp('own', secrets, sql`organization_id = asked.organization_id AND id = asked.secret_id`)}
+  CROSS JOIN ${lookUp('p', projects, sql`organization_id = own.organization_id AND id = own.project_id`)}
+  LEFT JOIN ${lookUp('g', targets, sql`organization_id = own.organization_id AND id = own.target_id`)} ON true
+  LEFT JOIN ${lookUp('e', environments,
+    sql`organization_id = own.organization_id AND id = own.environment_id`)} ON true`,
+sql`ARRAY[own.level_id]`)
 
 interface Asked { organization_id: string, names: LevelNames, brings: Brings }
 
