@@ -1,7 +1,8 @@
 /**
- * `npm run bench [-- --rounds 5 --seconds 3 --minutes 10 --only WORD]`: every figure beside a reference, measured in
- * turns with it, because machines differ and are noisy; a ratio is the median of the rounds' ratios. Prints one
- * Markdown table. A missed bar is no failure. What shows only after minutes is measured for as many; 0 leaves it out.
+ * `npm run bench [-- --rounds 5 --seconds 3 --minutes 10 --levels 1000000 --only WORD]`: every figure beside a
+ * reference, measured in turns with it, because machines differ and are noisy; a ratio is the median of the rounds'
+ * ratios. Prints one Markdown table. A missed bar is no failure. What shows only after minutes is measured for as many,
+ * and what shows only among very many levels among so many, with ten versions each; 0 leaves it out.
  */
 import { randomBytes } from 'node:crypto'
 import fs from 'node:fs'
@@ -15,6 +16,7 @@ import { measureKeys } from './keys.ts'
 import { startLoad, total, type Outcome, type Request } from './load.ts'
 import { makeTables, preparePlainTx } from './plain-tx.ts'
 import { cpuOfPostgres, startBare, startService, type Running } from './processes.ts'
+import { CHUNK, measureScale } from './scale.ts'
 import {
   fillHistory, fillLayers, fillProjects, fillTenants, getting, makeTenants, posting, storing, type Tenant
 } from './seed.ts'
@@ -31,16 +33,19 @@ const { values } = parseArgs({
     rounds: { type: 'string', default: '5' },
     seconds: { type: 'string', default: '3' },
     minutes: { type: 'string', default: '0' },
+    levels: { type: 'string', default: '0' },
     only: { type: 'string', default: '' }
   }
 })
 const rounds = Number(values.rounds)
 const seconds = Number(values.seconds)
 const minutes = Number(values.minutes)
+const levels = Number(values.levels)
 if (!(Number.isInteger(rounds) && rounds > 0 && Number.isInteger(seconds) && seconds > 0)) {
   throw new Error('--rounds and --seconds are whole numbers from 1')
 }
 if (!(Number.isInteger(minutes) && minutes >= 0)) throw new Error('--minutes is a whole number')
+if (!(Number.isInteger(levels / CHUNK) && levels >= 0)) throw new Error(`--levels is a multiple of ${CHUNK}`)
 const wanted = (row: string) => row.includes(values.only)
 
 type Reference = 'static' | 'one-query' | 'plain-tx'
@@ -74,7 +79,9 @@ try {
   const figures = await measureLoads(env, tenants)
   await measureWorkers(env, tenants)
   await measureMemory(env, tenants)
-  await measureKeys({ dir, env, sql, load, tenants, connections: CONNECTIONS, rounds, seconds, lines, wanted })
+  const bench = { dir, env, sql, load, tenants, connections: CONNECTIONS, rounds, seconds, lines, wanted }
+  await measureKeys(bench)
+  await measureScale(bench, levels)
   await measureEmbedded(figures)
   const [version] = await sql`SHOW server_version`
   console.log(`\n${os.cpus().length} cores, Node.js ${process.version}, PostgreSQL ${version!.server_version} on the same machine, ${CONNECTIONS} connections, ` +

@@ -9,7 +9,8 @@ import type { Request } from './load.ts'
 
 export interface Tenant { id: string, token: string }
 
-const LEVEL = { project: 'orbit', target: 'backend', environment: 'live' }
+/** The level of every tenant of `fillTenants` that has a document. */
+export const LEVEL = { project: 'orbit', target: 'backend', environment: 'live' }
 
 /** A document in .env form whose blob, as it travels and is stored, has 4,096 characters. */
 export const DOCUMENT = Array.from({ length: 64 }, (_, i) =>
@@ -135,7 +136,7 @@ async function makeLevel (url: string, tenant: Tenant, project: string): Promise
 }
 
 /** Does it so many times, 25 at once. */
-async function several (count: number, work: (i: number) => Promise<unknown>, atOnce = 25): Promise<void> {
+export async function several (count: number, work: (i: number) => Promise<unknown>, atOnce = 25): Promise<void> {
   let next = 0
   await Promise.all(Array.from({ length: atOnce }, async () => {
     while (next < count) await work(next++)
