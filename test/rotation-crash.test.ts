@@ -527,15 +527,15 @@ async function seed (
     name: 'a re-wrap of the master key',
     env: WITH_BOTH,
     work: { run: 'rewrap' },
-    // The service's keys, organizations, projects' keys, second factors, all again without finding anything, and the
-    // end of the old key.
-    commits: 9,
+    // The service's keys, chains' keys, organizations, projects' keys, second factors, all again without finding
+    // anything, and the end of the old key.
+    commits: 11,
     expected: (before, commits) => ({
       ...before,
       service_keys: change(before.service_keys, () => true, () => ({ master: commits < 1 ? 'k1' : 'k2' })),
-      organizations: change(before.organizations, () => true, () => ({ master: commits < 2 ? 'k1' : 'k2' })),
-      encryption_keys: change(before.encryption_keys, () => true, () => ({ masters: [commits < 3 ? 'k1' : 'k2'] })),
-      master_key_canaries: [...commits < 9 ? [{ key_id: 'k1' }] : [], { key_id: 'k2' }]
+      organizations: change(before.organizations, () => true, () => ({ master: commits < 3 ? 'k1' : 'k2' })),
+      encryption_keys: change(before.encryption_keys, () => true, () => ({ masters: [commits < 4 ? 'k1' : 'k2'] })),
+      master_key_canaries: [...commits < 11 ? [{ key_id: 'k1' }] : [], { key_id: 'k2' }]
     }),
     repeat: async ({ database }) => {
       const { failures, older } = await rewrap({ database, keyring: ringOf(NEW, OLD) })
