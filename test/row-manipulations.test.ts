@@ -605,7 +605,7 @@ t.test('a token that somebody wrote into the database is not listed, in whatever
   await service.sql("UPDATE api_tokens SET abilities = '{*}' WHERE abilities = '{secret:read}'")
   t.strictSame(await list(), ['Test token'])
   const person = await makePerson(service)
-  const listed = async () => (await listTokensOfPerson(service.database.db, person.id)).length
+  const listed = async () => (await listTokensOfPerson(service.database.db, person.id)).rows.length
   await service.sql(`UPDATE api_tokens SET user_id = ${person.id}`)
   t.equal(await listed(), 0, 'nor to the person that it names')
   await service.write(`UPDATE api_tokens SET user_id = ${person.id} WHERE name <> 'Forged'`)

@@ -12,7 +12,7 @@ import { makeId } from '../src/db/ids.ts'
 import { authenticateTable } from '../src/repositories/adoption.ts'
 import { findUser, createPasswordLink } from '../src/repositories/users.ts'
 import { createSession } from '../src/repositories/sessions.ts'
-import { createGrant, createPair } from '../src/repositories/oauth.ts'
+import { createPair } from '../src/repositories/oauth.ts'
 import { useCode } from '../src/vault/second-factor.ts'
 import { openRows } from '../src/vault/rows.ts'
 import { SCOPE_NAMES } from '../schemas/scopes.ts'
@@ -733,19 +733,52 @@ t.test('the account page shows sessions, applications and tokens, and ends each 
   )
 })
 
-t.test('each list of the account page is bounded', async (t) => {
-  const person = await makePerson(service)
-  const verified = (await findUser(db, person.id))!
-  const cookie = mintSecret()
-  for (let i = 0; i < 120; i++) {
-    await createSession(
-      db, hashToken(i === 119 ? cookie : mintSecret()), { id: person.id, password_hash: verified.password_hash! }
-    )
-    await createGrant(db, { user_id: person.id, client_id: 'dotenv-cli', scopes: ['project:read'] })
+t.test('each list of the account page is bounded and has pages, and whatever is on them can be ended', async (t) => {
+  const { organization } = await service.organization()
+  const person = await makePerson(service, { [organization]: 'owner' })
+  const { browser } = await password(person)
+  const { access, grant } = await issuePair(service, person, SCOPE_NAMES)
+  const made = await makeStar(organization, access)
+  // Newer than these, by their ids and by their use: what is ended is not on the first page.
+  await service.sql(`INSERT INTO oauth_grants (id, user_id, client_id, scopes, expires_at, mac) OVERRIDING SYSTEM VALUE
+    SELECT id + n, user_id, client_id, scopes, expires_at, mac FROM oauth_grants, generate_series(1, 1005) n
+    WHERE id = ${grant}`)
+  await service.sql(`INSERT INTO api_tokens
+    (id, organization_id, name, token_hash, token_prefix, abilities, user_id, grant_id, mac) OVERRIDING SYSTEM VALUE
+    SELECT id + n, organization_id, name, sha256((id || '/' || n)::bytea), token_prefix, abilities, user_id, grant_id,
+      mac FROM api_tokens, generate_series(1, 1005) n
+    WHERE organization_id = '${organization}' AND id = ${made.body.api_key.id}`)
+  const first = await browser.open('/account')
+  for (const noun of ['tokens', 'applications']) {
+    t.notMatch(first.text, new RegExp(`/account/${noun}/end`), 'what the service did not write is not shown')
+    t.match(first.text, `href="/account?${noun}=2"`)
+    const last = await browser.open(`/account?${noun}=11`)
+    t.equal(last.text.match(new RegExp(`/account/${noun}/end`, 'g'))!.length, 1, `the oldest of the ${noun}`)
+    t.match(last.text, `href="/account?${noun}=10"`)
+    t.notMatch(last.text, `${noun}=12`)
   }
-  const { text } = await service.inject({ url: '/account', headers: { cookie: `session=${cookie}` } })
-  t.equal(text.match(/sessions\/end/g)!.length, 100)
-  t.equal(text.match(/applications\/end/g)!.length, 100)
+  for (const page of ['0', '-1', '1.5', 'x', '1001', '1e9', "' OR 1=1", '']) {
+    const { status, text } = await browser.open(`/account?tokens=${encodeURIComponent(page)}`)
+    t.strictSame([status, text.includes('?tokens=2'), text.includes('Previous')], [200, true, false], page)
+  }
+  const statusOf = async (token: string) => (await service.inject({
+    url: `/api/v1/${organization}/projects`, headers: { authorization: `Bearer ${token}` }
+  })).status
+  const form = (noun: string) => ({ ...formIn(first), action: `/account/${noun}/end` })
+  t.equal(await statusOf(made.body.token), 200)
+  t.equal((await browser.send(form('tokens'), { id: made.body.api_key.id })).status, 303)
+  t.equal(await statusOf(made.body.token), 401)
+  t.equal(await statusOf(access), 200)
+  t.equal((await browser.send(form('applications'), { id: String(grant) })).status, 303)
+  t.equal(await statusOf(access), 401)
+
+  const verified = (await findUser(db, person.id))!
+  for (let i = 0; i < 101; i++) {
+    await createSession(db, hashToken(mintSecret()), { id: person.id, password_hash: verified.password_hash! })
+  }
+  const sessions = async (page: number) =>
+    (await browser.open(`/account?sessions=${page}`)).text.match(/sessions\/end/g)?.length
+  t.strictSame([await sessions(1), await sessions(2), await sessions(3)], [100, 2, undefined])
 })
 
 /** What a camera reads off the QR code of a page: its bars, drawn. */

@@ -138,13 +138,19 @@ export async function * describeUsers ({ db }: Database): AsyncGenerator<string>
 export async function describeTokens ({ db }: Database, email: string): Promise<string[]> {
   const { id } = await userOf(db, email)
   const day = (moment: Date | null) => moment?.toISOString().slice(0, 10) ?? 'never'
-  return (await listTokensOfPerson(db, id)).map(({
-    id, organization, token_prefix, name, abilities, created_at, last_used_at, expires_at
-  }) =>
-    [
-      id, organization.slug, token_prefix, name, abilities.join(','), day(created_at), day(last_used_at),
-      day(expires_at)
-    ].join('\t'))
+  const lines: string[] = []
+  for (let page = 1, isLast = false; !isLast; page++) {
+    const held = await listTokensOfPerson(db, id, page)
+    isLast = held.isLast
+    lines.push(...held.rows.map(({
+      id, organization, token_prefix, name, abilities, created_at, last_used_at, expires_at
+    }) =>
+      [
+        id, organization.slug, token_prefix, name, abilities.join(','), day(created_at), day(last_used_at),
+        day(expires_at)
+      ].join('\t')))
+  }
+  return lines
 }
 
 // The organization is held first (0029): of two who take its last seat one comes second, be it an operator.

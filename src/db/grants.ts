@@ -10,7 +10,7 @@ export interface EndedTokens { organization_id: string, count: number, ids: numb
 /** API tokens that are about to end: all of them, of which the first, up to an id, are taken. */
 export interface HeldTokens { ended: EndedTokens[], last: number, areAll: boolean }
 
-interface RevokedGrant { id: number, user_id: number }
+interface RevokedGrant { id: number, user_id: number, client_id: string }
 
 const MOST_NAMED = 50
 
@@ -47,7 +47,7 @@ async function markRevoked (db: Db, which: SQL): Promise<RevokedGrant[]> {
     .where(and(which, isNull(oauth_grants.revoked_at))).orderBy(asc(oauth_grants.id)).limit(PIECE).for('no key update')
   if (live.length === 0) return []
   return db.update(oauth_grants).set({ revoked_at: sql`now()`, mac: null }).where(listed(oauth_grants.id, live))
-    .returning({ id: oauth_grants.id, user_id: oauth_grants.user_id })
+    .returning({ id: oauth_grants.id, user_id: oauth_grants.user_id, client_id: oauth_grants.client_id })
 }
 
 // What somebody makes through a grant shares it until it is there, so that whoever has taken the grant finds all of it.

@@ -16,6 +16,7 @@ import {
   api_tokens, members, oauth_clients, oauth_codes, oauth_grants, oauth_requests, oauth_tokens, organizationColumns,
   organizations, plans, userColumns, users
 } from '../db/tables.ts'
+import { heldFrom, heldPage, type HeldPage } from '../rules/pagination.ts'
 import type { TeamRole } from '../rules/roles.ts'
 import type { Organization } from './principals.ts'
 import type { User } from './users.ts'
@@ -312,8 +313,9 @@ export interface Application {
   expires_at: Date
 }
 
-/** What a person has granted and not taken back, newest first; a hundred at most. */
-export async function listGrants (db: Db, user_id: number): Promise<Application[]> {
+/** A page of what a person has granted and not taken back, newest first. */
+export async function listGrants (db: Db, user_id: number, page = 1): Promise<HeldPage<Application>> {
+  const { limit, offset } = heldFrom(page)
   const { created_at } = oauth_grants
   const rows = await db.select({
     itsGrant: authenticatedColumns('oauth_grants'), itsClient: authenticatedColumns('oauth_clients'), created_at
@@ -321,21 +323,25 @@ export async function listGrants (db: Db, user_id: number): Promise<Application[
     .where(and(
       eq(oauth_grants.user_id, user_id), isNull(oauth_grants.revoked_at), gt(oauth_grants.expires_at, sql`now()`),
       isNull(oauth_clients.disabled_at)
-    )).orderBy(desc(oauth_grants.id)).limit(100)
-  return rows.filter(({ itsGrant, itsClient }) =>
+    )).orderBy(desc(oauth_grants.id)).limit(limit).offset(offset)
+  const held = heldPage(rows, page)
+  const shown = held.rows.filter(({ itsGrant, itsClient }) =>
     isAuthentic(db, 'oauth_grants', itsGrant) && isAuthentic(db, 'oauth_clients', itsClient, { user_id }))
     .map(({ itsGrant: { id, client_id, scopes, expires_at }, itsClient, created_at }) =>
       ({ id, client_id, client: itsClient.name, scopes, created_at, expires_at }))
+  return { ...held, rows: shown }
 }
 
 /**
- * Ends a grant of this person with everything that was issued for it, and answers the API tokens among that; undefined
- * when there is none that lives.
+ * Ends a grant of this person with everything that was issued for it, and answers whose client that was and the API
+ * tokens among it; undefined when there is none that lives.
  */
-export async function revokeGrantOf (db: Db, user_id: number, id: number): Promise<EndedTokens[] | undefined> {
+export async function revokeGrantOf (
+  db: Db, user_id: number, id: number
+): Promise<{ client_id: string, ended: EndedTokens[] } | undefined> {
   const its = sql`${eq(oauth_grants.id, id)} AND ${eq(oauth_grants.user_id, user_id)}`
-  const { grants, ended } = await revokeGrants(db, its)
-  return grants.length === 1 ? ended : undefined
+  const { grants: [revoked], ended } = await revokeGrants(db, its)
+  return revoked && { client_id: revoked.client_id, ended }
 }
 
 /** Ends the grant that a token, either of a pair, was issued for, if it is that client's. */

@@ -3,6 +3,7 @@ import { authenticatedColumns } from '../db/authenticated.ts'
 import { isAuthentic, macOf, readNow, type Db } from '../db/database.ts'
 import { deleteExpired } from '../db/expired.ts'
 import { sessions, userColumns, users } from '../db/tables.ts'
+import { heldFrom, heldPage, type HeldPage } from '../rules/pagination.ts'
 import type { User } from './users.ts'
 
 const DAY = 24 * 60 * 60 * 1000
@@ -62,11 +63,14 @@ export async function findSession (db: Db, token_hash: Buffer): Promise<User | u
 /** A browser that somebody is signed in with. */
 export interface Session { token_hash: Buffer, seen_at: Date, expires_at: Date, created_at: Date }
 
-/** Sessions of a person that live, the one used last first; a hundred at most. */
-export async function listSessions (db: Db, user_id: number): Promise<Session[]> {
+/** A page of the sessions of a person that live, the one used last first. */
+export async function listSessions (db: Db, user_id: number, page = 1): Promise<HeldPage<Session>> {
+  const { limit, offset } = heldFrom(page)
   const rows = await db.select({ ...authenticatedColumns('sessions'), created_at: sessions.created_at }).from(sessions)
-    .where(and(eq(sessions.user_id, user_id), live)).orderBy(desc(sessions.seen_at), sessions.token_hash).limit(100)
-  return rows.filter((row) => isAuthentic(db, 'sessions', row))
+    .where(and(eq(sessions.user_id, user_id), live)).orderBy(desc(sessions.seen_at), sessions.token_hash)
+    .limit(limit).offset(offset)
+  const held = heldPage(rows, page)
+  return { ...held, rows: held.rows.filter((row) => isAuthentic(db, 'sessions', row)) }
 }
 
 /** Ends a session; of this person alone, if one is named. False when there was none. */

@@ -8,7 +8,7 @@ import {
   isAuthentic, macOf, preparedSql, readNow, updateAuthentic, verifies, tampered, type Authenticated, type Db
 } from '../db/database.ts'
 import { api_tokens, environments, former_token_hashes, organizations, projects, targets } from '../db/tables.ts'
-import { readPage, type PageRequest } from '../rules/pagination.ts'
+import { heldFrom, heldPage, readPage, type HeldPage, type PageRequest } from '../rules/pagination.ts'
 import type { Slice } from '../rules/slices.ts'
 import type { Principal } from './principals.ts'
 
@@ -120,21 +120,34 @@ export type OwnToken = Pick<ApiToken,
   }
 
 /**
- * Tokens of a person in all organizations, newest first; those that have expired are over, and a row that the service
- * did not write is none.
+ * A page of the tokens of a person in all organizations, newest first; those that have expired are over, and a row that
+ * the service did not write is none.
  */
-export async function listTokensOfPerson (db: Db, userId: number): Promise<OwnToken[]> {
+export async function listTokensOfPerson (db: Db, userId: number, page = 1): Promise<HeldPage<OwnToken>> {
+  const { limit, offset } = heldFrom(page)
   const organization = { id: organizations.id, name: organizations.name, slug: organizations.slug }
   const rows = await db.select({ token: columns, organization })
     .from(api_tokens).innerJoin(organizations, eq(organizations.id, api_tokens.organization_id))
     .where(and(eq(api_tokens.user_id, userId), isLive))
-    .orderBy(desc(api_tokens.id)).limit(1000)
-  return rows.filter(({ token }) => isAuthentic(db, 'api_tokens', token)).map(({ token, organization }) => {
+    .orderBy(desc(api_tokens.id)).limit(limit).offset(offset)
+  const held = heldPage(rows, page)
+  const genuine = held.rows.filter(({ token }) => isAuthentic(db, 'api_tokens', token))
+  const shown = genuine.map(({ token, organization }) => {
     const { id, name, token_prefix, abilities, expires_at, last_used_at, created_at } = token
     return {
       id, name, token_prefix, abilities: abilities as Ability[], expires_at, last_used_at, created_at, organization
     }
   })
+  return { ...held, rows: shown }
+}
+
+/** The organization in which somebody has a token; undefined when there is none of theirs. */
+export async function findOrganizationOfOwn (db: Db, userId: number, id: number): Promise<string | undefined> {
+  const { organization_id } = api_tokens
+  const [row] = await db.select({ organization_id }).from(api_tokens)
+    .innerJoin(organizations, eq(organizations.id, organization_id))
+    .where(and(eq(api_tokens.user_id, userId), eq(api_tokens.id, id)))
+  return row?.organization_id
 }
 
 /** The slices of a token of the organization; none when it acts in the whole organization. */

@@ -36,3 +36,16 @@ export async function readPage<R extends { total: number }> (
   const [told] = rows.length > 0 || request.page === 1 ? rows : await read({ limit: 1, offset: 0 })
   return { rows, total: told?.total ?? 0 }
 }
+
+/** How many of what a person holds are on one page of their account. */
+export const HELD_ON_PAGE = 100
+
+/** A page of what a person holds, and whether there is another behind it. */
+export interface HeldPage<T> { rows: T[], page: number, isLast: boolean }
+
+/** Where a page of it is, for a statement that looks for one row more than it shows. */
+export const heldFrom = (page: number) => ({ limit: HELD_ON_PAGE + 1, offset: (page - 1) * HELD_ON_PAGE })
+
+/** The page, of the rows that were found. */
+export const heldPage = <T>(rows: readonly T[], page: number): HeldPage<T> =>
+  ({ rows: rows.slice(0, HELD_ON_PAGE), page, isLast: rows.length <= HELD_ON_PAGE })

@@ -10,11 +10,12 @@ import { deleteInvitation, joinOrganizations } from '../../repositories/members.
 import { listGrants, revokeGrantOf } from '../../repositories/oauth.ts'
 import { countWrongCode, findSignInStep, takeSignInStep } from '../../repositories/second-factors.ts'
 import { deleteSession, listSessions } from '../../repositories/sessions.ts'
-import { deleteTokens, listTokensOfPerson } from '../../repositories/tokens.ts'
+import { deleteTokens, findOrganizationOfOwn, listTokensOfPerson } from '../../repositories/tokens.ts'
 import {
   changePassword, endEverything, findPasswordLink, findUser, listInvitations, listMemberships, lockUser,
   takePasswordLink, type User
 } from '../../repositories/users.ts'
+import { parseId } from '../../rules/ids.ts'
 import {
   authenticate, beginSession, codeIn, codeInSession, codeOfStranger, confirmPassword, enter, formCookie, problemWith,
   refusal, refusesForm, signedIn, stepHash, withSecondFactor, WRONG_CODE
@@ -90,8 +91,10 @@ export const accounts: Domain = async (app) => {
       }
       const { cookie, user, hash } = session
       const [memberships, invitations, sessions, tokens, applications] = await Promise.all([
-        listMemberships(app.db, user.id), listInvitations(app.db, user.id), listSessions(app.db, user.id),
-        listTokensOfPerson(app.db, user.id), listGrants(app.db, user.id)
+        listMemberships(app.db, user.id), listInvitations(app.db, user.id),
+        listSessions(app.db, user.id, pageIn(request, 'sessions')),
+        listTokensOfPerson(app.db, user.id, pageIn(request, 'tokens')),
+        listGrants(app.db, user.id, pageIn(request, 'applications'))
       ])
       return sendPage(reply, accountPage({
         cookie, user, session: hash, memberships, invitations, sessions, tokens, applications
@@ -249,6 +252,14 @@ export const accounts: Domain = async (app) => {
   })
 }
 
+// As many pages of a list as anybody looks through.
+const MOST_PAGES = 1_000
+
+function pageIn ({ query }: FastifyRequest, list: string): number {
+  const page = Number((query as Record<string, unknown>)[list])
+  return Number.isInteger(page) && page >= 1 && page <= MOST_PAGES ? page : 1
+}
+
 // Longer than the name of anything that can be ended.
 const MOST_ID = 64
 
@@ -258,17 +269,20 @@ async function endSession (db: Db, request: FastifyRequest, { user }: SignedIn, 
 }
 
 async function endToken (db: Db, request: FastifyRequest, { user }: SignedIn, id: string): Promise<void> {
-  const token = (await listTokensOfPerson(db, user.id)).find((token) => String(token.id) === id)
+  const token = parseId(id)
   if (token === undefined) return
-  await deleteTokens(db, token.organization.id, [token.id])
-  await recordForToken(db, request, user, token.organization.id, token.id)
+  const organization = await findOrganizationOfOwn(db, user.id, token)
+  if (organization === undefined) return
+  await deleteTokens(db, organization, [token])
+  await recordForToken(db, request, user, organization, token)
 }
 
 async function endApplication (db: Db, request: FastifyRequest, { user }: SignedIn, id: string): Promise<void> {
-  const grant = (await listGrants(db, user.id)).find((grant) => String(grant.id) === id)
-  const ended = grant && await revokeGrantOf(db, user.id, grant.id)
-  if (ended === undefined) return
-  await recordForUser(db, request, user, 'oauth.revoke', { grant: grant!.id, client: grant!.client_id }, ended)
+  const grant = parseId(id)
+  if (grant === undefined) return
+  const revoked = await revokeGrantOf(db, user.id, grant)
+  if (revoked === undefined) return
+  await recordForUser(db, request, user, 'oauth.revoke', { grant, client: revoked.client_id }, revoked.ended)
 }
 
 async function acceptInvitation (db: Db, request: FastifyRequest, { user }: SignedIn, id: string): Promise<void> {

@@ -7,6 +7,7 @@ import type { Application } from '../../repositories/oauth.ts'
 import type { Session } from '../../repositories/sessions.ts'
 import type { OwnToken } from '../../repositories/tokens.ts'
 import type { Membership, User } from '../../repositories/users.ts'
+import type { HeldPage } from '../../rules/pagination.ts'
 import { grantsEverything } from '../../rules/roles.ts'
 
 // What people see. Each view is a page; who may see it is decided elsewhere.
@@ -169,9 +170,9 @@ export interface Account {
   session: Buffer
   memberships: readonly Membership[]
   invitations: readonly Omit<Membership, 'joined_at'>[]
-  sessions: readonly Session[]
-  tokens: readonly OwnToken[]
-  applications: readonly Application[]
+  sessions: HeldPage<Session>
+  tokens: HeldPage<OwnToken>
+  applications: HeldPage<Application>
 }
 
 export function accountPage (
@@ -202,22 +203,25 @@ ${heldOf(cookie, 'invitations', invitations.map(({ id, name, role }) => ({
     id, text: html`${name}, as ${role.replace('_', ' ')}`
   })), { accept: 'Accept', end: 'Turn down' })}`}
 <h2>Where you are signed in</h2>
-${heldOf(cookie, 'sessions', sessions.map(({ token_hash, created_at, seen_at }) => ({
+${heldOf(cookie, 'sessions', sessions.rows.map(({ token_hash, created_at, seen_at }) => ({
     id: token_hash.toString('base64url'),
     text: html`Since ${momentOf(created_at)}, last used ${momentOf(seen_at)}${token_hash.equals(session) ? ' (this browser)' : ''}`
   })))}
+${pagesOf('sessions', sessions)}
 <h2>Applications that act for you</h2>
-${heldOf(cookie, 'applications', applications.map(({ id, client, scopes, created_at, expires_at }) => ({
+${heldOf(cookie, 'applications', applications.rows.map(({ id, client, scopes, created_at, expires_at }) => ({
     id: String(id),
     text: html`${client}, since ${dayOf(created_at)} until ${dayOf(expires_at)}: ${grantsEverything(scopes as Scope[]) ? 'everything' : `${scopes.length} permissions`}`
   })))}
+${pagesOf('applications', applications)}
 <h2>API tokens that you made</h2>
-${heldOf(cookie, 'tokens', tokens.map(({ id, name, organization, created_at, last_used_at, expires_at }) => ({
+${heldOf(cookie, 'tokens', tokens.rows.map(({ id, name, organization, created_at, last_used_at, expires_at }) => ({
     id: String(id),
     text: html`${name} (${organization.name}), made on ${dayOf(created_at)}, ${
       expires_at === null ? 'for ever' : `until ${dayOf(expires_at)}`}, ${
       last_used_at === null ? 'never used' : `last used ${momentOf(last_used_at)}`}`
-  })))}`
+  })))}
+${pagesOf('tokens', tokens)}`
   }
 }
 
@@ -233,6 +237,14 @@ ${Object.entries(buttons).map(([verb, label]) => html`<form method="post" action
 <button type="submit">${label}</button></form>
 `)}</li>
 `)}</ul>`
+
+// To the pages before and behind this one of a list; the other lists begin anew.
+const pagesOf = (noun: 'sessions' | 'applications' | 'tokens', { page, isLast }: HeldPage<unknown>): Html => {
+  const link = (to: number, text: string) => html`<a href="/account?${noun}=${String(to)}">${text}</a> `
+  return page === 1 && isLast
+    ? html``
+    : html`<p>${page > 1 ? link(page - 1, 'Previous') : ''}${isLast ? '' : link(page + 1, 'Next')}</p>`
+}
 
 export function factorPage ({ cookie, user }: SignedIn, recoveryCodes: number, problem?: Problem): Page {
   const isOn = user.second_factor_id !== null
