@@ -11,12 +11,14 @@ import { mintApiToken } from '../src/crypto/bearer.ts'
 import * as tables from '../src/db/tables.ts'
 import { serializerOf } from '../src/http/serialization.ts'
 import { judging } from '../src/http/validation.ts'
+import { scopesOfRole } from '../src/rules/roles.ts'
 import { RESERVED } from '../src/rules/slugs.ts'
 import { startApp, type Answer } from './helpers/app.ts'
 import {
-  fingerprint, OPERATIONS, publishedPaths, READS, prepare, requestOf, send, settle, type Access, type Depth
+  fingerprint, isGivenByTeams, OPERATIONS, publishedPaths, READS, prepare, requestOf, send, settle, type Access,
+  type Depth
 } from './helpers/operations.ts'
-import { issuePair, makePerson } from './helpers/people.ts'
+import { issuePair, makePerson, makeTeam, type Person } from './helpers/people.ts'
 
 interface Schema { enum?: string[], anyOf?: Schema[], properties?: Record<string, Schema>, $ref?: string }
 interface Operation {
@@ -369,6 +371,57 @@ function namesIn (schema: Schema): string[] {
   return [...Object.keys(properties), ...anyOf.flatMap(namesIn)]
 }
 
+/** Things of a world that were deleted, each by the name that it has in a path, with what names it there. */
+async function deletedIn ({ caller, ids }: Awaited<ReturnType<typeof settle>>) {
+  const o = caller.organization
+  const done = async (method: string, path: string, body?: object) => {
+    const { status, body: answer, text } = await caller.call(method, path, body)
+    if (status >= 300) throw new Error(`${method} ${path}: ${text}`)
+    return answer
+  }
+  const named = { name: 'Gone', slug: 'gone' }
+  await done('POST', `/${o}/projects`, named)
+  const { data: { version } } = await done('POST', `/${o}/secrets/store`, { project: 'gone', plaintext: 'A=1' })
+  await done('POST', `/${o}/${ids.project}/targets`, named)
+  await done('POST', `/${o}/${ids.project}/${ids.target}/environments`, named)
+  const { api_key } = await done(
+    'POST', `/organizations/${o}/api-keys`, { name: 'Gone', abilities: ['secret:read'] }
+  )
+  const team = (await done('POST', `/organizations/${o}/teams`, named)).data.id as string
+  const { id: member } = await makePerson(service, { [o]: 'api_user' })
+  for (const path of [
+    `/${o}/gone`, `/${o}/${ids.project}/gone`, `/${o}/${ids.project}/${ids.target}/gone`,
+    `/organizations/${o}/api-keys/${api_key.id}`, `/organizations/${o}/teams/gone`, `/organizations/${o}/members/${member}`
+  ]) await done('DELETE', path)
+  // What is left to the background belongs to no operation.
+  while ((await service.sql('SELECT FROM histories WHERE removed_at IS NOT NULL')).length > 0) {
+    await new Promise((resolve) => { setTimeout(resolve, 20) })
+  }
+  return {
+    project: { project: 'gone', client: 'gone' },
+    target: { target: 'gone' },
+    environment: { environment: 'gone' },
+    version: { version: String(version) },
+    id: { id: String(api_key.id) },
+    team: { team },
+    member: { member: String(member) }
+  }
+}
+
+/** Somebody who was removed from a world, with the API token that they made in it. */
+async function removedFrom ({ caller: { organization: o, call } }: Awaited<ReturnType<typeof settle>>) {
+  const person = await makePerson(service, { [o]: 'administrator' })
+  const { access } = await issuePair(service, person, SCOPE_NAMES)
+  const made = await call(
+    'POST', `/organizations/${o}/api-keys`,
+    { name: 'Theirs', abilities: ['secret:read'], expires_at: new Date(Date.now() + 3_600_000) },
+    { authorization: `Bearer ${access}` }
+  )
+  const { status, text } = await call('DELETE', `/organizations/${o}/members/${person.id}`)
+  if (made.status !== 201 || status !== 204) throw new Error(made.text + text)
+  return [person, made.body.token as string] as const
+}
+
 t.test('TI-10, TI-11, OA-82, AU-01: every operation answers every kind of caller as it should, and refuses without a trace', async (t) => {
   const [mine, theirs] = [await settle(service, 'ours'), await settle(service, 'theirs')]
   const o = mine.ids.organization!
@@ -414,14 +467,44 @@ t.test('TI-10, TI-11, OA-82, AU-01: every operation answers every kind of caller
   )
   const revoked = await service.token(o, ['*'])
   await service.sql(`DELETE FROM api_tokens WHERE id = (SELECT max(id) FROM api_tokens WHERE organization_id = '${o}')`)
+  const gone = await deletedIn(mine)
+  const accessOf = async (person: Person) => (await issuePair(service, person, SCOPE_NAMES)).access
+  const [removed, removedToken] = await removedFrom(mine)
   const nobody: [name: string, token: string | undefined][] = [
     ['nobody', undefined],
     ['garbage', 'garbage'],
     ['an unknown token', mintApiToken(o)],
     ['a revoked token', revoked.token],
     ['an expired token', (await service.token(o, ['*'], { expires_at: new Date(0) })).token],
-    ['a token of a deleted organization', deletedOrganization.token]
+    ['a token of a deleted organization', deletedOrganization.token],
+    ['a token of a member who was removed', removedToken]
   ]
+  const strangers: [name: string, token: string][] = [
+    ['another organization’s *', theirs.caller.token],
+    [
+      'a person of another organization',
+      await accessOf(await makePerson(service, { [theirs.ids.organization!]: 'owner' }))
+    ],
+    ['a person who was removed', await accessOf(removed)]
+  ]
+  const own: [name: string, token: string][] = [
+    ['*', mine.caller.token],
+    [
+      'a person of both organizations',
+      await accessOf(await makePerson(service, { [o]: 'owner', [theirs.ids.organization!]: 'owner' }))
+    ]
+  ]
+  // Their roles give nothing in a project: there they are let in by a team, which holds the projects that the world is
+  // about, or another one.
+  const letIn: [name: string, isThere: boolean, token: string][] = []
+  for (const [name, isThere, projects] of [
+    ['a person let in by a team', true, [mine.ids.project!, mine.ids.client!]],
+    ['a person let in elsewhere by a team', false, [mine.ids.otherProject!]]
+  ] as const) {
+    const person = await makePerson(service, { [o]: 'billing_manager' })
+    await makeTeam(service, o, [person], Object.fromEntries(projects.map((slug) => [slug, 'owner'])))
+    letIn.push([name, isThere, await accessOf(person)])
+  }
   const perScope: [scope: Access, token: string][] = []
   for (const scope of SCOPE_NAMES) perScope.push([scope, (await service.token(o, [scope])).token])
   const rosa = await makePerson(service, { [o]: 'owner' })
@@ -484,21 +567,45 @@ t.test('TI-10, TI-11, OA-82, AU-01: every operation answers every kind of caller
       }
     }
     if (row.at.includes('{organization}')) {
-      const stranger = check(
-        'another organization’s *', await send(service, row, mine.ids, theirs.caller.token), 404, 'not_found'
-      )
       const missing = check(
         'no such organization', await send(service, row, nowhere, mine.caller.token), 404, 'not_found'
       )
-      if (stranger.text !== missing.text) wrong.push('what is another’s and what is nobody’s differ')
+      for (const [who, token] of strangers) {
+        const stranger = check(who, await send(service, row, mine.ids, token), 404, 'not_found')
+        if (stranger.text !== missing.text) wrong.push(`${who}: what is another’s and what is nobody’s differ`)
+      }
     }
     const names = row.depth !== 'organization' || /\{(?:id|member|team|payment_method|charge|invoice)\}/.test(row.at)
     if (names) {
-      const there = check(
-        'another organization’s things', await send(service, row, foreign, mine.caller.token), 404, 'not_found'
-      )
       const nothing = check('what never was', await send(service, row, never, mine.caller.token), 404, 'not_found')
-      if (there.text !== nothing.text) wrong.push('another’s things and what never was differ')
+      for (const [who, token] of own) {
+        const there = check(
+          `${who}, another organization’s things`, await send(service, row, foreign, token), 404, 'not_found'
+        )
+        if (there.text !== nothing.text) wrong.push(`${who}: another’s things and what never was differ`)
+      }
+      const named = row.at + JSON.stringify(typeof row.body === 'function' ? row.body(mine.ids) : row.body ?? '')
+      for (const [name, ids] of Object.entries(gone).filter(([name]) => named.includes(`{${name}}`))) {
+        const deleted = check(
+          `a deleted ${name}`, await send(service, row, { ...mine.ids, ...ids }, mine.caller.token), 404, 'not_found'
+        )
+        if (deleted.text !== nothing.text) wrong.push(`a deleted ${name} and what never was differ`)
+      }
+    }
+    for (const [who, isThere, token] of letIn) {
+      if (row.byPerson || needed === 'authenticated' || scopesOfRole('billing_manager').includes(needed as Scope)) continue
+      const isGiven = isGivenByTeams(row)
+      if (isGiven && (isThere || row.depth === 'organization')) {
+        if (row.at.startsWith('GET ') || READS.includes(id)) check(who, await send(service, row, mine.ids, token), 200)
+      } else {
+        // Of a version nothing is known before it is looked up.
+        const isFound = isGiven && row.at.includes('{version}')
+        const answer = await send(service, row, mine.ids, token)
+        check(who, answer, isFound ? 404 : 403, isFound ? 'not_found' : 'insufficient_permissions')
+        if (!isFound && ![needed, row.also].includes(answer.body?.details?.required_scope)) {
+          wrong.push(`${who}: does not name ${needed}`)
+        }
+      }
     }
     for (const [who, at, token] of narrowed) {
       const outside = at === 'organization' || DEPTHS.indexOf(row.depth) < DEPTHS.indexOf(at)

@@ -9,7 +9,9 @@ import { hashToken } from '../src/crypto/bearer.ts'
 import { revokeGrant } from '../src/repositories/oauth.ts'
 import { setDisabled } from '../src/repositories/users.ts'
 import { startApp } from './helpers/app.ts'
-import { fingerprint, OPERATIONS, prepare, READS, requestOf, settle, type Row } from './helpers/operations.ts'
+import {
+  fingerprint, isGivenByTeams, OPERATIONS, prepare, READS, requestOf, settle, type Row
+} from './helpers/operations.ts'
 import { issuePair, makePerson, makeTeam } from './helpers/people.ts'
 import { visitor } from './helpers/visitor.ts'
 
@@ -142,8 +144,6 @@ const TEAM_ENDINGS: typeof ENDINGS = {
   'somebody who is removed, with a team': inTeam((_team, id) =>
     `DELETE FROM members WHERE organization_id = '${o}' AND user_id = ${id}`)
 }
-const isGivenByTeams = ({ access, needs = access }: Row) =>
-  /^(secret|key|project|target|environment):/.test(needs) && needs !== 'project:create'
 
 /** Waits until a caller is looked up next, or has been; calls `then` at that moment. */
 function lookedUp (phase: 'before' | 'after', then = () => {}): Promise<void> {

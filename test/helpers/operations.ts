@@ -639,6 +639,7 @@ export async function settle (service: TestApp, prefix: string): Promise<World> 
       charge: charge.id,
       invoice: charge.attributes.invoice_id,
       client: `${prefix}-client`,
+      otherProject: `${prefix}-other`,
       secret: stored.secret_id,
       pending: stored.version
     },
@@ -667,6 +668,10 @@ export function requestOf (row: Row, ids: Record<string, string>): { method: str
 
 const filled = (text: string, ids: Record<string, string>) =>
   text.replace(/\{(\w+)\}/g, (_, name: string) => ids[name] ?? name)
+
+/** Whether it takes a scope that roles of teams give. */
+export const isGivenByTeams = ({ access, needs = access }: Row) =>
+  /^(secret|key|project|target|environment):/.test(needs) && needs !== 'project:create'
 
 /** Makes room in the world for an operation that is to have its effect. */
 export async function prepare (service: TestApp, row: Row, ids: Record<string, string>): Promise<void> {
