@@ -521,6 +521,37 @@ t.test('key_version_conflict: a batch after another rotation, or with a version 
   t.same((await pending(at)).body.data.map(({ key_version }: any) => key_version), ['1', '1', '1', '2', '2', '2'])
 })
 
+t.test('TI-11: of 50 of which one is another organization’s, none is applied', async (t) => {
+  const { at, key } = await clientProject('first')
+  const [fresh, theirs] = [await clientKey('second battery staple'), await test.organization()]
+  const { secret_id, version } = (await theirs.call(
+    'POST', `/${theirs.organization}/secrets/store`, { ...await makeLevel(theirs), plaintext: 'A=1' }
+  )).body.data
+  const more = await Promise.all(Array.from({ length: 46 }, async (_, i) => {
+    const environment = `more-${i}`
+    await call('POST', `/${at.project}/${at.target}/environments`, { name: environment })
+    const { body } = await store({ ...at, environment, content: sealBlob(key.dataKey, 'A=1'), key_proof: key.proof })
+    return { id: body.data.secret_id as string, content: sealBlob(fresh.dataKey, 'A=1') }
+  }))
+  const among = <T> (own: readonly T[], foreign: T) => {
+    t.equal(own.length, 49)
+    return [...own.slice(0, 25), foreign, ...own.slice(25)]
+  }
+  const secrets = [...await under(at, key, fresh), ...more]
+  await refused(t, at, () => rotateClient(at, {
+    secrets: among(secrets, { ...secrets[0]!, id: secret_id }), ...triple(fresh)
+  }), 422, 'secrets_incomplete', { details: { missing: [], unknown: [secret_id] } })
+  t.equal((await rotateClient(at, { secrets, ...triple(fresh) })).status, 200)
+
+  const { data } = (await pending(at, { limit: 49 })).body
+  const versions = data.map(({ id }: { id: number }) => ({ id, content: sealBlob(fresh.dataKey, 'A=1') }))
+  // Numbers are each organization's own: here this one is another project's, or none.
+  await refused(t, at, () => submit(at, {
+    versions: among(versions, { ...versions[0], id: Number(version) }), key_proof: fresh.proof
+  }), 422, 'key_version_conflict')
+  t.equal((await submit(at, { versions, key_proof: fresh.proof })).status, 200)
+})
+
 t.test('versions outside the retention window are not handed out', async (t) => {
   const free = await test.organization({ plan: 'free' })
   const key = await clientKey('first battery staple')

@@ -6,6 +6,7 @@ import { buildApp } from '../src/app.ts'
 import { TOKEN_PATTERN, mintApiToken } from '../src/crypto/bearer.ts'
 import { connect, type Database } from '../src/db/database.ts'
 import { listTokens } from '../src/repositories/tokens.ts'
+import { scopesOfRole } from '../src/rules/roles.ts'
 import { coversAll, type Slice } from '../src/rules/slices.ts'
 import { openRows } from '../src/vault/rows.ts'
 import { freshDatabase, makeLevel, startApp, type Answer, type Caller } from './helpers/app.ts'
@@ -272,7 +273,12 @@ t.test('TI-34: unknown, mixed-case, padded, patterned and repeated abilities are
 t.test('a name, an expiry, restrictions and unknown members are judged, and none is made', async (t) => {
   const owner = await service.organization()
   await makeLevel(owner, { slug: 'orbit' })
+  // What is another organization's is not there (TI-11).
+  const theirs = await service.organization()
+  const { project } = await makeLevel(theirs, { slug: 'comet' })
+  const own = Array.from({ length: 49 }, () => ({ project: 'orbit' }))
   const rows: [members: object, named: string[]][] = [
+    [{ restrictions: [...own.slice(0, 20), { project }, ...own.slice(20)] }, ['restrictions.20']],
     ...['', ' ', 'a'.repeat(256), 5, null, undefined].map((name): [object, string[]] => [{ name }, ['name']]),
     ...[
       '2001-01-01T00:00:00Z', new Date().toISOString(), 'tomorrow', '', '2099-01-01', '2099-01-01T00:00:00',
@@ -759,11 +765,53 @@ t.test('TI-30, TI-31: whatever a token holds, it changes and rotates exactly tho
     }
   }
   t.strictSame(wrong, [])
+
+  // And makes exactly such ones.
+  const before = await count(owner)
+  let made = 0
+  for (const [i, holds] of all.entries()) {
+    // Of all pairs every fourth: each makes six or seven, others than the one before.
+    for (const held of all.filter((_, j) => (i * all.length + j) % 4 === 0)) {
+      const isMore = held.r < holds.r || held.a > holds.a || held.e < holds.e
+      const { status } = await create(holds.caller, held.body)
+      if (!isMore) made++
+      if (status !== (isMore ? 403 : 201)) {
+        wrong.push(`${JSON.stringify(holds.body)} makes ${JSON.stringify(held.body)}: ${status}`)
+      }
+    }
+  }
+  t.strictSame(wrong, [])
+  t.equal(await count(owner), before + made, 'and of what was refused, none')
   const [most, least] = [all.find(({ a, r, e }) => a === 2 && r === 0 && e === 0)!, all.at(-1)!]
   t.equal((await most.caller.call('POST', `${all[0]!.path}/rotate`, {})).status, 200)
   t.notOk(await isAlive(owner, all[0]!.caller.token))
   t.equal((await least.caller.call('POST', `${most.path}/rotate`, {})).status, 404)
   t.ok(await isAlive(owner, most.caller.token))
+})
+
+t.test('TI-30: what a person makes, themselves or by a token of theirs, is bounded by the role that they have then', async (t) => {
+  const owner = await service.organization()
+  const o = owner.organization
+  const [rosa] = [await makePerson(service, { [o]: 'owner' }), await makePerson(service, { [o]: 'owner' })]
+  const expires_at = new Date(Date.now() + 3_600_000).toISOString()
+  const person = holder(owner, (await issuePair(service, rosa, SCOPE_NAMES)).access)
+  const { token } = (await create(person, { abilities: ['*'], expires_at })).body
+  const makers: [who: string, maker: Caller][] = [['a person', person], ['a token of theirs', holder(owner, token)]]
+  for (const role of ['owner', 'administrator', 'developer', 'administrator', 'owner'] as const) {
+    const changed = await owner.call('PATCH', `/organizations/${o}/members/${rosa.id}`, { role })
+    t.equal(changed.status, 200, changed.text)
+    const held: readonly string[] = scopesOfRole(role)
+    for (const [who, maker] of makers) {
+      for (const abilities of [['secret:read'], ['secret:read', 'billing:read'], ['organization:delete'], ['*']]) {
+        const isHeld = ['api-token:create', ...abilities].every((one) =>
+          one === '*' ? role === 'owner' : held.includes(one))
+        const before = await count(owner)
+        const { status, text } = await create(maker, { abilities, expires_at })
+        t.equal(status, isHeld ? 201 : 403, `${who}, as ${role}: ${abilities.join()}: ${text}`)
+        t.equal(await count(owner), before + (isHeld ? 1 : 0))
+      }
+    }
+  }
 })
 
 t.test('TI-31: a token does not change itself; it may rotate itself, which gives it nothing', async (t) => {
