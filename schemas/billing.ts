@@ -169,7 +169,10 @@ export const Usage = Resource('usage', Type.Object({
   plan: Type.String(),
   period_start: Timestamp,
   period_end: Timestamp,
-  api_calls: Type.Object({ used: Type.Integer(), limit_per_minute: Type.Integer() }),
+  api_calls: Type.Object({
+    used: Type.Integer({ description: 'up to ten seconds late' }),
+    limit_per_minute: Nullable(Type.Integer({ description: 'what is in force; null where nothing limits them' }))
+  }),
   projects: Used,
   members: Used,
   bytes: Type.Object(Used.properties, {

@@ -153,6 +153,9 @@ export const ERRORS = {
   header_fields_too_large: { status: 431, message: 'The request headers are too large.' },
   internal_error: { status: 500, message: 'Something failed on our side.' },
   integrity_error: { status: 500, message: 'A stored record was changed outside the service and is refused.' },
+  invoicing_unavailable: {
+    status: 503, message: 'No invoice can be made: the operator of this service has not said yet who sells.'
+  },
   service_unavailable: { status: 503, message: 'The service cannot answer right now. Try again.' }
 } as const satisfies Record<string, ErrorSpec>
 

@@ -5,6 +5,7 @@ import { ulid } from 'ulidx'
 import { httpAddress, type Config } from './config.ts'
 import { COSTS, type Costs } from './crypto/costs.ts'
 import { manual, type Provider } from './billing/provider.ts'
+import { createSellerWarning } from './billing/invoicing.ts'
 import { createBillingWorker } from './billing/worker.ts'
 import type { Keyring } from './crypto/keyring.ts'
 import { random } from './crypto/primitives.ts'
@@ -163,7 +164,7 @@ export async function buildApp (
   const outbox = createOutbox(createMailer(config, log), config.smtp !== undefined, log)
   app.decorate('outbox', outbox)
   app.addHook('onClose', outbox.settled)
-  const invoicing = { ...config.invoices, provider }
+  const invoicing = { ...config.invoices, provider, warnOfSeller: createSellerWarning(log) }
   app.decorate('invoicing', invoicing)
   const billing = createBillingWorker({
     db: database.background, invoicing, defaultPlan: config.defaultPlan, log: app.log, patience: patienceOfProvider

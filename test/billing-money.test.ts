@@ -1,6 +1,6 @@
 import t, { type Test } from 'tap'
 import { buildApp } from '../src/app.ts'
-import { exportInvoices, settle } from '../src/commands/billing.ts'
+import { exportInvoices, refundCharge, settle } from '../src/commands/billing.ts'
 import { setOrganization } from '../src/commands/organizations.ts'
 import type { Outcome, Provider } from '../src/billing/provider.ts'
 import { reportCharge, reportRefund } from '../src/billing/settlement.ts'
@@ -425,6 +425,31 @@ t.test('what became of an order is not unsaid by an earlier answer that comes la
   t.strictSame(await eventsOf(service, caller), [
     'charge.create', 'invoice.void', 'charge.report', 'refund.create', 'refund.fail'
   ])
+})
+
+t.test('no charge of a deleted organization is told that nobody was asked for yet; what is owed goes back', async (t) => {
+  const { provider, asked } = processor()
+  const { app } = await instance(t, provider)
+  const caller = await service.organization()
+  const paid = await ask(app, caller, 300)
+  await background(app, () => asked.includes(paid.id))
+  await background(app, async () => (await rows('charges', caller)).every(({ status }) => status === 'succeeded'))
+  await app.billing.stop()
+  const untold = await ask(app, caller, 100)
+  const { id: owed } = (await refund(caller, paid.id, { amount: 50 })).body.data
+  t.equal((await caller.call('DELETE', `/organizations/${caller.organization}`, { confirmed: true })).status, 204)
+  t.match((await rows('charges', caller)).find(({ id }) => id === untold.id), { status: 'failed', asked_at: null })
+  t.match((await rows('invoices', caller)).find(({ id }) => id === untold.attributes.invoice_id), { status: 'open' })
+  const rest = await refundCharge(service.database, paid.id, undefined)
+  // The orders of whoever comes later are told after those that would be told before.
+  const other = await service.organization()
+  const again = await instance(t, provider)
+  const later = await ask(again.app, other, 200)
+  await background(again.app, async () => asked.includes(later.id) &&
+    (await rows('refunds', caller)).every(({ status }) => status === 'succeeded'))
+  t.notOk(asked.includes(untold.id))
+  t.ok(asked.includes(owed) && asked.includes(rest), 'what was refunded before and after it went')
+  t.match((await rows('charges', caller)).find(({ id }) => id === paid.id), { refunded: '300' })
 })
 
 t.test('an order is told to the provider that it was asked of, and to no other that is configured later', async (t) => {

@@ -1,7 +1,7 @@
 import { inflateSync } from 'node:zlib'
 import t, { type Test } from 'tap'
 import { buildApp } from '../src/app.ts'
-import { describeRefunds, exportInvoices, settle } from '../src/commands/billing.ts'
+import { describeRefunds, exportInvoices, refundCharge, settle } from '../src/commands/billing.ts'
 import { renderInvoice } from '../src/billing/invoice-pdf.ts'
 import { createPrinter, PrintingOverloaded } from '../src/billing/invoice-printer.ts'
 import { formatMoney, holdsCardNumber, periodEnd, unusedOf } from '../src/rules/billing.ts'
@@ -128,7 +128,12 @@ t.test('a subscription gives its plan at once, is invoiced, and is the same on b
     const renamed = await bill(caller, 'PATCH', 'subscription', { billing_details: { name } })
     t.strictSame(renamed.body.data.attributes.billing_details, { ...billing_details, name: organization })
   }
-  t.match((await bill(caller, 'GET', 'invoices?page=7&per_page=1')).body, { data: [], meta: { total: 1, last_page: 1 } })
+  t.match((await bill(caller, 'GET', 'invoices?page=7&per_page=1')).body, {
+    data: [], meta: { total: 1, last_page: 1, from: null, to: null }
+  })
+  for (const page of ['page=0', 'per_page=101']) {
+    t.equal((await bill(caller, 'GET', `invoices?${page}`)).body.error, 'validation_failed')
+  }
 })
 
 /** The file of an invoice, as it comes. */
@@ -302,6 +307,45 @@ t.test('an invoice has the reference of the payment method that it is to be paid
   t.strictSame(await shown(), ['PO 1', note], 'also where nothing is to pay')
 })
 
+t.test('nothing that costs something is invoiced while nobody is named who sells, and nothing is changed', async (t) => {
+  const own = await startApp(t, { INVOICE_SELLER_NAME: '', RATE_LIMIT_BILLING: '100' })
+  const warnings = () => own.logs.filter((line) => line.includes('INVOICE_SELLER_NAME is not set')).length
+  const caller = await own.organization({ plan: 'free' })
+  const books = async () => (await Promise.all(['invoices', 'charges', 'subscriptions', 'audit_events'].map((table) =>
+    own.sql(`SELECT * FROM ${table} WHERE organization_id = '${caller.organization}'`)))).map(({ length }) => length)
+  for (const answer of [await charge(caller, 5), await subscribe(caller)]) {
+    t.strictSame([answer.status, answer.body.error], [503, 'invoicing_unavailable'])
+  }
+  t.strictSame(await books(), [0, 0, 0, 0])
+  t.equal((await caller.call('GET', '/organization')).body.data.attributes.plan_name, 'free')
+  await own.sql("INSERT INTO coupons (code, percent_off) VALUES ('GIFT', 100)")
+  await bill(caller, 'POST', 'coupons', { code: 'GIFT' })
+  t.equal((await subscribe(caller)).status, 201, 'what costs nothing needs nobody who sells it')
+  await bill(caller, 'DELETE', 'coupons')
+  const before = await books()
+  const over = `UPDATE subscriptions SET anchor = now() - interval '1 month',
+    period_start = now() - interval '1 month', period_end = now() WHERE organization_id = `
+  await own.sql(`${over}'${caller.organization}'`)
+  // Whose period is closed after it shows that the background has been there, and goes on.
+  const other = await own.organization()
+  await bill(other, 'POST', 'coupons', { code: 'GIFT' })
+  await subscribe(other)
+  for (const count of [2, 3]) {
+    await own.sql(`${over}'${other.organization}'`)
+    await background(own.app, async () => (await invoicesOf(other)).length === count)
+  }
+  t.strictSame(await books(), before, 'its period waits')
+  t.equal((await bill(caller, 'GET', 'subscription')).status, 200, 'and its subscription goes on')
+  t.equal(warnings(), 1, 'said once')
+  t.notOk(own.logs.some((line) => line.includes('the end of a period was interrupted')))
+  const app = await buildApp({
+    ...own, config: { ...own.config, invoices: service.config.invoices }, logStream: { write () {} }
+  })
+  t.teardown(() => app.close())
+  await background(app, async () => (await invoicesOf(caller)).length === 2)
+  t.equal((await invoicesOf(caller))[0]!.attributes.total, 2900, 'it is invoiced when somebody is named')
+})
+
 t.test('a file says of refunds what was paid back, and nothing of what waits to be or failed', async (t) => {
   const caller = await service.organization()
   const { id, attributes: { invoice_id } } = (await charge(caller, 1000)).body.data
@@ -370,6 +414,12 @@ t.test('another plan holds at once, and what is left of the old one is taken off
     [{ plan: 'self-hosted' }, 'plan_not_offered'], [{ plan: '' }, 'validation_failed', 'plan'],
     [{ cancel_at_period_end: true }, 'validation_failed', 'cancel_at_period_end']
   ])
+  const key = { 'idempotency-key': 'change' }
+  const once = await bill(caller, 'PATCH', 'subscription', { interval: 'year' }, key)
+  await bill(caller, 'PATCH', 'subscription', { interval: 'month' })
+  const repeated = await bill(caller, 'PATCH', 'subscription', { interval: 'year' }, key)
+  t.strictSame([repeated.headers['idempotent-replayed'], repeated.body], ['true', once.body])
+  t.equal((await bill(caller, 'GET', 'subscription')).body.data.attributes.interval, 'month', 'changed once')
 })
 
 t.test('a plan that the usage does not fit is refused, and says by what', async (t) => {
@@ -587,6 +637,11 @@ t.test('payment methods: no number of a card, one default, which a subscription 
 
 t.test('each action has ten a minute of its own, whichever path; a replay and what is refused before are none', async (t) => {
   const limited = await startApp(t, { RATE_LIMIT_BILLING: '2' })
+  const hasty = await limited.organization()
+  const several = await Promise.all(Array.from({ length: 20 }, () => charge(hasty, 5, { 'idempotency-key': 'at-once' })))
+  t.same(several.filter(({ status }) => status !== 201 && status !== 409), [])
+  t.equal((await charge(hasty, 6)).status, 201, 'what came while the first was under way counts for nothing')
+  t.equal((await charge(hasty, 7)).status, 429)
   const caller = await limited.organization()
   const published = Object.entries(limited.app.swagger().paths ?? {}).flatMap(([path, item]) =>
     Object.entries(item as Record<string, Record<string, unknown>>)
@@ -675,24 +730,25 @@ t.test('calls are counted without a write for each, and not lost with an orderly
   const caller = await own.organization({ plan: 'team' })
   await makeLevel(caller)
   const usage = async (who = caller) => (await who.call('GET', path(who, 'usage'))).body.data
+  t.equal((await usage()).attributes.api_calls.used, 0)
+  await own.app.calls.record()
   const { id, attributes } = await usage()
   t.match(id, /^\d{4}-\d\d$/)
   t.match(attributes, {
     plan: 'team',
-    api_calls: { used: 3, limit_per_minute: 100 },
+    api_calls: { used: 4, limit_per_minute: null },
     projects: { used: 1, limit: null },
     members: { used: 0, limit: 100 }
   })
   t.equal((await own.inject({ method: 'GET', url: '/api/v1/organization' })).status, 401)
-  t.equal((await usage()).attributes.api_calls.used, 4, 'what nobody let in is no call of theirs')
-  t.same(await own.sql('SELECT * FROM api_usage'), [], 'nothing is written meanwhile')
+  t.equal((await usage()).attributes.api_calls.used, 4, 'what is not recorded yet is not shown by any process')
   await own.app.calls.record()
   const recorded = () => own.sql(`SELECT calls::int AS calls FROM api_usage WHERE organization_id = '${caller.organization}'`)
-  t.same(await recorded(), [{ calls: 5 }])
-  t.equal((await usage()).attributes.api_calls.used, 5)
+  t.same(await recorded(), [{ calls: 6 }], 'what nobody let in is no call of theirs')
+  t.equal((await usage()).attributes.api_calls.used, 6)
   await Promise.all(Array.from({ length: 20 }, () => caller.call('GET', '/organization')))
   await own.app.calls.stop()
-  t.same(await recorded(), [{ calls: 26 }])
+  t.same(await recorded(), [{ calls: 27 }])
   const other = await own.organization()
   t.equal((await usage(other)).attributes.api_calls.used, 0)
 })
@@ -722,6 +778,25 @@ t.test('invoices are numbered without a gap however many are made at once, and o
   ])
   t.strictSame((await eventsOf(service, caller)).slice(-2), ['invoice.pay', 'invoice.void'])
   t.same(await rows('subscriptions', caller), [])
+
+  const [{ id: paid, amount }] = (await rows('charges', caller)).filter(({ invoice_id }) => invoice_id === id) as
+    [{ id: string, amount: string }]
+  const first = await refundCharge(service.database, paid, 1)
+  await settle(service.database, 'refund', 'paid', first)
+  const rest = await refundCharge(service.database, paid, undefined)
+  await t.rejects(refundCharge(service.database, paid, 1), { message: /cannot exceed/ }, 'nothing is left')
+  await t.rejects(refundCharge(service.database, rest, 1), { message: /There is no charge/ })
+  const voided = (await rows('charges', caller)).find(({ invoice_id }) => invoice_id === other)!
+  await t.rejects(refundCharge(service.database, voided.id as string, 1), { message: /not received/ })
+  const books = []
+  for await (const line of exportInvoices(service.database)) books.push(JSON.parse(line))
+  const { refunds } = books.find(({ charge_id }) => charge_id === paid)
+  t.match(refunds, [
+    { id: first, amount: 1, status: 'succeeded', provider_status: null, settled_at: /^\d{4}-.*Z$/ },
+    { id: rest, amount: Number(amount) - 1, status: 'pending', provider_status: null, settled_at: null }
+  ])
+  t.strictSame(books.find(({ charge_id }) => charge_id === voided.id).refunds, [])
+  t.strictSame((await eventsOf(service, caller)).slice(-3), ['refund.create', 'refund.pay', 'refund.create'])
 })
 
 t.test('the operator makes coupons, sets prices, and notes down what came and went', async (t) => {
@@ -756,6 +831,9 @@ t.test('the operator makes coupons, sets prices, and notes down what came and we
   )
   t.equal(await ok('invoice', 'export'), '')
   t.equal(await ok('refund', 'list'), '')
+  await refused(1, /There is no charge NEVER/, 'refund', 'add', '--charge', 'never')
+  await refused(2, /needs --charge ID/, 'refund', 'add', '--amount', '5')
+  await refused(2, /--amount is a whole number/, 'refund', 'add', '--charge', 'A', '--amount', '0')
   for (const of of ['invoice', 'refund']) {
     await refused(1, new RegExp(`There is no ${of} NEVER`), of, 'paid', '--id', 'never')
     await refused(2, /needs --id ID/, of, 'paid')

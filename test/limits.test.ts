@@ -210,6 +210,10 @@ t.test('a plan that allows more than the specification raises the limit, one tha
       }
     }
     isExceeded(t, await caller.call('GET', '/organization'), limit)
+    const shown = (await service.organization({ plan })).call
+    const { id } = (await shown('GET', '/organization')).body.data
+    const usage = await shown('GET', `/organizations/${id}/usage`)
+    t.equal(usage.body.data.attributes.api_calls.limit_per_minute, limit, 'the usage shows what is in force')
   }
   const stranger = await anonymous(service, '198.51.100.18')
   t.equal(limitOf(stranger), 3, 'an address has no plan')

@@ -90,7 +90,7 @@ const STATEMENTS: Record<string, number> = {
   createOrganization: 13,
   updateOrganization: 6,
   putOrganization: 6,
-  deleteOrganization: 10,
+  deleteOrganization: 11,
   listPlans: 2,
   getUsage: 2,
   getSubscription: 3,

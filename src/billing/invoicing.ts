@@ -14,6 +14,8 @@ import { fail } from '../rules/errors.ts'
 export interface Invoicing {
   /** Without a name nothing that costs something is invoiced. */
   seller: Party
+  /** Tells the operator that the name is missing. */
+  warnOfSeller: () => void
   /** What is to be read on each invoice beside that; may be empty. */
   note: string
   /** Days until an invoice is due. */
@@ -52,16 +54,30 @@ export async function holdSubscription (
 
 const DAY = 24 * 60 * 60 * 1000
 
+/** Tells the operator, once a day at most, that nobody is named who sells: what waits for that is tried again often. */
+export function createSellerWarning (warn: (line: string) => void): () => void {
+  let next = 0
+  return () => {
+    if (Date.now() < next) return
+    next = Date.now() + DAY
+    warn('INVOICE_SELLER_NAME is not set: nothing that costs something is invoiced, and subscriptions wait for it')
+  }
+}
+
 /**
  * Makes the next invoice of an organization, which the caller holds, and the charge that asks for what is to pay.
- * Nothing to pay is paid.
+ * Nothing to pay is paid. 503 where nobody is named who sells: an invoice is made for good.
  */
 export async function issueInvoice (
-  db: Db, { seller, note, dueDays, provider }: Invoicing, account: Account, invoice: NewInvoice, now: Date
+  db: Db, { seller, note, dueDays, provider, warnOfSeller }: Invoicing, account: Account, invoice: NewInvoice, now: Date
 ): Promise<{ invoice_id: string, charge: Charge | undefined }> {
   const { organization_id } = account
   const { currency, lines, discount, usesCredit } = invoice
   const subtotal = lines.reduce((sum, { amount }) => sum + amount, 0)
+  if (subtotal > discount && seller.name === '') {
+    warnOfSeller()
+    fail('invoicing_unavailable')
+  }
   const credit = usesCredit ? await takeCredit(db, organization_id, currency, subtotal - discount) : 0
   const total = subtotal - discount - credit
   const method = invoice.method ?? await findDefaultMethod(db, organization_id)

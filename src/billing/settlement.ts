@@ -1,13 +1,15 @@
+import { ulid } from 'ulidx'
 import type { Db } from '../db/database.ts'
 import { recordEvent, systemOf, type Actor, type AuditEvent } from '../repositories/audit.ts'
 import { giveCredit } from '../repositories/billing.ts'
 import {
-  findInvoice, lockCharge, lockInvoice, lockRefund, settleCharge, settleCharges, settleInvoice, settleRefund,
-  updateNoted, updateReported, type Charge, type Refund
+  createRefund, findInvoice, lockCharge, lockInvoice, lockRefund, settleCharge, settleCharges, settleInvoice,
+  settleRefund, updateNoted, updateReported, type Charge, type Refund
 } from '../repositories/invoices.ts'
 import { lockPlan } from '../repositories/plans.ts'
 import { refundableOf } from '../rules/billing.ts'
-import { isUnanswered, type Outcome } from './provider.ts'
+import { fail } from '../rules/errors.ts'
+import { holderOf, isUnanswered, type Outcome } from './provider.ts'
 
 // What becomes of invoices, charges and refunds. Each holds its organization (`lockPlan`) and then what it changes in
 // the order of `holdAccount`; of an organization that is gone the books alone.
@@ -56,6 +58,44 @@ async function closeInvoice (
 }
 
 const outcomeOf = (status: 'paid' | 'void') => status === 'paid' ? 'succeeded' : 'failed'
+
+/**
+ * Gives back a charge that was received, or a part of it; all that is left when no amount is named. The caller holds
+ * the organization, unless that is gone, and records the event.
+ */
+export async function giveBack (
+  db: Db, organizationId: string, chargeId: string, { amount, reason }: { amount?: number, reason?: string }
+): Promise<{ refund: Refund, charge: Charge, event: AuditEvent }> {
+  const charge = await lockCharge(db, organizationId, chargeId) ?? fail('not_found')
+  if (charge.status !== 'succeeded') fail('charge_not_settled')
+  const left = refundableOf((await findInvoice(db, organizationId, charge.invoice_id))!, charge)
+  const its = amount ?? left
+  if (its > left || left === 0) fail('refund_exceeds_charge', { left })
+  const refund = await createRefund(db, {
+    charge, id: ulid(), provider: holderOf(charge), amount: its, reason: reason ?? null
+  })
+  const { id, currency } = charge
+  return {
+    refund,
+    charge,
+    event: {
+      action: 'refund.create',
+      resource_type: 'refund',
+      resource_id: refund.id,
+      details: { amount: its, currency, charge_id: id }
+    }
+  }
+}
+
+/** Gives back a charge by the operator, also of an organization that is gone; the refund. */
+export async function addRefund (
+  db: Db, actor: Actor, chargeId: string, refund: { amount?: number }
+): Promise<Refund> {
+  await lockPlan(db, actor.organization_id)
+  const given = await giveBack(db, actor.organization_id, chargeId, refund)
+  await recordEvent(db, actor, given.event)
+  return given.refund
+}
 
 /** Notes down what became of a refund; undefined when that is known already. */
 export async function payBack (

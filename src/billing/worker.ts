@@ -1,6 +1,7 @@
 import { databaseError, transaction, type Db } from '../db/database.ts'
 import { claimCharge, claimRefund, type Charge, type Refund } from '../repositories/invoices.ts'
 import { listDue } from '../repositories/subscriptions.ts'
+import { ApiError } from '../rules/errors.ts'
 import { createBackground, type Background } from '../vault/background.ts'
 import type { Invoicing } from './invoicing.ts'
 import type { Outcome, Provider } from './provider.ts'
@@ -147,6 +148,8 @@ const attemptsIn = (log: Log) => async (what: string, of: object, work: () => Pr
   try {
     await work()
   } catch (error) {
+    // That has a warning of its own.
+    if (error instanceof ApiError && error.code === 'invoicing_unavailable') return
     log.warn({ err: databaseError(error), ...of }, `${what} was interrupted, and is tried again`)
   }
 }

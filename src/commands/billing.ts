@@ -1,11 +1,12 @@
 import type { Interval } from '../../schemas/billing.ts'
-import { payBack, payInvoice, voidInvoice, type Note } from '../billing/settlement.ts'
+import { addRefund, payBack, payInvoice, voidInvoice, type Note } from '../billing/settlement.ts'
 import { transaction, type Database, type Db } from '../db/database.ts'
 import { operatorOf, type Actor } from '../repositories/audit.ts'
 import { createCoupon, endCoupon, listCoupons, type NewCoupon } from '../repositories/billing.ts'
 import { findOwner, listAllInvoices, listPendingRefunds } from '../repositories/invoices.ts'
 import { updatePrice } from '../repositories/plans.ts'
 import { formatMoney, invoiceNumber } from '../rules/billing.ts'
+import { ApiError } from '../rules/errors.ts'
 import { StartError } from './open.ts'
 
 /** Makes a coupon. Throws a StartError when its code is taken. */
@@ -53,6 +54,24 @@ export async function * describeRefunds ({ db }: Database): AsyncGenerator<strin
         id, organization_id, formatMoney(amount, charge.currency), charge.id, created_at.toISOString(), provider
       ].join('\t')
     }
+  }
+}
+
+/**
+ * Gives back what was received of a charge, or a part of it, also when its organization is gone; the refund's id.
+ * Throws a StartError when there is no such charge, or not that much left of it.
+ */
+export async function refundCharge (
+  { db: handle }: Database, charge: string, amount: number | undefined
+): Promise<string> {
+  try {
+    return await transaction(handle, async (db) => {
+      const organization = await findOwner(db, 'charge', charge)
+      if (organization === undefined) throw new StartError(`There is no charge ${charge}`)
+      return (await addRefund(db, operatorOf(organization), charge, amount === undefined ? {} : { amount })).id
+    })
+  } catch (error) {
+    throw error instanceof ApiError ? new StartError(error.message) : error
   }
 }
 

@@ -43,7 +43,7 @@ export function installIdempotency (app: FastifyInstance) {
 /**
  * Makes a change, in one transaction with its events and with its answer, and answers it. The change is counted in its
  * route's `limitOfEffect` right before. A request that repeats one with the same `Idempotency-Key` gets the first
- * answer; one that is another request 422; one that comes while the first is under way 409.
+ * answer; one that is another request 422; one that comes while the first is under way 409: none of them counts.
  */
 export async function changeOnce (
   app: FastifyInstance, request: FastifyRequest, reply: FastifyReply, change: (db: Db) => Promise<Change>
@@ -51,7 +51,7 @@ export async function changeOnce (
   const asked = askedBy(request)
   const known = asked && await findAnswer(app.reads, asked.owner)
   if (asked && known) return replay(reply, asked, known)
-  if (request.routeOptions.config.limitOfEffect !== undefined) await app.countEffect(request, reply)
+  let isCounted = request.routeOptions.config.limitOfEffect === undefined
   const made = await transaction(app.db, async (db): Promise<Change | KnownAnswer> => {
     if (asked) {
       if (!await tryLockKey(db, asked.owner)) fail('conflict')
@@ -59,6 +59,9 @@ export async function changeOnce (
       const first = await findAnswer(db, asked.owner)
       if (first) return first
     }
+    // Once, also where the transaction is tried again.
+    if (!isCounted) await app.countEffect(request, reply)
+    isCounted = true
     const made = await change(db)
     if (asked) {
       await createAnswer(db, asked.owner, { request: asked.mac, status: made.status, answer: { body: made.body } })

@@ -49,6 +49,14 @@ export interface Consume {
   isPast (group: LimitGroup, key: string): boolean
 }
 
+const withPlan = (configured: number, fromPlan: number) =>
+  fromPlan > OF_SPECIFICATION ? Math.max(configured, fromPlan) : configured
+
+/** How many requests a minute an organization has whose plan allows so many; null where nothing limits them. */
+export function requestsOf ({ rateLimits }: Pick<Config, 'rateLimits'>, fromPlan: number): number | null {
+  return rateLimits.api === 0 ? null : withPlan(rateLimits.api, fromPlan)
+}
+
 /**
  * One limiter per group, in fixed windows. (The plugin's own per-route limits would give every route a bucket of its
  * own, fastify-rate-limit #463.)
@@ -60,9 +68,7 @@ export async function installLimits (app: FastifyInstance, counters: Counters = 
   const limiters = new Map(Object.entries(LIMITS).map(([group, { setting, window, ...more }]) => {
     const configured = app.config.rateLimits[setting] * ('times' in more ? more.times : 1)
     const options = {
-      max: (request: FastifyRequest) => group === 'api' && request.limitFromPlan > OF_SPECIFICATION
-        ? Math.max(configured, request.limitFromPlan)
-        : configured,
+      max: (request: FastifyRequest) => group === 'api' ? withPlan(configured, request.limitFromPlan) : configured,
       timeWindow: window,
       keyGenerator: (request: FastifyRequest) => request.limitKey,
       group

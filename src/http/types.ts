@@ -99,7 +99,14 @@ declare module 'fastify' {
     /** Takes away the rows of what was purged or deleted. */
     removals: { start (): void, wake (): void }
     /** How this service makes invoices. */
-    invoicing: { seller: Party, note: string, dueDays: number, paymentDetails: string, provider: { name: string } }
+    invoicing: {
+      seller: Party
+      warnOfSeller: () => void
+      note: string
+      dueDays: number
+      paymentDetails: string
+      provider: { name: string }
+    }
     /** Renews subscriptions and tells the payment provider. */
     billing: { start (): void, wake (): void, stop (): Promise<void> }
     /** Counts the calls of each organization. */

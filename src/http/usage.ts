@@ -4,8 +4,6 @@ import { recordCalls } from '../repositories/usage.ts'
 
 /** Counts the calls of each organization, without a write for each. */
 export interface CallCounter {
-  /** Calls that are not recorded yet. */
-  of (organizationId: string): number
   /** Records what was counted since the last time. What cannot be recorded now is kept for the next. */
   record (): Promise<void>
   start (): void
@@ -21,7 +19,6 @@ const RECORD_EVERY = 10_000
  */
 export function countCalls (app: FastifyInstance, db: Db): CallCounter {
   let counts = new Map<string, number>()
-  let recording: Map<string, number> = new Map()
   let underWay = Promise.resolve()
   let timer: NodeJS.Timeout | undefined
 
@@ -42,7 +39,7 @@ export function countCalls (app: FastifyInstance, db: Db): CallCounter {
 
   async function recordCounted () {
     if (counts.size === 0) return
-    recording = counts
+    const recording = counts
     counts = new Map()
     try {
       await recordCalls(db, recording)
@@ -50,11 +47,9 @@ export function countCalls (app: FastifyInstance, db: Db): CallCounter {
       for (const [id, calls] of recording) add(id, calls)
       app.log.warn({ err: databaseError(error) }, 'calls were not recorded: they are, with the next ones')
     }
-    recording = new Map()
   }
 
   return {
-    of: (id) => (counts.get(id) ?? 0) + (recording.get(id) ?? 0),
     record,
     start () {
       timer = setInterval(() => { record() }, RECORD_EVERY)

@@ -11,6 +11,7 @@ import { requireConfirmation } from '../http/confirmation.ts'
 import { chooseSlug, orSlugTaken, refuseReserved } from '../http/slugs.ts'
 import type { Domain } from '../http/types.ts'
 import { recordEvent } from '../repositories/audit.ts'
+import { endUntoldCharges } from '../repositories/invoices.ts'
 import {
   deleteOrganization, listOrganizations, lockEverybody, readOrganization, updateOrganization,
   type ShownOrganization
@@ -133,6 +134,7 @@ export const organizations: Domain = async (app) => {
       const { id } = principalOf(request).organization
       await transaction(app.db, async (db) => {
         const { members, tokens } = await lockEverybody(db, id)
+        await endUntoldCharges(db, id)
         // Before the delete: whoever asks for it is one of those who go.
         await recordEvent(db, actorOf(request), {
           action: 'organization.delete',

@@ -6,7 +6,7 @@ import {
 import { OrganizationParams } from '../../schemas/organizations.ts'
 import { ListQuery, NoContent } from '../../schemas/shapes.ts'
 import { holdAccount, issueInvoice } from '../billing/invoicing.ts'
-import { holderOf } from '../billing/provider.ts'
+import { giveBack } from '../billing/settlement.ts'
 import { readNow, type Db } from '../db/database.ts'
 import { principalOf } from '../http/actor.ts'
 import { changeOnce } from '../http/idempotency.ts'
@@ -16,11 +16,9 @@ import {
   listPaymentMethods, redeemCoupon, updateCoupon, updateDefaultMethod, updateDetails, type Coupon as CouponRow,
   type PaymentMethodRow
 } from '../repositories/billing.ts'
-import {
-  createRefund, findInvoice, lockCharge, type Charge as ChargeRow, type Refund as RefundRow
-} from '../repositories/invoices.ts'
+import type { Charge as ChargeRow, Refund as RefundRow } from '../repositories/invoices.ts'
 import { findSubscription } from '../repositories/subscriptions.ts'
-import { refundableOf, refuseCardNumbers } from '../rules/billing.ts'
+import { refuseCardNumbers } from '../rules/billing.ts'
 import { fail, refuse } from '../rules/errors.ts'
 import { pageMeta, pageOf } from '../rules/pagination.ts'
 
@@ -139,7 +137,7 @@ export const payments: Domain = async (app) => {
       repeatable: true,
       judge,
       audit: 'charge.create',
-      errors: ['card_number_refused']
+      errors: ['card_number_refused', 'invoicing_unavailable']
     },
     schema: {
       operationId: 'createCharge',
@@ -203,23 +201,8 @@ export const payments: Domain = async (app) => {
       const organizationId = principalOf(request).organization.id
       const answer = await changeOnce(app, request, reply, async (db) => {
         await holdAccount(db, organizationId)
-        const charge = await lockCharge(db, organizationId, request.params.charge) ?? fail('not_found')
-        if (charge.status !== 'succeeded') fail('charge_not_settled')
-        const invoice = await findInvoice(db, organizationId, charge.invoice_id)
-        const left = refundableOf(invoice!, charge)
-        const { amount = left, reason = null } = request.body
-        if (amount > left || left === 0) fail('refund_exceeds_charge', { left })
-        const refund = await createRefund(db, { charge, id: ulid(), provider: holderOf(charge), amount, reason })
-        return {
-          status: 201,
-          body: { data: toRefund(refund, charge) },
-          events: [{
-            action: 'refund.create',
-            resource_type: 'refund',
-            resource_id: refund.id,
-            details: { amount, currency: charge.currency, charge_id: charge.id }
-          }]
-        }
+        const { refund, charge, event } = await giveBack(db, organizationId, request.params.charge, request.body)
+        return { status: 201, body: { data: toRefund(refund, charge) }, events: [event] }
       })
       app.billing.wake()
       return answer

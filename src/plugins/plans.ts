@@ -1,6 +1,7 @@
 import { PlanList, Usage } from '../../schemas/billing.ts'
 import { OrganizationParams } from '../../schemas/organizations.ts'
 import { principalOf } from '../http/actor.ts'
+import { requestsOf } from '../http/limits.ts'
 import type { Domain } from '../http/types.ts'
 import { listPlans } from '../repositories/plans.ts'
 import { findUsage } from '../repositories/usage.ts'
@@ -39,7 +40,7 @@ export const plans: Domain = async (app) => {
             plan: plan.name,
             period_start,
             period_end,
-            api_calls: { used: calls + app.calls.of(id), limit_per_minute: plan.api_per_minute },
+            api_calls: { used: calls, limit_per_minute: requestsOf(app.config, plan.api_per_minute) },
             projects: { used: projects, limit: plan.max_projects },
             members: { used: members, limit: plan.max_members },
             bytes: { used: bytes, limit: plan.max_bytes }

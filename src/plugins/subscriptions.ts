@@ -48,7 +48,7 @@ export const subscriptions: Domain = async (app) => {
       repeatable: true,
       judge,
       audit: 'subscription.create',
-      errors: ['subscription_exists', 'plan_not_offered', 'plan_limit_reached', 'card_number_refused']
+      errors: ['subscription_exists', 'plan_not_offered', 'plan_limit_reached', 'card_number_refused', 'invoicing_unavailable']
     },
     schema: {
       operationId: 'createSubscription',
@@ -84,9 +84,10 @@ export const subscriptions: Domain = async (app) => {
       at: 'organization',
       also: FLAT,
       limitOfEffect: 'billing',
+      repeatable: true,
       judge,
       audit: 'subscription.update',
-      errors: ['no_subscription', 'plan_not_offered', 'plan_limit_reached', 'card_number_refused']
+      errors: ['no_subscription', 'plan_not_offered', 'plan_limit_reached', 'card_number_refused', 'invoicing_unavailable']
     },
     schema: {
       operationId: 'updateSubscription',
@@ -126,7 +127,7 @@ export const subscriptions: Domain = async (app) => {
       also: FLAT,
       limitOfEffect: 'billing',
       audit: 'subscription.cancel',
-      errors: ['no_subscription']
+      errors: ['no_subscription', 'invoicing_unavailable']
     },
     schema: {
       operationId: 'cancelSubscription',
@@ -153,7 +154,7 @@ export const subscriptions: Domain = async (app) => {
       limitOfEffect: 'billing',
       repeatable: true,
       audit: 'subscription.resume',
-      errors: ['no_subscription']
+      errors: ['no_subscription', 'invoicing_unavailable']
     },
     schema: {
       operationId: 'resumeSubscription',

@@ -49,9 +49,11 @@ export async function findInvoice (
   return row
 }
 
-/** Which organization an invoice or a refund is of: the operator names it by its id alone. */
-export async function findOwner (db: Db, of: 'invoice' | 'refund', id: string): Promise<string | undefined> {
-  const table = of === 'invoice' ? invoices : refunds
+const BOOKS = { invoice: invoices, charge: charges, refund: refunds }
+
+/** Which organization an invoice, charge or refund is of: the operator names it by its id alone. */
+export async function findOwner (db: Db, of: keyof typeof BOOKS, id: string): Promise<string | undefined> {
+  const table = BOOKS[of]
   const [row] = await db.select({ id: table.organization_id }).from(table).where(eq(table.id, id)).limit(1)
   return row?.id
 }
@@ -83,14 +85,25 @@ export async function settleInvoice (
 
 /** An invoice with what became of its charge: here, by the operator's note, and at the provider. */
 export type BookedInvoice = InvoiceRow &
-  Record<'charge_status' | 'noted_status' | 'provider_status', PaymentStatus | null>
+  Record<'charge_status' | 'noted_status' | 'provider_status', PaymentStatus | null> & { refunds: BookedRefund[] }
+
+/** What became of a refund, here and at the provider. */
+export type BookedRefund = Pick<Refund, 'id' | 'amount' | 'status' | 'provider_status' | 'settled_at'>
+
+const bookedRefunds = sql<BookedRefund[]>`coalesce((
+  SELECT jsonb_agg(jsonb_build_object('id', ${refunds.id}, 'amount', ${refunds.amount}, 'status', ${refunds.status},
+    'provider_status', ${refunds.provider_status}, 'settled_at', ${refunds.settled_at}) ORDER BY ${refunds.id})
+  FROM ${refunds}
+  WHERE ${refunds.organization_id} = ${charges.organization_id} AND ${refunds.charge_id} = ${charges.id}), '[]'::jsonb)`
+  .mapWith((list: BookedRefund[]) => list.map((refund) =>
+    ({ ...refund, settled_at: refund.settled_at && new Date(refund.settled_at) })))
 
 /** Every invoice of the installation, those of organizations that are gone too, a part at a time by its place. */
 export async function listAllInvoices (
   db: Db, after: { organization_id: string, number: number }
 ): Promise<BookedInvoice[]> {
   const { status: charge_status, noted_status, provider_status } = charges
-  const booked = { ...columns, charge_status, noted_status, provider_status }
+  const booked = { ...columns, charge_status, noted_status, provider_status, refunds: bookedRefunds }
   return db.select(booked).from(invoices).leftJoin(charges, itsCharge)
     .where(sql`(${invoices.organization_id}, ${invoices.number}) > (${after.organization_id}, ${after.number})`)
     .orderBy(asc(invoices.organization_id), asc(invoices.number)).limit(200)
@@ -136,6 +149,17 @@ export async function settleCharge (
   db: Db, organizationId: string, id: string, status: 'succeeded' | 'failed'
 ): Promise<void> {
   await db.update(charges).set({ status, settled_at: sql`now()` }).where(oneCharge(organizationId, id))
+}
+
+/**
+ * Ends the charges of an organization that goes which their provider was never told of: nobody is asked for the money
+ * any more. Their invoices stay open for the operator's books, as do refunds: that is owed whoever is gone.
+ */
+export async function endUntoldCharges (db: Db, organizationId: string): Promise<void> {
+  await db.update(charges).set({ status: 'failed', settled_at: sql`now()`, submitted_at: untoldNoMore(charges) })
+    .where(and(
+      eq(charges.organization_id, organizationId), eq(charges.status, 'pending'), isNull(charges.asked_at)
+    ))
 }
 
 // What has an outcome needs to be told to no provider any more. But what was asked stays to be asked, by its id, until

@@ -68,7 +68,12 @@ export async function startApp (
   const keyring = createKeyring([parseMasterKey(generateMasterKey().text)])
   await openRows(database, keyring)
   const config = loadConfig({
-    RATE_LIMIT_API: '0', RATE_LIMIT_OAUTH: '0', RATE_LIMIT_KEY_ROTATION: '0', RATE_LIMIT_BILLING: '0', ...env
+    RATE_LIMIT_API: '0',
+    RATE_LIMIT_OAUTH: '0',
+    RATE_LIMIT_KEY_ROTATION: '0',
+    RATE_LIMIT_BILLING: '0',
+    INVOICE_SELLER_NAME: 'Strongroom Ltd',
+    ...env
   })
   const logs: string[] = []
   const app = await buildApp({ config, database, keyring, costs, logStream: { write: (line) => logs.push(line) } })

@@ -85,7 +85,7 @@ export const EXCEPTIONS: { what: RegExp, why: string }[] = [
     why: 'what the background worker has to tell the payment provider'
   },
   {
-    what: /^select organization_id from (?:invoices|refunds) where (?:invoices|refunds)\.id = \$1 limit \$2$/,
+    what: /^select organization_id from (?:invoices|charges|refunds) where (?:invoices|charges|refunds)\.id = \$1 limit \$2$/,
     why: 'the operator names an invoice or a refund by its id, and learns the organization'
   },
   { what: /^select .* from refunds .*where \(refunds\.status = \$1 and refunds\.id > \$2\) order/, why: 'what the operator has to pay back' },

@@ -7,7 +7,7 @@ import { parse } from './words.ts'
 export const noun: Noun = {
   help: `  invoice paid --id ID                    note down that a wire transfer came in
   invoice void --id ID                    note down that an invoice asks for nothing any more
-  invoice export                          every invoice as a line of JSON, those of deleted organizations too
+  invoice export                          every invoice with its refunds as JSON, of deleted organizations too
 `,
 
   run: verbs('invoice', {

@@ -1,16 +1,27 @@
-import { describeRefunds } from '../billing.ts'
+import { MOST_AMOUNT } from '../../../schemas/billing.ts'
+import { describeRefunds, refundCharge } from '../billing.ts'
 import { verbs, withDatabase, type Noun } from './noun.ts'
 import { noteDown } from './settling.ts'
-import { parse } from './words.ts'
+import { numberOf, parse, UsageError } from './words.ts'
 
 /** `refund` and what it takes. */
 export const noun: Noun = {
-  help: `  refund paid --id ID                     note down that a refund went out
+  help: `  refund add --charge ID [--amount N]     give back what was received of a charge, or a part of it
+  refund paid --id ID                     note down that a refund went out
   refund failed --id ID                   note down that it did not: it is left of its charge again
   refund list                             refunds that wait to be paid
 `,
 
   run: verbs('refund', {
+    add: async (args, env) => {
+      const { charge, amount: text } = parse(args, { charge: { type: 'string' }, amount: { type: 'string' } })
+      if (!charge) throw new UsageError('refund add needs --charge ID')
+      const amount = numberOf('--amount', text, MOST_AMOUNT) ?? undefined
+      return withDatabase(env, async (database) => {
+        process.stdout.write(`Refund ${await refundCharge(database, charge.toUpperCase(), amount)}\n`)
+      })
+    },
+
     paid: async (args, env) => noteDown('refund', 'paid', args, env),
     failed: async (args, env) => noteDown('refund', 'failed', args, env),
 
