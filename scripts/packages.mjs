@@ -1,7 +1,7 @@
 // Lays packages of very many files beside the code as few: Node.js takes a third of a millisecond and more for each
 // file of an ES module, and what a start needs of these two is 360 of them. In `dist/node_modules` the code finds them
 // first; the sources name the packages, and know nothing of it.
-import { readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
+import { existsSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { fileURLToPath } from 'node:url'
 import { build } from 'esbuild'
@@ -31,8 +31,10 @@ for (const name of PACKAGES) {
   writeFileSync(join(folder, 'package.json'), JSON.stringify({ name, type: 'module', exports }))
 }
 
+// Of what has a source: nothing takes out of `dist` what a deleted one left there.
 function importsOfCode () {
-  const files = readdirSync('dist', { recursive: true }).filter((file) => file.endsWith('.js'))
+  const files = readdirSync('dist', { recursive: true })
+    .filter((file) => file.endsWith('.js') && existsSync(file.replace(/\.js$/, '.ts')))
   return [...new Set(files.flatMap((file) =>
     [...readFileSync(join('dist', file), 'utf8').matchAll(/\b(?:from |import\()'([^'.][^']*)'/g)].map(([, path]) => path)))]
 }

@@ -14,7 +14,7 @@ import { beside } from './helpers/statements.ts'
 // The server process itself is killed with SIGKILL while it writes, again and again on the same database. Whatever it
 // had acknowledged has to be there; a request that was never answered may have taken effect or not.
 
-const KILLS = LONG ? { postgres: 10, embedded: 10 } : { postgres: 4, embedded: 2 }
+const KILLS = LONG ? { postgres: 10, embedded: 10 } : { postgres: 10, embedded: 2 }
 const WRITERS = 4
 
 /** What is recorded of each kind of change. */

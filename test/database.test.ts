@@ -15,6 +15,7 @@ import {
 } from '../src/db/database.ts'
 import { crc32c, unpackCluster } from '../src/db/cluster.ts'
 import { TEMPLATE } from '../src/db/embedded.ts'
+import { DEADLINE, MAX_WAIT, MAX_WAITING } from '../src/db/guard.ts'
 import { migrateSchema } from '../src/db/migrate.ts'
 import { createWatchdog } from '../src/db/watchdog.ts'
 import { LONG } from './helpers/long.ts'
@@ -294,6 +295,22 @@ t.test('PostgreSQL', { skip: hasPostgres() ? false : 'PostgreSQL is not installe
     t.same(uncaught, [])
   })
   let next = 500
+
+  await t.test('RL-05 RL-06 RL-07 what is waited for ends: each deadline before that of whoever waits behind it', async t => {
+    const { db, reads, lists, pages } = database
+    const milliseconds = async (handle: Db, name: string) => {
+      const rows = await handle.execute(sql`SELECT setting::int FROM pg_settings WHERE name = ${name}`)
+      return (rows as unknown as { setting: number }[])[0]!.setting
+    }
+    for (const handle of new Set([db, reads, lists, pages])) {
+      const lock = await milliseconds(handle, 'lock_timeout')
+      const statement = await milliseconds(handle, 'statement_timeout')
+      const idle = await milliseconds(handle, 'idle_in_transaction_session_timeout')
+      t.ok(lock > 0 && lock < statement && statement < DEADLINE, `${lock} ms for a lock, ${statement} ms in all`)
+      t.ok(idle > 0 && idle <= 5_000, `${idle} ms without a statement`)
+    }
+    t.ok(MAX_WAIT <= 2_000 && DEADLINE <= 4_000 && MAX_WAITING <= 200, 'an answer within five seconds')
+  })
 
   await t.test('what its role was set to changes neither names nor moments, nor where tables are made', async t => {
     const admin = postgres(server.url, { max: 1, onnotice: () => {} })

@@ -29,7 +29,11 @@ export function createMailer ({ smtp, mailFrom, publicUrl }: Config, log: (line:
       try {
         // The address is an object, so that it is not parsed: what it holds cannot become a second recipient.
         const { to, subject, text } = mail
-        transport ??= openTransport(smtp)
+        transport ??= openTransport(smtp).catch((error) => {
+          // What could not be loaded now, the next mail tries again.
+          transport = undefined
+          throw error
+        })
         await (await transport).sendMail({
           from, to: { name: '', address: to }, subject, text, headers: { 'Auto-Submitted': 'auto-generated' }
         })
