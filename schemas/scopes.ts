@@ -35,7 +35,7 @@ export const SCOPES = {
   'member:create': 'Add members',
   'member:read': 'View members',
   'member:update': 'Update member permissions',
-  'member:delete': 'Remove members',
+  'member:delete': 'Remove members, and leave',
   'billing:read': 'View billing information',
   'billing:write': 'Manage subscriptions and payments'
 } as const

@@ -10,7 +10,8 @@ import { transaction } from '../src/db/database.ts'
 import { deleteOrganization } from '../src/repositories/organizations.ts'
 import { MOST_OWNED } from '../schemas/organizations.ts'
 import { SCOPE_NAMES } from '../schemas/scopes.ts'
-import { MOST_OF_ONE, MOST_TO_ADDRESS, MOST_UNDER_WAY } from '../src/mail/outbox.ts'
+import { createMailer } from '../src/mail/mailer.ts'
+import { createOutbox, MOST_OF_ONE, MOST_TO_ADDRESS, MOST_UNDER_WAY } from '../src/mail/outbox.ts'
 import { startApp, type Answer, type TestApp } from './helpers/app.ts'
 import { crowd, issuePair, makePerson, tokensFor } from './helpers/people.ts'
 import { freePort } from './helpers/postgres.ts'
@@ -310,19 +311,22 @@ const until = async (condition: () => boolean) => {
 const isCutOff = (t: Test, message: string) =>
   t.match(message, /^There are too many e-mails at the moment.*They accept on .*user password --email ADDRESS$/)
 
-t.test('mails of organizations take turns; one that fills its share is told, and takes nothing from others', async (t) => {
+t.test('mails take turns; whoever fills their share, through two organizations, is told, and takes nothing from others', async (t) => {
   const server = await startMailServer(t)
   const on = await startApp(t, { SMTP_URL: `smtp://127.0.0.1:${server.port}` })
-  const [busy, other] = await Promise.all([0, 1].map(async () => {
-    const { token, organization } = await on.organization()
-    return inviter(on, token, organization)
-  })) as [ReturnType<typeof inviter>, ReturnType<typeof inviter>]
+  const places = [await on.organization(), await on.organization()]
+  const sender = await makePerson(on, Object.fromEntries(places.map(({ organization }) => [organization, 'owner'])))
+  const { access } = await issuePair(on, sender, SCOPE_NAMES)
+  const busy = places.map(({ organization }) => inviter(on, access, organization))
+  const { token, organization } = await on.organization()
+  const other = inviter(on, token, organization)
   const rosa = await makePerson(on)
   await crowd(on, rosa, 'owner', MOST_OWNED / 2)
   let last = 0
   const newcomer = () => `newcomer-${++last}@nimbus.example`
-  const invite = async (by: typeof busy, email: string) =>
-    (await by.send('POST', '', { email, role: 'owner' })).body.message as string
+  let turns = 0
+  const invite = async (by: typeof other | typeof busy, email: string) =>
+    (await (Array.isArray(by) ? by[++turns % 2]! : by).send('POST', '', { email, role: 'owner' })).body.message as string
 
   server.hold()
   for (let i = 1; i <= MOST_UNDER_WAY; i++) {
@@ -331,7 +335,8 @@ t.test('mails of organizations take turns; one that fills its share is told, and
   }
   for (let i = 1; i < MOST_OF_ONE; i++) t.equal(await invite(busy, newcomer()), ON_ITS_WAY)
   for (let i = 1; i <= 3; i++) {
-    t.equal((await busy.send('POST', '', { email: `newcomer-${i}@nimbus.example`, role: 'owner' })).status, 422)
+    const again = { email: `newcomer-${i}@nimbus.example`, role: 'owner' }
+    t.equal((await busy[i % 2]!.send('POST', '', again)).status, 422)
   }
   t.equal(await invite(busy, newcomer()), ON_ITS_WAY, 'what was refused took no room')
 
@@ -345,7 +350,8 @@ t.test('mails of organizations take turns; one that fills its share is told, and
   const lines = on.logs.filter((line) => line.includes('is not sent'))
   t.equal(lines.length, 2)
   for (const line of lines) {
-    t.match(line, `A mail of the organization ${busy.organization} is not sent: too many are waiting`)
+    t.match(line, /A mail of the organization \w+ is not sent: too many are waiting/)
+    t.ok(busy.some(({ organization }) => line.includes(organization)))
     t.notMatch(line, 'nimbus.example', 'no address in the log')
   }
 
@@ -355,12 +361,68 @@ t.test('mails of organizations take turns; one that fills its share is told, and
     server.release(1)
     await until(() => server.mails.length === MOST_UNDER_WAY + many)
   }
-  t.ok(server.mails.some(({ to }) => to.includes(turn)), 'the other organization was next')
+  t.ok(server.mails.some(({ to }) => to.includes(turn)), 'the other one was next')
   const again = newcomer()
   t.equal(await invite(busy, again), ON_ITS_WAY, 'there is room again')
   server.release()
   await until(() => server.mails.length === MOST_UNDER_WAY + MOST_OF_ONE + 2)
   t.equal(new Set(server.mails.flatMap(({ to }) => to)).size, server.mails.length, 'each mail arrived once')
+})
+
+t.test('whoever has nothing waiting has room and is next, however many fill their share, through however many organizations', async (t) => {
+  const server = await startMailServer(t)
+  const lines: string[] = []
+  const log = (line: string) => lines.push(line)
+  const outbox = createOutbox(
+    createMailer(loadConfig({ SMTP_URL: `smtp://127.0.0.1:${server.port}` }), log), true, log
+  )
+  let last = 0
+  const post = (person: number | null, organization: string) => {
+    const to = `newcomer-${++last}@nimbus.example`
+    const room = outbox.reserve({ person, organization }, to)
+    room?.post({ userId: last, to, subject: String(person), text: organization })
+    return room === undefined ? undefined : to
+  }
+  const fill = (count: number, one: (n: number) => string | undefined) => {
+    let posted = 0
+    for (let n = 0; n < count; n++) for (let i = 0; i < 2 * MOST_OF_ONE && one(n) !== undefined; i++) posted++
+    return posted
+  }
+  server.hold()
+  for (let n = 1; n <= MOST_UNDER_WAY; n++) post(null, `under way ${n}`)
+  await until(() => server.mails.length === MOST_UNDER_WAY)
+
+  t.equal(fill(75, (n) => post(1, `of one person ${n}`)), MOST_OF_ONE, 'one person, through 75 organizations')
+  t.ok(post(2, 'of one person 0'), 'somebody else there')
+  t.equal(fill(3, (n) => post(3 + n, 'of many people')), MOST_OF_ONE + 2, 'one organization, but for a first of each')
+  const all = fill(100, (n) => post(100 + n, `of their own ${n}`)) + server.mails.length
+  t.ok(all < 100 * MOST_OF_ONE, 'not everybody found room for all of theirs')
+  t.notOk(post(101, 'of their own 1'), 'nor for more')
+  const newcomers = Array.from({ length: 200 }, (_, n) => post(1_000 + n, `new ${n}`))
+  t.notOk(newcomers.includes(undefined), 'a first one has room')
+  t.notOk(post(1_000, 'new 0'), 'a second one has none')
+  const nobodys = post(null, 'of nobody in particular')
+  t.ok(nobodys)
+
+  server.release()
+  await until(() => server.mails.some(({ to }) => to.includes(nobodys!)))
+  const order = server.mails.map(({ headers }) => /^Subject: (\d+)/m.exec(headers)?.[1])
+  t.ok(order.filter((person) => person === '1').length <= 2, 'whoever has many waiting waits for each')
+  await outbox.settled()
+  t.equal(server.mails.length, last - lines.length)
+  t.ok(post(1, 'of one person 0'), 'there is room again')
+  await outbox.settled()
+})
+
+t.test('an address is bounded by its mailbox, however its domain is spelled', async (t) => {
+  const server = await startMailServer(t)
+  const on = await startApp(t, { SMTP_URL: `smtp://127.0.0.1:${server.port}` })
+  const { token, organization } = await on.organization()
+  const by = inviter(on, token, organization)
+  const spellings = ['rosa@münchen.example', 'rosa@xn--mnchen-3ya.example', 'Rosa@XN--MNCHEN-3YA.example']
+  for (let i = 0; i < MOST_TO_ADDRESS.ofOne; i++) t.equal(await by.tells(spellings[i % 3]!), ON_ITS_WAY)
+  for (const spelling of spellings) isCutOff(t, await by.tells(spelling))
+  t.equal(await by.tells('iris@münchen.example'), ON_ITS_WAY, 'somebody else there')
 })
 
 t.test('nobody floods an address through many organizations, nor keeps the mails of others from it', async (t) => {

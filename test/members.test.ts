@@ -471,6 +471,39 @@ t.test('others bring somebody into half of what one can own; beyond it an invita
   await leave()
 })
 
+t.test('whoever accepts what they cannot join yet is told why, and goes on waiting', async (t) => {
+  const [full, removed] = [await nimbus(), await nimbus()]
+  const rosa = await makePerson(service)
+  const leave = await crowd(service, rosa, 'owner', MOST_OWNED)
+  for (const [{ o }, role] of [[full, 'owner'], [removed, 'member']] as const) {
+    await service.write(`INSERT INTO members (organization_id, user_id, role, status)
+      VALUES ('${o}', ${rosa.id}, '${role}', 'invited')`)
+  }
+  const browser = visitor(address)
+  const page = await browser.signIn(await browser.open('/account'), rosa.email, rosa.password)
+  const accept = (id: string) => browser.send(
+    formIn({ ...page, text: page.text.slice(page.text.indexOf('/account/invitations/accept') - 40) }), { id }
+  )
+  const told = ({ status, text }: { status: number, text: string }) =>
+    [status, /<p[^>]*role="alert"[^>]*>([^<]*)</.exec(text)?.[1] ?? '', text.includes('/account/invitations/accept')]
+  t.match(told(await accept(full.o)), [422, /own, as many organizations as anybody can/, true])
+  await leave()
+  t.equal((await accept(full.o)).status, 303)
+  t.equal((await accept(full.o)).status, 303, 'pressed twice')
+
+  // What they made before they were removed; more than goes at once.
+  await service.sql(`
+    INSERT INTO api_tokens (organization_id, name, token_hash, token_prefix, abilities, user_id)
+    SELECT '${removed.o}', 'Before', sha256(('${removed.o}/' || n)::bytea), 'dotenv_', '{}', ${rosa.id}
+    FROM generate_series(1, 1500) n`)
+  t.match(told(await accept(removed.o)), [422, /being removed: try again in a moment/, true])
+  const left = () => service.sql(`SELECT FROM api_tokens WHERE organization_id = '${removed.o}' AND user_id = ${rosa.id}`)
+  while ((await left()).length > 0) await new Promise((resolve) => { setTimeout(resolve, 20) })
+  t.equal((await accept(removed.o)).status, 303)
+  t.match(await lastEvent(removed.o), { action: 'member.join' })
+  t.match(told(await accept((await nimbus()).o)), [422, /^This invitation is not there any more/, false])
+})
+
 t.test('what somebody does is recorded in each of their organizations, however many', async (t) => {
   const { o } = await nimbus()
   const rosa = await makePerson(service, { [o]: 'member' })

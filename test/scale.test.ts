@@ -1,8 +1,12 @@
 import t from 'tap'
+import { TEAM_LIMITS } from '../schemas/teams.ts'
+import { ROLES } from '../schemas/users.ts'
 import type { Db } from '../src/db/database.ts'
 import { BY_INDEX } from '../src/db/session.ts'
 import { makeLevel, startApp, type Caller } from './helpers/app.ts'
+import { makePerson } from './helpers/people.ts'
 import { beside } from './helpers/statements.ts'
+import { visitor } from './helpers/visitor.ts'
 
 // What one tenant can make long: deep pages of a long history, the history of keys, lists and counts. The rows that
 // each node of a plan reads are counted, not the time.
@@ -222,6 +226,51 @@ t.test('a level of an organization with very many, among small ones, reads its o
     t.ok(most(reads, of('secrets')) <= 3, `${mode} plan: ${JSON.stringify(reads)}`)
     t.equal(most(reads, of('projects', 'targets', 'environments', 'encryption_keys')), 1, `${mode} plan`)
   }
+})
+
+t.test('what somebody may do through teams is found among very many of their projects by reading some of each role', onServer, async (t) => {
+  const [{ organization, call }, small] = [await service.organization(), await service.organization()]
+  await makeLevel({ organization, call } as Caller, { slug: 'held' })
+  const rosa = await makePerson(service, { [organization]: 'billing_manager', [small.organization]: 'member' })
+  const id = (of: string, n: string) => `lpad('${of}' || ${n}, 26, '0')`
+  const [teams, held] = [TEAM_LIMITS.teamsOfMember, TEAM_LIMITS.projects]
+  await service.sql(`
+    INSERT INTO projects (id, organization_id, name, slug, secret_format, encryption_type, history_policy, key_version)
+    SELECT ${id('P', 'n')}, organization_id, name, 'p-' || n, secret_format, encryption_type, history_policy, key_version
+    FROM projects, generate_series(1, ${held}) n WHERE organization_id = '${organization}'`)
+  await service.write(`INSERT INTO teams (id, organization_id, name, slug)
+    SELECT ${id('T', 'n')}, '${organization}', 'Team', 'team-' || n FROM generate_series(1, ${teams}) n`)
+  await service.write(`INSERT INTO team_members (organization_id, team_id, user_id)
+    SELECT '${organization}', ${id('T', 'n')}, ${rosa.id} FROM generate_series(1, ${teams}) n`)
+  await service.write(`INSERT INTO team_projects (organization_id, team_id, project_id, role)
+    SELECT '${organization}', ${id('T', 'n')}, ${id('P', 'p')}, CASE WHEN n = ${teams} THEN 'auditor' ELSE 'developer' END
+    FROM generate_series(1, ${teams}) n, generate_series(1, ${held}) p`)
+  await service.sql('VACUUM ANALYZE')
+  const address = await service.app.listen({ host: '127.0.0.1', port: 0 })
+  const browser = visitor(address)
+  await browser.signIn(await browser.open('/account'), rosa.email, rosa.password)
+  const query = new URLSearchParams({
+    response_type: 'code',
+    client_id: 'dotenv-cli',
+    redirect_uri: 'http://127.0.0.1:49152/callback',
+    code_challenge: 'E9Melhoa2OwvFrEMTJguCHaoeK1t8URWbuGJSstw-cM',
+    code_challenge_method: 'S256',
+    scope: 'secret:read secret:write secret:history secret:purge'
+  })
+  let page = ''
+  for (const [mode, reads] of Object.entries(await readsOf(async () => {
+    const seen = await browser.open(`/oauth/authorize?${query}`)
+    page = seen.text
+    return seen
+  }))) {
+    const inTeams = of('team_projects')
+    t.ok(reads.some(inTeams))
+    // Not every row that they hold; the plan rounds what each of many looks finds.
+    t.ok(most(reads, inTeams) <= 4 * held, `${mode} plan: ${JSON.stringify(reads)}`)
+    t.ok(most(reads, of('team_members')) <= ROLES.length * teams, `${mode} plan: ${JSON.stringify(reads)}`)
+  }
+  const offered = [...page.matchAll(/name="scope" value="([^"]+)"/g)].map(([, scope]) => scope)
+  t.strictSame(offered, ['secret:read', 'secret:write', 'secret:history'])
 })
 
 t.test('whatever a request does, its rows are found by index, of small tables too: what was changed often is not read through', onServer, async (t) => {

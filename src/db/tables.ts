@@ -460,7 +460,8 @@ export const team_projects = pgTable('team_projects', {
   primaryKey({ columns: [table.organization_id, table.team_id, table.project_id] }),
   inTeam('team_projects', table),
   inProject('team_projects', table),
-  index().on(table.organization_id, table.project_id)
+  index().on(table.organization_id, table.project_id),
+  index().on(table.organization_id, table.team_id, table.role)
 ])
 
 /** Keys of projects, every one ever used. What could help a guess is wrapped by a master key. */

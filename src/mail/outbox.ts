@@ -1,3 +1,4 @@
+import { domainToASCII } from 'node:url'
 import { LRUCache } from 'lru-cache'
 import type { Mail, Mailer } from './mailer.ts'
 
@@ -32,12 +33,17 @@ export interface Outbox {
 
 /** Mails that may be under way at once: each has its connection, and ends within the mailer's time-outs. */
 export const MOST_UNDER_WAY = 4
-/** Mails that may wait for it, of one organization: as many people as it adds in an hour, all at once. */
+/**
+ * Mails that may wait for it, of one organization and of one who sends: as many people as an organization adds in an
+ * hour, all at once.
+ */
 export const MOST_OF_ONE = 100
-// Of all together. What is left is shared out: nobody has more than this part of it waiting, so that there is room for
-// whoever has nothing in it, however many others fill their share.
+// Of all together, but for the first of each who sends, which has a place of its own: whoever has nothing waiting finds
+// room, however many others fill their share. Of what is left nobody has more than this part waiting.
 const MOST_WAITING = 4_000
 const PART = 8
+// Those places are bounded, too: by more accounts than anybody has.
+const MOST_SENDERS = 10_000
 
 /** Mails an hour to one address: of one person (of nobody in particular: of one organization), and of all together. */
 export const MOST_TO_ADDRESS = { ofOne: 10, ofAll: 30 } as const
@@ -46,8 +52,9 @@ const HOUR = 3_600_000
 const MOST_COUNTS = 20_000
 
 /**
- * Hands mails to the mailer, a few at a time, so that no request waits for a mail server. Organizations take turns, and
- * none fills what others wait in; nor does anybody keep others' mails from an address by sending to it themselves.
+ * Hands mails to the mailer, a few at a time, so that no request waits for a mail server. Those who send take turns,
+ * and of one their organizations; nobody fills what others wait in, through however many organizations. Nor does
+ * anybody keep others' mails from an address by sending to it themselves.
  */
 export function createOutbox (mailer: Mailer, isOpen: boolean, log: (line: string) => void): Outbox {
   const turns = createTurns()
@@ -63,8 +70,9 @@ export function createOutbox (mailer: Mailer, isOpen: boolean, log: (line: strin
     reserve: ({ organization, person }, address) => {
       if (!isOpen) return undefined
       const by = person === null ? organization : String(person)
-      const counts = [[`${by} ${address}`, MOST_TO_ADDRESS.ofOne], [address, MOST_TO_ADDRESS.ofAll]] as const
-      const reason = !turns.hasRoom(organization)
+      const mailbox = mailboxOf(address)
+      const counts = [[`${by} ${mailbox}`, MOST_TO_ADDRESS.ofOne], [mailbox, MOST_TO_ADDRESS.ofAll]] as const
+      const reason = !turns.hasRoom(by, organization)
         ? 'too many are waiting'
         : counts.some(([key, most]) => sent.count(key) >= most)
           ? 'there were too many to the same address'
@@ -73,17 +81,17 @@ export function createOutbox (mailer: Mailer, isOpen: boolean, log: (line: strin
         log(`A mail of the organization ${organization} is not sent: ${reason}`)
         return undefined
       }
-      turns.reserve(organization)
+      turns.reserve(by, organization)
       for (const [key] of counts) sent.add(key, 1)
       return {
         post (mail) {
-          turns.post(organization, mail)
+          turns.post(by, organization, mail)
           if (underWay.size >= MOST_UNDER_WAY) return
           const sending: Promise<void> = send().finally(() => underWay.delete(sending))
           underWay.add(sending)
         },
         release () {
-          turns.release(organization)
+          turns.release(by, organization)
           for (const [key] of counts) sent.add(key, -1)
         }
       }
@@ -92,46 +100,69 @@ export function createOutbox (mailer: Mailer, isOpen: boolean, log: (line: strin
   }
 }
 
-/** Mails that wait, and those that room is kept for; each organization's one after the other, and these in turns. */
+// Accounts tell two spellings of a domain apart that lead to the same mailbox: `münchen` and `xn--mnchen-3ya`.
+function mailboxOf (address: string): string {
+  const at = address.lastIndexOf('@') + 1
+  const domain = address.slice(at)
+  return address.slice(0, at) + (domainToASCII(domain) || domain)
+}
+
+/**
+ * Mails that wait, and those that room is kept for: of each who sends, by organization. Those who send take turns, and
+ * so do the organizations of one.
+ */
 function createTurns () {
-  interface Share { waiting: Mail[], reserved: number }
+  interface Share { places: number, waiting: Map<string, Mail[]> }
   const shares = new Map<string, Share>()
+  const ofOrganizations = new Map<string, number>()
+  // But for one of each share.
   let taken = 0
 
-  const free = (organization: string, { waiting, reserved }: Share) => {
-    taken--
-    if (waiting.length + reserved === 0) shares.delete(organization)
+  const free = (by: string, organization: string) => {
+    const share = shares.get(by)!
+    share.places--
+    if (share.places > 0) taken--
+    else shares.delete(by)
+    const others = ofOrganizations.get(organization)! - 1
+    if (others > 0) ofOrganizations.set(organization, others)
+    else ofOrganizations.delete(organization)
   }
 
   return {
-    hasRoom (organization: string): boolean {
-      const { waiting, reserved } = shares.get(organization) ?? { waiting: [], reserved: 0 }
-      return waiting.length + reserved < Math.min(MOST_OF_ONE, Math.floor((MOST_WAITING - taken) / PART))
+    hasRoom (by: string, organization: string): boolean {
+      const share = shares.get(by)
+      if (share === undefined) return shares.size < MOST_SENDERS
+      const most = Math.min(MOST_OF_ONE, Math.floor((MOST_WAITING - taken) / PART))
+      return share.places < most && (ofOrganizations.get(organization) ?? 0) < most
     },
-    reserve (organization: string) {
-      const share = shares.get(organization) ?? { waiting: [], reserved: 0 }
-      share.reserved++
-      taken++
-      shares.set(organization, share)
+    reserve (by: string, organization: string) {
+      const share = shares.get(by)
+      if (share === undefined) shares.set(by, { places: 1, waiting: new Map() })
+      else {
+        share.places++
+        taken++
+      }
+      ofOrganizations.set(organization, (ofOrganizations.get(organization) ?? 0) + 1)
     },
-    release (organization: string) {
-      const share = shares.get(organization)!
-      share.reserved--
-      free(organization, share)
-    },
-    post (organization: string, mail: Mail) {
-      const share = shares.get(organization)!
-      share.reserved--
-      share.waiting.push(mail)
+    release: free,
+    post (by: string, organization: string, mail: Mail) {
+      const { waiting } = shares.get(by)!
+      const mails = waiting.get(organization)
+      if (mails === undefined) waiting.set(organization, [mail])
+      else mails.push(mail)
     },
     next (): Mail | undefined {
-      for (const [organization, share] of shares) {
-        const mail = share.waiting.shift()
-        if (mail === undefined) continue
-        // Behind the others, until it is its turn again.
-        shares.delete(organization)
-        shares.set(organization, share)
-        free(organization, share)
+      for (const [by, share] of shares) {
+        const [turn] = share.waiting
+        if (turn === undefined) continue
+        const [organization, mails] = turn
+        const mail = mails.shift()
+        // Behind the others, until it is their turn again.
+        share.waiting.delete(organization)
+        if (mails.length > 0) share.waiting.set(organization, mails)
+        shares.delete(by)
+        shares.set(by, share)
+        free(by, organization)
         return mail
       }
       return undefined

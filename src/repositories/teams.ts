@@ -1,12 +1,12 @@
 import { and, asc, eq, sql } from 'drizzle-orm'
 import type { TeamAttributes, TeamMember, TeamProject } from '../../schemas/teams.ts'
 import { TEAM_LIMITS } from '../../schemas/teams.ts'
-import type { Role } from '../../schemas/users.ts'
+import { ROLES, type Role } from '../../schemas/users.ts'
 import { authenticatedColumns } from '../db/authenticated.ts'
 import {
   isAuthentic, macOf, preparedSql, tampered, updateAuthentic, withMoments, type Db, type Raw, type Value
 } from '../db/database.ts'
-import { members, projects, team_members, team_projects, teams, users } from '../db/tables.ts'
+import { projects, team_members, team_projects, teams, users } from '../db/tables.ts'
 import { readPage, type PageRequest } from '../rules/pagination.ts'
 
 export type TeamRow = TeamAttributes & { id: string }
@@ -71,28 +71,48 @@ export async function listTeamProjects (db: Db, organizationId: string, teamId: 
     .map(({ row: { project_id, role }, slug, name }) => ({ id: project_id, slug, name, role }))
 }
 
-// However many projects somebody's teams hold: of each role that one of them has there, a hundred rows and more are
-// among these.
-const MOST_ROLES = 1000
+// Of each role so many rows are looked at, however many projects somebody's teams hold.
+const MOST_OF_ROLE = 100
+
+interface RoleFound {
+  organization_id: string
+  team_id: string
+  project_id: string
+  role: Role
+  mac: Buffer | null
+  in_team_mac: Buffer | null
+  member_role: Role
+  member_mac: Buffer | null
+}
+
+// Each part has a limit of its own, so that it is read by its index and no further than it is needed.
+const byRole = preparedSql<RoleFound, { user_id: number, roles: string }>('roles in teams', ($) => sql`
+  SELECT found.* FROM jsonb_array_elements_text(${$('roles')}::jsonb) AS asked (role) CROSS JOIN LATERAL (
+    SELECT members.organization_id, members.role AS member_role, members.mac AS member_mac,
+      its.team_id, its.mac AS in_team_mac, held.project_id, held.role, held.mac
+    FROM members CROSS JOIN LATERAL (
+      SELECT m.team_id, m.mac FROM team_members m
+      WHERE m.organization_id = members.organization_id AND m.user_id = members.user_id
+      LIMIT ${sql.raw(String(TEAM_LIMITS.teamsOfMember))}
+    ) its CROSS JOIN LATERAL (
+      SELECT p.project_id, p.role, p.mac FROM team_projects p
+      WHERE p.organization_id = members.organization_id AND p.team_id = its.team_id AND p.role = asked.role
+      LIMIT ${sql.raw(String(MOST_OF_ROLE))}
+    ) held
+    WHERE members.user_id = ${$('user_id')}::bigint AND members.status = 'active'
+    LIMIT ${sql.raw(String(MOST_OF_ROLE))}
+  ) found`)
 
 /** The roles that somebody has in projects through teams, in all organizations in which they are an active member. */
-export async function listRolesInTeams (db: Db, userId: number): Promise<Role[]> {
-  const rows = await db.select({
-    member: authenticatedColumns('members'),
-    inTeam: authenticatedColumns('team_members'),
-    held: authenticatedColumns('team_projects')
-  }).from(members)
-    .innerJoin(team_members, and(
-      eq(team_members.organization_id, members.organization_id), eq(team_members.user_id, members.user_id)
-    ))
-    .innerJoin(team_projects, and(
-      eq(team_projects.organization_id, team_members.organization_id), eq(team_projects.team_id, team_members.team_id)
-    ))
-    .where(and(eq(members.user_id, userId), eq(members.status, 'active')))
-    .orderBy(sql`row_number() OVER (PARTITION BY ${team_projects.role})`).limit(MOST_ROLES)
-  const own = rows.filter(({ member, inTeam, held }) => isAuthentic(db, 'members', member) &&
-    isAuthentic(db, 'team_members', inTeam) && isAuthentic(db, 'team_projects', held))
-  return [...new Set(own.map(({ held }) => held.role))]
+export async function listRolesInTeams (db: Db, user_id: number): Promise<Role[]> {
+  const rows = await byRole(db, { user_id, roles: JSON.stringify(ROLES) })
+  const own = rows.filter(({ member_role, member_mac, in_team_mac, ...held }) => {
+    const { organization_id, team_id } = held
+    const member = { organization_id, user_id, role: member_role, status: 'active' as const, mac: member_mac }
+    return isAuthentic(db, 'members', member) && isAuthentic(db, 'team_projects', held) &&
+      isAuthentic(db, 'team_members', { organization_id, team_id, user_id, mac: in_team_mac })
+  })
+  return [...new Set(own.map(({ role }) => role))]
 }
 
 export interface NewTeam {

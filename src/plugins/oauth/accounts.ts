@@ -1,12 +1,12 @@
 import { Type } from '@sinclair/typebox'
-import type { FastifyRequest } from 'fastify'
+import type { FastifyReply, FastifyRequest } from 'fastify'
 import { NAME_LENGTH } from '../../../schemas/shapes.ts'
 import { hashToken } from '../../crypto/bearer.ts'
 import { hashPassword } from '../../crypto/passwords.ts'
 import { transaction, type Db } from '../../db/database.ts'
 import { browserOf, formOf, readCookie, sendPage, seeOther, setCookie, visible, type Form } from '../../http/pages.ts'
 import type { Domain } from '../../http/types.ts'
-import { deleteInvitation, joinOrganizations } from '../../repositories/members.ts'
+import { deleteInvitation, findMember, joinOrganizations } from '../../repositories/members.ts'
 import { listGrants, revokeGrantOf } from '../../repositories/oauth.ts'
 import { countWrongCode, findSignInStep, takeSignInStep } from '../../repositories/second-factors.ts'
 import { deleteSession, listSessions } from '../../repositories/sessions.ts'
@@ -22,7 +22,8 @@ import {
 } from './browser.ts'
 import { recordDeclining, recordForToken, recordForUser, recordJoining } from './events.ts'
 import {
-  accountPage, changePasswordPage, codePage, problemPage, setPasswordPage, signInPage, type SignedIn
+  accountPage, changePasswordPage, codePage, problemPage, setPasswordPage, signInPage, type Problem,
+  type SignedIn
 } from './views.ts'
 
 const PAGE = { access: 'public', speaks: 'html' } as const
@@ -32,6 +33,8 @@ const MOST_LOCATION = 8192
 
 const WRONG = 'The e-mail address and the password do not belong together.'
 const AGAIN = 'That took too long, or there were too many wrong codes. Sign in again.'
+const NOT_INVITED = 'This invitation is not there any more. Ask whoever invited you for another one.'
+const CANNOT_JOIN = 'You cannot join yet, and the invitation goes on waiting. If you made API tokens there before, they are being removed: try again in a moment. Otherwise you are in, or own, as many organizations as anybody can: leave one first.'
 
 /** People and their browsers: signing in and out, passwords, and what is theirs. */
 export const accounts: Domain = async (app) => {
@@ -89,16 +92,7 @@ export const accounts: Domain = async (app) => {
       if (session === undefined) {
         return sendPage(reply, signInPage({ cookie: formCookie(app, request, reply), query: '' }))
       }
-      const { cookie, user, hash } = session
-      const [memberships, invitations, sessions, tokens, applications] = await Promise.all([
-        listMemberships(app.db, user.id), listInvitations(app.db, user.id),
-        listSessions(app.db, user.id, pageIn(request, 'sessions')),
-        listTokensOfPerson(app.db, user.id, pageIn(request, 'tokens')),
-        listGrants(app.db, user.id, pageIn(request, 'applications'))
-      ])
-      return sendPage(reply, accountPage({
-        cookie, user, session: hash, memberships, invitations, sessions, tokens, applications
-      }))
+      return showAccount(request, reply, session)
     }
   })
 
@@ -142,13 +136,15 @@ export const accounts: Domain = async (app) => {
         const form = formOf(request)
         if (refusesForm(app, request, reply, form, readCookie(app, request, 'session'))) return reply
         const session = await signedIn(app, request)
-        if (session !== undefined) {
-          await transaction(app.db, async (db) => {
-            await lockUser(db, session.user.id)
-            await act(db, request, session, (form.get('id') ?? '').slice(0, MOST_ID))
-          })
-        }
-        return seeOther(reply, '/account')
+        if (session === undefined) return seeOther(reply, '/account')
+        const problem = await transaction(app.db, async (db) => {
+          await lockUser(db, session.user.id)
+          return await act(db, request, session, (form.get('id') ?? '').slice(0, MOST_ID))
+        })
+        if (problem === undefined) return seeOther(reply, '/account')
+        // What was in the way may be in the background's hands.
+        app.removals.wake()
+        return showAccount(request, reply, session, problem)
       }
     })
   }
@@ -250,6 +246,19 @@ export const accounts: Domain = async (app) => {
         : seeOther(reply, '/account')
     }
   })
+
+  async function showAccount (request: FastifyRequest, reply: FastifyReply, session: SignedIn, problem?: Problem) {
+    const { cookie, user, hash } = session
+    const [memberships, invitations, sessions, tokens, applications] = await Promise.all([
+      listMemberships(app.db, user.id), listInvitations(app.db, user.id),
+      listSessions(app.db, user.id, pageIn(request, 'sessions')),
+      listTokensOfPerson(app.db, user.id, pageIn(request, 'tokens')),
+      listGrants(app.db, user.id, pageIn(request, 'applications'))
+    ])
+    return sendPage(reply, accountPage({
+      cookie, user, session: hash, memberships, invitations, sessions, tokens, applications, problem
+    }))
+  }
 }
 
 // As many pages of a list as anybody looks through.
@@ -285,8 +294,16 @@ async function endApplication (db: Db, request: FastifyRequest, { user }: Signed
   await recordForUser(db, request, user, 'oauth.revoke', { grant, client: revoked.client_id }, revoked.ended)
 }
 
-async function acceptInvitation (db: Db, request: FastifyRequest, { user }: SignedIn, id: string): Promise<void> {
-  await recordJoining(db, request, user, await joinOrganizations(db, user.id, id))
+async function acceptInvitation (
+  db: Db, request: FastifyRequest, { user }: SignedIn, id: string
+): Promise<Problem | undefined> {
+  const joined = await joinOrganizations(db, user.id, id)
+  await recordJoining(db, request, user, joined)
+  if (joined.length > 0) return undefined
+  const found = await findMember(db, id, user.id)
+  // Pressed twice.
+  if (found?.status === 'active') return undefined
+  return { problem: found === undefined ? NOT_INVITED : CANNOT_JOIN, status: 422 }
 }
 
 async function declineInvitation (db: Db, request: FastifyRequest, { user }: SignedIn, id: string): Promise<void> {

@@ -42,7 +42,7 @@ export const authorize: Domain = async (app) => {
       const memberships = await listMemberships(app.db, session.user.id)
       // What is not offered is not granted, and nobody does by a role what was not granted.
       const grantable = grantableScopes({
-        organizations: memberships.map(({ role }) => role), teams: await listRolesInTeams(app.db, session.user.id)
+        organizations: memberships.map(({ role }) => role), teams: await listRolesInTeams(app.lists, session.user.id)
       })
       const scopes = judged.request.scopes.filter((scope) => grantable.has(scope))
       const pending = mintSecret()

@@ -173,14 +173,17 @@ export interface Account {
   sessions: HeldPage<Session>
   tokens: HeldPage<OwnToken>
   applications: HeldPage<Application>
+  problem?: Problem | undefined
 }
 
 export function accountPage (
-  { cookie, user, session, memberships, invitations, sessions, tokens, applications }: Account
+  { cookie, user, session, memberships, invitations, sessions, tokens, applications, problem }: Account
 ): Page {
   return {
     title: 'Your account',
+    ...(problem && { status: problem.status }),
     body: html`<h1>Your account</h1>
+${problemOf(problem?.problem)}
 <dl>
 <dt>Name</dt><dd>${user.name}</dd>
 <dt>E-mail address</dt><dd>${user.email}</dd>
