@@ -1,6 +1,7 @@
 import { writeFileSync } from 'node:fs'
 import { join } from 'node:path'
-import { asc, eq, sql } from 'drizzle-orm'
+import { setTimeout as sleep } from 'node:timers/promises'
+import { asc, eq, sql, type SQL } from 'drizzle-orm'
 import t from 'tap'
 import { buildApp } from '../src/app.ts'
 import { rotateChainKeys, verifyDatabase } from '../src/commands/audit.ts'
@@ -8,11 +9,12 @@ import { rewrap } from '../src/commands/rewrap.ts'
 import { createKeyring, generateMasterKey, parseMasterKey } from '../src/crypto/keyring.ts'
 import { random, takeKey } from '../src/crypto/primitives.ts'
 import { chainOf } from '../src/db/chain.ts'
-import { connect, transaction } from '../src/db/database.ts'
+import { connect, transaction, type Database } from '../src/db/database.ts'
 import type { ChainedEvent } from '../src/db/events.ts'
 import { audit_events } from '../src/db/tables.ts'
 import { recordLate, recordOfPerson, systemOf } from '../src/repositories/audit.ts'
 import { handOverProof, rotateChainKey } from '../src/vault/chain.ts'
+import { createLateEventWorker } from '../src/vault/late-events.ts'
 import { openRows } from '../src/vault/rows.ts'
 import { Anchors } from '../src/vault/verification.ts'
 import { freshDatabase, makeLevel, makeOrganization, startApp, type Caller } from './helpers/app.ts'
@@ -49,6 +51,20 @@ const rotate = async ({ organization }: Caller) => (await rotateChainKey(databas
 const eventsOf = async ({ organization }: Caller) => await service.sql(
   `SELECT seq::int, action, chain_kid, mac FROM audit_events WHERE organization_id = '${organization}' ORDER BY seq`
 ) as { seq: number, action: string, chain_kid: string, mac: Buffer }[]
+
+/** Records what a person does, as each sign-in is; answers whether something of it is late. */
+const signIn = (through: Database, ...callers: Caller[]) => transaction(through.db, async (db) => recordOfPerson(
+  db, callers.map(({ organization }) => systemOf(organization)),
+  { action: 'session.create', resource_type: 'user', resource_id: '1' }
+))
+
+/** Does something while somebody holds the counter of an organization. */
+const holding = ({ organization }: Caller, work: () => Promise<unknown>) => transaction(database.db, async (db) => {
+  await beside(async () => db.execute(
+    sql`SELECT FROM organization_counters WHERE organization_id = ${organization} FOR UPDATE`
+  ))
+  await work()
+})
 
 /** Another process on the database, with a ring of its own. */
 async function process (ring = keyring) {
@@ -104,6 +120,15 @@ t.test('AU-03: a chain is handed over to another key, and verifies across that, 
   const text = await exported()
   t.strictSame(await inFile(text, await anchorsOf()), all)
   t.equal(text.match(/"chain_key"/g)!.length, 3)
+  const place = `"from_seq":${third.from_seq},"organization_id":"${organization}"`
+  for (const [said, instead] of [
+    [place, place.replace(/\d+/, '"x"')], [place, place.replace(/\d+/, '1e300')],
+    [`"chain_key":"${third.kid}"`, '"chain_key":"\\ud800"']
+  ] as const) {
+    t.ok(text.includes(said))
+    const found = (await inFile(text.replace(said, instead)))[organization]
+    t.match(found, { broken: { sequence: third.from_seq - 1 } }, instead)
+  }
 
   const part = await exported(between)
   t.match((await inFile(part))[organization], { after: before + 3, events: 3, broken: null })
@@ -147,7 +172,9 @@ t.test('AU-06: each manipulation across a hand-over is found at the right event,
   const mine = { organization_id: caller.organization, kid: '01ARZ3NDEKTSV4RRFFQ69G5FAV', from_seq: at + 1 }
   const planted = handOverProof(takeKey(random(32)), mine, rows[at - 2]!.mac).toString('hex')
 
-  const cases: [what: string, sequence: number | undefined, statements: string[]][] = [
+  const strange = createKeyring([parseMasterKey(generateMasterKey().text)]).wrap(random(32), random(8))
+
+  const cases: [what: string, sequence: number | undefined, statements: string[], isOlder?: boolean][] = [
     ['the hand-over removed', at, [`DELETE FROM audit_events WHERE ${own} AND seq = ${at}`]],
     ['the hand-over removed, the rest moved up', at, [
       `DELETE FROM audit_events WHERE ${own} AND seq = ${at}`,
@@ -172,18 +199,25 @@ t.test('AU-06: each manipulation across a hand-over is found at the right event,
       `UPDATE chain_keys SET wrapped = '\\x${theirs.wrapped.toString('hex')}' WHERE ${own}`
     ]],
     ['the key said to be from a later event on', at, [`UPDATE chain_keys SET from_seq = from_seq + 1 WHERE ${own}`]],
+    ['the key said to be from where no number is', at, [`UPDATE chain_keys SET from_seq = ${2n ** 60n} WHERE ${own}`]],
+    ['the key said to be from before all', at, [`UPDATE chain_keys SET from_seq = 0 WHERE ${own}`]],
+    ['the key under a master key that nobody has', at, [
+      `UPDATE chain_keys SET wrapped = '\\x${strange.toString('hex')}' WHERE ${own}`
+    ]],
+    ['such a key as one more', undefined, [`INSERT INTO chain_keys (organization_id, kid, from_seq, wrapped)
+      VALUES ('${caller.organization}', '${mine.kid}', ${at}, '\\x${strange.toString('hex')}')`]],
     ['all from the hand-over on cut off', at, cut],
-    ['all from the hand-over on cut off, and the key', undefined, [...cut, noKey]],
+    ['all from the hand-over on cut off, and the key', undefined, [...cut, noKey], true],
     ['the counter said to be under the former key', last + 1, [`UPDATE organization_counters SET chain_kid = NULL WHERE ${own}`]]
   ]
-  for (const [what, sequence, statements] of cases) {
+  for (const [what, sequence, statements, isOlder] of cases) {
     await tampered(statements, async () => {
       const text = await exported()
       for (const [where, verify] of [
         ['in the database', inDatabase], ['in the export', (given?: Anchors) => inFile(text, given)]
       ] as const) {
         t.equal((await verify())[caller.organization]!.broken?.sequence, sequence, `${what}, ${where}`)
-        t.equal((await verify(anchors))[caller.organization]!.broken?.sequence, sequence ?? at, `${what}, ${where}, anchors`)
+        t.equal((await verify(anchors))[caller.organization]!.broken?.sequence, isOlder ? at : sequence, `${what}, ${where}, anchors`)
         t.equal((await verify())[other.organization]!.broken, null)
       }
     })
@@ -226,22 +260,55 @@ t.test('an export says nothing of itself that the service did not: not from wher
 })
 
 t.test('an organization whose key is gone records nothing more, and no other one suffers', severalProcesses, async (t) => {
-  const [caller, other] = [await world(1), await world(1)]
-  for (const one of [caller, other]) await rotate(one)
   const count = async (one: Caller) => (await eventsOf(one)).length
-  const before = [await count(caller), await count(other)] as const
-  await tampered([`UPDATE chain_keys SET wrapped = '\\x00' WHERE organization_id = '${caller.organization}'`], async () => {
+  for (const change of ["wrapped = '\\x00'", `from_seq = ${2n ** 60n}`]) {
+    const [caller, other] = [await world(1), await world(1)]
+    for (const one of [caller, other]) await rotate(one)
+    const before = [await count(caller), await count(other)] as const
+    await tampered([`UPDATE chain_keys SET ${change} WHERE organization_id = '${caller.organization}'`], async () => {
+      const second = await process()
+      const [there, otherThere] = [second.through(caller), second.through(other)]
+      t.match(await store(there, 1), { status: 500, body: { error: 'integrity_error' } }, change)
+      t.ok((await read(there)).status >= 500)
+      t.equal((await store(otherThere, 1)).status, 200)
+      await signIn(second.database, caller, other)
+      t.same([await count(caller), await count(other)], [before[0], before[1] + 2], 'a person is kept out by none')
+      await second.close()
+    })
+  }
+})
+
+t.test('late events are numbered beside an organization whose key is gone, and one that is held', severalProcesses, async (t) => {
+  const [broken, held, other] = [await world(1), await world(1), await world(1)]
+  await rotate(broken)
+  const signIns = async (one: Caller) => (await eventsOf(one)).filter(({ action }) => action === 'session.create').length
+  await tampered([`DELETE FROM chain_keys WHERE organization_id = '${broken.organization}'`], async () => {
     const second = await process()
-    t.teardown(second.close)
-    const [there, otherThere] = [second.through(caller), second.through(other)]
-    t.match(await store(there, 1), { status: 500, body: { error: 'integrity_error' } })
-    t.ok((await read(there)).status >= 500)
-    t.equal((await store(otherThere, 1)).status, 200)
-    await transaction(second.database.db, async (db) => recordOfPerson(
-      db, [caller, other].map(({ organization }) => systemOf(organization)),
-      { action: 'session.create', resource_type: 'user', resource_id: '1' }
-    ))
-    t.same([await count(caller), await count(other)], [before[0], before[1] + 2], 'a person is kept out by none')
+    const failed: unknown[] = []
+    const worker = createLateEventWorker({
+      db: second.database.db,
+      log: { info: () => {}, warn: (details) => { failed.push((details as { organization?: string }).organization) } }
+    })
+    const until = async (condition: () => boolean | Promise<boolean>) => {
+      while (!await condition()) await sleep(20)
+    }
+    try {
+      await holding(held, async () => {
+        t.ok(await signIn(second.database, broken, held))
+        worker.wake()
+        await until(() => failed.includes(broken.organization))
+        await holding(other, async () => t.ok(await signIn(second.database, other)))
+        worker.wake()
+        await until(async () => await signIns(other) === 1)
+        t.equal(await signIns(held), 0)
+      })
+      await until(async () => await signIns(held) === 1)
+      t.ok(failed.filter((id) => id === broken.organization).length <= 2, 'what failed is left to the next look')
+      await t.rejects(recordLate(second.database.db, broken.organization), { name: 'TamperedRow' })
+    } finally {
+      await worker.stop()
+      await second.close()
+    }
   })
 })
 
@@ -269,6 +336,53 @@ t.test('the command rotates one chain or all of them', async (t) => {
   t.match(await command(['audit', 'rotate-key', '--organization', 'nobody'], env), { code: 1, stderr: /no organization/ })
 })
 
+t.test('one chain that cannot be handed over keeps no other from it, and what is gone is told', async (t) => {
+  const dir = scratchDirectory(t)
+  const env = { DATA_DIR: dir, MASTER_KEY: generateMasterKey().text }
+  const inside = async (statement: SQL) => {
+    const its = await connect({ dir: join(dir, 'postgres'), pool: 1 })
+    try {
+      return await beside(async () => its.db.execute(statement)) as unknown as { id: string }[]
+    } finally {
+      await its.close()
+    }
+  }
+  t.equal((await command(['init', '--organization', 'Nimbus', '--email', 'owner@nimbus.example'], env)).code, 0)
+  for (const name of ['Cirrus', 'Stratus']) t.equal((await command(['organization', 'add', '--name', name], env)).code, 0)
+  const rotateAll = () => command(['audit', 'rotate-key', '--all'], env)
+  t.match(await rotateAll(), { code: 0, stdout: /^(.*\n){3}$/, stderr: '' })
+  const [broken] = await inside(sql`WITH first AS (SELECT min(organization_id) AS id FROM chain_keys)
+    DELETE FROM chain_keys USING first WHERE organization_id = first.id RETURNING organization_id AS id`)
+  const after = await rotateAll()
+  t.match(after, { code: 1, stdout: /^(.*\n){2}$/, stderr: `${broken!.id}: a row is not what the service wrote\n` })
+  t.notMatch(after.stdout, broken!.id)
+  t.match(await command(['audit', 'rotate-key', '--organization', broken!.id], env), { code: 1, stdout: '', stderr: after.stderr })
+
+  await inside(sql`DELETE FROM organization_counters WHERE organization_id = ${broken!.id}`)
+  t.match(await command(['audit', 'rotate-key', '--organization', broken!.id], env), {
+    code: 1, stdout: '', stderr: `${broken!.id}: the organization is gone, and nothing more is recorded in it\n`
+  })
+  t.match(await rotateAll(), { code: 0, stdout: /^(.*\n){2}$/, stderr: '' }, 'of all, those that are')
+})
+
+t.test('an organization that is made while all are handed over is one of them', async (t) => {
+  const one = await freshDatabase()
+  t.teardown(async () => {
+    await one.database.close()
+    await one.drop()
+  })
+  await openRows(one.database, keyring)
+  const make = async () => makeOrganization(one.database.db, keyring)
+  const expected = [await make(), await make()]
+  const handedOver: string[] = []
+  for await (const { line, isDone } of rotateChainKeys({ database: one.database, keyring }, undefined)) {
+    t.ok(isDone)
+    handedOver.push(line.slice(0, 26))
+    if (expected.length === 2) expected.push(await make())
+  }
+  t.strictSame(handedOver, expected)
+})
+
 t.test('CR-14: a re-wrap puts the keys of chains under the newest master key', async (t) => {
   const one = await freshDatabase()
   t.teardown(async () => {
@@ -281,8 +395,16 @@ t.test('CR-14: a re-wrap puts the keys of chains under the newest master key', a
   const { db } = one.database
   const organization = await makeOrganization(db, before)
   for (let i = 0; i < 2; i++) t.ok(await rotateChainKey(db, before, organization))
-  const outcome = await rewrap({ database: one.database, keyring: createKeyring([renewed!, old!]) })
-  t.match(outcome, { rewrapped: 5, failures: [], older: [{ id: old!.id, values: 0 }] }, 'the storage key, rows, events')
+  const both = { database: one.database, keyring: createKeyring([renewed!, old!]) }
+  const move = (from: bigint, to: bigint) => beside(async () => db.execute(
+    sql`UPDATE chain_keys SET from_seq = ${String(to)} WHERE organization_id = ${organization} AND from_seq = ${String(from)}`
+  ))
+  await move(2n, 2n ** 60n)
+  t.match(await rewrap(both), {
+    rewrapped: 4, failures: [/^chain_keys \w{26}: .* does not open/], older: [{ id: old!.id, values: 1 }]
+  }, 'the storage key, rows, events, and the key that was left alone')
+  await move(2n ** 60n, 2n)
+  t.match(await rewrap(both), { rewrapped: 1, failures: [], older: [{ id: old!.id, values: 0 }] })
   const after = { database: one.database, keyring: createKeyring([renewed!]) }
   t.match((await collect(verifyDatabase(after, {}, new Anchors())))[organization], { events: 2, broken: null })
 })
@@ -304,16 +426,7 @@ t.test('a process that knows the former key goes on under the next one at once, 
 t.test('an event that waited for its number across a rotation gets it under the next key', severalProcesses, async (t) => {
   const caller = await world(1)
   const { organization } = caller
-  const second = await process()
-  t.teardown(second.close)
-  await transaction(second.database.db, async (db) => {
-    await beside(async () => db.execute(
-      sql`SELECT FROM organization_counters WHERE organization_id = ${organization} FOR UPDATE`
-    ))
-    t.ok(await transaction(database.db, async (own) => recordOfPerson(
-      own, [systemOf(organization)], { action: 'session.create', resource_type: 'user', resource_id: '1' }
-    )), 'it is late')
-  })
+  await holding(caller, async () => { t.ok(await signIn(database, caller), 'it is late') })
   const { kid } = await rotate(caller)
   while (await recordLate(database.db, organization) !== 0);
   t.match((await eventsOf(caller)).filter(({ action }) => action === 'session.create'), [{ chain_kid: kid }])
@@ -341,7 +454,7 @@ t.test('AU-03: twenty clients of two processes write and read while keys change:
   const kids = ['events']
   try {
     for (; rotations < ROTATIONS; rotations++) {
-      for await (const line of rotateChainKeys({ database: second.database, keyring }, organization)) {
+      for await (const { line } of rotateChainKeys({ database: second.database, keyring }, organization)) {
         kids.push(/(\w{26})\n$/.exec(line)![1]!)
       }
     }

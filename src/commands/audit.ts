@@ -2,17 +2,17 @@ import { createReadStream } from 'node:fs'
 import type { Config } from '../config.ts'
 import { IntegrityError } from '../crypto/at-rest.ts'
 import { MasterKeyMissing, type Keyring } from '../crypto/keyring.ts'
-import type { Db } from '../db/database.ts'
+import { DatabaseUnavailable, isLockTimeout, type Db } from '../db/database.ts'
 import type { ChainKeyRow } from '../db/events.ts'
 import { findBefore, findChain, listChains, readChain, type ChainRow } from '../repositories/chains.ts'
-import { findServiceKey } from '../repositories/master-keys.ts'
+import { findServiceKey, listCanaries } from '../repositories/master-keys.ts'
 import { findOrganization } from '../repositories/organizations.ts'
 import {
   exportMac, FIRST_CHAIN_KEY, openChainKey, openFirstKey, rotateChainKey, type ExportedChain
 } from '../vault/chain.ts'
 import { Anchors, ChainVerifier, type ChainKey, type ChainKeys, type Verified } from '../vault/verification.ts'
 import { insist } from './insist.ts'
-import { open, openKeyring, StartError, type Opened } from './open.ts'
+import { lineOf, open, openKeyring, StartError, type Opened } from './open.ts'
 
 // Chains of events, verified, exported and handed over to other keys. An export is lines of JSON: what it is, with the
 // wrapped key that every chain begins with; then for each organization the other keys of its chain, what its counter
@@ -56,17 +56,40 @@ export async function verifyAudit (
   }
 }
 
+/** What came of a chain that was to be handed over: a line for the operator, and whether that was done. */
+export interface Rotated { line: string, isDone: boolean }
+
 /**
- * Hands the chains of one organization, or of all, over to new keys, and tells of each. What is recorded meanwhile
- * comes before or behind; ended in the middle, it can be begun again.
+ * Hands the chains of one organization, or of all, over to new keys, and tells of each: one that cannot be handed over
+ * keeps no other from it. What is recorded meanwhile comes before or behind; ended in the middle, it can be begun
+ * again.
  */
 export async function * rotateChainKeys (
   { database: { db }, keyring }: Opened, organization: string | undefined
-): AsyncGenerator<string> {
-  for (const id of await organizationsOf(db, { organization })) {
-    const key = await insist(() => rotateChainKey(db, keyring, id))
-    if (key !== undefined) yield `${id}: events from ${key.from_seq} on are under the key ${key.kid}\n`
+): AsyncGenerator<Rotated> {
+  for await (const id of organizationsOnce(db, organization)) {
+    try {
+      const key = await insist(() => rotateChainKey(db, keyring, id))
+      if (key !== undefined) {
+        yield { line: `${id}: events from ${key.from_seq} on are under the key ${key.kid}\n`, isDone: true }
+      } else if (organization !== undefined) {
+        yield { line: `${id}: the organization is gone, and nothing more is recorded in it\n`, isDone: false }
+      }
+    } catch (error) {
+      // A counter that somebody holds is the trouble of its organization; a database that is away is that of all.
+      if (error instanceof DatabaseUnavailable && !isLockTimeout(error)) throw error
+      yield { line: `${id}: ${lineOf(error)}\n`, isDone: false }
+    }
   }
+}
+
+// Of all, also those that were made while the first were handed over: they began under the key of before.
+async function * organizationsOnce (db: Db, organization: string | undefined): AsyncGenerator<string> {
+  const ids = await organizationsOf(db, { organization })
+  yield * ids
+  if (organization !== undefined) return
+  const known = new Set(ids)
+  for (const id of await organizationsOf(db, {})) if (!known.has(id)) yield id
 }
 
 /** What came of a chain, in a line for the operator. */
@@ -89,7 +112,7 @@ export async function * verifyDatabase (
     const after = asked.since && await findBefore(db, organization, asked.since)
     const { last, head, keys } = await findChain(db, organization)
     const chain = { organization_id: organization, ...head, after: after ?? null }
-    const verifier = new ChainVerifier(chain, keysOf(keyring, first, keys), anchors)
+    const verifier = new ChainVerifier(chain, await keysIn(db, keyring, first, keys), anchors)
     for await (const events of readChain(db, organization, after?.seq ?? null, last)) {
       if (!events.every((event) => verifier.add(event))) break
     }
@@ -113,10 +136,13 @@ export async function * exportEvents (
     const after = since && await findBefore(db, id, since)
     const { last, head, keys } = await findChain(db, id)
     const begin = (after?.seq ?? 0) + 1
-    const needed = keys.filter((_key, i) => (keys[i + 1]?.from_seq ?? Infinity) > begin)
-    for (const { kid, ...key } of needed) yield line({ chain_key: kid, ...key, wrapped: key.wrapped.toString('base64') })
+    const its = await keysIn(db, keyring, first, keys)
+    const needed = new Set(its.filter((_key, i) => (its[i + 1]?.from_seq ?? Infinity) > begin).map(({ kid }) => kid))
+    for (const { kid, ...key } of keys) {
+      if (needed.has(kid)) yield line({ chain_key: kid, ...key, wrapped: key.wrapped.toString('base64') })
+    }
     const { event_head, ...chain } = head
-    const { key } = keysOf(keyring, first, keys).at(-1)!
+    const { key } = its.at(-1)!
     const mac = exportMac(key, { organization_id: id, only, since: from, after: after ?? null, ...head })
     yield line({ organization: id, ...chain, event_head: hexOf(event_head), after: toAfter(after), mac: hexOf(mac) })
     for await (const rows of readChain(db, id, after?.seq ?? null, last)) {
@@ -166,7 +192,7 @@ export async function * verifyFile (
       counted.organizations++
       if (wanted === undefined || wanted === value.organization) {
         seen.add(value.organization)
-        const keys = keysOf(keyring, first, rows)
+        const keys = keysOf(keyring, first, rows, () => true)
         const chain = chainOf(value.organization, exported, value)
         const mac = bytesOf(value.mac)
         const isForged = mac === null || !exportMac(keys.at(-1)!.key, chain).equals(mac)
@@ -243,25 +269,42 @@ async function wrappedKey (db: Db): Promise<Buffer> {
 }
 
 function firstKey (keyring: Keyring, wrapped: Buffer): ChainKey {
-  const key = opened(() => openFirstKey(keyring, wrapped))
+  const key = opened(() => openFirstKey(keyring, wrapped), () => true)
   if (key === undefined) throw new StartError('The key that chains events does not open')
   return { kid: FIRST_CHAIN_KEY, from_seq: 1, key }
 }
 
 // One that does not open is none: the event that hands over to it is then broken, as where the row is gone.
-function keysOf (keyring: Keyring, first: ChainKey, rows: readonly ChainKeyRow[]): ChainKeys {
+function keysOf (
+  keyring: Keyring, first: ChainKey, rows: readonly ChainKeyRow[], isMasterKey: (id: string) => boolean
+): ChainKeys {
   const others = rows.flatMap((row) => {
-    const key = opened(() => openChainKey(keyring, row))
+    const key = opened(() => openChainKey(keyring, row), isMasterKey)
     return key === undefined ? [] : [{ kid: row.kid, from_seq: row.from_seq, key }]
   })
   return [first, ...others.sort((a, b) => a.from_seq - b.from_seq)]
 }
 
-function opened (open: () => ChainKey['key']): ChainKey['key'] | undefined {
+/**
+ * The keys of a chain in the database. Every master key that wraps something there has its canary, so a row under
+ * another one was planted, and is the trouble of its organization alone. Where there is a canary by now, the master key
+ * was changed after this process began, and nothing can be told of the row.
+ */
+async function keysIn (
+  db: Db, keyring: Keyring, first: ChainKey, rows: readonly ChainKeyRow[]
+): Promise<ChainKeys> {
+  const canaries = rows.length === 0 ? [] : await listCanaries(db)
+  return keysOf(keyring, first, rows, (id) => canaries.some(({ key_id }) => key_id === id))
+}
+
+function opened (
+  open: () => ChainKey['key'], isMasterKey: (id: string) => boolean
+): ChainKey['key'] | undefined {
   try {
     return open()
   } catch (error) {
     if (error instanceof MasterKeyMissing) {
+      if (!isMasterKey(error.id)) return undefined
       throw new StartError(`Master key ${error.id} is missing: a key that chains events is wrapped by it`)
     }
     if (error instanceof IntegrityError) return undefined

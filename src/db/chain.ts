@@ -139,18 +139,20 @@ const take = (name: string, held: 'SKIP LOCKED' | '') =>
     ORDER BY organization_id FOR NO KEY UPDATE ${sql.raw(held)}`)
 const TAKE = { free: take('take_free_heads', 'SKIP LOCKED'), 'in turn': take('take_heads', '') }
 
-/**
- * Takes counters until the end of the transaction: those that are `free`, without those behind which nothing can be
- * recorded, or all, `in turn` with who holds them.
- */
+/** Takes counters until the end of the transaction: those that are `free`, or all, `in turn` with who holds them. */
 export async function takeHeads (
   db: Db, ids: Ids, which: keyof typeof TAKE, synchronousCommit: SynchronousCommit = 'on'
 ): Promise<Map<string, Head>> {
   requireTransaction(db)
   const asked = performance.now()
-  const heads = learn(db, await TAKE[which](db, { ids: idsJson(ids), synchronous_commit: synchronousCommit }), asked)
-  if (which === 'free') for (const id of await openKeys(db, heads)) heads.delete(id)
-  return heads
+  return learn(db, await TAKE[which](db, { ids: idsJson(ids), synchronous_commit: synchronousCommit }), asked)
+}
+
+/** Of heads that were taken, those behind which something can be recorded: their key is there and opens. */
+export async function withKeys (db: Db, heads: ReadonlyMap<string, Head>): Promise<Map<string, Head>> {
+  const left = new Map(heads)
+  for (const id of await openKeys(db, heads)) left.delete(id)
+  return left
 }
 
 const lookUp = preparedSql<Told, { ids: string }>('find_heads', ($) => sql`

@@ -2,9 +2,11 @@ import { and, asc, eq, inArray, sql } from 'drizzle-orm'
 import { authenticatedColumns } from '../db/authenticated.ts'
 import { CallerEnded, callerCtes, callersJson, callersLive, orAgain, type Caller } from '../db/caller.ts'
 import { rowsJson } from '../db/columns.ts'
-import { authorityOf, databaseError, DatabaseUnavailable, isAuthentic, transaction, type Db } from '../db/database.ts'
 import {
-  appendEvents, chainOf, findHeads, recordGuessed, takeHead, takeHeads, type SynchronousCommit
+  authorityOf, databaseError, DatabaseUnavailable, isAuthentic, tampered, transaction, type Db
+} from '../db/database.ts'
+import {
+  appendEvents, chainOf, findHeads, recordGuessed, takeHead, takeHeads, withKeys, type SynchronousCommit
 } from '../db/chain.ts'
 import { eventRow, type EventRow } from '../db/events.ts'
 import { createLine, type Waiter } from '../db/line.ts'
@@ -75,9 +77,9 @@ export async function holdCaller (db: Db, actor: Actor): Promise<void> {
 
 /**
  * Records what somebody did, or somebody tried to be, in each of their organizations, as the last of its transaction.
- * No organization keeps them from it: where somebody holds the counter, the event is kept in `late_events`, with the
- * transaction, and numbered later. Answers whether there are such. With no actor it takes as long as with one, so that
- * how long a refusal takes tells nothing.
+ * No organization keeps them from it: where somebody holds the counter, or its key is gone, the event is kept in
+ * `late_events`, with the transaction, and numbered later. Answers whether there are such. With no actor it takes as
+ * long as with one, so that how long a refusal takes tells nothing.
  *
  * @param event the same everywhere, or as it is in an organization
  * @param synchronousCommit as in `gatherReads`, of what changes nothing
@@ -92,7 +94,8 @@ export async function recordOfPerson (
     const its = typeof event === 'function' ? event(actor.organization_id) : event
     return { ...eventRow(actor, its), occurred_at }
   })
-  const heads = await takeHeads(db, rows.map(({ organization_id }) => organization_id), 'free', synchronousCommit)
+  const free = await takeHeads(db, rows.map(({ organization_id }) => organization_id), 'free', synchronousCommit)
+  const heads = await withKeys(db, free)
   const isFree = ({ organization_id }: EventRow) => heads.has(organization_id)
   const late = rows.filter((row) => !isFree(row))
   await appendEvents(db, heads, rows.filter(isFree), { late })
@@ -111,12 +114,14 @@ export async function listLate (db: Db): Promise<string[]> {
 /**
  * Numbers late events of an organization, the earliest first, if its counter is free. One that the service did not
  * write as it is, or that has its number already, becomes none: it is reported, and gone. Answers how many there were;
- * undefined while somebody holds the counter.
+ * undefined while somebody holds the counter. Throws TamperedRow where its key is gone, which no waiting mends.
  */
 export async function recordLate (handle: Db, organizationId: string): Promise<number | undefined> {
   return transaction(handle, async (db) => {
     const heads = await takeHeads(db, [organizationId], 'free')
     if (heads.size === 0) return undefined
+    // Before anything is reported, which is undone with the rest and would be again at each look.
+    if ((await withKeys(db, heads)).size === 0) tampered()
     const own = eq(late_events.organization_id, organizationId)
     const earliest =
       db.select({ id: late_events.id }).from(late_events).where(own).orderBy(asc(late_events.id)).limit(AT_ONCE)

@@ -1,4 +1,5 @@
-import { encodeContext } from '../crypto/primitives.ts'
+import { IntegrityError } from '../crypto/at-rest.ts'
+import { encodeContext, isWellFormed } from '../crypto/primitives.ts'
 
 // What each sealed or wrapped value is bound to, as the associated data of its encryption. A row that was moved,
 // swapped or rolled back in the database does not open there. A context is never changed once released: it is part of
@@ -13,9 +14,16 @@ export const serviceKeyContext = (name: string) => encodeContext('service-key', 
 export const secondFactorContext = (factor: { user_id: number, id: number }) =>
   encodeContext('second-factor', factor.user_id, factor.id)
 
-/** A key of an organization's chain: it opens as the one of its name, from this event on. */
-export const chainKeyContext = (key: { organization_id: string, kid: string, from_seq: number }) =>
-  encodeContext('chain-key', key.organization_id, key.kid, key.from_seq)
+/**
+ * A key of an organization's chain: it opens as the one of its name, from this event on. Throws IntegrityError where no
+ * key can be: all three are what whoever writes to the database or to an export says.
+ */
+export function chainKeyContext (key: { organization_id: string, kid: string, from_seq: number }): Buffer {
+  const { organization_id, kid, from_seq } = key
+  const isPlace = Number.isSafeInteger(from_seq) && from_seq >= 1 && isWellFormed(organization_id) && isWellFormed(kid)
+  if (!isPlace) throw new IntegrityError()
+  return encodeContext('chain-key', organization_id, kid, from_seq)
+}
 
 export type KeyColumn = 'key_string' | 'data_key' | 'key_check' | 'salt'
 export const keyContext = (key: { organization_id: string, project_id: string, version: number }, column: KeyColumn) =>

@@ -51,9 +51,17 @@ export const noun: Noun = {
       if ((organization === undefined) === (all !== true)) {
         throw new UsageError('audit rotate-key needs --organization ID, or --all')
       }
-      return withOpened(env, async (opened) => {
-        for await (const line of rotateChainKeys(opened, organization)) await write(line)
+      let status = 0
+      await withOpened(env, async (opened) => {
+        for await (const { line, isDone } of rotateChainKeys(opened, organization)) {
+          if (isDone) await write(line)
+          else {
+            status = 1
+            process.stderr.write(line)
+          }
+        }
       })
+      return status
     }
   })
 }
