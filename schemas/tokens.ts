@@ -69,9 +69,9 @@ const Abilities = Type.Array(
   Type.String({ minLength: 1, maxLength: 64 }),
   { minItems: 1, maxItems: 100, description: 'scopes, or "*" alone for all' }
 )
-const expiry = (whenLeftOut: string) => Type.Optional(Type.Union(
+const expiry = (whenLeftOut: string, atMost = '') => Type.Optional(Type.Union(
   [Type.String({ format: 'date-time', maxLength: 64 }), Type.Null()],
-  { description: `RFC 3339, in the future, or null for never; ${whenLeftOut} when left out` }
+  { description: `RFC 3339, in the future, or null for never; ${whenLeftOut} when left out${atMost}` }
 ))
 const Restrictions = Type.Array(Restriction, { maxItems: 100 })
 
@@ -86,7 +86,7 @@ export type CreateTokenBody = Static<typeof CreateTokenBody>
 /** Abilities and restrictions are fixed when a token is made: sent again they have to be what they are. */
 export const UpdateTokenBody = Body({
   name: Type.Optional(Name),
-  expires_at: expiry('as it is'),
+  expires_at: expiry('as it is', '; no later than the end of the grant that it was made through, if there is one'),
   abilities: Type.Optional(Abilities),
   restrictions: Type.Optional(Restrictions)
 }, { title: 'UpdateTokenBody', examples: [{ name: 'CI of the website', expires_at: '2027-03-01T12:00:00Z' }] })

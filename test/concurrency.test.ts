@@ -13,6 +13,7 @@ import {
   startInstances, statuses, store, times, untilDone,
   type Level, type Operation, type Reply, type Send
 } from './helpers/traffic.ts'
+import { formIn, visitor } from './helpers/visitor.ts'
 
 t.setTimeout(120_000)
 
@@ -538,6 +539,34 @@ t.test('the operator revokes a token while all of its person’s end: each token
     t.same(await service.sql(`SELECT id FROM api_tokens WHERE organization_id = '${organization}'
       AND id IN (${[...one.ids, ...other.ids].join()})`), [])
   }
+})
+
+t.test('somebody ends a token of theirs on /account while it becomes somebody else’s: it is not theirs to end', {
+  skip: ONE_SESSION
+}, async (t) => {
+  const { service, organization, addresses } = await startInstances(t)
+  const [rosa, oda] = [
+    await makePerson(service, { [organization]: 'owner' }), await makePerson(service, { [organization]: 'owner' })
+  ]
+  const send = client(addresses, { token: (await issuePair(service, oda, SCOPE_NAMES)).access, organization })
+  const [id] = await twoTokens(service, organization, rosa)
+  await service.write(`UPDATE api_tokens SET expires_at = now() + interval '1 hour'
+    WHERE organization_id = '${organization}' AND id = ${id}`)
+  const browser = visitor(addresses[0]!)
+  const account = await browser.signIn(await browser.open('/account'), rosa.email, rosa.password)
+  const last = await lastOf(service, organization)
+  const [rotated, ended] = await inTurn(
+    service, tokenOf(organization, id!),
+    () => send('POST', `//api/v1/organizations/${organization}/api-keys/${id}/rotate`, {}),
+    () => browser.send({ ...formIn(account), action: '/account/tokens/end' }, { id: String(id) })
+  )
+  t.equal(statusOf(rotated), 200)
+  t.equal(ended.status, 'fulfilled')
+  t.same((await recordedIn(service, organization, last)).map(({ action }) => action), ['api-token.rotate'])
+  t.same(
+    await service.sql(`SELECT user_id::float8 FROM api_tokens WHERE organization_id = '${organization}' AND id = ${id}`),
+    [{ user_id: oda.id }]
+  )
 })
 
 t.test('the operator closes an owner’s account while another owner leaves: one stays, or the operator is told', {

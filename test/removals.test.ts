@@ -24,6 +24,7 @@ import { hasPostgres } from './helpers/postgres.ts'
 import { scratchDirectory, startServer } from './helpers/process.ts'
 import { beside } from './helpers/statements.ts'
 import { miscounted } from './helpers/traffic.ts'
+import { formIn, visitor } from './helpers/visitor.ts'
 
 // A purge or delete of more than a request takes away: it holds at once, and the worker removes the rows afterwards.
 
@@ -33,6 +34,7 @@ const VERSIONS = COPIES + 3
 
 const service = await startApp(t)
 const { database, config, keyring } = service
+const address = await service.app.listen({ host: '127.0.0.1', port: 0 })
 // Only the workers that a test starts are at work.
 const stopWorker = () => (service.app.removals as Background).stop()
 await stopWorker()
@@ -241,6 +243,32 @@ t.test('two instances at once remove each row once, and none of anybody else', a
   t.same(await miscounted(service.sql), [])
 })
 
+t.test('what ended with API tokens is looked for at once, also in the middle of a long removal of versions', async (t) => {
+  const { purge } = await fill('behind')
+  t.equal(await purge(), VERSIONS)
+  const one = worker()
+  let sent: string[] | undefined
+  const watch = (message: unknown) => {
+    const { phase, text } = message as { phase: string, text: string }
+    const what = text.includes('DELETE FROM secret_versions v USING mine')
+      ? 'versions'
+      : text.includes('from "token_removals"') ? 'tokens' : undefined
+    if (what === undefined) return
+    if (phase === 'before') sent?.push(what)
+    // Somebody is removed right after a piece.
+    if (phase === 'after' && what === 'versions' && sent === undefined) {
+      sent = []
+      one.wake()
+    }
+  }
+  subscribe('strongroom:statement', watch)
+  one.wake()
+  await allGone()
+  await one.stop()
+  unsubscribe('strongroom:statement', watch)
+  t.strictSame(sent?.slice(0, 2), ['tokens', 'versions'])
+})
+
 /** More than one statement takes; however many more, an ending takes a piece of them. */
 const TOKENS = LONG ? 20_000 : 2 * PIECE + 500
 
@@ -431,6 +459,33 @@ t.test('however many API tokens somebody has made, their removal ends them at on
   t.strictSame(await alive(), [401, 401])
 })
 
+t.test('who left API tokens and is invited again accepts when all of them are gone, and what they make then stays', async (t) => {
+  const { owner, o, rosa, alive, rows, make } = await withTokens(3 * PIECE)
+  const members = `/organizations/${o}/members`
+  t.equal((await owner.call('DELETE', `${members}/${rosa.id}`)).status, 204)
+  t.equal((await owner.call('POST', members, { email: rosa.email, role: 'administrator' })).status, 201)
+  const left = await rows()
+  t.ok(left > PIECE)
+  const browser = visitor(address)
+  const account = await browser.signIn(await browser.open('/account'), rosa.email, rosa.password)
+  const accept = async () => {
+    await browser.send({ ...formIn(account), action: '/account/invitations/accept' }, { id: o })
+    return (await owner.call('GET', `${members}/${rosa.id}`)).body.data.attributes.status
+  }
+  t.equal(await accept(), 'invited')
+  t.equal(await rows(), left - PIECE)
+  t.strictSame(await alive(), [401, 401])
+  t.equal(await accept(), 'active')
+  t.equal(await rows(), 0)
+  t.strictSame(await alive(), [401, 401])
+
+  t.equal((await make()).status, 201)
+  const one = worker()
+  one.wake()
+  await one.stop()
+  t.equal(await rows(), 1)
+})
+
 t.test('however many API tokens somebody has made, they end with the account and with the grant', async (t) => {
   const one = await withTokens()
   t.strictSame(await one.alive(), [200, 200])
@@ -479,6 +534,10 @@ t.test('an organization has so many API tokens, and a person so many of them; th
   t.equal((await make()).status, 201, 'one that has expired leaves its place')
   const prolonged = await asToken(access)('PUT', `${keys}/${id}`, { expires_at })
   t.match(prolonged, refused(TOKEN_LIMITS.person), 'and has none to come back to')
+  const clock = Date.now
+  Date.now = () => clock() - 1_800_000
+  const behind = await asToken(access)('PUT', `${keys}/${id}`, { expires_at }).finally(() => { Date.now = clock })
+  t.match(behind, refused(TOKEN_LIMITS.person), 'whatever time it is for the service')
   const ofOthers = await owner.call('POST', keys, { name: 'CI', abilities: ['project:read'], expires_at })
   t.equal(ofOthers.status, 201, 'others have theirs')
   const rotating = await issuePair(service, rosa, ['api-token:create', 'api-token:delete', 'project:read'])
@@ -495,6 +554,12 @@ t.test('an organization has so many API tokens, and a person so many of them; th
   t.match(await owner.call('POST', keys, { name: 'CI', abilities: ['project:read'] }), refused(TOKEN_LIMITS.organization))
   await t.rejects(
     addToken(database, { organization: o, name: 'CI', abilities: ['*'] }), /has 10000 tokens already/
+  )
+  const oda = await makePerson(service, { [o]: 'administrator' })
+  const { access: hers } = await issuePair(service, oda, ['api-token:create', 'api-token:delete', 'project:read'])
+  t.match(
+    await asToken(hers)('POST', `${keys}/${ofOthers.body.api_key.id}/rotate`, {}), { status: 200 },
+    'whose a token is changes nothing for the organization'
   )
 
   const over = async () => (await service.sql(

@@ -487,22 +487,37 @@ t.test('TI-35: a narrowed token acts in its part of the hierarchy; what lies bes
   t.equal((await environment.call('GET', `/${o}/orbit/backend/live`)).status, 401, 'with its part deleted it ends')
 })
 
-t.test('a token that expired a month ago leaves with the next look, its events stay', async (t) => {
-  const { organization: o } = await service.organization()
+t.test('a token that expired a month ago, or whose grant did, leaves with the next look, its events stay', async (t) => {
+  const owner = await service.organization()
+  const o = owner.organization
   const expired = async (days: number) => service.token(o, ['project:read'], {
     expires_at: new Date(Date.now() - days * 24 * 3_600_000)
   })
   for (const days of [29, 31, 300]) await expired(days)
-  const left = async () => (await service.sql(
-    `SELECT expires_at FROM api_tokens WHERE organization_id = '${o}' AND expires_at IS NOT NULL`
-  )).length
+  const rosa = await makePerson(service, { [o]: 'owner' })
+  const expires_at = new Date(Date.now() + 3_600_000).toISOString()
+  const [kept, over] = [await issuePair(service, rosa, SCOPE_NAMES), await issuePair(service, rosa, SCOPE_NAMES)]
+  for (const [{ access, grant }, days] of [[kept, 29], [over, 31]] as const) {
+    const made = await create(holder(owner, access), { abilities: ['project:read'], expires_at })
+    t.equal(made.status, 201)
+    // Of a build that let it live for ever.
+    await service.write(`UPDATE api_tokens SET expires_at = NULL WHERE organization_id = '${o}' AND grant_id = ${grant}`)
+    await service.write(`UPDATE oauth_grants SET expires_at = now() - interval '${days} days' WHERE id = ${grant}`)
+  }
+  const left = async () => (await service.sql(`SELECT FROM api_tokens WHERE organization_id = '${o}'
+    AND (expires_at IS NOT NULL OR grant_id IS NOT NULL)`)).length
   const events = () => service.sql(`SELECT count(*) FROM audit_events WHERE organization_id = '${o}'`)
   const before = await events()
   service.app.removals.wake()
-  while (await left() > 1) await new Promise((resolve) => { setTimeout(resolve, 10) })
+  while (await left() > 2) await new Promise((resolve) => { setTimeout(resolve, 10) })
   service.app.removals.wake()
-  t.equal(await left(), 1, 'one that may be given another life stays')
+  t.equal(await left(), 2, 'one that may be given another life stays, and is shown with a grant for as long')
   t.same(await events(), before)
+  for (let made = 0; made < 2; made++) await issuePair(service, rosa, SCOPE_NAMES)
+  t.same(
+    await service.sql(`SELECT id::float8 FROM oauth_grants WHERE id IN (${kept.grant}, ${over.grant})`),
+    [{ id: kept.grant }], 'after its last token a grant goes, too'
+  )
 })
 
 t.test('the use of a token is remembered', async (t) => {
@@ -632,6 +647,29 @@ t.test('a token is read, renamed and given another expiry, a member at a time', 
   t.equal((await owner.call('PUT', path, { expires_at: new Date(Date.now() + 400).toISOString() })).status, 200)
   while (await isAlive(owner, token)) await new Promise((resolve) => { setTimeout(resolve, 50) })
   t.equal((await owner.call('GET', path)).status, 200, 'one that has expired is still there')
+})
+
+t.test('no token is given a longer life than the grant has that it was made through', async (t) => {
+  const owner = await service.organization()
+  const rosa = await makePerson(service, { [owner.organization]: 'owner' })
+  const { access, grant } = await issuePair(service, rosa, SCOPE_NAMES)
+  const { api_key } = (await create(holder(owner, access), {
+    abilities: ['project:read'], expires_at: new Date(Date.now() + 3_600_000).toISOString()
+  })).body
+  const [{ ends }] = await service.sql(
+    `SELECT (extract(epoch FROM expires_at) * 1000)::float8 AS ends FROM oauth_grants WHERE id = ${grant}`
+  ) as [{ ends: number }]
+  const until = (moment: number | null) => owner.call('PUT', `${keysOf(owner)}/${api_key.id}`, {
+    expires_at: moment === null ? null : new Date(moment).toISOString()
+  })
+  for (const longer of [null, ends + 1]) {
+    t.strictSame(failing(await until(longer)), [422, 'validation_failed', ['expires_at']], String(longer))
+  }
+  const longest = await until(ends)
+  t.equal(longest.status, 200, longest.text)
+  t.equal(Date.parse(longest.body.data.expires_at), ends)
+  await service.sql(`UPDATE oauth_grants SET revoked_at = now(), mac = NULL WHERE id = ${grant}`)
+  t.strictSame(failing(await until(ends - 1)), [404, 'not_found', []], 'with the grant it is over')
 })
 
 t.test('TI-32: the abilities and the restrictions of a token are fixed, and what is wrong changes nothing', async (t) => {

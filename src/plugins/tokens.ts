@@ -14,8 +14,8 @@ import { holdCaller, recordEvent } from '../repositories/audit.ts'
 import { lockPlan } from '../repositories/plans.ts'
 import type { Principal } from '../repositories/principals.ts'
 import {
-  createToken, deleteTokens, endsWith, findSlice, findSlices, findToken, listTokens, lockToken, makeTokenRoom,
-  rotateToken, showToken, updateToken, type TokenRow
+  createToken, deleteTokens, endsWith, findLatestEnd, findSlice, findSlices, findToken, listTokens, lockToken,
+  makeTokenRoom, rotateToken, showToken, updateToken, type LockedToken, type TokenRow
 } from '../repositories/tokens.ts'
 import { fail, refuse } from '../rules/errors.ts'
 import { parseId } from '../rules/ids.ts'
@@ -129,8 +129,11 @@ export const tokens: Domain = async (app) => {
         if (isOneself(principal, id)) refuseAs(principal, 'api-token:update')
         const next = { ...made(token), ...(expires_at !== undefined && { expires_at }) }
         refuseMore(principal, next, 'api-token:update')
-        // One that has expired takes no room, until it is given another life.
-        if (isOver(token) && !isOver(next)) await requireRoom(db, organization.id, token.user_id, id)
+        if (expires_at !== undefined) {
+          await refuseBeyondGrant(db, token, expires_at)
+          // One that has expired takes no room, until it is given another life.
+          if (!token.is_live) await requireRoom(db, organization.id, token.user_id, token)
+        }
         const changed = await updateToken(db, organization.id, id, { name: body.name, expires_at }) ?? fail('not_found')
         await recordEvent(db, actorOf(request), {
           action: 'api-token.update',
@@ -172,8 +175,8 @@ export const tokens: Domain = async (app) => {
           refuse('overlap_seconds', 'Only for a token of your own grant: this one becomes yours')
         }
         // Then it is one more of theirs.
-        if (!endsWith(principal, held) && !isOver(held)) {
-          await requireRoom(db, organization.id, principal.person!.user_id, id)
+        if (!endsWith(principal, held) && held.is_live) {
+          await requireRoom(db, organization.id, principal.person!.user_id, held)
         }
         // Before the rotation: a token may rotate itself, which gives it nothing, and is the caller of that.
         await recordEvent(db, actorOf(request), {
@@ -224,12 +227,9 @@ export const tokens: Domain = async (app) => {
 
 const idOf = ({ params: { id } }: { params: { id: string } }) => parseId(id) ?? fail('not_found')
 
-const isOver = ({ expires_at }: { expires_at: Date | null }) =>
-  expires_at !== null && expires_at.getTime() <= Date.now()
-
-// Whose token it will be; beside that token itself, if there is one.
-async function requireRoom (db: Db, organizationId: string, userId: number | null, besideId?: number): Promise<void> {
-  const limit = await makeTokenRoom(db, organizationId, userId, besideId)
+// Whose token it will be; and that token, if there is one already.
+async function requireRoom (db: Db, organizationId: string, userId: number | null, held?: LockedToken): Promise<void> {
+  const limit = await makeTokenRoom(db, organizationId, userId, held)
   if (limit !== undefined) fail('limit_reached', { limit })
 }
 
@@ -260,6 +260,14 @@ async function refuseFixed (db: Db, token: TokenRow, { abilities, restrictions }
   if (!isSame(plain(restrictions), plain((await showToken(db, token)).restrictions))) {
     refuse('restrictions', 'Fixed when the token was made', 'restrictions_are_fixed')
   }
+}
+
+// With the grant it counts for nothing, whatever its own expiry says; and nobody would see that it never goes.
+async function refuseBeyondGrant (db: Db, token: TokenRow, expires_at: Date | null): Promise<void> {
+  const latest = await findLatestEnd(db, token)
+  if (latest === undefined) fail('not_found')
+  if (latest === null || (expires_at !== null && expires_at <= latest)) return
+  refuse('expires_at', `Expected ${latest.toISOString()} at the latest, when the grant ends that it was made through`)
 }
 
 // Exact spellings only. `*` stands alone: beside it every other ability would say nothing.

@@ -202,28 +202,33 @@ export async function endRemoval (db: Db, organizationId: string): Promise<boole
   return rows.length > 0
 }
 
-// Days that a token which has expired is still shown, and can be given another life.
+// Days that a token is still shown which has expired, and can be given another life, or whose grant has, and cannot.
 const SHOWN_EXPIRED = 30
-const isLongOver = sql`t.expires_at < now() - make_interval(days => ${SHOWN_EXPIRED})`
+const isLongAgo = (moment: SQL): SQL => sql`${moment} < now() - make_interval(days => ${SHOWN_EXPIRED})`
 
-/** Organizations with API tokens that expired long ago, some of them: the system's own list. */
+/** Organizations with API tokens that expired long ago, or whose grant did, some of them: the system's own list. */
 export async function listOverTokens (db: Db): Promise<string[]> {
   const rows = await db.execute(sql`
     SELECT DISTINCT over.organization_id FROM (
-      SELECT t.organization_id FROM api_tokens t WHERE ${isLongOver} ORDER BY t.expires_at LIMIT 1000
+      (SELECT t.organization_id FROM api_tokens t WHERE ${isLongAgo(sql`t.expires_at`)} ORDER BY t.expires_at LIMIT 1000)
+      UNION ALL
+      (SELECT t.organization_id FROM oauth_grants g JOIN api_tokens t ON t.grant_id = g.id
+        WHERE ${isLongAgo(sql`g.expires_at`)} ORDER BY g.expires_at LIMIT 1000)
     ) AS over`) as unknown as { organization_id: string }[]
   return rows.map(({ organization_id }) => organization_id)
 }
 
 /**
- * Takes the next API tokens of the organization that expired long ago, so many at most, and counts them. Their events
- * stay. What somebody changes just now is left to the next look.
+ * Takes the next API tokens of the organization that expired long ago, or whose grant did, so many at most, and counts
+ * them. Their events stay. What somebody changes just now is left to the next look.
  */
 export async function deleteOverTokens (db: Db, organizationId: string, limit: number): Promise<number> {
   const [row] = await db.execute(sql`
     WITH next AS (
-      SELECT t.id FROM api_tokens t WHERE t.organization_id = ${organizationId} AND ${isLongOver}
-      ORDER BY t.expires_at LIMIT ${limit} FOR UPDATE SKIP LOCKED
+      SELECT t.id FROM api_tokens t LEFT JOIN oauth_grants g ON g.id = t.grant_id
+      WHERE t.organization_id = ${organizationId}
+        AND (${isLongAgo(sql`t.expires_at`)} OR ${isLongAgo(sql`g.expires_at`)})
+      ORDER BY t.id LIMIT ${limit} FOR UPDATE OF t SKIP LOCKED
     ), gone AS (
       DELETE FROM api_tokens t USING next WHERE t.organization_id = ${organizationId} AND t.id = next.id RETURNING 1
     )

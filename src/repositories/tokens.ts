@@ -7,7 +7,9 @@ import { makeId } from '../db/ids.ts'
 import {
   isAuthentic, macOf, preparedSql, readNow, updateAuthentic, verifies, tampered, type Authenticated, type Db
 } from '../db/database.ts'
-import { api_tokens, environments, former_token_hashes, organizations, projects, targets } from '../db/tables.ts'
+import {
+  api_tokens, environments, former_token_hashes, oauth_grants, organizations, projects, targets
+} from '../db/tables.ts'
 import { heldFrom, heldPage, readPage, type HeldPage, type PageRequest } from '../rules/pagination.ts'
 import type { Slice } from '../rules/slices.ts'
 import type { Principal } from './principals.ts'
@@ -51,15 +53,17 @@ const madeBy = (maker: NewToken['made_by']) => ({
 })
 
 /**
- * Makes room for one API token more beside another: answers the limit that those of an organization, or of one person
- * in it, have reached, as far as they have not expired; undefined when there is room. What has expired is shown for a
- * while, but of no more than that either. The caller holds the organization, so that of two who take what is left the
- * second counts what the first made.
+ * Makes room for one API token more: answers the limit that those of an organization, or of one person in it, have
+ * reached, as far as they have not expired; undefined when there is room. What has expired is shown for a while, but of
+ * no more than that either. A token that is there already and becomes the person's, or is given another life, is one
+ * more of theirs; of the organization's it is one more only if it had expired. The caller holds the organization, so
+ * that of two who take what is left the second counts what the first made.
  */
 export async function makeTokenRoom (
-  db: Db, organizationId: string, userId: number | null, besideId = 0
+  db: Db, organizationId: string, userId: number | null, held?: Pick<LockedToken, 'id' | 'is_live'>
 ): Promise<number | undefined> {
   const { organization, person } = TOKEN_LIMITS
+  const besideId = held?.id ?? 0
   const its = eq(api_tokens.organization_id, organizationId)
   const newest = db.select({ user_id: api_tokens.user_id, is_live: sql<boolean>`${isLive}`.as('is_live') })
     .from(api_tokens).where(and(its, ne(api_tokens.id, besideId))).orderBy(desc(api_tokens.id)).limit(2 * organization)
@@ -70,7 +74,7 @@ export async function makeTokenRoom (
     over: sql<number>`count(*) FILTER (WHERE NOT is_live)::int`
   }).from(newest)
   if (row!.over >= organization) await deleteOldestExpired(db, organizationId, besideId)
-  if (row!.all >= organization) return organization
+  if (row!.all >= organization && held?.is_live !== true) return organization
   return row!.own >= person ? person : undefined
 }
 
@@ -141,12 +145,15 @@ export async function listTokensOfPerson (db: Db, userId: number, page = 1): Pro
   return { ...held, rows: shown }
 }
 
-/** The organization in which somebody has a token; undefined when there is none of theirs. */
-export async function findOrganizationOfOwn (db: Db, userId: number, id: number): Promise<string | undefined> {
+/**
+ * The organization in which somebody has a token; undefined when there is none of theirs. It stays theirs until the end
+ * of the transaction: what becomes somebody else's by a rotation is not theirs to end.
+ */
+export async function lockOwnToken (db: Db, userId: number, id: number): Promise<string | undefined> {
   const { organization_id } = api_tokens
   const [row] = await db.select({ organization_id }).from(api_tokens)
     .innerJoin(organizations, eq(organizations.id, organization_id))
-    .where(and(eq(api_tokens.user_id, userId), eq(api_tokens.id, id)))
+    .where(and(eq(api_tokens.user_id, userId), eq(api_tokens.id, id))).for('update', { of: api_tokens })
   return row?.organization_id
 }
 
@@ -207,10 +214,22 @@ export async function findToken (db: Db, organizationId: string, id: number): Pr
   return row && isAuthentic(db, 'api_tokens', row) ? row : undefined
 }
 
-/** The same, which stays as it is until the end of the transaction. */
-export async function lockToken (db: Db, organizationId: string, id: number): Promise<TokenRow | undefined> {
-  const [row] = await db.select(columns).from(api_tokens).where(ofOrganization(organizationId, id)).for('update')
+/** The same, which stays as it is until the end of the transaction, and whether it has not expired. */
+export async function lockToken (db: Db, organizationId: string, id: number): Promise<LockedToken | undefined> {
+  const [row] = await db.select({ ...columns, is_live: sql<boolean>`${isLive}` }).from(api_tokens)
+    .where(ofOrganization(organizationId, id)).for('update')
   return row && isAuthentic(db, 'api_tokens', row) ? row : undefined
+}
+
+/**
+ * When a token ends at the latest: with the grant that it was made through. Null when it hangs on none; undefined when
+ * that grant is none any more.
+ */
+export async function findLatestEnd (db: Db, { grant_id }: TokenRow): Promise<Date | null | undefined> {
+  if (grant_id === null) return null
+  const [row] = await db.select(authenticatedColumns('oauth_grants')).from(oauth_grants)
+    .where(eq(oauth_grants.id, grant_id))
+  return row && isAuthentic(db, 'oauth_grants', row) ? row.expires_at : undefined
 }
 
 /** The organization of a token that an operator names by its id, which is the installation's own. */
@@ -300,6 +319,9 @@ const slugsOf = preparedSql<{ id: string, slug: string }, { organization_id: str
 /** A token with what is authenticated of it. */
 export type TokenRow = Authenticated<'api_tokens'> & Pick<typeof api_tokens.$inferSelect,
   'last_used_at' | 'created_at' | 'updated_at'>
+
+/** A token that is held, and whether it has not expired, by the database's clock. */
+export type LockedToken = TokenRow & { is_live: boolean }
 
 // Slices are kept by id and shown by slug. What was deleted since has no slug: the slice then covers nothing and is
 // left out; with the last of them the token ended.

@@ -53,6 +53,15 @@ export function createBackground (
   }
 }
 
+/** Several kinds of work as one: each goes on by itself, and none waits for another. */
+export function sideBySide (...all: readonly Background[]): Background {
+  return {
+    start () { for (const one of all) one.start() },
+    wake () { for (const one of all) one.wake() },
+    async stop () { await Promise.all(all.map((one) => one.stop())) }
+  }
+}
+
 /** A pause as long as the piece before it took, and `least`: requests come first. */
 export async function rest (began: number, least = SHORTEST_REST): Promise<void> {
   await new Promise((resolve) => { setTimeout(resolve, Math.max(least, performance.now() - began)) })

@@ -10,7 +10,7 @@ import {
 } from '../repositories/removals.ts'
 import { lockPlan } from '../repositories/plans.ts'
 import { deleteTokens, lockTokensOfNothing } from '../repositories/tokens.ts'
-import { createBackground, rest, type Background } from './background.ts'
+import { createBackground, rest, sideBySide, type Background } from './background.ts'
 
 interface Log {
   info (details: object, message: string): void
@@ -75,7 +75,8 @@ export async function removeSome (db: Db, organizationId: string): Promise<void>
 
 /**
  * Takes away the rows of what was purged or deleted, whole organizations too, of answers that are kept no longer, and
- * of API tokens that expired long ago, or ended with many others, piece by piece. Nobody needs them any more.
+ * of API tokens that expired long ago, or ended with many others, piece by piece. Nobody needs them any more. For
+ * tokens that ended somebody waits who was invited again: so they wait for nothing else.
  */
 export function createRemovalWorker ({ db, log }: { db: Db, log: Log }): Background {
   async function remove (organizationId: string, isStopped: () => boolean) {
@@ -121,14 +122,22 @@ export function createRemovalWorker ({ db, log }: { db: Db, log: Log }): Backgro
     })
   }
 
-  return createBackground(async (isStopped) => {
-    const interrupted = (error: unknown, organization?: string): [] => {
-      log.warn(
-        { err: databaseError(error), ...(organization !== undefined && { organization }) },
-        'the removal of what counts no more was interrupted'
-      )
-      return []
+  const interrupted = (error: unknown, organization?: string): [] => {
+    log.warn(
+      { err: databaseError(error), ...(organization !== undefined && { organization }) },
+      'the removal of what counts no more was interrupted'
+    )
+    return []
+  }
+
+  const endedTokens = createBackground(async (isStopped) => {
+    for (const removal of await listTokenRemovals(db).catch(interrupted)) {
+      await inPieces(isStopped, () => removeTokens(removal))
+        .catch((error: unknown) => interrupted(error, removal.organization_id))
     }
+  })
+
+  const others = createBackground(async (isStopped) => {
     for (const organization of await listRemovedOrganizations(db).catch(interrupted)) {
       await removeOrganization(organization, isStopped).catch((error: unknown) => interrupted(error, organization))
     }
@@ -143,9 +152,6 @@ export function createRemovalWorker ({ db, log }: { db: Db, log: Log }): Backgro
           .catch((error: unknown) => interrupted(error, organization))
       }
     }
-    for (const removal of await listTokenRemovals(db).catch(interrupted)) {
-      await inPieces(isStopped, () => removeTokens(removal))
-        .catch((error: unknown) => interrupted(error, removal.organization_id))
-    }
   })
+  return sideBySide(endedTokens, others)
 }

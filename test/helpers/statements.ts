@@ -64,8 +64,8 @@ export const EXCEPTIONS: { what: RegExp, why: string }[] = [
     why: 'the old answers that the background worker has to remove'
   },
   {
-    what: /^select distinct over\.organization_id from \( ?select t\.organization_id from api_tokens t where t\.expires_at < /,
-    why: 'the API tokens that expired long ago, which the background worker has to remove'
+    what: /^select distinct over\.organization_id from \( ?\(select t\.organization_id from api_tokens t where t\.expires_at < /,
+    why: 'the API tokens that expired long ago, or whose grant did, which the background worker has to remove'
   },
   {
     what: /^delete from oauth_grants where oauth_grants\.id in \(select id from oauth_grants where .*not exists \(select from api_tokens where api_tokens\.grant_id = oauth_grants\.id\)/,

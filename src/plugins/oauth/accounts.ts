@@ -10,7 +10,7 @@ import { deleteInvitation, findMember, joinOrganizations } from '../../repositor
 import { listGrants, revokeGrantOf } from '../../repositories/oauth.ts'
 import { countWrongCode, findSignInStep, takeSignInStep } from '../../repositories/second-factors.ts'
 import { deleteSession, listSessions } from '../../repositories/sessions.ts'
-import { deleteTokens, findOrganizationOfOwn, listTokensOfPerson } from '../../repositories/tokens.ts'
+import { deleteTokens, listTokensOfPerson, lockOwnToken } from '../../repositories/tokens.ts'
 import {
   changePassword, endEverything, findPasswordLink, findUser, listInvitations, listMemberships, lockUser,
   takePasswordLink, type User
@@ -280,7 +280,7 @@ async function endSession (db: Db, request: FastifyRequest, { user }: SignedIn, 
 async function endToken (db: Db, request: FastifyRequest, { user }: SignedIn, id: string): Promise<void> {
   const token = parseId(id)
   if (token === undefined) return
-  const organization = await findOrganizationOfOwn(db, user.id, token)
+  const organization = await lockOwnToken(db, user.id, token)
   if (organization === undefined) return
   await deleteTokens(db, organization, [token])
   await recordForToken(db, request, user, organization, token)
