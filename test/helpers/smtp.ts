@@ -21,14 +21,17 @@ export async function startMailServer (t: { teardown (fn: () => unknown): void }
     if (mood !== 'silent') converse(socket)
   }).listen(0)
   await once(server, 'listening')
-  t.teardown(() => {
+  const close = () => {
     for (const socket of sockets) socket.destroy()
     server.close()
-  })
+  }
+  t.teardown(close)
   return {
     port: (server.address() as AddressInfo).port,
     mails,
     commands,
+    /** From now on it is not there. */
+    close,
     /** From now on each mail is received, and whoever sent it waits. */
     hold () { isHolding = true },
     /** Lets so many of those that wait go; without a number all of them, and holds no more. */
