@@ -20,7 +20,8 @@ export const EVENTS = [
   'second-factor.use_recovery_code', 'second-factor.renew_recovery_codes',
   'subscription.create', 'subscription.update', 'subscription.cancel', 'subscription.resume', 'subscription.renew',
   'subscription.end', 'payment-method.create', 'payment-method.update', 'payment-method.delete',
-  'charge.create', 'charge.fail', 'charge.report', 'refund.create', 'refund.pay', 'refund.fail', 'refund.report',
+  'charge.create', 'charge.fail', 'charge.report',
+  'refund.create', 'refund.pay', 'refund.fail', 'refund.report', 'refund.check',
   'coupon.redeem', 'coupon.remove', 'invoice.pay', 'invoice.void',
   'chain-key.rotate', 'integrity.violation', 'integrity.adopt'
 ] as const

@@ -1,6 +1,6 @@
 import t, { type Test } from 'tap'
 import { buildApp } from '../src/app.ts'
-import { exportInvoices, refundCharge, settle } from '../src/commands/billing.ts'
+import { describeRefunds, exportInvoices, refundCharge, settle } from '../src/commands/billing.ts'
 import { setOrganization } from '../src/commands/organizations.ts'
 import type { Outcome, Provider } from '../src/billing/provider.ts'
 import { reportCharge, reportRefund } from '../src/billing/settlement.ts'
@@ -325,6 +325,64 @@ t.test('what was noted down as moved and the provider moved, too, is a warning w
   await background(app, () => warned(back) !== undefined)
   t.match(warned(back), { organization: caller.organization, refund: back, outcome: 'succeeded' })
   t.notOk(warned(well.id), 'what the provider alone moved is none')
+})
+
+t.test('refunds that may have moved twice are listed until somebody has looked at them', async (t) => {
+  const caller = await service.organization()
+  const { id, attributes: { invoice_id } } = (await charge(caller, 1000)).body.data
+  await settle(service.database, 'invoice', 'paid', invoice_id)
+  await report('charge', caller, id, { status: 'succeeded', reference: 'ch_1' })
+  const listed = async () => {
+    const states: string[] = []
+    for await (const line of describeRefunds(service.database)) {
+      if (line.includes(caller.organization)) states.push(line.split('\t').at(-1)!)
+    }
+    return states
+  }
+  const made = async () => (await refund(caller, id, { amount: 10 })).body.data.id as string
+  // As the background does before it asks.
+  const asked = async () => {
+    const its = await made()
+    await service.sql(`UPDATE refunds SET provider = 'processor', asked_at = now()
+      WHERE organization_id = '${caller.organization}' AND id = '${its}'`)
+    return its
+  }
+  const check = (its: string) => settle(service.database, 'refund', 'checked', its)
+  const says = (its: string, status: Outcome['status']) =>
+    report('refund', caller, its, { status, reference: `re_${its}` })
+
+  const byHand = await made()
+  await service.sql(`UPDATE refunds SET provider = 'manual', asked_at = now()
+    WHERE organization_id = '${caller.organization}' AND id = '${byHand}'`)
+  t.strictSame(await listed(), ['pending'])
+  await t.rejects(check(byHand), /leaves nothing to look at/)
+  await settle(service.database, 'refund', 'paid', byHand)
+  const well = await asked()
+  await says(well, 'succeeded')
+  const failed = await asked()
+  await settle(service.database, 'refund', 'failed', failed)
+  await says(failed, 'failed')
+  t.strictSame(await listed(), [], 'one alone moved it, or both of them say that nobody did')
+
+  const twice = await asked()
+  await settle(service.database, 'refund', 'paid', twice)
+  t.strictSame(await listed(), ['unanswered'])
+  t.equal(await check(twice), 'Changed.')
+  t.strictSame(await listed(), [])
+  await says(twice, 'succeeded')
+  t.strictSame(await listed(), ['twice'], 'it has said something since')
+  const other = await asked()
+  await settle(service.database, 'refund', 'failed', other)
+  await says(other, 'succeeded')
+  await says(well, 'failed')
+  t.strictSame(await listed(), ['contradiction', 'twice', 'contradiction'])
+  for (const its of [well, twice, other]) await check(its)
+  t.strictSame(await listed(), [])
+  await says(twice, 'succeeded')
+  t.strictSame(await listed(), [], 'what it repeats is nothing new')
+  await t.rejects(check(twice), /leaves nothing to look at/)
+  t.equal((await eventsOf(service, caller)).filter((action) => action === 'refund.check').length, 4)
+  await audit(t, caller, 'at the end')
 })
 
 t.test('what an operator notes down ends an order that was never told; a told one is asked again until it is answered', async (t) => {

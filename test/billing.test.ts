@@ -850,7 +850,7 @@ t.test('the operator makes coupons, sets prices, and notes down what came and we
     return lines
   }
   const waiting = await waitingFor(caller)
-  t.match(waiting, [new RegExp(`^${refund.id}\t${caller.organization}\t2\\.50 EUR\t${id}\t.*\tmanual$`)])
+  t.match(waiting, [new RegExp(`^${refund.id}\t${caller.organization}\t2\\.50 EUR\t${id}\t.*\tmanual\tpending$`)])
   await settle(service.database, 'refund', 'paid', refund.id)
   const { id: second, attributes } = (await charge(caller, 70)).body.data
   await settle(service.database, 'invoice', 'void', attributes.invoice_id)

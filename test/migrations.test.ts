@@ -235,7 +235,12 @@ t.test('the books of a build before know what was received, who has it, and whic
     `INSERT INTO charges (organization_id, id, invoice_id, provider, provider_reference, status, currency, amount) VALUES
       ('${first}', '01TOLD', '01CHARGE', 'processor', 'ch_1', 'succeeded', 'EUR', 2900),
       ('${second}', '01NOTED', '01CHARGE', 'manual', NULL, 'succeeded', 'EUR', 2900)`,
-    `INSERT INTO refunds (organization_id, id, charge_id, amount) VALUES ('${first}', '01BACK', '01TOLD', 100)`
+    `INSERT INTO refunds (organization_id, id, charge_id, amount) VALUES
+      ('${first}', '01BACK', '01TOLD', 100), ('${first}', '01SENT', '01TOLD', 100), ('${second}', '01BACK', '01NOTED', 100)`,
+    `INSERT INTO audit_events (organization_id, seq, action, actor_type, resource_type, resource_id) VALUES
+      ('${first}', 1, 'refund.pay', 'operator', 'refund', '01BACK'),
+      ('${first}', 2, 'refund.pay', 'system', 'refund', '01SENT'),
+      ('${second}', 1, 'refund.fail', 'operator', 'refund', '01BACK')`
   )
   await database.migrate()
   const trimmed = async (query: string) => (await rowsOf(database, query)).map((row) =>
@@ -246,7 +251,9 @@ t.test('the books of a build before know what was received, who has it, and whic
   t.strictSame(await trimmed('SELECT organization_id, currency, amount::int FROM credits'), [[first, 'EUR', 500]])
   t.strictSame(await trimmed('SELECT organization_id, coupon FROM coupon_redemptions'), [[first, 'TENTH']])
   t.strictSame(await trimmed('SELECT provider_status FROM charges ORDER BY organization_id'), [['succeeded'], [null]])
-  t.strictSame(await trimmed('SELECT provider FROM refunds'), [['processor']])
+  t.strictSame(await trimmed('SELECT id, provider, noted_status FROM refunds ORDER BY organization_id, id'), [
+    ['01BACK', 'processor', 'succeeded'], ['01SENT', 'processor', null], ['01BACK', 'manual', 'failed']
+  ])
 })
 
 async function schemaOf (database: Database) {

@@ -4,7 +4,7 @@ import { recordEvent, systemOf, type Actor, type AuditEvent } from '../repositor
 import { giveCredit } from '../repositories/billing.ts'
 import {
   createRefund, findInvoice, lockCharge, lockInvoice, lockRefund, settleCharge, settleCharges, settleInvoice,
-  settleRefund, updateNoted, updateReported, type Charge, type Refund
+  settleRefund, updateChecked, updateNoted, updateReported, type Charge, type Refund
 } from '../repositories/invoices.ts'
 import { lockPlan } from '../repositories/plans.ts'
 import { refundableOf } from '../rules/billing.ts'
@@ -36,7 +36,7 @@ async function noteInvoice (db: Db, actor: Actor, id: string, status: 'paid' | '
   const isThere = await lockPlan(db, actor.organization_id) !== undefined
   const closed = await closeInvoice(db, actor.organization_id, isThere, id, status)
   if (closed === undefined) return undefined
-  for (const charge of closed.charges) await updateNoted(db, charge, outcomeOf(status))
+  for (const charge of closed.charges) await updateNoted(db, 'charge', charge, outcomeOf(status))
   await recordEvent(db, actor, closed.event)
   return noteOn(closed.charges)
 }
@@ -106,8 +106,19 @@ export async function payBack (
   const held = await lockRefund(db, organization_id, id)
   if (held?.refund.status !== 'pending') return undefined
   await settleRefund(db, held, status)
+  await updateNoted(db, 'refund', held.refund, status)
   await recordEvent(db, actor, refundEvent(held.refund, status))
   return noteOn([held.refund])
+}
+
+/** Notes down that the operator looked at a refund; undefined when there is nothing to look at (`concernOf`). */
+export async function checkRefund (db: Db, actor: Actor, id: string): Promise<Note | undefined> {
+  await lockPlan(db, actor.organization_id)
+  const held = await lockRefund(db, actor.organization_id, id)
+  if (held === undefined || held.refund.checked_at !== null || concernOf(held.refund) === undefined) return undefined
+  await updateChecked(db, held.refund)
+  await recordEvent(db, actor, { action: 'refund.check', resource_type: 'refund', resource_id: id })
+  return { unanswered: null }
 }
 
 const refundEvent = ({ id, amount }: Refund, status: 'succeeded' | 'failed'): AuditEvent => ({
@@ -128,6 +139,20 @@ function doubtOf (settled: Charge['status'], says: 'succeeded' | 'failed'): Doub
   if (settled === 'pending') return undefined
   if (settled !== says) return 'contradiction'
   return says === 'succeeded' ? 'twice' : undefined
+}
+
+/**
+ * What an operator has to look at of a refund that is settled: what the provider said of it, or that it was asked to
+ * move the same money and has not said yet what came of it. Undefined where nothing is.
+ */
+export function concernOf (refund: Refund): Doubt | 'unanswered' | undefined {
+  const { status, noted_status, provider_status } = refund
+  if (status === 'pending') return undefined
+  if (isUnanswered(refund)) return 'unanswered'
+  if (provider_status === null || provider_status === 'pending') return undefined
+  // Where nobody noted anything down, the provider alone has moved it, and may have said another thing since.
+  if (noted_status === null) return provider_status === status ? undefined : 'contradiction'
+  return doubtOf(noted_status, provider_status)
 }
 
 /**

@@ -1,9 +1,10 @@
 import type { Interval } from '../../schemas/billing.ts'
-import { addRefund, payBack, payInvoice, voidInvoice, type Note } from '../billing/settlement.ts'
+import { manual } from '../billing/provider.ts'
+import { addRefund, checkRefund, concernOf, payBack, payInvoice, voidInvoice, type Note } from '../billing/settlement.ts'
 import { transaction, type Database, type Db } from '../db/database.ts'
 import { operatorOf, type Actor } from '../repositories/audit.ts'
 import { createCoupon, endCoupon, listCoupons, type NewCoupon } from '../repositories/billing.ts'
-import { findOwner, listAllInvoices, listPendingRefunds } from '../repositories/invoices.ts'
+import { findOwner, listAllInvoices, listUndoneRefunds } from '../repositories/invoices.ts'
 import { updatePrice } from '../repositories/plans.ts'
 import { formatMoney, invoiceNumber } from '../rules/billing.ts'
 import { ApiError } from '../rules/errors.ts'
@@ -44,14 +45,20 @@ export async function * exportInvoices ({ db }: Database): AsyncGenerator<string
   }
 }
 
-/** Refunds that wait to be paid, as lines: id, organization, amount, the charge, when it was asked for, who pays. */
+/**
+ * Refunds that wait to be paid, and those to look at, as lines: id, organization, amount, the charge, when it was asked
+ * for, who pays, and `pending`, or what there is to look at.
+ */
 export async function * describeRefunds ({ db }: Database): AsyncGenerator<string> {
   for (let after = '', page; ; after = page.at(-1)!.refund.id) {
-    page = await listPendingRefunds(db, after)
+    page = await listUndoneRefunds(db, manual.name, after)
     if (page.length === 0) return
-    for (const { refund: { id, organization_id, amount, created_at, provider }, charge } of page) {
+    for (const { refund, charge } of page) {
+      const { id, organization_id, amount, created_at, provider, status } = refund
+      const state = status === 'pending' ? status : concernOf(refund)
+      if (state === undefined) continue
       yield [
-        id, organization_id, formatMoney(amount, charge.currency), charge.id, created_at.toISOString(), provider
+        id, organization_id, formatMoney(amount, charge.currency), charge.id, created_at.toISOString(), provider, state
       ].join('\t')
     }
   }
@@ -79,23 +86,27 @@ const NOTES = {
   invoice: { paid: payInvoice, void: voidInvoice },
   refund: {
     paid: (db: Db, actor: Actor, id: string) => payBack(db, actor, id, 'succeeded'),
-    failed: (db: Db, actor: Actor, id: string) => payBack(db, actor, id, 'failed')
+    failed: (db: Db, actor: Actor, id: string) => payBack(db, actor, id, 'failed'),
+    checked: checkRefund
   }
 }
 
+const DONE = 'is settled already'
+const NOTHING_TO_DO = { paid: DONE, void: DONE, failed: DONE, checked: 'leaves nothing to look at' }
+
 /**
- * Notes down what became of an invoice or a refund; answers what the operator has to know about it. Throws a StartError
- * when there is none, or it is settled.
+ * Notes down what became of an invoice or a refund, or that it was looked at; answers what the operator has to know
+ * about it. Throws a StartError when there is none, or nothing to note down.
  */
 export async function settle<T extends keyof typeof NOTES> (
-  { db: handle }: Database, of: T, as: keyof (typeof NOTES)[T], id: string
+  { db: handle }: Database, of: T, as: keyof (typeof NOTES)[T] & keyof typeof NOTHING_TO_DO, id: string
 ): Promise<string> {
   const note = NOTES[of][as] as (db: Db, actor: Actor, id: string) => Promise<Note | undefined>
   const noted = await transaction(handle, async (db) => {
     const organization = await findOwner(db, of, id)
     if (organization === undefined) throw new StartError(`There is no ${of} ${id}`)
     const noted = await note(db, operatorOf(organization), id)
-    if (noted === undefined) throw new StartError(`The ${of} ${id} is settled already`)
+    if (noted === undefined) throw new StartError(`The ${of} ${id} ${NOTHING_TO_DO[as]}`)
     return noted
   })
   if (noted.unanswered === null) return 'Changed.'

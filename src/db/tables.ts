@@ -905,8 +905,11 @@ export const refunds = pgTable('refunds', {
   /** Who has the money. */
   provider: varchar({ length: 32 }).notNull(),
   provider_reference: varchar({ length: LABEL_LENGTH }),
-  /** What the provider says became of it, as of a charge. */
+  /** What the provider says became of it, and what the operator noted down, as of a charge. */
   provider_status: varchar({ length: 16, enum: PAYMENT_STATUSES }),
+  noted_status: varchar({ length: 16, enum: PAYMENT_STATUSES }),
+  /** When the operator looked at what these two say; null again once the provider says something else. */
+  checked_at: moment(),
   status: varchar({ length: 16, enum: PAYMENT_STATUSES }).notNull().default('pending'),
   amount: count().notNull(),
   reason: varchar({ length: LABEL_LENGTH }),

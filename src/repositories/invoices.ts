@@ -1,4 +1,4 @@
-import { and, asc, desc, eq, getTableColumns, gt, inArray, isNull, or, sql, type SQL } from 'drizzle-orm'
+import { and, asc, desc, eq, getTableColumns, gt, inArray, isNotNull, isNull, ne, or, sql, type SQL } from 'drizzle-orm'
 import type { PaymentStatus } from '../../schemas/billing.ts'
 import type { Db } from '../db/database.ts'
 import { charges, invoices, refunds } from '../db/tables.ts'
@@ -49,7 +49,8 @@ export async function findInvoice (
   return row
 }
 
-const BOOKS = { invoice: invoices, charge: charges, refund: refunds }
+const ORDERS = { charge: charges, refund: refunds }
+const BOOKS = { invoice: invoices, ...ORDERS }
 
 /** Which organization an invoice, charge or refund is of: the operator names it by its id alone. */
 export async function findOwner (db: Db, of: keyof typeof BOOKS, id: string): Promise<string | undefined> {
@@ -88,11 +89,12 @@ export type BookedInvoice = InvoiceRow &
   Record<'charge_status' | 'noted_status' | 'provider_status', PaymentStatus | null> & { refunds: BookedRefund[] }
 
 /** What became of a refund, here and at the provider. */
-export type BookedRefund = Pick<Refund, 'id' | 'amount' | 'status' | 'provider_status' | 'settled_at'>
+export type BookedRefund =
+  Pick<Refund, 'id' | 'amount' | 'status' | 'noted_status' | 'provider_status' | 'settled_at'>
 
 const bookedRefunds = sql<BookedRefund[]>`coalesce((
   SELECT jsonb_agg(jsonb_build_object('id', ${refunds.id}, 'amount', ${refunds.amount}, 'status', ${refunds.status},
-    'provider_status', ${refunds.provider_status}, 'settled_at', ${refunds.settled_at}) ORDER BY ${refunds.id})
+    'noted_status', ${refunds.noted_status}, 'provider_status', ${refunds.provider_status}, 'settled_at', ${refunds.settled_at}) ORDER BY ${refunds.id})
   FROM ${refunds}
   WHERE ${refunds.organization_id} = ${charges.organization_id} AND ${refunds.charge_id} = ${charges.id}), '[]'::jsonb)`
   .mapWith((list: BookedRefund[]) => list.map((refund) =>
@@ -137,11 +139,13 @@ export async function settleCharges (
     )).returning()
 }
 
-/** Remembers what the operator noted down of a charge. */
+/** Remembers what the operator noted down of a charge or refund. */
 export async function updateNoted (
-  db: Db, { organization_id, id }: Pick<Charge, 'organization_id' | 'id'>, noted_status: 'succeeded' | 'failed'
+  db: Db, of: 'charge' | 'refund', { organization_id, id }: Pick<Charge, 'organization_id' | 'id'>,
+  noted_status: 'succeeded' | 'failed'
 ): Promise<void> {
-  await db.update(charges).set({ noted_status }).where(oneCharge(organization_id, id))
+  const table = ORDERS[of]
+  await db.update(table).set({ noted_status }).where(and(eq(table.organization_id, organization_id), eq(table.id, id)))
 }
 
 /** What became of a charge alone, whatever its invoice is. */
@@ -242,11 +246,28 @@ function isNext (db: Db, table: typeof charges | typeof refunds, provider: strin
   return sql`(${organization_id}, ${id}) = ${next}`
 }
 
-/** Refunds that nobody has paid yet, from one on: the operator's own list. */
-export async function listPendingRefunds (db: Db, after: string): Promise<{ refund: Refund, charge: Charge }[]> {
+/**
+ * Refunds that nobody has paid yet, and those that a provider was asked for beside which the operator noted something
+ * down, or which say two things of it, as long as nobody has looked at them; from one on: the operator's own list.
+ */
+export async function listUndoneRefunds (
+  db: Db, operator: string, after: string
+): Promise<{ refund: Refund, charge: Charge }[]> {
+  const { id, status, provider, asked_at, checked_at, noted_status, provider_status } = refunds
+  const isUndone = or(eq(status, 'pending'), and(
+    ne(provider, operator), isNotNull(asked_at), isNull(checked_at),
+    or(isNotNull(noted_status), sql`${provider_status} IS DISTINCT FROM ${status}`)
+  ))
   return db.select({ refund: refunds, charge: charges }).from(refunds)
     .innerJoin(charges, and(eq(charges.organization_id, refunds.organization_id), eq(charges.id, refunds.charge_id)))
-    .where(and(eq(refunds.status, 'pending'), gt(refunds.id, after))).orderBy(asc(refunds.id)).limit(200)
+    .where(and(isUndone, gt(id, after))).orderBy(asc(id)).limit(200)
+}
+
+/** Remembers that the operator looked at what the provider says of a refund, until it says something else. */
+export async function updateChecked (
+  db: Db, { organization_id, id }: Pick<Refund, 'organization_id' | 'id'>
+): Promise<void> {
+  await db.update(refunds).set({ checked_at: sql`now()` }).where(oneRefund(organization_id, id))
 }
 
 /**
@@ -257,10 +278,14 @@ export async function updateReported (
   db: Db, of: 'charge' | 'refund', { organization_id, id }: Pick<Charge, 'organization_id' | 'id'>,
   { status, reference }: { status: PaymentStatus, reference: string | null }
 ): Promise<void> {
-  const table = of === 'charge' ? charges : refunds
+  const table = ORDERS[of]
+  const says = status === 'pending' ? sql`coalesce(${table.provider_status}, 'pending')` : sql`${status}`
   await db.update(table).set({
     submitted_at: sql`coalesce(${table.submitted_at}, now())`,
-    provider_status: status === 'pending' ? sql`coalesce(${table.provider_status}, 'pending')` : status,
+    provider_status: says,
+    ...(of === 'refund' && {
+      checked_at: sql`CASE WHEN ${refunds.provider_status} = ${says} THEN ${refunds.checked_at} END`
+    }),
     ...(reference !== null && { provider_reference: reference })
   }).where(and(eq(table.organization_id, organization_id), eq(table.id, id)))
 }

@@ -9,7 +9,8 @@ export const noun: Noun = {
   help: `  refund add --charge ID [--amount N]     give back what was received of a charge, or a part of it
   refund paid --id ID                     note down that a refund went out
   refund failed --id ID                   note down that it did not: it is left of its charge again
-  refund list                             refunds that wait to be paid
+  refund list                             refunds that wait to be paid, and those to look at
+  refund checked --id ID                  note down that you looked at one: it is not listed any more
 `,
 
   run: verbs('refund', {
@@ -24,6 +25,7 @@ export const noun: Noun = {
 
     paid: async (args, env) => noteDown('refund', 'paid', args, env),
     failed: async (args, env) => noteDown('refund', 'failed', args, env),
+    checked: async (args, env) => noteDown('refund', 'checked', args, env),
 
     list: async (args, env) => {
       parse(args, {})
