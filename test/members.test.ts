@@ -492,8 +492,7 @@ t.test('whoever accepts what they cannot join yet is told why, and goes on waiti
   t.equal((await accept(full.o)).status, 303, 'pressed twice')
 
   // What they made before they were removed; more than goes at once.
-  await service.sql(`
-    INSERT INTO api_tokens (organization_id, name, token_hash, token_prefix, abilities, user_id)
+  await service.write(`INSERT INTO api_tokens (organization_id, name, token_hash, token_prefix, abilities, user_id)
     SELECT '${removed.o}', 'Before', sha256(('${removed.o}/' || n)::bytea), 'dotenv_', '{}', ${rosa.id}
     FROM generate_series(1, 1500) n`)
   t.match(told(await accept(removed.o)), [422, /being removed: try again in a moment/, true])

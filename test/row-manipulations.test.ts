@@ -1,3 +1,4 @@
+import { subscribe, unsubscribe } from 'node:diagnostics_channel'
 import t from 'tap'
 import { getTableColumns, sql } from 'drizzle-orm'
 import { formToken, hashToken, mintApiToken, mintCredential, mintSecret, tokenPrefix } from '../src/crypto/bearer.ts'
@@ -610,6 +611,23 @@ t.test('a token that somebody wrote into the database is not listed, in whatever
   t.equal(await listed(), 0, 'nor to the person that it names')
   await service.write(`UPDATE api_tokens SET user_id = ${person.id} WHERE name <> 'Forged'`)
   t.ok(await listed() > 0)
+})
+
+t.test('however many rows a list leaves out, few transactions record that: whoever is served keeps a connection', async (t) => {
+  const service = await startApp(t)
+  const { call, organization } = await service.organization()
+  const forged = 300
+  await service.sql(`INSERT INTO api_tokens (organization_id, name, token_hash, token_prefix, abilities)
+    SELECT '${organization}', 'Forged', sha256(n::text::bytea), 'dotenv_', '{*}' FROM generate_series(1, ${forged}) n`)
+  let begun = 0
+  const count = (message: unknown) => { if ((message as { phase: string }).phase === 'begin') begun++ }
+  subscribe('strongroom:statement', count)
+  t.teardown(() => unsubscribe('strongroom:statement', count))
+  t.equal((await call('GET', `/organizations/${organization}/api-keys`)).body.data.length, 1)
+  await authorityOf(service.database.db).settled()
+  t.ok(begun <= forged / 10, `${begun} transactions`)
+  t.same(await service.sql(`SELECT count(*)::int AS events FROM audit_events
+    WHERE organization_id = '${organization}' AND action = 'integrity.violation'`), [{ events: forged }])
 })
 
 for (const table of NAMES) {

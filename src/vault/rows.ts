@@ -6,14 +6,16 @@ import { random, sameBytes, takeKey } from '../crypto/primitives.ts'
 import { chainKeyFingerprint, createRowChecker, rowKeyFingerprint, rowMac } from '../crypto/row-mac.ts'
 import { AUTHENTICATED, fieldsOf, type AuthenticatedTable } from '../db/authenticated.ts'
 import { readClock } from '../db/chain.ts'
+import { createLine, type Waiter } from '../db/line.ts'
 import {
-  databaseError, setAuthority, type Database, type Db, type RowAuthority, type Violation, type ViolationLog
+  databaseError, DatabaseUnavailable, isLockTimeout, setAuthority, transaction, type Database, type Db,
+  type RowAuthority, type Violation, type ViolationLog
 } from '../db/database.ts'
 import {
   authenticateSeeds, authenticateTable, chainEvents, listOrganizationIds, lockAuthenticatedTables, lockCanaries,
   nameMakers
 } from '../repositories/adoption.ts'
-import { recordAlone, recordEvent, systemOf } from '../repositories/audit.ts'
+import { recordEvent, systemOf, type AuditEvent } from '../repositories/audit.ts'
 import {
   createCanary, createServiceKey, findServiceKey, listCanaries, replaceCanary, type ServiceKeyRow
 } from '../repositories/master-keys.ts'
@@ -161,6 +163,9 @@ async function adopt (db: Db, keyring: Keyring): Promise<{ keys: Keys, rows: num
 const SAME_ROW = 10 * 60_000
 const MINUTE = 60_000
 const MOST_A_MINUTE = 600
+const AT_ONCE = 100
+
+interface Waiting extends Waiter { violation: Violation, done: () => void }
 
 const toStandardError: ViolationLog = {
   warn: (details, message) => {
@@ -174,7 +179,23 @@ function authorityFor (keys: Keys, keyring: Keyring, db: Db): RowAuthority {
   const reported = new LRUCache<string, true>({ max: 10_000, ttl: SAME_ROW })
   const pending = new Set<Promise<void>>()
   const matches = createRowChecker(key)
+  // One transaction after the other, however many rows one look has refused: a connection each would leave none to
+  // whoever asks for what is authentic.
+  const line = createLine<Waiting>(async ({ take }) => {
+    const some = take(AT_ONCE, () => true)
+    try {
+      await record(db, some.map(({ violation }) => violation), unrecorded)
+    } catch (error) {
+      unrecorded(error)
+      throw error
+    } finally {
+      for (const { done } of some) done()
+    }
+  })
   let log = toStandardError
+  const unrecorded = (error: unknown) => {
+    log.warn({ err: databaseError(error) }, 'the integrity violation could not be recorded')
+  }
   let minute = { began: 0, reports: 0 }
 
   function isDue ({ table, row }: Violation): boolean {
@@ -196,11 +217,8 @@ function authorityFor (keys: Keys, keyring: Keyring, db: Db): RowAuthority {
     report (violation) {
       if (!isDue(violation)) return
       log.warn(describe(violation), 'a row was changed outside the service and is refused')
-      const work = record(db, violation)
-        .catch((error: unknown) => {
-          log.warn({ err: databaseError(error) }, 'the integrity violation could not be recorded')
-        })
-        .finally(() => { pending.delete(work) })
+      const work = new Promise<void>((resolve, reject) => { line.join({ violation, done: resolve, reject }) })
+        .catch(unrecorded).finally(() => { pending.delete(work) })
       pending.add(work)
     },
     logTo (to) { log = to },
@@ -215,20 +233,37 @@ function describe ({ table, row, about }: Violation) {
   return { table, id, organization_id, user_id, grant_id, ...about }
 }
 
-// In the organization that it concerns, or in those of the user. What is about neither, as a client, is in the log
-// alone.
-async function record (db: Db, { table, row, about }: Violation): Promise<void> {
-  const { organization_id = row.organization_id, user_id = table === 'users' ? row.id : row.user_id } = about
-  const organizations = typeof organization_id === 'string'
-    ? [organization_id]
-    : typeof user_id === 'number' ? await listOrganizationsOf(db, user_id) : []
-  const id = row.id ?? about.user_id ?? row.user_id
-  for (const organization of [...organizations].sort()) {
-    await recordAlone(db, systemOf(organization), {
-      action: 'integrity.violation',
-      resource_type: table,
-      resource_id: id === undefined ? null : String(id).slice(0, 64),
-      details: { table }
-    })
+// Each in the organization that it concerns, or in those of the user. What is about neither, as a client, is in the log
+// alone. Of an organization in which nothing can be recorded, the others know nothing.
+async function record (db: Db, violations: readonly Violation[], failed: (error: unknown) => void): Promise<void> {
+  const found = new Map<string, AuditEvent[]>()
+  for (const violation of violations) {
+    const { table, row, about } = violation
+    const id = row.id ?? about.user_id ?? row.user_id
+    for (const organization of await organizationsOf(db, violation)) {
+      const events = found.get(organization) ?? []
+      found.set(organization, events)
+      events.push({
+        action: 'integrity.violation',
+        resource_type: table,
+        resource_id: id === undefined ? null : String(id).slice(0, 64),
+        details: { table }
+      })
+    }
   }
+  for (const [organization, events] of found) {
+    try {
+      await transaction(db, (db) => recordEvent(db, systemOf(organization), ...events))
+    } catch (error) {
+      const known = databaseError(error)
+      if (known instanceof DatabaseUnavailable && !isLockTimeout(known)) throw error
+      failed(error)
+    }
+  }
+}
+
+async function organizationsOf (db: Db, { table, row, about }: Violation): Promise<string[]> {
+  const { organization_id = row.organization_id, user_id = table === 'users' ? row.id : row.user_id } = about
+  if (typeof organization_id === 'string') return [organization_id]
+  return typeof user_id === 'number' ? listOrganizationsOf(db, user_id) : []
 }
