@@ -1,8 +1,17 @@
+import { sql } from 'drizzle-orm'
 import t from 'tap'
 import { TEAM_LIMITS } from '../schemas/teams.ts'
 import { ROLES } from '../schemas/users.ts'
-import type { Db } from '../src/db/database.ts'
+import { transaction, type Db } from '../src/db/database.ts'
 import { BY_INDEX } from '../src/db/session.ts'
+import type { KeyState } from '../src/repositories/encryption-keys.ts'
+import { findWaiting, growHistories, moveVersions } from '../src/repositories/histories.ts'
+import {
+  deleteEmptyHistories, deleteLeftBehind, deleteOverTokens, deleteRemovedVersions, deleteSecretsOfRemoved, LEFT_BEHIND,
+  purgeHistories
+} from '../src/repositories/removals.ts'
+import { findDocuments } from '../src/repositories/rotations.ts'
+import { deleteTokens } from '../src/repositories/tokens.ts'
 import { makeLevel, startApp, type Caller } from './helpers/app.ts'
 import { makePerson } from './helpers/people.ts'
 import { beside } from './helpers/statements.ts'
@@ -302,4 +311,72 @@ t.test('who is looked up does not wait behind lists, and no page behind what may
   t.notOk(listed, 'a list waits meanwhile')
   release()
   await Promise.all([slow, ...holding])
+})
+
+const MANY = 3_000
+
+/** How often rows and entries of indexes were looked at in the work, of the table or index where that was most. */
+async function mostLookedAt (work: (db: Db) => Promise<unknown>): Promise<number> {
+  return transaction(database.db, async (db) => {
+    await work(db)
+    const [row] = await beside(async () => db.execute(sql`
+      SELECT max(pg_stat_get_xact_tuples_returned(oid) + pg_stat_get_xact_tuples_fetched(oid))::int AS most
+      FROM pg_class WHERE relkind IN ('r', 'i') AND relnamespace = 'public'::regnamespace`)) as unknown as { most: number }[]
+    return row!.most
+  })
+}
+
+t.test('what takes or changes very many rows of a tenant reads each a few times, also of one that the database thinks small', onServer, async (t) => {
+  const large = await service.organization()
+  const { organization, call } = await service.organization()
+  await makeLevel({ organization, call } as Caller, { slug: 'grown' })
+  const grow = async (of: string, from: number, to: number) => {
+    const many = `generate_series(${from}, ${to}) n`
+    const id = `lpad('${of === organization ? 'G' : 'L'}' || n, 26, '0')`
+    await service.sql(`
+      INSERT INTO api_tokens (organization_id, name, token_hash, token_prefix, abilities, expires_at)
+      SELECT '${of}', 'T', sha256(('${of}' || n)::bytea), 'srt_', '{}', now() - interval '60 days' FROM ${many}`)
+    await service.sql(`INSERT INTO histories (organization_id, id) SELECT '${of}', ${id} FROM ${many}`)
+    await service.sql(`
+      INSERT INTO secret_versions (organization_id, id, history_id, action, revision, key_version, sealed, size_bytes)
+      SELECT '${of}', 10000000 + n, ${id}, 'put', 1, 1, ''::bytea, 0 FROM ${many}`)
+    await service.sql(`
+      INSERT INTO secrets (organization_id, id, project_id, target_id, level, level_id, revision, key_version,
+        size_bytes, history_id, version)
+      SELECT '${of}', ${id}, p.id, NULL, 'project', ${id}, 1, 1, 0, ${id}, 10000000 + n
+      FROM ${many}, projects p WHERE p.organization_id = '${of}' LIMIT ${to - from + 1}`)
+  }
+  await makeLevel(large as Caller, { slug: 'large' })
+  await grow(large.organization, 1, MANY)
+  for (const table of ['api_tokens', 'histories', 'secret_versions', 'secrets']) {
+    await service.sql(`ALTER TABLE ${table} SET (autovacuum_enabled = false)`)
+  }
+  await service.sql('VACUUM ANALYZE')
+  await grow(organization, 1, MANY)
+  const ids = (await service.sql(`SELECT id FROM api_tokens WHERE organization_id = '${organization}' ORDER BY id DESC`))
+    .map((row) => Number(row.id))
+  const versions = Array.from({ length: MANY }, (_, n) => 10_000_001 + n)
+  const [project] = await service.sql(`SELECT * FROM projects WHERE organization_id = '${organization}'`) as unknown as
+    [KeyState]
+  const work: Record<string, (db: Db) => Promise<unknown>> = {
+    'versions under a new key': async (db) => moveVersions(db, project, versions.map((id) =>
+      ({ id, sealed: Buffer.of(1), size_bytes: 1 }))),
+    'versions that waited': async (db) => findWaiting(db, { ...project, key_version: 2 }, versions, null, 'wait'),
+    'documents of a rotation': async (db) =>
+      findDocuments(db, organization, versions.map((_, n) => `${n + 1}`.padStart(26, '0'))),
+    'growth of histories': async (db) => growHistories(db, project, versions.map((_, n) =>
+      ({ secret_id: `G${n + 1}`.padStart(26, '0'), growth: 1 }))),
+    'a purge': async (db) => purgeHistories(db, organization, { project_id: project.id }),
+    'purged versions': async (db) => deleteRemovedVersions(db, organization, { history_id: '', id: 0 }, MANY),
+    'purged histories': async (db) => deleteEmptyHistories(db, organization, MANY),
+    'tokens that are narrowed to nothing': async (db) => deleteTokens(db, organization, ids.slice(0, MANY / 3)),
+    'tokens that expired long ago': async (db) => deleteOverTokens(db, organization, MANY / 3),
+    'documents of an organization that is gone': async (db) => deleteSecretsOfRemoved(db, organization, MANY),
+    'tokens of an organization that is gone': async (db) => deleteLeftBehind(db, LEFT_BEHIND[0], organization, MANY)
+  }
+  for (const [what, run] of Object.entries(work)) {
+    const most = await mostLookedAt(run)
+    // Each is found once or twice, and its references are checked.
+    t.ok(most <= 10 * MANY, `${what}: ${most}`)
+  }
 })

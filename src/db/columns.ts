@@ -12,8 +12,3 @@ export const moment = () => timestamp({ withTimezone: true, mode: 'date', precis
  * columns of an expression, but not from nested ones: so the subquery is nested.
  */
 export const counted = (subquery: SQL) => sql<number>`${subquery}`
-
-/** Rows for `jsonb_to_recordset`, base64 in place of bytes: the driver takes no lists of bytes. */
-export const rowsJson = (rows: readonly object[]) => JSON.stringify(rows.map((row) =>
-  Object.fromEntries(Object.entries(row).map(([name, value]) =>
-    [name, Buffer.isBuffer(value) ? value.toString('base64') : value]))))

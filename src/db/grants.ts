@@ -1,7 +1,7 @@
 import { and, asc, eq, inArray, isNull, lte, sql, type SQL } from 'drizzle-orm'
-import type { AnyPgColumn } from 'drizzle-orm/pg-core'
 import { PIECE } from './expired.ts'
 import type { Db } from './handle.ts'
+import { isOneOf } from './lists.ts'
 import { api_tokens, oauth_grants, token_removals } from './tables.ts'
 
 /** API tokens of an organization that end because something ends that they hang on: how many, and the first of them. */
@@ -37,7 +37,7 @@ export async function revokeGrants (
 /** The same for the next thousand of them; of how many, it answers. */
 export async function revokeSomeGrants (db: Db, which: SQL): Promise<{ revoked: number, ended: EndedTokens[] }> {
   const grants = await markRevoked(db, which)
-  const ended = grants.length === 0 ? [] : await endTokensOf(db, listed(api_tokens.grant_id, grants))
+  const ended = grants.length === 0 ? [] : await endTokensOf(db, isOneOf(api_tokens.grant_id, idsOf(grants)))
   return { revoked: grants.length, ended }
 }
 
@@ -46,7 +46,7 @@ async function markRevoked (db: Db, which: SQL): Promise<RevokedGrant[]> {
   const live = await db.select({ id: oauth_grants.id }).from(oauth_grants)
     .where(and(which, isNull(oauth_grants.revoked_at))).orderBy(asc(oauth_grants.id)).limit(PIECE).for('no key update')
   if (live.length === 0) return []
-  return db.update(oauth_grants).set({ revoked_at: sql`now()`, mac: null }).where(listed(oauth_grants.id, live))
+  return db.update(oauth_grants).set({ revoked_at: sql`now()`, mac: null }).where(isOneOf(oauth_grants.id, idsOf(live)))
     .returning({ id: oauth_grants.id, user_id: oauth_grants.user_id, client_id: oauth_grants.client_id })
 }
 
@@ -67,9 +67,7 @@ async function endTokensOf (db: Db, made: SQL): Promise<EndedTokens[]> {
   return held.ended
 }
 
-const listed = (column: AnyPgColumn, rows: readonly { id: number }[]): SQL =>
-  sql`${column} IN (SELECT listed.id::bigint FROM jsonb_array_elements_text(${
-    JSON.stringify(rows.map(({ id }) => id))}::jsonb) AS listed (id))`
+const idsOf = (rows: readonly { id: number }[]): number[] => rows.map(({ id }) => id)
 
 // The first API tokens that a condition names, taken by their ids until the end of the transaction. Who changes
 // something through one of them besides is held before (`holdCaller`).

@@ -1,5 +1,4 @@
 import { is, Param, type Placeholder, type Query, type SQL, sql } from 'drizzle-orm'
-import type { PgColumn } from 'drizzle-orm/pg-core'
 import type { Db } from './handle.ts'
 import { databaseError } from './errors.ts'
 
@@ -71,10 +70,6 @@ function nullable (param: unknown) {
       value === null ? null : encoder.mapToDriverValue(value)
   })
 }
-
-/** Whether a column has one of the values, in a statement whose text is the same for any number of them. */
-export const isOneOf = (column: PgColumn, values: readonly (string | number)[]): SQL =>
-  sql`${column} IN (SELECT value::${sql.raw(column.getSQLType())} FROM jsonb_array_elements_text(${JSON.stringify(values)}::jsonb))`
 
 /** A row as `preparedSql` answers it: moments are text. */
 export type Raw<T> = { [K in keyof T]: T[K] extends Date ? string : T[K] }

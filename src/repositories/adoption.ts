@@ -3,8 +3,7 @@ import type { PgColumn, PgTable } from 'drizzle-orm/pg-core'
 import {
   AUTHENTICATED, authenticatedColumns, type AuthenticatedRow, type AuthenticatedTable
 } from '../db/authenticated.ts'
-import { rowsJson } from '../db/columns.ts'
-import { macOf, verifies, type Db } from '../db/database.ts'
+import { macOf, rowsOf, verifies, type Db } from '../db/database.ts'
 import { chainOf } from '../db/chain.ts'
 import type { Head } from '../db/events.ts'
 import { audit_events, master_key_canaries, oauth_clients, organization_counters, organizations } from '../db/tables.ts'
@@ -73,8 +72,8 @@ export async function chainEvents (db: Db): Promise<number> {
       })
       await db.execute(sql`
         UPDATE audit_events SET chain_kid = ${chain.kid}, mac = decode(sealed.mac, 'base64')
-        FROM jsonb_to_recordset(${rowsJson(sealed)}::jsonb) AS sealed (seq bigint, mac text)
-        WHERE audit_events.organization_id = ${organization} AND audit_events.seq = sealed.seq`)
+        FROM ${rowsOf(organization, sealed, sql`seq bigint, mac text`)} sealed
+        WHERE audit_events.organization_id = sealed.organization_id AND audit_events.seq = sealed.seq`)
       done += events.length
       last = head.next_event - 1
       isEnd = events.length < EVENTS

@@ -1,9 +1,8 @@
-import { and, asc, eq, inArray, sql } from 'drizzle-orm'
+import { asc, eq, inArray, sql } from 'drizzle-orm'
 import { authenticatedColumns } from '../db/authenticated.ts'
 import { CallerEnded, callerCtes, callersJson, callersLive, orAgain, type Caller } from '../db/caller.ts'
-import { rowsJson } from '../db/columns.ts'
 import {
-  authorityOf, databaseError, DatabaseUnavailable, isAuthentic, tampered, transaction, type Db
+  authorityOf, databaseError, DatabaseUnavailable, isAuthentic, rowsOf, tampered, transaction, type Db
 } from '../db/database.ts'
 import {
   appendEvents, chainOf, findHeads, recordGuessed, takeHead, takeHeads, withKeys, type SynchronousCommit
@@ -122,10 +121,10 @@ export async function recordLate (handle: Db, organizationId: string): Promise<n
     if (heads.size === 0) return undefined
     // Before anything is reported, which is undone with the rest and would be again at each look.
     if ((await withKeys(db, heads)).size === 0) tampered()
-    const own = eq(late_events.organization_id, organizationId)
-    const earliest =
-      db.select({ id: late_events.id }).from(late_events).where(own).orderBy(asc(late_events.id)).limit(AT_ONCE)
-    const rows = await db.delete(late_events).where(and(own, inArray(late_events.id, earliest)))
+    const { organization_id, id } = late_events
+    const earliest = db.select({ organization_id, id }).from(late_events).where(eq(organization_id, organizationId))
+      .orderBy(asc(id)).limit(AT_ONCE)
+    const rows = await db.delete(late_events).where(sql`(${organization_id}, ${id}) IN ${earliest}`)
       .returning(authenticatedColumns('late_events'))
     const written = rows.sort((a, b) => a.id - b.id).filter((row) => isAuthentic(db, 'late_events', row))
     const numbered = await findNumbered(db, organizationId, written)
@@ -153,10 +152,9 @@ async function findNumbered (
 ): Promise<Set<number>> {
   if (rows.length === 0) return new Set()
   const found = await db.execute(sql`
-    SELECT late.id FROM jsonb_to_recordset(
-      ${rowsJson(rows.map(({ id, occurred_at }) => ({ id, occurred_at })))}::jsonb
-    ) AS late (id bigint, occurred_at timestamptz)
-    JOIN ${audit_events} ON ${audit_events.organization_id} = ${organizationId}
+    SELECT late.id FROM ${rowsOf(organizationId, rows.map(({ id, occurred_at }) => ({ id, occurred_at })),
+      sql`id bigint, occurred_at timestamptz`)} late
+    JOIN ${audit_events} ON ${audit_events.organization_id} = late.organization_id
       AND ${audit_events.occurred_at} = late.occurred_at AND ${audit_events.details} -> ${LATE} = to_jsonb(late.id)
   `) as unknown as { id: string }[]
   return new Set(found.map(({ id }) => Number(id)))

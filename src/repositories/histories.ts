@@ -1,6 +1,5 @@
 import { and, asc, eq, isNull, lt, sql } from 'drizzle-orm'
-import { rowsJson } from '../db/columns.ts'
-import { isOneOf, type Db } from '../db/database.ts'
+import { isOneOfOrganization, rowsOf, type Db } from '../db/database.ts'
 import {
   encryption_keys, keyColumns, organizations, projects, re_encryptions, secret_versions, secrets
 } from '../db/tables.ts'
@@ -34,7 +33,6 @@ export interface Progress {
  * locked is not given out, so it does not wait for a client (`retentionDays`); the server moves it like all the rest.
  */
 const waiting = (project: KeyState, retentionDays: number | null) => and(
-  eq(secrets.organization_id, project.organization_id),
   eq(secrets.project_id, project.id),
   lt(secret_versions.key_version, project.key_version),
   eq(encryption_keys.managed, project.encryption_type),
@@ -134,13 +132,13 @@ export async function listOldestWaiting (
 ): Promise<Listed[]> {
   return numbered(await db.execute(sql`
     SELECT o.secret_id, v.key_version, v.id, v.size_bytes FROM (
-      SELECT s.id AS secret_id, v.id
+      SELECT s.organization_id, s.id AS secret_id, v.id
       FROM secrets s CROSS JOIN LATERAL (
         SELECT v.id FROM secret_versions v WHERE ${ofSecret} AND ${underOldKeys(project)} AND v.id > ${after}::bigint
           AND ${isOpen(retentionDays)} OFFSET 0
       ) v
       WHERE s.organization_id = ${project.organization_id} AND s.project_id = ${project.id} ORDER BY v.id LIMIT ${limit}
-    ) o JOIN secret_versions v ON v.organization_id = ${project.organization_id} AND v.id = o.id ORDER BY v.id`))
+    ) o JOIN secret_versions v ON v.organization_id = o.organization_id AND v.id = o.id ORDER BY v.id`))
 }
 
 // The driver reads a bigint as text.
@@ -160,8 +158,7 @@ export async function findWaiting (
   }).from(secret_versions)
     .innerJoin(secrets, itsSecret).innerJoin(encryption_keys, itsKey)
     .where(and(
-      eq(secret_versions.organization_id, project.organization_id), isOneOf(secret_versions.id, ids),
-      waiting(project, retentionDays)
+      isOneOfOrganization(secret_versions, project.organization_id, ids), waiting(project, retentionDays)
     ))
   switch (lock) {
     case 'skip': return query.orderBy(asc(secret_versions.id)).for('update', { of: secret_versions, skipLocked: true })
@@ -179,8 +176,8 @@ export async function moveVersions (db: Db, project: KeyState, versions: readonl
   await db.execute(sql`
     UPDATE secret_versions v SET key_version = ${project.key_version}, sealed = decode(r.sealed, 'base64'),
       size_bytes = r.size_bytes
-    FROM jsonb_to_recordset(${rowsJson(versions)}::jsonb) AS r (id bigint, sealed text, size_bytes int)
-    WHERE v.organization_id = ${project.organization_id} AND v.id = r.id`)
+    FROM ${rowsOf(project.organization_id, versions, sql`id bigint, sealed text, size_bytes int`)} r
+    WHERE v.organization_id = r.organization_id AND v.id = r.id`)
   await db.update(re_encryptions).set({ moved: sql`${re_encryptions.moved} + ${versions.length}` })
     .where(and(ofProject(project), isNull(re_encryptions.finished_at)))
 }
@@ -191,9 +188,9 @@ export async function growHistories (
 ): Promise<void> {
   await db.execute(sql`
     UPDATE secrets s SET version_bytes = s.version_bytes + r.growth
-    FROM (SELECT secret_id, sum(growth) AS growth
-      FROM jsonb_to_recordset(${rowsJson(grown)}::jsonb) AS r (secret_id char(26), growth bigint) GROUP BY 1) r
-    WHERE s.organization_id = ${project.organization_id} AND s.id = r.secret_id`)
+    FROM (SELECT organization_id, secret_id, sum(growth) AS growth
+      FROM ${rowsOf(project.organization_id, grown, sql`secret_id char(26), growth bigint`)} r GROUP BY 1, 2) r
+    WHERE s.organization_id = r.organization_id AND s.id = r.secret_id`)
 }
 
 const ofProject = ({ organization_id, id }: KeyState) =>

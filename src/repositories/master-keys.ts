@@ -140,7 +140,7 @@ export async function lockWrappedKeys (db: Db, keyId: string, after: number, lim
 }
 
 export async function updateStorageKeys (db: Db, rows: readonly StorageKeyRow[]): Promise<void> {
-  const values = rows.map(({ id, storage_key }) => sql`(${id}::text, ${storage_key}::bytea)`)
+  const values = rows.map(({ id, storage_key }) => sql`(${id}::char(26), ${storage_key}::bytea)`)
   await db.execute(
     sql`UPDATE organizations o SET storage_key = v.storage_key FROM (VALUES ${sql.join(values, sql`, `)}) v (id, storage_key) WHERE o.id = v.id`
   )

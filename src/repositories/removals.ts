@@ -23,6 +23,10 @@ const isBelow = (organizationId: string, below: Below): SQL => {
   return sql`s.organization_id = ${organizationId} AND ${place} = ${id}`
 }
 
+// Looked for by the history, of each: not joined with all versions of the organization.
+const versionsOf = (organizationId: SQL, historyId: SQL): SQL => sql`SELECT FROM secret_versions v
+  WHERE v.organization_id = ${organizationId} AND v.history_id = ${historyId} OFFSET 0`
+
 /**
  * Purges the histories below a place: each secret goes on with a new, empty one, and no version is its current one any
  * more. Answers how many versions that were, and their bytes. The caller holds the project's row.
@@ -32,20 +36,19 @@ export async function purgeHistories (
 ): Promise<{ versions: number, bytes: number }> {
   const [row] = await db.execute(sql`
     WITH purged AS (
-      SELECT s.id, s.history_id, s.version_count, s.version_bytes, upper(left(replace(gen_random_uuid()::text, '-', ''),
-        26)) AS next_history
+      SELECT s.organization_id, s.id, s.history_id, s.version_count, s.version_bytes,
+        upper(left(replace(gen_random_uuid()::text, '-', ''), 26)) AS next_history
       FROM secrets s
       WHERE ${isBelow(organizationId, below)}
-        AND EXISTS (SELECT FROM secret_versions v WHERE v.organization_id = s.organization_id
-          AND v.history_id = s.history_id)
+        AND EXISTS (${versionsOf(sql`s.organization_id`, sql`s.history_id`)})
     ), removed AS (
-      UPDATE histories h SET removed_at = now() FROM purged p WHERE h.organization_id = ${organizationId}
+      UPDATE histories h SET removed_at = now() FROM purged p WHERE h.organization_id = p.organization_id
         AND h.id = p.history_id
     ), made AS (
-      INSERT INTO histories (organization_id, id) SELECT ${organizationId}, next_history FROM purged
+      INSERT INTO histories (organization_id, id) SELECT organization_id, next_history FROM purged
     ), emptied AS (
       UPDATE secrets s SET history_id = p.next_history, version = NULL, version_count = 0, version_bytes = 0
-      FROM purged p WHERE s.organization_id = ${organizationId} AND s.id = p.id
+      FROM purged p WHERE s.organization_id = p.organization_id AND s.id = p.id
     )
     SELECT coalesce(sum(version_count), 0)::int AS versions, coalesce(sum(version_bytes), 0)::float8 AS bytes FROM purged
   `) as unknown as { versions: number, bytes: number }[]
@@ -60,10 +63,10 @@ export async function removeHistories (
   db: Db, organizationId: string, below: Below
 ): Promise<{ documents: number, versions: number, bytes: number }> {
   const [row] = await db.execute(sql`
-    WITH gone AS (SELECT s.history_id, s.version_count, s.version_bytes + s.size_bytes AS bytes,
+    WITH gone AS (SELECT s.organization_id, s.history_id, s.version_count, s.version_bytes + s.size_bytes AS bytes,
         s.sealed IS NOT NULL AS is_document FROM secrets s
       WHERE ${isBelow(organizationId, below)}),
-    removed AS (UPDATE histories h SET removed_at = now() FROM gone g WHERE h.organization_id = ${organizationId}
+    removed AS (UPDATE histories h SET removed_at = now() FROM gone g WHERE h.organization_id = g.organization_id
       AND h.id = g.history_id)
     SELECT count(*) FILTER (WHERE is_document)::int AS documents, coalesce(sum(version_count), 0)::int AS versions,
       coalesce(sum(bytes), 0)::float8 AS bytes
@@ -103,7 +106,7 @@ export async function deleteRemovedVersions (
 ): Promise<Removal | undefined> {
   const rows = await db.execute(sql`
     WITH found AS (
-      SELECT h.id AS history_id, v.id, v.size_bytes, sum(v.size_bytes) OVER (ORDER BY h.id, v.id) AS bytes
+      SELECT h.organization_id, h.id AS history_id, v.id, v.size_bytes, sum(v.size_bytes) OVER (ORDER BY h.id, v.id) AS bytes
       FROM histories h CROSS JOIN LATERAL (
         SELECT v.id, v.size_bytes FROM secret_versions v
         WHERE v.organization_id = h.organization_id AND v.history_id = h.id
@@ -113,12 +116,12 @@ export async function deleteRemovedVersions (
       WHERE h.organization_id = ${organizationId} AND h.removed_at IS NOT NULL AND h.id >= ${after.history_id}
       ORDER BY h.id, v.id LIMIT ${limit}
     ), next AS (
-      SELECT history_id, id FROM found WHERE bytes - size_bytes < ${PIECE_BYTES}
+      SELECT organization_id, history_id, id FROM found WHERE bytes - size_bytes < ${PIECE_BYTES}
     ), mine AS (
-      SELECT v.id FROM secret_versions v WHERE v.organization_id = ${organizationId}
-        AND v.id IN (SELECT id FROM next) FOR UPDATE SKIP LOCKED
+      SELECT v.organization_id, v.id FROM secret_versions v
+      WHERE (v.organization_id, v.id) IN (SELECT organization_id, id FROM next) FOR UPDATE SKIP LOCKED
     ), deleted AS (
-      DELETE FROM secret_versions v USING mine WHERE v.organization_id = ${organizationId} AND v.id = mine.id
+      DELETE FROM secret_versions v USING mine WHERE v.organization_id = mine.organization_id AND v.id = mine.id
     )
     SELECT history_id, id FROM next ORDER BY history_id DESC, id DESC LIMIT 1`) as unknown as {
     history_id: string
@@ -133,12 +136,12 @@ export async function deleteRemovedVersions (
 export async function deleteEmptyHistories (db: Db, organizationId: string, limit: number): Promise<number> {
   const [row] = await db.execute(sql`
     WITH empty AS (
-      SELECT h.id FROM histories h WHERE h.organization_id = ${organizationId} AND h.removed_at IS NOT NULL
-        AND NOT EXISTS (SELECT FROM secret_versions v WHERE v.organization_id = h.organization_id
-          AND v.history_id = h.id)
+      SELECT h.organization_id, h.id FROM histories h
+      WHERE h.organization_id = ${organizationId} AND h.removed_at IS NOT NULL
+        AND NOT EXISTS (${versionsOf(sql`h.organization_id`, sql`h.id`)})
       LIMIT ${limit} FOR UPDATE SKIP LOCKED
     ), deleted AS (
-      DELETE FROM histories h USING empty e WHERE h.organization_id = ${organizationId} AND h.id = e.id RETURNING 1
+      DELETE FROM histories h USING empty e WHERE h.organization_id = e.organization_id AND h.id = e.id RETURNING 1
     )
     SELECT count(*)::int AS count FROM deleted`) as unknown as { count: number }[]
   return row!.count
@@ -158,12 +161,12 @@ export async function listRemovedOrganizations (db: Db): Promise<string[]> {
 export async function deleteSecretsOfRemoved (db: Db, organizationId: string, limit: number): Promise<number> {
   const [row] = await db.execute(sql`
     WITH next AS (
-      SELECT s.id FROM secrets s WHERE s.organization_id = ${organizationId} LIMIT ${limit} FOR UPDATE
+      SELECT s.organization_id, s.id FROM secrets s WHERE s.organization_id = ${organizationId} LIMIT ${limit} FOR UPDATE
     ), gone AS (
-      DELETE FROM secrets s USING next WHERE s.organization_id = ${organizationId} AND s.id = next.id
-      RETURNING s.history_id
+      DELETE FROM secrets s USING next WHERE s.organization_id = next.organization_id AND s.id = next.id
+      RETURNING s.organization_id, s.history_id
     ), removed AS (
-      UPDATE histories h SET removed_at = now() FROM gone WHERE h.organization_id = ${organizationId}
+      UPDATE histories h SET removed_at = now() FROM gone WHERE h.organization_id = gone.organization_id
         AND h.id = gone.history_id
     )
     SELECT count(*)::int AS count FROM gone`) as unknown as { count: number }[]
@@ -182,9 +185,10 @@ export async function deleteLeftBehind (
   const key = sql.identifier('id' in table ? 'id' : 'project_id')
   const [row] = await db.execute(sql`
     WITH next AS (
-      SELECT t.${key} FROM ${table} t WHERE t.organization_id = ${organizationId} LIMIT ${limit} FOR UPDATE
+      SELECT t.organization_id, t.${key} FROM ${table} t WHERE t.organization_id = ${organizationId} LIMIT ${limit}
+      FOR UPDATE
     ), gone AS (
-      DELETE FROM ${table} t USING next WHERE t.organization_id = ${organizationId} AND t.${key} = next.${key}
+      DELETE FROM ${table} t USING next WHERE t.organization_id = next.organization_id AND t.${key} = next.${key}
       RETURNING 1
     )
     SELECT count(*)::int AS count FROM gone`) as unknown as { count: number }[]
@@ -225,12 +229,12 @@ export async function listOverTokens (db: Db): Promise<string[]> {
 export async function deleteOverTokens (db: Db, organizationId: string, limit: number): Promise<number> {
   const [row] = await db.execute(sql`
     WITH next AS (
-      SELECT t.id FROM api_tokens t LEFT JOIN oauth_grants g ON g.id = t.grant_id
+      SELECT t.organization_id, t.id FROM api_tokens t LEFT JOIN oauth_grants g ON g.id = t.grant_id
       WHERE t.organization_id = ${organizationId}
         AND (${isLongAgo(sql`t.expires_at`)} OR ${isLongAgo(sql`g.expires_at`)})
       ORDER BY t.id LIMIT ${limit} FOR UPDATE OF t SKIP LOCKED
     ), gone AS (
-      DELETE FROM api_tokens t USING next WHERE t.organization_id = ${organizationId} AND t.id = next.id RETURNING 1
+      DELETE FROM api_tokens t USING next WHERE t.organization_id = next.organization_id AND t.id = next.id RETURNING 1
     )
     SELECT count(*)::int AS count FROM gone`) as unknown as { count: number }[]
   return row!.count
@@ -273,9 +277,9 @@ export async function deleteEndedTokens (
       AND r.ended_id = ${ended_id}::bigint)`
   const [row] = await db.execute(sql`
     WITH next AS (
-      SELECT t.id FROM api_tokens t WHERE ${its} LIMIT ${limit} FOR UPDATE OF t SKIP LOCKED
+      SELECT t.organization_id, t.id FROM api_tokens t WHERE ${its} LIMIT ${limit} FOR UPDATE OF t SKIP LOCKED
     ), gone AS (
-      DELETE FROM api_tokens t USING next WHERE t.organization_id = ${organization_id} AND t.id = next.id RETURNING 1
+      DELETE FROM api_tokens t USING next WHERE t.organization_id = next.organization_id AND t.id = next.id RETURNING 1
     )
     SELECT count(*)::int AS count FROM gone`) as unknown as { count: number }[]
   if (row!.count < limit) {

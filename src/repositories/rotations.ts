@@ -1,7 +1,8 @@
 import { and, asc, eq, isNotNull, sql } from 'drizzle-orm'
 import { authenticatedColumns } from '../db/authenticated.ts'
-import { rowsJson } from '../db/columns.ts'
-import { isOneOf, macOf, verifies, tampered, type Authenticated, type Db } from '../db/database.ts'
+import {
+  isOneOfOrganization, macOf, rowsOf, verifies, tampered, type Authenticated, type Db
+} from '../db/database.ts'
 import { organization_counters, secrets } from '../db/tables.ts'
 import type { Actor } from './audit.ts'
 import type { KeyState } from './encryption-keys.ts'
@@ -32,7 +33,7 @@ export async function findDocuments (db: Db, organizationId: string, ids: readon
         secrets.revision
       )
   const rows = await db.select({ ...authenticatedColumns('secrets'), recorded_revision }).from(secrets)
-    .where(and(eq(secrets.organization_id, organizationId), isOneOf(secrets.id, ids))).orderBy(asc(secrets.id))
+    .where(isOneOfOrganization(secrets, organizationId, ids)).orderBy(asc(secrets.id))
   if (!rows.every((row) => verifies(db, 'secrets', row))) tampered()
   return rows.flatMap((row) => row.sealed === null ? [] : { ...row, sealed: row.sealed })
 }
@@ -50,8 +51,8 @@ export async function replaceDocuments (
     SET revision = s.revision + 1, key_version = ${project.key_version}, sealed = decode(r.sealed, 'base64'),
       size_bytes = r.size_bytes,
       mac = decode(r.mac, 'base64'), updated_at = now()
-    FROM jsonb_to_recordset(${rowsJson(rows)}::jsonb) AS r (id text, sealed text, size_bytes int, mac text)
-    WHERE s.organization_id = ${project.organization_id} AND s.id = r.id`)
+    FROM ${rowsOf(project.organization_id, rows, sql`id char(26), sealed text, size_bytes int, mac text`)} r
+    WHERE s.organization_id = r.organization_id AND s.id = r.id`)
 }
 
 /**
@@ -77,16 +78,16 @@ export async function recordRotations (
   })
   await db.execute(sql`
     WITH r AS (
-      SELECT * FROM jsonb_to_recordset(${rowsJson(rows)}::jsonb)
-        AS r (id bigint, secret_id text, revision bigint, key_version int, sealed text, size_bytes int)
+      SELECT * FROM ${rowsOf(actor.organization_id, rows,
+        sql`id bigint, secret_id char(26), revision bigint, key_version int, sealed text, size_bytes int`)} r
     ), recorded AS (
       INSERT INTO secret_versions (organization_id, id, history_id, action, revision, key_version, sealed, size_bytes,
         created_by_id, created_by_name)
       SELECT s.organization_id, r.id, s.history_id, 'rotate', r.revision, r.key_version, decode(r.sealed, 'base64'),
         r.size_bytes, ${actor.id}::bigint, ${actor.name}
-      FROM r JOIN secrets s ON s.organization_id = ${actor.organization_id} AND s.id = r.secret_id
+      FROM r JOIN secrets s ON s.organization_id = r.organization_id AND s.id = r.secret_id
     )
     UPDATE secrets s SET version = r.id, version_count = s.version_count + 1,
       version_bytes = s.version_bytes + r.size_bytes
-    FROM r WHERE s.organization_id = ${actor.organization_id} AND s.id = r.secret_id`)
+    FROM r WHERE s.organization_id = r.organization_id AND s.id = r.secret_id`)
 }

@@ -5,7 +5,8 @@ import { authenticatedColumns } from '../db/authenticated.ts'
 import { PIECE } from '../db/expired.ts'
 import { makeId } from '../db/ids.ts'
 import {
-  isAuthentic, macOf, preparedSql, readNow, updateAuthentic, verifies, tampered, type Authenticated, type Db
+  isAuthentic, isOneOfOrganization, macOf, preparedSql, readNow, updateAuthentic, verifies, tampered,
+  type Authenticated, type Db
 } from '../db/database.ts'
 import {
   api_tokens, environments, former_token_hashes, oauth_grants, organizations, projects, targets
@@ -81,11 +82,11 @@ export async function makeTokenRoom (
 async function deleteOldestExpired (db: Db, organizationId: string, besideId: number): Promise<void> {
   await db.execute(sql`
     WITH oldest AS MATERIALIZED (
-      SELECT t.id FROM api_tokens t
+      SELECT t.organization_id, t.id FROM api_tokens t
       WHERE t.organization_id = ${organizationId} AND t.expires_at <= now() AND t.id <> ${besideId}::bigint
       ORDER BY t.id LIMIT ${PIECE} FOR UPDATE SKIP LOCKED
     )
-    DELETE FROM api_tokens t USING oldest WHERE t.organization_id = ${organizationId} AND t.id = oldest.id`)
+    DELETE FROM api_tokens t USING oldest WHERE t.organization_id = oldest.organization_id AND t.id = oldest.id`)
 }
 
 /**
@@ -247,9 +248,7 @@ export async function showToken (db: Db, row: TokenRow): Promise<ApiToken> {
 
 export async function deleteTokens (db: Db, organizationId: string, ids: readonly number[]): Promise<void> {
   if (ids.length === 0) return
-  const listed =
-    sql`${api_tokens.id} IN (SELECT listed.id::bigint FROM jsonb_array_elements_text(${JSON.stringify(ids)}::jsonb) AS listed (id))`
-  await db.delete(api_tokens).where(and(eq(api_tokens.organization_id, organizationId), listed))
+  await db.delete(api_tokens).where(isOneOfOrganization(api_tokens, organizationId, ids))
 }
 
 /**

@@ -173,7 +173,7 @@ function tablesIn (query: string) {
 function isNamed (query: string, alias: string, alone: boolean): boolean {
   if (new RegExp(`\\binsert into ${alias} \\([^)]*\\borganization_id\\b`).test(query)) return true
   const column = alone ? `(?:${alias}\\.)?organization_id` : `${alias}\\.organization_id`
-  return new RegExp(`(?<![\\w.])${column} (?:=|>|in\\b)|= ${column}\\b`).test(query)
+  return new RegExp(`(?<![\\w.])${column}(?: (?:=|>|in\\b)|, [\\w.]+\\) in\\b)|= ${column}\\b`).test(query)
 }
 
 // Judged once each: the same few hundred texts are sent again and again.
