@@ -31,6 +31,9 @@ export type OAuthErrorCode = keyof typeof OAUTH_ERRORS
 /** Seconds and days that codes and tokens live. */
 export const LIFETIMES = { code: 60, access: 3600, refreshIdleDays: 30, grantDays: 90 } as const
 
+/** How many grants of one person an application can have that count: one more ends the oldest of them. */
+export const MOST_GRANTS = 100
+
 export const STATE_LENGTH = 4096
 export const REDIRECT_LENGTH = 2048
 

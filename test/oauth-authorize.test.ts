@@ -2,14 +2,14 @@ import { createPasswordLink } from '../src/repositories/users.ts'
 import http from 'node:http'
 import type { AddressInfo } from 'node:net'
 import t, { type Test } from 'tap'
-import { LIFETIMES, STATE_LENGTH } from '../schemas/oauth.ts'
+import { LIFETIMES, MOST_GRANTS, STATE_LENGTH } from '../schemas/oauth.ts'
 import { SCOPE_NAMES } from '../schemas/scopes.ts'
 import { hashToken } from '../src/crypto/bearer.ts'
-import { createClient } from '../src/repositories/oauth.ts'
+import { createClient, createGrant } from '../src/repositories/oauth.ts'
 import { makeLevel, startApp } from './helpers/app.ts'
 import { LONG } from './helpers/long.ts'
 import {
-  authorizationUrl, authorize, CALLBACK, makePerson, makeTeam, pkce, post, tokensFor, type Person
+  authorizationUrl, authorize, CALLBACK, issuePair, makePerson, makeTeam, pkce, post, tokensFor, type Person
 } from './helpers/people.ts'
 import { formIn, visitor, type Seen, type Visitor } from './helpers/visitor.ts'
 
@@ -621,6 +621,66 @@ const FOREIGN: [label: string, headers: Record<string, string>][] = [
     'two answers', { 'sec-fetch-site': 'same-origin, cross-site' }
   ], ['referrer alone', { referer: `${address}/oauth/authorize` }]
 ]
+
+t.test('an application has 100 grants of a person: one more ends its oldest, with what was made through that', async (t) => {
+  const { organization: o } = await service.organization()
+  const [person, other] = [await makePerson(service, { [o]: 'owner' }), await makePerson(service, { [o]: 'owner' })]
+  const web = await createGrant(service.database.db, { user_id: person.id, client_id: 'web', scopes: ['project:read'] })
+  const oldest = await issuePair(service, person, ['api-token:create', 'project:read'])
+  const others = await issuePair(service, other, ['project:read'])
+  const made = await service.inject({
+    method: 'POST',
+    url: `/api/v1/organizations/${o}/api-keys`,
+    headers: { authorization: `Bearer ${oldest.access}` },
+    payload: { name: 'CI', abilities: ['project:read'], expires_at: new Date(Date.now() + 3_600_000).toISOString() }
+  })
+  t.equal(made.status, 201)
+  const copies = (many: number) => service.sql(`
+    INSERT INTO oauth_grants (id, user_id, client_id, scopes, expires_at) OVERRIDING SYSTEM VALUE
+    SELECT id + n, user_id, client_id, scopes, expires_at FROM oauth_grants, generate_series(1, ${many}) n
+    WHERE id = ${oldest.grant}`)
+  const live = async () => (await service.sql(`SELECT FROM oauth_grants
+    WHERE user_id = ${person.id} AND client_id = 'dotenv-cli' AND revoked_at IS NULL`)).length
+  const alive = () => Promise.all([oldest.access, made.body.token as string, others.access].map(async (token) =>
+    (await api(`/${o}/projects`, { authorization: `Bearer ${token}` })).status))
+  const lastEvents = async () => service.sql(`SELECT action, details FROM audit_events WHERE organization_id = '${o}'
+    ORDER BY seq DESC LIMIT 2`)
+
+  await copies(MOST_GRANTS - 2)
+  const [one, two] = [await signedIn(person), await signedIn(person)]
+  await authorize(address, person, {}, one)
+  t.strictSame([await live(), await alive()], [MOST_GRANTS, [200, 200, 200]])
+  await authorize(address, person, {}, one)
+  t.strictSame([await live(), await alive()], [MOST_GRANTS, [401, 401, 200]])
+  const client = 'dotenv-cli'
+  const ended = { client, grants: 1, grant_ids: String(oldest.grant), tokens: 1, token_ids: made.body.api_key.id }
+  t.match(await lastEvents(), [{ action: 'oauth.grant' }, { action: 'oauth.revoke', details: ended }])
+  await Promise.all([one, two].map((browser) => authorize(address, person, {}, browser)))
+  t.equal(await live(), MOST_GRANTS, 'of two who agree at once, the second counts the first')
+
+  // From before there was a limit.
+  await service.sql(`DELETE FROM oauth_grants WHERE user_id = ${person.id} AND id > ${oldest.grant}
+    AND id <= ${oldest.grant} + ${MOST_GRANTS}`)
+  await copies(3 * MOST_GRANTS)
+  const before = await live()
+  await authorize(address, person, {}, one)
+  t.equal(await live(), MOST_GRANTS)
+  const [, revoke] = await lastEvents() as { details: { grants: number, grant_ids: string } }[]
+  t.strictSame([revoke!.details.grants, revoke!.details.grant_ids.split(' ').length], [before + 1 - MOST_GRANTS, 50])
+  t.same(
+    await service.sql(`SELECT revoked_at FROM oauth_grants WHERE id = ${web}`), [{ revoked_at: null }],
+    'another application keeps what it was granted'
+  )
+})
+
+t.test('a session keeps its 20 newest requests, so that what ends it takes few along', async (t) => {
+  const browser = await signedIn()
+  const first = await ask({}, browser)
+  const second = await ask({}, browser)
+  for (let i = 0; i < 19; i++) await ask({}, browser)
+  t.equal((await browser.send(formIn(first), { decision: 'deny' })).status, 400)
+  t.equal((await browser.send(formIn(second), { decision: 'deny' })).status, 303)
+})
 
 t.test('OA-18, CR-47: a decision, and every other form, comes from our page in this browser', async (t) => {
   const before = await codes()

@@ -521,6 +521,27 @@ t.test('however many API tokens somebody has made, they end with the account and
   t.strictSame(await keep.alive(), [200, 200])
 })
 
+t.test('however many browsers somebody is signed in with, and sign-ins wait, each statement of an ending takes a piece', async (t) => {
+  const { organization: o } = await service.organization()
+  const rosa = await makePerson(service, { [o]: 'owner' })
+  const MANY = 2 * PIECE + 1
+  await service.sql(`INSERT INTO sessions (token_hash, user_id, expires_at)
+    SELECT sha256(('session/' || n)::bytea), ${rosa.id}, now() + interval '1 day' FROM generate_series(1, ${MANY}) n`)
+  await service.sql(`INSERT INTO sign_in_steps (token_hash, user_id, expires_at)
+    SELECT sha256(('step/' || n)::bytea), ${rosa.id}, now() + interval '1 day' FROM generate_series(1, ${MANY}) n`)
+  const sent: string[] = []
+  const watch = (message: unknown) => {
+    const { phase, text } = message as { phase: string, text: string }
+    const [, table] = /^delete from "(sessions|sign_in_steps)"/.exec(text) ?? []
+    if (phase === 'before' && table !== undefined) sent.push(table)
+  }
+  subscribe('strongroom:statement', watch)
+  await switchUser(database, rosa.email, true).finally(() => unsubscribe('strongroom:statement', watch))
+  t.strictSame(sent, [...Array(3).fill('sessions'), ...Array(3).fill('sign_in_steps')])
+  t.same(await service.sql(`SELECT 1 FROM sessions WHERE user_id = ${rosa.id}
+    UNION ALL SELECT 1 FROM sign_in_steps WHERE user_id = ${rosa.id}`), [])
+})
+
 t.test('an organization has so many API tokens, and a person so many of them; those that expired count for nothing', async (t) => {
   const { owner, o, rosa, keys, made, make, access, expires_at } = await withTokens(TOKEN_LIMITS.person - 3)
   const refused = (limit: number) => ({ status: 422, body: { error: 'limit_reached', details: { limit } } })

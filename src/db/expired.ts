@@ -16,3 +16,11 @@ export async function deleteExpired (db: Db, table: PgTable, key: PgColumn, expi
     key, db.select({ key }).from(table).where(expired).limit(AT_ONCE).for('update', { skipLocked: true })
   ))
 }
+
+/** Deletes all rows that a condition names, however many: a piece in a statement. */
+export async function deleteInPieces (db: Db, table: PgTable, key: PgColumn, which: SQL): Promise<void> {
+  for (let taken = PIECE; taken === PIECE;) {
+    const next = db.select({ key }).from(table).where(which).limit(PIECE).for('update')
+    taken = (await db.delete(table).where(inArray(key, next)).returning({ key })).length
+  }
+}

@@ -14,6 +14,9 @@ interface RevokedGrant { id: number, user_id: number, client_id: string }
 
 const MOST_NAMED = 50
 
+/** Ids as an event names them: 50 at most. */
+export const namesOf = (ids: readonly number[]): string => ids.slice(0, MOST_NAMED).join(' ')
+
 /**
  * Revokes the grants that a condition names, as far as they are not, and with each of them what was made through it:
  * its pairs and its API tokens count for nothing any more, and of many of these the rows go in the background. It loses
@@ -174,6 +177,6 @@ export function endingOf (
   if (own.length === 0) return {}
   return {
     tokens: own.reduce((sum, { count }) => sum + count, 0),
-    token_ids: own.flatMap(({ ids }) => ids).slice(0, MOST_NAMED).join(' ')
+    token_ids: namesOf(own.flatMap(({ ids }) => ids))
   }
 }

@@ -1,14 +1,14 @@
-import { and, asc, desc, eq, gt, isNull, or, sql } from 'drizzle-orm'
+import { and, asc, desc, eq, gt, isNull, notInArray, or, sql } from 'drizzle-orm'
 import type { PgSelect } from 'drizzle-orm/pg-core'
 import type { Ability, Scope } from '../../schemas/scopes.ts'
-import { LIFETIMES } from '../../schemas/oauth.ts'
+import { LIFETIMES, MOST_GRANTS } from '../../schemas/oauth.ts'
 import type { Role } from '../../schemas/users.ts'
 import { authenticatedColumns } from '../db/authenticated.ts'
 import { byQuestion, gather } from '../db/gather.ts'
 import {
-  isAuthentic, isForeignKeyViolation, macOf, prepared, readNow, updateAuthentic, type Authenticated, type Db
+  isAuthentic, isForeignKeyViolation, isOneOf, macOf, prepared, readNow, updateAuthentic, type Authenticated, type Db
 } from '../db/database.ts'
-import { deleteExpired } from '../db/expired.ts'
+import { deleteExpired, PIECE } from '../db/expired.ts'
 import { revokeGrants, revokeSomeGrants, type EndedTokens } from '../db/grants.ts'
 import { makeId } from '../db/ids.ts'
 import { authenticTeamRoles, teamRoles, type TeamRoleFound } from '../db/memberships.ts'
@@ -82,7 +82,10 @@ export interface PendingRequest {
   scopes: string[]
 }
 
-/** False when the session has ended meanwhile. */
+/** Requests of one session that wait: as many as anybody has open. */
+const MOST_REQUESTS = 20
+
+/** False when the session has ended meanwhile. A session keeps its 20 newest: what ends it takes few of them along. */
 export async function createRequest (
   db: Db, id_hash: Buffer, session_hash: Buffer, request: PendingRequest
 ): Promise<boolean> {
@@ -100,11 +103,15 @@ export async function createRequest (
   }
   try {
     await db.insert(oauth_requests).values({ ...row, mac: macOf(db, 'oauth_requests', row) })
-    return true
   } catch (error) {
     if (isForeignKeyViolation(error)) return false
     throw error
   }
+  const own = eq(oauth_requests.session_hash, session_hash)
+  const newest = db.select({ id_hash: oauth_requests.id_hash }).from(oauth_requests).where(own)
+    .orderBy(desc(oauth_requests.expires_at)).limit(MOST_REQUESTS)
+  await db.delete(oauth_requests).where(and(own, notInArray(oauth_requests.id_hash, newest)))
+  return true
 }
 
 const pending = (id_hash: Buffer, session_hash: Buffer) => and(
@@ -138,8 +145,27 @@ const IS_OVER =
   sql`(${oauth_grants.expires_at} < now() - interval '1 day' OR ${oauth_grants.revoked_at} < now() - interval '1 day')`
 
 /**
+ * Revokes the oldest grants that an application has of a person, so that there is room for one more (`MOST_GRANTS`);
+ * answers these, and the API tokens that ended with them. The caller holds the account: of two who agree at once, the
+ * second counts what the first granted.
+ */
+export async function makeGrantRoom (
+  db: Db, { user_id, client_id }: { user_id: number, client_id: string }
+): Promise<{ revoked: number[], ended: EndedTokens[] }> {
+  const { id } = oauth_grants
+  // From before there was a limit there may be many.
+  const oldest = await db.select({ id }).from(oauth_grants).where(and(
+    eq(oauth_grants.user_id, user_id), eq(oauth_grants.client_id, client_id), isNull(oauth_grants.revoked_at),
+    gt(oauth_grants.expires_at, sql`now()`)
+  )).orderBy(desc(id)).offset(MOST_GRANTS - 1).limit(PIECE)
+  if (oldest.length === 0) return { revoked: [], ended: [] }
+  const { grants, ended } = await revokeGrants(db, isOneOf(id, oldest.map((grant) => grant.id)))
+  return { revoked: grants.map((grant) => grant.id), ended }
+}
+
+/**
  * Grants something to an application, under an id that is larger than that of the person's second factor, which was
- * asked for (`isOfFactor`). Where everything is granted, the caller holds the account.
+ * asked for (`isOfFactor`). The caller holds the account.
  */
 export async function createGrant (
   db: Db, grant: { user_id: number, client_id: string, scopes: Scope[] }

@@ -1,7 +1,7 @@
 import { and, desc, eq, gt, isNull, lt, or, sql } from 'drizzle-orm'
 import { authenticatedColumns } from '../db/authenticated.ts'
 import { isAuthentic, macOf, readNow, tampered, updateAuthentic, type Db } from '../db/database.ts'
-import { deleteExpired } from '../db/expired.ts'
+import { deleteExpired, deleteInPieces } from '../db/expired.ts'
 import { makeId } from '../db/ids.ts'
 import { oauth_grants, recovery_codes, second_factors, sessions, sign_in_steps, users } from '../db/tables.ts'
 
@@ -59,7 +59,7 @@ export async function takeUpFactor (
   }
   const pending = and(eq(second_factors.user_id, from.user_id), eq(second_factors.id, from.id))
   await updateAuthentic(db, 'second_factors', pending, { id, last_step }, { secret }) ?? tampered()
-  await db.delete(sessions).where(eq(sessions.user_id, from.user_id))
+  await deleteInPieces(db, sessions, sessions.token_hash, eq(sessions.user_id, from.user_id))
   return true
 }
 
@@ -71,7 +71,7 @@ export async function deleteFactor (db: Db, user_id: number): Promise<boolean> {
   if (changed === undefined) return false
   await db.delete(second_factors).where(eq(second_factors.user_id, user_id))
   await db.delete(recovery_codes).where(eq(recovery_codes.user_id, user_id))
-  await db.delete(sign_in_steps).where(eq(sign_in_steps.user_id, user_id))
+  await deleteInPieces(db, sign_in_steps, sign_in_steps.token_hash, eq(sign_in_steps.user_id, user_id))
   return true
 }
 

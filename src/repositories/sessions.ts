@@ -1,7 +1,7 @@
 import { and, desc, eq, gt, isNull, sql } from 'drizzle-orm'
 import { authenticatedColumns } from '../db/authenticated.ts'
 import { isAuthentic, macOf, readNow, type Db } from '../db/database.ts'
-import { deleteExpired } from '../db/expired.ts'
+import { deleteExpired, deleteInPieces } from '../db/expired.ts'
 import { sessions, userColumns, users } from '../db/tables.ts'
 import { heldFrom, heldPage, type HeldPage } from '../rules/pagination.ts'
 import type { User } from './users.ts'
@@ -83,5 +83,5 @@ export async function deleteSession (db: Db, token_hash: Buffer, user_id?: numbe
 
 /** Signs a person out of every browser; applications and API tokens go on. */
 export async function deleteSessions (db: Db, user_id: number): Promise<void> {
-  await db.delete(sessions).where(eq(sessions.user_id, user_id))
+  await deleteInPieces(db, sessions, sessions.token_hash, eq(sessions.user_id, user_id))
 }

@@ -2,7 +2,7 @@ import { and, asc, eq, gt, isNull, sql, type SQL } from 'drizzle-orm'
 import type { MemberStatus, Role } from '../../schemas/users.ts'
 import { authenticatedColumns } from '../db/authenticated.ts'
 import { isAuthentic, macOf, readNow, updateAuthentic, type Db } from '../db/database.ts'
-import { deleteExpired } from '../db/expired.ts'
+import { deleteExpired, deleteInPieces } from '../db/expired.ts'
 import { holdMemberships, MEMBERSHIP_LIMITS, MOST_INVITED_BY_ONE, reachedLimit } from '../db/memberships.ts'
 import { makeId } from '../db/ids.ts'
 import { endTokensOfBefore, endTokensWithoutGrant, revokeGrants, type EndedTokens } from '../db/grants.ts'
@@ -134,8 +134,8 @@ export async function setDisabled (db: Db, id: number, disabled: boolean): Promi
  */
 export async function endEverything (db: Db, id: number): Promise<EndedTokens[]> {
   await lockUser(db, id)
-  await db.delete(sessions).where(eq(sessions.user_id, id))
-  await db.delete(sign_in_steps).where(eq(sign_in_steps.user_id, id))
+  await deleteInPieces(db, sessions, sessions.token_hash, eq(sessions.user_id, id))
+  await deleteInPieces(db, sign_in_steps, sign_in_steps.token_hash, eq(sign_in_steps.user_id, id))
   await db.delete(sign_in_devices).where(eq(sign_in_devices.user_id, id))
   await db.delete(password_links).where(eq(password_links.user_id, id))
   const { ended } = await revokeGrants(db, eq(oauth_grants.user_id, id))

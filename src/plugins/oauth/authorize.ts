@@ -3,13 +3,15 @@ import { LIFETIMES, OAUTH_ERRORS, type OAuthErrorCode } from '../../../schemas/o
 import type { Scope } from '../../../schemas/scopes.ts'
 import { hashToken, mintCredential, mintSecret } from '../../crypto/bearer.ts'
 import { transaction, type Db } from '../../db/database.ts'
+import { namesOf } from '../../db/grants.ts'
 import { formOf, readCookie, sendPage, seeOther, valuesOf } from '../../http/pages.ts'
 import type { Domain } from '../../http/types.ts'
 import {
-  createCode, createGrant, createRequest, findClient, findRequest, takeRequest, type Client, type PendingRequest
+  createCode, createGrant, createRequest, findClient, findRequest, makeGrantRoom, takeRequest, type Client,
+  type PendingRequest
 } from '../../repositories/oauth.ts'
 import { listRolesInTeams } from '../../repositories/teams.ts'
-import { listMemberships } from '../../repositories/users.ts'
+import { listMemberships, lockUser } from '../../repositories/users.ts'
 import {
   judgeAuthorization, namedClient, returnUrl, type Parameters, type ReturnAddress
 } from '../../rules/authorization.ts'
@@ -69,7 +71,7 @@ export const authorize: Domain = async (app) => {
   app.post('/authorize/decision', {
     config: {
       access: 'public',
-      audit: ['oauth.grant', 'second-factor.use_recovery_code', 'second-factor.refuse'],
+      audit: ['oauth.grant', 'oauth.revoke', 'second-factor.use_recovery_code', 'second-factor.refuse'],
       speaks: 'html'
     },
     schema: { hide: true, body: Type.Unknown() },
@@ -112,6 +114,7 @@ export const authorize: Domain = async (app) => {
       return seeOther(reply, returnUrl(to, app.issuer(), answer))
 
       async function decide (db: Db, session: SignedIn): Promise<{ to: ReturnAddress, issued?: string } | undefined> {
+        await lockUser(db, session.user.id)
         const asked = await takeRequest(db, hashToken(pending), session.hash, session.user.id)
         // A client that was shut out meanwhile is sent nobody any more.
         if (asked === undefined || await findClient(db, asked.client_id) === undefined) return undefined
@@ -119,10 +122,17 @@ export const authorize: Domain = async (app) => {
         if (form.get('decision') !== 'allow') return { to }
         // What the page offered and was left ticked: nothing that the form names beside it counts.
         const scopes = allowedOf(asked, chosen)
-        const grant_id = await createGrant(db, { user_id: session.user.id, client_id: asked.client_id, scopes })
+        const its = { user_id: session.user.id, client_id: asked.client_id }
+        const { revoked, ended } = await makeGrantRoom(db, its)
+        const grant_id = await createGrant(db, { ...its, scopes })
         await createCode(db, {
           code_hash: hashToken(code), grant_id, redirect_uri: asked.redirect_uri, code_challenge: asked.code_challenge
         })
+        if (revoked.length > 0) {
+          await recordForUser(db, request, session.user, 'oauth.revoke', {
+            client: asked.client_id, grants: revoked.length, grant_ids: namesOf(revoked)
+          }, ended)
+        }
         await recordForUser(
           db, request, session.user, 'oauth.grant',
           { grant: grant_id, client: asked.client_id, scopes: scopes.join(' '), seconds: LIFETIMES.code }
