@@ -3,6 +3,7 @@ import { PIECE } from './expired.ts'
 import type { Db } from './handle.ts'
 import { isOneOf } from './lists.ts'
 import { api_tokens, oauth_grants, token_removals } from './tables.ts'
+import { createTokenRemovals, deleteTokenRemoval, isTokenRemoval, type TokenRemoval } from './token-removals.ts'
 
 /** API tokens of an organization that end because something ends that they hang on: how many, and the first of them. */
 export interface EndedTokens { organization_id: string, count: number, ids: number[] }
@@ -56,16 +57,16 @@ async function markRevoked (db: Db, which: SQL): Promise<RevokedGrant[]> {
 // What somebody makes through a grant shares it until it is there, so that whoever has taken the grant finds all of it.
 // What is left to the background was told of before.
 async function endTokensOf (db: Db, made: SQL): Promise<EndedTokens[]> {
-  const which = and(made, sql`NOT EXISTS (SELECT FROM ${token_removals} r
-    WHERE r.organization_id = ${api_tokens.organization_id} AND r.ended = 'grant' AND r.ended_id = ${api_tokens.grant_id})`)!
+  const which = and(made, sql`NOT EXISTS (SELECT FROM ${token_removals} WHERE ${isTokenRemoval({
+    organization_id: api_tokens.organization_id, ended: 'grant', ended_id: api_tokens.grant_id
+  })})`)!
   const held = await lockTokens(db, which)
   await deleteHeld(db, which, held)
   if (!held.areAll) {
     const { organization_id, grant_id } = api_tokens
-    await db.insert(token_removals).select(
-      db.selectDistinct({ organization_id, ended: sql`'grant'`.as('ended'), ended_id: grant_id }).from(api_tokens)
-        .where(which)
-    ).onConflictDoNothing()
+    const removals = db.selectDistinct({ organization_id, ended: sql`'grant'`.as('ended'), ended_id: grant_id })
+      .from(api_tokens).where(which)
+    await createTokenRemovals(db, removals.getSQL())
   }
   return held.ended
 }
@@ -146,9 +147,11 @@ export async function deleteTokensOfMember (
   db: Db, organization_id: string, user_id: number, held: HeldTokens
 ): Promise<void> {
   await deleteHeld(db, tokensOf(organization_id, user_id), held)
-  if (held.areAll) return
-  await db.insert(token_removals).values({ organization_id, ended: 'member', ended_id: user_id }).onConflictDoNothing()
+  if (!held.areAll) await createTokenRemovals(db, ofMember(organization_id, user_id))
 }
+
+const ofMember = (organization_id: string, user_id: number): TokenRemoval =>
+  ({ organization_id, ended: 'member', ended_id: user_id })
 
 /**
  * Ends API tokens that somebody left in an organization who is about to join it, which a membership would bring back.
@@ -159,10 +162,7 @@ export async function endTokensOfBefore (db: Db, organization_id: string, user_i
   await deleteTokensOfMember(db, organization_id, user_id, held)
   if (!held.areAll) return false
   // What they make from now on is not to be removed.
-  await db.delete(token_removals).where(and(
-    eq(token_removals.organization_id, organization_id), eq(token_removals.ended, 'member'),
-    eq(token_removals.ended_id, user_id)
-  ))
+  await deleteTokenRemoval(db, ofMember(organization_id, user_id))
   return true
 }
 

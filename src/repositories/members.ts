@@ -3,6 +3,7 @@ import type { MemberAttributes } from '../../schemas/members.ts'
 import type { Role } from '../../schemas/users.ts'
 import { authenticatedColumns } from '../db/authenticated.ts'
 import { isAuthentic, tampered, updateAuthentic, type Authenticated, type Db } from '../db/database.ts'
+import { PIECE } from '../db/expired.ts'
 import { deleteTokensOfMember, endTokensOfBefore, type HeldTokens } from '../db/grants.ts'
 import { holdMemberships, reachedLimit } from '../db/memberships.ts'
 import { members, users } from '../db/tables.ts'
@@ -107,8 +108,6 @@ export async function deleteMember (
   await db.delete(members).where(oneOf(organizationId, userId))
   await deleteTokensOfMember(db, organizationId, userId, tokens)
 }
-
-const PIECE = 1000
 
 /** The organizations of which somebody is an active member, by their ids: all of them, however many. */
 export async function listOrganizationsOf (db: Db, userId: number): Promise<string[]> {

@@ -4,6 +4,7 @@ import {
   api_tokens, encryption_keys, environments, organization_removals, project_counts, projects, re_encryptions, targets,
   token_removals
 } from '../db/tables.ts'
+import { deleteTokenRemoval, isTokenRemoval, type TokenRemoval } from '../db/token-removals.ts'
 
 // What purges and deletes take away. A secret's versions hang on its history: a purge gives it a new one, a delete
 // takes the secret away, and what hangs on the old history is reachable from nowhere from then on. Its rows go
@@ -240,26 +241,10 @@ export async function deleteOverTokens (db: Db, organizationId: string, limit: n
   return row!.count
 }
 
-/** What ended with many API tokens of an organization, some of which are still there: an entry of the work list. */
-export type TokenRemoval = typeof token_removals.$inferSelect
-
 /** What has ended with many API tokens, some of it: the system's own list. */
 export async function listTokenRemovals (db: Db): Promise<TokenRemoval[]> {
   const { organization_id, ended, ended_id } = token_removals
   return db.select().from(token_removals).orderBy(asc(organization_id), asc(ended), asc(ended_id)).limit(1000)
-}
-
-/** Leaves API tokens to the background that count for nothing any more. */
-export async function createTokenRemoval (db: Db, removal: TokenRemoval): Promise<void> {
-  await db.insert(token_removals).values(removal).onConflictDoNothing()
-}
-
-/** Nothing is left of them. */
-export async function deleteTokenRemoval (
-  db: Db, { organization_id, ended, ended_id }: TokenRemoval
-): Promise<void> {
-  await db.execute(sql`DELETE FROM token_removals r WHERE r.organization_id = ${organization_id}
-    AND r.ended = ${ended} AND r.ended_id = ${ended_id}::bigint`)
 }
 
 const HANGS_ON = { member: sql`t.user_id`, grant: sql`t.grant_id` }
@@ -269,23 +254,21 @@ const HANGS_ON = { member: sql`t.user_id`, grant: sql`t.grant_id` }
  * them the entry goes. What somebody changes just now is left to the next look.
  */
 export async function deleteEndedTokens (
-  db: Db, { organization_id, ended, ended_id }: TokenRemoval & { ended: keyof typeof HANGS_ON }, limit: number
+  db: Db, removal: TokenRemoval & { ended: keyof typeof HANGS_ON }, limit: number
 ): Promise<number> {
+  const { organization_id, ended, ended_id } = removal
+  const its = sql`t.organization_id = ${organization_id} AND ${HANGS_ON[ended]} = ${ended_id}::bigint`
   // Whoever has joined again has none to be removed: the entry went before.
-  const its = sql`t.organization_id = ${organization_id} AND ${HANGS_ON[ended]} = ${ended_id}::bigint AND EXISTS (
-    SELECT FROM token_removals r WHERE r.organization_id = ${organization_id} AND r.ended = ${ended}
-      AND r.ended_id = ${ended_id}::bigint)`
+  const isLeft = sql`EXISTS (SELECT FROM ${token_removals} WHERE ${isTokenRemoval(removal)})`
   const [row] = await db.execute(sql`
     WITH next AS (
-      SELECT t.organization_id, t.id FROM api_tokens t WHERE ${its} LIMIT ${limit} FOR UPDATE OF t SKIP LOCKED
+      SELECT t.id FROM api_tokens t WHERE ${its} AND ${isLeft} LIMIT ${limit} FOR UPDATE OF t SKIP LOCKED
     ), gone AS (
-      DELETE FROM api_tokens t USING next WHERE t.organization_id = next.organization_id AND t.id = next.id RETURNING 1
+      DELETE FROM api_tokens t USING next WHERE t.organization_id = ${organization_id} AND t.id = next.id RETURNING 1
     )
     SELECT count(*)::int AS count FROM gone`) as unknown as { count: number }[]
   if (row!.count < limit) {
-    await db.execute(sql`DELETE FROM token_removals r WHERE r.organization_id = ${organization_id}
-      AND r.ended = ${ended} AND r.ended_id = ${ended_id}::bigint AND NOT EXISTS (
-        SELECT FROM api_tokens t WHERE t.organization_id = ${organization_id} AND ${HANGS_ON[ended]} = r.ended_id)`)
+    await deleteTokenRemoval(db, removal, sql`NOT EXISTS (SELECT FROM api_tokens t WHERE ${its})`)
   }
   return row!.count
 }

@@ -1,12 +1,12 @@
 import { databaseError, transaction, type Db } from '../db/database.ts'
 import { PIECE } from '../db/expired.ts'
+import { createTokenRemovals, deleteTokenRemoval, type TokenRemoval } from '../db/token-removals.ts'
 import { holdCaller, recordEvent, systemOf, type Actor, type AuditEvent } from '../repositories/audit.ts'
 import { deleteOldAnswers, listOwnersOfOldAnswers } from '../repositories/idempotency.ts'
 import {
-  createTokenRemoval, deleteEmptyHistories, deleteEndedTokens, deleteLeftBehind, deleteOverTokens,
-  deleteRemovedVersions, deleteSecretsOfRemoved, deleteTokenRemoval, endRemoval, LEFT_BEHIND, listOverTokens,
-  listRemovals, listRemovedOrganizations, listTokenRemovals, removeHistories, type Below, type Removal,
-  type TokenRemoval
+  deleteEmptyHistories, deleteEndedTokens, deleteLeftBehind, deleteOverTokens, deleteRemovedVersions,
+  deleteSecretsOfRemoved, endRemoval, LEFT_BEHIND, listOverTokens, listRemovals, listRemovedOrganizations,
+  listTokenRemovals, removeHistories, type Below, type Removal
 } from '../repositories/removals.ts'
 import { lockPlan } from '../repositories/plans.ts'
 import { deleteTokens, lockTokensOfNothing } from '../repositories/tokens.ts'
@@ -43,7 +43,7 @@ export async function deleteLevel (
   // After the events: the caller may be one of them.
   await deleteTokens(db, actor.organization_id, tokens)
   // Any others reach nothing, as what they were narrowed to is gone, and end in the background.
-  if (tokens.length === PIECE) await createTokenRemoval(db, levelsOf(actor.organization_id))
+  if (tokens.length === PIECE) await createTokenRemovals(db, levelsOf(actor.organization_id))
 }
 
 const levelsOf = (organization_id: string): TokenRemoval => ({ organization_id, ended: 'level', ended_id: 0 })
