@@ -9,6 +9,7 @@ import { updatePrice } from '../repositories/plans.ts'
 import { formatMoney, invoiceNumber } from '../rules/billing.ts'
 import { ApiError } from '../rules/errors.ts'
 import { StartError } from './open.ts'
+import { allRows } from './pages.ts'
 
 /** Makes a coupon. Throws a StartError when its code is taken. */
 export async function addCoupon ({ db }: Database, coupon: NewCoupon): Promise<void> {
@@ -22,26 +23,20 @@ export async function stopCoupon ({ db }: Database, code: string): Promise<void>
 
 /** Every coupon as one line: code, what it takes off, how often it was and may be redeemed, until when. */
 export async function * describeCoupons ({ db }: Database): AsyncGenerator<string> {
-  for (let after = '', page; ; after = page.at(-1)!.code) {
-    page = await listCoupons(db, after)
-    if (page.length === 0) return
-    for (const { code, percent_off, amount_off, currency, redemptions, max_redemptions, valid_until } of page) {
-      yield [
-        code, percent_off === null ? formatMoney(amount_off!, currency!) : `${percent_off} %`,
-        `${redemptions}/${max_redemptions ?? 'any'}`, valid_until?.toISOString() ?? 'no end'
-      ].join('\t')
-    }
+  for await (const coupon of allRows((after) => listCoupons(db, after), '', ({ code }) => code)) {
+    const { code, percent_off, amount_off, currency, redemptions, max_redemptions, valid_until } = coupon
+    yield [
+      code, percent_off === null ? formatMoney(amount_off!, currency!) : `${percent_off} %`,
+      `${redemptions}/${max_redemptions ?? 'any'}`, valid_until?.toISOString() ?? 'no end'
+    ].join('\t')
   }
 }
 
 /** Every invoice of the installation as a line of JSON, those of organizations that were deleted too. */
 export async function * exportInvoices ({ db }: Database): AsyncGenerator<string> {
-  for (let after = { organization_id: '', number: 0 }, page; ; after = page.at(-1)!) {
-    page = await listAllInvoices(db, after)
-    if (page.length === 0) return
-    for (const { number, ...invoice } of page) {
-      yield JSON.stringify({ ...invoice, number: invoiceNumber(invoice.organization_id, number) })
-    }
+  const all = allRows((after) => listAllInvoices(db, after), { organization_id: '', number: 0 }, (invoice) => invoice)
+  for await (const { number, ...invoice } of all) {
+    yield JSON.stringify({ ...invoice, number: invoiceNumber(invoice.organization_id, number) })
   }
 }
 
@@ -50,17 +45,14 @@ export async function * exportInvoices ({ db }: Database): AsyncGenerator<string
  * for, who pays, and `pending`, or what there is to look at.
  */
 export async function * describeRefunds ({ db }: Database): AsyncGenerator<string> {
-  for (let after = '', page; ; after = page.at(-1)!.refund.id) {
-    page = await listUndoneRefunds(db, manual.name, after)
-    if (page.length === 0) return
-    for (const { refund, charge } of page) {
-      const { id, organization_id, amount, created_at, provider, status } = refund
-      const state = status === 'pending' ? status : concernOf(refund)
-      if (state === undefined) continue
-      yield [
-        id, organization_id, formatMoney(amount, charge.currency), charge.id, created_at.toISOString(), provider, state
-      ].join('\t')
-    }
+  const all = allRows((after) => listUndoneRefunds(db, manual.name, after), '', ({ refund }) => refund.id)
+  for await (const { refund, charge } of all) {
+    const { id, organization_id, amount, created_at, provider, status } = refund
+    const state = status === 'pending' ? status : concernOf(refund)
+    if (state === undefined) continue
+    yield [
+      id, organization_id, formatMoney(amount, charge.currency), charge.id, created_at.toISOString(), provider, state
+    ].join('\t')
   }
 }
 

@@ -21,12 +21,16 @@ export async function addClient (
 export async function switchClient ({ db: handle }: Database, id: string, disabled: boolean): Promise<void> {
   // The mark shuts it out, at once: what it was granted may be more than one transaction revokes.
   if (disabled) await transaction(handle, (db) => mark(db, id, disabled))
-  while (await transaction(handle, (db) => revokeSome(db, id)) > 0);
+  await untilNone(() => transaction(handle, (db) => revokeSome(db, id)))
   if (disabled) return
   await transaction(handle, async (db) => {
     await mark(db, id, disabled)
-    while (await revokeSome(db, id) > 0);
+    await untilNone(() => revokeSome(db, id))
   })
+}
+
+async function untilNone (take: () => Promise<number>): Promise<void> {
+  while (await take() > 0);
 }
 
 async function mark (db: Db, id: string, disabled: boolean): Promise<void> {

@@ -18,6 +18,7 @@ import {
   type User
 } from '../repositories/users.ts'
 import { StartError } from './open.ts'
+import { allRows } from './pages.ts'
 
 /** A user with a link that sets their password once, within three days, and the message that brings it to them. */
 export interface Linked { user: { id: number, email: string }, link: string, message: Message }
@@ -120,14 +121,9 @@ export async function resetSecondFactor ({ db: handle }: Database, email: string
 
 /** Every account as one line: id, address, state, and the role in each organization. */
 export async function * describeUsers ({ db }: Database): AsyncGenerator<string> {
-  for (let after = 0; ;) {
-    const page = await listUsers(db, after)
-    for (const user of page) {
-      const roles = (await listMemberships(db, user.id)).map(({ slug, role }) => `${slug}:${role}`)
-      yield [user.id, user.email, stateOf(user), roles.join(' ') || '-'].join('\t')
-      after = user.id
-    }
-    if (page.length === 0) return
+  for await (const user of allRows((after) => listUsers(db, after), 0, ({ id }) => id)) {
+    const roles = (await listMemberships(db, user.id)).map(({ slug, role }) => `${slug}:${role}`)
+    yield [user.id, user.email, stateOf(user), roles.join(' ') || '-'].join('\t')
   }
 }
 

@@ -1,3 +1,4 @@
+import type { FastifyReply, FastifyRequest } from 'fastify'
 import {
   CreateSubscriptionBody, EmptyBody, Subscription, UpdateSubscriptionBody, type SubscriptionAttributes
 } from '../../schemas/billing.ts'
@@ -22,6 +23,18 @@ const judge = ({ body }: { body: unknown }) => { refuseCardNumbers(body) }
 
 export const subscriptions: Domain = async (app) => {
   const closeWhatIsOver = (id: string) => closePeriods(app.db, app.invoicing, app.config.defaultPlan, id)
+
+  async function setEnding (
+    request: FastifyRequest, reply: FastifyReply, cancel_at_period_end: boolean, event: SubscriptionEvent
+  ): Promise<FastifyReply> {
+    const { id } = principalOf(request).organization
+    await closeWhatIsOver(id)
+    return changeOnce(app, request, reply, async (db) => {
+      const { account } = await holdSubscription(db, id)
+      const changed = await updateSubscription(db, id, { cancel_at_period_end })
+      return { status: 200, body: toAnswer(changed, account), events: [eventOf(changed, event)] }
+    })
+  }
 
   app.get(STRUCTURED, {
     config: { access: 'billing:read', at: 'organization', also: FLAT, whenInactive: true, errors: ['no_subscription'] },
@@ -136,15 +149,7 @@ export const subscriptions: Domain = async (app) => {
       params: OrganizationParams,
       response: { 200: Subscription.one }
     },
-    handler: async (request, reply) => {
-      const { id } = principalOf(request).organization
-      await closeWhatIsOver(id)
-      return changeOnce(app, request, reply, async (db) => {
-        const { account } = await holdSubscription(db, id)
-        const changed = await updateSubscription(db, id, { cancel_at_period_end: true })
-        return { status: 200, body: toAnswer(changed, account), events: [eventOf(changed, 'subscription.cancel')] }
-      })
-    }
+    handler: async (request, reply) => setEnding(request, reply, true, 'subscription.cancel')
   })
 
   app.post(`${STRUCTURED}/resume`, {
@@ -164,15 +169,7 @@ export const subscriptions: Domain = async (app) => {
       body: EmptyBody,
       response: { 200: Subscription.one }
     },
-    handler: async (request, reply) => {
-      const { id } = principalOf(request).organization
-      await closeWhatIsOver(id)
-      return changeOnce(app, request, reply, async (db) => {
-        const { account } = await holdSubscription(db, id)
-        const changed = await updateSubscription(db, id, { cancel_at_period_end: false })
-        return { status: 200, body: toAnswer(changed, account), events: [eventOf(changed, 'subscription.resume')] }
-      })
-    }
+    handler: async (request, reply) => setEnding(request, reply, false, 'subscription.resume')
   })
 }
 
