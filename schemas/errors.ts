@@ -43,6 +43,11 @@ export const ERRORS = {
   not_found: { status: 404, message: 'There is no such resource.' },
   method_not_allowed: { status: 405, message: 'This path does not take that method.' },
   conflict: { status: 409, message: 'Another request changed the same resource. Try again.' },
+  idempotent_secret_unavailable: {
+    status: 409,
+    message: 'This was done by the first request with this Idempotency-Key. Its secret was in that answer alone.',
+    details: Type.Object({ id: Type.String() })
+  },
   rotation_in_progress: {
     status: 409,
     as: 'key_version_conflict',
@@ -173,6 +178,7 @@ const DETAIL_EXAMPLES: Partial<Record<ErrorCode, object>> = {
   second_factor_required: { enroll_url: 'https://strongroom.example/account' },
   version_locked: { retention_days: 7, version_created_at: '2026-03-01T12:00:00.000Z' },
   limit_reached: { limit: 20 },
+  idempotent_secret_unavailable: { id: '3' },
   role_not_held: { role: 'owner' },
   already_member: { status: 'invited' },
   plan_limit_reached: { limit: 5, used: 5, plan: 'free' },

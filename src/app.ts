@@ -48,6 +48,7 @@ import { user } from './plugins/user.ts'
 import { versions } from './plugins/versions.ts'
 import { gatherReads, recordOfPerson } from './repositories/audit.ts'
 import { ApiError } from './rules/errors.ts'
+import { createAnswerSeal } from './vault/answers.ts'
 import { createAnchorWorker } from './vault/anchors.ts'
 import { createLateEventWorker } from './vault/late-events.ts'
 import { createRemovalWorker } from './vault/removals.ts'
@@ -210,7 +211,7 @@ export async function buildApp (
   // Swagger UI registers routes of its own, which declare nothing: before the guard, which refuses such routes.
   await installDocs(app)
   installAliases(app)
-  installIdempotency(app)
+  installIdempotency(app, createAnswerSeal(keyring))
   await installAccess(app, judgedFor, counters)
   installPlaces(app)
   await app.register(health(database, isStopping))

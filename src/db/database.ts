@@ -223,19 +223,50 @@ async function connectEmbedded ({ dir, durable, onFatal = () => {}, onWait }: Co
   }
 }
 
-/** Runs a transaction, again when it lost against another one, and throws only what may be logged. */
-export async function transaction<T> (db: Db, fn: (db: Db) => Promise<T>): Promise<T> {
+/** What is answered to a request that may come again: kept in the transaction of what the request does. */
+export interface Answering {
+  /** First in the transaction: ends it where the request came before, or is under way. */
+  begin (db: Db): Promise<void>
+  /** Last in it: waits for the answer, and keeps it. What it throws undoes everything. */
+  keep (db: Db): Promise<void>
+  /** Whether a transaction has begun with it, so that what is recorded is what it keeps the answer of. */
+  hasBegun: boolean
+  /** The transaction, once there is one. */
+  settled: Promise<void> | undefined
+}
+
+/**
+ * Runs a transaction, again when it lost against another one, and throws only what may be logged. With `answering` it
+ * gives what was made before it commits, for an answer to be made of, and commits with that: whoever sends the answer
+ * waits until it has `settled`.
+ */
+export async function transaction<T> (
+  db: Db, fn: (db: Db) => Promise<T>, answering?: Answering | null
+): Promise<T> {
   for (let attempt = 1; ; attempt++) {
     try {
-      return await db.transaction(async tx => {
+      const run = async (tx: Db) => {
         setAuthority(tx, findAuthority(db))
         return await fn(tx)
-      })
+      }
+      return await (answering ? withAnswer(db, run, answering) : db.transaction(run))
     } catch (error) {
       const lost = /^(40P01|40001)$/.test(codeOf(error) ?? '')
       if (!lost || attempt === ATTEMPTS) throw databaseError(error)
     }
   }
+}
+
+function withAnswer<T> (db: Db, run: (tx: Db) => Promise<T>, answering: Answering): Promise<T> {
+  return new Promise((resolve, reject) => {
+    answering.settled = db.transaction(async tx => {
+      await answering.begin(tx)
+      resolve(await run(tx))
+      await answering.keep(tx)
+    }).catch(error => { throw databaseError(error) })
+    // It may have what it made already: then whoever waits for the transaction hears of it
+    answering.settled.catch(reject)
+  })
 }
 
 function authenticate (

@@ -946,7 +946,8 @@ export const idempotency_keys = pgTable('idempotency_keys', {
   /** A keyed MAC over path and body: a repeat is told from another request, and neither is stored. */
   request: bytea().notNull(),
   status: integer().notNull(),
-  answer: jsonb().$type<object>().notNull(),
+  /** Sealed under the organization's storage key, in base64. */
+  answer: jsonb().$type<{ sealed: string }>().notNull(),
   ...created
 }, (table) => [
   primaryKey({ columns: [table.organization_id, table.principal, table.key] }),

@@ -8,6 +8,7 @@ import { DatabaseUnavailable, databaseError, TamperedRow } from '../db/database.
 import { recordAlone } from '../repositories/audit.ts'
 import { ApiError } from '../rules/errors.ts'
 import { witnessOf } from './actor.ts'
+import { Repeated, replay } from './idempotency.ts'
 import { errorsByMember } from './validation.ts'
 
 /** The realm of every challenge (RFC 9110, 11.5). */
@@ -27,8 +28,16 @@ const OF_FASTIFY: Record<string, ErrorCode> = {
  * Every failure becomes one row of the catalogue here; what is in none is `internal_error`, logged, and says nothing.
  */
 export function installErrors (app: FastifyInstance) {
-  app.setErrorHandler(async (error: FastifyError, request, reply) => {
-    const answer = toApiError(error)
+  app.setErrorHandler(async (thrown: FastifyError | Repeated, request, reply) => {
+    let error = thrown
+    if (error instanceof Repeated) {
+      try {
+        return replay(app, request, reply, error.known)
+      } catch (refused) {
+        error = refused as FastifyError
+      }
+    }
+    const answer = toApiError(error as FastifyError)
     if (answer.code === 'integrity_error') await recordViolation(app, request)
     if (answer.code === 'unauthenticated') reply.header('www-authenticate', challengeOf(app, request))
     if (answer.code === 'insufficient_permissions') {

@@ -1,94 +1,286 @@
-import { Type } from '@sinclair/typebox'
+import { Type, type TObject } from '@sinclair/typebox'
 import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify'
 import { hmac, sameBytes, secretKey, sha256 } from '../crypto/primitives.ts'
-import { transaction, type Db } from '../db/database.ts'
+import { rest } from '../crypto/rest.ts'
+import { transaction, type Answering, type Db } from '../db/database.ts'
 import { recordEvent, type AuditEvent } from '../repositories/audit.ts'
-import { createAnswer, findAnswer, tryLockKey, type KeyOwner, type KnownAnswer } from '../repositories/idempotency.ts'
+import {
+  areAnswersFull, createAnswer, findAnswer, findAnswerOfPerson, tryLockKey, type AnswerSeal, type KeptIn, type KeyOwner
+} from '../repositories/idempotency.ts'
+import { findStorageKey } from '../repositories/organizations.ts'
 import { fail, refuse } from '../rules/errors.ts'
-import { actorOf, principalOf } from './actor.ts'
+import { actorOf } from './actor.ts'
 
 declare module 'fastify' {
   interface FastifyContextConfig {
     /**
-     * Takes an `Idempotency-Key`: its handler answers by `changeOnce`, which gives the first answer again to whoever
-     * repeats the request.
+     * Whether it takes an `Idempotency-Key`, and gives the first answer again to whoever repeats the request. Every
+     * POST that asks for a caller does, unless it says `false`: it only reads, and is simply asked again.
      */
-    repeatable?: true
+    repeatable?: boolean
+    /** Of an answer that holds a secret, which is not kept. */
+    withheld?: Withheld
   }
+  interface FastifyRequest {
+    /** What keeps the answer of a request that came with an `Idempotency-Key`; null without one. */
+    answering: KeptOnce | null
+  }
+}
+
+/** What is kept of an answer in its place, and how it is given again. */
+export interface Withheld {
+  keep: (answer: never) => object
+  /** Ends with 409 `idempotent_secret_unavailable` where nobody has the secret any more. */
+  give: (app: FastifyInstance, request: FastifyRequest, kept: never) => object
 }
 
 const KEY = /^[\x21-\x7e]{1,255}$/
 
-/** What a change answers, and what is remembered of it. */
-export interface Change { status: number, body: object | null, events: AuditEvent[] }
+/** Answers of an organization that are kept at once. */
+const MOST_ANSWERS = 20_000
 
-/** Publishes the header, and the errors that go with it, of every route that declares `repeatable`. */
-export function installIdempotency (app: FastifyInstance) {
+const HEADER = Type.Optional(Type.String({
+  description: 'names this request for 24 hours: whoever repeats it gets the first answer again, with ' +
+    '`Idempotent-Replayed: true`; 1 to 255 visible characters'
+}))
+
+/** Headers of an answer that are a part of it. */
+const ITS_HEADERS = ['etag', 'warning']
+
+/**
+ * Gives the first answer again to whoever repeats a request with its `Idempotency-Key`, on every route that is
+ * `repeatable`; publishes the header, and the errors that go with it. A request that repeats the key with something
+ * else gets 422, one that comes while the first is under way 409. A request without a key passes by.
+ */
+export function installIdempotency (app: FastifyInstance, seal: AnswerSeal) {
+  app.decorateRequest('answering', null)
   app.addHook('onRoute', (route) => {
-    if (!route.config?.repeatable) return
-    const { errors = [] } = route.config
-    route.config = { ...route.config, errors: [...errors, 'conflict', 'idempotency_key_reused', 'validation_failed'] }
-    route.schema = {
-      ...route.schema,
-      headers: Type.Object({
-        'idempotency-key': Type.Optional(Type.String({
-          description: 'names this request for 24 hours: whoever repeats it gets the first answer again, with ' +
-            '`Idempotent-Replayed: true`; 1 to 255 visible characters'
-        }))
-      })
-    }
+    const { access, speaks, withheld, errors = [] } = route.config ?? {}
+    const isOfCaller = route.method === 'POST' && access !== 'public' && speaks === undefined
+    const repeatable = route.config?.repeatable ?? isOfCaller
+    route.config = { ...route.config, repeatable }
+    if (!repeatable) return
+    route.config.errors = [
+      ...errors, 'conflict', 'idempotency_key_reused', 'validation_failed', 'limit_reached', 'integrity_error',
+      ...(withheld === undefined ? [] : ['idempotent_secret_unavailable' as const])
+    ]
+    const { headers } = (route.schema ?? {}) as { headers?: TObject }
+    route.schema = { ...route.schema, headers: Type.Object({ ...headers?.properties, 'idempotency-key': HEADER }) }
+    // Last, when all is judged that lets a caller do it.
+    route.preHandler = [...hooksOf(route.preHandler), async (request, reply) => {
+      const asked = await askedBy(request)
+      if (asked === undefined) return
+      const answering = new KeptOnce(seal, request, asked)
+      const known = await answering.find(app.reads)
+      if (known !== undefined) return replay(app, request, reply, known)
+      request.answering = answering
+    }]
+    route.onSend = [...hooksOf(route.onSend), async (request, reply, payload) => {
+      if (request.answering !== null) await request.answering.answer(reply, payload)
+    }]
   })
 }
 
+const hooksOf = <T>(hooks: T | T[] | undefined): T[] => hooks === undefined ? [] : [hooks].flat() as T[]
+
+/** What was answered before: whoever meets it gives it again. */
+export class Repeated extends Error {
+  override readonly name = 'Repeated'
+  readonly known: Known
+
+  constructor (known: Known) {
+    super('the request was answered before')
+    this.known = known
+  }
+}
+
+/** Nothing of what was refused is kept: the transaction is undone. */
+class Refused extends Error {
+  override readonly name = 'Refused'
+}
+
+interface Known { status: number, headers: Record<string, string>, body: string | null, kept: object | undefined }
+interface Asked { owner: Omit<KeyOwner, 'organization_id'>, organization: KeptIn | undefined, mac: Buffer }
+
+/** Keeps the answer to a request in the one transaction of what it does, and gives it to nobody before that commits. */
+export class KeptOnce implements Answering {
+  hasBegun = false
+  settled: Promise<void> | undefined
+  readonly #seal: AnswerSeal
+  readonly #request: FastifyRequest
+  readonly #asked: Asked
+  readonly #answer: Promise<Known>
+  #settle: { resolve: (answer: Known) => void, reject: (error: Error) => void } | undefined
+  #isKeeping = false
+  readonly #afterwards: { work: () => void, undone: (() => void) | undefined }[] = []
+
+  constructor (seal: AnswerSeal, request: FastifyRequest, asked: Asked) {
+    this.#seal = seal
+    this.#request = request
+    this.#asked = asked
+    this.#answer = new Promise((resolve, reject) => { this.#settle = { resolve, reject } })
+    this.#answer.catch(() => {})
+  }
+
+  /** What was answered before; ends with 422 where that was to another request. */
+  async find (db: Db): Promise<Known | undefined> {
+    const { organization, owner, mac } = this.#asked
+    const found = organization === undefined
+      ? await findAnswerOfPerson(db, this.#request.user!.user.id, owner)
+      : { organization, kept: await findAnswer(db, { organization_id: organization.id, ...owner }) }
+    if (found?.kept === undefined) return undefined
+    const { kept } = found
+    if (!sameBytes(mac, kept.request)) fail('idempotency_key_reused')
+    const text = this.#seal.open(found.organization, { organization_id: found.organization.id, ...owner, ...kept })
+    return { status: kept.status, ...JSON.parse(text) as Omit<Known, 'status'> }
+  }
+
+  async begin (db: Db) {
+    if (this.#isKeeping) throw new Error('a request that may be repeated is one change')
+    this.hasBegun = true
+    const { organization, owner } = this.#asked
+    if (!await tryLockKey(db, { organization_id: organization?.id ?? '', ...owner })) fail('conflict')
+    // Another one has just ended.
+    const known = await this.find(db)
+    if (known !== undefined) throw new Repeated(known)
+    if (organization !== undefined && await areAnswersFull(db, organization.id, MOST_ANSWERS)) {
+      fail('limit_reached', { limit: MOST_ANSWERS })
+    }
+  }
+
+  async keep (db: Db) {
+    this.#isKeeping = true
+    const { status, ...answer } = await this.#answer
+    const { organization = await madeBy(db, answer.body), owner, mac } = this.#asked
+    const { withheld } = this.#request.routeOptions.config
+    const text = JSON.stringify(withheld === undefined
+      ? answer
+      : { ...answer, body: null, kept: withheld.keep(JSON.parse(answer.body!) as never) })
+    const row = { organization_id: organization.id, ...owner, request: mac, status }
+    await createAnswer(db, row, { ...row, sealed: this.#seal.seal(organization, row, text) })
+  }
+
+  /** Runs what has to wait for the commit; or the other, where nothing was done. */
+  afterwards (work: () => void, undone?: () => void) {
+    this.#afterwards.push({ work, undone })
+  }
+
+  /** Before the answer is sent: it is kept, or nothing was done. */
+  async answer (reply: FastifyReply, payload: unknown) {
+    const settle = this.#settle
+    this.#settle = undefined
+    // Nothing was done, or this is the answer that it could not be kept.
+    if (!this.#isKeeping || settle === undefined) return
+    if (reply.statusCode >= 400) {
+      settle.reject(new Refused())
+      await this.settled?.catch(() => this.#undone())
+      return
+    }
+    const headers = ITS_HEADERS.flatMap((name) => {
+      const value = reply.getHeader(name)
+      return value === undefined ? [] : [[name, String(value)]]
+    })
+    settle.resolve({
+      status: reply.statusCode,
+      headers: Object.fromEntries(headers),
+      body: typeof payload === 'string' && payload !== '' ? payload : null,
+      kept: undefined
+    })
+    try {
+      await this.settled
+    } catch (error) {
+      this.#undone()
+      for (const name of ITS_HEADERS) reply.removeHeader(name)
+      throw error
+    }
+    for (const { work } of this.#afterwards) work()
+  }
+
+  #undone () {
+    for (const { undone } of this.#afterwards) undone?.()
+  }
+}
+
 /**
- * Makes a change, in one transaction with its events and with its answer, and answers it. The change is counted in its
- * route's `limitOfEffect` right before. A request that repeats one with the same `Idempotency-Key` gets the first
- * answer; one that is another request 422; one that comes while the first is under way 409: none of them counts.
+ * Runs what follows a change when it has committed, which one whose answer is kept does right before that is sent; or
+ * what follows where it was `undone` then.
+ */
+export function afterCommit ({ answering }: FastifyRequest, work: () => void, undone?: () => void) {
+  if (answering === null) work()
+  else answering.afterwards(work, undone)
+}
+
+// A request outside of any organization makes one: its answer is kept there.
+async function madeBy (db: Db, body: string | null): Promise<KeptIn> {
+  const { data: { id } } = JSON.parse(body!) as { data: { id: string } }
+  return { id, storage_key: (await findStorageKey(db, id))! }
+}
+
+// The key as it was sent is stored nowhere: with what is, nobody can check a guess at what the request said.
+async function askedBy (request: FastifyRequest): Promise<Asked | undefined> {
+  const { 'idempotency-key': key } = request.headers
+  if (key === undefined) return undefined
+  if (typeof key !== 'string' || !KEY.test(key)) refuse('Idempotency-Key', 'Expected 1 to 255 visible characters')
+  const { principal } = request
+  const organization = principal?.organization
+  const { type, id } = principal ?? { type: 'user', id: request.user!.user.id }
+  const purpose = organization === undefined ? 'organization' : 'name'
+  return {
+    owner: { principal: `${type}:${id}`, key: sha256(`${purpose} ${key}`).toString('hex') },
+    organization,
+    mac: await macOfRequest(key, request)
+  }
+}
+
+// A text of this many characters is no more than others wait for; large bodies hold many.
+const STEP = 1024 * 1024
+
+// Each part with what came before it, in steps: a list element by element.
+async function macOfRequest (key: string, { method, url, body }: FastifyRequest): Promise<Buffer> {
+  const secret = secretKey(sha256(`request ${key}`))
+  const members = Object.entries(body ?? {}).flatMap(([name, value]: [string, unknown]) =>
+    Array.isArray(value) ? [[name, value.length], ...value as unknown[]] : [[name, value]])
+  let mac: Buffer = Buffer.alloc(0)
+  let length = 0
+  for (const part of [[method, url.split('?', 1)[0]], ...members]) {
+    const text = JSON.stringify(part)
+    mac = hmac(secret, Buffer.concat([mac, Buffer.from(text)]))
+    length += text.length
+    if (length < STEP) continue
+    length = 0
+    await rest()
+  }
+  return mac
+}
+
+/** Gives an answer again. Ends with 409 where a secret was in it that nobody has any more. */
+export function replay (
+  app: FastifyInstance, request: FastifyRequest, reply: FastifyReply, { status, headers, body, kept }: Known
+): FastifyReply {
+  const { withheld } = request.routeOptions.config
+  const text = kept === undefined ? body : JSON.stringify(withheld!.give(app, request, kept as never))
+  reply.code(status).headers(headers).header('idempotent-replayed', 'true')
+  return text === null ? reply.send(null) : reply.type('application/json; charset=utf-8').send(text)
+}
+
+/** What a change answers, and what is remembered of it. */
+export interface Change { status: number, body: object | null, events: AuditEvent[] }
+
+/**
+ * Makes a change, in one transaction with its events, and answers it. The change is counted in its route's
+ * `limitOfEffect` right before: a request that is answered again, or whose first is under way, does not count.
  */
 export async function changeOnce (
   app: FastifyInstance, request: FastifyRequest, reply: FastifyReply, change: (db: Db) => Promise<Change>
 ): Promise<FastifyReply> {
-  const asked = askedBy(request)
-  const known = asked && await findAnswer(app.reads, asked.owner)
-  if (asked && known) return replay(reply, asked, known)
   let isCounted = request.routeOptions.config.limitOfEffect === undefined
-  const made = await transaction(app.db, async (db): Promise<Change | KnownAnswer> => {
-    if (asked) {
-      if (!await tryLockKey(db, asked.owner)) fail('conflict')
-      // Another one has just ended.
-      const first = await findAnswer(db, asked.owner)
-      if (first) return first
-    }
+  const made = await transaction(app.db, async (db) => {
     // Once, also where the transaction is tried again.
     if (!isCounted) await app.countEffect(request, reply)
     isCounted = true
     const made = await change(db)
-    if (asked) {
-      await createAnswer(db, asked.owner, { request: asked.mac, status: made.status, answer: { body: made.body } })
-    }
     await recordEvent(db, actorOf(request), ...made.events)
     return made
-  })
-  if (asked && 'answer' in made) return replay(reply, asked, made)
-  return reply.code(made.status).send((made as Change).body)
-}
-
-interface Asked { owner: KeyOwner, mac: Buffer }
-
-// The key as it was sent is stored nowhere: with what is, nobody can check a guess at what the request said.
-function askedBy (request: FastifyRequest): Asked | undefined {
-  const { 'idempotency-key': key } = request.headers
-  if (!request.routeOptions.config.repeatable || key === undefined) return undefined
-  if (typeof key !== 'string' || !KEY.test(key)) refuse('Idempotency-Key', 'Expected 1 to 255 visible characters')
-  const { type, id, organization } = principalOf(request)
-  const text = JSON.stringify([request.method, request.url.split('?', 1)[0], request.body ?? null])
-  return {
-    owner: { organization_id: organization.id, principal: `${type}:${id}`, key: sha256(`name ${key}`).toString('hex') },
-    mac: hmac(secretKey(sha256(`request ${key}`)), text)
-  }
-}
-
-function replay (reply: FastifyReply, { mac }: Asked, { request, status, answer }: KnownAnswer): FastifyReply {
-  if (!sameBytes(mac, request)) fail('idempotency_key_reused')
-  return reply.code(status).header('idempotent-replayed', 'true').send((answer as { body: object | null }).body)
+  }, request.answering)
+  return reply.code(made.status).send(made.body)
 }

@@ -179,7 +179,7 @@ export async function inProject<T> (
   return transaction(app.db, async (db) => {
     await before?.(db, id)
     return change(db, await lockProject(db, id, { id: projectId }) ?? fail('not_found'))
-  })
+  }, request.answering)
 }
 
 /** What is held before the project (0029). */

@@ -9,6 +9,7 @@ import { ProjectParams } from '../../schemas/projects.ts'
 import { ListQuery } from '../../schemas/shapes.ts'
 import { isBlobText } from '../crypto/blob.ts'
 import { actorOf, principalOf } from '../http/actor.ts'
+import { afterCommit, type Withheld } from '../http/idempotency.ts'
 import { readKeyCheck, warnOfIterations } from '../http/key-checks.ts'
 import { inTurns, takeLargeBodies } from '../http/large-bodies.ts'
 import { levelOf, locate } from '../http/places.ts'
@@ -22,9 +23,26 @@ import { pageMeta, pageOf } from '../rules/pagination.ts'
 import { describeKey, revealKey } from '../vault/descriptors.ts'
 import { etagOf, sizeOf } from '../vault/documents.ts'
 import { listPending, submitVersions } from '../vault/history.ts'
-import { dataKeyOf, makeServerKey, registerClientKey, storageKeyOf } from '../vault/keys.ts'
+import { dataKeyOf, keyStringOf, makeServerKey, registerClientKey, storageKeyOf } from '../vault/keys.ts'
 import { judgeProof, provesAnyKey, refuseRevealing, revealsKey } from '../vault/proofs.ts'
 import { reencrypt, rotate } from '../vault/rotate.ts'
+
+// The key string is kept where keys are, so that it is forgotten with the key; for as long as the key is the active
+// one, a repeat gets it from there.
+const KEY_STRING: Withheld = {
+  keep: (answer: Rotated) => withKey(answer, ''),
+  give: (app, request, answer: Rotated) => {
+    const { id, attributes } = answer.data.key
+    const active = activeKeyOf(levelOf(request))
+    const keyString = active.id === attributes.id ? keyStringOf(app.keyring, active) : undefined
+    return withKey(answer, keyString ?? fail('idempotent_secret_unavailable', { id }))
+  }
+}
+
+type Rotated = Static<typeof RotateAnswer>
+
+const withKey = ({ data: { key }, ...answer }: Rotated, keyString: string): Rotated =>
+  ({ ...answer, data: { key: { ...key, attributes: { ...key.attributes, key: keyString } } } })
 
 export const encryptionKeys: Domain = async (app) => {
   app.get('/:organization/:project/encryption-key', {
@@ -80,6 +98,7 @@ export const encryptionKeys: Domain = async (app) => {
       at: 'project',
       brings: 'key',
       limitOfEffect: 'key_rotation',
+      withheld: KEY_STRING,
       audit: 'key.rotate',
       errors: ['client_managed_key', 'rotation_in_progress', 'plan_limit_reached']
     },
@@ -105,7 +124,7 @@ export const encryptionKeys: Domain = async (app) => {
       const rotated = await rotate(app, organization, actorOf(request), {
         seen: seenOf(seen), key, policy: request.body.history_policy, convert: reencrypt(app.keyring, dataKey)
       })
-      if (rotated.waiting > 0) app.histories.wake()
+      if (rotated.waiting > 0) afterCommit(request, () => app.histories.wake())
       const {
         format: _, encrypted: __, content: ___, key: keyString, version, ...rest
       } = revealKey(app.keyring, rotated.key).data.attributes
@@ -126,7 +145,13 @@ export const encryptionKeys: Domain = async (app) => {
   await app.register(clientRotation)
 
   app.post('/:organization/:project/secrets/re-encrypt-history/pending', {
-    config: { access: 'key:rotate', at: 'project', audit: 'version.read', errors: ['server_managed_encryption'] },
+    config: {
+      access: 'key:rotate',
+      repeatable: false,
+      at: 'project',
+      audit: 'version.read',
+      errors: ['server_managed_encryption']
+    },
     schema: {
       operationId: 'listPendingVersions',
       tags: ['encryption-keys'],

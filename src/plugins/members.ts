@@ -8,6 +8,7 @@ import { endingOf, lockTokensOfMember } from '../db/grants.ts'
 import { holdMemberships, reachedLimit } from '../db/memberships.ts'
 import { requireScope, requireSecondFactor } from '../http/access.ts'
 import { actorOf, principalOf } from '../http/actor.ts'
+import { afterCommit } from '../http/idempotency.ts'
 import { requireRoom } from '../http/plan-limits.ts'
 import type { Domain } from '../http/types.ts'
 import { membershipAdded, membershipChanged, membershipInvitation, membershipOffered, type Message } from '../mail/messages.ts'
@@ -108,16 +109,16 @@ export const members: Domain = async (app) => {
           action: 'member.create', resource_type: 'member', resource_id: String(user.id), details: { role, status }
         })
         return await findMember(db, organization.id, user.id) ?? tampered()
-      }).catch((error: unknown) => {
+      }, request.answering).catch((error: unknown) => {
         room?.release()
         throw error
       })
       const place = { service: app.issuer(), organization: organization.name, role }
-      post(room, added, added.status === 'active'
+      afterCommit(request, () => post(room, added, added.status === 'active'
         ? membershipAdded({ ...place, name: added.name })
         : added.is_verified
           ? membershipOffered({ ...place, name: added.name, link: `${app.issuer()}/account` })
-          : membershipInvitation({ ...place, link: `${app.issuer()}/account/set-password/${secret}` }))
+          : membershipInvitation({ ...place, link: `${app.issuer()}/account/set-password/${secret}` })), () => room?.release())
       return reply.code(201).send({ data: toItem(added), message: howTold(added, room !== undefined) })
     }
   })

@@ -79,11 +79,11 @@ export const organizations: Domain = async (app) => {
         // As its owner, which they have just become, and for as long as the access token lives.
         const caller = { access_token, user_id: user.id, role: 'owner' } as const
         await recordEvent(
-          db, { ...personOf(request, id, user), caller },
+          db, { ...personOf(request, id, user), caller, answering: request.answering },
           { action: 'organization.create', resource_type: 'organization', resource_id: id, details: { slug } }
         )
         return readOrganization(db, id)
-      }))
+      }, request.answering))
       return reply.code(201).send(toAnswer(created!))
     }
   })

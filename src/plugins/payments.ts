@@ -9,7 +9,7 @@ import { holdAccount, issueInvoice } from '../billing/invoicing.ts'
 import { giveBack } from '../billing/settlement.ts'
 import { readNow, type Db } from '../db/database.ts'
 import { principalOf } from '../http/actor.ts'
-import { changeOnce } from '../http/idempotency.ts'
+import { afterCommit, changeOnce } from '../http/idempotency.ts'
 import type { Domain } from '../http/types.ts'
 import {
   countPaymentMethods, createPaymentMethod, deletePaymentMethod, findCoupon, findPaymentMethod, hasRedeemed,
@@ -51,7 +51,6 @@ export const payments: Domain = async (app) => {
       at: 'organization',
       also: '/organizations/:organization/payment-methods',
       limitOfEffect: 'billing',
-      repeatable: true,
       judge,
       audit: 'payment-method.create',
       errors: ['card_number_refused']
@@ -134,7 +133,6 @@ export const payments: Domain = async (app) => {
       access: 'billing:write',
       at: 'organization',
       limitOfEffect: 'billing',
-      repeatable: true,
       judge,
       audit: 'charge.create',
       errors: ['card_number_refused', 'invoicing_unavailable']
@@ -174,7 +172,7 @@ export const payments: Domain = async (app) => {
           }]
         }
       })
-      app.billing.wake()
+      afterCommit(request, () => app.billing.wake())
       return answer
     }
   })
@@ -184,7 +182,6 @@ export const payments: Domain = async (app) => {
       access: 'billing:write',
       at: 'organization',
       limitOfEffect: 'billing',
-      repeatable: true,
       judge,
       audit: 'refund.create',
       errors: ['charge_not_settled', 'refund_exceeds_charge', 'card_number_refused']
@@ -204,7 +201,7 @@ export const payments: Domain = async (app) => {
         const { refund, charge, event } = await giveBack(db, organizationId, request.params.charge, request.body)
         return { status: 201, body: { data: toRefund(refund, charge) }, events: [event] }
       })
-      app.billing.wake()
+      afterCommit(request, () => app.billing.wake())
       return answer
     }
   })
@@ -214,7 +211,6 @@ export const payments: Domain = async (app) => {
       access: 'billing:write',
       at: 'organization',
       limitOfEffect: 'billing',
-      repeatable: true,
       audit: 'coupon.redeem',
       errors: ['coupon_unknown', 'coupon_expired', 'coupon_used_up', 'coupon_taken', 'coupon_redeemed']
     },

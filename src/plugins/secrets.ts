@@ -15,6 +15,7 @@ import { isBlobText } from '../crypto/blob.ts'
 import { actorOf, principalOf } from '../http/actor.ts'
 import { requireScope } from '../http/access.ts'
 import { listsEtag, requirePrecondition } from '../http/etags.ts'
+import { afterCommit } from '../http/idempotency.ts'
 import { inLevel, levelOf, locate, namesOf, requireInside } from '../http/places.ts'
 import type { Domain } from '../http/types.ts'
 import { recordEvent } from '../repositories/audit.ts'
@@ -90,6 +91,7 @@ export const secrets: Domain = async (app) => {
   app.post('/:organization/secrets/retrieve', {
     config: {
       access: 'authenticated',
+      repeatable: false,
       mayNeed: ['secret:read', 'secret:decrypt', 'key:retrieve'],
       judge: (request) => {
         if (readingOfBody(request).action !== 'key:retrieve') {
@@ -241,7 +243,7 @@ export const secrets: Domain = async (app) => {
         ...event, details: { level: state.level, purged }, growth: -bytes
       })
     })
-    app.removals.wake()
+    afterCommit(request, () => app.removals.wake())
   }
 
   async function read (request: FastifyRequest, reply: FastifyReply, asked: Omit<Reading, 'isRetrieve' | 'path'>) {

@@ -7,7 +7,7 @@ import { holdAccount, holdSubscription } from '../billing/invoicing.ts'
 import { beginSubscription, changeSubscription, closePeriods } from '../billing/subscriptions.ts'
 import { readNow } from '../db/database.ts'
 import { principalOf } from '../http/actor.ts'
-import { changeOnce } from '../http/idempotency.ts'
+import { afterCommit, changeOnce } from '../http/idempotency.ts'
 import type { Domain } from '../http/types.ts'
 import { findAccount, updateDetails, type Account } from '../repositories/billing.ts'
 import { findOffer } from '../repositories/plans.ts'
@@ -58,7 +58,6 @@ export const subscriptions: Domain = async (app) => {
       at: 'organization',
       also: FLAT,
       limitOfEffect: 'billing',
-      repeatable: true,
       judge,
       audit: 'subscription.create',
       errors: ['subscription_exists', 'plan_not_offered', 'plan_limit_reached', 'card_number_refused', 'invoicing_unavailable']
@@ -86,7 +85,7 @@ export const subscriptions: Domain = async (app) => {
           status: 201, body: toAnswer(made, account), events: [eventOf(made, 'subscription.create')]
         }
       })
-      app.billing.wake()
+      afterCommit(request, () => app.billing.wake())
       return answer
     }
   })
@@ -128,7 +127,7 @@ export const subscriptions: Domain = async (app) => {
           }, new Date(await readNow(db)))
         return { status: 200, body: toAnswer(changed, account), events: [eventOf(changed, 'subscription.update')] }
       })
-      app.billing.wake()
+      afterCommit(request, () => app.billing.wake())
       return answer
     }
   })
@@ -157,7 +156,6 @@ export const subscriptions: Domain = async (app) => {
       access: 'billing:write',
       at: 'organization',
       limitOfEffect: 'billing',
-      repeatable: true,
       audit: 'subscription.resume',
       errors: ['no_subscription', 'invoicing_unavailable']
     },

@@ -249,7 +249,7 @@ export const teams: Domain = async (app) => {
     return transaction(app.db, async (db) => {
       await lockPlan(db, organization.id) ?? fail('not_found')
       return work(db, organization.id)
-    })
+    }, request.answering)
   }
 
   async function changeTeam<T> (

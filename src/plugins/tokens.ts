@@ -9,6 +9,7 @@ import {
 import { hashToken, mintApiToken, tokenPrefix } from '../crypto/bearer.ts'
 import { transaction, type Db } from '../db/database.ts'
 import { actorOf, principalOf } from '../http/actor.ts'
+import type { Withheld } from '../http/idempotency.ts'
 import type { Domain } from '../http/types.ts'
 import { holdCaller, recordEvent } from '../repositories/audit.ts'
 import { lockPlan } from '../repositories/plans.ts'
@@ -21,6 +22,12 @@ import { fail, refuse } from '../rules/errors.ts'
 import { parseId } from '../rules/ids.ts'
 import { pageMeta, pageOf } from '../rules/pagination.ts'
 import { coversAll, isInside, type Slice } from '../rules/slices.ts'
+
+// Nothing that is stored gives a token's value, for a day neither: whoever lost it rotates or deletes the token.
+const VALUE: Withheld = {
+  keep: ({ api_key: { id } }: { api_key: { id: string } }) => ({ id }),
+  give: (_app, _request, { id }: { id: string }) => fail('idempotent_secret_unavailable', { id })
+}
 
 export const tokens: Domain = async (app) => {
   app.get('/organizations/:organization/api-keys', {
@@ -42,7 +49,12 @@ export const tokens: Domain = async (app) => {
   })
 
   app.post('/organizations/:organization/api-keys', {
-    config: { access: 'api-token:create', audit: 'api-token.create', errors: ['limit_reached', 'integrity_error'] },
+    config: {
+      access: 'api-token:create',
+      withheld: VALUE,
+      audit: 'api-token.create',
+      errors: ['limit_reached', 'integrity_error']
+    },
     schema: {
       operationId: 'createApiToken',
       tags: ['api-tokens'],
@@ -81,7 +93,7 @@ export const tokens: Domain = async (app) => {
           details: { abilities: abilities.join(' ') }
         })
         return created
-      })
+      }, request.answering)
       return reply.code(201).send({ success: true, message: NOT_AGAIN, token, api_key })
     }
   })
@@ -150,6 +162,7 @@ export const tokens: Domain = async (app) => {
   app.post('/organizations/:organization/api-keys/:id/rotate', {
     config: {
       access: ['api-token:create', 'api-token:delete'],
+      withheld: VALUE,
       audit: 'api-token.rotate',
       errors: ['limit_reached', 'integrity_error']
     },
@@ -221,7 +234,7 @@ export const tokens: Domain = async (app) => {
       await lockPlan(db, principalOf(request).organization.id) ?? fail('not_found')
       await holdCaller(db, actorOf(request))
       return work(db)
-    })
+    }, request.answering)
   }
 }
 

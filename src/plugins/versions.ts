@@ -9,6 +9,7 @@ import {
 } from '../../schemas/versions.ts'
 import type { Db } from '../db/database.ts'
 import { actorOf, principalOf } from '../http/actor.ts'
+import { afterCommit } from '../http/idempotency.ts'
 import { inLevel, inProject, levelOf, namesOf, requireInside } from '../http/places.ts'
 import { requireConfirmation } from '../http/confirmation.ts'
 import type { Domain } from '../http/types.ts'
@@ -35,7 +36,13 @@ const RESTORE_ERRORS = [
 
 export const versions: Domain = async (app) => {
   app.post('/:organization/secrets/versions', {
-    config: { access: 'secret:history', at: ({ body }) => body as LevelNames, brings: 'revisions', audit: 'none' },
+    config: {
+      access: 'secret:history',
+      repeatable: false,
+      at: ({ body }) => body as LevelNames,
+      brings: 'revisions',
+      audit: 'none'
+    },
     schema: {
       operationId: 'listVersions',
       tags: ['versions'],
@@ -199,7 +206,7 @@ export const versions: Domain = async (app) => {
         })
         return versions
       })
-      app.removals.wake()
+      afterCommit(request, () => app.removals.wake())
       return {
         data: { purged_count }, message: `Purged ${purged_count} ${purged_count === 1 ? 'version' : 'versions'}.`
       }

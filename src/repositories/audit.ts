@@ -2,7 +2,7 @@ import { asc, eq, inArray, sql } from 'drizzle-orm'
 import { authenticatedColumns } from '../db/authenticated.ts'
 import { CallerEnded, callerCtes, callersJson, callersLive, orAgain, type Caller } from '../db/caller.ts'
 import {
-  authorityOf, databaseError, DatabaseUnavailable, isAuthentic, rowsOf, tampered, transaction, type Db
+  authorityOf, databaseError, DatabaseUnavailable, isAuthentic, rowsOf, tampered, transaction, type Answering, type Db
 } from '../db/database.ts'
 import {
   appendEvents, chainOf, findHeads, recordGuessed, takeHead, takeHeads, withKeys, type SynchronousCommit
@@ -22,6 +22,8 @@ export interface Actor {
   user_agent: string | null
   /** Has to live when what it does commits; null for whoever was not let in by a token. */
   caller: Caller | null
+  /** The answer that is kept with what they do, where they may ask for it again. */
+  answering?: Answering | null
 }
 
 const withoutRequest = (organization_id: string, type: 'operator' | 'system'): Actor =>
@@ -45,9 +47,11 @@ export type AuditEvent = Pick<EventRow, 'action' | 'resource_type' | 'resource_i
  *
  * It is the gate of every change, too: the caller is held here, in the same statement, and the change fails with
  * CallerEnded when there is none any more. A change that records nothing is none (`audit` of its route says so).
+ * Whoever may ask for the answer again has it kept in this transaction.
  */
 export async function recordEvent (db: Db, actor: Actor, ...events: AuditEvent[]): Promise<void> {
-  const { organization_id } = actor
+  const { organization_id, answering } = actor
+  if (answering?.hasBegun === false) throw new Error('the transaction of a change does not keep its answer')
   const take = async () => takeHead(db, organization_id, callersJson([actor]))
   const head = await orAgain(take, (found) => found !== undefined || actor.caller === null)
   if (head !== undefined) {

@@ -1,12 +1,22 @@
 import { and, eq, sql } from 'drizzle-orm'
 import type { Db } from '../db/database.ts'
-import { idempotency_keys } from '../db/tables.ts'
+import { idempotency_keys, members, organizations } from '../db/tables.ts'
 
 /** Whose key it is. `key` is a hash of what was sent. */
 export interface KeyOwner { organization_id: string, principal: string, key: string }
 
-/** The first answer to a request that came with a key. */
-export interface KnownAnswer { request: Buffer, status: number, answer: object }
+/** The first answer to a request that came with a key, sealed; the request is a MAC. */
+export interface KeptAnswer { request: Buffer, status: number, sealed: Buffer }
+
+/** Seals answers that are kept, each for the key and the request that it answers. */
+export interface AnswerSeal {
+  seal (organization: KeptIn, answer: Omit<KeyOwner & KeptAnswer, 'sealed'>, text: string): Buffer
+  /** Throws IntegrityError for what was kept for another one, or elsewhere. */
+  open (organization: KeptIn, answer: KeyOwner & KeptAnswer): string
+}
+
+/** An organization, with the key that its answers are sealed under. */
+export interface KeptIn { id: string, storage_key: Buffer }
 
 const isKept = sql`${idempotency_keys.created_at} > now() - interval '24 hours'`
 const isOld = sql`${idempotency_keys.created_at} <= now() - interval '24 hours'`
@@ -14,6 +24,13 @@ const its = ({ organization_id, principal, key }: KeyOwner) => and(
   eq(idempotency_keys.organization_id, organization_id), eq(idempotency_keys.principal, principal),
   eq(idempotency_keys.key, key)
 )
+
+const columns = {
+  request: idempotency_keys.request, status: idempotency_keys.status, answer: idempotency_keys.answer
+}
+
+const toAnswer = ({ answer, ...row }: { request: Buffer, status: number, answer: { sealed: string } }): KeptAnswer =>
+  ({ ...row, sealed: Buffer.from(answer.sealed, 'base64') })
 
 /**
  * Holds a key until the end of the transaction; false where somebody else does. Nobody waits: a repeat that comes while
@@ -27,18 +44,45 @@ export async function tryLockKey (db: Db, { organization_id, principal, key }: K
 }
 
 /** What was answered to a key in the last 24 hours. */
-export async function findAnswer (db: Db, owner: KeyOwner): Promise<KnownAnswer | undefined> {
-  const { request, status, answer } = idempotency_keys
-  const [row] = await db.select({ request, status, answer }).from(idempotency_keys).where(and(its(owner), isKept))
-  return row
+export async function findAnswer (db: Db, owner: KeyOwner): Promise<KeptAnswer | undefined> {
+  const [row] = await db.select(columns).from(idempotency_keys).where(and(its(owner), isKept))
+  return row && toAnswer(row)
+}
+
+/**
+ * What was answered to a key of somebody who made an organization with it: in which of theirs the answer is kept, the
+ * key does not say.
+ */
+export async function findAnswerOfPerson (
+  db: Db, userId: number, { principal, key }: Omit<KeyOwner, 'organization_id'>
+): Promise<{ kept: KeptAnswer, organization: KeptIn } | undefined> {
+  const { id, storage_key } = organizations
+  const [row] = await db.select({ ...columns, organization: { id, storage_key } }).from(members)
+    .innerJoin(idempotency_keys, and(
+      eq(idempotency_keys.organization_id, members.organization_id), eq(idempotency_keys.principal, principal),
+      eq(idempotency_keys.key, key)
+    ))
+    .innerJoin(organizations, eq(organizations.id, members.organization_id))
+    .where(and(eq(members.user_id, userId), isKept))
+  if (row === undefined) return undefined
+  const { organization, ...kept } = row
+  return { kept: toAnswer(kept), organization }
+}
+
+/** Whether so many answers of an organization are kept. */
+export async function areAnswersFull (db: Db, organizationId: string, most: number): Promise<boolean> {
+  const own = and(eq(idempotency_keys.organization_id, organizationId), isKept)
+  const some = db.select({ key: idempotency_keys.key }).from(idempotency_keys).where(own).limit(most).as('some')
+  return await db.$count(some) === most
 }
 
 /** Keeps an answer, in the transaction of what it tells of. */
-export async function createAnswer (db: Db, owner: KeyOwner, answer: KnownAnswer): Promise<void> {
+export async function createAnswer (db: Db, owner: KeyOwner, { sealed, ...row }: KeptAnswer): Promise<void> {
+  const kept = { ...row, answer: { sealed: sealed.toString('base64') } }
   // An older one may still be there.
   const { organization_id, principal, key } = idempotency_keys
-  await db.insert(idempotency_keys).values({ ...owner, ...answer })
-    .onConflictDoUpdate({ target: [organization_id, principal, key], set: { ...answer, created_at: sql`now()` } })
+  await db.insert(idempotency_keys).values({ ...owner, ...kept })
+    .onConflictDoUpdate({ target: [organization_id, principal, key], set: { ...kept, created_at: sql`now()` } })
 }
 
 /** Organizations with answers that are kept no longer, some of them: the system's own list. */

@@ -46,6 +46,13 @@ export async function readOrganization (db: Db, id: string): Promise<ShownOrgani
   return (await listed(db, (select) => select.where(eq(organizations.id, id))))[0]
 }
 
+/** What seals what an organization stores, wrapped. */
+export async function findStorageKey (db: Db, id: string): Promise<Buffer | undefined> {
+  const [row] = await db.select({ storage_key: organizations.storage_key }).from(organizations)
+    .where(eq(organizations.id, id))
+  return row?.storage_key
+}
+
 /** Organizations behind an id, in the order of their ids: a page of the operator's list. */
 export async function listAllOrganizations (db: Db, after: string): Promise<ShownOrganization[]> {
   const { id } = organizations

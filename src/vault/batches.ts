@@ -35,7 +35,7 @@ export type Outcome = { outcome: 'written', next_version: number } | { outcome: 
  */
 export async function writeSecrets (db: Db, next_version: number, writes: readonly SecretWrite[]): Promise<Outcome> {
   const batch = { organization_id: writes[0]!.state.organization_id, next_version, writes }
-  const shares = guessedHead(db, batch) !== undefined && bytesOf(batch) < TOGETHER.bytes
+  const shares = guessedHead(db, batch) !== undefined && bytesOf(batch) < TOGETHER.bytes && answeringOf(batch) === null
   return (shares ? await writeFree(db, batch) : undefined) ?? writeInTurn(db, batch)
 }
 
@@ -150,6 +150,19 @@ async function swapFree (db: Db, batches: readonly Batch[]): Promise<Map<string,
   }))
 }
 
+// Of a write that goes alone.
+const answeringOf = ({ writes }: Batch) => writes[0]!.actor.answering ?? null
+
+/** Nothing was written, and nothing is to be kept of it. */
+class Unwritten extends Error {
+  readonly row: Swapped
+
+  constructor (row: Swapped) {
+    super('nothing was written')
+    this.row = row
+  }
+}
+
 /**
  * Writes of one organization by themselves. A single one waits for what somebody holds. Several wait for nothing but
  * the counter: what somebody holds is skipped, and they are not written. So no two statements that each hold several
@@ -163,10 +176,12 @@ async function writeInTurn (handle: Db, batch: Batch): Promise<Outcome> {
   // It learns where the chain ends from the counter, and records then: whoever waited for a project has it by now.
   const write = async () => transaction(handle, async (db) => {
     const [row] = await swapSecrets(db, '', [batch]) as [Swapped]
-    if (row.next_version !== null) {
-      await appendEvents(db, new Map([[organization_id, headOf(row as HeadRow)]]), eventsOf(batch))
-    }
+    if (row.next_version === null) throw new Unwritten(row)
+    await appendEvents(db, new Map([[organization_id, headOf(row as HeadRow)]]), eventsOf(batch))
     return row
+  }, answeringOf(batch)).catch((error: unknown) => {
+    if (error instanceof Unwritten) return error.row
+    throw error
   })
   try {
     const row = isOne ? await orAgain(write, ({ callers_live }) => callers_live) : await write()

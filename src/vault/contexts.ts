@@ -25,6 +25,14 @@ export function chainKeyContext (key: { organization_id: string, kid: string, fr
   return encodeContext('chain-key', organization_id, kid, from_seq)
 }
 
+/** An answer that is given again: to this key of its caller, for this request. */
+export const answerContext = (
+  answer: { organization_id: string, principal: string, key: string, request: Buffer, status: number }
+) => {
+  const { organization_id, principal, key, request, status } = answer
+  return encodeContext('answer', organization_id, principal, key, request.toString('base64'), status)
+}
+
 export type KeyColumn = 'key_string' | 'data_key' | 'key_check' | 'salt'
 export const keyContext = (key: { organization_id: string, project_id: string, version: number }, column: KeyColumn) =>
   encodeContext('project-key', key.organization_id, key.project_id, key.version, column)

@@ -67,7 +67,7 @@ export async function rotate (
   { patient, keyring }: Vault, organization: Organization, actor: Actor, rotation: Rotation
 ): Promise<Rotated> {
   const { seen, key, judge, convert } = rotation
-  return changeKey({ patient, keyring }, organization, seen, async (db, project) => {
+  return changeKey({ patient, keyring, answering: actor.answering }, organization, seen, async (db, project) => {
     const oldKey = await findActiveKeyOf(db, project)
     const documents = (await lockDocuments(db, project)).map(({ id, size_bytes }) =>
       ({ id, size_bytes: Math.max(size_bytes, rotation.sizeOf?.(id) ?? 0) }))
@@ -166,15 +166,15 @@ export function reencrypt (keyring: Keyring, newKey: KeyObject): Rotation['conve
  */
 export async function changeKey<T> (
   {
-    patient, keyring
-  }: Vault, organization: Organization, seen: SeenKey, change: (db: Db, project: KeyState) => Promise<T>
+    patient, keyring, answering
+  }: Vault & Pick<Actor, 'answering'>, organization: Organization, seen: SeenKey, change: (db: Db, project: KeyState) => Promise<T>
 ): Promise<T> {
   return alone(seen.id, () => gateOf(organization.id)(() => orInProgress(() => transaction(patient, async (db) => {
     const project = await lockProject(db, organization.id, { id: seen.id }) ?? fail('not_found')
     if (project.key_version !== seen.version || project.encryption_type !== seen.managed) fail('rotation_in_progress')
     await holdCanary(db, keyring)
     return change(db, project)
-  }))))
+  }, answering))))
 }
 
 const busy = new Set<string>()

@@ -116,7 +116,8 @@ export async function writeLevel<S extends LevelState> (
         resolve,
         reject,
         seen,
-        goesAlone: false,
+        // Its answer is kept in its own transaction.
+        goesAlone: Boolean(actor.answering),
         attempts: 0
       })
     })

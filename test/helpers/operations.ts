@@ -679,12 +679,11 @@ export async function prepare (service: TestApp, row: Row, ids: Record<string, s
 }
 
 export async function send (
-  service: TestApp, row: Row, ids: Record<string, string>, token: string | undefined
+  service: TestApp, row: Row, ids: Record<string, string>, token: string | undefined, more: Record<string, string> = {}
 ): Promise<Answer> {
   const { method, ...request } = requestOf(row, ids)
-  return service.inject({
-    ...request, method: method as 'GET', ...(token !== undefined && { headers: { authorization: `Bearer ${token}` } })
-  })
+  const headers = { ...(token !== undefined && { authorization: `Bearer ${token}` }), ...more }
+  return service.inject({ ...request, method: method as 'GET', headers })
 }
 
 /**

@@ -1,0 +1,210 @@
+import { subscribe, unsubscribe } from 'node:diagnostics_channel'
+import t from 'tap'
+import { startApp, makeLevel, type Answer, type Caller } from './helpers/app.ts'
+import { OPERATIONS, prepare, publishedPaths, READS, send, settle } from './helpers/operations.ts'
+import { issuePair, makePerson } from './helpers/people.ts'
+
+// What is repeated with its `Idempotency-Key`, on every route that takes one.
+
+const service = await startApp(t)
+
+/** Those that ask for no caller: of standards that have no such header, or without any effect. */
+const WITHOUT_CALLER = ['getAccessToken', 'revokeToken', 'sendTelemetry']
+/** Those whose answer holds a value that nobody has afterwards. */
+const SHOWN_ONCE = ['createApiToken', 'rotateApiToken']
+
+const keyed = (key: string) => ({ 'idempotency-key': key })
+const isReplay = ({ headers }: Answer) => headers['idempotent-replayed'] === 'true'
+const eventsOf = async (caller: Caller) => Number((await service.sql(
+  `SELECT count(*) FROM audit_events WHERE organization_id = '${caller.organization}'`
+))[0]!.count)
+const answersOf = (caller: Caller) =>
+  service.sql(`SELECT * FROM idempotency_keys WHERE organization_id = '${caller.organization}'`)
+
+t.test('every POST takes an Idempotency-Key, says so, and gives its first answer again with nothing done twice', async (t) => {
+  const { caller, ids } = await settle(service, 'repeated')
+  const person = await makePerson(service)
+  const { access } = await issuePair(service, person, ['organization:create'])
+  const owned = async () => Number((await service.sql(
+    `SELECT count(*) FROM members WHERE user_id = ${person.id}`
+  ))[0]!.count)
+  const paths = publishedPaths(service)
+  const posts = Object.entries(paths).flatMap(([, { post }]) => post === undefined ? [] : [post.operationId as string])
+  const repeated: string[] = []
+  for (const [id, row] of Object.entries(OPERATIONS)) {
+    const [method, path] = row.at.split(' ') as [string, string]
+    const { parameters = [] } = paths[path]![method.toLowerCase()]
+    const takesKey = (parameters as { name: string }[]).some(({ name }) => name === 'idempotency-key')
+    const bearer = row.byPerson ? access : caller.token
+    await prepare(service, row, ids)
+    if (method !== 'POST' || READS.includes(id) || WITHOUT_CALLER.includes(id)) {
+      if (method === 'POST') t.notOk(takesKey, `${id}: takes none`)
+      if (row.access !== 'public') await send(service, row, ids, bearer)
+      continue
+    }
+    repeated.push(id)
+    t.ok(takesKey, `${id}: the document says so`)
+    const first = await send(service, row, ids, bearer, keyed(`key-of-${id}`))
+    t.ok(first.status < 300 && !isReplay(first), `${id}: ${first.status} ${first.text.slice(0, 200)}`)
+    const before = [await eventsOf(caller), await owned()]
+    const again = await send(service, row, ids, bearer, keyed(`key-of-${id}`))
+    t.strictSame([await eventsOf(caller), await owned()], before, `${id}: nothing is done twice`)
+    if (SHOWN_ONCE.includes(id)) {
+      t.match(again, {
+        status: 409, body: { error: 'idempotent_secret_unavailable', details: { id: first.body.api_key.id } }
+      }, id)
+    } else {
+      t.strictSame([again.status, again.text, isReplay(again)], [first.status, first.text, true], id)
+      t.equal(again.headers.etag, first.headers.etag, `${id}: with its ETag`)
+      t.equal(again.headers['content-type'], first.headers['content-type'], id)
+    }
+  }
+  t.strictSame(
+    [...repeated, ...READS, ...WITHOUT_CALLER].sort(), posts.sort(), 'each POST is one of these'
+  )
+})
+
+t.test('a key that came with something else is 422, also outside of an organization, and each caller has keys of its own', async (t) => {
+  const caller = await service.organization()
+  const o = caller.organization
+  const create = (who: Caller, path: string, name: string) => who.call('POST', `/${o}/${path}`, { name }, keyed('one'))
+  t.equal((await create(caller, 'projects', 'Orbit')).status, 201)
+  t.equal((await create(caller, 'projects', 'Comet')).body.error, 'idempotency_key_reused', 'another body')
+  t.equal((await create(caller, 'orbit/targets', 'Orbit')).body.error, 'idempotency_key_reused', 'another path')
+  t.equal((await create(await service.token(o, ['*']), 'projects', 'Comet')).status, 201, 'another token')
+  for (const bad of ['', 'x'.repeat(256), 'a b']) {
+    const answer = await caller.call('POST', `/${o}/projects`, { name: 'Bad' }, keyed(bad))
+    t.match(answer, { status: 422, body: { error: 'validation_failed' } })
+  }
+
+  const found = async (bearer: string, name: string, key = 'one') => service.inject({
+    method: 'POST',
+    url: '/api/v1/organizations',
+    payload: { name },
+    headers: { authorization: `Bearer ${bearer}`, ...keyed(key) }
+  })
+  const [rosa, ben] = await Promise.all([1, 2].map(async () =>
+    (await issuePair(service, await makePerson(service), ['organization:create', 'project:create'])).access))
+  const first = await found(rosa!, 'Nimbus')
+  t.equal(first.status, 201)
+  t.strictSame((await found(rosa!, 'Nimbus')).body, first.body)
+  t.equal((await found(rosa!, 'Stratus')).body.error, 'idempotency_key_reused')
+  t.notSame((await found(ben!, 'Nimbus')).body.data.id, first.body.data.id)
+  const inside = await service.inject({
+    method: 'POST',
+    url: `/api/v1/${first.body.data.id}/projects`,
+    payload: { name: 'Orbit' },
+    headers: { authorization: `Bearer ${rosa}`, ...keyed('one') }
+  })
+  t.equal(inside.status, 201, 'a key in an organization is another one')
+})
+
+t.test('of 50 repeats at once one takes effect: creating, storing, restoring, adding a member, rotating', async (t) => {
+  const caller = await service.organization()
+  const o = caller.organization
+  const level = await makeLevel(caller)
+  const { version } = (await caller.call('POST', `/${o}/secrets/store`, { ...level, plaintext: 'A=1' })).body.data
+  for (const [path, body] of [
+    [`/${o}/projects`, { name: 'Orbit', slug: 'given' }],
+    [`/${o}/secrets/store`, { ...level, plaintext: 'A=2' }],
+    [`/${o}/secrets/versions/${version}/restore`, {}],
+    [`/organizations/${o}/members`, { email: 'rosa@nimbus.example', role: 'member' }],
+    [`/${o}/${level.project}/encryption-key/rotate`, {}],
+    [`/organizations/${o}/teams`, { name: 'Platform', slug: 'platform' }]
+  ] as const) {
+    const before = await eventsOf(caller)
+    const answers = await Promise.all(Array.from({ length: 50 }, () => caller.call('POST', path, body, keyed(path))))
+    const good = answers.filter(({ status }) => status < 300)
+    t.equal(new Set(good.map(({ text }) => text)).size, 1, path)
+    t.equal(good.filter((one) => !isReplay(one)).length, 1, path)
+    t.same(answers.filter(({ status }) => status >= 300 && status !== 409), [], path)
+    t.equal(await eventsOf(caller), before + 1, path)
+  }
+})
+
+t.test('what is kept tells nothing: neither key nor answer, and no value of a token or a key string, sealed or not', async (t) => {
+  const caller = await service.organization()
+  const o = caller.organization
+  await caller.call('POST', `/${o}/projects`, { name: 'Orbit' }, keyed('order-17'))
+  const made = await caller.call(
+    'POST', `/organizations/${o}/api-keys`, { name: 'CI', abilities: ['secret:read'] }, keyed('order-18')
+  )
+  const rotated = await caller.call('POST', `/${o}/orbit/encryption-key/rotate`, {}, keyed('order-19'))
+  const keyString = rotated.body.data.key.attributes.key
+  t.equal((await answersOf(caller)).length, 3)
+  const kept = JSON.stringify(await answersOf(caller))
+  t.notMatch(kept, /order-1|orbit/i)
+  t.notMatch(kept, made.body.token)
+  t.notMatch(kept, keyString)
+
+  const repeat = () => caller.call('POST', `/${o}/orbit/encryption-key/rotate`, {}, keyed('order-19'))
+  t.strictSame((await repeat()).text, rotated.text, 'the key string is there for as long as the key is in use')
+  await caller.call('POST', `/${o}/orbit/encryption-key/rotate`, {})
+  t.match(await repeat(), {
+    status: 409, body: { error: 'idempotent_secret_unavailable', details: { id: rotated.body.data.key.id } }
+  })
+
+  await service.sql(`UPDATE idempotency_keys SET answer = (SELECT answer FROM idempotency_keys
+    WHERE organization_id = '${o}' AND key <> k.key ORDER BY key LIMIT 1)
+    FROM (SELECT key FROM idempotency_keys WHERE organization_id = '${o}') k
+    WHERE idempotency_keys.organization_id = '${o}' AND idempotency_keys.key = k.key`)
+  const moved = await caller.call('POST', `/${o}/projects`, { name: 'Orbit' }, keyed('order-17'))
+  t.match(moved, { status: 500, body: { error: 'integrity_error' } }, 'an answer that was moved to another key')
+})
+
+t.test('where the answer cannot be kept, nothing was done; what is refused is not kept', async (t) => {
+  const caller = await service.organization()
+  const o = caller.organization
+  const level = await makeLevel(caller)
+  const requests: [string, object][] = [
+    [`/${o}/projects`, { name: 'Lost', slug: 'lost' }],
+    [`/${o}/secrets/store`, { ...level, plaintext: 'A=1' }],
+    [`/organizations/${o}/members`, { email: 'ben@nimbus.example', role: 'member' }]
+  ]
+  await service.sql(`CREATE FUNCTION refuse_answer () RETURNS trigger LANGUAGE plpgsql AS
+    $$ BEGIN RAISE EXCEPTION 'not kept'; END $$`)
+  await service.sql(`CREATE TRIGGER refuse_answer BEFORE INSERT ON idempotency_keys FOR EACH ROW
+    WHEN (NEW.organization_id = '${o}') EXECUTE FUNCTION refuse_answer()`)
+  const before = await eventsOf(caller)
+  for (const [path, body] of requests) {
+    t.equal((await caller.call('POST', path, body, keyed(path))).status, 500, path)
+  }
+  t.equal(await eventsOf(caller), before)
+  await service.sql('DROP TRIGGER refuse_answer ON idempotency_keys')
+  for (const [path, body] of requests) {
+    const answer = await caller.call('POST', path, body, keyed(path))
+    t.ok(answer.status < 300 && !isReplay(answer), `${path}: ${answer.text}`)
+  }
+  const refused = { name: 'Other', slug: 'lost' }
+  t.equal((await caller.call('POST', `/${o}/projects`, refused, keyed('refused'))).body.error, 'slug_taken')
+  t.equal((await caller.call('POST', `/${o}/projects`, { name: 'Other' }, keyed('refused'))).status, 201)
+})
+
+t.test('an organization keeps 20,000 answers at once', async (t) => {
+  const caller = await service.organization()
+  const o = caller.organization
+  await service.sql(`INSERT INTO idempotency_keys (organization_id, principal, key, request, status, answer)
+    SELECT '${o}', 'user:1', n::text, '', 201, '{}' FROM generate_series(1, 20000) n`)
+  const create = (name: string, headers = {}) => caller.call('POST', `/${o}/projects`, { name }, headers)
+  t.match(await create('One', keyed('one')), { status: 422, body: { error: 'limit_reached', details: { limit: 20_000 } } })
+  t.equal((await create('Two')).status, 201, 'without a key it is as ever')
+  await service.sql(`UPDATE idempotency_keys SET created_at = now() - interval '25 hours' WHERE organization_id = '${o}'`)
+  t.equal((await create('One', keyed('one'))).status, 201, 'until those are a day old')
+})
+
+t.test('a request without a key asks the database nothing about keys', async (t) => {
+  const caller = await service.organization()
+  const sent: string[] = []
+  const look = (message: unknown) => {
+    const { text } = message as { text: unknown }
+    if (/idempotency_keys|advisory/.test(String(text))) sent.push(String(text))
+  }
+  subscribe('strongroom:statement', look)
+  t.teardown(() => unsubscribe('strongroom:statement', look))
+  const create = (name: string, headers = {}) =>
+    caller.call('POST', `/${caller.organization}/projects`, { name }, headers)
+  t.equal((await create('One')).status, 201)
+  t.strictSame(sent, [])
+  t.equal((await create('Two', keyed('two'))).status, 201)
+  t.not(sent.length, 0, 'with one it does')
+})
