@@ -19,7 +19,7 @@ const ALL = [...UP_TO_HTTP, 'src/plugins', 'src/app.ts', 'src/commands']
 const FLOORS: Record<string, Floor> = {
   schemas: { house: [], packages: ['@sinclair/typebox'] },
   'src/config.ts': { house: ['schemas'], packages: ['@sinclair/typebox', 'node:'] },
-  'src/rules': { house: ['schemas'], packages: ['@sinclair/typebox', 'dotenv', 'yaml'] },
+  'src/rules': { house: ['schemas'], packages: ['@sinclair/typebox', 'dotenv', 'node:url', 'yaml'] },
   'src/crypto': { house: [], packages: ['node:crypto', 'node:util', 'node:zlib', 'lru-cache', 'oslo'] },
   'src/db': { house: ['schemas'], packages: ['drizzle-orm', 'postgres', '@electric-sql/pglite', 'node:'] },
   'src/repositories': { house: ['schemas', 'src/rules', 'src/db'], packages: ['drizzle-orm'] },
@@ -31,7 +31,7 @@ const FLOORS: Record<string, Floor> = {
   },
   'src/plugins': { house: UP_TO_HTTP, packages: ['type fastify', '@sinclair/typebox', 'ulidx', 'type node:crypto'] },
   'src/app.ts': { house: [...UP_TO_HTTP, 'src/plugins'], packages: ['fastify', '@fastify', 'ulidx', 'node:'] },
-  'src/mail': { house: ['src/config.ts'], packages: ['lru-cache', 'node:url', 'nodemailer'] },
+  'src/mail': { house: ['src/config.ts'], packages: ['lru-cache', 'nodemailer'] },
   'src/commands': { house: [...UP_TO_HTTP, 'src/app.ts'], packages: ['ulidx', 'type fastify', 'node:'] },
   'src/cli.ts': { house: ALL, packages: ['node:'] }
 }

@@ -4,7 +4,7 @@ import { MOST_OWNED } from '../schemas/organizations.ts'
 import { ROLES, type Role } from '../schemas/users.ts'
 import { switchClient } from '../src/commands/clients.ts'
 import { MOST_INVITED_BY_ONE } from '../src/db/memberships.ts'
-import { describeUsers, renewLink, switchUser } from '../src/commands/users.ts'
+import { addUser, describeUsers, renewLink, switchUser } from '../src/commands/users.ts'
 import { scopesOfRole } from '../src/rules/roles.ts'
 import { makeLevel, startApp, type Answer, type TestApp } from './helpers/app.ts'
 import { OPERATIONS, send, settle } from './helpers/operations.ts'
@@ -97,7 +97,7 @@ t.test('what is no member, no address and no role is refused, and nothing is cha
     ['POST', path, { email: stranger.email, role: 'member', status: 'active' }, [422, 'validation_failed']],
     ['POST', path, { email: [stranger.email], role: 'member' }, [422, 'validation_failed']],
     ...['', 'rosa', '@nimbus.example', 'rosa@', 'rosa @nimbus.example', 'rosa@nimbus\u0000.example', 'a@b\r\nBcc: c@d',
-      `${'a'.repeat(320)}@nimbus.example`,
+      `${'a'.repeat(320)}@nimbus.example`, `${'\ufdfa'.repeat(20)}@nimbus.example`,
       // Each would reach Rosa under another name than the one that her invitations are counted by.
       '<rosa@nimbus.example>', 'x<rosa@nimbus.example>', '"rosa"@nimbus.example', 'rosa(x)@nimbus.example',
       'rosa@nimbus.example(x)', 'rosa@nimbus.example,', 'rosa@nimbus.example;', 'team:rosa@nimbus.example',
@@ -359,6 +359,55 @@ t.test('invitations take seats: of two administrators at the last one, one succe
     })
     const [{ data }] = answers.filter(({ status }) => status === 201).map(({ body }) => body)
     t.equal((await call('DELETE', `${path}/${data.id}`)).status, 204)
+  }
+})
+
+/** An address as people and machines write it: in Unicode, as it is typed and taken apart, and in ASCII. */
+const spellingsOf = (local: string, label: string) => {
+  const [unicode, ascii] = [`${local}@bücher-${label}.example`, `${local}@xn--bcher-${label}-q9a.example`]
+  return [unicode, ascii, unicode.toUpperCase(), ascii.toUpperCase(), unicode.normalize('NFD')]
+}
+
+t.test('an address is one account with one seat, however it is spelled, and everything finds it', async (t) => {
+  const { o, path, call } = await nimbus('free')
+  const seats = async () => (await call('GET', path)).body.meta.total as number
+  const before = await seats()
+  const spellings = spellingsOf('rosa', 'one')
+  const [invited, ...again] = [spellings[1]!, ...spellings]
+  t.match(await call('POST', path, { email: invited, role: 'member' }), { status: 201 })
+  for (const email of again) {
+    const answer = await call('POST', path, { email, role: 'member' })
+    t.match(answer, { status: 422, body: { error: 'already_member', details: { status: 'invited' } } }, email)
+    await t.rejects(addUser(service.database, address, { email, name: 'Rosa' }), /There is an account of /, email)
+  }
+  t.equal(await seats(), before + 1)
+
+  const browser = visitor(address)
+  const { link } = await renewLink(service.database, address, spellings[0]!)
+  await browser.send(formIn(await browser.open(link)), { name: 'Rosa', password: 'first password' })
+  const signIn = async (email: string, password = 'first password') => {
+    const one = visitor(address)
+    return (await one.signIn(await one.open('/account'), email, password)).text.includes('/account/sign-out')
+  }
+  for (const email of spellings) t.ok(await signIn(email), email)
+  await switchUser(service.database, spellings[3]!, true)
+  t.match(await lastEvent(o), { action: 'user.disable' })
+  t.notOk(await signIn(spellings[0]!))
+})
+
+t.test('an account that was made before its spellings were one is found by all of them, and of two each by its own', async (t) => {
+  const { path, call } = await nimbus()
+  const [rosa, twin] = [await makePerson(service), await makePerson(service, {}, 'another battery')]
+  const [unicode, ascii, ...others] = spellingsOf('rosa', 'two')
+  await service.write(`UPDATE users SET email = '${unicode}', email_normalized = '${unicode}' WHERE id = ${rosa.id}`)
+  for (const email of [ascii!, unicode!, ...others]) {
+    await t.rejects(addUser(service.database, address, { email, name: 'Rosa' }), /There is an account of /)
+    t.match(await call('POST', path, { email, role: 'member' }), { body: { data: { id: String(rosa.id) } } }, email)
+    t.equal((await call('DELETE', `${path}/${rosa.id}`)).status, 204)
+  }
+  await service.write(`UPDATE users SET email = '${ascii}', email_normalized = '${ascii}' WHERE id = ${twin.id}`)
+  for (const [email, { id }] of [[unicode, rosa], [ascii, twin]] as const) {
+    t.match(await call('POST', path, { email, role: 'member' }), { body: { data: { id: String(id) } } }, email!)
   }
 })
 

@@ -123,7 +123,7 @@ export const organization_removals = pgTable('organization_removals', {
 export const users = pgTable('users', {
   id: count().primaryKey().generatedAlwaysAsIdentity(),
   email: varchar({ length: 320 }).notNull(),
-  /** Lower case, NFKC: what sign-in and uniqueness go by. */
+  /** What sign-in and uniqueness go by (`canonicalEmail`). */
   email_normalized: varchar({ length: 320 }).notNull().unique(),
   name: name(),
   /** Argon2id as a PHC string; null until the first one is set through a one-time link. */

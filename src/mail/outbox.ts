@@ -1,4 +1,3 @@
-import { domainToASCII } from 'node:url'
 import { LRUCache } from 'lru-cache'
 import type { Mail, Mailer } from './mailer.ts'
 
@@ -70,8 +69,7 @@ export function createOutbox (mailer: Mailer, isOpen: boolean, log: (line: strin
     reserve: ({ organization, person }, address) => {
       if (!isOpen) return undefined
       const by = person === null ? organization : String(person)
-      const mailbox = mailboxOf(address)
-      const counts = [[`${by} ${mailbox}`, MOST_TO_ADDRESS.ofOne], [mailbox, MOST_TO_ADDRESS.ofAll]] as const
+      const counts = [[`${by} ${address}`, MOST_TO_ADDRESS.ofOne], [address, MOST_TO_ADDRESS.ofAll]] as const
       const reason = !turns.hasRoom(by, organization)
         ? 'too many are waiting'
         : counts.some(([key, most]) => sent.count(key) >= most)
@@ -98,13 +96,6 @@ export function createOutbox (mailer: Mailer, isOpen: boolean, log: (line: strin
     },
     settled: async () => { await Promise.all(underWay) }
   }
-}
-
-// Accounts tell two spellings of a domain apart that lead to the same mailbox: `münchen` and `xn--mnchen-3ya`.
-function mailboxOf (address: string): string {
-  const at = address.lastIndexOf('@') + 1
-  const domain = address.slice(at)
-  return address.slice(0, at) + (domainToASCII(domain) || domain)
 }
 
 /**

@@ -1,7 +1,7 @@
 import { AddedMember, AddMemberBody, Member, MemberParams, UpdateMemberBody } from '../../schemas/members.ts'
 import { OrganizationParams } from '../../schemas/organizations.ts'
 import { NAME_LENGTH, NoContent, ListQuery } from '../../schemas/shapes.ts'
-import { EMAIL_PATTERN, type MemberStatus, type Role } from '../../schemas/users.ts'
+import type { MemberStatus, Role } from '../../schemas/users.ts'
 import { hashToken, mintSecret } from '../crypto/bearer.ts'
 import { tampered, transaction, type Db } from '../db/database.ts'
 import { endingOf, lockTokensOfMember } from '../db/grants.ts'
@@ -19,9 +19,8 @@ import {
 } from '../repositories/members.ts'
 import { lockPlan } from '../repositories/plans.ts'
 import type { Principal } from '../repositories/principals.ts'
-import {
-  createMember, createPasswordLink, createUser, findUserByEmail, normalizedEmail
-} from '../repositories/users.ts'
+import { createMember, createPasswordLink, createUser, findUserByEmail } from '../repositories/users.ts'
+import { canonicalEmail, isEmail } from '../rules/emails.ts'
 import { fail, refuse } from '../rules/errors.ts'
 import { parseId } from '../rules/ids.ts'
 import { pageMeta, pageOf } from '../rules/pagination.ts'
@@ -84,7 +83,7 @@ export const members: Domain = async (app) => {
       const principal = principalOf(request)
       const { organization } = principal
       const { email } = request.body
-      if (!EMAIL_PATTERN.test(email)) refuse('email', 'Expected an e-mail address')
+      if (!isEmail(email)) refuse('email', 'Expected an e-mail address')
       const role = canonicalRole(request.body.role)
       requireRole(principal, role)
       const secret = mintSecret()
@@ -244,7 +243,7 @@ export const members: Domain = async (app) => {
 
   function roomFor ({ organization, person }: Principal, email: string): Room | undefined {
     return app.outbox.reserve(
-      { organization: organization.id, person: person?.user_id ?? null }, normalizedEmail(email)
+      { organization: organization.id, person: person?.user_id ?? null }, canonicalEmail(email)
     )
   }
 

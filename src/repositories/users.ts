@@ -1,4 +1,4 @@
-import { and, asc, eq, gt, isNull, sql, type SQL } from 'drizzle-orm'
+import { and, asc, eq, gt, inArray, isNull, sql, type SQL } from 'drizzle-orm'
 import type { MemberStatus, Role } from '../../schemas/users.ts'
 import { authenticatedColumns } from '../db/authenticated.ts'
 import { isAuthentic, macOf, readNow, updateAuthentic, type Db } from '../db/database.ts'
@@ -10,6 +10,7 @@ import {
   members, oauth_grants, organizations, password_links, sessions, sign_in_devices, sign_in_steps,
   userColumns, users
 } from '../db/tables.ts'
+import { canonicalEmail, spellingsOf } from '../rules/emails.ts'
 
 /** A person with an account. */
 export interface User {
@@ -28,20 +29,17 @@ export interface Membership { id: string, name: string, slug: string, role: Role
 
 const NOW = { updated_at: sql`now()` }
 
-/** What an address is compared by: two spellings of one address are one account (CR-42). */
-export function normalizedEmail (email: string): string {
-  return email.normalize('NFKC').trim().toLowerCase()
-}
-
 /** Makes an account; undefined when the address has one. */
 export async function createUser (
   db: Db, user: { email: string, name: string, password_hash: string | null }
 ): Promise<number | undefined> {
+  // One that an older build made, under another spelling.
+  if (await findAccount(db, user.email) !== undefined) return undefined
   const id = makeId()
   const row = {
     id,
     ...user,
-    email_normalized: normalizedEmail(user.email),
+    email_normalized: canonicalEmail(user.email),
     is_verified: user.password_hash !== null,
     disabled_at: null,
     second_factor_id: null
@@ -54,23 +52,36 @@ export async function createUser (
 type WithPassword = User & { password_hash: string | null }
 
 export async function findUserByEmail (db: Db, email: string): Promise<WithPassword | undefined> {
-  return findOne(db, eq(users.email_normalized, normalizedEmail(email)))
+  return authentic(db, namedBy(email, await readUsers(db, isOf(email))))
 }
 
 /** The account of an address, also one that was changed outside the service: to close it. */
 export async function findAccount (db: Db, email: string): Promise<number | undefined> {
-  const [row] = await db.select({ id: users.id }).from(users).where(eq(users.email_normalized, normalizedEmail(email)))
-  return row?.id
+  const { id, email_normalized } = users
+  return namedBy(email, await db.select({ id, row: { email_normalized } }).from(users).where(isOf(email)))?.id
 }
 
 export async function findUser (db: Db, id: number): Promise<WithPassword | undefined> {
-  return findOne(db, eq(users.id, id))
+  const [found] = await readUsers(db, eq(users.id, id))
+  return authentic(db, found)
 }
 
-async function findOne (db: Db, where: SQL): Promise<WithPassword | undefined> {
-  const [found] = await db.select({ user: userColumns, row: authenticatedColumns('users') }).from(users).where(where)
+const readUsers = (db: Db, where: SQL) =>
+  db.select({ user: userColumns, row: authenticatedColumns('users') }).from(users).where(where)
+
+function authentic (db: Db, found: Awaited<ReturnType<typeof readUsers>>[number] | undefined) {
   if (found === undefined || !isAuthentic(db, 'users', found.row)) return undefined
   return { ...found.user, password_hash: found.row.password_hash }
+}
+
+const isOf = (email: string): SQL => inArray(users.email_normalized, spellingsOf(email))
+
+function namedBy<T extends { row: { email_normalized: string } }> (email: string, found: readonly T[]): T | undefined {
+  for (const spelling of spellingsOf(email)) {
+    const its = found.find(({ row }) => row.email_normalized === spelling)
+    if (its !== undefined) return its
+  }
+  return undefined
 }
 
 /** Accounts in the order in which they were made: those that come after one, a hundred at most. */

@@ -2,10 +2,11 @@ import { readFileSync } from 'node:fs'
 import { NAME_LENGTH } from '../../../schemas/shapes.ts'
 import { PASSWORD } from '../../../schemas/users.ts'
 import { loadConfig } from '../../config.ts'
+import { isEmail } from '../../rules/emails.ts'
 import { initialize } from '../initialize.ts'
 import { open, StartError } from '../open.ts'
 import type { Noun } from './noun.ts'
-import { isEmail, isName, parse, UsageError } from './words.ts'
+import { isName, parse, UsageError } from './words.ts'
 
 /** `init` and what it takes. */
 export const noun: Noun = {

@@ -1,10 +1,11 @@
 import { ORGANIZATION_STATUSES, type OrganizationStatus } from '../../../schemas/organizations.ts'
 import { NAME_LENGTH } from '../../../schemas/shapes.ts'
 import { loadConfig } from '../../config.ts'
+import { isEmail } from '../../rules/emails.ts'
 import { open } from '../open.ts'
 import { addOrganization, describeOrganizations, setOrganization } from '../organizations.ts'
 import { verbs, withDatabase, type Noun } from './noun.ts'
-import { isEmail, isName, parse, UsageError } from './words.ts'
+import { isName, parse, UsageError } from './words.ts'
 
 /** `organization` and what it takes. */
 export const noun: Noun = {

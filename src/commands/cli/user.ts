@@ -2,13 +2,14 @@ import { NAME_LENGTH } from '../../../schemas/shapes.ts'
 import { ROLES, type Role } from '../../../schemas/users.ts'
 import { loadConfig } from '../../config.ts'
 import type { Database } from '../../db/database.ts'
+import { isEmail } from '../../rules/emails.ts'
 import { canonicalRole } from '../../rules/roles.ts'
 import {
   addUser, describeTokens, describeUsers, mailLink, renewLink, resetSecondFactor, serviceAddress, switchUser,
   type Linked
 } from '../users.ts'
 import { verbs, withDatabase, type Environment, type Noun } from './noun.ts'
-import { isEmail, isName, parse, UsageError } from './words.ts'
+import { isName, parse, UsageError } from './words.ts'
 
 /** `user` and what it takes. */
 export const noun: Noun = {

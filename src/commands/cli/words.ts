@@ -1,8 +1,6 @@
 import { parseArgs } from 'node:util'
 import { CURRENCY_CODES } from '../../../schemas/billing.ts'
 import { NAME_LENGTH } from '../../../schemas/shapes.ts'
-import { EMAIL_LENGTH, EMAIL_PATTERN } from '../../../schemas/users.ts'
-import { normalizedEmail } from '../../repositories/users.ts'
 
 // What options say, and what is wrong with it.
 
@@ -31,13 +29,6 @@ export function parse<const O extends Options> (
 /** Whether something can be the name of an organization, a person, a token or a client. */
 export const isName = (text: string | undefined): text is string =>
   text !== undefined && text.trim() !== '' && text.length <= NAME_LENGTH && !/\p{C}/u.test(text)
-
-/** Whether something is an address that an account can have. */
-export function isEmail (text: string | undefined): text is string {
-  // Compatibility forms of a few characters are longer than these, and both are stored.
-  return text !== undefined && EMAIL_PATTERN.test(text) && text.length <= EMAIL_LENGTH &&
-    normalizedEmail(text).length <= EMAIL_LENGTH
-}
 
 /** A whole number from 1 on; null where nothing was given. */
 export function numberOf (option: string, text: string | undefined, most: number): number | null {

@@ -10,9 +10,10 @@ import {
 } from '../../repositories/attempts.ts'
 import { createSession, deleteSession, findSession } from '../../repositories/sessions.ts'
 import {
-  findUser, findUserByEmail, lockUser, normalizedEmail, updatePasswordHash, type User
+  findUser, findUserByEmail, lockUser, updatePasswordHash, type User
 } from '../../repositories/users.ts'
 import { createSignInStep } from '../../repositories/second-factors.ts'
+import { canonicalEmail } from '../../rules/emails.ts'
 import { useCode } from '../../vault/second-factor.ts'
 import { PASSWORD } from '../../../schemas/users.ts'
 import type { EventName } from '../../../schemas/events.ts'
@@ -109,7 +110,7 @@ export async function authenticate (
   }: { email: string, password: string }
 ): Promise<Verified | 'wrong' | number> {
   const found = await findUserByEmail(app.db, email)
-  const account = found === undefined ? `email:${normalizedEmail(email)}` : `user:${found.id}`
+  const account = found === undefined ? `email:${canonicalEmail(email)}` : `user:${found.id}`
   const counts = await countsOf(app, request, reply, account, found?.id)
   return judge(app, request, { found, counts, refusal: 'session.refuse' }, password)
 }
