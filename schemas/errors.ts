@@ -53,7 +53,7 @@ export const ERRORS = {
     as: 'key_version_conflict',
     message: 'The key of the project is being changed by another request. Try again.'
   },
-  precondition_failed: { status: 412, message: 'The level has moved on since the given ETag.' },
+  precondition_failed: { status: 412, message: 'It has moved on since the given ETag.' },
   payload_too_large: { status: 413, message: 'The body is larger than the limit.' },
   uri_too_long: { status: 414, message: 'The request target is too long.' },
   unsupported_media_type: {

@@ -9,19 +9,6 @@ export type Level = (typeof LEVELS)[number]
 export const MERGES = ['false', 'true', 'both'] as const
 export type Merge = (typeof MERGES)[number]
 
-/** Of a read: 304 when nothing changed since. */
-export const ReadHeaders = Type.Object({
-  'if-none-match': Type.Optional(
-    Type.String({ description: 'the ETag of an earlier answer: 304 when nothing changed' })
-  )
-})
-
-/** Of a write: 412 when the level is not as expected. */
-export const WriteHeaders = Type.Object({
-  'if-match': Type.Optional(Type.String({ description: 'the `etag` of the level: 412 when it has moved on' })),
-  'if-none-match': Type.Optional(Type.String({ description: '`*`: 412 when the level already has a document' }))
-})
-
 export const ReadSecretsQuery = Type.Object({
   decrypt: Type.Optional(Flag({ description: 'answer plain documents; needs secret:decrypt' })),
   merge: Type.Optional(OneOf(

@@ -107,5 +107,20 @@ export function Resource<T extends TSchema> (
 /** 204: no body. */
 export const NoContent = Type.Null({ description: 'Done; no body' })
 
+/** Of a read: 304 when nothing changed since. */
+export const ReadHeaders = Type.Object({
+  'if-none-match': Type.Optional(
+    Type.String({ description: 'the ETag of an earlier answer: 304 when nothing changed' })
+  )
+})
+
+/** Of a write: 412 when what it changes is not as expected. */
+export const WriteHeaders = Type.Object({
+  'if-match': Type.Optional(Type.String({
+    description: 'the ETag of what is changed, of a document the `etag` of its level: 412 when it has moved on'
+  })),
+  'if-none-match': Type.Optional(Type.String({ description: '`*`: 412 when there is one already' }))
+})
+
 /** A flag in a query: `true` only when it says so; everything else that is not `false` is refused. */
 export const Flag = (options: SchemaOptions = {}) => Type.Boolean({ default: false, ...options })

@@ -17,6 +17,7 @@ import { answerByHand, type HandWritten } from './http/by-hand.ts'
 import type { Counters } from './http/counters.ts'
 import { installErrors, sendError } from './http/errors.ts'
 import { installHeaders, setHeaders } from './http/headers.ts'
+import { installEtags } from './http/etags.ts'
 import { health } from './http/health.ts'
 import { childOf, createRequestLog, loggerOptions, requestId, standardLog, type LogStream } from './http/log.ts'
 import { installIdempotency } from './http/idempotency.ts'
@@ -211,6 +212,7 @@ export async function buildApp (
   // Swagger UI registers routes of its own, which declare nothing: before the guard, which refuses such routes.
   await installDocs(app)
   installAliases(app)
+  installEtags(app)
   installIdempotency(app, createAnswerSeal(keyring))
   await installAccess(app, judgedFor, counters)
   installPlaces(app)

@@ -96,7 +96,7 @@ const HEADERS = {
   'WWW-Authenticate': { description: 'The challenge of RFC 6750', schema: { type: 'string' } },
   ETag: {
     description:
-      'Of the whole answer, for If-None-Match; for If-Match send the `etag` of a level, or the one that a store answered',
+      'Of the whole answer, for If-None-Match and If-Match; of a document, for If-Match send the `etag` of its level, or the one that a store answered',
     schema: { type: 'string' }
   }
 }
@@ -109,12 +109,14 @@ const isGood = (status: string) => Number(status) < 400
 // left out. Headers that every answer has stand on the good ones and on 429; the introduction says the rest.
 function describe (paths: Paths): Paths {
   for (const operation of Object.values(paths).flatMap((path) => Object.values(path))) {
+    const isTagged = operation['x-tagged'] === true || WITH_ETAG.test(operation.operationId ?? '')
+    delete operation['x-tagged']
     const limits = '429' in operation.responses ? LIMITS : []
     for (const [status, response] of Object.entries(operation.responses)) {
       const names: (keyof typeof HEADERS)[] = isGood(status) || status === '429' ? ['X-Request-Id', ...limits] : []
       if (status === '429') names.push('Retry-After')
       if (status === '401' || status === '403') names.push('WWW-Authenticate')
-      if (/^(?:200|304)$/.test(status) && WITH_ETAG.test(operation.operationId ?? '')) names.push('ETag')
+      if (/^(?:200|201|304)$/.test(status) && isTagged) names.push('ETag')
       if (names.length > 0) {
         response.headers = Object.fromEntries(names.map((name) => [name, { $ref: `#/components/headers/${name}` }]))
       }

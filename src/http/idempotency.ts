@@ -1,4 +1,4 @@
-import { Type, type TObject } from '@sinclair/typebox'
+import { Type } from '@sinclair/typebox'
 import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify'
 import { hmac, sameBytes, secretKey, sha256 } from '../crypto/primitives.ts'
 import { rest } from '../crypto/rest.ts'
@@ -10,6 +10,7 @@ import {
 import { findStorageKey } from '../repositories/organizations.ts'
 import { fail, refuse } from '../rules/errors.ts'
 import { actorOf } from './actor.ts'
+import { hooksOf, takeHeaders } from './routes.ts'
 
 declare module 'fastify' {
   interface FastifyContextConfig {
@@ -64,8 +65,7 @@ export function installIdempotency (app: FastifyInstance, seal: AnswerSeal) {
       ...errors, 'conflict', 'idempotency_key_reused', 'validation_failed', 'limit_reached', 'integrity_error',
       ...(withheld === undefined ? [] : ['idempotent_secret_unavailable' as const])
     ]
-    const { headers } = (route.schema ?? {}) as { headers?: TObject }
-    route.schema = { ...route.schema, headers: Type.Object({ ...headers?.properties, 'idempotency-key': HEADER }) }
+    takeHeaders(route, { 'idempotency-key': HEADER })
     // Last, when all is judged that lets a caller do it.
     route.preHandler = [...hooksOf(route.preHandler), async (request, reply) => {
       const asked = await askedBy(request)
@@ -80,8 +80,6 @@ export function installIdempotency (app: FastifyInstance, seal: AnswerSeal) {
     }]
   })
 }
-
-const hooksOf = <T>(hooks: T | T[] | undefined): T[] => hooks === undefined ? [] : [hooks].flat() as T[]
 
 /** What was answered before: whoever meets it gives it again. */
 export class Repeated extends Error {

@@ -1,6 +1,7 @@
 import type { FastifyContextConfig, FastifyInstance, FastifyRequest } from 'fastify'
 import { LRUCache } from 'lru-cache'
 import { principalOf } from './actor.ts'
+import { requireCurrent } from './etags.ts'
 import { LEVELS, type Level, type LevelNames } from '../../schemas/secrets.ts'
 import { transaction, type Db } from '../db/database.ts'
 import { findLevel, placeOf, type Brings, type LevelState } from '../repositories/levels.ts'
@@ -169,9 +170,19 @@ export function requireInside (request: FastifyRequest, place: Place) {
 
 /**
  * Runs a change in a transaction that holds a project for itself: no write, rotation or delete comes between. 404 when
- * it is gone.
+ * it is gone, 412 when the route changes it and it is not what the caller expects.
  */
 export async function inProject<T> (
+  app: FastifyInstance, request: FastifyRequest, projectId: string, change: (db: Db, project: KeyState) => Promise<T>,
+  held?: Held
+): Promise<T> {
+  return withProject(app, request, projectId, async (db, project) => {
+    await requireCurrent(db, request, project.id)
+    return change(db, project)
+  }, held)
+}
+
+async function withProject<T> (
   app: FastifyInstance, request: FastifyRequest, projectId: string, change: (db: Db, project: KeyState) => Promise<T>,
   { before }: Held = {}
 ): Promise<T> {
@@ -185,13 +196,15 @@ export async function inProject<T> (
 /** What is held before the project (0029). */
 export interface Held { before?: (db: Db, organizationId: string) => Promise<unknown> }
 
-/** Runs a change of the level that the request is about with its project held, and the level as it is from there on. */
+/** The same of the level that the request is about, which is as it is from there on. */
 export async function inLevel<T> (
   app: FastifyInstance, request: FastifyRequest, change: (db: Db, level: LevelState) => Promise<T>, held?: Held
 ): Promise<T> {
-  return inProject(app, request, levelOf(request).project.id, async (db, project) => {
+  return withProject(app, request, levelOf(request).project.id, async (db, project) => {
     const level = await find(db, request)
     // Another project has its slug since it was looked up: that one is not held.
-    return level.project.id === project.id ? change(db, level) : fail('not_found')
+    if (level.project.id !== project.id) fail('not_found')
+    await requireCurrent(db, request, level.level_id)
+    return change(db, level)
   }, held)
 }

@@ -4,6 +4,7 @@ import {
 } from '../../schemas/environments.ts'
 import { ListQuery, NoContent } from '../../schemas/shapes.ts'
 import { TargetParams } from '../../schemas/targets.ts'
+import type { Db } from '../db/database.ts'
 import { actorOf } from '../http/actor.ts'
 import { inLevel, levelOf } from '../http/places.ts'
 import { chooseSlug, orSlugTaken, refuseReserved } from '../http/slugs.ts'
@@ -17,6 +18,11 @@ import { pageMeta, pageOf } from '../rules/pagination.ts'
 import { deleteLevel, HELD_BY_DELETE } from '../vault/removals.ts'
 
 const toItem = ({ id, ...attributes }: EnvironmentRow) => ({ type: 'environments' as const, id, attributes })
+
+async function findItem (db: Db, organizationId: string, id: string) {
+  const row = await findEnvironment(db, organizationId, id)
+  return row && toItem(row)
+}
 
 export const environments: Domain = async (app) => {
   app.get('/:organization/:project/:target/environments', {
@@ -45,6 +51,7 @@ export const environments: Domain = async (app) => {
     config: {
       access: 'environment:read',
       at: 'environment',
+      tagged: true,
       formerly: '/organizations/:organization/projects/:project/targets/:target/environments/:environment'
     },
     schema: {
@@ -56,12 +63,14 @@ export const environments: Domain = async (app) => {
     },
     handler: async (request) => {
       const { organization_id, level_id } = levelOf(request)
-      return { data: toItem(await findEnvironment(app.reads, organization_id, level_id) ?? fail('not_found')) }
+      return { data: await findItem(app.reads, organization_id, level_id) ?? fail('not_found') }
     }
   })
 
   app.post('/:organization/:project/:target/environments', {
-    config: { access: 'environment:create', at: 'target', audit: 'environment.create', errors: ['slug_taken'] },
+    config: {
+      access: 'environment:create', at: 'target', tagged: true, audit: 'environment.create', errors: ['slug_taken']
+    },
     schema: {
       operationId: 'createEnvironment',
       tags: ['environments'],
@@ -100,7 +109,13 @@ export const environments: Domain = async (app) => {
 
   app.patch('/:organization/:project/:target/:environment', {
     config: {
-      access: 'environment:update', at: 'environment', put: true, audit: 'environment.update', errors: ['slug_taken']
+      access: 'environment:update',
+      at: 'environment',
+      put: true,
+      tagged: true,
+      changes: findItem,
+      audit: 'environment.update',
+      errors: ['slug_taken']
     },
     schema: {
       operationId: 'updateEnvironment',
@@ -125,7 +140,12 @@ export const environments: Domain = async (app) => {
   })
 
   app.delete('/:organization/:project/:target/:environment', {
-    config: { access: 'environment:delete', at: 'environment', audit: ['environment.delete', 'api-token.delete'] },
+    config: {
+      access: 'environment:delete',
+      at: 'environment',
+      changes: findItem,
+      audit: ['environment.delete', 'api-token.delete']
+    },
     schema: {
       operationId: 'deleteEnvironment',
       tags: ['environments'],

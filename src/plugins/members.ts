@@ -8,6 +8,7 @@ import { endingOf, lockTokensOfMember } from '../db/grants.ts'
 import { holdMemberships, reachedLimit } from '../db/memberships.ts'
 import { requireScope, requireSecondFactor } from '../http/access.ts'
 import { actorOf, principalOf } from '../http/actor.ts'
+import { requireCurrent } from '../http/etags.ts'
 import { afterCommit } from '../http/idempotency.ts'
 import { requireRoom } from '../http/plan-limits.ts'
 import type { Domain } from '../http/types.ts'
@@ -29,6 +30,11 @@ import { canonicalRole, grants, holdsRole } from '../rules/roles.ts'
 const toItem = ({ is_verified, ...attributes }: MemberRow) =>
   ({ type: 'members' as const, id: String(attributes.user_id), attributes })
 
+async function findItem (db: Db, organizationId: string, id: string) {
+  const row = await findMember(db, organizationId, Number(id))
+  return row && toItem(row)
+}
+
 /** People in an organization, and what they are there. */
 export const members: Domain = async (app) => {
   app.get('/organizations/:organization/members', {
@@ -49,7 +55,7 @@ export const members: Domain = async (app) => {
   })
 
   app.get('/organizations/:organization/members/:member', {
-    config: { access: 'member:read', at: 'organization' },
+    config: { access: 'member:read', at: 'organization', tagged: true },
     schema: {
       operationId: 'getMember',
       tags: ['members'],
@@ -59,7 +65,7 @@ export const members: Domain = async (app) => {
     },
     handler: async (request) => {
       const id = parseId(request.params.member) ?? fail('not_found')
-      return { data: toItem(await findMember(app.reads, principalOf(request).organization.id, id) ?? fail('not_found')) }
+      return { data: await findItem(app.reads, principalOf(request).organization.id, String(id)) ?? fail('not_found') }
     }
   })
 
@@ -68,6 +74,7 @@ export const members: Domain = async (app) => {
       access: 'member:create',
       at: 'organization',
       limitOfEffect: 'memberships',
+      tagged: true,
       audit: 'member.create',
       errors: ['role_not_held', 'already_member', 'memberships_full', 'plan_limit_reached', 'integrity_error']
     },
@@ -127,6 +134,8 @@ export const members: Domain = async (app) => {
       access: 'member:update',
       at: 'organization',
       limitOfEffect: 'memberships',
+      tagged: true,
+      changes: findItem,
       audit: 'member.update',
       errors: ['role_not_held', 'last_owner', 'memberships_full']
     },
@@ -150,6 +159,7 @@ export const members: Domain = async (app) => {
         const { owned } = role === 'owner' ? await holdMemberships(db, id) : { owned: 0 }
         const otherOwners = role === 'owner' ? undefined : await holdOtherOwners(db, organization.id, id)
         const member = await lockMember(db, organization.id, id) ?? fail('not_found')
+        await requireCurrent(db, request, String(id))
         requireRole(principal, member.role)
         requireRole(principal, role)
         const by = request.user?.user.id === id ? 'oneself' : 'others'
@@ -177,6 +187,7 @@ export const members: Domain = async (app) => {
       at: 'organization',
       mayNeed: ['member:delete'],
       asksForSecondFactor: true,
+      changes: findItem,
       audit: 'member.delete',
       errors: ['insufficient_permissions', 'role_not_held', 'last_owner']
     },
@@ -201,6 +212,7 @@ export const members: Domain = async (app) => {
         await lockPlan(db, organization.id) ?? fail('not_found')
         const otherOwners = await holdOtherOwners(db, organization.id, id)
         const member = await lockMember(db, organization.id, id) ?? fail('not_found')
+        await requireCurrent(db, request, String(id))
         if (!isOwn) requireRole(principal, member.role)
         keepAnOwner(member, otherOwners)
         const seen = await findMember(db, organization.id, id) ?? tampered()

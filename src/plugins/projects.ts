@@ -8,6 +8,7 @@ import { ListQuery, NoContent } from '../../schemas/shapes.ts'
 import { transaction, type Db } from '../db/database.ts'
 import { actorOf, principalOf } from '../http/actor.ts'
 import { requireScope } from '../http/access.ts'
+import { requireCurrent } from '../http/etags.ts'
 import { readKeyCheck, refuseKeyCheck, warnOfIterations } from '../http/key-checks.ts'
 import { inProject, levelOf } from '../http/places.ts'
 import { requireRoom } from '../http/plan-limits.ts'
@@ -32,6 +33,11 @@ import { holdCanary } from '../vault/master-keys.ts'
 
 const toItem = (attributes: ProjectAttributes) => ({ type: 'projects' as const, id: attributes.ulid, attributes })
 
+async function findItem (db: Db, organizationId: string, id: string) {
+  const attributes = await findProject(db, organizationId, id)
+  return attributes && toItem(attributes)
+}
+
 export const projects: Domain = async (app) => {
   app.get('/:organization/projects', {
     config: { access: 'project:read', boundsItself: true, formerly: '/organizations/:organization/projects' },
@@ -53,7 +59,12 @@ export const projects: Domain = async (app) => {
   })
 
   app.get('/:organization/:project', {
-    config: { access: 'project:read', at: 'project', formerly: '/organizations/:organization/projects/:project' },
+    config: {
+      access: 'project:read',
+      at: 'project',
+      tagged: true,
+      formerly: '/organizations/:organization/projects/:project'
+    },
     schema: {
       operationId: 'getProject',
       tags: ['projects'],
@@ -63,7 +74,7 @@ export const projects: Domain = async (app) => {
     },
     handler: async (request) => {
       const { organization_id, project: { id } } = levelOf(request)
-      return { data: toItem(await findProject(app.reads, organization_id, id) ?? fail('not_found')) }
+      return { data: await findItem(app.reads, organization_id, id) ?? fail('not_found') }
     }
   })
 
@@ -72,6 +83,7 @@ export const projects: Domain = async (app) => {
       access: 'project:create',
       // A new project lies outside every part that a token can be narrowed to.
       at: 'organization',
+      tagged: true,
       audit: 'project.create',
       errors: ['slug_taken', 'plan_limit_reached']
     },
@@ -127,6 +139,8 @@ export const projects: Domain = async (app) => {
       at: 'project',
       brings: (request) => (request.body as UpdateProjectBody).storage_mode === undefined ? 'place' : 'key',
       put: true,
+      tagged: true,
+      changes: findItem,
       // To change who holds a key is as strong as to change the key.
       mayNeed: ['key:rotate'],
       limitOfEffect: 'key_custody',
@@ -164,13 +178,18 @@ export const projects: Domain = async (app) => {
       }
       const updated = await orSlugTaken(() => handover === undefined
         ? inProject(app, request, levelOf(request).project.id, change)
-        : changeKey(app, organization, handover.seen, change))
+        : changeKey(app, organization, handover.seen, async (db, project) => {
+          await requireCurrent(db, request, project.id)
+          return change(db, project)
+        }))
       return { data: toItem(updated!) }
     }
   })
 
   app.delete('/:organization/:project', {
-    config: { access: 'project:delete', at: 'project', audit: ['project.delete', 'api-token.delete'] },
+    config: {
+      access: 'project:delete', at: 'project', changes: findItem, audit: ['project.delete', 'api-token.delete']
+    },
     schema: {
       operationId: 'deleteProject',
       tags: ['projects'],

@@ -6,10 +6,9 @@ import type { ErrorCode } from '../../schemas/errors.ts'
 import { OrganizationParams } from '../../schemas/organizations.ts'
 import { ProjectParams } from '../../schemas/projects.ts'
 import {
-  DeleteBody, RawSecrets, ReadHeaders, ReadSecretsQuery, RetrieveBody, SecretsAnswer, StoreAnswer, StoreBody,
-  WriteHeaders, type Merge
+  DeleteBody, RawSecrets, ReadSecretsQuery, RetrieveBody, SecretsAnswer, StoreAnswer, StoreBody, type Merge
 } from '../../schemas/secrets.ts'
-import { NoContent } from '../../schemas/shapes.ts'
+import { NoContent, ReadHeaders, WriteHeaders } from '../../schemas/shapes.ts'
 import { TargetParams } from '../../schemas/targets.ts'
 import { isBlobText } from '../crypto/blob.ts'
 import { actorOf, principalOf } from '../http/actor.ts'

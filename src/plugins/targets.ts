@@ -2,6 +2,7 @@ import { ulid } from 'ulidx'
 import { ProjectParams } from '../../schemas/projects.ts'
 import { ListQuery, NoContent } from '../../schemas/shapes.ts'
 import { CreateTargetBody, Target, TargetParams, UpdateTargetBody } from '../../schemas/targets.ts'
+import type { Db } from '../db/database.ts'
 import { actorOf } from '../http/actor.ts'
 import { inLevel, levelOf } from '../http/places.ts'
 import { chooseSlug, orSlugTaken, refuseReserved } from '../http/slugs.ts'
@@ -15,6 +16,11 @@ import { pageMeta, pageOf } from '../rules/pagination.ts'
 import { deleteLevel, HELD_BY_DELETE } from '../vault/removals.ts'
 
 const toItem = ({ id, ...attributes }: TargetRow) => ({ type: 'targets' as const, id, attributes })
+
+async function findItem (db: Db, organizationId: string, id: string) {
+  const row = await findTarget(db, organizationId, id)
+  return row && toItem(row)
+}
 
 export const targets: Domain = async (app) => {
   app.get('/:organization/:project/targets', {
@@ -39,7 +45,10 @@ export const targets: Domain = async (app) => {
 
   app.get('/:organization/:project/:target', {
     config: {
-      access: 'target:read', at: 'target', formerly: '/organizations/:organization/projects/:project/targets/:target'
+      access: 'target:read',
+      at: 'target',
+      tagged: true,
+      formerly: '/organizations/:organization/projects/:project/targets/:target'
     },
     schema: {
       operationId: 'getTarget',
@@ -50,12 +59,14 @@ export const targets: Domain = async (app) => {
     },
     handler: async (request) => {
       const { organization_id, level_id } = levelOf(request)
-      return { data: toItem(await findTarget(app.reads, organization_id, level_id) ?? fail('not_found')) }
+      return { data: await findItem(app.reads, organization_id, level_id) ?? fail('not_found') }
     }
   })
 
   app.post('/:organization/:project/targets', {
-    config: { access: 'target:create', at: 'project', audit: 'target.create', errors: ['slug_taken'] },
+    config: {
+      access: 'target:create', at: 'project', tagged: true, audit: 'target.create', errors: ['slug_taken']
+    },
     schema: {
       operationId: 'createTarget',
       tags: ['targets'],
@@ -83,7 +94,15 @@ export const targets: Domain = async (app) => {
   })
 
   app.patch('/:organization/:project/:target', {
-    config: { access: 'target:update', at: 'target', put: true, audit: 'target.update', errors: ['slug_taken'] },
+    config: {
+      access: 'target:update',
+      at: 'target',
+      put: true,
+      tagged: true,
+      changes: findItem,
+      audit: 'target.update',
+      errors: ['slug_taken']
+    },
     schema: {
       operationId: 'updateTarget',
       tags: ['targets'],
@@ -109,7 +128,9 @@ export const targets: Domain = async (app) => {
   })
 
   app.delete('/:organization/:project/:target', {
-    config: { access: 'target:delete', at: 'target', audit: ['target.delete', 'api-token.delete'] },
+    config: {
+      access: 'target:delete', at: 'target', changes: findItem, audit: ['target.delete', 'api-token.delete']
+    },
     schema: {
       operationId: 'deleteTarget',
       tags: ['targets'],

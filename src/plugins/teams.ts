@@ -9,6 +9,7 @@ import {
 import type { Role } from '../../schemas/users.ts'
 import { transaction, type Db } from '../db/database.ts'
 import { actorOf, principalOf } from '../http/actor.ts'
+import { requireCurrent } from '../http/etags.ts'
 import { levelOf } from '../http/places.ts'
 import { chooseSlug, orSlugTaken } from '../http/slugs.ts'
 import type { Domain } from '../http/types.ts'
@@ -48,7 +49,7 @@ export const teams: Domain = async (app) => {
   })
 
   app.get('/organizations/:organization/teams/:team', {
-    config: { access: 'team:read', at: 'organization' },
+    config: { access: 'team:read', at: 'organization', tagged: true },
     schema: {
       operationId: 'getTeam',
       tags: ['teams'],
@@ -89,7 +90,9 @@ export const teams: Domain = async (app) => {
   })
 
   app.patch('/organizations/:organization/teams/:team', {
-    config: { access: 'team:update', at: 'organization', audit: 'team.update', errors: ['slug_taken'] },
+    config: {
+      access: 'team:update', at: 'organization', changes: wholeTeam, audit: 'team.update', errors: ['slug_taken']
+    },
     schema: {
       operationId: 'updateTeam',
       tags: ['teams'],
@@ -112,7 +115,9 @@ export const teams: Domain = async (app) => {
   })
 
   app.delete('/organizations/:organization/teams/:team', {
-    config: { access: 'team:delete', at: 'organization', audit: 'team.delete', errors: ['role_not_held'] },
+    config: {
+      access: 'team:delete', at: 'organization', changes: wholeTeam, audit: 'team.delete', errors: ['role_not_held']
+    },
     schema: {
       operationId: 'deleteTeam',
       tags: ['teams'],
@@ -255,8 +260,11 @@ export const teams: Domain = async (app) => {
   async function changeTeam<T> (
     request: FastifyRequest, name: string, work: (db: Db, team: TeamRow) => Promise<T>
   ): Promise<T> {
-    return change(request, async (db, organizationId) =>
-      work(db, await findTeam(db, organizationId, name) ?? fail('not_found')))
+    return change(request, async (db, organizationId) => {
+      const team = await findTeam(db, organizationId, name) ?? fail('not_found')
+      await requireCurrent(db, request, team.id)
+      return work(db, team)
+    })
   }
 }
 

@@ -1,0 +1,153 @@
+import t from 'tap'
+import { makeProof } from '../src/crypto/key-proof.ts'
+import { startApp, type Answer } from './helpers/app.ts'
+import { makePerson, makeTeam } from './helpers/people.ts'
+import { publishedPaths } from './helpers/operations.ts'
+
+// ETags of projects, targets, environments, members and teams, and changes that depend on them. Those of documents are
+// in secrets.test.ts.
+
+const service = await startApp(t)
+const caller = await service.organization()
+const o = caller.organization
+const call = async (method: string, path: string, body?: object, headers?: Record<string, string>) =>
+  caller.call(method, path, body, headers)
+const eventsOf = async () => Number((await service.sql(
+  `SELECT count(*) FROM audit_events WHERE organization_id = '${o}'`
+))[0]!.count)
+
+let made = 0
+
+interface Resource { path: string, long?: string, change: (n: number) => object, put: boolean }
+
+/** Something of each kind: where it is, and a change of it that is another one each time. */
+const KINDS: Record<string, () => Promise<Resource>> = {
+  project: async () => {
+    const slug = `project-${++made}`
+    await call('POST', `/${o}/projects`, { name: 'Orbit', slug })
+    const [path, long] = [`/${o}/${slug}`, `/organizations/${o}/projects/${slug}`]
+    return { path, long, change: (n) => ({ description: `Change ${n}` }), put: true }
+  },
+  target: async () => {
+    const { path: project, long: longProject } = await KINDS.project!()
+    await call('POST', `${project}/targets`, { name: 'Backend', slug: 'backend' })
+    const [path, long] = [`${project}/backend`, `${longProject}/targets/backend`]
+    return { path, long, change: (n) => ({ description: `Change ${n}` }), put: true }
+  },
+  environment: async () => {
+    const { path: target, long: longTarget } = await KINDS.target!()
+    await call('POST', `${target}/environments`, { name: 'Live', slug: 'live' })
+    const [path, long] = [`${target}/live`, `${longTarget}/environments/live`]
+    return { path, long, change: (n) => ({ name: `Live ${n}` }), put: true }
+  },
+  member: async () => {
+    const { id } = await makePerson(service, { [o]: 'auditor' })
+    const change = (n: number) => ({ role: ['developer', 'member', 'api_user'][n % 3] })
+    return { path: `/organizations/${o}/members/${id}`, change, put: false }
+  },
+  team: async () => {
+    const member = await makePerson(service, { [o]: 'member' })
+    const id = await makeTeam(service, o, [member], {})
+    return { path: `/organizations/${o}/teams/${id}`, change: (n) => ({ description: `Change ${n}` }), put: false }
+  }
+}
+
+const etagOf = ({ headers }: Answer) => String(headers.etag)
+
+for (const [kind, make] of Object.entries(KINDS)) {
+  t.test(`a ${kind} has a strong ETag; reads with it are 304, and a change or an end that depends on another is 412`, async (t) => {
+    const { path, long, change, put } = await make()
+    const first = await call('GET', path)
+    const etag = etagOf(first)
+    t.match(etag, /^"[\w-]{22}"$/)
+    t.equal(etagOf(await call('GET', path)), etag, 'as long as it is the same')
+    if (long !== undefined) t.equal(etagOf(await call('GET', long)), etag, 'at its former path, too')
+    const unchanged = await call('GET', path, undefined, { 'if-none-match': `"other", ${etag}` })
+    t.match(unchanged, { status: 304, text: '', headers: { etag } })
+    t.notOk('content-type' in unchanged.headers)
+    t.match(await call('HEAD', path), { status: 200, headers: { etag } })
+    t.equal((await call('GET', path, undefined, { 'if-none-match': '"other"' })).status, 200)
+
+    const before = await eventsOf()
+    for (const [headers, what] of [
+      [{ 'if-match': '"other"' }, 'another one'], [{ 'if-match': `W/${etag}` }, 'a weak one'],
+      [{ 'if-none-match': '*' }, 'none at all']
+    ] as const) {
+      for (const method of put ? ['PATCH', 'PUT', 'DELETE'] : ['PATCH', 'DELETE']) {
+        const answer = await call(method, path, method === 'DELETE' ? undefined : change(0), headers)
+        t.match(answer, { status: 412, body: { error: 'precondition_failed' } }, `${method}: ${what}`)
+      }
+    }
+    t.strictSame([(await call('GET', path)).text, await eventsOf()], [first.text, before], 'nothing was changed')
+
+    const changed = await call('PATCH', path, change(1), { 'if-match': `"other", ${etag}` })
+    t.equal(changed.status, 200)
+    const next = etagOf(await call('GET', path))
+    t.not(next, etag)
+    if (kind !== 'team') t.equal(etagOf(changed), next, 'the answer to a change has the next one')
+    t.equal((await call('PATCH', path, change(2), { 'if-match': etag })).status, 412, 'it has moved on')
+    t.equal((await call('PATCH', path, change(2), { 'if-match': '*' })).status, 200)
+    t.equal((await call('DELETE', path, undefined, { 'if-match': next })).status, 412)
+    const last = etagOf(await call('GET', path))
+    t.equal((await call('DELETE', path, undefined, { 'if-match': last })).status, 204)
+    t.equal((await call('DELETE', path, undefined, { 'if-match': last })).status, 404)
+  })
+
+  t.test(`of 50 writers of a ${kind} at once with one If-Match, one succeeds and 49 get 412`, async (t) => {
+    const { path, change } = await make()
+    const etag = etagOf(await call('GET', path))
+    const before = await eventsOf()
+    const answers = await Promise.all(Array.from({ length: 50 }, (_, n) =>
+      call('PATCH', path, change(n), { 'if-match': etag })))
+    const statuses = answers.map(({ status }) => status).sort()
+    t.strictSame(statuses, [200, ...Array.from({ length: 49 }, () => 412)])
+    t.equal(await eventsOf(), before + 1)
+  })
+}
+
+t.test('what is created has the ETag that it is read with; who is in a team, and what it holds, is a part of its own', async (t) => {
+  const project = await call('POST', `/${o}/projects`, { name: 'Tagged', slug: 'tagged' })
+  t.equal(etagOf(project), etagOf(await call('GET', `/${o}/tagged`)))
+  const target = await call('POST', `/${o}/tagged/targets`, { name: 'Backend' })
+  t.equal(etagOf(target), etagOf(await call('GET', `/${o}/tagged/backend`)))
+  t.not(etagOf(project), etagOf(await call('GET', `/${o}/tagged`)), 'counts are a part of it')
+  const { path } = await KINDS.team!()
+  const { id } = await makePerson(service, { [o]: 'member' })
+  const before = etagOf(await call('GET', path))
+  t.equal((await call('PUT', `${path}/members/${id}`, {})).status, 200)
+  t.equal((await call('PATCH', path, { name: 'Other' }, { 'if-match': before })).status, 412)
+})
+
+t.test('a change of custody depends on the ETag, too', async (t) => {
+  const encryption_key = 'a key string that has more than 32 bytes'
+  await call('POST', `/${o}/projects`, { name: 'Custody', slug: 'custody', encryption_key })
+  const { key_check_salt, key_check_iterations } = (await call('GET', `/${o}/custody/encryption-key`)).body.data.attributes
+  const proof = Buffer.alloc(32).toString('base64')
+  const body = { storage_mode: 'client', key_check: proof, key_check_salt, key_check_iterations, key_proof: proof }
+  t.equal((await call('PATCH', `/${o}/custody`, body, { 'if-match': '"other"' })).status, 422, 'the proof comes first')
+  const right = await makeProof(encryption_key, Buffer.from(key_check_salt, 'base64'), key_check_iterations)
+  const good = { ...body, key_check: right, key_proof: right }
+  t.equal((await call('PATCH', `/${o}/custody`, good, { 'if-match': '"other"' })).status, 412)
+  const etag = etagOf(await call('GET', `/${o}/custody`))
+  t.equal((await call('PATCH', `/${o}/custody`, good, { 'if-match': etag })).status, 200)
+})
+
+t.test('the document says which operations take a precondition, and what has an ETag', async (t) => {
+  const operations = Object.values(publishedPaths(service)).flatMap((methods) => Object.values(methods)) as {
+    operationId: string
+    parameters?: { name: string }[]
+    responses: Record<string, { headers?: Record<string, unknown> }>
+  }[]
+  const takes = operations.filter(({ parameters = [] }) => parameters.some(({ name }) => name === 'if-match'))
+  const kinds = ['Project', 'Target', 'Environment']
+  t.strictSame(takes.map(({ operationId }) => operationId).sort(), [
+    'deleteSecrets', 'storeSecrets', 'removeMember', 'updateMember', 'updateTeam', 'deleteTeam',
+    ...kinds.flatMap((kind) => [`update${kind}`, `put${kind}`, `delete${kind}`])
+  ].sort())
+  for (const { operationId, responses } of takes) t.ok(responses['412'], operationId)
+  const reads = operations.filter(({ responses }) => responses['304'] !== undefined)
+  for (const kind of [...kinds, 'Member', 'Team']) {
+    const read = reads.find(({ operationId }) => operationId === `get${kind}`)
+    t.ok(read?.responses['200']!.headers?.ETag, `get${kind}`)
+  }
+})
