@@ -10,7 +10,7 @@ export const EVENTS = [
   'history.re_encrypt',
   'api-token.create', 'api-token.update', 'api-token.rotate', 'api-token.delete',
   'oauth.grant', 'oauth.revoke', 'oauth.reuse',
-  'member.create', 'member.join', 'member.update', 'member.delete',
+  'member.create', 'member.join', 'member.refuse', 'member.update', 'member.delete',
   'team.create', 'team.update', 'team.delete',
   'team-member.create', 'team-member.delete', 'team-project.update', 'team-project.delete',
   'user.create', 'user.password', 'user.disable', 'user.enable',

@@ -536,6 +536,11 @@ t.test('whoever accepts what they cannot join yet is told why, and goes on waiti
   const told = ({ status, text }: { status: number, text: string }) =>
     [status, /<p[^>]*role="alert"[^>]*>([^<]*)</.exec(text)?.[1] ?? '', text.includes('/account/invitations/accept')]
   t.match(told(await accept(full.o)), [422, /own, as many organizations as anybody can/, true])
+  const refusals = async ({ o }: { o: string }) => (await service.sql(`SELECT actor_id::float8 AS actor, details FROM
+    audit_events WHERE organization_id = '${o}' AND action = 'member.refuse' ORDER BY seq`))
+  t.same(await refusals(full), [{ actor: rosa.id, details: { reason: 'memberships_full', attempts: 1 } }])
+  for (let i = 0; i < 10; i++) t.equal((await accept(full.o)).status, 422)
+  t.equal((await refusals(full)).length, 5, 'and nobody fills an audit with it')
   await leave()
   t.equal((await accept(full.o)).status, 303)
   t.equal((await accept(full.o)).status, 303, 'pressed twice')
@@ -545,11 +550,14 @@ t.test('whoever accepts what they cannot join yet is told why, and goes on waiti
     SELECT '${removed.o}', 'Before', sha256(('${removed.o}/' || n)::bytea), 'dotenv_', '{}', ${rosa.id}
     FROM generate_series(1, 1500) n`)
   t.match(told(await accept(removed.o)), [422, /being removed: try again in a moment/, true])
+  t.same(await refusals(removed), [{ actor: rosa.id, details: { reason: 'tokens_left', attempts: 1 } }])
   const left = () => service.sql(`SELECT FROM api_tokens WHERE organization_id = '${removed.o}' AND user_id = ${rosa.id}`)
   while ((await left()).length > 0) await new Promise((resolve) => { setTimeout(resolve, 20) })
   t.equal((await accept(removed.o)).status, 303)
   t.match(await lastEvent(removed.o), { action: 'member.join' })
-  t.match(told(await accept((await nimbus()).o)), [422, /^This invitation is not there any more/, false])
+  const stranger = await nimbus()
+  t.match(told(await accept(stranger.o)), [422, /^This invitation is not there any more/, false])
+  t.same(await refusals(stranger), [], 'who is not invited writes into no audit')
 })
 
 t.test('what somebody does is recorded in each of their organizations, however many', async (t) => {

@@ -122,12 +122,16 @@ export async function listOrganizationsOf (db: Db, userId: number): Promise<stri
   }
 }
 
+/** Why somebody stays invited: there is no room, or tokens of theirs from before still have to go. */
+export type JoinRefusal = 'memberships_full' | 'tokens_left'
+
 /**
  * Makes somebody, whose address is known to be theirs, a member of those who invited them, as far as others can make
- * them one, or of the one that they name themselves; answers these. For what there is no room, or where tokens of
- * theirs from before still have to go, they stay invited.
+ * them one, or of the one that they name themselves; answers these, and why they stay invited to others.
  */
-export async function joinOrganizations (db: Db, userId: number, organizationId?: string): Promise<string[]> {
+export async function joinOrganizations (
+  db: Db, userId: number, organizationId?: string
+): Promise<{ joined: string[], refused: Map<string, JoinRefusal> }> {
   const by = organizationId === undefined ? 'others' : 'oneself'
   const { joined: before, owned } = await holdMemberships(db, userId)
   const now = { joined: before, owned }
@@ -137,8 +141,15 @@ export async function joinOrganizations (db: Db, userId: number, organizationId?
       organizationId === undefined ? undefined : eq(members.organization_id, organizationId)
     )).orderBy(asc(members.organization_id)).limit(PIECE).for('update')
   const joined: string[] = []
+  const refused = new Map<string, JoinRefusal>()
   for (const { organization_id, role } of invited) {
-    if (reachedLimit(now, role, by) !== undefined || !await endTokensOfBefore(db, organization_id, userId)) continue
+    const refusal = reachedLimit(now, role, by) !== undefined
+      ? 'memberships_full'
+      : await endTokensOfBefore(db, organization_id, userId) ? undefined : 'tokens_left'
+    if (refusal !== undefined) {
+      refused.set(organization_id, refusal)
+      continue
+    }
     const row = await updateAuthentic(
       db, 'members', and(oneOf(organization_id, userId), eq(members.status, 'invited')), { status: 'active' },
       { joined_at: sql`now()` }
@@ -148,7 +159,7 @@ export async function joinOrganizations (db: Db, userId: number, organizationId?
     now.joined++
     if (role === 'owner') now.owned++
   }
-  return joined
+  return { joined, refused }
 }
 
 /** Turns an invitation down; false when there is none. */

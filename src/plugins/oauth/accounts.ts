@@ -20,7 +20,7 @@ import {
   authenticate, beginSession, codeIn, codeInSession, codeOfStranger, confirmPassword, enter, formCookie, problemWith,
   refusal, refusesForm, signedIn, stepHash, withSecondFactor, WRONG_CODE
 } from './browser.ts'
-import { recordDeclining, recordForToken, recordForUser, recordJoining } from './events.ts'
+import { recordDeclining, recordForToken, recordForUser, recordJoining, recordRefusedJoining } from './events.ts'
 import {
   accountPage, changePasswordPage, codePage, problemPage, setPasswordPage, signInPage, type Problem,
   type SignedIn
@@ -126,7 +126,7 @@ export const accounts: Domain = async (app) => {
     'sessions/end': { event: 'session.delete', act: endSession },
     'tokens/end': { event: 'api-token.delete', act: endToken },
     'applications/end': { event: 'oauth.revoke', act: endApplication },
-    'invitations/accept': { event: 'member.join', act: acceptInvitation },
+    'invitations/accept': { event: ['member.join', 'member.refuse'], act: acceptInvitation },
     'invitations/end': { event: 'member.delete', act: declineInvitation }
   } as const)) {
     app.post(`/account/${path}`, {
@@ -233,7 +233,7 @@ export const accounts: Domain = async (app) => {
         if (await takePasswordLink(db, hashToken(link)) === undefined) return false
         const ended = await changePassword(db, user.id, password_hash, undefined, name)
         if (ended === undefined) return false
-        const joined = user.is_verified ? [] : await joinOrganizations(db, user.id)
+        const { joined } = user.is_verified ? { joined: [] } : await joinOrganizations(db, user.id)
         await recordForUser(db, request, user, 'user.password', {}, ended)
         await recordJoining(db, request, { ...user, name: name ?? user.name }, joined)
         return true
@@ -297,9 +297,11 @@ async function endApplication (db: Db, request: FastifyRequest, { user }: Signed
 async function acceptInvitation (
   db: Db, request: FastifyRequest, { user }: SignedIn, id: string
 ): Promise<Problem | undefined> {
-  const joined = await joinOrganizations(db, user.id, id)
+  const { joined, refused } = await joinOrganizations(db, user.id, id)
   await recordJoining(db, request, user, joined)
   if (joined.length > 0) return undefined
+  const reason = refused.get(id)
+  if (reason !== undefined) await recordRefusedJoining(db, request, user, id, reason)
   const found = await findMember(db, id, user.id)
   // Pressed twice.
   if (found?.status === 'active') return undefined

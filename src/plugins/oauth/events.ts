@@ -1,10 +1,12 @@
 import type { FastifyInstance, FastifyRequest } from 'fastify'
 import type { EventName } from '../../../schemas/events.ts'
+import { hashToken } from '../../crypto/bearer.ts'
 import type { Db } from '../../db/database.ts'
 import { endingOf, type EndedTokens } from '../../db/grants.ts'
 import { personOf } from '../../http/actor.ts'
 import { recordOfPerson } from '../../repositories/audit.ts'
-import { listOrganizationsOf } from '../../repositories/members.ts'
+import { takeAttempts } from '../../repositories/attempts.ts'
+import { listOrganizationsOf, type JoinRefusal } from '../../repositories/members.ts'
 
 /**
  * Records what a person, or an application for them, did, in every organization that it concerns: those they are in.
@@ -34,6 +36,25 @@ export async function recordJoining (
   const actors = organizations.map((id) => personOf(request, id, user))
   if (await recordOfPerson(db, actors, {
     action: 'member.join', resource_type: 'member', resource_id: String(user.id)
+  })) {
+    request.hasLateEvents = true
+  }
+}
+
+/**
+ * Records that somebody could not accept an invitation, in the organization that it is to: each time at first, and then
+ * at intervals that grow, so that nobody fills its audit.
+ */
+export async function recordRefusedJoining (
+  db: Db, request: FastifyRequest, user: { id: number, name: string }, organizationId: string, reason: JoinRefusal
+): Promise<void> {
+  const attempt = await takeAttempts(db, [{ of: 'place', hash: hashToken(`join ${organizationId} user:${user.id}`) }])
+  if ('wait' in attempt) return
+  if (await recordOfPerson(db, [personOf(request, organizationId, user)], {
+    action: 'member.refuse',
+    resource_type: 'member',
+    resource_id: String(user.id),
+    details: { reason, attempts: attempt.number }
   })) {
     request.hasLateEvents = true
   }
