@@ -16,7 +16,8 @@ declare module 'fastify' {
   interface FastifyContextConfig {
     /**
      * Whether it takes an `Idempotency-Key`, and gives the first answer again to whoever repeats the request. Every
-     * POST that asks for a caller does, unless it says `false`: it only reads, and is simply asked again.
+     * POST that asks for a caller does, and every change of billing, unless it says `false`: it only reads, and is
+     * simply asked again.
      */
     repeatable?: boolean
     /** Of an answer that holds a secret, which is not kept. */
@@ -58,7 +59,7 @@ export function installIdempotency (app: FastifyInstance, seal: AnswerSeal) {
   app.addHook('onRoute', (route) => {
     const { access, speaks, withheld, errors = [] } = route.config ?? {}
     const isOfCaller = route.method === 'POST' && access !== 'public' && speaks === undefined
-    const repeatable = route.config?.repeatable ?? isOfCaller
+    const repeatable = route.config?.repeatable ?? (isOfCaller || access === 'billing:write')
     route.config = { ...route.config, repeatable }
     if (!repeatable) return
     route.config.errors = [

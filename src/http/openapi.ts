@@ -11,8 +11,8 @@ const DESCRIPTION = `Encrypted secrets in a hierarchy of organization, project, 
 Every request carries \`Authorization: Bearer <token>\`: an organization API token, or an access token with which an
 application acts for a user (OAuth 2.0, authorization code with PKCE). Each operation names the one scope that it needs;
 \`*\` holds all of them, and a user never does more than their role in the organization allows. Times are RFC 3339 in UTC. Errors are \`{error, message, details?, errors?}\`.
-A POST with an \`Idempotency-Key\` may be repeated: it takes effect once, and the first answer is given again for 24
-hours. A trailing slash is never redirected. Limits are counted per organization. Every answer carries \`X-Request-Id\`, which
+A POST, or any change of billing, with an \`Idempotency-Key\` may be repeated: it takes effect once, and the first
+answer is given again for 24 hours. A trailing slash is never redirected. Limits are counted per organization. Every answer carries \`X-Request-Id\`, which
 names it in the log, and of a limited operation \`X-RateLimit-Limit\`, \`X-RateLimit-Remaining\` and \`X-RateLimit-Reset\`,
 errors too; \`Retry-After\` comes with 429 alone.`
 

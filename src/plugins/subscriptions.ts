@@ -96,7 +96,6 @@ export const subscriptions: Domain = async (app) => {
       at: 'organization',
       also: FLAT,
       limitOfEffect: 'billing',
-      repeatable: true,
       judge,
       audit: 'subscription.update',
       errors: ['no_subscription', 'plan_not_offered', 'plan_limit_reached', 'card_number_refused', 'invoicing_unavailable']
