@@ -370,7 +370,13 @@ t.test('the command says what is broken with exit status 1, and 2 when it cannot
   const broken = await command(['audit', 'verify', '--file', file, '--json'], alone)
   t.equal(broken.code, 1)
   t.match(JSON.parse(broken.stdout), { events: 0, broken: { sequence: 1, expected: /^\w{64}$/, actual: /^\w{64}$/ } })
+  const [none, empty] = [join(dir, 'none.jsonl'), join(dir, 'empty.jsonl')]
+  writeFileSync(none, '{"level":30,"msg":"another file"}\n')
+  writeFileSync(empty, '')
   for (const [args, more, stderr] of [
+    [['--file', none], {}, /is no export/],
+    [['--file', empty], {}, /is empty/],
+    [['--file', dir], {}, /EISDIR/],
     [['--file', file], { MASTER_KEY: generateMasterKey().text }, /is missing/],
     [['--file', join(dir, 'nothing')], {}, /ENOENT/],
     [['--file', file, '--organization', '01ARZ3NDEKTSV4RRFFQ69G5FAV'], {}, /no events of the organization/],
