@@ -16,11 +16,12 @@ const ONCE = new Set([
 // That every operation does what it is to do on the embedded database as well, round-trips shows; in the long form all
 // of these run there too.
 const ON_EITHER = new Set([
-  'access', 'audit', 'audit-chain', 'billing', 'billing-money', 'billing-periods', 'bodies', 'browser', 'concurrency',
-  'contract', 'hierarchy', 'http', 'keys', 'leaks', 'limits', 'mail', 'manipulations', 'members', 'oauth',
-  'oauth-authorize', 'oauth-clients', 'oauth-doc', 'oauth-guard', 'oauth-race', 'oauth-token', 'organizations',
-  'people', 'removals', 'revocation', 'rewrap', 'rotation', 'rotation-concurrency', 'row-adoption',
-  'row-manipulations', 'second-factor', 'teams', 'tenants', 'tokens'
+  'access', 'audit', 'audit-chain', 'billing', 'billing-money', 'billing-periods', 'bodies', 'browser', 'chain-keys',
+  'concurrency', 'contract', 'hierarchy', 'http', 'keys', 'leaks', 'limits', 'lookups', 'lost-answers', 'mail',
+  'manipulations', 'members', 'oauth', 'oauth-authorize', 'oauth-clients', 'oauth-doc', 'oauth-guard', 'oauth-race',
+  'oauth-token', 'organizations', 'people', 'preconditions', 'removals', 'repeats', 'revocation', 'rewrap',
+  'rotation', 'rotation-concurrency', 'row-adoption', 'row-manipulations', 'second-factor', 'stored-bytes', 'teams',
+  'tenants', 'tokens'
 ])
 // Plans of a server, under several sessions: nothing of it is there on the embedded database.
 const ON_SERVER = new Set(['scale', 'workers'])

@@ -15,7 +15,7 @@ import {
 
 t.setTimeout(240_000)
 
-const ROTATIONS = LONG ? 8 : 4
+const ROTATIONS = LONG ? 8 : 3
 const CLIENTS = 20
 const WRITES = 3
 

@@ -780,7 +780,7 @@ t.test('RL-01b RL-34 CR-14 I6 I7: cut off at statements and around every commit 
   await killEverywhere(t, databases, (points) => {
     const [first, last] = [points.indexOf('before commit'), points.lastIndexOf('before commit')]
     return points.flatMap((point, i) =>
-      LONG || i % 16 === 0 || /^after commit/.test(point) || [first, first + 1, last, last + 1].includes(i) ? i : [])
+      LONG || i % 32 === 0 || /^after commit/.test(point) || [first, first + 1, last, last + 1].includes(i) ? i : [])
   })
 })
 

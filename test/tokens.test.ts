@@ -781,15 +781,15 @@ t.test('TI-30, TI-31: whatever a token holds, it changes and rotates exactly tho
     return { ...kind, caller: holder(owner, token), path: `${keysOf(owner)}/${api_key.id}` }
   }))
   const wrong: string[] = []
-  for (const holds of all) {
-    for (const held of all) {
+  for (const [i, holds] of all.entries()) {
+    for (const [j, held] of all.entries()) {
       if (held === holds) continue
       const isSeen = held.r >= holds.r
       const isMore = held.a > holds.a || held.e < holds.e
       // Kept as it is, so that the next pair finds it so.
+      const change = (i + j) % 2 === 0 ? { name: 'Same' } : { expires_at: held.body.expires_at }
       const answers = [
-        await holds.caller.call('PUT', held.path, { name: 'Same' }),
-        await holds.caller.call('PUT', held.path, { expires_at: held.body.expires_at }),
+        await holds.caller.call('PUT', held.path, change),
         ...(isSeen && !isMore ? [] : [await holds.caller.call('POST', `${held.path}/rotate`, {})])
       ]
       const expected = !isSeen ? 404 : isMore ? 403 : 200
