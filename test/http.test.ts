@@ -63,11 +63,24 @@ t.test('HT-01 HT-05 a method that a path does not take is 405 with a sorted Allo
     ['PATCH', own('/secrets/versions/1'), 'DELETE, GET, HEAD, OPTIONS'],
     ['GET', own('/secrets/versions/1/restore'), 'OPTIONS, POST'],
     ['GET', own('/secrets/versions'), 'OPTIONS, POST'],
+    ['GET', own('/secrets/versions/purge'), 'OPTIONS, POST'],
+    ['DELETE', own('/secrets/versions/purge'), 'OPTIONS, POST'],
+    ['PUT', own('/secrets/versions/purge'), 'OPTIONS, POST'],
+    ['QUERY', own('/orbit'), 'DELETE, GET, HEAD, OPTIONS, PATCH, PUT'],
+    ['QUERY', own('/secrets/versions/purge'), 'OPTIONS, POST'],
+    ['QUERY', '//healthz', 'GET, HEAD, OPTIONS'],
     ['POST', '/organizations/nimbus/api-keys/1', 'DELETE, GET, HEAD, OPTIONS, PUT']
   ] as const) {
     const answer = await send(method, path)
     isError(t, answer, 'method_not_allowed', `${method} ${path}`)
     t.equal(answer.headers.allow, allow, `${method} ${path}: Allow`)
+  }
+  for (const type of ['', 'application/json', 'text/plain', '/']) {
+    const headers: Record<string, string> = type === '' ? {} : { 'content-type': type }
+    const answer = await send('QUERY', own('/projects'), '{}', headers)
+    isError(t, answer, 'method_not_allowed', `QUERY of '${type}'`)
+    t.equal(answer.headers.allow, 'GET, HEAD, OPTIONS, POST')
+    isError(t, await send('QUERY', '//nowhere', '{}', headers), 'not_found')
   }
   const there = await send('POST', own('/orbit'))
   const missing = await send('POST', own('/no-such-project'))

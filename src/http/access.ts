@@ -11,7 +11,7 @@ import { databaseError } from '../db/database.ts'
 import { findDevice } from '../repositories/attempts.ts'
 import { fail } from '../rules/errors.ts'
 import { effectiveScopes, isOfFactor, holds, holdsBy, scopesBy, type TeamRole } from '../rules/roles.ts'
-import { RESERVED, isReserved, type SlugKind } from '../rules/slugs.ts'
+import { isReserved, isWordOfRoute } from '../rules/slugs.ts'
 import { principalOf } from './actor.ts'
 import { addressKey } from './addresses.ts'
 import { expectNothing, locateAhead, namesLevel } from './places.ts'
@@ -310,8 +310,7 @@ function names (text: string, organization: Organization): boolean {
 }
 
 function hasReservedWord (params: Record<string, string>): boolean {
-  return (Object.keys(RESERVED) as SlugKind[]).some((kind) =>
-    kind !== 'organization' && isReserved(kind, params[kind] ?? ''))
+  return Object.entries(params).some(([name, word]) => name !== 'organization' && isWordOfRoute(name, word))
 }
 
 /**

@@ -19,9 +19,7 @@ const OF_FASTIFY: Record<string, ErrorCode> = {
   FST_ERR_CTP_INVALID_MEDIA_TYPE: 'unsupported_media_type',
   FST_ERR_CTP_INVALID_CONTENT_LENGTH: 'malformed_request',
   FST_ERR_BAD_URL: 'not_found',
-  FST_ERR_MAX_PARAM_LENGTH: 'not_found',
-  // A method that Fastify lets through only with a body's content type.
-  FST_ERR_ROUTE_MISSING_CONTENT_TYPE: 'method_not_allowed'
+  FST_ERR_MAX_PARAM_LENGTH: 'not_found'
 }
 
 /**

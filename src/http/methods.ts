@@ -1,5 +1,5 @@
 import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify'
-import { RESERVED, isReserved, type SlugKind } from '../rules/slugs.ts'
+import { isWordOfRoute } from '../rules/slugs.ts'
 import { fail } from '../rules/errors.ts'
 
 interface PathPattern { segments: string[], methods: Set<string> }
@@ -30,6 +30,11 @@ export function installMethods (app: FastifyInstance) {
     reply.header('allow', [...allowed].sort().join(', '))
     return request.method === 'OPTIONS' ? reply.code(204).send() : fail('method_not_allowed')
   })
+  // No route takes it, and Fastify would first ask for the type of its content.
+  app.addHook('preParsing', (request, reply, payload, done) => {
+    if (request.method === 'QUERY') app.refuseRoute(request, reply)
+    else done(null, payload)
+  })
   app.setNotFoundHandler(async (request, reply) => app.refuseRoute(request, reply))
 }
 
@@ -38,7 +43,6 @@ function fits (pattern: readonly string[], path: readonly string[]): boolean {
   return pattern.length === path.length && pattern.every((segment, i) => {
     const word = path[i] ?? ''
     if (!segment.startsWith(':')) return segment === word
-    const name = segment.slice(1)
-    return word !== '' && !(name in RESERVED && isReserved(name as SlugKind, word))
+    return word !== '' && !isWordOfRoute(segment.slice(1), word)
   })
 }

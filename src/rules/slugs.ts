@@ -13,6 +13,13 @@ export const RESERVED = {
 } as const satisfies Record<string, readonly string[]>
 export type SlugKind = keyof typeof RESERVED
 
+const WORDS: Readonly<Record<string, readonly string[]>> = { ...RESERVED, version: ['purge'] }
+
+/** Whether a static route uses a word in the place of a parameter, be it a slug or not, and so wins over it. */
+export function isWordOfRoute (parameter: string, word: string): boolean {
+  return WORDS[parameter]?.includes(word) ?? false
+}
+
 export function isReserved (kind: SlugKind, slug: string): boolean {
   return (RESERVED[kind] as readonly string[]).includes(slug)
 }
