@@ -250,14 +250,33 @@ t.test('HT-14 malformed JSON is 400', async (t) => {
   }
 })
 
-t.test('HT-15 a body is an object: arrays, strings, numbers, booleans and null are 422', async (t) => {
+t.test('HT-15 a body is an object: arrays, strings, numbers and booleans are 422', async (t) => {
   for (const [method, path] of [
     ['POST', '/projects'], ['PATCH', '/orbit'], ['POST', '/secrets/store'], ['POST', '/secrets/versions/1/restore'],
     ['DELETE', '/secrets/versions/1'], ['POST', '/secrets/delete']
   ] as const) {
-    for (const text of ['[]', '[{}]', '["name"]', '"name"', '1', '-0', '1e400', 'true', 'false', 'null']) {
+    for (const text of ['[]', '[{}]', '["name"]', '"name"', '1', '-0', '1e400', 'true', 'false']) {
       isError(t, await sendJson(method, own(path), text), 'validation_failed', `${method} ${path} ${text}`)
     }
+  }
+})
+
+t.test('null in the place of a body is none where it may be left out, and 422 where it may not', async (t) => {
+  for (const [method, path] of [
+    ['POST', '/projects'], ['POST', '/secrets/store'], ['POST', '/secrets/delete'], ['POST', '/secrets/versions'],
+    ['POST', '/orbit/secrets/rotate-client-keys'], ['POST', '/orbit/secrets/re-encrypt-history']
+  ] as const) {
+    for (const text of ['null', ' null\n']) {
+      isError(t, await sendJson(method, own(path), text), 'validation_failed', `${method} ${path} ${text}`)
+    }
+  }
+  for (const [method, path, status] of [
+    ['PATCH', '/orbit', 200],
+    ['POST', '/secrets/versions/1/restore', 200],
+    ['POST', '/orbit/encryption-key/rotate', 200],
+    ['DELETE', '/secrets/versions/1', 204]
+  ] as const) {
+    t.equal((await sendJson(method, own(path), 'null\n')).status, status, `${method} ${path}`)
   }
 })
 

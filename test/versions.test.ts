@@ -205,7 +205,7 @@ t.test('a restore appends: the level has the old document, and history stays as 
   }
   await unchanged(t, async () => {
     for (const bad of [
-      { extra: 1 }, { content: 'no base64!' }, { content: 1 }, { key_proof: 1 }, { key_proof: '' }, [], 'x', null
+      { extra: 1 }, { content: 'no base64!' }, { content: 1 }, { key_proof: 1 }, { key_proof: '' }, [], 'x'
     ]) {
       refused(t, await restore(one.version, bad), 422, 'validation_failed', JSON.stringify(bad))
     }

@@ -22,7 +22,7 @@ export function installBodyParser (app: FastifyInstance) {
     const schema = request.routeOptions.schema?.body
     if (schema === undefined || bytes.length === 0) return undefined
     requireJson(request)
-    return refuseNull(readJson(bytes, known.get(schema as object)!))
+    return bodyIn(request, readJson(bytes, known.get(schema as object)!))
   })
 
   // A client that asks before it sends its body gets the answer of the guard first.
@@ -48,7 +48,15 @@ export function requireJson ({ headers }: FastifyRequest) {
   if (!JSON_TYPE.test(headers['content-type'] ?? '')) fail('unsupported_media_type')
 }
 
-/** For the validator null stands for an absent body, so it is refused before. */
-export function refuseNull (value: unknown): unknown {
+/** Whether a body of this schema may be left out: it has no member that is required. */
+export const mayBeLeftOut = ({ required }: Readonly<Record<string, unknown>>) =>
+  !(Array.isArray(required) && required.length > 0)
+
+/**
+ * The body that JSON makes. Some clients send `null` for a body that they leave out; where there has to be one, it is
+ * refused here: for the validator it stands for `{}`.
+ */
+export function bodyIn ({ routeOptions: { schema } }: FastifyRequest, value: unknown): unknown {
+  if (value === null && mayBeLeftOut(schema?.body as TSchema)) return undefined
   return value === null || Array.isArray(value) ? refuse('body', 'Expected object') : value
 }

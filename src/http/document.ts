@@ -1,5 +1,6 @@
 import { Document as YamlDocument, Scalar, visit } from 'yaml'
 import { codeOf, type ErrorCode } from '../../schemas/errors.ts'
+import { mayBeLeftOut } from './body.ts'
 import { oneOfWords } from './serialization.ts'
 
 // The document as the routes give it says everything where it is used. Here it is brought into the form that people and
@@ -127,10 +128,7 @@ function describe (paths: Paths): Paths {
       }
     }
     const [media] = Object.values(operation.requestBody?.content ?? {})
-    const required = media?.schema.required
-    if (operation.requestBody !== undefined && !(Array.isArray(required) && required.length > 0)) {
-      operation.requestBody.required = false
-    }
+    if (operation.requestBody !== undefined && mayBeLeftOut(media?.schema ?? {})) operation.requestBody.required = false
     if (media !== undefined) media.schema = sayDefaults(media.schema) as Json
     const ways = (operation.security as Named<string[]>[] | undefined ?? []).map((way) =>
       Object.values(way).join(' '))

@@ -3,7 +3,7 @@ import { principalOf } from './actor.ts'
 import { Type, type TArray, type TObject, type TSchema } from '@sinclair/typebox'
 import { rest } from '../crypto/rest.ts'
 import { ApiError, fail } from '../rules/errors.ts'
-import { refuseNull, requireJson } from './body.ts'
+import { bodyIn, requireJson } from './body.ts'
 import { boundsOf, readLargeJson } from './json.ts'
 import { errorsByMember, judging } from './validation.ts'
 
@@ -47,7 +47,7 @@ export function takeLargeBodies (app: FastifyInstance, { schema, list, judgePlac
       // From here on it is in memory, until it is answered, whether or not somebody still waits for the answer.
       const slot = held.get(request)
       if (slot !== undefined) slot.isWhole = true
-      return refuseNull(body)
+      return bodyIn(request, body)
     } catch (error) {
       // Anything else says that the client is gone.
       if (error instanceof ApiError) throw error
