@@ -1,5 +1,5 @@
 import { Type, type Static } from '@sinclair/typebox'
-import { BLOB_BYTES, Blob, Body, Flag, KeyProof, Nullable, OneOf, Slug, Ulid } from './shapes.ts'
+import { BLOB_BYTES, BLOB_LENGTH, Blob, Body, Flag, KeyProof, Nullable, OneOf, Slug, Ulid } from './shapes.ts'
 
 /** Where a document is kept: the deepest slug that names it. */
 export const LEVELS = ['project', 'target', 'environment'] as const
@@ -112,7 +112,10 @@ export type RetrieveBody = Static<typeof RetrieveBody>
 
 export const StoreBody = Body({
   ...level,
-  content: Type.Optional(Blob),
+  // Whether it may be a blob is for the vault to say, in the words that the project's custody asks for.
+  content: Type.Optional(Type.String({
+    maxLength: BLOB_LENGTH, description: Blob.description, examples: Blob.examples
+  })),
   plaintext: Type.Optional(Type.String({
     maxLength: BLOB_BYTES - 28, description: 'the document itself; server-managed projects only'
   })),

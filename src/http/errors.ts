@@ -67,7 +67,13 @@ export function sendError (request: FastifyRequest, reply: FastifyReply, { code,
     .type('application/json; charset=utf-8')
     .send(details === undefined && errors === undefined
       ? PLAIN[code]
-      : JSON.stringify({ ...bodyOf(code), details, errors }))
+      : JSON.stringify({ ...bodyOf(code), ...(code === 'validation_failed' && inWords(errors)), details, errors }))
+}
+
+// The row itself does not say what is wrong, and its message is all that many a client shows.
+function inWords (errors: Record<string, string[]> = {}): { message?: string } {
+  const [first] = Object.entries(errors)
+  return first === undefined ? {} : { message: `${ERRORS.validation_failed.message} ${first[0]}: ${first[1][0]}.` }
 }
 
 const bodyOf = (code: ErrorCode) => ({ error: codeOf(code), message: ERRORS[code].message })

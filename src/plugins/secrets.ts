@@ -10,7 +10,6 @@ import {
 } from '../../schemas/secrets.ts'
 import { NoContent, ReadHeaders, WriteHeaders } from '../../schemas/shapes.ts'
 import { TargetParams } from '../../schemas/targets.ts'
-import { isBlobText } from '../crypto/blob.ts'
 import { actorOf, principalOf } from '../http/actor.ts'
 import { requireScope } from '../http/access.ts'
 import { listsEtag, requirePrecondition } from '../http/etags.ts'
@@ -312,7 +311,6 @@ function judgeContent ({ content, plaintext }: StoreBody) {
   if ((content === undefined) === (plaintext === undefined)) {
     refuse('content', 'Send exactly one of content and plaintext')
   }
-  if (content !== undefined && !isBlobText(content)) refuse('content', 'Expected base64 of 28 bytes to 1 MiB')
 }
 
 // What goes together, whatever the level.

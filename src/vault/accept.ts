@@ -49,7 +49,7 @@ export function acceptRestored (
   })
   if (plan === 'content_required_for_old_key' || plan === 'key_proof_mismatch') return fail(plan)
   if (plan === 'as_sent') {
-    if (!isBlobText(content!)) refuse('content', 'Expected base64 of 28 bytes to 1 MiB')
+    requireBlob(content!)
     if (managed === 'server') return { blob: readable(dataKeyOf(keyring, key), content!).blob, revealed: false }
     return { blob: content!, revealed: refuseRevealing(config, revealsKey(key_proof, content!)) }
   }
@@ -64,6 +64,7 @@ function ofClient (
   { keyring, config }: Vault, state: LevelState, { content, key_proof }: Parameters<typeof acceptContent>[2]
 ): Accepted {
   if (content === undefined) return fail('client_managed_encryption')
+  requireBlob(content)
   const key = activeKeyOf(state)
   if (key.key_check === null) return fail('key_proof_required')
   if (judgeProof(keyring, key, key_proof) !== 'right') fail('key_proof_mismatch')
@@ -71,9 +72,16 @@ function ofClient (
 }
 
 function forServer (dataKey: KeyObject, { content, plaintext }: Parameters<typeof acceptContent>[2]): string {
-  if (plaintext === undefined) return readable(dataKey, content!).blob
+  if (plaintext === undefined) {
+    requireBlob(content!, "This project's content has to be encrypted, or sent as `plaintext`")
+    return readable(dataKey, content!).blob
+  }
   if (Buffer.byteLength(plaintext) > BLOB_BYTES - 28) refuse('plaintext', 'Larger than 1 MiB when sealed')
   return sealBlob(dataKey, plaintext)
+}
+
+function requireBlob (text: string, sentence = 'Expected base64 of 28 bytes to 1 MiB') {
+  if (!isBlobText(text)) refuse('content', sentence)
 }
 
 // What a server-managed project stores can always be read back.
