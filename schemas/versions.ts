@@ -1,7 +1,7 @@
 import { Type, type Static } from '@sinclair/typebox'
 import { KeyDescriptor } from './encryption-keys.ts'
 import { OrganizationInPath } from './organizations.ts'
-import { LEVELS } from './secrets.ts'
+import { LEVELS, type Level, type LevelNames } from './secrets.ts'
 import { Blob, Body, KeyProof, Nullable, OneOf, Page, PageMeta, PerPage, Slug, Timestamp, Ulid } from './shapes.ts'
 
 /** What made a version. */
@@ -79,9 +79,19 @@ export const VersionAnswer = Type.Object({
   }]
 })
 
-export const ListVersionsBody = Body({
-  project: Slug, target: Slug, environment: Slug, page: Type.Optional(Page), per_page: Type.Optional(PerPage)
-}, {
+/** Whose history: a level, named by the slugs down to it. */
+const level = {
+  project: Slug,
+  target: Type.Optional(Slug),
+  environment: Type.Optional(Slug),
+  level: Type.Optional(OneOf(LEVELS, {
+    default: 'environment',
+    description: 'where the document is kept: the slugs down to it are required, those below refused'
+  }))
+}
+export interface LevelOfHistory extends LevelNames { level?: Level | undefined }
+
+export const ListVersionsBody = Body({ ...level, page: Type.Optional(Page), per_page: Type.Optional(PerPage) }, {
   title: 'ListVersionsBody',
   examples: [{ project: 'orbit', target: 'backend', environment: 'live', page: 1, per_page: 25 }]
 })
@@ -115,9 +125,7 @@ export const DeleteVersionBody = Body({ force: Type.Optional(Type.Boolean({ defa
 export const PURGE_SCOPES = ['level', 'project'] as const
 
 export const PurgeBody = Body({
-  project: Slug,
-  target: Type.Optional(Slug),
-  environment: Type.Optional(Slug),
+  ...level,
   scope: Type.Optional(OneOf(PURGE_SCOPES, { default: 'level' })),
   confirmed: Type.Literal(true, { description: 'must be true' }),
   force: Type.Optional(Type.Boolean({

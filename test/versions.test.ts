@@ -572,6 +572,46 @@ t.test('a purge removes the history of a level or of a whole project, and counts
   )
 })
 
+t.test('the list and the purge of a history name its level by `level`, and by no slug below it', async (t) => {
+  const at = await makeLevel(owner, { slug: 'histories' })
+  const { project, target } = at
+  const levels = [
+    { level: 'project', place: { project } }, { level: 'target', place: { project, target } },
+    { level: 'environment', place: at }
+  ]
+  for (const [i, { place }] of levels.entries()) {
+    for (let n = 0; n <= i; n++) await store({ ...place, plaintext: `A=${n}` })
+  }
+  for (const [i, { level, place }] of levels.entries()) {
+    const { data, meta } = (await list({ ...place, level })).body
+    t.equal(meta.total, i + 1)
+    t.ok(data.every((version: any) => version.attributes.metadata.level === level))
+    for (const other of [undefined, 'project', 'target', 'environment']) {
+      if ((other ?? 'environment') === level) continue
+      const body = { ...place, ...(other !== undefined && { level: other }) }
+      for (const answer of [await list(body), await purge({ ...body, confirmed: true })]) {
+        refused(t, answer, 422, 'validation_failed', `${Object.keys(place).join()} as ${other}`)
+        t.notSame(Object.keys(answer.body.errors), [], 'it names the slug')
+      }
+    }
+  }
+  for (const level of ['organization', '', null, 'Project']) {
+    refused(t, await list({ ...at, level }), 422, 'validation_failed', String(level))
+  }
+  refused(t, await purge({ project, scope: 'project', level: 'project', confirmed: true }), 422, 'validation_failed')
+  refused(t, await list({ project: 'none', level: 'project' }), 404, 'not_found')
+  for (const [i, { level, place }] of levels.entries()) {
+    t.same((await purge({ ...place, level, confirmed: true })).body.data, { purged_count: i + 1 }, level)
+    t.equal((await list({ ...place, level })).body.meta.total, 0)
+  }
+  const { target_id } = (await owner.call('GET', `/${owner.organization}/histories/backend/live`)).body.data.attributes
+  const slice = { project_id: await projectId(owner, project), target_id, environment_id: null }
+  const inside = await test.token(owner.organization, ['*'], { slices: [slice] })
+  for (const { level, place } of levels) {
+    t.equal((await list({ ...place, level }, inside)).status, level === 'project' ? 404 : 200, `narrowed to a target: ${level}`)
+  }
+})
+
 t.test('a purge takes what is there, whatever number somebody has put beside it', async (t) => {
   const at = await makeLevel(owner, { slug: 'miscounted' })
   const { body: { data: { version } } } = await store({ ...at, plaintext: 'A=1' })

@@ -1,11 +1,11 @@
 import type { FastifyRequest } from 'fastify'
 import type { ErrorCode } from '../../schemas/errors.ts'
 import { OrganizationParams } from '../../schemas/organizations.ts'
-import type { LevelNames } from '../../schemas/secrets.ts'
+import { LEVELS } from '../../schemas/secrets.ts'
 import { NoContent, PAGE_SIZE } from '../../schemas/shapes.ts'
 import {
   DeleteVersionBody, DeleteVersionQuery, ListVersionsBody, PurgeAnswer, PurgeBody, RestoreAnswer, RestoreBody,
-  VersionAnswer, VersionPage, VersionParams, type Version
+  VersionAnswer, VersionPage, VersionParams, type LevelOfHistory, type Version
 } from '../../schemas/versions.ts'
 import type { Db } from '../db/database.ts'
 import { actorOf, principalOf } from '../http/actor.ts'
@@ -39,7 +39,8 @@ export const versions: Domain = async (app) => {
     config: {
       access: 'secret:history',
       repeatable: false,
-      at: ({ body }) => body as LevelNames,
+      judge: ({ body }) => judgeLevel(body as LevelOfHistory),
+      at: ({ body }) => namesOf(body as LevelOfHistory),
       brings: 'revisions',
       audit: 'none'
     },
@@ -173,7 +174,7 @@ export const versions: Domain = async (app) => {
   app.post('/:organization/secrets/versions/purge', {
     config: {
       access: 'secret:purge',
-      judge: ({ body }) => requireLevel(body as PurgeBody),
+      judge: ({ body }) => judgeScope(body as PurgeBody),
       at: ({ body }) => namesOf(body as PurgeBody),
       brings: 'revisions',
       audit: 'version.purge',
@@ -234,9 +235,19 @@ export const versions: Domain = async (app) => {
   }
 }
 
-function requireLevel ({ target, environment, scope = 'level' }: PurgeBody) {
-  if (scope === 'level' && target === undefined) refuse('target', 'Required with scope level')
-  if (scope === 'level' && environment === undefined) refuse('environment', 'Required with scope level')
+// A level is named by all slugs down to it and by none below: nobody purges more, or less, than they meant.
+function judgeLevel ({ level = 'environment', ...names }: LevelOfHistory) {
+  for (const slug of ['target', 'environment'] as const) {
+    const isNamed = names[slug] !== undefined
+    const isAbove = LEVELS.indexOf(slug) <= LEVELS.indexOf(level)
+    if (isAbove && !isNamed) refuse(slug, `Required with level ${level}`)
+    if (!isAbove && isNamed) refuse(slug, `Lies below level ${level}`)
+  }
+}
+
+function judgeScope (body: PurgeBody) {
+  if (body.scope !== 'project') judgeLevel(body)
+  else if (body.level !== undefined) refuse('level', 'Not with scope project')
 }
 
 function toItem (row: VersionRow): Version {
