@@ -126,7 +126,10 @@ export const RotatedToken = Type.Object({
 export const CreatedToken = Type.Object({
   success: Type.Boolean(),
   message: Type.String(),
-  token: Type.String(),
+  token: Type.String({
+    description:
+      'its value; for a `User-Agent` that begins with `dotenv-go-sdk/` an object: `name`, `token`, `abilities`, `expires_at`'
+  }),
   api_key: ApiToken
 }, {
   title: 'CreatedToken',

@@ -86,7 +86,8 @@ const level = {
   environment: Type.Optional(Slug),
   level: Type.Optional(OneOf(LEVELS, {
     default: 'environment',
-    description: 'where the document is kept: the slugs down to it are required, those below refused'
+    description:
+      'where the document is kept: the slugs down to it are required, those below refused; a `User-Agent` that begins with `dotenv-go-sdk/` says it by the deepest slug'
   }))
 }
 export interface LevelOfHistory extends LevelNames { level?: Level | undefined }

@@ -11,6 +11,7 @@ import type { Keyring } from './crypto/keyring.ts'
 import { random } from './crypto/primitives.ts'
 import { findAuthority, transaction, type Database } from './db/database.ts'
 import { installAccess } from './http/access.ts'
+import { installAgents } from './http/agents.ts'
 import { installAliases } from './http/aliases.ts'
 import { installBodyParser } from './http/body.ts'
 import { answerByHand, type HandWritten } from './http/by-hand.ts'
@@ -216,6 +217,7 @@ export async function buildApp (
   installIdempotency(app, createAnswerSeal(keyring))
   await installAccess(app, judgedFor, counters)
   installPlaces(app)
+  installAgents(app)
   await app.register(health(database, isStopping))
   await app.register(oauth)
   for (const domain of DOMAINS) await app.register(domain, { prefix: '/api/v1' })

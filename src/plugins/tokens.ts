@@ -51,6 +51,7 @@ export const tokens: Domain = async (app) => {
   app.post('/organizations/:organization/api-keys', {
     config: {
       access: 'api-token:create',
+      goSdk: 'tokenInObject',
       withheld: VALUE,
       audit: 'api-token.create',
       errors: ['limit_reached', 'integrity_error']

@@ -38,6 +38,7 @@ export const versions: Domain = async (app) => {
   app.post('/:organization/secrets/versions', {
     config: {
       access: 'secret:history',
+      goSdk: 'levelBySlugs',
       repeatable: false,
       judge: ({ body }) => judgeLevel(body as LevelOfHistory),
       at: ({ body }) => namesOf(body as LevelOfHistory),
@@ -174,6 +175,7 @@ export const versions: Domain = async (app) => {
   app.post('/:organization/secrets/versions/purge', {
     config: {
       access: 'secret:purge',
+      goSdk: 'levelBySlugs',
       judge: ({ body }) => judgeScope(body as PurgeBody),
       at: ({ body }) => namesOf(body as PurgeBody),
       brings: 'revisions',
