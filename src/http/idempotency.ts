@@ -68,18 +68,24 @@ export function installIdempotency (app: FastifyInstance, seal: AnswerSeal) {
     ]
     takeHeaders(route, { 'idempotency-key': HEADER })
     // Last, when all is judged that lets a caller do it.
-    route.preHandler = [...hooksOf(route.preHandler), async (request, reply) => {
-      const asked = await askedBy(request)
-      if (asked === undefined) return
-      const answering = new KeptOnce(seal, request, asked)
-      const known = await answering.find(app.reads)
-      if (known !== undefined) return replay(app, request, reply, known)
-      request.answering = answering
+    route.preHandler = [...hooksOf(route.preHandler), (request, reply, done) => {
+      if (request.headers['idempotency-key'] === undefined) done()
+      else findOrBegin(request, reply).then((isAnswered) => { if (!isAnswered) done() }, done)
     }]
-    route.onSend = [...hooksOf(route.onSend), async (request, reply, payload) => {
-      if (request.answering !== null) await request.answering.answer(reply, payload)
+    route.onSend = [...hooksOf(route.onSend), (request, reply, payload, done) => {
+      if (request.answering === null) done(null, payload)
+      else request.answering.answer(reply, payload).then(() => done(null, payload), done)
     }]
   })
+
+  // True where it was answered.
+  async function findOrBegin (request: FastifyRequest, reply: FastifyReply): Promise<boolean> {
+    const answering = new KeptOnce(seal, request, await askedBy(request))
+    const known = await answering.find(app.reads)
+    if (known === undefined) request.answering = answering
+    else replay(app, request, reply, known)
+    return known !== undefined
+  }
 }
 
 /** What was answered before: whoever meets it gives it again. */
@@ -216,9 +222,8 @@ async function madeBy (db: Db, body: string | null): Promise<KeptIn> {
 }
 
 // The key as it was sent is stored nowhere: with what is, nobody can check a guess at what the request said.
-async function askedBy (request: FastifyRequest): Promise<Asked | undefined> {
+async function askedBy (request: FastifyRequest): Promise<Asked> {
   const { 'idempotency-key': key } = request.headers
-  if (key === undefined) return undefined
   if (typeof key !== 'string' || !KEY.test(key)) refuse('Idempotency-Key', 'Expected 1 to 255 visible characters')
   const { principal } = request
   const organization = principal?.organization
