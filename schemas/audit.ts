@@ -2,6 +2,8 @@ import { Type, type Static } from '@sinclair/typebox'
 import { EVENTS } from './events.ts'
 import { Nullable, OneOf, Page, PerPage, Resource, Timestamp } from './shapes.ts'
 
+const EventWord = OneOf(EVENTS, { title: 'EventName' })
+
 export const ACTOR_TYPES = ['api_token', 'user', 'operator', 'system'] as const
 
 /** With a filter, so many of the newest events are counted and paged by number; `before` goes on behind them. */
@@ -14,7 +16,7 @@ export const AuditQuery = Type.Object({
     description: 'who did it: `user:ID`, `api_token:ID`, `operator` or `system`',
     examples: ['user:17']
   })),
-  action: Type.Optional(OneOf(EVENTS, { description: 'what was done' })),
+  action: Type.Optional(EventWord),
   resource: Type.Optional(Type.String({
     maxLength: 97,
     pattern: '^[a-z_-]{1,32}:[A-Za-z0-9._-]{1,64}$',
@@ -51,7 +53,7 @@ const Details = Type.Unsafe<Record<string, string | number | boolean | null> | n
 export const AuditEvents = Resource('audit-events', Type.Object({
   sequence: Type.Integer({ description: 'the number of the event in its organization, without a gap' }),
   occurred_at: Timestamp,
-  action: OneOf(EVENTS),
+  action: EventWord,
   actor: ActorOfEvent,
   resource: ResourceOfEvent,
   request_id: Nullable(Type.String({ description: '`X-Request-Id` of the request that did it' })),

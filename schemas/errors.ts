@@ -1,5 +1,6 @@
-import { Type, type Static, type TSchema } from '@sinclair/typebox'
-import { Timestamp } from './shapes.ts'
+import { Type, type Static, type TProperties, type TSchema } from '@sinclair/typebox'
+import { AbilityName } from './scopes.ts'
+import { OneOf, Timestamp } from './shapes.ts'
 
 interface ErrorSpec { status: number, message: string, details?: TSchema, as?: string }
 
@@ -25,7 +26,7 @@ export const ERRORS = {
   insufficient_permissions: {
     status: 403,
     message: 'The token lacks the required scope.',
-    details: Type.Object({ required_scope: Type.String(), granted_scopes: Type.Array(Type.String()) })
+    details: Type.Object({ required_scope: AbilityName, granted_scopes: Type.Array(AbilityName) })
   },
   organization_inactive: {
     status: 403, message: 'The organization is not active.', details: Type.Object({ status: Type.String() })
@@ -158,10 +159,10 @@ export const ERRORS = {
   header_fields_too_large: { status: 431, message: 'The request headers are too large.' },
   internal_error: { status: 500, message: 'Something failed on our side.' },
   integrity_error: { status: 500, message: 'A stored record was changed outside the service and is refused.' },
+  service_unavailable: { status: 503, message: 'The service cannot answer right now. Try again.' },
   invoicing_unavailable: {
     status: 503, message: 'No invoice can be made: the operator of this service has not said yet who sells.'
-  },
-  service_unavailable: { status: 503, message: 'The service cannot answer right now. Try again.' }
+  }
 } as const satisfies Record<string, ErrorSpec>
 
 export type ErrorCode = keyof typeof ERRORS
@@ -202,22 +203,47 @@ const WITH_ERRORS = new Set<ErrorCode>([
   'card_number_refused'
 ])
 
-/** The body of one error as a schema, titled `Error_<code>`. */
-export function ErrorBody (code: ErrorCode) {
-  const spec: ErrorSpec = ERRORS[code]
-  const withErrors = WITH_ERRORS.has(code)
-  return Type.Object({
-    error: Type.Literal(codeOf(code)),
-    message: Type.String(),
-    ...(spec.details && { details: spec.details }),
-    ...(withErrors && { errors: Type.Optional(Type.Record(Type.String(), Type.Array(Type.String()))) })
-  }, {
-    title: `Error_${code}`,
-    examples: [{
-      error: codeOf(code),
-      message: spec.message,
-      ...(DETAIL_EXAMPLES[code] && { details: DETAIL_EXAMPLES[code] }),
-      ...(withErrors && { errors: { name: ['Expected string'] } })
-    }]
+// What the body of an error has beside its code and words.
+function moreOf (code: ErrorCode): TProperties {
+  const { details }: ErrorSpec = ERRORS[code]
+  return {
+    ...(details && { details }),
+    ...(WITH_ERRORS.has(code) && { errors: Type.Optional(Type.Record(Type.String(), Type.Array(Type.String()))) })
+  }
+}
+
+const exampleOf = (code: ErrorCode) => ({
+  error: codeOf(code),
+  message: ERRORS[code].message,
+  ...(DETAIL_EXAMPLES[code] && { details: DETAIL_EXAMPLES[code] }),
+  ...(WITH_ERRORS.has(code) && { errors: { name: ['Expected string'] } })
+})
+
+/**
+ * The errors of a status as one schema, whatever the operation: a union that `error` tells apart. Codes whose bodies
+ * look the same share a schema, which has the name of the status, or of the first code.
+ */
+export function ErrorBodies (status: number): TSchema {
+  const shapes = new Map<string, ErrorCode[]>()
+  for (const code of Object.keys(ERRORS) as ErrorCode[]) {
+    if (ERRORS[code].status !== status) continue
+    const shape = JSON.stringify(moreOf(code))
+    shapes.set(shape, [...shapes.get(shape) ?? [], code])
+  }
+  const bodies = [...shapes.values()].map((codes) => {
+    const more = moreOf(codes[0]!)
+    const title = Object.keys(more).length === 0 ? `Error_${status}` : `Error_${codes[0]!}`
+    const schema = Type.Object({ error: OneOf(codes.map(codeOf)), message: Type.String(), ...more }, { title })
+    return { title, codes, schema }
+  })
+  const examples = [exampleOf(bodies[0]!.codes[0]!)]
+  if (bodies.length === 1) return { ...bodies[0]!.schema, examples }
+  const mapping = Object.fromEntries(bodies.flatMap(({ title, codes }) =>
+    codes.map((code) => [codeOf(code), `#/components/schemas/${title}`])))
+  return Type.Unsafe({
+    title: `Errors_${status}`,
+    oneOf: bodies.map(({ schema }) => schema),
+    discriminator: { propertyName: 'error', mapping },
+    examples
   })
 }

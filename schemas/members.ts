@@ -1,20 +1,20 @@
 import { Type, type Static } from '@sinclair/typebox'
 import { OrganizationInPath } from './organizations.ts'
-import { Body, Nullable, OneOf, Resource, Timestamp } from './shapes.ts'
-import { EMAIL_LENGTH, MEMBER_STATUSES, ROLES } from './users.ts'
+import { Body, Nullable, OneOf, PublishedAs, Resource, Timestamp } from './shapes.ts'
+import { EMAIL_LENGTH, MEMBER_STATUSES, RoleName, ROLES } from './users.ts'
 
 /** The number of a member's account, in a path. */
 export const MemberInPath = Type.String({ maxLength: 128, examples: ['17'] })
 export const MemberParams = Type.Object({ organization: OrganizationInPath, member: MemberInPath })
 
 /** A role as a request may spell it. */
-export const RoleInBody = OneOf([...ROLES, 'admin'], { description: '`admin` is read as `administrator`' })
+export const RoleInBody = PublishedAs(OneOf([...ROLES, 'admin']), RoleName)
 
 const MemberAttributes = Type.Object({
   user_id: Type.Integer({ format: 'int64' }),
   email: Type.String(),
   name: Type.String(),
-  role: OneOf(ROLES),
+  role: RoleName,
   status: OneOf(MEMBER_STATUSES),
   joined_at: Nullable(Timestamp)
 }, { title: 'MemberAttributes' })

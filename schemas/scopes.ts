@@ -1,3 +1,5 @@
+import { OneOf } from './shapes.ts'
+
 /** Every scope of the specification, with the sentence that says what it grants. */
 export const SCOPES = {
   'secret:read': 'Read encrypted secrets',
@@ -45,6 +47,9 @@ export type Scope = keyof typeof SCOPES
 export type Ability = Scope | '*'
 
 export const SCOPE_NAMES = Object.keys(SCOPES) as Scope[]
+
+/** An ability as answers say it. */
+export const AbilityName = OneOf(['*', ...SCOPE_NAMES], { title: 'Ability' })
 
 const ALIASES: Record<string, readonly Scope[]> = {
   'encryption:read': ['key:retrieve'],

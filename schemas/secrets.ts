@@ -1,5 +1,6 @@
-import { Type, type Static } from '@sinclair/typebox'
-import { BLOB_BYTES, BLOB_LENGTH, Blob, Body, Flag, KeyProof, Nullable, OneOf, Slug, Ulid } from './shapes.ts'
+import { Type, type Static, type TSchema } from '@sinclair/typebox'
+import { EncryptionKeyAnswer } from './encryption-keys.ts'
+import { BLOB_BYTES, BLOB_LENGTH, Blob, Body, Flag, KeyProof, Nullable, OneOf, PublishedAs, Slug, Ulid } from './shapes.ts'
 
 /** Where a document is kept: the deepest slug that names it. */
 export const LEVELS = ['project', 'target', 'environment'] as const
@@ -9,12 +10,15 @@ export type Level = (typeof LEVELS)[number]
 export const MERGES = ['false', 'true', 'both'] as const
 export type Merge = (typeof MERGES)[number]
 
+/** What `raw=true` answers, as a media type of its own: the values alone. */
+export const RAW_TYPE = 'application/vnd.strongroom.raw+json'
+
 export const ReadSecretsQuery = Type.Object({
   decrypt: Type.Optional(Flag({ description: 'answer plain documents; needs secret:decrypt' })),
   merge: Type.Optional(OneOf(
     MERGES, { default: 'false', description: 'environment over target over project; needs decrypt=true' }
   )),
-  raw: Type.Optional(Flag({ description: 'answer the bare object {KEY: value}' }))
+  raw: Type.Optional(Flag({ description: `answer the bare object {KEY: value}, as ${RAW_TYPE}` }))
 })
 export type ReadSecretsQuery = Static<typeof ReadSecretsQuery>
 
@@ -80,10 +84,22 @@ export const SecretsAnswer = Type.Object({
 })
 export type SecretsAnswer = Static<typeof SecretsAnswer>
 
-/** What `raw=true` answers: the values alone. */
-export const RawSecrets = Type.Record(
+const RawSecrets = Type.Record(
   Type.String(), Type.String(), { title: 'RawSecrets', examples: [{ HELLO: 'world', FOO: 'bar' }] }
 )
+
+/** Two types of answer, so that each has one shape. */
+const orRaw = (answer: TSchema) => ({
+  content: { 'application/json': { schema: answer }, [RAW_TYPE]: { schema: RawSecrets } }
+})
+
+/** A read answers the documents, and with `raw=true` the values alone. */
+export const ReadAnswer = orRaw(SecretsAnswer)
+
+/** A retrieve answers what a read does, or the key: `data.type` tells. */
+export const RetrieveAnswer = orRaw(Type.Union(
+  [SecretsAnswer, EncryptionKeyAnswer], { title: 'RetrieveAnswer', examples: SecretsAnswer.examples }
+))
 
 /** Names a level in a body: the deepest slug given is the level. */
 const level = { project: Slug, target: Type.Optional(Slug), environment: Type.Optional(Slug) }
@@ -102,7 +118,9 @@ export const RetrieveBody = Body({
     additionalProperties: false,
     description: 'narrows `data.secrets`; documents carry no tags, so a tag matches nothing'
   })),
-  merge: Type.Optional(Type.Union([OneOf(MERGES), Type.Boolean()], { default: 'false' })),
+  merge: Type.Optional(PublishedAs(
+    Type.Union([OneOf(MERGES), Type.Boolean()]), OneOf(MERGES, { default: 'false', description: 'needs action decrypt' })
+  )),
   raw: Type.Optional(Type.Boolean({ default: false }))
 }, {
   title: 'RetrieveBody',

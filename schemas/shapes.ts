@@ -9,6 +9,14 @@ export function OneOf<const T extends readonly string[]> (values: T, options: Sc
   return Type.Union(values.map((value) => Type.Literal(value)), options) as unknown as TUnion<Literals<T>>
 }
 
+/**
+ * Judged as the one schema and published as the other: what clients from before send is taken as well, and no generator
+ * is troubled with it.
+ */
+export function PublishedAs<T extends TSchema> (schema: T, published: TSchema): T {
+  return { ...schema, 'x-published': published }
+}
+
 /** The value or null, in answers only: `type: [T, "null"]`, which serializes without trying alternatives. */
 export function Nullable<T extends TSchema> (schema: T) {
   return Type.Unsafe<Static<T> | null>({ ...schema, type: [schema.type, 'null'] })
@@ -30,7 +38,7 @@ export const Ulid = Type.String({ pattern: ULID_PATTERN, examples: ['01JQZ6V9T4M
 
 export const SLUG_PATTERN = '^[a-z0-9]+(-[a-z0-9]+)*$'
 export const SLUG_LENGTH = 64
-export const Slug = Type.String({ minLength: 1, maxLength: SLUG_LENGTH, pattern: SLUG_PATTERN, examples: ['orbit'] })
+export const Slug = Type.String({ title: 'Slug', minLength: 1, maxLength: SLUG_LENGTH, pattern: SLUG_PATTERN })
 
 /** A slug in a path. It is not validated as one: what is no slug names nothing, and that is 404. */
 export const SlugInPath = Type.String({ maxLength: 128, examples: ['orbit'] })
@@ -48,6 +56,7 @@ export const BLOB_LENGTH = Math.ceil(BLOB_BYTES / 3) * 4
 
 /** Base64 of IV (12 bytes), ciphertext and tag (16 bytes): AES-256-GCM without additional data. */
 export const Blob = Type.String({
+  title: 'Blob',
   minLength: 38,
   maxLength: BLOB_LENGTH,
   pattern: '^[A-Za-z0-9+/]+={0,2}$',

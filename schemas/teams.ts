@@ -2,9 +2,9 @@ import { Type, type Static } from '@sinclair/typebox'
 import { MemberInPath, RoleInBody } from './members.ts'
 import { OrganizationInPath } from './organizations.ts'
 import {
-  Body, Description, Name, NullableDescription, OneOf, Resource, Slug, SlugInPath, Timestamp, Ulid
+  Body, Description, Name, NullableDescription, Resource, Slug, SlugInPath, Timestamp, Ulid
 } from './shapes.ts'
-import { ROLES } from './users.ts'
+import { RoleName } from './users.ts'
 
 /** How many there can be: what a look-up of a caller brings along is bounded by it. */
 export const TEAM_LIMITS = { teams: 1000, members: 500, projects: 100, teamsOfMember: 20 } as const
@@ -48,7 +48,7 @@ const TeamMember = Type.Object({
   id: Type.String(), name: Type.String(), email: Type.String()
 }, { title: 'TeamMember' })
 const TeamProject = Type.Object({
-  id: Ulid, slug: Slug, name: Type.String(), role: OneOf(ROLES, { description: 'of the members of the team, in it' })
+  id: Ulid, slug: Slug, name: Type.String(), role: RoleName
 }, { title: 'TeamProject' })
 export type TeamMember = Static<typeof TeamMember>
 export type TeamProject = Static<typeof TeamProject>

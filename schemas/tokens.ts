@@ -1,6 +1,7 @@
 import { Type, type Static } from '@sinclair/typebox'
 import { OrganizationInPath } from './organizations.ts'
-import { Body, Name, Nullable, PageMeta, Slug, Timestamp } from './shapes.ts'
+import { AbilityName } from './scopes.ts'
+import { Body, Name, Nullable, PageMeta, PublishedAs, Slug, Timestamp } from './shapes.ts'
 
 /** How many API tokens that have not expired an organization can have, and how many of them can be one person's. */
 export const TOKEN_LIMITS = { organization: 10_000, person: 1_000 } as const
@@ -34,7 +35,7 @@ export const ApiToken = Type.Object({
   id: Type.String(),
   name: Type.String(),
   token_prefix: Type.String(),
-  abilities: Type.Array(Type.String()),
+  abilities: Type.Array(AbilityName),
   restrictions: Type.Array(Restriction, { description: 'empty: the whole organization' }),
   expires_at: Nullable(Timestamp),
   last_used_at: Nullable(Timestamp),
@@ -65,9 +66,9 @@ export const ApiTokenAnswer = Type.Object(
   { data: ApiToken }, { title: 'ApiTokenAnswer', examples: [{ data: example }] }
 )
 
-const Abilities = Type.Array(
-  Type.String({ minLength: 1, maxLength: 64 }),
-  { minItems: 1, maxItems: 100, description: 'scopes, or "*" alone for all' }
+const someAbilities = { minItems: 1, maxItems: 100, description: 'scopes, or "*" alone for all' }
+const Abilities = PublishedAs(
+  Type.Array(Type.String({ minLength: 1, maxLength: 64 }), someAbilities), Type.Array(AbilityName, someAbilities)
 )
 const expiry = (whenLeftOut: string, atMost = '') => Type.Optional(Type.Union(
   [Type.String({ format: 'date-time', maxLength: 64 }), Type.Null()],

@@ -1,4 +1,5 @@
 import { Type, type Static } from '@sinclair/typebox'
+import { AbilityName } from './scopes.ts'
 import { Nullable, OneOf, Slug, Timestamp, Ulid } from './shapes.ts'
 
 /** What a member is in an organization; `admin` is read as `administrator`. */
@@ -6,6 +7,7 @@ export const ROLES = [
   'owner', 'administrator', 'developer', 'member', 'auditor', 'billing_manager', 'api_user'
 ] as const
 export type Role = (typeof ROLES)[number]
+export const RoleName = OneOf(ROLES, { title: 'Role' })
 
 /** A membership counts from the moment that it is active. */
 export const MEMBER_STATUSES = ['active', 'invited'] as const
@@ -32,7 +34,7 @@ const Included = Type.Object({
     ulid: Ulid,
     name: Type.String(),
     slug: Slug,
-    role: Type.Optional(OneOf(ROLES)),
+    role: Type.Optional(RoleName),
     joined_at: Type.Optional(Timestamp)
   })
 }, { title: 'IncludedOrganization' })
@@ -95,7 +97,7 @@ export const TokenPrincipalAnswer = Type.Object({
     type: Type.Literal('api-tokens'),
     id: Type.String(),
     attributes: Type.Object({
-      name: Type.String(), abilities: Type.Array(Type.String()), expires_at: Nullable(Timestamp)
+      name: Type.String(), abilities: Type.Array(AbilityName), expires_at: Nullable(Timestamp)
     }),
     relationships
   }),
@@ -113,3 +115,8 @@ export const TokenPrincipalAnswer = Type.Object({
   }]
 })
 export type TokenPrincipalAnswer = Static<typeof TokenPrincipalAnswer>
+
+/** Whoever calls: `data.type` tells which it is. */
+export const PrincipalAnswer = Type.Union(
+  [UserAnswer, TokenPrincipalAnswer], { title: 'PrincipalAnswer', examples: UserAnswer.examples }
+)

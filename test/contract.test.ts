@@ -20,7 +20,13 @@ import {
 } from './helpers/operations.ts'
 import { issuePair, makePerson, makeTeam, type Person } from './helpers/people.ts'
 
-interface Schema { enum?: string[], anyOf?: Schema[], properties?: Record<string, Schema>, $ref?: string }
+interface Schema {
+  enum?: string[]
+  anyOf?: Schema[]
+  oneOf?: Schema[]
+  properties?: Record<string, Schema>
+  $ref?: string
+}
 interface Operation {
   operationId?: string
   tags?: string[]
@@ -53,8 +59,8 @@ const rowOf = (operation: Operation) => OPERATIONS[operation.operationId ?? ''] 
 const resolve = (schema: Schema): Schema =>
   schema.$ref === undefined ? schema : document.components.schemas[schema.$ref.replace('#/components/schemas/', '')]!
 const codesOf = (schema: Schema): string[] => {
-  const { anyOf, properties } = resolve(schema)
-  return anyOf?.flatMap(codesOf) ?? properties?.error?.enum ?? ['']
+  const { oneOf, properties } = resolve(schema)
+  return oneOf?.flatMap(codesOf) ?? properties?.error?.enum ?? ['']
 }
 
 /** What needs no token, or any: each for a reason of its own. */

@@ -981,6 +981,13 @@ t.test('over a real socket', async (t) => {
 })
 
 // One code can go with two statuses.
+/** What any operation can answer: about who calls, how often, what was sent or repeated, and what failed here. */
+const OF_ALL = [
+  'malformed_json', 'malformed_request', 'unsupported_api_version', 'unauthenticated', 'insufficient_permissions',
+  'organization_inactive', 'second_factor_required', 'not_found', 'payload_too_large', 'unsupported_media_type',
+  'validation_failed', 'rate_limit_exceeded', 'internal_error', 'integrity_error', 'service_unavailable',
+  'conflict', 'idempotency_key_reused'
+]
 const statusesOf = (code: string) => new Set(
   (Object.keys(ERRORS) as ErrorCode[]).filter((row) => codeOf(row) === code).map((row) => ERRORS[row].status as number)
 )
@@ -1156,11 +1163,10 @@ function publishedOperations (): Operation[] {
       (parameter: any) => parameter.in === 'query'
     ).map((parameter: any) => parameter.name),
     body: componentOf(operation.requestBody?.content['application/json']?.schema),
-    answers: new Map(Object.entries<object>(operation.responses).map(([status, response]) =>
-      [
-        Number(status),
-        new Set([...JSON.stringify(response).matchAll(/Error_(\w+)/g)].map(([, row]) => codeOf(row as ErrorCode)))
-      ]))
+    answers: new Map(Object.keys(operation.responses).map((status) => [
+      Number(status), new Set([...OF_ALL, ...operation['x-error-codes'] ?? []].filter((code) =>
+        statusesOf(code).has(Number(status))))
+    ]))
   })))
 }
 

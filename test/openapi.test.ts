@@ -4,7 +4,11 @@ import { tmpdir } from 'node:os'
 import path from 'node:path'
 import { promisify } from 'node:util'
 import t from 'tap'
-import { parse } from 'yaml'
+import { parse, parseDocument, visit } from 'yaml'
+import { EVENTS } from '../schemas/events.ts'
+import { SCOPE_NAMES } from '../schemas/scopes.ts'
+import { MERGES, RAW_TYPE } from '../schemas/secrets.ts'
+import { ROLES } from '../schemas/users.ts'
 import { renderDocuments } from '../src/commands/openapi.ts'
 import { asOpenApi30 } from '../src/http/document-3.0.ts'
 
@@ -32,6 +36,145 @@ async function lint (file: string) {
 
 t.test('the document lints without an error, and its examples match their schemas', async (t) => {
   t.strictSame(await lint('openapi.yaml'), { errors: 0, others: [] })
+})
+
+const text = readFileSync('openapi.yaml', 'utf8')
+const { paths, components } = parse(text) as Published
+
+interface Schema extends Record<string, unknown> {
+  $ref?: string
+  type?: string | string[]
+  oneOf?: Schema[]
+  anyOf?: Schema[]
+  required?: string[]
+  properties?: Record<string, Schema>
+  discriminator?: { propertyName: string, mapping: Record<string, string> }
+}
+interface Media {
+  content?: Record<string, { schema: Schema, example?: unknown }>
+  headers?: object
+  required?: boolean
+}
+interface Operation {
+  operationId: string
+  security: Record<string, string[]>[]
+  parameters?: { $ref: string }[]
+  requestBody?: Media
+  responses: Record<string, { $ref: string }>
+  'x-required-scope'?: string
+  'x-error-codes'?: string[]
+}
+interface Published {
+  paths: Record<string, Record<string, Operation>>
+  components: { responses: Record<string, Media>, schemas: Record<string, Schema> }
+}
+
+const operations = Object.values(paths).flatMap((item) => Object.values(item))
+const named = <T>(of: Record<string, T>, { $ref }: { $ref?: string }) => of[$ref!.split('/').at(-1)!]!
+const follow = (schema: Schema): Schema => schema.$ref === undefined ? schema : named(components.schemas, schema)
+
+/** Every object in a value, with the path to it. */
+function * objectsIn (value: unknown, at = ''): Generator<[string, Record<string, unknown>]> {
+  if (typeof value !== 'object' || value === null) return
+  if (!Array.isArray(value)) yield [at, value as Record<string, unknown>]
+  for (const [key, member] of Object.entries(value)) {
+    if (key !== 'example') yield * objectsIn(member, `${at}/${key}`)
+  }
+}
+
+t.test('the document is at most 250 KB, and says nothing by an alias', async (t) => {
+  t.ok(Buffer.byteLength(text) <= 250_000, `${Buffer.byteLength(text)} bytes`)
+  let aliases = 0
+  visit(parseDocument(text), { Alias: () => { aliases++ } })
+  t.equal(aliases, 0)
+})
+
+t.test('readers of YAML 1.1 find the same in it: no word or moment becomes something else', async (t) => {
+  t.strictSame(parse(text, { version: '1.1' }), parse(text))
+})
+
+t.test('a body has no default, and is required where one of its members is', async (t) => {
+  const bodies = operations.flatMap(({ operationId, requestBody }) => requestBody === undefined
+    ? []
+    : Object.values(requestBody.content!).map(({ schema }) => ({ operationId, schema, requestBody })))
+  t.ok(bodies.length > 30)
+  for (const { operationId, schema, requestBody } of bodies) {
+    t.match(schema.$ref, /^#\/components\/schemas\/\w+$/, `that of ${operationId} has a name`)
+    const { required = [] } = follow(schema)
+    t.equal(requestBody.required, required.length > 0, `that of ${operationId} is required when it is`)
+  }
+  const bodiesByName = new Map(bodies.map(({ schema }) => [schema.$ref!, follow(schema)]))
+  t.strictSame([...objectsIn([...bodiesByName.values()])].filter(([at, object]) =>
+    'default' in object && !at.endsWith('/properties')).map(([at]) => at), [])
+})
+
+t.test('parameters and answers are components, choices have names, and what has any members is of a type of its own', async (t) => {
+  t.strictSame([...objectsIn(operations.map(({ parameters, responses }) => [parameters, Object.values(responses)]))]
+    .filter(([, object]) => object.$ref === undefined).map(([at]) => at), [])
+  const answers = Object.entries(components.responses).flatMap(([name, { content = {} }]) =>
+    Object.entries(content).map(([type, { schema }]) => ({ name, type, schema })))
+  const isFile = ({ schema }: { schema: Schema }) => schema.format === 'binary'
+  t.strictSame(answers.filter((one) => !isFile(one) && one.schema.$ref === undefined), [])
+  const isMap = ({ schema }: { schema: Schema }) => follow(schema).properties === undefined &&
+    follow(schema).oneOf === undefined && follow(schema).anyOf === undefined
+  t.strictSame(
+    answers.filter((one) => !isFile(one) && isMap(one)).map(({ type }) => type),
+    [RAW_TYPE, RAW_TYPE]
+  )
+})
+
+t.test('the errors of a status are one schema or one union, which the code tells apart', async (t) => {
+  const wordsOf = (schema: Schema) => follow(schema).properties!.error!.enum as string[]
+  let unions = 0
+  const codes = new Map<string, string[]>()
+  for (const [name, { content = {} }] of Object.entries(components.responses)) {
+    if (!/Err[45]\d\d$/.test(name)) continue
+    const schema = follow(content['application/json']!.schema)
+    const { oneOf = [schema], discriminator } = schema
+    codes.set(name, oneOf.flatMap(wordsOf))
+    t.equal(new Set(codes.get(name)).size, codes.get(name)!.length, `${name}: a code is of one schema`)
+    if (schema.oneOf === undefined) continue
+    unions++
+    t.equal(discriminator!.propertyName, 'error')
+    t.strictSame(
+      Object.entries(discriminator!.mapping).sort(),
+      oneOf.flatMap((one) => wordsOf(one).map((code) => [code, one.$ref!] as [string, string])).sort(), name
+    )
+  }
+  t.ok(unions >= 3)
+  for (const { operationId, responses, 'x-error-codes': own = [] } of operations) {
+    const errors = Object.entries(responses).filter(([status]) => Number(status) >= 400)
+    for (const [status, { $ref }] of errors) t.match($ref, new RegExp(`/(?:OAuth)?Err${status}$`), operationId)
+    const known = errors.flatMap(([, { $ref }]) => codes.get($ref.split('/').at(-1)!)!)
+    t.strictSame(own.filter((code) => !known.includes(code)), [], `${operationId} answers the errors that it names`)
+  }
+})
+
+t.test('headers of limits and ids stand on good answers and on 429, and nowhere else', async (t) => {
+  for (const [name, { headers = {} }] of Object.entries(components.responses)) {
+    const isError = /Err[45]\d\d$/.test(name)
+    t.equal('X-Request-Id' in headers, !isError || name.endsWith('429'), name)
+    if (isError && !name.endsWith('429')) t.notOk('X-RateLimit-Limit' in headers, name)
+  }
+})
+
+t.test('an operation names the scope that it always needs', async (t) => {
+  for (const { operationId, security, 'x-required-scope': scope } of operations) {
+    const ways = new Set(security.map((way) => Object.values(way).flat().join(' ')))
+    t.equal(scope ?? '', ways.size === 1 ? [...ways][0] : '', operationId)
+  }
+})
+
+t.test('words that are one of a list are published as that list', async (t) => {
+  const wordsAt = (schema: string, ...members: string[]) =>
+    members.reduce((at, member) => follow(follow(at).properties?.[member] ?? follow(at).items as Schema), {
+      $ref: `#/components/schemas/${schema}`
+    } as Schema).enum
+  t.strictSame(wordsAt('CreateTokenBody', 'abilities', 'items'), ['*', ...SCOPE_NAMES])
+  t.strictSame(wordsAt('ApiToken', 'abilities', 'items'), ['*', ...SCOPE_NAMES])
+  t.strictSame(wordsAt('AuditEventAttributes', 'action'), [...EVENTS])
+  t.strictSame(wordsAt('AddMemberBody', 'role'), [...ROLES])
+  t.strictSame(wordsAt('RetrieveBody', 'merge'), [...MERGES])
 })
 
 t.test('its edition in OpenAPI 3.0 lints, too, has every operation, and one schema of errors', async (t) => {

@@ -1,4 +1,5 @@
 import t, { type Test } from 'tap'
+import { RAW_TYPE } from '../schemas/secrets.ts'
 import { sealBlob } from '../src/crypto/blob.ts'
 import { deriveDataKey } from '../src/crypto/key-proof.ts'
 import { random, secretKey } from '../src/crypto/primitives.ts'
@@ -97,8 +98,10 @@ t.test('every combination of decrypt, merge and raw answers its shape or invalid
           refused(t, answer, 422, 'invalid_parameter_combination', query)
         } else if (raw === 'true') {
           t.strictSame(answer.body, merges ? MERGED : { C: 'environment', D: 'a b' }, query)
+          t.equal(answer.headers['content-type'], RAW_TYPE, 'another shape has another media type')
         } else {
           t.equal(answer.status, 200, query)
+          t.equal(answer.headers['content-type'], 'application/json; charset=utf-8')
           t.strictSame(answer.body.meta.merged, merge ?? 'false', query)
           const { attributes } = answer.body.data
           t.equal('levels' in attributes, merge !== 'true', query)

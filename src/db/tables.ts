@@ -8,6 +8,7 @@ import {
   PAYMENT_METHOD_KINDS, PAYMENT_STATUSES, TAX_ID_LENGTH, type InvoiceLine, type Party
 } from '../../schemas/billing.ts'
 import { HISTORY_POLICIES, MANAGED, SECRET_FORMATS } from '../../schemas/projects.ts'
+import type { Ability } from '../../schemas/scopes.ts'
 import { LEVELS } from '../../schemas/secrets.ts'
 import { NAME_LENGTH, SLUG_LENGTH } from '../../schemas/shapes.ts'
 import { ORGANIZATION_STATUSES } from '../../schemas/organizations.ts'
@@ -318,7 +319,7 @@ export const api_tokens = pgTable('api_tokens', {
   /** SHA-256 of the token; the token itself is nowhere. */
   token_hash: bytea().notNull().unique(),
   token_prefix: varchar({ length: 12 }).notNull(),
-  abilities: text().array().notNull(),
+  abilities: text().array().$type<Ability[]>().notNull(),
   /** Ids, not slugs: a rename moves nothing in or out. Null: the whole organization. */
   slices: jsonb().$type<{ project_id: string, target_id: string | null, environment_id: string | null }[]>(),
   expires_at: moment(),

@@ -1,6 +1,6 @@
 import type { FastifyContextConfig, FastifyInstance, FastifyReply, FastifyRequest } from 'fastify'
-import { Type, type TSchema } from '@sinclair/typebox'
-import { ERRORS, ErrorBody, type ErrorCode } from '../../schemas/errors.ts'
+import type { TSchema } from '@sinclair/typebox'
+import { codeOf, ERRORS, ErrorBodies, type ErrorCode } from '../../schemas/errors.ts'
 import type { Scope } from '../../schemas/scopes.ts'
 import { LRUCache } from 'lru-cache'
 import { hashToken, isCredential, parseApiToken } from '../crypto/bearer.ts'
@@ -20,6 +20,15 @@ import { installLimits, LIMITS, type Consume } from './limits.ts'
 import { readCookie } from './pages.ts'
 
 const MOST_TOKEN = 512
+
+// What any operation can answer: about who calls, how often, what was sent, and what failed here.
+const OF_ALL = new Set<ErrorCode>([
+  'malformed_request', 'malformed_json', 'unsupported_api_version', 'unauthenticated', 'insufficient_permissions',
+  'organization_inactive', 'second_factor_required', 'not_found', 'payload_too_large', 'unsupported_media_type',
+  'validation_failed', 'rate_limit_exceeded', 'internal_error', 'integrity_error', 'service_unavailable',
+  // and of one that is repeated.
+  'conflict', 'idempotency_key_reused'
+])
 
 // Milliseconds. Whoever sends a body slower than that was judged by what held when its headers came.
 const JUDGED_FOR = 200
@@ -44,8 +53,7 @@ export async function installAccess (app: FastifyInstance, judgedFor = JUDGED_FO
       throw new Error(`${String(route.method)} ${route.url} changes something and does not declare config.audit`)
     }
     const codes: ErrorCode[] = [
-      'malformed_request', 'uri_too_long', 'header_fields_too_large', 'unsupported_api_version', 'internal_error',
-      'service_unavailable', ...errors
+      'malformed_request', 'unsupported_api_version', 'internal_error', 'service_unavailable', ...errors
     ]
     if (route.config?.limit !== 'none') codes.push('rate_limit_exceeded')
     if (access !== 'public') codes.push('unauthenticated')
@@ -55,6 +63,7 @@ export async function installAccess (app: FastifyInstance, judgedFor = JUDGED_FO
     if (route.url.includes(':organization')) codes.push('not_found')
     // Whoever names a place can meet one that was changed outside the service.
     if (namesLevel(route.config?.at)) codes.push('integrity_error')
+    const own = new Set(errors.filter((code) => !OF_ALL.has(code)).map(codeOf))
     const { body, querystring, response } = route.schema ?? {}
     if (body || querystring) codes.push('validation_failed')
     if (body) codes.push('malformed_json', 'unsupported_media_type')
@@ -69,13 +78,14 @@ export async function installAccess (app: FastifyInstance, judgedFor = JUDGED_FO
       ...route.schema,
       ...(route.config?.limitOfEffect !== undefined && { 'x-limit-of-effect': route.config.limitOfEffect }),
       ...(audit !== undefined && audit !== 'none' && { 'x-audit-events': [audit].flat() }),
+      ...(own.size > 0 && { 'x-error-codes': [...own] }),
       ...(extra.length > 0 &&
         { description: `By what is asked, needs also ${extra.map((scope) => `\`${scope}\``).join(', ')}.` }),
       security: access === 'public'
         ? []
         : alternatives.flatMap((scopes): Record<string, Scope[]>[] =>
           [{ apiToken: [...scopes] }, { oauth: [...scopes] }]),
-      response: route.config?.speaks === undefined ? { ...(response as object), ...errorBodies(codes) } : response
+      response: route.config?.speaks === undefined ? { ...(response as object), ...errorsOf(codes) } : response
     }
   })
 
@@ -341,25 +351,14 @@ function teamsThatCount (request: FastifyRequest, { teams }: Principal): readonl
   return namesLevel(at) || boundsItself ? teams : []
 }
 
-// Nearly all routes answer the same few errors, of one status at least: what several answer is one schema.
-const errorSchemas = new Map<string, TSchema>()
+// Nearly all routes answer errors of the same few statuses.
+const errorBodies = new Map<number, TSchema>()
 
-function errorBodies (codes: readonly ErrorCode[]): Record<number, TSchema> {
-  const byStatus = new Map<number, ErrorCode[]>()
-  for (const code of new Set(codes)) {
+function errorsOf (codes: readonly ErrorCode[]): Record<number, TSchema> {
+  return Object.fromEntries(codes.map((code) => {
     const { status } = ERRORS[code]
-    byStatus.set(status, [...byStatus.get(status) ?? [], code])
-  }
-  return Object.fromEntries([...byStatus].map(([status, all]) => [status, errorSchema(all)]))
-}
-
-function errorSchema (codes: readonly ErrorCode[]): TSchema {
-  const name = codes.join()
-  let schema = errorSchemas.get(name)
-  if (schema === undefined) {
-    const all = codes.map(ErrorBody)
-    schema = all.length === 1 ? all[0]! : Type.Union(all, { examples: [all[0]!.examples[0]] })
-    errorSchemas.set(name, schema)
-  }
-  return schema
+    const schema = errorBodies.get(status) ?? ErrorBodies(status)
+    errorBodies.set(status, schema)
+    return [status, schema]
+  }))
 }

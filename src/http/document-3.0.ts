@@ -30,7 +30,7 @@ const OAUTH_ERROR = {
   }
 }
 
-const isError = (name: string) => /^(?:OAuth)?Error_/.test(name)
+const isError = (name: string) => /^(?:OAuth)?Errors?_/.test(name)
 
 /** The same document in OpenAPI 3.0.3. */
 export function asOpenApi30 (document: Document): object {
@@ -38,6 +38,7 @@ export function asOpenApi30 (document: Document): object {
   const { title, version, description } = info as Json
   const { schemas = {}, ...others } = components as Record<string, Json>
   const kept = Object.entries(schemas).filter(([name]) => !isError(name))
+  const convert = converter(schemas as Record<string, Json>)
   return {
     ...rest,
     openapi: '3.0.3',
@@ -51,41 +52,56 @@ export function asOpenApi30 (document: Document): object {
 }
 
 // Members whose values are data, not schemas.
-const DATA = new Set(['example', 'default', 'enum', 'required', 'security', 'x-audit-events'])
+const DATA = new Set(['example', 'default', 'enum', 'required', 'security', 'x-audit-events', 'x-error-codes'])
 
-function convert (value: unknown): unknown {
-  if (Array.isArray(value)) return value.map(convert)
-  if (typeof value !== 'object' || value === null) return value
-  const object = value as Json
-  const error = errorIn(object)
-  if (error !== undefined) return { $ref: `#/components/schemas/${error}` }
-  const { type, anyOf, const: only, examples, patternProperties, ...rest } = object
-  const copy = Object.fromEntries(Object.entries(rest).map(([key, member]) =>
-    [key, DATA.has(key) ? member : key === 'properties' ? convertEach(member as Json) : convert(member)]))
-  const [example] = Array.isArray(examples) && copy.example === undefined ? examples as unknown[] : []
-  return {
-    ...copy,
-    ...(type !== undefined && typeOf(type as string | string[])),
-    ...(Array.isArray(anyOf) && choiceOf(anyOf)),
-    ...(only !== undefined && { enum: [only] }),
-    ...(example !== undefined && { example }),
-    ...(patternProperties !== undefined && {
-      additionalProperties: convert(Object.values(patternProperties as Json)[0])
-    })
+function converter (schemas: Record<string, Json>) {
+  return convert
+
+  function convert (value: unknown): unknown {
+    if (Array.isArray(value)) return value.map(convert)
+    if (typeof value !== 'object' || value === null) return value
+    const object = value as Json
+    const error = errorIn(object)
+    if (error !== undefined) return { $ref: `#/components/schemas/${error}` }
+    const { type, anyOf, const: only, patternProperties, ...rest } = object
+    const copy = Object.fromEntries(Object.entries(rest).map(([key, member]) =>
+      [key, DATA.has(key) ? member : key === 'properties' ? convertEach(member as Json) : convert(member)]))
+    return {
+      ...copy,
+      ...(type !== undefined && typeOf(type as string | string[])),
+      ...(Array.isArray(anyOf) && choiceOf(anyOf)),
+      ...(only !== undefined && { enum: [only] }),
+      ...(patternProperties !== undefined && {
+        additionalProperties: convert(Object.values(patternProperties as Json)[0])
+      })
+    }
+  }
+
+  // What members are called is no word of the document: one may be called `type`, or `default`.
+  function convertEach (members: Json): Json {
+    return Object.fromEntries(Object.entries(members).map(([name, member]) => [name, convert(member)]))
+  }
+
+  function choiceOf (choices: readonly Json[]): Json {
+    const some = choices.filter(({ type }) => type !== 'null')
+    const [first] = some
+    const nullable = some.length < choices.length && { nullable: true }
+    if (some.length > 1 || first === undefined) return { anyOf: some.map(convert), ...nullable }
+    // Beside a $ref nothing counts, and what may be null has to say its type.
+    const name = nameIn(first)
+    return name === undefined
+      ? { ...convert(first) as Json, ...nullable }
+      : { ...typeOf(schemas[name]!.type as string), allOf: [first], ...nullable }
   }
 }
 
-// What members are called is no word of the document: one may be called `type`, or `default`.
-const convertEach = (members: Json): Json =>
-  Object.fromEntries(Object.entries(members).map(([name, member]) => [name, convert(member)]))
+const nameIn = ({ $ref }: Json) =>
+  typeof $ref === 'string' ? /^#\/components\/schemas\/(.+)$/.exec($ref)?.[1] : undefined
 
-// The one schema that stands for a schema of an error, or for a choice of such.
-function errorIn ({ $ref, anyOf }: Json): 'Error' | 'OAuthError' | undefined {
-  const name = typeof $ref === 'string' ? /^#\/components\/schemas\/(.+)$/.exec($ref)?.[1] : undefined
-  if (name !== undefined) return isError(name) ? name.startsWith('OAuth') ? 'OAuthError' : 'Error' : undefined
-  if (!Array.isArray(anyOf) || anyOf.length === 0) return undefined
-  const errors = new Set(anyOf.map((one) => errorIn(one as Json)))
-  return errors.size === 1 ? [...errors][0] : undefined
+// The one schema that stands for a schema of an error.
+function errorIn (value: Json): 'Error' | 'OAuthError' | undefined {
+  const name = nameIn(value)
+  return name === undefined || !isError(name) ? undefined : name.startsWith('OAuth') ? 'OAuthError' : 'Error'
 }
 
 function typeOf (type: string | string[]): Json {
@@ -93,13 +109,4 @@ function typeOf (type: string | string[]): Json {
   const own = types.find((one) => one !== 'null')
   if (own === undefined) return { enum: [null], nullable: true }
   return { type: own, ...(types.includes('null') && { nullable: true }) }
-}
-
-function choiceOf (choices: readonly Json[]): Json {
-  const some = choices.filter(({ type }) => type !== 'null').map(convert) as Json[]
-  const nullable = some.length < choices.length
-  const [first] = some
-  if (some.length > 1 || first === undefined) return { anyOf: some, ...(nullable && { nullable }) }
-  // Beside a $ref nothing counts.
-  return '$ref' in first ? { allOf: [first], nullable } : { ...first, nullable }
 }

@@ -1,5 +1,5 @@
-import { Document as YamlDocument, Scalar, visit } from 'yaml'
-import { codeOf, type ErrorCode } from '../../schemas/errors.ts'
+import { STATUS_CODES } from 'node:http'
+import { Document as YamlDocument, isCollection, isScalar, isSeq, Scalar, visit } from 'yaml'
 import { mayBeLeftOut } from './body.ts'
 import { oneOfWords } from './serialization.ts'
 
@@ -22,19 +22,18 @@ type Paths = Named<Named<Operation>>
 export interface Document extends Json { paths: Paths, components: Named<unknown> }
 
 /**
- * Arranges a document: every titled schema, every error response and every parameter is a component with a name,
- * and examples stand where tools look for them.
+ * Arranges a document: every titled schema, every answer and every parameter is a component with a name, the errors of
+ * a status are one union, and examples stand where tools look for them.
  */
 export function arrange (document: Document): Document {
   const { value, schemas } = hoistTitled(describe(withExamples(document.paths) as Paths))
   const { paths, parameters, responses } = share(value as Paths)
-  const sorted = (named: Named) => Object.fromEntries(Object.entries(named).sort(([a], [b]) => a < b ? -1 : 1))
   return {
     ...document,
     paths,
     components: {
       ...document.components,
-      headers: HEADERS,
+      headers: Object.fromEntries(Object.entries(HEADERS).map(([name, header]) => [shortOf(name), header])),
       parameters: sorted(parameters),
       responses: sorted(responses),
       schemas: sorted(schemas)
@@ -42,50 +41,77 @@ export function arrange (document: Document): Document {
   }
 }
 
+const sorted = <T>(named: Named<T>): Named<T> =>
+  Object.fromEntries(Object.entries(named).sort(([a], [b]) => a < b ? -1 : 1))
+
+// What is short enough stands in one line, and so does a list of words, or an example.
+const LINE = 200
+
 /** A document as YAML that readers of 1.1 understand as those of 1.2 do: what looks like a date is quoted. */
 export function renderYaml (document: object): string {
   const yaml = new YamlDocument(document, { aliasDuplicateObjects: false })
   visit(yaml, {
+    Collection: (_key, node) => {
+      node.flow ||= JSON.stringify(node).length <= LINE || (isSeq(node) && node.items.every(isScalar))
+    },
+    Pair: (_key, { key, value }) => {
+      if (isScalar(key) && key.value === 'example' && isCollection(value)) value.flow = true
+    },
     Scalar: (_key, node) => {
       if (typeof node.value === 'string' && /^\d{4}-\d\d?-\d/.test(node.value)) node.type = Scalar.QUOTE_DOUBLE
     }
   })
-  return yaml.toString({ lineWidth: 0 })
+  return yaml.toString({ lineWidth: 0, indentSeq: false, indent: 1, flowCollectionPadding: false })
 }
 
-// Every titled schema moves to components.schemas, and a $ref stays.
+// Every titled schema moves to components.schemas, and a $ref stays. The name says the title, and where it is sent or
+// answered its example is shown.
 function hoistTitled (value: unknown): { value: unknown, schemas: Named } {
   const schemas: Named = {}
   const hoist = (value: unknown): unknown => {
     if (Array.isArray(value)) return value.map(hoist)
     if (typeof value !== 'object' || value === null) return value
     const object = value as Json
-    const words = oneOfWords(object)
-    if (words !== undefined) {
-      const { description, default: byDefault } = object
-      return {
-        ...(description !== undefined && { description }),
-        ...(byDefault !== undefined && { default: byDefault }),
-        ...words
-      }
+    const copy = simplify(Object.fromEntries(Object.entries(object).map(([key, member]) =>
+      [key, DATA.has(key) ? member : hoist(member)])))
+    if (typeof copy.title !== 'string' || !['type', 'anyOf', 'oneOf'].some((key) => key in copy)) return copy
+    const { title, ...schema } = copy as Json & { title: string }
+    const ref = { $ref: `#/components/schemas/${title}` }
+    const isNullable = Array.isArray(schema.type)
+    if (Array.isArray(schema.type)) schema.type = schema.type.find((type) => type !== 'null') as unknown
+    if (schemas[title] !== undefined && JSON.stringify(schemas[title]) !== JSON.stringify(schema)) {
+      throw new Error(`two schemas are called ${title}`)
     }
-    const copy = Object.fromEntries(Object.entries(object).map(([key, member]) =>
-      [key, key === 'examples' || key === 'default' ? member : hoist(member)]))
-    if (typeof object.title !== 'string' || !('type' in object || 'anyOf' in object)) return copy
-    schemas[object.title] = copy
-    return { $ref: `#/components/schemas/${object.title}` }
+    schemas[title] = schema
+    return isNullable ? { anyOf: [ref, { type: 'null' }] } : ref
   }
   return { value: hoist(value), schemas }
 }
 
-// The first example of a schema stands beside the media type or parameter, too.
+// Members whose values are data, not schemas.
+const DATA = new Set(['example', 'default'])
+
+// A choice of words is one list of them, and what may be null is of two types.
+function simplify (schema: Json): Json {
+  const { anyOf, ...rest } = schema
+  const words = oneOfWords(schema)
+  if (words !== undefined) return { ...rest, ...words }
+  const [first, second, third] = Array.isArray(anyOf) ? anyOf as Json[] : []
+  if (second?.type !== 'null' || third !== undefined || typeof first?.type !== 'string') return schema
+  return { ...first, ...rest, type: [first.type, 'null'] }
+}
+
+// The first example of a schema stands beside the media type or parameter, and no other is said.
 function withExamples (value: unknown): unknown {
   if (Array.isArray(value)) return value.map(withExamples)
   if (typeof value !== 'object' || value === null) return value
-  const copy: Json = Object.fromEntries(Object.entries(value).map(([key, member]) => [key, withExamples(member)]))
-  const schema = copy.schema as Json | undefined
-  const example = (schema?.examples as unknown[] | undefined)?.[0]
-  return example !== undefined && copy.example === undefined && !('in' in copy) ? { ...copy, example } : copy
+  const { schema, examples: _examples, 'x-published': published, ...rest } = value as Json & { schema?: Json }
+  if (published !== undefined) return withExamples(published)
+  const copy: Json = Object.fromEntries(Object.entries(rest).map(([key, member]) =>
+    [key, DATA.has(key) ? member : withExamples(member)]))
+  if (schema === undefined) return copy
+  const [example] = schema.examples as unknown[] | undefined ?? []
+  return { ...(example !== undefined && { example }), ...copy, schema: withExamples(schema) }
 }
 
 const HEADERS = {
@@ -101,6 +127,8 @@ const HEADERS = {
     schema: { type: 'string' }
   }
 }
+// A header's name as a component: `Remaining`, `Request-Id`.
+const shortOf = (name: string) => name.replace(/^X-(?:RateLimit-)?/, '')
 const LIMITS = ['X-RateLimit-Limit', 'X-RateLimit-Remaining', 'X-RateLimit-Reset'] as const
 const WITH_ETAG = /^(?:read|store|retrieve)\w*Secrets/
 
@@ -119,13 +147,10 @@ function describe (paths: Paths): Paths {
       if (status === '401' || status === '403') names.push('WWW-Authenticate')
       if (/^(?:200|201|304)$/.test(status) && isTagged) names.push('ETag')
       if (names.length > 0) {
-        response.headers = Object.fromEntries(names.map((name) => [name, { $ref: `#/components/headers/${name}` }]))
+        response.headers = Object.fromEntries(names.map((name) => [name, { $ref: `#/components/headers/${shortOf(name)}` }]))
       }
-      if (response.description === 'Default Response') {
-        response.description = isGood(status)
-          ? operation.summary
-          : codesOf(response)?.map((code) => `\`${code}\``).join(', ') ?? 'An error of RFC 6749'
-      }
+      if (response.description === 'Default Response' && isGood(status)) response.description = 'Done'
+      if (!isGood(status)) response.description = STATUS_CODES[status]
     }
     const [media] = Object.values(operation.requestBody?.content ?? {})
     if (operation.requestBody !== undefined && mayBeLeftOut(media?.schema ?? {})) operation.requestBody.required = false
@@ -150,15 +175,7 @@ function sayDefaults (value: unknown): unknown {
   return { ...copy, description: copy.description === undefined ? words : `${String(copy.description)}; ${words}` }
 }
 
-// The codes of an error response; undefined where they are not those of the catalogue.
-function codesOf (response: Json): string[] | undefined {
-  const [media] = Object.values(response.content as Named<{ schema: Json }>)
-  const bodies = (media?.schema.anyOf ?? [media?.schema]) as { title?: string }[]
-  const rows = bodies.flatMap(({ title = '' }) => title.startsWith('Error_') ? [title.slice('Error_'.length)] : [])
-  return rows.length === 0 ? undefined : rows.map((row) => codeOf(row as ErrorCode))
-}
-
-// Error responses and parameters are few, and stand at nearly every operation.
+// Answers and parameters are few, and stand at many operations.
 function share (paths: Paths): { paths: Paths, parameters: Named, responses: Named } {
   const responses = collect('responses')
   const parameters = collect('parameters')
@@ -170,23 +187,30 @@ function share (paths: Paths): { paths: Paths, parameters: Named, responses: Nam
           parameters.refer(`${String(parameter.in)}_${String(parameter.name)}`, parameter))
       }),
       responses: Object.fromEntries(Object.entries(operation.responses).map(([status, response]) =>
-        [status, isGood(status) ? response : responses.refer(nameOf(status, response), response)]))
+        [status, responses.refer(nameOf(status, response), response)]))
     }]))]))
   return { paths: shared, parameters: parameters.all, responses: responses.all }
 }
 
-// By what it says: `404_not_found`, or `422_slug_taken.validation_failed`.
-const nameOf = (status: string, { description }: Json) =>
-  `${status}_${[...String(description).matchAll(/`(\w+)`/g)].map(([, code]) => code).join('.') || 'oauth'}`
+// By what is in it, or by its status: `ProjectAnswerResponse`, `Err404`. Each stands a hundred times in the document.
+function nameOf (status: string, { content }: Json): string {
+  const [media] = Object.values(content as Named<{ schema: { $ref?: string } }> | undefined ?? {})
+  const schema = media?.schema.$ref?.split('/').at(-1)
+  if (isGood(status) && schema !== undefined) return `${schema}Response`
+  return schema?.startsWith('OAuth') ? `OAuthErr${status}` : isGood(status) ? `Answer${status}` : `Err${status}`
+}
 
-// Components of one kind. What another has the name of stays where it is used.
+// Components of one kind. Another of the same name has a number.
 function collect (kind: 'parameters' | 'responses') {
   const all: Named = {}
   return {
     all,
     refer (name: string, value: Json): Json {
-      all[name] ??= value
-      return JSON.stringify(all[name]) === JSON.stringify(value) ? { $ref: `#/components/${kind}/${name}` } : value
+      const text = JSON.stringify(value)
+      let key = name
+      for (let n = 2; all[key] !== undefined && JSON.stringify(all[key]) !== text; n++) key = `${name}_${n}`
+      all[key] ??= value
+      return { $ref: `#/components/${kind}/${key}` }
     }
   }
 }

@@ -10,11 +10,16 @@ const DESCRIPTION = `Encrypted secrets in a hierarchy of organization, project, 
 
 Every request carries \`Authorization: Bearer <token>\`: an organization API token, or an access token with which an
 application acts for a user (OAuth 2.0, authorization code with PKCE). Each operation names the one scope that it needs;
-\`*\` holds all of them, and a user never does more than their role in the organization allows. Times are RFC 3339 in UTC. Errors are \`{error, message, details?, errors?}\`.
+\`*\` holds all of them, and a user never does more than their role in the organization allows. Times are RFC 3339 in UTC.
 A POST, or any change of billing, with an \`Idempotency-Key\` may be repeated: it takes effect once, and the first
 answer is given again for 24 hours. A trailing slash is never redirected. Limits are counted per organization. Every answer carries \`X-Request-Id\`, which
 names it in the log, and of a limited operation \`X-RateLimit-Limit\`, \`X-RateLimit-Remaining\` and \`X-RateLimit-Reset\`,
-errors too; \`Retry-After\` comes with 429 alone.`
+errors too; \`Retry-After\` comes with 429 alone.
+
+Errors are \`{error, message, details?, errors?}\`. Those of a status are one union, which \`error\` tells apart; the codes
+that an operation has of its own are its \`x-error-codes\`, and any can answer the others: who calls, how often, what was
+sent or repeated, and what failed here. 414 \`uri_too_long\` and 431 \`header_fields_too_large\` are answered before an operation is
+looked for.`
 
 const TAGS: Record<string, string> = {
   organizations: 'The organization of the token',

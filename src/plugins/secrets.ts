@@ -1,12 +1,11 @@
 import type { FastifyReply, FastifyRequest } from 'fastify'
 import { Type } from '@sinclair/typebox'
-import { EncryptionKeyAnswer } from '../../schemas/encryption-keys.ts'
 import { EnvironmentParams } from '../../schemas/environments.ts'
 import type { ErrorCode } from '../../schemas/errors.ts'
 import { OrganizationParams } from '../../schemas/organizations.ts'
 import { ProjectParams } from '../../schemas/projects.ts'
 import {
-  DeleteBody, RawSecrets, ReadSecretsQuery, RetrieveBody, SecretsAnswer, StoreAnswer, StoreBody, type Merge
+  DeleteBody, RAW_TYPE, ReadAnswer, ReadSecretsQuery, RetrieveAnswer, RetrieveBody, StoreAnswer, StoreBody, type Merge
 } from '../../schemas/secrets.ts'
 import { NoContent, ReadHeaders, WriteHeaders } from '../../schemas/shapes.ts'
 import { TargetParams } from '../../schemas/targets.ts'
@@ -32,7 +31,6 @@ import { writeLevel } from '../vault/write.ts'
 const READ_ERRORS = [
   'invalid_parameter_combination', 'client_managed_encryption', 'document_unreadable', 'integrity_error'
 ] as const satisfies ErrorCode[]
-const READ_ANSWER = Type.Union([SecretsAnswer, RawSecrets], { examples: SecretsAnswer.examples })
 
 /** The three levels that a document is read at. */
 const READS = [
@@ -76,7 +74,7 @@ export const secrets: Domain = async (app) => {
         params,
         querystring: ReadSecretsQuery,
         headers: ReadHeaders,
-        response: { 200: READ_ANSWER, 304: Type.Null({ description: 'Not modified since the ETag in If-None-Match' }) }
+        response: { 200: ReadAnswer, 304: Type.Null({ description: 'Not modified since the ETag in If-None-Match' }) }
       },
       // The scope goes before the other parameters are judged.
       preValidation: async (request) => {
@@ -111,9 +109,7 @@ export const secrets: Domain = async (app) => {
       summary: 'Read, decrypt or get the key, by a body instead of a path; the scope goes by the action',
       params: OrganizationParams,
       body: RetrieveBody,
-      response: {
-        200: Type.Union([SecretsAnswer, RawSecrets, EncryptionKeyAnswer], { examples: SecretsAnswer.examples })
-      }
+      response: { 200: RetrieveAnswer }
     },
     // The scope is judged before the body's other members are, by what a readable body asks for.
     preValidation: async (request) => {
@@ -263,7 +259,7 @@ export const secrets: Domain = async (app) => {
     reply.header('etag', etag)
     const answer = await answerReading(app.keyring, storageKey, state, visible, reading)
     if (reading.decrypt) await recordDecryption(request, state, visible)
-    return reply.type('application/json; charset=utf-8').serializer(JSON.stringify).send(answer)
+    return reply.type(reading.raw ? RAW_TYPE : 'application/json; charset=utf-8').serializer(JSON.stringify).send(answer)
   }
 
   // Not for 304, which hands out nothing that the caller does not have.

@@ -1,10 +1,7 @@
-import { Type } from '@sinclair/typebox'
 import { principalOf } from '../http/actor.ts'
-import { TokenPrincipalAnswer, UserAnswer } from '../../schemas/users.ts'
+import { PrincipalAnswer, type TokenPrincipalAnswer, type UserAnswer } from '../../schemas/users.ts'
 import type { Domain } from '../http/types.ts'
 import { listMemberships } from '../repositories/users.ts'
-
-const ANSWER = Type.Union([UserAnswer, TokenPrincipalAnswer], { examples: UserAnswer.examples })
 
 export const user: Domain = async (app) => {
   app.get('/user', {
@@ -13,7 +10,7 @@ export const user: Domain = async (app) => {
       operationId: 'getUser',
       tags: ['users'],
       summary: 'Get whoever calls, a user or an API token, with the organizations that they can access',
-      response: { 200: ANSWER }
+      response: { 200: PrincipalAnswer }
     },
     handler: async (request, reply) => {
       const answer = request.user === null ? ofToken() : await ofUser(request.user.user)

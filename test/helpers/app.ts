@@ -86,7 +86,7 @@ export async function startApp (
     if (('retry-after' in response.headers) !== (response.statusCode === 429)) {
       throw new Error(`Retry-After goes with 429: ${response.statusCode} ${options.method} ${String(options.url)}`)
     }
-    const json = String(response.headers['content-type'] ?? '').startsWith('application/json')
+    const json = /^application\/(?:[\w.]+\+)?json/.test(String(response.headers['content-type'] ?? ''))
     return {
       status: response.statusCode,
       headers: response.headers,
