@@ -635,8 +635,8 @@ t.test('an application has 100 grants of a person: one more ends its oldest, wit
     payload: { name: 'CI', abilities: ['project:read'], expires_at: new Date(Date.now() + 3_600_000).toISOString() }
   })
   t.equal(made.status, 201)
-  const copies = (many: number) => service.sql(`
-    INSERT INTO oauth_grants (id, user_id, client_id, scopes, expires_at) OVERRIDING SYSTEM VALUE
+  const copies = (many: number) => service.write(`INSERT INTO oauth_grants
+    (id, user_id, client_id, scopes, expires_at) OVERRIDING SYSTEM VALUE
     SELECT id + n, user_id, client_id, scopes, expires_at FROM oauth_grants, generate_series(1, ${many}) n
     WHERE id = ${oldest.grant}`)
   const live = async () => (await service.sql(`SELECT FROM oauth_grants
@@ -647,7 +647,7 @@ t.test('an application has 100 grants of a person: one more ends its oldest, wit
     ORDER BY seq DESC LIMIT 2`)
 
   await copies(MOST_GRANTS - 2)
-  const [one, two] = [await signedIn(person), await signedIn(person)]
+  const one = await signedIn(person)
   await authorize(address, person, {}, one)
   t.strictSame([await live(), await alive()], [MOST_GRANTS, [200, 200, 200]])
   await authorize(address, person, {}, one)
@@ -655,8 +655,10 @@ t.test('an application has 100 grants of a person: one more ends its oldest, wit
   const client = 'dotenv-cli'
   const ended = { client, grants: 1, grant_ids: String(oldest.grant), tokens: 1, token_ids: made.body.api_key.id }
   t.match(await lastEvents(), [{ action: 'oauth.grant' }, { action: 'oauth.revoke', details: ended }])
-  await Promise.all([one, two].map((browser) => authorize(address, person, {}, browser)))
-  t.equal(await live(), MOST_GRANTS, 'of two who agree at once, the second counts the first')
+  const pages: Seen[] = []
+  for (let i = 0; i < 10; i++) pages.push(await ask({}, one))
+  await Promise.all(pages.map((page) => one.decide(page, 'allow')))
+  t.equal(await live(), MOST_GRANTS, 'of those who agree at once, each counts the ones before')
 
   // From before there was a limit.
   await service.sql(`DELETE FROM oauth_grants WHERE user_id = ${person.id} AND id > ${oldest.grant}
