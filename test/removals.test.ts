@@ -237,6 +237,7 @@ t.test('two instances at once remove each row once, and none of anybody else', a
     Record<string, unknown>
   ]
   await service.sql('DROP TRIGGER note_taken ON secret_versions')
+  await service.sql('DROP TABLE taken')
   t.same([rows, different, organizations], [VERSIONS - PIECE, VERSIONS - PIECE, [mine.owner.organization]])
   t.equal(await other.total(), VERSIONS)
   t.same(warnings, [], 'neither was interrupted')
@@ -457,6 +458,30 @@ t.test('however many API tokens somebody has made, their removal ends them at on
   t.equal((await owner.call('DELETE', `${members}/${rosa.id}`)).status, 204)
   t.strictSame(await add(), [201, 'active'])
   t.strictSame(await alive(), [401, 401])
+})
+
+t.test('no organization waits for the end of what is removed of another, be it versions or API tokens', async (t) => {
+  for (const histories of [await fill('one'), await fill('other')]) t.equal(await histories.purge(), VERSIONS)
+  for (const { owner, o, rosa } of [await withTokens(3 * PIECE), await withTokens(3 * PIECE)]) {
+    t.equal((await owner.call('DELETE', `/organizations/${o}/members/${rosa.id}`)).status, 204)
+  }
+  await service.sql('CREATE TABLE taken (n serial, kind text, organization_id char(26))')
+  await service.sql(`CREATE FUNCTION note_turn () RETURNS trigger LANGUAGE plpgsql AS
+    'BEGIN INSERT INTO taken (kind, organization_id) VALUES (TG_TABLE_NAME, OLD.organization_id); RETURN NULL; END'`)
+  const tables = ['secret_versions', 'api_tokens']
+  for (const table of tables) {
+    await service.sql(`CREATE TRIGGER note_turn AFTER DELETE ON ${table} FOR EACH ROW EXECUTE FUNCTION note_turn()`)
+  }
+  await removeUntil(async () => (await service.sql(`SELECT organization_id FROM token_removals
+    UNION ALL SELECT organization_id FROM histories WHERE removed_at IS NOT NULL`)).length)
+  const turns = await service.sql(`SELECT kind, min(n) AS first, max(n) AS last FROM taken
+    GROUP BY kind, organization_id ORDER BY kind, first`) as { kind: string, first: number, last: number }[]
+  for (const table of tables) {
+    await service.sql(`DROP TRIGGER note_turn ON ${table}`)
+    const [one, other] = turns.filter(({ kind }) => kind === table)
+    t.ok(other!.first < one!.last, `${table}: the second before the end of the first`)
+  }
+  await service.sql('DROP TABLE taken')
 })
 
 t.test('who left API tokens and is invited again accepts when all of them are gone, and what they make then stays', async (t) => {

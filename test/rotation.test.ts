@@ -321,6 +321,35 @@ t.test('RL-34: two workers share a history, and each version is moved once', asy
   t.match(await settled(at), { total: 83, moved: 83, remaining: 0 })
 })
 
+t.test('a re-encryption of one organization, however large, keeps none of another waiting', async (t) => {
+  const large = await test.organization()
+  const own = `organization_id = '${large.organization}'`
+  const at = await makeLevel(large, { slug: 'large' })
+  const there = (path: string, body: object) => large.call('POST', `/${large.organization}${path}`, body)
+  t.equal((await there('/secrets/store', { ...at, plaintext: 'A=1' })).status, 200)
+  // Copies that do not open: each takes its turn, and moves nowhere.
+  await test.sql(`
+    INSERT INTO secret_versions (organization_id, id, history_id, action, revision, key_version, sealed, size_bytes)
+    SELECT organization_id, id + n, history_id, action, revision, key_version, sealed, size_bytes
+    FROM secret_versions, generate_series(1, 5000) n WHERE ${own}`)
+  await test.sql(`UPDATE organization_counters SET next_version = next_version + 5000 WHERE ${own}`)
+  t.equal((await there('/large/encryption-key/rotate', { history_policy: 'keep' })).status, 200)
+  await underWay(at, 5_001)
+  const small = await serverProject()
+  t.equal((await rotateServer(small)).status, 200)
+  const progress = async () => (await test.sql(`SELECT moved, finished_at FROM re_encryptions WHERE ${own}`))[0]!
+  const one = createHistoryWorker({ db: test.database.db, keyring: test.keyring, log: test.app.log })
+  try {
+    for (; (await progress()).moved === 0; one.wake()) await new Promise(setImmediate)
+    await underWay(small, 3)
+    t.match(await settled(small), { moved: 3, remaining: 0 })
+    t.same(await progress(), { moved: 1, finished_at: null }, 'the large one is under way')
+  } finally {
+    await one.stop()
+    await test.sql(`DELETE FROM re_encryptions WHERE ${own}`)
+  }
+})
+
 t.test('a version that somebody holds is looked at again, not at the next start of the work', {
   skip: process.env.TEST_DATABASE_URL === undefined && 'one session: whoever holds something has the database'
 }, async (t) => {

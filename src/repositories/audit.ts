@@ -1,4 +1,4 @@
-import { asc, eq, inArray, sql } from 'drizzle-orm'
+import { and, asc, eq, gt, inArray, sql } from 'drizzle-orm'
 import { authenticatedColumns } from '../db/authenticated.ts'
 import { CallerEnded, callerCtes, callersJson, callersLive, orAgain, type Caller } from '../db/caller.ts'
 import {
@@ -105,13 +105,13 @@ export async function recordOfPerson (
   return late.length > 0
 }
 
-/** Organizations that have late events: the system's own list. */
-export async function listLate (db: Db): Promise<string[]> {
+/** The next organizations that have late events, behind one of them: the system's own list. */
+export async function listLate (db: Db, after = '', limit = 100): Promise<string[]> {
   const { organization_id } = organization_counters
   const late = db.select({ id: late_events.organization_id }).from(late_events)
-  return (await db.select({ organization_id }).from(organization_counters).where(inArray(
-    organization_id, late
-  )).orderBy(asc(organization_id))).map((row) => row.organization_id)
+  return (await db.select({ organization_id }).from(organization_counters)
+    .where(and(gt(organization_id, after), inArray(organization_id, late)))
+    .orderBy(asc(organization_id)).limit(limit)).map((row) => row.organization_id)
 }
 
 /**

@@ -235,24 +235,19 @@ const progress = {
   unreadable: re_encryptions.unreadable
 }
 
-/**
- * Server-managed projects whose history is still to move, some of them, in any order: the system's own list, across
- * organizations.
- */
-export async function listReEncryptions (db: Db): Promise<{
-  project_id: string
-  organization: { id: string, storage_key: Buffer }
-}[]> {
-  return db.select({
-    project_id: re_encryptions.project_id,
-    organization: { id: organizations.id, storage_key: organizations.storage_key }
-  }).from(re_encryptions)
+/** A project whose history is still to move. */
+export interface Waiting { project_id: string, organization: { id: string, storage_key: Buffer } }
 
-    .innerJoin(projects, and(
-      eq(projects.organization_id, re_encryptions.organization_id), eq(projects.id, re_encryptions.project_id)
-    ))
+/** The next server-managed projects whose history is still to move, behind one of them: the system's own list. */
+export async function listReEncryptions (db: Db, after?: Waiting, limit = 100): Promise<Waiting[]> {
+  const { organization_id, project_id } = re_encryptions
+  return db.select({
+    project_id, organization: { id: organizations.id, storage_key: organizations.storage_key }
+  }).from(re_encryptions)
+    .innerJoin(projects, and(eq(projects.organization_id, organization_id), eq(projects.id, project_id)))
     .innerJoin(organizations, eq(organizations.id, projects.organization_id))
     .where(and(
+      sql`(${organization_id}, ${project_id}) > (${after?.organization.id ?? ''}, ${after?.project_id ?? ''})`,
       isNull(re_encryptions.finished_at), eq(projects.encryption_type, 'server')
-    )).orderBy(sql`random()`).limit(100)
+    )).orderBy(asc(organization_id), asc(project_id)).limit(limit)
 }

@@ -1,4 +1,4 @@
-import { and, eq, sql } from 'drizzle-orm'
+import { and, asc, eq, gt, sql } from 'drizzle-orm'
 import type { Db } from '../db/database.ts'
 import { idempotency_keys, members, organizations } from '../db/tables.ts'
 
@@ -85,10 +85,11 @@ export async function createAnswer (db: Db, owner: KeyOwner, { sealed, ...row }:
     .onConflictDoUpdate({ target: [organization_id, principal, key], set: { ...kept, created_at: sql`now()` } })
 }
 
-/** Organizations with answers that are kept no longer, some of them: the system's own list. */
-export async function listOwnersOfOldAnswers (db: Db): Promise<string[]> {
+/** The next organizations with answers that are kept no longer, behind one of them: the system's own list. */
+export async function listOwnersOfOldAnswers (db: Db, after: string, limit: number): Promise<string[]> {
   const { organization_id } = idempotency_keys
-  return (await db.selectDistinct({ organization_id }).from(idempotency_keys).where(isOld).limit(1000))
+  return (await db.selectDistinct({ organization_id }).from(idempotency_keys)
+    .where(and(gt(organization_id, after), isOld)).orderBy(asc(organization_id)).limit(limit))
     .map((row) => row.organization_id)
 }
 

@@ -1,4 +1,4 @@
-import { asc, sql, type SQL } from 'drizzle-orm'
+import { asc, gt, sql, type SQL } from 'drizzle-orm'
 import type { Db } from '../db/database.ts'
 import {
   api_tokens, encryption_keys, environments, organization_removals, project_counts, projects, re_encryptions, targets,
@@ -76,17 +76,21 @@ export async function removeHistories (
   return row!
 }
 
-/** Organizations in which something was removed whose rows are still there, some of them: the system's own list. */
-export async function listRemovals (db: Db): Promise<string[]> {
+/**
+ * The next organizations, behind one of them, in which something was removed whose rows are still there: the system's
+ * own list.
+ */
+export async function listRemovals (db: Db, after: string, limit: number): Promise<string[]> {
   const rows = await db.execute(sql`
     WITH RECURSIVE found AS (
-      (SELECT organization_id FROM histories WHERE removed_at IS NOT NULL ORDER BY organization_id LIMIT 1)
+      (SELECT organization_id FROM histories WHERE removed_at IS NOT NULL AND organization_id > ${after}
+        ORDER BY organization_id LIMIT 1)
       UNION ALL
       SELECT (SELECT h.organization_id FROM histories h WHERE h.removed_at IS NOT NULL
         AND h.organization_id > f.organization_id ORDER BY h.organization_id LIMIT 1)
       FROM found f WHERE f.organization_id IS NOT NULL
     )
-    SELECT organization_id FROM found WHERE organization_id IS NOT NULL LIMIT 1000`) as unknown as {
+    SELECT organization_id FROM found WHERE organization_id IS NOT NULL LIMIT ${limit}`) as unknown as {
     organization_id: string
   }[]
   return rows.map(({ organization_id }) => organization_id)
@@ -148,11 +152,11 @@ export async function deleteEmptyHistories (db: Db, organizationId: string, limi
   return row!.count
 }
 
-/** Organizations that were deleted and are not gone yet, some of them: the system's own list. */
-export async function listRemovedOrganizations (db: Db): Promise<string[]> {
+/** The next organizations that were deleted and are not gone yet, behind one of them: the system's own list. */
+export async function listRemovedOrganizations (db: Db, after: string, limit: number): Promise<string[]> {
   const { organization_id } = organization_removals
-  return (await db.select({ organization_id }).from(organization_removals).orderBy(asc(organization_id)).limit(1000))
-    .map((row) => row.organization_id)
+  return (await db.select({ organization_id }).from(organization_removals).where(gt(organization_id, after))
+    .orderBy(asc(organization_id)).limit(limit)).map((row) => row.organization_id)
 }
 
 /**
@@ -211,15 +215,20 @@ export async function endRemoval (db: Db, organizationId: string): Promise<boole
 const SHOWN_EXPIRED = 30
 const isLongAgo = (moment: SQL): SQL => sql`${moment} < now() - make_interval(days => ${SHOWN_EXPIRED})`
 
-/** Organizations with API tokens that expired long ago, or whose grant did, some of them: the system's own list. */
-export async function listOverTokens (db: Db): Promise<string[]> {
+/**
+ * The next organizations, behind one of them, with API tokens that expired long ago, or whose grant did, of the first
+ * of these: the system's own list.
+ */
+export async function listOverTokens (db: Db, after: string, limit: number): Promise<string[]> {
   const rows = await db.execute(sql`
     SELECT DISTINCT over.organization_id FROM (
       (SELECT t.organization_id FROM api_tokens t WHERE ${isLongAgo(sql`t.expires_at`)} ORDER BY t.expires_at LIMIT 1000)
       UNION ALL
       (SELECT t.organization_id FROM oauth_grants g JOIN api_tokens t ON t.grant_id = g.id
         WHERE ${isLongAgo(sql`g.expires_at`)} ORDER BY g.expires_at LIMIT 1000)
-    ) AS over`) as unknown as { organization_id: string }[]
+    ) AS over WHERE over.organization_id > ${after} ORDER BY over.organization_id LIMIT ${limit}`) as unknown as {
+    organization_id: string
+  }[]
   return rows.map(({ organization_id }) => organization_id)
 }
 
@@ -241,10 +250,15 @@ export async function deleteOverTokens (db: Db, organizationId: string, limit: n
   return row!.count
 }
 
-/** What has ended with many API tokens, some of it: the system's own list. */
-export async function listTokenRemovals (db: Db): Promise<TokenRemoval[]> {
+/** What has ended with many API tokens, the next of it behind an entry: the system's own list. */
+export async function listTokenRemovals (
+  db: Db, after: TokenRemoval | undefined, limit: number
+): Promise<TokenRemoval[]> {
   const { organization_id, ended, ended_id } = token_removals
-  return db.select().from(token_removals).orderBy(asc(organization_id), asc(ended), asc(ended_id)).limit(1000)
+  return db.select().from(token_removals)
+    .where(sql`(${organization_id}, ${ended}, ${ended_id}) >
+      (${after?.organization_id ?? ''}, ${after?.ended ?? ''}, ${after?.ended_id ?? 0}::bigint)`)
+    .orderBy(asc(organization_id), asc(ended), asc(ended_id)).limit(limit)
 }
 
 const HANGS_ON = { member: sql`t.user_id`, grant: sql`t.grant_id` }

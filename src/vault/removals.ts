@@ -10,7 +10,8 @@ import {
 } from '../repositories/removals.ts'
 import { lockPlan } from '../repositories/plans.ts'
 import { deleteTokens, lockTokensOfNothing } from '../repositories/tokens.ts'
-import { createBackground, rest, sideBySide, type Background } from './background.ts'
+import { createBackground, sideBySide, type Background } from './background.ts'
+import { byTurns } from './turns.ts'
 
 interface Log {
   info (details: object, message: string): void
@@ -73,43 +74,55 @@ export async function removeSome (db: Db, organizationId: string): Promise<void>
   await deleteEmptyHistories(db, organizationId, PIECE)
 }
 
+/** Takes away a piece, and answers where its kind goes on; undefined when there is nothing left of it. */
+type Step = (organization: string, place: Removal) => Promise<Removal | undefined>
+
+/** What is removed in one organization, step by step. */
+interface Kind {
+  list (db: Db, after: string, limit: number): Promise<string[]>
+  steps: Step[]
+  end? (organization: string): Promise<void>
+}
+
+/** What is to be removed in an organization: which of the kinds. */
+interface Removing { kind: number, organization: string }
+
+/** At which of its steps that is, and where. */
+interface Place { step: number, at: Removal }
+
 /**
  * Takes away the rows of what was purged or deleted, whole organizations too, of answers that are kept no longer, and
- * of API tokens that expired long ago, or ended with many others, piece by piece. Nobody needs them any more. For
- * tokens that ended somebody waits who was invited again: so they wait for nothing else.
+ * of API tokens that expired long ago, or ended with many others: by turns, a piece of each. Nobody needs them any
+ * more. For tokens that ended somebody waits who was invited again: so they wait for nothing else.
  */
 export function createRemovalWorker ({ db, log }: { db: Db, log: Log }): Background {
-  async function remove (organizationId: string, isStopped: () => boolean) {
-    let after: Removal | undefined = START
-    while (after !== undefined) {
-      if (isStopped()) return
-      const began = performance.now()
-      after = await deleteRemovedVersions(db, organizationId, after, PIECE)
-      await rest(began)
-    }
-    await inPieces(isStopped, () => deleteEmptyHistories(db, organizationId, PIECE))
-    log.info({ organization: organizationId }, 'purged and deleted versions removed')
-  }
+  const inPieces = (take: (db: Db, organization: string, limit: number) => Promise<number>): Step =>
+    async (organization) => await take(db, organization, PIECE) === PIECE ? START : undefined
 
-  async function inPieces (isStopped: () => boolean, take: () => Promise<number>) {
-    for (let taken = PIECE; taken === PIECE && !isStopped();) {
-      const began = performance.now()
-      taken = await take()
-      await rest(began)
-    }
-  }
+  const versions: Step = (organization, place) => deleteRemovedVersions(db, organization, place, PIECE)
+  const histories = inPieces(deleteEmptyHistories)
 
-  // Of an organization that was deleted: nobody is let into it any more. Its audit stays.
-  async function removeOrganization (organizationId: string, isStopped: () => boolean) {
-    await inPieces(isStopped, () => deleteSecretsOfRemoved(db, organizationId, PIECE))
-    await remove(organizationId, isStopped)
-    for (const table of LEFT_BEHIND) {
-      await inPieces(isStopped, () => deleteLeftBehind(db, table, organizationId, PIECE))
-    }
-    if (!isStopped() && await endRemoval(db, organizationId)) {
-      log.info({ organization: organizationId }, 'a deleted organization is gone')
-    }
-  }
+  const kinds: Kind[] = [
+    {
+      // Of an organization that was deleted: nobody is let into it any more. Its audit stays.
+      list: listRemovedOrganizations,
+      steps: [
+        inPieces(deleteSecretsOfRemoved), versions, histories,
+        ...LEFT_BEHIND.map((table) => inPieces((db, organization, limit) =>
+          deleteLeftBehind(db, table, organization, limit)))
+      ],
+      async end (organization) {
+        if (await endRemoval(db, organization)) log.info({ organization }, 'a deleted organization is gone')
+      }
+    },
+    {
+      list: listRemovals,
+      steps: [versions, histories],
+      async end (organization) { log.info({ organization }, 'purged and deleted versions removed') }
+    },
+    { list: listOwnersOfOldAnswers, steps: [inPieces(deleteOldAnswers)] },
+    { list: listOverTokens, steps: [inPieces(deleteOverTokens)] }
+  ]
 
   async function removeTokens ({ ended, ...removal }: TokenRemoval): Promise<number> {
     if (ended !== 'level') return deleteEndedTokens(db, { ended, ...removal }, PIECE)
@@ -122,36 +135,39 @@ export function createRemovalWorker ({ db, log }: { db: Db, log: Log }): Backgro
     })
   }
 
-  const interrupted = (error: unknown, organization?: string): [] => {
+  const interrupted = (error: unknown, organization?: string) => {
     log.warn(
       { err: databaseError(error), ...(organization !== undefined && { organization }) },
       'the removal of what counts no more was interrupted'
     )
-    return []
   }
 
-  const endedTokens = createBackground(async (isStopped) => {
-    for (const removal of await listTokenRemovals(db).catch(interrupted)) {
-      await inPieces(isStopped, () => removeTokens(removal))
-        .catch((error: unknown) => interrupted(error, removal.organization_id))
-    }
-  })
+  const endedTokens = createBackground(byTurns<TokenRemoval, true>({
+    list: (after, limit) => listTokenRemovals(db, after, limit),
+    nameOf: ({ organization_id, ended, ended_id }) => `${organization_id} ${ended} ${ended_id}`,
+    take: async (removal) => await removeTokens(removal) === PIECE ? { more: true } : 'nothing',
+    interrupted: (error, removal) => { interrupted(error, removal?.organization_id) }
+  }))
 
-  const others = createBackground(async (isStopped) => {
-    for (const organization of await listRemovedOrganizations(db).catch(interrupted)) {
-      await removeOrganization(organization, isStopped).catch((error: unknown) => interrupted(error, organization))
-    }
-    for (const organization of await listRemovals(db).catch(interrupted)) {
-      // One that fails does not hold up the others; the next look tries it again.
-      await remove(organization, isStopped).catch((error: unknown) => interrupted(error, organization))
-    }
-    const kinds = [[listOwnersOfOldAnswers, deleteOldAnswers], [listOverTokens, deleteOverTokens]] as const
-    for (const [list, take] of kinds) {
-      for (const organization of await list(db).catch(interrupted)) {
-        await inPieces(isStopped, () => take(db, organization, PIECE))
-          .catch((error: unknown) => interrupted(error, organization))
+  const others = createBackground(byTurns<Removing, Place>({
+    async list (after = { kind: 0, organization: '' }, limit) {
+      const found: Removing[] = []
+      for (let { kind, organization: last } = after; kind < kinds.length && found.length < limit; kind++, last = '') {
+        const organizations = await kinds[kind]!.list(db, last, limit - found.length)
+        found.push(...organizations.map((organization) => ({ kind, organization })))
       }
-    }
-  })
+      return found
+    },
+    nameOf: ({ kind, organization }) => `${kind} ${organization}`,
+    async take ({ kind, organization }, { step, at } = { step: 0, at: START }) {
+      const { steps, end } = kinds[kind]!
+      const next = await steps[step]!(organization, at)
+      if (next !== undefined) return { more: { step, at: next } }
+      if (step + 1 < steps.length) return { more: { step: step + 1, at: START } }
+      await end?.(organization)
+      return 'nothing'
+    },
+    interrupted: (error, removing) => { interrupted(error, removing?.organization) }
+  }))
   return sideBySide(endedTokens, others)
 }

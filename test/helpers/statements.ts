@@ -72,10 +72,10 @@ export const EXCEPTIONS: { what: RegExp, why: string }[] = [
     why: 'a grant that is over goes after the last API token that was made through it'
   },
   {
-    what: /^select organization_id, ended, ended_id from token_removals order by/,
+    what: /^select organization_id, ended, ended_id from token_removals where .* order by/,
     why: 'the API tokens that the background worker has to remove'
   },
-  { what: /^select organization_id from organization_removals order by/, why: 'what the background worker has to remove' },
+  { what: /^select organization_id from organization_removals where .* order by/, why: 'what the background worker has to remove' },
   {
     what: /^select .*organization_id from subscriptions inner join organizations .*subscriptions\.period_end <= now\(\)/,
     why: 'the subscriptions that the background worker has to renew'
