@@ -567,6 +567,29 @@ t.test('however many browsers somebody is signed in with, and sign-ins wait, eac
     UNION ALL SELECT 1 FROM sign_in_steps WHERE user_id = ${rosa.id}`), [])
 })
 
+t.test('what a person or an application ends leaves its API tokens to a background that looks at once', async (t) => {
+  const [byGrant, byAccount] = [await withTokens(PIECE), await withTokens(PIECE)]
+  // Nothing but requests wakes its background.
+  const other = await buildApp({ config, database, keyring, costs: QUICK, logStream: { write: () => {} } })
+  const gone = async ({ rows }: typeof byGrant) => {
+    while (await rows() > 0) await new Promise((resolve) => { setTimeout(resolve, 20) })
+  }
+  try {
+    const browser = visitor(await other.listen({ host: '127.0.0.1', port: 0 }))
+    const revoked = await other.inject({
+      method: 'POST', url: '/api/oauth/revoke', payload: { token: byGrant.access, client_id: 'dotenv-cli' }
+    })
+    t.equal(revoked.statusCode, 200)
+    await gone(byGrant)
+    const { email, password } = byAccount.rosa
+    const account = await browser.signIn(await browser.open('/account'), email, password)
+    await browser.send({ ...formIn(account), action: '/account/sign-out' }, { where: 'everywhere' })
+    await gone(byAccount)
+  } finally {
+    await other.close()
+  }
+})
+
 t.test('an organization has so many API tokens, and a person so many of them; those that expired count for nothing', async (t) => {
   const { owner, o, rosa, keys, made, make, access, expires_at } = await withTokens(TOKEN_LIMITS.person - 3)
   const refused = (limit: number) => ({ status: 422, body: { error: 'limit_reached', details: { limit } } })

@@ -122,6 +122,8 @@ declare module 'fastify' {
     user: UserCall | null
     /** Whether it left events that are not numbered yet. */
     hasLateEvents: boolean
+    /** Whether API tokens ended with what it ended, of which some may be left to remove. */
+    hasEnded: boolean
     /** What the caller was let in with by roles of teams; null, where their own role is enough. */
     byTeams: ByTeams | null
     /** When the guard looked, by `performance.now()`. */

@@ -20,6 +20,7 @@ export async function recordForUser (
   ended: readonly EndedTokens[] = []
 ): Promise<void> {
   const actors = (await listOrganizationsOf(db, user.id)).map((id) => personOf(request, id, user))
+  if (ended.length > 0) request.hasEnded = true
   if (await recordOfPerson(db, actors, (organizationId) => ({
     action,
     resource_type: 'user',

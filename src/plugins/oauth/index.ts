@@ -20,8 +20,12 @@ import { problemPage } from './views.ts'
  */
 export const oauth: Domain = async (app) => {
   app.decorateRequest('hasLateEvents', false)
-  // By now they are committed.
-  app.addHook('onResponse', async (request) => { if (request.hasLateEvents) app.lateEvents.wake() })
+  app.decorateRequest('hasEnded', false)
+  // By now it is committed.
+  app.addHook('onResponse', async (request) => {
+    if (request.hasLateEvents) app.lateEvents.wake()
+    if (request.hasEnded) app.removals.wake()
+  })
 
   await app.register(async (endpoints) => {
     installOAuthBodies(endpoints)
