@@ -11,7 +11,9 @@ import { deleteOrganization } from '../src/repositories/organizations.ts'
 import { MOST_OWNED } from '../schemas/organizations.ts'
 import { SCOPE_NAMES } from '../schemas/scopes.ts'
 import { createMailer } from '../src/mail/mailer.ts'
-import { createOutbox, MOST_OF_ONE, MOST_TO_ADDRESS, MOST_UNDER_WAY } from '../src/mail/outbox.ts'
+import {
+  createOutbox, MOST_OF_ONE, MOST_SENDERS, MOST_TO_ADDRESS, MOST_UNDER_WAY
+} from '../src/mail/outbox.ts'
 import { startApp, type Answer, type TestApp } from './helpers/app.ts'
 import { crowd, issuePair, makePerson, tokensFor } from './helpers/people.ts'
 import { freePort } from './helpers/postgres.ts'
@@ -413,6 +415,27 @@ t.test('whoever has nothing waiting has room and is next, however many fill thei
   await outbox.settled()
   t.ok(post(1, 'of one person 0'), 'there is room again')
   await outbox.settled()
+})
+
+t.test('so many who send have room for a first mail, whatever else waits; one more has it when one of these is done', (t) => {
+  const lines: string[] = []
+  const log = (line: string) => lines.push(line)
+  const outbox = createOutbox(createMailer(loadConfig({}), log), true, log)
+  let last = 0
+  const reserve = (person: number) =>
+    outbox.reserve({ person, organization: `of ${person}` }, `newcomer-${++last}@nimbus.example`)
+  let taken = 0
+  for (let person = 0; person < MOST_OF_ONE; person++) while (reserve(person) !== undefined) taken++
+  t.ok(taken < MOST_OF_ONE * MOST_OF_ONE, 'what is left besides is full')
+  const firsts = Array.from({ length: MOST_SENDERS - MOST_OF_ONE }, (_, n) => reserve(MOST_OF_ONE + n))
+  t.notOk(firsts.includes(undefined), 'a first one has room')
+  lines.length = 0
+  t.notOk(reserve(MOST_SENDERS), 'of so many, and no more')
+  t.match(lines, [`A mail of the organization of ${MOST_SENDERS} is not sent: too many are waiting`])
+  firsts[0]!.release()
+  t.ok(reserve(MOST_SENDERS), 'there is room again')
+  t.notOk(reserve(MOST_OF_ONE), 'for as many')
+  t.end()
 })
 
 t.test('an address is bounded by its mailbox, however its domain is spelled', async (t) => {

@@ -41,8 +41,8 @@ export const MOST_OF_ONE = 100
 // room, however many others fill their share. Of what is left nobody has more than this part waiting.
 const MOST_WAITING = 4_000
 const PART = 8
-// Those places are bounded, too: by more accounts than anybody has.
-const MOST_SENDERS = 10_000
+/** Those places are bounded, too: by more accounts than anybody has. */
+export const MOST_SENDERS = 10_000
 
 /** Mails an hour to one address: of one person (of nobody in particular: of one organization), and of all together. */
 export const MOST_TO_ADDRESS = { ofOne: 10, ofAll: 30 } as const
