@@ -569,6 +569,35 @@ t.test('somebody ends a token of theirs on /account while it becomes somebody el
   )
 })
 
+t.test('a grant ends while a token that was made through it is changed: one after the other, and nothing is left of it', {
+  skip: ONE_SESSION
+}, async (t) => {
+  const { send, service, organization, addresses } = await startInstances(t)
+  const keys = `//api/v1/organizations/${organization}/api-keys`
+  const expires_at = new Date(Date.now() + 3_600_000).toISOString()
+  const changes = { rotate: ['POST', '/rotate', {}], update: ['PUT', '', { expires_at }] } as const
+  for (const [what, [method, path, body]] of Object.entries(changes)) {
+    for (const isFirst of [false, true]) {
+      const rosa = await makePerson(service, { [organization]: 'owner' })
+      const { access, grant } = await issuePair(service, rosa, SCOPE_NAMES)
+      const hers = client(addresses, { token: access, organization })
+      const { id } = (await hers('POST', keys, { name: 'Hers', abilities: ['project:read'], expires_at })).body.api_key
+      const last = await lastOf(service, organization)
+      const end = () => send('POST', '//api/oauth/revoke', { token: access, client_id: 'dotenv-cli' })
+      const change = () => send(method, `${keys}/${id}${path}`, body)
+      const [one, other] = isFirst
+        ? await inTurn(service, tokenOf(organization, id), change, end)
+        : await inTurn(service, sql`SELECT FROM oauth_grants WHERE id = ${String(grant)}::bigint FOR UPDATE`, end, change)
+      t.same([one, other].map(statusOf), [200, isFirst ? 200 : 404], `${what}, ${isFirst ? 'first' : 'last'}`)
+      t.same(
+        (await recordedIn(service, organization, last)).map(({ action }) => action),
+        isFirst ? [`api-token.${what}`, 'oauth.revoke'] : ['oauth.revoke']
+      )
+      t.same(await service.sql(`SELECT id FROM api_tokens WHERE organization_id = '${organization}' AND id = ${id}`), [])
+    }
+  }
+})
+
 t.test('the operator closes an owner’s account while another owner leaves: one stays, or the operator is told', {
   skip: ONE_SESSION
 }, async (t) => {

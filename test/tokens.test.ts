@@ -672,6 +672,79 @@ t.test('no token is given a longer life than the grant has that it was made thro
   t.strictSame(failing(await until(ends - 1)), [404, 'not_found', []], 'with the grant it is over')
 })
 
+t.test('what was read of a token can be sent back: an end that is over, and none where a grant bounds it, by a narrowed caller, too', async (t) => {
+  const owner = await service.organization()
+  await makeLevel(owner, { slug: 'orbit' })
+  const [{ id: project_id }] = await service.sql(
+    `SELECT id FROM projects WHERE organization_id = '${owner.organization}'`
+  ) as [{ id: string }]
+  const slices = [{ project_id, target_id: null, environment_id: null }]
+  const narrowed = await service.token(owner.organization, ['api-token:read', 'api-token:update', 'project:read'], { slices })
+  const rosa = await makePerson(service, { [owner.organization]: 'owner' })
+  const { access, grant } = await issuePair(service, rosa, SCOPE_NAMES)
+  const { token, api_key } = (await create(holder(owner, access), {
+    abilities: ['project:read'], restrictions: [{ project: 'orbit' }], expires_at: new Date(Date.now() + 3_600_000).toISOString()
+  })).body
+  const path = `${keysOf(owner)}/${api_key.id}`
+  for (const expires_at of ['NULL', "'2026-01-02T03:04:05.678Z'"]) {
+    await service.write(`UPDATE api_tokens SET expires_at = ${expires_at} WHERE organization_id = '${owner.organization}' AND id = ${api_key.id}`)
+    for (const caller of [owner, narrowed]) {
+      const read = (await caller.call('GET', path)).body.data
+      const { abilities, restrictions } = read
+      const sent = await caller.call('PUT', path, {
+        name: `Sent ${expires_at}`, expires_at: read.expires_at, abilities, restrictions
+      })
+      t.match(sent, { status: 200, body: { data: { name: `Sent ${expires_at}`, expires_at: read.expires_at } } }, sent.text)
+    }
+    t.equal(await isAlive(owner, token), expires_at === 'NULL')
+  }
+  await service.write(`UPDATE api_tokens SET expires_at = NULL WHERE organization_id = '${owner.organization}' AND id = ${api_key.id}`)
+  await service.sql(`UPDATE oauth_grants SET revoked_at = now(), mac = NULL WHERE id = ${grant}`)
+  t.notOk(await isAlive(owner, token), 'none is no longer than the grant')
+})
+
+t.test('a token of who is gone, or of a grant that is over, gets no other value and no longer life, whoever asks', async (t) => {
+  const owner = await service.organization()
+  const o = owner.organization
+  const oda = await makePerson(service, { [o]: 'owner' })
+  const hers = holder(owner, (await issuePair(service, oda, SCOPE_NAMES)).access)
+  const expires_at = new Date(Date.now() + 3_600_000).toISOString()
+  const client = (disabled_at: string) =>
+    service.write(`UPDATE oauth_clients SET disabled_at = ${disabled_at} WHERE id = 'dotenv-cli'`)
+  const ways: Record<string, (of: { grant: number, member: string }) => Promise<unknown>> = {
+    'a grant that was revoked': ({ grant }) =>
+      service.sql(`UPDATE oauth_grants SET revoked_at = now(), mac = NULL WHERE id = ${grant}`),
+    'a grant that expired': ({ grant }) =>
+      service.write(`UPDATE oauth_grants SET expires_at = now() - interval '1 minute' WHERE id = ${grant}`),
+    'a grant that somebody else wrote': ({ grant }) =>
+      service.sql(`UPDATE oauth_grants SET expires_at = expires_at + interval '1 day' WHERE id = ${grant}`),
+    'a client that is shut out': () => client('now()'),
+    'a membership that ended': ({ member }) => service.sql(`DELETE FROM members WHERE ${member}`),
+    'a membership that is no more than an invitation': ({ member }) =>
+      service.write(`UPDATE members SET status = 'invited' WHERE ${member}`)
+  }
+  for (const [what, end] of Object.entries(ways)) {
+    const rosa = await makePerson(service, { [o]: 'owner' })
+    const { access, grant } = await issuePair(service, rosa, SCOPE_NAMES)
+    const { token, api_key } = (await create(holder(owner, access), { abilities: ['project:read'], expires_at })).body
+    await end({ grant, member: `organization_id = '${o}' AND user_id = ${rosa.id}` })
+    const before = await stateOf(owner)
+    const path = `${keysOf(owner)}/${api_key.id}`
+    // Whoever acts through the same client is shut out with it.
+    for (const caller of what.startsWith('a client') ? [owner] : [owner, hers]) {
+      for (const [method, at, body] of [
+        ['POST', `${path}/rotate`, {}], ['PUT', path, { expires_at: new Date(Date.now() + 60_000).toISOString() }]
+      ] as const) {
+        t.strictSame(failing(await caller.call(method, at, body)), [404, 'not_found', []], `${what}: ${method}`)
+      }
+    }
+    t.equal(await stateOf(owner), before, what)
+    t.notOk(await isAlive(owner, token), what)
+    await client('NULL')
+    t.equal((await owner.call('DELETE', path)).status, 204, 'and can be ended')
+  }
+})
+
 t.test('TI-32: the abilities and the restrictions of a token are fixed, and what is wrong changes nothing', async (t) => {
   const owner = await service.organization()
   await makeLevel(owner, { slug: 'orbit' })

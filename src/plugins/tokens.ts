@@ -15,7 +15,7 @@ import { holdCaller, recordEvent } from '../repositories/audit.ts'
 import { lockPlan } from '../repositories/plans.ts'
 import type { Principal } from '../repositories/principals.ts'
 import {
-  createToken, deleteTokens, endsWith, findLatestEnd, findSlice, findSlices, findToken, listTokens, lockToken,
+  createToken, deleteTokens, endsWith, findSlice, findSlices, findToken, holdGround, listTokens, lockToken,
   makeTokenRoom, rotateToken, showToken, updateToken, type LockedToken, type TokenRow
 } from '../repositories/tokens.ts'
 import { fail, refuse } from '../rules/errors.ts'
@@ -134,16 +134,15 @@ export const tokens: Domain = async (app) => {
       const { organization } = principal
       const { body } = request
       const id = idOf(request)
-      const expires_at = body.expires_at === undefined ? undefined : expiryOf(body.expires_at)
-      const data = await change(request, async (db) => {
-        const token = seen(request, await lockToken(db, organization.id, id))
+      const data = await changeHeld(request, id, async (db, token, latest) => {
         await refuseFixed(db, token, body)
+        const expires_at = newExpiry(token, body.expires_at)
         // Whoever leaks could make itself last.
         if (isOneself(principal, id)) refuseAs(principal, 'api-token:update')
         const next = { ...made(token), ...(expires_at !== undefined && { expires_at }) }
         refuseMore(principal, next, 'api-token:update')
         if (expires_at !== undefined) {
-          await refuseBeyondGrant(db, token, expires_at)
+          refuseBeyond(latest, expires_at)
           // One that has expired takes no room, until it is given another life.
           if (!token.is_live) await requireRoom(db, organization.id, token.user_id, token)
         }
@@ -181,8 +180,7 @@ export const tokens: Domain = async (app) => {
       const id = idOf(request)
       const { overlap_seconds = 0 } = request.body
       const token = mintApiToken(organization.id)
-      const api_key = await change(request, async (db) => {
-        const held = seen(request, await lockToken(db, organization.id, id))
+      const api_key = await changeHeld(request, id, async (db, held) => {
         refuseMore(principal, made(held), 'api-token:create')
         // Whoever, or whatever, knows the value until now is another one, with which it would not end any more.
         if (overlap_seconds > 0 && !endsWith(principal, held)) {
@@ -231,9 +229,29 @@ export const tokens: Domain = async (app) => {
   // Tokens of an organization change one after the other, with the organization held, and whoever changes one is held
   // before it (0029): two that rotate each other would wait for each other.
   async function change<T> (request: FastifyRequest, work: (db: Db) => Promise<T>): Promise<T> {
+    return inTurn(request, async (db) => {
+      await holdCaller(db, actorOf(request))
+      return work(db)
+    })
+  }
+
+  // One that goes on is held with what it rests on, before the caller: that still counts, and with it the token ends.
+  async function changeHeld<T> (
+    request: FastifyRequest, id: number, work: (db: Db, token: LockedToken, latest: Date | null) => Promise<T>
+  ): Promise<T> {
+    const { organization, person } = principalOf(request)
+    return inTurn(request, async (db) => {
+      const latest = await holdGround(db, organization.id, id, person)
+      await holdCaller(db, actorOf(request))
+      const token = seen(request, await lockToken(db, organization.id, id))
+      if (latest === undefined) fail('not_found')
+      return work(db, token, latest)
+    })
+  }
+
+  async function inTurn<T> (request: FastifyRequest, work: (db: Db) => Promise<T>): Promise<T> {
     return transaction(app.db, async (db) => {
       await lockPlan(db, principalOf(request).organization.id) ?? fail('not_found')
-      await holdCaller(db, actorOf(request))
       return work(db)
     }, request.answering)
   }
@@ -277,9 +295,7 @@ async function refuseFixed (db: Db, token: TokenRow, { abilities, restrictions }
 }
 
 // With the grant it counts for nothing, whatever its own expiry says; and nobody would see that it never goes.
-async function refuseBeyondGrant (db: Db, token: TokenRow, expires_at: Date | null): Promise<void> {
-  const latest = await findLatestEnd(db, token)
-  if (latest === undefined) fail('not_found')
+function refuseBeyond (latest: Date | null, expires_at: Date | null) {
   if (latest === null || (expires_at !== null && expires_at <= latest)) return
   refuse('expires_at', `Expected ${latest.toISOString()} at the latest, when the grant ends that it was made through`)
 }
@@ -297,6 +313,13 @@ function expiryOf (text: string | null | undefined): Date | null {
   const moment = new Date(text)
   if (moment.getUTCFullYear() > 9999) refuse('expires_at', 'Expected a year of four digits')
   return moment.getTime() > Date.now() ? moment : refuse('expires_at', 'Expected a moment in the future')
+}
+
+// Undefined where it stays: what was read can be sent back, be it over by now, or of a build that knew no bound.
+function newExpiry (token: TokenRow, text: string | null | undefined): Date | null | undefined {
+  if (text === undefined) return undefined
+  const isSame = text === null ? token.expires_at === null : token.expires_at?.getTime() === Date.parse(text)
+  return isSame ? undefined : expiryOf(text)
 }
 
 async function slicesOf (

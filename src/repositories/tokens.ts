@@ -1,7 +1,7 @@
 import { and, desc, eq, gt, isNull, ne, or, sql, type SQL } from 'drizzle-orm'
 import type { Ability } from '../../schemas/scopes.ts'
 import { TOKEN_LIMITS, type ApiToken, type Restriction } from '../../schemas/tokens.ts'
-import { authenticatedColumns } from '../db/authenticated.ts'
+import { authenticatedColumns, fromJson } from '../db/authenticated.ts'
 import { PIECE } from '../db/expired.ts'
 import { makeId } from '../db/ids.ts'
 import {
@@ -9,7 +9,7 @@ import {
   type Authenticated, type Db
 } from '../db/database.ts'
 import {
-  api_tokens, environments, former_token_hashes, oauth_grants, organizations, projects, targets
+  api_tokens, environments, former_token_hashes, organizations, projects, targets
 } from '../db/tables.ts'
 import { heldFrom, heldPage, readPage, type HeldPage, type PageRequest } from '../rules/pagination.ts'
 import type { Slice } from '../rules/slices.ts'
@@ -223,14 +223,45 @@ export async function lockToken (db: Db, organizationId: string, id: number): Pr
 }
 
 /**
- * When a token ends at the latest: with the grant that it was made through. Null when it hangs on none; undefined when
- * that grant is none any more.
+ * Shares what a token rests on until the end of the transaction, its person's membership and its grant, and with them
+ * those of whoever changes it (`by`): memberships by account, grants by id, before any token (0029). Answers when the
+ * token ends at the latest: with its grant, or null where it has none. Undefined when there is no such token, or one of
+ * these counts no more: then nothing gives it another value or a longer life. The caller holds the organization, so it
+ * becomes nobody else's meanwhile.
  */
-export async function findLatestEnd (db: Db, { grant_id }: TokenRow): Promise<Date | null | undefined> {
-  if (grant_id === null) return null
-  const [row] = await db.select(authenticatedColumns('oauth_grants')).from(oauth_grants)
-    .where(eq(oauth_grants.id, grant_id))
-  return row && isAuthentic(db, 'oauth_grants', row) ? row.expires_at : undefined
+export async function holdGround (
+  db: Db, organizationId: string, id: number, by: Principal['person']
+): Promise<Date | null | undefined> {
+  const [row] = await db.execute(sql`
+    WITH token AS (
+      SELECT t.user_id, t.grant_id FROM api_tokens t
+      WHERE t.organization_id = ${organizationId} AND t.id = ${id}::bigint
+    ), member AS (
+      SELECT m.* FROM members m WHERE m.organization_id = ${organizationId} AND m.status = 'active'
+        AND m.user_id = ANY(ARRAY(SELECT user_id FROM token UNION ALL SELECT ${by?.user_id ?? null}::bigint))
+      ORDER BY m.user_id FOR SHARE
+    ), its_grant AS (
+      SELECT g.* FROM oauth_grants g WHERE g.revoked_at IS NULL AND g.expires_at > now()
+        AND g.id = ANY(ARRAY(SELECT grant_id FROM token UNION ALL SELECT ${by?.grant_id ?? null}::bigint))
+        AND (SELECT count(*) FROM member) >= 0
+      ORDER BY g.id FOR SHARE
+    )
+    SELECT token.user_id IS NOT NULL AS is_somebodys, token.grant_id IS NOT NULL AS has_grant,
+      to_jsonb(m) AS member, to_jsonb(g) AS its_grant
+    FROM token LEFT JOIN member m ON m.user_id = token.user_id
+    LEFT JOIN its_grant g ON g.id = token.grant_id AND g.user_id = token.user_id
+      AND EXISTS (SELECT FROM oauth_clients c WHERE c.id = g.client_id AND c.disabled_at IS NULL)`) as unknown as {
+    is_somebodys: boolean
+    has_grant: boolean
+    member: Record<string, unknown> | null
+    its_grant: Record<string, unknown> | null
+  }[]
+  if (row === undefined) return undefined
+  const member = fromJson('members', row.member)
+  const grant = fromJson('oauth_grants', row.its_grant)
+  if (row.is_somebodys && (member === null || !isAuthentic(db, 'members', member))) return undefined
+  if (!row.has_grant) return null
+  return grant !== null && isAuthentic(db, 'oauth_grants', grant) ? grant.expires_at : undefined
 }
 
 /** The organization of a token that an operator names by its id, which is the installation's own. */
