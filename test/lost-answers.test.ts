@@ -169,7 +169,9 @@ t.test('behind a proxy that cuts connections, nothing that is repeated happens t
       await tokenOf(`/organizations/${o}/api-keys/${id}/rotate`, {})
       const email = `rosa-${client}-${round}@nimbus.example`
       told.members.add((await done(`/organizations/${o}/members`, { email, role: 'member' })).data.id)
-      told.organizations.add((await done('/organizations', { name: 'Nimbus' }, access)).data.id)
+      // Of two that would get one slug at once, the second is told that it is taken.
+      const name = `Nimbus ${client} ${round}`
+      told.organizations.add((await done('/organizations', { name }, access)).data.id)
     }
   }
   await Promise.all(times(CLIENTS, live))
