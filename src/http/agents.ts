@@ -1,5 +1,6 @@
 import type { FastifyInstance, FastifyRequest } from 'fastify'
-import { LEVELS, type LevelNames } from '../../schemas/secrets.ts'
+import type { Level, LevelNames } from '../../schemas/secrets.ts'
+import { hooksOf } from './routes.ts'
 
 declare module 'fastify' {
   interface FastifyContextConfig {
@@ -17,14 +18,14 @@ interface Exception {
   answer?: (answer: Readonly<Record<string, unknown>>) => object
 }
 
-// All that is read or answered otherwise for one kind of client, and nothing else looks at `User-Agent`.
+// All that is read or answered otherwise for one kind of client: nothing else goes by `User-Agent`.
 const EXCEPTIONS = {
   /** It names a level by its deepest slug, and knows no `level`. */
   levelBySlugs: {
     body: (body) => {
       const { target, environment } = body as Partial<LevelNames>
-      const level = environment !== undefined ? 'environment' : target !== undefined ? 'target' : 'project'
-      return body.scope === 'project' ? body : { level: level satisfies typeof LEVELS[number], ...body }
+      const level: Level = environment !== undefined ? 'environment' : target !== undefined ? 'target' : 'project'
+      return body.scope === 'project' ? body : { level, ...body }
     }
   },
   /** It reads the value of a new token inside an object. With a text it fails, and nobody has a token that lives. */
@@ -38,28 +39,25 @@ const EXCEPTIONS = {
 
 /** Makes the exceptions that routes declare as `goSdk`; what they answer varies with `User-Agent`, and says so. */
 export function installAgents (app: FastifyInstance) {
-  app.addHook('onRequest', (request, reply, done) => {
-    const { goSdk } = request.routeOptions.config
-    if (goSdk !== undefined) reply.header('vary', `${String(reply.getHeader('vary'))}, User-Agent`)
-    done()
-  })
-  app.addHook('preValidation', (request, _reply, done) => {
-    const { body: asMeant } = exceptionFor(request)
-    const { body } = request
-    if (asMeant !== undefined && typeof body === 'object' && body !== null) {
+  app.addHook('onRoute', (route) => {
+    const { goSdk } = route.config ?? {}
+    if (goSdk === undefined) return
+    const { body: asMeant, answer: asRead }: Exception = EXCEPTIONS[goSdk]
+    route.onRequest = [...hooksOf(route.onRequest), async (_request, reply) => {
+      reply.header('vary', `${String(reply.getHeader('vary'))}, User-Agent`)
+    }]
+    route.preValidation = [...hooksOf(route.preValidation), async (request) => {
+      const { body } = request
+      if (asMeant === undefined || !isGoSdk(request) || typeof body !== 'object' || body === null) return
       request.body = asMeant(body as Record<string, unknown>)
-    }
-    done()
-  })
-  app.addHook('preSerialization', (request, reply, answer, done) => {
-    const { answer: asRead } = exceptionFor(request)
-    if (asRead === undefined || reply.statusCode >= 300) return done(null, answer)
-    // The schema is that of the answer for everybody else.
-    reply.serializer(JSON.stringify)
-    done(null, asRead(answer as Record<string, unknown>))
+    }]
+    route.preSerialization = [...hooksOf(route.preSerialization), async (request, reply, answer) => {
+      if (asRead === undefined || !isGoSdk(request) || reply.statusCode >= 300) return answer
+      // The schema is that of the answer for everybody else.
+      reply.serializer(JSON.stringify)
+      return asRead(answer as Record<string, unknown>)
+    }]
   })
 }
 
-function exceptionFor ({ headers, routeOptions: { config: { goSdk } } }: FastifyRequest): Exception {
-  return goSdk !== undefined && GO_SDK.test(headers['user-agent'] ?? '') ? EXCEPTIONS[goSdk] : {}
-}
+const isGoSdk = ({ headers }: FastifyRequest) => GO_SDK.test(headers['user-agent'] ?? '')
