@@ -313,6 +313,7 @@ t.test('the list has every event once, the last first, whole and by actor, actio
   const decrypted = all.filter(({ action }) => action === 'secret.decrypt')
   t.strictSame((await list('?action=secret.decrypt')).all, decrypted)
   t.match((await list('?action=secret.decrypt&per_page=1&page=3')), { all: [decrypted[2]], meta: { total: 4, last_page: 4 } })
+  t.strictSame((await list(`?before=${Number.MAX_SAFE_INTEGER}&per_page=100`)).all, all, 'the largest that is published')
   t.strictSame((await list(`?action=secret.decrypt&before=${decrypted[1]!.sequence}`)).all, decrypted.slice(2))
   t.strictSame((await list(`?resource=secret:${own.secret_id}`)).all, all.filter(({ resource }) => resource.id === own.secret_id))
   const { id } = all[0]!.actor as { id: number }
@@ -322,7 +323,7 @@ t.test('the list has every event once, the last first, whole and by actor, actio
   t.strictSame((await list(`?to=${before}&per_page=100`)).all, all.slice(3))
   t.strictSame((await list(`?from=${before}&to=${before}`)).all, [])
   for (const bad of ['action=secret.sing', 'actor=somebody', 'actor=user:0', 'resource=secret', 'from=yesterday', 'before=0',
-    'before=x', 'per_page=101', 'page=0', 'to=2026-12-31T23:59:60Z']) await list(`?${bad}`, 422)
+    'before=x', 'before=9007199254740993', 'before=99999999999999999', 'per_page=101', 'page=0', 'to=2026-12-31T23:59:60Z']) await list(`?${bad}`, 422)
 })
 
 t.test('TI-17: of the list, a narrowed token gets nothing, and nobody what is in another organization', async (t) => {

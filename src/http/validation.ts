@@ -48,7 +48,9 @@ function fromText (schema: TSchema, query: Record<string, unknown>): Record<stri
   const types = schema.properties as Record<string, TSchema>
   return Object.fromEntries(Object.entries(query).filter(([, text]) => text !== '').map(([name, text]) => {
     const type = Object.hasOwn(types, name) ? types[name]?.type : undefined
-    if (type === 'integer' && typeof text === 'string' && /^\d{1,15}$/.test(text)) return [name, Number(text)]
+    if (type === 'integer' && typeof text === 'string' && /^\d{1,16}$/.test(text) && Number.isSafeInteger(Number(text))) {
+      return [name, Number(text)]
+    }
     if (type === 'boolean' && (text === 'true' || text === 'false' || text === '0')) return [name, text === 'true']
     return [name, text]
   }))
