@@ -67,7 +67,7 @@ const STATEMENTS: Record<string, number> = {
   listMembers: 2,
   getMember: 2,
   listAuditEvents: 3,
-  addMember: 13,
+  addMember: 14,
   updateMember: 10,
   removeMember: 11,
   listApiTokens: 2,
