@@ -1,0 +1,2 @@
+mod client { include!(concat!(env!("OUT_DIR"), "/client.rs")); }
+fn main() {}

@@ -1,0 +1,221 @@
+// The scenario of clients/README.md.
+import createClient from 'openapi-fetch'
+import type { paths } from './schema.ts'
+
+const { STRONGROOM_URL = '', STRONGROOM_ORGANIZATION: organization = '', STRONGROOM_TOKEN = '' } = process.env
+const clientOf = (token: string) =>
+  createClient<paths, 'application/json'>({ baseUrl: STRONGROOM_URL, headers: { authorization: `Bearer ${token}` } })
+const client = clientOf(STRONGROOM_TOKEN)
+
+let steps = 0
+function step (what: string) {
+  steps += 1
+  console.log(`${steps} ${what}`)
+}
+function expect (holds: boolean, seen?: unknown): asserts holds {
+  if (!holds) throw new Error(`step ${steps}: ${JSON.stringify(seen)}`)
+}
+/** What was answered, which has to be good. */
+function good<T> ({ data, error, response }: { data?: T, error?: unknown, response: Response }): T {
+  expect(data !== undefined, [response.status, error])
+  return data
+}
+function failed (answer: { error?: { error: string }, response: Response }, status: number, code: string) {
+  expect(answer.response.status === status && answer.error?.error === code, [answer.response.status, answer.error])
+}
+
+const ofOrganization = { path: { organization } }
+const ofProject = { path: { organization, project: 'orbit' } }
+const ofTarget = { path: { ...ofProject.path, target: 'backend' } }
+const ofEnvironment = { path: { ...ofTarget.path, environment: 'live' } }
+const level = { project: 'orbit', target: 'backend', environment: 'live' }
+const read = (merge: 'true' | 'false') => client.GET(
+  '/api/v1/{organization}/{project}/{target}/{environment}/secrets',
+  { params: { ...ofEnvironment, query: { decrypt: true, merge } } }
+)
+const content = async () => good(await read('false')).data.attributes.levels?.environment?.content
+
+step('read who the token is')
+const principal = good(await client.GET('/api/v1/user'))
+expect(principal.data.type === 'api-tokens', principal)
+
+step('read the organization')
+const own = good(await client.GET('/api/v1/organizations/{organization}', { params: ofOrganization }))
+expect(own.data.attributes.name === 'Nimbus', own)
+
+step('create a project')
+const createProject = () => client.POST('/api/v1/{organization}/projects', {
+  params: { ...ofOrganization, header: { 'idempotency-key': 'scenario' } }, body: { name: 'Orbit', slug: 'orbit' }
+})
+const project = good(await createProject())
+
+step('create it again with the same Idempotency-Key: the same project')
+expect(good(await createProject()).data.id === project.data.id)
+
+step('create a target')
+good(await client.POST('/api/v1/{organization}/{project}/targets', { params: ofProject, body: { name: 'Backend' } }))
+
+step('create an environment')
+const environment = good(await client.POST('/api/v1/{organization}/{project}/{target}/environments', {
+  params: ofTarget, body: { name: 'Live', status: 'production' }
+}))
+expect(environment.data.attributes.slug === 'live', environment)
+
+step('list the environments of the target')
+const environments = good(await client.GET(
+  '/api/v1/{organization}/{project}/{target}/environments', { params: ofTarget }
+))
+expect(environments.data.length === 1 && environments.meta.total === 1, environments)
+
+step('read the ETag of the project')
+const tag = (await client.GET('/api/v1/{organization}/{project}', { params: ofProject })).response.headers.get('etag')
+expect(tag !== null)
+
+step('rename the project that it is of')
+const rename = (name: string) => client.PATCH('/api/v1/{organization}/{project}', {
+  params: { ...ofProject, header: { 'if-match': tag } }, body: { name }
+})
+const renamed = good(await rename('Orbiter'))
+expect(renamed.data.attributes.name === 'Orbiter', renamed)
+
+step('rename it by the ETag that it had: 412')
+failed(await rename('Satellite'), 412, 'precondition_failed')
+
+step('store a document at the project')
+const store = (body: typeof level | { project: string }, plaintext: string) =>
+  client.POST('/api/v1/{organization}/secrets/store', { params: ofOrganization, body: { ...body, plaintext } })
+good(await store({ project: 'orbit' }, 'A=project\nB=project\n'))
+
+step('store a document at the environment')
+const stored = good(await store(level, 'A=first\n'))
+expect(stored.data.version !== null, stored)
+
+step('read it decrypted')
+expect(await content() === 'A=first\n')
+
+step('read it merged')
+const merged = good(await read('true')).data.attributes.merged
+expect(merged?.A === 'first' && merged.B === 'project', merged)
+
+step('store another document there')
+good(await store(level, 'A=second\n'))
+
+step('list the versions, the newest first')
+const listVersions = async () => good(await client.POST(
+  '/api/v1/{organization}/secrets/versions', { params: ofOrganization, body: level }
+))
+const versions = await listVersions()
+expect(versions.data.length === 2 && versions.data[1]?.id === stored.data.version, versions)
+
+step('restore the first version')
+const restored = good(await client.POST('/api/v1/{organization}/secrets/versions/{version}/restore', {
+  params: { path: { organization, version: stored.data.version } }, body: {}
+}))
+expect(restored.data.restored_from === stored.data.version, restored)
+
+step('read it decrypted: the first document')
+expect(await content() === 'A=first\n')
+
+step('rotate the key')
+const rotate = () => client.POST(
+  '/api/v1/{organization}/{project}/encryption-key/rotate', { params: ofProject, body: { history_policy: 'keep' } }
+)
+const rotated = good(await rotate())
+expect(rotated.data.key.attributes.version === '2', rotated)
+
+step('rotate it once more: 429')
+const limited = await rotate()
+failed(limited, 429, 'rate_limit_exceeded')
+expect(Number(limited.response.headers.get('retry-after')) > 0)
+
+step('list the keys')
+const keys = good(await client.GET('/api/v1/{organization}/{project}/encryption-key/history', { params: ofProject }))
+expect(keys.data.length === 2, keys)
+
+step('read it decrypted under the new key')
+expect(await content() === 'A=first\n')
+
+step('create a token that reads')
+const created = good(await client.POST('/api/v1/organizations/{organization}/api-keys', {
+  params: ofOrganization, body: { name: 'Reader', abilities: ['secret:read'] }
+}))
+const ofToken = { path: { organization, id: created.api_key.id } }
+const reader = clientOf(created.token)
+
+step('read with it: the document is encrypted')
+const readEncrypted = () => reader.GET(
+  '/api/v1/{organization}/{project}/{target}/{environment}/secrets', { params: ofEnvironment }
+)
+expect(good(await readEncrypted()).data.attributes.levels?.environment?.encrypted === true)
+
+step('store with it: 403')
+failed(await reader.POST('/api/v1/{organization}/secrets/store', {
+  params: ofOrganization, body: { ...level, plaintext: 'A=third\n' }
+}), 403, 'insufficient_permissions')
+
+step('give it another value')
+const value = good(await client.POST('/api/v1/organizations/{organization}/api-keys/{id}/rotate', {
+  params: ofToken, body: {}
+}))
+expect(value.token !== created.token)
+
+step('read with the value that it had: 401')
+failed(await readEncrypted(), 401, 'unauthenticated')
+
+step('delete the token')
+const deleted = await client.DELETE('/api/v1/organizations/{organization}/api-keys/{id}', { params: ofToken })
+expect(deleted.response.status === 204, deleted.error)
+
+step('add a member')
+const added = good(await client.POST('/api/v1/organizations/{organization}/members', {
+  params: ofOrganization, body: { email: 'ada@nimbus.example', role: 'developer' }
+}))
+const ofMember = { path: { organization, member: added.data.id } }
+
+step('give the member another role')
+const changed = good(await client.PATCH('/api/v1/organizations/{organization}/members/{member}', {
+  params: ofMember, body: { role: 'auditor' }
+}))
+expect(changed.data.attributes.role === 'auditor', changed)
+
+step('list the members')
+const members = good(await client.GET('/api/v1/organizations/{organization}/members', { params: ofOrganization }))
+expect(members.data.some(({ attributes }) => attributes.email === 'ada@nimbus.example'), members)
+
+step('remove the member')
+const removed = await client.DELETE('/api/v1/organizations/{organization}/members/{member}', { params: ofMember })
+expect(removed.response.status === 204, removed.error)
+
+step('read a target that is not there: 404')
+failed(await client.GET('/api/v1/{organization}/{project}/{target}', {
+  params: { path: { ...ofProject.path, target: 'nowhere' } }
+}), 404, 'not_found')
+
+step('store nothing: 422')
+failed(await client.POST('/api/v1/{organization}/secrets/store', { params: ofOrganization, body: level }),
+  422, 'validation_failed')
+
+step('delete the document')
+const emptied = await client.POST('/api/v1/{organization}/secrets/delete', { params: ofOrganization, body: level })
+expect(emptied.response.status === 204, emptied.error)
+
+step('purge its history')
+const purged = good(await client.POST('/api/v1/{organization}/secrets/versions/purge', {
+  params: ofOrganization, body: { ...level, confirmed: true }
+}))
+expect(purged.data.purged_count > 0, purged)
+
+step('list the versions: none')
+expect((await listVersions()).data.length === 0)
+
+step('list the audit events of what was stored')
+const events = good(await client.GET('/api/v1/{organization}/audit-events', {
+  params: { ...ofOrganization, query: { action: 'secret.store' } }
+}))
+expect(events.data.length === 3, events)
+
+step('delete the project')
+const gone = await client.DELETE('/api/v1/{organization}/{project}', { params: ofProject })
+expect(gone.response.status === 204, gone.error)
+
+console.log(`${steps} steps`)
