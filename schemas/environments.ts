@@ -1,14 +1,15 @@
 import { Type, type Static } from '@sinclair/typebox'
 import { OrganizationInPath } from './organizations.ts'
 import {
-  Body, Description, Name, NullableDescription, Resource, SLUG_LENGTH, SLUG_PATTERN, Slug, SlugInPath, Timestamp, Ulid
+  Body, Description, EnvironmentInPath, Name, NullableDescription, ProjectInPath, Resource, SLUG_LENGTH, SLUG_PATTERN,
+  Slug, TargetInPath, Timestamp, Ulid
 } from './shapes.ts'
 
 /** Words that a path uses in an environment's place. */
 export const RESERVED_ENVIRONMENT_SLUGS = ['environments', 'secrets', 'history', 'rotate'] as const
 
 export const EnvironmentParams = Type.Object({
-  organization: OrganizationInPath, project: SlugInPath, target: SlugInPath, environment: SlugInPath
+  organization: OrganizationInPath, project: ProjectInPath, target: TargetInPath, environment: EnvironmentInPath
 })
 
 const EnvironmentAttributes = Type.Object({

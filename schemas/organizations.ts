@@ -7,8 +7,11 @@ export type OrganizationStatus = (typeof ORGANIZATION_STATUSES)[number]
 export const PLANS = ['free', 'pro', 'team', 'enterprise', 'self-hosted'] as const
 export type PlanName = (typeof PLANS)[number]
 
+/** What the first start makes. The examples are about it: what they show works there. */
+export const FIRST_ORGANIZATION = { name: 'My organization', slug: 'my-organization' } as const
+
 /** An organization in a path: its ULID in either letter case, or its slug. */
-export const OrganizationInPath = Type.String({ maxLength: 128, examples: ['01JQZ6V9T4M8N2K7R5W3X1Y0BC'] })
+export const OrganizationInPath = Type.String({ maxLength: 128, examples: [FIRST_ORGANIZATION.slug] })
 export const OrganizationParams = Type.Object({ organization: OrganizationInPath })
 
 const attributes = {

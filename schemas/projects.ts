@@ -1,7 +1,7 @@
 import { Type, type Static } from '@sinclair/typebox'
 import { OrganizationInPath } from './organizations.ts'
 import {
-  Body, Description, KeyProof, Name, NullableDescription, OneOf, Resource, Slug, SlugInPath, Timestamp, Ulid
+  Body, Description, KeyProof, Name, NullableDescription, OneOf, ProjectInPath, Resource, Slug, Timestamp, Ulid
 } from './shapes.ts'
 
 /** How a document is read when the server opens it. */
@@ -19,7 +19,7 @@ export type HistoryPolicy = (typeof HISTORY_POLICIES)[number]
 /** Words that a path uses in a project's place. */
 export const RESERVED_PROJECT_SLUGS = ['projects', 'secrets', 'audit-events'] as const
 
-export const ProjectParams = Type.Object({ organization: OrganizationInPath, project: SlugInPath })
+export const ProjectParams = Type.Object({ organization: OrganizationInPath, project: ProjectInPath })
 
 const ProjectAttributes = Type.Object({
   ulid: Ulid,

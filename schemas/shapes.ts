@@ -40,8 +40,12 @@ export const SLUG_PATTERN = '^[a-z0-9]+(-[a-z0-9]+)*$'
 export const SLUG_LENGTH = 64
 export const Slug = Type.String({ title: 'Slug', minLength: 1, maxLength: SLUG_LENGTH, pattern: SLUG_PATTERN })
 
-/** A slug in a path. It is not validated as one: what is no slug names nothing, and that is 404. */
-export const SlugInPath = Type.String({ maxLength: 128, examples: ['orbit'] })
+// A slug in a path. It is not validated as one: what is no slug names nothing, and that is 404. The examples are what
+// those of the bodies that create them are called.
+const slugInPath = (example: string) => Type.String({ maxLength: 128, examples: [example] })
+export const ProjectInPath = slugInPath('orbit')
+export const TargetInPath = slugInPath('backend')
+export const EnvironmentInPath = slugInPath('live')
 
 export const NAME_LENGTH = 255
 export const Name = Type.String({ minLength: 1, maxLength: NAME_LENGTH, pattern: '\\S', examples: ['Orbit'] })

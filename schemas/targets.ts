@@ -1,11 +1,15 @@
 import { Type, type Static } from '@sinclair/typebox'
 import { OrganizationInPath } from './organizations.ts'
-import { Body, Description, Name, NullableDescription, Resource, Slug, SlugInPath, Timestamp, Ulid } from './shapes.ts'
+import {
+  Body, Description, Name, NullableDescription, ProjectInPath, Resource, Slug, TargetInPath, Timestamp, Ulid
+} from './shapes.ts'
 
 /** Words that a path uses in a target's place. */
 export const RESERVED_TARGET_SLUGS = ['targets', 'secrets', 'encryption-key'] as const
 
-export const TargetParams = Type.Object({ organization: OrganizationInPath, project: SlugInPath, target: SlugInPath })
+export const TargetParams = Type.Object({
+  organization: OrganizationInPath, project: ProjectInPath, target: TargetInPath
+})
 
 const TargetAttributes = Type.Object({
   project_id: Ulid,

@@ -2,7 +2,7 @@ import { Type, type Static } from '@sinclair/typebox'
 import { MemberInPath, RoleInBody } from './members.ts'
 import { OrganizationInPath } from './organizations.ts'
 import {
-  Body, Description, Name, NullableDescription, Resource, Slug, SlugInPath, Timestamp, Ulid
+  Body, Description, Name, NullableDescription, ProjectInPath, Resource, Slug, Timestamp, Ulid
 } from './shapes.ts'
 import { RoleName } from './users.ts'
 
@@ -16,7 +16,7 @@ export const TeamMemberParams = Type.Object({
   organization: OrganizationInPath, team: TeamInPath, member: MemberInPath
 })
 export const TeamProjectParams = Type.Object({
-  organization: OrganizationInPath, team: TeamInPath, project: SlugInPath
+  organization: OrganizationInPath, team: TeamInPath, project: ProjectInPath
 })
 
 const attributes = {

@@ -90,7 +90,7 @@ export const UpdateTokenBody = Body({
   expires_at: expiry('as it is', '; no later than the end of the grant that it was made through, if there is one'),
   abilities: Type.Optional(Abilities),
   restrictions: Type.Optional(Restrictions)
-}, { title: 'UpdateTokenBody', examples: [{ name: 'CI of the website', expires_at: '2027-03-01T12:00:00Z' }] })
+}, { title: 'UpdateTokenBody', examples: [{ name: 'CI of the website', expires_at: '2099-03-01T12:00:00Z' }] })
 export type UpdateTokenBody = Static<typeof UpdateTokenBody>
 
 const WEEK = 7 * 24 * 60 * 60

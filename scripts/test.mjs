@@ -17,7 +17,7 @@ const ONCE = new Set([
 // of these run there too.
 const ON_EITHER = new Set([
   'access', 'audit', 'audit-chain', 'billing', 'billing-money', 'billing-periods', 'bodies', 'browser', 'chain-keys',
-  'concurrency', 'contract', 'hierarchy', 'http', 'keys', 'leaks', 'limits', 'lookups', 'lost-answers', 'mail',
+  'concurrency', 'contract', 'explorer', 'hierarchy', 'http', 'keys', 'leaks', 'limits', 'lookups', 'lost-answers', 'mail',
   'manipulations', 'members', 'oauth', 'oauth-authorize', 'oauth-clients', 'oauth-doc', 'oauth-guard', 'oauth-race',
   'oauth-token', 'organizations', 'people', 'preconditions', 'removals', 'repeats', 'revocation', 'rewrap',
   'rotation', 'rotation-concurrency', 'row-adoption', 'row-manipulations', 'sdk', 'second-factor', 'stored-bytes',

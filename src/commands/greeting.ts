@@ -1,3 +1,4 @@
+import { FIRST_ORGANIZATION } from '../../schemas/organizations.ts'
 import { httpAddress, type Config } from '../config.ts'
 import { initialize, type Initialized } from './initialize.ts'
 import type { Opened } from './open.ts'
@@ -8,7 +9,7 @@ import type { Opened } from './open.ts'
  */
 export async function greet (opened: Opened, config: Config, port: number): Promise<string> {
   const first = await initialize(
-    opened, { organization: 'My organization', email: 'owner@example.com', plan: config.defaultPlan }
+    opened, { organization: FIRST_ORGANIZATION.name, email: 'owner@example.com', plan: config.defaultPlan }
   )
   const address = httpAddress(config.host, port)
   return first === undefined ? `Strongroom serves on ${address}\n` : greeting(address, config, first)

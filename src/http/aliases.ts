@@ -13,6 +13,9 @@ declare module 'fastify' {
   }
 }
 
+/** The group of what is deprecated. */
+export const DEPRECATED = 'deprecated'
+
 const DEPRECATED_SINCE = '@1767225600' // 2026-01-01, RFC 9745
 const SUNSET = 'Fri, 31 Dec 2027 23:59:59 GMT' // RFC 8594
 
@@ -28,7 +31,7 @@ export function installAliases (app: FastifyInstance) {
     const { schema } = route
     const { operationId = '' } = schema as { operationId?: string }
     if (formerly !== undefined) {
-      const alias = { ...schema, operationId: `${operationId}LongPath`, deprecated: true }
+      const alias = { ...schema, operationId: `${operationId}LongPath`, tags: [DEPRECATED], deprecated: true }
       this.route({ ...route, url: formerly, config: { ...config, successor: route.url }, schema: alias })
     }
     if (also !== undefined) {

@@ -10,6 +10,7 @@ type Json = Record<string, unknown>
 type Named<T = Json> = Record<string, T>
 
 interface Operation extends Json {
+  tags?: string[]
   operationId?: string
   summary?: string
   parameters?: Json[]
@@ -19,7 +20,7 @@ interface Operation extends Json {
 type Paths = Named<Named<Operation>>
 
 /** An OpenAPI 3.1 document as far as it is arranged. */
-export interface Document extends Json { paths: Paths, components: Named<unknown> }
+export interface Document extends Json { tags: { name: string }[], paths: Paths, components: Named<unknown> }
 
 /**
  * Arranges a document: every titled schema, every answer and every parameter is a component with a name, the errors of
@@ -30,7 +31,7 @@ export function arrange (document: Document): Document {
   const { paths, parameters, responses } = share(value as Paths)
   return {
     ...document,
-    paths,
+    paths: grouped(paths, document.tags),
     components: {
       ...document.components,
       headers: Object.fromEntries(Object.entries(HEADERS).map(([name, header]) => [shortOf(name), header])),
@@ -39,6 +40,15 @@ export function arrange (document: Document): Document {
       schemas: sorted(schemas)
     }
   }
+}
+
+// By the groups of the introduction, and in each what is about more before what is about a part of it.
+function grouped (paths: Paths, tags: Document['tags']): Paths {
+  const group = (item: Named<Operation>) =>
+    tags.findIndex(({ name }) => Object.values(item)[0]?.tags?.includes(name))
+  const depth = (path: string) => path.split('{').length
+  return Object.fromEntries(Object.entries(paths).sort(([one, here], [other, there]) =>
+    group(here) - group(there) || depth(one) - depth(other)))
 }
 
 const sorted = <T>(named: Named<T>): Named<T> =>

@@ -2,9 +2,13 @@ import swagger from '@fastify/swagger'
 import swaggerUi from '@fastify/swagger-ui'
 import type { FastifyInstance } from 'fastify'
 import { SCOPES } from '../../schemas/scopes.ts'
+import { fail } from '../rules/errors.ts'
+import { DEPRECATED } from './aliases.ts'
 import { asOpenApi30 } from './document-3.0.ts'
 import { arrange, renderYaml, type Document } from './document.ts'
+import { CLOSED, explainer } from './explorer.ts'
 import { keepPages } from './kept.ts'
+import { ICON, LOOK } from './style.ts'
 
 const DESCRIPTION = `Encrypted secrets in a hierarchy of organization, project, target and environment, with version history.
 
@@ -21,10 +25,9 @@ that an operation has of its own are its \`x-error-codes\`, and any can answer t
 sent or repeated, and what failed here. 414 \`uri_too_long\` and 431 \`header_fields_too_large\` are answered before an operation is
 looked for.`
 
+// In the order in which somebody who begins needs them.
 const TAGS: Record<string, string> = {
   organizations: 'The organization of the token',
-  members: 'People in an organization, with a role each',
-  teams: 'People who share roles in projects',
   projects: 'Projects',
   targets: 'Targets of a project',
   environments: 'Environments of a target',
@@ -32,11 +35,14 @@ const TAGS: Record<string, string> = {
   versions: 'Version history: list, fetch, restore, delete, purge',
   'encryption-keys': 'Keys of projects',
   'api-tokens': 'Organization API tokens',
-  billing: 'Plans, subscriptions, payments and invoices',
-  audit: 'What was done in an organization',
   users: 'Whoever calls',
+  members: 'People in an organization, with a role each',
+  teams: 'People who share roles in projects',
+  audit: 'What was done in an organization',
+  billing: 'Plans, subscriptions, payments and invoices',
   oauth: 'OAuth 2.0: tokens for applications that act for users',
-  operations: 'For operators'
+  operations: 'For operators',
+  [DEPRECATED]: 'Former paths of other operations'
 }
 
 /** Publishes OpenAPI 3.1 from the routes' schemas. A schema's title is the name of its component. */
@@ -82,6 +88,7 @@ export async function installOpenApi (app: FastifyInstance) {
 
 /** Serves the document and, unless it is switched off, Swagger UI at `/docs` under a policy without inline script. */
 export async function installDocs (app: FastifyInstance) {
+  const explain = explainer(app)
   await app.register(async (docs) => {
     // A page loads many files: they count by address, in a group of their own. Asking again costs nothing, but it is
     // asked.
@@ -99,6 +106,12 @@ export async function installDocs (app: FastifyInstance) {
         reply.type('application/yaml; charset=utf-8').send(renderYaml(app.swagger()))
     })
     if (!app.config.docsUi) return
+    docs.get('/', {
+      schema: { hide: true },
+      // Who opens the address of the service in a browser looks for a page; to everybody else there is nothing here.
+      handler: async ({ headers: { accept = '' } }, reply) =>
+        /\btext\/html\b/.test(accept) ? reply.redirect(`${basePath(app)}/docs`, 303) : fail('not_found')
+    })
     await docs.register(swaggerUi, {
       routePrefix: '/docs',
       indexPrefix: basePath(app),
@@ -107,12 +120,19 @@ export async function installDocs (app: FastifyInstance) {
         persistAuthorization: false,
         validatorUrl: null,
         displayRequestDuration: true,
-        deepLinking: true
+        deepLinking: true,
+        plugins: [CLOSED]
       },
+      transformSpecification: (document) => explain(document as unknown as Document),
+      transformSpecificationClone: false,
       initOAuth: {
         clientId: 'swagger-ui', appName: 'Strongroom API', usePkceWithAuthorizationCodeGrant: true, scopes: []
       },
-      theme: { title: 'Strongroom API' },
+      theme: {
+        title: 'Strongroom API',
+        css: [{ filename: 'strongroom.css', content: LOOK }],
+        favicon: [{ filename: 'icon.svg', rel: 'icon', type: 'image/svg+xml', sizes: 'any', content: ICON }]
+      },
       staticCSP: UI_CSP
     })
   })

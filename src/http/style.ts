@@ -43,3 +43,22 @@ li.held { display: flex; flex-wrap: wrap; gap: .25rem 1rem; align-items: center;
 ul.held { margin: .5rem 0 0; padding: 0; list-style: none; } .held button { flex: none; min-width: 5rem; }
 dl { margin: 0 0 1rem; } dt { margin-top: .75rem; color: var(--soft); } dd { margin: 0; }
 `
+
+/** What Swagger UI looks like beside them: their type and their light colors, because all the rest of it is light. */
+export const LOOK = `
+body { margin: 0; background: #fff; }
+.swagger-ui, .swagger-ui .info .title, .swagger-ui .opblock-tag, .swagger-ui .btn, .swagger-ui .opblock .opblock-summary-description { font-family: system-ui, -apple-system, "Segoe UI", sans-serif; }
+.swagger-ui .info { margin: 2rem 0; max-width: 50rem; }
+.swagger-ui .info .title small { background: #1f4b99; }
+.swagger-ui .info .title small.version-stamp { background: #565c69; }
+.swagger-ui .info a { color: #1f4b99; }
+.swagger-ui .btn.authorize { border-color: #1f4b99; color: #1f4b99; }
+.swagger-ui .btn.authorize svg { fill: #1f4b99; }
+.swagger-ui .btn.execute { border-color: #1f4b99; background: #1f4b99; }
+.swagger-ui .opblock .opblock-summary { min-height: 2.75rem; }
+:focus-visible { outline: .2rem solid #1f4b99; outline-offset: .15rem; }
+`
+
+/** A door with a lock, in one color that is seen on light and on dark. */
+export const ICON =
+  '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 32 32"><rect x="3" y="3" width="26" height="26" rx="5" fill="#3b6fc4"/><circle cx="16" cy="16" r="7" fill="none" stroke="#fff" stroke-width="3"/><path d="M16 12v8M12 16h8" stroke="#fff" stroke-width="2"/></svg>'
