@@ -150,6 +150,16 @@ t.test('the errors of a status are one schema or one union, which the code tells
   }
 })
 
+t.test('a body is of one media type, as generators take it', async (t) => {
+  let bodies = 0
+  for (const { operationId, requestBody } of operations) {
+    if (requestBody === undefined) continue
+    bodies++
+    t.equal(Object.keys(requestBody.content!).length, 1, operationId)
+  }
+  t.ok(bodies > 0)
+})
+
 t.test('headers of limits and ids stand on good answers and on 429, and nowhere else', async (t) => {
   for (const [name, { headers = {} }] of Object.entries(components.responses)) {
     const isError = /Err[45]\d\d$/.test(name)

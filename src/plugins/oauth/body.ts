@@ -5,6 +5,14 @@ import { failOAuth } from './errors.ts'
 /** Parameters of a token or revocation request: each once, and none that is empty (RFC 6749, 3.2). */
 export type Parameters = ReadonlyMap<string, string>
 
+/**
+ * How the body of such a request is documented: as the RFCs have it. A second media type would say nothing that the
+ * words do not, and generators stumble over it: one takes no body of two, another writes code that does not load.
+ */
+export const FORM_BODY = {
+  consumes: ['application/x-www-form-urlencoded'], description: 'The same members are taken as `application/json`.'
+}
+
 const MOST_BODY = 16 * 1024
 const FORM = /^\s*application\/x-www-form-urlencoded\s*(?:;\s*charset\s*=\s*"?utf-8"?\s*)?$/i
 const JSON_TYPE = /^\s*application\/json\s*(?:;\s*charset\s*=\s*"?utf-8"?\s*)?$/i

@@ -3,7 +3,7 @@ import { hashToken, isCredential } from '../../crypto/bearer.ts'
 import { transaction } from '../../db/database.ts'
 import type { Domain } from '../../http/types.ts'
 import { findClient, revokeByToken } from '../../repositories/oauth.ts'
-import { parametersIn } from './body.ts'
+import { FORM_BODY, parametersIn } from './body.ts'
 import { clientInBasic } from './client.ts'
 import { recordForUser } from './events.ts'
 import { errorAnswers } from './token.ts'
@@ -16,7 +16,7 @@ export const revoke: Domain = async (app) => {
       operationId: 'revokeToken',
       tags: ['oauth'],
       summary: 'Revoke a pair of tokens by either of them (RFC 7009): 200 whatever the token was',
-      consumes: ['application/x-www-form-urlencoded', 'application/json'],
+      ...FORM_BODY,
       body: RevokeBody,
       response: { 200: RevokeAnswer, ...errorAnswers(400, 413, 415, 429, 500, 503) }
     },

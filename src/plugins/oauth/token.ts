@@ -6,7 +6,7 @@ import type { Domain } from '../../http/types.ts'
 import {
   countWrongVerifier, createPair, lockCode, lockPair, retirePair, revokeGrant, useCode, type Client, type LiveGrant
 } from '../../repositories/oauth.ts'
-import { parametersIn, type Parameters } from './body.ts'
+import { FORM_BODY, parametersIn, type Parameters } from './body.ts'
 import { clientOf } from './client.ts'
 import { failOAuth, OAuthError } from './errors.ts'
 import { recordForUser } from './events.ts'
@@ -21,7 +21,7 @@ export const token: Domain = async (app) => {
       operationId: 'getAccessToken',
       tags: ['oauth'],
       summary: 'Exchange an authorization code or a refresh token for a pair of tokens (RFC 6749)',
-      consumes: ['application/x-www-form-urlencoded', 'application/json'],
+      ...FORM_BODY,
       body: TokenBody,
       response: { 200: TokenAnswer, ...errorAnswers(400, 401, 413, 415, 429, 500, 503) }
     },
