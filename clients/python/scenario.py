@@ -1,0 +1,345 @@
+"""The scenario of clients/README.md."""
+
+import os
+from typing import Any, NoReturn, TypeVar
+
+from strongroom_client import AuthenticatedClient
+from strongroom_client.api.api_tokens import create_api_token, delete_api_token, rotate_api_token
+from strongroom_client.api.audit import list_audit_events
+from strongroom_client.api.encryption_keys import list_encryption_keys, rotate_encryption_key
+from strongroom_client.api.environments import create_environment, list_environments
+from strongroom_client.api.members import add_member, list_members, remove_member, update_member
+from strongroom_client.api.organizations import get_organization
+from strongroom_client.api.projects import create_project, delete_project, get_project, update_project
+from strongroom_client.api.secrets import delete_secrets, read_environment_secrets, store_secrets
+from strongroom_client.api.targets import create_target, get_target
+from strongroom_client.api.users import get_user
+from strongroom_client.api.versions import list_versions, purge_versions, restore_version
+from strongroom_client.models import (
+    Ability,
+    AddedMember,
+    AddMemberBody,
+    AuditEventList,
+    CreatedToken,
+    CreateEnvironmentBody,
+    CreateProjectBody,
+    CreateTargetBody,
+    CreateTokenBody,
+    DeleteBody,
+    EnvironmentAnswer,
+    EnvironmentList,
+    EventName,
+    KeyHistoryAnswer,
+    LevelDocument,
+    ListVersionsBody,
+    MemberAnswer,
+    MemberList,
+    OrganizationAnswer,
+    ProjectAnswer,
+    PurgeAnswer,
+    PurgeBody,
+    ReadEnvironmentSecretsMerge,
+    RestoreAnswer,
+    RestoreBody,
+    Role,
+    RotateAnswer,
+    RotateBody,
+    RotateBodyHistoryPolicy,
+    RotatedToken,
+    RotateTokenBody,
+    SecretsAnswer,
+    StoreAnswer,
+    StoreBody,
+    TargetAnswer,
+    TokenPrincipalAnswer,
+    UpdateMemberBody,
+    UpdateProjectBody,
+    VersionPage,
+)
+from strongroom_client.types import Response, Unset
+
+URL = os.environ["STRONGROOM_URL"]
+ORGANIZATION = os.environ["STRONGROOM_ORGANIZATION"]
+LEVEL = ("orbit", "backend", "live")
+T = TypeVar("T")
+
+client = AuthenticatedClient(base_url=URL, token=os.environ["STRONGROOM_TOKEN"])
+steps = 0
+
+
+def step(what: str) -> None:
+    global steps
+    steps += 1
+    print(steps, what)
+
+
+def fail(seen: object) -> NoReturn:
+    raise SystemExit(f"step {steps}: {seen}")
+
+
+def expect(holds: bool, seen: object = None) -> None:
+    if not holds:
+        fail(seen)
+
+
+def good(answer: Response[Any], model: type[T]) -> T:
+    """What was answered, which has to be good."""
+    return answer.parsed if isinstance(answer.parsed, model) else fail(answer)
+
+
+def empty(answer: Response[Any]) -> None:
+    expect(answer.status_code == 204, answer)
+
+
+def failed(answer: Response[Any], status: int, code: str) -> None:
+    expect(answer.status_code == status and getattr(answer.parsed, "error", None) == code, answer)
+
+
+def store(plaintext: str) -> Response[Any]:
+    project, target, environment = LEVEL
+    body = StoreBody(project=project, target=target, environment=environment, plaintext=plaintext)
+    return store_secrets.sync_detailed(ORGANIZATION, client=client, body=body)
+
+
+def read(merge: ReadEnvironmentSecretsMerge = ReadEnvironmentSecretsMerge.FALSE) -> SecretsAnswer:
+    answer = read_environment_secrets.sync_detailed(ORGANIZATION, *LEVEL, client=client, decrypt=True, merge=merge)
+    return good(answer, SecretsAnswer)
+
+
+def document(answer: SecretsAnswer) -> LevelDocument:
+    levels = answer.data.attributes.levels
+    if isinstance(levels, Unset) or isinstance(levels.environment, Unset):
+        fail(answer)
+    return levels.environment
+
+
+def versions_of() -> VersionPage:
+    project, target, environment = LEVEL
+    body = ListVersionsBody(project=project, target=target, environment=environment)
+    return good(list_versions.sync_detailed(ORGANIZATION, client=client, body=body), VersionPage)
+
+
+step("read who the token is")
+good(get_user.sync_detailed(client=client), TokenPrincipalAnswer)
+
+step("read the organization")
+own = good(get_organization.sync_detailed(ORGANIZATION, client=client), OrganizationAnswer)
+expect(own.data.attributes.name == "Nimbus", own)
+
+step("create a project")
+new_project = CreateProjectBody(name="Orbit", slug="orbit")
+project = good(
+    create_project.sync_detailed(ORGANIZATION, client=client, body=new_project, idempotency_key="scenario"),
+    ProjectAnswer,
+)
+
+step("create it again with the same Idempotency-Key: the same project")
+again = good(
+    create_project.sync_detailed(ORGANIZATION, client=client, body=new_project, idempotency_key="scenario"),
+    ProjectAnswer,
+)
+expect(again.data.id == project.data.id, again)
+
+step("create a target")
+good(
+    create_target.sync_detailed(ORGANIZATION, "orbit", client=client, body=CreateTargetBody(name="Backend")),
+    TargetAnswer,
+)
+
+step("create an environment")
+environment = good(
+    create_environment.sync_detailed(
+        ORGANIZATION,
+        "orbit",
+        "backend",
+        client=client,
+        body=CreateEnvironmentBody(name="Live", status="production"),
+    ),
+    EnvironmentAnswer,
+)
+expect(environment.data.attributes.slug == "live", environment)
+
+step("list the environments of the target")
+environments = good(
+    list_environments.sync_detailed(ORGANIZATION, "orbit", "backend", client=client), EnvironmentList
+)
+expect(len(environments.data) == 1 and environments.meta.total == 1, environments)
+
+step("read the ETag of the project")
+tag = get_project.sync_detailed(ORGANIZATION, "orbit", client=client).headers["etag"]
+
+step("rename the project that it is of")
+renamed = good(
+    update_project.sync_detailed(
+        ORGANIZATION, "orbit", client=client, body=UpdateProjectBody(name="Orbiter"), if_match=tag
+    ),
+    ProjectAnswer,
+)
+expect(renamed.data.attributes.name == "Orbiter", renamed)
+
+step("rename it by the ETag that it had: 412")
+failed(
+    update_project.sync_detailed(
+        ORGANIZATION, "orbit", client=client, body=UpdateProjectBody(name="Satellite"), if_match=tag
+    ),
+    412,
+    "precondition_failed",
+)
+
+step("store a document at the project")
+good(
+    store_secrets.sync_detailed(
+        ORGANIZATION, client=client, body=StoreBody(project="orbit", plaintext="A=project\nB=project\n")
+    ),
+    StoreAnswer,
+)
+
+step("store a document at the environment")
+first = good(store("A=first\n"), StoreAnswer).data.version or fail("no version")
+
+step("read it decrypted")
+expect(document(read()).content == "A=first\n")
+
+step("read it merged")
+merged = read(ReadEnvironmentSecretsMerge.TRUE).data.attributes.merged
+expect(not isinstance(merged, Unset) and merged.to_dict() == {"A": "first", "B": "project"}, merged)
+
+step("store another document there")
+good(store("A=second\n"), StoreAnswer)
+
+step("list the versions, the newest first")
+versions = versions_of()
+expect(len(versions.data) == 2 and versions.data[1].id == first, versions)
+
+step("restore the first version")
+restored = good(
+    restore_version.sync_detailed(ORGANIZATION, first, client=client, body=RestoreBody()), RestoreAnswer
+)
+expect(restored.data.restored_from == first, restored)
+
+step("read it decrypted: the first document")
+expect(document(read()).content == "A=first\n")
+
+step("rotate the key")
+keep = RotateBody(history_policy=RotateBodyHistoryPolicy.KEEP)
+rotated = good(
+    rotate_encryption_key.sync_detailed(ORGANIZATION, "orbit", client=client, body=keep), RotateAnswer
+)
+expect(rotated.data.key.attributes.version == "2", rotated)
+
+step("rotate it once more: 429")
+limited = rotate_encryption_key.sync_detailed(ORGANIZATION, "orbit", client=client, body=keep)
+failed(limited, 429, "rate_limit_exceeded")
+expect(int(limited.headers["retry-after"]) > 0, limited)
+
+step("list the keys")
+keys = good(list_encryption_keys.sync_detailed(ORGANIZATION, "orbit", client=client), KeyHistoryAnswer)
+expect(len(keys.data) == 2, keys)
+
+step("read it decrypted under the new key")
+expect(document(read()).content == "A=first\n")
+
+step("create a token that reads")
+created = good(
+    create_api_token.sync_detailed(
+        ORGANIZATION,
+        client=client,
+        body=CreateTokenBody(name="Reader", abilities=[Ability.SECRETREAD]),
+    ),
+    CreatedToken,
+)
+reader = AuthenticatedClient(base_url=URL, token=created.token)
+
+step("read with it: the document is encrypted")
+encrypted = good(
+    read_environment_secrets.sync_detailed(ORGANIZATION, *LEVEL, client=reader), SecretsAnswer
+)
+expect(document(encrypted).encrypted, encrypted)
+
+step("store with it: 403")
+failed(
+    store_secrets.sync_detailed(
+        ORGANIZATION, client=reader, body=StoreBody(project="orbit", plaintext="A=third\n")
+    ),
+    403,
+    "insufficient_permissions",
+)
+
+step("give it another value")
+value = good(
+    rotate_api_token.sync_detailed(ORGANIZATION, created.api_key.id, client=client, body=RotateTokenBody()),
+    RotatedToken,
+)
+expect(value.token != created.token)
+
+step("read with the value that it had: 401")
+failed(read_environment_secrets.sync_detailed(ORGANIZATION, *LEVEL, client=reader), 401, "unauthenticated")
+
+step("delete the token")
+empty(delete_api_token.sync_detailed(ORGANIZATION, created.api_key.id, client=client))
+
+step("add a member")
+added = good(
+    add_member.sync_detailed(
+        ORGANIZATION, client=client, body=AddMemberBody(email="ada@nimbus.example", role=Role.DEVELOPER)
+    ),
+    AddedMember,
+)
+
+step("give the member another role")
+changed = good(
+    update_member.sync_detailed(
+        ORGANIZATION, added.data.id, client=client, body=UpdateMemberBody(role=Role.AUDITOR)
+    ),
+    MemberAnswer,
+)
+expect(changed.data.attributes.role == Role.AUDITOR, changed)
+
+step("list the members")
+members = good(list_members.sync_detailed(ORGANIZATION, client=client), MemberList)
+expect(any(member.attributes.email == "ada@nimbus.example" for member in members.data), members)
+
+step("remove the member")
+empty(remove_member.sync_detailed(ORGANIZATION, added.data.id, client=client))
+
+step("read a target that is not there: 404")
+failed(get_target.sync_detailed(ORGANIZATION, "orbit", "nowhere", client=client), 404, "not_found")
+
+step("store nothing: 422")
+failed(
+    store_secrets.sync_detailed(ORGANIZATION, client=client, body=StoreBody(project="orbit")),
+    422,
+    "validation_failed",
+)
+
+step("delete the document")
+empty(
+    delete_secrets.sync_detailed(
+        ORGANIZATION, client=client, body=DeleteBody(project="orbit", target="backend", environment="live")
+    )
+)
+
+step("purge its history")
+purged = good(
+    purge_versions.sync_detailed(
+        ORGANIZATION,
+        client=client,
+        body=PurgeBody(project="orbit", target="backend", environment="live", confirmed=True),
+    ),
+    PurgeAnswer,
+)
+expect(purged.data.purged_count > 0, purged)
+
+step("list the versions: none")
+expect(versions_of().data == [])
+
+step("list the audit events of what was stored")
+events = good(
+    list_audit_events.sync_detailed(ORGANIZATION, client=client, action=EventName.SECRET_STORE), AuditEventList
+)
+expect(len(events.data) == 3, events)
+
+step("delete the project")
+empty(delete_project.sync_detailed(ORGANIZATION, "orbit", client=client))
+
+print(f"{steps} steps")

@@ -1,2 +1,0 @@
-mod client { include!(concat!(env!("OUT_DIR"), "/client.rs")); }
-fn main() {}
