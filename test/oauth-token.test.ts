@@ -996,7 +996,7 @@ t.test('OA-25 OA-62: what is over is removed when more is made, and what a secon
     `INSERT INTO sessions (token_hash, user_id, expires_at) SELECT ${bytes('expired')}, ${person.id}, now() - interval '1 second' ${many}`
   )
   await app.write(`INSERT INTO oauth_requests (id_hash, session_hash, client_id, redirect_uri, code_challenge, scopes, expires_at)
-    SELECT ${bytes('request')}, ${hex(session)}, 'dotenv-cli', '${CALLBACK}', '${pkce().challenge}', '{}', now() - interval '1 second' ${many}`)
+    SELECT ${bytes('request')}, ${bytes('expired')}, 'dotenv-cli', '${CALLBACK}', '${pkce().challenge}', '{}', now() - interval '1 second' ${many}`)
   await app.write(
     `INSERT INTO password_links (token_hash, user_id, expires_at) SELECT ${bytes('link')}, ${person.id}, now() - interval '1 second' ${many}`
   )
@@ -1009,8 +1009,9 @@ t.test('OA-25 OA-62: what is over is removed when more is made, and what a secon
     `INSERT INTO sign_in_devices (token_hash, user_id, expires_at) SELECT ${bytes('device')}, ${others[0]!.id}, now() - interval '1 second' ${many}`
   )
   const make: Record<string, () => Promise<unknown>> = {
-    sessions: () => createSession(db, hashToken(mintSecret()), { id: person.id, password_hash }),
+    // Before their sessions go, and they with these; of one session there are no more than 20.
     oauth_requests: () => createRequest(db, hashToken(mintSecret()), hashToken(session), pending),
+    sessions: () => createSession(db, hashToken(mintSecret()), { id: person.id, password_hash }),
     password_links: () => createPasswordLink(db, hashToken(mintSecret()), others.pop()!.id),
     sign_in_failures: () => attempt(mintSecret()),
     sign_in_devices: () => device(mintSecret())
