@@ -27,6 +27,7 @@ const TokenCreator = Type.Unsafe<{ type: 'user' | 'api_token', id: number, name:
     name: { type: 'string' }
   },
   required: ['type', 'id', 'name'],
+  title: 'TokenCreator',
   description:
     'who made it, or the person who rotated it last; what a person made, or a token of theirs, ends with their account, their membership and the grant that it was made through'
 })
