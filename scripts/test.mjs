@@ -9,8 +9,8 @@ import { startPostgres, hasPostgres } from '../dist/test/helpers/postgres.js'
 
 // These bring their own databases, or none: once is enough.
 const ONCE = new Set([
-  'architecture', 'config', 'crypto', 'database', 'documents', 'openapi', 'crash', 'rotation-crash', 'outage', 'tour',
-  'cli', 'migrations', 'docs', 'rules', 'encryption-doc', 'redirects', 'tls', 'operator'
+  'architecture', 'breaking', 'config', 'crypto', 'database', 'documents', 'openapi', 'crash', 'rotation-crash',
+  'outage', 'tour', 'cli', 'migrations', 'docs', 'rules', 'encryption-doc', 'redirects', 'tls', 'operator'
 ])
 // What these prove is the service's, whatever the database: once, on the server where there is one, which is quicker.
 // That every operation does what it is to do on the embedded database as well, round-trips shows; in the long form all
