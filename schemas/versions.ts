@@ -11,7 +11,7 @@ export type VersionAction = (typeof VERSION_ACTIONS)[number]
 /** Validated in the handler: what is not a whole number below 2^53 names no version, and that is 404. */
 export const VersionParams = Type.Object({
   organization: OrganizationInPath,
-  version: Type.String({ maxLength: 128, description: 'a whole number', examples: ['42'] })
+  version: Type.String({ maxLength: 128, description: 'a whole number', examples: ['1'] })
 })
 
 const Creator = Type.Unsafe<{ id: number, name: string } | null>({

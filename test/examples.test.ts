@@ -1,0 +1,229 @@
+import { Ajv2020, type AnySchema } from 'ajv/dist/2020.js'
+import formats from 'ajv-formats'
+import t from 'tap'
+import { FIRST_ORGANIZATION } from '../schemas/organizations.ts'
+import { greet } from '../src/commands/greeting.ts'
+import { challengeOf } from '../src/crypto/bearer.ts'
+import { startApp, type Answer } from './helpers/app.ts'
+import { OPERATIONS, prepare, publishedPaths } from './helpers/operations.ts'
+import { authorize, issuePair } from './helpers/people.ts'
+
+// Every example of a request that the document has is sent to a service that has just started for the first time, as it
+// stands there but for what the service makes up itself, and the answer is compared with the documented one.
+
+interface Media { schema: object, example?: unknown }
+interface Operation {
+  operationId: string
+  security: object[]
+  parameters?: { name: string, in: string, example?: string }[]
+  requestBody?: { content: Record<string, Media> }
+  responses: Record<string, { content?: Record<string, Media> }>
+}
+interface Example { id: string, method: string, path: string, operation: Operation, type?: string, body?: object }
+
+const service = await startApp(t)
+const address = await service.app.listen({ host: '127.0.0.1', port: 0 })
+// What it would do in the background belongs to no example.
+await service.app.billing.stop()
+
+const examples: Example[] = Object.entries(publishedPaths(service)).flatMap(([path, item]) =>
+  Object.entries(item as Record<string, Operation>).flatMap(([method, operation]) => {
+    const one = { id: operation.operationId, method: method.toUpperCase(), path, operation }
+    const bodies = Object.entries(operation.requestBody?.content ?? {})
+    return bodies.length === 0
+      ? [one]
+      : bodies.map(([type, { example }]) => ({ ...one, type, body: example as object }))
+  }))
+
+/** In this order each finds what it names. */
+const ORDER = [
+  'getHealth', 'getReadiness', 'getAuthorizationServer', 'getProtectedResource', 'getAccessToken', 'revokeToken',
+  'sendTelemetry', 'getUser', 'listOrganizations', 'createOrganization', 'getOwnOrganization', 'getOrganization',
+  'updateOrganization', 'putOrganization',
+  'createProject', 'listProjects', 'getProject', 'updateProject', 'putProject',
+  'createTarget', 'listTargets', 'getTarget', 'updateTarget', 'putTarget',
+  'createEnvironment', 'listEnvironments', 'getEnvironment', 'updateEnvironment', 'putEnvironment',
+  'storeSecrets', 'retrieveSecrets', 'readProjectSecrets', 'readTargetSecrets', 'readEnvironmentSecrets',
+  'listProjectsLongPath', 'getProjectLongPath', 'listTargetsLongPath', 'getTargetLongPath', 'listEnvironmentsLongPath',
+  'getEnvironmentLongPath', 'readProjectSecretsLongPath', 'readTargetSecretsLongPath', 'readEnvironmentSecretsLongPath',
+  'retrieveSecretsLongPath',
+  'getEncryptionKey', 'rotateEncryptionKey', 'listEncryptionKeys',
+  'listVersions', 'getVersion', 'restoreVersion', 'deleteSecrets', 'deleteVersion', 'purgeVersions',
+  'createApiToken', 'listApiTokens', 'getApiToken', 'updateApiToken', 'rotateApiToken', 'deleteApiToken',
+  'addMember', 'listMembers', 'getMember', 'updateMember',
+  'createTeam', 'listTeams', 'updateTeam', 'addTeamMember', 'setTeamProject', 'getTeam', 'removeTeamMember',
+  'removeTeamProject', 'deleteTeam', 'removeMember',
+  'listPlans', 'getUsage', 'createPaymentMethod', 'createPaymentMethodShortPath', 'listPaymentMethods',
+  'updateDefaultPaymentMethod', 'createSubscription', 'getSubscription', 'updateSubscription', 'cancelSubscription',
+  'resumeSubscription', 'createSubscriptionShortPath', 'getSubscriptionShortPath', 'updateSubscriptionShortPath',
+  'cancelSubscriptionShortPath', 'createCharge', 'refundCharge', 'redeemCoupon', 'removeCoupon', 'listInvoices',
+  'listLatestInvoices', 'getInvoice', 'downloadInvoice', 'deletePaymentMethod',
+  'deleteEnvironment', 'deleteTarget', 'deleteProject',
+  'rotateClientKeys', 'listPendingVersions', 'reEncryptHistory',
+  'listAuditEvents', 'deleteOrganization'
+]
+
+const first = await firstStart()
+const world = { organization: first.organization }
+const answers: Record<string, Answer['body']> = {}
+
+/** What is there before an example that none of the others makes: the operator did it, or somebody with a client. */
+const BEFORE: Record<string, () => Promise<unknown>> = {
+  createSubscriptionShortPath: () => prepare(service, OPERATIONS.createSubscriptionShortPath!, world),
+  refundCharge: () =>
+    service.sql(`UPDATE charges SET status = 'succeeded' WHERE organization_id = '${first.organization}'`),
+  redeemCoupon: () => service.sql("INSERT INTO coupons (code, percent_off) VALUES ('WELCOME-10', 10)"),
+  deletePaymentMethod: () => prepare(service, OPERATIONS.deletePaymentMethod!, world),
+  rotateClientKeys: clientsProject
+}
+
+/** What the service makes up: the members of a path or a body that cannot be as in the example. */
+const MADE_UP: Record<string, (example: any) => Promise<object> | object> = {
+  ...each(['getApiToken', 'updateApiToken', 'rotateApiToken', 'deleteApiToken'], () => ({
+    id: answers.createApiToken.api_key.id
+  })),
+  ...each(['getMember', 'updateMember', 'addTeamMember', 'removeTeamMember', 'removeMember'], () => ({
+    member: answers.addMember.data.id
+  })),
+  ...each(['getInvoice', 'downloadInvoice'], () => ({ invoice: answers.createCharge.data.attributes.invoice_id })),
+  updateDefaultPaymentMethod: () => ({ payment_method: answers.createPaymentMethod.data.id }),
+  deletePaymentMethod: () => ({ payment_method: answers.createPaymentMethodShortPath.data.id }),
+  getAccessToken: async ({ code_verifier }) => {
+    const { code } = await authorize(address, first, { code_challenge: challengeOf(code_verifier) })
+    return { code }
+  },
+  revokeToken: () => ({ token: answers.getAccessToken.refresh_token }),
+  refundCharge: () => ({ charge: answers.createCharge.data.id }),
+  rotateClientKeys: ({ secrets: [{ content }] }) => ({ secrets: [{ id: answers.clientsProject.secret_id, content }] }),
+  reEncryptHistory: ({ versions: [{ content }] }) => ({
+    versions: [{ id: answers.listPendingVersions.data[0].id, content }]
+  })
+}
+
+t.test('the example organization is the one that the first start makes', async (t) => {
+  const { body } = await ask(first.token, 'GET', '/api/v1/organization')
+  t.match(body.data, { id: first.organization, ...FIRST_ORGANIZATION })
+})
+
+t.test('every example of a request works after a first start, and is answered as documented', async (t) => {
+  t.strictSame([...ORDER].sort(), [...new Set(examples.map(({ id }) => id))].sort(), 'every operation has its place in the order')
+  const { access: person } = await issuePair(service, first, ['organization:create'])
+  const validate = validator()
+  let run = 0
+  for (const id of ORDER) {
+    await BEFORE[id]?.()
+    for (const example of examples.filter((one) => one.id === id)) {
+      const name = `${id}${example.type === undefined ? '' : ` with ${example.type}`}`
+      const bearer = OPERATIONS[id]!.byPerson ? person : first.token
+      const answer = await send(example, example.operation.security.length === 0 ? undefined : bearer)
+      const [status, { content = {} }] =
+        Object.entries(example.operation.responses).find(([status]) => status.startsWith('2'))!
+      t.equal(String(answer.status), status, `${name}: ${answer.text.slice(0, 300)}`)
+      const types = Object.keys(content)
+      const [type] = String(answer.headers['content-type'] ?? '').split(';')
+      if (types.length === 0) t.equal(answer.text, '', `${name} answers no body`)
+      else t.ok(types.includes(type!), `${name} answers ${type}`)
+      const { schema } = content[type!] ?? {}
+      if (answer.body !== undefined) t.strictSame(validate(schema ?? {}, answer.body), [], `${name}: its shape`)
+      answers[id] = answer.body
+      run++
+    }
+  }
+  t.equal(run, examples.length, 'that were all of them')
+})
+
+t.test('an answer is of another shape with a member more, one less, or one of another type', async (t) => {
+  const [schema, validate] = [{ $ref: '#/components/schemas/PlanList' }, validator()]
+  const { data } = answers.listPlans
+  const changed = (attributes: object) => [{ ...data[0], attributes: { ...data[0].attributes, ...attributes } }]
+  t.strictSame(validate(schema, { data }), [])
+  t.not(validate(schema, { data: changed({ color: 'red' }) }).length, 0)
+  t.not(validate(schema, { data: changed({ name: 7 }) }).length, 0)
+  t.not(validate(schema, { data: [{ ...data[0], attributes: undefined }] }).length, 0)
+})
+
+function each<T> (ids: string[], one: T): Record<string, T> {
+  return Object.fromEntries(ids.map((id) => [id, one]))
+}
+
+/** As at `npm start` on an empty database: what it prints, and who can do everything there. */
+async function firstStart () {
+  const printed = await greet(service, service.config, 0)
+  const [, organization = ''] = /Organization +(\S+)/.exec(printed)!
+  const [, token = ''] = /Token \(\*\) +(\S+)/.exec(printed)!
+  const [, email = ''] = /Owner +(\S+)/.exec(printed)!
+  const [, password = ''] = /Password +(\S+)/.exec(printed)!
+  const { body } = await ask(token, 'GET', `/api/v1/organizations/${organization}/members`)
+  return { organization, token, id: Number(body.data[0].id), name: 'owner', email, password }
+}
+
+/** A project of the example's name whose key a client holds, with a document under its first key. */
+async function clientsProject () {
+  const key_check = Buffer.alloc(32, 1).toString('base64')
+  const o = `/api/v1/${FIRST_ORGANIZATION.slug}`
+  const made = await ask(first.token, 'POST', `${o}/projects`, {
+    name: 'Orbit',
+    storage_mode: 'client',
+    key_check,
+    key_check_salt: Buffer.alloc(16).toString('base64'),
+    key_check_iterations: 600_000
+  })
+  if (made.status !== 201) throw new Error(made.text)
+  const stored = await ask(first.token, 'POST', `${o}/secrets/store`, {
+    project: 'orbit', content: Buffer.alloc(40).toString('base64'), key_proof: key_check
+  })
+  answers.clientsProject = stored.body.data
+}
+
+function ask (token: string, method: 'GET' | 'POST', url: string, payload?: object) {
+  return service.inject({
+    method, url, headers: { authorization: `Bearer ${token}` }, ...(payload !== undefined && { payload })
+  })
+}
+
+async function send ({ id, method, path, operation, type, body }: Example, token: string | undefined): Promise<Answer> {
+  const made: Record<string, unknown> = { ...await MADE_UP[id]?.(body) }
+  const valueOf = ({ name, example }: { name: string, example?: string }) =>
+    encodeURIComponent(String(made[name] ?? example))
+  const parameters = operation.parameters ?? []
+  const url = parameters.filter((parameter) => parameter.in === 'path').reduce(
+    (url, parameter) => url.replace(`{${parameter.name}}`, valueOf(parameter)), path
+  )
+  const query = parameters.filter((parameter) => parameter.in === 'query' && parameter.example !== undefined)
+    .map((parameter) => `${parameter.name}=${valueOf(parameter)}`).join('&')
+  const sent = body && { ...body, ...Object.fromEntries(Object.entries(made).filter(([name]) => name in body)) }
+  return service.inject({
+    method: method as 'GET',
+    url: query === '' ? url : `${url}?${query}`,
+    headers: {
+      ...(token !== undefined && { authorization: `Bearer ${token}` }),
+      ...(type !== undefined && { 'content-type': type })
+    },
+    ...(sent !== undefined && {
+      payload: type === 'application/json' ? sent : new URLSearchParams(sent as Record<string, string>).toString()
+    })
+  })
+}
+
+/** What is wrong with a value by a schema of the document; a member that it does not name, too. */
+function validator (): (schema: object, value: unknown) => string[] {
+  const ajv = new Ajv2020({ strict: false, allErrors: true })
+  formats.default(ajv)
+  const { components } = service.app.swagger() as unknown as { components: object }
+  ajv.addSchema(closed({ components }) as AnySchema, 'document')
+  return (schema, value) => {
+    const own = JSON.parse(JSON.stringify(schema).replaceAll('"#/', '"document#/'))
+    const judge = ajv.compile(closed(own) as AnySchema)
+    judge(value)
+    return (judge.errors ?? []).map(({ instancePath, message }) => `${instancePath} ${message}`)
+  }
+}
+
+function closed (value: unknown): unknown {
+  if (Array.isArray(value)) return value.map(closed)
+  if (typeof value !== 'object' || value === null) return value
+  const copy = Object.fromEntries(Object.entries(value).map(([key, member]) =>
+    [key, key === 'example' ? member : closed(member)]))
+  const isObject = [copy.type].flat().includes('object') && typeof copy.properties === 'object'
+  return isObject ? { additionalProperties: false, ...copy } : copy
+}
