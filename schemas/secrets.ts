@@ -12,6 +12,8 @@ export type Merge = (typeof MERGES)[number]
 
 /** What `raw=true` answers, as a media type of its own: the values alone. */
 export const RAW_TYPE = 'application/vnd.strongroom.raw+json'
+/** What else a read answers. Without a charset: where there are two types, generated clients compare whole headers. */
+export const READ_TYPE = 'application/json'
 
 export const ReadSecretsQuery = Type.Object({
   decrypt: Type.Optional(Flag({ description: 'answer plain documents; needs secret:decrypt' })),
@@ -90,7 +92,7 @@ const RawSecrets = Type.Record(
 
 /** Two types of answer, so that each has one shape. */
 const orRaw = (answer: TSchema) => ({
-  content: { 'application/json': { schema: answer }, [RAW_TYPE]: { schema: RawSecrets } }
+  content: { [READ_TYPE]: { schema: answer }, [RAW_TYPE]: { schema: RawSecrets } }
 })
 
 /** A read answers the documents, and with `raw=true` the values alone. */

@@ -1,5 +1,5 @@
 import t, { type Test } from 'tap'
-import { RAW_TYPE } from '../schemas/secrets.ts'
+import { RAW_TYPE, READ_TYPE } from '../schemas/secrets.ts'
 import { sealBlob } from '../src/crypto/blob.ts'
 import { deriveDataKey } from '../src/crypto/key-proof.ts'
 import { random, secretKey } from '../src/crypto/primitives.ts'
@@ -30,7 +30,7 @@ t.test('reads the documents on the way to a level, and only those that there are
   const stored = await storeAll(at)
 
   const { body, headers } = await read(paths.environment)
-  t.match(headers, { etag: ETAG, 'cache-control': 'no-store', 'content-type': 'application/json; charset=utf-8' })
+  t.match(headers, { etag: ETAG, 'cache-control': 'no-store', 'content-type': READ_TYPE })
   t.same(Object.keys(body), ['data', 'meta'])
   t.same(Object.keys(body.data), ['type', 'attributes'])
   const { timestamp, ...meta } = body.meta
@@ -101,7 +101,7 @@ t.test('every combination of decrypt, merge and raw answers its shape or invalid
           t.equal(answer.headers['content-type'], RAW_TYPE, 'another shape has another media type')
         } else {
           t.equal(answer.status, 200, query)
-          t.equal(answer.headers['content-type'], 'application/json; charset=utf-8')
+          t.equal(answer.headers['content-type'], READ_TYPE, 'as it is documented, to the letter')
           t.strictSame(answer.body.meta.merged, merge ?? 'false', query)
           const { attributes } = answer.body.data
           t.equal('levels' in attributes, merge !== 'true', query)

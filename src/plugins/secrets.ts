@@ -5,7 +5,8 @@ import type { ErrorCode } from '../../schemas/errors.ts'
 import { OrganizationParams } from '../../schemas/organizations.ts'
 import { ProjectParams } from '../../schemas/projects.ts'
 import {
-  DeleteBody, RAW_TYPE, ReadAnswer, ReadSecretsQuery, RetrieveAnswer, RetrieveBody, StoreAnswer, StoreBody, type Merge
+  DeleteBody, RAW_TYPE, READ_TYPE, ReadAnswer, ReadSecretsQuery, RetrieveAnswer, RetrieveBody, StoreAnswer, StoreBody,
+  type Merge
 } from '../../schemas/secrets.ts'
 import { NoContent, ReadHeaders, WriteHeaders } from '../../schemas/shapes.ts'
 import { TargetParams } from '../../schemas/targets.ts'
@@ -259,7 +260,7 @@ export const secrets: Domain = async (app) => {
     reply.header('etag', etag)
     const answer = await answerReading(app.keyring, storageKey, state, visible, reading)
     if (reading.decrypt) await recordDecryption(request, state, visible)
-    return reply.type(reading.raw ? RAW_TYPE : 'application/json; charset=utf-8').serializer(JSON.stringify).send(answer)
+    return reply.type(reading.raw ? RAW_TYPE : READ_TYPE).serializer(JSON.stringify).send(answer)
   }
 
   // Not for 304, which hands out nothing that the caller does not have.
@@ -285,7 +286,7 @@ export const secrets: Domain = async (app) => {
       resource_id: String(key.id),
       details: { version: key.version }
     })
-    return reply.type('application/json; charset=utf-8').serializer(JSON.stringify).send(answer)
+    return reply.type(READ_TYPE).serializer(JSON.stringify).send(answer)
   }
 }
 
