@@ -1,0 +1,279 @@
+// The scenario of clients/README.md.
+package main
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"os"
+	"slices"
+
+	"scenario/strongroom"
+)
+
+var (
+	url          = os.Getenv("STRONGROOM_URL")
+	organization = os.Getenv("STRONGROOM_ORGANIZATION")
+	steps        = 0
+)
+
+const project, target, environment = "orbit", "backend", "live"
+
+func step(what string) {
+	steps++
+	fmt.Println(steps, what)
+}
+
+func expect(holds bool, seen ...any) {
+	if !holds {
+		fmt.Fprintf(os.Stderr, "step %d: %v\n", steps, seen)
+		os.Exit(1)
+	}
+}
+
+// What every answer of the client has.
+type answer interface{ StatusCode() int }
+
+func must[T any](value T, err error) T {
+	expect(err == nil, err)
+	return value
+}
+
+// What was answered, which has to be good.
+func good[T any](value *T, of answer) T {
+	expect(value != nil, of.StatusCode())
+	return *value
+}
+
+func empty(of answer) { expect(of.StatusCode() == http.StatusNoContent, of.StatusCode()) }
+
+func refused(of answer, status int) { expect(of.StatusCode() == status, of.StatusCode()) }
+
+func code[T ~string](seen T, wanted string) { expect(string(seen) == wanted, seen) }
+
+func clientOf(token string) *strongroom.ClientWithResponses {
+	return must(strongroom.NewClientWithResponses(url, strongroom.WithRequestEditorFn(
+		func(_ context.Context, request *http.Request) error {
+			request.Header.Set("Authorization", "Bearer "+token)
+			return nil
+		})))
+}
+
+func main() {
+	ctx := context.Background()
+	client := clientOf(os.Getenv("STRONGROOM_TOKEN"))
+
+	store := func(plaintext string) strongroom.StoreAnswer {
+		stored := must(client.StoreSecretsWithResponse(ctx, organization, nil, strongroom.StoreBody{
+			Project: project, Target: new(target), Environment: new(environment), Plaintext: &plaintext,
+		}))
+		return good(stored.JSON200, stored)
+	}
+	read := func(
+		by *strongroom.ClientWithResponses, params *strongroom.ReadEnvironmentSecretsParams,
+	) *strongroom.ReadEnvironmentSecretsResponse {
+		return must(by.ReadEnvironmentSecretsWithResponse(ctx, organization, project, target, environment, params))
+	}
+	content := func() string {
+		decrypted := read(client, &strongroom.ReadEnvironmentSecretsParams{Decrypt: new(true)})
+		return good(decrypted.JSON200, decrypted).Data.Attributes.Levels.Environment.Content
+	}
+	listVersions := func() []strongroom.Version {
+		listed := must(client.ListVersionsWithResponse(ctx, organization, strongroom.ListVersionsBody{
+			Project: project, Target: new(target), Environment: new(environment),
+		}))
+		return good(listed.JSON200, listed).Data
+	}
+
+	step("read who the token is")
+	user := must(client.GetUserWithResponse(ctx))
+	principal := must(good(user.JSON200, user).AsTokenPrincipalAnswer())
+	expect(string(principal.Data.Type) == "api-tokens", principal)
+
+	step("read the organization")
+	own := must(client.GetOrganizationWithResponse(ctx, organization))
+	expect(good(own.JSON200, own).Data.Attributes.Name == "Nimbus", own)
+
+	step("create a project")
+	createProject := func() strongroom.Project {
+		made := must(client.CreateProjectWithResponse(ctx, organization,
+			&strongroom.CreateProjectParams{IdempotencyKey: new("scenario")},
+			strongroom.CreateProjectBody{Name: "Orbit", Slug: new(project)}))
+		return good(made.JSON201, made).Data
+	}
+	first := createProject()
+
+	step("create it again with the same Idempotency-Key: the same project")
+	expect(createProject().Id == first.Id)
+
+	step("create a target")
+	madeTarget := must(client.CreateTargetWithResponse(ctx, organization, project, nil,
+		strongroom.CreateTargetBody{Name: "Backend"}))
+	good(madeTarget.JSON201, madeTarget)
+
+	step("create an environment")
+	madeEnvironment := must(client.CreateEnvironmentWithResponse(ctx, organization, project, target, nil,
+		strongroom.CreateEnvironmentBody{Name: "Live", Status: new("production")}))
+	expect(good(madeEnvironment.JSON201, madeEnvironment).Data.Attributes.Slug == environment)
+
+	step("list the environments of the target")
+	environments := must(client.ListEnvironmentsWithResponse(ctx, organization, project, target, nil))
+	expect(len(good(environments.JSON200, environments).Data) == 1 && environments.JSON200.Meta.Total == 1)
+
+	step("read the ETag of the project")
+	found := must(client.GetProjectWithResponse(ctx, organization, project, nil))
+	good(found.JSON200, found)
+	tag := found.Headers200.ETag
+
+	step("rename the project that it is of")
+	rename := func(name string) *strongroom.UpdateProjectResponse {
+		return must(client.UpdateProjectWithResponse(ctx, organization, project,
+			&strongroom.UpdateProjectParams{IfMatch: tag}, strongroom.UpdateProjectBody{Name: &name}))
+	}
+	renamed := rename("Orbiter")
+	expect(good(renamed.JSON200, renamed).Data.Attributes.Name == "Orbiter")
+
+	step("rename it by the ETag that it had: 412")
+	stale := rename("Satellite")
+	refused(stale, 412)
+	code(stale.JSON412.Error, "precondition_failed")
+
+	step("store a document at the project")
+	stored := must(client.StoreSecretsWithResponse(ctx, organization, nil, strongroom.StoreBody{
+		Project: project, Plaintext: new("A=project\nB=project\n"),
+	}))
+	good(stored.JSON200, stored)
+
+	step("store a document at the environment")
+	version := good(store("A=first\n").Data.Version, stored)
+
+	step("read it decrypted")
+	expect(content() == "A=first\n")
+
+	step("read it merged")
+	merged := read(client, &strongroom.ReadEnvironmentSecretsParams{
+		Decrypt: new(true), Merge: new(strongroom.ReadEnvironmentSecretsParamsMergeTrue),
+	})
+	values := *good(merged.JSON200, merged).Data.Attributes.Merged
+	expect(values["A"] == "first" && values["B"] == "project", values)
+
+	step("store another document there")
+	store("A=second\n")
+
+	step("list the versions, the newest first")
+	versions := listVersions()
+	expect(len(versions) == 2 && versions[1].Id == version, versions)
+
+	step("restore the first version")
+	restored := must(client.RestoreVersionWithResponse(ctx, organization, version, nil, strongroom.RestoreBody{}))
+	expect(good(restored.JSON200, restored).Data.RestoredFrom == version)
+
+	step("read it decrypted: the first document")
+	expect(content() == "A=first\n")
+
+	step("rotate the key")
+	rotate := func() *strongroom.RotateEncryptionKeyResponse {
+		return must(client.RotateEncryptionKeyWithResponse(ctx, organization, project, nil,
+			strongroom.RotateBody{HistoryPolicy: new(strongroom.RotateBodyHistoryPolicyKeep)}))
+	}
+	rotated := rotate()
+	expect(good(rotated.JSON200, rotated).Data.Key.Attributes.Version == "2")
+
+	step("rotate it once more: 429")
+	limited := rotate()
+	refused(limited, 429)
+	code(limited.JSON429.Error, "rate_limit_exceeded")
+	expect(*limited.Headers429.RetryAfter > 0)
+
+	step("list the keys")
+	keys := must(client.ListEncryptionKeysWithResponse(ctx, organization, project, nil))
+	expect(len(good(keys.JSON200, keys).Data) == 2)
+
+	step("read it decrypted under the new key")
+	expect(content() == "A=first\n")
+
+	step("create a token that reads")
+	created := must(client.CreateApiTokenWithResponse(ctx, organization, nil, strongroom.CreateTokenBody{
+		Name: "Reader", Abilities: []strongroom.Ability{strongroom.AbilitySecretRead},
+	}))
+	token := good(created.JSON201, created)
+	reader := clientOf(token.Token)
+
+	step("read with it: the document is encrypted")
+	encrypted := read(reader, nil)
+	expect(good(encrypted.JSON200, encrypted).Data.Attributes.Levels.Environment.Encrypted)
+
+	step("store with it: 403")
+	forbidden := must(reader.StoreSecretsWithResponse(ctx, organization, nil, strongroom.StoreBody{
+		Project: project, Plaintext: new("A=third\n"),
+	}))
+	refused(forbidden, 403)
+	code(must(forbidden.JSON403.Discriminator()), "insufficient_permissions")
+
+	step("give it another value")
+	value := must(client.RotateApiTokenWithResponse(ctx, organization, token.ApiKey.Id, nil, strongroom.RotateTokenBody{}))
+	expect(good(value.JSON200, value).Token != token.Token)
+
+	step("read with the value that it had: 401")
+	unknown := read(reader, nil)
+	refused(unknown, 401)
+	code(unknown.JSON401.Error, "unauthenticated")
+
+	step("delete the token")
+	empty(must(client.DeleteApiTokenWithResponse(ctx, organization, token.ApiKey.Id)))
+
+	step("add a member")
+	added := must(client.AddMemberWithResponse(ctx, organization, nil, strongroom.AddMemberBody{
+		Email: "ada@nimbus.example", Role: strongroom.RoleDeveloper,
+	}))
+	member := good(added.JSON201, added).Data.Id
+
+	step("give the member another role")
+	changed := must(client.UpdateMemberWithResponse(ctx, organization, member, nil,
+		strongroom.UpdateMemberBody{Role: strongroom.RoleAuditor}))
+	expect(good(changed.JSON200, changed).Data.Attributes.Role == strongroom.RoleAuditor)
+
+	step("list the members")
+	members := must(client.ListMembersWithResponse(ctx, organization, nil))
+	expect(slices.ContainsFunc(good(members.JSON200, members).Data, func(one strongroom.Member) bool {
+		return one.Attributes.Email == "ada@nimbus.example"
+	}))
+
+	step("remove the member")
+	empty(must(client.RemoveMemberWithResponse(ctx, organization, member, nil)))
+
+	step("read a target that is not there: 404")
+	missing := must(client.GetTargetWithResponse(ctx, organization, project, "nowhere", nil))
+	refused(missing, 404)
+	code(missing.JSON404.Error, "not_found")
+
+	step("store nothing: 422")
+	nothing := must(client.StoreSecretsWithResponse(ctx, organization, nil, strongroom.StoreBody{Project: project}))
+	refused(nothing, 422)
+	code(must(nothing.JSON422.Discriminator()), "validation_failed")
+
+	step("delete the document")
+	empty(must(client.DeleteSecretsWithResponse(ctx, organization, nil, strongroom.DeleteBody{
+		Project: project, Target: new(target), Environment: new(environment),
+	})))
+
+	step("purge its history")
+	purged := must(client.PurgeVersionsWithResponse(ctx, organization, nil, strongroom.PurgeBody{
+		Project: project, Target: new(target), Environment: new(environment),
+		Confirmed: strongroom.PurgeBodyConfirmedTrue,
+	}))
+	expect(good(purged.JSON200, purged).Data.PurgedCount > 0)
+
+	step("list the versions: none")
+	expect(len(listVersions()) == 0)
+
+	step("list the audit events of what was stored")
+	events := must(client.ListAuditEventsWithResponse(ctx, organization,
+		&strongroom.ListAuditEventsParams{Action: new(strongroom.EventNameSecretStore)}))
+	expect(len(good(events.JSON200, events).Data) == 3)
+
+	step("delete the project")
+	empty(must(client.DeleteProjectWithResponse(ctx, organization, project, nil)))
+
+	fmt.Printf("%d steps\n", steps)
+}
