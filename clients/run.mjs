@@ -10,7 +10,9 @@ import { buildIfNeeded } from '../scripts/build.mjs'
 // The programs that each needs beside Node.js.
 const LANGUAGES = {
   typescript: [['npm', '--version']],
-  python: [['python3', '-c', 'import sys, venv; sys.exit(sys.version_info < (3, 11))']]
+  python: [['python3', '-c', 'import sys, venv; sys.exit(sys.version_info < (3, 11))']],
+  go: [['go', 'version']],
+  java: [['mvn', '--version'], ['javac', '--version']]
 }
 const FEWEST_STEPS = 25
 

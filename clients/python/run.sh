@@ -4,7 +4,8 @@
 PATH="$PWD/venv/bin:$PATH"
 pip="pip --quiet --disable-pip-version-check"
 $pip install --requirement "$SOURCE/requirements.txt"
-openapi-python-client generate --path "$OPENAPI" --meta setup --output-path generated --overwrite
+rm -rf generated
+openapi-python-client generate --path "$OPENAPI" --meta setup --output-path generated
 $pip install --force-reinstall --no-deps ./generated
 cp "$SOURCE/scenario.py" .
 python -c 'import importlib, pkgutil, strongroom_client as client

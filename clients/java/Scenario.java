@@ -1,0 +1,252 @@
+import java.util.List;
+import java.util.Map;
+import strongroom.ApiClient;
+import strongroom.ApiException;
+import strongroom.api.ApiTokensApi;
+import strongroom.api.AuditApi;
+import strongroom.api.EncryptionKeysApi;
+import strongroom.api.EnvironmentsApi;
+import strongroom.api.MembersApi;
+import strongroom.api.OrganizationsApi;
+import strongroom.api.ProjectsApi;
+import strongroom.api.SecretsApi;
+import strongroom.api.TargetsApi;
+import strongroom.api.UsersApi;
+import strongroom.api.VersionsApi;
+import strongroom.model.*;
+
+/** The scenario of clients/README.md. */
+public class Scenario {
+  private static final String URL = System.getenv("STRONGROOM_URL");
+  private static final String ORGANIZATION = System.getenv("STRONGROOM_ORGANIZATION");
+  private static final String PROJECT = "orbit";
+  private static final String TARGET = "backend";
+  private static final String ENVIRONMENT = "live";
+
+  private static final ApiClient client = clientOf(System.getenv("STRONGROOM_TOKEN"));
+  private static final ProjectsApi projects = new ProjectsApi(client);
+  private static final SecretsApi secrets = new SecretsApi(client);
+  private static final VersionsApi versions = new VersionsApi(client);
+  private static final EncryptionKeysApi keys = new EncryptionKeysApi(client);
+  private static int steps = 0;
+
+  private interface Call {
+    void run() throws ApiException;
+  }
+
+  private static ApiClient clientOf(String token) {
+    ApiClient client = new ApiClient();
+    client.updateBaseUri(URL);
+    client.setRequestInterceptor(request -> request.header("Authorization", "Bearer " + token));
+    return client;
+  }
+
+  private static void step(String what) {
+    steps++;
+    System.out.println(steps + " " + what);
+  }
+
+  private static void expect(boolean holds, Object seen) {
+    if (!holds) throw new IllegalStateException("step " + steps + ": " + seen);
+  }
+
+  /** The answer to a call that has to be refused. */
+  private static ApiException refused(int status, String code, Call call) throws ApiException {
+    try {
+      call.run();
+    } catch (ApiException refusal) {
+      expect(refusal.getCode() == status, refusal);
+      expect(refusal.getResponseBody().contains("\"error\":\"" + code + "\""), refusal);
+      return refusal;
+    }
+    throw new IllegalStateException("step " + steps + ": not refused");
+  }
+
+  private static StoreBody document(String plaintext) {
+    return new StoreBody().project(PROJECT).target(TARGET).environment(ENVIRONMENT).plaintext(plaintext);
+  }
+
+  private static StoreAnswer store(StoreBody body) throws ApiException {
+    return secrets.storeSecrets(ORGANIZATION, body, null, null, null);
+  }
+
+  private static SecretsAnswerDataAttributes read(SecretsApi by, Boolean decrypt, String merge) throws ApiException {
+    return by.readEnvironmentSecrets(ORGANIZATION, PROJECT, TARGET, ENVIRONMENT, decrypt, merge, null, null)
+        .getData().getAttributes();
+  }
+
+  private static String content() throws ApiException {
+    return read(secrets, true, null).getLevels().getEnvironment().getContent();
+  }
+
+  private static List<Version> listVersions() throws ApiException {
+    ListVersionsBody body = new ListVersionsBody().project(PROJECT).target(TARGET).environment(ENVIRONMENT);
+    return versions.listVersions(ORGANIZATION, body).getData();
+  }
+
+  private static ProjectAnswer createProject() throws ApiException {
+    return projects.createProject(ORGANIZATION, new CreateProjectBody().name("Orbit").slug(PROJECT), "scenario");
+  }
+
+  private static ProjectAnswer rename(String name, String tag) throws ApiException {
+    return projects.updateProject(ORGANIZATION, PROJECT, tag, null, new UpdateProjectBody().name(name));
+  }
+
+  private static RotateAnswer rotate() throws ApiException {
+    RotateBody body = new RotateBody().historyPolicy(RotateBody.HistoryPolicyEnum.KEEP);
+    return keys.rotateEncryptionKey(ORGANIZATION, PROJECT, null, body);
+  }
+
+  public static void main(String[] args) throws ApiException {
+    step("read who the token is");
+    PrincipalAnswer principal = new UsersApi(client).getUser();
+    expect(principal.getActualInstance() instanceof TokenPrincipalAnswer, principal);
+
+    step("read the organization");
+    OrganizationAnswer own = new OrganizationsApi(client).getOrganization(ORGANIZATION);
+    expect(own.getData().getAttributes().getName().equals("Nimbus"), own);
+
+    step("create a project");
+    ProjectAnswer project = createProject();
+
+    step("create it again with the same Idempotency-Key: the same project");
+    expect(createProject().getData().getId().equals(project.getData().getId()), project);
+
+    step("create a target");
+    TargetsApi targets = new TargetsApi(client);
+    targets.createTarget(ORGANIZATION, PROJECT, new CreateTargetBody().name("Backend"), null);
+
+    step("create an environment");
+    EnvironmentsApi environments = new EnvironmentsApi(client);
+    EnvironmentAnswer environment = environments.createEnvironment(
+        ORGANIZATION, PROJECT, TARGET, new CreateEnvironmentBody().name("Live").status("production"), null);
+    expect(environment.getData().getAttributes().getSlug().equals(ENVIRONMENT), environment);
+
+    step("list the environments of the target");
+    EnvironmentList list = environments.listEnvironments(ORGANIZATION, PROJECT, TARGET, null, null);
+    expect(list.getData().size() == 1 && list.getMeta().getTotal() == 1, list);
+
+    step("read the ETag of the project");
+    String tag = projects.getProjectWithHttpInfo(ORGANIZATION, PROJECT, null).getHeaders().get("etag").get(0);
+
+    step("rename the project that it is of");
+    ProjectAnswer renamed = rename("Orbiter", tag);
+    expect(renamed.getData().getAttributes().getName().equals("Orbiter"), renamed);
+
+    step("rename it by the ETag that it had: 412");
+    refused(412, "precondition_failed", () -> rename("Satellite", tag));
+
+    step("store a document at the project");
+    store(new StoreBody().project(PROJECT).plaintext("A=project\nB=project\n"));
+
+    step("store a document at the environment");
+    String first = store(document("A=first\n")).getData().getVersion();
+    expect(first != null, first);
+
+    step("read it decrypted");
+    expect(content().equals("A=first\n"), content());
+
+    step("read it merged");
+    Map<String, String> merged = read(secrets, true, "true").getMerged();
+    expect(merged.equals(Map.of("A", "first", "B", "project")), merged);
+
+    step("store another document there");
+    store(document("A=second\n"));
+
+    step("list the versions, the newest first");
+    List<Version> history = listVersions();
+    expect(history.size() == 2 && history.get(1).getId().equals(first), history);
+
+    step("restore the first version");
+    RestoreAnswer restored = versions.restoreVersion(ORGANIZATION, first, null, new RestoreBody());
+    expect(restored.getData().getRestoredFrom().equals(first), restored);
+
+    step("read it decrypted: the first document");
+    expect(content().equals("A=first\n"), content());
+
+    step("rotate the key");
+    RotateAnswer rotated = rotate();
+    expect(rotated.getData().getKey().getAttributes().getVersion().equals("2"), rotated);
+
+    step("rotate it once more: 429");
+    ApiException limited = refused(429, "rate_limit_exceeded", Scenario::rotate);
+    expect(limited.getResponseHeaders().firstValueAsLong("retry-after").orElse(0) > 0, limited);
+
+    step("list the keys");
+    KeyHistoryAnswer known = keys.listEncryptionKeys(ORGANIZATION, PROJECT, null, null);
+    expect(known.getData().size() == 2, known);
+
+    step("read it decrypted under the new key");
+    expect(content().equals("A=first\n"), content());
+
+    step("create a token that reads");
+    ApiTokensApi tokens = new ApiTokensApi(client);
+    CreateTokenBody reads = new CreateTokenBody().name("Reader").abilities(List.of(Ability.SECRET_READ));
+    CreatedToken created = tokens.createApiToken(ORGANIZATION, reads, null);
+    String id = created.getApiKey().getId();
+    SecretsApi reader = new SecretsApi(clientOf(created.getToken()));
+
+    step("read with it: the document is encrypted");
+    expect(read(reader, null, null).getLevels().getEnvironment().getEncrypted(), created.getApiKey());
+
+    step("store with it: 403");
+    refused(403, "insufficient_permissions",
+        () -> reader.storeSecrets(ORGANIZATION, document("A=third\n"), null, null, null));
+
+    step("give it another value");
+    RotatedToken value = tokens.rotateApiToken(ORGANIZATION, id, null, new RotateTokenBody());
+    expect(!value.getToken().equals(created.getToken()), value.getApiKey());
+
+    step("read with the value that it had: 401");
+    refused(401, "unauthenticated", () -> read(reader, null, null));
+
+    step("delete the token");
+    tokens.deleteApiToken(ORGANIZATION, id);
+
+    step("add a member");
+    MembersApi members = new MembersApi(client);
+    AddMemberBody somebody = new AddMemberBody().email("ada@nimbus.example").role(Role.DEVELOPER);
+    String member = members.addMember(ORGANIZATION, somebody, null).getData().getId();
+
+    step("give the member another role");
+    UpdateMemberBody role = new UpdateMemberBody().role(Role.AUDITOR);
+    MemberAnswer changed = members.updateMember(ORGANIZATION, member, role, null, null);
+    expect(changed.getData().getAttributes().getRole() == Role.AUDITOR, changed);
+
+    step("list the members");
+    List<Member> everybody = members.listMembers(ORGANIZATION, null, null).getData();
+    expect(everybody.stream().anyMatch(one -> one.getAttributes().getEmail().equals("ada@nimbus.example")), everybody);
+
+    step("remove the member");
+    members.removeMember(ORGANIZATION, member, null, null);
+
+    step("read a target that is not there: 404");
+    refused(404, "not_found", () -> targets.getTarget(ORGANIZATION, PROJECT, "nowhere", null));
+
+    step("store nothing: 422");
+    refused(422, "validation_failed", () -> store(new StoreBody().project(PROJECT)));
+
+    step("delete the document");
+    DeleteBody gone = new DeleteBody().project(PROJECT).target(TARGET).environment(ENVIRONMENT);
+    secrets.deleteSecrets(ORGANIZATION, gone, null, null, null);
+
+    step("purge its history");
+    PurgeBody all = new PurgeBody().project(PROJECT).target(TARGET).environment(ENVIRONMENT)
+        .confirmed(PurgeBody.ConfirmedEnum.TRUE);
+    PurgeAnswer purged = versions.purgeVersions(ORGANIZATION, all, null);
+    expect(purged.getData().getPurgedCount() > 0, purged);
+
+    step("list the versions: none");
+    expect(listVersions().isEmpty(), listVersions());
+
+    step("list the audit events of what was stored");
+    AuditEventList events = new AuditApi(client).listAuditEvents(
+        ORGANIZATION, null, EventName.SECRET_STORE, null, null, null, null, null, null);
+    expect(events.getData().size() == 3, events);
+
+    step("delete the project");
+    projects.deleteProject(ORGANIZATION, PROJECT, null, null);
+
+    System.out.println(steps + " steps");
+  }
+}
