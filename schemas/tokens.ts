@@ -80,7 +80,7 @@ const Restrictions = Type.Array(Restriction, { maxItems: 100 })
 export const CreateTokenBody = Body({
   name: Name,
   abilities: Abilities,
-  expires_at: expiry('never'),
+  expires_at: expiry('as long as what makes it may live'),
   restrictions: Type.Optional(Restrictions)
 }, { title: 'CreateTokenBody', examples: [{ name: 'CI', abilities: ['secret:read', 'secret:decrypt'] }] })
 export type CreateTokenBody = Static<typeof CreateTokenBody>

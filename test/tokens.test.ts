@@ -339,7 +339,7 @@ t.test('TI-30: no token makes one that holds more than it does itself', async (t
     ['plain', { abilities: ['secret:read'], expires_at: soon, restrictions: [live] }, true],
     ['all', { abilities: ['*'] }, true],
     ['all', { abilities: ['billing:write', 'secret:purge'] }, true],
-    ['ending', { abilities: ['secret:read'] }, false],
+    ['ending', { abilities: ['secret:read'] }, true],
     ['ending', { abilities: ['secret:read'], expires_at: null }, false],
     ['ending', { abilities: ['secret:read'], expires_at: '2098-01-01T00:00:00.001Z' }, false],
     ['ending', { abilities: ['secret:read'], expires_at: soon }, true],
@@ -668,6 +668,10 @@ t.test('no token is given a longer life than the grant has that it was made thro
   const longest = await until(ends)
   t.equal(longest.status, 200, longest.text)
   t.equal(Date.parse(longest.body.data.expires_at), ends)
+  const asLong = await create(holder(owner, access), { abilities: ['project:read', 'api-token:create'] })
+  t.equal(Date.parse(asLong.body.api_key.expires_at), ends, 'said nothing: as long as the grant')
+  const its = await create(holder(owner, asLong.body.token), { abilities: ['project:read'] })
+  t.equal(Date.parse(its.body.api_key.expires_at), ends, 'and no longer through a token')
   await service.sql(`UPDATE oauth_grants SET revoked_at = now(), mac = NULL WHERE id = ${grant}`)
   t.strictSame(failing(await until(ends - 1)), [404, 'not_found', []], 'with the grant it is over')
 })

@@ -69,7 +69,10 @@ export const tokens: Domain = async (app) => {
       const { organization } = principal
       const { name, restrictions = [] } = request.body
       const abilities = abilitiesOf(request.body.abilities)
-      const expires_at = expiryOf(request.body.expires_at)
+      // Left out, it is as long a life as the caller may give.
+      const expires_at = request.body.expires_at === undefined
+        ? principal.expires_at
+        : expiryOf(request.body.expires_at)
       const token = mintApiToken(organization.id)
       const api_key = await transaction(app.db, async (db) => {
         // Of two who take what is left, one comes second.
@@ -308,8 +311,8 @@ function abilitiesOf (spellings: readonly string[]): Ability[] {
     canonicalAbilities(spelling) ?? refuse(`abilities.${i}`, 'Unknown ability')))]
 }
 
-function expiryOf (text: string | null | undefined): Date | null {
-  if (text === undefined || text === null) return null
+function expiryOf (text: string | null): Date | null {
+  if (text === null) return null
   const moment = new Date(text)
   if (moment.getUTCFullYear() > 9999) refuse('expires_at', 'Expected a year of four digits')
   return moment.getTime() > Date.now() ? moment : refuse('expires_at', 'Expected a moment in the future')

@@ -276,9 +276,10 @@ export async function deleteEndedTokens (
   const isLeft = sql`EXISTS (SELECT FROM ${token_removals} WHERE ${isTokenRemoval(removal)})`
   const [row] = await db.execute(sql`
     WITH next AS (
-      SELECT t.id FROM api_tokens t WHERE ${its} AND ${isLeft} LIMIT ${limit} FOR UPDATE OF t SKIP LOCKED
+      SELECT t.organization_id, t.id FROM api_tokens t WHERE ${its} AND ${isLeft} LIMIT ${limit}
+      FOR UPDATE OF t SKIP LOCKED
     ), gone AS (
-      DELETE FROM api_tokens t USING next WHERE t.organization_id = ${organization_id} AND t.id = next.id RETURNING 1
+      DELETE FROM api_tokens t USING next WHERE t.organization_id = next.organization_id AND t.id = next.id RETURNING 1
     )
     SELECT count(*)::int AS count FROM gone`) as unknown as { count: number }[]
   if (row!.count < limit) {
