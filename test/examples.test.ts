@@ -125,6 +125,7 @@ t.test('every example of a request works after a first start, and is answered as
       else t.ok(types.includes(type!), `${name} answers ${type}`)
       const { schema } = content[type!] ?? {}
       if (answer.body !== undefined) t.strictSame(validate(schema ?? {}, answer.body), [], `${name}: its shape`)
+      if (id.startsWith('list')) t.not(answer.body?.data?.length, 0, `${name} has something to show`)
       answers[id] = answer.body
       run++
     }

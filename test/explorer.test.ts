@@ -70,12 +70,13 @@ t.test('Swagger UI says at each operation what its scope is for, and what can go
   for (const { operationId, description = '', security, 'x-error-codes': codes = [] } of operationsOf(shown)) {
     const scopes = new Set(security.flatMap((way) => Object.values(way).flat()))
     for (const scope of scopes) {
-      t.match(description.toLowerCase(), `\`${scope}\` (${SCOPES[scope].toLowerCase()})`, operationId)
+      t.match(description.toLowerCase(), `\`${scope}\` to ${SCOPES[scope].toLowerCase()}`, operationId)
     }
     if (security.length === 0) t.match(description, /^Needs no token\./, operationId)
     else if (scopes.size === 0) t.match(description, /^Any token will do\./, operationId)
     const lines = [...description.matchAll(/^- (\d{3}) `(\w+)`: (.+)$/gm)]
     t.strictSame([...new Set(lines.map(([, , code]) => code))], codes, operationId)
+    t.equal(new Set(lines.map(String)).size, lines.length, `${operationId} says each once`)
     for (const [, status, code, message] of lines) {
       const row = Object.entries(ERRORS).find(([name, error]) =>
         codeOf(name as ErrorCode) === code && error.message === message)

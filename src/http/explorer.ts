@@ -33,10 +33,10 @@ export function explainer (app: FastifyInstance): (document: Document) => object
   const explain = (operation: Operation) => {
     const { operationId = '', 'x-error-codes': own = [] } = operation
     // Other hooks add to what a route declares: it is whole only now.
-    const errors = routes.get(operationId)?.config?.errors?.filter((code) => own.includes(codeOf(code))) ?? []
+    const errors = new Set(routes.get(operationId)?.config?.errors?.filter((code) => own.includes(codeOf(code))))
     return {
       ...operation,
-      description: [needsOf(operation), operation.description, failuresOf(errors)].filter(Boolean).join('\n\n')
+      description: [needsOf(operation), withPurpose(operation.description), failuresOf([...errors])].filter(Boolean).join('\n\n')
     }
   }
   return (document) => ({
@@ -50,13 +50,15 @@ export function explainer (app: FastifyInstance): (document: Document) => object
 
 function needsOf ({ security = [] }: Operation): string {
   if (security.length === 0) return 'Needs no token.'
-  const ways = [...new Set(security.map((way) => Object.values(way).flat().map(wordsOf).join(' and ')))]
-  const [only = ''] = ways
-  if (ways.length > 1) return `Needs, by what is asked: ${ways.join('; or ')}.`
-  return only === '' ? 'Any token will do.' : `Needs ${only}.`
+  const ways = [...new Set(security.map((way) =>
+    Object.values(way).flat().map((scope) => `\`${scope}\``).join(', and ')))]
+  if (ways[0] === '') return 'Any token will do.'
+  return withPurpose(`Needs${ways.length > 1 ? ', by what is asked,' : ''} ${ways.join('; or ')}.`)
 }
 
-const wordsOf = (scope: Scope) => `\`${scope}\` (${SCOPES[scope].charAt(0).toLowerCase()}${SCOPES[scope].slice(1)})`
+// Scopes in a text, each with what it is for.
+const withPurpose = (text = '') => text.replace(/`(\w[\w-]*:\w+)`/g, (named, scope: Scope) =>
+  SCOPES[scope] === undefined ? named : `${named} to ${SCOPES[scope].charAt(0).toLowerCase()}${SCOPES[scope].slice(1)}`)
 
 function failuresOf (errors: readonly ErrorCode[]): string {
   const lines = errors.map((code) => `- ${ERRORS[code].status} \`${codeOf(code)}\`: ${ERRORS[code].message}`)
