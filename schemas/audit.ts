@@ -14,14 +14,13 @@ export const AuditQuery = Type.Object({
     maxLength: 32,
     pattern: '^((api_token|user):[1-9][0-9]{0,15}|operator|system)$',
     description: 'who did it: `user:ID`, `api_token:ID`, `operator` or `system`',
-    examples: ['user:17']
+    examples: ['operator']
   })),
   action: Type.Optional(EventWord),
   resource: Type.Optional(Type.String({
     maxLength: 97,
     pattern: '^[a-z_-]{1,32}:[A-Za-z0-9._-]{1,64}$',
-    description: 'what it was done to, as `TYPE:ID`',
-    examples: ['secret:01JQZ6V9T4M8N2K7R5W3X1Y0BC']
+    description: 'what it was done to, as `TYPE:ID`: `secret:01JQZ6V9T4M8N2K7R5W3X1Y0BC`'
   })),
   from: Type.Optional(Type.String({ format: 'date-time', maxLength: 64, description: 'that moment, or later' })),
   to: Type.Optional(Type.String({ format: 'date-time', maxLength: 64, description: 'before that moment' })),
