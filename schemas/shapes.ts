@@ -40,8 +40,8 @@ export const SLUG_PATTERN = '^[a-z0-9]+(-[a-z0-9]+)*$'
 export const SLUG_LENGTH = 64
 export const Slug = Type.String({ title: 'Slug', minLength: 1, maxLength: SLUG_LENGTH, pattern: SLUG_PATTERN })
 
-// A slug in a path. It is not validated as one: what is no slug names nothing, and that is 404. The examples are what
-// those of the bodies that create them are called.
+// A slug in a path. It is not validated as one: what is no slug names nothing, and that is 404. The examples are the
+// slugs that the examples of bodies make.
 const slugInPath = (example: string) => Type.String({ maxLength: 128, examples: [example] })
 export const ProjectInPath = slugInPath('orbit')
 export const TargetInPath = slugInPath('backend')

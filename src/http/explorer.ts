@@ -34,10 +34,8 @@ export function explainer (app: FastifyInstance): (document: Document) => object
     const { operationId = '', 'x-error-codes': own = [] } = operation
     // Other hooks add to what a route declares: it is whole only now.
     const errors = new Set(routes.get(operationId)?.config?.errors?.filter((code) => own.includes(codeOf(code))))
-    return {
-      ...operation,
-      description: [needsOf(operation), withPurpose(operation.description), failuresOf([...errors])].filter(Boolean).join('\n\n')
-    }
+    const said = [needsOf(operation), withPurpose(operation.description), failuresOf([...errors])]
+    return { ...operation, description: said.filter(Boolean).join('\n\n') }
   }
   return (document) => ({
     ...document,
