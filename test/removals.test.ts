@@ -567,6 +567,24 @@ t.test('however many browsers somebody is signed in with, and sign-ins wait, eac
     UNION ALL SELECT 1 FROM sign_in_steps WHERE user_id = ${rosa.id}`), [])
 })
 
+t.test('a person has the 1,000 sessions that were used last: an ending takes few along, however often they sign in', async (t) => {
+  const { organization: o } = await service.organization()
+  const rosa = await makePerson(service, { [o]: 'owner' })
+  await service.write(`INSERT INTO sessions (token_hash, user_id, seen_at, expires_at)
+    SELECT sha256(('used/' || n)::bytea), ${rosa.id}, now() - interval '1 minute' - n * interval '1 second', now() + interval '1 day'
+    FROM generate_series(1, 1500) n`)
+  const other = await buildApp({ config, database, keyring, costs: QUICK, logStream: { write: () => {} } })
+  try {
+    const browser = visitor(await other.listen({ host: '127.0.0.1', port: 0 }))
+    await browser.signIn(await browser.open('/account'), rosa.email, rosa.password)
+    t.match((await browser.open('/account')).text, rosa.email, 'signed in')
+  } finally {
+    await other.close()
+  }
+  t.same(await service.sql(`SELECT count(*)::int AS all, count(*) FILTER (WHERE seen_at > now() - interval '30 minutes')::int
+    AS newest FROM sessions WHERE user_id = ${rosa.id}`), [{ all: 1000, newest: 1000 }])
+})
+
 t.test('what a person or an application ends leaves its API tokens to a background that looks at once', async (t) => {
   const [byGrant, byAccount] = [await withTokens(PIECE), await withTokens(PIECE)]
   // Nothing but requests wakes its background.

@@ -1,4 +1,4 @@
-import { and, desc, eq, gt, isNull, sql } from 'drizzle-orm'
+import { and, desc, eq, gt, isNull, notInArray, sql } from 'drizzle-orm'
 import { authenticatedColumns } from '../db/authenticated.ts'
 import { isAuthentic, macOf, readNow, type Db } from '../db/database.ts'
 import { deleteExpired, deleteInPieces } from '../db/expired.ts'
@@ -33,8 +33,16 @@ export async function createSession (
   await deleteExpired(
     db, sessions, sessions.token_hash, sql`${sessions.expires_at} < now() OR ${sessions.seen_at} < ${IDLE}`
   )
+  // What ends them takes few along, however often somebody signs in who knows the password.
+  const own = and(eq(sessions.user_id, id), live)
+  const newest = db.select({ token_hash: sessions.token_hash }).from(sessions).where(own)
+    .orderBy(desc(sessions.seen_at)).limit(MOST_SESSIONS)
+  await db.delete(sessions).where(and(own, notInArray(sessions.token_hash, newest)))
   return rows.length === 1
 }
+
+/** Sessions of one person: those that were used last. */
+const MOST_SESSIONS = 1_000
 
 const live = and(gt(sessions.expires_at, sql`now()`), gt(sessions.seen_at, IDLE))
 
