@@ -86,7 +86,8 @@ function converter (schemas: Record<string, Json>) {
     const some = choices.filter(({ type }) => type !== 'null')
     const [first] = some
     const nullable = some.length < choices.length && { nullable: true }
-    if (some.length > 1 || first === undefined) return { anyOf: some.map(convert), ...nullable }
+    // `data.type` tells them apart: of `anyOf` such generators make what is several at once, and in fact none.
+    if (some.length > 1 || first === undefined) return { oneOf: some.map(convert), ...nullable }
     // Beside a $ref nothing counts, and what may be null has to say its type.
     const name = nameIn(first)
     return name === undefined
