@@ -12,7 +12,8 @@ const LANGUAGES = {
   typescript: [['npm', '--version']],
   python: [['python3', '-c', 'import sys, venv; sys.exit(sys.version_info < (3, 11))']],
   go: [['go', 'version']],
-  java: [['mvn', '--version'], ['javac', '--version']]
+  java: [['mvn', '--version'], ['javac', '--version']],
+  rust: [['cargo', '--version']]
 }
 const FEWEST_STEPS = 25
 

@@ -1,0 +1,3 @@
+//! The generated client.
+
+include!(concat!(env!("OUT_DIR"), "/client.rs"));
