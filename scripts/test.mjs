@@ -19,8 +19,8 @@ const ON_EITHER = new Set([
   'access', 'audit', 'audit-chain', 'billing', 'billing-money', 'billing-periods', 'bodies', 'browser', 'chain-keys',
   'concurrency', 'contract', 'examples', 'explorer', 'hierarchy', 'http', 'keys', 'leaks', 'limits', 'lookups',
   'lost-answers', 'mail', 'manipulations', 'members', 'oauth', 'oauth-authorize', 'oauth-clients', 'oauth-doc',
-  'oauth-guard', 'oauth-race', 'oauth-token', 'organizations', 'people', 'preconditions', 'removals', 'repeats',
-  'revocation', 'rewrap', 'rotation', 'rotation-concurrency', 'row-adoption', 'row-manipulations', 'sdk',
+  'oauth-guard', 'oauth-race', 'oauth-token', 'organizations', 'people', 'preconditions', 'recipes', 'removals',
+  'repeats', 'revocation', 'rewrap', 'rotation', 'rotation-concurrency', 'row-adoption', 'row-manipulations', 'sdk',
   'second-factor', 'stored-bytes', 'teams', 'tenants', 'tokens'
 ])
 // Plans of a server, under several sessions: nothing of it is there on the embedded database.

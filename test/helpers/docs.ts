@@ -8,13 +8,20 @@ export function readDoc (path: string) {
   const text = readFileSync(path, 'utf8')
   const links = [...text.matchAll(/\]\((?!https?:)([^)#]*)(?:#([^)]+))?\)/g)].map(([, file = '', heading]) =>
     ({ file: file === '' ? path : resolve(dirname(path), file), heading }))
+  const blocks = (language: string, heading?: string): string[] => {
+    const start = heading === undefined ? 0 : text.indexOf(`\n## ${heading}\n`)
+    if (start < 0) throw new Error(`${path}: no heading ${heading}`)
+    const section = heading === undefined ? text : text.slice(start + 1).split('\n## ', 1)[0]!
+    return [...section.matchAll(new RegExp(`^\`\`\`${language}\n(.*?)^\`\`\`$`, 'gms'))].map(([, code]) => code!)
+  }
   return {
     text,
     /** Links to files and headings of the project. */
     links,
     /** The first block of code in a language. */
-    block: (language: string): string | undefined =>
-      new RegExp(`^\`\`\`${language}\n(.*?)^\`\`\`$`, 'ms').exec(text)?.[1],
+    block: (language: string): string | undefined => blocks(language)[0],
+    /** All of them, or those under a heading. */
+    blocks,
     /** The cells of the table whose head begins so, without the marks of code. */
     table (head: string): string[][] {
       const start = text.indexOf(head)
