@@ -159,7 +159,9 @@ t.test('every operation says what it is, what it takes and what it answers, with
       `${at} describes its parameters`
     )
     if (operation.requestBody !== undefined) {
-      const { schema, example } = operation.requestBody.content['application/json'] ?? {}
+      const [type, ...others] = Object.keys(operation.requestBody.content)
+      t.strictSame([type, others], [isOAuth(path) ? 'application/x-www-form-urlencoded' : 'application/json', []], at)
+      const { schema, example } = operation.requestBody.content[type!]!
       t.ok(schema?.$ref !== undefined && example !== undefined, `${at} has a named body and an example of it`)
       // RFC 6749, 3.2: the token endpoint ignores what it does not know.
       if (!isOAuth(path)) {
