@@ -157,7 +157,7 @@ t.test('a name that is no variable runs nothing, and sets none', { skip }, async
   t.same(variablesIn(file), { PLAIN: 'odd' })
 })
 
-t.test('the GitHub Actions step sets every value for the steps after it, and masks it before', { skip }, async (t) => {
+t.test('the GitHub Actions step sets every value for the steps after it, and masks each', { skip }, async (t) => {
   const { ended, file } = await github(token)
   t.same([ended.code, ended.stderr], [0, ''])
   t.same(variablesIn(file), VALUES)
