@@ -194,8 +194,10 @@ t.test('its edition in OpenAPI 3.0 lints, too, has every operation, and one sche
   t.teardown(() => rmSync(dir, { recursive: true }))
   const file = path.join(dir, 'openapi-3.0.json')
   writeFileSync(file, JSON.stringify(older))
-  // A license has no SPDX identifier there.
-  t.strictSame(await lint(file), { errors: 0, others: ['info-license-strict'] })
+  // A license has no SPDX identifier there; and two choices of answers are told apart by `data.type`, deeper than the
+  // rule looks.
+  const apart = 'no-illogical-composition-keywords'
+  t.strictSame(await lint(file), { errors: 0, others: ['info-license-strict', apart, apart] })
   const operations = (of: Record<string, object>) =>
     Object.values(of).flatMap((item) => Object.values(item)).map(({ operationId }) => operationId)
   t.strictSame(operations(older.paths), operations(paths))
