@@ -12,6 +12,7 @@ import { setTimeout as pause } from 'node:timers/promises'
 import { parseArgs } from 'node:util'
 import postgres from 'postgres'
 import { startPostgres } from '../test/helpers/postgres.ts'
+import { measureAudit } from './audit.ts'
 import { measureKeys } from './keys.ts'
 import { startLoad, total, type Outcome, type Request } from './load.ts'
 import { makeTables, preparePlainTx } from './plain-tx.ts'
@@ -81,6 +82,7 @@ try {
   await measureMemory(env, tenants)
   const bench = { dir, env, sql, load, tenants, connections: CONNECTIONS, rounds, seconds, lines, wanted }
   await measureKeys(bench)
+  await measureAudit(bench)
   await measureScale(bench, levels)
   await measureEmbedded(figures)
   const [version] = await sql`SHOW server_version`
