@@ -673,9 +673,9 @@ t.test('TI-10, TI-11, OA-82, AU-01: every operation answers every kind of caller
     const own = changes && id !== 'deleteApiToken' ? events.filter((event) => event !== 'api-token.delete') : events
     t.equal(own.length, declared.length > 0 && !plain ? 1 : 0, `${id} leaves ${events.join()}`)
     if (changes) t.equal(own.length, 1, `${id} changes something`)
-    for (const { query = '', body } of row.reveals ?? []) {
+    for (const { query = '', body, headers } of row.reveals ?? []) {
       const answer = await send(
-        service, { ...row, at: row.at + query, ...(body && { body }) }, mine.ids, mine.caller.token
+        service, { ...row, at: row.at + query, ...(body && { body }) }, mine.ids, mine.caller.token, headers
       )
       t.equal(answer.status, 200, `${id} ${query}: ${answer.text}`)
     }

@@ -15,9 +15,12 @@ const SHOWN_ONCE = ['createApiToken', 'rotateApiToken']
 
 const keyed = (key: string) => ({ 'idempotency-key': key })
 const isReplay = ({ headers }: Answer) => headers['idempotent-replayed'] === 'true'
+/** What was done: a repeat that shows a key string leaves an event of that, and does nothing. */
 const eventsOf = async (caller: Caller) => Number((await service.sql(
-  `SELECT count(*) FROM audit_events WHERE organization_id = '${caller.organization}'`
+  `SELECT count(*) FROM audit_events WHERE organization_id = '${caller.organization}' AND action <> 'key.retrieve'`
 ))[0]!.count)
+const retrievalsOf = (caller: Caller) => service.sql(`SELECT actor_id, resource_type, resource_id, details
+  FROM audit_events WHERE organization_id = '${caller.organization}' AND action = 'key.retrieve' ORDER BY seq`)
 const answersOf = (caller: Caller) =>
   service.sql(`SELECT * FROM idempotency_keys WHERE organization_id = '${caller.organization}'`)
 
@@ -153,6 +156,34 @@ t.test('what is kept tells nothing: neither key nor answer, and no value of a to
     WHERE idempotency_keys.organization_id = '${o}' AND idempotency_keys.key = k.key`)
   const moved = await caller.call('POST', `/${o}/projects`, { name: 'Orbit' }, keyed('order-17'))
   t.match(moved, { status: 500, body: { error: 'integrity_error' } }, 'an answer that was moved to another key')
+})
+
+t.test('AU-01: a repeat that shows a key string again is recorded before, and shows nothing where it cannot be', async (t) => {
+  const caller = await service.organization()
+  const o = caller.organization
+  await caller.call('POST', `/${o}/projects`, { name: 'Orbit' })
+  const rotate = (headers = {}) => caller.call('POST', `/${o}/orbit/encryption-key/rotate`, {}, headers)
+  const first = await rotate(keyed('one'))
+  const { id, key } = first.body.data.key.attributes
+  t.strictSame([...await retrievalsOf(caller)], [], 'the rotation itself is its event')
+  t.strictSame((await rotate(keyed('one'))).text, first.text)
+  const retrieval = { resource_type: 'encryption-key', resource_id: String(id), details: { version: 2 } }
+  t.match([...await retrievalsOf(caller)], [retrieval])
+
+  await service.sql(`CREATE FUNCTION refuse_event () RETURNS trigger LANGUAGE plpgsql AS
+    $$ BEGIN RAISE EXCEPTION 'not recorded'; END $$`)
+  await service.sql(`CREATE TRIGGER refuse_event BEFORE INSERT ON audit_events FOR EACH ROW
+    WHEN (NEW.organization_id = '${o}') EXECUTE FUNCTION refuse_event()`)
+  const unrecorded = await rotate(keyed('one'))
+  await service.sql('DROP TRIGGER refuse_event ON audit_events')
+  t.match(unrecorded, { status: 503, body: { error: 'service_unavailable' } })
+  t.notMatch(unrecorded.text, key)
+  t.strictSame((await rotate(keyed('one'))).text, first.text)
+  t.match([...await retrievalsOf(caller)], [retrieval, retrieval])
+
+  await rotate()
+  t.equal((await rotate(keyed('one'))).body.error, 'idempotent_secret_unavailable')
+  t.equal((await retrievalsOf(caller)).length, 2, 'what shows nothing leaves nothing')
 })
 
 t.test('where the answer cannot be kept, nothing was done; what is refused is not kept', async (t) => {

@@ -30,7 +30,7 @@ export function installErrors (app: FastifyInstance) {
     let error = thrown
     if (error instanceof Repeated) {
       try {
-        return replay(app, request, reply, error.known)
+        return await replay(app, request, reply, error.known)
       } catch (refused) {
         error = refused as FastifyError
       }

@@ -32,8 +32,11 @@ declare module 'fastify' {
 /** What is kept of an answer in its place, and how it is given again. */
 export interface Withheld {
   keep: (answer: never) => object
-  /** Ends with 409 `idempotent_secret_unavailable` where nobody has the secret any more. */
-  give: (app: FastifyInstance, request: FastifyRequest, kept: never) => object
+  /**
+   * Fills the secret in as it is now, which whoever repeats is shown when that event is recorded. Ends with 409
+   * `idempotent_secret_unavailable` where nobody has the secret any more.
+   */
+  give: (app: FastifyInstance, request: FastifyRequest, kept: never) => Promise<{ answer: object, event: AuditEvent }>
 }
 
 /** Answers of an organization that are kept at once. */
@@ -84,7 +87,7 @@ export function installIdempotency (app: FastifyInstance, seal: AnswerSeal) {
     const answering = new KeptOnce(seal, request, await askedBy(request))
     const known = await answering.find(app.reads)
     if (known === undefined) request.answering = answering
-    else replay(app, request, reply, known)
+    else await replay(app, request, reply, known)
     return known !== undefined
   }
 }
@@ -257,14 +260,22 @@ async function macOfRequest (key: string, { method, url, body }: FastifyRequest)
   return mac
 }
 
-/** Gives an answer again. Ends with 409 where a secret was in it that nobody has any more. */
-export function replay (
+/**
+ * Gives an answer again; a secret that was in it when it is recorded who sees it. Ends with 409 where nobody has that any
+ * more.
+ */
+export async function replay (
   app: FastifyInstance, request: FastifyRequest, reply: FastifyReply, { status, headers, body, kept }: Known
-): FastifyReply {
-  const { withheld } = request.routeOptions.config
-  const text = kept === undefined ? body : JSON.stringify(withheld!.give(app, request, kept as never))
+): Promise<FastifyReply> {
+  const text = kept === undefined ? body : await withSecret(app, request, kept)
   reply.code(status).headers(headers).header('idempotent-replayed', 'true')
   return text === null ? reply.send(null) : reply.type('application/json; charset=utf-8').send(text)
+}
+
+async function withSecret (app: FastifyInstance, request: FastifyRequest, kept: object): Promise<string> {
+  const { answer, event } = await request.routeOptions.config.withheld!.give(app, request, kept as never)
+  await app.recordRead(actorOf(request), event)
+  return JSON.stringify(answer)
 }
 
 /** What a change answers, and what is remembered of it. */

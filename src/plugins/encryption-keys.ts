@@ -20,7 +20,7 @@ import { activeKeyOf } from '../repositories/levels.ts'
 import type { Organization } from '../repositories/principals.ts'
 import { fail, refuse } from '../rules/errors.ts'
 import { pageMeta, pageOf } from '../rules/pagination.ts'
-import { describeKey, revealKey } from '../vault/descriptors.ts'
+import { describeKey, retrievalOf, revealKey } from '../vault/descriptors.ts'
 import { etagOf, sizeOf } from '../vault/documents.ts'
 import { listPending, submitVersions } from '../vault/history.ts'
 import { dataKeyOf, keyStringOf, makeServerKey, registerClientKey, storageKeyOf } from '../vault/keys.ts'
@@ -28,14 +28,16 @@ import { judgeProof, provesAnyKey, refuseRevealing, revealsKey } from '../vault/
 import { reencrypt, rotate } from '../vault/rotate.ts'
 
 // The key string is kept where keys are, so that it is forgotten with the key; for as long as the key is the active
-// one, a repeat gets it from there.
+// one, a repeat gets it from there: as it is now, which the level that was looked up before the first committed is not.
 const KEY_STRING: Withheld = {
   keep: (answer: Rotated) => withKey(answer, ''),
-  give: (app, request, answer: Rotated) => {
+  give: async (app, request, answer: Rotated) => {
     const { id, attributes } = answer.data.key
-    const active = activeKeyOf(levelOf(request))
+    const active = activeKeyOf(await locate(app, request))
     const keyString = active.id === attributes.id ? keyStringOf(app.keyring, active) : undefined
-    return withKey(answer, keyString ?? fail('idempotent_secret_unavailable', { id }))
+    return {
+      answer: withKey(answer, keyString ?? fail('idempotent_secret_unavailable', { id })), event: retrievalOf(active)
+    }
   }
 }
 
@@ -57,12 +59,7 @@ export const encryptionKeys: Domain = async (app) => {
     handler: async (request) => {
       const key = activeKeyOf(levelOf(request))
       const answer = revealKey(app.keyring, key)
-      await app.recordRead(actorOf(request), {
-        action: 'key.retrieve',
-        resource_type: 'encryption-key',
-        resource_id: String(key.id),
-        details: { version: key.version }
-      })
+      await app.recordRead(actorOf(request), retrievalOf(key))
       return answer
     }
   })
@@ -99,7 +96,7 @@ export const encryptionKeys: Domain = async (app) => {
       brings: 'key',
       limitOfEffect: 'key_rotation',
       withheld: KEY_STRING,
-      audit: 'key.rotate',
+      audit: ['key.rotate', 'key.retrieve'],
       errors: ['client_managed_key', 'rotation_in_progress', 'plan_limit_reached']
     },
     schema: {

@@ -22,7 +22,7 @@ import { removeHistories } from '../repositories/removals.ts'
 import { deleteSecret } from '../repositories/secrets.ts'
 import { fail, refuse } from '../rules/errors.ts'
 import { acceptContent } from '../vault/accept.ts'
-import { revealKey } from '../vault/descriptors.ts'
+import { retrievalOf, revealKey } from '../vault/descriptors.ts'
 import { etagOf, openCurrent } from '../vault/documents.ts'
 import { storageKeyOf } from '../vault/keys.ts'
 import { answerReading, readingEtag, visibleSecrets, type Reading } from '../vault/read.ts'
@@ -280,12 +280,7 @@ export const secrets: Domain = async (app) => {
     requireInside(request, { project_id: state.project.id })
     const key = activeKeyOf(state)
     const answer = revealKey(app.keyring, key)
-    await app.recordRead(actorOf(request), {
-      action: 'key.retrieve',
-      resource_type: 'encryption-key',
-      resource_id: String(key.id),
-      details: { version: key.version }
-    })
+    await app.recordRead(actorOf(request), retrievalOf(key))
     return reply.type(READ_TYPE).serializer(JSON.stringify).send(answer)
   }
 }

@@ -26,7 +26,7 @@ import { coversAll, isInside, type Slice } from '../rules/slices.ts'
 // Nothing that is stored gives a token's value, for a day neither: whoever lost it rotates or deletes the token.
 const VALUE: Withheld = {
   keep: ({ api_key: { id } }: { api_key: { id: string } }) => ({ id }),
-  give: (_app, _request, { id }: { id: string }) => fail('idempotent_secret_unavailable', { id })
+  give: async (_app, _request, { id }: { id: string }) => fail('idempotent_secret_unavailable', { id })
 }
 
 export const tokens: Domain = async (app) => {

@@ -1,5 +1,6 @@
 import type { EncryptionKeyAnswer, KeyDescriptor } from '../../schemas/encryption-keys.ts'
 import type { Keyring } from '../crypto/keyring.ts'
+import type { AuditEvent } from '../repositories/audit.ts'
 import type { KeyRow } from '../repositories/encryption-keys.ts'
 import { keyCheckOf, keyStringOf, saltOf } from './keys.ts'
 
@@ -43,3 +44,7 @@ export function revealKey (keyring: Keyring, key: KeyRow): EncryptionKeyAnswer {
     }
   }
 }
+
+/** The event of a key that somebody is shown: recorded before they are. */
+export const retrievalOf = ({ id, version }: KeyRow): AuditEvent =>
+  ({ action: 'key.retrieve', resource_type: 'encryption-key', resource_id: String(id), details: { version } })

@@ -33,10 +33,10 @@ export interface Row {
   /** SQL that makes room for it in the world, where it is to have an effect. */
   before?: string
   /**
-   * Further requests, each of which leaves an event that the one by `body` does not: what comes behind the path, or
-   * another body.
+   * Further requests, each of which leaves one event, some of them another than the one by `body` does: what comes
+   * behind the path, another body, or a header.
    */
-  reveals?: { query?: string, body?: object }[]
+  reveals?: { query?: string, body?: object, headers?: Record<string, string> }[]
 }
 
 const BILLING = '/api/v1/organizations/{organization}/billing'
@@ -188,7 +188,12 @@ export const OPERATIONS: Record<string, Row> = {
     at: 'GET /api/v1/{organization}/{project}/encryption-key/history', access: 'key:retrieve', depth: 'project'
   },
   rotateEncryptionKey: {
-    at: 'POST /api/v1/{organization}/{project}/encryption-key/rotate', access: 'key:rotate', depth: 'project', body: {}
+    at: 'POST /api/v1/{organization}/{project}/encryption-key/rotate',
+    access: 'key:rotate',
+    depth: 'project',
+    body: {},
+    // The second repeats the first.
+    reveals: [{ headers: { 'idempotency-key': 'again' } }, { headers: { 'idempotency-key': 'again' } }]
   },
   listPendingVersions: {
     at: 'POST /api/v1/{organization}/{project}/secrets/re-encrypt-history/pending',
