@@ -128,6 +128,43 @@ t.test('of 50 repeats at once one takes effect: creating, storing, restoring, ad
   }
 })
 
+t.test('repeats at once are the first answer or 409 conflict, and count for nothing in the limit of what they do', async (t) => {
+  const limited = await startApp(t, { RATE_LIMIT_KEY_ROTATION: '3', RATE_LIMIT_API: '3' })
+  // Its requests are not what is counted here.
+  await limited.sql("UPDATE plans SET api_per_minute = 1000 WHERE name = 'team'")
+  const caller = await limited.organization({ plan: 'team' })
+  const o = caller.organization
+  t.equal((await caller.call('POST', `/${o}/projects`, { name: 'Orbit' })).status, 201)
+  const rotate = (headers = {}) => caller.call('POST', `/${o}/orbit/encryption-key/rotate`, {}, headers)
+  const add = (n: number, headers = {}) =>
+    caller.call('POST', `/organizations/${o}/members`, { email: `rosa${n}@nimbus.example`, role: 'auditor' }, headers)
+  for (const [what, effect] of [
+    ['rotation', async (_: number, headers = {}) => rotate(headers)], ['invitation', add]
+  ] as const) {
+    for (let n = 0; n < 3; n++) {
+      const answers = await Promise.all(Array.from({ length: 12 }, () => effect(n, keyed(`${what}-${n}`))))
+      const good = answers.filter(({ status }) => status < 300)
+      t.equal(good.filter((one) => !isReplay(one)).length, 1)
+      t.equal(new Set(good.map(({ text }) => text)).size, 1)
+      const others = answers.filter((one) => !good.includes(one))
+      t.same(others.filter(({ status, body }) => status !== 409 || body.error !== 'conflict').map(({ text }) => text), [])
+    }
+    t.equal((await effect(3)).status, 429, 'three of them were done')
+  }
+})
+
+t.test('a change of a key that meets another one, of no such key, is told that, and not that it was repeated', async (t) => {
+  const caller = await service.organization()
+  const o = caller.organization
+  await caller.call('POST', `/${o}/projects`, { name: 'Orbit' })
+  const answers = await Promise.all(Array.from({ length: 4 }, (_, n) =>
+    caller.call('POST', `/${o}/orbit/encryption-key/rotate`, {}, keyed(`rotation-${n}`))))
+  t.strictSame(
+    answers.map(({ status, body }) => body.error ?? status).sort(),
+    [200, ...Array.from({ length: 3 }, () => 'key_version_conflict')]
+  )
+})
+
 t.test('what is kept tells nothing: neither key nor answer, and no value of a token or a key string, sealed or not', async (t) => {
   const caller = await service.organization()
   const o = caller.organization

@@ -227,6 +227,8 @@ async function connectEmbedded ({ dir, durable, onFatal = () => {}, onWait }: Co
 export interface Answering {
   /** First in the transaction: ends it where the request came before, or is under way. */
   begin (db: Db): Promise<void>
+  /** Whether the other one has the same key of the same caller: one of the two repeats the other. */
+  repeats (other: Answering | null | undefined): boolean
   /** Last in it: waits for the answer, and keeps it. What it throws undoes everything. */
   keep (db: Db): Promise<void>
   /** Whether a transaction has begun with it, so that what is recorded is what it keeps the answer of. */

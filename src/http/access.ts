@@ -89,9 +89,14 @@ export async function installAccess (app: FastifyInstance, judgedFor = JUDGED_FO
     }
   })
 
+  app.decorateRequest('isEffectCounted', false)
   app.decorate('countEffect', async (request: FastifyRequest, reply: FastifyReply) => {
     const { limitOfEffect, audit } = request.routeOptions.config
     if (limitOfEffect === undefined) throw new Error('the route declares no config.limitOfEffect')
+    if (request.answering?.hasBegun === false) throw new Error('the effect is counted before its key is looked at')
+    // A transaction that is tried again has one effect.
+    if (request.isEffectCounted) return
+    request.isEffectCounted = true
     // What an action is, its event says: two paths of it are one.
     const action = 'isPerAction' in LIMITS[limitOfEffect] ? `:${[audit].flat().join()}` : ''
     await consume(limitOfEffect, `org:${principalOf(request).organization.id}${action}`, 0, request, reply)

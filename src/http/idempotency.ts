@@ -169,6 +169,13 @@ export class KeptOnce implements Answering {
     await createAnswer(db, row, { ...row, sealed: this.#seal.seal(organization, row, text) })
   }
 
+  repeats (other: Answering | null | undefined): boolean {
+    if (!(other instanceof KeptOnce)) return false
+    const [own, its] = [this.#asked, other.#asked]
+    return own.organization?.id === its.organization?.id && own.owner.principal === its.owner.principal &&
+      own.owner.key === its.owner.key
+  }
+
   /** Runs what has to wait for the commit; or the other, where nothing was done. */
   afterwards (work: () => void, undone?: () => void) {
     this.#afterwards.push({ work, undone })
@@ -261,8 +268,8 @@ async function macOfRequest (key: string, { method, url, body }: FastifyRequest)
 }
 
 /**
- * Gives an answer again; a secret that was in it when it is recorded who sees it. Ends with 409 where nobody has that any
- * more.
+ * Gives an answer again; a secret that was in it when it is recorded who sees it. Ends with 409 where nobody has that
+ * any more.
  */
 export async function replay (
   app: FastifyInstance, request: FastifyRequest, reply: FastifyReply, { status, headers, body, kept }: Known
@@ -281,18 +288,13 @@ async function withSecret (app: FastifyInstance, request: FastifyRequest, kept: 
 /** What a change answers, and what is remembered of it. */
 export interface Change { status: number, body: object | null, events: AuditEvent[] }
 
-/**
- * Makes a change, in one transaction with its events, and answers it. The change is counted in its route's
- * `limitOfEffect` right before: a request that is answered again, or whose first is under way, does not count.
- */
+/** Makes a change, in one transaction with its events, and answers it; counts it where its route says so. */
 export async function changeOnce (
   app: FastifyInstance, request: FastifyRequest, reply: FastifyReply, change: (db: Db) => Promise<Change>
 ): Promise<FastifyReply> {
-  let isCounted = request.routeOptions.config.limitOfEffect === undefined
+  const { limitOfEffect } = request.routeOptions.config
   const made = await transaction(app.db, async (db) => {
-    // Once, also where the transaction is tried again.
-    if (!isCounted) await app.countEffect(request, reply)
-    isCounted = true
+    if (limitOfEffect !== undefined) await app.countEffect(request, reply)
     const made = await change(db)
     await recordEvent(db, actorOf(request), ...made.events)
     return made

@@ -87,7 +87,10 @@ declare module 'fastify' {
     issuer (): string
     /** Mails to people, which no request waits for. */
     outbox: Outbox
-    /** Counts the effect of a request in its route's `limitOfEffect`; 429 past the limit. */
+    /**
+     * Counts the effect of a request in its route's `limitOfEffect`, once; 429 past the limit. Of one that may be
+     * repeated, in the transaction of its change: what is answered again, or whose first is under way, does not count.
+     */
     countEffect (request: FastifyRequest, reply: FastifyReply): Promise<void>
     /**
      * Counts an attempt at an account that the browser is not known for by its address, whatever the guard counted; 429
@@ -124,6 +127,8 @@ declare module 'fastify' {
     hasLateEvents: boolean
     /** Whether API tokens ended with what it ended, of which some may be left to remove. */
     hasEnded: boolean
+    /** Whether its effect is counted. */
+    isEffectCounted: boolean
     /** What the caller was let in with by roles of teams; null, where their own role is enough. */
     byTeams: ByTeams | null
     /** When the guard looked, by `performance.now()`. */

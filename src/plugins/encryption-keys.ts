@@ -112,14 +112,17 @@ export const encryptionKeys: Domain = async (app) => {
       const { organization } = principalOf(request)
       const seen = activeKeyOf(levelOf(request))
       if (seen.managed === 'client') fail('client_managed_key')
-      await app.countEffect(request, reply)
       // The derivation takes a fifth of a second: before the transaction begins.
       const key = await makeServerKey(
         app.keyring, { ...seen, version: seen.version + 1 }, undefined, app.costs.keyIterations
       )
       const dataKey = dataKeyOf(app.keyring, { ...seen, ...key })
       const rotated = await rotate(app, organization, actorOf(request), {
-        seen: seenOf(seen), key, policy: request.body.history_policy, convert: reencrypt(app.keyring, dataKey)
+        seen: seenOf(seen),
+        key,
+        policy: request.body.history_policy,
+        judge: async () => app.countEffect(request, reply),
+        convert: reencrypt(app.keyring, dataKey)
       })
       if (rotated.waiting > 0) afterCommit(request, () => app.histories.wake())
       const {

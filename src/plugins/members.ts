@@ -94,9 +94,10 @@ export const members: Domain = async (app) => {
       const role = canonicalRole(request.body.role)
       requireRole(principal, role)
       const secret = mintSecret()
-      await app.countEffect(request, reply)
-      const room = roomFor(principal, email)
+      let room: Room | undefined
       const added = await transaction(app.db, async (db) => {
+        await app.countEffect(request, reply)
+        room ??= roomFor(principal, email)
         // Of two at the last seat one comes second: the organization is held.
         await lockPlan(db, organization.id) ?? fail('not_found')
         const user = await findOrInvite(db, email)

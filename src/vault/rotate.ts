@@ -165,24 +165,24 @@ export function reencrypt (keyring: Keyring, newKey: KeyObject): Rotation['conve
  * organization: throws KeyChangeOverloaded when that takes too long.
  */
 export async function changeKey<T> (
-  {
-    patient, keyring, answering
-  }: Vault & Pick<Actor, 'answering'>, organization: Organization, seen: SeenKey, change: (db: Db, project: KeyState) => Promise<T>
+  { patient, keyring, answering }: Vault & Pick<Actor, 'answering'>, organization: Organization, seen: SeenKey,
+  change: (db: Db, project: KeyState) => Promise<T>
 ): Promise<T> {
-  return alone(seen.id, () => gateOf(organization.id)(() => orInProgress(() => transaction(patient, async (db) => {
+  const changed = () => transaction(patient, async (db) => {
     const project = await lockProject(db, organization.id, { id: seen.id }) ?? fail('not_found')
     if (project.key_version !== seen.version || project.encryption_type !== seen.managed) fail('rotation_in_progress')
     await holdCanary(db, keyring)
     return change(db, project)
-  }, answering))))
+  }, answering)
+  return alone(seen.id, answering, () => gateOf(organization.id)(() => orInProgress(changed)))
 }
 
-const busy = new Set<string>()
+const busy = new Map<string, Actor['answering']>()
 
-// 409 at once when this process is at the same key already.
-async function alone<T> (what: string, work: () => Promise<T>): Promise<T> {
-  if (busy.has(what)) fail('rotation_in_progress')
-  busy.add(what)
+// 409 at once when this process is at the same key already: with what this repeats, or with another change.
+async function alone<T> (what: string, answering: Actor['answering'], work: () => Promise<T>): Promise<T> {
+  if (busy.has(what)) fail(answering?.repeats(busy.get(what)) ? 'conflict' : 'rotation_in_progress')
+  busy.set(what, answering)
   try {
     return await work()
   } finally {
