@@ -288,7 +288,7 @@ async function withSecret (app: FastifyInstance, request: FastifyRequest, kept: 
 /** What a change answers, and what is remembered of it. */
 export interface Change { status: number, body: object | null, events: AuditEvent[] }
 
-/** Makes a change, in one transaction with its events, and answers it; counts it where its route says so. */
+/** Makes a change, in one transaction with its events, and answers it. What its route limits is counted. */
 export async function changeOnce (
   app: FastifyInstance, request: FastifyRequest, reply: FastifyReply, change: (db: Db) => Promise<Change>
 ): Promise<FastifyReply> {
