@@ -15,12 +15,13 @@ export type MemberStatus = (typeof MEMBER_STATUSES)[number]
 
 export const EMAIL_LENGTH = 320
 /**
- * One `@` with something on both sides, no space and none of the signs that mean something to whoever reads an address
- * (RFC 5322, 3.2.3), nor another full stop for a domain's (RFC 3490, 3.1) or one at its end: so that no second spelling
- * reaches the same address. Whether it reaches anybody, only a message tells.
+ * One `@`; before it no space and none of the signs that mean something to whoever reads an address (RFC 5322, 3.2.3);
+ * after it letters, digits and hyphens of any script, between full stops of ASCII alone (others: RFC 3490, 3.1);
+ * nowhere what is not seen, which a domain is looked up without (RFC 5892, 2.6). So that no second spelling reaches the
+ * same address. Whether it reaches anybody, only a message tells.
  */
 export const EMAIL_PATTERN =
-  /^[^\s@\p{C}()<>[\]:;,\\"]+@[^\s@\p{C}()<>[\]:;,\\"\u3002\uff0e\uff61]*[^\s@\p{C}()<>[\]:;,\\"\u3002\uff0e\uff61.]$/u
+  /^(?!.*\p{DI})[^\s@\p{C}()<>[\]:;,\\"]+@(?:[\p{L}\p{M}\p{Nd}-]+\.)*[\p{L}\p{M}\p{Nd}-]+$/u
 
 /** Characters and bytes of a password (NIST SP 800-63B, 5.1.1.2). */
 export const PASSWORD = { minCharacters: 8, maxBytes: 128 } as const

@@ -257,23 +257,19 @@ t.test('OA-93: an address or a name cannot add a recipient or a header', async (
   const config = loadConfig({
     SMTP_URL: `smtp://127.0.0.1:${server.port}`, PUBLIC_URL: 'https://secrets.example.com/base'
   })
-  const addresses = [
+  const name = 'Eve <eve@elsewhere.example>, Bcc: eve@elsewhere.example'
+  // As accounts from before may have; no mail goes there.
+  for (const email of [
     'rosa,eve@nimbus.example', 'rosa;eve@nimbus.example', '"rosa"@nimbus.example', 'rosa(eve)@nimbus.example',
     'group:eve@nimbus.example'
-  ]
-  for (const email of addresses) {
-    const made = await addUser(
-      service.database, address, { email, name: 'Eve <eve@elsewhere.example>, Bcc: eve@elsewhere.example' }
-    )
-    await mailLink(config, made, () => {})
-  }
-  for (const mail of server.mails) {
-    t.equal(mail.from, 'no-reply@secrets.example.com')
-    t.equal(mail.to.length, 1)
-    t.ok(addresses.includes(mail.to[0]!), `${mail.to[0]}`)
-    t.notMatch(mail.headers, 'elsewhere')
-  }
-  t.equal(server.mails.length, addresses.length)
+  ]) t.notOk(await mailLink(config, await addUser(service.database, address, { email, name }), () => {}), email)
+  const own = "o'rosa+eve@nimbus.example"
+  t.ok(await mailLink(config, await addUser(service.database, address, { email: own, name }), () => {}))
+  const [mail, ...others] = server.mails
+  t.match(mail, { from: 'no-reply@secrets.example.com', to: [own] })
+  t.equal(mail!.to.length, 1)
+  t.notMatch(mail!.headers, 'elsewhere')
+  t.strictSame(others, [])
   const made = await addUser(
     service.database, address, { email: 'eve@nimbus.example\r\nRCPT TO:<eve@elsewhere.example>', name: 'Eve' }
   )

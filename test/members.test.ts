@@ -4,7 +4,8 @@ import { MOST_OWNED } from '../schemas/organizations.ts'
 import { ROLES, type Role } from '../schemas/users.ts'
 import { switchClient } from '../src/commands/clients.ts'
 import { MOST_INVITED_BY_ONE } from '../src/db/memberships.ts'
-import { addUser, describeUsers, renewLink, switchUser } from '../src/commands/users.ts'
+import { addUser, describeUsers, mailLink, renewLink, switchUser } from '../src/commands/users.ts'
+import { loadConfig } from '../src/config.ts'
 import { scopesOfRole } from '../src/rules/roles.ts'
 import { makeLevel, startApp, type Answer, type TestApp } from './helpers/app.ts'
 import { OPERATIONS, send, settle } from './helpers/operations.ts'
@@ -409,6 +410,95 @@ t.test('an account that was made before its spellings were one is found by all o
   for (const [email, { id }] of [[unicode, rosa], [ascii, twin]] as const) {
     t.match(await call('POST', path, { email, role: 'member' }), { body: { data: { id: String(id) } } }, email!)
   }
+})
+
+/** What ends or parts the host of a URL, in its wide forms too, what is not seen, and what turns text around. */
+const ODD_SIGNS = [
+  ...'/?#\\%@:<>[]|_ ', ...'／？＃＼％＠：＜［＿．。｡․…⁄℀⒈', '%2f', '%EF%BC%8F', '..', '\u0000', '\t', '\r\n', '\u0085', '\u00a0', '\u00a8',
+  '\u00ad', '\u034f', '\u061c', '\u115f', '\u17b4', '\u180b', '\u180e', '\u200b', '\u200c', '\u200d', '\u200e',
+  '\u2028', '\u202e', '\u2060', '\u2066', '\u3164', '\ufe0f', '\ufeff', '\uffa0', '\ud800', '\u{e0041}', '\u{e0100}',
+  '\u034f?', '\u180b#', 'xn--', 'ß', 'İ', 'ſ', 'ａ', '①', '\u0301'
+]
+
+// What is no line of TAP otherwise: U+2028 ends one.
+const inAscii = (emails: readonly string[]) => JSON.stringify(emails)
+  .replace(/[^ -~]/g, (sign) => `\\u${sign.charCodeAt(0).toString(16).padStart(4, '0')}`)
+
+/** Addresses with a sign in them, at each place: of the local part, and of a domain in ASCII and in Unicode. */
+const withSign = (sign: string, local: string) => [
+  `${sign}${local}@victim.example`, `${local}${sign}x@victim.example`, `${local}${sign}@victim.example`,
+  `${local}@xn--bcher-kva${sign}.example`, `${local}@xn--bcher-kva.example${sign}`,
+  ...['victim.example', 'bücher.example'].flatMap((domain) => [
+    `${local}@${sign}${domain}`, `${local}@${domain.replace('e', () => `${sign}e`)}`,
+    `${local}@${domain.replace('.', () => `${sign}.`)}`, `${local}@${domain.replace('.', () => `.${sign}`)}`,
+    `${local}@${domain}${sign}`, `${local}@${domain}\ufe0f${sign}.evil.example`
+  ])
+]
+
+t.test('mail goes to the very address that an account is found by, or the address is refused', async (t) => {
+  const mail = await startMailServer(t)
+  const on = await startApp(t, { SMTP_URL: `smtp://127.0.0.1:${mail.port}` })
+  const { organization: o, call } = await on.organization()
+  /** Where mail went, in lower case; what was refused is not there. */
+  const invite = async (emails: readonly string[]): Promise<string[]> => {
+    const answers = await Promise.all(emails.map((email) =>
+      call('POST', `/organizations/${o}/members`, { email, role: 'member' })))
+    const refused = answers.filter(({ status }) => status !== 201)
+    t.ok(refused.every((answer) => answer.status === 422 && answer.body.error === 'validation_failed'))
+    await on.app.outbox.settled()
+    const reached = mail.mails.splice(0).flatMap(({ to }) => to.map((one) => one.toLowerCase())).sort()
+    const ids = answers.flatMap(({ status, body }) => status === 201 ? [body.data.id] : [])
+    const accounts = await on.sql(`SELECT email_normalized FROM users WHERE id IN (${['0', ...ids].join()})`)
+    t.strictSame(reached, accounts.map(({ email_normalized }) => email_normalized).sort(), inAscii(emails))
+    t.strictSame(reached.filter((one) => !/^[^@]+@(?:[a-z0-9-]+\.)*[a-z0-9-]+$/.test(one)), [])
+    return reached
+  }
+  for (const [email, mailbox] of [
+    ['One.Two@Victim.Example', 'one.two@victim.example'], ['one@bücher.example', 'one@xn--bcher-kva.example'],
+    ['two@XN--BCHER-KVA.example', 'two@xn--bcher-kva.example'], ['ｔｈｒｅｅ@ｖictim.example', 'three@victim.example'],
+    ['four@STRAßE.example', 'four@xn--strae-oqa.example'], ['five@βόλος.example', 'five@xn--nxasmm1c.example'],
+    ['six@mail-1.victim.example', 'six@mail-1.victim.example'], ['søren@victim.example', 'søren@victim.example']
+  ] as const) t.strictSame(await invite([email]), [mailbox])
+  t.strictSame(await invite([
+    'al@xn--example-.net', 'al@xn--.net', 'al@xn--a.net', 'al@bü%41cher.example', 'al@bücher..example', 'al@bücher.1',
+    'al@xn--bcher-kva/.example', 'victim@example.com\ufe0f／.evil.example'
+  ]), [])
+  for (const [i, sign] of ODD_SIGNS.entries()) {
+    // So that none meets another's account.
+    await invite(withSign(sign, 'one').map((email, place) => email.replace('one', `v${i}-${place}`)))
+  }
+})
+
+t.test('an account whose address is none keeps it, is found by that alone, and gets no mail', async (t) => {
+  const { path, call } = await nimbus()
+  const rosa = await makePerson(service)
+  const signIn = async (email: string) => {
+    const one = visitor(address)
+    return (await one.signIn(await one.open('/account'), email, rosa.password)).text.includes('/account/sign-out')
+  }
+  const give = (email: string, normalized: string) => service.write(
+    `UPDATE users SET email = '${email}', email_normalized = '${normalized}' WHERE id = ${rosa.id}`
+  )
+  const others = ['odd@bü', 'odd@xn--b-xga', 'odd@bü.example', 'odd@victim.example']
+  for (const email of ['odd@bü/b.example', 'odd@bü?b.example', 'odd@bü#', 'odd@victim.example\ufe0f/.evil.example']) {
+    await give(email, email)
+    t.ok(await signIn(email.toUpperCase()), email)
+    for (const other of others) t.notOk(await signIn(other), `${other} is not ${email}`)
+    const lines: string[] = []
+    const config = loadConfig({ SMTP_URL: 'smtp://127.0.0.1:1' })
+    const link = await renewLink(service.database, address, email)
+    t.equal(await mailLink(config, link, (line) => lines.push(line)), false)
+    t.match(lines, [/^The mail to user \d+ was not sent: its address is none that mail is sent to$/])
+  }
+
+  // Mail to the first went to evil.example.
+  const [typed, victim] = ['victim@example.com\ufe0f／.evil.example', 'victim@example.com']
+  await give(typed, victim)
+  t.notOk(await signIn(victim))
+  t.notOk(await signIn(typed))
+  t.strictSame(failing(await call('POST', path, { email: victim, role: 'member' })), [500, 'integrity_error'])
+  await t.rejects(addUser(service.database, address, { email: victim, name: 'Victim' }), /There is an account of /)
+  await switchUser(service.database, victim, true)
 })
 
 t.test('a member may leave, through an application that was granted it', async (t) => {

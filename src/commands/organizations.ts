@@ -6,7 +6,7 @@ import { operatorOf, recordEvent } from '../repositories/audit.ts'
 import { findOrganization, findPlan, updateOrganization } from '../repositories/organizations.ts'
 import { findStatus, lockPlan } from '../repositories/plans.ts'
 import { restartPeriods } from '../repositories/subscriptions.ts'
-import { findAccount } from '../repositories/users.ts'
+import { findUserByEmail } from '../repositories/users.ts'
 import { foundOrganization } from '../vault/organizations.ts'
 import { StartError, type Opened } from './open.ts'
 import { everyOrganization } from './tokens.ts'
@@ -21,7 +21,7 @@ export async function addOrganization (
   const id = ulid()
   return transaction(database.db, async (db) => {
     if (await findPlan(db, plan) === undefined) throw new StartError(`There is no plan ${plan}`)
-    const user = owner === undefined ? undefined : await findAccount(db, owner)
+    const user = owner === undefined ? undefined : (await findUserByEmail(db, owner))?.id
     if (owner !== undefined && user === undefined) throw new StartError(`There is no account of ${owner}: user add`)
     const slug = await chooseSlug(db, 'organization', undefined, { name })
     const limit = await foundOrganization(db, keyring, { id, name, slug, plan }, user)

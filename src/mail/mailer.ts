@@ -1,4 +1,5 @@
 import type { Config } from '../config.ts'
+import { mailboxOf } from '../rules/emails.ts'
 
 /** A plain text message to one user. */
 export interface Mail { userId: number, to: string, subject: string, text: string }
@@ -27,15 +28,17 @@ export function createMailer ({ smtp, mailFrom, publicUrl }: Config, log: (line:
   return {
     send: async (mail) => {
       try {
-        // The address is an object, so that it is not parsed: what it holds cannot become a second recipient.
         const { to, subject, text } = mail
+        const address = mailboxOf(to)
+        if (address === undefined) return notSent(mail, 'its address is none that mail is sent to')
         transport ??= openTransport(smtp).catch((error) => {
           // What could not be loaded now, the next mail tries again.
           transport = undefined
           throw error
         })
+        // The address is an object, so that it is not parsed: what it holds cannot become a second recipient.
         await (await transport).sendMail({
-          from, to: { name: '', address: to }, subject, text, headers: { 'Auto-Submitted': 'auto-generated' }
+          from, to: { name: '', address }, subject, text, headers: { 'Auto-Submitted': 'auto-generated' }
         })
         return true
       } catch (error) {

@@ -52,7 +52,10 @@ export async function createUser (
 type WithPassword = User & { password_hash: string | null }
 
 export async function findUserByEmail (db: Db, email: string): Promise<WithPassword | undefined> {
-  return authentic(db, namedBy(email, await readUsers(db, isOf(email))))
+  // One whose own address is another was not shown to be theirs: mail to it went there.
+  const its = (await readUsers(db, isOf(email)))
+    .filter(({ user }) => canonicalEmail(user.email) === canonicalEmail(email))
+  return authentic(db, namedBy(email, its))
 }
 
 /** The account of an address, also one that was changed outside the service: to close it. */

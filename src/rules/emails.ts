@@ -1,20 +1,30 @@
 import { domainToASCII, domainToUnicode } from 'node:url'
 import { EMAIL_LENGTH, EMAIL_PATTERN } from '../../schemas/users.ts'
 
-/** Whether something is an address that an account can have. */
+/** Whether something is an address that an account can have, and that mail goes to. */
 export function isEmail (text: string | undefined): text is string {
-  // Compatibility forms of a few characters are longer than these, as is a domain in ASCII, and both are stored.
-  return text !== undefined && EMAIL_PATTERN.test(text) && text.length <= EMAIL_LENGTH &&
-    canonicalEmail(text).length <= EMAIL_LENGTH
+  if (text === undefined || text.length > EMAIL_LENGTH) return false
+  // Compatibility forms of a few characters are longer than these, as is a domain in ASCII, and both are stored. They
+  // may also be signs that an address has none of: what is left of `＜` is `<`.
+  return [text, text.normalize('NFKC')].every((form) => EMAIL_PATTERN.test(form)) &&
+    formsOf(partsOf(text).domain) !== undefined && canonicalEmail(text).length <= EMAIL_LENGTH
 }
 
 /**
  * What an address is compared by: its spellings are one account (CR-42). Neither case nor compatibility forms make a
- * difference, nor whether an internationalized domain is written in Unicode or in ASCII (RFC 5890).
+ * difference, nor whether an internationalized domain is written in Unicode or in ASCII (RFC 5890). What is no address
+ * is the same as itself alone.
  */
 export function canonicalEmail (email: string): string {
-  const { local, domain } = partsOf(email)
-  return `${local.toLowerCase()}${asciiOf(domain)}`
+  return mailboxIn(email).toLowerCase()
+}
+
+/**
+ * Where mail to an address goes: to what it is compared by, in the case that it was given, since whoever opens a link
+ * has shown that this address is theirs and no other. Undefined where it is none, as an older build may have taken one.
+ */
+export function mailboxOf (email: string): string | undefined {
+  return isEmail(email) ? mailboxIn(email) : undefined
 }
 
 /**
@@ -24,9 +34,14 @@ export function canonicalEmail (email: string): string {
  */
 export function spellingsOf (email: string): [string, string, string] {
   const { local, domain } = partsOf(email)
-  const ascii = asciiOf(domain)
-  const of = (spelling: string) => `${local.toLowerCase()}${spelling}`
-  return [of(domain.toLowerCase()), of(ascii), of(domainToUnicode(ascii) || ascii)]
+  const { ascii, unicode } = formsOf(domain) ?? { ascii: domain, unicode: domain }
+  const of = (spelling: string) => `${local}${spelling}`.toLowerCase()
+  return [of(domain), of(ascii), of(unicode)]
+}
+
+function mailboxIn (email: string): string {
+  const { local, domain } = partsOf(email)
+  return `${local}${formsOf(domain)?.ascii ?? domain}`
 }
 
 function partsOf (email: string): { local: string, domain: string } {
@@ -35,9 +50,16 @@ function partsOf (email: string): { local: string, domain: string } {
   return { local: text.slice(0, at), domain: text.slice(at) }
 }
 
-// A domain in ASCII stays as it is: what reads it as a part of a URL would decode `%41`, and take `1.2` for a number.
-// What is no domain stays, too, and reaches nobody.
-function asciiOf (domain: string): string {
-  const isInternational = /[^\0-\x7f]/.test(domain) && !domain.includes('%')
-  return (isInternational && domainToASCII(domain)) || domain.toLowerCase()
+/**
+ * A domain in ASCII and in Unicode; undefined where these do not lead to one another. They are made by what reads the
+ * host of a URL: it ends at `/ ? # \`, decodes `%41`, leaves out what is not seen, and takes `xn--example-` for
+ * `example`. What it reads so is the domain of somebody else. It never sees one in ASCII, where it has nothing to do.
+ */
+function formsOf (domain: string): { ascii: string, unicode: string } | undefined {
+  const text = domain.toLowerCase()
+  if (!/[^\0-\x7f]|(?:^|\.)xn--/.test(text)) return { ascii: text, unicode: text }
+  const ascii = domainToASCII(text)
+  const unicode = domainToUnicode(ascii)
+  if (text !== unicode && text !== ascii) return undefined
+  return domainToASCII(unicode) === ascii ? { ascii, unicode } : undefined
 }
