@@ -2,7 +2,7 @@ import t from 'tap'
 import { makeProof } from '../src/crypto/key-proof.ts'
 import { startApp, type Answer } from './helpers/app.ts'
 import { makePerson, makeTeam } from './helpers/people.ts'
-import { publishedPaths } from './helpers/operations.ts'
+import { OPERATIONS, prepare, publishedPaths, send, settle } from './helpers/operations.ts'
 
 // ETags of projects, targets, environments, members and teams, and changes that depend on them. Those of documents are
 // in secrets.test.ts.
@@ -116,6 +116,28 @@ t.test('what is created has the ETag that it is read with; who is in a team, and
   const before = etagOf(await call('GET', path))
   t.equal((await call('PUT', `${path}/members/${id}`, {})).status, 200)
   t.equal((await call('PATCH', path, { name: 'Other' }, { 'if-match': before })).status, 412)
+})
+
+t.test('HEAD with If-None-Match answers what GET does, on every read that has an ETag', async (t) => {
+  const { caller, ids } = await settle(service, 'heads')
+  const tagged: string[] = []
+  for (const [id, row] of Object.entries(OPERATIONS)) {
+    const [method, path] = row.at.split(' ') as [string, string]
+    if (method !== 'GET' || publishedPaths(service)[path]?.get?.responses['304'] === undefined) continue
+    tagged.push(id)
+    await prepare(service, row, ids)
+    const etag = etagOf(await send(service, row, ids, caller.token))
+    const head = { ...row, at: `HEAD ${path}` }
+    for (const [listed, status] of [[etag, 304], ['"other"', 200]] as const) {
+      const [get, same] = [row, head].map(async (one) =>
+        send(service, one, ids, caller.token, { 'if-none-match': listed }))
+      const { 'x-request-id': _, date: __, ...headers } = (await get!).headers
+      t.match(await same!, { status, text: '', headers }, `${id}: ${status}`)
+      t.equal('content-length' in (await same!).headers, status === 200, `${id}: the length of what is there`)
+    }
+  }
+  t.ok(['Project', 'Target', 'Environment', 'Member', 'Team'].every((kind) => tagged.includes(`get${kind}`)), tagged.join())
+  t.ok(tagged.some((id) => id.startsWith('read')), tagged.join())
 })
 
 t.test('a change of custody depends on the ETag, too', async (t) => {

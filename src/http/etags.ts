@@ -41,8 +41,7 @@ export function installEtags (app: FastifyInstance) {
       request.etag = tagOf((payload as { data: object }).data)
       reply.header('etag', request.etag)
     }]
-    // Fastify makes one for HEAD itself.
-    if (route.method !== 'GET') return
+    if (route.method !== 'GET' && route.method !== 'HEAD') return
     takeHeaders(route, ReadHeaders.properties)
     const { response } = route.schema as { response: object }
     const unchanged = Type.Null({ description: 'Not modified since the ETag in If-None-Match' })
@@ -51,6 +50,13 @@ export function installEtags (app: FastifyInstance) {
       if (request.etag === null || !listsEtag(request.headers['if-none-match'], request.etag)) return
       reply.code(304).removeHeader('content-type')
       return null
+    }]
+  })
+  // Fastify's own routes for HEAD say how long an answer is, also that of a 304, which is none.
+  app.addHook('onRoute', (route) => {
+    if (route.method !== 'HEAD') return
+    route.onSend = [...hooksOf(route.onSend), async (_request, reply) => {
+      if (reply.statusCode === 304) reply.removeHeader('content-length')
     }]
   })
 }
