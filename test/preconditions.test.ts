@@ -118,6 +118,28 @@ t.test('what is created has the ETag that it is read with; who is in a team, and
   t.equal((await call('PATCH', path, { name: 'Other' }, { 'if-match': before })).status, 412)
 })
 
+t.test('who is put into a team or taken out, and what it holds, depends on the ETag of the team', async (t) => {
+  const { path } = await KINDS.team!()
+  const { path: project } = await KINDS.project!()
+  const { id } = await makePerson(service, { [o]: 'member' })
+  const changes = [
+    ['PUT', `${path}/members/${id}`, {}], ['PUT', `${path}/projects/${project.split('/').at(-1)}`, { role: 'auditor' }],
+    ['DELETE', `${path}/projects/${project.split('/').at(-1)}`], ['DELETE', `${path}/members/${id}`]
+  ] as const
+  for (const [method, at, body] of changes) {
+    const team = await call('GET', path)
+    const before = await eventsOf()
+    const moved = await call(method, at, body, { 'if-match': '"other"' })
+    t.match(moved, { status: 412, body: { error: 'precondition_failed' } }, `${method} ${at}`)
+    t.strictSame([(await call('GET', path)).text, await eventsOf()], [team.text, before], 'nothing was changed')
+    const changed = await call(method, at, body, { 'if-match': etagOf(team) })
+    t.ok(changed.status < 300, changed.text)
+    const next = etagOf(await call('GET', path))
+    t.not(next, etagOf(team))
+    if (method === 'PUT') t.equal(etagOf(changed), next, 'the answer has the next one')
+  }
+})
+
 t.test('HEAD with If-None-Match answers what GET does, on every read that has an ETag', async (t) => {
   const { caller, ids } = await settle(service, 'heads')
   const tagged: string[] = []
@@ -164,6 +186,7 @@ t.test('the document says which operations take a precondition, and what has an 
   const kinds = ['Project', 'Target', 'Environment']
   t.strictSame(takes.map(({ operationId }) => operationId).sort(), [
     'deleteSecrets', 'storeSecrets', 'removeMember', 'updateMember', 'updateTeam', 'deleteTeam',
+    'addTeamMember', 'removeTeamMember', 'setTeamProject', 'removeTeamProject',
     ...kinds.flatMap((kind) => [`update${kind}`, `put${kind}`, `delete${kind}`])
   ].sort())
   for (const { operationId, responses } of takes) t.ok(responses['412'], operationId)

@@ -136,7 +136,14 @@ export const teams: Domain = async (app) => {
   })
 
   app.put('/organizations/:organization/teams/:team/members/:member', {
-    config: { access: 'team:update', at: 'organization', audit: 'team-member.create', errors: ['role_not_held', 'limit_reached'] },
+    config: {
+      access: 'team:update',
+      at: 'organization',
+      tagged: true,
+      changes: wholeTeam,
+      audit: 'team-member.create',
+      errors: ['role_not_held', 'limit_reached']
+    },
     schema: {
       operationId: 'addTeamMember',
       tags: ['teams'],
@@ -169,7 +176,11 @@ export const teams: Domain = async (app) => {
 
   app.delete('/organizations/:organization/teams/:team/members/:member', {
     config: {
-      access: 'team:update', at: 'organization', audit: 'team-member.delete', errors: ['role_not_held']
+      access: 'team:update',
+      at: 'organization',
+      changes: wholeTeam,
+      audit: 'team-member.delete',
+      errors: ['role_not_held']
     },
     schema: {
       operationId: 'removeTeamMember',
@@ -192,7 +203,13 @@ export const teams: Domain = async (app) => {
 
   app.put('/organizations/:organization/teams/:team/projects/:project', {
     config: {
-      access: 'team:update', at: 'project', whole: true, audit: 'team-project.update', errors: ['role_not_held', 'limit_reached']
+      access: 'team:update',
+      at: 'project',
+      whole: true,
+      tagged: true,
+      changes: wholeTeam,
+      audit: 'team-project.update',
+      errors: ['role_not_held', 'limit_reached']
     },
     schema: {
       operationId: 'setTeamProject',
@@ -224,7 +241,12 @@ export const teams: Domain = async (app) => {
 
   app.delete('/organizations/:organization/teams/:team/projects/:project', {
     config: {
-      access: 'team:update', at: 'project', whole: true, audit: 'team-project.delete', errors: ['role_not_held']
+      access: 'team:update',
+      at: 'project',
+      whole: true,
+      changes: wholeTeam,
+      audit: 'team-project.delete',
+      errors: ['role_not_held']
     },
     schema: {
       operationId: 'removeTeamProject',
