@@ -25,7 +25,10 @@ export const AuditQuery = Type.Object({
   from: Type.Optional(Type.String({ format: 'date-time', maxLength: 64, description: 'that moment, or later' })),
   to: Type.Optional(Type.String({ format: 'date-time', maxLength: 64, description: 'before that moment' })),
   before: Type.Optional(Type.Integer({
-    minimum: 1, maximum: Number.MAX_SAFE_INTEGER, description: 'behind the event with this number, in the order of the list'
+    format: 'int64',
+    minimum: 1,
+    maximum: Number.MAX_SAFE_INTEGER,
+    description: 'behind the event with this number, in the order of the list'
   })),
   page: Type.Optional(Page),
   per_page: Type.Optional(PerPage)
@@ -50,7 +53,7 @@ const Details = Type.Unsafe<Record<string, string | number | boolean | null> | n
 })
 
 export const AuditEvents = Resource('audit-events', Type.Object({
-  sequence: Type.Integer({ description: 'the number of the event in its organization, without a gap' }),
+  sequence: Type.Integer({ format: 'int64', description: 'the number of the event in its organization, without a gap' }),
   occurred_at: Timestamp,
   action: EventWord,
   actor: ActorOfEvent,
