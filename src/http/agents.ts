@@ -46,17 +46,21 @@ export function installAgents (app: FastifyInstance) {
     route.onRequest = [...hooksOf(route.onRequest), async (_request, reply) => {
       reply.header('vary', `${String(reply.getHeader('vary'))}, User-Agent`)
     }]
-    route.preValidation = [...hooksOf(route.preValidation), async (request) => {
-      const { body } = request
-      if (asMeant === undefined || !isGoSdk(request) || typeof body !== 'object' || body === null) return
-      request.body = asMeant(body as Record<string, unknown>)
-    }]
-    route.preSerialization = [...hooksOf(route.preSerialization), async (request, reply, answer) => {
-      if (asRead === undefined || !isGoSdk(request) || reply.statusCode >= 300) return answer
-      // The schema is that of the answer for everybody else.
-      reply.serializer(JSON.stringify)
-      return asRead(answer as Record<string, unknown>)
-    }]
+    if (asMeant !== undefined) {
+      route.preValidation = [...hooksOf(route.preValidation), async (request) => {
+        const { body } = request
+        if (!isGoSdk(request) || typeof body !== 'object' || body === null) return
+        request.body = asMeant(body as Record<string, unknown>)
+      }]
+    }
+    if (asRead !== undefined) {
+      route.preSerialization = [...hooksOf(route.preSerialization), async (request, reply, answer) => {
+        if (!isGoSdk(request) || reply.statusCode >= 300) return answer
+        // The schema is that of the answer for everybody else.
+        reply.serializer(JSON.stringify)
+        return asRead(answer as Record<string, unknown>)
+      }]
+    }
   })
 }
 
