@@ -1,4 +1,4 @@
-import { inArray, type SQL } from 'drizzle-orm'
+import { and, desc, inArray, notInArray, type SQL } from 'drizzle-orm'
 import type { PgColumn, PgTable } from 'drizzle-orm/pg-core'
 import type { Db } from './handle.ts'
 
@@ -15,6 +15,17 @@ export async function deleteExpired (db: Db, table: PgTable, key: PgColumn, expi
   await db.delete(table).where(inArray(
     key, db.select({ key }).from(table).where(expired).limit(AT_ONCE).for('update', { skipLocked: true })
   ))
+}
+
+/**
+ * Deletes of the rows that a condition names all but the newest, by a column, so many at most. Called where one more of
+ * somebody's is made, so that whatever ends them takes few along.
+ */
+export async function keepNewest (
+  db: Db, table: PgTable, key: PgColumn, own: SQL, { by, most }: { by: PgColumn, most: number }
+): Promise<void> {
+  const newest = db.select({ key }).from(table).where(own).orderBy(desc(by)).limit(most)
+  await db.delete(table).where(and(own, notInArray(key, newest)))
 }
 
 /** Deletes all rows that a condition names, however many: a piece in a statement. */

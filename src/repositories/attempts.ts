@@ -1,6 +1,6 @@
-import { and, asc, desc, eq, gt, isNull, lt, notInArray, or, sql } from 'drizzle-orm'
+import { and, asc, eq, gt, isNull, lt, or, sql } from 'drizzle-orm'
 import type { Db } from '../db/database.ts'
-import { deleteExpired } from '../db/expired.ts'
+import { deleteExpired, keepNewest } from '../db/expired.ts'
 import { sign_in_devices, sign_in_failures } from '../db/tables.ts'
 
 // How often a password may be guessed, and which browsers are not strangers.
@@ -114,9 +114,8 @@ export async function rememberDevice (
   const expires_at = sql`now() + interval '90 days'`
   await db.insert(sign_in_devices).values({ token_hash, user_id, expires_at })
     .onConflictDoUpdate({ target: [sign_in_devices.user_id, sign_in_devices.token_hash], set: { expires_at } })
-  const own = eq(sign_in_devices.user_id, user_id)
-  const newest = db.select({ id: sign_in_devices.id }).from(sign_in_devices).where(own).orderBy(
-    desc(sign_in_devices.expires_at)
-  ).limit(MOST_DEVICES)
-  await db.delete(sign_in_devices).where(and(own, notInArray(sign_in_devices.id, newest)))
+  await keepNewest(
+    db, sign_in_devices, sign_in_devices.id, eq(sign_in_devices.user_id, user_id),
+    { by: sign_in_devices.expires_at, most: MOST_DEVICES }
+  )
 }

@@ -1,4 +1,4 @@
-import { and, asc, desc, eq, gt, isNull, notInArray, or, sql } from 'drizzle-orm'
+import { and, asc, desc, eq, gt, isNull, or, sql } from 'drizzle-orm'
 import type { PgSelect } from 'drizzle-orm/pg-core'
 import type { Ability, Scope } from '../../schemas/scopes.ts'
 import { LIFETIMES, MOST_GRANTS } from '../../schemas/oauth.ts'
@@ -8,7 +8,7 @@ import { byQuestion, gather } from '../db/gather.ts'
 import {
   isAuthentic, isForeignKeyViolation, isOneOf, macOf, prepared, readNow, updateAuthentic, type Authenticated, type Db
 } from '../db/database.ts'
-import { deleteExpired, PIECE } from '../db/expired.ts'
+import { deleteExpired, keepNewest, PIECE } from '../db/expired.ts'
 import { revokeGrants, revokeSomeGrants, type EndedTokens } from '../db/grants.ts'
 import { makeId } from '../db/ids.ts'
 import { authenticTeamRoles, teamRoles, type TeamRoleFound } from '../db/memberships.ts'
@@ -107,10 +107,10 @@ export async function createRequest (
     if (isForeignKeyViolation(error)) return false
     throw error
   }
-  const own = eq(oauth_requests.session_hash, session_hash)
-  const newest = db.select({ id_hash: oauth_requests.id_hash }).from(oauth_requests).where(own)
-    .orderBy(desc(oauth_requests.expires_at)).limit(MOST_REQUESTS)
-  await db.delete(oauth_requests).where(and(own, notInArray(oauth_requests.id_hash, newest)))
+  await keepNewest(
+    db, oauth_requests, oauth_requests.id_hash, eq(oauth_requests.session_hash, session_hash),
+    { by: oauth_requests.expires_at, most: MOST_REQUESTS }
+  )
   return true
 }
 

@@ -1,7 +1,7 @@
-import { and, desc, eq, gt, isNull, notInArray, sql } from 'drizzle-orm'
+import { and, desc, eq, gt, isNull, sql } from 'drizzle-orm'
 import { authenticatedColumns } from '../db/authenticated.ts'
 import { isAuthentic, macOf, readNow, type Db } from '../db/database.ts'
-import { deleteExpired, deleteInPieces } from '../db/expired.ts'
+import { deleteExpired, deleteInPieces, keepNewest } from '../db/expired.ts'
 import { sessions, userColumns, users } from '../db/tables.ts'
 import { heldFrom, heldPage, type HeldPage } from '../rules/pagination.ts'
 import type { User } from './users.ts'
@@ -9,6 +9,8 @@ import type { User } from './users.ts'
 const DAY = 24 * 60 * 60 * 1000
 const IDLE = sql`now() - interval '12 hours'`
 const MINUTE = 60_000
+/** Sessions of one person: those that were used last. */
+const MOST_SESSIONS = 1_000
 
 /**
  * A session of an open account whose password is still the one that was verified, and whose second factor is what was
@@ -33,16 +35,11 @@ export async function createSession (
   await deleteExpired(
     db, sessions, sessions.token_hash, sql`${sessions.expires_at} < now() OR ${sessions.seen_at} < ${IDLE}`
   )
-  // What ends them takes few along, however often somebody signs in who knows the password.
-  const own = and(eq(sessions.user_id, id), live)
-  const newest = db.select({ token_hash: sessions.token_hash }).from(sessions).where(own)
-    .orderBy(desc(sessions.seen_at)).limit(MOST_SESSIONS)
-  await db.delete(sessions).where(and(own, notInArray(sessions.token_hash, newest)))
+  // However often somebody signs in who knows the password.
+  const own = and(eq(sessions.user_id, id), live)!
+  await keepNewest(db, sessions, sessions.token_hash, own, { by: sessions.seen_at, most: MOST_SESSIONS })
   return rows.length === 1
 }
-
-/** Sessions of one person: those that were used last. */
-const MOST_SESSIONS = 1_000
 
 const live = and(gt(sessions.expires_at, sql`now()`), gt(sessions.seen_at, IDLE))
 
