@@ -27,8 +27,8 @@ looked for.`
 
 // In the order in which somebody who begins needs them.
 const TAGS: Record<string, string> = {
-  organizations: 'The organization of the token',
-  projects: 'Projects',
+  organizations: 'What everything else belongs to',
+  projects: 'Projects of an organization, with a key each',
   targets: 'Targets of a project',
   environments: 'Environments of a target',
   secrets: 'Encrypted documents, one for each level',
