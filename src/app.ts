@@ -15,7 +15,7 @@ import { installAgents } from './http/agents.ts'
 import { installAliases } from './http/aliases.ts'
 import { installBodyParser } from './http/body.ts'
 import { answerByHand, type HandWritten } from './http/by-hand.ts'
-import type { Counters } from './http/counters.ts'
+import type { OwnCounters } from './http/counters.ts'
 import { installErrors, sendError } from './http/errors.ts'
 import { installHeaders, setHeaders } from './http/headers.ts'
 import { installEtags } from './http/etags.ts'
@@ -25,6 +25,7 @@ import { installIdempotency } from './http/idempotency.ts'
 import { installMethods } from './http/methods.ts'
 import { installDocs, installOpenApi } from './http/openapi.ts'
 import { installPlaces } from './http/places.ts'
+import { countInRedis } from './http/redis.ts'
 import { serializerCompiler } from './http/serialization.ts'
 import { countCalls } from './http/usage.ts'
 import { validatorCompiler } from './http/validation.ts'
@@ -84,8 +85,8 @@ export interface AppDependencies {
   provider?: Provider
   /** Milliseconds that it may take for an answer. */
   patienceOfProvider?: number | undefined
-  /** Where requests are counted; in this process alone unless it is given. */
-  counters?: Counters | undefined
+  /** Where requests are counted, or while Redis cannot; in this process alone unless it is given. */
+  counters?: OwnCounters | undefined
 }
 
 /** Builds the one Fastify instance. It listens to nothing yet. */
@@ -215,7 +216,8 @@ export async function buildApp (
   installAliases(app)
   installEtags(app)
   installIdempotency(app, createAnswerSeal(keyring))
-  await installAccess(app, judgedFor, counters)
+  const { redis } = config
+  await installAccess(app, judgedFor, redis === undefined ? counters : await countInRedis(app, redis, counters))
   installPlaces(app)
   installAgents(app)
   await app.register(health(database, isStopping))

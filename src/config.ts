@@ -28,6 +28,15 @@ const Smtp = Type.Object({
   secure: Type.Boolean(),
   auth: Type.Optional(Type.Object({ user: Credential, pass: Credential }))
 })
+/** A Redis server, over TLS where `tls`. */
+const Redis = Type.Object({
+  host: Type.String({ pattern: '^[A-Za-z0-9._:-]{1,255}$' }),
+  port: Type.Integer({ minimum: 1, maximum: 65535 }),
+  tls: Type.Boolean(),
+  db: Type.Integer({ minimum: 0, maximum: 65535 }),
+  username: Type.Optional(Credential),
+  password: Type.Optional(Credential)
+})
 /** Who a mail is from; the name may be empty. */
 const Sender = Type.Object({
   name: Type.RegExp(/^[^<>"\p{C}]{0,100}$/u),
@@ -79,6 +88,8 @@ const VARIABLES = {
   MAIL_FROM: variable(
     Sender, readSender, 'an address, or a name with an address as in Strongroom <no-reply@example.com>'
   ),
+  REDIS_URL: variable(Redis, readRedisUrl,
+    'redis://user:password@host:6379/0 or rediss://user:password@host:6379/0, special characters of user and password being percent-encoded', showScheme),
   MASTER_KEY: variable(Type.String(), readMasterKey, MASTER_KEY_ALLOWED, hide),
   MASTER_KEY_FILE: variable(Type.String({ pattern: '\\S' }), (text) => text, 'the path of a file'),
   MASTER_KEYS_PREVIOUS: variable(Type.Array(Type.String()), (text) => readList(text, readMasterKey),
@@ -109,7 +120,6 @@ const VARIABLES = {
  * What `operating.md` names and this version cannot do: ignoring it would let an operator rely on what is not there.
  */
 const UNAVAILABLE: Record<string, string> = {
-  REDIS_URL: 'rate limits in Redis are not available in this version; only leaving it unset is allowed',
   METRICS_TOKEN: '/metrics is not available in this version; only leaving it unset is allowed'
 }
 
@@ -136,6 +146,8 @@ export interface Config {
   smtp: Static<typeof Smtp> | undefined
   /** Without it an address at the host of `publicUrl`. */
   mailFrom: Static<typeof Sender> | undefined
+  /** Where limits are counted for all instances; without it each counts by itself. */
+  redis: Static<typeof Redis> | undefined
   /**
    * `id:base64`, checked. At most one of `masterKey` and `masterKeyFile` is there; with a `databaseUrl`, exactly one.
    */
@@ -191,6 +203,7 @@ export function loadConfig (env: NodeJS.ProcessEnv): Config {
     trustProxy: given.TRUST_PROXY ?? false,
     smtp: given.SMTP_URL,
     mailFrom: given.MAIL_FROM,
+    redis: given.REDIS_URL,
     masterKey: given.MASTER_KEY,
     masterKeyFile: given.MASTER_KEY_FILE,
     masterKeysPrevious: given.MASTER_KEYS_PREVIOUS ?? [],
@@ -373,14 +386,35 @@ function readSmtpUrl (text: string) {
   const url = /^smtps?:\/\/[^\s?#]+$/.test(text) ? parseUrl(text) : undefined
   if (!url || !/^\/?$/.test(url.pathname)) return undefined
   const secure = url.protocol === 'smtps:'
-  const server = {
-    host: url.hostname.replace(/^\[(.*)\]$/, '$1'),
-    port: url.port === '' ? (secure ? 465 : 587) : Number(url.port),
-    secure
+  const credentials = readCredentials(url)
+  return credentials && {
+    ...readHost(url, secure ? 465 : 587),
+    secure,
+    ...(credentials.user + credentials.pass !== '' && { auth: credentials })
   }
-  if (url.username === '' && url.password === '') return server
+}
+
+// As with mail, a query would be of the library's own options.
+function readRedisUrl (text: string) {
+  const url = /^rediss?:\/\/[^\s?#]+$/.test(text) ? parseUrl(text) : undefined
+  const path = /^(?:\/(\d{0,5}))?$/.exec(url?.pathname ?? '?')
+  const credentials = url && readCredentials(url)
+  return url && path && credentials && {
+    ...readHost(url, 6379),
+    tls: url.protocol === 'rediss:',
+    db: Number(path[1] ?? 0),
+    ...(credentials.user !== '' && { username: credentials.user }),
+    ...(credentials.pass !== '' && { password: credentials.pass })
+  }
+}
+
+function readHost ({ hostname, port }: URL, usual: number) {
+  return { host: hostname.replace(/^\[(.*)\]$/, '$1'), port: port === '' ? usual : Number(port) }
+}
+
+function readCredentials ({ username, password }: URL) {
   try {
-    return { ...server, auth: { user: decodeURIComponent(url.username), pass: decodeURIComponent(url.password) } }
+    return { user: decodeURIComponent(username), pass: decodeURIComponent(password) }
   } catch {
     return undefined
   }

@@ -27,7 +27,9 @@ const FLOORS: Record<string, Floor> = {
   'src/billing': { house: [...UP_TO_REPOSITORIES, 'src/vault'], packages: ['ulidx', 'pdfkit', 'fontkit', 'node:'] },
   'src/http': {
     house: [...UP_TO_REPOSITORIES, 'src/mail'],
-    packages: ['fastify', '@fastify', '@sinclair/typebox', 'lru-cache', 'oslo/cookie', 'pino', 'uqr', 'yaml', 'node:']
+    packages: [
+      'fastify', '@fastify', '@sinclair/typebox', 'ioredis', 'lru-cache', 'oslo/cookie', 'pino', 'uqr', 'yaml', 'node:'
+    ]
   },
   'src/plugins': { house: UP_TO_HTTP, packages: ['type fastify', '@sinclair/typebox', 'ulidx', 'type node:crypto'] },
   'src/app.ts': { house: [...UP_TO_HTTP, 'src/plugins'], packages: ['fastify', '@fastify', 'ulidx', 'node:'] },

@@ -30,6 +30,7 @@ t.test('nothing set: the defaults of the operating contract', async (t) => {
     trustProxy: false,
     smtp: undefined,
     mailFrom: undefined,
+    redis: undefined,
     masterKey: undefined,
     masterKeyFile: undefined,
     masterKeysPrevious: [],
@@ -61,6 +62,7 @@ t.test('every variable reaches the configuration', async (t) => {
     TRUST_PROXY: '10.0.0.0/8, fd00::/8,192.0.2.1,loopback',
     SMTP_URL: 'smtps://post%40example.com:p%3Aw@mail.example.com',
     MAIL_FROM: 'Söhne & Co <secrets@example.com>',
+    REDIS_URL: 'rediss://limits:p%40w@cache.example.com:6380/2',
     MASTER_KEY: `k2:${KEY}`,
     MASTER_KEYS_PREVIOUS: `k1:${OTHER}, k0:${KEY}`,
     RATE_LIMIT_API: '0',
@@ -92,6 +94,7 @@ t.test('every variable reaches the configuration', async (t) => {
     trustProxy: ['10.0.0.0/8', 'fd00::/8', '192.0.2.1', 'loopback'],
     smtp: { host: 'mail.example.com', port: 465, secure: true, auth: { user: 'post@example.com', pass: 'p:w' } },
     mailFrom: { name: 'Söhne & Co', address: 'secrets@example.com' },
+    redis: { host: 'cache.example.com', port: 6380, tls: true, db: 2, username: 'limits', password: 'p@w' },
     masterKey: `k2:${KEY}`,
     masterKeyFile: undefined,
     masterKeysPrevious: [`k1:${OTHER}`, `k0:${KEY}`],
@@ -132,6 +135,10 @@ t.test('every variable reaches the configuration', async (t) => {
     ['smtp://127.0.0.1:25/', { host: '127.0.0.1', port: 25, secure: false }],
     ['smtps://[::1]:2525', { host: '::1', port: 2525, secure: true }]
   ] as const) t.same(loadConfig({ SMTP_URL: text }).smtp, server, text)
+  for (const [text, server] of [
+    ['redis://cache', { host: 'cache', port: 6379, tls: false, db: 0 }],
+    ['redis://:p%3Aw@[::1]:7000/', { host: '::1', port: 7000, tls: false, db: 0, password: 'p:w' }]
+  ] as const) t.strictSame(loadConfig({ REDIS_URL: text }).redis, server, text)
   t.same(loadConfig({ MAIL_FROM: 'secrets@example.com' }).mailFrom, { name: '', address: 'secrets@example.com' })
 })
 
@@ -232,7 +239,10 @@ t.test('a message never holds a secret', async (t) => {
       `smtp://app:${secret}@mail:port`, `smtp://app:${secret}@mail/path`, `smtp://app:${secret}#@mail`, `smtp://app:${secret}?@mail`, `smtp://app:${secret}%@mail`,
       `smpt://app:${secret}@mail`, `app:${secret}@mail`, `smtp:/${secret}@mail`
     ],
-    REDIS_URL: [`redis://:${secret}@cache`],
+    REDIS_URL: [
+      `redis://:${secret}@cache:port`, `redis://:${secret}@cache/name`, `redis://:${secret}@cache?db=1`,
+      `rediss://:${secret}%@cache`, `redis:/${secret}@cache`, `http://:${secret}@cache`
+    ],
     METRICS_TOKEN: [secret],
     PUBLIC_URL: [`https://app:${secret}@example.com`, `https://app:a@${secret}@example.com`],
     CORS_ORIGINS: [`https://app:${secret}@example.com`]
@@ -260,7 +270,7 @@ t.test('CR-10 CR-11: the master key has at most one source, and exactly one with
 })
 
 t.test('what this version cannot do is refused, never ignored', async (t) => {
-  for (const [name, value] of [['REDIS_URL', 'redis://cache'], ['METRICS_TOKEN', 'token']] as const) {
+  for (const [name, value] of [['METRICS_TOKEN', 'token']] as const) {
     t.match(
       refusal(() => loadConfig({ [name]: value })), new RegExp(`^${name} is set: .*not available in this version`)
     )

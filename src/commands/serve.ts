@@ -3,7 +3,7 @@ import type { FastifyInstance } from 'fastify'
 import type { AddressInfo } from 'node:net'
 import type { Config } from '../config.ts'
 import { databaseError, tlsOf } from '../db/database.ts'
-import { joinCommonCounters, type Counters } from '../http/counters.ts'
+import { joinCommonCounters, type OwnCounters } from '../http/counters.ts'
 import { standardLog } from '../http/log.ts'
 import { greet } from './greeting.ts'
 import { lineOf, open, StartError, type Opened } from './open.ts'
@@ -82,7 +82,7 @@ async function serveAsWorker (config: Config, worker: Worker): Promise<number> {
 }
 
 interface Way {
-  counters?: Counters
+  counters?: OwnCounters
   /** Called when the port is open. */
   ready (opened: Opened, port: number): Promise<void>
   /** Resolves when the service has to stop. */

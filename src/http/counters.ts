@@ -18,9 +18,12 @@ export interface Counters {
   isPast (group: string, key: string): boolean
 }
 
-interface OwnCounters extends Counters {
+/** Counters that go on where others, which count for more than this process, have left off. */
+export interface OwnCounters extends Counters {
   /** The key is past its limit until the window ends. */
   mark (group: string, key: string, end: number): void
+  /** What others counted, so that whoever is past a limit stays so when they do not answer any more. */
+  learn (counting: Counting, ...counted: Counted): void
 }
 
 /** Counters of this process alone. */
@@ -28,24 +31,36 @@ export function createCounters (): OwnCounters {
   const groups = new Map<string, LRUCache<string, { count: number, end: number }>>()
   const past = new LRUCache<string, number>({ max: MOST_KEYS })
   const mark = (group: string, key: string, end: number) => { past.set(`${group} ${key}`, end) }
+  const countersOf = (group: string) => {
+    let counters = groups.get(group)
+    if (counters === undefined) groups.set(group, counters = new LRUCache({ max: MOST_KEYS }))
+    return counters
+  }
 
   return {
     mark,
     isPast: (group, key) => (past.get(`${group} ${key}`) ?? 0) > Date.now(),
     count ([group, key, window, most], done) {
-      let counters = groups.get(group)
-      if (counters === undefined) groups.set(group, counters = new LRUCache({ max: MOST_KEYS }))
+      const counters = countersOf(group)
       const now = Date.now()
       let counter = counters.get(key)
       if (counter === undefined || counter.end <= now) counters.set(key, counter = { count: 0, end: now + window })
       if (++counter.count > most) mark(group, key, counter.end)
       done(counter.count, counter.end)
+    },
+    learn ([group, key, , most], count, end) {
+      const counters = countersOf(group)
+      const counter = counters.get(key)
+      // What was counted here meanwhile, the others do not know.
+      if (counter === undefined || counter.end <= Date.now()) counters.set(key, { count, end })
+      else if (count > counter.count) Object.assign(counter, { count, end })
+      if (count > most) mark(group, key, end)
     }
   }
 }
 
-interface Question { counting: number, of: Counting[] }
-interface Answer { counted: number, are: Counted[] }
+export interface Question { counting: number, of: Counting[] }
+export interface Answer { counted: number, are: Counted[] }
 interface Notice { past: [group: string, key: string, end: number][] }
 
 /** Counts for all members: what each of them sends is answered with how many there were in all. */
@@ -84,23 +99,34 @@ const DEADLINE = 1_000
 // How often a member that counts by itself asks whether it has to.
 const AGAIN = 1_000
 
-interface Member extends Counters {
+interface Member extends OwnCounters {
   /** Takes what is sent to this member. */
   receive (message: unknown): void
+  /** Asks whether somebody counts for all, and says by `onChange` when that has changed. */
+  ask (): void
+  /** Takes that a question will not be answered. */
+  giveUp (number: number): void
+}
+
+interface MemberOptions {
+  /** Milliseconds after which an answer is not waited for any longer. */
+  deadline?: number
+  /** What counts while nobody does for all. */
+  own?: OwnCounters
 }
 
 /**
  * The counters of a member. What is counted in one turn of the event loop is one message. When no answer comes, or
- * nobody is there to send to, it counts by itself until there is one again: no request waits for longer than the
- * deadline.
+ * nobody is there to send to, it counts by itself, from what it heard last on, until there is one again: no request
+ * waits for longer than the deadline.
  *
  * @param send false when nobody is there any more
  * @param onChange called when it begins to count by itself (true), and when that ends (false)
  */
 export function joinCommonCounters (
-  send: (message: Question) => boolean, onChange: (isAlone: boolean) => void
+  send: (message: Question) => boolean, onChange: (isAlone: boolean) => void,
+  { deadline = DEADLINE, own = createCounters() }: MemberOptions = {}
 ): Member {
-  const own = createCounters()
   const open = new Map<number, { asked: Asked[], late: NodeJS.Timeout }>()
   let gathered: Asked[] = []
   let last = 0
@@ -109,6 +135,10 @@ export function joinCommonCounters (
 
   return {
     isPast: own.isPast,
+    mark: own.mark,
+    learn: own.learn,
+    giveUp,
+    ask: () => ask([]),
     count (counting, done) {
       if (isAlone) {
         own.count(counting, done)
@@ -132,7 +162,7 @@ export function joinCommonCounters (
     askedAt = performance.now()
     const number = ++last
     // Where this process itself was busy for too long, the answer is read before it counts as late.
-    const late = setTimeout(() => { setImmediate(giveUp, number) }, DEADLINE).unref()
+    const late = setTimeout(() => { setImmediate(giveUp, number) }, deadline).unref()
     open.set(number, { asked, late })
     if (!send({ counting: number, of: asked.map(({ counting }) => counting) })) giveUp(number)
   }
@@ -142,10 +172,10 @@ export function joinCommonCounters (
     open.delete(number)
     clearTimeout(late)
     if (isAlone) onChange(isAlone = false)
-    for (const [i, { counting: [group, key, , most], done }] of asked.entries()) {
-      const [count, end] = are[i]!
-      if (count > most) own.mark(group, key, end)
-      done(count, end)
+    for (const [i, { counting, done }] of asked.entries()) {
+      const counted = are[i]!
+      own.learn(counting, ...counted)
+      done(...counted)
     }
   }
 

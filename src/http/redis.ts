@@ -1,0 +1,116 @@
+import { setTimeout as pause } from 'node:timers/promises'
+import type { FastifyInstance } from 'fastify'
+import type { Config } from '../config.ts'
+import {
+  createCounters, joinCommonCounters, type Counted, type Counters, type OwnCounters, type Question
+} from './counters.ts'
+
+// Milliseconds. A request that is counted waits for no longer; it is a hundred times what a Redis nearby takes.
+const DEADLINE = 200
+// How long a start waits for the first connection, so that its first requests are counted together already.
+const START = 1_000
+// A connection on which nothing comes for so long is made anew, and so is one that does not come about.
+const SILENCE = 1_000
+const LONGEST_PAUSE = 1_000
+// What a proxy passes on as an address may be anything, at any length.
+const MOST_KEY = 200
+// One slot, where slots are: all that is counted in one turn is one script.
+const PREFIX = '{strongroom}:limit:'
+const SILENT = 'no answer'
+// Asked by who does not know whether it may write there.
+const PROBE = [[`${PREFIX}probe`], [1_000]] as const
+
+// A window and its end begin with its first request, in one step: no key is without an end. The clock is that of Redis,
+// so that a window has one end, whoever asks; and it is told, for those whose own is another.
+const COUNT = `
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local answer = { now }
+for i, key in ipairs(KEYS) do
+  local count = redis.call('HINCRBY', key, 'count', 1)
+  local last = redis.call('HGET', key, 'end')
+  if not last then
+    last = string.format('%.0f', now + ARGV[i])
+    redis.call('HSET', key, 'end', last)
+    redis.call('PEXPIREAT', key, last)
+  end
+  answer[2 * i], answer[2 * i + 1] = count, tonumber(last)
+end
+return answer`
+
+// Clocks that differ by less are taken for the same: a window then has one end to the millisecond.
+const SAME_CLOCK = 1_000
+
+/**
+ * Counters in Redis, which all instances share: one round trip for what is counted in a turn of the event loop. While
+ * Redis does not answer, is not there or refuses, `own` counts, from what was heard last on. Each change between the
+ * two is one warning. Waits for the first connection for a second at most, and for nothing afterwards.
+ */
+export async function countInRedis (
+  app: FastifyInstance, { tls, ...server }: NonNullable<Config['redis']>, own: OwnCounters = createCounters()
+): Promise<Counters> {
+  const { Redis } = await import('ioredis')
+  const client = new Redis({
+    ...server,
+    ...tls && { tls: {} },
+    lazyConnect: true,
+    connectTimeout: SILENCE,
+    socketTimeout: SILENCE,
+    retryStrategy: (times) => Math.min(LONGEST_PAUSE, 25 * 2 ** Math.min(times, 10)) * (0.5 + Math.random() / 2),
+    // What was not answered in time is counted elsewhere by then.
+    enableOfflineQueue: false,
+    autoResendUnfulfilledCommands: false,
+    maxRetriesPerRequest: 0,
+    // The first count is the check, and shows more: whether it may be written there.
+    enableReadyCheck: false,
+    protocol: 2,
+    disableClientInfo: true
+  })
+  client.defineCommand('countRequests', { lua: COUNT })
+  const { countRequests } = client as unknown as {
+    countRequests (keys: number, ...all: (string | number)[]): Promise<number[]>
+  }
+
+  let reason = SILENT
+  let ahead = 0
+  const learnReason = (error: Error & { code?: string }) => { reason = reasonOf(error) ?? reason }
+  const member = joinCommonCounters(send, (isAlone) => {
+    if (isAlone) app.log.warn({ reason }, 'Redis cannot count: each instance counts its limits by itself')
+    else app.log.warn('limits are counted over all instances again, in Redis')
+    reason = SILENT
+  }, { deadline: DEADLINE, own })
+  client.on('error', learnReason)
+  client.on('ready', member.ask)
+  app.addHook('onClose', async () => { client.disconnect() })
+  await Promise.race([client.connect().catch(learnReason), pause(START)])
+  if (client.status !== 'ready') member.ask()
+  return member
+
+  function send ({ counting, of }: Question): boolean {
+    if (client.status !== 'ready') return false
+    const [keys, windows] = of.length === 0
+      ? PROBE
+      : [of.map(([group, key]) => `${PREFIX}${group}:${key}`.slice(0, MOST_KEY)), of.map(([, , window]) => window)]
+    countRequests.call(client, keys.length, ...keys, ...windows).then((answer) => {
+      member.receive({ counted: counting, are: read(answer) })
+    }, (error: Error) => {
+      learnReason(error)
+      member.giveUp(counting)
+    })
+    return true
+  }
+
+  // The ends by this machine's clock, however wrong it is.
+  function read ([now = 0, ...pairs]: number[]): Counted[] {
+    const difference = Date.now() - now
+    if (Math.abs(difference - ahead) > SAME_CLOCK) ahead = difference
+    const counted: Counted[] = []
+    for (let i = 0; i < pairs.length; i += 2) counted.push([pairs[i]!, pairs[i + 1]! + ahead])
+    return counted
+  }
+}
+
+// A word, as ECONNREFUSED, WRONGPASS, READONLY or OOM: what else an error says may hold what was sent.
+function reasonOf ({ code, message }: Error & { code?: string }): string | undefined {
+  return code ?? /^[A-Z]{2,20}(?= )/.exec(message)?.[0]
+}

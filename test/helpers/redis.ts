@@ -1,0 +1,72 @@
+import { spawn, spawnSync, type ChildProcess } from 'node:child_process'
+import { once } from 'node:events'
+import { setTimeout as pause } from 'node:timers/promises'
+import { Redis } from 'ioredis'
+import { freePort } from './postgres.ts'
+
+/** A Redis of the test's own, on the loopback interface and in memory. */
+export interface TestRedis {
+  url: string
+  /** Every key, and the milliseconds that are left of it: negative where it has no end. */
+  ends (): Promise<Map<string, number>>
+  /** Sends a command. */
+  tell (command: string, ...args: string[]): Promise<unknown>
+  start (): Promise<void>
+  /** Ends it as a crash does: what it counted is gone. */
+  stop (): Promise<void>
+  /** Stops it in its tracks: connections are taken, and nothing is answered. */
+  freeze (): void
+  thaw (): void
+}
+
+/** Whether this machine has Redis; tests that need it say so where it has not. */
+export function hasRedis (): boolean {
+  return spawnSync('redis-server', ['--version']).status === 0
+}
+
+/** Starts a Redis with a password; it ends with the test. */
+export async function startRedis (t: { teardown (fn: () => unknown): void }): Promise<TestRedis> {
+  const port = await freePort()
+  const password = 'p@ss word'
+  let server: ChildProcess | undefined
+  const client = new Redis({ port, host: '127.0.0.1', password, lazyConnect: true, retryStrategy: () => 20 })
+  client.on('error', () => {})
+
+  async function start () {
+    server = spawn('redis-server', [
+      '--port', String(port), '--bind', '127.0.0.1', '--save', '', '--appendonly', 'no', '--requirepass', password
+    ], { stdio: 'ignore' })
+    if (client.status === 'wait') await client.connect().catch(() => {})
+    while (client.status !== 'ready') await pause(10)
+    await client.ping()
+  }
+
+  async function stop () {
+    if (server === undefined || server.exitCode !== null || server.signalCode !== null) return
+    const gone = once(server, 'exit')
+    server.kill('SIGKILL')
+    await gone
+    while (client.status === 'ready') await pause(10)
+  }
+
+  t.teardown(async () => {
+    client.disconnect()
+    await stop()
+  })
+  await start()
+  return {
+    url: `redis://:${encodeURIComponent(password)}@127.0.0.1:${port}/1`,
+    async ends () {
+      await client.select(1)
+      const keys = await client.keys('*')
+      const left = await Promise.all(keys.map((key) => client.pttl(key)))
+      // One that ended meanwhile has none.
+      return new Map(keys.map((key, i) => [key, left[i]!] as const).filter(([, ms]) => ms !== -2))
+    },
+    tell: (command, ...args) => client.call(command, args),
+    start,
+    stop,
+    freeze: () => { server?.kill('SIGSTOP') },
+    thaw: () => { server?.kill('SIGCONT') }
+  }
+}

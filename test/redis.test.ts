@@ -1,0 +1,220 @@
+import Fastify, { type FastifyInstance } from 'fastify'
+import { setTimeout as pause } from 'node:timers/promises'
+import t, { type Test } from 'tap'
+import { ERRORS } from '../schemas/errors.ts'
+import { buildApp } from '../src/app.ts'
+import { loadConfig } from '../src/config.ts'
+import { installLimits, LIMITS, type LimitGroup } from '../src/http/limits.ts'
+import { countInRedis } from '../src/http/redis.ts'
+import type { ApiError } from '../src/rules/errors.ts'
+import { startApp, type TestApp } from './helpers/app.ts'
+import { LONG } from './helpers/long.ts'
+import { hasRedis, startRedis, type TestRedis } from './helpers/redis.ts'
+
+// Two instances that count their limits in one Redis, while it is there, and each by itself while it is not.
+
+const LIMIT = 100
+const FLAPS = LONG ? 20 : 3
+const skip = !hasRedis() && 'Redis is not installed (Debian: redis-server)'
+
+const ALONE = 'Redis cannot count: each instance counts its limits by itself'
+const TOGETHER = 'limits are counted over all instances again, in Redis'
+
+interface Instance { app: FastifyInstance, logs: string[] }
+interface Line { msg: string, level: number, reason?: string }
+
+const linesOf = ({ logs }: Instance): Line[] => logs.map((line) => JSON.parse(line) as Line)
+const changesOf = (instance: Instance) =>
+  linesOf(instance).map(({ msg }) => msg).filter((msg) => msg === ALONE || msg === TOGETHER)
+
+async function instancesOn (t: Test, env: Record<string, string>) {
+  const service = await startApp(t, env)
+  const logs: string[] = []
+  const { config, database, keyring, app: { costs } } = service
+  const app = await buildApp({ config, database, keyring, costs, logStream: { write: (line) => logs.push(line) } })
+  t.teardown(() => app.close())
+  await app.ready()
+  return { service, instances: [service, { app, logs }] as [TestApp, Instance] }
+}
+
+interface Heard { status: number, remaining: number, reset: number, retryAfter: number | undefined }
+
+/** A call from an address, without a token: it counts against the address alone, and asks nothing of the database. */
+async function ask ({ app }: Instance, remoteAddress: string, authorization?: string): Promise<Heard> {
+  const { statusCode, headers } = await app.inject({
+    url: '/api/v1/organization', remoteAddress, headers: { ...authorization !== undefined && { authorization } }
+  })
+  return {
+    status: statusCode,
+    remaining: Number(headers['x-ratelimit-remaining']),
+    reset: Number(headers['x-ratelimit-reset']),
+    retryAfter: headers['retry-after'] === undefined ? undefined : Number(headers['retry-after'])
+  }
+}
+
+/** Asks until the instance has said it so many times. */
+async function untilSaid (instance: Instance, what: string, times = 1) {
+  while (changesOf(instance).filter((msg) => msg === what).length < times) {
+    await ask(instance, '203.0.113.250')
+    await pause(20)
+  }
+}
+
+const isEverythingTimed = async (t: Test, redis: TestRedis) => {
+  const ends = await redis.ends()
+  t.ok(ends.size > 0)
+  t.strictSame([...ends].filter(([, left]) => left <= 0), [], 'every key has an end')
+}
+
+t.test('RL-24: of 1,000 calls at once to two instances exactly as many come through as the limit allows', { skip }, async (t) => {
+  const redis = await startRedis(t)
+  const { service, instances } = await instancesOn(t, { RATE_LIMIT_API: String(LIMIT), REDIS_URL: redis.url })
+  const callers = await Promise.all([service.organization(), service.organization()])
+  for (const [address, authorization, good] of [
+    ['198.51.100.1', undefined, 401], ['198.51.100.2', `Bearer ${callers[0]!.token}`, 200]
+  ] as const) {
+    // What is more than the database's queue takes is refused before it can be counted.
+    const answers = (await Promise.all(Array.from({ length: 1000 }, (_, i) =>
+      ask(instances[i % 2]!, address, authorization)))).filter(({ status }) => status !== 503)
+    const through = answers.filter(({ status }) => status === good)
+    t.equal(through.length, LIMIT)
+    t.equal(answers.filter(({ status }) => status === 429).length, answers.length - LIMIT)
+    t.strictSame(
+      through.map(({ remaining }) => remaining).sort((a, b) => b - a),
+      Array.from({ length: LIMIT }, (_, i) => LIMIT - 1 - i),
+      'each of them is told another number'
+    )
+    t.equal(new Set(answers.map(({ reset }) => reset)).size, 1, 'of one window')
+    t.ok(answers.every(({ status, retryAfter = 0 }) =>
+      status === 429 ? retryAfter >= 1 && retryAfter <= 60 : retryAfter === 0))
+  }
+  const [first, second] = [await ask(instances[0], '198.51.100.3'), await ask(instances[1], '198.51.100.3')]
+  t.strictSame([first.remaining, second.remaining], [LIMIT - 1, LIMIT - 2])
+  await isEverythingTimed(t, redis)
+  t.strictSame(instances.flatMap(changesOf), [])
+})
+
+t.test('RL-24: every limit is one over all instances', { skip }, async (t) => {
+  const redis = await startRedis(t)
+  const config = loadConfig({
+    REDIS_URL: redis.url, RATE_LIMIT_API: '6', RATE_LIMIT_OAUTH: '3', RATE_LIMIT_KEY_ROTATION: '4', RATE_LIMIT_BILLING: '5'
+  })
+  const apps = await Promise.all([1, 2].map(async () => {
+    const app = Fastify()
+    t.teardown(() => app.close())
+    app.decorate('config', config)
+    const consume = await installLimits(app, await countInRedis(app, config.redis!))
+    app.setErrorHandler(async (error: ApiError, _request, reply) => reply.code(ERRORS[error.code].status).send({}))
+    app.get('/:group', async (request, reply) => {
+      await consume((request.params as { group: LimitGroup }).group, 'org:A', 0, request, reply)
+      return {}
+    })
+    return app
+  }))
+  for (const [group, { setting, window, ...more }] of Object.entries(LIMITS)) {
+    const limit = config.rateLimits[setting] * ('times' in more ? more.times : 1)
+    const statuses: number[] = []
+    for (let n = 0; n <= limit; n++) statuses.push((await apps[n % 2]!.inject(`/${group}`)).statusCode)
+    t.strictSame(statuses, [...Array<number>(limit).fill(200), 429], group)
+    const left = [...await redis.ends()].filter(([key]) => key.includes(`:${group}:`)).map(([, ms]) => ms)
+    t.ok(left.length === 1 && left[0]! > 0 && left[0]! <= window, `${group}: ${left.join()} ms are left of its window`)
+  }
+})
+
+t.test('RL-26: while Redis is gone each instance goes on by itself, whoever was past a limit stays so, and it is said once', { skip }, async (t) => {
+  const redis = await startRedis(t)
+  const { instances } = await instancesOn(t, { RATE_LIMIT_API: '5', RATE_LIMIT_OAUTH: '2', REDIS_URL: redis.url })
+  const [one, other] = instances
+  const until429 = async (instance: Instance, address: string) => {
+    let through = 0
+    for (; (await ask(instance, address)).status !== 429; through++);
+    return through
+  }
+  t.equal(await until429(one, '198.51.100.1'), 5)
+  t.equal(await until429(other, '198.51.100.1'), 0)
+  for (let flap = 1; flap <= FLAPS; flap++) {
+    const isFrozen = flap % 3 === 2
+    if (isFrozen) redis.freeze()
+    else await redis.stop()
+    const address = `198.51.100.${10 + flap}`
+    t.same((await Promise.all([ask(one, '198.51.100.1'), ask(other, '198.51.100.1')])).map(({ status }) => status), [429, 429])
+    t.same([await until429(one, address), await until429(other, address)], [5, 5], 'each by itself')
+    const signIns = []
+    for (let n = 0; n < 3; n++) {
+      signIns.push((await one.app.inject({ method: 'POST', url: '/api/oauth/token', remoteAddress: address })).statusCode)
+    }
+    t.same(signIns.slice(-1), [429], 'and never without a limit')
+    if (isFrozen) redis.thaw()
+    else await redis.start()
+    await Promise.all(instances.map((instance) => untilSaid(instance, TOGETHER, flap)))
+    t.equal(await until429(one, `203.0.113.${flap}`) + await until429(other, `203.0.113.${flap}`), 5, 'together again')
+  }
+  for (const instance of instances) {
+    t.strictSame(changesOf(instance), Array.from({ length: 2 * FLAPS }, (_, i) => i % 2 === 0 ? ALONE : TOGETHER))
+    t.strictSame(linesOf(instance).filter(({ level }) => level > 40), [], 'nothing failed')
+  }
+  await isEverythingTimed(t, redis)
+})
+
+t.test('a service starts without Redis, and is with it when it comes; nothing tells its password', { skip }, async (t) => {
+  const redis = await startRedis(t)
+  await redis.stop()
+  const { instances } = await instancesOn(t, { RATE_LIMIT_API: '5', REDIS_URL: redis.url })
+  for (const instance of instances) {
+    t.match(linesOf(instance).filter(({ msg }) => msg === ALONE), [{ level: 40, reason: 'ECONNREFUSED' }])
+  }
+  await redis.start()
+  await Promise.all(instances.map((instance) => untilSaid(instance, TOGETHER)))
+  for (let n = 0; n < 5; n++) t.equal((await ask(instances[n % 2]!, '198.51.100.1')).status, 401)
+  t.equal((await ask(instances[0], '198.51.100.1')).status, 429)
+
+  const logs: string[] = []
+  const app = Fastify({ logger: { stream: { write: (line) => logs.push(line) } } })
+  t.teardown(() => app.close())
+  const { redis: server } = loadConfig({ REDIS_URL: redis.url.replace('word', 'wrong') })
+  const counters = await countInRedis(app, server!)
+  const counted = await Promise.all([1, 2].map(() => new Promise((resolve) => {
+    counters.count(['api', 'ip:a', 60_000, 5], resolve)
+  })))
+  t.strictSame(counted, [1, 2])
+  while (!logs.some((line) => line.includes(ALONE))) await pause(10)
+  for (const line of [...logs, ...instances.flatMap(({ logs }) => logs)]) t.notMatch(line, /p@ss|p%40ss/)
+})
+
+t.test('a Redis that may not be written to is one that cannot count, until it can', { skip }, async (t) => {
+  const redis = await startRedis(t)
+  const { instances: [one] } = await instancesOn(t, { RATE_LIMIT_API: '5', REDIS_URL: redis.url })
+  await redis.tell('CONFIG', 'SET', 'maxmemory', '1')
+  await untilSaid(one, ALONE)
+  t.match(linesOf(one).find(({ msg }) => msg === ALONE), { reason: 'OOM' })
+  await redis.tell('CLIENT', 'KILL', 'TYPE', 'normal', 'SKIPME', 'yes')
+  for (let n = 0; n < 6; n++) t.equal((await ask(one, '198.51.100.1')).status, n < 5 ? 401 : 429)
+  await redis.tell('CONFIG', 'SET', 'maxmemory', '0')
+  await untilSaid(one, TOGETHER)
+  t.strictSame(changesOf(one), [ALONE, TOGETHER], 'asked whether it can count, not whether it is there')
+})
+
+t.test('a window ends by the clock of who is asked, whatever the clock of Redis says', { skip }, async (t) => {
+  const redis = await startRedis(t)
+  const { now } = Date
+  t.teardown(() => { Date.now = now })
+  const { instances: [one] } = await instancesOn(t, { RATE_LIMIT_API: '1', REDIS_URL: redis.url })
+  for (const [address, wrong] of [['198.51.100.1', 0], ['198.51.100.2', -7_200_000], ['198.51.100.3', 7_200_000]] as const) {
+    Date.now = () => now() + wrong
+    await ask(one, address)
+    const { status, reset, retryAfter } = await ask(one, address)
+    t.equal(status, 429)
+    t.ok(retryAfter! > 0 && retryAfter! <= 60, `${retryAfter} s`)
+    t.ok(Math.abs(reset - Date.now() / 1000 - retryAfter!) <= 1.5, 'Reset is Retry-After away')
+  }
+})
+
+t.test('a service that ends leaves no connection to Redis', { skip }, async (t) => {
+  const redis = await startRedis(t)
+  const { service, instances } = await instancesOn(t, { REDIS_URL: redis.url })
+  const connections = async () => String(await redis.tell('CLIENT', 'LIST')).trim().split('\n').length
+  t.equal(await connections(), 3, 'one of each instance, and that of the test')
+  await instances[1].app.close()
+  await service.app.close()
+  while (await connections() > 1) await pause(10)
+})
