@@ -1,49 +1,64 @@
-// `npm run clients [-- LANGUAGE ...]`: generates a client of each language from the document, compiles it, and has it
-// run one scenario against a server of its own. Says which languages it left out for want of their tools.
+// `npm run clients [-- [--within SECONDS] LANGUAGE ...]`: generates a client of each language from the document,
+// compiles it, and has it run one scenario against a server of its own. Says which languages it left out, for want of
+// their tools, of what they fetch, or of time: that is a failure only of one that was asked for by name.
 import { spawn, spawnSync } from 'node:child_process'
 import { once } from 'node:events'
 import { mkdirSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join, resolve } from 'node:path'
+import { parseArgs } from 'node:util'
 import { buildIfNeeded } from '../scripts/build.mjs'
 
-// The programs that each needs beside Node.js.
+// The programs that each needs beside Node.js; what takes longest comes last.
 const LANGUAGES = {
   typescript: [['npm', '--version']],
-  python: [['python3', '-c', 'import sys, venv; sys.exit(sys.version_info < (3, 11))']],
   go: [['go', 'version']],
+  python: [['python3', '-c', 'import sys, venv; sys.exit(sys.version_info < (3, 11))']],
   java: [['mvn', '--version'], ['javac', '--version']],
   rust: [['cargo', '--version']]
 }
 const FEWEST_STEPS = 25
 
-const asked = process.argv.slice(2)
+// A script's status when it could not fetch what it needs (EX_TEMPFAIL of sysexits.h).
+const OUT_OF_REACH = 75
+
+const { values, positionals: asked } = parseArgs({ allowPositionals: true, options: { within: { type: 'string' } } })
 const unknown = asked.filter((language) => !Object.hasOwn(LANGUAGES, language))
-if (unknown.length > 0) {
-  console.error(`${unknown.join(', ')}: not among ${Object.keys(LANGUAGES).join(', ')}`)
+const deadline = values.within === undefined ? Infinity : performance.now() + Number(values.within) * 1000
+if (unknown.length > 0 || Number.isNaN(deadline)) {
+  console.error(`npm run clients [-- [--within SECONDS] ${Object.keys(LANGUAGES).map((one) => `[${one}]`).join(' ')}]`)
   process.exit(2)
 }
+
+// Whoever interrupts leaves no server, no folder and no compiler behind.
+const interruption = new AbortController()
+const { signal: stopped } = interruption
+for (const name of ['SIGINT', 'SIGTERM']) process.once(name, () => interruption.abort())
 
 buildIfNeeded()
 const results = []
 for (const language of asked.length > 0 ? asked : Object.keys(LANGUAGES)) {
-  const lacking = LANGUAGES[language].find(([program, ...args]) => spawnSync(program, args).status !== 0)
-  if (lacking !== undefined) {
-    results.push({ language, outcome: `left out: there is no fitting ${lacking[0]}`, failed: asked.includes(language) })
-    continue
-  }
-  const begun = Date.now()
-  const steps = await run(language).catch((error) => { console.error(error) })
-  const failed = steps === undefined || steps < FEWEST_STEPS
-  const outcome = failed ? 'failed' : `${steps} steps`
-  results.push({ language, outcome: `${outcome}, ${Math.round((Date.now() - begun) / 1000)} s`, failed })
+  const begun = performance.now()
+  const { steps, leftOut } = await run(language).catch((error) => {
+    console.error(error)
+    return {}
+  })
+  const worked = steps >= FEWEST_STEPS
+  const outcome = leftOut === undefined
+    ? `${worked ? `${steps} steps` : 'failed'}, ${Math.round((performance.now() - begun) / 1000)} s`
+    : `left out: ${leftOut}`
+  results.push({ language, outcome, failed: !worked && (leftOut === undefined || asked.includes(language)) })
 }
 console.log()
 for (const { language, outcome } of results) console.log(`${language.padEnd(10)} ${outcome}`)
 process.exit(results.some(({ failed }) => failed) ? 1 : 0)
 
-/** The number of steps that the scenario took; undefined when it failed. */
+/** The number of steps that the scenario took, or why there was none; neither when it failed. */
 async function run (language) {
+  const lacking = LANGUAGES[language].find(([program, ...args]) => spawnSync(program, args).status !== 0)
+  if (lacking !== undefined) return { leftOut: `there is no fitting ${lacking[0]}` }
+  const left = deadline - performance.now()
+  if (left <= 0) return { leftOut: 'the time was over' }
   console.log(`# ${language}`)
   // What is generated and compiled; the tools and dependencies in it are found again the next time.
   const scratch = resolve('dist/clients', language)
@@ -52,6 +67,7 @@ async function run (language) {
   try {
     const older = join(scratch, 'openapi-3.0.json')
     writeFileSync(older, await (await fetch(`${server.address}/openapi-3.0.json`)).text())
+    if (stopped.aborted) return {}
     const child = spawn('sh', ['-eu', resolve('clients', language, 'run.sh')], {
       cwd: scratch,
       env: {
@@ -63,18 +79,29 @@ async function run (language) {
         STRONGROOM_ORGANIZATION: server.organization,
         STRONGROOM_TOKEN: server.token
       },
-      stdio: ['ignore', 'pipe', 'inherit']
+      stdio: ['ignore', 'pipe', 'inherit'],
+      // A group of its own, so that what it started ends with it.
+      detached: true
     })
+    const end = () => process.kill(-child.pid, 'SIGTERM')
+    let late = false
+    const timer = left === Infinity ? undefined : setTimeout(() => end(late = true), left)
+    stopped.addEventListener('abort', end)
     let output = ''
     child.stdout.setEncoding('utf8').on('data', (text) => {
       output += text
       process.stdout.write(text)
     })
     const [status] = await once(child, 'close')
+    clearTimeout(timer)
+    stopped.removeEventListener('abort', end)
+    if (late) return { leftOut: 'the time was over' }
+    if (status === OUT_OF_REACH) return { leftOut: 'what it needs is out of reach' }
     const said = /^(\d+) steps$/m.exec(output)
-    return status === 0 && said !== null ? Number(said[1]) : undefined
+    return { steps: status === 0 && said !== null ? Number(said[1]) : undefined }
   } finally {
     await server.stop()
+    if (stopped.aborted) process.exit(1)
   }
 }
 

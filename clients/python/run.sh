@@ -3,7 +3,7 @@
 [ -x venv/bin/python ] || python3 -m venv venv
 PATH="$PWD/venv/bin:$PATH"
 pip="pip --quiet --disable-pip-version-check"
-$pip install --requirement "$SOURCE/requirements.txt"
+$pip install --requirement "$SOURCE/requirements.txt" || exit 75
 rm -rf generated
 openapi-python-client generate --path "$OPENAPI" --meta setup --output-path generated
 $pip install --force-reinstall --no-deps ./generated

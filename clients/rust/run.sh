@@ -2,5 +2,6 @@
 mkdir -p src
 cp "$SOURCE"/Cargo.* "$SOURCE/build.rs" .
 cp "$SOURCE"/src/* src/
+cargo fetch --quiet --locked || exit 75
 cargo build --quiet --locked
 cargo run --quiet --locked
