@@ -22,6 +22,7 @@ import { installEtags } from './http/etags.ts'
 import { health } from './http/health.ts'
 import { childOf, createRequestLog, loggerOptions, requestId, standardLog, type LogStream } from './http/log.ts'
 import { installIdempotency } from './http/idempotency.ts'
+import { installMetrics, measureDatabase, measureRequests } from './http/metrics.ts'
 import { installMethods } from './http/methods.ts'
 import { installDocs, installOpenApi } from './http/openapi.ts'
 import { installPlaces } from './http/places.ts'
@@ -51,6 +52,9 @@ import { user } from './plugins/user.ts'
 import { versions } from './plugins/versions.ts'
 import { gatherReads, recordOfPerson } from './repositories/audit.ts'
 import { ApiError } from './rules/errors.ts'
+import type { Measured } from './telemetry/common.ts'
+import { createMetrics, type Metrics } from './telemetry/metrics.ts'
+import { measureProcess } from './telemetry/process.ts'
 import { createAnswerSeal } from './vault/answers.ts'
 import { createAnchorWorker } from './vault/anchors.ts'
 import { createLateEventWorker } from './vault/late-events.ts'
@@ -87,16 +91,23 @@ export interface AppDependencies {
   patienceOfProvider?: number | undefined
   /** Where requests are counted, or while Redis cannot; in this process alone unless it is given. */
   counters?: OwnCounters | undefined
+  /** Where this process is measured. */
+  metrics?: Metrics
+  /** What all processes of the service say of themselves; this one alone unless it is given. */
+  readMetrics?: (() => Promise<Measured>) | undefined
 }
 
 /** Builds the one Fastify instance. It listens to nothing yet. */
 export async function buildApp (
   {
     config, database, keyring, costs = COSTS, logStream = standardLog(), isStopping = () => false, judgedFor, counters,
-    provider = manual, patienceOfProvider
+    provider = manual, patienceOfProvider, metrics = createMetrics(), readMetrics
   }: AppDependencies
 ): Promise<FastifyInstance> {
-  const requestLog = createRequestLog(config, logStream)
+  const { metricsToken } = config
+  const requestLog = createRequestLog(
+    config, logStream, metricsToken === undefined ? undefined : measureRequests(metrics)
+  )
   const app: FastifyInstance = Fastify({
     logger: loggerOptions(config.logLevel, logStream),
     childLoggerFactory: childOf,
@@ -217,10 +228,21 @@ export async function buildApp (
   installEtags(app)
   installIdempotency(app, createAnswerSeal(keyring))
   const { redis } = config
-  await installAccess(app, judgedFor, redis === undefined ? counters : await countInRedis(app, redis, counters))
+  const common = redis === undefined ? counters : await countInRedis(app, redis, counters, metrics)
+  await installAccess(app, judgedFor, common)
   installPlaces(app)
   installAgents(app)
   await app.register(health(database, isStopping))
+  if (metricsToken !== undefined) {
+    measureDatabase(metrics, database)
+    const { load } = outbox
+    metrics.watch('gauge', 'strongroom_requests_under_way', 'Requests that have no answer yet', requestLog.underWay)
+    metrics.watch('gauge', 'strongroom_mails_under_way', 'Mails that are handed over', () => load().underWay)
+    metrics.watch('gauge', 'strongroom_mails_waiting', 'Mails that wait for it', () => load().waiting)
+    const endMeasuring = measureProcess(metrics)
+    app.addHook('onClose', async () => { endMeasuring() })
+    installMetrics(app, metricsToken, database, readMetrics ?? (async () => [['', metrics.read()]]))
+  }
   await app.register(oauth)
   for (const domain of DOMAINS) await app.register(domain, { prefix: '/api/v1' })
   return app

@@ -68,7 +68,7 @@ const text = (most: number) => variable(
 )
 const onOrOff = () => variable(Type.Boolean(), readSwitch, 'on, off, 1, 0, true or false')
 
-/** Every variable there is, beside the few that need this version's apology (`UNAVAILABLE`). */
+/** Every variable there is. */
 const VARIABLES = {
   HOST: variable(Type.String({ pattern: '^[A-Za-z0-9._:-]{1,255}$' }), (text) => text,
     'a host name or an IP address without port, as in 127.0.0.1'),
@@ -112,15 +112,10 @@ const VARIABLES = {
   DOCS_UI: onOrOff(),
   LOG_LEVEL: word(LOG_LEVELS),
   LOG_CLIENT_ADDRESS: word(CLIENT_ADDRESSES),
+  METRICS_TOKEN: variable(Type.RegExp(/^[\x21-\x7e]{16,512}$/), (text) => text,
+    '16 to 512 visible ASCII characters; make one with: openssl rand -hex 32', hide),
   CORS_ORIGINS: variable(Type.Array(Type.String()), (text) => readList(text, readOrigin),
     'a comma-separated list of exact origins, as in https://app.example.com (neither * nor null)')
-}
-
-/**
- * What `operating.md` names and this version cannot do: ignoring it would let an operator rely on what is not there.
- */
-const UNAVAILABLE: Record<string, string> = {
-  METRICS_TOKEN: '/metrics is not available in this version; only leaving it unset is allowed'
 }
 
 type Name = keyof typeof VARIABLES
@@ -177,6 +172,8 @@ export interface Config {
   /** How much of a client's address goes into the log: `network` is IPv4 /24, IPv6 /64. */
   logClientAddress: (typeof CLIENT_ADDRESSES)[number]
   corsOrigins: string[]
+  /** The bearer that reads `/metrics`; without it there is no such path, and nothing is measured. */
+  metricsToken: string | undefined
 }
 
 /**
@@ -184,10 +181,6 @@ export interface Config {
  * variable, what was given (nothing of a secret) and what is allowed, in one line.
  */
 export function loadConfig (env: NodeJS.ProcessEnv): Config {
-  for (const [name, line] of Object.entries(UNAVAILABLE)) {
-    // The value is not repeated: it is a secret or holds one.
-    if (env[name]) throw new ConfigError(`${name} is set: ${line}`)
-  }
   const given = readVariables(env)
   checkPublicUrl(given)
   checkMasterKeys(given)
@@ -229,7 +222,8 @@ export function loadConfig (env: NodeJS.ProcessEnv): Config {
     docsUi: given.DOCS_UI ?? true,
     logLevel: given.LOG_LEVEL ?? 'info',
     logClientAddress: given.LOG_CLIENT_ADDRESS ?? 'network',
-    corsOrigins: given.CORS_ORIGINS ?? []
+    corsOrigins: given.CORS_ORIGINS ?? [],
+    metricsToken: given.METRICS_TOKEN
   }
 }
 

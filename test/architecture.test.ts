@@ -10,7 +10,7 @@ interface Floor {
   packages: readonly string[]
 }
 
-const UP_TO_DB = ['schemas', 'src/config.ts', 'src/rules', 'src/crypto', 'src/db']
+const UP_TO_DB = ['schemas', 'src/config.ts', 'src/telemetry', 'src/rules', 'src/crypto', 'src/db']
 const UP_TO_REPOSITORIES = [...UP_TO_DB, 'src/repositories']
 const UP_TO_HTTP = [...UP_TO_REPOSITORIES, 'src/mail', 'src/vault', 'src/http', 'src/billing']
 const ALL = [...UP_TO_HTTP, 'src/plugins', 'src/app.ts', 'src/commands']
@@ -19,6 +19,7 @@ const ALL = [...UP_TO_HTTP, 'src/plugins', 'src/app.ts', 'src/commands']
 const FLOORS: Record<string, Floor> = {
   schemas: { house: [], packages: ['@sinclair/typebox'] },
   'src/config.ts': { house: ['schemas'], packages: ['@sinclair/typebox', 'node:'] },
+  'src/telemetry': { house: [], packages: ['node:'] },
   'src/rules': { house: ['schemas'], packages: ['@sinclair/typebox', 'dotenv', 'node:url', 'yaml'] },
   'src/crypto': { house: [], packages: ['node:crypto', 'node:util', 'node:zlib', 'lru-cache', 'oslo'] },
   'src/db': { house: ['schemas'], packages: ['drizzle-orm', 'postgres', '@electric-sql/pglite', 'node:'] },

@@ -7,8 +7,10 @@ import { loadConfig } from '../src/config.ts'
 import { installLimits, LIMITS, type LimitGroup } from '../src/http/limits.ts'
 import { countInRedis } from '../src/http/redis.ts'
 import type { ApiError } from '../src/rules/errors.ts'
+import { createMetrics, render } from '../src/telemetry/metrics.ts'
 import { startApp, type TestApp } from './helpers/app.ts'
 import { LONG } from './helpers/long.ts'
+import { samplesOf, valueOf } from './helpers/metrics.ts'
 import { hasRedis, startRedis, type TestRedis } from './helpers/redis.ts'
 
 // Two instances that count their limits in one Redis, while it is there, and each by itself while it is not.
@@ -172,12 +174,15 @@ t.test('a service starts without Redis, and is with it when it comes; nothing te
   const app = Fastify({ logger: { stream: { write: (line) => logs.push(line) } } })
   t.teardown(() => app.close())
   const { redis: server } = loadConfig({ REDIS_URL: redis.url.replace('word', 'wrong') })
-  const counters = await countInRedis(app, server!)
+  const metrics = createMetrics()
+  const counters = await countInRedis(app, server!, undefined, metrics)
   const counted = await Promise.all([1, 2].map(() => new Promise((resolve) => {
     counters.count(['api', 'ip:a', 60_000, 5], resolve)
   })))
   t.strictSame(counted, [1, 2])
   while (!logs.some((line) => line.includes(ALONE))) await pause(10)
+  const samples = samplesOf(render([['', metrics.read()]]))
+  t.strictSame(['', '_total'].map((end) => valueOf(samples, `strongroom_limits_without_redis${end}`, {})), [1, 1])
   for (const line of [...logs, ...instances.flatMap(({ logs }) => logs)]) t.notMatch(line, /p@ss|p%40ss/)
 })
 

@@ -9,11 +9,13 @@ import { generateMasterKey } from '../src/crypto/keyring.ts'
 import { createCommonCounters, joinCommonCounters, type Counted } from '../src/http/counters.ts'
 import { standardLog } from '../src/http/log.ts'
 import { freshDatabase } from './helpers/app.ts'
+import { samplesOf, valueOf } from './helpers/metrics.ts'
 import { command, startServer, type Server } from './helpers/process.ts'
 
 // Several processes behind one port. Which of them answers shows when all others are stopped in their tracks.
 
 const LIMIT = 30
+const METRICS_TOKEN = 'a-token-for-the-metrics-alone'
 
 const { database, url, drop } = await freshDatabase()
 t.teardown(async () => {
@@ -139,7 +141,7 @@ t.test('where processes share a log, each write is of whole lines, and of no mor
 })
 
 t.test('two workers behind one port', onServer, async (t) => {
-  const server = await startServer(t, { ...env, LOG_LEVEL: 'info', RATE_LIMIT_API: String(LIMIT) })
+  const server = await startServer(t, { ...env, LOG_LEVEL: 'info', RATE_LIMIT_API: String(LIMIT), METRICS_TOKEN })
   t.equal(server.stdout().split('This is printed once').length, 2)
 
   await t.test('requests reach both', async (t) => {
@@ -197,6 +199,28 @@ t.test('two workers behind one port', onServer, async (t) => {
     t.equal((await Promise.race(asked)).status, 200, 'the new one answers')
     process.kill(other, 'SIGCONT')
     await Promise.all(asked)
+  })
+
+  await t.test('whichever worker is asked tells of all, and of the one that ended', async (t) => {
+    const scrape = async () => {
+      const answer = await fetch(`${server.address}/metrics`, { headers: { authorization: `Bearer ${METRICS_TOKEN}` } })
+      const text = await answer.text()
+      t.equal(answer.status, 200, text.slice(0, 100))
+      return samplesOf(text)
+    }
+    const ready = { route: '/readyz', status: '200' }
+    const before = await scrape()
+    await Promise.all(Array.from({ length: 6 }, () => ask(server, '/readyz')))
+    // A line is written, and counted, when the answer has gone.
+    let now = await scrape()
+    const grown = () => valueOf(now, 'strongroom_requests_total', ready) -
+      valueOf(before, 'strongroom_requests_total', ready)
+    while (grown() < 6) now = await scrape()
+    t.equal(grown(), 6)
+    t.same(['1', '2'].map((worker) => valueOf(now, 'strongroom_worker_up', { worker })), [1, 1])
+    t.ok(['1', '2', 'supervisor'].every((worker) => valueOf(now, 'process_resident_memory_bytes', { worker }) > 0))
+    t.equal(valueOf(now, 'strongroom_worker_ends_total', {}), 1)
+    t.equal(now.filter(({ name }) => name === 'strongroom_late_events').length, 1, 'the database is asked once')
   })
 
   await t.test('a supervisor that hangs holds up no request, and the log says so once', async (t) => {

@@ -3,8 +3,10 @@ import type { FastifyInstance } from 'fastify'
 import type { AddressInfo } from 'node:net'
 import type { Config } from '../config.ts'
 import { databaseError, tlsOf } from '../db/database.ts'
-import { joinCommonCounters, type OwnCounters } from '../http/counters.ts'
+import { joinCommonCounters, measureAlone, type OwnCounters } from '../http/counters.ts'
 import { standardLog } from '../http/log.ts'
+import { isAboutMetrics, joinCommonMetrics, type Measured } from '../telemetry/common.ts'
+import { createMetrics, type Metrics } from '../telemetry/metrics.ts'
 import { greet } from './greeting.ts'
 import { lineOf, open, StartError, type Opened } from './open.ts'
 import { PATIENCE, SIGNALS, STOP, supervise, type FromWorker } from './supervise.ts'
@@ -42,7 +44,11 @@ async function serveAsWorker (config: Config, worker: Worker): Promise<number> {
   for (const name of SIGNALS) process.on(name, () => {})
   let isListening = false
   let log: FastifyInstance['log'] | undefined
+  const metrics = createMetrics()
+  const common = joinCommonMetrics(metrics, tell)
+  const measure = measureAlone(metrics, 'supervisor')
   const counters = joinCommonCounters(tell, (isAlone) => {
+    measure(isAlone)
     if (isAlone) log?.warn('the supervisor does not answer: limits are counted by each worker for itself')
     else log?.warn('limits are counted over all workers again')
   })
@@ -51,6 +57,7 @@ async function serveAsWorker (config: Config, worker: Worker): Promise<number> {
   const stop = new Promise<void>((resolve) => {
     process.on('message', (message) => {
       if (message === STOP) resolve()
+      else if (isAboutMetrics(message)) common.receive(message)
       else counters.receive(message)
     })
     process.once('disconnect', () => {
@@ -63,6 +70,8 @@ async function serveAsWorker (config: Config, worker: Worker): Promise<number> {
   try {
     return await run(config, {
       counters,
+      metrics,
+      readMetrics: common.readAll,
       async ready (_opened, port) {
         isListening = true
         tell({ listening: port })
@@ -83,13 +92,18 @@ async function serveAsWorker (config: Config, worker: Worker): Promise<number> {
 
 interface Way {
   counters?: OwnCounters
+  metrics?: Metrics
+  /** What all processes of the service say of themselves. */
+  readMetrics?: () => Promise<Measured>
   /** Called when the port is open. */
   ready (opened: Opened, port: number): Promise<void>
   /** Resolves when the service has to stop. */
   end (app: FastifyInstance): Promise<void>
 }
 
-async function run (config: Config, { counters, ready, end }: Way): Promise<number> {
+async function run (
+  config: Config, { counters, metrics = createMetrics(), readMetrics, ready, end }: Way
+): Promise<number> {
   let stopping = false
   let app: FastifyInstance | undefined
   // A supervisor and the other commands need none of it. It is loaded while the database is waited for.
@@ -98,7 +112,13 @@ async function run (config: Config, { counters, ready, end }: Way): Promise<numb
   try {
     const { buildApp } = await service
     app = await buildApp({
-      ...opened, config, counters, logStream: standardLog(cluster.isWorker), isStopping: () => stopping
+      ...opened,
+      config,
+      counters,
+      metrics,
+      readMetrics,
+      logStream: standardLog(cluster.isWorker),
+      isStopping: () => stopping
     })
     const weakness = config.databaseUrl && tlsOf(config.databaseUrl).weakness
     if (weakness && cluster.isPrimary) app.log.warn(weakness)

@@ -5,6 +5,9 @@ import type { Config } from '../config.ts'
 import { databaseError, tlsOf } from '../db/database.ts'
 import { createCommonCounters } from '../http/counters.ts'
 import { createLog, standardLog } from '../http/log.ts'
+import { createCommonMetrics, isAboutMetrics, type MetricsMessage } from '../telemetry/common.ts'
+import { createMetrics, type Metrics } from '../telemetry/metrics.ts'
+import { measureProcess } from '../telemetry/process.ts'
 import { greet } from './greeting.ts'
 import { handOver } from './hand-over.ts'
 import { open, StartError } from './open.ts'
@@ -15,7 +18,7 @@ export const PATIENCE = 9_500
 /** What a worker is told when it has to finish and end. */
 export const STOP = 'stop'
 /** What a worker tells, beside what it counts: the port that it listens on, or why it does not. */
-export type FromWorker = { listening: number } | { failed: string } | { counting: number }
+export type FromWorker = { listening: number } | { failed: string } | { counting: number } | MetricsMessage
 
 const CLI = fileURLToPath(new URL('../cli.js', import.meta.url))
 // Between the end of the workers' patience and the ten seconds in which the service ends.
@@ -41,7 +44,9 @@ export async function supervise (config: Config): Promise<number> {
     }
   })
   const opened = await open({ ...config, databasePool: 2 })
-  const crew = createCrew(config.workers, log)
+  const metrics = createMetrics()
+  if (config.metricsToken !== undefined) measureProcess(metrics)
+  const crew = createCrew(config.workers, log, metrics)
   try {
     const weakness = config.databaseUrl && tlsOf(config.databaseUrl).weakness
     if (weakness) log.warn(weakness)
@@ -75,8 +80,10 @@ export async function supervise (config: Config): Promise<number> {
 
 interface Ended { pid?: number | undefined, code?: number | null, signal?: string | null, reason: string | undefined }
 
-function createCrew (size: number, log: ReturnType<typeof createLog>) {
+function createCrew (size: number, log: ReturnType<typeof createLog>, metrics: Metrics) {
   const counters = createCommonCounters()
+  const measured = createCommonMetrics(metrics)
+  const ends = metrics.counter('strongroom_worker_ends_total', 'Workers that ended and were not to')()
   /** The workers that live, whether they listen, and which port they were told to, beside that of the configuration. */
   const workers = new Map<Worker, { isListening: boolean, asked: number | undefined, ended: Promise<unknown> }>()
   let port: number | undefined
@@ -93,8 +100,8 @@ function createCrew (size: number, log: ReturnType<typeof createLog>) {
       cluster.setupPrimary({ exec: CLI, args: ['serve'] })
       // Whoever cannot listen, or does no more before all of them do, is the end of the start.
       port = await new Promise<number>((resolve, reject) => {
-        const listening = Array.from({ length: size }, async () => new Promise<number>((resolve) => {
-          keep(resolve, reject).catch(reject)
+        const listening = Array.from({ length: size }, async (_, i) => new Promise<number>((resolve) => {
+          keep(String(i + 1), resolve, reject).catch(reject)
         }))
         Promise.all(listening).then(([first]) => resolve(first!), reject)
       })
@@ -120,16 +127,19 @@ function createCrew (size: number, log: ReturnType<typeof createLog>) {
   }
 
   // One place in the crew: whoever dies is replaced, at once, and after a growing pause if it dies at once again.
-  async function keep (started: (port: number) => void, failed: (error: Error) => void): Promise<void> {
+  async function keep (
+    place: string, started: (port: number) => void, failed: (error: Error) => void
+  ): Promise<void> {
     for (let early = 0; ;) {
       const began = performance.now()
-      const { pid, code, signal, reason } = await employ(started).catch((error: Error): Ended =>
+      const { pid, code, signal, reason } = await employ(place, started).catch((error: Error): Ended =>
         ({ reason: error.message }))
       if (isStopping) return
       if (port === undefined) {
         return failed(new StartError(reason ?? `A worker ended with ${signal ?? code} before all of them listened`))
       }
       if (reason !== undefined && workers.size === 0) return lose(new StartError(reason))
+      ends.add()
       early = performance.now() - began < SETTLED ? early + 1 : 0
       const wait = early < 2 ? 0 : Math.min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (early - 2))
       log.error({ worker: pid, code, signal, reason, replaced_in: wait }, 'a worker has ended')
@@ -139,13 +149,15 @@ function createCrew (size: number, log: ReturnType<typeof createLog>) {
   }
 
   // Starts a worker and resolves when it has ended; rejects when there was none.
-  async function employ (started: (port: number) => void): Promise<Ended> {
+  async function employ (place: string, started: (port: number) => void): Promise<Ended> {
     // With PORT=0 Node.js opens another port for whoever asks in other words than those who share one; when nobody does
     // any more, the one that was printed has to be asked for.
     const others = [...workers.values()].filter(({ isListening }) => isListening)
     const asked = others.length > 0 ? others[0]!.asked : port
     const worker = cluster.fork(asked === undefined ? {} : { PORT: String(asked) })
-    const member = counters.join((message) => { if (worker.isConnected()) worker.send(message, () => {}) })
+    const send = (message: object) => { if (worker.isConnected()) worker.send(message, () => {}) }
+    const member = counters.join(send)
+    const measures = measured.join(place, send)
     let reason: string | undefined
     let isDisconnected = false
     worker.once('disconnect', () => { isDisconnected = true })
@@ -160,6 +172,7 @@ function createCrew (size: number, log: ReturnType<typeof createLog>) {
       worker.on('error', (error) => { if (pid === undefined) reject(error) })
     }).finally(() => {
       member.leave()
+      measures.leave()
       workers.delete(worker)
     })
     handOver(worker, () =>
@@ -168,6 +181,7 @@ function createCrew (size: number, log: ReturnType<typeof createLog>) {
     workers.set(worker, state)
     worker.on('message', (message: FromWorker) => {
       if ('failed' in message) reason = message.failed
+      else if (isAboutMetrics(message)) measures.receive(message)
       else if ('listening' in message) {
         // The others, whose words it used, have gone meanwhile.
         if (port !== undefined && message.listening !== port) worker.process.kill('SIGKILL')

@@ -14,6 +14,8 @@ export interface RowAuthority {
   verifies (table: AuthenticatedTable, row: Readonly<Record<string, unknown>>, mac: Buffer | null): boolean
   /** Tells of a row that did not verify, and whom it is about. Never throws, and nobody waits for it. */
   report (violation: Violation): void
+  /** How many were told of. */
+  reports (): number
   /** Where reports are told of beside the audit. */
   logTo (log: ViolationLog): void
   /** Resolves when everything that was reported is written. */

@@ -3,7 +3,7 @@ import postgres, { type Options, type Sql } from 'postgres'
 import { findAuthority, setAuthority, type RowAuthority } from './authority.ts'
 import { openEmbedded } from './embedded.ts'
 import { codeOf, databaseError, DatabaseUnavailable } from './errors.ts'
-import { guard } from './guard.ts'
+import { createPool, guard, type Pool } from './guard.ts'
 import type { Db } from './handle.ts'
 import { migrateSchema } from './migrate.ts'
 import { BY_INDEX, MEANING, WALKING } from './session.ts'
@@ -13,6 +13,7 @@ export {
   codeOf, databaseError, DatabaseError, DatabaseUnavailable, isForeignKeyViolation, isLockTimeout, isUndone,
   isUniqueViolation, LOCK_TIMEOUT, neverSent
 } from './errors.ts'
+export type { Pool } from './guard.ts'
 export type { Db } from './handle.ts'
 export { DirectoryLocked } from './lock.ts'
 export {
@@ -45,6 +46,8 @@ export interface Database {
    */
   patient: Db
   kind: 'postgres' | 'embedded'
+  /** Who uses each handle, and who waits for it. */
+  pools: Readonly<Record<string, Pool>>
   /** Gives all handles what makes and checks the MACs of rows. */
   authenticate (authority: RowAuthority): void
   /** A transaction of any length, for what is done once, before the service serves. */
@@ -139,21 +142,28 @@ function connectPostgres (databaseUrl: string, pool: number): Database {
     }
   }
 
-  const handles = {
-    db: handle(guard(writes, { slots: forWrites, prepare: true })),
+  const pools = {
+    db: createPool(forWrites),
     // Reads are pipelined: several at once on one connection
-    reads: handle(guard(reads, { slots: some * 50, prepare: true })),
-    lists: handle(guard(lists, { slots: some, prepare: true })),
+    reads: createPool(some * 50),
+    lists: createPool(some),
     // So are pages, a few: each waits for those before it
-    pages: handle(guard(pages, { slots: paged ? 16 : some, prepare: true })),
-    background: handle(guard(writes, { slots: Math.min(2, forWrites), prepare: false })),
-    patient: handle(guard(
-      writes, { slots: Math.min(2, forWrites), deadline: PATIENCE, patience: QUEUE, prepare: false }
-    ))
+    pages: createPool(paged ? 16 : some),
+    background: createPool(Math.min(2, forWrites)),
+    patient: createPool(Math.min(2, forWrites))
+  }
+  const handles = {
+    db: handle(guard(writes, { pool: pools.db, prepare: true })),
+    reads: handle(guard(reads, { pool: pools.reads, prepare: true })),
+    lists: handle(guard(lists, { pool: pools.lists, prepare: true })),
+    pages: handle(guard(pages, { pool: pools.pages, prepare: true })),
+    background: handle(guard(writes, { pool: pools.background, prepare: false })),
+    patient: handle(guard(writes, { pool: pools.patient, deadline: PATIENCE, patience: QUEUE, prepare: false }))
   }
   return {
     ...handles,
     kind: 'postgres',
+    pools,
     authenticate: authority => authenticate(handles, authority),
     maintain: fn => alone(client => handle(client).transaction(async tx => await fn(tx))),
     migrate: () => alone(migrateSchema),
@@ -188,7 +198,8 @@ async function connectEmbedded ({ dir, durable, onFatal = () => {}, onWait }: Co
   // After it was refused space once, this PostgreSQL does not answer any more. A restart finds all that was
   // acknowledged
   const full = (error: unknown) => { if (/^(53100|58030)$/.test(codeOf(error) ?? '')) onFatal(databaseError(error)) }
-  const db = handle(guard(client, { slots: 1, onError: full, prepare: true }))
+  const pools = { db: createPool(1), background: createPool(1), patient: createPool(1) }
+  const db = handle(guard(client, { pool: pools.db, onError: full, prepare: true }))
 
   async function close () {
     await findAuthority(db)?.settled()
@@ -203,14 +214,15 @@ async function connectEmbedded ({ dir, durable, onFatal = () => {}, onWait }: Co
     throw error
   }
   opened = true
-  const background = handle(guard(client, { slots: 1, onError: full, prepare: false }))
+  const background = handle(guard(client, { pool: pools.background, onError: full, prepare: false }))
   const patient = handle(guard(
-    client, { slots: 1, onError: full, deadline: PATIENCE, patience: QUEUE, prepare: false }
+    client, { pool: pools.patient, onError: full, deadline: PATIENCE, patience: QUEUE, prepare: false }
   ))
   const handles = { db, reads: db, lists: db, pages: db, background, patient }
   return {
     ...handles,
     kind: 'embedded',
+    pools,
     authenticate: authority => authenticate(handles, authority),
     maintain: fn => embedded.patiently('authenticates its rows', () =>
       handle(client).transaction(async tx => await fn(tx)))

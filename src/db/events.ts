@@ -78,6 +78,8 @@ export interface EventChain {
   recorded (organizationId: string, head: Head): void
   /** Organizations whose events have waited long enough for an anchor, or are many; or all that have such. */
   due (all?: boolean): string[]
+  /** How many organizations have events without an anchor, how long the first of these waits, and the last event. */
+  lag (): { organizations: number, seconds: number, last: Date | undefined }
   /** The events of an organization up to this one have an anchor. */
   anchored (organizationId: string, sequence: number): void
   /** A guess was wrong: others record in the organization, and whoever guesses next is likely to be wrong as well. */

@@ -21,10 +21,23 @@ const tell = (phase: 'before' | 'after' | 'begin' | 'begun', text: unknown, prep
 type Result = Record<string, unknown>[] | unknown[][]
 type Run = (shape: 'rows' | 'values') => Promise<Result>
 
+/** Who uses a client, and who waits for it; kept by its guard. */
+export interface Pool {
+  /** Uses that are in the driver's hands at once. */
+  readonly slots: number
+  free: number
+  readonly waiting: (() => void)[]
+  /** Uses that waited too long, and those that were refused because too many waited. */
+  timeouts: number
+  refused: number
+}
+
+/** A pool that nobody uses yet. */
+export const createPool = (slots: number): Pool => ({ slots, free: slots, waiting: [], timeouts: 0, refused: 0 })
+
 /** Bounds of a client. */
 export interface Bounds {
-  /** Uses that are in the driver's hands at once. */
-  slots: number
+  pool: Pool
   /** Sees every error of a statement. */
   onError?: (error: unknown) => void
   /** Milliseconds after which a statement or transaction is given up. */
@@ -40,12 +53,12 @@ export interface Bounds {
 
 /**
  * The client that Drizzle gets: the driver's, with a bound on everything that can last. The driver queues without limit
- * and waits for ever, so at most `slots` uses are in its hands and the rest waits here.
+ * and waits for ever, so at most the pool's `slots` are in its hands and the rest waits here.
  */
 export function guard (
-  client: Sql, { slots, onError = () => {}, deadline = DEADLINE, patience = MAX_WAIT, prepare }: Bounds
+  client: Sql, { pool, onError = () => {}, deadline = DEADLINE, patience = MAX_WAIT, prepare }: Bounds
 ): Sql {
-  const enter = gate(slots, patience)
+  const enter = gate(pool, patience)
   const options = { prepare }
 
   async function statement (shape: 'rows' | 'values', ...call: Parameters<Sql['unsafe']>) {
@@ -121,25 +134,28 @@ function pending (run: Run) {
   }
 }
 
-function gate (slots: number, patience: number) {
-  const waiting: (() => void)[] = []
-  let free = slots
+function gate (pool: Pool, patience: number) {
+  const { waiting } = pool
 
   const leave = () => {
     const next = waiting.shift()
     if (next) next()
-    else free++
+    else pool.free++
   }
 
   return async function enter () {
-    if (free > 0) {
-      free--
+    if (pool.free > 0) {
+      pool.free--
       return leave
     }
-    if (waiting.length >= MAX_WAITING) throw neverSent('Too many are waiting for the database')
+    if (waiting.length >= MAX_WAITING) {
+      pool.refused++
+      throw neverSent('Too many are waiting for the database')
+    }
     await new Promise<void>((resolve, reject) => {
       const timer = setTimeout(() => {
         waiting.splice(waiting.indexOf(go), 1)
+        pool.timeouts++
         reject(neverSent('No database connection became free in time'))
       }, patience)
       const go = () => {

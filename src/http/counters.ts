@@ -1,4 +1,5 @@
 import { LRUCache } from 'lru-cache'
+import type { Metrics } from '../telemetry/metrics.ts'
 
 // Counters kept per group; the ones that nobody used for longest go first.
 const MOST_KEYS = 20_000
@@ -16,6 +17,18 @@ export interface Counters {
   count (counting: Counting, done: (...counted: Counted) => void): void
   /** Whether the last request of this key was past its limit, and its window goes on. Counts nothing. */
   isPast (group: string, key: string): boolean
+}
+
+/** Measures whether those who are to count together count alone; answers what to call when that changes. */
+export function measureAlone (metrics: Metrics, without: 'redis' | 'supervisor'): (isAlone: boolean) => void {
+  const name = `strongroom_limits_without_${without}`
+  const times = metrics.counter(`${name}_total`, 'How often each process began to count limits for itself')()
+  let alone = 0
+  metrics.watch('gauge', name, 'Whether each process counts limits for itself', () => alone)
+  return (isAlone) => {
+    alone = Number(isAlone)
+    times.add(alone)
+  }
 }
 
 /** Counters that go on where others, which count for more than this process, have left off. */

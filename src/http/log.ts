@@ -119,6 +119,12 @@ const INFO = pino.levels.values.info!
 /** What was answered beside a request; `isGone` when its client ended before it was whole. */
 export interface Answered { status: number, code: ErrorCode, isGone: boolean }
 
+/** Told of every request what its line says: once, whatever becomes of it. */
+export type ObserveRequest = (
+  route: string | null, method: string | null, status: number | null, ms: number | undefined,
+  code: ErrorCode | undefined
+) => void
+
 /**
  * One line a request, whatever becomes of it: id, client, route, status, milliseconds, principal, organization, error
  * code;
@@ -126,12 +132,14 @@ export interface Answered { status: number, code: ErrorCode, isGone: boolean }
  * its line waits for its outcome, so that what took effect is told of. A status of null: there was none.
  */
 export function createRequestLog (
-  { logClientAddress, logLevel }: Pick<Config, 'logClientAddress' | 'logLevel'>, stream: LogStream
+  { logClientAddress, logLevel }: Pick<Config, 'logClientAddress' | 'logLevel'>, stream: LogStream,
+  observe?: ObserveRequest
 ) {
   const isOn = (pino.levels.values[logLevel] ?? Infinity) <= INFO
 
   const open = new WeakMap<Socket, Set<Line>>()
   const lineOf = new WeakMap<FastifyRequest, Line>()
+  let underWay = 0
 
   /** The line of a request that is open on a connection. */
   class Line {
@@ -151,21 +159,29 @@ export function createRequestLog (
 
     /** Writes it, unless it is written; whoever answers beside the request says with what. */
     end (otherwise?: Answered) {
-      if (!this.#requests.delete(this) || !isOn) return
+      if (!this.#requests.delete(this)) return
+      underWay--
+      if (!(isOn || observe)) return
       const { request } = this
       const reply = this.#reply
       const isWhole = reply.raw.writableFinished
-      const { principal, user, errorCode } = request
+      const { principal, user, errorCode, method } = request
+      const route = request.routeOptions.url ?? null
+      const status = otherwise?.status ?? (this.#isAnswered || reply.sent ? reply.statusCode : null)
+      const ms = reply.elapsedTime
+      const code = otherwise === undefined ? errorCode : otherwise.code
+      observe?.(route, method, status, ms, code)
+      if (!isOn) return
       write(
         request.id,
         this.#client,
-        request.method,
-        request.routeOptions.url ?? null,
-        otherwise?.status ?? (this.#isAnswered || reply.sent ? reply.statusCode : null),
-        Math.round(reply.elapsedTime * 10) / 10,
+        method,
+        route,
+        status,
+        Math.round(ms * 10) / 10,
         principal ? `${principal.type}:${principal.id}` : user ? `user:${user.user.id}` : undefined,
         principal?.organization.id,
-        otherwise === undefined ? errorCode : otherwise.code,
+        code,
         !!(otherwise?.isGone ?? !isWhole)
       )
     }
@@ -192,6 +208,7 @@ export function createRequestLog (
     const requests = open.get(socket) ?? watchSocket(socket)
     const line = new Line(request, reply, client, requests)
     requests.add(line)
+    underWay++
     lineOf.set(request, line)
     // Comes after every answer, whether or not all of it was sent.
     reply.raw.once('close', () => line.close())
@@ -218,6 +235,8 @@ export function createRequestLog (
 
   return {
     watch,
+    /** Requests that have no line yet. */
+    underWay: () => underWay,
     install (app: FastifyInstance) {
       // A socket remembers its address from the first time that it is asked, and one that has gone cannot tell any
       // more.
@@ -239,6 +258,7 @@ export function createRequestLog (
       const broken = [...open.get(socket) ?? []].filter(({ request }) => !request.raw.complete)
       for (const line of broken) line.end(answer)
       if (broken.length > 0) return
+      observe?.(null, null, answer.status, undefined, answer.code)
       const client = shownAddress(socket.remoteAddress, logClientAddress)
       if (isOn) write(reqId, client, null, null, answer.status, undefined, undefined, undefined, answer.code)
     }

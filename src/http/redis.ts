@@ -1,8 +1,9 @@
 import { setTimeout as pause } from 'node:timers/promises'
 import type { FastifyInstance } from 'fastify'
 import type { Config } from '../config.ts'
+import { createMetrics } from '../telemetry/metrics.ts'
 import {
-  createCounters, joinCommonCounters, type Counted, type Counters, type OwnCounters, type Question
+  createCounters, joinCommonCounters, measureAlone, type Counted, type Counters, type OwnCounters, type Question
 } from './counters.ts'
 
 // Milliseconds. A request that is counted waits for no longer; it is a hundred times what a Redis nearby takes.
@@ -47,7 +48,8 @@ const SAME_CLOCK = 1_000
  * two is one warning. Waits for the first connection for a second at most, and for nothing afterwards.
  */
 export async function countInRedis (
-  app: FastifyInstance, { tls, ...server }: NonNullable<Config['redis']>, own: OwnCounters = createCounters()
+  app: FastifyInstance, { tls, ...server }: NonNullable<Config['redis']>, own: OwnCounters = createCounters(),
+  metrics = createMetrics()
 ): Promise<Counters> {
   const { Redis } = await import('ioredis')
   const client = new Redis({
@@ -74,7 +76,9 @@ export async function countInRedis (
   let reason = SILENT
   let ahead = 0
   const learnReason = (error: Error & { code?: string }) => { reason = reasonOf(error) ?? reason }
+  const measure = measureAlone(metrics, 'redis')
   const member = joinCommonCounters(send, (isAlone) => {
+    measure(isAlone)
     if (isAlone) app.log.warn({ reason }, 'Redis cannot count: each instance counts its limits by itself')
     else app.log.warn('limits are counted over all instances again, in Redis')
     reason = SILENT

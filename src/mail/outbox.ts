@@ -26,6 +26,8 @@ export interface Outbox {
    * the answer says nothing of an account.
    */
   reserve (sender: Sender, address: string): Room | undefined
+  /** Mails that are handed over right now, and those that wait for it or have room kept. */
+  load (): { underWay: number, waiting: number }
   /** Resolves when everything that was taken is handed over, or given up. */
   settled (): Promise<void>
 }
@@ -94,6 +96,7 @@ export function createOutbox (mailer: Mailer, isOpen: boolean, log: (line: strin
         }
       }
     },
+    load: () => ({ underWay: underWay.size, waiting: turns.places() }),
     settled: async () => { await Promise.all(underWay) }
   }
 }
@@ -126,6 +129,7 @@ function createTurns () {
       const most = Math.min(MOST_OF_ONE, Math.floor((MOST_WAITING - taken) / PART))
       return share.places < most && (ofOrganizations.get(organization) ?? 0) < most
     },
+    places: (): number => taken + shares.size,
     reserve (by: string, organization: string) {
       const share = shares.get(by)
       if (share === undefined) shares.set(by, { places: 1, waiting: new Map() })

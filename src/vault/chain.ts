@@ -106,6 +106,7 @@ export function createChain (
   const missed = new LRUCache<string, true>({ max: MOST_HEADS, ttl: MISSED_FOR })
   // From the process's own clock, which nobody sets, to the database's.
   let offset: number | undefined
+  let last: number | undefined
   return {
     kid,
     hasKey: (organizationId, id) => id === null || keys.has(nameOf(organizationId, id)),
@@ -124,9 +125,18 @@ export function createChain (
     heads: { get: (id) => heads.get(id), set: (id, head) => { heads.set(id, head) } },
     recorded (id, head) {
       heads.set(id, head)
-      const last = head.next_event - 1
-      const { first, since } = waiting.get(id) ?? { first: last, since: clock() }
-      waiting.set(id, { first, last, since })
+      last = Date.now()
+      const end = head.next_event - 1
+      const { first, since } = waiting.get(id) ?? { first: end, since: clock() }
+      waiting.set(id, { first, last: end, since })
+    },
+    lag () {
+      const oldest = [...waiting.values()].reduce((least, { since }) => Math.min(least, since), clock())
+      return {
+        organizations: waiting.size,
+        seconds: (clock() - oldest) / 1000,
+        last: last === undefined ? undefined : new Date(last)
+      }
     },
     due: (all = false) => [...waiting].flatMap(([id, { first, last, since }]) =>
       all || last - first >= UNANCHORED.events || clock() - since >= UNANCHORED.time ? [id] : []),

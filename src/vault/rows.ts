@@ -197,6 +197,7 @@ function authorityFor (keys: Keys, keyring: Keyring, db: Db): RowAuthority {
     log.warn({ err: databaseError(error) }, 'the integrity violation could not be recorded')
   }
   let minute = { began: 0, reports: 0 }
+  let reports = 0
 
   function isDue ({ table, row }: Violation): boolean {
     const { mac } = row
@@ -216,11 +217,13 @@ function authorityFor (keys: Keys, keyring: Keyring, db: Db): RowAuthority {
     verifies: (table, row, mac) => mac !== null && matches(table, fieldsOf(table, row), mac),
     report (violation) {
       if (!isDue(violation)) return
+      reports++
       log.warn(describe(violation), 'a row was changed outside the service and is refused')
       const work = new Promise<void>((resolve, reject) => { line.join({ violation, done: resolve, reject }) })
         .catch(unrecorded).finally(() => { pending.delete(work) })
       pending.add(work)
     },
+    reports: () => reports,
     logTo (to) { log = to },
     async settled () { await Promise.all(pending) }
   }
