@@ -22,7 +22,7 @@ const ON_EITHER = new Set([
   'oauth-doc', 'oauth-guard', 'oauth-race', 'oauth-token', 'organizations', 'people', 'preconditions', 'recipes',
   'redis', 'removals',
   'repeats', 'revocation', 'rewrap', 'rotation', 'rotation-concurrency', 'row-adoption', 'row-manipulations', 'sdk',
-  'second-factor', 'stored-bytes', 'teams', 'tenants', 'tokens'
+  'second-factor', 'stored-bytes', 'teams', 'tenants', 'tokens', 'traces'
 ])
 // Plans of a server, under several sessions: nothing of it is there on the embedded database.
 const ON_SERVER = new Set(['scale', 'workers'])

@@ -28,6 +28,7 @@ import { installDocs, installOpenApi } from './http/openapi.ts'
 import { installPlaces } from './http/places.ts'
 import { countInRedis } from './http/redis.ts'
 import { serializerCompiler } from './http/serialization.ts'
+import { endTrace, installTraces } from './http/traces.ts'
 import { countCalls } from './http/usage.ts'
 import { validatorCompiler } from './http/validation.ts'
 import { createMailer } from './mail/mailer.ts'
@@ -55,6 +56,7 @@ import { ApiError } from './rules/errors.ts'
 import type { Measured } from './telemetry/common.ts'
 import { createMetrics, type Metrics } from './telemetry/metrics.ts'
 import { measureProcess } from './telemetry/process.ts'
+import { createTracer } from './telemetry/traces.ts'
 import { createAnswerSeal } from './vault/answers.ts'
 import { createAnchorWorker } from './vault/anchors.ts'
 import { createLateEventWorker } from './vault/late-events.ts'
@@ -104,10 +106,10 @@ export async function buildApp (
     provider = manual, patienceOfProvider, metrics = createMetrics(), readMetrics
   }: AppDependencies
 ): Promise<FastifyInstance> {
-  const { metricsToken } = config
-  const requestLog = createRequestLog(
-    config, logStream, metricsToken === undefined ? undefined : measureRequests(metrics)
-  )
+  const { metricsToken, traces } = config
+  const requestLog = createRequestLog(config, logStream, [
+    ...metricsToken === undefined ? [] : [measureRequests(metrics)], ...traces === undefined ? [] : [endTrace]
+  ])
   const app: FastifyInstance = Fastify({
     logger: loggerOptions(config.logLevel, logStream),
     childLoggerFactory: childOf,
@@ -194,6 +196,7 @@ export async function buildApp (
   findAuthority(database.db)?.logTo(app.log)
 
   requestLog.install(app)
+  if (traces !== undefined) installTraces(app, await createTracer(traces, metrics, log))
   installHeaders(app)
   installErrors(app)
   installBodyParser(app)

@@ -5,6 +5,7 @@ import { Value } from '@sinclair/typebox/value'
 import { ADDRESS_LENGTH, NOTE_LENGTH, TAX_ID_LENGTH, type Party } from '../schemas/billing.ts'
 import { PLANS, type PlanName } from '../schemas/organizations.ts'
 import { NAME_LENGTH, OneOf } from '../schemas/shapes.ts'
+import type { TracesConfig } from './telemetry/traces.ts'
 
 /** The environment cannot be served from. The message is one line for the operator and never holds a secret. */
 export class ConfigError extends Error {
@@ -114,6 +115,13 @@ const VARIABLES = {
   LOG_CLIENT_ADDRESS: word(CLIENT_ADDRESSES),
   METRICS_TOKEN: variable(Type.RegExp(/^[\x21-\x7e]{16,512}$/), (text) => text,
     '16 to 512 visible ASCII characters; make one with: openssl rand -hex 32', hide),
+  OTEL_EXPORTER_OTLP_ENDPOINT: variable(Type.String(), readReceiver,
+    'an http:// or https:// address without user, query, fragment or trailing slash, as in http://127.0.0.1:4318',
+    showScheme),
+  OTEL_EXPORTER_OTLP_HEADERS: variable(Type.Record(Type.String(), Type.String()), readHeaders,
+    'a comma-separated list of name=value, values being percent-encoded, as in x-api-key=…', hide),
+  OTEL_SERVICE_NAME: text(NAME_LENGTH),
+  OTEL_TRACES_SAMPLER_ARG: variable(Type.Number({ minimum: 0, maximum: 1 }), readShare, 'a share from 0 to 1, as in 0.1'),
   CORS_ORIGINS: variable(Type.Array(Type.String()), (text) => readList(text, readOrigin),
     'a comma-separated list of exact origins, as in https://app.example.com (neither * nor null)')
 }
@@ -174,6 +182,8 @@ export interface Config {
   corsOrigins: string[]
   /** The bearer that reads `/metrics`; without it there is no such path, and nothing is measured. */
   metricsToken: string | undefined
+  /** Without an `OTEL_EXPORTER_OTLP_ENDPOINT` nothing is traced. */
+  traces: TracesConfig | undefined
 }
 
 /**
@@ -223,7 +233,15 @@ export function loadConfig (env: NodeJS.ProcessEnv): Config {
     logLevel: given.LOG_LEVEL ?? 'info',
     logClientAddress: given.LOG_CLIENT_ADDRESS ?? 'network',
     corsOrigins: given.CORS_ORIGINS ?? [],
-    metricsToken: given.METRICS_TOKEN
+    metricsToken: given.METRICS_TOKEN,
+    traces: given.OTEL_EXPORTER_OTLP_ENDPOINT === undefined
+      ? undefined
+      : {
+          endpoint: given.OTEL_EXPORTER_OTLP_ENDPOINT,
+          headers: given.OTEL_EXPORTER_OTLP_HEADERS ?? {},
+          serviceName: given.OTEL_SERVICE_NAME ?? 'strongroom',
+          ratio: given.OTEL_TRACES_SAMPLER_ARG ?? 1
+        }
   }
 }
 
@@ -417,6 +435,33 @@ function readCredentials ({ username, password }: URL) {
 function readSender (text: string) {
   const [, name = '', address = text] = /^([^<>]*) <([^<>]*)>$/.exec(text) ?? []
   return { name: name.trim(), address }
+}
+
+function readReceiver (text: string) {
+  const url = parseUrl(text)
+  if (!url || !/^https?:$/.test(url.protocol) || url.username !== '' || url.password !== '') return undefined
+  return url.search === '' && url.hash === '' && !text.endsWith('/') ? text : undefined
+}
+
+// As the specification of OpenTelemetry has them: those of W3C Baggage.
+function readHeaders (text: string) {
+  if (text.length > 4096) return undefined
+  const headers: Record<string, string> = {}
+  for (const member of text.split(',')) {
+    const [, name, value = ''] = /^\s*([A-Za-z0-9!#$%&'*+.^_`|~-]{1,100})\s*=\s*([\x21-\x7e]+)\s*$/.exec(member) ?? []
+    if (name === undefined) return undefined
+    try {
+      headers[name.toLowerCase()] = decodeURIComponent(value)
+    } catch {
+      return undefined
+    }
+    if (/[^\x20-\x7e]/.test(headers[name.toLowerCase()]!)) return undefined
+  }
+  return headers
+}
+
+function readShare (text: string) {
+  return /^(?:0|1|[01]?\.\d{1,9})$/.test(text) ? Number(text) : undefined
 }
 
 function readOrigin (text: string) {

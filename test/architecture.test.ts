@@ -18,11 +18,11 @@ const ALL = [...UP_TO_HTTP, 'src/plugins', 'src/app.ts', 'src/commands']
 /** Who may import whom, from the ground up. What is in none of these places has no place. */
 const FLOORS: Record<string, Floor> = {
   schemas: { house: [], packages: ['@sinclair/typebox'] },
-  'src/config.ts': { house: ['schemas'], packages: ['@sinclair/typebox', 'node:'] },
-  'src/telemetry': { house: [], packages: ['node:'] },
+  'src/config.ts': { house: ['schemas', 'src/telemetry'], packages: ['@sinclair/typebox', 'node:'] },
+  'src/telemetry': { house: [], packages: ['@opentelemetry', 'node:'] },
   'src/rules': { house: ['schemas'], packages: ['@sinclair/typebox', 'dotenv', 'node:url', 'yaml'] },
-  'src/crypto': { house: [], packages: ['node:crypto', 'node:util', 'node:zlib', 'lru-cache', 'oslo'] },
-  'src/db': { house: ['schemas'], packages: ['drizzle-orm', 'postgres', '@electric-sql/pglite', 'node:'] },
+  'src/crypto': { house: ['src/telemetry'], packages: ['node:crypto', 'node:util', 'node:zlib', 'lru-cache', 'oslo'] },
+  'src/db': { house: ['schemas', 'src/telemetry'], packages: ['drizzle-orm', 'postgres', '@electric-sql/pglite', 'node:'] },
   'src/repositories': { house: ['schemas', 'src/rules', 'src/db'], packages: ['drizzle-orm'] },
   'src/vault': { house: UP_TO_REPOSITORIES, packages: ['lru-cache', 'ulidx', 'type node:crypto'] },
   'src/billing': { house: [...UP_TO_REPOSITORIES, 'src/vault'], packages: ['ulidx', 'pdfkit', 'fontkit', 'node:'] },

@@ -43,7 +43,8 @@ t.test('nothing set: the defaults of the operating contract', async (t) => {
     logLevel: 'info',
     logClientAddress: 'network',
     corsOrigins: [],
-    metricsToken: undefined
+    metricsToken: undefined,
+    traces: undefined
   })
   const names = [
     'HOST', 'PORT', 'DATABASE_URL', 'DATA_DIR', 'MASTER_KEY', 'MASTER_KEY_FILE', 'REDIS_URL', 'WORKERS',
@@ -84,6 +85,10 @@ t.test('every variable reaches the configuration', async (t) => {
     LOG_CLIENT_ADDRESS: 'full',
     CORS_ORIGINS: 'https://app.example.com, http://localhost:3000',
     METRICS_TOKEN: 'sixteen-visible!',
+    OTEL_EXPORTER_OTLP_ENDPOINT: 'https://collector.example:4318/base',
+    OTEL_EXPORTER_OTLP_HEADERS: 'X-Api-Key=a%2Cb, other=c',
+    OTEL_SERVICE_NAME: 'secrets',
+    OTEL_TRACES_SAMPLER_ARG: '0.25',
     WORKERS: '4'
   }), {
     host: '::',
@@ -114,7 +119,13 @@ t.test('every variable reaches the configuration', async (t) => {
     logLevel: 'silent',
     logClientAddress: 'full',
     corsOrigins: ['https://app.example.com', 'http://localhost:3000'],
-    metricsToken: 'sixteen-visible!'
+    metricsToken: 'sixteen-visible!',
+    traces: {
+      endpoint: 'https://collector.example:4318/base',
+      headers: { 'x-api-key': 'a,b', other: 'c' },
+      serviceName: 'secrets',
+      ratio: 0.25
+    }
   })
   for (const [text, bytes] of [
     ['16384', 16384], ['16 KiB', 16384], ['64MiB', 67108864], ['2 MiB', 2097152], ['20000 B', 20000], ['1mib', 1048576]
@@ -247,6 +258,10 @@ t.test('a message never holds a secret', async (t) => {
       `rediss://:${secret}%@cache`, `redis:/${secret}@cache`, `http://:${secret}@cache`
     ],
     METRICS_TOKEN: [secret, `${secret} ${secret}`, `${secret}${secret}ü`, secret.repeat(50)],
+    OTEL_EXPORTER_OTLP_ENDPOINT: [
+      `http://app:${secret}@collector`, `http://collector/?key=${secret}`, `http:/${secret}/`
+    ],
+    OTEL_EXPORTER_OTLP_HEADERS: [secret, `x-api-key:${secret}`, `x=${secret}%`, `x=${secret}%0a`, `x=${secret},`],
     PUBLIC_URL: [`https://app:${secret}@example.com`, `https://app:a@${secret}@example.com`],
     CORS_ORIGINS: [`https://app:${secret}@example.com`]
   }

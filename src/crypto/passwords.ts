@@ -5,6 +5,7 @@
  */
 import { createGate, WorkOverloaded } from './bounded.ts'
 import { COSTS, type PasswordCost } from './costs.ts'
+import { beginPiece } from '../telemetry/spans.ts'
 import { random } from './primitives.ts'
 
 /** Readable characters: no i, l, o or u. There are 32, so five bits choose one without bias. */
@@ -26,7 +27,8 @@ const gate = createGate(4, 32, () => new PasswordWorkOverloaded())
 
 /** The PHC string to store for a password. Throws PasswordWorkOverloaded. */
 export async function hashPassword (password: string, cost: PasswordCost = COSTS.password): Promise<string> {
-  return await gate(async () => new (await loadArgon2id())(cost).hash(password))
+  const end = beginPiece('password')
+  return await gate(async () => new (await loadArgon2id())(cost).hash(password)).finally(end)
 }
 
 /**
@@ -34,7 +36,8 @@ export async function hashPassword (password: string, cost: PasswordCost = COSTS
  * PasswordWorkOverloaded.
  */
 export async function verifyPassword (hash: string, password: string): Promise<boolean> {
-  return await gate(async () => new (await loadArgon2id())().verify(hash, password))
+  const end = beginPiece('password')
+  return await gate(async () => new (await loadArgon2id())().verify(hash, password)).finally(end)
 }
 
 /** A password to hand to a person: six groups of four readable characters, 120 random bits. */

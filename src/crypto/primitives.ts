@@ -13,6 +13,7 @@ import {
   timingSafeEqual, type KeyObject
 } from 'node:crypto'
 import { promisify } from 'node:util'
+import { beginPiece } from '../telemetry/spans.ts'
 
 const KEY_BYTES = 32
 const IV_BYTES = 12
@@ -26,15 +27,19 @@ export const SEAL_OVERHEAD = IV_BYTES + TAG_BYTES
  * At most 2^32 seals under one key (SP 800-38D, CR-05); `at-rest.ts` never comes near, because each record has its own.
  */
 export function seal (key: KeyObject, plaintext: Buffer, context?: Buffer): Buffer {
+  const end = beginPiece('seal')
   const iv = randomBytes(IV_BYTES)
   const cipher = createCipheriv('aes-256-gcm', key, iv, { authTagLength: TAG_BYTES })
   if (context) cipher.setAAD(context)
-  return Buffer.concat([iv, cipher.update(plaintext), cipher.final(), cipher.getAuthTag()])
+  const sealed = Buffer.concat([iv, cipher.update(plaintext), cipher.final(), cipher.getAuthTag()])
+  end()
+  return sealed
 }
 
 /** The plaintext of what `seal` made with this key and context; undefined when it is too short or not authentic. */
 export function open (key: KeyObject, sealed: Buffer, context?: Buffer): Buffer | undefined {
   if (sealed.length < SEAL_OVERHEAD) return undefined
+  const end = beginPiece('open')
   const iv = sealed.subarray(0, IV_BYTES)
   const decipher = createDecipheriv('aes-256-gcm', key, iv, { authTagLength: TAG_BYTES })
   decipher.setAuthTag(sealed.subarray(sealed.length - TAG_BYTES))
@@ -46,6 +51,8 @@ export function open (key: KeyObject, sealed: Buffer, context?: Buffer): Buffer 
   } catch {
     plaintext.fill(0)
     return undefined
+  } finally {
+    end()
   }
   return plaintext
 }
@@ -91,7 +98,8 @@ const pbkdf2Async = promisify(pbkdf2)
 
 /** PBKDF2-HMAC-SHA256, 32 bytes, off the main thread. Expensive: only `key-proof.ts` calls it, and bounds it. */
 export async function stretch (password: Buffer, salt: Buffer, iterations: number): Promise<Buffer> {
-  return await pbkdf2Async(password, salt, iterations, KEY_BYTES, 'sha256')
+  const end = beginPiece('derive')
+  return await pbkdf2Async(password, salt, iterations, KEY_BYTES, 'sha256').finally(end)
 }
 
 /** A key object from bytes that nobody else needs: they are wiped, also when they are not a key and this throws. */

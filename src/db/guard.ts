@@ -1,5 +1,6 @@
 import { channel } from 'node:diagnostics_channel'
 import type { Sql, TransactionSql } from 'postgres'
+import { beginPiece } from '../telemetry/spans.ts'
 import { DatabaseUnavailable, neverSent } from './errors.ts'
 
 /** Milliseconds after which a statement or transaction is given up, the time that it waited included. */
@@ -63,6 +64,7 @@ export function guard (
 
   async function statement (shape: 'rows' | 'values', ...call: Parameters<Sql['unsafe']>) {
     const started = performance.now()
+    const end = beginPiece('statement', call[0])
     const leave = await enter()
     tell('before', call[0], prepare)
     const query = client.unsafe(call[0], call[1], options)
@@ -71,13 +73,14 @@ export function guard (
     const result = await within(deadline, started, work, () => {
       // Without a state it was not sent yet. What was sent is ended by statement_timeout or silence_timeout
       if ((query as { state?: unknown }).state === null) query.cancel()
-    })
+    }).finally(end)
     tell('after', call[0], prepare)
     return result
   }
 
   async function begin<T> (fn: (tx: TransactionSql) => Promise<T>) {
     const started = performance.now()
+    const done = beginPiece('transaction')
     const leave = await enter()
     const end: { over?: Error, fire: (error: Error) => void } = { fire: () => {} }
     const fired = new Promise<never>((_resolve, reject) => { end.fire = reject })
@@ -102,6 +105,7 @@ export function guard (
       return result
     } finally {
       end.over ??= new Error('The transaction is over: a statement was not awaited in it')
+      done()
     }
   }
 
@@ -114,8 +118,10 @@ function guardTransaction (tx: TransactionSql, end: { over?: Error }, options: {
   const unsafe = (...call: Parameters<Sql['unsafe']>) => pending(async shape => {
     if (end.over) throw end.over
     tell('before', call[0], options.prepare)
+    const done = beginPiece('statement', call[0])
     const query = tx.unsafe(call[0], call[1], options)
     const result = await (shape === 'values' ? query.values() : query)
+    done()
     tell('after', call[0], options.prepare)
     return result
   })

@@ -12,6 +12,7 @@ import { findDevice } from '../repositories/attempts.ts'
 import { fail } from '../rules/errors.ts'
 import { effectiveScopes, isOfFactor, holds, holdsBy, scopesBy, type TeamRole } from '../rules/roles.ts'
 import { isReserved, isWordOfRoute } from '../rules/slugs.ts'
+import { beginPiece } from '../telemetry/spans.ts'
 import { principalOf } from './actor.ts'
 import { addressKey } from './addresses.ts'
 import { expectNothing, locateAhead, namesLevel } from './places.ts'
@@ -115,10 +116,15 @@ export async function installAccess (app: FastifyInstance, judgedFor = JUDGED_FO
     // Nothing to judge and nothing to count: the probes of whoever watches the service.
     const { access, limit } = request.routeOptions.config
     if (access === 'public' && limit === 'none' && isWellMade(request)) return done()
+    const end = beginPiece('guard')
     guard(app, consume, request, reply).then(() => {
+      end()
       if (request.principal?.type === 'api_token') recordUse(request, request.principal)
       done()
-    }, done)
+    }, (error: Error) => {
+      end()
+      done(error)
+    })
   })
 
   // A change holds its caller until it commits (`recordEvent`). This is for what a late body would only read.

@@ -121,8 +121,8 @@ export interface Answered { status: number, code: ErrorCode, isGone: boolean }
 
 /** Told of every request what its line says: once, whatever becomes of it. */
 export type ObserveRequest = (
-  route: string | null, method: string | null, status: number | null, ms: number | undefined,
-  code: ErrorCode | undefined
+  request: FastifyRequest | undefined, route: string | null, method: string | null, status: number | null,
+  ms: number | undefined, code: ErrorCode | undefined
 ) => void
 
 /**
@@ -133,7 +133,7 @@ export type ObserveRequest = (
  */
 export function createRequestLog (
   { logClientAddress, logLevel }: Pick<Config, 'logClientAddress' | 'logLevel'>, stream: LogStream,
-  observe?: ObserveRequest
+  observers: readonly ObserveRequest[] = []
 ) {
   const isOn = (pino.levels.values[logLevel] ?? Infinity) <= INFO
 
@@ -161,7 +161,7 @@ export function createRequestLog (
     end (otherwise?: Answered) {
       if (!this.#requests.delete(this)) return
       underWay--
-      if (!(isOn || observe)) return
+      if (!isOn && observers.length === 0) return
       const { request } = this
       const reply = this.#reply
       const isWhole = reply.raw.writableFinished
@@ -170,7 +170,7 @@ export function createRequestLog (
       const status = otherwise?.status ?? (this.#isAnswered || reply.sent ? reply.statusCode : null)
       const ms = reply.elapsedTime
       const code = otherwise === undefined ? errorCode : otherwise.code
-      observe?.(route, method, status, ms, code)
+      for (const observe of observers) observe(request, route, method, status, ms, code)
       if (!isOn) return
       write(
         request.id,
@@ -258,7 +258,7 @@ export function createRequestLog (
       const broken = [...open.get(socket) ?? []].filter(({ request }) => !request.raw.complete)
       for (const line of broken) line.end(answer)
       if (broken.length > 0) return
-      observe?.(null, null, answer.status, undefined, answer.code)
+      for (const observe of observers) observe(undefined, null, null, answer.status, undefined, answer.code)
       const client = shownAddress(socket.remoteAddress, logClientAddress)
       if (isOn) write(reqId, client, null, null, answer.status, undefined, undefined, undefined, answer.code)
     }

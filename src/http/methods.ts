@@ -2,6 +2,12 @@ import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify'
 import { isWordOfRoute } from '../rules/slugs.ts'
 import { fail } from '../rules/errors.ts'
 
+const METHODS = new Set(['GET', 'HEAD', 'POST', 'PUT', 'PATCH', 'DELETE', 'OPTIONS'])
+
+/** A method as it may be told of in numbers and traces: `other` where no route has it, `none` where there was none. */
+export const knownMethod = (method: string | null): string =>
+  method === null ? 'none' : METHODS.has(method) ? method : 'other'
+
 interface PathPattern { segments: string[], methods: Set<string> }
 
 declare module 'fastify' {

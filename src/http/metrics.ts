@@ -6,11 +6,10 @@ import { fail } from '../rules/errors.ts'
 import type { Measured } from '../telemetry/common.ts'
 import { render, type Count, type Distribution, type Family, type Metrics } from '../telemetry/metrics.ts'
 import type { ObserveRequest } from './log.ts'
+import { knownMethod } from './methods.ts'
 
 // Seconds.
 const BOUNDS = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10]
-// The others are nobody's route.
-const METHODS = new Set(['GET', 'HEAD', 'POST', 'PUT', 'PATCH', 'DELETE', 'OPTIONS'])
 const TYPE = 'text/plain; version=0.0.4; charset=utf-8'
 
 /** Measures every request by what its log line says. A path that no route has is `none`: nobody makes up labels. */
@@ -38,8 +37,8 @@ export function measureRequests (metrics: Metrics): ObserveRequest {
     return route
   }
 
-  return (url, method, status, ms, code) => {
-    const known = method === null ? 'none' : METHODS.has(method) ? method : 'other'
+  return (_request, url, method, status, ms, code) => {
+    const known = knownMethod(method)
     const route = routeOf(url, known)
     let count = route.statuses.get(status)
     if (count === undefined) {

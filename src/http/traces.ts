@@ -1,0 +1,35 @@
+import type { FastifyInstance } from 'fastify'
+import { within } from '../telemetry/spans.ts'
+import type { RequestTrace, Tracer } from '../telemetry/traces.ts'
+import type { ObserveRequest } from './log.ts'
+import { knownMethod } from './methods.ts'
+
+declare module 'fastify' {
+  interface FastifyRequest {
+    /** Where its pieces go, where it is traced. */
+    trace?: RequestTrace | undefined
+  }
+}
+
+/** Traces every request from its headers on, but those of who only watches the service. */
+export function installTraces (app: FastifyInstance, tracer: Tracer): void {
+  app.decorateRequest('trace', undefined)
+  app.addHook('onRequest', (request, _reply, done) => {
+    const { access, limit } = request.routeOptions.config
+    if (access === 'public' && limit === 'none') return done()
+    request.trace = tracer.start(request.headers.traceparent)
+    if (request.trace === undefined) done()
+    else within(request.trace, done)
+  })
+  // What comes with the body comes from the connection, which knows of no trace.
+  app.addHook('preValidation', ({ trace }, _reply, done) => {
+    if (trace === undefined) done()
+    else within(trace, done)
+  })
+  app.addHook('onClose', async () => { await tracer.stop() })
+}
+
+/** The trace of a request ends with what its log line says. */
+export const endTrace: ObserveRequest = (request, route, method, status, _ms, code) => {
+  request?.trace?.end({ method: knownMethod(method), route, status, code, requestId: request.id })
+}
