@@ -13,6 +13,7 @@ import {
   fingerprint, isGivenByTeams, OPERATIONS, prepare, READS, requestOf, settle, type Row
 } from './helpers/operations.ts'
 import { issuePair, makePerson, makeTeam } from './helpers/people.ts'
+import { startBeside } from './helpers/traffic.ts'
 import { visitor } from './helpers/visitor.ts'
 
 // Whoever ends while a request is under way: the guard has let them in by the headers, and the body comes afterwards.
@@ -230,6 +231,39 @@ t.test('a revoked caller changes nothing, also when its body arrives late: every
     }
     t.strictSame(wrong, [], who)
   }
+})
+
+t.test('what one instance has ended is refused by all from the next request on', async (t) => {
+  const second = await startBeside(t, service)
+  const apps = [service.app, ...second === undefined ? [] : [second]]
+  const answers = (token: string, method: 'GET' | 'POST' = 'GET', payload?: object) => Promise.all(apps.map(async (app) =>
+    (await app.inject({
+      method, url: `/api/v1/${o}/projects`, headers: { authorization: `Bearer ${token}` }, ...payload && { payload }
+    })).statusCode))
+  const all = (status: number) => apps.map(() => status)
+  for (const [who, make] of Object.entries(ENDINGS)) {
+    const { token, end, undo } = await make()
+    // An auditor reads, and changes nothing; a body that lacks all has passed the guard.
+    const changes = who.includes('role changes')
+    const look = () => changes ? answers(token, 'POST', {}) : answers(token)
+    for (let use = 0; use < 3; use++) t.strictSame(await look(), all(changes ? 422 : 200), who)
+    await end()
+    const refused = await look()
+    t.ok(refused.every((status) => status === refused[0] && [401, 403, 404].includes(status)), `${who}: ${refused.join()}`)
+    await undo?.()
+  }
+  const { token } = await service.token(o, ['*'])
+  const [row] = await service.sql(
+    `SELECT id::text FROM api_tokens WHERE token_hash = '\\x${hashToken(token).toString('hex')}'`
+  )
+  t.strictSame(await answers(token), all(200))
+  const { statusCode } = await apps.at(-1)!.inject({
+    method: 'DELETE',
+    url: `/api/v1/organizations/${o}/api-keys/${String(row!.id)}`,
+    headers: { authorization: `Bearer ${nimbus.token}` }
+  })
+  t.equal(statusCode, 204)
+  t.strictSame(await answers(token), all(401))
 })
 
 t.test('what a late body would only read is judged again', async (t) => {

@@ -1,12 +1,13 @@
 import { createDecipheriv, pbkdf2Sync } from 'node:crypto'
 import type { AddressInfo } from 'node:net'
 import { setTimeout as pause } from 'node:timers/promises'
+import type { FastifyInstance } from 'fastify'
 import type { Test } from 'tap'
 import { buildApp } from '../../src/app.ts'
 import type { Costs } from '../../src/crypto/costs.ts'
 import { connect, databaseError, DatabaseUnavailable } from '../../src/db/database.ts'
 import { openRows } from '../../src/vault/rows.ts'
-import { startApp } from './app.ts'
+import { startApp, type TestApp } from './app.ts'
 
 // The embedded database has one session and one process: fewer requests prove as much there.
 export const ON_POSTGRES = process.env.TEST_DATABASE_URL !== undefined
@@ -73,6 +74,28 @@ export async function untilDone<T> (work: () => Promise<T>): Promise<T> {
 export const failedInside = ({ logs }: { logs: string[] }): string[] =>
   logs.filter((line) => /"level":[56]0/.test(line) && !line.includes('"error_code":"service_unavailable"'))
 
+/** Another instance on the database of a service, with connections of its own; none on the embedded one. */
+export async function startBeside (t: Test, service: TestApp): Promise<FastifyInstance | undefined> {
+  if (!ON_POSTGRES) return undefined
+  const url = new URL(process.env.TEST_DATABASE_URL!)
+  const [row] = await service.sql('SELECT current_database() AS name')
+  url.pathname = `/${row!.name}`
+  const database = await connect({ url: url.href, pool: 10 })
+  await openRows(database, service.keyring)
+  const app = await buildApp({
+    config: service.config,
+    database,
+    keyring: service.keyring,
+    costs: service.app.costs,
+    logStream: { write: (line) => service.logs.push(line) }
+  })
+  t.teardown(async () => {
+    await app.close()
+    await database.close()
+  })
+  return app
+}
+
 /**
  * The service behind real sockets: two instances on one PostgreSQL, or the one that the embedded database can have.
  * `send` takes the instances by turns, `sends` has one for each: whoever uses them asks again when told to. `sendOnce`
@@ -81,23 +104,8 @@ export const failedInside = ({ logs }: { logs: string[] }): string[] =>
 export async function startInstances (t: Test, costs?: Costs) {
   const service = await startApp(t, {}, costs)
   const addresses = [await service.app.listen({ host: '127.0.0.1', port: 0 })]
-  if (ON_POSTGRES) {
-    const url = new URL(process.env.TEST_DATABASE_URL!)
-    const [row] = await service.sql('SELECT current_database() AS name')
-    url.pathname = `/${row!.name}`
-    const database = await connect({ url: url.href, pool: 10 })
-    await openRows(database, service.keyring)
-    const second = await buildApp({
-      config: service.config,
-      database,
-      keyring: service.keyring,
-      costs: service.app.costs,
-      logStream: { write: (line) => service.logs.push(line) }
-    })
-    t.teardown(async () => {
-      await second.close()
-      await database.close()
-    })
+  const second = await startBeside(t, service)
+  if (second !== undefined) {
     await second.listen({ host: '127.0.0.1', port: 0 })
     addresses.push(`http://127.0.0.1:${(second.server.address() as AddressInfo).port}`)
   }
