@@ -25,7 +25,7 @@ const ON_EITHER = new Set([
   'second-factor', 'stored-bytes', 'teams', 'tenants', 'tokens', 'traces'
 ])
 // Plans of a server, under several sessions: nothing of it is there on the embedded database.
-const ON_SERVER = new Set(['scale', 'workers'])
+const ON_SERVER = new Set(['scale', 'upgrade', 'workers'])
 // These take longest: begun first, they are not what everybody waits for at the end.
 const FIRST = [
   'rotation-crash', 'database', 'cli', 'outage', 'rewrap', 'rotation-concurrency', 'concurrency', 'crash',

@@ -1,7 +1,6 @@
 import { execFile } from 'node:child_process'
 import { createSecretKey } from 'node:crypto'
-import { cpSync, mkdtempSync, readFileSync, readdirSync, rmSync, writeFileSync } from 'node:fs'
-import { tmpdir } from 'node:os'
+import { readFileSync, readdirSync, writeFileSync } from 'node:fs'
 import { join, relative } from 'node:path'
 import { promisify } from 'node:util'
 import { sql } from 'drizzle-orm'
@@ -12,10 +11,12 @@ import { buildApp } from '../src/app.ts'
 import { loadConfig } from '../src/config.ts'
 import { openBlob } from '../src/crypto/blob.ts'
 import { createKeyring, parseMasterKey } from '../src/crypto/keyring.ts'
+import { AUTHENTICATED } from '../src/db/authenticated.ts'
 import { connect, type Database } from '../src/db/database.ts'
 import { openRows } from '../src/vault/rows.ts'
 import { freshDatabase } from './helpers/app.ts'
 import { QUICK } from './helpers/costs.ts'
+import { contractionsIn, copyOfMigrations } from './helpers/migrations.ts'
 import { beside } from './helpers/statements.ts'
 import { miscounted } from './helpers/traffic.ts'
 import { hasPostgres, startPostgres } from './helpers/postgres.ts'
@@ -40,13 +41,6 @@ async function generate (folder: string): Promise<string[]> {
   return migrationsIn(folder).filter((name) => !before.includes(name))
 }
 
-function copyOfMigrations (t: { teardown (fn: () => unknown): void }): string {
-  const folder = mkdtempSync(join(tmpdir(), 'strongroom-migrations-'))
-  t.teardown(() => { rmSync(folder, { recursive: true }) })
-  cpSync('drizzle', folder, { recursive: true })
-  return folder
-}
-
 t.test('drizzle/ says what src/db/tables.ts says', async (t) => {
   t.strictSame(await generate(copyOfMigrations(t)), [], 'otherwise: npm run db:generate')
 })
@@ -59,6 +53,60 @@ t.test('a column that no migration makes is noticed', async (t) => {
   writeFileSync(join(folder, 'meta', last), JSON.stringify(snapshot))
   const [added] = await generate(folder)
   t.match(readFileSync(join(folder, added!), 'utf8'), 'ADD COLUMN "revision"')
+})
+
+// Those up to here are from before the rule: a build of then is stopped before one of now starts.
+const BEFORE = 30
+const RELEASES = [...readFileSync('CHANGELOG.md', 'utf8').matchAll(/^## \[(\d+\.\d+\.\d+)\]/gm)].map(([, name]) => name!)
+
+t.test('RL-30: a migration does nothing that an instance of the release before does not outlive', async (t) => {
+  for (const name of migrationsIn('drizzle').filter((name) => Number(name.slice(0, 4)) > BEFORE)) {
+    t.strictSame(contractionsIn(readFileSync(join('drizzle', name), 'utf8'), RELEASES), [], name)
+  }
+
+  const both = (...statements: string[]) => statements.join(';--> statement-breakpoint\n')
+  for (const good of [
+    'ALTER TABLE "secrets" ADD COLUMN "note" varchar(64)',
+    'ALTER TABLE "refunds" ADD COLUMN "checked_at" timestamp (3) with time zone',
+    'ALTER TABLE "secrets" ADD COLUMN "note" varchar(64) DEFAULT \'none\' NOT NULL;',
+    both('CREATE TABLE "notes" (\n"id" bigint NOT NULL\n)', 'CREATE UNIQUE INDEX "notes_id" ON "notes" USING btree ("id")'),
+    both('CREATE TABLE "notes" ("id" bigint)', 'ALTER TABLE "notes" ADD CONSTRAINT "a" FOREIGN KEY ("id") REFERENCES "b" ("id")'),
+    both('DROP INDEX CONCURRENTLY IF EXISTS "secrets_note"', 'CREATE INDEX CONCURRENTLY "secrets_note" ON "secrets" ("note")'),
+    '-- contracts 0.1.0: nothing reads it since\nALTER TABLE "secrets" DROP COLUMN "note"'
+  ]) t.strictSame(contractionsIn(good, ['0.1.0']), [], good)
+  for (const bad of [
+    'DROP TABLE "notes"', 'ALTER TABLE "secrets" DROP COLUMN "note"',
+    'ALTER TABLE "secrets" RENAME COLUMN "note" TO "text"',
+    'ALTER TABLE "secrets" ADD COLUMN "note" varchar(64) NOT NULL',
+    'ALTER TABLE "secrets" ADD COLUMN "note" bigint DEFAULT nextval(\'notes\')',
+    'ALTER TABLE "secrets" ADD COLUMN "note" bigint REFERENCES "notes" ("id")',
+    'ALTER TABLE "secrets" ALTER COLUMN "note" SET NOT NULL', 'ALTER TABLE "secrets" ALTER COLUMN "note" TYPE text',
+    'ALTER TABLE "secrets" ADD CONSTRAINT "a" CHECK ("note" > 1)', 'UPDATE "secrets" SET "note" = 1',
+    'DELETE FROM "secrets"', 'CREATE INDEX "secrets_note" ON "secrets" ("note")',
+    'CREATE INDEX CONCURRENTLY "secrets_note" ON "secrets" ("note")',
+    'DROP INDEX CONCURRENTLY IF EXISTS "secrets_note"',
+    'CREATE TABLE "a" ("id" bigint); DROP TABLE "notes"',
+    'CREATE TRIGGER "a" BEFORE INSERT ON "secrets" EXECUTE FUNCTION b()', 'DO $$ BEGIN DROP TABLE "notes"; END $$',
+    '-- contracts 0.2.0: not released yet\nDROP TABLE "notes"', '-- contracts 0.1.0:\nDROP TABLE "notes"',
+    '-- another line\nDROP TABLE "notes"'
+  ]) t.equal(contractionsIn(bad, ['0.1.0']).length, 1, bad)
+  t.strictSame(contractionsIn(both(
+    'ALTER TABLE "secrets" ADD COLUMN "note" varchar(64)', 'DROP INDEX CONCURRENTLY IF EXISTS "a"',
+    'CREATE INDEX CONCURRENTLY "a" ON "secrets" ("note")'
+  ), []).length, 2, 'what no transaction can be in, is a migration by itself')
+})
+
+t.test('RL-30: a row without a value in newer columns has the MAC that the release before gives it', async (t) => {
+  const before = JSON.parse(readFileSync('test/vectors/authenticated-fields.json', 'utf8')) as Record<string, string[]>
+  t.strictSame(Object.keys(before).sort(), Object.keys(AUTHENTICATED).sort())
+  for (const [table, fields] of Object.entries(before)) {
+    const now = AUTHENTICATED[table as keyof typeof AUTHENTICATED]
+    t.strictSame(now.fields.slice(0, fields.length), fields, table)
+    t.strictSame(
+      now.fields.slice(fields.length).filter((field) => !(now.later as readonly string[]).includes(field)), [],
+      `${table}: what is new at its end is later`
+    )
+  }
 })
 
 const real = hasPostgres() ? await startPostgres({ durable: false }) : undefined

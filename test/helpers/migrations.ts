@@ -1,0 +1,67 @@
+import { cpSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+
+/** A copy of the migrations in a folder of its own, with others behind them: their statements by name. */
+export function copyOfMigrations (
+  t: { teardown (fn: () => unknown): void }, more: Record<string, readonly string[]> = {}
+): string {
+  const folder = mkdtempSync(join(tmpdir(), 'strongroom-migrations-'))
+  t.teardown(() => { rmSync(folder, { recursive: true }) })
+  cpSync('drizzle', folder, { recursive: true })
+  const journal = join(folder, 'meta', '_journal.json')
+  const all = JSON.parse(readFileSync(journal, 'utf8')) as { entries: { idx: number, when: number }[] }
+  for (const [tag, statements] of Object.entries(more)) {
+    writeFileSync(join(folder, `${tag}.sql`), statements.join(';--> statement-breakpoint\n'))
+    const { idx, when } = all.entries.at(-1)!
+    all.entries.push({ ...all.entries.at(-1)!, idx: idx + 1, when: when + 1, tag } as (typeof all.entries)[number])
+  }
+  writeFileSync(journal, JSON.stringify(all))
+  return folder
+}
+
+const NAME = '"?(\\w+)"?'
+const CONSTANT = "(?:'[^']*'(?:::\\w+)?|-?\\d+|true|false|now\\(\\))"
+const TABLE = new RegExp(`^CREATE TABLE (?:IF NOT EXISTS )?${NAME}`, 'i')
+const INDEX = new RegExp(`^CREATE (?:UNIQUE )?INDEX ${NAME} ON ${NAME}`, 'i')
+const ALTERATION = new RegExp(`^ALTER TABLE ${NAME} `, 'i')
+const ROWS = new RegExp(`^INSERT INTO ${NAME} `, 'i')
+const CONCURRENT = new RegExp(`^(DROP INDEX CONCURRENTLY IF EXISTS|CREATE INDEX CONCURRENTLY) ${NAME}`, 'i')
+const TYPE = '\\w+(?: ?\\(\\d+\\))?(?: with time zone)?'
+const COLUMN =
+  new RegExp(`^ALTER TABLE ${NAME} ADD COLUMN ${NAME} ${TYPE}(?: DEFAULT ${CONSTANT}(?: NOT NULL)?)?$`, 'i')
+
+/**
+ * The statements of a migration that an instance of the release before does not outlive, or that lock a table for as
+ * long as it is large (0047): all but new tables with what belongs to them, columns without a value or with a constant
+ * default, and indexes that are built concurrently. One is let through with the line `-- contracts RELEASE: why` before
+ * it, which names a release that is out and needs it no more.
+ */
+export function contractionsIn (migration: string, releases: readonly string[]): string[] {
+  const made = new Set<string>()
+  const dropped = new Set<string>()
+  const statements = migration.split(/;?\s*--> statement-breakpoint|;\s*$/m).map((text) => text.trim()).filter(Boolean)
+  const bare = (text: string) => text.replace(/^\s*--.*$/gm, '').replace(/\s+/g, ' ').trim()
+  const isAlone = statements.every((text) => CONCURRENT.test(bare(text)))
+
+  function expands (text: string): boolean {
+    if (text.includes(';')) return false
+    const [, table] = TABLE.exec(text) ?? []
+    if (table !== undefined) return Boolean(made.add(table))
+    const [, what, index = ''] = CONCURRENT.exec(text) ?? []
+    // Left half made by whoever was ended in the middle, it would be taken for whole.
+    if (what?.startsWith('DROP')) return Boolean(isAlone && dropped.add(index))
+    if (what !== undefined) return isAlone && dropped.has(index)
+    const of = INDEX.exec(text)?.[2] ?? ALTERATION.exec(text)?.[1] ?? ROWS.exec(text)?.[1]
+    return (of !== undefined && made.has(of)) || COLUMN.test(text)
+  }
+
+  // An index that only goes is found by its pair.
+  const found = statements.filter((text) => {
+    const [, release] = /^-- contracts (\S+): \S/m.exec(text) ?? []
+    return !expands(bare(text)) && !(release !== undefined && releases.includes(release))
+  }).map(bare)
+  const created = statements.map((text) => CONCURRENT.exec(bare(text))).filter((match) => /^CREATE/i.test(match?.[1] ?? ''))
+    .map((match) => match![2])
+  return [...found, ...[...dropped].filter((name) => !created.includes(name)).map((name) => `DROP INDEX ${name}`)]
+}

@@ -1,0 +1,132 @@
+import { setTimeout as pause } from 'node:timers/promises'
+import postgres from 'postgres'
+import t, { type Test } from 'tap'
+import { migrateSchema } from '../src/db/migrate.ts'
+import { freshDatabase } from './helpers/app.ts'
+import { LONG } from './helpers/long.ts'
+import { copyOfMigrations } from './helpers/migrations.ts'
+import {
+  failedInside, makeLevels, replay, startInstances, statuses, store, times, type Operation, type Reply
+} from './helpers/traffic.ts'
+import { openWay } from './helpers/way.ts'
+
+// The schema changes while instances of the release before serve on it.
+
+const HOT = [
+  'organizations', 'organization_counters', 'api_tokens', 'projects', 'secrets', 'secret_versions', 'audit_events'
+]
+/** What a release may do to the schema under the one before (0047). */
+const EXPANSIONS: Record<string, string[]> = {
+  ...Object.fromEntries(HOT.map((table, i) => [
+    `900${i}_${table}`, [`ALTER TABLE "${table}" ADD COLUMN "of_next_release" varchar(64) DEFAULT 'none' NOT NULL`]
+  ])),
+  '9010_table': [
+    `CREATE TABLE "of_next_release" ("organization_id" char(26) NOT NULL, "n" integer NOT NULL,
+      CONSTRAINT "of_next_release_pk" PRIMARY KEY ("organization_id", "n"),
+      CONSTRAINT "of_next_release_organization" FOREIGN KEY ("organization_id") REFERENCES "organizations" ("id"))`,
+    'CREATE INDEX "of_next_release_n" ON "of_next_release" ("organization_id", "n")'
+  ],
+  '9011_index': [
+    'DROP INDEX CONCURRENTLY IF EXISTS "secret_versions_of_next_release"',
+    'CREATE INDEX CONCURRENTLY "secret_versions_of_next_release" ON "secret_versions" ("organization_id", "created_at", "id")'
+  ]
+}
+
+const WRITING = 3
+const onServer = { skip: process.env.TEST_DATABASE_URL === undefined && 'runs on PostgreSQL' }
+
+function clientOf (t: Test, url: string, more: object = {}) {
+  const client = postgres(url, { max: 1, fetch_types: false, onnotice: () => {}, ...more })
+  t.teardown(() => client.end({ timeout: 1 }))
+  return client
+}
+
+t.test('RL-30: under load on two instances the schema grows, whoever holds a table meanwhile; no request fails, no write is lost', onServer, async (t) => {
+  const { service, sendOnce, organization } = await startInstances(t)
+  const levels = await makeLevels(sendOnce, 'orbit', ['live', 'beta'])
+  const [row] = await service.sql('SELECT current_database() AS name')
+  const url = new URL(process.env.TEST_DATABASE_URL!)
+  url.pathname = `/${row!.name}`
+  const folder = copyOfMigrations(t, EXPANSIONS)
+
+  const operations: Operation[] = []
+  const read: Reply[] = []
+  const load = { running: true }
+  const loop = async (work: () => Promise<unknown>) => { while (load.running) await work() }
+  const running = Promise.all([
+    ...times(WRITING, (writer) => loop(async () => {
+      operations.push(await store(sendOnce, levels[writer % levels.length]!, `N=${operations.length}`))
+    })),
+    loop(async () => read.push(await sendOnce('GET', '/orbit/backend/live/secrets?decrypt=true'))),
+    loop(async () => read.push(await sendOnce('POST', '/secrets/versions', { ...levels[0]! }))),
+    loop(async () => read.push(await sendOnce('GET', '/projects')))
+  ])
+  const after = async (some: number) => {
+    const enough = operations.length + some
+    while (operations.length < enough) await pause(5)
+  }
+
+  await after(20)
+  const holder = clientOf(t, url.href)
+  const watcher = clientOf(t, url.href)
+  const isWaiting = async () => {
+    const [found] = await watcher`SELECT count(*)::int AS n FROM pg_stat_activity
+      WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE 'ALTER TABLE "secrets"%'`
+    return found!.n === 1
+  }
+  await holder`BEGIN`
+  await holder`SELECT FROM secrets LIMIT 1`
+  const migrated = migrateSchema(clientOf(t, url.href), folder)
+  // It steps back, and those who waited behind it go on; then it comes again.
+  for (const waits of [true, false, true]) while (await isWaiting() !== waits) await pause(5)
+  await after(20)
+  await holder`COMMIT`
+  await migrated
+  await after(20)
+  load.running = false
+  await running
+
+  t.same(statuses(operations.map(({ reply }) => reply)), [200])
+  t.same(statuses(read), [200])
+  t.same(failedInside(service), [])
+  t.same((await replay(service.sql, organization, operations)).problems, [])
+  t.equal((await service.sql("SELECT FROM secrets WHERE of_next_release <> 'none'")).length, 0)
+})
+
+t.test('RL-30: a migration that is ended anywhere is gone through by the next start', onServer, async (t) => {
+  const folder = copyOfMigrations(t, EXPANSIONS)
+  let points = Infinity
+  for (let n = 1; n <= points; n += LONG ? 1 : 5) {
+    const { database, url, drop } = await freshDatabase()
+    const way = await openWay(url!)
+    let sent = 0
+    const cut = clientOf(t, way.url, { debug: () => { if (++sent === n) setImmediate(way.cut) } })
+    const ended = await migrateSchema(cut, folder).then(() => false, () => true)
+    if (!ended) points = sent
+    else t.ok(sent >= n, `cut after statement ${n}`)
+    const next = clientOf(t, url!)
+    await migrateSchema(next, folder)
+    const [found] = await next`SELECT
+      (SELECT count(*)::int FROM information_schema.columns WHERE column_name = 'of_next_release') AS columns,
+      (SELECT count(*)::int FROM pg_index WHERE NOT indisvalid) AS invalid,
+      (SELECT count(DISTINCT hash) = count(*) FROM drizzle.__drizzle_migrations) AS once,
+      to_regclass('of_next_release_n') IS NOT NULL AND to_regclass('secret_versions_of_next_release') IS NOT NULL AS indexed`
+    t.same(found, { columns: HOT.length, invalid: 0, once: true, indexed: true })
+    await Promise.all([cut.end({ timeout: 0 }), next.end(), database.close(), way.close()])
+    await drop()
+  }
+  t.ok(points < 100, `${points} statements`)
+})
+
+t.test('RL-30: two starters at once build an index concurrently once, and neither waits for the other for ever', onServer, async (t) => {
+  const { database, url, drop } = await freshDatabase()
+  const folder = copyOfMigrations(t, EXPANSIONS)
+  const clients = times(3, () => clientOf(t, url!))
+  await Promise.all(clients.map((client) => migrateSchema(client, folder)))
+  const [found] = await clients[0]!`
+    SELECT count(*)::int AS n FROM pg_index WHERE indexrelid = to_regclass('secret_versions_of_next_release') AND indisvalid`
+  t.equal(found!.n, 1)
+  await Promise.all(clients.map((client) => client.end()))
+  await database.close()
+  await drop()
+})
