@@ -1,4 +1,5 @@
 import { and, asc, eq, isNotNull, sql } from 'drizzle-orm'
+import type { VersionAction } from '../../schemas/versions.ts'
 import { authenticatedColumns } from '../db/authenticated.ts'
 import {
   isOneOfOrganization, macOf, rowsOf, verifies, tampered, type Authenticated, type Db
@@ -7,14 +8,18 @@ import { organization_counters, secrets } from '../db/tables.ts'
 import type { Actor } from './audit.ts'
 import type { KeyState } from './encryption-keys.ts'
 
-// What a rotation does to the documents of a project. The caller holds the project's row for itself, so nothing else
-// writes below it; documents come and go in pieces, so that a large project does not have to fit into memory.
+// What a rotation does to the documents of a project, and what brings a project back to a moment. The caller holds the
+// project's row for itself, so nothing else writes below it; documents come and go in pieces, so that a large project
+// does not have to fit into memory.
 
-/** A current document of a project. */
-export interface Document extends Authenticated<'secrets'> {
-  sealed: Buffer
+/** A secret of a project, whether it has a document or is deleted. */
+export interface Secret extends Authenticated<'secrets'> {
+  sealed: Buffer | null
   recorded_revision: number | null
 }
+
+/** A current document of a project. */
+export type Document = Secret & { sealed: Buffer }
 
 /** The ids and sizes of all current documents, locked, in one order for everybody. */
 export async function lockDocuments (db: Db, project: KeyState): Promise<{ id: string, size_bytes: number }[]> {
@@ -25,7 +30,14 @@ export async function lockDocuments (db: Db, project: KeyState): Promise<{ id: s
     )).orderBy(asc(secrets.id)).for('update')
 }
 
+/** Those of the secrets that have a document. */
 export async function findDocuments (db: Db, organizationId: string, ids: readonly string[]): Promise<Document[]> {
+  return (await findSecrets(db, organizationId, ids)).filter(isDocument)
+}
+
+export const isDocument = (secret: Secret): secret is Document => secret.sealed !== null
+
+export async function findSecrets (db: Db, organizationId: string, ids: readonly string[]): Promise<Secret[]> {
   // Spelt out: of a single table, Drizzle names a column without its table, which in here would be that of the version.
   const recorded_revision =
     sql<
@@ -35,12 +47,15 @@ export async function findDocuments (db: Db, organizationId: string, ids: readon
   const rows = await db.select({ ...authenticatedColumns('secrets'), recorded_revision }).from(secrets)
     .where(isOneOfOrganization(secrets, organizationId, ids)).orderBy(asc(secrets.id))
   if (!rows.every((row) => verifies(db, 'secrets', row))) tampered()
-  return rows.flatMap((row) => row.sealed === null ? [] : { ...row, sealed: row.sealed })
+  return rows
 }
 
-/** Replaces documents by their re-encrypted form: the next revision of each, under the new key. */
+/**
+ * Replaces documents by others, or by none: the next revision of each, under the project's key. When that was is said
+ * by their versions (`recordVersions`).
+ */
 export async function replaceDocuments (
-  db: Db, project: KeyState, documents: readonly { document: Document, sealed: Buffer, size_bytes: number }[]
+  db: Db, project: KeyState, documents: readonly { document: Secret, sealed: Buffer | null, size_bytes: number }[]
 ): Promise<void> {
   const rows = documents.map(({ document, sealed, size_bytes }) => {
     const next = { ...document, revision: document.revision + 1, key_version: project.key_version, sealed, size_bytes }
@@ -50,44 +65,81 @@ export async function replaceDocuments (
     UPDATE secrets s
     SET revision = s.revision + 1, key_version = ${project.key_version}, sealed = decode(r.sealed, 'base64'),
       size_bytes = r.size_bytes,
-      mac = decode(r.mac, 'base64'), updated_at = now()
+      mac = decode(r.mac, 'base64')
     FROM ${rowsOf(project.organization_id, rows, sql`id char(26), sealed text, size_bytes int, mac text`)} r
     WHERE s.organization_id = r.organization_id AND s.id = r.id`)
+}
+
+/** The counter of an organization, which the caller has taken. */
+export interface Counter {
+  first_version: number
+  stored_bytes: number
+  /** When that was, by the database's clock. */
+  taken_at: Date
 }
 
 /**
  * Takes the counter of the organization, and so many version ids: the first of them, and how many bytes it stores. From
  * here to the commit, no other write of it comes between.
  */
-export async function takeCounter (
-  db: Db, organizationId: string, versions: number
-): Promise<{ first_version: number, stored_bytes: number }> {
+export async function takeCounter (db: Db, organizationId: string, versions: number): Promise<Counter> {
   const { next_version, stored_bytes } = organization_counters
+  const taken_at = sql<Date>`clock_timestamp()::timestamptz(3)`.mapWith(secrets.updated_at)
   const [row] = await db.update(organization_counters).set({ next_version: sql`${next_version} + ${versions}` })
-    .where(eq(organization_counters.organization_id, organizationId)).returning({ next_version, stored_bytes })
-  return { first_version: row!.next_version - versions, stored_bytes: row!.stored_bytes }
+    .where(eq(organization_counters.organization_id, organizationId))
+    .returning({ next_version, stored_bytes, taken_at })
+  return { first_version: row!.next_version - versions, stored_bytes: row!.stored_bytes, taken_at: row!.taken_at }
 }
 
-/** A `rotate` version of each document, which is the document's newest. */
-export async function recordRotations (
-  db: Db, actor: Actor, versions: readonly { id: number, document: Document, sealed: Buffer, size_bytes: number }[]
+/** A version of what somebody did to a document, which is the document's newest, at its revision. */
+export interface NewVersion {
+  id: number
+  document: Secret
+  revision: number
+  sealed: Buffer
+  size_bytes: number
+  action: VersionAction
+  restored_from?: number | null
+}
+
+/**
+ * Records versions of documents, each of which is its document's newest. They are of the time at which the counter was
+ * taken, not of when the transaction began: so times of versions grow with their ids, and none is from before a write
+ * that the transaction has waited for.
+ */
+export async function recordVersions (
+  db: Db, actor: Actor, project: KeyState, at: Date, versions: readonly NewVersion[]
 ): Promise<void> {
-  const rows = versions.map(({ id, document, sealed, size_bytes }) => {
-    const { id: secret_id, revision, key_version } = document
-    return { id, secret_id, revision, key_version, sealed, size_bytes }
-  })
+  const rows = versions.map(({ document, ...version }) =>
+    ({ ...version, secret_id: document.id, key_version: project.key_version }))
   await db.execute(sql`
     WITH r AS (
       SELECT * FROM ${rowsOf(actor.organization_id, rows,
-        sql`id bigint, secret_id char(26), revision bigint, key_version int, sealed text, size_bytes int`)} r
+        sql`id bigint, secret_id char(26), action varchar, revision bigint, key_version int, sealed text, size_bytes int, restored_from bigint`)} r
     ), recorded AS (
       INSERT INTO secret_versions (organization_id, id, history_id, action, revision, key_version, sealed, size_bytes,
-        created_by_id, created_by_name)
-      SELECT s.organization_id, r.id, s.history_id, 'rotate', r.revision, r.key_version, decode(r.sealed, 'base64'),
-        r.size_bytes, ${actor.id}::bigint, ${actor.name}
+        restored_from, created_by_id, created_by_name, created_at)
+      SELECT s.organization_id, r.id, s.history_id, r.action, r.revision, r.key_version, decode(r.sealed, 'base64'),
+        r.size_bytes, r.restored_from, ${actor.id}::bigint, ${actor.name}, ${at.toISOString()}::timestamptz
       FROM r JOIN secrets s ON s.organization_id = r.organization_id AND s.id = r.secret_id
     )
     UPDATE secrets s SET version = r.id, version_count = s.version_count + 1,
-      version_bytes = s.version_bytes + r.size_bytes
+      version_bytes = s.version_bytes + r.size_bytes, updated_at = ${at.toISOString()}::timestamptz
     FROM r WHERE s.organization_id = r.organization_id AND s.id = r.secret_id`)
+}
+
+/** Counts documents that a project and its targets gained, or lost. */
+export async function countDocuments (
+  db: Db, project: KeyState, gained: readonly { target_id: string | null, documents: number }[]
+): Promise<void> {
+  const rows = rowsOf(project.organization_id, gained, sql`target_id char(26), documents int`)
+  await db.execute(sql`
+    WITH r AS (SELECT * FROM ${rows} r), counted AS (
+      UPDATE project_counts SET secret_count = secret_count + its.documents
+      FROM (SELECT organization_id, sum(documents) AS documents FROM r GROUP BY 1) its
+      WHERE project_counts.organization_id = its.organization_id AND project_counts.project_id = ${project.id}
+    )
+    UPDATE targets SET secret_count = secret_count + its.documents
+    FROM (SELECT organization_id, target_id, sum(documents) AS documents FROM r GROUP BY 1, 2) its
+    WHERE targets.organization_id = its.organization_id AND targets.id = its.target_id`)
 }

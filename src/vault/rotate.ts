@@ -13,7 +13,7 @@ import {
 import { countWaiting, findReEncryption, isAnyWaiting, startReEncryption } from '../repositories/histories.ts'
 import { lockProject } from '../repositories/projects.ts'
 import {
-  findDocuments, lockDocuments, recordRotations, replaceDocuments, takeCounter
+  findDocuments, lockDocuments, recordVersions, replaceDocuments, takeCounter
 } from '../repositories/rotations.ts'
 import type { Organization } from '../repositories/principals.ts'
 import { fail } from '../rules/errors.ts'
@@ -106,7 +106,7 @@ export async function rotate (
     await holdCaller(db, actor)
     // The counter is the last lock: other projects of the organization wait from here on, so it is held for no longer
     // than the versions take.
-    const { first_version, stored_bytes } = await takeCounter(db, organization.id, documents.length)
+    const { first_version, stored_bytes, taken_at } = await takeCounter(db, organization.id, documents.length)
     requireBytes(organization.plan, stored_bytes, growth)
     let next = first_version
     await inPieces(documents, async (ids) => {
@@ -117,14 +117,14 @@ export async function rotate (
         return {
           id,
           document,
-          sealed: sealVersion(
-            storageKey, contextOf(under, document), id, document.revision, blob
-          ),
-          size_bytes: sizeOf(blob)
+          revision: document.revision,
+          sealed: sealVersion(storageKey, contextOf(under, document), id, document.revision, blob),
+          size_bytes: sizeOf(blob),
+          action: 'rotate' as const
         }
       })
       await rest()
-      await recordRotations(db, actor, versions)
+      await recordVersions(db, actor, under, taken_at, versions)
     })
 
     await recordEvent(db, actor, {
@@ -161,27 +161,41 @@ export function reencrypt (keyring: Keyring, newKey: KeyObject): Rotation['conve
 
 /**
  * Runs a change of a project's key in a transaction that holds the project for itself and the master key's canary.
- * 409 when its key, or who holds it, is not what the caller saw, or when it cannot be had in time. One at a time for an
- * organization: throws KeyChangeOverloaded when that takes too long.
+ * 409 when its key, or who holds it, is not what the caller saw.
  */
 export async function changeKey<T> (
   { patient, keyring, answering }: Vault & Pick<Actor, 'answering'>, organization: Organization, seen: SeenKey,
   change: (db: Db, project: KeyState) => Promise<T>
 ): Promise<T> {
-  const changed = () => transaction(patient, async (db) => {
-    const project = await lockProject(db, organization.id, { id: seen.id }) ?? fail('not_found')
+  return holdProject({ patient, answering }, organization, seen.id, async (db, project) => {
     if (project.key_version !== seen.version || project.encryption_type !== seen.managed) fail('rotation_in_progress')
     await holdCanary(db, keyring)
     return change(db, project)
-  }, answering)
-  return alone(seen.id, answering, () => gateOf(organization.id)(() => orInProgress(changed)))
+  })
 }
 
+/**
+ * Runs what may write every document of a project in a transaction that holds the project for itself. 409 (`inUse`)
+ * when it cannot be had in time. One at a time for an organization: throws KeyChangeOverloaded when that takes too
+ * long.
+ */
+export async function holdProject<T> (
+  { patient, answering }: Pick<Vault, 'patient'> & Pick<Actor, 'answering'>, organization: Organization,
+  projectId: string, change: (db: Db, project: KeyState) => Promise<T>, inUse: InUse = 'rotation_in_progress'
+): Promise<T> {
+  const changed = () => transaction(patient, async (db) =>
+    change(db, await lockProject(db, organization.id, { id: projectId }) ?? fail('not_found')), answering)
+  return alone(projectId, answering, () => gateOf(organization.id)(() => orInProgress(changed, inUse)), inUse)
+}
+
+type InUse = 'rotation_in_progress' | 'conflict'
 const busy = new Map<string, Actor['answering']>()
 
-// 409 at once when this process is at the same key already: with what this repeats, or with another change.
-async function alone<T> (what: string, answering: Actor['answering'], work: () => Promise<T>): Promise<T> {
-  if (busy.has(what)) fail(answering?.repeats(busy.get(what)) ? 'conflict' : 'rotation_in_progress')
+// 409 at once when this process is at the same project already: with what this repeats, or with another change.
+async function alone<T> (
+  what: string, answering: Actor['answering'], work: () => Promise<T>, inUse: InUse
+): Promise<T> {
+  if (busy.has(what)) fail(answering?.repeats(busy.get(what)) ? 'conflict' : inUse)
   busy.set(what, answering)
   try {
     return await work()
@@ -191,11 +205,13 @@ async function alone<T> (what: string, answering: Actor['answering'], work: () =
 }
 
 /** 409 instead of 503 when what the transaction has to lock cannot be had in time: another request is at the key. */
-export async function orInProgress<T> (work: () => Promise<T>): Promise<T> {
+export async function orInProgress<T> (
+  work: () => Promise<T>, inUse: InUse = 'rotation_in_progress'
+): Promise<T> {
   try {
     return await work()
   } catch (error) {
-    if (isLockTimeout(error)) fail('rotation_in_progress')
+    if (isLockTimeout(error)) fail(inUse)
     throw error
   }
 }
