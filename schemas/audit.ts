@@ -1,6 +1,6 @@
 import { Type, type Static } from '@sinclair/typebox'
 import { EVENTS } from './events.ts'
-import { Nullable, OneOf, Page, PerPage, Resource, Timestamp } from './shapes.ts'
+import { Moment, Nullable, OneOf, Page, PerPage, Resource, Timestamp } from './shapes.ts'
 
 const EventWord = OneOf(EVENTS, { title: 'EventName' })
 
@@ -22,8 +22,8 @@ export const AuditQuery = Type.Object({
     pattern: '^[a-z_-]{1,32}:[A-Za-z0-9._-]{1,64}$',
     description: 'what it was done to, as `TYPE:ID`: `secret:01JQZ6V9T4M8N2K7R5W3X1Y0BC`'
   })),
-  from: Type.Optional(Type.String({ format: 'date-time', maxLength: 64, description: 'that moment, or later' })),
-  to: Type.Optional(Type.String({ format: 'date-time', maxLength: 64, description: 'before that moment' })),
+  from: Type.Optional(Moment({ description: 'that moment, or later' })),
+  to: Type.Optional(Moment({ description: 'before that moment' })),
   before: Type.Optional(Type.Integer({
     format: 'int64',
     minimum: 1,

@@ -110,6 +110,11 @@ export const ERRORS = {
     message: 'A document does not parse in the format of the project.',
     details: Type.Object({ level: Type.String() })
   },
+  version_gone: {
+    status: 422,
+    message: 'What a level held then is not kept: its version was deleted or purged, or it was stored without one.',
+    details: Type.Object({ level: Type.String() })
+  },
   content_not_decryptable: { status: 422, message: 'The content does not open under the current key of the project.' },
   key_proof_required: { status: 422, message: 'The project has no key proof to compare with.' },
   key_proof_mismatch: { status: 422, message: 'The key proof is missing or does not match the current key.' },
@@ -178,6 +183,7 @@ const DETAIL_EXAMPLES: Partial<Record<ErrorCode, object>> = {
   organization_inactive: { status: 'suspended' },
   second_factor_required: { enroll_url: 'https://strongroom.example/account' },
   version_locked: { retention_days: 7, version_created_at: '2026-03-01T12:00:00.000Z' },
+  version_gone: { level: 'orbit/backend/live' },
   limit_reached: { limit: 20 },
   idempotent_secret_unavailable: { id: '3' },
   role_not_held: { role: 'owner' },

@@ -1,7 +1,7 @@
 /** Every audit event: what was done, named `<resource>.<verb>`. A published name is never changed. */
 export const EVENTS = [
   'organization.create', 'organization.update', 'organization.delete',
-  'project.create', 'project.update', 'project.delete',
+  'project.create', 'project.update', 'project.delete', 'project.restore',
   'target.create', 'target.update', 'target.delete',
   'environment.create', 'environment.update', 'environment.delete',
   'secret.store', 'secret.delete', 'secret.restore', 'secret.decrypt',

@@ -1,6 +1,8 @@
 import { Type, type Static, type TSchema } from '@sinclair/typebox'
 import { EncryptionKeyAnswer } from './encryption-keys.ts'
-import { BLOB_BYTES, BLOB_LENGTH, Blob, Body, Flag, KeyProof, Nullable, OneOf, PublishedAs, Slug, Ulid } from './shapes.ts'
+import {
+  BLOB_BYTES, BLOB_LENGTH, Blob, Body, Flag, KeyProof, Moment, Nullable, OneOf, PublishedAs, Slug, Timestamp, Ulid
+} from './shapes.ts'
 
 /** Where a document is kept: the deepest slug that names it. */
 export const LEVELS = ['project', 'target', 'environment'] as const
@@ -20,7 +22,11 @@ export const ReadSecretsQuery = Type.Object({
   merge: Type.Optional(OneOf(
     MERGES, { default: 'false', description: 'environment over target over project; needs decrypt=true' }
   )),
-  raw: Type.Optional(Flag({ description: `answer the bare object {KEY: value}, as ${RAW_TYPE}` }))
+  raw: Type.Optional(Flag({ description: `answer the bare object {KEY: value}, as ${RAW_TYPE}` })),
+  at: Type.Optional(Moment({
+    description:
+      'as it was then, writes of that millisecond included; needs secret:history. 404 for a level made later'
+  }))
 })
 export type ReadSecretsQuery = Static<typeof ReadSecretsQuery>
 
@@ -67,6 +73,7 @@ export const SecretsAnswer = Type.Object({
     format: Type.Literal('hierarchical'),
     merged: Type.String(),
     timestamp: Type.String({ format: 'date-time' }),
+    at: Type.Optional(Timestamp),
     hierarchy: Type.Object({ project: Slug, target: Nullable(Slug), environment: Nullable(Slug) }),
     action: Type.String()
   })

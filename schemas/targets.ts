@@ -5,7 +5,7 @@ import {
 } from './shapes.ts'
 
 /** Words that a path uses in a target's place. */
-export const RESERVED_TARGET_SLUGS = ['targets', 'secrets', 'encryption-key'] as const
+export const RESERVED_TARGET_SLUGS = ['targets', 'secrets', 'encryption-key', 'restore-to'] as const
 
 export const TargetParams = Type.Object({
   organization: OrganizationInPath, project: ProjectInPath, target: TargetInPath

@@ -2,7 +2,9 @@ import { Type, type Static } from '@sinclair/typebox'
 import { KeyDescriptor } from './encryption-keys.ts'
 import { OrganizationInPath } from './organizations.ts'
 import { LEVELS, type Level, type LevelNames } from './secrets.ts'
-import { Blob, Body, KeyProof, Nullable, OneOf, Page, PageMeta, PerPage, Slug, Timestamp, Ulid } from './shapes.ts'
+import {
+  Blob, Body, KeyProof, Moment, Nullable, OneOf, Page, PageMeta, PerPage, Slug, Timestamp, Ulid
+} from './shapes.ts'
 
 /** What made a version. */
 export const VERSION_ACTIONS = ['create', 'update', 'delete', 'restore', 'rotate', 're_encrypt'] as const
@@ -121,6 +123,32 @@ export const DeleteVersionQuery = Type.Object({
 })
 export const DeleteVersionBody = Body({ force: Type.Optional(Type.Boolean({ default: false })) }, {
   title: 'DeleteVersionBody', default: {}, examples: [{ force: true }]
+})
+
+export const RestoreToBody = Body({
+  at: Moment({
+    description: 'writes of that millisecond included', examples: ['2026-03-01T12:00:00.000Z']
+  }),
+  confirmed: Type.Literal(true, { description: 'must be true' })
+}, { title: 'RestoreToBody', examples: [{ at: '2026-03-01T12:00:00.000Z', confirmed: true }] })
+
+export const RestoreToAnswer = Type.Object({
+  data: Type.Object({
+    type: Type.Literal('projects'),
+    id: Ulid,
+    at: Timestamp,
+    restored: Type.Integer({ description: 'documents that are what they were' }),
+    emptied: Type.Integer({ description: 'documents deleted: their levels had none' })
+  }),
+  message: Type.String()
+}, {
+  title: 'RestoreToAnswer',
+  examples: [{
+    data: {
+      type: 'projects', id: '01JQZ6VB2N7Q4W8E1R5T9Y3K6H', at: '2026-03-01T12:00:00.000Z', restored: 3, emptied: 1
+    },
+    message: 'Restored 3 documents, deleted 1.'
+  }]
 })
 
 export const PURGE_SCOPES = ['level', 'project'] as const

@@ -48,7 +48,7 @@ const ORDER = [
   'getEnvironmentLongPath', 'readProjectSecretsLongPath', 'readTargetSecretsLongPath', 'readEnvironmentSecretsLongPath',
   'retrieveSecretsLongPath',
   'getEncryptionKey', 'rotateEncryptionKey', 'listEncryptionKeys',
-  'listVersions', 'getVersion', 'restoreVersion', 'deleteSecrets', 'deleteVersion', 'purgeVersions',
+  'listVersions', 'getVersion', 'restoreVersion', 'restoreProject', 'deleteSecrets', 'deleteVersion', 'purgeVersions',
   'createApiToken', 'listApiTokens', 'getApiToken', 'updateApiToken', 'rotateApiToken', 'deleteApiToken',
   'addMember', 'listMembers', 'getMember', 'updateMember',
   'createTeam', 'listTeams', 'updateTeam', 'addTeamMember', 'setTeamProject', 'getTeam', 'removeTeamMember',
@@ -92,6 +92,7 @@ const MADE_UP: Record<string, (example: any) => Promise<object> | object> = {
     const { code } = await authorize(address, first, { code_challenge: challengeOf(code_verifier) })
     return { code }
   },
+  restoreProject: () => ({ at: answers.listVersions.data[0].attributes.created_at }),
   revokeToken: () => ({ token: answers.getAccessToken.refresh_token }),
   refundCharge: () => ({ charge: answers.createCharge.data.id }),
   rotateClientKeys: ({ secrets: [{ content }] }) => ({ secrets: [{ id: answers.clientsProject.secret_id, content }] }),

@@ -52,6 +52,7 @@ const STATEMENTS: Record<string, number> = {
   listVersions: 3,
   getVersion: 3,
   restoreVersion: 4,
+  restoreProject: 3,
   deleteVersion: 9,
   purgeVersions: 10,
   deleteSecrets: 3,
@@ -119,7 +120,7 @@ const STATEMENTS: Record<string, number> = {
 }
 
 /** What grows with a project is planned for it, each time. */
-const GROWING = ['rotateEncryptionKey', 'rotateClientKeys']
+const GROWING = ['rotateEncryptionKey', 'rotateClientKeys', 'restoreProject']
 /** Of a change of custody, planned in the same way. */
 const CUSTODY: Record<string, number> = { client: 13, server: 13 }
 /** What an operation leaves to be done when it is answered. */

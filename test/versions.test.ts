@@ -448,15 +448,7 @@ t.test('a server-managed version under an old key is re-encrypted under the curr
   t.equal(await plain(at), 'A=1')
   const [newest] = await history(at)
   const { content } = (await fetch(newest.id)).body.data
-  const dataKey = dataKeyOf(test.keyring, {
-    ...key,
-    id: 0,
-    organization_id: owner.organization,
-    project_id: id,
-    is_active: true,
-    created_at: new Date(),
-    rotated_at: null
-  })
+  const dataKey = dataKeyOf(test.keyring, { ...key, organization_id: owner.organization, project_id: id })
   t.equal(openBlob(dataKey, content)?.toString(), 'A=1')
   t.match(newest.attributes, { key_version: '2', encryption_key_version: '2' })
   t.strictSame((await fetch(version)).body.data, before, 'history is as it was')

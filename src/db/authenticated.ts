@@ -34,6 +34,7 @@ const declare = <T extends PgTable, F extends Name<T>>(
 
 const SHOWN = 'Only shown'
 const WHEN = 'Nothing is decided by when it was made or changed'
+const PAST = 'Which document of the level is read at a moment, each of which is authentic, and bound to the level'
 
 export const AUTHENTICATED = {
   users: declare(users, ['id'], [
@@ -115,8 +116,8 @@ export const AUTHENTICATED = {
         'A purge gives another one; to change it removes the history, or brings back what a purge has not removed yet; versions are bound to the secret',
       version_count: SHOWN,
       version_bytes: 'What a purge frees: set to less, the plan of the organization is full sooner; to more, later',
-      created_at: WHEN,
-      updated_at: WHEN
+      created_at: PAST,
+      updated_at: PAST
     }, { presence: ['sealed'] })
 } as const
 

@@ -17,15 +17,22 @@ import { afterCommit } from '../http/idempotency.ts'
 import { inLevel, levelOf, locate, namesOf, requireInside } from '../http/places.ts'
 import type { Domain } from '../http/types.ts'
 import { recordEvent } from '../repositories/audit.ts'
-import { activeKeyOf, ownSecret, type Brings, type LevelState, type SecretRow } from '../repositories/levels.ts'
+import {
+  activeKeyOf, ownSecret, placeOf, type Brings, type LevelState, type SecretRow
+} from '../repositories/levels.ts'
+import { findDocumentsAt } from '../repositories/moments.ts'
 import { removeHistories } from '../repositories/removals.ts'
 import { deleteSecret } from '../repositories/secrets.ts'
 import { fail, refuse } from '../rules/errors.ts'
+import { requireKept } from '../rules/moments.ts'
+import { isInside } from '../rules/slices.ts'
 import { acceptContent } from '../vault/accept.ts'
 import { retrievalOf, revealKey } from '../vault/descriptors.ts'
 import { etagOf, openCurrent } from '../vault/documents.ts'
 import { storageKeyOf } from '../vault/keys.ts'
-import { answerReading, readingEtag, visibleSecrets, type Reading } from '../vault/read.ts'
+import {
+  answerReading, currentContents, pastContents, readingEtag, visibleSecrets, type Reading
+} from '../vault/read.ts'
 import { removeSome } from '../vault/removals.ts'
 import { writeLevel } from '../vault/write.ts'
 
@@ -59,13 +66,16 @@ export const secrets: Domain = async (app) => {
     app.get(`/:organization${path}/secrets`, {
       config: {
         access: 'secret:read',
-        mayNeed: ['secret:decrypt'],
+        mayNeed: ['secret:decrypt', 'secret:history'],
         judge: (request) => judgeCombinations(readingOfQuery(request)),
         at: level,
         // Asked before the query is judged, too.
-        brings: (request) => whatIsRead(request, String((request.query as ReadSecretsQuery).decrypt) === 'true'),
-        audit: 'secret.decrypt',
-        errors: READ_ERRORS,
+        brings: (request) => {
+          const { decrypt, at } = request.query as ReadSecretsQuery
+          return at === undefined ? whatIsRead(request, String(decrypt) === 'true') : 'place'
+        },
+        audit: ['secret.decrypt', 'version.read'],
+        errors: [...READ_ERRORS, 'version_locked', 'version_gone'],
         formerly: `/organizations/:organization${former}/secrets`
       },
       schema: {
@@ -79,9 +89,14 @@ export const secrets: Domain = async (app) => {
       },
       // The scope goes before the other parameters are judged.
       preValidation: async (request) => {
-        if ((request.query as { decrypt?: unknown }).decrypt === 'true') requireScope(request, 'secret:decrypt')
+        const { decrypt, at } = request.query as { decrypt?: unknown, at?: unknown }
+        if (decrypt === 'true') requireScope(request, 'secret:decrypt')
+        if (at !== undefined) requireScope(request, 'secret:history')
       },
-      handler: async (request, reply) => read(request, reply, readingOfQuery(request))
+      handler: async (request, reply) => {
+        const reading = readingOfQuery(request)
+        return reading.at === undefined ? read(request, reply, reading) : readPast(request, reply, reading, reading.at)
+      }
     })
   }
 
@@ -241,9 +256,9 @@ export const secrets: Domain = async (app) => {
     afterCommit(request, () => app.removals.wake())
   }
 
-  async function read (request: FastifyRequest, reply: FastifyReply, asked: Omit<Reading, 'isRetrieve' | 'path'>) {
+  async function read (request: FastifyRequest, reply: FastifyReply, asked: Asked) {
     const { organization, slices } = principalOf(request)
-    const reading = { ...asked, isRetrieve: request.method === 'POST', path: request.url.split('?', 1)[0]! }
+    const reading = toReading(request, asked)
     const storageKey = storageKeyOf(app.keyring, organization)
     let state = levelOf(request)
     judgeReading(state, reading)
@@ -258,21 +273,46 @@ export const secrets: Domain = async (app) => {
       etag = readingEtag(storageKey, state, visible, reading)
     }
     reply.header('etag', etag)
-    const answer = await answerReading(app.keyring, storageKey, state, visible, reading)
-    if (reading.decrypt) await recordDecryption(request, state, visible)
-    return reply.type(reading.raw ? RAW_TYPE : READ_TYPE).serializer(JSON.stringify).send(answer)
+    const documents = currentContents(app.keyring, storageKey, state, visible, reading.decrypt)
+    const answer = await answerReading(storageKey, state, visible, documents, reading)
+    if (reading.decrypt) await recordReading(request, state, visible, 'secret.decrypt')
+    return send(reply, reading, answer)
   }
 
+  async function readPast (request: FastifyRequest, reply: FastifyReply, asked: Asked, at: Date) {
+    const { organization, slices } = principalOf(request)
+    const reading = toReading(request, asked)
+    const storageKey = storageKeyOf(app.keyring, organization)
+    const state = levelOf(request)
+    judgeReading(state, reading)
+    const found = await findDocumentsAt(app.reads, state, at, organization.plan.retention_days) ?? fail('not_found')
+    if (found === 'future') return refuse('at', 'Lies in the future')
+    const visible = found.filter(({ level }) => isInside(slices, placeOf(state, level)))
+    requireKept(visible, organization.plan)
+    const etag = readingEtag(storageKey, state, visible, reading)
+    reply.header('etag', etag)
+    if (listsEtag(request.headers['if-none-match'], etag)) return reply.code(304).send()
+    const documents = pastContents(app.keyring, storageKey, visible, reading.decrypt)
+    const answer = await answerReading(storageKey, state, visible, documents, reading)
+    const action = reading.decrypt ? 'secret.decrypt' : 'version.read'
+    await recordReading(request, state, visible, action, { at: at.toISOString() })
+    return send(reply, reading, answer)
+  }
+
+  const send = (reply: FastifyReply, { raw }: Reading, answer: object) =>
+    reply.type(raw ? RAW_TYPE : READ_TYPE).serializer(JSON.stringify).send(answer)
+
   // Not for 304, which hands out nothing that the caller does not have.
-  async function recordDecryption (
-    request: FastifyRequest, { level, level_id }: LevelState, visible: readonly SecretRow[]
+  async function recordReading (
+    request: FastifyRequest, { level, level_id }: LevelState, visible: readonly Pick<SecretRow, 'id' | 'revision'>[],
+    action: 'secret.decrypt' | 'version.read', more: object = {}
   ) {
     const details = {
-      secrets: visible.map(({ id }) => id).join(' '), revisions: visible.map(({ revision }) => revision).join(' ')
+      secrets: visible.map(({ id }) => id).join(' '),
+      revisions: visible.map(({ revision }) => revision).join(' '),
+      ...more
     }
-    await app.recordRead(
-      actorOf(request), { action: 'secret.decrypt', resource_type: level, resource_id: level_id, details }
-    )
+    await app.recordRead(actorOf(request), { action, resource_type: level, resource_id: level_id, details })
   }
 
   async function retrieveKey (request: FastifyRequest, reply: FastifyReply) {
@@ -325,9 +365,14 @@ function judgeReading ({ project }: LevelState, { decrypt, merge, raw }: Reading
 }
 
 const readingOfQuery = ({ query }: FastifyRequest) => {
-  const { decrypt = false, merge = 'false', raw = false } = query as ReadSecretsQuery
-  return { action: decrypt ? 'decrypt' : 'read', decrypt, merge, raw }
+  const { decrypt = false, merge = 'false', raw = false, at } = query as ReadSecretsQuery
+  return { action: decrypt ? 'decrypt' : 'read', decrypt, merge, raw, ...(at !== undefined && { at: new Date(at) }) }
 }
+
+type Asked = Omit<Reading, 'isRetrieve' | 'path'>
+
+const toReading = ({ method, url }: FastifyRequest, asked: Asked): Reading =>
+  ({ ...asked, isRetrieve: method === 'POST', path: url.split('?', 1)[0]! })
 
 const readingOfBody = ({ body }: FastifyRequest) => {
   const { action = 'read', filters, merge = 'false', raw = false } = body as RetrieveBody

@@ -1,11 +1,12 @@
 import type { FastifyRequest } from 'fastify'
 import type { ErrorCode } from '../../schemas/errors.ts'
 import { OrganizationParams } from '../../schemas/organizations.ts'
+import { ProjectParams } from '../../schemas/projects.ts'
 import { LEVELS } from '../../schemas/secrets.ts'
 import { NoContent, PAGE_SIZE } from '../../schemas/shapes.ts'
 import {
   DeleteVersionBody, DeleteVersionQuery, ListVersionsBody, PurgeAnswer, PurgeBody, RestoreAnswer, RestoreBody,
-  VersionAnswer, VersionPage, VersionParams, type LevelOfHistory, type Version
+  RestoreToAnswer, RestoreToBody, VersionAnswer, VersionPage, VersionParams, type LevelOfHistory, type Version
 } from '../../schemas/versions.ts'
 import type { Db } from '../db/database.ts'
 import { actorOf, principalOf } from '../http/actor.ts'
@@ -27,6 +28,7 @@ import { describeKey } from '../vault/descriptors.ts'
 import { openVersion } from '../vault/documents.ts'
 import { storageKeyOf } from '../vault/keys.ts'
 import { removeSome } from '../vault/removals.ts'
+import { restoreTo } from '../vault/restore-to.ts'
 import { writeLevel } from '../vault/write.ts'
 
 const RESTORE_ERRORS = [
@@ -212,6 +214,41 @@ export const versions: Domain = async (app) => {
       afterCommit(request, () => app.removals.wake())
       return {
         data: { purged_count }, message: `Purged ${purged_count} ${purged_count === 1 ? 'version' : 'versions'}.`
+      }
+    }
+  })
+
+  app.post('/:organization/:project/restore-to', {
+    config: {
+      // It deletes the documents of levels that had none.
+      access: ['secret:restore', 'secret:write'],
+      at: 'project',
+      audit: 'project.restore',
+      errors: [
+        'confirmation_required', 'version_locked', 'version_gone', 'content_required_for_old_key',
+        'content_not_decryptable', 'integrity_error', 'plan_limit_reached'
+      ]
+    },
+    schema: {
+      operationId: 'restoreProject',
+      tags: ['versions'],
+      summary: 'Bring all documents of a project back to a moment, as new versions; those made later are deleted',
+      params: ProjectParams,
+      body: RestoreToBody,
+      response: { 200: RestoreToAnswer }
+    },
+    preValidation: requireConfirmation,
+    handler: async (request) => {
+      const { project } = levelOf(request)
+      const at = new Date(request.body.at)
+      const { organization } = principalOf(request)
+      const { restored, emptied } = await restoreTo(app, organization, actorOf(request), project.id, at)
+      const count = (documents: number) => `${documents} ${documents === 1 ? 'document' : 'documents'}`
+      return {
+        data: { type: 'projects' as const, id: project.id, at, restored, emptied },
+        message: restored + emptied === 0
+          ? 'Every document is as it was: nothing was changed.'
+          : `Restored ${count(restored)}, deleted ${emptied}.`
       }
     }
   })

@@ -331,7 +331,7 @@ function toKey (row: Omit<Row, 'question'>): KeyRow | null {
 const numberOf = (text: string | null) => text === null ? null : Number(text)
 
 /** The active key of a level that was looked up with it. */
-export function activeKeyOf ({ key }: LevelState): KeyRow {
+export function activeKeyOf ({ key }: Pick<LevelState, 'key'>): KeyRow {
   if (key === null) throw new Error('the level was looked up without its key')
   return key
 }

@@ -163,20 +163,25 @@ const byIds = prepared('versions_by_id', (db) => db
 
 interface Asked { organization_id: string, id: number, retention_days: number | null }
 
+async function rowsOf (db: Db, questions: readonly Asked[]) {
+  const asked = JSON.stringify(questions.map((one, question) => ({ question, ...one })))
+  return byQuestion(await byIds(db, { asked }), questions.length)
+}
+type Found = Awaited<ReturnType<typeof rowsOf>>[number][number]
+
+function toVersion (db: Db, [row]: readonly Found[]): FullVersion | undefined {
+  if (row === undefined) return undefined
+  if (!verifies(db, 'secrets', row.secret)) tampered()
+  // A version names a key that its project never had.
+  const { version, key } = row
+  if (key === null || version.managed === null) return tampered()
+  return { ...row, key, version: { ...version, managed: version.managed } }
+}
+
 const findVersions = gather({
   keyOf: ({ organization_id, id, retention_days }: Asked) => `${organization_id} ${id} ${retention_days}`,
-  find: async (db, questions) => {
-    const asked = JSON.stringify(questions.map((one, question) => ({ question, ...one })))
-    return byQuestion(await byIds(db, { asked }), questions.length)
-  },
-  read: (db, [row]): FullVersion | undefined => {
-    if (row === undefined) return undefined
-    if (!verifies(db, 'secrets', row.secret)) tampered()
-    // A version names a key that its project never had.
-    const { version, key } = row
-    if (key === null || version.managed === null) return tampered()
-    return { ...row, key, version: { ...version, managed: version.managed } }
-  }
+  find: rowsOf,
+  read: toVersion
 })
 
 /** A version of the organization, reached through the secret that has it. */
@@ -184,6 +189,15 @@ export async function findVersion (
   db: Db, organizationId: string, id: number, retentionDays: number | null
 ): Promise<FullVersion | undefined> {
   return findVersions(db, { organization_id: organizationId, id, retention_days: retentionDays })
+}
+
+/** Versions of the organization by id, in one statement; undefined for what is none. */
+export async function findVersionsTogether (
+  db: Db, organizationId: string, ids: readonly number[], retentionDays: number | null
+): Promise<(FullVersion | undefined)[]> {
+  const rows = await rowsOf(db, ids.map((id) =>
+    ({ organization_id: organizationId, id, retention_days: retentionDays })))
+  return rows.map((found) => toVersion(db, found))
 }
 
 /**

@@ -4,6 +4,7 @@ import type { Config } from '../config.ts'
 import { isBlobText, openBlob, sealBlob } from '../crypto/blob.ts'
 import type { Keyring } from '../crypto/keyring.ts'
 import { activeKeyOf, type LevelState } from '../repositories/levels.ts'
+import type { KeyState } from '../repositories/encryption-keys.ts'
 import type { FullVersion } from '../repositories/versions.ts'
 import { fail, refuse } from '../rules/errors.ts'
 import { planRestore } from '../rules/restore.ts'
@@ -28,12 +29,15 @@ export function acceptContent (
     : { blob: forServer(dataKeyOf(vault.keyring, activeKeyOf(state)), sent), revealed: false }
 }
 
+/** A project with its active key, as a level's state has it. */
+type ProjectState = Pick<LevelState, 'organization_id' | 'key'> & { project: KeyState }
+
 /**
  * What a restore stores: the version's content, or what its client sent instead, judged as any write (`domain.md`,
  * restore).
  */
 export function acceptRestored (
-  { keyring, config }: Vault, storageKey: KeyObject, state: LevelState, found: FullVersion, { content, key_proof }: {
+  { keyring, config }: Vault, storageKey: KeyObject, state: ProjectState, found: FullVersion, { content, key_proof }: {
     content?: string | undefined
     key_proof?: string | undefined
   }

@@ -4,6 +4,7 @@ import { IntegrityError, openAtRest, sealAtRest } from '../crypto/at-rest.ts'
 import { makeEtag } from '../crypto/etag.ts'
 import { deriveKey } from '../crypto/primitives.ts'
 import type { LevelState, SecretRow } from '../repositories/levels.ts'
+import type { PastDocument } from '../repositories/moments.ts'
 import type { FullVersion } from '../repositories/versions.ts'
 import { currentContext, versionContext, type SecretContext } from './contexts.ts'
 
@@ -43,6 +44,17 @@ export function openVersion (storageKey: KeyObject, organizationId: string, {
     organization_id: organizationId, secret_id: secret.id, level_id: secret.level_id, key_version: version.key_version
   }
   return openAtRest(storageKey, sealed, versionContext(context, version.id, version.revision)).toString('utf8')
+}
+
+/** The blob of a document as it was at a moment: the current one, or a version. */
+export function openPast (storageKey: KeyObject, document: PastDocument): string {
+  const { held, id, level_id, sealed, version, revision, key_version, key: { organization_id } } = document
+  if (sealed === null) throw new Error('the document is not known')
+  return held === 'current'
+    ? openCurrent(storageKey, { organization_id, project: { key_version } }, { ...document, sealed })
+    : openVersion(storageKey, organization_id, {
+      version: { id: version!, revision, key_version }, secret: { id, level_id }, sealed
+    })
 }
 
 export function sealCurrent (storageKey: KeyObject, context: SecretContext, revision: number, blob: string): Buffer {

@@ -93,7 +93,9 @@ export function registerClientKey (
  * The data key of a server-managed key. It was derived once and lies wrapped beside the key, so no process keeps it:
  * once its row is rotated, forgotten or gone, no instance can open anything with it any more.
  */
-export function dataKeyOf (keyring: Keyring, key: KeyRow): KeyObject {
+export function dataKeyOf (
+  keyring: Keyring, key: Pick<KeyRow, 'organization_id' | 'project_id' | 'version' | 'data_key'>
+): KeyObject {
   if (key.data_key === null) throw new Error('there is no data key here')
   return takeKey(keyring.unwrap(key.data_key, keyContext(key, 'data_key')))
 }

@@ -8,10 +8,11 @@ import { openBlob } from '../crypto/blob.ts'
 import type { Keyring } from '../crypto/keyring.ts'
 import { rest } from '../crypto/rest.ts'
 import { activeKeyOf, placeOf, type LevelState, type SecretRow } from '../repositories/levels.ts'
+import type { PastDocument } from '../repositories/moments.ts'
 import { mergeDocuments, readDocument } from '../rules/documents.ts'
 import { fail } from '../rules/errors.ts'
 import { isInside, type Slice } from '../rules/slices.ts'
-import { etagOf, openCurrent } from './documents.ts'
+import { etagOf, openCurrent, openPast } from './documents.ts'
 import { dataKeyOf } from './keys.ts'
 
 type StoredSecret = SecretRow & { sealed: Buffer }
@@ -23,6 +24,8 @@ export interface Reading {
   merge: Merge
   raw: boolean
   filters?: RetrieveBody['filters'] | undefined
+  /** The documents as they were at a moment. */
+  at?: Date | undefined
   /** Asked for by a body, which answers values too. */
   isRetrieve: boolean
   /** The path that was called, without its query. */
@@ -37,35 +40,57 @@ export function visibleSecrets (state: LevelState, slices: readonly Slice[]): Se
   return state.secrets.filter((secret) => secret.is_stored && isInside(slices, placeOf(state, secret.level)))
 }
 
+/** What an answer says of a document beside its content. */
+type Shown = Pick<SecretRow, 'id' | 'level' | 'revision' | 'key_version' | 'version'>
+
 /** The ETag of an answer: of the documents in it, and of everything that shapes it. */
 export function readingEtag (
-  storageKey: KeyObject, state: LevelState, visible: readonly SecretRow[], reading: Reading
+  storageKey: KeyObject, state: LevelState, visible: readonly Shown[], reading: Reading
 ): string {
-  const { decrypt, merge, raw, filters, isRetrieve } = reading
+  const { decrypt, merge, raw, filters, isRetrieve, at } = reading
+  // A version may be under another key by now, at the revision that it always had.
+  const past = at === undefined ? [] : [at.toISOString(), ...visible.map(({ key_version }) => String(key_version))]
   return etagOf(storageKey, visible, isRetrieve
     ? 'retrieve'
     : 'read', String(decrypt), merge, String(raw), JSON.stringify(filters ?? null),
-  state.project.secret_format, state.project.slug, state.target?.slug ?? '', state.environment?.slug ?? '')
+  state.project.secret_format, state.project.slug, state.target?.slug ?? '', state.environment?.slug ?? '', ...past)
+}
+
+/** What documents hold: blobs, or the documents themselves when they are decrypted. */
+export type Contents = ReadonlyMap<Level, string>
+
+/** What current documents hold. */
+export function currentContents (
+  keyring: Keyring, storageKey: KeyObject, state: LevelState, visible: readonly SecretRow[], decrypt: boolean
+): Contents {
+  const dataKey = decrypt && visible.length > 0 ? dataKeyOf(keyring, activeKeyOf(state)) : undefined
+  return new Map(visible.map((secret) =>
+    [secret.level, contentOf(openCurrent(storageKey, state, secret as StoredSecret), dataKey)]))
+}
+
+/** What documents held at a moment, each under the key that it is under; 422 for those of a client's key. */
+export function pastContents (
+  keyring: Keyring, storageKey: KeyObject, visible: readonly PastDocument[], decrypt: boolean
+): Contents {
+  if (decrypt && visible.some(({ key }) => key.managed === 'client')) fail('client_managed_encryption')
+  return new Map(visible.map((document) => {
+    const dataKey = decrypt ? dataKeyOf(keyring, document.key) : undefined
+    return [document.level, contentOf(openPast(storageKey, document), dataKey)]
+  }))
 }
 
 /** What a read answers: with `raw` one object of values, else the documents as they were asked for. */
 export async function answerReading (
-  keyring: Keyring, storageKey: KeyObject, state: LevelState, visible: readonly SecretRow[], reading: Reading
+  storageKey: KeyObject, state: LevelState, visible: readonly Shown[], documents: Contents, reading: Reading
 ): Promise<SecretsAnswer | Record<string, string>> {
-  const { decrypt, merge, raw, filters } = reading
-  const dataKey = decrypt && visible.length > 0 ? dataKeyOf(keyring, activeKeyOf(state)) : undefined
-  const documents = new Map(visible.map((secret) =>
-    [secret.level, contentOf(state, secret as StoredSecret, storageKey, dataKey)]))
+  const { merge, raw, filters } = reading
   return raw
     ? filterValues(await valuesOf(state, documents, merge === 'true' ? LEVELS : [state.level]), filters)
     : toAnswer(state, reading, visible, documents, storageKey)
 }
 
 // The document itself with a data key, else the blob.
-function contentOf (
-  state: LevelState, secret: StoredSecret, storageKey: KeyObject, dataKey: KeyObject | undefined
-): string {
-  const blob = openCurrent(storageKey, state, secret)
+function contentOf (blob: string, dataKey: KeyObject | undefined): string {
   if (dataKey === undefined) return blob
   // What was stored could be opened then, so a blob that does not open now was tampered with.
   const plain = openBlob(dataKey, blob)
@@ -75,7 +100,7 @@ function contentOf (
 
 // Deeper levels override, whatever order they are named in.
 async function valuesOf (
-  state: LevelState, documents: ReadonlyMap<Level, string>, levels: readonly Level[]
+  state: LevelState, documents: Contents, levels: readonly Level[]
 ): Promise<Record<string, string>> {
   const read: Record<string, string>[] = []
   for (const level of levels) {
@@ -88,10 +113,9 @@ async function valuesOf (
 }
 
 async function toAnswer (
-  state: LevelState, reading: Reading, visible: readonly SecretRow[], documents: ReadonlyMap<Level, string>,
-  storageKey: KeyObject
+  state: LevelState, reading: Reading, visible: readonly Shown[], documents: Contents, storageKey: KeyObject
 ): Promise<SecretsAnswer> {
-  const { decrypt, merge, action, filters, isRetrieve, path } = reading
+  const { decrypt, merge, action, filters, isRetrieve, path, at } = reading
   const { project, target, environment } = state
   const levels = merge === 'true' ? undefined : levelsOf(state, decrypt, visible, documents, storageKey)
   const merged = merge === 'false' ? undefined : await valuesOf(state, documents, LEVELS)
@@ -108,6 +132,7 @@ async function toAnswer (
       format: 'hierarchical',
       merged: merge,
       timestamp: new Date().toISOString(),
+      ...(at && { at }),
       hierarchy: { project: project.slug, target: target?.slug ?? null, environment: environment?.slug ?? null },
       action
     }
@@ -115,8 +140,8 @@ async function toAnswer (
 }
 
 function levelsOf (
-  { project, target, environment }: LevelState, decrypt: boolean, visible: readonly SecretRow[],
-  documents: ReadonlyMap<Level, string>, storageKey: KeyObject
+  { project, target, environment }: LevelState, decrypt: boolean, visible: readonly Shown[],
+  documents: Contents, storageKey: KeyObject
 ): Partial<Record<Level, LevelDocument>> {
   const slugs: Record<Level, string> = {
     project: project.slug, target: target?.slug ?? '', environment: environment?.slug ?? ''
@@ -138,7 +163,7 @@ function levelsOf (
 
 // A document that does not parse is still returned as it is; only its values cannot be told.
 async function readableValues (
-  { project }: LevelState, documents: ReadonlyMap<Level, string>
+  { project }: LevelState, documents: Contents
 ): Promise<Record<string, string> | undefined> {
   const read: Record<string, string>[] = []
   for (const level of LEVELS) {

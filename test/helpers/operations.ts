@@ -55,6 +55,8 @@ const KEY = { project: '{project}', action: 'key:retrieve' }
 const BLOB = Buffer.alloc(40).toString('base64')
 /** What somebody holds who may give the weakest role of all that can do something in a project. */
 const API_USER = ['secret:read', 'project:read', 'target:read', 'environment:read', 'organization:read'] as const
+/** What a read hands out beside blobs that are current. */
+const HANDED_OUT = [{ query: '?decrypt=true' }, { query: '?at={moment}' }]
 const TEAMS = '/api/v1/organizations/{organization}/teams'
 const MEMBERS = '/api/v1/organizations/{organization}/members'
 
@@ -136,34 +138,34 @@ export const OPERATIONS: Record<string, Row> = {
     at: 'GET /api/v1/{organization}/{project}/secrets',
     access: 'secret:read',
     depth: 'project',
-    reveals: [{ query: '?decrypt=true' }]
+    reveals: HANDED_OUT
   },
   readProjectSecretsLongPath: {
-    at: `GET ${OLD}/{project}/secrets`, access: 'secret:read', depth: 'project', reveals: [{ query: '?decrypt=true' }]
+    at: `GET ${OLD}/{project}/secrets`, access: 'secret:read', depth: 'project', reveals: HANDED_OUT
   },
   readTargetSecrets: {
     at: 'GET /api/v1/{organization}/{project}/{target}/secrets',
     access: 'secret:read',
     depth: 'target',
-    reveals: [{ query: '?decrypt=true' }]
+    reveals: HANDED_OUT
   },
   readTargetSecretsLongPath: {
     at: `GET ${OLD}/{project}/targets/{target}/secrets`,
     access: 'secret:read',
     depth: 'target',
-    reveals: [{ query: '?decrypt=true' }]
+    reveals: HANDED_OUT
   },
   readEnvironmentSecrets: {
     at: 'GET /api/v1/{organization}/{project}/{target}/{environment}/secrets',
     access: 'secret:read',
     depth: 'environment',
-    reveals: [{ query: '?decrypt=true' }]
+    reveals: HANDED_OUT
   },
   readEnvironmentSecretsLongPath: {
     at: `GET ${OLD}/{project}/targets/{target}/environments/{environment}/secrets`,
     access: 'secret:read',
     depth: 'environment',
-    reveals: [{ query: '?decrypt=true' }]
+    reveals: HANDED_OUT
   },
   retrieveSecrets: {
     at: 'POST /api/v1/{organization}/secrets/retrieve',
@@ -234,6 +236,13 @@ export const OPERATIONS: Record<string, Row> = {
     access: 'secret:restore',
     depth: 'environment',
     body: {}
+  },
+  restoreProject: {
+    at: 'POST /api/v1/{organization}/{project}/restore-to',
+    access: 'secret:restore',
+    also: 'secret:write',
+    depth: 'project',
+    body: ({ moment }) => ({ at: moment, confirmed: true })
   },
   deleteVersion: {
     at: 'DELETE /api/v1/{organization}/secrets/versions/{version}', access: 'secret:purge', depth: 'environment'
@@ -646,7 +655,8 @@ export async function settle (service: TestApp, prefix: string): Promise<World> 
       client: `${prefix}-client`,
       otherProject: `${prefix}-other`,
       secret: stored.secret_id,
-      pending: stored.version
+      pending: stored.version,
+      moment: new Date().toISOString()
     },
     sliceOf: (...depth) => ({
       project_id: rows[depth.includes('project') ? 'otherProject' : 'project']!,
