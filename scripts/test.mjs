@@ -17,11 +17,10 @@ const ONCE = new Set([
 // of these run there too.
 const ON_EITHER = new Set([
   'access', 'audit', 'audit-chain', 'billing', 'billing-money', 'billing-periods', 'bodies', 'browser', 'chain-keys',
-  'concurrency', 'contract', 'examples', 'explorer', 'hierarchy', 'http', 'keys', 'leaks', 'limits', 'lookups',
+  'concurrency', 'contract', 'deployment', 'examples', 'explorer', 'hierarchy', 'http', 'keys', 'leaks', 'limits', 'lookups',
   'lost-answers', 'mail', 'manipulations', 'members', 'metrics', 'oauth', 'oauth-authorize', 'oauth-clients',
   'oauth-doc', 'oauth-guard', 'oauth-race', 'oauth-token', 'organizations', 'people', 'preconditions', 'recipes',
-  'redis', 'removals',
-  'repeats', 'revocation', 'rewrap', 'rotation', 'rotation-concurrency', 'row-adoption', 'row-manipulations', 'sdk',
+  'redis', 'removals', 'repeats', 'revocation', 'rewrap', 'rotation', 'rotation-concurrency', 'row-adoption', 'row-manipulations', 'sdk',
   'second-factor', 'stored-bytes', 'teams', 'tenants', 'tokens', 'traces'
 ])
 // Plans of a server, under several sessions: nothing of it is there on the embedded database.

@@ -9,7 +9,7 @@ import { generateMasterKey } from '../src/crypto/keyring.ts'
 import { createCommonCounters, joinCommonCounters, type Counted } from '../src/http/counters.ts'
 import { standardLog } from '../src/http/log.ts'
 import { freshDatabase } from './helpers/app.ts'
-import { samplesOf, valueOf } from './helpers/metrics.ts'
+import { namesOf, OF_WORKERS, samplesOf, valueOf } from './helpers/metrics.ts'
 import { command, startServer, type Server } from './helpers/process.ts'
 
 // Several processes behind one port. Which of them answers shows when all others are stopped in their tracks.
@@ -206,6 +206,7 @@ t.test('two workers behind one port', onServer, async (t) => {
       const answer = await fetch(`${server.address}/metrics`, { headers: { authorization: `Bearer ${METRICS_TOKEN}` } })
       const text = await answer.text()
       t.equal(answer.status, 200, text.slice(0, 100))
+      t.same(OF_WORKERS.filter((name) => !namesOf(text).includes(name)), [])
       return samplesOf(text)
     }
     const ready = { route: '/readyz', status: '200' }

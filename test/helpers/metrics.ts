@@ -13,3 +13,12 @@ export const valueOf = (samples: readonly Sample[], name: string, labels: Record
   samples.filter((sample) => sample.name === name &&
     Object.entries(labels).every(([key, value]) => sample.labels[key] === value))
     .reduce((sum, { value }) => sum + value, 0)
+
+/** Names of the metrics of a text, those without a sample too. */
+export const namesOf = (text: string): string[] => [...text.matchAll(/^# TYPE (\w+)/gm)].map(([, name]) => name!)
+
+/** What a service of several processes says beside that. */
+export const OF_WORKERS = [
+  'strongroom_worker_up', 'strongroom_worker_ends_total', 'strongroom_limits_without_supervisor',
+  'strongroom_limits_without_supervisor_total'
+]
