@@ -92,10 +92,10 @@ async function inProcess (args: string[], env: Env): Promise<Ended> {
   return ended
 }
 
-/** Starts `serve` on a free port and waits until it says that it serves. */
-export async function startServer (t: Teardown, env: Env): Promise<Server> {
+/** Starts `serve` on a free port, of this build or another, and waits until it says that it serves. */
+export async function startServer (t: Teardown, env: Env, build = CLI): Promise<Server> {
   const { child, ended, stdout, stderr } = program(
-    process.execPath, [CLI, 'serve'], { PORT: '0', LOG_LEVEL: 'warn', ...env }
+    process.execPath, [build, 'serve'], { PORT: '0', LOG_LEVEL: 'warn', ...env }
   )
   t.teardown(async () => {
     child.kill('SIGKILL')
