@@ -15,6 +15,7 @@ export {
 } from './errors.ts'
 export type { Pool } from './guard.ts'
 export type { Db } from './handle.ts'
+export { askForCopy } from './copies.ts'
 export { DirectoryLocked } from './lock.ts'
 export {
   authorityOf, findAuthority, isAuthentic, macOf, readNow, setAuthority, tampered, TamperedRow, updateAuthentic,
@@ -50,8 +51,10 @@ export interface Database {
   pools: Readonly<Record<string, Pool>>
   /** Gives all handles what makes and checks the MACs of rows. */
   authenticate (authority: RowAuthority): void
-  /** A transaction of any length, for what is done once, before the service serves. */
-  maintain<T> (fn: (db: Db) => Promise<T>): Promise<T>
+  /** A transaction of any length, for what is done once, before the service serves; `what` the database does then. */
+  maintain<T> (fn: (db: Db) => Promise<T>, what?: string): Promise<T>
+  /** The same to read alone: all of it sees the database as it is at its first statement but locks. */
+  snapshot<T> (fn: (db: Db) => Promise<T>): Promise<T>
   /** Brings the schema to this build's version. */
   migrate (): Promise<void>
   /** Answers when the database does, or throws DatabaseUnavailable after about two seconds. */
@@ -91,6 +94,7 @@ const SESSION = {
   lock_timeout: 1200,
   idle_in_transaction_session_timeout: 5000
 }
+const SNAPSHOT = { isolationLevel: 'repeatable read', accessMode: 'read only' } as const
 const FOR_LISTS = { ...SESSION, ...WALKING }
 
 // fetch_types would run a statement of its own on each new connection, for arrays only.
@@ -166,6 +170,7 @@ function connectPostgres (databaseUrl: string, pool: number): Database {
     pools,
     authenticate: authority => authenticate(handles, authority),
     maintain: fn => alone(client => handle(client).transaction(async tx => await fn(tx))),
+    snapshot: fn => alone(client => handle(client).transaction(async tx => await fn(tx), SNAPSHOT)),
     migrate: () => alone(migrateSchema),
     ping: () => ping(reads),
     close: async () => {
@@ -224,8 +229,11 @@ async function connectEmbedded ({ dir, durable, onFatal = () => {}, onWait }: Co
     kind: 'embedded',
     pools,
     authenticate: authority => authenticate(handles, authority),
-    maintain: fn => embedded.patiently('authenticates its rows', () =>
+    maintain: (fn, what = 'authenticates its rows') => embedded.patiently(what, () =>
       handle(client).transaction(async tx => await fn(tx)))
+      .catch(error => { throw databaseError(error) }),
+    snapshot: fn => embedded.patiently('is read', () =>
+      handle(client).transaction(async tx => await fn(tx), SNAPSHOT))
       .catch(error => { throw databaseError(error) }),
     migrate: () => embedded.patiently('changes the schema', () => migrateSchema(client)).catch(error => {
       throw databaseError(error)

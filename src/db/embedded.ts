@@ -6,6 +6,7 @@ import { fileURLToPath } from 'node:url'
 import { setFlagsFromString } from 'node:v8'
 import { Worker } from 'node:worker_threads'
 import type { PGliteOptions } from '@electric-sql/pglite'
+import { serveCopies } from './copies.ts'
 import { DatabaseUnavailable } from './errors.ts'
 import { lockDirectory } from './lock.ts'
 import { createWatchdog, type Watchdog } from './watchdog.ts'
@@ -56,7 +57,7 @@ export interface WorkerInput {
 type Program = NonNullable<PGliteOptions['pgliteWasmModule']>
 declare const WebAssembly: { compile (bytes: Uint8Array): Promise<Program> }
 
-interface Answer { ready?: true, bytes?: Uint8Array, done?: true, closed?: true }
+interface Answer { ready?: true, bytes?: Uint8Array, done?: true, copied?: string, closed?: true }
 
 /** Prepares the embedded database in a directory, which stays locked until `close`. */
 export async function openEmbedded ({
@@ -77,6 +78,10 @@ export async function openEmbedded ({
   let worker: Worker | undefined
   let ended: Promise<unknown> = Promise.resolve()
   let closed = false
+  const endCopies = await serveCopies(dir, copy).catch((error: unknown) => {
+    unlock()
+    throw error
+  })
 
   async function socket () {
     // A second worker on the same files would destroy them: the one before must be gone
@@ -131,8 +136,25 @@ export async function openEmbedded ({
     }
   }
 
+  async function copy (to: string) {
+    const one = worker
+    if (closed || one === undefined || one.threadId === -1) throw new Error('it is not open')
+    await patiently('is copied', () => new Promise<void>((resolve, reject) => {
+      const ended = () => reject(new Error('its thread ended'))
+      one.once('exit', ended)
+      one.on('message', function look ({ copied }: Answer) {
+        if (copied === undefined) return
+        one.off('message', look).off('exit', ended)
+        if (copied === '') resolve()
+        else reject(new Error(copied))
+      })
+      one.postMessage({ copy: to })
+    }))
+  }
+
   async function close () {
     closed = true
+    endCopies()
     if (worker) await shut(worker)
     await ended
     unlock()

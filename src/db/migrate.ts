@@ -1,8 +1,10 @@
 import { setTimeout as pause } from 'node:timers/promises'
 import { fileURLToPath } from 'node:url'
+import { sql } from 'drizzle-orm'
 import { readMigrationFiles, type MigrationMeta } from 'drizzle-orm/migrator'
 import type { Sql } from 'postgres'
 import { codeOf, LOCK_TIMEOUT } from './errors.ts'
+import type { Db } from './handle.ts'
 
 const FOLDER = fileURLToPath(new URL('../../drizzle', import.meta.url))
 const LOCK = 0x57_52_4f_4e // a number of our own among the database's advisory locks
@@ -89,3 +91,40 @@ async function apply (client: Sql, { sql, hash, folderMillis }: MigrationMeta) {
 
 const isConcurrent = (statement: string) =>
   /^\s*(?:create (?:unique )?|drop )index concurrently\b/i.test(statement.replace(/^\s*--.*$/gm, ''))
+
+/** The migrations that made the schema as it is, by their hashes, in their order; none of a database without one. */
+export async function listMigrations (db: Db): Promise<string[]> {
+  const [table] = await db.execute(sql`SELECT to_regclass('drizzle.__drizzle_migrations') IS NOT NULL AS found`) as
+    unknown as [{ found: boolean }]
+  if (!table.found) return []
+  const rows = await db.execute(sql`SELECT hash FROM drizzle.__drizzle_migrations ORDER BY created_at, id`)
+  return (rows as unknown as { hash: string }[]).map(({ hash }) => hash)
+}
+
+/** Until the end of the transaction nobody else changes the schema, or starts on it. */
+export async function lockSchema (db: Db): Promise<void> {
+  await db.execute(sql`SELECT pg_advisory_xact_lock(${LOCK}::bigint)`)
+}
+
+/**
+ * Makes an empty database what these migrations made of another one, in the caller's transaction. False where they are
+ * not the first that this build knows: then nothing is done.
+ */
+export async function makeSchema (db: Db, hashes: readonly string[]): Promise<boolean> {
+  const known = readMigrationFiles({ migrationsFolder: FOLDER })
+  if (hashes.length === 0 || !hashes.every((hash, i) => known[i]?.hash === hash)) return false
+  await db.execute(sql`CREATE SCHEMA drizzle`)
+  await db.execute(sql`
+    CREATE TABLE drizzle.__drizzle_migrations (id SERIAL PRIMARY KEY, hash text NOT NULL, created_at bigint)`)
+  for (const { hash, folderMillis, sql: statements } of known.slice(0, hashes.length)) {
+    for (const statement of statements) await db.execute(sql.raw(inTransaction(statement)))
+    await db.execute(
+      sql`INSERT INTO drizzle.__drizzle_migrations (hash, created_at) VALUES (${hash}, ${folderMillis}::bigint)`
+    )
+  }
+  return true
+}
+
+// Nobody waits for an index of a table that is empty, and that nobody else sees.
+const inTransaction = (statement: string) =>
+  isConcurrent(statement) ? statement.replace(/\bindex concurrently\b/i, 'index') : statement

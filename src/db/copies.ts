@@ -1,0 +1,72 @@
+import fs from 'node:fs'
+import net from 'node:net'
+import path from 'node:path'
+
+// Who has an embedded database open copies its files for others who ask, through a socket beside them: between two
+// statements, so that the copy is what a power cut at that moment would have left, with all that was acknowledged.
+
+const NAME = 'copies'
+// A request is a path, and a line.
+const MOST = 8192
+
+/** Answers who asks for a copy, one after the other, until what this answers is called. */
+export async function serveCopies (dir: string, copy: (to: string) => Promise<void>): Promise<() => void> {
+  let last: Promise<unknown> = Promise.resolve()
+  const server = net.createServer({ allowHalfOpen: true }, (socket) => {
+    let asked = ''
+    socket.setEncoding('utf8')
+    socket.on('error', () => {})
+    socket.on('data', (text: string) => {
+      asked += text
+      if (asked.length > MOST) socket.destroy()
+    })
+    socket.on('end', () => {
+      last = last.then(() => copy(asked)).then(() => 'done', (error: unknown) => (error as Error).message)
+        .then((answer) => socket.end(answer))
+    })
+  }).unref()
+  const { base, close } = openDirectory(dir)
+  // Of whoever had the directory before.
+  fs.rmSync(`${base}/${NAME}`, { force: true })
+  await new Promise<void>((resolve, reject) => { server.once('error', reject).listen(`${base}/${NAME}`, resolve) })
+  server.on('error', () => {})
+  return () => {
+    server.close()
+    close()
+  }
+}
+
+/** Has the files of the database in `dir` copied to where nothing is yet. False where nobody answers. */
+export async function askForCopy (dir: string, to: string): Promise<boolean> {
+  const { base, close } = openDirectory(dir)
+  try {
+    const answer = await new Promise<string>((resolve) => {
+      let said = ''
+      const socket = net.connect({ path: `${base}/${NAME}`, allowHalfOpen: true })
+      socket.setEncoding('utf8')
+      socket.on('data', (text: string) => { said += text })
+      socket.on('error', () => resolve(''))
+      socket.on('end', () => {
+        socket.destroy()
+        resolve(said)
+      })
+      socket.end(path.resolve(to))
+    })
+    if (answer !== '' && answer !== 'done') throw new Error(`The embedded database cannot be copied: ${answer}`)
+    return answer === 'done'
+  } finally {
+    close()
+  }
+}
+
+// The path of a socket may have about a hundred bytes: on Linux go through the open directory, as the lock does.
+function openDirectory (dir: string) {
+  const handle = fs.openSync(dir, 'r')
+  let isOpen = true
+  const close = () => {
+    // A second close would close whatever has got the descriptor's number meanwhile.
+    if (isOpen) fs.closeSync(handle)
+    isOpen = false
+  }
+  return { base: process.platform === 'linux' ? `/proc/self/fd/${handle}` : dir, close }
+}
