@@ -16,8 +16,9 @@ const ONCE = new Set([
 // That every operation does what it is to do on the embedded database as well, round-trips shows; in the long form all
 // of these run there too.
 const ON_EITHER = new Set([
-  'access', 'audit', 'audit-chain', 'billing', 'billing-money', 'billing-periods', 'bodies', 'browser', 'chain-keys',
-  'concurrency', 'contract', 'deployment', 'examples', 'explorer', 'hierarchy', 'http', 'keys', 'leaks', 'limits', 'lookups',
+  'access', 'audit', 'audit-chain', 'backup', 'billing', 'billing-money', 'billing-periods', 'bodies', 'browser',
+  'chain-keys', 'concurrency', 'contract', 'deployment', 'examples', 'explorer', 'hierarchy', 'http', 'keys', 'leaks',
+  'limits', 'lookups',
   'lost-answers', 'mail', 'manipulations', 'members', 'metrics', 'oauth', 'oauth-authorize', 'oauth-clients',
   'oauth-doc', 'oauth-guard', 'oauth-race', 'oauth-token', 'organizations', 'people', 'preconditions', 'recipes',
   'redis', 'removals', 'repeats', 'revocation', 'rewrap', 'rotation', 'rotation-concurrency', 'row-adoption', 'row-manipulations', 'sdk',

@@ -250,36 +250,39 @@ export function loadConfig (env: NodeJS.ProcessEnv): Config {
  * user or to root and that neither group nor others may touch. Refused with a `ConfigError` naming `name` otherwise.
  */
 export function readKeyFile (path: string, name = 'MASTER_KEY_FILE'): string {
-  const refuse = (given: string, allowed: string): never => {
-    throw new ConfigError(`${name}: ${quote(path)} ${given}; ${allowed} is allowed`)
-  }
-  const text = read()
-  return readMasterKey(text.trim()) ?? refuse('does not hold a master key', `one line of ${MASTER_KEY_ALLOWED}`)
+  return readMasterKey(readSecretFile(path, name).trim()) ??
+    refuseFile(name, path, 'does not hold a master key', `one line of ${MASTER_KEY_ALLOWED}`)
+}
 
-  function read () {
-    let file: number
-    try {
-      // Without O_NONBLOCK the start would hang on a named pipe that nobody writes to.
-      file = openSync(path, constants.O_RDONLY | constants.O_NONBLOCK)
-    } catch (error) {
-      return refuse(`cannot be read (${(error as NodeJS.ErrnoException).code})`, 'a file that this user can read')
-    }
-    try {
-      // The open file is judged, not its name, so that it cannot be exchanged in between.
-      const { mode, uid, size } = fstatSync(file)
-      if ((mode & constants.S_IFMT) !== constants.S_IFREG) refuse('is not a regular file', 'a regular file')
-      const me = process.getuid?.()
-      if (me !== undefined) {
-        const bits = (mode & 0o777).toString(8).padStart(4, '0')
-        if ((mode & 0o077) !== 0) refuse(`has mode ${bits}`, 'mode 0400 or 0600')
-        if (uid !== me && uid !== 0) refuse(`belongs to user ${uid}`, `a file of user ${me} or of root`)
-      }
-      if (size > 4096) refuse(`has ${size} bytes`, 'a file of at most 4096 bytes')
-      return readFileSync(file, 'utf8')
-    } finally {
-      closeSync(file)
-    }
+/** The text of a file that holds a secret, which is judged as that of a master key is. */
+export function readSecretFile (path: string, name: string): string {
+  const refuse = (given: string, allowed: string) => refuseFile(name, path, given, allowed)
+  let file: number
+  try {
+    // Without O_NONBLOCK the start would hang on a named pipe that nobody writes to.
+    file = openSync(path, constants.O_RDONLY | constants.O_NONBLOCK)
+  } catch (error) {
+    return refuse(`cannot be read (${(error as NodeJS.ErrnoException).code})`, 'a file that this user can read')
   }
+  try {
+    // The open file is judged, not its name, so that it cannot be exchanged in between.
+    const { mode, uid, size } = fstatSync(file)
+    if ((mode & constants.S_IFMT) !== constants.S_IFREG) refuse('is not a regular file', 'a regular file')
+    const me = process.getuid?.()
+    if (me !== undefined) {
+      const bits = (mode & 0o777).toString(8).padStart(4, '0')
+      if ((mode & 0o077) !== 0) refuse(`has mode ${bits}`, 'mode 0400 or 0600')
+      if (uid !== me && uid !== 0) refuse(`belongs to user ${uid}`, `a file of user ${me} or of root`)
+    }
+    if (size > 4096) refuse(`has ${size} bytes`, 'a file of at most 4096 bytes')
+    return readFileSync(file, 'utf8')
+  } finally {
+    closeSync(file)
+  }
+}
+
+function refuseFile (name: string, path: string, given: string, allowed: string): never {
+  throw new ConfigError(`${name}: ${quote(path)} ${given}; ${allowed} is allowed`)
 }
 
 /** The http address of a host, which may be an IPv6 one, and a port. */

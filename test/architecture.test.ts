@@ -21,7 +21,10 @@ const FLOORS: Record<string, Floor> = {
   'src/config.ts': { house: ['schemas', 'src/telemetry'], packages: ['@sinclair/typebox', 'node:'] },
   'src/telemetry': { house: [], packages: ['@opentelemetry', 'node:'] },
   'src/rules': { house: ['schemas'], packages: ['@sinclair/typebox', 'dotenv', 'node:url', 'yaml'] },
-  'src/crypto': { house: ['src/telemetry'], packages: ['node:crypto', 'node:util', 'node:zlib', 'lru-cache', 'oslo'] },
+  'src/crypto': {
+    house: ['src/telemetry'],
+    packages: ['age-encryption', 'node:crypto', 'node:util', 'node:zlib', 'lru-cache', 'oslo']
+  },
   'src/db': { house: ['schemas', 'src/telemetry'], packages: ['drizzle-orm', 'postgres', '@electric-sql/pglite', 'node:'] },
   'src/repositories': { house: ['schemas', 'src/rules', 'src/db'], packages: ['drizzle-orm'] },
   'src/vault': { house: UP_TO_REPOSITORIES, packages: ['lru-cache', 'ulidx', 'type node:crypto'] },

@@ -1,4 +1,5 @@
 import { closeSync, constants, fsyncSync, linkSync, mkdirSync, openSync, unlinkSync, writeSync } from 'node:fs'
+import { open } from 'node:fs/promises'
 import { dirname, resolve } from 'node:path'
 
 /**
@@ -6,14 +7,39 @@ import { dirname, resolve } from 'node:path'
  * place, and linked there. Throws EEXIST when there is one, which stays as it is.
  */
 export function writeDurably (file: string, text: string, mode: number): void {
-  const draft = `${file}.${process.pid}`
-  const handle = openSync(draft, constants.O_WRONLY | constants.O_CREAT | constants.O_TRUNC, mode)
+  const draft = draftOf(file)
+  const handle = openSync(draft, WRITING, mode)
   try {
     writeSync(handle, text)
     fsyncSync(handle)
   } finally {
     closeSync(handle)
   }
+  putInPlace(draft, file)
+}
+
+/** The same for what comes in pieces, one at a time in memory. Nothing is left of a file that does not become whole. */
+export async function writeStreamDurably (
+  file: string, chunks: AsyncIterable<Uint8Array>, mode: number
+): Promise<void> {
+  const draft = draftOf(file)
+  const handle = await open(draft, WRITING, mode)
+  try {
+    for await (const chunk of chunks) await handle.writeFile(chunk)
+    await handle.sync()
+  } catch (error) {
+    unlinkSync(draft)
+    throw error
+  } finally {
+    await handle.close()
+  }
+  putInPlace(draft, file)
+}
+
+const WRITING = constants.O_WRONLY | constants.O_CREAT | constants.O_TRUNC
+const draftOf = (file: string) => `${file}.${process.pid}`
+
+function putInPlace (draft: string, file: string): void {
   try {
     linkSync(draft, file)
   } finally {

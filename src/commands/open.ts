@@ -1,10 +1,12 @@
-import { chmodSync, existsSync } from 'node:fs'
+import { chmodSync, existsSync, mkdtempSync, rmSync } from 'node:fs'
 import { join } from 'node:path'
 import { ConfigError, readKeyFile, type Config } from '../config.ts'
 import {
   createKeyring, generateMasterKey, MasterKeyMissing, openCanary, parseMasterKey, type Keyring
 } from '../crypto/keyring.ts'
-import { connect, databaseError, DatabaseError, DatabaseUnavailable, type Database } from '../db/database.ts'
+import {
+  askForCopy, connect, databaseError, DatabaseError, DatabaseUnavailable, DirectoryLocked, type Database
+} from '../db/database.ts'
 import { listCanaries, wrapsNothing } from '../repositories/master-keys.ts'
 import { openRows } from '../vault/rows.ts'
 import { makeDirectoryDurably, syncWithName, writeDurably } from './durable.ts'
@@ -69,6 +71,39 @@ function tellOfAdoption (rows: number) {
   }
 }
 
+/**
+ * Opens the database and the master keys as they are, to read alone, and proves that these are right. An embedded
+ * database that a service has open is copied first, and the copy is gone with the close.
+ */
+export async function openToRead (config: Config): Promise<Opened> {
+  const keyring = openKeyring(config)
+  const database = await openDatabase(config).catch((error: unknown) => {
+    if (error instanceof DirectoryLocked) return openCopy(config, error)
+    throw error
+  })
+  try {
+    await checkKeys(database, keyring)
+    return { database, keyring }
+  } catch (error) {
+    await database.close()
+    throw error
+  }
+}
+
+async function openCopy (config: Config, locked: DirectoryLocked): Promise<Database> {
+  // Beside what it is a copy of: as well protected, and on the same file system.
+  const dir = mkdtempSync(join(dataDirectory(config), 'copy-'))
+  const remove = () => { rmSync(dir, { recursive: true, force: true }) }
+  try {
+    if (!await askForCopy(join(dataDirectory(config), 'postgres'), join(dir, 'cluster'))) throw locked
+    const database = await connect({ dir, pool: 1, durable: false, onWait: say })
+    return { ...database, close: () => database.close().finally(remove) }
+  } catch (error) {
+    remove()
+    throw error
+  }
+}
+
 /** Connects alone, as `migrate` does. */
 export async function openDatabase (config: Config, onFatal?: (error: Error) => void): Promise<Database> {
   return config.databaseUrl === undefined
@@ -130,7 +165,8 @@ function dataDirectory ({ dataDir }: Config): string {
   return dataDir
 }
 
-async function checkKeys ({ db }: Database, keyring: Keyring): Promise<void> {
+/** Throws a StartError when a master key that wraps something in the database is missing, or is another one. */
+export async function checkKeys ({ db }: Pick<Database, 'db'>, keyring: Keyring): Promise<void> {
   for (const { key_id, canary } of await listCanaries(db)) {
     try {
       openCanary(keyring, canary)

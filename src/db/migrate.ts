@@ -9,6 +9,13 @@ import type { Db } from './handle.ts'
 const FOLDER = fileURLToPath(new URL('../../drizzle', import.meta.url))
 const LOCK = 0x57_52_4f_4e // a number of our own among the database's advisory locks
 
+// As Drizzle's tools know it.
+const LEDGER = [
+  'create schema if not exists drizzle',
+  `create table if not exists drizzle.__drizzle_migrations (
+    id serial primary key, hash text not null, created_at bigint)`
+]
+
 // Milliseconds. Who waits for a table holds up whoever comes after, which gives up after 1.2 s (`SESSION`): so a
 // migration steps back long before that, and tries again.
 const LOCK_WAIT = 500
@@ -41,10 +48,7 @@ export async function migrateSchema (client: Sql, migrationsFolder = FOLDER): Pr
     }
     // A role that may not make tables can start on a schema that is up to date.
     if (applied.size === known.size) return
-    // As Drizzle's tools know it.
-    await client`create schema if not exists drizzle`
-    await client`create table if not exists drizzle.__drizzle_migrations (
-      id serial primary key, hash text not null, created_at bigint)`
+    for (const statement of LEDGER) await client.unsafe(statement)
     for (const migration of migrations) if (!applied.has(migration.hash)) await apply(client, migration)
   } finally {
     await client`select pg_advisory_unlock(${LOCK})`.catch(() => {})
@@ -113,9 +117,7 @@ export async function lockSchema (db: Db): Promise<void> {
 export async function makeSchema (db: Db, hashes: readonly string[]): Promise<boolean> {
   const known = readMigrationFiles({ migrationsFolder: FOLDER })
   if (hashes.length === 0 || !hashes.every((hash, i) => known[i]?.hash === hash)) return false
-  await db.execute(sql`CREATE SCHEMA drizzle`)
-  await db.execute(sql`
-    CREATE TABLE drizzle.__drizzle_migrations (id SERIAL PRIMARY KEY, hash text NOT NULL, created_at bigint)`)
+  for (const statement of LEDGER) await db.execute(sql.raw(statement))
   for (const { hash, folderMillis, sql: statements } of known.slice(0, hashes.length)) {
     for (const statement of statements) await db.execute(sql.raw(inTransaction(statement)))
     await db.execute(

@@ -91,6 +91,34 @@ export async function chainEvents (db: Db): Promise<number> {
 
 /** Gives every row of a table its MAC, or every one `among` it, and counts them. */
 export async function authenticateTable (db: Db, name: AuthenticatedTable, among?: SQL): Promise<number> {
+  let done = 0
+  for await (const rows of readAuthenticated(db, name, among)) {
+    await writeMacs(db, name, rows)
+    done += rows.length
+  }
+  return done
+}
+
+/**
+ * Counts the rows of a table that are authentic, and those that have ended and count for nothing; tells of the others.
+ */
+export async function judgeTable (
+  db: Db, name: AuthenticatedTable, tell: (row: Record<string, unknown>) => void
+): Promise<{ authentic: number, ended: number }> {
+  let [authentic, ended] = [0, 0]
+  for await (const rows of readAuthenticated(db, name)) {
+    for (const row of rows) {
+      if (row.mac === null) ended++
+      else if (verifies(db, name, row as never)) authentic++
+      else tell(row)
+    }
+  }
+  return { authentic, ended }
+}
+
+async function * readAuthenticated (
+  db: Db, name: AuthenticatedTable, among?: SQL
+): AsyncGenerator<Record<string, unknown>[]> {
   const { table, key, presence } = AUTHENTICATED[name] as unknown as {
     table: PgTable & Record<string, PgColumn>
     key: string[]
@@ -99,15 +127,14 @@ export async function authenticateTable (db: Db, name: AuthenticatedTable, among
   // What is sealed stays where it is: that it is there is all that is authenticated.
   const present = presence.map((column) => [column, sql<boolean>`${table[column]} IS NOT NULL`])
   const columns = { ...authenticatedColumns(name), ...Object.fromEntries(present) } as Record<string, PgColumn>
-  let done = 0
   for (let last: Record<string, unknown> | undefined; ;) {
     const rows = await db.select(columns).from(table)
       .where(and(among, last && behind(key.map((column) => [table[column]!, last![column]]))))
       .orderBy(...key.map((column) => asc(table[column]!))).limit(BATCH) as Record<string, unknown>[]
-    if (rows.length > 0) await writeMacs(db, name, rows)
-    done += rows.length
     last = rows.at(-1)
-    if (last === undefined || rows.length < BATCH) return done
+    if (last === undefined) return
+    yield rows
+    if (rows.length < BATCH) return
   }
 }
 

@@ -33,6 +33,9 @@ export const answerContext = (
   return encodeContext('answer', organization_id, principal, key, request.toString('base64'), status)
 }
 
+/** The key that chains the frames of a backup. */
+export const backupContext = (id: string) => encodeContext('backup', id)
+
 export type KeyColumn = 'key_string' | 'data_key' | 'key_check' | 'salt'
 export const keyContext = (key: { organization_id: string, project_id: string, version: number }, column: KeyColumn) =>
   encodeContext('project-key', key.organization_id, key.project_id, key.version, column)

@@ -38,6 +38,8 @@ export interface TestApp {
   database: Database
   keyring: Keyring
   config: Config
+  /** What a command needs to work on the same database. */
+  env: Record<string, string>
   /** Every line that was logged. */
   logs: string[]
   /** A new organization, on the given plan, with a caller who holds the abilities. */
@@ -64,8 +66,9 @@ export async function startApp (
   t: { teardown (fn: () => unknown): void }, env: Record<string, string> = {}, costs: Costs = QUICK,
   as?: (url: string) => Promise<string>
 ): Promise<TestApp> {
-  const { database, drop } = await freshDatabase(as)
-  const keyring = createKeyring([parseMasterKey(generateMasterKey().text)])
+  const { database, drop, env: place } = await freshDatabase(as)
+  const { text: MASTER_KEY } = generateMasterKey()
+  const keyring = createKeyring([parseMasterKey(MASTER_KEY)])
   await openRows(database, keyring)
   const config = loadConfig({
     RATE_LIMIT_API: '0',
@@ -118,6 +121,7 @@ export async function startApp (
     database,
     keyring,
     config,
+    env: { MASTER_KEY, ...place },
     logs,
     inject,
     token,
@@ -190,12 +194,13 @@ export async function makeLevel (caller: Caller, project: Record<string, unknown
 /** A migrated, empty database of its own: on TEST_DATABASE_URL when it is set, else embedded. */
 export async function freshDatabase (
   as?: (url: string) => Promise<string>
-): Promise<{ database: Database, url?: string, drop: () => Promise<void> }> {
+): Promise<{ database: Database, env: Record<string, string>, url?: string, drop: () => Promise<void> }> {
   const server = process.env.TEST_DATABASE_URL
   if (server === undefined) {
     const dir = mkdtempSync(join(tmpdir(), 'strongroom-test-'))
     return {
-      database: await connect({ dir, pool: 1, durable: false }),
+      database: await connect({ dir: join(dir, 'postgres'), pool: 1, durable: false }),
+      env: { DATA_DIR: dir },
       drop: async () =>
         rmSync(dir, { recursive: true, force: true })
     }
@@ -208,6 +213,7 @@ export async function freshDatabase (
   const database = await connect({ url: await as?.(url.href) ?? url.href, pool: 10 })
   return {
     database,
+    env: { DATABASE_URL: url.href },
     url: url.href,
     drop: async () => {
       await admin.unsafe(`DROP DATABASE ${name} WITH (FORCE)`)

@@ -13,14 +13,24 @@ export function fail (line: string): never {
 }
 
 type Options = Record<string, { type: 'string', multiple?: boolean } | { type: 'boolean' }>
-type Parsing<O extends Options> = { args: string[], options: O, strict: true, allowPositionals: false }
+type Parsing<O extends Options> = { args: string[], options: O, strict: true, allowPositionals: boolean }
+type Parsed<O extends Options> = ReturnType<typeof parseArgs<Parsing<O>>>
 
 /** The options of a command; what else is there is wrong usage. */
-export function parse<const O extends Options> (
-  args: string[], options: O
-): ReturnType<typeof parseArgs<Parsing<O>>>['values'] {
+export const parse = <const O extends Options>(args: string[], options: O): Parsed<O>['values'] =>
+  parseAll({ args, options, strict: true, allowPositionals: false }).values
+
+/** The one file that a command is about, `-` for standard input or output, and its options. */
+export function parseFile<const O extends Options> (
+  command: string, args: string[], options: O
+): { file: string, values: Parsed<O>['values'] } {
+  const { values, positionals: [file, ...others] } = parseAll({ args, options, strict: true, allowPositionals: true })
+  return !file || others.length > 0 ? fail(`${command} needs one FILE`) : { file, values }
+}
+
+function parseAll<O extends Options> (parsing: Parsing<O>): Parsed<O> {
   try {
-    return parseArgs({ args, options, strict: true, allowPositionals: false }).values
+    return parseArgs(parsing)
   } catch (error) {
     throw new UsageError((error as Error).message)
   }

@@ -1,0 +1,22 @@
+import { loadConfig } from '../../config.ts'
+import { backup, describeSummary } from '../backup.ts'
+import type { Noun } from './noun.ts'
+import { parseFile } from './words.ts'
+
+/** `backup` and what it takes. */
+export const noun: Noun = {
+  help: `  backup FILE [--recipient AGE-RECIPIENT ...]
+                                          everything into a file, encrypted when a recipient is given
+`,
+
+  run: async (args, env) => {
+    const { file, values: { recipient = [] } } = parseFile('backup', args, {
+      recipient: { type: 'string', multiple: true }
+    })
+    const made = await backup(loadConfig(env), file, recipient)
+    // Standard output may be the backup itself.
+    const out = file === '-' ? process.stderr : process.stdout
+    out.write(`Backed up ${describeSummary(made)}`)
+    return 0
+  }
+}

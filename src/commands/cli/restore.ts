@@ -1,0 +1,16 @@
+import { loadConfig } from '../../config.ts'
+import { describeSummary, restore } from '../backup.ts'
+import type { Noun } from './noun.ts'
+import { parseFile } from './words.ts'
+
+/** `restore` and what it takes. */
+export const noun: Noun = {
+  help: `  restore FILE [--identity FILE]          a backup back into an empty database
+`,
+
+  run: async (args, env) => {
+    const { file, values: { identity } } = parseFile('restore', args, { identity: { type: 'string' } })
+    process.stdout.write(`Restored ${describeSummary(await restore(loadConfig(env), { file, identity }))}`)
+    return 0
+  }
+}

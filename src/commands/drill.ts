@@ -1,0 +1,67 @@
+import { mkdtemp, rm } from 'node:fs/promises'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import type { Config } from '../config.ts'
+import { authorityOf, connect, setAuthority, type Database } from '../db/database.ts'
+import { openEverything } from '../vault/rehearsal.ts'
+import { openRows } from '../vault/rows.ts'
+import { describeVerified, readAnchors, verifyDatabase } from './audit.ts'
+import { DamagedBackup } from './backup-file.ts'
+import { describeSummary, openBackup, restoreInto, type Source } from './backup.ts'
+import { checkKeys, openKeyring } from './open.ts'
+
+/**
+ * Rehearses a restore: brings a backup into an embedded database of its own, which is gone afterwards, opens all that
+ * is in it and verifies the audit. Answers the exit status: 0 when all is well, 1 when something is not.
+ */
+export async function drill (
+  config: Config, { anchors: log, ...source }: Source & { anchors?: string | undefined },
+  { say, warn }: Record<'say' | 'warn', (line: string) => void>
+): Promise<number> {
+  const keyring = openKeyring(config)
+  const anchors = await readAnchors(log)
+  let faults = 0
+  const fault = (line: string) => {
+    faults++
+    warn(line)
+  }
+  try {
+    const read = await openBackup(keyring, source)
+    await withScratch(async (database) => {
+      const brought = await database.maintain((db) => restoreInto(db, keyring, read()), 'takes in a backup')
+      say(`Restored ${describeSummary(brought)}`)
+      await database.migrate()
+      await checkKeys(database, keyring)
+      await openRows(database, keyring)
+      const { versions, documents, of_clients, removed, keys, rows } = await database.maintain(async (db) => {
+        setAuthority(db, authorityOf(database.db))
+        return openEverything(db, keyring, (line) => { fault(`${line}\n`) })
+      }, 'is opened')
+      say(`Opened ${versions} versions, ${documents} documents (${of_clients} of both as far as their clients ` +
+        `encrypted them) and ${keys} keys; ${removed} versions wait for their removal; ${rows} rows are authentic\n`)
+      for await (const verified of verifyDatabase({ database, keyring }, {}, anchors)) {
+        if (verified.broken === null) say(describeVerified(verified))
+        else fault(describeVerified(verified))
+      }
+    })
+  } catch (error) {
+    if (!(error instanceof DamagedBackup)) throw error
+    fault(`${error.message}\n`)
+  }
+  say(`The drill found ${faults === 0 ? 'nothing wrong' : faults === 1 ? '1 fault' : `${faults} faults`}.\n`)
+  return faults === 0 ? 0 : 1
+}
+
+async function withScratch (act: (database: Database) => Promise<void>): Promise<void> {
+  const dir = await mkdtemp(join(tmpdir(), 'strongroom-drill-'))
+  try {
+    const database = await connect({ dir, pool: 1, durable: false })
+    try {
+      await act(database)
+    } finally {
+      await database.close()
+    }
+  } finally {
+    await rm(dir, { recursive: true, force: true })
+  }
+}

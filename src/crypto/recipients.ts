@@ -1,0 +1,60 @@
+/**
+ * Encryption of a stream to recipients of age (https://age-encryption.org), who alone can open it: by the library of
+ * age's author, in pieces of 64 KiB, each of which is authentic before it comes out. It is loaded where it is used.
+ */
+
+// @types/node has the class, and not this part of it.
+interface Streams { from (chunks: AsyncIterable<Uint8Array>): ReadableStream<Uint8Array> }
+const streamOf = (chunks: AsyncIterable<Uint8Array>) => (ReadableStream as unknown as Streams).from(chunks)
+
+/** What each file that is encrypted like this begins with. */
+export const AGE = Buffer.from('age-encryption.org/v1\n')
+
+/** A recipient or an identity that is none, or none that opens the file. */
+export class RecipientError extends Error {
+  override readonly name = 'RecipientError'
+}
+
+/** Encrypts what comes to each of the recipients (`age1…`). Throws a RecipientError for what is none. */
+export async function encryptTo (
+  recipients: readonly string[]
+): Promise<(chunks: AsyncIterable<Uint8Array>) => Promise<AsyncIterable<Uint8Array>>> {
+  const { Encrypter } = await import('age-encryption')
+  const encrypter = new Encrypter()
+  for (const recipient of recipients) {
+    try {
+      encrypter.addRecipient(recipient)
+    } catch {
+      throw new RecipientError(`${JSON.stringify(recipient.slice(0, 80))} is no recipient of age`)
+    }
+  }
+  return async (chunks) => encrypter.encrypt(streamOf(chunks))
+}
+
+/**
+ * Opens what was encrypted, with the identities in a text as `age-keygen` writes them. Throws a RecipientError when
+ * there are none, or none of them opens it; nothing of them is ever in a message.
+ */
+export async function decryptWith (
+  identities: string
+): Promise<(chunks: AsyncIterable<Uint8Array>) => Promise<AsyncIterable<Uint8Array>>> {
+  const { Decrypter } = await import('age-encryption')
+  const decrypter = new Decrypter()
+  const lines = identities.split('\n').map((line) => line.trim()).filter((line) => line !== '' && !line.startsWith('#'))
+  if (lines.length === 0) throw new RecipientError('there is no identity of age in it')
+  for (const [i, line] of lines.entries()) {
+    try {
+      decrypter.addIdentity(line)
+    } catch {
+      throw new RecipientError(`identity ${i + 1} in it is none of age`)
+    }
+  }
+  return async (chunks) => {
+    try {
+      return await decrypter.decrypt(streamOf(chunks))
+    } catch (error) {
+      if (/^no identity matched/.test((error as Error).message)) throw new RecipientError('none of its identities does')
+      throw error
+    }
+  }
+}

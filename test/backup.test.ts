@@ -1,0 +1,465 @@
+import { existsSync, readdirSync, readFileSync, statSync, writeFileSync } from 'node:fs'
+import { join } from 'node:path'
+import { generateX25519Identity, identityToRecipient } from 'age-encryption'
+import { sql } from 'drizzle-orm'
+import postgres from 'postgres'
+import { ulid } from 'ulidx'
+import t, { type Test } from 'tap'
+import { buildApp } from '../src/app.ts'
+import { verifyDatabase } from '../src/commands/audit.ts'
+import { decodeBackup, encodeBackup, type Count } from '../src/commands/backup-file.ts'
+import { openBackup, restoreInto } from '../src/commands/backup.ts'
+import { writeStreamDurably } from '../src/commands/durable.ts'
+import { open } from '../src/commands/open.ts'
+import { loadConfig } from '../src/config.ts'
+import { generateMasterKey } from '../src/crypto/keyring.ts'
+import { connect } from '../src/db/database.ts'
+import { listMigrations, makeSchema } from '../src/db/migrate.ts'
+import { listStoredKeys } from '../src/repositories/sealed.ts'
+import { describeTables, dropTables, isEmpty, LEFT_OUT } from '../src/repositories/whole.ts'
+import { beginChain, openChain } from '../src/vault/backups.ts'
+import { rotateChainKey } from '../src/vault/chain.ts'
+import { dataKeyOf, keyStringOf } from '../src/vault/keys.ts'
+import { Anchors } from '../src/vault/verification.ts'
+import { startApp } from './helpers/app.ts'
+import { QUICK } from './helpers/costs.ts'
+import { LONG } from './helpers/long.ts'
+import { OPERATIONS, prepare, send, settle } from './helpers/operations.ts'
+import { giveSecondFactor, issuePair, makePerson } from './helpers/people.ts'
+import { command, scratchDirectory, type Ended } from './helpers/process.ts'
+import { beside } from './helpers/statements.ts'
+import { ON_POSTGRES } from './helpers/traffic.ts'
+
+t.setTimeout(240_000)
+
+type Env = Record<string, string>
+
+const CANARY = 'canary-4b1d9e-of-a-document'
+
+/** A place for a database, empty yet. */
+async function emptyPlace (t: Test, kind = ON_POSTGRES ? 'postgres' : 'embedded'): Promise<Env> {
+  if (kind === 'embedded') return { DATA_DIR: scratchDirectory(t) }
+  const name = `b_${ulid().toLowerCase()}`
+  const admin = postgres(process.env.TEST_DATABASE_URL!, { max: 1, onnotice: () => {} })
+  await admin.unsafe(`CREATE DATABASE ${name}`)
+  t.teardown(async () => {
+    await admin.unsafe(`DROP DATABASE ${name} WITH (FORCE)`)
+    await admin.end({ timeout: 2 })
+  })
+  const url = new URL(process.env.TEST_DATABASE_URL!)
+  url.pathname = `/${name}`
+  return { DATABASE_URL: url.href }
+}
+
+const connectTo = ({ DATABASE_URL, DATA_DIR }: Env) => connect(DATABASE_URL === undefined
+  ? { dir: join(DATA_DIR!, 'postgres'), pool: 1, durable: false }
+  : { url: DATABASE_URL, pool: 2 })
+
+const digestOf = ({ stdout, stderr }: Ended) => /digest ([0-9a-f]{64})\n/.exec(stdout)?.[1] ?? `${stdout}${stderr}`
+
+/** One line that matches, this exit status, and nothing on standard output. */
+function refused (t: Test, { code, stdout, stderr }: Ended, line: RegExp, status = 1) {
+  t.match(stderr, line)
+  t.match(stderr, /^[^\n]+\n$/, 'one line')
+  t.same([code, stdout], [status, ''])
+}
+
+/** A service in which each table that a backup has is written to, and how to make backups of it. */
+async function startFilled () {
+  const service = await startApp(t)
+  const { caller, ids } = await settle(service, 'kept')
+  const { organization: o } = caller
+  const person = await makePerson(service, { [o]: 'owner' })
+  await giveSecondFactor(service, person)
+  const { access } = await issuePair(service, person, ['organization:create'])
+  for (const [id, row] of Object.entries(OPERATIONS)) {
+    // What they take away would not be there to see.
+    if (!/^(delete|remove)/.test(id)) {
+      await prepare(service, row, ids)
+      await send(service, row, ids, row.access === 'public' ? undefined : row.byPerson ? access : caller.token)
+    }
+  }
+  await caller.call('POST', `/${o}/projects`, { name: 'Canary', slug: 'canary' })
+  for (const plaintext of ['OLD=1\n', `NEW=${CANARY}\n`]) {
+    const { status, text } = await caller.call(
+      'POST', `/${o}/secrets/store`, { project: 'canary', plaintext }
+    )
+    if (status !== 200) throw new Error(text)
+  }
+  await caller.call('POST', `/organizations/${o}/api-keys`, { name: 'Once', abilities: ['secret:read'] }, {
+    'idempotency-key': 'once'
+  })
+  await service.rotate((await service.token(o, ['secret:read'])).token, 3600)
+  await rotateChainKey(service.database.db, service.keyring, o)
+  await service.sql(`INSERT INTO sign_in_devices (token_hash, user_id, expires_at) VALUES ('\\x01', ${person.id}, now())`)
+  await service.sql("INSERT INTO sign_in_failures (key, failures) VALUES ('\\x00ff', 3)")
+  await service.sql(`INSERT INTO credits (organization_id, currency, amount) VALUES ('${o}', 'EUR', 5)`)
+  await service.sql(`INSERT INTO api_usage (organization_id, month, calls) VALUES ('${o}', '2026-03-01', 7)`)
+  await service.sql(`INSERT INTO re_encryptions (organization_id, project_id, total, finished_at)
+    SELECT organization_id, id, 1, now() FROM projects WHERE organization_id = '${o}' AND slug = 'canary'`)
+  return { service, caller }
+}
+
+const { service, caller } = await startFilled()
+const folder = scratchDirectory(t)
+let files = 0
+const nextFile = () => join(folder, `${++files}.backup`)
+/** A backup of the service; its file. */
+const backUp = async (...more: string[]) => {
+  const file = nextFile()
+  const ended = await command(['backup', file, ...more], service.env)
+  if (ended.code !== 0) throw new Error(ended.stderr)
+  return { file, digest: digestOf(ended), ended }
+}
+const { MASTER_KEY = '' } = service.env
+const withKey = (place: Env) => ({ ...place, MASTER_KEY })
+/** A command on what may be nothing but a file. */
+const drill = (file: string, ...more: string[]) => command(['drill', file, ...more], { MASTER_KEY })
+
+t.test('a backup restores with the same rows, on either database, and the service goes on from there', async (t) => {
+  const first = await backUp()
+  t.match(first.ended.stdout,
+    /^Backed up \d+ organizations, \d+ versions, \d+ events; \d+ rows in \d+ tables, \d+ bytes, as of \S+Z, digest /)
+  const embedded = withKey(await emptyPlace(t, 'embedded'))
+  const restored = await command(['restore', first.file], embedded)
+  t.equal(restored.code, 0, restored.stderr)
+  t.equal(restored.stdout.replace('Restored', 'Backed up'), first.ended.stdout, 'and it says what it brought')
+  const again = nextFile()
+  t.equal(digestOf(await command(['backup', again], embedded)), first.digest, 'the same rows')
+  await goesOn(t, embedded)
+  if (!ON_POSTGRES) return
+
+  const onServer = withKey(await emptyPlace(t))
+  t.equal(digestOf(await command(['restore', again], onServer)), first.digest, 'and the other way round')
+  t.equal(digestOf(await command(['backup', nextFile()], onServer)), first.digest)
+  await goesOn(t, onServer)
+})
+
+/** The service on a restored database reads what there was and writes behind it, with an audit that holds. */
+async function goesOn (t: Test, env: Env) {
+  const { database, keyring } = await open(loadConfig(env))
+  const config = loadConfig({ RATE_LIMIT_API: '0', LOG_LEVEL: 'silent' })
+  const app = await buildApp({ config, database, keyring, costs: QUICK })
+  t.teardown(async () => {
+    await app.close()
+    await database.close()
+  })
+  const call = async (method: 'GET' | 'POST', path: string, payload?: object) => {
+    const answer = await app.inject({
+      method, url: `/api/v1${path}`, headers: { authorization: `Bearer ${caller.token}` }, ...(payload && { payload })
+    })
+    return { status: answer.statusCode, body: answer.json() }
+  }
+  const o = caller.organization
+  const before = await caller.call('POST', `/${o}/secrets/versions`, { project: 'canary', level: 'project' })
+  const there = await call('POST', `/${o}/secrets/versions`, { project: 'canary', level: 'project' })
+  t.strictSame(there, { status: 200, body: before.body }, 'the history is as it was')
+  t.match(await call('GET', `/${o}/canary/secrets?decrypt=true`), {
+    status: 200, body: { data: { attributes: { levels: { project: { content: `NEW=${CANARY}\n` } } } } }
+  })
+  const { body } = await call('POST', `/${o}/secrets/store`, { project: 'canary', plaintext: 'NEXT=1\n' })
+  t.ok(Number(body.data.version) > Number(before.body.data[0].id), 'numbers go on')
+  for (const name of ['One', 'Two']) {
+    t.match(await call('POST', `/organizations/${o}/api-keys`, { name, abilities: ['secret:read'] }), { status: 201 })
+  }
+  for await (const { broken } of verifyDatabase({ database, keyring }, {}, new Anchors())) t.equal(broken, null)
+}
+
+t.test('each table comes along or is left out for a reason, and none that does needs one that does not', async (t) => {
+  const tables = await describeTables(service.database.db)
+  const { file } = await backUp()
+  let counts: Count[] = []
+  for await (const part of (await openBackup(service.keyring, { file }))()) {
+    if (part.kind === 'end') counts = part.counts
+  }
+  t.strictSame(
+    [...counts.map(({ table }) => table), ...Object.keys(LEFT_OUT)].sort(), tables.map(({ name }) => name).sort()
+  )
+  // What there is only as long as somebody else holds something, or there is work to do.
+  const mayBeEmpty = ['late_events', 'organization_removals', 'token_removals']
+  t.strictSame(counts.filter(({ table, rows }) => rows === 0 && !mayBeEmpty.includes(table)), [])
+})
+
+t.test('a restore needs an empty database, and changes no other', async (t) => {
+  const { file, digest } = await backUp()
+  refused(t, await command(['restore', file], service.env),
+    ON_POSTGRES ? /^The database is not empty: a backup is restored into an empty one\n/ : /in use by process/)
+  t.equal((await backUp()).digest, digest)
+  if (!ON_POSTGRES) return
+  const place = withKey(await emptyPlace(t))
+  await query(place, 'CREATE TABLE of_another_application (id int)')
+  refused(t, await command(['restore', file], place), /^The database is not empty/)
+  await query(place, 'DROP TABLE of_another_application')
+  t.equal((await command(['migrate'], place)).code, 0)
+  t.equal(digestOf(await command(['restore', file], place)), digest, 'one that was only migrated is empty')
+})
+
+/** Runs SQL in a database that no service is on. */
+async function query (place: Env, text: string): Promise<Record<string, unknown>[]> {
+  const database = await connectTo(place)
+  try {
+    return await beside(async () => await database.db.execute(sql.raw(text)) as unknown as Record<string, unknown>[])
+  } finally {
+    await database.close()
+  }
+}
+
+/** Where the frames of a backup begin, and where it ends. */
+function framesOf (bytes: Buffer): number[] {
+  const places = ['strongroom backup 1\n'.length]
+  while (places.at(-1)! < bytes.length) places.push(places.at(-1)! + 5 + bytes.readUInt32BE(places.at(-1)! + 1) + 32)
+  return places
+}
+
+const flipped = (bytes: Buffer, at: number) => {
+  const other = Buffer.from(bytes)
+  other[at]! ^= 1 << (at % 8)
+  return other
+}
+
+t.test('a damage anywhere is found, by the drill and before anything is restored', async (t) => {
+  const { file } = await backUp()
+  const bytes = readFileSync(file)
+  const frames = framesOf(bytes)
+  const frame = (i: number) => bytes.subarray(frames.at(i), frames.at(i + 1) ?? bytes.length)
+  const [first, last] = [frames[0]!, frames.at(-2)!]
+  t.ok(frames.length > 30)
+  const damages: Record<string, Buffer> = {
+    'cut off in the middle': bytes.subarray(0, bytes.length / 2),
+    'cut off before its last frame': bytes.subarray(0, last),
+    'cut off before its last byte': bytes.subarray(0, -1),
+    empty: Buffer.alloc(0),
+    'a frame is gone': Buffer.concat([bytes.subarray(0, frames[5]), bytes.subarray(frames[6])]),
+    'a frame came twice': Buffer.concat([bytes.subarray(0, frames[6]), bytes.subarray(frames[5])]),
+    'two frames are swapped': Buffer.concat(
+      [bytes.subarray(0, frames[5]), frame(6), frame(5), bytes.subarray(frames[7])]
+    ),
+    'the end is before the last rows': Buffer.concat([bytes.subarray(0, frames.at(-3)), frame(-2), frame(-3)]),
+    'something is behind the end': Buffer.concat([bytes, Buffer.alloc(1)])
+  }
+  for (let i = 0; i < 16; i++) {
+    const at = Math.floor(bytes.length * i / 16)
+    damages[`a bit of byte ${at}`] = flipped(bytes, at)
+  }
+  for (const [what, at] of Object.entries({
+    'kind of a frame': last,
+    'length of a frame': first + 3,
+    'digest of the header': first + 5,
+    'first MAC': frames[1]! - 1,
+    'last MAC': bytes.length - 1
+  })) damages[`a bit of the ${what}`] = flipped(bytes, at)
+  const place = { MASTER_KEY, DATA_DIR: join(folder, 'never-made') }
+  for (const [what, content] of Object.entries(damages)) {
+    const damaged = nextFile()
+    writeFileSync(damaged, content)
+    const drilled = await drill(damaged)
+    t.same([drilled.code, drilled.stdout], [1, 'The drill found 1 fault.\n'], what)
+    t.match(drilled.stderr, /^\S+ (is damaged|is cut off|goes on behind its end|is no backup).*\n$/)
+    const restored = await command(['restore', damaged], place)
+    t.same([restored.code, restored.stdout, restored.stderr], [1, '', drilled.stderr])
+  }
+  t.notOk(existsSync(place.DATA_DIR), 'no database was even made')
+})
+
+t.test('of what is restored as it comes, a damage leaves nothing behind', async (t) => {
+  const { file } = await backUp()
+  const bytes = readFileSync(file)
+  const place = withKey(await emptyPlace(t))
+  const database = await connectTo(place)
+  async function * chunks () { for (let at = 0; at < bytes.length; at += 1000) yield bytes.subarray(at, at + 1000) }
+  bytes[bytes.length - 1]! ^= 1
+  const parts = decodeBackup('It', chunks(), (header) => openChain(service.keyring, header))
+  await t.rejects(database.maintain((db) => restoreInto(db, service.keyring, parts)), { message: /^It is damaged: frame \d+ / })
+  t.ok(await isEmpty(database.db))
+  await database.close()
+  t.equal((await command(['restore', file], place)).code, 0, 'and it can be done again')
+})
+
+t.test('without the master key a backup tells no secret, and opens for nobody', async (t) => {
+  const { file } = await backUp()
+  const text = readFileSync(file).toString('latin1')
+  const secrets: Record<string, Buffer> = {
+    'the master key': Buffer.from(MASTER_KEY.split(':')[1]!, 'base64'),
+    'a document': Buffer.from(CANARY),
+    'a token': Buffer.from(caller.token)
+  }
+  for (const key of await listStoredKeys(service.database.db, caller.organization, 0)) {
+    if (key.data_key === null) continue
+    secrets[`data key ${key.id}`] = dataKeyOf(service.keyring, key).export()
+    secrets[`key string ${key.id}`] = Buffer.from(keyStringOf(service.keyring, key)!)
+  }
+  t.ok(Object.keys(secrets).length > 6)
+  for (const [what, secret] of Object.entries(secrets)) {
+    const base64 = [0, 1, 2].map((offset) =>
+      Buffer.concat([Buffer.alloc(offset), secret]).toString('base64').slice(offset + 2, -4))
+    for (const form of [secret.toString('latin1'), secret.toString('hex'), ...base64]) {
+      t.notOk(text.includes(form), what)
+    }
+  }
+  t.ok(text.includes(caller.organization), 'what is in it can be found')
+  const place = await emptyPlace(t)
+  const { text: OTHER } = generateMasterKey()
+  const renamed = OTHER.replace(/^[^:]+/, MASTER_KEY.split(':')[0]!)
+  for (const [key, line] of [
+    [OTHER, /^Master key \S+ is missing: \S+ was made under it\. Give it in MASTER_KEY, or in MASTER_KEYS_PREVIOUS\n/],
+    [renamed, /^Master key \S+ is wrong: \S+ was made under another one of this id\n/]
+  ] as const) {
+    refused(t, await command(['restore', file], { ...place, MASTER_KEY: key }), line)
+    refused(t, await command(['drill', file], { MASTER_KEY: key }), line, 2)
+  }
+  for (const [noun, status] of [['restore', 1], ['drill', 2]] as const) {
+    const nowhere = { DATA_DIR: join(folder, 'never-made') }
+    refused(t, await command([noun, file], nowhere), /^The master key is needed: set MASTER_KEY or MASTER_KEY_FILE\n/, status)
+  }
+  t.equal((await command(['restore', file], { ...place, MASTER_KEY: OTHER, MASTER_KEYS_PREVIOUS: MASTER_KEY })).code, 0)
+})
+
+t.test('what is encrypted to a recipient opens with their identity alone', async (t) => {
+  const [mine, others] = [await generateX25519Identity(), await generateX25519Identity()]
+  const write = (name: string, text: string, mode = 0o600) => {
+    writeFileSync(join(folder, name), text, { mode })
+    return join(folder, name)
+  }
+  const [right, wrong] = [write('right', `# created by a test\n${mine}\n`), write('wrong', others)]
+  const { file } = await backUp('--recipient', await identityToRecipient(mine))
+  const bytes = readFileSync(file)
+  t.match(bytes.subarray(0, 22).toString(), 'age-encryption.org/v1\n')
+  t.notOk(bytes.includes(caller.organization))
+  t.equal(statSync(file).mode & 0o777, 0o600)
+  t.equal((await command(['restore', file, '--identity', right], withKey(await emptyPlace(t)))).code, 0)
+
+  refused(t, await drill(file), /^\S+ is encrypted: give the identity that opens it, --identity FILE\n/, 2)
+  refused(t, await drill(file, '--identity', wrong), /^\S+ does not open with --identity: none of its identities does\n/, 2)
+  refused(t, await drill(file, '--identity', write('open', mine, 0o644)), /^--identity: \S+ has mode 0644; /, 2)
+  refused(t, await drill(file, '--identity', write('nobody', '# nothing\n')), /^--identity: there is no identity of age in it\n/, 2)
+  refused(t, await drill(file, '--identity', write('no', 'AGE-SECRET-KEY-1\n')), /^--identity: identity 1 in it is none of age\n/, 2)
+  refused(t, await command(['backup', nextFile(), '--recipient', 'age1x'], service.env), /^--recipient: "age1x" is no recipient of age\n/)
+  for (const at of [bytes.length - 1, bytes.length / 2, bytes.length / 3].map(Math.floor)) {
+    const damaged = nextFile()
+    writeFileSync(damaged, flipped(bytes, at))
+    const { code, stderr } = await drill(damaged, '--identity', right)
+    t.equal(code, 1)
+    t.match(stderr, /^\S+ is damaged: it does not decrypt\n$/)
+  }
+})
+
+t.test('the file is there whole or not at all, in no place of another one', async (t) => {
+  const { file } = await backUp()
+  t.equal(statSync(file).mode & 0o777, 0o600)
+  const before = readFileSync(file)
+  refused(t, await command(['backup', file], service.env), /^\S+ is there already\n/)
+  t.ok(readFileSync(file).equals(before))
+  refused(t, await command(['backup', join(folder, 'nowhere', 'file')], service.env), /^\S+ cannot be written \(ENOENT\)\n/)
+  refused(t, await drill(join(folder, 'nowhere')), /^\S+ cannot be read \(ENOENT\)\n/, 2)
+  for (const args of [['backup'], ['restore', 'a', 'b'], ['drill', 'a', '--none']]) {
+    t.equal((await command(args, service.env)).code, 2, args.join(' '))
+  }
+  const own = scratchDirectory(t)
+  async function * half () {
+    yield before
+    throw new Error('and no more')
+  }
+  await t.rejects(writeStreamDurably(join(own, 'half'), half(), 0o600), /and no more/)
+  await writeStreamDurably(join(own, 'taken'), streamOf(before), 0o600)
+  await t.rejects(writeStreamDurably(join(own, 'taken'), streamOf(Buffer.alloc(1)), 0o600), { code: 'EEXIST' })
+  t.strictSame(readdirSync(own), ['taken'])
+  t.ok(readFileSync(join(own, 'taken')).equals(before))
+})
+
+async function * streamOf (...chunks: Buffer[]) { yield * chunks }
+
+t.test('a backup is one moment, while the service writes on', async (t) => {
+  const o = caller.organization
+  const traffic = { isOver: false }
+  const store = async (i: number) => {
+    const { status, text } = await caller.call(
+      'POST', `/${o}/secrets/store`, { project: 'canary', plaintext: `N=${i}\n`.repeat(50) }
+    )
+    if (status !== 200) throw new Error(text)
+  }
+  for (let i = 0; i < 20; i++) await store(i)
+  const versions = async () =>
+    Number((await service.sql('SELECT count(*)::int AS count FROM secret_versions'))[0]!.count)
+  const before = await versions()
+  const writing = Promise.all([0, 1, 2, 3].map(async () => { for (let i = 0; !traffic.isOver; i++) await store(i) }))
+  const made: string[] = []
+  const copies = () => readdirSync(service.env.DATA_DIR ?? folder).filter((name) => name.startsWith('copy-'))
+  for (const until = before + 60; await versions() < until;) made.push((await backUp()).file)
+  traffic.isOver = true
+  await writing
+  t.strictSame(copies(), [], 'a copy of the files of an embedded database is gone')
+  // The drill opens every version, looks at each row and at the audit.
+  const { code, stdout, stderr } = await drill(made.at(-1)!)
+  t.same([code, stderr], [0, ''], 'each version opens, and the chain ends where its counter says')
+  t.match(stdout, /^Restored \d+ organizations/)
+  t.match(stdout, /\nOpened \d+ versions, \d+ documents \(\d+ of both as far as their clients encrypted them\) and \d+ keys; /)
+  t.match(stdout, new RegExp(`\n${o}: \\d+ events are what was recorded`))
+  t.match(stdout, /\nThe drill found nothing wrong\.\n$/)
+  const brought = Number(/, (\d+) versions,/.exec(stdout)![1])
+  t.ok(brought >= before && brought <= await versions(), `${before} ${brought}`)
+})
+
+t.test('what was changed outside the service is found by the drill, and named', async (t) => {
+  const o = caller.organization
+  const [version] = await service.sql(`SELECT min(id)::int AS id FROM secret_versions WHERE organization_id = '${o}'`)
+  await service.sql(`UPDATE secret_versions SET sealed = sealed || '\\x00' WHERE organization_id = '${o}' AND id = ${version!.id as number}`)
+  await service.sql(`UPDATE members SET role = 'administrator' WHERE organization_id = '${o}' AND role = 'owner'`)
+  await service.sql(`UPDATE organization_counters SET next_event = next_event + 1 WHERE organization_id = '${o}'`)
+  const { file } = await backUp()
+  const { code, stdout, stderr } = await drill(file)
+  t.equal(code, 1)
+  t.match(stderr, `secret_versions ${o} ${String(version!.id)}: does not open\n`)
+  t.match(stderr, new RegExp(`members ${o} \\d+: changed outside the service\n`))
+  t.match(stderr, new RegExp(`${o}: event \\d+ is missing`))
+  t.match(stdout, /The drill found 3 faults\.\n$/)
+})
+
+t.test('a backup of an older schema is restored, and brought up to date', async (t) => {
+  const { migrations, master_key, owner } = JSON.parse(readFileSync('test/vectors/database-5.json', 'utf8'))
+  const old = { ...await emptyPlace(t), MASTER_KEY: master_key as string }
+  const database = await connectTo(old)
+  const hashes = await beside(async () => {
+    await database.migrate()
+    const all = await listMigrations(database.db)
+    await database.maintain(async (db) => {
+      await dropTables(db)
+      t.ok(await makeSchema(db, all.slice(0, migrations)))
+      await db.execute(sql.raw(readFileSync('test/vectors/database-5.sql', 'utf8')))
+    })
+    return all
+  })
+  await database.close()
+  const file = nextFile()
+  const made = await command(['backup', file], old)
+  t.equal(made.code, 0, made.stderr)
+  t.equal((await query(old, 'SELECT count(*)::int AS count FROM drizzle.__drizzle_migrations'))[0]!.count, migrations,
+    'a backup migrates nothing')
+  const place = { ...await emptyPlace(t), MASTER_KEY: master_key as string }
+  t.equal(digestOf(await command(['restore', file], place)), digestOf(made))
+  t.equal((await query(place, 'SELECT count(*)::int AS count FROM drizzle.__drizzle_migrations'))[0]!.count, hashes.length)
+  if (LONG) t.equal((await command(['drill', file], { MASTER_KEY: master_key })).code, 0)
+
+  const { database: restored, keyring } = await open(loadConfig(place))
+  const app = await buildApp({
+    config: loadConfig({ LOG_LEVEL: 'silent' }), database: restored, keyring, costs: QUICK
+  })
+  const answer = await app.inject({
+    url: '/api/v1/nimbus/orbit/backend/live/secrets?decrypt=true', headers: { authorization: `Bearer ${owner as string}` }
+  })
+  t.equal(answer.json().data.attributes.levels.environment.content, 'N=3\n')
+  await app.close()
+  await restored.close()
+})
+
+t.test('a backup of a newer build is refused in one line', async (t) => {
+  const { next, wrapped } = beginChain(service.keyring, 'one')
+  const header = {
+    id: 'one', made_at: new Date().toISOString(), wrapped, migrations: ['of a newer build'], tables: [], numbered: []
+  }
+  const file = nextFile()
+  async function * none () {}
+  await writeStreamDurably(file, encodeBackup(next, header, none(), () => []), 0o600)
+  const place = withKey(await emptyPlace(t))
+  refused(t, await command(['restore', file], place),
+    /^The backup was made by a newer build, or another one: restore it with that\n/)
+})
