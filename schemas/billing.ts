@@ -55,7 +55,7 @@ const Money = Type.Integer({ description: 'in minor units of the currency' })
 const LINE = '^[^\\u0000-\\u001f\\u007f]*$'
 const LINES = '^[^\\u0000-\\u001f\\u007f]*(\\n[^\\u0000-\\u001f\\u007f]*){0,9}$'
 const Label = Type.String({
-  minLength: 1, maxLength: LABEL_LENGTH, pattern: '^(?=.*\\S)[^\\u0000-\\u001f\\u007f]*$'
+  minLength: 1, maxLength: LABEL_LENGTH, pattern: '^[^\\S\\u0000-\\u001f]*[^\\s\\u0000-\\u001f\\u007f][^\\u0000-\\u001f\\u007f]*$'
 })
 
 /** Who sells, or who buys, as an invoice names them. */

@@ -2,9 +2,9 @@ import { Type, type Static } from '@sinclair/typebox'
 import { MemberInPath, RoleInBody } from './members.ts'
 import { OrganizationInPath } from './organizations.ts'
 import {
-  Body, Description, Name, NullableDescription, ProjectInPath, Resource, Slug, Timestamp, Ulid
+  Body, Description, Name, NullableDescription, OneOf, ProjectInPath, PublishedAs, Resource, Slug, Timestamp, Ulid
 } from './shapes.ts'
-import { RoleName } from './users.ts'
+import { RoleName, ROLES } from './users.ts'
 
 /** How many there can be: what a look-up of a caller brings along is bounded by it. */
 export const TEAM_LIMITS = { teams: 1000, members: 500, projects: 100, teamsOfMember: 20 } as const
@@ -81,6 +81,10 @@ export const UpdateTeamBody = Body({
 /** Nothing: the path says who it is. */
 export const AddTeamMemberBody = Body({}, { title: 'AddTeamMemberBody', examples: [{}] })
 
+/** The roles that give something in a project, as `scopesInProject` has it. */
+export const PROJECT_ROLES = ROLES.filter((role) => role !== 'billing_manager')
+const ProjectRole = OneOf(PROJECT_ROLES, { title: 'ProjectRole' })
+
 export const SetTeamProjectBody = Body({
-  role: Type.Optional(RoleInBody)
+  role: Type.Optional(PublishedAs(RoleInBody, ProjectRole))
 }, { title: 'SetTeamProjectBody', examples: [{ role: 'developer' }] })

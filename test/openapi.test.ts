@@ -8,9 +8,11 @@ import { parse, parseDocument, visit } from 'yaml'
 import { EVENTS } from '../schemas/events.ts'
 import { SCOPE_NAMES } from '../schemas/scopes.ts'
 import { MERGES, RAW_TYPE } from '../schemas/secrets.ts'
+import { PROJECT_ROLES } from '../schemas/teams.ts'
 import { ROLES } from '../schemas/users.ts'
 import { renderDocuments } from '../src/commands/openapi.ts'
 import { asOpenApi30 } from '../src/http/document-3.0.ts'
+import { scopesInProject } from '../src/rules/roles.ts'
 
 t.test('openapi.yaml and docs/scopes.md are what the routes say; when this fails: npm run openapi', async (t) => {
   const published = await renderDocuments()
@@ -205,4 +207,17 @@ t.test('its edition in OpenAPI 3.0 lints, too, has every operation, and one sche
     Object.keys(older.components.schemas).filter((name) => /Error/.test(name)), ['Error', 'OAuthError']
   )
   t.notMatch(JSON.stringify(older), /"anyOf"|"const"|"type":\[|"null"|patternProperties/)
+})
+
+t.test('no pattern of the document looks around, which the expressions of Go and Rust cannot', async (t) => {
+  const patterns = [...JSON.stringify(parse(text)).matchAll(/"pattern":"((?:[^"\\]|\\.)*)"/g)].map(([, pattern]) => pattern!)
+  t.ok(patterns.length > 20)
+  t.strictSame(patterns.filter((pattern) => /\(\?[=!<]/.test(pattern)), [])
+})
+
+t.test('a team is offered the roles that give something in a project, and no other', async (t) => {
+  t.strictSame(PROJECT_ROLES, ROLES.filter((role) => scopesInProject(role).size > 0))
+  const { components: { schemas } } = parse(readFileSync('openapi.yaml', 'utf8'))
+  t.strictSame(schemas.SetTeamProjectBody.properties.role, { $ref: '#/components/schemas/ProjectRole' })
+  t.strictSame(schemas.ProjectRole.enum, PROJECT_ROLES)
 })

@@ -1,0 +1,168 @@
+"""Hooks of `npm run schemathesis`: what requests act on is there, what is no failure is said, all is counted."""
+
+import atexit
+import itertools
+import json
+import os
+import re
+import zlib
+from collections import Counter
+
+import requests
+import schemathesis
+from schemathesis.core import NotSet
+
+# Who puts in place what an operation acts on; without a token nobody gets as far as that.
+STAGE = os.environ.get("STAGE")
+# Of how many cases at the limits of schemas one is sent.
+SHARE = int(os.environ["SHARE"])
+
+# What no schema says of a member alone, by what the answer `validation_failed` says of it.
+RULES = {
+    "a member goes with another, or without it": re.compile(
+        r"^Goes with |^Send exactly one of |^Required|^Lies below level |^Not with scope |stands alone$"
+        r"|^The \w+ holds the key already|^That of a key which |of the current key, which stays$"
+    ),
+    "a moment, an address or an encoding is narrower than its pattern": re.compile(
+        r"^NUL characters are not allowed|^Expected an e-mail address|^Expected base64 of |^This word is reserved"
+        r"|^Expected a moment in the future|^Expected a year of four digits|^Larger than 1 MiB when sealed"
+        r"|content has to be encrypted"
+    ),
+    "a list names each thing once, and what is there; and it ends": re.compile(
+        r"^An ability is given twice|^Names a \w+ twice|^Names (?:nothing|no payment method) |^There are \d+ payment "
+    ),
+}
+
+LEVEL = {"project", "target", "environment"}
+
+stage = requests.Session()
+settings = {}
+numbers = itertools.count()
+counts = Counter()
+dropped = Counter()
+
+
+def operation_of(case):
+    return case.operation.definition.raw["operationId"]
+
+
+def setting_of(operation):
+    if operation not in settings:
+        answer = stage.post(f"{STAGE}/{operation}", timeout=60)
+        answer.raise_for_status()
+        settings[operation] = answer.json()
+    return settings[operation]
+
+
+def chosen(value, one_of):
+    """Whether this is one of so many, for the same seed always the same."""
+    return zlib.crc32(repr(value).encode()) % one_of == 0
+
+
+@schemathesis.hook
+def filter_case(context, case):
+    """Takes its share of the cases at the limits of schemas."""
+    if SHARE == 1 or case.meta is None or case.meta.phase.name.value != "coverage":
+        return True
+    body = None if isinstance(case.body, NotSet) else case.body
+    return chosen((case.operation.label, case.path_parameters, case.query, dict(case.headers), body), SHARE)
+
+
+@schemathesis.hook
+def before_call(context, case, kwargs):
+    """Puts what is there into the place of a well-formed name that was made up; what is wrong on purpose stays."""
+    meta = case._meta
+    if STAGE is None or meta is None:
+        return
+    phase = meta.phase.name.value
+    setting = setting_of(operation_of(case))
+    wrong = {meta.phase.data.parameter} | {mutation.parameter for mutation in meta.phase.data.mutations}
+    is_wrong = {location.name.lower(): info.mode.is_negative for location, info in meta.components.items()}
+    # One that another answer named.
+    linked = case._override.path_parameters if phase == "stateful" else {}
+    if not is_wrong.get("path") or wrong != {None}:
+        # What is well formed and is not there has its share. The token is of one organization.
+        keeps = phase == "fuzzing" and chosen(case.path_parameters, 8)
+        for name in case.path_parameters.keys() & setting["ids"].keys() - wrong:
+            if name == "organization" or not (keeps or name in linked):
+                case.path_parameters[name] = setting["ids"][name]
+    if meta.generation.mode.is_positive and isinstance(case.body, dict):
+        if phase == "examples" and "body" in setting:
+            case.body = dict(setting["body"])
+        else:
+            case.body.update({name: setting["ids"][name] for name in LEVEL & case.body.keys()})
+    # A key that came before is answered before the operation is reached; one of few characters is left now and then.
+    key = case.headers.get("Idempotency-Key")
+    number = next(numbers)
+    if key is not None and not is_wrong.get("header") and (len(key) >= 8 or number % 8 > 0):
+        case.headers["Idempotency-Key"] = f"{number:08}{key[8:]}"
+    # It is as right, or as wrong, as it was made.
+    case._record_starting_state()
+
+
+@schemathesis.hook
+def after_call(context, case, response):
+    """Counts; and what changed something may have taken away what the next one acts on."""
+    method = response.request.method
+    own = method.lower() == case.operation.method.lower()
+    phase = case._meta.phase.name.value if own and case._meta else "other methods"
+    counts[phase, operation_of(case), response.status_code] += 1
+    if response.status_code < 300 and method not in ("GET", "HEAD", "OPTIONS"):
+        settings.clear()
+
+
+@schemathesis.hook
+def filter_failure(context, failure, case, response):
+    """Leaves out what is none by decision, and counts that too."""
+    why = reason(type(failure).__name__, case, response)
+    if why is not None:
+        dropped[why] += 1
+    return why is None
+
+
+def reason(failure, case, response):
+    """Why it is none; nothing when it is one."""
+    raw = case.operation.definition.raw
+    if response.status_code == 405 and words_of_paths(case) & set(case.path_parameters.values()):
+        return "a word of another path, which no slug is, leads to that path"
+    if failure == "RejectedPositiveData":
+        answer = response.json()
+        if answer["error"] == "validation_failed":
+            return rule_of([message for messages in answer["errors"].values() for message in messages])
+        if answer["error"] in raw.get("x-error-codes", []):
+            return "what is there does not allow it: the operation has the code among its x-error-codes"
+        if answer["error"] == "idempotency_key_reused":
+            return "a key of few characters came with another request before"
+        if operation_of(case) == "revokeToken" and answer["error"] == "invalid_request" and repeats(response.request.body):
+            return "a form has each parameter once (RFC 6749, 3.1)"
+    if failure == "AcceptedNegativeData":
+        if case.body is None and not raw.get("requestBody", {}).get("required", False):
+            return "a JSON null counts as no body where one is optional"
+        if operation_of(case) == "revokeToken" and response.status_code == 200:
+            return "a token that there is not is revoked (RFC 7009, 2.2)"
+        if operation_of(case) == "listAuditEvents" and "" in (case.query.get("from"), case.query.get("to")):
+            return "a parameter without a value is none"
+    return None
+
+
+def words_of_paths(case):
+    return {word for path in case.operation.schema.raw_schema["paths"] for word in path.split("/") if "{" not in word}
+
+
+def rule_of(messages):
+    for why, rule in RULES.items():
+        if all(rule.search(message) for message in messages):
+            return why
+    return None
+
+
+def repeats(form):
+    names = [pair.split("=")[0] for pair in (form.decode() if isinstance(form, bytes) else form).split("&")]
+    return len(names) > len(set(names))
+
+
+@atexit.register
+def tell():
+    with open(os.environ["COUNTS"], "w") as file:
+        told = {"counts": [[*key, many] for key, many in counts.items()], "dropped": [*dropped.items()]}
+        json.dump(told, file)

@@ -1,0 +1,119 @@
+import { SCOPE_NAMES } from '../../schemas/scopes.ts'
+import type { TestApp } from '../helpers/app.ts'
+import { OPERATIONS, prepare, requestOf, settle, type Row } from '../helpers/operations.ts'
+import { authorize, CALLBACK, issuePair, makePerson, makeTeam } from '../helpers/people.ts'
+
+// A world in which every operation finds what it acts on, however much of it the operations before have changed or
+// deleted: without that, nearly all that a generated request shows is 404.
+
+/** What an operation finds: values for its path and the members of its body, and a body that it takes. */
+export interface Setting { ids: Record<string, string>, body?: object }
+
+export interface Stage {
+  /** Of everything, and of a person who may do what an organization's token cannot. */
+  token: string
+  person: string
+  /** Mends what the operation needs and is not there anymore. */
+  set (operation: string): Promise<Setting>
+}
+
+/** Builds the world in a service that listens at an address. */
+export async function openStage (service: TestApp, address: string): Promise<Stage> {
+  const { caller, ids } = await settle(service, 'stage')
+  const o = caller.organization
+  const owner = await makePerson(service, { [o]: 'owner' })
+  const { access: person } = await issuePair(service, owner, SCOPE_NAMES)
+  const { project, target, environment } = ids as { project: string, target: string, environment: string }
+  const levels = [{ project }, { project, target }, { project, target, environment }]
+
+  const made = async (path: string, body: object, token = caller.token) => {
+    const headers = { authorization: `Bearer ${token}` }
+    const answer = await service.inject({ method: 'POST', url: `/api/v1${path}`, headers, payload: body })
+    if (answer.status >= 300) throw new Error(`${path}: ${answer.text}`)
+    return answer.body
+  }
+  const isThere = async (path: string) => (await caller.call('GET', path)).status === 200
+
+  /** What each name of a path, or in a body, takes to be there. */
+  const mend: Record<string, (row: Row) => Promise<unknown>> = {
+    project: async ({ client }) => {
+      if (client) return mendClient()
+      const readable = levels.map((level) => isThere(`/${o}/${Object.values(level).join('/')}/secrets?decrypt=true`))
+      if ((await Promise.all(readable)).every(Boolean)) return
+      await caller.call('DELETE', `/${o}/${project}`)
+      await made(`/${o}/projects`, { name: 'Project', slug: project })
+      await made(`/${o}/${project}/targets`, { name: 'Target', slug: target })
+      await made(`/${o}/${project}/${target}/environments`, { name: 'Environment', slug: environment })
+      for (const level of levels) await made(`/${o}/secrets/store`, { ...level, plaintext: 'A=1' })
+    },
+    version: async () => {
+      const level = levels.at(-1)!
+      for (const plaintext of ['A=2', 'A=3']) await made(`/${o}/secrets/store`, { ...level, plaintext })
+      ids.version = (await made(`/${o}/secrets/versions`, level)).data[1].id
+    },
+    id: async () => {
+      if (await isThere(`/organizations/${o}/api-keys/${ids.id}`)) return
+      ids.id = (await made(`/organizations/${o}/api-keys`, { name: 'Second', abilities: ['secret:read'] })).api_key.id
+    },
+    member: async () => {
+      if (await isThere(`/organizations/${o}/members/${ids.member}`)) return
+      ids.member = String((await makePerson(service, { [o]: 'api_user' })).id)
+    },
+    team: async () => {
+      const member = await makePerson(service, { [o]: 'api_user' })
+      ids.member = String(member.id)
+      ids.team = await makeTeam(service, o, [member], { [project]: 'api_user' })
+    },
+    payment_method: async () => {
+      // An organization has a hundred of them at most.
+      await service.sql(`DELETE FROM payment_methods WHERE organization_id = '${o}' AND NOT is_default`)
+      const body = { kind: 'manual', label: 'Wire transfer', is_default: false }
+      ids.payment_method = (await made(`/organizations/${o}/billing/payment-methods`, body)).data.id
+    },
+    charge: async () => {
+      const body = { amount: 10_000, currency: 'EUR', description: 'Onboarding' }
+      ids.charge = (await made(`/organizations/${o}/billing/charges`, body)).data.id
+      await service.sql(`UPDATE charges SET status = 'succeeded' WHERE organization_id = '${o}' AND id = '${ids.charge}'`)
+    }
+  }
+
+  async function mendClient () {
+    const slug = ids.client!
+    await caller.call('DELETE', `/${o}/${slug}`)
+    const key = (n: number) => ({
+      key_check: Buffer.alloc(32, n).toString('base64'),
+      key_check_salt: Buffer.alloc(16).toString('base64'),
+      key_check_iterations: 600_000
+    })
+    const content = Buffer.alloc(40).toString('base64')
+    await made(`/${o}/projects`, { name: 'Client', slug, storage_mode: 'client', ...key(1) })
+    const { data } = await made(`/${o}/secrets/store`, { project: slug, content, key_proof: key(1).key_check })
+    ids.secret = data.secret_id
+    ids.pending = data.version
+    await made(
+      `/${o}/${slug}/secrets/rotate-client-keys`, { secrets: [{ id: data.secret_id, content }], ...key(2) }
+    )
+  }
+
+  async function set (operation: string): Promise<Setting> {
+    const row = OPERATIONS[operation]!
+    if (operation === 'deleteOrganization') {
+      const spare = await made('/organizations', { name: 'Spare' }, person)
+      return { ids: { organization: spare.data.id }, body: { confirmed: true } }
+    }
+    if (operation === 'getAccessToken') {
+      const { code, verifier } = await authorize(address, owner)
+      const body = { grant_type: 'authorization_code', code, code_verifier: verifier, client_id: 'dotenv-cli' }
+      return { ids, body: { ...body, redirect_uri: CALLBACK } }
+    }
+    ids.newcomer = `newcomer-${Math.random().toString(36).slice(2)}@nimbus.example`
+    const named = new Set(JSON.stringify([row.at, requestOf(row, {}).payload]).match(/\w+/g))
+    if (named.has('version')) named.add('project')
+    for (const [name, one] of Object.entries(mend)) if (named.has(name)) await one(row)
+    await prepare(service, row, ids)
+    const { payload } = requestOf(row, ids)
+    const its = row.client ? { ...ids, project: ids.client! } : { ...ids }
+    return { ids: its, ...(payload !== undefined && { body: payload }) }
+  }
+  return { token: caller.token, person, set }
+}
