@@ -25,8 +25,8 @@ RULES = {
     ),
     "a moment, an address or an encoding is narrower than its pattern": re.compile(
         r"^NUL characters are not allowed|^Expected an e-mail address|^Expected base64 of |^This word is reserved"
-        r"|^Expected a moment in the future|^Expected a year of four digits|^Larger than 1 MiB when sealed"
-        r"|content has to be encrypted"
+        r"|^Expected a moment in the future|^Lies in the future|^Expected a year of four digits"
+        r"|^Larger than 1 MiB when sealed|content has to be encrypted"
     ),
     "a list names each thing once, and what is there; and it ends": re.compile(
         r"^An ability is given twice|^Names a \w+ twice|^Names (?:nothing|no payment method) |^There are \d+ payment "
@@ -133,7 +133,8 @@ def reason(failure, case, response):
             return "what is there does not allow it: the operation has the code among its x-error-codes"
         if answer["error"] == "idempotency_key_reused":
             return "a key of few characters came with another request before"
-        if operation_of(case) == "revokeToken" and answer["error"] == "invalid_request" and repeats(response.request.body):
+        refused = operation_of(case) == "revokeToken" and answer["error"] == "invalid_request"
+        if refused and repeats(response.request.body):
             return "a form has each parameter once (RFC 6749, 3.1)"
     if failure == "AcceptedNegativeData":
         if case.body is None and not raw.get("requestBody", {}).get("required", False):

@@ -110,6 +110,8 @@ export async function openStage (service: TestApp, address: string): Promise<Sta
     const named = new Set(JSON.stringify([row.at, requestOf(row, {}).payload]).match(/\w+/g))
     if (named.has('version')) named.add('project')
     for (const [name, one] of Object.entries(mend)) if (named.has(name)) await one(row)
+    // A moment at which all of it was there.
+    ids.moment = new Date().toISOString()
     await prepare(service, row, ids)
     const { payload } = requestOf(row, ids)
     const its = row.client ? { ...ids, project: ids.client! } : { ...ids }
