@@ -44,14 +44,16 @@ for (const language of asked.length > 0 ? asked : Object.keys(LANGUAGES)) {
     return {}
   })
   const worked = steps >= FEWEST_STEPS
-  const outcome = leftOut === undefined
-    ? `${worked ? `${steps} steps` : 'failed'}, ${Math.round((performance.now() - begun) / 1000)} s`
-    : `left out: ${leftOut}`
-  results.push({ language, outcome, failed: !worked && (leftOut === undefined || asked.includes(language)) })
+  const isLeftOut = leftOut !== undefined
+  const outcome = isLeftOut
+    ? `left out: ${leftOut}`
+    : `${worked ? `${steps} steps` : 'failed'}, ${Math.round((performance.now() - begun) / 1000)} s`
+  results.push({ language, outcome, isLeftOut, failed: !worked && (!isLeftOut || asked.includes(language)) })
 }
 console.log()
 for (const { language, outcome } of results) console.log(`${language.padEnd(10)} ${outcome}`)
-process.exit(results.some(({ failed }) => failed) ? 1 : 0)
+// Where all were left out, nothing was shown.
+process.exit(results.some(({ failed }) => failed) || results.every(({ isLeftOut }) => isLeftOut) ? 1 : 0)
 
 /** The number of steps that the scenario took, or why there was none; neither when it failed. */
 async function run (language) {

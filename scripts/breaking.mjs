@@ -1,6 +1,7 @@
 // `npm run breaking`: fails when `openapi.yaml` breaks clients and nobody said so. It compares with the document of the
-// last release tag; when there is none, with that of the commit where this branch left main; `-- --base REF` names
-// another. A break is said by a commit of the document with `!` and by a line of CHANGELOG.md, both since then.
+// last release tag; when there is none, with that of the commit where this branch left main, and on main with what it
+// was before its last change; `-- --base REF` names another. A break is said by a commit of the document with `!` that
+// adds a line to CHANGELOG.md: for what breaks after it, that takes another one.
 //
 // Exits with 0 when nothing breaks, when it is said, and when there is nothing to compare with; with 1 when it is not
 // said, and with 2 when it could not be compared.
@@ -21,29 +22,33 @@ const ERROR = 3
 const PATIENCE = 300_000
 
 const { values } = parseArgs({ options: { base: { type: 'string' } } })
-const base = values.base ?? lastRelease() ?? leftMain()
-if (base === undefined) end(0, 'Nothing to compare with: no release tag, and no commit where this left main.')
+const now = readFileSync(DOCUMENT, 'utf8')
+const base = values.base ?? lastRelease() ?? leftMain() ?? beforeLastChange()
+if (base === undefined && git('rev-parse', '--is-shallow-repository')?.trim() === 'true') {
+  end(2, 'Not compared: this clone has no history.')
+}
+if (base === undefined) end(0, `Nothing to compare with: no release tag, and no former ${DOCUMENT}.`)
 const before = git('show', `${base}:${DOCUMENT}`)
 if (before === undefined) {
   if (values.base === undefined) end(0, `Nothing to compare with: ${base} has no ${DOCUMENT}.`)
   end(2, `There is no ${DOCUMENT} in ${base}.`)
 }
-if (before === readFileSync(DOCUMENT, 'utf8')) end(0, `${DOCUMENT} is as it was in ${base}.`)
+if (before === now) end(0, `${DOCUMENT} is as it was in ${base}.`)
 
-const found = compare(before)
-if (found.length === 0) end(0, `Nothing in ${DOCUMENT} breaks a client of ${base}.`)
-const lacking = [
-  ...(saidByCommit() ? [] : [`a commit of ${DOCUMENT} with "!" in its subject`]),
-  ...(saidByChangelog() ? [] : [`a line in ${CHANGES}`])
-]
+const broken = compare(before)
+if (broken.length === 0) end(0, `Nothing in ${DOCUMENT} breaks a client of ${base}.`)
+const said = lastSaid()
+const unsaid = said === undefined ? broken : compare(git('show', `${said}:${DOCUMENT}`))
 // What is shared breaks at each operation that has it.
-for (const [what, places] of byWhat(found)) {
+for (const [what, places] of byWhat(unsaid.length === 0 ? broken : unsaid)) {
   console.log(`${places[0]}${places.length > 1 ? ` and ${places.length - 1} more` : ''}: ${what}`)
 }
-if (lacking.length === 0) end(0, `${found.length} that break clients of ${base}, and it is said.`)
-end(1, `${found.length} that break clients of ${base}. It takes ${lacking.join(' and ')}.`)
+if (unsaid.length === 0) end(0, `${broken.length} that break clients of ${base}, and it is said.`)
+end(1, `${unsaid.length} that break clients of ${base}, and nobody said so: it takes a commit of ${DOCUMENT} with "!" in ` +
+  `its subject and a line in ${CHANGES}.`)
 
 function compare (text) {
+  if (text === now) return []
   const dir = mkdtempSync(join(tmpdir(), 'strongroom-breaking-'))
   try {
     const [then, levels] = [join(dir, DOCUMENT), join(dir, 'levels')]
@@ -82,13 +87,17 @@ function leftMain () {
   return there.find((commit) => commit !== undefined && commit !== here)
 }
 
-function saidByCommit () {
-  return git('log', '--format=%s', `${base}..HEAD`, '--', DOCUMENT)?.split('\n').some((subject) =>
-    /^[a-z]+(?:\([^)]*\))?!: /.test(subject))
+function beforeLastChange () {
+  const last = git('log', '-1', '--format=%H', '--', DOCUMENT)?.trim()
+  return git('rev-parse', '--verify', `${last}^`)?.trim()
 }
 
-function saidByChangelog () {
-  return /^\+- /m.test(git('diff', base, '--', CHANGES) ?? '')
+// The newest commit that says that the document breaks.
+function lastSaid () {
+  const commits = git('log', '--format=%H %s', `${base}..HEAD`, '--', DOCUMENT)?.split('\n') ?? []
+  return commits
+    .filter((line) => /^\w+ [a-z]+(?:\([^)]*\))?!: /.test(line)).map((line) => line.split(' ')[0])
+    .find((commit) => /^\+- /m.test(git('show', '--format=', commit, '--', CHANGES) ?? ''))
 }
 
 function git (...args) {

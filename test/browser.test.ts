@@ -197,6 +197,12 @@ t.test('Swagger UI: who has just started it explores the first organization with
   await page.goto(url)
   await page.locator('.opblock-tag-section').first().waitFor()
   t.equal(page.url(), `${url}/docs`, 'the address alone leads there')
+  t.strictSame(
+    await page.locator('.info a:visible:not([href*=spdx])').evaluateAll((links) =>
+      links.map((link) => (link as unknown as { href: string }).href)),
+    ['openapi.yaml', 'openapi.json', 'openapi-3.0.json'].map((file) => `${url}/${file}`),
+    'what clients are generated from, and not what this page reads'
+  )
 
   const deprecated = page.locator('.opblock-tag-section').last()
   t.match(await deprecated.locator('.opblock-tag').innerText(), /^deprecated/)

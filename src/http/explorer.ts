@@ -18,7 +18,10 @@ interface Operation {
 
 const BEGIN = `**To begin**, authorize with the token that the first start printed, or sign in as its owner. The examples are about the
 organization that it made, \`${FIRST_ORGANIZATION.slug}\`: create a project, a target and an environment, in this order, and the
-others find what they name. Ids that the service makes up are in the answers that made them.`
+others find what they name. Ids that the service makes up are in the answers that made them.
+
+Clients are generated from [openapi.yaml](openapi.yaml) or [openapi.json](openapi.json), and by what takes nothing newer than
+OpenAPI 3.0 from [openapi-3.0.json](openapi-3.0.json).`
 
 /**
  * The document as Swagger UI shows it: each operation says what its scope is for, and what can go wrong there that
