@@ -12,6 +12,7 @@ import { registerClientKey } from '../src/vault/keys.ts'
 import { makeLevel, startApp, type Answer, type Caller } from './helpers/app.ts'
 import { QUICK } from './helpers/costs.ts'
 import { authorizationUrl, CALLBACK, makePerson, pkce, post as postOAuth } from './helpers/people.ts'
+import { startReceiver } from './helpers/receiver.ts'
 import { formIn, visitor } from './helpers/visitor.ts'
 
 // Of keys that are put into the database beside the service.
@@ -20,7 +21,11 @@ const storageKey = secretKey(random(32))
 // RL-40 in small: what must never be seen goes through every flow, refusals included, and then everything that was
 // logged, refused, audited or stored is searched for it. It may be in the answer that it belongs to, and nowhere else.
 
-const test = await startApp(t, { LOG_LEVEL: 'trace' })
+const METRICS_TOKEN = random(24).toString('hex')
+const receiver = await startReceiver(t)
+const test = await startApp(t, {
+  LOG_LEVEL: 'trace', METRICS_TOKEN, OTEL_EXPORTER_OTLP_ENDPOINT: receiver.url
+})
 const owner = await test.organization()
 const org = owner.organization
 
@@ -405,13 +410,30 @@ const seen = async (response: Response) =>
 
 t.test('RL-40: no canary is in a log line, an answer that it does not belong to, the audit or the database', async (t) => {
   const audit = await rowsOf('audit_events')
+  const metrics = await test.inject({
+    method: 'GET', url: '/metrics', headers: { authorization: `Bearer ${METRICS_TOKEN}` }
+  })
+  // What waits is sent at the end.
+  await test.app.close()
+  const spans = new Set(receiver.spans().map(({ name }) => name))
+  for (const name of ['guard', 'transaction', 'crypto seal', 'crypto open', 'crypto derive', 'crypto password']) {
+    t.ok(spans.has(name), `${name} was traced`)
+  }
   const searched = {
     logs: test.logs.join('\n'),
     audit,
     answers: answers.filter(({ own }) => !own).map(({ answer }) =>
       JSON.stringify(answer.headers) + answer.text).join('\n'),
     'headers of every answer': answers.map(({ answer }) => JSON.stringify(answer.headers)).join('\n'),
-    database: await dumpTables()
+    database: await dumpTables(),
+    metrics: metrics.text,
+    traces: receiver.received.join('\n')
+  }
+  t.ok(receiver.spans().filter(({ kind }) => kind === 2).length >= answers.length, 'every request was traced')
+  // Those two say less than the log: not even whose it was.
+  for (const where of ['metrics', 'traces'] as const) {
+    t.notMatch(searched[where], new RegExp(org), `the organization in ${where}`)
+    t.notMatch(searched[where], /\w@\w/, `an address in ${where}`)
   }
   t.ok(
     test.logs.filter((line) => line.includes('"msg":"request"')).length >= answers.length, 'every request was logged'
@@ -421,6 +443,7 @@ t.test('RL-40: no canary is in a log line, an answer that it does not belong to,
   t.ok(answers.filter(({ own }) => own).every(({ answer }) => [...canaries.values()].some((canary) =>
     appears(answer.text, canary))), 'the search finds a canary where it belongs')
   t.ok(answers.filter(({ answer }) => answer.status >= 400).length > 50)
+  watch('token of the metrics', METRICS_TOKEN)
   for (const [name, canary] of canaries) {
     for (const [where, text] of Object.entries(searched)) t.notOk(appears(text, canary), `${name} in ${where}`)
   }

@@ -1,72 +1,12 @@
-import { randomBytes } from 'node:crypto'
 import { once } from 'node:events'
-import { createServer, type ServerResponse } from 'node:http'
-import type { AddressInfo } from 'node:net'
+import { request, type IncomingMessage } from 'node:http'
 import { setTimeout as pause } from 'node:timers/promises'
-import t, { type Test } from 'tap'
+import t from 'tap'
 import { createMetrics, render } from '../src/telemetry/metrics.ts'
 import { createTracer, parseTraceparent } from '../src/telemetry/traces.ts'
 import { makeLevel, startApp } from './helpers/app.ts'
 import { samplesOf, valueOf } from './helpers/metrics.ts'
-import { makePerson } from './helpers/people.ts'
-import { formIn, visitor } from './helpers/visitor.ts'
-
-interface Sent {
-  name: string
-  traceId: string
-  spanId: string
-  parentSpanId?: string
-  kind: number
-  status: { code?: number }
-  attributes: Record<string, string | number>
-}
-
-/** A receiver of traces over OTLP: everything that it was sent, as bytes and as spans. */
-async function startReceiver (t: Test) {
-  const received: string[] = []
-  const held: ServerResponse[] = []
-  let isSilent = false
-  const server = createServer((request, response) => {
-    const chunks: Buffer[] = []
-    request.on('data', (chunk: Buffer) => chunks.push(chunk)).on('end', () => {
-      received.push(`${request.method} ${request.url} ${JSON.stringify(request.headers)}\n${Buffer.concat(chunks)}`)
-      if (isSilent) held.push(response)
-      else response.setHeader('content-type', 'application/json').end('{}')
-    })
-  }).listen(0, '127.0.0.1')
-  await once(server, 'listening')
-  t.teardown(() => {
-    server.closeAllConnections()
-    server.close()
-  })
-  const spans = (): Sent[] => received.flatMap((text) => JSON.parse(text.slice(text.indexOf('\n'))).resourceSpans)
-    .flatMap(({ scopeSpans }: any) => scopeSpans).flatMap(({ spans }: any) => spans)
-    .map((span: any) => ({
-      ...span,
-      attributes: Object.fromEntries(span.attributes.map(({ key, value }: any) =>
-        [key, value.stringValue ?? Number(value.intValue ?? value.doubleValue)]))
-    }))
-  return {
-    url: `http://127.0.0.1:${(server.address() as AddressInfo).port}`,
-    received,
-    held,
-    spans,
-    /** The span of a request, and its pieces. */
-    async traceOf (requestId: string): Promise<{ root: Sent, pieces: Sent[] }> {
-      for (;;) {
-        const all = spans()
-        const root = all.find(({ attributes }) => attributes['strongroom.request_id'] === requestId)
-        if (root !== undefined) return { root, pieces: all.filter(({ parentSpanId }) => parentSpanId === root.spanId) }
-        await pause(20)
-      }
-    },
-    silence: () => { isSilent = true },
-    answer () {
-      isSilent = false
-      for (const response of held.splice(0)) response.end('{}')
-    }
-  }
-}
+import { startReceiver } from './helpers/receiver.ts'
 
 const PARENT = { trace: '4bf92f3577b34da6a3ce929d0e0e4736', span: '00f067aa0ba902b7' }
 
@@ -78,7 +18,22 @@ t.test('a request is a span, with the guard, its statements and its cryptography
   const owner = await service.organization()
   const level = await makeLevel(owner)
   const own = (path: string) => `/${owner.organization}${path}`
-  await owner.call('POST', own('/secrets/store'), { ...level, plaintext: 'A=1' }, { 'x-request-id': 'stored' })
+  // Over a connection, on which the body comes after the request has begun.
+  const address = await service.app.listen({ host: '127.0.0.1', port: 0 })
+  const body = JSON.stringify({ ...level, plaintext: 'A=1' })
+  const store = request(`${address}/api/v1${own('/secrets/store')}`, {
+    method: 'POST',
+    headers: {
+      authorization: `Bearer ${owner.token}`,
+      'content-type': 'application/json',
+      'content-length': body.length,
+      'x-request-id': 'stored',
+      expect: '100-continue'
+    }
+  })
+  store.on('continue', () => store.end(body)).flushHeaders()
+  const [answer] = await once(store, 'response') as [IncomingMessage]
+  t.equal(answer.resume().statusCode, 200)
   await owner.call('POST', own('/secrets/retrieve'), { ...level, action: 'decrypt' }, {
     'x-request-id': 'read', traceparent: `00-${PARENT.trace}-${PARENT.span}-01`
   })
@@ -141,46 +96,6 @@ t.test('who calls names the trace, or asks for none; what is no traceparent is n
   const { root, pieces } = await receiver.traceOf('many')
   t.equal(pieces.length, 100, 'pieces of one request are bounded')
   t.equal(root.attributes['strongroom.pieces_left_out'], 150)
-})
-
-t.test('RL-40: no secret, token, content, address, slug or id of a tenant leaves in a trace', async (t) => {
-  const receiver = await startReceiver(t)
-  const service = await startApp(t, { OTEL_EXPORTER_OTLP_ENDPOINT: receiver.url })
-  const owner = await service.organization()
-  const unique = (name: string) => `canary-${name}-${randomBytes(9).toString('hex')}`
-  const canaries = Object.fromEntries(
-    ['slug', 'key', 'plaintext', 'password', 'query', 'header', 'wrong'].map((name) => [name, unique(name)])
-  ) as Record<'slug' | 'key' | 'plaintext' | 'password' | 'query' | 'header' | 'wrong', string>
-  const person = await makePerson(service, { [owner.organization]: 'owner' }, canaries.password)
-  const own = (path: string) => `/${owner.organization}${path}`
-  const level = await makeLevel(owner, { slug: canaries.slug, encryption_key: canaries.key })
-  const stored = await owner.call('POST', own('/secrets/store'), { ...level, plaintext: `A=${canaries.plaintext}` })
-  await owner.call('GET', own(`/${canaries.slug}/backend/live/secrets?decrypt=true&q=${canaries.query}`))
-  await owner.call('GET', own(`/${canaries.slug}/encryption-key`), undefined, { 'user-agent': canaries.header })
-  await owner.call('POST', own('/secrets/store'), { ...level, plaintext: [canaries.plaintext] })
-  await owner.call('POST', own(`/secrets/versions/${stored.body.data.version}/restore`), {})
-  await owner.call('GET', own(`/${canaries.query}`), undefined, { tracestate: `a=${canaries.header}` })
-  await owner.call('GET', '/organization', undefined, { authorization: `Bearer ${canaries.wrong}` })
-  await owner.call('GET', '/organization', undefined, { traceparent: canaries.header, baggage: canaries.header })
-  await service.sql(`UPDATE secrets SET sealed = '\\x00' WHERE organization_id = '${owner.organization}'`)
-  t.equal((await owner.call('GET', own(`/${canaries.slug}/backend/live/secrets`))).status, 500)
-  const address = await service.app.listen({ host: '127.0.0.1', port: 0 })
-  const browser = visitor(address)
-  const form = formIn(await browser.open('/account'))
-  await browser.send(form, { email: person.email, password: canaries.wrong })
-  await browser.send(form, { email: person.email, password: canaries.password })
-  await service.app.close()
-  const text = receiver.received.join('\n')
-  const names = new Set(receiver.spans().map(({ name }) => name))
-  for (const name of ['crypto password', 'crypto open', 'transaction', 'guard']) t.ok(names.has(name), name)
-  t.ok(receiver.spans().some(({ status }) => status.code === 2), 'and what failed here')
-  for (const [name, canary] of Object.entries({
-    ...canaries, organization: owner.organization, token: owner.token.slice(-20), email: person.email
-  })) {
-    t.notOk(text.includes(canary), name)
-    t.notOk(text.includes(Buffer.from(canary).toString('hex')), `${name} in hex`)
-    t.notOk(text.includes(Buffer.from(canary).toString('base64').slice(0, 16)), `${name} in base64`)
-  }
 })
 
 t.test('a receiver that is not there, or takes for ever, holds up no request and no end', async (t) => {

@@ -11,7 +11,10 @@ declare module 'fastify' {
   }
 }
 
-/** Traces every request from its headers on, but those of who only watches the service. */
+/**
+ * Traces every request from its headers on, but those of who only watches the service. What comes with the body is of
+ * the trace as well: Fastify takes the context along (`AsyncResource` in its content type parser).
+ */
 export function installTraces (app: FastifyInstance, tracer: Tracer): void {
   app.decorateRequest('trace', undefined)
   app.addHook('onRequest', (request, _reply, done) => {
@@ -20,11 +23,6 @@ export function installTraces (app: FastifyInstance, tracer: Tracer): void {
     request.trace = tracer.start(request.headers.traceparent)
     if (request.trace === undefined) done()
     else within(request.trace, done)
-  })
-  // What comes with the body comes from the connection, which knows of no trace.
-  app.addHook('preValidation', ({ trace }, _reply, done) => {
-    if (trace === undefined) done()
-    else within(trace, done)
   })
   app.addHook('onClose', async () => { await tracer.stop() })
 }
