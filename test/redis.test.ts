@@ -1,16 +1,19 @@
 import Fastify, { type FastifyInstance } from 'fastify'
+import { get } from 'node:http'
 import { setTimeout as pause } from 'node:timers/promises'
 import t, { type Test } from 'tap'
 import { ERRORS } from '../schemas/errors.ts'
 import { buildApp } from '../src/app.ts'
 import { loadConfig } from '../src/config.ts'
+import { generateMasterKey } from '../src/crypto/keyring.ts'
 import { installLimits, LIMITS, type LimitGroup } from '../src/http/limits.ts'
 import { countInRedis } from '../src/http/redis.ts'
 import type { ApiError } from '../src/rules/errors.ts'
 import { createMetrics, render } from '../src/telemetry/metrics.ts'
-import { startApp, type TestApp } from './helpers/app.ts'
+import { freshDatabase, startApp, type TestApp } from './helpers/app.ts'
 import { LONG } from './helpers/long.ts'
 import { samplesOf, valueOf } from './helpers/metrics.ts'
+import { startServer } from './helpers/process.ts'
 import { hasRedis, startRedis, type TestRedis } from './helpers/redis.ts'
 
 // Two instances that count their limits in one Redis, while it is there, and each by itself while it is not.
@@ -217,6 +220,12 @@ t.test('a service starts without Redis, and is with it when it comes; nothing te
   for (const line of [...logs, ...instances.flatMap(({ logs }) => logs)]) t.notMatch(line, /p@ss|p%40ss/)
 })
 
+t.test('over TLS a Redis with a certificate of nobody known is none', { skip }, async (t) => {
+  const redis = await startRedis(t)
+  const { instances: [one] } = await instancesOn(t, { REDIS_URL: redis.tls.url })
+  t.match(linesOf(one).find(({ msg }) => msg === ALONE), { reason: 'DEPTH_ZERO_SELF_SIGNED_CERT' })
+})
+
 t.test('a Redis that may not be written to is one that cannot count, until it can', { skip }, async (t) => {
   const redis = await startRedis(t)
   const { instances: [one] } = await instancesOn(t, { RATE_LIMIT_API: '5', REDIS_URL: redis.url })
@@ -243,6 +252,51 @@ t.test('a window ends by the clock of who is asked, whatever the clock of Redis 
     t.ok(retryAfter! > 0 && retryAfter! <= 60, `${retryAfter} s`)
     t.ok(Math.abs(reset - Date.now() / 1000 - retryAfter!) <= 1.5, 'Reset is Retry-After away')
   }
+})
+
+t.test('workers count in Redis, over TLS; while it is gone, their supervisor counts', {
+  skip: skip || (process.env.TEST_DATABASE_URL === undefined && 'runs on PostgreSQL') ||
+    (!LONG && 'starts three processes: npm run test:long')
+}, async (t) => {
+  const redis = await startRedis(t)
+  const { database, url, drop } = await freshDatabase()
+  t.teardown(async () => {
+    await database.close()
+    await drop()
+  })
+  const server = await startServer(t, {
+    DATABASE_URL: url!,
+    MASTER_KEY: generateMasterKey().text,
+    WORKERS: '2',
+    RATE_LIMIT_API: '30',
+    TRUST_PROXY: 'loopback',
+    REDIS_URL: redis.tls.url,
+    NODE_EXTRA_CA_CERTS: redis.tls.authority
+  })
+  const linesWith = (msg: string) => server.stdout().split(msg).length - 1
+  const said = () => linesWith(ALONE) + linesWith(TOGETHER)
+  // Each on a connection of its own, so that both workers are asked.
+  const statusOf = (from: string) => new Promise<number>((resolve, reject) => {
+    get(`${server.address}/api/v1/organization`, { agent: false, headers: { 'x-forwarded-for': from } }, (answer) => {
+      answer.resume().on('end', () => resolve(answer.statusCode!))
+    }).on('error', reject)
+  })
+  const through = async (from: string) => {
+    const all = await Promise.all(Array.from({ length: 40 }, () => statusOf(from)))
+    return all.filter((status) => status === 401).length
+  }
+  for (let round = 1, before = -1; before !== said(); round++) {
+    before = said()
+    const count = await through(`198.51.100.${round}`)
+    if (before === said()) t.equal(count, 30, 'over both, in Redis')
+  }
+  t.ok([...(await redis.ends()).keys()].some((key) => key.includes('ip:198.51.100.')))
+
+  await redis.stop()
+  const alone = () => linesWith(ALONE) - linesWith(TOGETHER)
+  while (alone() < 2) await statusOf('203.0.113.250')
+  t.equal(await through('203.0.113.1'), 30, 'over both, without it')
+  t.equal((await server.stop()).code, 0)
 })
 
 t.test('a service that ends leaves no connection to Redis', { skip }, async (t) => {

@@ -1,12 +1,16 @@
 import { spawn, spawnSync, type ChildProcess } from 'node:child_process'
 import { once } from 'node:events'
+import { join } from 'node:path'
 import { setTimeout as pause } from 'node:timers/promises'
 import { Redis } from 'ioredis'
 import { freePort } from './postgres.ts'
+import { scratchDirectory } from './process.ts'
 
 /** A Redis of the test's own, on the loopback interface and in memory. */
 export interface TestRedis {
   url: string
+  /** The same over TLS; its certificate is its own authority. */
+  tls: { url: string, authority: string }
   /** Every key, and the milliseconds that are left of it: negative where it has no end. */
   ends (): Promise<Map<string, number>>
   /** Sends a command. */
@@ -26,15 +30,25 @@ export function hasRedis (): boolean {
 
 /** Starts a Redis with a password; it ends with the test. */
 export async function startRedis (t: { teardown (fn: () => unknown): void }): Promise<TestRedis> {
-  const port = await freePort()
+  const [port, tlsPort] = [await freePort(), await freePort()]
+  const dir = scratchDirectory(t)
+  const [key, certificate] = [join(dir, 'key'), join(dir, 'certificate')]
+  const made = spawnSync('openssl', [
+    'req', '-x509', '-newkey', 'ec', '-pkeyopt', 'ec_paramgen_curve:P-256', '-nodes', '-days', '2', '-subj', '/CN=redis',
+    '-addext', 'subjectAltName=IP:127.0.0.1', '-keyout', key, '-out', certificate
+  ])
+  if (made.status !== 0) throw new Error(String(made.stderr))
   const password = 'p@ss word'
+  const credentials = `:${encodeURIComponent(password)}`
   let server: ChildProcess | undefined
   const client = new Redis({ port, host: '127.0.0.1', password, lazyConnect: true, retryStrategy: () => 20 })
   client.on('error', () => {})
 
   async function start () {
     server = spawn('redis-server', [
-      '--port', String(port), '--bind', '127.0.0.1', '--save', '', '--appendonly', 'no', '--requirepass', password
+      '--port', String(port), '--bind', '127.0.0.1', '--save', '', '--appendonly', 'no', '--requirepass', password,
+      '--tls-port', String(tlsPort), '--tls-key-file', key, '--tls-cert-file', certificate,
+      '--tls-ca-cert-file', certificate, '--tls-auth-clients', 'no'
     ], { stdio: 'ignore' })
     if (client.status === 'wait') await client.connect().catch(() => {})
     while (client.status !== 'ready') await pause(10)
@@ -55,7 +69,8 @@ export async function startRedis (t: { teardown (fn: () => unknown): void }): Pr
   })
   await start()
   return {
-    url: `redis://:${encodeURIComponent(password)}@127.0.0.1:${port}/1`,
+    url: `redis://${credentials}@127.0.0.1:${port}/1`,
+    tls: { url: `rediss://${credentials}@127.0.0.1:${tlsPort}/1`, authority: certificate },
     async ends () {
       await client.select(1)
       const keys = await client.keys('*')
