@@ -19,7 +19,7 @@ const ON_EITHER = new Set([
   'access', 'audit', 'audit-chain', 'backup', 'billing', 'billing-money', 'billing-periods', 'bodies', 'browser',
   'chain-keys', 'concurrency', 'contract', 'deployment', 'examples', 'explorer', 'hierarchy', 'http', 'keys', 'leaks',
   'limits', 'lookups',
-  'lost-answers', 'mail', 'manipulations', 'members', 'metrics', 'oauth', 'oauth-authorize', 'oauth-clients',
+  'lost-answers', 'mail', 'manipulations', 'members', 'moments', 'metrics', 'oauth', 'oauth-authorize', 'oauth-clients',
   'oauth-doc', 'oauth-guard', 'oauth-race', 'oauth-token', 'organizations', 'people', 'preconditions', 'recipes',
   'redis', 'removals', 'repeats', 'revocation', 'rewrap', 'rotation', 'rotation-concurrency', 'row-adoption', 'row-manipulations', 'sdk',
   'second-factor', 'stored-bytes', 'teams', 'tenants', 'tokens', 'traces'

@@ -1,8 +1,10 @@
 import { setTimeout as pause } from 'node:timers/promises'
 import t, { type Test } from 'tap'
 import { sealBlob } from '../src/crypto/blob.ts'
+import { transaction } from '../src/db/database.ts'
 import { findLevel } from '../src/repositories/levels.ts'
 import { findDocumentsAt } from '../src/repositories/moments.ts'
+import { lockProject } from '../src/repositories/projects.ts'
 import { makeLevel, startApp, type Answer, type Caller } from './helpers/app.ts'
 import { clientKey } from './helpers/client.ts'
 
@@ -502,3 +504,42 @@ t.test('versions that a rotation of an earlier build has stamped with its begin 
   t.strictSame(await merged(two, moment, caller), { B: '0' })
   t.strictSame(await merged(two, await timeOf(version, caller), caller), { B: '1' })
 })
+
+const onServer = { skip: test.database.kind === 'embedded' && 'it has one session: nothing comes between' }
+
+t.test('versions of what waited for its project are not from before what others wrote meanwhile', onServer, async (t) => {
+  const caller = await test.organization()
+  const [one, two] = [await makeLevel(caller, { name: 'One' }), await makeLevel(caller, { name: 'Two' })]
+  await put(one, 'A=1', caller)
+  const moment = await now()
+  const changes = [
+    () => caller.call('POST', org(caller, `/${one.project}/encryption-key/rotate`)),
+    () => restoreTo(one.project, moment, caller)
+  ]
+  const { project } = (await findLevel(test.database.reads, caller.organization, one, 'place'))!
+  for (const change of changes) {
+    let answer: Answer
+    let between: string
+    do {
+      await put(one, 'A=2', caller)
+      const changing = await transaction(test.database.db, async (db) => {
+        await lockProject(db, caller.organization, project, 'share')
+        const answered = new AbortController()
+        const answering = change().finally(() => answered.abort())
+        while (!answered.signal.aborted && !await isWaiting()) await pause(1)
+        between = (await put(two, 'B=1', caller)).version
+        return { answering }
+      })
+      answer = await changing.answering
+      // It waits for a second, which may be over before the other is done.
+    } while (answer.status === 409)
+    t.equal(answer.status, 200)
+    const [newest] = await history(one, caller)
+    t.ok(Number(newest!.id) > Number(between!))
+    t.ok(newest!.attributes.created_at >= await timeOf(between!, caller), newest!.attributes.action)
+  }
+})
+
+const isWaiting = async () => (await test.sql(
+  "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+)).length > 0
