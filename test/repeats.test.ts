@@ -1,8 +1,10 @@
 import { subscribe, unsubscribe } from 'node:diagnostics_channel'
 import t from 'tap'
+import { SCOPE_NAMES } from '../schemas/scopes.ts'
+import { buildApp } from '../src/app.ts'
 import { startApp, makeLevel, type Answer, type Caller } from './helpers/app.ts'
-import { OPERATIONS, prepare, publishedPaths, READS, send, settle } from './helpers/operations.ts'
-import { issuePair, makePerson } from './helpers/people.ts'
+import { isGivenByTeams, OPERATIONS, prepare, publishedPaths, READS, send, settle } from './helpers/operations.ts'
+import { issuePair, makePerson, makeTeam } from './helpers/people.ts'
 
 // What is repeated with its `Idempotency-Key`, on every route that takes one.
 
@@ -68,6 +70,70 @@ t.test('every POST, and every change of billing, takes an Idempotency-Key, says 
   t.strictSame(
     [...repeated, ...READS, ...WITHOUT_CALLER].sort(), expected.sort(), 'each of them is one of these'
   )
+})
+
+t.test('a repeat is judged as any request is: who may not do it any more, or whose place is gone, gets no old answer', async (t) => {
+  const { caller, ids } = await settle(service, 'judged')
+  const o = caller.organization
+  // One holds it by their role, one by that of a team.
+  const [rosa, ben] = [await makePerson(service, { [o]: 'owner' }), await makePerson(service, { [o]: 'auditor' })]
+  const projects = ['judged-project', 'judged-other', 'judged-client']
+  await makeTeam(service, o, [ben], Object.fromEntries(projects.map((slug) => [slug, 'owner' as const])))
+  const [byRole, byTeam] = await Promise.all([rosa, ben].map(async (person) =>
+    (await issuePair(service, person, SCOPE_NAMES)).access))
+  const change = (table: string, set: string, person: { id: number }) =>
+    service.write(`UPDATE ${table} SET ${set} WHERE organization_id = '${o}' AND user_id = ${person.id}`)
+  const rows = Object.entries(OPERATIONS).filter(([id, row]) =>
+    row.at.startsWith('POST ') && row.access !== 'public' && !row.byPerson && !READS.includes(id))
+  // What is purged beside it leaves the version there that is restored.
+  const beside = { ...ids, environment: 'judged-other' }
+  const ask = (id: string, row: (typeof rows)[number][1]) =>
+    send(service, row, id === 'purgeVersions' ? beside : ids, isGivenByTeams(row) ? byTeam : byRole, keyed(`key-of-${id}`))
+  const first = new Map<string, Answer>()
+  for (const [id, row] of rows) {
+    await prepare(service, row, ids)
+    const answer = await ask(id, row)
+    t.ok(answer.status < 300, `${id}: ${answer.text}`)
+    first.set(id, answer)
+  }
+  const refused = async (when: string, [id, row]: (typeof rows)[number]) => {
+    const { status, headers, text } = await ask(id, row)
+    t.ok([403, 404].includes(status), `${id} ${when}: ${status} ${text}`)
+    t.notOk('idempotent-replayed' in headers, `${id} ${when}`)
+  }
+
+  await change('members', "role = 'api_user'", rosa)
+  const team = `organization_id = '${o}' AND team_id IN
+    (SELECT team_id FROM team_members WHERE organization_id = '${o}' AND user_id = ${ben.id})`
+  await service.sql(`DELETE FROM team_projects WHERE ${team}`)
+  for (const row of rows) await refused('without the role', row)
+  for (const person of [rosa, ben]) await change('members', "role = 'owner'", person)
+  for (const [id, row] of rows) {
+    if (SHOWN_ONCE.includes(id)) continue
+    const { text, headers } = await ask(id, row)
+    t.strictSame([text, headers['idempotent-replayed']], [first.get(id)!.text, 'true'], `${id}: with it again`)
+  }
+  for (const slug of projects) t.equal((await caller.call('DELETE', `/${o}/${slug}`)).status, 204)
+  const inProject = rows.filter(([, { depth }]) => depth !== 'organization')
+  t.ok(inProject.some(([id]) => id === 'restoreVersion'), `${inProject.length} of them are about a project`)
+  for (const row of inProject) await refused('without its project', row)
+  t.equal((await caller.call('DELETE', `/organizations/${o}`, { confirmed: true })).status, 204)
+  for (const row of rows) await refused('without its organization', row)
+})
+
+t.test('a route that gives its first answer again, and bounds itself in its handler, does not boot', async (t) => {
+  const app = await buildApp({
+    config: service.config,
+    database: service.database,
+    keyring: service.keyring,
+    costs: service.app.costs,
+    logStream: { write: () => {} }
+  })
+  t.teardown(() => app.close())
+  const route = (more: object) =>
+    app.post('/x', { config: { access: 'secret:write', boundsItself: true, audit: 'none', ...more } }, async () => 'x')
+  t.throws(() => route({}), /bounds itself in its handler/)
+  t.doesNotThrow(() => route({ repeatable: false }))
 })
 
 t.test('a key that came with something else is 422, also outside of an organization, and each caller has keys of its own', async (t) => {

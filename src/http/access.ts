@@ -355,11 +355,11 @@ export function requireScope (request: FastifyRequest, scope: Scope) {
 
 // The roles of teams by which a scope may be held, as far as it is known what the request is about.
 function teamsThatCount (request: FastifyRequest, { teams }: Principal): readonly TeamRole[] {
-  const { at, boundsItself } = request.routeOptions.config
+  const { at, finds, boundsItself } = request.routeOptions.config
   const { project } = request.params as { project?: string }
   if (request.at !== null) return teams.filter(({ project_id }) => project_id === request.at!.project.id)
   if (project !== undefined) return teams.filter((team) => team.project === project)
-  return namesLevel(at) || boundsItself ? teams : []
+  return namesLevel(at) || finds !== undefined || boundsItself ? teams : []
 }
 
 // Nearly all routes answer errors of the same few statuses.

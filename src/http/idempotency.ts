@@ -66,6 +66,10 @@ export function installIdempotency (app: FastifyInstance, seal: AnswerSeal) {
     const repeatable = route.config?.repeatable ?? (isOfCaller || access === 'billing:write')
     route.config = { ...route.config, repeatable }
     if (!repeatable) return
+    // An old answer would go to who may not have it any more.
+    if (route.config.boundsItself) {
+      throw new Error(`${route.method} ${route.url} is repeatable and bounds itself in its handler`)
+    }
     route.config.errors = [
       ...errors, 'conflict', 'idempotency_key_reused', 'validation_failed', 'limit_reached', 'integrity_error',
       ...(withheld === undefined ? [] : ['idempotent_secret_unavailable' as const])

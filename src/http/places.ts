@@ -19,6 +19,11 @@ declare module 'fastify' {
      * hierarchy that the token is narrowed to, is 404. The `organization` as a whole lies outside every such part.
      */
     at?: 'organization' | Level | ((request: FastifyRequest) => LevelNames)
+    /**
+     * Of a route that declares no `at`, as what it is about has an id and no name: finds that before the handler, and
+     * bounds it by `requireInside`.
+     */
+    finds?: (request: FastifyRequest) => Promise<unknown>
     /** What it is about beside its level is the organization as a whole. */
     whole?: true
     /** Judges what the schemas of a request cannot say of it, before its level is looked up: ends it with 422. */
@@ -52,11 +57,12 @@ export function installPlaces (app: FastifyInstance) {
     }
   })
   app.addHook('preHandler', (request, _reply, done) => {
-    const { at, whole, judge } = request.routeOptions.config
+    const { at, finds, whole, judge } = request.routeOptions.config
     judge?.(request)
     if ((at === 'organization' || whole) && principalOf(request).slices.length > 0) done(new ApiError('not_found'))
-    else if (!namesLevel(at)) done()
-    else locate(app, request).then(() => done(), done)
+    else if (namesLevel(at)) locate(app, request).then(() => done(), done)
+    else if (finds !== undefined) finds(request).then(() => done(), done)
+    else done()
   })
 }
 

@@ -35,7 +35,8 @@ declare module 'fastify' {
     mayNeed?: readonly Scope[]
     /**
      * Of a route that declares no `at`: whoever holds the scope by a team's role alone is let in, too. The handler
-     * bounds what it does by `requireInside`, or what it lists by `projectsWith`.
+     * bounds what it does by `requireInside`, or what it lists by `projectsWith`. A route that gives its first answer
+     * again does not declare it, as that comes before its handler: it declares `finds`.
      */
     boundsItself?: true
     /** The rate-limit group; `none` for the service's own pages. */

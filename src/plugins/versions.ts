@@ -1,3 +1,4 @@
+import type { Static } from '@sinclair/typebox'
 import type { FastifyRequest } from 'fastify'
 import type { ErrorCode } from '../../schemas/errors.ts'
 import { OrganizationParams } from '../../schemas/organizations.ts'
@@ -8,7 +9,6 @@ import {
   DeleteVersionBody, DeleteVersionQuery, ListVersionsBody, PurgeAnswer, PurgeBody, RestoreAnswer, RestoreBody,
   RestoreToAnswer, RestoreToBody, VersionAnswer, VersionPage, VersionParams, type LevelOfHistory, type Version
 } from '../../schemas/versions.ts'
-import type { Db } from '../db/database.ts'
 import { actorOf, principalOf } from '../http/actor.ts'
 import { afterCommit } from '../http/idempotency.ts'
 import { inLevel, inProject, levelOf, namesOf, requireInside } from '../http/places.ts'
@@ -70,7 +70,10 @@ export const versions: Domain = async (app) => {
 
   app.get('/:organization/secrets/versions/:version', {
     config: {
-      access: 'secret:history', boundsItself: true, audit: 'version.read', errors: ['version_locked', 'integrity_error']
+      access: 'secret:history',
+      finds: findOwnVersion,
+      audit: 'version.read',
+      errors: ['version_locked', 'integrity_error']
     },
     schema: {
       operationId: 'getVersion',
@@ -80,7 +83,7 @@ export const versions: Domain = async (app) => {
       response: { 200: VersionAnswer }
     },
     handler: async (request) => {
-      const found = await openHistory(request, request.params.version)
+      const found = requireKept(request, versionOf(request))
       const content = openVersion(
         storageKeyOf(app.keyring, principalOf(request).organization), found.key.organization_id, found
       )
@@ -97,7 +100,7 @@ export const versions: Domain = async (app) => {
   })
 
   app.post('/:organization/secrets/versions/:version/restore', {
-    config: { access: 'secret:restore', boundsItself: true, audit: 'secret.restore', errors: RESTORE_ERRORS },
+    config: { access: 'secret:restore', finds: findOwnVersion, audit: 'secret.restore', errors: RESTORE_ERRORS },
     schema: {
       operationId: 'restoreVersion',
       tags: ['versions'],
@@ -110,9 +113,9 @@ export const versions: Domain = async (app) => {
       const { organization } = principalOf(request)
       // The retention check is done before any key logic. Looked up at each attempt: the version may be purged
       // meanwhile.
-      let seen: FullVersion | undefined = await openHistory(request, request.params.version)
+      let seen: FullVersion | undefined = versionOf(request)
       const find = async () => {
-        const restored = seen ?? await openHistory(request, request.params.version)
+        const restored = requireKept(request, seen ?? await findOwnVersion(request))
         seen = undefined
         const state = await findLevelOfSecret(app.reads, organization.id, restored.secret.id)
         return state && { ...state, restored }
@@ -140,7 +143,7 @@ export const versions: Domain = async (app) => {
   app.delete('/:organization/secrets/versions/:version', {
     config: {
       access: 'secret:purge',
-      boundsItself: true,
+      finds: findOwnVersion,
       audit: 'version.delete',
       errors: ['version_protected', 'integrity_error']
     },
@@ -156,7 +159,7 @@ export const versions: Domain = async (app) => {
     handler: async (request, reply) => {
       const { organization } = principalOf(request)
       const force = request.query.force === true || request.body.force === true
-      const found = await findOwnVersion(request, request.params.version, app.db)
+      const found = versionOf(request)
       const { id, key_version } = found.version
       await inProject(app, request, found.secret.project_id, async (db) => {
         const outcome = await deleteVersion(db, organization.id, id, force)
@@ -253,25 +256,33 @@ export const versions: Domain = async (app) => {
     }
   })
 
-  async function findOwnVersion (request: FastifyRequest, version: string, db: Db): Promise<FullVersion> {
+  // The version that a request is about, as it is now.
+  async function findOwnVersion (request: FastifyRequest): Promise<FullVersion> {
     const { organization } = principalOf(request)
-    const id = parseId(version) ?? fail('not_found')
-    const found = await findVersion(db, organization.id, id, organization.plan.retention_days) ?? fail('not_found')
+    const id = parseId((request.params as Static<typeof VersionParams>).version) ?? fail('not_found')
+    const found = await findVersion(
+      app.reads, organization.id, id, organization.plan.retention_days
+    ) ?? fail('not_found')
     requireInside(request, found.secret)
+    versionsFound.set(request, found)
     return found
   }
+}
 
-  // Rule 6: a version outside the retention window is neither fetched nor restored.
-  async function openHistory (request: FastifyRequest, version: string): Promise<FullVersion> {
-    const found = await findOwnVersion(request, version, app.reads)
-    if (found.version.locked) {
-      fail('version_locked', {
-        retention_days: principalOf(request).organization.plan.retention_days!,
-        version_created_at: found.version.created_at
-      })
-    }
-    return found
+const versionsFound = new WeakMap<FastifyRequest, FullVersion>()
+
+// As it was before the handler.
+const versionOf = (request: FastifyRequest) => versionsFound.get(request)!
+
+// Rule 6: a version outside the retention window is neither fetched nor restored.
+function requireKept (request: FastifyRequest, found: FullVersion): FullVersion {
+  if (found.version.locked) {
+    fail('version_locked', {
+      retention_days: principalOf(request).organization.plan.retention_days!,
+      version_created_at: found.version.created_at
+    })
   }
+  return found
 }
 
 // A level is named by all slugs down to it and by none below: nobody purges more, or less, than they meant.
