@@ -1,6 +1,9 @@
 import { randomBytes } from 'node:crypto'
 import { setTimeout as pause } from 'node:timers/promises'
 import t from 'tap'
+import { transaction } from '../src/db/database.ts'
+import { MAX_WAITING } from '../src/db/guard.ts'
+import { measureDatabase } from '../src/http/metrics.ts'
 import { createCommonMetrics, joinCommonMetrics, type MetricsMessage } from '../src/telemetry/common.ts'
 import { createMetrics, render } from '../src/telemetry/metrics.ts'
 import { makeLevel, startApp, type Caller, type TestApp } from './helpers/app.ts'
@@ -159,6 +162,32 @@ t.test('what waits is counted over all organizations', async (t) => {
   const oldest = valueOf(after, 'strongroom_late_events_oldest_seconds', {})
   t.ok(oldest >= 90, `the first of them waits for ${oldest} s`)
   t.equal(valueOf(after, 'strongroom_database_up', {}), 1)
+})
+
+t.test('uses of the database are counted where they are, and where they wait', async (t) => {
+  const { database } = service
+  const metrics = createMetrics()
+  measureDatabase(metrics, database)
+  const now = (what: string) =>
+    valueOf(samplesOf(render([['', metrics.read()]])), `strongroom_database_pool_${what}`, { pool: 'db' })
+  const [idle, used] = [now('idle'), now('in_use')]
+  let release = () => {}
+  const released = new Promise<void>((resolve) => { release = resolve })
+  const holding = Array.from({ length: idle }, () => transaction(database.db, async () => released))
+  const waiting = transaction(database.db, async () => {})
+  t.same([now('in_use'), now('idle'), now('waiting')], [used + idle, 0, 1])
+  release()
+  await Promise.all([...holding, waiting])
+  t.same([now('in_use'), now('idle'), now('waiting')], [used, idle, 0])
+  t.same([now('timeouts_total'), now('refused_total')], [0, 0])
+
+  const { slots } = database.pools.db!
+  const full = new Promise<void>((resolve) => { release = resolve })
+  const busy = Array.from({ length: slots + MAX_WAITING }, () => transaction(database.db, async () => full))
+  await t.rejects(transaction(database.db, async () => {}), /Too many are waiting/)
+  t.equal(now('refused_total'), 1)
+  release()
+  await Promise.all(busy)
 })
 
 t.test('without its database the service still tells of itself', async (t) => {
