@@ -26,7 +26,7 @@ import { QUICK } from './helpers/costs.ts'
 import { LONG } from './helpers/long.ts'
 import { OPERATIONS, prepare, send, settle } from './helpers/operations.ts'
 import { giveSecondFactor, issuePair, makePerson } from './helpers/people.ts'
-import { command, scratchDirectory, type Ended } from './helpers/process.ts'
+import { CLI, command, run, scratchDirectory, type Ended } from './helpers/process.ts'
 import { beside } from './helpers/statements.ts'
 import { ON_POSTGRES } from './helpers/traffic.ts'
 
@@ -451,7 +451,21 @@ t.test('a backup of an older schema is restored, and brought up to date', async 
   await restored.close()
 })
 
-t.test('a backup of a newer build is refused in one line', async (t) => {
+t.test('a backup goes through a pipe, and is no more than that when nobody reads on', { skip: !LONG }, async (t) => {
+  const place = withKey(await emptyPlace(t))
+  const shell = (text: string) => run('sh', ['-c', text], {
+    ...service.env, ...Object.fromEntries(Object.entries(place).map(([name, value]) => [`TO_${name}`, value]))
+  })
+  const there = Object.keys(place).map((name) => `${name}="$TO_${name}"`).join(' ')
+  const here = Object.keys(service.env).map((name) => `-u ${name}`).join(' ')
+  const ended = await shell(`node ${CLI} backup - | env ${here} ${there} node ${CLI} restore -`)
+  t.equal(ended.code, 0)
+  t.match(ended.stdout, /^Restored [^\n]+\n$/)
+  t.equal(ended.stderr.replace('Backed up', 'Restored'), ended.stdout)
+  refused(t, await shell(`node ${CLI} backup - | true`), /^Standard output cannot be written \(EPIPE\)\n/, 0)
+})
+
+t.test('a backup of a newer build, or with other rows than it says, is refused in one line', async (t) => {
   const { next, wrapped } = beginChain(service.keyring, 'one')
   const header = {
     id: 'one', made_at: new Date().toISOString(), wrapped, migrations: ['of a newer build'], tables: [], numbered: []
@@ -462,4 +476,13 @@ t.test('a backup of a newer build is refused in one line', async (t) => {
   const place = withKey(await emptyPlace(t))
   refused(t, await command(['restore', file], place),
     /^The backup was made by a newer build, or another one: restore it with that\n/)
+
+  const other = beginChain(service.keyring, 'one')
+  const migrations = await listMigrations(service.database.db)
+  const counts = [{ table: 'users', rows: 1, digest: '00' }]
+  const short = nextFile()
+  await writeStreamDurably(
+    short, encodeBackup(other.next, { ...header, wrapped: other.wrapped, migrations }, none(), () => counts), 0o600
+  )
+  refused(t, await command(['restore', short], place), /^What was restored is not what was backed up\n/)
 })

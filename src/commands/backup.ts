@@ -246,7 +246,18 @@ function counted (chunks: AsyncIterable<Uint8Array>) {
 }
 
 async function writeOut (chunks: AsyncIterable<Uint8Array>): Promise<void> {
-  for await (const chunk of chunks) if (!process.stdout.write(chunk)) await once(process.stdout, 'drain')
+  const { stdout } = process
+  let failed: NodeJS.ErrnoException | undefined
+  const fail = (error: NodeJS.ErrnoException) => { failed ??= error }
+  stdout.on('error', fail)
+  try {
+    for await (const chunk of chunks) {
+      if (!stdout.write(chunk)) await once(stdout, 'drain').catch(fail)
+      if (failed !== undefined) throw new StartError(`Standard output cannot be written (${failed.code})`)
+    }
+  } finally {
+    stdout.off('error', fail)
+  }
 }
 
 async function drain (all: AsyncGenerator<unknown>): Promise<void> {
