@@ -14,6 +14,7 @@ const NOUNS: Record<string, () => Promise<{ noun: Noun }>> = {
   restore: () => import('./commands/cli/restore.ts'),
   drill: () => import('./commands/cli/drill.ts'),
   rewrap: () => import('./commands/cli/rewrap.ts'),
+  key: () => import('./commands/cli/key.ts'),
   organization: () => import('./commands/cli/organization.ts'),
   user: () => import('./commands/cli/user.ts'),
   token: () => import('./commands/cli/token.ts'),

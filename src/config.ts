@@ -18,8 +18,12 @@ const KIBIBYTE = 1024
 const MEBIBYTE = 1024 * KIBIBYTE
 
 const PORT_ALLOWED = 'a whole number from 0 to 65535 (0 picks a free port)'
+/** What a command may make of a master key at most: in base64 and with its id, no more than a key file holds. */
+export const WRAPPED_BYTES = 3000
 const MASTER_KEY_ALLOWED = '<id>:<base64 of 32 bytes>, the id being 1 to 32 letters, digits, ".", "_" or "-"; ' +
-  'make one with: echo "k1:$(openssl rand -base64 32)"'
+  'make one with: echo "k1:$(openssl rand -base64 32)"; or as key new prints it'
+const COMMAND_ALLOWED = 'a program and its arguments in words, or as a JSON array of strings where one holds spaces or ' +
+  'characters that shells read otherwise; at most 64 of at most 4096 characters'
 
 const Credential = Type.RegExp(/^\P{C}{1,512}$/u)
 /** A mail server. TLS from the first byte when `secure`; `auth` only when a user and a password were given. */
@@ -38,6 +42,8 @@ const Redis = Type.Object({
   username: Type.Optional(Credential),
   password: Type.Optional(Credential)
 })
+// `Type.RegExp` would judge a list as what it is in text.
+const Command = Type.Array(Type.String({ pattern: '^[^\\0]{1,4096}$' }), { minItems: 1, maxItems: 64 })
 /** Who a mail is from; the name may be empty. */
 const Sender = Type.Object({
   name: Type.RegExp(/^[^<>"\p{C}]{0,100}$/u),
@@ -95,6 +101,9 @@ const VARIABLES = {
   MASTER_KEY_FILE: variable(Type.String({ pattern: '\\S' }), (text) => text, 'the path of a file'),
   MASTER_KEYS_PREVIOUS: variable(Type.Array(Type.String()), (text) => readList(text, readMasterKey),
     'a comma-separated list of <id>:<base64 of 32 bytes>', hide),
+  MASTER_KEY_WRAP_COMMAND: variable(Command, readCommand, COMMAND_ALLOWED, hide),
+  MASTER_KEY_UNWRAP_COMMAND: variable(Command, readCommand, COMMAND_ALLOWED, hide),
+  MASTER_KEY_COMMAND_TIMEOUT: integer(1, 120, 'a whole number of seconds from 1 to 120'),
   RATE_LIMIT_API: integer(0, 1_000_000),
   RATE_LIMIT_OAUTH: integer(0, 1_000_000),
   RATE_LIMIT_KEY_ROTATION: integer(0, 1_000_000),
@@ -129,6 +138,17 @@ const VARIABLES = {
 type Name = keyof typeof VARIABLES
 type Given = { [N in Name]?: Static<(typeof VARIABLES)[N]['schema']> }
 
+/** How master keys that are not kept as they are are wrapped and unwrapped. */
+export interface KeyCommands {
+  /** A program and its arguments, as in all of them; only new keys need it. */
+  wrap: string[] | undefined
+  unwrap: string[] | undefined
+  /** Seconds. */
+  timeout: number
+  /** All that the commands get of the environment: nothing of it is the service's own. */
+  env: Record<string, string>
+}
+
 /** What the service is run with. Nothing below `cli.ts` reads the environment. */
 export interface Config {
   host: string
@@ -152,13 +172,16 @@ export interface Config {
   /** Where limits are counted for all instances; without it each counts by itself. */
   redis: Static<typeof Redis> | undefined
   /**
-   * `id:base64`, checked. At most one of `masterKey` and `masterKeyFile` is there; with a `databaseUrl`, exactly one.
+   * `id:base64`, or wrapped `id:exec:base64`; checked. At most one of `masterKey` and `masterKeyFile` is there; with a
+   * `databaseUrl`, exactly one.
    */
   masterKey: string | undefined
   /** Not read yet: see `readKeyFile`. */
   masterKeyFile: string | undefined
-  /** `id:base64` each, checked; no id twice. */
+  /** In the same forms, checked; no id twice. */
   masterKeysPrevious: string[]
+  /** Where there is one. */
+  keyCommands: KeyCommands | undefined
   /** Calls a window (a minute; an hour for `keyRotation`); 0 turns a limit off. */
   rateLimits: { api: number, oauth: number, keyRotation: number, billing: number }
   defaultPlan: PlanName
@@ -210,6 +233,7 @@ export function loadConfig (env: NodeJS.ProcessEnv): Config {
     masterKey: given.MASTER_KEY,
     masterKeyFile: given.MASTER_KEY_FILE,
     masterKeysPrevious: given.MASTER_KEYS_PREVIOUS ?? [],
+    keyCommands: keyCommandsOf(given, env),
     rateLimits: {
       api: given.RATE_LIMIT_API ?? 100,
       oauth: given.RATE_LIMIT_OAUTH ?? 10,
@@ -243,6 +267,11 @@ export function loadConfig (env: NodeJS.ProcessEnv): Config {
           ratio: given.OTEL_TRACES_SAMPLER_ARG ?? 1
         }
   }
+}
+
+/** The commands alone, for who makes the key that the rest of the configuration needs. */
+export function loadKeyCommands (env: NodeJS.ProcessEnv): KeyCommands | undefined {
+  return keyCommandsOf(readVariables(env), env)
 }
 
 /**
@@ -334,6 +363,19 @@ function checkMasterKeys ({ DATABASE_URL, MASTER_KEY, MASTER_KEY_FILE, MASTER_KE
   }
 }
 
+// A command is trusted with the master key, and gets the environment that cloud tools look their credentials up in;
+// whatever is the service's own, the database's password among it, is nothing to it.
+function keyCommandsOf (
+  { MASTER_KEY_WRAP_COMMAND: wrap, MASTER_KEY_UNWRAP_COMMAND: unwrap, MASTER_KEY_COMMAND_TIMEOUT: timeout = 10 }: Given,
+  env: NodeJS.ProcessEnv
+): KeyCommands | undefined {
+  if (wrap === undefined && unwrap === undefined) return undefined
+  const isOwn = (name: string) => Object.hasOwn(VARIABLES, name) || name === 'NODE_OPTIONS' || /^(?:PG|OTEL_)/.test(name)
+  const rest = Object.entries(env).filter((entry): entry is [string, string] =>
+    entry[1] !== undefined && !isOwn(entry[0]))
+  return { wrap, unwrap, timeout, env: Object.fromEntries(rest) }
+}
+
 // The embedded database is in the process that opened it.
 function checkWorkers ({ DATABASE_URL, WORKERS = 1 }: Given) {
   if (WORKERS === 1 || DATABASE_URL !== undefined) return
@@ -369,9 +411,23 @@ function readList (text: string, read: (member: string) => string | undefined) {
 }
 
 function readMasterKey (text: string) {
-  const [, encoded] = /^[A-Za-z0-9._-]{1,32}:([A-Za-z0-9+/]{43}=)$/.exec(text) ?? []
-  // Base64 that decodes to 32 bytes but is not what they encode to was cut or mistyped.
-  return encoded !== undefined && Buffer.from(encoded, 'base64').toString('base64') === encoded ? text : undefined
+  const [, exec, encoded = ''] = /^[A-Za-z0-9._-]{1,32}:(exec:)?([A-Za-z0-9+/]+={0,2})$/.exec(text) ?? []
+  // Base64 that is not what its bytes encode to was cut or mistyped.
+  const bytes = Buffer.from(encoded, 'base64')
+  if (encoded === '' || bytes.toString('base64') !== encoded) return undefined
+  return (exec === undefined ? bytes.length === 32 : bytes.length <= WRAPPED_BYTES) ? text : undefined
+}
+
+// Without a shell: what one would make something else of is not guessed at.
+function readCommand (text: string) {
+  if (!text.trimStart().startsWith('[')) {
+    return /["'`\\$|&;<>(){}*?~#!]/.test(text) ? undefined : text.trim().split(/\s+/)
+  }
+  try {
+    return JSON.parse(text) as unknown
+  } catch {
+    return undefined
+  }
 }
 
 function readDatabaseUrl (text: string) {

@@ -6,6 +6,7 @@ import { scratchDirectory } from './helpers/process.ts'
 
 const KEY = Buffer.alloc(32, 7).toString('base64')
 const OTHER = Buffer.alloc(32, 9).toString('base64')
+const WRAPPED = Buffer.from('vault:v1:abc').toString('base64')
 const URL_WITH_PASSWORD = 'postgres://app:hunter2hunter2@db:5432/strongroom'
 
 function refusal (act: () => unknown) {
@@ -34,6 +35,7 @@ t.test('nothing set: the defaults of the operating contract', async (t) => {
     masterKey: undefined,
     masterKeyFile: undefined,
     masterKeysPrevious: [],
+    keyCommands: undefined,
     rateLimits: { api: 100, oauth: 10, keyRotation: 10, billing: 10 },
     defaultPlan: 'self-hosted',
     invoices: { seller: { name: '', address: '', tax_id: '' }, note: '', paymentDetails: '', dueDays: 14 },
@@ -66,7 +68,10 @@ t.test('every variable reaches the configuration', async (t) => {
     MAIL_FROM: 'Söhne & Co <secrets@example.com>',
     REDIS_URL: 'rediss://limits:p%40w@cache.example.com:6380/2',
     MASTER_KEY: `k2:${KEY}`,
-    MASTER_KEYS_PREVIOUS: `k1:${OTHER}, k0:${KEY}`,
+    MASTER_KEYS_PREVIOUS: `k1:${OTHER}, k0:exec:${WRAPPED}`,
+    MASTER_KEY_WRAP_COMMAND: ' vault write  -field=ciphertext transit/encrypt/strongroom plaintext=-',
+    MASTER_KEY_UNWRAP_COMMAND: '["sh", "-c", "vault read | base64 -d"]',
+    MASTER_KEY_COMMAND_TIMEOUT: '30',
     RATE_LIMIT_API: '0',
     RATE_LIMIT_OAUTH: '1',
     RATE_LIMIT_KEY_ROTATION: '2',
@@ -104,7 +109,13 @@ t.test('every variable reaches the configuration', async (t) => {
     redis: { host: 'cache.example.com', port: 6380, tls: true, db: 2, username: 'limits', password: 'p@w' },
     masterKey: `k2:${KEY}`,
     masterKeyFile: undefined,
-    masterKeysPrevious: [`k1:${OTHER}`, `k0:${KEY}`],
+    masterKeysPrevious: [`k1:${OTHER}`, `k0:exec:${WRAPPED}`],
+    keyCommands: {
+      wrap: ['vault', 'write', '-field=ciphertext', 'transit/encrypt/strongroom', 'plaintext=-'],
+      unwrap: ['sh', '-c', 'vault read | base64 -d'],
+      timeout: 30,
+      env: {}
+    },
     rateLimits: { api: 0, oauth: 1, keyRotation: 2, billing: 1_000_000 },
     defaultPlan: 'team',
     invoices: {
@@ -202,6 +213,7 @@ t.test('a wrong value is one line that names the variable, what was given and wh
     RATE_LIMIT_API: ['-1', '1000001', 'off', '1.5'],
     RATE_LIMIT_OAUTH: ['x'],
     RATE_LIMIT_KEY_ROTATION: ['x'],
+    MASTER_KEY_COMMAND_TIMEOUT: ['0', '121', '10s'],
     RATE_LIMIT_BILLING: ['x'],
     DEFAULT_PLAN: ['Free', 'gold', 'free '],
     INVOICE_SELLER_NAME: [' ', 'x'.repeat(256), 'a\nb'],
@@ -242,9 +254,15 @@ t.test('a message never holds a secret', async (t) => {
   const wrong: Record<string, string[]> = {
     MASTER_KEY: [
       secret, KEY, `k1:${KEY}x`, `k1:${secret}`, `k1:${KEY.slice(0, -1)}`, `k1:${Buffer.alloc(31, 7).toString('base64')}`, `k 1:${KEY}`, `:${KEY}`, `k1:${KEY}\n`,
-      `${'k'.repeat(33)}:${KEY}`, `k1:${'A'.repeat(42)}B=`
+      `${'k'.repeat(33)}:${KEY}`, `k1:${'A'.repeat(42)}B=`, `k1:exec:${KEY}x`, 'k1:exec:', `k1:kms:${KEY}`,
+      `k1:exec:exec:${KEY}`, `k1:exec:${Buffer.alloc(3001, secret).toString('base64')}`
     ],
     MASTER_KEYS_PREVIOUS: [secret, KEY, `k1:${KEY},`, `k1:${KEY},${secret}`, `k1:${KEY},k1:${OTHER}`],
+    MASTER_KEY_UNWRAP_COMMAND: [
+      `sh -c "echo ${secret}"`, `echo ${secret} | base64 -d`, `echo $${secret}`, `["echo","${secret}"`, `["echo",["${secret}"]]`,
+      `["","${secret}"]`, '[]', ' ', '{}', `echo ${secret.repeat(300)}`, `echo ${`${secret} `.repeat(64)}`, `["echo","${secret}\\u0000"]`
+    ],
+    MASTER_KEY_WRAP_COMMAND: [`echo ${secret};`],
     DATABASE_URL: [
       `mysql://app:${secret}@db/x`, `app:${secret}@db`, secret, `postgres://app:${secret}@db:port/x`, `postgres://app:${secret}#@db/x`, `postgres://app:${secret}%@db/x`,
       `postgres://app:${secret} @db/x`, `postgres://${secret}`.replace('//', '/')

@@ -44,7 +44,7 @@ export async function verifyAudit (
     }
   }
   if (file !== undefined) {
-    await tellAll(verifyFile(openKeyring(config), file, asked, anchors))
+    await tellAll(verifyFile(await openKeyring(config), file, asked, anchors))
     return status
   }
   const opened = await open(config)

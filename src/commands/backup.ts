@@ -93,7 +93,7 @@ async function * readAll (
  * nothing. A file is looked through before anything is done with it; standard input (`-`) as it comes.
  */
 export async function restore (config: Config, source: Source): Promise<Summary> {
-  const keyring = openKeyring(config)
+  const keyring = await openKeyring(config)
   const read = await openBackup(keyring, source)
   const database = await openDatabase(config)
   try {

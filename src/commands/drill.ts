@@ -18,7 +18,7 @@ export async function drill (
   config: Config, { anchors: log, ...source }: Source & { anchors?: string | undefined },
   { say, warn }: Record<'say' | 'warn', (line: string) => void>
 ): Promise<number> {
-  const keyring = openKeyring(config)
+  const keyring = await openKeyring(config)
   const anchors = await readAnchors(log)
   let faults = 0
   const fault = (line: string) => {

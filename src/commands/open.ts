@@ -2,7 +2,7 @@ import { chmodSync, existsSync, mkdtempSync, rmSync } from 'node:fs'
 import { join } from 'node:path'
 import { ConfigError, readKeyFile, type Config } from '../config.ts'
 import {
-  createKeyring, generateMasterKey, MasterKeyMissing, openCanary, parseMasterKey, type Keyring
+  createKeyring, generateMasterKey, MasterKeyMissing, openCanary, type Keyring, type MasterKey
 } from '../crypto/keyring.ts'
 import {
   askForCopy, connect, databaseError, DatabaseError, DatabaseUnavailable, DirectoryLocked, type Database
@@ -10,6 +10,7 @@ import {
 import { listCanaries, wrapsNothing } from '../repositories/master-keys.ts'
 import { openRows } from '../vault/rows.ts'
 import { makeDirectoryDurably, syncWithName, writeDurably } from './durable.ts'
+import { execProvider, isWrapped, masterKeyOf, type KeyProvider } from './key-provider.ts'
 
 /** A reason to stop that the operator can act on: one line, exit 1. */
 export class StartError extends Error {
@@ -32,11 +33,14 @@ export interface Opened { database: Database, keyring: Keyring }
  * wrapped something is there and right, and so is the key that authenticates rows. A wrong or missing key ends the
  * start before anything is changed or listened to.
  */
-export async function open (config: Config, onFatal?: (error: Error) => void): Promise<Opened> {
-  const given = readMasterKey(config)
+export async function open (
+  config: Config, onFatal?: (error: Error) => void, provider?: KeyProvider
+): Promise<Opened> {
+  // Who cannot open the keys leaves the database alone.
+  const given = await readKeyring(config, provider)
   const database = await openDatabase(config, onFatal)
   try {
-    const keyring = makeKeyring(config, given ?? await makeMasterKey(config, database))
+    const keyring = given ?? await makeKeyring(config, await makeMasterKey(config, database), provider)
     await checkKeys(database, keyring)
     await database.migrate()
     tellOfAdoption(await openRows(database, keyring))
@@ -55,9 +59,9 @@ export async function migrate (config: Config): Promise<void> {
   const database = await openDatabase(config)
   try {
     await database.migrate()
-    const key = readMasterKey(config)
-    if (key === undefined || (await listCanaries(database.db)).length === 0) return
-    const keyring = makeKeyring(config, key)
+    const newest = readMasterKey(config)
+    if (newest === undefined || (await listCanaries(database.db)).length === 0) return
+    const keyring = await makeKeyring(config, newest)
     await checkKeys(database, keyring)
     tellOfAdoption(await openRows(database, keyring))
   } finally {
@@ -76,7 +80,7 @@ function tellOfAdoption (rows: number) {
  * database that a service has open is copied first, and the copy is gone with the close.
  */
 export async function openToRead (config: Config): Promise<Opened> {
-  const keyring = openKeyring(config)
+  const keyring = await openKeyring(config)
   const database = await openDatabase(config).catch((error: unknown) => {
     if (error instanceof DirectoryLocked) return openCopy(config, error)
     throw error
@@ -112,10 +116,10 @@ export async function openDatabase (config: Config, onFatal?: (error: Error) => 
 }
 
 /** The master keys alone, for who needs no database. */
-export function openKeyring (config: Config): Keyring {
-  const key = readMasterKey(config)
-  if (key === undefined) throw new StartError('The master key is needed: set MASTER_KEY or MASTER_KEY_FILE')
-  return makeKeyring(config, key)
+export async function openKeyring (config: Config): Promise<Keyring> {
+  const keyring = await readKeyring(config)
+  if (keyring === undefined) throw new StartError('The master key is needed: set MASTER_KEY or MASTER_KEY_FILE')
+  return keyring
 }
 
 // Before there is a log to say it in.
@@ -123,9 +127,26 @@ function say (line: string): void {
   process.stderr.write(`${line}\n`)
 }
 
-function makeKeyring (config: Config, text: string): Keyring {
+/** The ring of the keys that are given; undefined where the first is still to be made. */
+async function readKeyring (config: Config, provider?: KeyProvider): Promise<Keyring | undefined> {
+  const newest = readMasterKey(config)
+  if (newest !== undefined) return makeKeyring(config, newest, provider)
+  if (config.keyCommands === undefined) return undefined
+  throw new StartError(`${keyFileOf(config)} is missing, and a key that is not wrapped is not made: key new makes one that is`)
+}
+
+async function makeKeyring (
+  config: Config, newest: string, provider = execProvider(config.keyCommands)
+): Promise<Keyring> {
+  const given = [newest, ...config.masterKeysPrevious]
+  // Whoever sets the command believes that no key lies about as it is.
+  if (config.keyCommands?.unwrap !== undefined && !given.some(isWrapped)) {
+    throw new ConfigError('MASTER_KEY_UNWRAP_COMMAND is set, but no master key is wrapped; allowed: a key of <id>:exec:<base64>, or no command')
+  }
+  const keys: MasterKey[] = []
+  for (const key of given) keys.push(await masterKeyOf(key, provider))
   try {
-    return createKeyring([text, ...config.masterKeysPrevious].map(parseMasterKey))
+    return createKeyring(keys)
   } catch (error) {
     throw new ConfigError(`MASTER_KEY: ${(error as Error).message}`)
   }

@@ -7,7 +7,9 @@ import { joinCommonCounters, measureAlone, type OwnCounters } from '../http/coun
 import { standardLog } from '../http/log.ts'
 import { isAboutMetrics, joinCommonMetrics, type Measured } from '../telemetry/common.ts'
 import { createMetrics, type Metrics } from '../telemetry/metrics.ts'
+import { askingProvider } from './common-keys.ts'
 import { greet } from './greeting.ts'
+import type { KeyProvider } from './key-provider.ts'
 import { lineOf, open, StartError, type Opened } from './open.ts'
 import { PATIENCE, SIGNALS, STOP, supervise, type FromWorker } from './supervise.ts'
 
@@ -52,13 +54,14 @@ async function serveAsWorker (config: Config, worker: Worker): Promise<number> {
     if (isAlone) log?.warn('the supervisor does not answer: limits are counted by each worker for itself')
     else log?.warn('limits are counted over all workers again')
   })
+  const keys = askingProvider(tell)
   // Left to itself, Node.js ends the worker of a supervisor that has gone at once, with all that is under way.
   worker.exitedAfterDisconnect = true
   const stop = new Promise<void>((resolve) => {
     process.on('message', (message) => {
       if (message === STOP) resolve()
       else if (isAboutMetrics(message)) common.receive(message)
-      else counters.receive(message)
+      else if (!keys.receive(message)) counters.receive(message)
     })
     process.once('disconnect', () => {
       // Nobody would ever give it a port.
@@ -72,6 +75,7 @@ async function serveAsWorker (config: Config, worker: Worker): Promise<number> {
       counters,
       metrics,
       readMetrics: common.readAll,
+      provider: keys.provider,
       async ready (_opened, port) {
         isListening = true
         tell({ listening: port })
@@ -95,6 +99,8 @@ interface Way {
   metrics?: Metrics
   /** What all processes of the service say of themselves. */
   readMetrics?: () => Promise<Measured>
+  /** Who unwraps master keys; by default, the command of the configuration. */
+  provider?: KeyProvider
   /** Called when the port is open. */
   ready (opened: Opened, port: number): Promise<void>
   /** Resolves when the service has to stop. */
@@ -102,13 +108,13 @@ interface Way {
 }
 
 async function run (
-  config: Config, { counters, metrics = createMetrics(), readMetrics, ready, end }: Way
+  config: Config, { counters, metrics = createMetrics(), readMetrics, provider, ready, end }: Way
 ): Promise<number> {
   let stopping = false
   let app: FastifyInstance | undefined
   // A supervisor and the other commands need none of it. It is loaded while the database is waited for.
   const service = import('../app.ts')
-  const opened = await open(config, (error) => die('the database cannot go on', error))
+  const opened = await open(config, (error) => die('the database cannot go on', error), provider)
   try {
     const { buildApp } = await service
     app = await buildApp({

@@ -8,8 +8,10 @@ import { createLog, standardLog } from '../http/log.ts'
 import { createCommonMetrics, isAboutMetrics, type MetricsMessage } from '../telemetry/common.ts'
 import { createMetrics, type Metrics } from '../telemetry/metrics.ts'
 import { measureProcess } from '../telemetry/process.ts'
+import { answerWith, type KeyAsked } from './common-keys.ts'
 import { greet } from './greeting.ts'
 import { handOver } from './hand-over.ts'
+import { execProvider, rememberingProvider, type KeyProvider } from './key-provider.ts'
 import { open, StartError } from './open.ts'
 
 export const SIGNALS = ['SIGTERM', 'SIGINT'] as const
@@ -17,8 +19,8 @@ export const SIGNALS = ['SIGTERM', 'SIGINT'] as const
 export const PATIENCE = 9_500
 /** What a worker is told when it has to finish and end. */
 export const STOP = 'stop'
-/** What a worker tells, beside what it counts: the port that it listens on, or why it does not. */
-export type FromWorker = { listening: number } | { failed: string } | { counting: number } | MetricsMessage
+/** What a worker tells, beside what it counts: the port that it listens on, or why it does not; and what it asks. */
+export type FromWorker = { listening: number } | { failed: string } | { counting: number } | MetricsMessage | KeyAsked
 
 const CLI = fileURLToPath(new URL('../cli.js', import.meta.url))
 // Between the end of the workers' patience and the ten seconds in which the service ends.
@@ -43,10 +45,11 @@ export async function supervise (config: Config): Promise<number> {
       })
     }
   })
-  const opened = await open({ ...config, databasePool: 2 })
+  const provider = rememberingProvider(execProvider(config.keyCommands))
+  const opened = await open({ ...config, databasePool: 2 }, undefined, provider)
   const metrics = createMetrics()
   if (config.metricsToken !== undefined) measureProcess(metrics)
-  const crew = createCrew(config.workers, log, metrics)
+  const crew = createCrew(config.workers, log, metrics, provider)
   try {
     const weakness = config.databaseUrl && tlsOf(config.databaseUrl).weakness
     if (weakness) log.warn(weakness)
@@ -80,7 +83,7 @@ export async function supervise (config: Config): Promise<number> {
 
 interface Ended { pid?: number | undefined, code?: number | null, signal?: string | null, reason: string | undefined }
 
-function createCrew (size: number, log: ReturnType<typeof createLog>, metrics: Metrics) {
+function createCrew (size: number, log: ReturnType<typeof createLog>, metrics: Metrics, provider: KeyProvider) {
   const counters = createCommonCounters()
   const measured = createCommonMetrics(metrics)
   const ends = metrics.counter('strongroom_worker_ends_total', 'Workers that ended and were not to')()
@@ -182,6 +185,7 @@ function createCrew (size: number, log: ReturnType<typeof createLog>, metrics: M
     worker.on('message', (message: FromWorker) => {
       if ('failed' in message) reason = message.failed
       else if (isAboutMetrics(message)) measures.receive(message)
+      else if ('unwrap' in message) answerWith(provider, message, send)
       else if ('listening' in message) {
         // The others, whose words it used, have gone meanwhile.
         if (port !== undefined && message.listening !== port) worker.process.kill('SIGKILL')

@@ -10,7 +10,8 @@ import { LRUCache } from 'lru-cache'
 import { IntegrityError, openAtRest, sealAtRest } from './at-rest.ts'
 import { decodeBase64, encodeContext, random, sameBytes, takeKey } from './primitives.ts'
 
-const ID_PATTERN = /^[A-Za-z0-9._-]{1,32}$/
+/** The id of a master key. */
+export const ID_PATTERN = /^[A-Za-z0-9._-]{1,32}$/
 const CACHED_KEYS = 1000
 const CACHE_MILLISECONDS = 10 * 60 * 1000
 const CANARY = Buffer.from('strongroom canary')
@@ -104,9 +105,14 @@ export function parseMasterKey (text: string): MasterKey {
   return { id, key: takeKey(bytes) }
 }
 
+/** The id of a new master key that nobody gave one. */
+export function makeKeyId (): string {
+  return `mk-${random(4).toString('hex')}`
+}
+
 /** A new random master key in the form that `parseMasterKey` reads, for a key file of mode 0600. */
 export function generateMasterKey (): { id: string, text: string } {
-  const id = `mk-${random(4).toString('hex')}`
+  const id = makeKeyId()
   return { id, text: `${id}:${random(32).toString('base64')}` }
 }
 
