@@ -118,7 +118,7 @@ t.test('compose.yaml has two instances, which nobody reaches but through the pro
   for (const name of ['proxy', ...postgres.networks, ...redis.networks]) t.equal(networks[name].internal, true, name)
   const [{ subnet }] = networks.proxy.ipam.config
   t.ok(strongroom.environment.TRUST_PROXY.endsWith(`:-${subnet}}`), 'the proxy alone says who the client is')
-  t.match(configs.proxy.content, /option forwardfor[^]*GET uri \/readyz/)
+  t.match(read(configs.proxy.file), /option forwardfor[^]*GET uri \/readyz[^]* strongroom:8080\n/)
   for (const { security_opt: options } of Object.values<any>(services)) t.ok(options.includes('no-new-privileges:true'))
   t.same([strongroom.read_only, strongroom.cap_drop], [true, ['ALL']])
   t.same(loadConfig({ TRUST_PROXY: subnet }).trustProxy, [subnet])
