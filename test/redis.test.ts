@@ -296,6 +296,7 @@ t.test('workers count in Redis, over TLS; while it is gone, their supervisor cou
   const alone = () => linesWith(ALONE) - linesWith(TOGETHER)
   while (alone() < 2) await statusOf('203.0.113.250')
   t.equal(await through('203.0.113.1'), 30, 'over both, without it')
+  t.equal(await through('198.51.100.1'), 0, 'and who was past the limit of both stays so')
   t.equal((await server.stop()).code, 0)
 })
 

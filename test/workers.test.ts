@@ -102,10 +102,10 @@ t.test('members of common counters count together, know who is past a limit, and
   t.same(members.map(({ isPast }) => isPast('api', 'ip:a')), [true, true], 'the other one was told')
   t.equal((await count(1, 'ip:b'))[0], 1)
 
-  isSilent = true
-  t.same((await Promise.all([count(0), count(0)])).map(([count]) => count), [5, 6], 'by itself, from what it heard last')
-  t.equal((await count(0))[0], 7)
   t.equal((await count(0, 'ip:d'))[0], 1)
+  isSilent = true
+  t.same((await Promise.all([count(0), count(0)])).map(([count]) => count > 3), [true, true], 'by itself, and still past')
+  t.equal((await count(0, 'ip:d'))[0], 2, 'from what it heard last')
   t.same(changes, [true], 'said once')
   isSilent = false
   while (changes.length < 2) {

@@ -35,6 +35,8 @@ export function measureAlone (metrics: Metrics, without: 'redis' | 'supervisor')
 export interface OwnCounters extends Counters {
   /** The key is past its limit until the window ends. */
   mark (group: string, key: string, end: number): void
+  /** The moment until which the key is past its limit; 0 where it is not known to be. */
+  pastUntil (group: string, key: string): number
   /** What others counted, so that whoever is past a limit stays so when they do not answer any more. */
   learn (counting: Counting, ...counted: Counted): void
 }
@@ -44,6 +46,7 @@ export function createCounters (): OwnCounters {
   const groups = new Map<string, LRUCache<string, { count: number, end: number }>>()
   const past = new LRUCache<string, number>({ max: MOST_KEYS })
   const mark = (group: string, key: string, end: number) => { past.set(`${group} ${key}`, end) }
+  const pastUntil = (group: string, key: string) => past.get(`${group} ${key}`) ?? 0
   const countersOf = (group: string) => {
     let counters = groups.get(group)
     if (counters === undefined) groups.set(group, counters = new LRUCache({ max: MOST_KEYS }))
@@ -52,7 +55,8 @@ export function createCounters (): OwnCounters {
 
   return {
     mark,
-    isPast: (group, key) => (past.get(`${group} ${key}`) ?? 0) > Date.now(),
+    pastUntil,
+    isPast: (group, key) => pastUntil(group, key) > Date.now(),
     count ([group, key, window, most], done) {
       const counters = countersOf(group)
       const now = Date.now()
@@ -149,12 +153,13 @@ export function joinCommonCounters (
   return {
     isPast: own.isPast,
     mark: own.mark,
+    pastUntil: own.pastUntil,
     learn: own.learn,
     giveUp,
     ask: () => ask([]),
     count (counting, done) {
       if (isAlone) {
-        own.count(counting, done)
+        countAlone({ counting, done })
         if (performance.now() - askedAt > AGAIN) ask([])
       } else if (gathered.push({ counting, done }) === 1) {
         setImmediate(() => {
@@ -198,7 +203,15 @@ export function joinCommonCounters (
     open.delete(number)
     clearTimeout(given.late)
     if (!isAlone) onChange(isAlone = true)
-    for (const { counting, done } of given.asked) own.count(counting, done)
+    for (const one of given.asked) countAlone(one)
+  }
+
+  // What counts instead may not know what was heard here.
+  function countAlone ({ counting, done }: Asked) {
+    const [group, key, , most] = counting
+    const end = own.pastUntil(group, key)
+    if (end > Date.now()) done(most + 1, end)
+    else own.count(counting, done)
   }
 }
 

@@ -86,7 +86,7 @@ export async function countInRedis (
   client.on('error', learnReason)
   client.on('ready', member.ask)
   app.addHook('onClose', async () => { client.disconnect() })
-  await Promise.race([client.connect().catch(learnReason), pause(START)])
+  await Promise.race([client.connect().catch(learnReason), pause(START, undefined, { ref: false })])
   if (client.status !== 'ready') member.ask()
   return member
 
