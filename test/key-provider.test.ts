@@ -234,9 +234,11 @@ t.test('RL-27: the command is called once for all workers, and after that its KM
   t.same(kms.calls().slice(before), ['unwrap -d'])
   kms.down()
 
+  const listening = () => server.stdout().split('Server listening').length - 1
+  while (listening() < 2) await pause(20)
   const [killed] = workers() as [number]
   process.kill(killed, 'SIGKILL')
-  while (server.stdout().split('Server listening').length < 4) await pause(20)
+  while (listening() < 3) await pause(20)
   const send = patient(client(server.address, server.first!))
   const [level] = await makeLevels(send, 'orbit', ['live'])
   t.equal((await store(send, level!, 'A=1')).reply?.status, 200, 'a new project has its key, and takes a document')
