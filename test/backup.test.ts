@@ -126,7 +126,7 @@ t.test('a backup restores with the same rows, on either database, and the servic
   t.equal(restored.stdout.replace('Restored', 'Backed up'), first.ended.stdout, 'and it says what it brought')
   const again = nextFile()
   t.equal(digestOf(await command(['backup', again], embedded)), first.digest, 'the same rows')
-  await goesOn(t, embedded)
+  if (LONG || !ON_POSTGRES) await goesOn(t, embedded)
   if (!ON_POSTGRES) return
 
   const onServer = withKey(await emptyPlace(t))
@@ -417,16 +417,12 @@ t.test('a backup of an older schema is restored, and brought up to date', async 
   const { migrations, master_key, owner } = JSON.parse(readFileSync('test/vectors/database-5.json', 'utf8'))
   const old = { ...await emptyPlace(t), MASTER_KEY: master_key as string }
   const database = await connectTo(old)
-  const hashes = await beside(async () => {
-    await database.migrate()
-    const all = await listMigrations(database.db)
-    await database.maintain(async (db) => {
-      await dropTables(db)
-      t.ok(await makeSchema(db, all.slice(0, migrations)))
-      await db.execute(sql.raw(readFileSync('test/vectors/database-5.sql', 'utf8')))
-    })
-    return all
-  })
+  const hashes = await listMigrations(service.database.db)
+  await beside(() => database.maintain(async (db) => {
+    await dropTables(db)
+    t.ok(await makeSchema(db, hashes.slice(0, migrations)))
+    await db.execute(sql.raw(readFileSync('test/vectors/database-5.sql', 'utf8')))
+  }))
   await database.close()
   const file = nextFile()
   const made = await command(['backup', file], old)
