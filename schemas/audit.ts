@@ -25,7 +25,6 @@ export const AuditQuery = Type.Object({
   from: Type.Optional(Moment({ description: 'that moment, or later' })),
   to: Type.Optional(Moment({ description: 'before that moment' })),
   before: Type.Optional(Type.Integer({
-    format: 'int64',
     minimum: 1,
     maximum: Number.MAX_SAFE_INTEGER,
     description: 'behind the event with this number, in the order of the list'
@@ -37,7 +36,7 @@ export type AuditQuery = Static<typeof AuditQuery>
 
 const ActorOfEvent = Type.Object({
   type: OneOf(ACTOR_TYPES),
-  id: Nullable(Type.Integer({ format: 'int64' }))
+  id: Nullable(Type.Integer())
 }, { title: 'ActorOfEvent', description: 'who did it; an operator and the service itself have no id' })
 
 const ResourceOfEvent = Type.Object({
@@ -53,7 +52,7 @@ const Details = Type.Unsafe<Record<string, string | number | boolean | null> | n
 })
 
 export const AuditEvents = Resource('audit-events', Type.Object({
-  sequence: Type.Integer({ format: 'int64', description: 'the number of the event in its organization, without a gap' }),
+  sequence: Type.Integer({ description: 'the number of the event in its organization, without a gap' }),
   occurred_at: Timestamp,
   action: EventWord,
   actor: ActorOfEvent,
@@ -65,15 +64,16 @@ export const AuditEvents = Resource('audit-events', Type.Object({
 }, { title: 'AuditEventAttributes' }), {
   title: 'AuditEvent',
   id: '42',
+  isPaged: true,
   example: {
     sequence: 42,
     occurred_at: '2026-03-01T12:00:00.000Z',
-    action: 'secret.store',
-    actor: { type: 'user', id: 17 },
-    resource: { type: 'secret', id: '01JQZ6V9T4M8N2K7R5W3X1Y0BC' },
-    request_id: '01JQZ6V9T4M8N2K7R5W3X1Y0BD',
-    ip: '203.0.113.0/24',
-    user_agent: 'curl/8.5.0',
-    details: { level: 'environment', revision: 3, key_version: 1, version: 7, bytes: 120, restored_from: null }
+    action: 'organization.create',
+    actor: { type: 'operator', id: null },
+    resource: { type: 'organization', id: '01JQZ6V9T4M8N2K7R5W3X1Y0BC' },
+    request_id: null,
+    ip: null,
+    user_agent: null,
+    details: null
   }
 })

@@ -1,6 +1,6 @@
 import { Type, type Static } from '@sinclair/typebox'
 import { OrganizationInPath, Plan } from './organizations.ts'
-import { Body, NAME_LENGTH, Nullable, OneOf, PageMeta, Resource, Timestamp } from './shapes.ts'
+import { Body, Described, NAME_LENGTH, Nullable, OneOf, PageMeta, Resource, Timestamp } from './shapes.ts'
 
 /** How long a period of a subscription is. */
 export const INTERVALS = ['month', 'year'] as const
@@ -45,12 +45,15 @@ export const NOTE_LENGTH = 1000
 /** In minor units: what stays exact, also when it is multiplied by a hundred. */
 export const MOST_AMOUNT = 999_999_999_999
 
+const IntervalName = OneOf(INTERVALS, { title: 'Interval' })
+const StatusOfPayment = OneOf(PAYMENT_STATUSES, { title: 'PaymentStatus' })
+const StatusOfInvoice = OneOf(INVOICE_STATUSES, { title: 'InvoiceStatus' })
 const Currency = OneOf(CURRENCY_CODES, { title: 'Currency', description: 'ISO 4217', examples: ['EUR'] })
 /** In minor units: cents of a euro, whole yen. */
 const Amount = Type.Integer({
-  minimum: 1, maximum: MOST_AMOUNT, description: 'in minor units of the currency', examples: [2900]
+  minimum: 1, maximum: MOST_AMOUNT, title: 'Amount', description: 'in minor units of the currency', examples: [2900]
 })
-const Money = Type.Integer({ description: 'in minor units of the currency' })
+const Money = Type.Integer({ title: 'Money', description: 'in minor units of the currency' })
 // Nothing of these is shown, or stored: control characters, but for the ends of lines.
 const LINE = '^[^\\u0000-\\u001f\\u007f]*$'
 const LINES = '^[^\\u0000-\\u001f\\u007f]*(\\n[^\\u0000-\\u001f\\u007f]*){0,9}$'
@@ -59,7 +62,9 @@ const Label = Type.String({
 })
 
 /** Who sells, or who buys, as an invoice names them. */
-export const Party = Type.Object({ name: Type.String(), address: Type.String(), tax_id: Type.String() })
+export const Party = Type.Object(
+  { name: Type.String(), address: Type.String(), tax_id: Type.String() }, { title: 'Party' }
+)
 export type Party = Static<typeof Party>
 
 /** A line of an invoice. What is negative is taken off. */
@@ -68,7 +73,7 @@ export const InvoiceLine = Type.Object({
   amount: Money,
   period_start: Nullable(Type.String({ format: 'date-time' })),
   period_end: Nullable(Type.String({ format: 'date-time' }))
-})
+}, { title: 'InvoiceLine' })
 export type InvoiceLine = Static<typeof InvoiceLine>
 
 const ORGANIZATION = { organization: OrganizationInPath }
@@ -83,7 +88,9 @@ const invoiceId = '01JQZ7D3K5M7P9R1T3V5X7Z9B1'
 const chargeId = '01JQZ7D3K5M7P9R1T3V5X7Z9B2'
 const methodId = '01JQZ7D3K5M7P9R1T3V5X7Z9B3'
 
-export const PlanPrice = Type.Object({ interval: OneOf(INTERVALS), currency: Type.String(), amount: Money })
+export const PlanPrice = Type.Object({ interval: IntervalName, currency: Type.String(), amount: Money }, {
+  title: 'PlanPrice'
+})
 export type PlanPrice = Static<typeof PlanPrice>
 
 /** A plan of the catalogue; without a price it is free of charge, and nobody subscribes to it. */
@@ -108,7 +115,7 @@ export const PlanList = Type.Object({ data: Type.Array(CataloguePlan.item) }, {
 
 const SubscriptionAttributes = Type.Object({
   plan: Type.String(),
-  interval: OneOf(INTERVALS),
+  interval: IntervalName,
   currency: Type.String(),
   amount: Money,
   status: OneOf(['active', 'ending'], { description: 'ending: cancelled, and over at the end of the period' }),
@@ -151,20 +158,20 @@ export type BillingDetails = Static<typeof BillingDetails>
 const PlanName = Type.String({ minLength: 1, maxLength: 64, pattern: LINE, examples: ['pro'] })
 export const CreateSubscriptionBody = Body({
   plan: PlanName,
-  interval: Type.Optional(OneOf(INTERVALS, { description: 'month when left out' })),
+  interval: Type.Optional(Described(IntervalName, { description: 'month when left out' })),
   currency: Type.Optional(Currency),
   billing_details: Type.Optional(BillingDetails)
-}, { title: 'CreateSubscriptionBody', examples: [{ plan: 'pro', interval: 'month', currency: 'EUR' }] })
+}, { title: 'CreateSubscriptionBody', examples: [{ plan: 'pro', interval: 'month', currency: 'EUR', billing_details: buyer }] })
 
 export const UpdateSubscriptionBody = Body({
   plan: Type.Optional(PlanName),
-  interval: Type.Optional(OneOf(INTERVALS)),
+  interval: Type.Optional(IntervalName),
   billing_details: Type.Optional(BillingDetails)
 }, { title: 'UpdateSubscriptionBody', examples: [{ plan: 'team' }] })
 
 export const EmptyBody = Body({}, { title: 'EmptyBody', examples: [{}] })
 
-const Used = Type.Object({ used: Type.Integer(), limit: Nullable(Type.Integer()) })
+const Used = Type.Object({ used: Type.Integer(), limit: Nullable(Type.Integer()) }, { title: 'Used' })
 export const Usage = Resource('usage', Type.Object({
   plan: Type.String(),
   period_start: Timestamp,
@@ -175,20 +182,20 @@ export const Usage = Resource('usage', Type.Object({
   }),
   projects: Used,
   members: Used,
-  bytes: Type.Object(Used.properties, {
+  bytes: Described(Used, {
     description: 'What is stored: the size_bytes of every current document and of every version, together'
   })
 }, { title: 'UsageAttributes' }), {
   title: 'Usage',
   id: '2026-03',
   example: {
-    plan: 'pro',
+    plan: 'self-hosted',
     period_start: '2026-03-01T00:00:00.000Z',
     period_end: '2026-04-01T00:00:00.000Z',
-    api_calls: { used: 1201, limit_per_minute: 100 },
-    projects: { used: 3, limit: 50 },
-    members: { used: 4, limit: 25 },
-    bytes: { used: 1820400, limit: 1073741824 }
+    api_calls: { used: 1201, limit_per_minute: null },
+    projects: { used: 1, limit: null },
+    members: { used: 1, limit: null },
+    bytes: { used: 0, limit: null }
   }
 })
 
@@ -223,7 +230,7 @@ export const CreatePaymentMethodBody = Body({
 const ChargeAttributes = Type.Object({
   amount: Money,
   currency: Type.String(),
-  status: OneOf(PAYMENT_STATUSES),
+  status: StatusOfPayment,
   refunded: Money,
   invoice_id: Type.String(),
   payment_method_id: Nullable(Type.String()),
@@ -257,7 +264,7 @@ const RefundAttributes = Type.Object({
   charge_id: Type.String(),
   amount: Money,
   currency: Type.String(),
-  status: OneOf(PAYMENT_STATUSES),
+  status: StatusOfPayment,
   reason: Nullable(Type.String()),
   created_at: Timestamp
 }, { title: 'RefundAttributes' })
@@ -294,7 +301,7 @@ export const RedeemCouponBody = Body({
 
 const summary = {
   number: Type.String({ description: 'counted per organization, without a gap' }),
-  status: OneOf(INVOICE_STATUSES),
+  status: StatusOfInvoice,
   currency: Type.String(),
   subtotal: Money,
   discount: Money,
@@ -322,9 +329,9 @@ const example = {
   status: 'open',
   currency: 'EUR',
   subtotal: 2900,
-  discount: 290,
+  discount: 0,
   credit: 0,
-  total: 2610,
+  total: 2900,
   issued_at: at,
   due_at: '2026-03-15T12:00:00.000Z',
   paid_at: null,
@@ -336,7 +343,10 @@ export const Invoice = Resource('invoices', InvoiceAttributes, {
   id: invoiceId,
   example: {
     ...example,
-    lines: [{ description: 'Plan pro, 1 month', amount: 2900, period_start: at, period_end: later }],
+    subtotal: 12000,
+    total: 12000,
+    refunded: 6000,
+    lines: [{ description: 'Onboarding, one day', amount: 12000, period_start: null, period_end: null }],
     seller: { name: 'Strongroom Ltd', address: '1 Harbour Road\nDublin', tax_id: 'IE1234567FA' },
     buyer,
     reference: 'PO 2026-114',

@@ -1,10 +1,10 @@
 import { Type, type Static } from '@sinclair/typebox'
-import { HISTORY_POLICIES, MANAGED, keyCheckFields } from './projects.ts'
-import { Blob, Body, KeyProof, Nullable, OneOf, PageMeta, Timestamp } from './shapes.ts'
+import { Custody, HistoryPolicyName, keyCheckFields } from './projects.ts'
+import { Blob, Body, Described, KeyProof, Nullable, OneOf, PageMeta, Timestamp } from './shapes.ts'
 
 const descriptor = {
   version: Type.String(),
-  managed: OneOf(MANAGED),
+  managed: Custody,
   is_active: Type.Boolean(),
   created_at: Timestamp,
   rotated_at: Nullable(Timestamp),
@@ -55,7 +55,7 @@ export const KeyHistoryAnswer = Type.Object({
 })
 
 const keyFields = {
-  managed: OneOf(MANAGED),
+  managed: Custody,
   key: Type.Optional(Type.String({ description: 'the key string; server-managed only' })),
   version: Type.Integer(),
   key_check_salt: Type.String(),
@@ -66,19 +66,18 @@ const keyFields = {
 /**
  * The active key. `content` is a JSON document inside a string with one member `key`, as clients in the field read it.
  */
-export const EncryptionKeyAnswer = Type.Object({
-  data: Type.Object({
-    type: Type.Literal('encryption-keys'),
-    id: Type.String(),
-    attributes: Type.Object({
-      format: Type.Literal('json'),
-      encrypted: Type.Boolean(),
-      content: Type.String(),
-      ...keyFields,
-      is_active: Type.Boolean()
-    })
-  })
-}, {
+export const EncryptionKey = Type.Object({
+  type: Type.Literal('encryption-keys'),
+  id: Type.String(),
+  attributes: Type.Object({
+    format: Type.Literal('json'),
+    encrypted: Type.Boolean(),
+    content: Type.String(),
+    ...keyFields,
+    is_active: Type.Boolean()
+  }, { title: 'EncryptionKeyAttributes' })
+}, { title: 'EncryptionKey' })
+export const EncryptionKeyAnswer = Type.Object({ data: EncryptionKey }, {
   title: 'EncryptionKeyAnswer',
   examples: [{
     data: {
@@ -88,8 +87,9 @@ export const EncryptionKeyAnswer = Type.Object({
         format: 'json',
         encrypted: false,
         content:
-          '{"key":{"managed":"client","version":1,"key_check_salt":"AAECAwQFBgcICQoLDA0ODw==","key_check_iterations":600000,"created_at":"2026-03-01T12:00:00.000Z"}}',
-        managed: 'client',
+          '{"key":{"managed":"server","key":"9f3c5a0e7b1d4286c4f8a2e6d0b3957181f2c6e4a8d0b7359c1e5f7a3b8d2046","version":1,"key_check_salt":"AAECAwQFBgcICQoLDA0ODw==","key_check_iterations":600000,"created_at":"2026-03-01T12:00:00.000Z"}}',
+        managed: 'server',
+        key: '9f3c5a0e7b1d4286c4f8a2e6d0b3957181f2c6e4a8d0b7359c1e5f7a3b8d2046',
         version: 1,
         key_check_salt: 'AAECAwQFBgcICQoLDA0ODw==',
         key_check_iterations: 600000,
@@ -101,13 +101,10 @@ export const EncryptionKeyAnswer = Type.Object({
 })
 export type EncryptionKeyAnswer = Static<typeof EncryptionKeyAnswer>
 
-const HistoryPolicy = Type.Optional(OneOf(
-  HISTORY_POLICIES,
-  {
-    description:
-      'for this rotation; the project\'s own when left out. A re-encryption that is under way goes on, whatever this says'
-  }
-))
+const HistoryPolicy = Type.Optional(Described(HistoryPolicyName, {
+  description:
+    "for this rotation; the project's own when left out. A re-encryption that is under way goes on, whatever this says"
+}))
 
 export const RotateBody = Body(
   { history_policy: HistoryPolicy }, { title: 'RotateBody', default: {}, examples: [{ history_policy: 're_encrypt' }] }
@@ -122,13 +119,13 @@ export const RotateAnswer = Type.Object({
       id: Type.String(),
       attributes: Type.Object({
         id: Type.Integer(), ...keyFields, key: Type.String(), version: Type.String(), is_active: Type.Boolean()
-      })
-    })
+      }, { title: 'NewKeyAttributes' })
+    }, { title: 'NewKey' })
   })
 }, {
   title: 'RotateAnswer',
   examples: [{
-    message: 'Rotated to key version 2 with 3 documents.',
+    message: 'Rotated to key version 2 with 1 document. 1 version of the history is being re-encrypted.',
     data: {
       key: {
         type: 'encryption-keys',
@@ -185,7 +182,7 @@ export const RotateClientKeysAnswer = Type.Object({
   success: Type.Boolean(), message: Type.String(), data: Type.Object({ count: Type.Integer() })
 }, {
   title: 'RotateClientKeysAnswer',
-  examples: [{ success: true, message: 'Rotated to key version 2 with 3 documents.', data: { count: 3 } }]
+  examples: [{ success: true, message: 'Rotated to key version 2 with 1 document.', data: { count: 1 } }]
 })
 
 export const PendingBody = Body({

@@ -1,8 +1,8 @@
 import { Type, type Static } from '@sinclair/typebox'
 import { OrganizationInPath } from './organizations.ts'
 import {
-  Body, Description, EnvironmentInPath, Name, NullableDescription, ProjectInPath, Resource, SLUG_LENGTH, SLUG_PATTERN,
-  Slug, TargetInPath, Timestamp, Ulid
+  Body, Description, EnvironmentInPath, Name, NewSlug, NullableDescription, ProjectInPath, Resource, SLUG_LENGTH,
+  SLUG_PATTERN, Slug, TargetInPath, Timestamp, Ulid
 } from './shapes.ts'
 
 /** Words that a path uses in an environment's place. */
@@ -50,11 +50,15 @@ const status = (options: { default?: string } = {}) => Type.String({
   ...options
 })
 
+const IsProduction = Type.Boolean({ description: 'for tools that ask before they change it' })
+
 export const CreateEnvironmentBody = Body({
   name: Name,
-  slug: Type.Optional(Slug),
+  slug: Type.Optional(NewSlug),
   status: Type.Optional(status({ default: 'development' })),
-  is_production: Type.Optional(Type.Boolean()),
+  is_production: Type.Optional(Type.Boolean({
+    ...IsProduction, description: `${IsProduction.description!}; whether \`status\` is \`production\` when left out`
+  })),
   description: Type.Optional(Type.Union([Description, Type.Null()]))
 }, { title: 'CreateEnvironmentBody', examples: [{ name: 'Live', status: 'production' }] })
 export type CreateEnvironmentBody = Static<typeof CreateEnvironmentBody>
@@ -63,7 +67,7 @@ export const UpdateEnvironmentBody = Body({
   name: Type.Optional(Name),
   slug: Type.Optional(Slug),
   status: Type.Optional(status()),
-  is_production: Type.Optional(Type.Boolean()),
+  is_production: Type.Optional(IsProduction),
   description: Type.Optional(Type.Union([Description, Type.Null()]))
 }, { title: 'UpdateEnvironmentBody', examples: [{ is_production: true }] })
 export type UpdateEnvironmentBody = Static<typeof UpdateEnvironmentBody>

@@ -1,6 +1,6 @@
 import { Type, type Static, type TProperties, type TSchema } from '@sinclair/typebox'
 import { AbilityName } from './scopes.ts'
-import { OneOf, Timestamp } from './shapes.ts'
+import { OneOf, Timestamp, ToldApart } from './shapes.ts'
 
 interface ErrorSpec { status: number, message: string, details?: TSchema, as?: string }
 
@@ -240,16 +240,9 @@ export function ErrorBodies (status: number): TSchema {
     const more = moreOf(codes[0]!)
     const title = Object.keys(more).length === 0 ? `Error_${status}` : `Error_${codes[0]!}`
     const schema = Type.Object({ error: OneOf(codes.map(codeOf)), message: Type.String(), ...more }, { title })
-    return { title, codes, schema }
+    return { codes, schema }
   })
   const examples = [exampleOf(bodies[0]!.codes[0]!)]
   if (bodies.length === 1) return { ...bodies[0]!.schema, examples }
-  const mapping = Object.fromEntries(bodies.flatMap(({ title, codes }) =>
-    codes.map((code) => [codeOf(code), `#/components/schemas/${title}`])))
-  return Type.Unsafe({
-    title: `Errors_${status}`,
-    oneOf: bodies.map(({ schema }) => schema),
-    discriminator: { propertyName: 'error', mapping },
-    examples
-  })
+  return ToldApart('error', bodies.map(({ schema }) => schema), { title: `Errors_${status}`, examples })
 }

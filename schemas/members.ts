@@ -11,7 +11,7 @@ export const MemberParams = Type.Object({ organization: OrganizationInPath, memb
 export const RoleInBody = PublishedAs(OneOf([...ROLES, 'admin']), RoleName)
 
 const MemberAttributes = Type.Object({
-  user_id: Type.Integer({ format: 'int64' }),
+  user_id: Type.Integer(),
   email: Type.String(),
   name: Type.String(),
   role: RoleName,
@@ -23,10 +23,10 @@ export type MemberAttributes = Static<typeof MemberAttributes>
 const example = {
   user_id: 17,
   email: 'rosa@nimbus.example',
-  name: 'Rosa Quill',
+  name: 'rosa',
   role: 'developer',
-  status: 'active',
-  joined_at: '2026-03-01T12:00:00.000Z'
+  status: 'invited',
+  joined_at: null
 }
 export const Member = Resource('members', MemberAttributes, { title: 'Member', id: '17', example })
 
@@ -34,10 +34,9 @@ export const Member = Resource('members', MemberAttributes, { title: 'Member', i
 export const AddedMember = Type.Object({ data: Member.item, message: Type.String() }, {
   title: 'AddedMember',
   examples: [{
-    data: {
-      type: 'members', id: '17', attributes: { ...example, name: 'rosa', status: 'invited', joined_at: null }
-    },
-    message: 'An invitation is on its way by e-mail.'
+    data: { type: 'members', id: '17', attributes: example },
+    message:
+      'This service sends no e-mail. They accept on https://secrets.example.com/account; without an account, whoever runs the service makes a link with: user password --email ADDRESS'
   }]
 })
 

@@ -1,5 +1,5 @@
 import { Type, type Static } from '@sinclair/typebox'
-import { Body, Name, Nullable, OneOf, PageMeta, Slug, Timestamp, Ulid } from './shapes.ts'
+import { Body, Name, NewSlug, Nullable, OneOf, PageMeta, Slug, Timestamp, Ulid } from './shapes.ts'
 
 export const ORGANIZATION_STATUSES = ['active', 'suspended', 'locked', 'cancelled'] as const
 export type OrganizationStatus = (typeof ORGANIZATION_STATUSES)[number]
@@ -14,11 +14,13 @@ export const FIRST_ORGANIZATION = { name: 'My organization', slug: 'my-organizat
 export const OrganizationInPath = Type.String({ maxLength: 128, examples: [FIRST_ORGANIZATION.slug] })
 export const OrganizationParams = Type.Object({ organization: OrganizationInPath })
 
+const StatusOfOrganization = OneOf(ORGANIZATION_STATUSES, { title: 'OrganizationStatus' })
+
 const attributes = {
   ulid: Ulid,
   name: Type.String(),
   slug: Slug,
-  status: OneOf(ORGANIZATION_STATUSES),
+  status: StatusOfOrganization,
   plan_name: Type.String(),
   require_second_factor: Type.Boolean(),
   created_at: Timestamp,
@@ -26,8 +28,7 @@ const attributes = {
 }
 const example = {
   ulid: '01JQZ6V9T4M8N2K7R5W3X1Y0BC',
-  name: 'Nimbus',
-  slug: 'nimbus',
+  ...FIRST_ORGANIZATION,
   status: 'active',
   plan_name: 'self-hosted',
   require_second_factor: false,
@@ -44,11 +45,11 @@ const Organization = Type.Object({
   id: Ulid,
   name: Type.String(),
   slug: Slug,
-  status: OneOf(ORGANIZATION_STATUSES),
+  status: StatusOfOrganization,
   attributes: OrganizationAttributes
 }, { title: 'Organization' })
 const item = {
-  type: 'organizations', id: example.ulid, name: 'Nimbus', slug: 'nimbus', status: 'active', attributes: example
+  type: 'organizations', id: example.ulid, ...FIRST_ORGANIZATION, status: 'active', attributes: example
 }
 
 export const OrganizationAnswer = Type.Object(
@@ -62,7 +63,7 @@ export type OrganizationAnswer = Static<typeof OrganizationAnswer>
 /** How many organizations one person may own. */
 export const MOST_OWNED = 100
 
-export const CreateOrganizationBody = Body({ name: Name, slug: Type.Optional(Slug) }, {
+export const CreateOrganizationBody = Body({ name: Name, slug: Type.Optional(NewSlug) }, {
   title: 'CreateOrganizationBody', examples: [{ name: 'Nimbus' }]
 })
 export type CreateOrganizationBody = Static<typeof CreateOrganizationBody>

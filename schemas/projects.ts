@@ -1,20 +1,32 @@
 import { Type, type Static } from '@sinclair/typebox'
 import { OrganizationInPath } from './organizations.ts'
 import {
-  Body, Description, KeyProof, Name, NullableDescription, OneOf, ProjectInPath, Resource, Slug, Timestamp, Ulid
+  Body, Described, Description, KeyProof, Name, NewSlug, NullableDescription, OneOf, ProjectInPath, Resource, Slug,
+  Timestamp, Ulid
 } from './shapes.ts'
 
 /** How a document is read when the server opens it. */
 export const SECRET_FORMATS = ['env', 'json', 'yaml', 'text'] as const
 export type SecretFormat = (typeof SECRET_FORMATS)[number]
+const SecretFormat = OneOf(SECRET_FORMATS, {
+  title: 'SecretFormat',
+  description: 'how documents are read for `decrypt` with `merge`, `raw` or `filters`: `env` lines of NAME=value, a `json` or `yaml` object; `text` is not read'
+})
 
 /** Who holds the key of a project: the service, or its clients (the service never sees it). */
 export const MANAGED = ['server', 'client'] as const
 export type Managed = (typeof MANAGED)[number]
+// Without a name: with one, oapi-codegen makes a constant `Client` of it, beside the type that it calls so.
+export const Custody = OneOf(MANAGED)
+const CUSTODY = 'who holds the key: `server`, which can decrypt, or `client`: the service never sees it'
 
 /** What a key rotation does with versions under older keys. */
 export const HISTORY_POLICIES = ['keep', 're_encrypt'] as const
 export type HistoryPolicy = (typeof HISTORY_POLICIES)[number]
+export const HistoryPolicyName = OneOf(HISTORY_POLICIES, {
+  title: 'HistoryPolicy',
+  description: 'what a rotation does with versions under older keys: `keep` leaves them and those keys, `re_encrypt` moves them onto the new key'
+})
 
 /** Words that a path uses in a project's place. */
 export const RESERVED_PROJECT_SLUGS = ['projects', 'secrets', 'audit-events'] as const
@@ -27,9 +39,9 @@ const ProjectAttributes = Type.Object({
   name: Type.String(),
   slug: Slug,
   description: NullableDescription,
-  secret_format: OneOf(SECRET_FORMATS),
-  encryption_type: OneOf(MANAGED),
-  history_policy: OneOf(HISTORY_POLICIES),
+  secret_format: SecretFormat,
+  encryption_type: Custody,
+  history_policy: HistoryPolicyName,
   has_secrets: Type.Boolean(),
   secret_count: Type.Integer(),
   environment_count: Type.Integer(),
@@ -47,13 +59,13 @@ export const Project = Resource('projects', ProjectAttributes, {
     organization_id: '01JQZ6V9T4M8N2K7R5W3X1Y0BC',
     name: 'Orbit',
     slug: 'orbit',
-    description: null,
+    description: 'Everything that flies',
     secret_format: 'env',
     encryption_type: 'server',
     history_policy: 'keep',
     has_secrets: true,
-    secret_count: 2,
-    environment_count: 2,
+    secret_count: 1,
+    environment_count: 1,
     target_count: 1,
     created_at: '2026-03-01T12:00:00.000Z',
     updated_at: '2026-03-01T12:00:00.000Z'
@@ -82,11 +94,11 @@ const keyCheckMembers = {
 
 export const CreateProjectBody = Body({
   name: Name,
-  slug: Type.Optional(Slug),
+  slug: Type.Optional(NewSlug),
   description: Type.Optional(Type.Union([Description, Type.Null()])),
-  secret_format: Type.Optional(OneOf(SECRET_FORMATS, { default: 'env' })),
-  storage_mode: Type.Optional(OneOf(MANAGED, { default: 'server' })),
-  history_policy: Type.Optional(OneOf(HISTORY_POLICIES, { default: 'keep' })),
+  secret_format: Type.Optional(Described(SecretFormat, { default: 'env' })),
+  storage_mode: Type.Optional(OneOf(MANAGED, { default: 'server', description: CUSTODY })),
+  history_policy: Type.Optional(Described(HistoryPolicyName, { default: 'keep' })),
   encryption_key: Type.Optional(Type.String({
     minLength: 16, maxLength: 1024, description: 'server-managed only: use this key string instead of a new one'
   })),
@@ -99,8 +111,8 @@ export const UpdateProjectBody = Body({
   name: Type.Optional(Name),
   slug: Type.Optional(Slug),
   description: Type.Optional(Type.Union([Description, Type.Null()])),
-  secret_format: Type.Optional(OneOf(SECRET_FORMATS)),
-  history_policy: Type.Optional(OneOf(HISTORY_POLICIES)),
+  secret_format: Type.Optional(SecretFormat),
+  history_policy: Type.Optional(HistoryPolicyName),
   storage_mode: Type.Optional(OneOf(
     MANAGED, { description: 'who holds the key from now on; the key itself stays, so no document is re-encrypted' }
   )),

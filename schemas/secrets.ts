@@ -1,12 +1,14 @@
-import { Type, type Static, type TSchema } from '@sinclair/typebox'
-import { EncryptionKeyAnswer } from './encryption-keys.ts'
+import { Type, type Static, type TObject, type TSchema } from '@sinclair/typebox'
+import { EncryptionKey, EncryptionKeyAnswer } from './encryption-keys.ts'
 import {
-  BLOB_BYTES, BLOB_LENGTH, Blob, Body, Flag, KeyProof, Moment, Nullable, OneOf, PublishedAs, Slug, Timestamp, Ulid
+  BLOB_BYTES, BLOB_LENGTH, Blob, Body, Flag, KeyProof, Moment, Nullable, OneOf, PublishedAs, Slug, Timestamp, ToldApart,
+  Ulid
 } from './shapes.ts'
 
 /** Where a document is kept: the deepest slug that names it. */
 export const LEVELS = ['project', 'target', 'environment'] as const
 export type Level = (typeof LEVELS)[number]
+export const LevelName = OneOf(LEVELS, { title: 'Level' })
 
 /** How `merge` answers: level by level, merged only, or both. */
 export const MERGES = ['false', 'true', 'both'] as const
@@ -53,36 +55,39 @@ const levelExample = {
   etag: '"m1VJp2b0nQYkWq3S8dT5xg"'
 }
 
-export const SecretsAnswer = Type.Object({
-  data: Type.Object({
-    type: Type.Literal('secrets'),
-    attributes: Type.Object({
-      encrypted: Type.Boolean(),
-      format: OneOf(['env', 'json']),
-      levels: Type.Optional(Type.Object({
-        project: Type.Optional(LevelDocument),
-        target: Type.Optional(LevelDocument),
-        environment: Type.Optional(LevelDocument)
-      })),
-      merged: Type.Optional(Values)
-    }),
-    secrets: Type.Optional(Values)
-  }),
-  meta: Type.Object({
-    api_path: Type.String(),
-    format: Type.Literal('hierarchical'),
-    merged: Type.String(),
-    timestamp: Type.String({ format: 'date-time' }),
-    at: Type.Optional(Timestamp),
-    hierarchy: Type.Object({ project: Slug, target: Nullable(Slug), environment: Nullable(Slug) }),
-    action: Type.String()
-  })
-}, {
+const Secrets = Type.Object({
+  type: Type.Literal('secrets'),
+  attributes: Type.Object({
+    encrypted: Type.Boolean(),
+    format: OneOf(['env', 'json']),
+    levels: Type.Optional(Type.Object({
+      project: Type.Optional(LevelDocument),
+      target: Type.Optional(LevelDocument),
+      environment: Type.Optional(LevelDocument)
+    }, { title: 'LevelDocuments' })),
+    merged: Type.Optional(Values)
+  }, { title: 'SecretsAttributes' }),
+  secrets: Type.Optional(Values)
+}, { title: 'Secrets' })
+
+const SecretsMeta = Type.Object({
+  api_path: Type.String(),
+  format: Type.Literal('hierarchical'),
+  merged: Type.String(),
+  timestamp: Type.String({ format: 'date-time' }),
+  at: Type.Optional(Timestamp),
+  hierarchy: Type.Object(
+    { project: Slug, target: Nullable(Slug), environment: Nullable(Slug) }, { title: 'Hierarchy' }
+  ),
+  action: Type.String()
+}, { title: 'SecretsMeta' })
+
+export const SecretsAnswer = Type.Object({ data: Secrets, meta: SecretsMeta }, {
   title: 'SecretsAnswer',
   examples: [{
     data: { type: 'secrets', attributes: { encrypted: true, format: 'env', levels: { environment: levelExample } } },
     meta: {
-      api_path: '/api/v1/nimbus/orbit/backend/live/secrets',
+      api_path: '/api/v1/my-organization/orbit/backend/live/secrets',
       format: 'hierarchical',
       merged: 'false',
       timestamp: '2026-03-01T12:00:00.000Z',
@@ -105,9 +110,13 @@ const orRaw = (answer: TSchema) => ({
 /** A read answers the documents, and with `raw=true` the values alone. */
 export const ReadAnswer = orRaw(SecretsAnswer)
 
-/** A retrieve answers what a read does, or the key: `data.type` tells. */
-export const RetrieveAnswer = orRaw(Type.Union(
-  [SecretsAnswer, EncryptionKeyAnswer], { title: 'RetrieveAnswer', examples: SecretsAnswer.examples }
+/** A retrieve answers what a read does, or the key: `data.type` tells, which a discriminator has to stand beside. */
+export const RetrieveAnswer = orRaw(PublishedAs(
+  Type.Union([SecretsAnswer, EncryptionKeyAnswer], { examples: SecretsAnswer.examples }),
+  Type.Object({
+    data: ToldApart<TObject>('type', [Secrets, EncryptionKey], { title: 'Retrieved' }),
+    meta: Type.Optional(SecretsMeta)
+  }, { title: 'RetrieveAnswer' })
 ))
 
 /** Names a level in a body: the deepest slug given is the level. */
@@ -118,7 +127,9 @@ export const RETRIEVE_ACTIONS = ['read', 'decrypt', 'key:retrieve'] as const
 
 export const RetrieveBody = Body({
   ...level,
-  action: Type.Optional(OneOf(RETRIEVE_ACTIONS, { default: 'read' })),
+  action: Type.Optional(OneOf(RETRIEVE_ACTIONS, {
+    default: 'read', description: '`read` answers documents as they are stored, `decrypt` plain, `key:retrieve` the key'
+  })),
   filters: Type.Optional(Type.Object({
     names: Type.Optional(Type.Array(Type.String({ maxLength: 255 }), { maxItems: 1000 })),
     tags: Type.Optional(Type.Array(Type.String({ maxLength: 255 }), { maxItems: 100 })),
@@ -137,14 +148,16 @@ export const RetrieveBody = Body({
 })
 export type RetrieveBody = Static<typeof RetrieveBody>
 
+const ONE_OF_BOTH = 'exactly one of `content` and `plaintext` is sent'
+
 export const StoreBody = Body({
   ...level,
   // Whether it may be a blob is for the vault to say, in the words that the project's custody asks for.
   content: Type.Optional(Type.String({
-    maxLength: BLOB_LENGTH, description: Blob.description, examples: Blob.examples
+    maxLength: BLOB_LENGTH, description: `${Blob.description}; ${ONE_OF_BOTH}`, examples: Blob.examples
   })),
   plaintext: Type.Optional(Type.String({
-    maxLength: BLOB_BYTES - 28, description: 'the document itself; server-managed projects only'
+    maxLength: BLOB_BYTES - 28, description: `the document itself; server-managed projects only; ${ONE_OF_BOTH}`
   })),
   key_proof: Type.Optional(KeyProof),
   no_backup: Type.Optional(Type.Boolean({ default: false, description: 'record no version of this write' }))
@@ -157,7 +170,7 @@ export type StoreBody = Static<typeof StoreBody>
 export const StoreAnswer = Type.Object({
   data: Type.Object({
     type: Type.Literal('secrets'),
-    level: OneOf(LEVELS),
+    level: LevelName,
     source: Slug,
     bytes: Type.Integer({ description: 'size of the blob, decoded' }),
     secret_id: Ulid,
@@ -171,11 +184,11 @@ export const StoreAnswer = Type.Object({
       type: 'secrets',
       level: 'environment',
       source: 'live',
-      bytes: 212,
+      bytes: 48,
       secret_id: '01JQZ6VE6B9C2D5F8G1H4J7K0M',
       version: '43'
     },
-    message: 'Stored.'
+    message: 'Stored as version 43.'
   }]
 })
 

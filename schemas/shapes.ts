@@ -1,5 +1,6 @@
 import {
-  Type, type ObjectOptions, type SchemaOptions, type Static, type TLiteral, type TProperties, type TSchema, type TUnion
+  Type, type ObjectOptions, type SchemaOptions, type Static, type TLiteral, type TObject, type TProperties,
+  type TSchema, type TUnion
 } from '@sinclair/typebox'
 
 type Literals<T extends readonly string[]> = { -readonly [K in keyof T]: T[K] extends string ? TLiteral<T[K]> : never }
@@ -15,6 +16,22 @@ export function OneOf<const T extends readonly string[]> (values: T, options: Sc
  */
 export function PublishedAs<T extends TSchema> (schema: T, published: TSchema): T {
   return { ...schema, 'x-published': published }
+}
+
+/** A schema that has a name, with words or a default of its own where it stands. */
+export function Described<T extends TSchema> (
+  schema: T, { description, ...rest }: { description?: string, default?: string }
+): T {
+  return { ...schema, ...rest, ...(description !== undefined && { 'x-here': description }) }
+}
+
+/** One of several objects with names, which the word that `member` has in each tells apart. */
+export function ToldApart<T extends TObject> (member: string, choices: readonly T[], options: SchemaOptions) {
+  const wordsOf = (schema: TSchema) =>
+    (schema.anyOf as TSchema[] | undefined ?? [schema]).map((one) => one.const as string)
+  const mapping = Object.fromEntries(choices.flatMap(({ title, properties }) =>
+    wordsOf(properties[member]!).map((word) => [word, `#/components/schemas/${title!}`])))
+  return Type.Unsafe<Static<T>>({ ...options, oneOf: choices, discriminator: { propertyName: member, mapping } })
 }
 
 /** The value or null, in answers only: `type: [T, "null"]`, which serializes without trying alternatives. */
@@ -37,11 +54,19 @@ export const Moment = (options: SchemaOptions = {}) => Type.String({ format: 'da
 
 /** ULIDs are emitted in upper case: Crockford base32, 26 characters. */
 export const ULID_PATTERN = '^[0-7][0-9A-HJKMNP-TV-Z]{25}$'
-export const Ulid = Type.String({ pattern: ULID_PATTERN, examples: ['01JQZ6V9T4M8N2K7R5W3X1Y0BC'] })
+export const Ulid = Type.String({ title: 'Ulid', pattern: ULID_PATTERN, examples: ['01JQZ6V9T4M8N2K7R5W3X1Y0BC'] })
 
 export const SLUG_PATTERN = '^[a-z0-9]+(-[a-z0-9]+)*$'
 export const SLUG_LENGTH = 64
-export const Slug = Type.String({ title: 'Slug', minLength: 1, maxLength: SLUG_LENGTH, pattern: SLUG_PATTERN })
+export const Slug = Type.String({
+  title: 'Slug',
+  minLength: 1,
+  maxLength: SLUG_LENGTH,
+  pattern: SLUG_PATTERN,
+  description: 'a name in paths: words of lower-case letters and digits, with a hyphen between two'
+})
+/** The slug of what is made. */
+export const NewSlug = Described(Slug, { description: 'what paths call it; made of the name when left out' })
 
 // A slug in a path. It is not validated as one: what is no slug names nothing, and that is 404. The examples are the
 // slugs that the examples of bodies make.
@@ -81,14 +106,20 @@ export const KeyProof = Type.String({
 })
 
 export const PAGE_SIZE = { default: 25, maximum: 100 } as const
-export const Page = Type.Integer({ minimum: 1, maximum: 1_000_000_000, default: 1 })
-export const PerPage = Type.Integer({ minimum: 1, maximum: PAGE_SIZE.maximum, default: PAGE_SIZE.default })
+const page = { minimum: 1, maximum: 1_000_000_000 }
+const perPage = { minimum: 1, maximum: PAGE_SIZE.maximum, description: 'rows of a page' }
+export const Page = Type.Integer({ ...page, default: 1, description: 'counted from 1' })
+export const PerPage = Type.Integer({ ...perPage, default: PAGE_SIZE.default })
 
 /** Resource lists come back whole, up to this many rows, to a caller that names no page. */
 export const WHOLE_LIST = 1000
 export const ListQuery = Type.Object({
-  page: Type.Optional(Type.Integer({ minimum: 1, maximum: 1_000_000_000 })),
-  per_page: Type.Optional(Type.Integer({ minimum: 1, maximum: PAGE_SIZE.maximum }))
+  page: Type.Optional(Type.Integer({
+    ...page,
+    description: `counted from 1; without this and \`per_page\` the list comes whole, up to ${WHOLE_LIST} rows`,
+    'x-named': 'page_of_list'
+  })),
+  per_page: Type.Optional(Type.Integer({ ...perPage, 'x-named': 'per_page_of_list' }))
 })
 export type ListQuery = Static<typeof ListQuery>
 
@@ -99,12 +130,13 @@ export const PageMeta = Type.Object({
   last_page: Type.Integer(),
   from: Nullable(Type.Integer()),
   to: Nullable(Type.Integer())
-}, { title: 'PageMeta', examples: [{ current_page: 1, per_page: 25, total: 1, last_page: 1, from: 1, to: 1 }] })
+}, { title: 'PageMeta', examples: [{ current_page: 1, per_page: WHOLE_LIST, total: 1, last_page: 1, from: 1, to: 1 }] })
 export type PageMeta = Static<typeof PageMeta>
+export const PAGED = { ...PageMeta.examples[0], per_page: PAGE_SIZE.default }
 
-/** `{data: {type, id, attributes}}`: the answer for a single resource. */
+/** `{data: {type, id, attributes}}`: the answer for a single resource. A list that is paged never comes whole. */
 export function Resource<T extends TSchema> (
-  type: string, attributes: T, options: { title: string, id: string, example: object }
+  type: string, attributes: T, options: { title: string, id: string, example: object, isPaged?: boolean }
 ) {
   const data = { type, id: options.id, attributes: options.example }
   const item = Type.Object(
@@ -115,7 +147,7 @@ export function Resource<T extends TSchema> (
     one: Type.Object({ data: item }, { title: `${options.title}Answer`, examples: [{ data }] }),
     list: Type.Object({ data: Type.Array(item), meta: PageMeta }, {
       title: `${options.title}List`,
-      examples: [{ data: [data], meta: PageMeta.examples[0] }]
+      examples: [{ data: [data], meta: options.isPaged ? PAGED : PageMeta.examples[0] }]
     })
   }
 }
@@ -135,7 +167,9 @@ export const WriteHeaders = Type.Object({
   'if-match': Type.Optional(Type.String({
     description: 'the ETag of what is changed, of a document the `etag` of its level: 412 when it has moved on'
   })),
-  'if-none-match': Type.Optional(Type.String({ description: '`*`: 412 when there is one already' }))
+  'if-none-match': Type.Optional(Type.String({
+    description: '`*`: 412 when there is one already', 'x-named': 'if-none-match_of_write'
+  }))
 })
 
 /** A flag in a query: `true` only when it says so; everything else that is not `false` is refused. */

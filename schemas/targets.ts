@@ -1,7 +1,7 @@
 import { Type, type Static } from '@sinclair/typebox'
 import { OrganizationInPath } from './organizations.ts'
 import {
-  Body, Description, Name, NullableDescription, ProjectInPath, Resource, Slug, TargetInPath, Timestamp, Ulid
+  Body, Description, Name, NewSlug, NullableDescription, ProjectInPath, Resource, Slug, TargetInPath, Timestamp, Ulid
 } from './shapes.ts'
 
 /** Words that a path uses in a target's place. */
@@ -28,10 +28,10 @@ export const Target = Resource('targets', TargetAttributes, {
   id: '01JQZ6VC8D3F6G9H2J5K7M0N4P',
   example: {
     project_id: '01JQZ6VB2N7Q4W8E1R5T9Y3K6H',
-    name: 'Backend',
+    name: 'Backend services',
     slug: 'backend',
     description: null,
-    environment_count: 2,
+    environment_count: 1,
     secret_count: 1,
     created_at: '2026-03-01T12:00:00.000Z',
     updated_at: '2026-03-01T12:00:00.000Z'
@@ -40,7 +40,7 @@ export const Target = Resource('targets', TargetAttributes, {
 
 export const CreateTargetBody = Body({
   name: Name,
-  slug: Type.Optional(Slug),
+  slug: Type.Optional(NewSlug),
   description: Type.Optional(Type.Union([Description, Type.Null()]))
 }, { title: 'CreateTargetBody', examples: [{ name: 'Backend' }] })
 export type CreateTargetBody = Static<typeof CreateTargetBody>

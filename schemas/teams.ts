@@ -2,7 +2,8 @@ import { Type, type Static } from '@sinclair/typebox'
 import { MemberInPath, RoleInBody } from './members.ts'
 import { OrganizationInPath } from './organizations.ts'
 import {
-  Body, Description, Name, NullableDescription, OneOf, ProjectInPath, PublishedAs, Resource, Slug, Timestamp, Ulid
+  Body, Description, Name, NewSlug, NullableDescription, OneOf, ProjectInPath, PublishedAs, Resource, Slug, Timestamp,
+  Ulid
 } from './shapes.ts'
 import { RoleName, ROLES } from './users.ts'
 
@@ -32,8 +33,8 @@ const example = {
   name: 'Platform',
   slug: 'platform',
   description: null,
-  member_count: 1,
-  project_count: 1,
+  member_count: 0,
+  project_count: 0,
   created_at: '2026-03-01T12:00:00.000Z',
   updated_at: '2026-03-01T12:00:00.000Z'
 }
@@ -61,14 +62,17 @@ export const WholeTeam = Resource('teams', Type.Object({
   id: ID,
   example: {
     ...example,
-    members: [{ id: '17', name: 'Rosa Quill', email: 'rosa@nimbus.example' }],
+    name: 'Platform and tools',
+    member_count: 1,
+    project_count: 1,
+    members: [{ id: '17', name: 'rosa', email: 'rosa@nimbus.example' }],
     projects: [{ id: '01JQZ6VB2N7Q4W8E1R5T9Y3K6H', slug: 'orbit', name: 'Orbit', role: 'developer' }]
   }
 })
 
 export const CreateTeamBody = Body({
   name: Name,
-  slug: Type.Optional(Slug),
+  slug: Type.Optional(NewSlug),
   description: Type.Optional(Type.Union([Description, Type.Null()]))
 }, { title: 'CreateTeamBody', examples: [{ name: 'Platform' }] })
 

@@ -23,7 +23,7 @@ const TokenCreator = Type.Unsafe<{ type: 'user' | 'api_token', id: number, name:
   type: ['object', 'null'],
   properties: {
     type: { type: 'string', enum: ['user', 'api_token'] },
-    id: { type: 'integer', format: 'int64' },
+    id: { type: 'integer' },
     name: { type: 'string' }
   },
   required: ['type', 'id', 'name'],
@@ -54,10 +54,12 @@ const example = {
   restrictions: [],
   expires_at: null,
   last_used_at: null,
-  created_by: { type: 'user', id: 17, name: 'Rosa Quill' },
+  created_by: { type: 'api_token', id: 1, name: 'First token' },
   created_at: '2026-03-01T12:00:00.000Z',
   updated_at: '2026-03-01T12:00:00.000Z'
 }
+
+const changed = { ...example, name: 'CI of the website', expires_at: '2099-03-01T12:00:00.000Z' }
 
 export const ApiTokenList = Type.Object({ data: Type.Array(ApiToken), meta: PageMeta }, {
   title: 'ApiTokenList', examples: [{ data: [example], meta: PageMeta.examples[0] }]
@@ -75,7 +77,10 @@ const expiry = (whenLeftOut: string, atMost = '') => Type.Optional(Type.Union(
   [Type.String({ format: 'date-time', maxLength: 64 }), Type.Null()],
   { description: `RFC 3339, in the future, or null for never; ${whenLeftOut} when left out${atMost}` }
 ))
-const Restrictions = Type.Array(Restriction, { maxItems: 100 })
+const Restrictions = Type.Array(Restriction, {
+  maxItems: 100, description: 'any of these parts of the hierarchy; none, or left out: the whole organization'
+})
+const FIXED = 'fixed since the token was made: sent again it has to be what it is'
 
 export const CreateTokenBody = Body({
   name: Name,
@@ -89,8 +94,8 @@ export type CreateTokenBody = Static<typeof CreateTokenBody>
 export const UpdateTokenBody = Body({
   name: Type.Optional(Name),
   expires_at: expiry('as it is', '; no later than the end of the grant that it was made through, if there is one'),
-  abilities: Type.Optional(Abilities),
-  restrictions: Type.Optional(Restrictions)
+  abilities: Type.Optional(PublishedAs(Abilities, Type.Array(AbilityName, { ...someAbilities, description: FIXED }))),
+  restrictions: Type.Optional(Type.Array(Restriction, { maxItems: 100, description: FIXED }))
 }, { title: 'UpdateTokenBody', examples: [{ name: 'CI of the website', expires_at: '2099-03-01T12:00:00Z' }] })
 export type UpdateTokenBody = Static<typeof UpdateTokenBody>
 
@@ -119,8 +124,8 @@ export const RotatedToken = Type.Object({
     success: true,
     message: NOT_AGAIN,
     token: plaintext,
-    api_key: example,
-    data: { token: plaintext, api_key: example }
+    api_key: changed,
+    data: { token: plaintext, api_key: changed }
   }]
 })
 

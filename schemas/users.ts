@@ -1,6 +1,7 @@
-import { Type, type Static } from '@sinclair/typebox'
+import { Type, type Static, type TObject } from '@sinclair/typebox'
+import { FIRST_ORGANIZATION } from './organizations.ts'
 import { AbilityName } from './scopes.ts'
-import { Nullable, OneOf, Slug, Timestamp, Ulid } from './shapes.ts'
+import { Nullable, OneOf, PublishedAs, Slug, Timestamp, ToldApart, Ulid } from './shapes.ts'
 
 /** What a member is in an organization; `admin` is read as `administrator`. */
 export const ROLES = [
@@ -40,15 +41,16 @@ const Included = Type.Object({
   })
 }, { title: 'IncludedOrganization' })
 
-const relationships = Type.Object({ organizations: Type.Object({ data: Type.Array(OrganizationLinkage) }) })
+const relationships = Type.Object({
+  organizations: Type.Object({ data: Type.Array(OrganizationLinkage) })
+}, { title: 'PrincipalRelationships' })
 
 const included = [{
   type: 'organizations',
   id: '01JQZ6V9T4M8N2K7R5W3X1Y0BC',
   attributes: {
     ulid: '01JQZ6V9T4M8N2K7R5W3X1Y0BC',
-    name: 'Nimbus',
-    slug: 'nimbus',
+    ...FIRST_ORGANIZATION,
     role: 'owner',
     joined_at: '2026-03-01T12:00:00.000Z'
   }
@@ -56,23 +58,20 @@ const included = [{
 const linkage = { organizations: { data: [{ type: 'organizations', id: '01JQZ6V9T4M8N2K7R5W3X1Y0BC' }] } }
 
 /** The principal of a user's access token. */
-export const UserAnswer = Type.Object({
-  data: Type.Object({
-    type: Type.Literal('users'),
-    id: Type.String(),
-    attributes: Type.Object({
-      name: Type.String(),
-      email: Type.String(),
-      is_verified: Type.Boolean(),
-      has_second_factor: Type.Boolean(),
-      created_at: Timestamp,
-      updated_at: Timestamp
-    }),
-    relationships
-  }),
-  included: Type.Array(Included)
-}, {
-  title: 'UserAnswer',
+const User = Type.Object({
+  type: Type.Literal('users'),
+  id: Type.String(),
+  attributes: Type.Object({
+    name: Type.String(),
+    email: Type.String(),
+    is_verified: Type.Boolean(),
+    has_second_factor: Type.Boolean(),
+    created_at: Timestamp,
+    updated_at: Timestamp
+  }, { title: 'UserAttributes' }),
+  relationships
+}, { title: 'User' })
+export const UserAnswer = Type.Object({ data: User, included: Type.Array(Included) }, {
   examples: [{
     data: {
       type: 'users',
@@ -93,31 +92,31 @@ export const UserAnswer = Type.Object({
 export type UserAnswer = Static<typeof UserAnswer>
 
 /** The principal of an organization API token. */
-export const TokenPrincipalAnswer = Type.Object({
-  data: Type.Object({
-    type: Type.Literal('api-tokens'),
-    id: Type.String(),
-    attributes: Type.Object({
-      name: Type.String(), abilities: Type.Array(AbilityName), expires_at: Nullable(Timestamp)
-    }),
-    relationships
-  }),
-  included: Type.Array(Included)
-}, {
-  title: 'TokenPrincipalAnswer',
+const TokenPrincipal = Type.Object({
+  type: Type.Literal('api-tokens'),
+  id: Type.String(),
+  attributes: Type.Object({
+    name: Type.String(), abilities: Type.Array(AbilityName), expires_at: Nullable(Timestamp)
+  }, { title: 'TokenPrincipalAttributes' }),
+  relationships
+}, { title: 'TokenPrincipal' })
+export const TokenPrincipalAnswer = Type.Object({ data: TokenPrincipal, included: Type.Array(Included) }, {
   examples: [{
     data: {
       type: 'api-tokens',
       id: '3',
-      attributes: { name: 'CI', abilities: ['secret:read'], expires_at: null },
+      attributes: { name: 'First token', abilities: ['*'], expires_at: null },
       relationships: linkage
     },
-    included: [{ ...included[0], attributes: { ulid: '01JQZ6V9T4M8N2K7R5W3X1Y0BC', name: 'Nimbus', slug: 'nimbus' } }]
+    included: [{ ...included[0], attributes: { ulid: '01JQZ6V9T4M8N2K7R5W3X1Y0BC', ...FIRST_ORGANIZATION } }]
   }]
 })
 export type TokenPrincipalAnswer = Static<typeof TokenPrincipalAnswer>
 
-/** Whoever calls: `data.type` tells which it is. */
-export const PrincipalAnswer = Type.Union(
-  [UserAnswer, TokenPrincipalAnswer], { title: 'PrincipalAnswer', examples: UserAnswer.examples }
+/** Whoever calls: `data.type` tells which it is, which a discriminator has to stand beside. */
+export const PrincipalAnswer = PublishedAs(
+  Type.Union([UserAnswer, TokenPrincipalAnswer], { examples: TokenPrincipalAnswer.examples }),
+  Type.Object({
+    data: ToldApart<TObject>('type', [User, TokenPrincipal], { title: 'Principal' }), included: Type.Array(Included)
+  }, { title: 'PrincipalAnswer' })
 )

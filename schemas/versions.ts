@@ -1,9 +1,9 @@
 import { Type, type Static } from '@sinclair/typebox'
 import { KeyDescriptor } from './encryption-keys.ts'
 import { OrganizationInPath } from './organizations.ts'
-import { LEVELS, type Level, type LevelNames } from './secrets.ts'
+import { LevelName, type Level, type LevelNames } from './secrets.ts'
 import {
-  Blob, Body, KeyProof, Moment, Nullable, OneOf, Page, PageMeta, PerPage, Slug, Timestamp, Ulid
+  Blob, Body, Described, KeyProof, Moment, Nullable, OneOf, PAGED, Page, PageMeta, PerPage, Slug, Timestamp, Ulid
 } from './shapes.ts'
 
 /** What made a version. */
@@ -18,7 +18,7 @@ export const VersionParams = Type.Object({
 
 const Creator = Type.Unsafe<{ id: number, name: string } | null>({
   type: ['object', 'null'],
-  properties: { id: { type: 'integer', format: 'int64' }, name: { type: 'string' } },
+  properties: { id: { type: 'integer' }, name: { type: 'string' } },
   required: ['id', 'name']
 })
 
@@ -30,7 +30,9 @@ const VersionAttributes = Type.Object({
   key_version: Type.String(),
   created_at: Timestamp,
   created_by: Creator,
-  metadata: Type.Object({ level: OneOf(LEVELS), restored_from: Nullable(Type.String()) }),
+  metadata: Type.Object(
+    { level: LevelName, restored_from: Nullable(Type.String()) }, { title: 'VersionMetadata' }
+  ),
   locked: Type.Boolean(),
   locked_reason: Nullable(Type.String())
 }, { title: 'VersionAttributes' })
@@ -41,13 +43,13 @@ const versionExample = {
   type: 'secret-versions',
   id: '42',
   attributes: {
-    action: 'update',
-    size_bytes: 212,
+    action: 'create',
+    size_bytes: 48,
     is_client_encrypted: false,
     encryption_key_version: '1',
     key_version: '1',
     created_at: '2026-03-01T12:00:00.000Z',
-    created_by: { id: 17, name: 'Rosa Quill' },
+    created_by: { id: 1, name: 'First token' },
     metadata: { level: 'environment', restored_from: null },
     locked: false,
     locked_reason: null
@@ -59,7 +61,7 @@ export type Version = Static<typeof Version>
 
 export const VersionPage = Type.Object({ data: Type.Array(Version), meta: PageMeta }, {
   title: 'VersionPage',
-  examples: [{ data: [versionExample], meta: PageMeta.examples[0] }]
+  examples: [{ data: [versionExample], meta: PAGED }]
 })
 
 /** One version, with its encrypted content and key descriptor beside `attributes`. */
@@ -86,7 +88,7 @@ const level = {
   project: Slug,
   target: Type.Optional(Slug),
   environment: Type.Optional(Slug),
-  level: Type.Optional(OneOf(LEVELS, {
+  level: Type.Optional(Described(LevelName, {
     default: 'environment',
     description:
       'where the document is kept: the slugs down to it are required, those below refused; a `User-Agent` that begins with `dotenv-go-sdk/` says it by the deepest slug'
@@ -145,9 +147,9 @@ export const RestoreToAnswer = Type.Object({
   title: 'RestoreToAnswer',
   examples: [{
     data: {
-      type: 'projects', id: '01JQZ6VB2N7Q4W8E1R5T9Y3K6H', at: '2026-03-01T12:00:00.000Z', restored: 3, emptied: 1
+      type: 'projects', id: '01JQZ6VB2N7Q4W8E1R5T9Y3K6H', at: '2026-03-01T12:00:00.000Z', restored: 0, emptied: 0
     },
-    message: 'Restored 3 documents, deleted 1.'
+    message: 'Every document is as it was: nothing was changed.'
   }]
 })
 
@@ -155,7 +157,9 @@ export const PURGE_SCOPES = ['level', 'project'] as const
 
 export const PurgeBody = Body({
   ...level,
-  scope: Type.Optional(OneOf(PURGE_SCOPES, { default: 'level' })),
+  scope: Type.Optional(OneOf(PURGE_SCOPES, {
+    default: 'level', description: '`level` purges what the slugs name, `project` every level of the project'
+  })),
   confirmed: Type.Literal(true, { description: 'must be true' }),
   force: Type.Optional(Type.Boolean({
     default: false, description: 'accepted, and changes nothing: a purge takes restore snapshots too'
@@ -167,5 +171,5 @@ export const PurgeAnswer = Type.Object({
   data: Type.Object({ purged_count: Type.Integer() }), message: Type.String()
 }, {
   title: 'PurgeAnswer',
-  examples: [{ data: { purged_count: 12 }, message: 'Purged 12 versions.' }]
+  examples: [{ data: { purged_count: 3 }, message: 'Purged 3 versions.' }]
 })

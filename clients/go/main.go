@@ -87,8 +87,8 @@ func main() {
 
 	step("read who the token is")
 	user := must(client.GetUserWithResponse(ctx))
-	principal := must(good(user.JSON200, user).AsTokenPrincipalAnswer())
-	expect(string(principal.Data.Type) == "api-tokens", principal)
+	principal := good(user.JSON200, user).Data
+	expect(must(principal.Discriminator()) == "api-tokens", principal)
 
 	step("read the organization")
 	own := must(client.GetOrganizationWithResponse(ctx, organization))
@@ -174,7 +174,7 @@ func main() {
 	step("rotate the key")
 	rotate := func() *strongroom.RotateEncryptionKeyResponse {
 		return must(client.RotateEncryptionKeyWithResponse(ctx, organization, project, nil,
-			strongroom.RotateBody{HistoryPolicy: new(strongroom.RotateBodyHistoryPolicyKeep)}))
+			strongroom.RotateBody{HistoryPolicy: new(strongroom.HistoryPolicyKeep)}))
 	}
 	rotated := rotate()
 	expect(good(rotated.JSON200, rotated).Data.Key.Attributes.Version == "2")
@@ -191,6 +191,20 @@ func main() {
 
 	step("read it decrypted under the new key")
 	expect(content() == "A=first\n")
+
+	step("retrieve the document decrypted")
+	retrieve := func(action strongroom.RetrieveBodyAction) any {
+		answer := must(client.RetrieveSecretsWithResponse(ctx, organization, strongroom.RetrieveBody{
+			Project: project, Target: new(target), Environment: new(environment), Action: &action,
+		}))
+		return must(good(answer.JSON200, answer).Data.ValueByDiscriminator())
+	}
+	document, ok := retrieve(strongroom.RetrieveBodyActionDecrypt).(strongroom.Secrets)
+	expect(ok && document.Attributes.Levels.Environment.Content == "A=first\n", document)
+
+	step("retrieve the key")
+	key, ok := retrieve(strongroom.RetrieveBodyActionKeyRetrieve).(strongroom.EncryptionKey)
+	expect(ok && key.Attributes.Version == 2)
 
 	step("create a token that reads")
 	created := must(client.CreateApiTokenWithResponse(ctx, organization, nil, strongroom.CreateTokenBody{
@@ -241,6 +255,17 @@ func main() {
 
 	step("remove the member")
 	empty(must(client.RemoveMemberWithResponse(ctx, organization, member, nil)))
+
+	step("list the plans: one allows more bytes than 32 bits count")
+	plans := must(client.ListPlansWithResponse(ctx))
+	expect(slices.ContainsFunc(good(plans.JSON200, plans).Data, func(plan strongroom.CataloguePlan) bool {
+		return plan.Attributes.MaxBytes != nil && *plan.Attributes.MaxBytes > int64(1)<<32
+	}))
+
+	step("read what is used")
+	usage := must(client.GetUsageWithResponse(ctx, organization))
+	used := good(usage.JSON200, usage).Data.Attributes.Bytes.Used
+	expect(used > int64(0), used)
 
 	step("read a target that is not there: 404")
 	missing := must(client.GetTargetWithResponse(ctx, organization, project, "nowhere", nil))

@@ -4,6 +4,7 @@ import strongroom.ApiClient;
 import strongroom.ApiException;
 import strongroom.api.ApiTokensApi;
 import strongroom.api.AuditApi;
+import strongroom.api.BillingApi;
 import strongroom.api.EncryptionKeysApi;
 import strongroom.api.EnvironmentsApi;
 import strongroom.api.MembersApi;
@@ -70,13 +71,18 @@ public class Scenario {
     return secrets.storeSecrets(ORGANIZATION, body, null, null, null);
   }
 
-  private static SecretsAnswerDataAttributes read(SecretsApi by, Boolean decrypt, String merge) throws ApiException {
-    return by.readEnvironmentSecrets(ORGANIZATION, PROJECT, TARGET, ENVIRONMENT, decrypt, merge, null, null)
+  private static SecretsAttributes read(SecretsApi by, Boolean decrypt, String merge) throws ApiException {
+    return by.readEnvironmentSecrets(ORGANIZATION, PROJECT, TARGET, ENVIRONMENT, decrypt, merge, null, null, null)
         .getData().getAttributes();
   }
 
   private static String content() throws ApiException {
     return read(secrets, true, null).getLevels().getEnvironment().getContent();
+  }
+
+  private static Retrieved retrieve(RetrieveBody.ActionEnum action) throws ApiException {
+    RetrieveBody body = new RetrieveBody().project(PROJECT).target(TARGET).environment(ENVIRONMENT).action(action);
+    return secrets.retrieveSecrets(ORGANIZATION, body).getData();
   }
 
   private static List<Version> listVersions() throws ApiException {
@@ -93,14 +99,14 @@ public class Scenario {
   }
 
   private static RotateAnswer rotate() throws ApiException {
-    RotateBody body = new RotateBody().historyPolicy(RotateBody.HistoryPolicyEnum.KEEP);
+    RotateBody body = new RotateBody().historyPolicy(HistoryPolicy.KEEP);
     return keys.rotateEncryptionKey(ORGANIZATION, PROJECT, null, body);
   }
 
   public static void main(String[] args) throws ApiException {
     step("read who the token is");
     PrincipalAnswer principal = new UsersApi(client).getUser();
-    expect(principal.getActualInstance() instanceof TokenPrincipalAnswer, principal);
+    expect(principal.getData().getActualInstance() instanceof TokenPrincipal, principal);
 
     step("read the organization");
     OrganizationAnswer own = new OrganizationsApi(client).getOrganization(ORGANIZATION);
@@ -179,6 +185,15 @@ public class Scenario {
     step("read it decrypted under the new key");
     expect(content().equals("A=first\n"), content());
 
+    step("retrieve the document decrypted");
+    Retrieved retrieved = retrieve(RetrieveBody.ActionEnum.DECRYPT);
+    expect(retrieved.getActualInstance() instanceof Secrets document
+        && document.getAttributes().getLevels().getEnvironment().getContent().equals("A=first\n"), retrieved);
+
+    step("retrieve the key");
+    Retrieved key = retrieve(RetrieveBody.ActionEnum.KEY_RETRIEVE);
+    expect(key.getActualInstance() instanceof EncryptionKey active && active.getAttributes().getVersion() == 2, "");
+
     step("create a token that reads");
     ApiTokensApi tokens = new ApiTokensApi(client);
     CreateTokenBody reads = new CreateTokenBody().name("Reader").abilities(List.of(Ability.SECRET_READ));
@@ -219,6 +234,16 @@ public class Scenario {
 
     step("remove the member");
     members.removeMember(ORGANIZATION, member, null, null);
+
+    step("list the plans: one allows more bytes than 32 bits count");
+    BillingApi billing = new BillingApi(client);
+    List<CataloguePlan> plans = billing.listPlans().getData();
+    expect(plans.stream().map(plan -> plan.getAttributes().getMaxBytes()).anyMatch(most -> most != null && most > 1L << 32),
+        plans);
+
+    step("read what is used");
+    UsageAnswer usage = billing.getUsage(ORGANIZATION);
+    expect(usage.getData().getAttributes().getBytes().getUsed() > 0, usage);
 
     step("read a target that is not there: 404");
     refused(404, "not_found", () -> targets.getTarget(ORGANIZATION, PROJECT, "nowhere", null));

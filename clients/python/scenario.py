@@ -6,12 +6,13 @@ from typing import Any, NoReturn, TypeVar
 from strongroom_client import AuthenticatedClient
 from strongroom_client.api.api_tokens import create_api_token, delete_api_token, rotate_api_token
 from strongroom_client.api.audit import list_audit_events
+from strongroom_client.api.billing import get_usage, list_plans
 from strongroom_client.api.encryption_keys import list_encryption_keys, rotate_encryption_key
 from strongroom_client.api.environments import create_environment, list_environments
 from strongroom_client.api.members import add_member, list_members, remove_member, update_member
 from strongroom_client.api.organizations import get_organization
 from strongroom_client.api.projects import create_project, delete_project, get_project, update_project
-from strongroom_client.api.secrets import delete_secrets, read_environment_secrets, store_secrets
+from strongroom_client.api.secrets import delete_secrets, read_environment_secrets, retrieve_secrets, store_secrets
 from strongroom_client.api.targets import create_target, get_target
 from strongroom_client.api.users import get_user
 from strongroom_client.api.versions import list_versions, purge_versions, restore_version
@@ -26,34 +27,42 @@ from strongroom_client.models import (
     CreateTargetBody,
     CreateTokenBody,
     DeleteBody,
+    EncryptionKey,
     EnvironmentAnswer,
     EnvironmentList,
     EventName,
+    HistoryPolicy,
     KeyHistoryAnswer,
     LevelDocument,
     ListVersionsBody,
     MemberAnswer,
     MemberList,
     OrganizationAnswer,
+    PlanList,
+    PrincipalAnswer,
     ProjectAnswer,
     PurgeAnswer,
     PurgeBody,
     ReadEnvironmentSecretsMerge,
     RestoreAnswer,
     RestoreBody,
+    RetrieveAnswer,
+    RetrieveBody,
+    RetrieveBodyAction,
     Role,
     RotateAnswer,
     RotateBody,
-    RotateBodyHistoryPolicy,
     RotatedToken,
     RotateTokenBody,
+    Secrets,
     SecretsAnswer,
     StoreAnswer,
     StoreBody,
     TargetAnswer,
-    TokenPrincipalAnswer,
+    TokenPrincipal,
     UpdateMemberBody,
     UpdateProjectBody,
+    UsageAnswer,
     VersionPage,
 )
 from strongroom_client.types import Response, Unset
@@ -106,10 +115,10 @@ def read(merge: ReadEnvironmentSecretsMerge = ReadEnvironmentSecretsMerge.FALSE)
     return good(answer, SecretsAnswer)
 
 
-def document(answer: SecretsAnswer) -> LevelDocument:
-    levels = answer.data.attributes.levels
+def document(of: Secrets) -> LevelDocument:
+    levels = of.attributes.levels
     if isinstance(levels, Unset) or isinstance(levels.environment, Unset):
-        fail(answer)
+        fail(of)
     return levels.environment
 
 
@@ -120,7 +129,8 @@ def versions_of() -> VersionPage:
 
 
 step("read who the token is")
-good(get_user.sync_detailed(client=client), TokenPrincipalAnswer)
+principal = good(get_user.sync_detailed(client=client), PrincipalAnswer)
+expect(isinstance(principal.data, TokenPrincipal), principal)
 
 step("read the organization")
 own = good(get_organization.sync_detailed(ORGANIZATION, client=client), OrganizationAnswer)
@@ -198,7 +208,7 @@ step("store a document at the environment")
 first = good(store("A=first\n"), StoreAnswer).data.version or fail("no version")
 
 step("read it decrypted")
-expect(document(read()).content == "A=first\n")
+expect(document(read().data).content == "A=first\n")
 
 step("read it merged")
 merged = read(ReadEnvironmentSecretsMerge.TRUE).data.attributes.merged
@@ -218,10 +228,10 @@ restored = good(
 expect(restored.data.restored_from == first, restored)
 
 step("read it decrypted: the first document")
-expect(document(read()).content == "A=first\n")
+expect(document(read().data).content == "A=first\n")
 
 step("rotate the key")
-keep = RotateBody(history_policy=RotateBodyHistoryPolicy.KEEP)
+keep = RotateBody(history_policy=HistoryPolicy.KEEP)
 rotated = good(
     rotate_encryption_key.sync_detailed(ORGANIZATION, "orbit", client=client, body=keep), RotateAnswer
 )
@@ -237,7 +247,23 @@ keys = good(list_encryption_keys.sync_detailed(ORGANIZATION, "orbit", client=cli
 expect(len(keys.data) == 2, keys)
 
 step("read it decrypted under the new key")
-expect(document(read()).content == "A=first\n")
+expect(document(read().data).content == "A=first\n")
+
+step("retrieve the document decrypted")
+
+
+def retrieve(action: RetrieveBodyAction) -> Secrets | EncryptionKey:
+    project, target, environment = LEVEL
+    body = RetrieveBody(project=project, target=target, environment=environment, action=action)
+    return good(retrieve_secrets.sync_detailed(ORGANIZATION, client=client, body=body), RetrieveAnswer).data
+
+
+retrieved = retrieve(RetrieveBodyAction.DECRYPT)
+expect(isinstance(retrieved, Secrets) and document(retrieved).content == "A=first\n", retrieved)
+
+step("retrieve the key")
+key = retrieve(RetrieveBodyAction.KEYRETRIEVE)
+expect(isinstance(key, EncryptionKey) and key.attributes.version == 2)
 
 step("create a token that reads")
 created = good(
@@ -254,7 +280,7 @@ step("read with it: the document is encrypted")
 encrypted = good(
     read_environment_secrets.sync_detailed(ORGANIZATION, *LEVEL, client=reader), SecretsAnswer
 )
-expect(document(encrypted).encrypted, encrypted)
+expect(document(encrypted.data).encrypted, encrypted)
 
 step("store with it: 403")
 failed(
@@ -301,6 +327,14 @@ expect(any(member.attributes.email == "ada@nimbus.example" for member in members
 
 step("remove the member")
 empty(remove_member.sync_detailed(ORGANIZATION, added.data.id, client=client))
+
+step("list the plans: one allows more bytes than 32 bits count")
+plans = good(list_plans.sync_detailed(client=client), PlanList)
+expect(any((plan.attributes.max_bytes or 0) > 2**32 for plan in plans.data), plans)
+
+step("read what is used")
+usage = good(get_usage.sync_detailed(ORGANIZATION, client=client), UsageAnswer)
+expect(usage.data.attributes.bytes_.used > 0, usage)
 
 step("read a target that is not there: 404")
 failed(get_target.sync_detailed(ORGANIZATION, "orbit", "nowhere", client=client), 404, "not_found")

@@ -135,6 +135,17 @@ expect(keys.data.length === 2, keys)
 step('read it decrypted under the new key')
 expect(await content() === 'A=first\n')
 
+step('retrieve the document decrypted')
+const retrieve = async (action: 'decrypt' | 'key:retrieve') => good(await client.POST(
+  '/api/v1/{organization}/secrets/retrieve', { params: ofOrganization, body: { ...level, action } }
+)).data
+const retrieved = await retrieve('decrypt')
+expect(retrieved.type === 'secrets' && retrieved.attributes.levels?.environment?.content === 'A=first\n', retrieved)
+
+step('retrieve the key')
+const key = await retrieve('key:retrieve')
+expect(key.type === 'encryption-keys' && key.attributes.version === 2)
+
 step('create a token that reads')
 const created = good(await client.POST('/api/v1/organizations/{organization}/api-keys', {
   params: ofOrganization, body: { name: 'Reader', abilities: ['secret:read'] }
@@ -185,6 +196,14 @@ expect(members.data.some(({ attributes }) => attributes.email === 'ada@nimbus.ex
 step('remove the member')
 const removed = await client.DELETE('/api/v1/organizations/{organization}/members/{member}', { params: ofMember })
 expect(removed.response.status === 204, removed.error)
+
+step('list the plans: one allows more bytes than 32 bits count')
+const plans = good(await client.GET('/api/v1/plans'))
+expect(plans.data.some(({ attributes }) => Number(attributes.max_bytes) > 2 ** 32), plans)
+
+step('read what is used')
+const usage = good(await client.GET('/api/v1/organizations/{organization}/usage', { params: ofOrganization }))
+expect(usage.data.attributes.bytes.used > 0, usage)
 
 step('read a target that is not there: 404')
 failed(await client.GET('/api/v1/{organization}/{project}/{target}', {

@@ -5,6 +5,10 @@ import type { Document } from './document.ts'
 
 type Json = Record<string, unknown>
 
+/** How the errors of a status are published: what the introduction says of it. */
+export const UNIONS = 'Those of a status are one union, which `error` tells apart'
+const ONE_ERROR = 'All have one schema, and the description of a status names the codes that `error` can be there'
+
 const ERROR = {
   title: 'Error',
   type: 'object',
@@ -30,6 +34,20 @@ const OAUTH_ERROR = {
   }
 }
 
+interface Response extends Json { description: string, content?: Record<string, { schema: Json }> }
+
+// An error's words of the status, and the codes that it can have.
+function withCodes (response: Response, schemas: Record<string, Json>): Response {
+  const codesOf = (schema: Json): string[] => {
+    const { oneOf = [], properties } = schemas[nameIn(schema) ?? ''] ?? {}
+    const { error } = (properties ?? {}) as { error?: { enum?: string[] } }
+    return [...error?.enum ?? [], ...(oneOf as Json[]).flatMap(codesOf)]
+  }
+  const isOfError = ({ schema }: { schema: Json }) => errorIn(schema) !== undefined
+  const codes = Object.values(response.content ?? {}).filter(isOfError).flatMap(({ schema }) => codesOf(schema))
+  return codes.length === 0 ? response : { ...response, description: `${response.description}: ${codes.join(', ')}` }
+}
+
 const isError = (name: string) => /^(?:OAuth)?Errors?_/.test(name)
 
 /** The same document in OpenAPI 3.0.3. */
@@ -39,12 +57,15 @@ export function asOpenApi30 (document: Document): object {
   const { schemas = {}, ...others } = components as Record<string, Json>
   const kept = Object.entries(schemas).filter(([name]) => !isError(name))
   const convert = converter(schemas as Record<string, Json>)
+  const { responses = {}, ...parts } = others as Record<string, Json>
   return {
     ...rest,
     openapi: '3.0.3',
-    info: { title, version, description, license: { name: 'MIT' } },
+    info: { title, version, description: String(description).replace(UNIONS, ONE_ERROR), license: { name: 'MIT' } },
     components: {
-      ...convert(others) as Json,
+      ...convert(parts) as Json,
+      responses: convert(Object.fromEntries(Object.entries(responses).map(([name, response]) =>
+        [name, withCodes(response as Response, schemas as Record<string, Json>)]))),
       schemas: { ...convert(Object.fromEntries(kept)) as Json, Error: ERROR, OAuthError: OAUTH_ERROR }
     },
     paths: convert(paths)
@@ -63,6 +84,9 @@ function converter (schemas: Record<string, Json>) {
     const object = value as Json
     const error = errorIn(object)
     if (error !== undefined) return { $ref: `#/components/schemas/${error}` }
+    if (nameIn(object) !== undefined && object.description !== undefined) {
+      return { allOf: [{ $ref: object.$ref }], description: object.description }
+    }
     const { type, anyOf, const: only, patternProperties, ...rest } = object
     const copy = Object.fromEntries(Object.entries(rest).map(([key, member]) =>
       [key, DATA.has(key) ? member : key === 'properties' ? convertEach(member as Json) : convert(member)]))

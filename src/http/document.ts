@@ -55,7 +55,7 @@ const sorted = <T>(named: Named<T>): Named<T> =>
   Object.fromEntries(Object.entries(named).sort(([a], [b]) => a < b ? -1 : 1))
 
 // What is short enough stands in one line, and so does a list of words, or an example.
-const LINE = 200
+const LINE = 600
 
 /** A document as YAML that readers of 1.1 understand as those of 1.2 do: what looks like a date is quoted. */
 export function renderYaml (document: object): string {
@@ -82,11 +82,11 @@ function hoistTitled (value: unknown): { value: unknown, schemas: Named } {
     if (Array.isArray(value)) return value.map(hoist)
     if (typeof value !== 'object' || value === null) return value
     const object = value as Json
-    const copy = simplify(Object.fromEntries(Object.entries(object).map(([key, member]) =>
-      [key, DATA.has(key) ? member : hoist(member)])))
+    const copy = sized(simplify(Object.fromEntries(Object.entries(object).map(([key, member]) =>
+      [key, DATA.has(key) ? member : hoist(member)]))))
     if (typeof copy.title !== 'string' || !['type', 'anyOf', 'oneOf'].some((key) => key in copy)) return copy
-    const { title, ...schema } = copy as Json & { title: string }
-    const ref = { $ref: `#/components/schemas/${title}` }
+    const { title, 'x-here': description, ...schema } = copy as Json & { title: string }
+    const ref = { $ref: `#/components/schemas/${title}`, ...(description !== undefined && { description }) }
     const isNullable = Array.isArray(schema.type)
     if (Array.isArray(schema.type)) schema.type = schema.type.find((type) => type !== 'null') as unknown
     if (schemas[title] !== undefined && JSON.stringify(schemas[title]) !== JSON.stringify(schema)) {
@@ -111,6 +111,15 @@ function simplify (schema: Json): Json {
   return { ...first, ...rest, type: [first.type, 'null'] }
 }
 
+const MOST_OF_32_BITS = 2 ** 31 - 1
+
+// Generators make a number of 32 bits of what says nothing else.
+function sized (schema: Json): Json {
+  const { type, maximum = Infinity } = schema
+  const isLarge = [type].flat().includes('integer') && Number(maximum) > MOST_OF_32_BITS
+  return isLarge ? { ...schema, format: 'int64' } : schema
+}
+
 // The first example of a schema stands beside the media type or parameter, and no other is said.
 function withExamples (value: unknown): unknown {
   if (Array.isArray(value)) return value.map(withExamples)
@@ -126,10 +135,10 @@ function withExamples (value: unknown): unknown {
 
 const HEADERS = {
   'X-Request-Id': { description: 'Names the request in the log', schema: { type: 'string' } },
-  'X-RateLimit-Limit': { description: 'Maximum requests in the window', schema: { type: 'integer' } },
-  'X-RateLimit-Remaining': { description: 'Requests left in the current window', schema: { type: 'integer' } },
-  'X-RateLimit-Reset': { description: 'Unix time at which the window resets', schema: { type: 'integer' } },
-  'Retry-After': { description: 'Seconds to wait', schema: { type: 'integer' } },
+  'X-RateLimit-Limit': { description: 'Maximum requests in the window', schema: sized({ type: 'integer' }) },
+  'X-RateLimit-Remaining': { description: 'Requests left in the current window', schema: sized({ type: 'integer' }) },
+  'X-RateLimit-Reset': { description: 'Unix time at which the window resets', schema: sized({ type: 'integer' }) },
+  'Retry-After': { description: 'Seconds to wait', schema: sized({ type: 'integer' }) },
   'WWW-Authenticate': { description: 'The challenge of RFC 6750', schema: { type: 'string' } },
   ETag: {
     description:
@@ -173,7 +182,8 @@ function describe (paths: Paths): Paths {
   return paths
 }
 
-// Of a body that is sent, generators take a member with a default for one that is always there.
+// Of a body that is sent, generators take a member with a default for one that is always there. What has a name may
+// stand elsewhere without the default.
 function sayDefaults (value: unknown): unknown {
   if (Array.isArray(value)) return value.map(sayDefaults)
   if (typeof value !== 'object' || value === null) return value
@@ -182,7 +192,8 @@ function sayDefaults (value: unknown): unknown {
     [key, key === 'examples' || key === 'example' ? member : sayDefaults(member)]))
   if (byDefault === undefined || typeof byDefault === 'object') return copy
   const words = `\`${String(byDefault)}\` when left out`
-  return { ...copy, description: copy.description === undefined ? words : `${String(copy.description)}; ${words}` }
+  const where = copy.title === undefined ? 'description' : 'x-here'
+  return { ...copy, [where]: copy[where] === undefined ? words : `${String(copy[where])}; ${words}` }
 }
 
 // Answers and parameters are few, and stand at many operations.
@@ -193,8 +204,8 @@ function share (paths: Paths): { paths: Paths, parameters: Named, responses: Nam
     [path, Object.fromEntries(Object.entries(item).map(([method, operation]) => [method, {
       ...operation,
       ...(operation.parameters !== undefined && {
-        parameters: operation.parameters.map((parameter) =>
-          parameters.refer(`${String(parameter.in)}_${String(parameter.name)}`, parameter))
+        parameters: operation.parameters.map(namedParameter).sort(byPlace).map(({ component, parameter }) =>
+          parameters.refer(component, parameter))
       }),
       responses: Object.fromEntries(Object.entries(operation.responses).map(([status, response]) =>
         [status, responses.refer(nameOf(status, response), response)]))
@@ -202,25 +213,33 @@ function share (paths: Paths): { paths: Paths, parameters: Named, responses: Nam
   return { paths: shared, parameters: parameters.all, responses: responses.all }
 }
 
+// By where it is and its name; what has another meaning at some operations says its name there.
+function namedParameter ({ schema, ...rest }: Json) {
+  const { 'x-named': named = rest.name, ...own } = schema as Json
+  return { component: `${String(rest.in)}_${String(named)}`, parameter: { ...rest, schema: own } as Json }
+}
+
+const PLACES = ['path', 'query', 'header']
+const byPlace = (...[one, other]: ReturnType<typeof namedParameter>[]) =>
+  PLACES.indexOf(String(one!.parameter.in)) - PLACES.indexOf(String(other!.parameter.in))
+
 // By what is in it, or by its status: `ProjectAnswerResponse`, `Err404`. Each stands a hundred times in the document.
 function nameOf (status: string, { content }: Json): string {
   const [media] = Object.values(content as Named<{ schema: { $ref?: string } }> | undefined ?? {})
   const schema = media?.schema.$ref?.split('/').at(-1)
-  if (isGood(status) && schema !== undefined) return `${schema}Response`
-  return schema?.startsWith('OAuth') ? `OAuthErr${status}` : isGood(status) ? `Answer${status}` : `Err${status}`
+  if (!isGood(status)) return schema?.startsWith('OAuth') ? `OAuthErr${status}` : `Err${status}`
+  return schema === undefined ? `Answer${status}` : `${schema}Response`
 }
 
-// Components of one kind. Another of the same name has a number.
+// Components of one kind. A name is of one alone: with a number, those of others would change when one is added.
 function collect (kind: 'parameters' | 'responses') {
   const all: Named = {}
   return {
     all,
     refer (name: string, value: Json): Json {
-      const text = JSON.stringify(value)
-      let key = name
-      for (let n = 2; all[key] !== undefined && JSON.stringify(all[key]) !== text; n++) key = `${name}_${n}`
-      all[key] ??= value
-      return { $ref: `#/components/${kind}/${key}` }
+      all[name] ??= value
+      if (JSON.stringify(all[name]) !== JSON.stringify(value)) throw new Error(`two ${kind} are called ${name}`)
+      return { $ref: `#/components/${kind}/${name}` }
     }
   }
 }

@@ -4,7 +4,7 @@ import type { FastifyInstance } from 'fastify'
 import { SCOPES } from '../../schemas/scopes.ts'
 import { fail } from '../rules/errors.ts'
 import { DEPRECATED } from './aliases.ts'
-import { asOpenApi30 } from './document-3.0.ts'
+import { asOpenApi30, UNIONS } from './document-3.0.ts'
 import { arrange, renderYaml, type Document } from './document.ts'
 import { CLOSED, explainer } from './explorer.ts'
 import { keepPages } from './kept.ts'
@@ -16,11 +16,11 @@ Every request carries \`Authorization: Bearer <token>\`: an organization API tok
 application acts for a user (OAuth 2.0, authorization code with PKCE). Each operation names the one scope that it needs;
 \`*\` holds all of them, and a user never does more than their role in the organization allows. Times are RFC 3339 in UTC.
 A POST, or any change of billing, with an \`Idempotency-Key\` may be repeated: it takes effect once, and the first
-answer is given again for 24 hours. A trailing slash is never redirected. Limits are counted per organization. Every answer carries \`X-Request-Id\`, which
+answer is given again for 24 hours, with \`Idempotent-Replayed: true\`. A trailing slash is never redirected. Limits are counted per organization. Every answer carries \`X-Request-Id\`, which
 names it in the log, and of a limited operation \`X-RateLimit-Limit\`, \`X-RateLimit-Remaining\` and \`X-RateLimit-Reset\`,
 errors too; \`Retry-After\` comes with 429 alone.
 
-Errors are \`{error, message, details?, errors?}\`. Those of a status are one union, which \`error\` tells apart; the codes
+Errors are \`{error, message, details?, errors?}\`. ${UNIONS}; the codes
 that an operation has of its own are its \`x-error-codes\`, and any can answer the others: who calls, how often, what was
 sent or repeated, and what failed here. 414 \`uri_too_long\` and 431 \`header_fields_too_large\` are answered before an operation is
 looked for.`

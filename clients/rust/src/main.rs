@@ -40,8 +40,8 @@ fn document(text: &str) -> types::builder::StoreBody {
         .plaintext(plaintext(text))
 }
 
-fn environment_of(answer: &types::SecretsAnswer) -> &types::LevelDocument {
-    let levels = answer.data.attributes.levels.as_ref().expect("levels");
+fn environment_of(secrets: &types::Secrets) -> &types::LevelDocument {
+    let levels = secrets.attributes.levels.as_ref().expect("levels");
     levels.environment.as_ref().expect("a document")
 }
 
@@ -80,7 +80,17 @@ impl Scenario {
 
     async fn content(&self) -> Outcome<String> {
         let answer = self.reading(&self.client).decrypt(true).send().await?;
-        Ok(environment_of(&answer).content.clone())
+        Ok(environment_of(&answer.data).content.clone())
+    }
+
+    async fn retrieve(&self, action: types::RetrieveBodyAction) -> Outcome<types::Retrieved> {
+        let body = types::RetrieveBody::builder()
+            .project(slug(PROJECT))
+            .target(slug(TARGET))
+            .environment(slug(ENVIRONMENT))
+            .action(action);
+        let call = self.client.retrieve_secrets().organization(self.organization.as_str());
+        Ok(call.body(body).send().await?.into_inner().data)
     }
 
     async fn list_versions(&self) -> Outcome<Vec<types::Version>> {
@@ -112,7 +122,7 @@ impl Scenario {
     }
 
     async fn rotate(&self) -> Answer<types::RotateAnswer> {
-        let body = types::RotateBody::builder().history_policy(types::RotateBodyHistoryPolicy::Keep);
+        let body = types::RotateBody::builder().history_policy(types::HistoryPolicy::Keep);
         let call = self.client.rotate_encryption_key().organization(self.organization.as_str()).project(PROJECT);
         call.body(body).send().await
     }
@@ -123,7 +133,7 @@ impl Scenario {
 
         self.step("read who the token is");
         let principal = client.get_user().send().await?;
-        self.expect(matches!(*principal, types::PrincipalAnswer::TokenPrincipalAnswer(_)), &principal);
+        self.expect(matches!(principal.data, types::Principal::TokenPrincipal(_)), &principal);
 
         self.step("read the organization");
         let own = client.get_organization().organization(organization).send().await?;
@@ -209,6 +219,20 @@ impl Scenario {
         self.step("read it decrypted under the new key");
         self.expect(self.content().await? == "A=first\n", ());
 
+        self.step("retrieve the document decrypted");
+        match self.retrieve(types::RetrieveBodyAction::Decrypt).await? {
+            types::Retrieved::Secrets(secrets) => {
+                self.expect(environment_of(&secrets).content == "A=first\n", &secrets);
+            }
+            other => self.expect(false, other),
+        }
+
+        self.step("retrieve the key");
+        match self.retrieve(types::RetrieveBodyAction::KeyRetrieve).await? {
+            types::Retrieved::EncryptionKey(key) => self.expect(key.attributes.version == 2, ()),
+            other => self.expect(false, other),
+        }
+
         self.step("create a token that reads");
         let reads = types::CreateTokenBody::builder().name("Reader").abilities(vec![types::Ability::SecretRead]);
         let created = client.create_api_token().organization(organization).body(reads).send().await?.into_inner();
@@ -216,7 +240,7 @@ impl Scenario {
 
         self.step("read with it: the document is encrypted");
         let encrypted = self.reading(&reader).send().await?;
-        self.expect(environment_of(&encrypted).encrypted, &encrypted);
+        self.expect(environment_of(&encrypted.data).encrypted, &encrypted);
 
         self.step("store with it: 403");
         self.refused(self.store(&reader, document("A=third\n")).await, 403, "insufficient_permissions");
@@ -248,6 +272,14 @@ impl Scenario {
 
         self.step("remove the member");
         client.remove_member().organization(organization).member(&*member).send().await?;
+
+        self.step("list the plans: one allows more bytes than 32 bits count");
+        let plans = client.list_plans().send().await?;
+        self.expect(plans.data.iter().any(|plan| plan.attributes.max_bytes > Some(1 << 32)), &plans);
+
+        self.step("read what is used");
+        let usage = client.get_usage().organization(organization).send().await?;
+        self.expect(usage.data.attributes.bytes.used > 0, &usage);
 
         self.step("read a target that is not there: 404");
         let call = client.get_target().organization(organization).project(PROJECT).target("nowhere");
