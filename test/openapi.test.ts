@@ -68,7 +68,7 @@ interface Operation {
 }
 interface Published {
   paths: Record<string, Record<string, Operation>>
-  components: { responses: Record<string, Media>, schemas: Record<string, Schema> }
+  components: { parameters: object, responses: Record<string, Media>, schemas: Record<string, Schema> }
 }
 
 const operations = Object.values(paths).flatMap((item) => Object.values(item))
@@ -202,6 +202,22 @@ t.test('a number that may be larger than 32 bits hold is of 64', async (t) => {
   const isSmall = ({ minimum = -Infinity, maximum = Infinity }: { minimum?: number, maximum?: number }) =>
     minimum >= -(2 ** 31) && maximum < 2 ** 31
   t.strictSame(numbers.filter(([, one]) => one.format !== 'int64' && !isSmall(one)).map(([at]) => at), [])
+})
+
+t.test('a choice of objects has a discriminator', async (t) => {
+  const choices = [...objectsIn(components.schemas)].map(([at, one]) => [at, one as Schema] as const)
+    .filter(([, { oneOf, anyOf }]) => (oneOf ?? anyOf ?? []).filter(({ $ref }) => $ref !== undefined).length > 1)
+  t.ok(choices.length > 3)
+  t.strictSame(choices.filter(([, { discriminator }]) => discriminator === undefined).map(([at]) => at), [])
+})
+
+t.test('parameters are named by what they are: first those of the path, then of the query, then headers', async (t) => {
+  for (const { operationId, parameters = [] } of operations) {
+    const kinds = parameters.map(({ $ref }) => $ref.split('/').at(-1)!.split('_')[0]!)
+    const ordered = ['path', 'query', 'header'].flatMap((kind) => kinds.filter((one) => one === kind))
+    t.strictSame(kinds, ordered, operationId)
+  }
+  t.strictSame(Object.keys(components.parameters).filter((name) => /_\d+$/.test(name)), [], 'no name is a number')
 })
 
 t.test('its edition in OpenAPI 3.0 lints, too, has every operation, and one schema of errors', async (t) => {
