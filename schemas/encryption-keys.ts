@@ -125,7 +125,7 @@ export const RotateAnswer = Type.Object({
 }, {
   title: 'RotateAnswer',
   examples: [{
-    message: 'Rotated to key version 2 with 1 document. 1 version of the history is being re-encrypted.',
+    message: 'Rotated to key version 2 with 1 document. 2 versions of the history are being re-encrypted.',
     data: {
       key: {
         type: 'encryption-keys',

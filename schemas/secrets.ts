@@ -50,7 +50,7 @@ const levelExample = {
   encrypted: true,
   content: 'AAECAwQFBgcICQoLGoZMPg1bEXppyGxlIihs+2Dc2Ly9kEgGW5+j/+uzhCPCe6E=',
   source: 'live',
-  version: '42',
+  version: '1',
   key_version: '1',
   etag: '"m1VJp2b0nQYkWq3S8dT5xg"'
 }
@@ -186,9 +186,9 @@ export const StoreAnswer = Type.Object({
       source: 'live',
       bytes: 48,
       secret_id: '01JQZ6VE6B9C2D5F8G1H4J7K0M',
-      version: '43'
+      version: '1'
     },
-    message: 'Stored as version 43.'
+    message: 'Stored as version 1.'
   }]
 })
 

@@ -41,7 +41,7 @@ export type VersionAttributes = Static<typeof VersionAttributes>
 const versionFields = { type: Type.Literal('secret-versions'), id: Type.String(), attributes: VersionAttributes }
 const versionExample = {
   type: 'secret-versions',
-  id: '42',
+  id: '1',
   attributes: {
     action: 'create',
     size_bytes: 48,
@@ -113,8 +113,8 @@ export const RestoreAnswer = Type.Object({
 }, {
   title: 'RestoreAnswer',
   examples: [{
-    data: { type: 'secrets', secret_id: '01JQZ6VE6B9C2D5F8G1H4J7K0M', restored_from: '42' },
-    message: 'Restored version 42 as version 44.'
+    data: { type: 'secrets', secret_id: '01JQZ6VE6B9C2D5F8G1H4J7K0M', restored_from: '1' },
+    message: 'Restored version 1 as version 2.'
   }]
 })
 

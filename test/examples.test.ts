@@ -47,8 +47,8 @@ const ORDER = [
   'listProjectsLongPath', 'getProjectLongPath', 'listTargetsLongPath', 'getTargetLongPath', 'listEnvironmentsLongPath',
   'getEnvironmentLongPath', 'readProjectSecretsLongPath', 'readTargetSecretsLongPath', 'readEnvironmentSecretsLongPath',
   'retrieveSecretsLongPath',
-  'getEncryptionKey', 'rotateEncryptionKey', 'listEncryptionKeys',
-  'listVersions', 'getVersion', 'restoreVersion', 'restoreProject', 'deleteSecrets', 'deleteVersion', 'purgeVersions',
+  'listVersions', 'getVersion', 'restoreVersion', 'restoreProject',
+  'getEncryptionKey', 'rotateEncryptionKey', 'listEncryptionKeys', 'deleteSecrets', 'deleteVersion', 'purgeVersions',
   'createApiToken', 'listApiTokens', 'getApiToken', 'updateApiToken', 'rotateApiToken', 'deleteApiToken',
   'addMember', 'listMembers', 'getMember', 'updateMember',
   'createTeam', 'listTeams', 'updateTeam', 'addTeamMember', 'setTeamProject', 'getTeam', 'removeTeamMember',
@@ -158,7 +158,6 @@ const KINDS = {
   ulid: /^[0-7][0-9A-HJKMNP-TV-Z]{25}$/,
   moment: /^\d{4}-\d\d-\d\dT[\d:.]+Z$/,
   month: /^\d{4}-\d\d$/,
-  number: /^\d+$/,
   etag: /^"[\w-]{22}"$/,
   token: /^dotenv_\S+$/,
   bytes: /^(?:[0-9a-f]{64}|[A-Za-z0-9+/]{22,}={0,2})$/,
@@ -188,10 +187,9 @@ function differences (example: unknown, answer: unknown, at = ''): string[] {
     return differences(JSON.parse(example), JSON.parse(answer), at)
   }
   const isSame = example === answer || OF_OTHERS.test(at) ||
-    (typeof example === 'number' && typeof answer === 'number' && OWN_NUMBERS.test(at)) ||
-    (typeof example === 'string' && typeof answer === 'string' && (at.endsWith('/message')
-      ? example.replace(/\d+/g, 'N') === answer.replace(/\d+/g, 'N')
-      : kindOf(example) !== undefined && kindOf(example) === kindOf(answer)))
+    (typeof example === typeof answer && OWN_NUMBERS.test(at)) ||
+    (typeof example === 'string' && typeof answer === 'string' && kindOf(example) !== undefined &&
+      kindOf(example) === kindOf(answer))
   return isSame ? [] : [`${at}: ${JSON.stringify(example)} is ${JSON.stringify(answer)}`]
 }
 

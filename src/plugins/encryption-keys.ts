@@ -130,7 +130,7 @@ export const encryptionKeys: Domain = async (app) => {
       } = revealKey(app.keyring, rotated.key).data.attributes
       const { id } = rotated.key
       return {
-        message: rotationMessage(rotated, 'is being re-encrypted'),
+        message: rotationMessage(rotated, 'is being re-encrypted', 'are being re-encrypted'),
         data: {
           key: {
             type: 'encryption-keys' as const,
@@ -290,7 +290,7 @@ const clientRotation: Domain = async (app) => {
       })
       warnOfIterations(reply, key.iterations)
       return {
-        success: true, message: rotationMessage(rotated, 'wait to be re-encrypted'), data: { count: rotated.documents }
+        success: true, message: rotationMessage(rotated, 'waits to be re-encrypted', 'wait to be re-encrypted'), data: { count: rotated.documents }
       }
     }
   })
@@ -311,8 +311,9 @@ async function reEncryptionOf (app: FastifyInstance, { plan }: Organization, pro
 const seenOf = ({ project_id, version, managed }: KeyRow) => ({ id: project_id, version, managed })
 
 function rotationMessage (
-  { key, documents, waiting }: { key: KeyRow, documents: number, waiting: number }, history: string
+  { key, documents, waiting }: { key: KeyRow, documents: number, waiting: number }, one: string, more: string
 ): string {
   const count = (number: number, what: string) => `${number} ${what}${number === 1 ? '' : 's'}`
-  return `Rotated to key version ${key.version} with ${count(documents, 'document')}.${waiting === 0 ? '' : ` ${count(waiting, 'version')} of the history ${history}.`}`
+  const history = waiting === 0 ? '' : ` ${count(waiting, 'version')} of the history ${waiting === 1 ? one : more}.`
+  return `Rotated to key version ${key.version} with ${count(documents, 'document')}.${history}`
 }
