@@ -78,7 +78,10 @@ t.test('a repeat is judged as any request is: who may not do it any more, or who
   // One holds it by their role, one by that of a team.
   const [rosa, ben] = [await makePerson(service, { [o]: 'owner' }), await makePerson(service, { [o]: 'auditor' })]
   const projects = ['judged-project', 'judged-other', 'judged-client']
-  await makeTeam(service, o, [ben], Object.fromEntries(projects.map((slug) => [slug, 'owner' as const])))
+  const team = await makeTeam(service, o, [ben], Object.fromEntries(projects.map((slug) => [slug, 'owner' as const])))
+  // Another one of theirs stays, so that the guard lets them in: only the place tells.
+  await caller.call('POST', `/${o}/projects`, { name: 'Comet', slug: 'judged-comet' })
+  await makeTeam(service, o, [ben], { 'judged-comet': 'owner' })
   const [byRole, byTeam] = await Promise.all([rosa, ben].map(async (person) =>
     (await issuePair(service, person, SCOPE_NAMES)).access))
   const change = (table: string, set: string, person: { id: number }) =>
@@ -103,9 +106,7 @@ t.test('a repeat is judged as any request is: who may not do it any more, or who
   }
 
   await change('members', "role = 'api_user'", rosa)
-  const team = `organization_id = '${o}' AND team_id IN
-    (SELECT team_id FROM team_members WHERE organization_id = '${o}' AND user_id = ${ben.id})`
-  await service.sql(`DELETE FROM team_projects WHERE ${team}`)
+  await service.sql(`DELETE FROM team_projects WHERE organization_id = '${o}' AND team_id = '${team}'`)
   for (const row of rows) await refused('without the role', row)
   for (const person of [rosa, ben]) await change('members', "role = 'owner'", person)
   for (const [id, row] of rows) {
@@ -169,6 +170,43 @@ t.test('a key that came with something else is 422, also outside of an organizat
     headers: { authorization: `Bearer ${rosa}`, ...keyed('one') }
   })
   t.equal(inside.status, 201, 'a key in an organization is another one')
+})
+
+t.test('a token that rotates itself with a key leaves its former value for a while, so that the repeat tells of the new one', async (t) => {
+  const owner = await service.organization()
+  const own = await service.token(owner.organization, ['*'])
+  const path = (id: number | string) => `/organizations/${owner.organization}/api-keys/${id}/rotate`
+  const [{ id }] = await service.sql(`SELECT id FROM api_tokens
+    WHERE organization_id = '${owner.organization}' ORDER BY id DESC LIMIT 1`) as [{ id: string }]
+  for (const body of [{}, { overlap_seconds: 0 }]) {
+    t.match(await own.call('POST', path(id), body, keyed('one')), {
+      status: 422, body: { error: 'validation_failed', errors: { overlap_seconds: [/at least 1/] } }
+    })
+  }
+  const first = await own.call('POST', path(id), { overlap_seconds: 60 }, keyed('one'))
+  t.equal(first.status, 200)
+  t.match(await own.call('POST', path(id), { overlap_seconds: 60 }, keyed('one')), {
+    status: 409, body: { error: 'idempotent_secret_unavailable', details: { id: String(id) } }
+  }, 'the value that it had')
+  const second = await own.call('POST', path(id), { overlap_seconds: 60 }, keyed('two'))
+  t.equal(second.status, 200, 'which rotates once more')
+  const uses = async (token: string) => (await service.inject({
+    method: 'GET', url: '/api/v1/user', headers: { authorization: `Bearer ${token}` }
+  })).status
+  t.strictSame([await uses(first.body.token), await uses(second.body.token)], [401, 200])
+  const third = await own.call('POST', path(id), { overlap_seconds: 3600 }, keyed('again'))
+  t.strictSame(
+    [third.status, await uses(second.body.token), await uses(third.body.token), await uses(own.token)],
+    [200, 401, 200, 200], 'as often as answers get lost'
+  )
+  const [{ left }] = await service.sql(`SELECT extract(epoch FROM expires_at - now()) AS left FROM former_token_hashes
+    WHERE organization_id = '${owner.organization}'`) as [{ left: string }]
+  t.ok(Number(left) < 61, 'and it makes itself last no longer')
+  t.equal((await owner.call('POST', path(id), {}, keyed('three'))).status, 200, 'another one needs no overlap')
+  const bare = await service.token(owner.organization, ['*'])
+  const [{ id: other }] = await service.sql(`SELECT id FROM api_tokens
+    WHERE organization_id = '${owner.organization}' ORDER BY id DESC LIMIT 1`) as [{ id: string }]
+  t.equal((await bare.call('POST', path(other), {})).status, 200, 'nor does one without a key')
 })
 
 t.test('of 50 repeats at once one takes effect: creating, storing, restoring, adding a member, rotating', async (t) => {

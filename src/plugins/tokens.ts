@@ -173,6 +173,8 @@ export const tokens: Domain = async (app) => {
       operationId: 'rotateApiToken',
       tags: ['api-tokens'],
       summary: 'Give an API token another value; the one that it had lives on for a while if that is asked for',
+      description: 'A token that rotates itself with an `Idempotency-Key` needs `overlap_seconds`: with the value that ' +
+        'it had it repeats the request and, where the first answer got lost, rotates once more.',
       params: TokenParams,
       body: RotateTokenBody,
       response: { 200: RotatedToken }
@@ -182,6 +184,10 @@ export const tokens: Domain = async (app) => {
       const { organization } = principal
       const id = idOf(request)
       const { overlap_seconds = 0 } = request.body
+      // Else its repeat would be nobody's, and the new value lost with the first answer.
+      if (request.answering !== null && overlap_seconds === 0 && isOneself(principal, id)) {
+        refuse('overlap_seconds', 'Expected at least 1 where a token rotates itself with an Idempotency-Key')
+      }
       const token = mintApiToken(organization.id)
       const api_key = await changeHeld(request, id, async (db, held) => {
         refuseMore(principal, made(held), 'api-token:create')
