@@ -162,13 +162,20 @@ export const ReadHeaders = Type.Object({
   )
 })
 
+const ETAG = '(?:W/)?"[^"]*"'
+/** RFC 9110, 13.1: `*` alone, or ETags. What is none of these guards nothing, and so is refused. */
+export const PRECONDITION = `^(?:\\*|${ETAG}(?:[ \\t]*,[ \\t]*${ETAG})*)$`
+
 /** Of a write: 412 when what it changes is not as expected. */
 export const WriteHeaders = Type.Object({
   'if-match': Type.Optional(Type.String({
+    pattern: PRECONDITION,
     description: 'the ETag of what is changed, of a document the `etag` of its level: 412 when it has moved on'
   })),
   'if-none-match': Type.Optional(Type.String({
-    description: '`*`: 412 when there is one already', 'x-named': 'if-none-match_of_write'
+    pattern: PRECONDITION,
+    description: '`*`: 412 when there is one already',
+    'x-named': 'if-none-match_of_write'
   }))
 })
 

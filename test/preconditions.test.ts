@@ -2,10 +2,10 @@ import t from 'tap'
 import { makeProof } from '../src/crypto/key-proof.ts'
 import { startApp, type Answer } from './helpers/app.ts'
 import { makePerson, makeTeam } from './helpers/people.ts'
-import { OPERATIONS, prepare, publishedPaths, send, settle } from './helpers/operations.ts'
+import { fingerprint, OPERATIONS, prepare, publishedPaths, READS, send, settle } from './helpers/operations.ts'
 
-// ETags of projects, targets, environments, members and teams, and changes that depend on them. Those of documents are
-// in secrets.test.ts.
+// ETags of organizations, projects, targets, environments, members and teams, and changes that depend on them. Those
+// of documents are in secrets.test.ts.
 
 const service = await startApp(t)
 const caller = await service.organization()
@@ -93,6 +93,31 @@ for (const [kind, make] of Object.entries(KINDS)) {
     t.equal((await call('DELETE', path, undefined, { 'if-match': last })).status, 404)
   })
 
+  t.test(`of those who change a ${kind} and those who end it at once, with one If-Match, one succeeds`, async (t) => {
+    const { path, change, put } = await make()
+    const etag = etagOf(await call('GET', path))
+    const before = await eventsOf()
+    const answers = await Promise.all(Array.from({ length: 12 }, (_, n) => {
+      const method = ['PATCH', 'DELETE', put ? 'PUT' : 'PATCH'][n % 3]!
+      return call(method, path, method === 'DELETE' ? undefined : change(n), { 'if-match': etag })
+    }))
+    const good = answers.filter(({ status }) => status < 300)
+    t.equal(good.length, 1)
+    // Once it has ended, there is none.
+    const others = good[0]!.status === 204 ? [404, 412] : [412]
+    t.same(answers.filter((one) => one !== good[0] && !others.includes(one.status)), [])
+    t.equal(await eventsOf(), before + 1)
+  })
+
+  t.test(`a ${kind} that is changed in no member keeps its ETag`, async (t) => {
+    const { path } = await make()
+    const etag = etagOf(await call('GET', path))
+    const answer = await call('PATCH', path, {})
+    // Of a member there is nothing else to change.
+    t.equal(answer.status, kind === 'member' ? 422 : 200)
+    t.equal(etagOf(await call('GET', path)), etag)
+  })
+
   t.test(`of 50 writers of a ${kind} at once with one If-Match, one succeeds and 49 get 412`, async (t) => {
     const { path, change } = await make()
     const etag = etagOf(await call('GET', path))
@@ -140,6 +165,76 @@ t.test('who is put into a team or taken out, and what it holds, depends on the E
   }
 })
 
+t.test('an If-Match or If-None-Match that is neither * nor a list of ETags is 422, and guards nothing in silence', async (t) => {
+  const { path, change } = await KINDS.project!()
+  const etag = etagOf(await call('GET', path))
+  for (const bad of ['W/*', `${etag}, *`, `*, ${etag}`, `x${etag}`, `${etag} "x"`, etag.slice(1, -1), '"', '']) {
+    for (const name of ['if-match', 'if-none-match']) {
+      t.match(await call('PATCH', path, change(1), { [name]: bad }), {
+        status: 422, body: { error: 'validation_failed', errors: { [name]: [String] } }
+      }, `${name}: ${bad}`)
+    }
+    // A read is answered in full.
+    t.equal((await call('GET', path, undefined, { 'if-none-match': bad })).status, 200, bad)
+  }
+  t.equal(etagOf(await call('GET', path)), etag)
+})
+
+t.test('every change that depends on no precondition refuses one', async (t) => {
+  const { caller, ids } = await settle(service, 'unconditional')
+  const paths = publishedPaths(service)
+  const before = await fingerprint(service)
+  const refused: string[] = []
+  for (const [id, row] of Object.entries(OPERATIONS)) {
+    const [method, path] = row.at.split(' ') as [string, string]
+    if (method === 'GET' || row.access === 'public' || row.byPerson || READS.includes(id)) continue
+    const { parameters = [], responses } = paths[path]![method.toLowerCase()]
+    if ((parameters as { name: string }[]).some(({ name }) => name === 'if-match')) continue
+    refused.push(id)
+    t.ok(responses['422'], `${id}: the document says so`)
+    for (const name of ['if-match', 'if-none-match']) {
+      const answer = await send(service, row, ids, caller.token, { [name]: '"x"' })
+      t.match(answer, { status: 422, body: { errors: { [name]: [/no precondition/] } } }, `${id}: ${answer.text}`)
+    }
+  }
+  t.ok(['rotateEncryptionKey', 'rotateClientKeys', 'updateApiToken', 'createProject'].every((id) =>
+    refused.includes(id)), refused.join())
+  t.equal(await fingerprint(service), before, 'nothing was changed')
+})
+
+t.test('a restore depends on the ETag of the level that it writes', async (t) => {
+  const { path: project } = await KINDS.project!()
+  const level = { project: project.split('/').at(-1)! }
+  const store = async (plaintext: string) => call('POST', `/${o}/secrets/store`, { ...level, plaintext })
+  const first = await store('A=1')
+  const second = await store('A=2')
+  const restore = (headers: { 'if-match'?: string, 'if-none-match'?: string }) =>
+    call('POST', `/${o}/secrets/versions/${first.body.data.version}/restore`, {}, headers as Record<string, string>)
+  for (const headers of [{ 'if-match': etagOf(first) }, { 'if-none-match': '*' }]) {
+    t.match(await restore(headers), { status: 412, body: { error: 'precondition_failed' } })
+  }
+  t.equal((await restore({ 'if-match': etagOf(second) })).status, 200)
+  t.equal((await restore({ 'if-match': etagOf(second) })).status, 412, 'it has moved on')
+})
+
+t.test('an organization has an ETag, and its changes and its end depend on it', async (t) => {
+  const other = await service.organization()
+  const path = `/organizations/${other.organization}`
+  const first = await other.call('GET', path)
+  const at = { 'if-match': etagOf(first) }
+  t.equal((await other.call('GET', path, undefined, { 'if-none-match': etagOf(first) })).status, 304)
+  const answers = await Promise.all(Array.from({ length: 12 }, (_, n) =>
+    other.call(n % 2 === 0 ? 'PATCH' : 'PUT', path, { name: `Nimbus ${n}` }, at)))
+  const good = answers.filter(({ status }) => status === 200)
+  t.strictSame([good.length, answers.filter(({ status }) => status === 412).length], [1, 11])
+  t.equal(etagOf(good[0]!), etagOf(await other.call('GET', path)), 'the answer has the next one')
+  t.equal((await other.call('DELETE', path, { confirmed: true }, at)).status, 412)
+  t.equal((await other.call('PATCH', path, {})).status, 200)
+  t.equal(etagOf(await other.call('GET', path)), etagOf(good[0]!), 'it was changed in no member')
+  const next = { 'if-match': etagOf(good[0]!) }
+  t.equal((await other.call('DELETE', path, { confirmed: true }, next)).status, 204)
+})
+
 t.test('HEAD with If-None-Match answers what GET does, on every read that has an ETag', async (t) => {
   const { caller, ids } = await settle(service, 'heads')
   const tagged: string[] = []
@@ -183,9 +278,9 @@ t.test('the document says which operations take a precondition, and what has an 
     responses: Record<string, { headers?: Record<string, unknown> }>
   }[]
   const takes = operations.filter(({ parameters = [] }) => parameters.some(({ name }) => name === 'if-match'))
-  const kinds = ['Project', 'Target', 'Environment']
+  const kinds = ['Organization', 'Project', 'Target', 'Environment']
   t.strictSame(takes.map(({ operationId }) => operationId).sort(), [
-    'deleteSecrets', 'storeSecrets', 'removeMember', 'updateMember', 'updateTeam', 'deleteTeam',
+    'deleteSecrets', 'storeSecrets', 'restoreVersion', 'removeMember', 'updateMember', 'updateTeam', 'deleteTeam',
     'addTeamMember', 'removeTeamMember', 'setTeamProject', 'removeTeamProject',
     ...kinds.flatMap((kind) => [`update${kind}`, `put${kind}`, `delete${kind}`])
   ].sort())

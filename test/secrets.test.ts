@@ -321,7 +321,7 @@ t.test('entity tags are strong, keyed and change with every write; If-None-Match
 t.test('If-Match and If-None-Match guard a write: 412 and nothing stored when the level has moved on', async (t) => {
   const at = await makeLevel(owner, { slug: 'preconditions' })
   await unchanged(t, async () => {
-    for (const header of ['*', '"AAAAAAAAAAAAAAAAAAAAAA"', '']) {
+    for (const header of ['*', '"AAAAAAAAAAAAAAAAAAAAAA"']) {
       refused(
         t, await store({ ...at, plaintext: 'A=1' }, owner, { 'if-match': header }), 412, 'precondition_failed',
         `If-Match: ${header}`

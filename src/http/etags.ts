@@ -1,9 +1,9 @@
 import { Type } from '@sinclair/typebox'
 import type { FastifyInstance, FastifyRequest } from 'fastify'
-import { ReadHeaders, WriteHeaders } from '../../schemas/shapes.ts'
+import { PRECONDITION, ReadHeaders, WriteHeaders } from '../../schemas/shapes.ts'
 import { sha256 } from '../crypto/primitives.ts'
 import type { Db } from '../db/database.ts'
-import { fail } from '../rules/errors.ts'
+import { fail, refuse } from '../rules/errors.ts'
 import { principalOf } from './actor.ts'
 import { hooksOf, takeHeaders } from './routes.ts'
 
@@ -16,6 +16,8 @@ declare module 'fastify' {
      * holds it for the change asks `requireCurrent`.
      */
     changes?: (db: Db, organizationId: string, id: string) => Promise<object | undefined>
+    /** Of a change that depends on nothing: what would be a condition is refused. Set where the route is declared. */
+    isUnconditional?: boolean
   }
   interface FastifyRequest {
     /** The ETag of what is answered. */
@@ -23,16 +25,25 @@ declare module 'fastify' {
   }
 }
 
-const ETAGS = /\*|(?:W\/)?"[^"]*"/g
+const CONDITION = new RegExp(PRECONDITION)
+const ETAGS = /(?:W\/)?"[^"]*"/g
 
-/** Publishes ETags and preconditions of routes that declare them, and tags what they answer. */
+/**
+ * Publishes ETags and preconditions of routes that declare them, and tags what they answer. A change that declares no
+ * precondition refuses one (422): who sends it relies on it. Not 412, which says to look again and come back.
+ */
 export function installEtags (app: FastifyInstance) {
   app.decorateRequest('etag', null)
   app.addHook('onRoute', (route) => {
-    const { tagged, changes, errors = [] } = route.config ?? {}
+    const { access, tagged, changes, repeatable, errors = [] } = route.config ?? {}
     if (changes !== undefined) {
       route.config = { ...route.config, errors: [...errors, 'precondition_failed'] }
       takeHeaders(route, WriteHeaders.properties)
+    }
+    const isReader = [route.method].flat().every((method) => method === 'GET' || method === 'HEAD')
+    const { headers } = (route.schema ?? {}) as { headers?: { properties: object } }
+    if (!isReader && access !== 'public' && repeatable !== false && !('if-match' in (headers?.properties ?? {}))) {
+      route.config = { ...route.config, isUnconditional: true, errors: [...errors, 'validation_failed'] }
     }
     if (!tagged) return
     route.schema = { ...route.schema, 'x-tagged': true } as object
@@ -51,6 +62,14 @@ export function installEtags (app: FastifyInstance) {
       reply.code(304).removeHeader('content-type')
       return null
     }]
+  })
+  app.addHook('preHandler', ({ routeOptions: { config }, headers }, _reply, done) => {
+    if (config.isUnconditional) {
+      for (const name of ['if-match', 'if-none-match'] as const) {
+        if (headers[name] !== undefined) refuse(name, 'This operation depends on no precondition: send none')
+      }
+    }
+    done()
   })
   // Fastify's own routes for HEAD say how long an answer is, also that of a 304, which is none.
   app.addHook('onRoute', (route) => {
@@ -76,10 +95,14 @@ export async function requireCurrent (db: Db, request: FastifyRequest, id: strin
   requirePrecondition(request.headers, tagOf(item))
 }
 
-/** Whether an If-None-Match or If-Match header lists the ETag, or any with `*` (RFC 9110, 13.1). */
-export function listsEtag (header: string | undefined, etag: string | undefined): boolean {
-  if (header === undefined || etag === undefined) return false
-  return (header.match(ETAGS) ?? []).some((listed) => listed === '*' || listed.replace(/^W\//, '') === etag)
+/**
+ * Whether an If-None-Match or If-Match header lists the ETag, or is `*` (RFC 9110, 13.1). What is no such header lists
+ * nothing.
+ */
+export function listsEtag (header: string | undefined, etag: string | undefined, isStrong = false): boolean {
+  if (header === undefined || etag === undefined || !CONDITION.test(header)) return false
+  return header === '*' ||
+    header.match(ETAGS)!.some((listed) => listed === etag || (!isStrong && listed === `W/${etag}`))
 }
 
 /**
@@ -91,6 +114,6 @@ export function requirePrecondition (
 ) {
   const { 'if-match': match, 'if-none-match': noneMatch } = headers
   // If-Match compares strongly: a weak ETag matches nothing.
-  if (match !== undefined && !listsEtag(match.replace(/W\/"[^"]*"/g, ''), etag)) fail('precondition_failed')
+  if (match !== undefined && !listsEtag(match, etag, true)) fail('precondition_failed')
   if (noneMatch !== undefined && listsEtag(noneMatch, etag)) fail('precondition_failed')
 }

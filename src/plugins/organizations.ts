@@ -4,10 +4,11 @@ import {
   UpdateOrganizationBody
 } from '../../schemas/organizations.ts'
 import { ListQuery, NoContent } from '../../schemas/shapes.ts'
-import { transaction } from '../db/database.ts'
+import { transaction, type Db } from '../db/database.ts'
 import { actorOf, personOf, principalOf } from '../http/actor.ts'
 import { requireSecondFactor } from '../http/access.ts'
 import { requireConfirmation } from '../http/confirmation.ts'
+import { requireCurrent } from '../http/etags.ts'
 import { chooseSlug, orSlugTaken, refuseReserved } from '../http/slugs.ts'
 import type { Domain } from '../http/types.ts'
 import { recordEvent } from '../repositories/audit.ts'
@@ -16,13 +17,14 @@ import {
   deleteOrganization, listOrganizations, lockEverybody, readOrganization, updateOrganization,
   type ShownOrganization
 } from '../repositories/organizations.ts'
+import { lockPlan } from '../repositories/plans.ts'
 import { fail } from '../rules/errors.ts'
 import { pageMeta, pageOf } from '../rules/pagination.ts'
 import { foundOrganization } from '../vault/organizations.ts'
 
 export const organizations: Domain = async (app) => {
   app.get('/organizations/:organization', {
-    config: { access: 'organization:read', whenInactive: true },
+    config: { access: 'organization:read', whenInactive: true, tagged: true },
     schema: {
       operationId: 'getOrganization',
       tags: ['organizations'],
@@ -55,6 +57,7 @@ export const organizations: Domain = async (app) => {
   app.post('/organizations', {
     config: {
       access: 'organization:create',
+      tagged: true,
       audit: 'organization.create',
       errors: ['user_required', 'slug_taken', 'organization_limit_reached']
     },
@@ -89,7 +92,15 @@ export const organizations: Domain = async (app) => {
   })
 
   app.patch('/organizations/:organization', {
-    config: { access: 'organization:update', at: 'organization', put: true, audit: 'organization.update', errors: ['slug_taken'] },
+    config: {
+      access: 'organization:update',
+      at: 'organization',
+      put: true,
+      tagged: true,
+      changes: holdItem,
+      audit: 'organization.update',
+      errors: ['slug_taken']
+    },
     schema: {
       operationId: 'updateOrganization',
       tags: ['organizations'],
@@ -106,6 +117,7 @@ export const organizations: Domain = async (app) => {
       if (body.require_second_factor !== undefined) requireSecondFactor(app, principalOf(request))
       const updated = await orSlugTaken(() => transaction(app.db, async (db) => {
         const { name, slug, require_second_factor } = body
+        await requireCurrent(db, request, id)
         await updateOrganization(db, id, { name, slug, require_second_factor })
         await recordEvent(db, actorOf(request), {
           action: 'organization.update',
@@ -120,7 +132,13 @@ export const organizations: Domain = async (app) => {
   })
 
   app.delete('/organizations/:organization', {
-    config: { access: 'organization:delete', at: 'organization', audit: 'organization.delete', errors: ['confirmation_required'] },
+    config: {
+      access: 'organization:delete',
+      at: 'organization',
+      changes: holdItem,
+      audit: 'organization.delete',
+      errors: ['confirmation_required']
+    },
     schema: {
       operationId: 'deleteOrganization',
       tags: ['organizations'],
@@ -134,6 +152,7 @@ export const organizations: Domain = async (app) => {
       const { id } = principalOf(request).organization
       await transaction(app.db, async (db) => {
         const { members, tokens } = await lockEverybody(db, id)
+        await requireCurrent(db, request, id)
         await endUntoldCharges(db, id)
         // Before the delete: whoever asks for it is one of those who go.
         await recordEvent(db, actorOf(request), {
@@ -150,7 +169,7 @@ export const organizations: Domain = async (app) => {
   })
 
   app.get('/organization', {
-    config: { access: 'authenticated', whenInactive: true, errors: ['organization_required'] },
+    config: { access: 'authenticated', whenInactive: true, tagged: true, errors: ['organization_required'] },
     schema: {
       operationId: 'getOwnOrganization',
       tags: ['organizations'],
@@ -160,6 +179,13 @@ export const organizations: Domain = async (app) => {
     handler: async (request) =>
       request.principal === null ? fail('organization_required') : toAnswer(request.principal.organization)
   })
+}
+
+// Held only where something depends on it: a change takes the row itself.
+async function holdItem (db: Db, id: string) {
+  await lockPlan(db, id)
+  const found = await readOrganization(db, id)
+  return found && toAnswer(found).data
 }
 
 function toAnswer ({

@@ -4,12 +4,13 @@ import type { ErrorCode } from '../../schemas/errors.ts'
 import { OrganizationParams } from '../../schemas/organizations.ts'
 import { ProjectParams } from '../../schemas/projects.ts'
 import { LEVELS } from '../../schemas/secrets.ts'
-import { NoContent, PAGE_SIZE } from '../../schemas/shapes.ts'
+import { NoContent, PAGE_SIZE, WriteHeaders } from '../../schemas/shapes.ts'
 import {
   DeleteVersionBody, DeleteVersionQuery, ListVersionsBody, PurgeAnswer, PurgeBody, RestoreAnswer, RestoreBody,
   RestoreToAnswer, RestoreToBody, VersionAnswer, VersionPage, VersionParams, type LevelOfHistory, type Version
 } from '../../schemas/versions.ts'
 import { actorOf, principalOf } from '../http/actor.ts'
+import { requirePrecondition } from '../http/etags.ts'
 import { afterCommit } from '../http/idempotency.ts'
 import { inLevel, inProject, levelOf, namesOf, requireInside } from '../http/places.ts'
 import { requireConfirmation } from '../http/confirmation.ts'
@@ -25,7 +26,7 @@ import { parseId } from '../rules/ids.ts'
 import { pageMeta } from '../rules/pagination.ts'
 import { acceptRestored } from '../vault/accept.ts'
 import { describeKey } from '../vault/descriptors.ts'
-import { openVersion } from '../vault/documents.ts'
+import { etagOf, openVersion } from '../vault/documents.ts'
 import { storageKeyOf } from '../vault/keys.ts'
 import { removeSome } from '../vault/removals.ts'
 import { restoreTo } from '../vault/restore-to.ts'
@@ -33,7 +34,7 @@ import { writeLevel } from '../vault/write.ts'
 
 const RESTORE_ERRORS = [
   'version_locked', 'content_required_for_old_key', 'key_proof_mismatch', 'key_proof_reveals_key',
-  'content_not_decryptable', 'integrity_error', 'plan_limit_reached'
+  'content_not_decryptable', 'integrity_error', 'plan_limit_reached', 'precondition_failed'
 ] as const satisfies ErrorCode[]
 
 export const versions: Domain = async (app) => {
@@ -106,11 +107,13 @@ export const versions: Domain = async (app) => {
       tags: ['versions'],
       summary: 'Restore a version: it becomes the current document as a new version',
       params: VersionParams,
+      headers: WriteHeaders,
       body: RestoreBody,
       response: { 200: RestoreAnswer }
     },
     handler: async (request) => {
       const { organization } = principalOf(request)
+      const storageKey = storageKeyOf(app.keyring, organization)
       // The retention check is done before any key logic. Looked up at each attempt: the version may be purged
       // meanwhile.
       let seen: FullVersion | undefined = versionOf(request)
@@ -120,11 +123,10 @@ export const versions: Domain = async (app) => {
         const state = await findLevelOfSecret(app.reads, organization.id, restored.secret.id)
         return state && { ...state, restored }
       }
-      const written = await writeLevel(app, organization, actorOf(request), find, (state) => {
+      const written = await writeLevel(app, organization, actorOf(request), find, (state, secret) => {
         const { restored } = state
-        const { blob, revealed } = acceptRestored(
-          app, storageKeyOf(app.keyring, organization), state, restored, request.body
-        )
+        requirePrecondition(request.headers, secret?.is_stored ? etagOf(storageKey, [secret]) : undefined)
+        const { blob, revealed } = acceptRestored(app, storageKey, state, restored, request.body)
         return {
           blob,
           record: { action: 'restore', blob, restored_from: restored.version.id },

@@ -1,5 +1,6 @@
 import { and, eq, sql } from 'drizzle-orm'
 import type { EnvironmentAttributes } from '../../schemas/environments.ts'
+import { changedAt } from '../db/columns.ts'
 import { macOf, preparedSql, updateAuthentic, withMoments, tampered, type Db, type Raw } from '../db/database.ts'
 import { environments, project_counts, targets } from '../db/tables.ts'
 import { readPage, type PageRequest } from '../rules/pagination.ts'
@@ -62,7 +63,9 @@ export async function updateEnvironment (
 ): Promise<void> {
   const { name, description, ...more } = changes
   const its = and(eq(environments.organization_id, organizationId), eq(environments.id, id))
-  await updateAuthentic(db, 'environments', its, more, { name, description, updated_at: sql`now()` }) ?? tampered()
+  await updateAuthentic(db, 'environments', its, more, {
+    name, description, updated_at: changedAt(environments.updated_at, changes)
+  }) ?? tampered()
 }
 
 /** Deletes an environment with its document, whose history was removed before. The caller holds the project's row. */

@@ -1,6 +1,7 @@
 import { asc, eq, gt, or, sql } from 'drizzle-orm'
 import type { OrganizationStatus } from '../../schemas/organizations.ts'
 import { authenticatedColumns } from '../db/authenticated.ts'
+import { changedAt } from '../db/columns.ts'
 import { type Db, isAuthentic, isOneOf } from '../db/database.ts'
 import { api_tokens, members, organization_counters, organization_removals, organizations, plans } from '../db/tables.ts'
 import { offsetOf, type PageRequest } from '../rules/pagination.ts'
@@ -91,7 +92,9 @@ export async function updateOrganization (
     require_second_factor?: boolean | undefined
   }
 ): Promise<string | undefined> {
-  const [row] = await db.update(organizations).set({ ...changes, updated_at: sql`now()` })
+  const [row] = await db.update(organizations).set({
+    ...changes, updated_at: changedAt(organizations.updated_at, changes)
+  })
     .where(or(
       eq(organizations.id, idOrSlug.toUpperCase()), eq(organizations.slug, idOrSlug)
     )).returning({ id: organizations.id })

@@ -1,6 +1,7 @@
 import { and, eq, sql, type SQL } from 'drizzle-orm'
 import type { HistoryPolicy, Managed, ProjectAttributes, SecretFormat } from '../../schemas/projects.ts'
 import { authenticatedColumns } from '../db/authenticated.ts'
+import { changedAt } from '../db/columns.ts'
 import {
   isOneOf, macOf, preparedSql, updateAuthentic, verifies, withMoments, tampered, type Authenticated, type Db, type Raw,
   type Value
@@ -76,11 +77,12 @@ export type ProjectChanges = Partial<Pick<NewProject,
   'name' | 'slug' | 'description' | 'secret_format' | 'history_policy'>>
 
 export async function updateProject (
-  db: Db, organizationId: string, id: string, { name, description, ...changes }: ProjectChanges
+  db: Db, organizationId: string, id: string, changes: ProjectChanges
 ): Promise<void> {
-  await updateAuthentic(
-    db, 'projects', oneOf(organizationId, id), changes, { name, description, updated_at: sql`now()` }
-  ) ?? tampered()
+  const { name, description, ...more } = changes
+  await updateAuthentic(db, 'projects', oneOf(organizationId, id), more, {
+    name, description, updated_at: changedAt(projects.updated_at, changes)
+  }) ?? tampered()
 }
 
 /** What is wrong in a project's row makes everything below it doubtful. True, or the end of the request. */

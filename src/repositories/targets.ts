@@ -1,5 +1,6 @@
 import { and, eq, sql } from 'drizzle-orm'
 import type { TargetAttributes } from '../../schemas/targets.ts'
+import { changedAt } from '../db/columns.ts'
 import { macOf, preparedSql, updateAuthentic, withMoments, tampered, type Db, type Raw } from '../db/database.ts'
 import { project_counts, targets } from '../db/tables.ts'
 import { readPage, type PageRequest } from '../rules/pagination.ts'
@@ -57,7 +58,9 @@ export async function updateTarget (
 ): Promise<void> {
   const { slug, ...more } = changes
   const its = and(eq(targets.organization_id, organizationId), eq(targets.id, id))
-  await updateAuthentic(db, 'targets', its, { slug }, { ...more, updated_at: sql`now()` }) ?? tampered()
+  await updateAuthentic(db, 'targets', its, { slug }, {
+    ...more, updated_at: changedAt(targets.updated_at, changes)
+  }) ?? tampered()
 }
 
 /**

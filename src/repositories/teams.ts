@@ -3,6 +3,7 @@ import type { TeamAttributes, TeamMember, TeamProject } from '../../schemas/team
 import { TEAM_LIMITS } from '../../schemas/teams.ts'
 import { ROLES, type Role } from '../../schemas/users.ts'
 import { authenticatedColumns } from '../db/authenticated.ts'
+import { changedAt } from '../db/columns.ts'
 import {
   isAuthentic, macOf, preparedSql, tampered, updateAuthentic, withMoments, type Db, type Raw, type Value
 } from '../db/database.ts'
@@ -137,7 +138,9 @@ export async function updateTeam (
 ): Promise<void> {
   const { slug, ...more } = changes
   const its = and(eq(teams.organization_id, organizationId), eq(teams.id, id))
-  await updateAuthentic(db, 'teams', its, { slug }, { ...more, updated_at: sql`now()` }) ?? tampered()
+  await updateAuthentic(db, 'teams', its, { slug }, {
+    ...more, updated_at: changedAt(teams.updated_at, changes)
+  }) ?? tampered()
 }
 
 /**

@@ -2,6 +2,7 @@ import { and, desc, eq, gt, isNull, ne, or, sql, type SQL } from 'drizzle-orm'
 import type { Ability } from '../../schemas/scopes.ts'
 import { TOKEN_LIMITS, type ApiToken, type Restriction } from '../../schemas/tokens.ts'
 import { authenticatedColumns, fromJson } from '../db/authenticated.ts'
+import { changedAt } from '../db/columns.ts'
 import { PIECE } from '../db/expired.ts'
 import { makeId } from '../db/ids.ts'
 import {
@@ -207,7 +208,9 @@ export async function updateToken (
     'name' | 'expires_at' | 'token_hash' | 'token_prefix' | keyof ReturnType<typeof madeBy>>>
 ): Promise<ApiToken | undefined> {
   const where = ofOrganization(organizationId, id)
-  if (await updateAuthentic(db, 'api_tokens', where, changes, { updated_at: sql`now()` }) === undefined) {
+  if (await updateAuthentic(db, 'api_tokens', where, changes, {
+    updated_at: changedAt(api_tokens.updated_at, changes)
+  }) === undefined) {
     return undefined
   }
   const row = await findToken(db, organizationId, id)
