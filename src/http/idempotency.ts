@@ -253,15 +253,21 @@ async function askedBy (request: FastifyRequest): Promise<Asked> {
 // A text of this many characters is no more than others wait for; large bodies hold many.
 const STEP = 1024 * 1024
 
-// Each part with what came before it, in steps: a list element by element.
-async function macOfRequest (key: string, { method, url, body }: FastifyRequest): Promise<Buffer> {
+// Members in one order: JSON has none.
+const inOrder = (_name: string, value: unknown) => typeof value === 'object' && value !== null && !Array.isArray(value)
+  ? Object.fromEntries(Object.entries(value).sort(([one], [other]) => one < other ? -1 : 1))
+  : value
+
+// Each part with what came before it, in steps: a list element by element. A list's head has three elements, one of it
+// has one, and any other member two: no two requests have the same parts.
+async function macOfRequest (key: string, { method, url, query, body }: FastifyRequest): Promise<Buffer> {
   const secret = secretKey(sha256(`request ${key}`))
-  const members = Object.entries(body ?? {}).flatMap(([name, value]: [string, unknown]) =>
-    Array.isArray(value) ? [[name, value.length], ...value as unknown[]] : [[name, value]])
+  const members = Object.entries(inOrder('', body ?? {}) as object).flatMap(([name, value]: [string, unknown]) =>
+    Array.isArray(value) ? [[name, 'list', value.length], ...value.map((one: unknown) => [one])] : [[name, value]])
   let mac: Buffer = Buffer.alloc(0)
   let length = 0
-  for (const part of [[method, url.split('?', 1)[0]], ...members]) {
-    const text = JSON.stringify(part)
+  for (const part of [[method, url.split('?', 1)[0], query], ...members]) {
+    const text = JSON.stringify(part, inOrder)
     mac = hmac(secret, Buffer.concat([mac, Buffer.from(text)]))
     length += text.length
     if (length < STEP) continue
