@@ -183,7 +183,7 @@ export const password_links = pgTable('password_links', {
   expires_at: moment().notNull(),
   ...created,
   ...authenticated
-}, (table) => [index().on(table.user_id)])
+}, (table) => [index().on(table.user_id), index().on(table.expires_at)])
 
 /** Signed-in browsers. Bearer tokens are elsewhere: neither opens the other's doors. */
 export const sessions = pgTable('sessions', {
