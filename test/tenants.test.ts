@@ -1,11 +1,14 @@
 import { spawnSync } from 'node:child_process'
+import { readFileSync } from 'node:fs'
 import { join, resolve } from 'node:path'
+import { sql } from 'drizzle-orm'
 import t from 'tap'
 import { ulid } from 'ulidx'
 import { makeLevel, startApp } from './helpers/app.ts'
+import { readDoc } from './helpers/docs.ts'
 import { makePerson } from './helpers/people.ts'
 import { scratchDirectory } from './helpers/process.ts'
-import { EXCEPTIONS, TENANT_TABLES, crossesTenants } from './helpers/statements.ts'
+import { beside, EXCEPTIONS, TENANT_TABLES, crossesTenants } from './helpers/statements.ts'
 
 const service = await startApp(t)
 
@@ -125,4 +128,156 @@ t.test('such a statement fails the test that sent it, and ends any other process
     t.ok(status !== 0, `${name}: it fails`)
     t.match(stdout + stderr, 'secrets without its organization', name)
   }
+})
+
+// What stands where on several machines: examples/citus.sql is where it is said, and tried here as far as a PostgreSQL
+// can: its statements about the schema are run, those about Citus are read.
+const placed = readFileSync('examples/citus.sql', 'utf8').replace(/^\s*--.*$/gm, '').split(';').map((text) => text.trim())
+const placement = (call: string) => placed.map((text) => new RegExp(`^SELECT ${call}\\('(\\w+)'`).exec(text)?.[1])
+  .filter((table) => table !== undefined)
+const DISTRIBUTED = placement('create_distributed_table')
+const REFERENCE = placement('create_reference_table')
+const LOCAL = placement('citus_add_local_table_to_metadata')
+
+interface Constraint {
+  of: string
+  to: string | null
+  kind: string
+  name: string
+  columns: string[]
+  foreign: string[]
+  deletes: string
+  deferrable: boolean
+}
+
+interface Column {
+  of: string
+  name: string
+  type: string
+  required: boolean
+  computed: boolean
+  identity: string
+  collated: boolean
+  kind: string
+  preset: string
+}
+
+/** What Citus would refuse of the schema, with the tables where examples/citus.sql puts them. */
+async function refusals (query: (text: string) => Promise<Record<string, unknown>[]>): Promise<string[]> {
+  const constraints = await query(`
+    SELECT c.conrelid::regclass::text AS of, nullif(c.confrelid, 0)::regclass::text AS to, c.contype AS kind,
+      c.conname AS name, c.confdeltype AS deletes, c.condeferrable AS deferrable,
+      ARRAY(SELECT attname::text FROM unnest(c.conkey) WITH ORDINALITY k (num, place) JOIN pg_attribute
+        ON attrelid = c.conrelid AND attnum = num ORDER BY place) AS columns,
+      ARRAY(SELECT attname::text FROM unnest(c.confkey) WITH ORDINALITY k (num, place) JOIN pg_attribute
+        ON attrelid = c.confrelid AND attnum = num ORDER BY place) AS foreign
+    FROM pg_constraint c WHERE c.connamespace = 'public'::regnamespace`) as unknown as Constraint[]
+  const indexes = await query(`
+    SELECT i.indrelid::regclass::text AS of, i.indexrelid::regclass::text AS name, am.amname AS method,
+      i.indisunique AS is_unique, i.indexprs IS NOT NULL AS computes,
+      ARRAY(SELECT attname::text FROM pg_attribute WHERE attrelid = i.indrelid AND attnum = ANY (i.indkey)) AS columns
+    FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid JOIN pg_am am ON am.oid = c.relam
+    WHERE c.relnamespace = 'public'::regnamespace`) as unknown as
+    { of: string, name: string, method: string, is_unique: boolean, computes: boolean, columns: string[] }[]
+  const columns = await query(`
+    SELECT c.relname AS of, a.attname AS name, format_type(a.atttypid, a.atttypmod) AS type, a.attnotnull AS required,
+      a.attgenerated <> '' AS computed, a.attidentity AS identity, t.typcollation <> 0 AND t.typcollation <> a.attcollation
+        AS collated, t.typtype AS kind, coalesce(pg_get_expr(d.adbin, d.adrelid), '') AS preset
+    FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid JOIN pg_type t ON t.oid = a.atttypid
+    LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+    WHERE c.relnamespace = 'public'::regnamespace AND c.relkind = 'r' AND a.attnum > 0 AND NOT a.attisdropped`) as unknown as
+    Column[]
+  const found: string[] = []
+  const wrong = (bad: boolean, what: string) => { if (bad) found.push(what) }
+  const isDistributed = (table: string) => DISTRIBUTED.includes(table)
+
+  const tables = [...new Set(columns.map(({ of }) => of))]
+  const everywhere = [...DISTRIBUTED, ...REFERENCE, ...LOCAL]
+  for (const table of tables) {
+    wrong(everywhere.filter((one) => one === table).length !== 1, `${table}: has no place, or several`)
+    wrong(!constraints.some(({ of, kind }) => of === table && kind === 'p'), `${table}: has no primary key`)
+  }
+  for (const table of everywhere) wrong(!tables.includes(table), `${table}: is no table`)
+  for (const table of DISTRIBUTED) {
+    const own = columns.find(({ of, name }) => of === table && name === 'organization_id')
+    wrong(own?.type !== 'character(26)' || !own.required, `${table}: organization_id is what rows are placed by`)
+  }
+  for (const { of, name, is_unique, columns, method, computes } of indexes) {
+    wrong(isDistributed(of) && is_unique && !columns.includes('organization_id'), `${name}: unique beyond one machine`)
+    wrong(method !== 'btree' || computes, `${name}: no plain index`)
+  }
+  for (const { of, to, kind, name, columns, foreign, deletes, deferrable } of constraints) {
+    wrong(!['p', 'u', 'f', 'c'].includes(kind) || deferrable, `${name}: a constraint of another kind`)
+    if (kind !== 'f' || to === null) continue
+    const together = isDistributed(of) && isDistributed(to) &&
+      columns.indexOf('organization_id') === foreign.indexOf('organization_id') && columns.includes('organization_id')
+    const toSmall = REFERENCE.includes(to)
+    const onOne = LOCAL.includes(of) && LOCAL.includes(to)
+    wrong(!together && !toSmall && !onOne, `${name}: refers to what may be on another machine`)
+    wrong(!['a', 'c'].includes(deletes), `${name}: changes rows`)
+  }
+  for (const { of, name, computed, identity, collated, kind, preset } of columns) {
+    const isPlain = !computed && !collated && kind === 'b' && !/nextval/.test(preset) && ['', 'a'].includes(identity)
+    wrong(!isPlain, `${of}.${name}: more than a plain column`)
+  }
+  return found
+}
+
+t.test('each table is placed where its keys and references let several machines hold it: what Citus asks of them', async (t) => {
+  const prelude = placed.filter((text) => /^(ALTER TABLE|CREATE INDEX)\b/.test(text))
+  t.ok(prelude.length > 0 && DISTRIBUTED.length > 20)
+  t.same([...DISTRIBUTED, 'api_tokens', 'former_token_hashes'].sort(), [...TENANT_TABLES].sort(), 'all but what a token is found by')
+  const query = service.sql
+  t.same(await refusals(query), ['encryption_keys_pkey: unique beyond one machine'], 'a number of the installation')
+  await beside(() => service.database.db.transaction(async (tx) => {
+    const inside = async (text: string) => await tx.execute(sql.raw(text)) as unknown as Record<string, unknown>[]
+    for (const text of prelude) await inside(text)
+    t.same(await refusals(inside), [], 'as examples/citus.sql leaves it')
+    for (const [planted, what] of [
+      ['ALTER TABLE targets ADD UNIQUE (slug)', 'targets_slug_key: unique beyond one machine'],
+      ['CREATE TABLE strays (id bigint)', 'strays: has no place, or several'],
+      ['ALTER TABLE users ADD FOREIGN KEY (id) REFERENCES second_factors', 'users_id_fkey: refers to what may be on another machine'],
+      ['ALTER TABLE teams ADD COLUMN twice bigint GENERATED ALWAYS AS (1) STORED', 'teams.twice: more than a plain column'],
+      ['CREATE INDEX computed ON teams (organization_id, lower(name))', 'computed: no plain index']
+    ] as const) {
+      await tx.transaction(async (nested) => {
+        await nested.execute(sql.raw(planted))
+        t.ok((await refusals(inside)).includes(what), planted)
+        nested.rollback()
+      }).catch(() => {})
+    }
+    tx.rollback()
+  })).catch((error) => { if (!/rollback/i.test(String(error))) throw error })
+})
+
+t.test('nothing is in the schema that other engines lack, and what they place otherwise is named', async (t) => {
+  const functions = await service.sql(
+    "SELECT proname AS name, prosrc AS source FROM pg_proc WHERE pronamespace = 'public'::regnamespace ORDER BY 1"
+  ) as { name: string, source: string }[]
+  t.same(functions.map(({ name }) => name), ['keep_audit_event', 'keep_rotated_key'])
+  for (const { name, source } of functions) {
+    t.notMatch(source.replace(/'[^']*'/g, ''), /\b(select|insert|update|delete|perform|execute)\b/i, `${name} looks at its own row alone`)
+  }
+  const triggers = await service.sql(`
+    SELECT tgrelid::regclass::text AS of, tgname AS name FROM pg_trigger WHERE NOT tgisinternal ORDER BY 2`)
+  t.same(triggers.map(({ of, name }) => `${of} ${name}`), [
+    'audit_events keep_audit_event', 'audit_events keep_audit_events', 'encryption_keys keep_rotated_key'
+  ])
+  const [others] = await service.sql(`
+    SELECT (SELECT count(*)::int FROM pg_class WHERE relnamespace = 'public'::regnamespace
+        AND relkind NOT IN ('r', 'i', 'S')) AS relations,
+      (SELECT count(*)::int FROM pg_rewrite r JOIN pg_class c ON c.oid = r.ev_class
+        WHERE c.relnamespace = 'public'::regnamespace) AS rules,
+      (SELECT count(*)::int FROM pg_inherits) AS children,
+      (SELECT count(*)::int FROM pg_extension WHERE extname <> 'plpgsql') AS extensions,
+      (SELECT count(*)::int FROM pg_type WHERE typnamespace = 'public'::regnamespace AND typtype IN ('e', 'd', 'r')) AS types`)
+  t.same(others, { relations: 0, rules: 0, children: 0, extensions: 0, types: 0 }, 'views, rules, partitions, extensions, own types')
+
+  const ranges = await service.sql(`
+    SELECT i.indexrelid::regclass::text AS name FROM pg_index i
+    JOIN pg_class c ON c.oid = i.indexrelid AND c.relnamespace = 'public'::regnamespace
+    JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0]
+    WHERE a.atttypid = 'timestamptz'::regtype ORDER BY 1`)
+  const named = readDoc('docs/scaling.md').table('| Index by time | Asked for |').map(([name]) => name)
+  t.same(named.sort(), ranges.map(({ name }) => name), 'a hash keeps no order')
 })
