@@ -3,7 +3,7 @@
 // those that have a long form, in that, and on the embedded database what otherwise runs on a server alone.
 import { spawn } from 'node:child_process'
 import { chmodSync, mkdtempSync, readdirSync, readFileSync, rmSync, statfsSync } from 'node:fs'
-import { availableParallelism } from 'node:os'
+import { availableParallelism, tmpdir } from 'node:os'
 import { basename, join } from 'node:path'
 import { startPostgres, hasPostgres } from '../dist/test/helpers/postgres.js'
 
@@ -26,6 +26,8 @@ const ON_EITHER = new Set([
 ])
 // Plans of a server, under several sessions: nothing of it is there on the embedded database.
 const ON_SERVER = new Set(['scale', 'upgrade', 'workers'])
+// Looks at what all others made the service send, when they have ended.
+const LAST = 'plans'
 // These take longest: begun first, they are not what everybody waits for at the end.
 const FIRST = [
   'rotation-crash', 'database', 'cli', 'outage', 'rewrap', 'rotation-concurrency', 'concurrency', 'crash',
@@ -70,15 +72,20 @@ if (server === undefined && process.env.CI === 'true') {
   broken = true
 } else if (server === undefined) console.log('PostgreSQL is not installed: only the embedded database is tested.')
 
+const isLast = (file) => nameOf(file) === LAST
+const last = server === undefined ? [] : files.filter(isLast)
+const statements = mkdtempSync(join(tmpdir(), 'strongroom-statements-'))
+process.once('exit', () => rmSync(statements, { recursive: true, force: true }))
+
 const alone = (file) => (long && hasLongForm(file)) || FIRST.includes(nameOf(file))
 const together = (files) => [
   ...files.filter(alone).map((file) => [file]),
   ...chunks(files.filter((file) => !alone(file)))
 ]
-const onEmbedded = (file) => ON_EITHER.has(nameOf(file))
+const onEmbedded = (file) => !isLast(file) && (ON_EITHER.has(nameOf(file))
   ? long || server === undefined
-  : !ON_SERVER.has(nameOf(file)) && (!long || hasLongForm(file))
-const onServer = (file) => !ONCE.has(nameOf(file)) && (!long || hasLongForm(file))
+  : !ON_SERVER.has(nameOf(file)) && (!long || hasLongForm(file)))
+const onServer = (file) => !isLast(file) && !ONCE.has(nameOf(file)) && (!long || hasLongForm(file))
 const work = [
   ...server === undefined
     ? []
@@ -90,6 +97,7 @@ const ended = await Promise.all(Array.from({ length: Math.max(2, availableParall
   for (let next = work.shift(); next !== undefined; next = work.shift()) await run(next)
   return process.uptime().toFixed(0)
 }))
+if (last.length > 0) await run({ files: last, on: 'PostgreSQL', env: { TEST_DATABASE_URL: server.url } })
 await server?.close()
 // Lanes that end far apart are work that was dealt badly.
 console.log(`The lanes ended after ${ended.join(', ')} s; the files took ${totals.cpu.toFixed(0)} s of CPU time`)
@@ -118,6 +126,7 @@ async function run ({ files, on, env }) {
     env: {
       ...process.env,
       NODE_OPTIONS: WATCH,
+      TEST_STATEMENTS: statements,
       TAP_TIMEOUT: String(TIMEOUT / 1000 - 20),
       ...(long &&
       { TEST_LONG: '1' }),

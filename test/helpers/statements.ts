@@ -2,7 +2,10 @@
 // of organizations without naming the organization fails the test, or ends the process, with its text. Whoever imports
 // this watches; a run of the tests has it in NODE_OPTIONS, for the servers and commands that they start too.
 import { AsyncLocalStorage } from 'node:async_hooks'
+import { randomUUID } from 'node:crypto'
 import { subscribe } from 'node:diagnostics_channel'
+import { readdirSync, readFileSync, writeFileSync } from 'node:fs'
+import { join } from 'node:path'
 
 /** Tables whose rows belong to an organization. */
 export const TENANT_TABLES = [
@@ -190,3 +193,20 @@ subscribe('strongroom:statement', (message) => {
   // What a subscriber throws is an uncaught exception: no handler of the service can swallow it.
   if (wrong !== undefined) throw new Error(`${wrong} (see test/helpers/statements.ts): ${text}`)
 })
+
+// What was sent, for whoever looks at all of it when the run has ended (test/plans.test.ts): a file of each process.
+const COLLECTION = process.env.TEST_STATEMENTS
+const MOST = 5_000
+if (COLLECTION !== undefined) {
+  process.once('exit', () => {
+    const right = [...judged].slice(0, MOST).filter((text) => crossesTenants(text) === undefined)
+    writeFileSync(join(COLLECTION, `${randomUUID()}.json`), JSON.stringify(right))
+  })
+}
+
+/** Each text that the service sent in processes that have ended; undefined where nobody collects them. */
+export function collected (): string[] | undefined {
+  if (COLLECTION === undefined) return undefined
+  return [...new Set(readdirSync(COLLECTION).flatMap((name) =>
+    JSON.parse(readFileSync(join(COLLECTION, name), 'utf8')) as string[]))].sort()
+}
