@@ -39,7 +39,7 @@ export interface Withheld {
   give: (app: FastifyInstance, request: FastifyRequest, kept: never) => Promise<{ answer: object, event: AuditEvent }>
 }
 
-/** Answers of an organization that are kept at once. */
+/** Answers to a token, or to a person in an organization, that are kept: nobody uses up what others repeat by. */
 const MOST_ANSWERS = 20_000
 
 const HEADER = Type.Optional(Type.String({
@@ -156,7 +156,7 @@ export class KeptOnce implements Answering {
     // Another one has just ended.
     const known = await this.find(db)
     if (known !== undefined) throw new Repeated(known)
-    if (organization !== undefined && await areAnswersFull(db, organization.id, MOST_ANSWERS)) {
+    if (organization !== undefined && await areAnswersFull(db, organization.id, owner.principal, MOST_ANSWERS)) {
       fail('limit_reached', { limit: MOST_ANSWERS })
     }
   }

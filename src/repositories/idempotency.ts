@@ -69,9 +69,13 @@ export async function findAnswerOfPerson (
   return { kept: toAnswer(kept), organization }
 }
 
-/** Whether so many answers of an organization are kept. */
-export async function areAnswersFull (db: Db, organizationId: string, most: number): Promise<boolean> {
-  const own = and(eq(idempotency_keys.organization_id, organizationId), isKept)
+/** Whether so many answers to one who calls are kept. */
+export async function areAnswersFull (
+  db: Db, organizationId: string, principal: string, most: number
+): Promise<boolean> {
+  const own = and(
+    eq(idempotency_keys.organization_id, organizationId), eq(idempotency_keys.principal, principal), isKept
+  )
   const some = db.select({ key: idempotency_keys.key }).from(idempotency_keys).where(own).limit(most).as('some')
   return await db.$count(some) === most
 }
