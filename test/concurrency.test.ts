@@ -109,6 +109,28 @@ for (const seed of LONG ? [1, 20260301] : [1]) {
   })
 }
 
+t.test('I10: whoever lists a history while others write and remove sees what was there at one moment', async (t) => {
+  const { send, sends } = await startInstances(t)
+  const [level] = await makeLevels(send, 'orbit', ['live'])
+  const first = (await store(send, level!, 'VALUE=first')).reply!.body.data.version
+  const lists: Reply[] = []
+  const load = { running: true }
+  const listing = Promise.all(sends.map(async (mine) => {
+    while (load.running) lists.push(await mine('POST', '/secrets/versions', { ...level, per_page: 100 }))
+  }))
+  for (const turn of times(scale(25, 10), (turn) => turn)) {
+    const { version } = (await store(send, level!, `VALUE=${turn}`)).reply!.body.data
+    // There is one beside the first, or none.
+    await store(send, level!, `VALUE=unrecorded-${turn}`, { no_backup: true })
+    await send('DELETE', `/secrets/versions/${version}`)
+  }
+  load.running = false
+  await listing
+  t.same(statuses(lists), [200])
+  t.same(lists.filter(({ body: { data, meta } }) =>
+    data.at(-1).id !== first || data.length !== meta.total).map(({ body }) => body), [])
+})
+
 t.test('the first store of a level, raced: one secret, one create', async (t) => {
   const running = await startInstances(t)
   const { send, service } = running

@@ -12,7 +12,7 @@ import {
 import { actorOf, principalOf } from '../http/actor.ts'
 import { requirePrecondition } from '../http/etags.ts'
 import { afterCommit } from '../http/idempotency.ts'
-import { inLevel, inProject, levelOf, namesOf, requireInside } from '../http/places.ts'
+import { inLevel, inProject, levelOf, locate, namesOf, requireInside } from '../http/places.ts'
 import { requireConfirmation } from '../http/confirmation.ts'
 import type { Domain } from '../http/types.ts'
 import { recordEvent } from '../repositories/audit.ts'
@@ -37,6 +37,9 @@ const RESTORE_ERRORS = [
   'content_not_decryptable', 'integrity_error', 'plan_limit_reached', 'precondition_failed'
 ] as const satisfies ErrorCode[]
 
+// Each look is lost to somebody who has removed versions meanwhile.
+const MOST_LOOKS = 5
+
 export const versions: Domain = async (app) => {
   app.post('/:organization/secrets/versions', {
     config: {
@@ -59,13 +62,18 @@ export const versions: Domain = async (app) => {
     handler: async (request) => {
       const { organization } = principalOf(request)
       const { page = 1, per_page = PAGE_SIZE.default } = request.body
-      const state = levelOf(request)
-      const secret = ownSecret(state)
       const asked = { page, per_page }
-      if (secret === undefined) return { data: [], meta: pageMeta(asked, 0, 0) }
-      const db = isFar(secret, asked) ? app.lists : app.pages
-      const rows = await listVersions(db, state, secret, organization.plan.retention_days, asked)
-      return { data: rows.map(toItem), meta: pageMeta(asked, secret.version_count, rows.length) }
+      let state = levelOf(request)
+      for (let looks = 1; ; looks++) {
+        const secret = ownSecret(state)
+        if (secret === undefined) return { data: [], meta: pageMeta(asked, 0, 0) }
+        const db = isFar(secret, asked) ? app.lists : app.pages
+        const { rows, areFewer } = await listVersions(db, state, secret, organization.plan.retention_days, asked)
+        if (!areFewer || looks === MOST_LOOKS) {
+          return { data: rows.map(toItem), meta: pageMeta(asked, secret.version_count, rows.length) }
+        }
+        state = await locate(app, request)
+      }
     }
   })
 

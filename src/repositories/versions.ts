@@ -73,10 +73,12 @@ const ORDER = { newest: sql`ORDER BY id DESC`, oldest: sql`ORDER BY id` }
 const NEAR = 100
 // And what is found behind more than so many is no page that is surely short.
 const FAR = 5_000
+// What was written since the look would push as much out at the other end.
 const near = (
   from: keyof typeof ORDER
 ) => preparedSql<Page, Record<string, unknown>>(`versions_from_${from}`, ($) => sql`
-  ${listed($)} FROM secret_versions v WHERE ${itsHistory($)} ${ORDER[from]} ${part($)}`)
+  ${listed($)} FROM secret_versions v WHERE ${itsHistory($)} AND revision <= ${$('revision')}::bigint
+    ${ORDER[from]} ${part($)}`)
 const deep = (
   from: keyof typeof ORDER
 ) => preparedSql<Page, Record<string, unknown>>(`versions_far_from_${from}`, ($) => sql`
@@ -102,25 +104,29 @@ function startOf ({ version_count }: SecretRow, request: PageRequest) {
 /** Whether a page is so deep that finding it may take long: it goes by the handle for lists, not the one for pages. */
 export const isFar = (secret: SecretRow, request: PageRequest): boolean => startOf(secret, request).skipped > FAR
 
-/** Versions of a secret, newest first; locked ones are listed too. Counted from the end that is nearer. */
+/**
+ * Versions of a secret as it was seen, newest first; locked ones are listed too. Counted from the end that is nearer.
+ * There are fewer than were seen where somebody has removed some since: whoever wants them as they are looks again.
+ */
 export async function listVersions (
   db: Db, state: LevelState, secret: SecretRow, retentionDays: number | null, request: PageRequest
-): Promise<VersionRow[]> {
+): Promise<{ rows: VersionRow[], areFewer: boolean }> {
   const { from, limit, skipped } = startOf(secret, request)
-  if (limit === 0) return []
+  if (limit === 0) return { rows: [], areFewer: false }
   const rows = await pages[from][skipped > NEAR ? 'deep' : 'near'](db, {
     organization_id: state.organization_id,
     project_id: state.project.id,
     key_version: state.project.key_version,
     managed: state.project.encryption_type,
     history_id: secret.history_id,
+    revision: secret.revision,
     retention_days: retentionDays,
     limit,
     offset: skipped
   })
   if (from === 'oldest') rows.reverse()
   const number = (text: string | null) => text === null ? null : Number(text)
-  return rows.map((row) => ({
+  const found = rows.map((row) => ({
     id: Number(row.id),
     action: row.action,
     revision: Number(row.revision),
@@ -134,6 +140,7 @@ export async function listVersions (
     level: secret.level,
     locked: row.locked
   }))
+  return { rows: found, areFewer: rows.length < limit }
 }
 
 /** A version with its sealed content, its key and its place. */
