@@ -233,29 +233,32 @@ export class Recorder {
     if (dice < 0.54) return this.store(send, kept, { noBackup: true })
     if (dice < 0.68 || version === undefined) return this.store(send, kept, {}, next() < 0.3)
     if (dice < 0.73) {
-      return this.ask(kept, { kind: 'version', version }, [200, 404], send('GET', `/secrets/versions/${version}`))
+      return this.ask(kept, { kind: 'version', version }, [200, 404], () =>
+        send('GET', `/secrets/versions/${version}`))
     }
     if (dice < 0.84) {
-      const restored = send('POST', `/secrets/versions/${version}/restore`, {})
+      const restored = () => send('POST', `/secrets/versions/${version}/restore`, {})
       return this.ask(kept, { kind: 'restore', version }, [200, 404], restored, ({ status, body }) =>
         status === 200 ? { version: Number(/as version (\d+)/.exec(body.message)![1]) } : {})
     }
-    if (dice < 0.89) return this.ask(kept, { kind: 'delete' }, [204, 404], send('POST', '/secrets/delete', { ...level }))
+    if (dice < 0.89) {
+      return this.ask(kept, { kind: 'delete' }, [204, 404], () => send('POST', '/secrets/delete', { ...level }))
+    }
     if (dice < 0.91 && etag !== undefined) {
-      const deleted = send('POST', '/secrets/delete', { ...level }, { 'if-match': etag })
+      const deleted = () => send('POST', '/secrets/delete', { ...level }, { 'if-match': etag })
       return this.ask(kept, { kind: 'delete', ifMatch: etag }, [204, 404, 412], deleted)
     }
     if (dice < 0.93) {
-      const deleted = send('POST', '/secrets/delete', { ...level, no_backup: true, confirmed: true })
+      const deleted = () => send('POST', '/secrets/delete', { ...level, no_backup: true, confirmed: true })
       return this.ask(kept, { kind: 'delete', forGood: true }, [204, 404], deleted)
     }
     if (dice < 0.96) {
       const force = next() < 0.5
-      const removed = send('DELETE', `/secrets/versions/${version}`, force ? { force } : {})
+      const removed = () => send('DELETE', `/secrets/versions/${version}`, force ? { force } : {})
       return this.ask(kept, { kind: 'remove', version, force }, [204, 404, 422], removed)
     }
     if (dice < 0.98) {
-      const purged = send('POST', '/secrets/versions/purge', { ...level, level: kindOf(level), confirmed: true })
+      const purged = () => send('POST', '/secrets/versions/purge', { ...level, level: kindOf(level), confirmed: true })
       return this.ask(kept, { kind: 'purge' }, [200], purged, ({ body }) => ({ purged: body.data.purged_count }))
     }
     if (dice < 0.985) return this.purgeAll(send)
@@ -289,7 +292,7 @@ export class Recorder {
       ...(repeats && { 'idempotency-key': `key-${nameOf(kept.level)}-${this.contents}` })
     }
     const once = () => send('POST', '/secrets/store', body, headers)
-    return this.ask(kept, { kind: 'store', content, ...how }, [200, 412], repeats ? repeated(once) : once(), (reply) => {
+    return this.ask(kept, { kind: 'store', content, ...how }, [200, 412], repeats ? () => repeated(once) : once, (reply) => {
       if (reply.status !== 200) return {}
       const { version } = reply.body.data
       return { version: version === null ? null : Number(version), etag: reply.headers.get('etag')! }
@@ -298,7 +301,7 @@ export class Recorder {
 
   list (send: Send, kept: Kept): Promise<void> {
     const { level } = kept
-    const listed = send('POST', '/secrets/versions', { ...level, level: kindOf(level), per_page: 100 })
+    const listed = () => send('POST', '/secrets/versions', { ...level, level: kindOf(level), per_page: 100 })
     return this.ask(kept, { kind: 'list' }, [200], listed, ({ body: { data, meta } }) => {
       if (meta.total !== data.length) this.strange.push(['list', nameOf(level), meta, data.length])
       return {
@@ -327,7 +330,7 @@ export class Recorder {
       return documents
     }
     const sent = performance.now()
-    const reply = await answerOf(send('GET', `/${path}/secrets?decrypt=true`, undefined, headers))
+    const reply = await this.answerOf(() => send('GET', `/${path}/secrets?decrypt=true`, undefined, headers))
     const answered = performance.now()
     if (reply === undefined) return
     if (![200, 304].includes(reply.status)) {
@@ -341,23 +344,23 @@ export class Recorder {
 
   rotate (send: Send, history_policy: 'keep' | 're_encrypt'): Promise<void> {
     const { project } = this.levels[0]!.level
-    const rotated = send('POST', `/${project}/encryption-key/rotate`, { history_policy })
+    const rotated = () => send('POST', `/${project}/encryption-key/rotate`, { history_policy })
     return this.ask(this.levels, { kind: 'rotate' }, [200, 409], rotated, ({ status, body }) =>
       status === 200 ? { key: Number(body.data.key.attributes.version) } : {})
   }
 
   purgeAll (send: Send): Promise<void> {
     const { project } = this.levels[0]!.level
-    const purged = send('POST', '/secrets/versions/purge', { project, scope: 'project', confirmed: true })
+    const purged = () => send('POST', '/secrets/versions/purge', { project, scope: 'project', confirmed: true })
     return this.ask(this.levels, { kind: 'purge' }, [200], purged)
   }
 
   private async ask (
-    levels: Kept | Kept[], asked: Asked, statuses: number[], asking: Promise<Reply>,
+    levels: Kept | Kept[], asked: Asked, statuses: number[], ask: () => Promise<Reply>,
     more: (reply: Reply) => Omit<Told, 'status'> = () => ({})
   ): Promise<void> {
     const sent = performance.now()
-    const reply = await answerOf(asking)
+    const reply = await this.answerOf(ask)
     const answered = performance.now()
     if (reply !== undefined && !statuses.includes(reply.status)) this.strange.push([asked, reply.status, reply.body])
     // Two rotations at once: nothing came of this one.
@@ -365,6 +368,12 @@ export class Recorder {
     const told = reply && { status: reply.status, ...(statuses.includes(reply.status) && more(reply)) }
     if (told === undefined) this.unknown++
     for (const kept of [levels].flat()) this.keep(kept, { asked, told, sent, answered })
+  }
+
+  /** The answer, where one came and told what came of the request. */
+  private async answerOf (ask: () => Promise<Reply>): Promise<Reply | undefined> {
+    const reply = await ask().catch(() => undefined)
+    return reply?.status === 503 ? undefined : reply
   }
 
   private keep ({ history, versions, etags }: Kept, call: History[number]) {
@@ -388,19 +397,13 @@ function withoutVersion (document: Document | null): Document | null {
   return rest
 }
 
-/** The answer, where one came and told what came of the request. */
-const answerOf = async (asking: Promise<Reply>): Promise<Reply | undefined> => {
-  const reply = await asking.catch(() => undefined)
-  return reply === undefined || reply.status >= 500 ? undefined : reply
-}
-
 const TRIES = 50
 
 // With an `Idempotency-Key`: however often it is sent, it happens once.
 async function repeated (send: () => Promise<Reply>): Promise<Reply> {
   for (let tries = 1; ; tries++) {
-    const reply = await answerOf(send())
-    if (reply !== undefined && reply.body?.error !== 'conflict') return reply
+    const reply = await send().catch(() => undefined)
+    if (reply !== undefined && reply.status < 500 && reply.body.error !== 'conflict') return reply
     if (tries === TRIES) throw new Error('no answer')
     await pause(5)
   }

@@ -74,13 +74,19 @@ export async function untilDone<T> (work: () => Promise<T>): Promise<T> {
 export const failedInside = ({ logs }: { logs: string[] }): string[] =>
   logs.filter((line) => /"level":[56]0/.test(line) && !line.includes('"error_code":"service_unavailable"'))
 
-/** Another instance on the database of a service, with connections of its own; none on the embedded one. */
-export async function startBeside (t: Test, service: TestApp): Promise<FastifyInstance | undefined> {
+/**
+ * Another instance on the database of a service, with connections of its own; none on the embedded one.
+ *
+ * @param as the address under which it is to connect, given that of the database
+ */
+export async function startBeside (
+  t: Test, service: TestApp, as?: (url: string) => Promise<string>
+): Promise<FastifyInstance | undefined> {
   if (!ON_POSTGRES) return undefined
   const url = new URL(process.env.TEST_DATABASE_URL!)
   const [row] = await service.sql('SELECT current_database() AS name')
   url.pathname = `/${row!.name}`
-  const database = await connect({ url: url.href, pool: 10 })
+  const database = await connect({ url: await as?.(url.href) ?? url.href, pool: 10 })
   await openRows(database, service.keyring)
   const app = await buildApp({
     config: service.config,

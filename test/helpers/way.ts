@@ -1,15 +1,17 @@
 import { once } from 'node:events'
 import net, { type Socket } from 'node:net'
 
-/** A way to a database that can be cut off, as a killed process cuts off its own. */
+/** A way to a database, or to an instance, that can be cut off, as a killed process cuts off its own. */
 export interface Way {
   url: string
+  /** Destroys every connection at once, and lets others through. */
+  sever (): void
   /** Destroys every connection at once, and lets no other through. */
   cut (): void
   close (): Promise<void>
 }
 
-/** Forwards connections to a PostgreSQL, until they are cut. */
+/** Forwards connections to an address, until they are cut. */
 export async function openWay (to: string): Promise<Way> {
   const { hostname, port } = new URL(to)
   const sockets = new Set<Socket>()
@@ -29,12 +31,17 @@ export async function openWay (to: string): Promise<Way> {
   await once(server, 'listening')
   const url = new URL(to)
   url.host = `127.0.0.1:${(server.address() as net.AddressInfo).port}`
+  const sever = () => {
+    for (const socket of sockets) socket.destroy()
+    sockets.clear()
+  }
   const cut = () => {
     passable = false
-    for (const socket of sockets) socket.destroy()
+    sever()
   }
   return {
     url: url.href,
+    sever,
     cut,
     async close () {
       cut()
