@@ -1,36 +1,96 @@
 /**
  * The rows about size: what is read, stored and listed among very many levels and versions, beside the same service on
- * an empty database. Each has a server of its own, with the same real tenants; the many are put in beside the API.
+ * an empty database. Each has a server of its own, with the same real tenants.
  */
-import postgres, { type Sql } from 'postgres'
+import postgres from 'postgres'
+import { open } from '../src/commands/open.ts'
+import { loadConfig } from '../src/config.ts'
+import { countOrganizations } from '../src/repositories/organizations.ts'
 import { startPostgres } from '../test/helpers/postgres.ts'
+import { levelsOf, makeProject, type Shape } from './bulk.ts'
 import type { Bench } from './keys.ts'
-import { total, type Outcome } from './load.ts'
+import { total, type Outcome, type Request } from './load.ts'
 import { startService } from './processes.ts'
-import {
-  fillHistory, fillTenants, getting, LEVEL, makeTenants, posting, several, storing, type Tenant
-} from './seed.ts'
+import { fillHistory, fillTenants, getting, LEVEL, makeTenants, posting, several, storing, type Tenant } from './seed.ts'
 import { compare, median } from './table.ts'
 
 const TENANTS = 20
 const HISTORY = 1000
+const PROJECTS = 25
 
-// What is put in: a project has a level itself, nine targets, and ten environments in each. The tenant that is measured
-// has a tenth of all; the others are of organizations with ten projects each.
-const VERSIONS = 10
-const OF_PROJECT = 100
-const OF_ORGANIZATION = 1000
+// A project has a document itself, one at each of nine targets, and at ten environments in each of these. The tenant
+// that is measured has a tenth of all; the others are of organizations with ten such projects each.
+const PROJECT = { targets: 9, environments: 10 }
+const OF_PROJECT = levelsOf({ ...PROJECT, slug: '', versions: 1 })
+const OF_ORGANIZATION = 10 * OF_PROJECT
 const SHARE = 10
+const VERSIONS = 10
 
-/** Levels that are put in by one transaction. `--levels` is a multiple of it. */
+/** `--levels` is a multiple of it. */
 export const CHUNK = SHARE * OF_ORGANIZATION
 // Transactions at once: a process of PostgreSQL each.
 const AT_ONCE = 2
 
-// Bytes of a filled document or version, as it was sent and as it is sealed. They are never opened: nobody asks.
-const SIZE = 32
-const SEALED = Buffer.alloc(64, 1)
-const MAC = Buffer.alloc(32, 1)
+// What one project has much of, in the filled database and in the empty one.
+const WIDE = { full: { targets: 99, environments: 100 }, empty: { targets: 1, environments: 1 } }
+const LONG = { full: 100_000, empty: HISTORY }
+
+/** How much there is to be made. */
+export interface Size { organizations: number, levels: number, versions: number }
+
+/**
+ * Fills an empty database with organizations of equally many levels, and says how long it took and how large it is.
+ *
+ * @throws where there is an organization already, or levels do not make whole projects
+ */
+export async function fillDatabase (
+  env: Record<string, string>, { organizations, levels, versions }: Size
+): Promise<void> {
+  const projects = levels / OF_PROJECT / organizations
+  if (![organizations, projects, versions].every((count) => Number.isInteger(count) && count > 0)) {
+    throw new Error(`levels are a multiple of ${OF_PROJECT} for each organization, and have a version at least`)
+  }
+  const { database } = await open(loadConfig(env))
+  const found = await countOrganizations(database.db).finally(() => database.close())
+  if (found > 0) throw new Error('the database has organizations already: give an empty one')
+  const tenants = await makeTenants(env, organizations)
+  const said = await fill(env, tenants.flatMap(({ id }) => Array.from({ length: projects }, (_, i) =>
+    ({ id, shape: { ...PROJECT, slug: `filled-${i}`, versions } }))))
+  console.log(`${organizations} organizations, ${levels} levels, ${levels * versions} versions: ${said}`)
+  console.log(`MASTER_KEY=${env.MASTER_KEY}\ntoken of the first organization: ${tenants[0]!.token}`)
+}
+
+/** Makes projects, those of an organization far from each other, and has the server look at what it has then. */
+async function fill (env: Record<string, string>, projects: { id: string, shape: Shape }[]): Promise<string> {
+  const opened = await open(loadConfig(env))
+  const sql = postgres(env.DATABASE_URL!, { max: 1, onnotice: () => {} })
+  const begun = performance.now()
+  try {
+    const rows = await sql<{ id: string, storage_key: Buffer }[]>`SELECT id, storage_key FROM organizations`
+    const organizations = new Map(rows.map((row) => [row.id, row]))
+    // With a stride that has no divisor in common with it, each is reached once.
+    const stride = strideOf(projects.length)
+    await several(projects.length, async (i) => {
+      const { id, shape } = projects[i * stride % projects.length]!
+      await makeProject(opened, organizations.get(id)!, shape)
+    }, AT_ONCE)
+    await sql`VACUUM ANALYZE`
+    await sql`CHECKPOINT`
+    const [size] = await sql`SELECT pg_database_size(current_database()) AS bytes`
+    const seconds = (performance.now() - begun) / 1000
+    return `${(Number(size!.bytes) / 2 ** 30).toFixed(1)} GiB, filled in ${seconds.toFixed(0)} s`
+  } finally {
+    await sql.end()
+    await opened.database.close()
+  }
+}
+
+function strideOf (count: number): number {
+  const common = (a: number, b: number): number => b === 0 ? a : common(b, a % b)
+  let stride = Math.ceil(count * 0.618)
+  while (common(stride, count) !== 1) stride++
+  return stride
+}
 
 /** Leaves the rows out where `levels` is 0. In each round first the empty database is asked, then the filled one. */
 export async function measureScale (bench: Bench, levels: number): Promise<void> {
@@ -38,45 +98,50 @@ export async function measureScale (bench: Bench, levels: number): Promise<void>
   const size = `${levels.toLocaleString('en')} levels, ${(levels * VERSIONS).toLocaleString('en')} versions`
   const rowOf = (what: string, connections: number) =>
     `scale: ${what}, ${size}, ${connections === 1 ? '1 connection' : `${connections} connections`}: p50`
-  const rows = ['read', 'store', 'list versions'].flatMap((what) => [1, bench.connections].map((connections) =>
+  const rows = WHAT.flatMap((what) => [1, bench.connections].map((connections) =>
     ({ what, connections, row: rowOf(what, connections) }))).filter(({ row }) => bench.wanted(row))
   if (levels === 0 || rows.length === 0) return
 
   const running: { stop (): Promise<void> }[] = []
-  const begin = async (filled: number) => {
+  const begin = async (which: 'full' | 'empty') => {
     const server = await startPostgres()
     running.unshift({ stop: server.close })
-    const sql = postgres(server.url, { max: AT_ONCE, onnotice: () => {} })
-    running.unshift({ stop: () => sql.end() })
     const own = { ...env, DATABASE_URL: server.url }
     const tenants = await makeTenants(own, TENANTS)
-    const [tenant] = tenants as [Tenant]
+    const [{ id }] = tenants as [Tenant]
     const filling = await startService(dir, own)
     try {
       await fillTenants(filling.url, tenants)
-      await fillHistory(filling.url, tenant, HISTORY)
+      await fillHistory(filling.url, tenants[0]!, HISTORY)
     } finally {
       await filling.stop()
     }
-    const begun = performance.now()
-    if (filled > 0) await fill(sql, tenant, filled)
-    await sql`VACUUM ANALYZE`
-    await sql`CHECKPOINT`
-    const filledIn = performance.now() - begun
+    const others = which === 'full'
+      ? await makeTenants(own, levels * (1 - 1 / SHARE) / OF_ORGANIZATION, TENANTS + 1)
+      : []
+    const filled = (id: string, count: number) => Array.from({ length: count }, (_, i) =>
+      ({ id, shape: { ...PROJECT, slug: `filled-${i}`, versions: VERSIONS } }))
+    const said = await fill(own, [
+      ...which === 'full' ? filled(id, levels / SHARE / OF_PROJECT) : [],
+      ...others.flatMap((other) => filled(other.id, OF_ORGANIZATION / OF_PROJECT)),
+      { id, shape: { ...WIDE[which], slug: 'wide', versions: 1 } },
+      { id, shape: { slug: 'long', targets: 0, environments: 0, versions: LONG[which] } },
+      ...Array.from({ length: PROJECTS }, (_, i) =>
+        ({ id, shape: { slug: `small-${i}`, targets: 0, environments: 0, versions: 1 } }))
+    ])
+    console.log(`${which}: ${said}`)
     const service = await startService(dir, own)
     running.unshift(service)
-    return { sql, url: service.url, requests: requestsOf(tenant), filledIn }
+    return { url: service.url, requests: await requestsOf(service.url, tenants[0]!, LONG[which]) }
   }
   try {
-    const full = await begin(levels)
-    const [{ bytes }] = await full.sql`SELECT pg_database_size(current_database()) AS bytes` as unknown as [
-      { bytes: string }
-    ]
-    console.log(`${size}: ${(Number(bytes) / 2 ** 30).toFixed(1)} GiB, filled in ${(full.filledIn / 1000).toFixed(0)} s`)
-    const empty = await begin(0)
+    const full = await begin('full')
+    const empty = await begin('empty')
     for (const { what, connections, row } of rows) {
-      const ask = ({ url, requests }: typeof full, seconds: number) =>
-        load.fire({ url, requests: requests[what]!, expect: 200, seconds, connections })
+      const ask = ({ url, requests }: typeof full, seconds: number) => {
+        const { expect = 200, all } = requests[what]
+        return load.fire({ url, requests: all, expect, seconds, connections })
+      }
       for (const one of [empty, full]) await ask(one, 1)
       const own: Outcome[] = []
       const other: Outcome[] = []
@@ -100,110 +165,31 @@ export async function measureScale (bench: Bench, levels: number): Promise<void>
   }
 }
 
-const requestsOf = (tenant: Tenant) => {
+const WHAT = [
+  'read', '304', 'store', 'list versions', 'list projects', 'read in a project of 10,000 levels',
+  'list 100,000 versions'
+] as const
+
+async function requestsOf (
+  url: string, tenant: Tenant, long: number
+): Promise<Record<typeof WHAT[number], { expect?: number, all: Request[] }>> {
   const { id, token } = tenant
-  return {
-    read: [getting(token, `/api/v1/${id}/orbit/backend/live/secrets`)],
-    store: [storing(tenant)],
-    'list versions': Array.from({ length: HISTORY / 25 }, (_, i) =>
-      posting(token, `/api/v1/${id}/secrets/versions`, { ...LEVEL, project: 'history', page: i + 1 }))
-  } as Record<string, ReturnType<typeof getting>[]>
-}
-
-/**
- * Puts so many levels, with a document each, in beside the API, and makes them valid to every constraint and count; but
- * for the tenant's chain of events, which stays what the service recorded, with an event for each version. While it
- * goes on, the server waits for no commit and cleans up nothing.
- */
-async function fill (sql: Sql, tenant: Tenant, levels: number): Promise<void> {
-  const settings = { autovacuum: 'off', checkpoint_timeout: '1h', max_wal_size: '16GB', synchronous_commit: 'off' }
-  for (const [name, value] of Object.entries(settings)) await sql.unsafe(`ALTER SYSTEM SET ${name} = '${value}'`)
-  await sql`SELECT pg_reload_conf()`
-  // The tenant's own come first, behind the versions that it has.
-  const own = levels / SHARE
-  const [counter] = await sql`
-    UPDATE organization_counters
-    SET next_version = next_version + ${own * VERSIONS}::bigint,
-      stored_bytes = stored_bytes + ${own * (VERSIONS + 1) * SIZE}::bigint
-    WHERE organization_id = ${tenant.id} RETURNING next_version`
-  const first = Number(counter!.next_version) - own * VERSIONS
-  await several(levels / CHUNK, (i) => fillChunk(sql, i * CHUNK, { tenant: tenant.id, own, first }), AT_ONCE)
-  await sql`ALTER SYSTEM RESET ALL`
-  await sql`SELECT pg_reload_conf()`
-}
-
-async function fillChunk (
-  sql: Sql, from: number, { tenant, own, first }: { tenant: string, own: number, first: number }
-): Promise<void> {
-  await sql.begin(async (tx) => {
-    // Ids of others are spread to both sides of the tenant's, whose begins with the time.
-    await tx`
-      CREATE TEMPORARY TABLE filled ON COMMIT DROP AS
-      SELECT l, is_own, within, place, organization_id, project_id, target_id, environment_id, id, first_version
-      FROM generate_series(${from}::int, ${from + CHUNK - 1}::int) l
-      CROSS JOIN LATERAL (SELECT l < ${own}::int AS is_own, l % ${OF_PROJECT}::int AS within) AS one
-      CROSS JOIN LATERAL (
-        SELECT CASE WHEN is_own THEN l ELSE l % ${OF_ORGANIZATION}::int END AS place,
-          CASE WHEN is_own THEN ${tenant}
-            ELSE '0' || substr(upper(md5((l / ${OF_ORGANIZATION}::int)::text)), 1, 25) END::char(26) AS organization_id,
-          CASE WHEN is_own THEN ${first}::bigint ELSE 1 END AS first_version,
-          lpad((l - within)::text, 26, '0')::char(26) AS project_id,
-          CASE WHEN within BETWEEN 1 AND 9 THEN lpad(l::text, 26, '0')
-            WHEN within > 9 THEN lpad((l - within + within / 10)::text, 26, '0') END::char(26) AS target_id,
-          CASE WHEN within > 9 THEN lpad(l::text, 26, '0') END::char(26) AS environment_id,
-          lpad(l::text, 26, '0')::char(26) AS id
-      ) AS its`
-    await tx`
-      INSERT INTO organizations (id, name, slug, plan, storage_key)
-      SELECT organization_id, 'Filled ' || l, 'filled-' || l, 'self-hosted', ${SEALED}::bytea
-      FROM filled WHERE place = 0 AND NOT is_own`
-    await tx`
-      INSERT INTO organization_counters (organization_id, next_version, next_event, event_head, stored_bytes)
-      SELECT organization_id, ${OF_ORGANIZATION * VERSIONS + 1}::bigint, ${OF_ORGANIZATION * VERSIONS + 1}::bigint,
-        ${MAC}::bytea, ${OF_ORGANIZATION * (VERSIONS + 1) * SIZE}::bigint
-      FROM filled WHERE place = 0 AND NOT is_own`
-    await tx`
-      INSERT INTO projects (organization_id, id, name, slug, secret_format, encryption_type, history_policy,
-        key_version, mac)
-      SELECT organization_id, id, 'Filled ' || l, 'filled-' || l, 'env', 'server', 'keep', 1, ${MAC}::bytea
-      FROM filled WHERE within = 0`
-    await tx`
-      INSERT INTO project_counts (organization_id, project_id, target_count, environment_count, secret_count)
-      SELECT organization_id, id, 9, 90, ${OF_PROJECT}::int FROM filled WHERE within = 0`
-    await tx`
-      INSERT INTO encryption_keys (organization_id, project_id, version, managed, key_string, data_key, salt,
-        iterations, is_active)
-      SELECT organization_id, id, 1, 'server', ${SEALED}::bytea, ${SEALED}::bytea, ${SEALED}::bytea, 600000, true
-      FROM filled WHERE within = 0`
-    await tx`
-      INSERT INTO targets (organization_id, id, project_id, name, slug, environment_count, secret_count, mac)
-      SELECT organization_id, id, project_id, 'Target ' || within, 'target-' || within, 10, 11, ${MAC}::bytea
-      FROM filled WHERE within BETWEEN 1 AND 9`
-    await tx`
-      INSERT INTO environments (organization_id, id, project_id, target_id, name, slug, status, is_production, mac)
-      SELECT organization_id, id, project_id, target_id, 'Environment ' || within, 'environment-' || within,
-        'development', false, ${MAC}::bytea
-      FROM filled WHERE within > 9`
-    await tx`INSERT INTO histories (organization_id, id) SELECT organization_id, id FROM filled`
-    await tx`
-      INSERT INTO secrets (organization_id, id, project_id, target_id, environment_id, level, level_id, revision,
-        key_version, sealed, size_bytes, version, history_id, version_count, version_bytes, mac)
-      SELECT organization_id, id, project_id, target_id, environment_id,
-        CASE WHEN within = 0 THEN 'project' WHEN within < 10 THEN 'target' ELSE 'environment' END, id,
-        ${VERSIONS}::bigint, 1, ${SEALED}::bytea, ${SIZE}::int,
-        first_version + place * ${VERSIONS}::int + ${VERSIONS - 1}::int, id, ${VERSIONS}::int,
-        ${VERSIONS * SIZE}::bigint, ${MAC}::bytea
-      FROM filled`
-    await tx`
-      INSERT INTO secret_versions (organization_id, id, history_id, action, revision, key_version, sealed, size_bytes)
-      SELECT organization_id, first_version + place * ${VERSIONS}::int + n, id,
-        CASE WHEN n = 0 THEN 'create' ELSE 'update' END, n + 1, 1, ${SEALED}::bytea, ${SIZE}::int
-      FROM filled CROSS JOIN generate_series(0, ${VERSIONS - 1}::int) n`
-    await tx`
-      INSERT INTO audit_events (organization_id, seq, action, actor_type, actor_id, resource_type, resource_id,
-        request_id, ip, chain_kid, mac)
-      SELECT organization_id, 1 + place * ${VERSIONS}::int + n, 'secret.store', 'api_token', 1, 'secret', id,
-        lpad(l::text, 36, '0'), '127.0.0.1', 'events', ${MAC}::bytea
-      FROM filled CROSS JOIN generate_series(0, ${VERSIONS - 1}::int) n WHERE NOT is_own`
+  const path = `/api/v1/${id}/orbit/backend/live/secrets`
+  const answer = await fetch(url + path, { headers: { authorization: `Bearer ${token}` } })
+  const pages = (level: object, versions: number) => ({
+    all: Array.from({ length: versions / 25 }, (_, i) =>
+      posting(token, `/api/v1/${id}/secrets/versions`, { ...level, page: i + 1 }))
   })
+  return {
+    read: { all: [getting(token, path)] },
+    304: { expect: 304, all: [getting(token, path, { 'if-none-match': answer.headers.get('etag')! })] },
+    store: { all: [storing(tenant)] },
+    'list versions': pages({ ...LEVEL, project: 'history' }, HISTORY),
+    'list projects': { all: [getting(token, `/api/v1/${id}/projects?per_page=${PROJECTS}`)] },
+    'read in a project of 10,000 levels': {
+      all: [getting(token, `/api/v1/${id}/wide/target-0/env-0/secrets`)]
+    },
+    // The nearest: what is in the middle of a history is walked to, as far as it is long.
+    'list 100,000 versions': pages({ project: 'long', level: 'project' }, Math.min(long, HISTORY))
+  }
 }

@@ -17,11 +17,11 @@ export const DOCUMENT = Array.from({ length: 64 }, (_, i) =>
   `SETTING_${String(i).padStart(2, '0')}=${String(i * 7919).padStart(36, '0')}`)
   .join('\n').padEnd(3044, '#').slice(0, 3044)
 
-/** Migrates, and makes organizations with a `*` token each, as the operator's commands do. */
-export async function makeTenants (env: Record<string, string>, count: number): Promise<Tenant[]> {
+/** Migrates, and makes organizations with a `*` token each, numbered from `first` on, as the operator's commands do. */
+export async function makeTenants (env: Record<string, string>, count: number, first = 1): Promise<Tenant[]> {
   const { database, keyring } = await open(loadConfig(env))
   const tenants: Tenant[] = []
-  for (let i = 1; i <= count; i++) {
+  for (let i = first; i < first + count; i++) {
     const id = ulid()
     const token = mintApiToken(id)
     await createOrganization(database.db, {

@@ -1,0 +1,193 @@
+/**
+ * Makes very much at once, beside the API but as the service would have: every key is wrapped, every document and
+ * version sealed, every row has its MAC, every event its place in the chain, and all that is counted is right.
+ */
+import { sql } from 'drizzle-orm'
+import { ulid } from 'ulidx'
+import { sealBlob } from '../src/crypto/blob.ts'
+import type { Keyring } from '../src/crypto/keyring.ts'
+import { findAuthority, macOf, rowsOf, setAuthority, type Database, type Db } from '../src/db/database.ts'
+import { appendEvents } from '../src/db/chain.ts'
+import { eventRow, headOf, type HeadRow } from '../src/db/events.ts'
+import { systemOf } from '../src/repositories/audit.ts'
+import { createProject } from '../src/repositories/projects.ts'
+import { keyContext } from '../src/vault/contexts.ts'
+import { sealCurrent, sealVersion, sizeOf } from '../src/vault/documents.ts'
+import { makeServerKey, storageKeyOf } from '../src/vault/keys.ts'
+
+/** What a project holds: a document of so many versions at itself, each target and each environment. */
+export interface Shape {
+  slug: string
+  targets: number
+  /** Of each target. */
+  environments: number
+  versions: number
+}
+
+export const levelsOf = ({ targets, environments }: Shape): number => 1 + targets * (1 + environments)
+
+// Nobody derives these keys: what they open is opened by the data key.
+const ITERATIONS = 1000
+// Rows of a statement: some megabytes of JSON.
+const TOGETHER = 5000
+const DOCUMENT = 'SETTING=filled'
+
+interface Level {
+  level: 'project' | 'target' | 'environment'
+  level_id: string
+  target_id: string | null
+  environment_id: string | null
+}
+
+/** Makes a project in an organization that nobody else writes to meanwhile, in one transaction. */
+export async function makeProject (
+  { database, keyring }: { database: Database, keyring: Keyring },
+  organization: { id: string, storage_key: Buffer }, shape: Shape
+): Promise<void> {
+  const project_id = ulid()
+  const keyId = { organization_id: organization.id, project_id, version: 1 }
+  const key = await makeServerKey(keyring, keyId, undefined, ITERATIONS)
+  const blob = sealBlob(keyring.unwrapKey(key.data_key!, keyContext(keyId, 'data_key')), DOCUMENT)
+  await database.maintain(async (db) => {
+    setAuthority(db, findAuthority(database.db))
+    await db.execute(sql`SET LOCAL synchronous_commit = off`)
+    await createProject(db, {
+      id: project_id,
+      organization_id: organization.id,
+      name: shape.slug,
+      slug: shape.slug,
+      description: null,
+      secret_format: 'env',
+      encryption_type: 'server',
+      history_policy: 'keep'
+    }, key)
+    const levels = await makeLevels(db, organization.id, project_id, shape)
+    await makeDocuments(db, { keyring, organization, project_id, levels, blob, versions: shape.versions })
+  })
+}
+
+async function makeLevels (
+  db: Db, organization_id: string, project_id: string, { targets, environments }: Shape
+): Promise<Level[]> {
+  const made = Array.from({ length: targets }, (_, i) => {
+    const row = { id: ulid(), organization_id, project_id, slug: `target-${i}` }
+    return { ...row, mac: macOf(db, 'targets', row) }
+  })
+  const below = made.flatMap(({ id: target_id }) => Array.from({ length: environments }, (_, i) => {
+    const row = {
+      id: ulid(), organization_id, project_id, target_id, slug: `env-${i}`, status: 'development', is_production: false
+    }
+    return { ...row, mac: macOf(db, 'environments', row) }
+  }))
+  await inPieces(made, (rows) => db.execute(sql`
+    INSERT INTO targets (organization_id, id, project_id, name, slug, environment_count, secret_count, mac)
+    SELECT organization_id, id, project_id, slug, slug, ${environments}::int, ${environments + 1}::int,
+      decode(mac, 'base64')
+    FROM ${rowsOf(organization_id, rows, sql`id char(26), project_id char(26), slug varchar, mac text`)} r`))
+  await inPieces(below, (rows) => db.execute(sql`
+    INSERT INTO environments (organization_id, id, project_id, target_id, name, slug, status, is_production, mac)
+    SELECT organization_id, id, project_id, target_id, slug, slug, status, is_production, decode(mac, 'base64')
+    FROM ${rowsOf(organization_id, rows, ENVIRONMENT)} r`))
+  await db.execute(sql`
+    UPDATE project_counts SET target_count = ${targets}::int, environment_count = ${below.length}::int,
+      secret_count = ${1 + targets + below.length}::int
+    WHERE organization_id = ${organization_id} AND project_id = ${project_id}`)
+  return [
+    { level: 'project', level_id: project_id, target_id: null, environment_id: null },
+    ...made.map(({ id }) => ({ level: 'target' as const, level_id: id, target_id: id, environment_id: null })),
+    ...below.map(({ id, target_id }) =>
+      ({ level: 'environment' as const, level_id: id, target_id, environment_id: id }))
+  ]
+}
+
+const ENVIRONMENT = sql`id char(26), project_id char(26), target_id char(26), slug varchar, status varchar,
+  is_production boolean, mac text`
+const DOCUMENT_COLUMNS = sql`id char(26), project_id char(26), target_id char(26), environment_id char(26),
+  level varchar, level_id char(26), revision bigint, key_version int, sealed text, size_bytes int, version bigint,
+  version_bytes bigint, mac text`
+const VERSION_COLUMNS = sql`id bigint, history_id char(26), action varchar, revision bigint, sealed text`
+
+async function makeDocuments (db: Db, { keyring, organization, project_id, levels, blob, versions }: {
+  keyring: Keyring
+  organization: { id: string, storage_key: Buffer }
+  project_id: string
+  levels: readonly Level[]
+  blob: string
+  versions: number
+}): Promise<void> {
+  const { id: organization_id } = organization
+  const storageKey = storageKeyOf(keyring, organization)
+  const actor = systemOf(organization_id)
+  const first = Number((await takeCounter(db, organization_id)).next_version)
+  const size_bytes = sizeOf(blob)
+  const documents = levels.map((level, i) => {
+    const id = ulid()
+    const context = { organization_id, secret_id: id, level_id: level.level_id, key_version: 1 }
+    const row = {
+      ...level,
+      id,
+      organization_id,
+      project_id,
+      revision: versions,
+      key_version: 1,
+      sealed: sealCurrent(storageKey, context, versions, blob),
+      size_bytes
+    }
+    return {
+      ...row,
+      version: first + (i + 1) * versions - 1,
+      version_bytes: versions * size_bytes,
+      mac: macOf(db, 'secrets', row)
+    }
+  })
+  await inPieces(documents, (rows) => db.execute(sql`
+    WITH its AS (SELECT * FROM ${rowsOf(organization_id, rows, DOCUMENT_COLUMNS)} r),
+    history AS (INSERT INTO histories (organization_id, id) SELECT organization_id, id FROM its)
+    INSERT INTO secrets (organization_id, id, project_id, target_id, environment_id, level, level_id, revision,
+      key_version, sealed, size_bytes, version, history_id, version_count, version_bytes, mac)
+    SELECT organization_id, id, project_id, target_id, environment_id, level, level_id, revision, key_version,
+      decode(sealed, 'base64'), size_bytes, version, id, ${versions}::int, version_bytes, decode(mac, 'base64')
+    FROM its`))
+  // Piece by piece, so that a long history is never in memory as a whole.
+  const total = levels.length * versions
+  for (let from = 0; from < total; from += TOGETHER) {
+    const rows = Array.from({ length: Math.min(TOGETHER, total - from) }, (_, i) => {
+      const { id: history_id, level_id } = documents[Math.floor((from + i) / versions)]!
+      const revision = (from + i) % versions + 1
+      const context = { organization_id, secret_id: history_id, level_id, key_version: 1 }
+      const id = first + from + i
+      return {
+        id,
+        history_id,
+        action: revision === 1 ? 'create' : 'update',
+        revision,
+        sealed: sealVersion(storageKey, context, id, revision, blob)
+      }
+    })
+    await db.execute(sql`
+      INSERT INTO secret_versions (organization_id, id, history_id, action, revision, key_version, sealed, size_bytes)
+      SELECT organization_id, id, history_id, action, revision, 1, decode(sealed, 'base64'), ${size_bytes}::int
+      FROM ${rowsOf(organization_id, rows, VERSION_COLUMNS)} r`)
+    const head = headOf(await takeCounter(db, organization_id))
+    const events = rows.map(({ history_id }) =>
+      eventRow(actor, { action: 'secret.store', resource_type: 'secret', resource_id: history_id }))
+    await appendEvents(db, new Map([[organization_id, head]]), events, {
+      growth: size_bytes * (rows.length + (from === 0 ? levels.length : 0))
+    })
+  }
+  await db.execute(sql`
+    UPDATE organization_counters SET next_version = next_version + ${total}::bigint
+    WHERE organization_id = ${organization_id}`)
+}
+
+async function takeCounter (db: Db, organizationId: string): Promise<HeadRow & { next_version: string }> {
+  const [row] = await db.execute(sql`
+    SELECT next_version, next_event, event_head, chain_kid FROM organization_counters
+    WHERE organization_id = ${organizationId} FOR NO KEY UPDATE`) as unknown as
+    [HeadRow & { next_version: string }]
+  return row
+}
+
+async function inPieces<T> (rows: readonly T[], insert: (rows: readonly T[]) => Promise<unknown>): Promise<void> {
+  for (let from = 0; from < rows.length; from += TOGETHER) await insert(rows.slice(from, from + TOGETHER))
+}
