@@ -12,6 +12,11 @@ const caller = await service.organization()
 const o = caller.organization
 const call = async (method: string, path: string, body?: object, headers?: Record<string, string>) =>
   caller.call(method, path, body, headers)
+/** Who is told 503, as a machine under load does, has changed nothing and comes back. */
+async function served (ask: () => Promise<Answer>): Promise<Answer> {
+  const answer = await ask()
+  return answer.status === 503 ? served(ask) : answer
+}
 const eventsOf = async () => Number((await service.sql(
   `SELECT count(*) FROM audit_events WHERE organization_id = '${o}'`
 ))[0]!.count)
@@ -99,7 +104,7 @@ for (const [kind, make] of Object.entries(KINDS)) {
     const before = await eventsOf()
     const answers = await Promise.all(Array.from({ length: 12 }, (_, n) => {
       const method = ['PATCH', 'DELETE', put ? 'PUT' : 'PATCH'][n % 3]!
-      return call(method, path, method === 'DELETE' ? undefined : change(n), { 'if-match': etag })
+      return served(async () => call(method, path, method === 'DELETE' ? undefined : change(n), { 'if-match': etag }))
     }))
     const good = answers.filter(({ status }) => status < 300)
     t.equal(good.length, 1)
@@ -123,7 +128,7 @@ for (const [kind, make] of Object.entries(KINDS)) {
     const etag = etagOf(await call('GET', path))
     const before = await eventsOf()
     const answers = await Promise.all(Array.from({ length: 50 }, (_, n) =>
-      call('PATCH', path, change(n), { 'if-match': etag })))
+      served(async () => call('PATCH', path, change(n), { 'if-match': etag }))))
     const statuses = answers.map(({ status }) => status).sort()
     t.strictSame(statuses, [200, ...Array.from({ length: 49 }, () => 412)])
     t.equal(await eventsOf(), before + 1)
