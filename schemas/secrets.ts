@@ -110,13 +110,27 @@ const orRaw = (answer: TSchema) => ({
 /** A read answers the documents, and with `raw=true` the values alone. */
 export const ReadAnswer = orRaw(SecretsAnswer)
 
+const RETRIEVED = {
+  data: {
+    type: 'secrets',
+    attributes: { encrypted: false, format: 'env', merged: { HELLO: 'world', FOO: 'bar' } },
+    secrets: { HELLO: 'world', FOO: 'bar' }
+  },
+  meta: {
+    ...SecretsAnswer.examples[0].meta,
+    api_path: '/api/v1/my-organization/secrets/retrieve',
+    merged: 'true',
+    action: 'decrypt'
+  }
+}
+
 /** A retrieve answers what a read does, or the key: `data.type` tells, which a discriminator has to stand beside. */
 export const RetrieveAnswer = orRaw(PublishedAs(
-  Type.Union([SecretsAnswer, EncryptionKeyAnswer], { examples: SecretsAnswer.examples }),
+  Type.Union([SecretsAnswer, EncryptionKeyAnswer], { examples: [RETRIEVED] }),
   Type.Object({
     data: ToldApart<TObject>('type', [Secrets, EncryptionKey], { title: 'Retrieved' }),
     meta: Type.Optional(SecretsMeta)
-  }, { title: 'RetrieveAnswer' })
+  }, { title: 'RetrieveAnswer', examples: [RETRIEVED] })
 ))
 
 /** Names a level in a body: the deepest slug given is the level. */

@@ -16,18 +16,18 @@ interface Operation {
   'x-error-codes'?: string[]
 }
 
-const BEGIN = `**To begin**, authorize with the token that the first start printed, or sign in as its owner. The examples are about the
+const begin = (base: string) => `**To begin**, authorize with the token that the first start printed, or sign in as its owner. The examples are about the
 organization that it made, \`${FIRST_ORGANIZATION.slug}\`: create a project, a target and an environment, in this order, and the
 others find what they name. Ids that the service makes up are in the answers that made them.
 
-Clients are generated from [openapi.yaml](openapi.yaml) or [openapi.json](openapi.json), and by what takes nothing newer than
-OpenAPI 3.0 from [openapi-3.0.json](openapi-3.0.json).`
+Clients are generated from [openapi.yaml](${base}/openapi.yaml) or [openapi.json](${base}/openapi.json), and by what
+takes nothing newer than OpenAPI 3.0 from [openapi-3.0.json](${base}/openapi-3.0.json).`
 
 /**
  * The document as Swagger UI shows it: each operation says what its scope is for, and what can go wrong there that
  * cannot anywhere else. Both are as the routes declare them, which it listens to from here on.
  */
-export function explainer (app: FastifyInstance): (document: Document) => object {
+export function explainer (app: FastifyInstance, base: string): (document: Document) => object {
   const routes = new Map<string, RouteOptions>()
   app.addHook('onRoute', (route) => {
     const { operationId } = (route.schema ?? {}) as Operation
@@ -42,7 +42,7 @@ export function explainer (app: FastifyInstance): (document: Document) => object
   }
   return (document) => ({
     ...document,
-    info: { ...document.info as object, description: `${BEGIN}\n\n${(document.info as Operation).description}` },
+    info: { ...document.info as object, description: `${begin(base)}\n\n${(document.info as Operation).description}` },
     paths: Object.fromEntries(Object.entries(document.paths).map(([path, item]) =>
       [path, Object.fromEntries(Object.entries(item).map(([method, operation]) =>
         [method, explain(operation as unknown as Operation)]))]))

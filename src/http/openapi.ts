@@ -16,7 +16,8 @@ Every request carries \`Authorization: Bearer <token>\`: an organization API tok
 application acts for a user (OAuth 2.0, authorization code with PKCE). Each operation names the one scope that it needs;
 \`*\` holds all of them, and a user never does more than their role in the organization allows. Times are RFC 3339 in UTC.
 A POST, or any change of billing, with an \`Idempotency-Key\` may be repeated: it takes effect once, and the first
-answer is given again for 24 hours, with \`Idempotent-Replayed: true\`. A trailing slash is never redirected. Limits are counted per organization. Every answer carries \`X-Request-Id\`, which
+answer is given again for 24 hours, with \`Idempotent-Replayed: true\`. \`If-Match\` and \`If-None-Match\` are honoured where an
+operation has them, and refused with 422 on every other change. A trailing slash is never redirected. Limits are counted per organization. Every answer carries \`X-Request-Id\`, which
 names it in the log, and of a limited operation \`X-RateLimit-Limit\`, \`X-RateLimit-Remaining\` and \`X-RateLimit-Reset\`,
 errors too; \`Retry-After\` comes with 429 alone.
 
@@ -88,7 +89,7 @@ export async function installOpenApi (app: FastifyInstance) {
 
 /** Serves the document and, unless it is switched off, Swagger UI at `/docs` under a policy without inline script. */
 export async function installDocs (app: FastifyInstance) {
-  const explain = explainer(app)
+  const explain = explainer(app, basePath(app))
   await app.register(async (docs) => {
     // A page loads many files: they count by address, in a group of their own. Asking again costs nothing, but it is
     // asked.
