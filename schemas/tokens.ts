@@ -103,7 +103,11 @@ const WEEK = 7 * 24 * 60 * 60
 
 export const RotateTokenBody = Body({
   overlap_seconds: Type.Optional(Type.Integer({
-    minimum: 0, maximum: WEEK, default: 0, description: 'how long the value that it had lives on, once'
+    minimum: 0,
+    maximum: WEEK,
+    default: 0,
+    description: 'how long the value that it had lives on; one from an earlier rotation ends. Where that one calls ' +
+      'for it itself, with an `Idempotency-Key`, it lives on as long as it would have, and the one in between ends'
   }))
 }, { title: 'RotateTokenBody', examples: [{ overlap_seconds: 3600 }] })
 export type RotateTokenBody = Static<typeof RotateTokenBody>

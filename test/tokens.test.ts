@@ -988,6 +988,25 @@ t.test('whoever gets the value of a token by a rotation answers for it: it ends 
   t.notOk(await isAlive(owner, token))
 })
 
+t.test('a rotation by the former value, without a key, leaves the value in between its overlap and ends the former one', async (t) => {
+  const owner = await service.organization()
+  const former = await service.token(owner.organization, ['*'])
+  const { id } = (await former.call('GET', '/user')).body.data
+  const rotate = async (caller: typeof former) => {
+    const { status, body } = await caller.call(
+      'POST', `/organizations/${owner.organization}/api-keys/${id}/rotate`, { overlap_seconds: 3600 }
+    )
+    t.equal(status, 200)
+    return body.token as string
+  }
+  // Two jobs that hold one token, and rotate it themselves.
+  const between = await rotate(former)
+  const last = await rotate(former)
+  t.strictSame(
+    await Promise.all([former.token, between, last].map((one) => isAlive(owner, one))), [false, true, true]
+  )
+})
+
 t.test('a rotation with an overlap interrupts nobody, not even who waits for it', async (t) => {
   const owner = await service.organization()
   const { token, api_key } = (await create(owner, { abilities: ['*'] })).body

@@ -204,7 +204,8 @@ export const tokens: Domain = async (app) => {
           action: 'api-token.rotate', resource_type: 'api-token', resource_id: String(id), details: { overlap_seconds }
         })
         const value = { token_hash: hashToken(token), token_prefix: tokenPrefix(token) }
-        return await rotateToken(db, held, value, overlap_seconds, principal) ?? fail('not_found')
+        const isKeyed = request.answering !== null
+        return await rotateToken(db, held, value, overlap_seconds, principal, isKeyed) ?? fail('not_found')
       })
       return { success: true, message: NOT_AGAIN, token, api_key, data: { token, api_key } }
     }

@@ -172,20 +172,21 @@ const ofOrganization = (organizationId: string, id: number): SQL | undefined =>
 
 /**
  * Gives a token another value, in place and at once. The one that it had lives on for so many seconds; one from an
- * earlier rotation ends. But one that calls for it itself lives on, as long as it would have, and the one in between
- * ends: its answer may have got lost. The caller holds the token (`lockToken`). Where `rotater` is a person, or a token
- * of theirs, it is then that person's, as if they had made it: it ends with whoever has got the value.
+ * earlier rotation ends. But one that calls for it itself with an `Idempotency-Key` (`isKeyed`) lives on, as long as it
+ * would have, and the one in between ends: its answer may have got lost. Without a key nobody says so, and somebody may
+ * be at work with it. The caller holds the token (`lockToken`). Where `rotater` is a person, or a token of theirs, it
+ * is then that person's, as if they had made it: it ends with whoever has got the value.
  */
 export async function rotateToken (
   db: Db, { organization_id, id, token_hash: former, user_id, grant_id }: TokenRow,
   value: Pick<TokenRow, 'token_hash' | 'token_prefix'>, overlapSeconds: number,
-  rotater?: Pick<Principal, 'type' | 'id' | 'name' | 'person' | 'caller'>
+  rotater?: Pick<Principal, 'type' | 'id' | 'name' | 'person' | 'caller'>, isKeyed = false
 ): Promise<ApiToken | undefined> {
   const { organization_id: of, token_id } = former_token_hashes
   const caller = rotater?.caller
   const isByFormer = caller !== undefined && 'api_token' in caller && caller.api_token === id &&
     caller.hash !== former.toString('hex')
-  const staysAsItIs = isByFormer && overlapSeconds > 0
+  const staysAsItIs = isKeyed && isByFormer && overlapSeconds > 0
   if (!staysAsItIs) await db.delete(former_token_hashes).where(and(eq(of, organization_id), eq(token_id, id)))
   if (overlapSeconds > 0 && !staysAsItIs) {
     const expires_at = new Date(await readNow(db) + overlapSeconds * 1000)
