@@ -122,6 +122,36 @@ t.test('a repeat is judged as any request is: who may not do it any more, or who
   for (const row of rows) await refused('without its organization', row)
 })
 
+t.test('a repeat is refused to an owner who is an administrator by now, and of a version that is locked by now', async (t) => {
+  const owner = await service.organization({ plan: 'free' })
+  const o = owner.organization
+  const person = await makePerson(service, { [o]: 'owner' })
+  const { access } = await issuePair(service, person, SCOPE_NAMES)
+  const ask = (path: string, body: object, key: string) => owner.call('POST', path, body, {
+    ...keyed(key), authorization: `Bearer ${access}`
+  })
+  const add = () => ask(`/organizations/${o}/members`, { email: 'added@example.com', role: 'owner' }, 'add')
+  const become = (role: string) =>
+    service.write(`UPDATE members SET role = '${role}' WHERE organization_id = '${o}' AND user_id = ${person.id}`)
+  const first = await add()
+  t.equal(first.status, 201, first.text)
+  await become('administrator')
+  t.match(await add(), { status: 422, body: { error: 'role_not_held', details: { role: 'owner' } } })
+  await become('owner')
+  const again = await add()
+  t.strictSame([again.text, isReplay(again)], [first.text, true], 'with the role again')
+
+  const at = await makeLevel(owner)
+  const stored = await owner.call('POST', `/${o}/secrets/store`, { ...at, plaintext: 'A=1' })
+  t.ok(stored.status < 300, stored.text)
+  const { body: { data: [{ id }] } } = await owner.call('POST', `/${o}/secrets/versions`, at)
+  const restore = () => ask(`/${o}/secrets/versions/${id}/restore`, {}, 'restore')
+  t.equal((await restore()).status, 200)
+  await service.sql(`UPDATE secret_versions SET created_at = now() - interval '1 year'
+    WHERE organization_id = '${o}' AND id = ${id}`)
+  t.match(await restore(), { status: 403, body: { error: 'version_locked' } })
+})
+
 t.test('a route that gives its first answer again, and bounds itself in its handler, does not boot', async (t) => {
   const app = await buildApp({
     config: service.config,

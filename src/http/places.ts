@@ -26,7 +26,10 @@ declare module 'fastify' {
     finds?: (request: FastifyRequest) => Promise<unknown>
     /** What it is about beside its level is the organization as a whole. */
     whole?: true
-    /** Judges what the schemas of a request cannot say of it, before its level is looked up: ends it with 422. */
+    /**
+     * Judges what the schemas of a request cannot say of it, or of its caller, before its level is looked up: ends it
+     * with 422, a repeat too.
+     */
     judge?: (request: FastifyRequest) => void
     /** What of the level the handler needs beside the place. */
     brings?: Brings | ((request: FastifyRequest) => Brings)
@@ -58,9 +61,13 @@ export function installPlaces (app: FastifyInstance) {
   })
   app.addHook('preHandler', (request, _reply, done) => {
     const { at, finds, whole, judge } = request.routeOptions.config
+    const isOfWhole = at === 'organization' || whole
+    if (isOfWhole && principalOf(request).slices.length > 0) {
+      done(new ApiError('not_found'))
+      return
+    }
     judge?.(request)
-    if ((at === 'organization' || whole) && principalOf(request).slices.length > 0) done(new ApiError('not_found'))
-    else if (namesLevel(at)) locate(app, request).then(() => done(), done)
+    if (namesLevel(at)) locate(app, request).then(() => done(), done)
     else if (finds !== undefined) finds(request).then(() => done(), done)
     else done()
   })

@@ -1,3 +1,4 @@
+import type { Static } from '@sinclair/typebox'
 import { AddedMember, AddMemberBody, Member, MemberParams, UpdateMemberBody } from '../../schemas/members.ts'
 import { OrganizationParams } from '../../schemas/organizations.ts'
 import { NAME_LENGTH, NoContent, ListQuery } from '../../schemas/shapes.ts'
@@ -75,6 +76,7 @@ export const members: Domain = async (app) => {
       at: 'organization',
       limitOfEffect: 'memberships',
       tagged: true,
+      judge: (request) => judgeAddition(principalOf(request), request.body as Static<typeof AddMemberBody>),
       audit: 'member.create',
       errors: ['role_not_held', 'already_member', 'memberships_full', 'plan_limit_reached', 'integrity_error']
     },
@@ -90,9 +92,7 @@ export const members: Domain = async (app) => {
       const principal = principalOf(request)
       const { organization } = principal
       const { email } = request.body
-      if (!isEmail(email)) refuse('email', 'Expected an e-mail address')
       const role = canonicalRole(request.body.role)
-      requireRole(principal, role)
       const secret = mintSecret()
       let room: Room | undefined
       const added = await transaction(app.db, async (db) => {
@@ -277,6 +277,11 @@ async function findOrInvite (db: Db, email: string): Promise<{ id: number, is_ve
 
 function keepAnOwner ({ role, status }: { role: Role, status: MemberStatus }, otherOwners: number) {
   if (role === 'owner' && status === 'active' && otherOwners === 0) fail('last_owner')
+}
+
+function judgeAddition (principal: Principal, { email, role }: Static<typeof AddMemberBody>) {
+  if (!isEmail(email)) refuse('email', 'Expected an e-mail address')
+  requireRole(principal, canonicalRole(role))
 }
 
 function requireRole (principal: Principal, role: Role) {

@@ -80,7 +80,7 @@ export const versions: Domain = async (app) => {
   app.get('/:organization/secrets/versions/:version', {
     config: {
       access: 'secret:history',
-      finds: findOwnVersion,
+      finds: findKeptVersion,
       audit: 'version.read',
       errors: ['version_locked', 'integrity_error']
     },
@@ -92,7 +92,7 @@ export const versions: Domain = async (app) => {
       response: { 200: VersionAnswer }
     },
     handler: async (request) => {
-      const found = requireKept(request, versionOf(request))
+      const found = versionOf(request)
       const content = openVersion(
         storageKeyOf(app.keyring, principalOf(request).organization), found.key.organization_id, found
       )
@@ -109,7 +109,7 @@ export const versions: Domain = async (app) => {
   })
 
   app.post('/:organization/secrets/versions/:version/restore', {
-    config: { access: 'secret:restore', finds: findOwnVersion, audit: 'secret.restore', errors: RESTORE_ERRORS },
+    config: { access: 'secret:restore', finds: findKeptVersion, audit: 'secret.restore', errors: RESTORE_ERRORS },
     schema: {
       operationId: 'restoreVersion',
       tags: ['versions'],
@@ -126,7 +126,7 @@ export const versions: Domain = async (app) => {
       // meanwhile.
       let seen: FullVersion | undefined = versionOf(request)
       const find = async () => {
-        const restored = requireKept(request, seen ?? await findOwnVersion(request))
+        const restored = seen ?? await findKeptVersion(request)
         seen = undefined
         const state = await findLevelOfSecret(app.reads, organization.id, restored.secret.id)
         return state && { ...state, restored }
@@ -277,23 +277,24 @@ export const versions: Domain = async (app) => {
     versionsFound.set(request, found)
     return found
   }
+
+  // Rule 6: a version outside the retention window is neither fetched nor restored.
+  async function findKeptVersion (request: FastifyRequest): Promise<FullVersion> {
+    const found = await findOwnVersion(request)
+    if (found.version.locked) {
+      fail('version_locked', {
+        retention_days: principalOf(request).organization.plan.retention_days!,
+        version_created_at: found.version.created_at
+      })
+    }
+    return found
+  }
 }
 
 const versionsFound = new WeakMap<FastifyRequest, FullVersion>()
 
 // As it was before the handler.
 const versionOf = (request: FastifyRequest) => versionsFound.get(request)!
-
-// Rule 6: a version outside the retention window is neither fetched nor restored.
-function requireKept (request: FastifyRequest, found: FullVersion): FullVersion {
-  if (found.version.locked) {
-    fail('version_locked', {
-      retention_days: principalOf(request).organization.plan.retention_days!,
-      version_created_at: found.version.created_at
-    })
-  }
-  return found
-}
 
 // A level is named by all slugs down to it and by none below: nobody purges more, or less, than they meant.
 function judgeLevel ({ level = 'environment', ...names }: LevelOfHistory) {
