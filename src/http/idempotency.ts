@@ -47,7 +47,8 @@ const HEADER = Type.Optional(Type.String({
   maxLength: 255,
   pattern: '^[\\x21-\\x7e]+$',
   description: 'names this request for 24 hours: whoever repeats it gets the first answer again, with ' +
-    '`Idempotent-Replayed: true`; 1 to 255 visible characters'
+    '`Idempotent-Replayed: true`; 1 to 255 visible characters. A token, or a person in an organization, has ' +
+    `${MOST_ANSWERS.toLocaleString('en')} of them in that time, then 422 \`limit_reached\``
 }))
 
 /** Headers of an answer that are a part of it. */
