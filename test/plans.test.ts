@@ -121,10 +121,17 @@ const onServer = { skip: client === undefined && 'runs on PostgreSQL' }
 
 const plainly = (text: string) => text.replace(/--.*$/gm, '').replaceAll('"', '').replace(/\s+/g, ' ').trim().toLowerCase()
 
-/** What a statement reads through, table or index, whatever its values are. */
-async function readsThrough (text: string): Promise<string[]> {
+// undefined_table and undefined_column: tests have tables of their own, and schemas of earlier releases.
+const ELSEWHERE = ['42P01', '42703']
+
+/** What a statement reads through, table or index, whatever its values are; undefined where it is of another schema. */
+async function readsThrough (text: string): Promise<string[] | undefined> {
   const count = Math.max(0, ...[...text.matchAll(/\$(\d+)/g)].map(([, n]) => Number(n)))
-  await client!.unsafe(`PREPARE it AS ${text}`)
+  const isHere = await client!.unsafe(`PREPARE it AS ${text}`).then(() => true, (error: { code: string }) => {
+    if (ELSEWHERE.includes(error.code)) return false
+    throw error
+  })
+  if (!isHere) return undefined
   try {
     const [row] = await client!.unsafe(
       `EXPLAIN (VERBOSE, FORMAT JSON) EXECUTE it${count === 0 ? '' : `(${Array(count).fill('NULL').join()})`}`
@@ -155,19 +162,24 @@ const indexes = new Map((await client?.unsafe(`
   JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0]`) ?? [])
   .map(({ name, ...row }) => [name as string, row as unknown as { table: string, is_partial: boolean, first: string }]))
 
-const isData = (text: string) => /^\s*(with|select|insert|update|delete)\b/i.test(text)
+// What names no table has none to look through.
+const isData = (text: string) =>
+  /^\s*(with|select|insert|update|delete)\b/i.test(text) && /\b(from|into|update)\b/i.test(text)
 
 t.test('every statement that the suite sends finds its rows by an index', {
   skip: onServer.skip || (collected() === undefined && 'npm test collects them')
 }, async (t) => {
   const texts = collected()!.filter(isData)
-  t.ok(texts.length > 0)
+  let planned = 0
   for (const text of texts) {
     const plain = plainly(text)
     const allowed = READ_THROUGH.filter(({ what }) => what.test(plain)).flatMap(({ reads }) => reads)
-    const found = (await readsThrough(text)).filter((name) => !allowed.includes(name))
+    const all = await readsThrough(text).catch((error: unknown) => [String(error)])
+    if (all !== undefined) planned++
+    const found = (all ?? []).filter((name) => !allowed.includes(name))
     if (found.length > 0) t.fail(`${found.join()}: ${plain}`)
   }
+  t.ok(planned > texts.length / 2, `${planned} of ${texts.length} are of this schema`)
 })
 
 t.test('a statement without an index is caught, and so is one whose index is gone', onServer, async (t) => {
@@ -177,7 +189,7 @@ t.test('a statement without an index is caught, and so is one whose index is gon
     ['DELETE FROM password_links WHERE expires_at < now()', []],
     ['SELECT p.id FROM projects p JOIN targets t ON t.organization_id = p.organization_id AND t.project_id = p.id ' +
       'WHERE p.organization_id = $1', []],
-    ['SELECT name FROM plans', []], ['SELECT id FROM users LIMIT 1', []]
+    ['SELECT name FROM plans', []], ['SELECT id FROM users LIMIT 1', []], ['SELECT id FROM things', undefined]
   ] as const) t.same(await readsThrough(text), found, text)
   await client!.unsafe('DROP INDEX password_links_expires_at_index')
   t.same(await readsThrough('DELETE FROM password_links WHERE expires_at < now()'), ['password_links'])
