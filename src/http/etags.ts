@@ -37,7 +37,7 @@ export function installEtags (app: FastifyInstance) {
   app.addHook('onRoute', (route) => {
     const { access, tagged, changes, repeatable, errors = [] } = route.config ?? {}
     if (changes !== undefined) {
-      route.config = { ...route.config, errors: [...errors, 'precondition_failed'] }
+      route.config = { ...route.config, errors: [...errors, 'precondition_failed', 'validation_failed'] }
       takeHeaders(route, WriteHeaders.properties)
     }
     const isReader = [route.method].flat().every((method) => method === 'GET' || method === 'HEAD')

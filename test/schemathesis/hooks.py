@@ -130,7 +130,10 @@ def reason(failure, case, response):
     if failure == "RejectedPositiveData":
         answer = response.json()
         if answer["error"] == "validation_failed":
-            return rule_of([message for messages in answer["errors"].values() for message in messages])
+            errors = {name: said for name, said in answer["errors"].items() if not is_no_etag(name, case, response)}
+            if not errors:
+                return "an ETag was made that does not match its pattern"
+            return rule_of([message for messages in errors.values() for message in messages])
         if answer["error"] in raw.get("x-error-codes", []):
             return "what is there does not allow it: the operation has the code among its x-error-codes"
         if answer["error"] == "idempotency_key_reused":
@@ -146,6 +149,15 @@ def reason(failure, case, response):
         if operation_of(case) == "listAuditEvents" and "" in (case.query.get("from"), case.query.get("to")):
             return "a parameter without a value is none"
     return None
+
+
+def is_no_etag(name, case, response):
+    """Whether what was sent in a header of a precondition is none by the document, however it was meant."""
+    if name not in ("if-match", "if-none-match"):
+        return False
+    sent = response.request.headers.get(name, "")
+    pattern = case.operation.schema.raw_schema["components"]["parameters"]["header_if-match"]["schema"]["pattern"]
+    return re.fullmatch(pattern, sent.decode("latin-1") if isinstance(sent, bytes) else sent) is None
 
 
 def words_of_paths(case):
