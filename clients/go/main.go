@@ -91,7 +91,7 @@ func main() {
 	expect(must(principal.Discriminator()) == "api-tokens", principal)
 
 	step("read the organization")
-	own := must(client.GetOrganizationWithResponse(ctx, organization))
+	own := must(client.GetOrganizationWithResponse(ctx, organization, nil))
 	expect(good(own.JSON200, own).Data.Attributes.Name == "Nimbus", own)
 
 	step("create a project")

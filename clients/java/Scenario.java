@@ -109,7 +109,7 @@ public class Scenario {
     expect(principal.getData().getActualInstance() instanceof TokenPrincipal, principal);
 
     step("read the organization");
-    OrganizationAnswer own = new OrganizationsApi(client).getOrganization(ORGANIZATION);
+    OrganizationAnswer own = new OrganizationsApi(client).getOrganization(ORGANIZATION, null);
     expect(own.getData().getAttributes().getName().equals("Nimbus"), own);
 
     step("create a project");
@@ -164,7 +164,7 @@ public class Scenario {
     expect(history.size() == 2 && history.get(1).getId().equals(first), history);
 
     step("restore the first version");
-    RestoreAnswer restored = versions.restoreVersion(ORGANIZATION, first, null, new RestoreBody());
+    RestoreAnswer restored = versions.restoreVersion(ORGANIZATION, first, null, null, null, new RestoreBody());
     expect(restored.getData().getRestoredFrom().equals(first), restored);
 
     step("read it decrypted: the first document");
