@@ -3,6 +3,7 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import type { Config } from '../config.ts'
 import { authorityOf, connect, setAuthority, type Database } from '../db/database.ts'
+import { counted } from '../rules/words.ts'
 import { openEverything } from '../vault/rehearsal.ts'
 import { openRows } from '../vault/rows.ts'
 import { describeVerified, readAnchors, verifyDatabase } from './audit.ts'
@@ -48,7 +49,7 @@ export async function drill (
     if (!(error instanceof DamagedBackup)) throw error
     fault(`${error.message}\n`)
   }
-  say(`The drill found ${faults === 0 ? 'nothing wrong' : faults === 1 ? '1 fault' : `${faults} faults`}.\n`)
+  say(`The drill found ${faults === 0 ? 'nothing wrong' : counted(faults, 'fault')}.\n`)
   return faults === 0 ? 0 : 1
 }
 

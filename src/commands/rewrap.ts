@@ -9,6 +9,7 @@ import {
 import {
   holdCanary, rewrapChainKey, rewrapFactor, rewrapKey, rewrapServiceKey, rewrapStorageKey, type Rewrapped
 } from '../vault/master-keys.ts'
+import { counted } from '../rules/words.ts'
 import { insist, PATIENCE } from './insist.ts'
 import type { Opened } from './open.ts'
 
@@ -81,16 +82,14 @@ export async function rewrap ({ database, keyring }: Opened, patience = PATIENCE
 /** The outcome in lines for the operator. */
 export function report ({ rewrapped, failures, older }: Outcome, newest: string): string {
   return [
-    `${many(rewrapped)} re-wrapped onto master key ${newest}`,
+    `${counted(rewrapped, 'value')} re-wrapped onto master key ${newest}`,
     ...older.map(({ id, values }) => values > 0
-      ? `Master key ${id} still wraps ${many(values)}: keep it in MASTER_KEYS_PREVIOUS, and run this again once no instance has it as its MASTER_KEY`
+      ? `Master key ${id} still wraps ${counted(values, 'value')}: keep it in MASTER_KEYS_PREVIOUS, and run this again once no instance has it as its MASTER_KEY`
       : failures.length > 0
         ? `Master key ${id} wraps nothing that opens: keep it in MASTER_KEYS_PREVIOUS until what does not open is restored or deleted`
         : `Master key ${id} wraps nothing any more: it can go from MASTER_KEYS_PREVIOUS`)
   ].map((line) => `${line}\n`).join('')
 }
-
-const many = (values: number) => `${values} ${values === 1 ? 'value' : 'values'}`
 
 async function passOver<Id, Row extends { id: Id }> (
   handle: Db, keyring: Keyring, table: Table<Id, Row>, failures: string[], patience: number

@@ -20,6 +20,7 @@ import { activeKeyOf } from '../repositories/levels.ts'
 import type { Organization } from '../repositories/principals.ts'
 import { fail, refuse } from '../rules/errors.ts'
 import { pageMeta, pageOf } from '../rules/pagination.ts'
+import { counted } from '../rules/words.ts'
 import { describeKey, retrievalOf, revealKey } from '../vault/descriptors.ts'
 import { etagOf, sizeOf } from '../vault/documents.ts'
 import { listPending, submitVersions } from '../vault/history.ts'
@@ -313,7 +314,6 @@ const seenOf = ({ project_id, version, managed }: KeyRow) => ({ id: project_id, 
 function rotationMessage (
   { key, documents, waiting }: { key: KeyRow, documents: number, waiting: number }, one: string, more: string
 ): string {
-  const count = (number: number, what: string) => `${number} ${what}${number === 1 ? '' : 's'}`
-  const history = waiting === 0 ? '' : ` ${count(waiting, 'version')} of the history ${waiting === 1 ? one : more}.`
-  return `Rotated to key version ${key.version} with ${count(documents, 'document')}.${history}`
+  const history = waiting === 0 ? '' : ` ${counted(waiting, 'version')} of the history ${waiting === 1 ? one : more}.`
+  return `Rotated to key version ${key.version} with ${counted(documents, 'document')}.${history}`
 }

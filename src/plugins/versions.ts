@@ -24,6 +24,7 @@ import {
 import { fail, refuse } from '../rules/errors.ts'
 import { parseId } from '../rules/ids.ts'
 import { pageMeta } from '../rules/pagination.ts'
+import { counted } from '../rules/words.ts'
 import { acceptRestored } from '../vault/accept.ts'
 import { describeKey } from '../vault/descriptors.ts'
 import { etagOf, openVersion } from '../vault/documents.ts'
@@ -226,7 +227,7 @@ export const versions: Domain = async (app) => {
       })
       afterCommit(request, () => app.removals.wake())
       return {
-        data: { purged_count }, message: `Purged ${purged_count} ${purged_count === 1 ? 'version' : 'versions'}.`
+        data: { purged_count }, message: `Purged ${counted(purged_count, 'version')}.`
       }
     }
   })
@@ -256,12 +257,11 @@ export const versions: Domain = async (app) => {
       const at = new Date(request.body.at)
       const { organization } = principalOf(request)
       const { restored, emptied } = await restoreTo(app, organization, actorOf(request), project.id, at)
-      const count = (documents: number) => `${documents} ${documents === 1 ? 'document' : 'documents'}`
       return {
         data: { type: 'projects' as const, id: project.id, at, restored, emptied },
         message: restored + emptied === 0
           ? 'Every document is as it was: nothing was changed.'
-          : `Restored ${count(restored)}, deleted ${emptied}.`
+          : `Restored ${counted(restored, 'document')}, deleted ${emptied}.`
       }
     }
   })
