@@ -17,7 +17,7 @@ import { requireBytes } from '../rules/plan-bytes.ts'
 import { acceptRestored } from './accept.ts'
 import { openCurrent, sealCurrent, sealVersion, sizeOf } from './documents.ts'
 import { dataKeyOf, storageKeyOf } from './keys.ts'
-import { holdProject, inPieces } from './rotate.ts'
+import { contextOf, holdProject, inPieces } from './rotate.ts'
 
 type Vault = Parameters<typeof acceptRestored>[0] & { patient: Db }
 
@@ -172,6 +172,3 @@ function gainedBy (changed: readonly ChangedLevel[]) {
   return [...gained].filter(([, documents]) => documents !== 0)
     .map(([target_id, documents]) => ({ target_id, documents }))
 }
-
-const contextOf = ({ organization_id, key_version }: KeyState, { id, level_id }: Secret) =>
-  ({ organization_id, secret_id: id, level_id, key_version })

@@ -240,5 +240,6 @@ async function underWay (db: Db, project: KeyState, retentionDays: number | null
   return progress?.finished_at === null && await isAnyWaiting(db, project, retentionDays)
 }
 
-const contextOf = (project: KeyState, { id, level_id }: StoredDocument) =>
+/** What a document is sealed for, under the key that its project has. */
+export const contextOf = (project: KeyState, { id, level_id }: Pick<StoredDocument, 'id' | 'level_id'>) =>
   ({ organization_id: project.organization_id, secret_id: id, level_id, key_version: project.key_version })
