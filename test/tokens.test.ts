@@ -307,6 +307,25 @@ t.test('a name, an expiry, restrictions and unknown members are judged, and none
   t.equal(await count(owner), 1)
 })
 
+t.test('RL-15: whether an expiry lies in the future the database decides, whatever time it is for the service', async (t) => {
+  const owner = await service.organization()
+  const { now } = Date
+  t.teardown(() => { Date.now = now })
+  const later = (minutes: number) => new Date(now() + minutes * 60_000).toISOString()
+  for (const hours of [-1, 1]) {
+    Date.now = () => now() + hours * 3_600_000
+    const made = await create(owner, { abilities: ['project:read'], expires_at: later(10) })
+    t.equal(made.status, 201, `${hours} h`)
+    t.strictSame(
+      failing(await create(owner, { abilities: ['project:read'], expires_at: later(-10) })),
+      [422, 'validation_failed', ['expires_at']], `${hours} h`
+    )
+    const path = `${keysOf(owner)}/${made.body.api_key.id}`
+    t.equal((await owner.call('PUT', path, { expires_at: later(20) })).status, 200, `${hours} h`)
+    t.equal((await owner.call('PUT', path, { expires_at: later(-20) })).status, 422, `${hours} h`)
+  }
+})
+
 t.test('TI-30: no token makes one that holds more than it does itself', async (t) => {
   const owner = await service.organization()
   await makeLevel(owner, { slug: 'orbit' })

@@ -7,7 +7,7 @@ import {
   TokenParams, UpdateTokenBody, type Restriction
 } from '../../schemas/tokens.ts'
 import { hashToken, mintApiToken, tokenPrefix } from '../crypto/bearer.ts'
-import { transaction, type Db } from '../db/database.ts'
+import { readNow, transaction, type Db } from '../db/database.ts'
 import { actorOf, principalOf } from '../http/actor.ts'
 import type { Withheld } from '../http/idempotency.ts'
 import type { Domain } from '../http/types.ts'
@@ -69,12 +69,12 @@ export const tokens: Domain = async (app) => {
       const { organization } = principal
       const { name, restrictions = [] } = request.body
       const abilities = abilitiesOf(request.body.abilities)
-      // Left out, it is as long a life as the caller may give.
-      const expires_at = request.body.expires_at === undefined
-        ? principal.expires_at
-        : expiryOf(request.body.expires_at)
       const token = mintApiToken(organization.id)
       const api_key = await transaction(app.db, async (db) => {
+        // Left out, it is as long a life as the caller may give.
+        const expires_at = request.body.expires_at === undefined
+          ? principal.expires_at
+          : await expiryOf(db, request.body.expires_at)
         // Of two who take what is left, one comes second.
         await lockPlan(db, organization.id) ?? fail('not_found')
         const slices = await slicesOf(db, principal, restrictions)
@@ -139,7 +139,7 @@ export const tokens: Domain = async (app) => {
       const id = idOf(request)
       const data = await changeHeld(request, id, async (db, token, latest) => {
         await refuseFixed(db, token, body)
-        const expires_at = newExpiry(token, body.expires_at)
+        const expires_at = await newExpiry(db, token, body.expires_at)
         // Whoever leaks could make itself last.
         if (isOneself(principal, id)) refuseAs(principal, 'api-token:update')
         const next = { ...made(token), ...(expires_at !== undefined && { expires_at }) }
@@ -318,18 +318,20 @@ function abilitiesOf (spellings: readonly string[]): Ability[] {
     canonicalAbilities(spelling) ?? refuse(`abilities.${i}`, 'Unknown ability')))]
 }
 
-function expiryOf (text: string | null): Date | null {
+async function expiryOf (db: Db, text: string | null): Promise<Date | null> {
   if (text === null) return null
   const moment = new Date(text)
   if (moment.getUTCFullYear() > 9999) refuse('expires_at', 'Expected a year of four digits')
-  return moment.getTime() > Date.now() ? moment : refuse('expires_at', 'Expected a moment in the future')
+  return moment.getTime() > await readNow(db) ? moment : refuse('expires_at', 'Expected a moment in the future')
 }
 
 // Undefined where it stays: what was read can be sent back, be it over by now, or of a build that knew no bound.
-function newExpiry (token: TokenRow, text: string | null | undefined): Date | null | undefined {
+async function newExpiry (
+  db: Db, token: TokenRow, text: string | null | undefined
+): Promise<Date | null | undefined> {
   if (text === undefined) return undefined
   const isSame = text === null ? token.expires_at === null : token.expires_at?.getTime() === Date.parse(text)
-  return isSame ? undefined : expiryOf(text)
+  return isSame ? undefined : await expiryOf(db, text)
 }
 
 async function slicesOf (
