@@ -245,6 +245,22 @@ t.test('RL-24 of 1,000 calls at once exactly as many come through as the limit a
   t.equal(strangers.filter(({ status }) => status === 429).length, 200)
 })
 
+t.test('RL-15 a clock that is set back or forth locks nobody out for longer than a window', async (t) => {
+  const { now } = Date
+  t.teardown(() => { Date.now = now })
+  const asked = async () => {
+    const answers = []
+    for (let n = 0; n < 4; n++) answers.push(await anonymous(three, '203.0.113.15'))
+    for (const answer of answers) t.ok(Math.abs(resetOf(answer) - Date.now() / 1000 - 60) <= 1.5)
+    return answers.map(({ status }) => status)
+  }
+  t.strictSame(await asked(), [401, 401, 401, 429])
+  for (const hours of [-1, -25, 1, 0]) {
+    Date.now = () => now() + hours * 3_600_000
+    t.strictSame(await asked(), [401, 401, 401, 429], `${hours} h`)
+  }
+})
+
 t.test('the limit of an effect is counted right before it: what is refused with 403, 404 or 422 by then does not count', async (t) => {
   const service = await startApp(t, { RATE_LIMIT_API: '1000', RATE_LIMIT_KEY_ROTATION: '2' })
   const caller = await service.organization()

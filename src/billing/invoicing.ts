@@ -58,8 +58,8 @@ const DAY = 24 * 60 * 60 * 1000
 export function createSellerWarning (warn: (line: string) => void): () => void {
   let next = 0
   return () => {
-    if (Date.now() < next) return
-    next = Date.now() + DAY
+    if (performance.now() < next) return
+    next = performance.now() + DAY
     warn('INVOICE_SELLER_NAME is not set: nothing that costs something is invoiced, and subscriptions wait for it')
   }
 }

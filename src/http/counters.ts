@@ -31,10 +31,19 @@ export function measureAlone (metrics: Metrics, without: 'redis' | 'supervisor')
   }
 }
 
+/** Clocks that differ by less milliseconds are taken for the same: a window then has one end to the millisecond. */
+export const SAME_CLOCK = 1_000
+
+// One that ends later than a window that begins now is of a time that the clock was set back from.
+const goesOn = (end: number, window: number) => {
+  const left = end - Date.now()
+  return left > 0 && left <= window + SAME_CLOCK
+}
+
 /** Counters that go on where others, which count for more than this process, have left off. */
 export interface OwnCounters extends Counters {
   /** The key is past its limit until the window ends. */
-  mark (group: string, key: string, end: number): void
+  mark (counting: Counting, end: number): void
   /** The moment until which the key is past its limit; 0 where it is not known to be. */
   pastUntil (group: string, key: string): number
   /** What others counted, so that whoever is past a limit stays so when they do not answer any more. */
@@ -44,9 +53,12 @@ export interface OwnCounters extends Counters {
 /** Counters of this process alone. */
 export function createCounters (): OwnCounters {
   const groups = new Map<string, LRUCache<string, { count: number, end: number }>>()
-  const past = new LRUCache<string, number>({ max: MOST_KEYS })
-  const mark = (group: string, key: string, end: number) => { past.set(`${group} ${key}`, end) }
-  const pastUntil = (group: string, key: string) => past.get(`${group} ${key}`) ?? 0
+  const past = new LRUCache<string, { end: number, window: number }>({ max: MOST_KEYS })
+  const mark = ([group, key, window]: Counting, end: number) => { past.set(`${group} ${key}`, { end, window }) }
+  const pastUntil = (group: string, key: string) => {
+    const until = past.get(`${group} ${key}`)
+    return until !== undefined && goesOn(until.end, until.window) ? until.end : 0
+  }
   const countersOf = (group: string) => {
     let counters = groups.get(group)
     if (counters === undefined) groups.set(group, counters = new LRUCache({ max: MOST_KEYS }))
@@ -56,29 +68,32 @@ export function createCounters (): OwnCounters {
   return {
     mark,
     pastUntil,
-    isPast: (group, key) => pastUntil(group, key) > Date.now(),
-    count ([group, key, window, most], done) {
+    isPast: (group, key) => pastUntil(group, key) > 0,
+    count (counting, done) {
+      const [group, key, window, most] = counting
       const counters = countersOf(group)
-      const now = Date.now()
       let counter = counters.get(key)
-      if (counter === undefined || counter.end <= now) counters.set(key, counter = { count: 0, end: now + window })
-      if (++counter.count > most) mark(group, key, counter.end)
+      if (counter === undefined || !goesOn(counter.end, window)) {
+        counters.set(key, counter = { count: 0, end: Date.now() + window })
+      }
+      if (++counter.count > most) mark(counting, counter.end)
       done(counter.count, counter.end)
     },
-    learn ([group, key, , most], count, end) {
+    learn (counting, count, end) {
+      const [group, key, window, most] = counting
       const counters = countersOf(group)
       const counter = counters.get(key)
       // What was counted here meanwhile, the others do not know.
-      if (counter === undefined || counter.end <= Date.now()) counters.set(key, { count, end })
+      if (counter === undefined || !goesOn(counter.end, window)) counters.set(key, { count, end })
       else if (count > counter.count) Object.assign(counter, { count, end })
-      if (count > most) mark(group, key, end)
+      if (count > most) mark(counting, end)
     }
   }
 }
 
 export interface Question { counting: number, of: Counting[] }
 export interface Answer { counted: number, are: Counted[] }
-interface Notice { past: [group: string, key: string, end: number][] }
+interface Notice { past: [counting: Counting, end: number][] }
 
 /** Counts for all members: what each of them sends is answered with how many there were in all. */
 export function createCommonCounters () {
@@ -95,10 +110,9 @@ export function createCommonCounters () {
         const past: Notice['past'] = []
         for (const one of of) {
           counters.count(one, (count, end) => {
-            const [group, key, , most] = one
             are.push([count, end])
             // Who sent it knows by the answer.
-            if (count === most + 1) past.push([group, key, end])
+            if (count === one[3] + 1) past.push([one, end])
           })
         }
         send({ counted: counting, are })
@@ -210,7 +224,7 @@ export function joinCommonCounters (
   function countAlone ({ counting, done }: Asked) {
     const [group, key, , most] = counting
     const end = own.pastUntil(group, key)
-    if (end > Date.now()) done(most + 1, end)
+    if (end > 0) done(most + 1, end)
     else own.count(counting, done)
   }
 }

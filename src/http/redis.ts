@@ -3,7 +3,8 @@ import type { FastifyInstance } from 'fastify'
 import type { Config } from '../config.ts'
 import { createMetrics } from '../telemetry/metrics.ts'
 import {
-  createCounters, joinCommonCounters, measureAlone, type Counted, type Counters, type OwnCounters, type Question
+  createCounters, joinCommonCounters, measureAlone, SAME_CLOCK, type Counted, type Counters, type OwnCounters,
+  type Question
 } from './counters.ts'
 
 // Milliseconds. A request that is counted waits for no longer; it is a hundred times what a Redis nearby takes.
@@ -38,9 +39,6 @@ for i, key in ipairs(KEYS) do
   answer[2 * i], answer[2 * i + 1] = count, tonumber(last)
 end
 return answer`
-
-// Clocks that differ by less are taken for the same: a window then has one end to the millisecond.
-const SAME_CLOCK = 1_000
 
 /**
  * Counters in Redis, which all instances share: one round trip for what is counted in a turn of the event loop. While

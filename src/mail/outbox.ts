@@ -170,14 +170,14 @@ function createCounts () {
   const counts = new LRUCache<string, { count: number, end: number }>({ max: MOST_COUNTS })
   const current = (key: string) => {
     const counted = counts.get(key)
-    return counted !== undefined && counted.end > Date.now() ? counted : undefined
+    return counted !== undefined && counted.end > performance.now() ? counted : undefined
   }
   return {
     count: (key: string): number => current(key)?.count ?? 0,
     add (key: string, by: 1 | -1) {
       const counted = current(key)
       if (counted !== undefined) counted.count += by
-      else if (by > 0) counts.set(key, { count: by, end: Date.now() + HOUR })
+      else if (by > 0) counts.set(key, { count: by, end: performance.now() + HOUR })
     }
   }
 }

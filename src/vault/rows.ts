@@ -196,7 +196,7 @@ function authorityFor (keys: Keys, keyring: Keyring, db: Db): RowAuthority {
   const unrecorded = (error: unknown) => {
     log.warn({ err: databaseError(error) }, 'the integrity violation could not be recorded')
   }
-  let minute = { began: 0, reports: 0 }
+  let minute = { began: -MINUTE, reports: 0 }
   let reports = 0
 
   function isDue ({ table, row }: Violation): boolean {
@@ -204,7 +204,7 @@ function authorityFor (keys: Keys, keyring: Keyring, db: Db): RowAuthority {
     const seen =
       `${table} ${authority.mac(table, row).toString('base64')} ${Buffer.isBuffer(mac) ? mac.toString('hex') : 'none'}`
     if (reported.has(seen)) return false
-    if (Date.now() - minute.began > MINUTE) minute = { began: Date.now(), reports: 0 }
+    if (performance.now() - minute.began > MINUTE) minute = { began: performance.now(), reports: 0 }
     if (++minute.reports > MOST_A_MINUTE) return false
     reported.set(seen, true)
     return true

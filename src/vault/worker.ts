@@ -21,7 +21,7 @@ interface Pass { after: Cursor, moved: number, held: number, unreadable: number,
  * Re-encrypts histories in the background, a batch of each project in turn; several instances at once share the work.
  */
 export function createHistoryWorker ({ db, keyring, log }: { db: Db, keyring: Keyring, log: Log }): Background {
-  const begin = (): Pass => ({ after: START, moved: 0, held: 0, unreadable: 0, named: [], reported: Date.now() })
+  const begin = (): Pass => ({ after: START, moved: 0, held: 0, unreadable: 0, named: [], reported: performance.now() })
   const about = ({ organization, project_id }: Waiting) => ({ organization: organization.id, project: project_id })
 
   // The last of a pass ends the re-encryption when nothing is left. Instances that leave out what the other one holds
@@ -35,9 +35,9 @@ export function createHistoryWorker ({ db, keyring, log }: { db: Db, keyring: Ke
     const moved = pass.moved + batch.moved
     const held = pass.held + batch.held
     if (!end) {
-      const isTime = Date.now() - pass.reported >= REPORT_EVERY
+      const isTime = performance.now() - pass.reported >= REPORT_EVERY
       if (isTime) log.info({ ...of, moved }, 'history is being re-encrypted')
-      return { more: { after, moved, held, unreadable, named, reported: isTime ? Date.now() : pass.reported } }
+      return { more: { after, moved, held, unreadable, named, reported: isTime ? performance.now() : pass.reported } }
     }
     const done = await endReEncryption({ db, keyring }, organization, project_id, unreadable)
     if (done !== undefined) log.info({ ...of, moved: done.moved, unreadable }, 'history re-encrypted')

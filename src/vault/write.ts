@@ -207,7 +207,7 @@ async function decide (
   writer: Writer, state: LevelState, next_version: number, growthBefore: number
 ): Promise<Planned | 'refused'> {
   const held = heldProjects.get(state.project.id)
-  if (held !== undefined && held > Date.now()) {
+  if (held !== undefined && held > performance.now()) {
     throw new DatabaseUnavailable('The project is held by a change of its key', LOCK_TIMEOUT)
   }
   const added = writer.plan.max_bytes === null ? 0 : growthBefore
@@ -338,7 +338,7 @@ async function hold<T> (projectId: string, work: Promise<T>): Promise<T> {
   try {
     return await work
   } catch (error) {
-    if (isLockTimeout(error)) heldProjects.set(projectId, Date.now() + HELD_FOR)
+    if (isLockTimeout(error)) heldProjects.set(projectId, performance.now() + HELD_FOR)
     throw error
   }
 }
