@@ -13,9 +13,10 @@ import { writeStreamDurably } from '../src/commands/durable.ts'
 import { open } from '../src/commands/open.ts'
 import { loadConfig } from '../src/config.ts'
 import { generateMasterKey } from '../src/crypto/keyring.ts'
-import { connect } from '../src/db/database.ts'
+import { connect, type Database } from '../src/db/database.ts'
 import { listMigrations, makeSchema } from '../src/db/migrate.ts'
 import { listStoredKeys } from '../src/repositories/sealed.ts'
+import { noteBackup } from '../src/repositories/backups.ts'
 import { describeTables, dropTables, isEmpty, LEFT_OUT } from '../src/repositories/whole.ts'
 import { beginChain, openChain } from '../src/vault/backups.ts'
 import { rotateChainKey } from '../src/vault/chain.ts'
@@ -396,6 +397,34 @@ t.test('a backup is one moment, while the service writes on', async (t) => {
   t.match(stdout, /\nThe drill found nothing wrong\.\n$/)
   const brought = Number(/, (\d+) versions,/.exec(stdout)![1])
   t.ok(brought >= before && brought <= await versions(), `${before} ${brought}`)
+})
+
+t.test('the database knows when it was backed up last, and a restored one that it never was', async (t) => {
+  const place = withKey(await emptyPlace(t))
+  const known = async ({ db }: Database) => {
+    const rows = await db.execute(sql`SELECT made_at, bytes FROM last_backup`) as unknown as
+      { made_at: string, bytes: string }[]
+    return rows.map(({ made_at, bytes }) => `${bytes} bytes, as of ${new Date(made_at).toISOString()},`)
+  }
+  const { file } = await backUp()
+  t.equal((await command(['restore', file], place)).code, 0)
+  const { database } = await open(loadConfig(place))
+  t.teardown(() => database.close())
+  t.strictSame(await known(database), [])
+  for (const out of [nextFile(), nextFile()]) {
+    const { stdout, stderr } = await command(['backup', out], place)
+    t.equal(stderr, '')
+    const [last, ...more] = await known(database)
+    t.ok(last && stdout.includes(last), `${last} in ${stdout}`)
+    t.same(more, [])
+  }
+  await noteBackup(database.db, { made_at: '2020-01-01T00:00:00Z', bytes: 1 })
+  t.notMatch(await known(database), [/2020/], 'one that took longer than the next changes nothing')
+
+  await database.db.execute(sql`DROP TABLE last_backup`)
+  const untold = await command(['backup', nextFile()], place)
+  t.equal(untold.code, 0, 'a database of the release before has no such table, and is backed up all the same')
+  t.match(untold.stderr, /^The metrics do not know of it, for the database could not be told: .+\n$/)
 })
 
 t.test('what was changed outside the service is found by the drill, and named', async (t) => {

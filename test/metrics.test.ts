@@ -4,6 +4,7 @@ import t from 'tap'
 import { transaction } from '../src/db/database.ts'
 import { MAX_WAITING } from '../src/db/guard.ts'
 import { measureDatabase } from '../src/http/metrics.ts'
+import { noteBackup } from '../src/repositories/backups.ts'
 import { createCommonMetrics, joinCommonMetrics, type MetricsMessage } from '../src/telemetry/common.ts'
 import { createMetrics, render } from '../src/telemetry/metrics.ts'
 import { makeLevel, startApp, type Caller, type TestApp } from './helpers/app.ts'
@@ -162,6 +163,14 @@ t.test('what waits is counted over all organizations', async (t) => {
   const oldest = valueOf(after, 'strongroom_late_events_oldest_seconds', {})
   t.ok(oldest >= 90, `the first of them waits for ${oldest} s`)
   t.equal(valueOf(after, 'strongroom_database_up', {}), 1)
+})
+
+t.test('the newest backup is told, and nothing where there is none', async (t) => {
+  t.notMatch((await scrape()).text, /^strongroom_last_backup_\w+ /m)
+  await noteBackup(service.database.db, { made_at: '2026-03-01T00:00:00.500Z', bytes: 7 })
+  const after = await read()
+  t.equal(valueOf(after, 'strongroom_last_backup_time_seconds', {}), Date.UTC(2026, 2, 1) / 1000 + 0.5)
+  t.equal(valueOf(after, 'strongroom_last_backup_bytes', {}), 7)
 })
 
 t.test('uses of the database are counted where they are, and where they wait', async (t) => {

@@ -24,7 +24,7 @@ interface Node {
 
 /** Tables that stay small, however many organizations there are: what the operator sets, and lists of what waits. */
 const SMALL = [
-  'plans', 'plan_prices', 'coupons', 'master_key_canaries', 'service_keys', 'oauth_clients', 'organization_removals',
+  'plans', 'plan_prices', 'coupons', 'master_key_canaries', 'service_keys', 'last_backup', 'oauth_clients', 'organization_removals',
   'token_removals', 'late_events'
 ]
 

@@ -16,21 +16,24 @@ import {
   createCounter, DamagedBackup, decodeBackup, digestOf, encodeBackup, type Count, type Header, type Part, type Rows
 } from './backup-file.ts'
 import { writeStreamDurably } from './durable.ts'
-import { checkKeys, openToRead, openDatabase, openKeyring, StartError } from './open.ts'
+import { checkKeys, lineOf, openToRead, openDatabase, openKeyring, StartError } from './open.ts'
 
 // The whole database into a file, and back into an empty one, be it of the same kind or the other (0042).
 
 /** What is in a backup. */
 export interface Summary { made_at: string, counts: Count[], bytes: number }
 
+/** A backup that was made, and why the database does not know of it, where it could not be told. */
+export interface Made extends Summary { unknown?: string }
+
 /** What a restore needs to know of its file: where it is, and whose identity opens it. */
 export interface Source { file: string, identity?: string | undefined }
 
 /**
  * Writes all that there is at one moment into a file, or to standard output (`-`), encrypted to the recipients if there
- * are any. The file is there whole or not at all.
+ * are any. The file is there whole or not at all. The database keeps when that was, for the metrics.
  */
-export async function backup (config: Config, file: string, recipients: readonly string[]): Promise<Summary> {
+export async function backup (config: Config, file: string, recipients: readonly string[]): Promise<Made> {
   if (file !== '-' && existsSync(file)) throw new StartError(`${file} is there already`)
   const encrypt = recipients.length === 0
     ? undefined
@@ -38,7 +41,7 @@ export async function backup (config: Config, file: string, recipients: readonly
   const opened = await openToRead(config)
   try {
     const known = await describeTables(opened.database.db)
-    return await opened.database.snapshot(async (db) => {
+    const summary = await opened.database.snapshot(async (db) => {
       const made = await makeBackup(opened.keyring, db, known)
       const chunks = counted(encrypt === undefined ? made.chunks : await encrypt(made.chunks))
       if (file === '-') await writeOut(chunks.all)
@@ -52,6 +55,10 @@ export async function backup (config: Config, file: string, recipients: readonly
       }
       return { made_at: made.header.made_at, counts: made.counts(), bytes: chunks.bytes() }
     })
+    // The file is there: a database that takes no writes, or is of an older schema, is a reason to say so alone.
+    const { made_at, bytes } = summary
+    return await opened.note({ made_at, bytes }).then(() => summary,
+      (error: unknown) => ({ ...summary, unknown: lineOf(error) }))
   } finally {
     await opened.database.close()
   }

@@ -5,8 +5,9 @@ import {
   createKeyring, generateMasterKey, MasterKeyMissing, openCanary, type Keyring, type MasterKey
 } from '../crypto/keyring.ts'
 import {
-  askForCopy, connect, databaseError, DatabaseError, DatabaseUnavailable, DirectoryLocked, type Database
+  askForCopy, connect, databaseError, DatabaseError, DatabaseUnavailable, DirectoryLocked, tellHolder, type Database
 } from '../db/database.ts'
+import { noteBackup, type Backup } from '../repositories/backups.ts'
 import { listCanaries, wrapsNothing } from '../repositories/master-keys.ts'
 import { openRows } from '../vault/rows.ts'
 import { makeDirectoryDurably, syncWithName, writeDurably } from './durable.ts'
@@ -75,19 +76,25 @@ function tellOfAdoption (rows: number) {
   }
 }
 
+/** What was opened to read alone, and how to keep that a backup was made of it. */
+export interface OpenedToRead extends Opened { note (backup: Backup): Promise<void> }
+
 /**
  * Opens the database and the master keys as they are, to read alone, and proves that these are right. An embedded
  * database that a service has open is copied first, and the copy is gone with the close.
  */
-export async function openToRead (config: Config): Promise<Opened> {
+export async function openToRead (config: Config): Promise<OpenedToRead> {
   const keyring = await openKeyring(config)
+  let note: OpenedToRead['note'] = (backup) => noteBackup(database.db, backup)
   const database = await openDatabase(config).catch((error: unknown) => {
-    if (error instanceof DirectoryLocked) return openCopy(config, error)
-    throw error
+    if (!(error instanceof DirectoryLocked)) throw error
+    // The copy is nobody's: who has the database open keeps it.
+    note = (backup) => tellHolder(directoryOf(config), backup)
+    return openCopy(config, error)
   })
   try {
     await checkKeys(database, keyring)
-    return { database, keyring }
+    return { database, keyring, note }
   } catch (error) {
     await database.close()
     throw error
@@ -99,7 +106,7 @@ async function openCopy (config: Config, locked: DirectoryLocked): Promise<Datab
   const dir = mkdtempSync(join(dataDirectory(config), 'copy-'))
   const remove = () => { rmSync(dir, { recursive: true, force: true }) }
   try {
-    if (!await askForCopy(join(dataDirectory(config), 'postgres'), join(dir, 'cluster'))) throw locked
+    if (!await askForCopy(directoryOf(config), join(dir, 'cluster'))) throw locked
     const database = await connect({ dir, pool: 1, durable: false, onWait: say })
     return { ...database, close: () => database.close().finally(remove) }
   } catch (error) {
@@ -110,9 +117,15 @@ async function openCopy (config: Config, locked: DirectoryLocked): Promise<Datab
 
 /** Connects alone, as `migrate` does. */
 export async function openDatabase (config: Config, onFatal?: (error: Error) => void): Promise<Database> {
-  return config.databaseUrl === undefined
-    ? connect({ dir: join(dataDirectory(config), 'postgres'), pool: 1, onFatal, onWait: say })
-    : connect({ url: config.databaseUrl, pool: config.databasePool, onFatal })
+  if (config.databaseUrl !== undefined) return connect({ url: config.databaseUrl, pool: config.databasePool, onFatal })
+  const database: Database = await connect({
+    dir: directoryOf(config),
+    pool: 1,
+    onFatal,
+    onWait: say,
+    onTold: (told) => noteBackup(database.db, JSON.parse(told) as Backup)
+  })
+  return database
 }
 
 /** The master keys alone, for who needs no database. */
@@ -177,6 +190,8 @@ async function makeMasterKey (config: Config, { db }: Database): Promise<string>
 }
 
 const keyFileOf = (config: Config) => join(dataDirectory(config), 'master.key')
+
+const directoryOf = (config: Config) => join(dataDirectory(config), 'postgres')
 
 function dataDirectory ({ dataDir }: Config): string {
   if (!existsSync(dataDir)) {

@@ -3,14 +3,19 @@ import net from 'node:net'
 import path from 'node:path'
 
 // Who has an embedded database open copies its files for others who ask, through a socket beside them: between two
-// statements, so that the copy is what a power cut at that moment would have left, with all that was acknowledged.
+// statements, so that the copy is what a power cut at that moment would have left, with all that was acknowledged. What
+// became of a copy they tell it through the same socket.
 
 const NAME = 'copies'
 // A request is a path, and a line.
 const MOST = 8192
+// What is told is JSON; a path begins otherwise.
+const TOLD = '{'
 
-/** Answers who asks for a copy, one after the other, until what this answers is called. */
-export async function serveCopies (dir: string, copy: (to: string) => Promise<void>): Promise<() => void> {
+/** Answers who asks for a copy, or tells something, one after the other, until what this answers is called. */
+export async function serveCopies (
+  dir: string, copy: (to: string) => Promise<void>, hear: (told: string) => Promise<void>
+): Promise<() => void> {
   let last: Promise<unknown> = Promise.resolve()
   const server = net.createServer({ allowHalfOpen: true }, (socket) => {
     let asked = ''
@@ -21,7 +26,7 @@ export async function serveCopies (dir: string, copy: (to: string) => Promise<vo
       if (asked.length > MOST) socket.destroy()
     })
     socket.on('end', () => {
-      last = last.then(() => copy(asked)).then(() => 'done', (error: unknown) => (error as Error).message)
+      last = last.then(() => asked.startsWith(TOLD) ? hear(asked) : copy(asked)).then(() => 'done', (error: unknown) => (error as Error).message)
         .then((answer) => socket.end(answer))
     })
   }).unref()
@@ -38,9 +43,21 @@ export async function serveCopies (dir: string, copy: (to: string) => Promise<vo
 
 /** Has the files of the database in `dir` copied to where nothing is yet. False where nobody answers. */
 export async function askForCopy (dir: string, to: string): Promise<boolean> {
+  const answer = await ask(dir, path.resolve(to))
+  if (answer !== '' && answer !== 'done') throw new Error(`The embedded database cannot be copied: ${answer}`)
+  return answer === 'done'
+}
+
+/** Tells who has the database in `dir` open something. Throws where nobody takes it. */
+export async function tellHolder (dir: string, what: object): Promise<void> {
+  const answer = await ask(dir, JSON.stringify(what))
+  if (answer !== 'done') throw new Error(answer === '' ? 'nobody has the embedded database open any more' : answer)
+}
+
+async function ask (dir: string, request: string): Promise<string> {
   const { base, close } = openDirectory(dir)
   try {
-    const answer = await new Promise<string>((resolve) => {
+    return await new Promise<string>((resolve) => {
       let said = ''
       const socket = net.connect({ path: `${base}/${NAME}`, allowHalfOpen: true })
       socket.setEncoding('utf8')
@@ -50,10 +67,8 @@ export async function askForCopy (dir: string, to: string): Promise<boolean> {
         socket.destroy()
         resolve(said)
       })
-      socket.end(path.resolve(to))
+      socket.end(request)
     })
-    if (answer !== '' && answer !== 'done') throw new Error(`The embedded database cannot be copied: ${answer}`)
-    return answer === 'done'
   } finally {
     close()
   }

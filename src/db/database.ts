@@ -15,7 +15,7 @@ export {
 } from './errors.ts'
 export type { Pool } from './guard.ts'
 export type { Db } from './handle.ts'
-export { askForCopy } from './copies.ts'
+export { askForCopy, tellHolder } from './copies.ts'
 export { DirectoryLocked } from './lock.ts'
 export {
   authorityOf, findAuthority, isAuthentic, macOf, readNow, setAuthority, tampered, TamperedRow, updateAuthentic,
@@ -76,6 +76,8 @@ export interface ConnectOptions {
   onFatal?: ((error: Error) => void) | undefined
   /** Called with a line that says what is waited for, when the embedded database takes long to open or to migrate. */
   onWait?: ((line: string) => void) | undefined
+  /** Called with the JSON that another process tells who has the embedded database open. */
+  onTold?: ((told: string) => Promise<void>) | undefined
 }
 
 const PING_DEADLINE = 2_000
@@ -181,11 +183,13 @@ function connectPostgres (databaseUrl: string, pool: number): Database {
   }
 }
 
-async function connectEmbedded ({ dir, durable, onFatal = () => {}, onWait }: ConnectOptions): Promise<Database> {
+async function connectEmbedded (
+  { dir, durable, onFatal = () => {}, onWait, onTold }: ConnectOptions
+): Promise<Database> {
   if (!dir) throw new Error('A database URL or a directory is needed')
   let opened = false
   const embedded = await openEmbedded({
-    dir, durable, onWait, onFatal: error => { if (opened) onFatal(error) }
+    dir, durable, onWait, onTold, onFatal: error => { if (opened) onFatal(error) }
   })
   const client = postgres({
     ...COMMON,

@@ -42,6 +42,8 @@ export interface EmbeddedOptions {
   onFatal?: ((error: Error) => void) | undefined
   /** Called with a line that says what is waited for, now and then while opening or migrating takes long. */
   onWait?: ((line: string) => void) | undefined
+  /** Called with what another process of this machine tells who has the database open: JSON. */
+  onTold?: ((told: string) => Promise<void>) | undefined
 }
 
 /** What the worker starts with. */
@@ -61,7 +63,8 @@ interface Answer { ready?: true, bytes?: Uint8Array, done?: true, copied?: strin
 
 /** Prepares the embedded database in a directory, which stays locked until `close`. */
 export async function openEmbedded ({
-  dir, durable = true, onFatal = () => {}, onWait = () => {}
+  dir, durable = true, onFatal = () => {}, onWait = () => {},
+  onTold = async () => { throw new Error('it takes no word') }
 }: EmbeddedOptions): Promise<Embedded> {
   const unlock = await claim(dir)
   const threadOf = (name: string) => new URL(import.meta.url.replace(/embedded(\.\w+)$/, `${name}$1`))
@@ -78,7 +81,7 @@ export async function openEmbedded ({
   let worker: Worker | undefined
   let ended: Promise<unknown> = Promise.resolve()
   let closed = false
-  const endCopies = await serveCopies(dir, copy).catch((error: unknown) => {
+  const endCopies = await serveCopies(dir, copy, onTold).catch((error: unknown) => {
     unlock()
     throw error
   })

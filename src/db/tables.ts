@@ -68,6 +68,13 @@ export const service_keys = pgTable('service_keys', {
   ...created
 })
 
+/** The newest backup of this database that was written whole; a restored one has none yet. */
+export const last_backup = pgTable('last_backup', {
+  id: integer().primaryKey().default(1),
+  made_at: moment().notNull(),
+  bytes: count().notNull()
+}, (table) => [check('last_backup_one', sql`${table.id} = 1`)])
+
 export const organizations = pgTable('organizations', {
   id: ulid().primaryKey(),
   name: name(),

@@ -86,10 +86,10 @@ export function measureDatabase (metrics: Metrics, database: Database): void {
     'Rows that were changed outside the service and reported', () => authority.reports())
 }
 
-/** What waits for its turn in the database, of all organizations together. */
+/** What the database alone knows, of all organizations together: what waits for its turn, and the newest backup. */
 async function measureBacklog (app: FastifyInstance, database: Database): Promise<Family[]> {
-  const gauge = (name: string, help: string, value: number): Family =>
-    ({ name: `strongroom_${name}`, help, kind: 'gauge', samples: [['', '', value]] })
+  const gauge = (name: string, help: string, value: number | null): Family =>
+    ({ name: `strongroom_${name}`, help, kind: 'gauge', samples: value === null ? [] : [['', '', value]] })
   const up = (value: 0 | 1) => gauge('database_up', 'Whether the database answers', value)
   try {
     const backlog = await readBacklog(database.background)
@@ -101,7 +101,9 @@ async function measureBacklog (app: FastifyInstance, database: Database): Promis
       gauge('reencryption_versions_left', 'Versions that are still to be re-encrypted', backlog.versions_left),
       gauge('removal_organizations', 'Deleted organizations of which rows are left', backlog.organizations),
       gauge('removal_histories', 'Purged and deleted histories of which rows are left', backlog.histories),
-      gauge('removal_tokens', 'Endings with API tokens that are left to remove', backlog.tokens)
+      gauge('removal_tokens', 'Endings with API tokens that are left to remove', backlog.tokens),
+      gauge('last_backup_time_seconds', 'The moment of the newest backup, in seconds since 1970', backlog.backup_seconds),
+      gauge('last_backup_bytes', 'How large the newest backup is', backlog.backup_bytes)
     ]
   } catch (error) {
     app.log.warn({ err: databaseError(error) }, 'what waits in the database could not be measured')

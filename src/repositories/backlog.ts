@@ -1,8 +1,8 @@
 import { isNull, sql } from 'drizzle-orm'
 import type { Db } from '../db/database.ts'
-import { histories, late_events, organization_removals, re_encryptions, token_removals } from '../db/tables.ts'
+import { histories, last_backup, late_events, organization_removals, re_encryptions, token_removals } from '../db/tables.ts'
 
-/** What waits for its turn, of all organizations together. */
+/** What waits for its turn, of all organizations together, and the newest backup: both null where there is none. */
 export interface Backlog {
   late_events: number
   late_seconds: number
@@ -11,6 +11,8 @@ export interface Backlog {
   organizations: number
   histories: number
   tokens: number
+  backup_seconds: number | null
+  backup_bytes: number | null
 }
 
 /** Rows of a kind that are counted: where more wait, it is said that so many do. */
@@ -23,7 +25,9 @@ export async function readBacklog (db: Db): Promise<Backlog> {
   const [row] = await db.execute(sql`
     SELECT late.*, again.*, (SELECT count(*)::int FROM (SELECT FROM ${organization_removals} ${counted}) o) AS organizations,
       (SELECT count(*)::int FROM (SELECT FROM ${histories} WHERE ${histories.removed_at} IS NOT NULL ${counted}) h) AS histories,
-      (SELECT count(*)::int FROM (SELECT FROM ${token_removals} ${counted}) t) AS tokens
+      (SELECT count(*)::int FROM (SELECT FROM ${token_removals} ${counted}) t) AS tokens,
+      (SELECT extract(epoch FROM made_at)::float8 FROM ${last_backup}) AS backup_seconds,
+      (SELECT bytes::float8 FROM ${last_backup}) AS backup_bytes
     FROM (
       SELECT count(*)::int AS late_events,
         coalesce(extract(epoch FROM now() - min(occurred_at)), 0)::float8 AS late_seconds

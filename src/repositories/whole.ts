@@ -7,15 +7,16 @@ import * as tables from '../db/tables.ts'
 // written by a newer one, and a new table or column comes along by itself.
 
 /**
- * What no backup has: it lets somebody in within minutes or days, who could otherwise come in again with what they had
- * given back, or used up, since.
+ * What no backup has: most of it lets somebody in within minutes or days, who could otherwise come in again with what
+ * they had given back, or used up, since.
  */
 export const LEFT_OUT: Readonly<Record<string, string>> = {
   sessions: 'People sign in again',
   sign_in_steps: 'Half a sign-in, of minutes',
   password_links: 'One that was used since would set a password again; an operator makes another one',
   oauth_requests: 'Belong to a session',
-  oauth_codes: 'Of a minute, and used once'
+  oauth_codes: 'Of a minute, and used once',
+  last_backup: 'Of the database that it was made of'
 }
 
 /** What migrations put rows into: all that there may be in an empty database. */

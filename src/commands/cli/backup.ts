@@ -17,6 +17,9 @@ export const noun: Noun = {
     // Standard output may be the backup itself.
     const out = file === '-' ? process.stderr : process.stdout
     out.write(`Backed up ${describeSummary(made)}`)
+    if (made.unknown !== undefined) {
+      process.stderr.write(`The metrics do not know of it, for the database could not be told: ${made.unknown}\n`)
+    }
     return 0
   }
 }
