@@ -1,10 +1,9 @@
-import { Ajv2020, type AnySchema } from 'ajv/dist/2020.js'
-import formats from 'ajv-formats'
 import t from 'tap'
 import { FIRST_ORGANIZATION } from '../schemas/organizations.ts'
 import { greet } from '../src/commands/greeting.ts'
 import { challengeOf } from '../src/crypto/bearer.ts'
 import { startApp, type Answer } from './helpers/app.ts'
+import { createValidator } from './helpers/contract.ts'
 import { OPERATIONS, prepare, publishedPaths } from './helpers/operations.ts'
 import { authorize, issuePair } from './helpers/people.ts'
 
@@ -260,25 +259,6 @@ async function send ({ id, method, path, operation, type, body }: Example, token
   })
 }
 
-/** What is wrong with a value by a schema of the document; a member that it does not name, too. */
-function validator (): (schema: object, value: unknown) => string[] {
-  const ajv = new Ajv2020({ strict: false, allErrors: true })
-  formats.default(ajv)
-  const { components } = service.app.swagger() as unknown as { components: object }
-  ajv.addSchema(closed({ components }) as AnySchema, 'document')
-  return (schema, value) => {
-    const own = JSON.parse(JSON.stringify(schema).replaceAll('"#/', '"document#/'))
-    const judge = ajv.compile(closed(own) as AnySchema)
-    judge(value)
-    return (judge.errors ?? []).map(({ instancePath, message }) => `${instancePath} ${message}`)
-  }
-}
-
-function closed (value: unknown): unknown {
-  if (Array.isArray(value)) return value.map(closed)
-  if (typeof value !== 'object' || value === null) return value
-  const copy = Object.fromEntries(Object.entries(value).map(([key, member]) =>
-    [key, key === 'example' ? member : closed(member)]))
-  const isObject = [copy.type].flat().includes('object') && typeof copy.properties === 'object'
-  return isObject ? { additionalProperties: false, ...copy } : copy
+function validator () {
+  return createValidator((service.app.swagger() as unknown as { components: object }).components)
 }

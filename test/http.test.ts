@@ -1,10 +1,11 @@
 import { once } from 'node:events'
 import { connect, type AddressInfo } from 'node:net'
 import t, { type Test } from 'tap'
-import { codeOf, ERRORS, type ErrorCode } from '../schemas/errors.ts'
+import { ERRORS, type ErrorCode } from '../schemas/errors.ts'
 import { buildApp } from '../src/app.ts'
 import { loadConfig } from '../src/config.ts'
 import { makeLevel, startApp, type Answer, type Caller, type TestApp } from './helpers/app.ts'
+import { answersOf, statusesOf } from './helpers/contract.ts'
 import { OPERATIONS, prepare, publishedPaths, requestOf, settle, type World } from './helpers/operations.ts'
 import { LONG } from './helpers/long.ts'
 import { rest } from './helpers/sockets.ts'
@@ -980,18 +981,6 @@ t.test('over a real socket', async (t) => {
   })
 })
 
-// One code can go with two statuses.
-/** What any operation can answer: about who calls, how often, what was sent or repeated, and what failed here. */
-const OF_ALL = [
-  'malformed_json', 'malformed_request', 'unsupported_api_version', 'unauthenticated', 'insufficient_permissions',
-  'organization_inactive', 'second_factor_required', 'not_found', 'payload_too_large', 'unsupported_media_type',
-  'validation_failed', 'rate_limit_exceeded', 'internal_error', 'integrity_error', 'service_unavailable',
-  'conflict', 'idempotency_key_reused'
-]
-const statusesOf = (code: string) => new Set(
-  (Object.keys(ERRORS) as ErrorCode[]).filter((row) => codeOf(row) === code).map((row) => ERRORS[row].status as number)
-)
-
 t.test('RL-21 no input makes any published operation fail, and every refusal is one that the operation documents', async (t) => {
   const random = generator(20260301)
   const pick = <T>(from: readonly T[]): T => from[Math.floor(random() * from.length)]!
@@ -1163,10 +1152,7 @@ function publishedOperations (): Operation[] {
       (parameter: any) => parameter.in === 'query'
     ).map((parameter: any) => parameter.name),
     body: componentOf(operation.requestBody?.content['application/json']?.schema),
-    answers: new Map(Object.keys(operation.responses).map((status) => [
-      Number(status), new Set([...OF_ALL, ...operation['x-error-codes'] ?? []].filter((code) =>
-        statusesOf(code).has(Number(status))))
-    ]))
+    answers: answersOf(operation)
   })))
 }
 

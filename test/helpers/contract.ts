@@ -1,0 +1,53 @@
+import { Ajv2020, type AnySchema, type ValidateFunction } from 'ajv/dist/2020.js'
+import formats from 'ajv-formats'
+import { codeOf, ERRORS, type ErrorCode } from '../../schemas/errors.ts'
+
+// What the document says of an answer, for tests that hold answers against it.
+
+/** What any operation can answer: about who calls, how often, what was sent or repeated, and what failed here. */
+const OF_ALL = [
+  'malformed_json', 'malformed_request', 'unsupported_api_version', 'unauthenticated', 'insufficient_permissions',
+  'organization_inactive', 'second_factor_required', 'not_found', 'payload_too_large', 'unsupported_media_type',
+  'validation_failed', 'rate_limit_exceeded', 'internal_error', 'integrity_error', 'service_unavailable',
+  'conflict', 'idempotency_key_reused'
+]
+
+/** The statuses that an error goes with: one code can go with two. */
+export const statusesOf = (code: string) => new Set(
+  (Object.keys(ERRORS) as ErrorCode[]).filter((row) => codeOf(row) === code).map((row) => ERRORS[row].status as number)
+)
+
+export interface Documented { 'x-error-codes'?: string[], responses: Record<string, unknown> }
+
+/** The statuses that an operation documents, each with the errors that it can be. */
+export function answersOf (operation: Documented): Map<number, Set<string>> {
+  const codes = [...OF_ALL, ...operation['x-error-codes'] ?? []]
+  return new Map(Object.keys(operation.responses).map((status) =>
+    [Number(status), new Set(codes.filter((code) => statusesOf(code).has(Number(status))))]))
+}
+
+/** What is wrong with a value by a schema of the document; a member that it does not name, too. */
+export function createValidator (components: object): (schema: object, value: unknown) => string[] {
+  const ajv = new Ajv2020({ strict: false, allErrors: true })
+  formats.default(ajv)
+  ajv.addSchema(closed({ components }) as AnySchema, 'document')
+  const compiled = new WeakMap<object, ValidateFunction>()
+  return (schema, value) => {
+    let judge = compiled.get(schema)
+    if (judge === undefined) {
+      judge = ajv.compile(closed(JSON.parse(JSON.stringify(schema).replaceAll('"#/', '"document#/'))) as AnySchema)
+      compiled.set(schema, judge)
+    }
+    judge(value)
+    return (judge.errors ?? []).map(({ instancePath, message }) => `${instancePath} ${message}`)
+  }
+}
+
+function closed (value: unknown): unknown {
+  if (Array.isArray(value)) return value.map(closed)
+  if (typeof value !== 'object' || value === null) return value
+  const copy = Object.fromEntries(Object.entries(value).map(([key, member]) =>
+    [key, key === 'example' ? member : closed(member)]))
+  const isObject = [copy.type].flat().includes('object') && typeof copy.properties === 'object'
+  return isObject ? { additionalProperties: false, ...copy } : copy
+}
