@@ -1,6 +1,7 @@
 // The domain tests on the embedded database and on a real PostgreSQL, the others on one of them, then one closing line
 // that counts both. `npm test -- versions secrets` runs the files whose names contain one of the words; `--long` runs
-// those that have a long form, in that, and on the embedded database what otherwise runs on a server alone.
+// those that have a long form, in that, and on the embedded database what otherwise runs on a server alone; `--faults`
+// those in test/faults alone, which nothing else runs, and prints what came of each fault.
 import { spawn } from 'node:child_process'
 import { chmodSync, mkdtempSync, readdirSync, readFileSync, rmSync, statfsSync } from 'node:fs'
 import { availableParallelism, tmpdir } from 'node:os'
@@ -33,8 +34,12 @@ const FIRST = [
   'rotation-crash', 'database', 'cli', 'outage', 'rewrap', 'rotation-concurrency', 'concurrency', 'crash',
   'revocation', 'encryption-doc', 'migrations'
 ]
+// Of the faults, those that take longest.
+const FIRST_FAULTS = ['kills']
+// What measures how fast the service is has the machine for itself.
+const ALONE = ['overload']
 // How long a file may take; a process, as long as its files.
-const TIMEOUT = process.argv.includes('--long') ? 2_240_000 : 560_000
+const TIMEOUT = process.argv.includes('--long') ? 2_240_000 : process.argv.includes('--faults') ? 900_000 : 560_000
 // Files that share a process, one after the other. More would keep more memory than they spare time.
 const TOGETHER = 7
 // In every process of a run, the servers and commands that they start too: each statement that it sends is one
@@ -47,13 +52,16 @@ const ROOM = 4 * 2 ** 30
 
 const args = process.argv.slice(2)
 const long = args.includes('--long')
-const words = args.filter((arg) => arg !== '--long')
+const faults = args.includes('--faults')
+const words = args.filter((arg) => !arg.startsWith('--'))
 const files = readdirSync('dist/test', { recursive: true })
-  .filter((name) => name.endsWith('.test.js') && (words.length === 0 || words.some((word) => name.includes(word))))
+  .filter((name) => name.endsWith('.test.js') && name.startsWith('faults/') === faults &&
+    (words.length === 0 || words.some((word) => name.includes(word))))
   .map((name) => join('dist/test', name)).sort()
 const nameOf = (file) => basename(file, '.test.js')
 const hasLongForm = (file) => readFileSync(file, 'utf8').includes('helpers/long.js')
-const rank = (file) => FIRST.includes(nameOf(file)) ? FIRST.indexOf(nameOf(file)) : FIRST.length
+const first = faults ? FIRST_FAULTS : FIRST
+const rank = (file) => first.includes(nameOf(file)) ? first.indexOf(nameOf(file)) : first.length
 
 const inMemory = hasRoom() ? mkdtempSync(join(MEMORY, 'strongroom-')) : undefined
 if (inMemory !== undefined) {
@@ -65,6 +73,7 @@ if (inMemory !== undefined) {
 }
 
 const totals = { passed: 0, failed: 0, cpu: 0 }
+const skipped = []
 let broken = false
 const server = hasPostgres() ? await startPostgres({ durable: false }) : undefined
 if (server === undefined && process.env.CI === 'true') {
@@ -75,7 +84,10 @@ if (server === undefined && process.env.CI === 'true') {
 const isLast = (file) => nameOf(file) === LAST
 const last = server === undefined ? [] : files.filter(isLast)
 const statements = mkdtempSync(join(tmpdir(), 'strongroom-statements-'))
-process.once('exit', () => rmSync(statements, { recursive: true, force: true }))
+const outcomes = mkdtempSync(join(tmpdir(), 'strongroom-outcomes-'))
+process.once('exit', () => {
+  for (const directory of [statements, outcomes]) rmSync(directory, { recursive: true, force: true })
+})
 
 const alone = (file) => (long && hasLongForm(file)) || FIRST.includes(nameOf(file))
 const together = (files) => [
@@ -86,19 +98,27 @@ const onEmbedded = (file) => !isLast(file) && (ON_EITHER.has(nameOf(file))
   ? long || server === undefined
   : !ON_SERVER.has(nameOf(file)) && (!long || hasLongForm(file)))
 const onServer = (file) => !isLast(file) && !ONCE.has(nameOf(file)) && (!long || hasLongForm(file))
-const work = [
-  ...server === undefined
-    ? []
-    : together(files.filter(onServer)).map((files) =>
-      ({ files, on: 'PostgreSQL', env: { TEST_DATABASE_URL: server.url } })),
-  ...together(files.filter(onEmbedded)).map((files) => ({ files, on: 'embedded database', env: {} }))
-].sort((a, b) => rank(a.files[0]) - rank(b.files[0]))
-const ended = await Promise.all(Array.from({ length: Math.max(2, availableParallelism()) + 1 }, async () => {
+const onServerAlone = (files) => ({ files, on: 'PostgreSQL', env: { TEST_DATABASE_URL: server.url } })
+const onEmbeddedAlone = (files) => ({ files, on: 'embedded database', env: {} })
+// Faults bring their own databases; those that do not are on the server.
+const onOne = server === undefined ? onEmbeddedAlone : onServerAlone
+const byThemselves = faults ? files.filter((file) => ALONE.includes(nameOf(file))) : last
+const work = (faults
+  ? files.filter((file) => !byThemselves.includes(file)).map((file) => onOne([file]))
+  : [
+      ...server === undefined ? [] : together(files.filter(onServer)).map(onServerAlone),
+      ...together(files.filter(onEmbedded)).map(onEmbeddedAlone)
+    ]
+).sort((a, b) => rank(a.files[0]) - rank(b.files[0]))
+// What comes after a fault is timed: it shares the machine with one other.
+const lanes = faults ? 2 : Math.max(2, availableParallelism()) + 1
+const ended = await Promise.all(Array.from({ length: lanes }, async () => {
   for (let next = work.shift(); next !== undefined; next = work.shift()) await run(next)
   return process.uptime().toFixed(0)
 }))
-if (last.length > 0) await run({ files: last, on: 'PostgreSQL', env: { TEST_DATABASE_URL: server.url } })
+for (const file of byThemselves) await run(onOne([file]))
 await server?.close()
+if (faults) printOutcomes()
 // Lanes that end far apart are work that was dealt badly.
 console.log(`The lanes ended after ${ended.join(', ')} s; the files took ${totals.cpu.toFixed(0)} s of CPU time`)
 console.log(`${totals.passed} passed, ${totals.failed} failed`)
@@ -119,6 +139,20 @@ function chunks (files) {
   return Array.from({ length }, (_, i) => files.filter((_, place) => place % length === i))
 }
 
+function printOutcomes () {
+  const rows = readdirSync(outcomes).map((name) => JSON.parse(readFileSync(join(outcomes, name), 'utf8')))
+    .sort((a, b) => a.fault < b.fault ? -1 : 1)
+  const columns = {
+    fault: 'Fault', cycles: 'Cycles', acknowledged: 'Acknowledged', lost: 'Lost', outside: 'Outside the contract', exits: 'Exits', recovery: 'Recovery, ms', note: ''
+  }
+  const table = [columns, ...rows].map((row) => Object.keys(columns).map((name) => String(row[name] ?? '')))
+  const widths = Object.keys(columns).map((_, i) => Math.max(...table.map((row) => row[i].length)))
+  const isWord = (i) => i === 0 || i === widths.length - 1
+  console.log(table.map((row) =>
+    row.map((text, i) => isWord(i) ? text.padEnd(widths[i]) : text.padStart(widths[i])).join('  ').trimEnd()).join('\n'))
+  for (const text of skipped) console.log(`Left out: ${text.replace(/ # SKIP/, ':')}`)
+}
+
 // A test file is a program that prints TAP; several in one process are as many tests of it. What failed is shown with
 // its diagnostics.
 async function run ({ files, on, env }) {
@@ -127,6 +161,7 @@ async function run ({ files, on, env }) {
       ...process.env,
       NODE_OPTIONS: WATCH,
       TEST_STATEMENTS: statements,
+      ...(faults && { TEST_FAULTS: outcomes }),
       TAP_TIMEOUT: String(TIMEOUT / 1000 - 20),
       ...(long &&
       { TEST_LONG: '1' }),
@@ -155,6 +190,7 @@ async function run ({ files, on, env }) {
     if (text !== undefined) {
       failing = not !== undefined
       if (indent.length === 4) totals[not ? 'failed' : 'passed']++
+      if (faults && / # SKIP/.test(text)) skipped.push(text)
       const [, file, time] = /^(\S+) # time=([\d.]+)ms$/.exec(text) ?? []
       if (indent === '' && files.includes(file)) {
         ended.add(file)

@@ -1,15 +1,12 @@
 import { join } from 'node:path'
-import { sql } from 'drizzle-orm'
 import t, { type Test } from 'tap'
 import { generateMasterKey } from '../src/crypto/keyring.ts'
-import { connect } from '../src/db/database.ts'
 import { LONG } from './helpers/long.ts'
 import { hasPostgres, startPostgres } from './helpers/postgres.ts'
 import { command, scratchDirectory, startServer, type Server } from './helpers/process.ts'
 import {
-  client, look, makeLevels, mix, opener, random, replay, store, type Level, type Operation, type Send
+  client, look, makeLevels, mix, opener, openQueries, random, replay, store, type Level, type Operation, type Send
 } from './helpers/traffic.ts'
-import { beside } from './helpers/statements.ts'
 
 // The server process itself is killed with SIGKILL while it writes, again and again on the same database. Whatever it
 // had acknowledged has to be there; a request that was never answered may have taken effect or not.
@@ -59,10 +56,7 @@ async function killAgainAndAgain (
   t.equal((await server.stop()).code, 0)
 
   t.match(await command(['audit', 'verify'], env), { code: 0 }, 'the events are a chain')
-  const opened = await connect({ ...database, pool: 2 })
-  t.teardown(() => opened.close())
-  const query = (text: string) => beside(async () =>
-    await opened.db.execute(sql.raw(text)) as unknown as Record<string, unknown>[])
+  const query = await openQueries(t, database)
   const recorded = new Map((await query(`SELECT action, count(*)::int FROM audit_events
     WHERE organization_id = '${owner.organization}' GROUP BY 1`)).map(({ action, count }) => [action, Number(count)]))
   for (const [kind, action] of Object.entries(ACTIONS)) {

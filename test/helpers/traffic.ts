@@ -1,6 +1,7 @@
 import { createDecipheriv, pbkdf2Sync } from 'node:crypto'
 import type { AddressInfo } from 'node:net'
 import { setTimeout as pause } from 'node:timers/promises'
+import { sql } from 'drizzle-orm'
 import type { FastifyInstance } from 'fastify'
 import type { Test } from 'tap'
 import { buildApp } from '../../src/app.ts'
@@ -8,6 +9,7 @@ import type { Costs } from '../../src/crypto/costs.ts'
 import { connect, databaseError, DatabaseUnavailable } from '../../src/db/database.ts'
 import { openRows } from '../../src/vault/rows.ts'
 import { startApp, type TestApp } from './app.ts'
+import { beside } from './statements.ts'
 
 // The embedded database has one session and one process: fewer requests prove as much there.
 export const ON_POSTGRES = process.env.TEST_DATABASE_URL !== undefined
@@ -262,7 +264,15 @@ export function mix (send: Send, levels: Level[], next: () => number, seen: numb
   )
 }
 
-type Sql = (query: string) => Promise<Record<string, any>[]>
+export type Sql = (query: string) => Promise<Record<string, any>[]>
+
+/** Reads a database beside the service, until the test ends: the embedded one, while nothing else has it open. */
+export async function openQueries (t: Test, database: { dir: string } | { url: string }): Promise<Sql> {
+  const { db, close } = await connect({ ...database, pool: 2 })
+  t.teardown(close)
+  return (text) => beside(async () => await db.execute(sql.raw(text)) as unknown as Record<string, unknown>[])
+}
+
 interface Recorded { plaintext: string | undefined, action: string }
 interface Secret {
   id: string
@@ -493,10 +503,10 @@ const isSame = (one: Level, other: Level) =>
   one.project === other.project && one.target === other.target && one.environment === other.environment
 
 /** Every page of a level's history, and its document: what a reader sees. */
-export async function look (send: Send, level: Level) {
+export async function look (send: Send, level: Level, decrypt = true) {
   const path = ['', level.project, level.target, level.environment].filter((part) => part !== undefined).join('/')
   const kind = level.environment !== undefined ? 'environment' : level.target !== undefined ? 'target' : 'project'
-  const read = await send('GET', `${path}/secrets?decrypt=true`)
+  const read = await send('GET', `${path}/secrets${decrypt ? '?decrypt=true' : ''}`)
   const current = read.body.data.attributes.levels[kind] as {
     id: string
     content: string

@@ -1,0 +1,285 @@
+import { randomUUID } from 'node:crypto'
+import { readFileSync, writeFileSync } from 'node:fs'
+import { join } from 'node:path'
+import { setTimeout as pause } from 'node:timers/promises'
+import type { Test } from 'tap'
+import { parse } from 'yaml'
+import { answersOf, createValidator, statusesOf, type Documented } from './contract.ts'
+import {
+  client, look, opener, replay, type Level, type Operation, type Reply, type Replayed, type Send, type Sql
+} from './traffic.ts'
+
+// What every fault is judged by: nothing acknowledged is lost, no process ends, no answer is outside of the contract,
+// and the service is there again soon.
+
+/** Milliseconds in which the service is to be there again, and in which whoever asks is to be answered. */
+export const RECOVERED = 5_000
+
+const SCALE = Number(process.env.TEST_CYCLES ?? 1)
+
+/** How many cycles to go through of what is `count` in full: fewer where `TEST_CYCLES` says so, as 0.05, never none. */
+export const cycles = (count: number): number => Math.max(1, Math.round(count * SCALE))
+
+interface Answered { content?: Record<string, { schema: object }>, headers?: object }
+interface Operated extends Documented { responses: Record<string, Answered & { $ref?: string }> }
+
+const document = parse(readFileSync(new URL('../../../openapi.yaml', import.meta.url), 'utf8')) as {
+  paths: Record<string, Record<string, Operated>>
+  components: { responses: Record<string, Answered> }
+}
+const validate = createValidator(document.components)
+
+// Where two paths match, the one that says more from the left on is meant, as the router does it.
+const published = Object.entries(document.paths).map(([path, operations]) => ({ parts: path.split('/'), operations }))
+  .sort((a, b) => {
+    const [one, other] = [a, b].map(({ parts }) => parts.map((part) => part.startsWith('{') ? '~' : '!').join(''))
+    return one! < other! ? -1 : 1
+  })
+const documented = new Map([...published.flatMap(({ operations }) => Object.values(operations))].map((operation) =>
+  [operation, answersOf(operation)]))
+
+/** What is answered before an operation is looked for, or where there is none. */
+const BESIDE: Record<number, string[]> = {
+  400: ['malformed_request'],
+  404: ['not_found'],
+  405: ['method_not_allowed'],
+  413: ['payload_too_large'],
+  414: ['uri_too_long'],
+  431: ['header_fields_too_large'],
+  503: ['service_unavailable']
+}
+const OF_ANY = [400, 414, 431]
+const ERROR = {
+  type: 'object',
+  required: ['error', 'message'],
+  properties: { error: { type: 'string' }, message: { type: 'string' } }
+}
+
+/**
+ * What is wrong with an answer by `openapi.yaml`, in words; nothing of a good one. Its status and its error are to be
+ * among those of the operation, its body as its schema says, its type one that is documented; every answer has an
+ * `X-Request-Id`, and 429 alone says `Retry-After`. A 500 is documented, and is wrong: no fault is to lead to one.
+ *
+ * @param path as a `Send` takes it: below `/api/v1/<organization>`, or at `//`
+ */
+export function outsideContract (method: string, path: string, { status, body, headers }: Reply): string[] {
+  const operation = operationOf(method, path)
+  const answers = operation && documented.get(operation)
+  const wrong: string[] = []
+  const type = (headers.get('content-type') ?? '').split(';')[0]!
+  if (status === 500) wrong.push('something failed')
+  if (headers.get('x-request-id') === null) wrong.push('no X-Request-Id')
+  if ((status === 429) !== /^[1-9]\d*$/.test(headers.get('retry-after') ?? '')) {
+    wrong.push(`Retry-After is ${headers.get('retry-after')}`)
+  }
+  const isBeside = (answers === undefined || OF_ANY.includes(status)) && BESIDE[status]?.includes(body?.error)
+  if (isBeside) wrong.push(...validate(ERROR, body))
+  else if (answers?.has(status) !== true) wrong.push('no such status is documented')
+  else {
+    const { $ref, ...own } = operation!.responses[status]!
+    const { content } = $ref === undefined ? own : document.components.responses[$ref.split('/').at(-1)!]!
+    if (content === undefined || method === 'HEAD') {
+      if (body !== undefined) wrong.push('there is a body')
+    } else if (content[type] === undefined) wrong.push(`${type || 'no'} content`)
+    else wrong.push(...validate(content[type].schema, body))
+    // The OAuth endpoints have codes of their own, which their schemas name.
+    if (status >= 400 && body?.error_description === undefined && !answers.get(status)!.has(body?.error)) {
+      wrong.push(`${body?.error} is not documented`)
+    }
+  }
+  if (status >= 400 && body?.error_description === undefined && statusesOf(body?.error).has(status) !== true) {
+    wrong.push(`${body?.error} does not go with it`)
+  }
+  return wrong.map((what) => `${method} ${path} ${status}: ${what}: ${JSON.stringify(body)?.slice(0, 300)}`)
+}
+
+function operationOf (method: string, path: string): Operated | undefined {
+  const parts = (path.startsWith('//') ? path.slice(1) : `/api/v1/organization${path}`).split('?', 1)[0]!.split('/')
+  const found = published.find((one) => one.parts.length === parts.length && one.parts.every((part, i) =>
+    part.startsWith('{') ? parts[i] !== '' : part === parts[i]))
+  return found?.operations[method === 'HEAD' ? 'get' : method.toLowerCase()]
+}
+
+/** One row of the closing table. */
+export interface Outcome {
+  fault: string
+  cycles: number
+  /** Changes that were answered with 2xx, all of which were looked for. */
+  acknowledged: number
+  /** Those that are not there, or not as they were acknowledged. */
+  lost: number
+  /** Answers that are not of the contract, in words. */
+  outside: string[]
+  /** Processes that ended and should not have. */
+  exits: number
+  /** Milliseconds until the service was there again, at worst. */
+  recovery: number
+  /** What else there is to say, as a figure of its own. */
+  note?: string
+}
+
+/** Why an outcome is not one that a fault may have. */
+export function shortcomings ({ acknowledged, lost, outside, exits, recovery }: Outcome): string[] {
+  return [
+    ...acknowledged > 0 ? [] : ['nothing was acknowledged'],
+    ...lost === 0 ? [] : [`${lost} of ${acknowledged} acknowledged are lost`],
+    ...outside,
+    ...exits === 0 ? [] : [`${exits} processes ended`],
+    ...recovery < RECOVERED ? [] : [`it took ${Math.round(recovery)} ms to be there again`]
+  ]
+}
+
+/** Judges a fault, once for each test, and adds it to the table that the run prints at its end. */
+export function report (t: Test, outcome: Outcome): void {
+  t.same(shortcomings(outcome), [], `${outcome.fault}: nothing lost, ended, outside of the contract or late`)
+  const directory = process.env.TEST_FAULTS
+  const line = { ...outcome, outside: outcome.outside.length, recovery: Math.round(outcome.recovery) }
+  if (directory === undefined) t.comment(JSON.stringify(line))
+  else writeFileSync(join(directory, `${randomUUID()}.json`), JSON.stringify(line))
+}
+
+export interface Watched {
+  /** As `client` sends, once: whoever has to is to ask again. */
+  send: Send
+  /** How many of the operations were answered with 2xx. */
+  acknowledged (): number
+  /** What was wrong with answers, the first of them. */
+  outside: string[]
+  /** What changed documents, keys or histories, as `replay` takes it: known by the requests. */
+  operations: Operation[]
+}
+
+// More of the same tell nothing new.
+const MOST_OUTSIDE = 30
+
+/**
+ * A client that holds each answer against the contract, and keeps what it asked to change and what came of it.
+ *
+ * @param before what another one kept of the same organization, to go on with
+ */
+export function watched (
+  addresses: string | string[], caller: { organization: string, token: string }, before?: Watched
+): Watched {
+  const plain = client(addresses, caller)
+  const outside = before?.outside ?? []
+  const operations = before?.operations ?? []
+  const notice = (...wrong: string[]) => { outside.push(...wrong.slice(0, MOST_OUTSIDE - outside.length)) }
+  // Who asks again, asks under the same id for the same.
+  const known = new Map<string, Operation>()
+  const noted = (operation: Operation) => {
+    const again = known.get(operation.request)
+    if (again !== undefined) return again
+    known.set(operation.request, operation)
+    operations.push(operation)
+    return operation
+  }
+  return {
+    async send (method, path, body, headers = {}) {
+      const request = headers['x-request-id'] ?? randomUUID()
+      const changed = changedBy(method, path, body as Record<string, any>)
+      const operation = changed && noted({ ...changed, request, sent: performance.now(), answered: Infinity })
+      try {
+        const reply = await plain(method, path, body, { ...headers, 'x-request-id': request })
+        notice(...outsideContract(method, path, reply))
+        if (operation !== undefined) operation.reply = reply
+        return reply
+      } catch (error) {
+        // What ended in the middle is no answer; what is whole, and no JSON, is a wrong one.
+        if (error instanceof SyntaxError) notice(`${method} ${path}: ${error.message}`)
+        throw error
+      } finally {
+        if (operation !== undefined) operation.answered = performance.now()
+      }
+    },
+    acknowledged: () => operations.filter(({ reply }) => reply !== undefined && reply.status < 300).length,
+    outside,
+    operations
+  }
+}
+
+function changedBy (
+  method: string, path: string, body: Record<string, any> = {}
+): Pick<Operation, 'kind' | 'level' | 'plaintext'> | undefined {
+  const { project, target, environment, plaintext = body.content } = body
+  const level: Level = {
+    project, ...(target !== undefined && { target }), ...(environment !== undefined && { environment })
+  }
+  const [, rotated] = /^\/([^/]+)\/encryption-key\/rotate$/.exec(path) ?? []
+  if (rotated !== undefined) return { kind: 'rotate', level: { project: rotated } }
+  const [, what = ''] = /^\/secrets\/(store$|delete$|versions\/.+)/.exec(path) ?? []
+  if (what === 'store') return { kind: 'store', level, plaintext }
+  if (what === 'delete') return { kind: 'delete', level }
+  if (what === 'versions/purge') return { kind: 'purge', level }
+  if (what.endsWith('/restore')) return { kind: 'restore', level }
+  return method === 'DELETE' && what !== '' ? { kind: 'version', level } : undefined
+}
+
+/**
+ * Everything that is not there, or not as it was acknowledged, in words: the audit events are played against what was
+ * answered, the tables against the events, and what readers get against both. Nothing may be under way.
+ */
+export async function lost (
+  query: Sql, organization: string, { send, operations }: Pick<Watched, 'send' | 'operations'>
+): Promise<string[]> {
+  const replayed = await replay(query, organization, operations)
+  return [...replayed.problems, ...await misread(send, replayed, operations)]
+}
+
+// As many versions of a level are opened.
+const OPENED = 20
+
+/** What readers get that is not what the events tell: documents, histories, and the newest versions. */
+export async function misread (send: Send, { secrets }: Replayed, operations: Operation[]): Promise<string[]> {
+  const wrong: string[] = []
+  const projects = new Map<string, { isServers: boolean, open: Awaited<ReturnType<typeof opener>> }>()
+  for (const secret of secrets.values()) {
+    const { level } = secret
+    if (!projects.has(level.project)) {
+      const { body } = await send('GET', `/${level.project}`)
+      const isServers = body.data.attributes.storage_mode !== 'client'
+      const open = isServers ? await opener(send, level.project, operations) : (blob: string) => blob
+      projects.set(level.project, { isServers, open })
+    }
+    const { isServers, open } = projects.get(level.project)!
+    const name = Object.values(level).join('/')
+    const { current, history } = await look(send, level, isServers)
+    if (current?.content !== secret.plaintext) wrong.push(`${name}: the document is not what was stored last`)
+    if (level.environment === undefined) continue
+    const listed = new Set(history.map(({ id }) => Number(id)))
+    for (const id of secret.versions.keys()) if (!listed.has(id)) wrong.push(`${name}: version ${id} is not listed`)
+    const active = history.slice(0, OPENED).filter(({ attributes }) =>
+      attributes.key_version === history[0]!.attributes.key_version)
+    for (const { id } of active) {
+      const { body } = await send('GET', `/secrets/versions/${id}`)
+      const recorded = secret.versions.get(Number(id))
+      if (recorded?.plaintext !== open(body.data.content, body.data.key.version)) {
+        wrong.push(`${name}: version ${id} does not hold what was written`)
+      }
+    }
+  }
+  return wrong
+}
+
+// Beyond this nobody asks whether it comes back.
+const GIVEN_UP = 60_000
+
+/**
+ * How long it took, in milliseconds from a moment on, until a write to the level and a read of it were answered with
+ * 2xx, by each of the clients. An answer that does not come in time is not waited for.
+ */
+export async function recovers (sends: Send | Send[], level: Level, since = performance.now()): Promise<number> {
+  const path = Object.values(level).join('/')
+  await Promise.all([sends].flat().map(async (send) => {
+    const isAnswered = async (ask: () => Promise<Reply>) => {
+      const reply = ask().then(({ status }) => status < 300, () => false)
+      return Promise.race([reply, pause(RECOVERED, false, { ref: false })])
+    }
+    while (performance.now() - since < GIVEN_UP) {
+      const isThere = await isAnswered(() => send('POST', '/secrets/store', { ...level, plaintext: 'RECOVERED=1' })) &&
+        await isAnswered(() => send('GET', `/${path}/secrets`))
+      if (isThere) return
+      await pause(20)
+    }
+  }))
+  return performance.now() - since
+}
