@@ -1,0 +1,100 @@
+import { request, Agent } from 'node:http'
+import { setTimeout as pause } from 'node:timers/promises'
+import t from 'tap'
+import { judge, standBy, startUnderFire, type Process } from '../helpers/bystanders.ts'
+import { cycles } from '../helpers/faults.ts'
+import { samplesOf, valueOf } from '../helpers/metrics.ts'
+import { hasPostgres } from '../helpers/postgres.ts'
+import { hasRedis, startRedis } from '../helpers/redis.ts'
+
+// Two instances under load whose Redis is killed, or stopped in its tracks, and comes back, again and again.
+
+const LIMIT = 400
+const CALLS = 1_000
+const FLAPS = cycles(20)
+
+const ALONE = 'Redis cannot count: each instance counts its limits by itself'
+const TOGETHER = 'limits are counted over all instances again, in Redis'
+
+t.test('RL-24 RL-26 Redis comes and goes: limits are exact while it is there and of each instance while it is not, and nothing fails', {
+  skip: !hasRedis() ? 'Redis is not installed (Debian: redis-server)' : !hasPostgres() && 'PostgreSQL is not installed'
+}, async (t) => {
+  const redis = await startRedis(t)
+  const fire = await startUnderFire(t, {
+    instances: 2, env: { REDIS_URL: redis.url, RATE_LIMIT_API: String(LIMIT), TRUST_PROXY: 'loopback' }
+  })
+  const { processes, watch, level, query } = fire
+  const [one, other] = processes as [Process, Process]
+  // What goes on beside is no subject of the limits.
+  await query("UPDATE plans SET api_per_minute = 1000000 WHERE name = 'self-hosted'")
+  const agent = new Agent({ keepAlive: true, maxSockets: 100 })
+  t.teardown(() => agent.destroy())
+  const strange: string[] = []
+  let addresses = 0
+
+  /** How many of so many calls at once, from an address without a token, were not past the limit. */
+  async function through (count: number, to: Process[], from = `10.0.${addresses >> 8}.${addresses++ & 255}`) {
+    const statuses = await Promise.all(Array.from({ length: count }, (_, i) => new Promise<number>((resolve) => {
+      const { address } = to[i % to.length]!.server
+      request(`${address}/api/v1/organization`, { agent, headers: { 'x-forwarded-for': from } }, (answer) => {
+        answer.resume().on('end', () => resolve(answer.statusCode!))
+      }).on('error', () => resolve(0)).end()
+    })))
+    for (const status of statuses) if (status !== 401 && status !== 429) strange.push(`a call was answered with ${status}`)
+    return statuses.filter((status) => status === 401).length
+  }
+
+  const ofRedis = (metrics: string, end = '') => valueOf(samplesOf(metrics), `strongroom_limits_without_redis${end}`, {})
+  const alone = async () => (await Promise.all(processes.map(({ metrics }) => metrics()))).map((text) => ofRedis(text))
+  const changes = async () => (await Promise.all(processes.map(({ metrics }) => metrics())))
+    .reduce((sum, text) => sum + ofRedis(text, '_total'), 0)
+
+  async function until (state: 0 | 1) {
+    const begun = performance.now()
+    while ((await alone()).some((is) => is !== state)) {
+      // An instance finds out by counting.
+      await Promise.all(processes.map((process) => through(1, [process], '203.0.113.250')))
+      await pause(10)
+    }
+    return performance.now() - begun
+  }
+
+  /** What was found in a round through which all counted together: on a busy machine an answer may come late. */
+  async function together (round: () => Promise<number>): Promise<number> {
+    for (;;) {
+      await until(0)
+      const before = await changes()
+      const found = await round()
+      if (await changes() === before) return found
+    }
+  }
+
+  let recovery = 0
+  const beside = standBy(watch, level)
+  for (let flap = 1; flap <= FLAPS; flap++) {
+    t.equal(await together(() => through(CALLS, processes)), LIMIT, 'exact over both')
+    const isFrozen = flap % 2 === 0
+    if (isFrozen) redis.freeze()
+    else await redis.stop()
+    await until(1)
+    const from = `198.51.${flap}.1`
+    t.equal(await through(LIMIT + 20, [one], from), LIMIT, 'by itself')
+    t.equal(await through(LIMIT + 20, [other], from), LIMIT, 'and so does the other')
+    if (isFrozen) redis.thaw()
+    else await redis.start()
+    recovery = Math.max(recovery, await until(0))
+    const ends = await redis.ends()
+    t.ok(ends.size > 0)
+    t.same([...ends].filter(([, left]) => left <= 0), [], 'every key has an end')
+  }
+  await beside.stop()
+  t.strictSame(Object.keys(beside.statuses), ['200'], 'whoever had nothing to do with it noticed nothing')
+  for (const { server } of processes) {
+    const said = server.stdout().split('\n').filter((line) => line.startsWith('{')).map((line) => JSON.parse(line))
+      .filter(({ msg }) => msg === ALONE || msg === TOGETHER)
+    t.ok(said.length >= 2 * FLAPS)
+    t.strictSame(said.map(({ msg }) => msg), said.map((_, i) => i % 2 === 0 ? ALONE : TOGETHER), 'each change is said once')
+    t.ok(said.every(({ level }) => level === 40))
+  }
+  await judge(t, fire, { fault: 'Redis flaps (RL-24, RL-26)', cycles: FLAPS, outside: strange, recovery })
+})
