@@ -27,6 +27,8 @@ const NOUNS: Record<string, () => Promise<{ noun: Noun }>> = {
   openapi: () => import('./commands/cli/openapi.ts')
 }
 
+const HELP = ['help', '--help', '-h']
+
 async function usage (): Promise<string> {
   const nouns = await Promise.all(Object.values(NOUNS).map((load) => load()))
   return `Usage: strongroom COMMAND\n\n${nouns.map(({ noun }) => noun.help).join('')}`
@@ -35,6 +37,10 @@ async function usage (): Promise<string> {
 /** Runs a command. Exit status: 0 done, 1 failed, 2 wrong usage; every failure is one line. */
 export async function main (argv: string[]): Promise<number> {
   const [name = '', ...args] = argv
+  if (HELP.includes(name)) {
+    process.stdout.write(await usage())
+    return 0
+  }
   const load = Object.hasOwn(NOUNS, name) ? NOUNS[name] : undefined
   if (load === undefined) {
     process.stderr.write(`${name === '' ? '' : `Unknown command ${name}\n`}${await usage()}`)

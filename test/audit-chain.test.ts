@@ -366,6 +366,9 @@ t.test('the command says what is broken with exit status 1, and 2 when it cannot
   // Without any database.
   const alone = { DATA_DIR: join(dir, 'none'), MASTER_KEY: env.MASTER_KEY }
   t.match(await command(['audit', 'verify', '--file', file], alone), { code: 0 })
+  t.same(await command(['audit', 'verify', '--file', `${file}.none`], alone), {
+    code: 2, stdout: '', stderr: `${file}.none cannot be read (ENOENT)\n`
+  })
   writeFileSync(file, stdout.replace('"seq":1,', '"seq":1,"ip":"203.0.113.1",').replace('"ip":null,', ''))
   const broken = await command(['audit', 'verify', '--file', file, '--json'], alone)
   t.equal(broken.code, 1)

@@ -208,6 +208,11 @@ t.test('CR-10 CR-11: a master key that cannot be one is refused, and none is mad
   t.same(readdirSync(directory).sort(), Object.keys(wrong).sort(), 'nothing was made')
 })
 
+t.test('who asks for help is told every command', async (t) => {
+  const { stderr } = await command([])
+  for (const name of ['help', '--help', '-h']) t.same(await command([name]), { code: 0, stdout: stderr, stderr: '' }, name)
+})
+
 t.test('wrong usage is exit 2', async (t) => {
   const dir = join(scratchDirectory(t), 'data')
   await Promise.all([

@@ -1,4 +1,4 @@
-import { createReadStream } from 'node:fs'
+import { StringDecoder } from 'node:string_decoder'
 import type { Config } from '../config.ts'
 import { IntegrityError } from '../crypto/at-rest.ts'
 import { MasterKeyMissing, type Keyring } from '../crypto/keyring.ts'
@@ -11,6 +11,7 @@ import {
   exportMac, FIRST_CHAIN_KEY, openChainKey, openFirstKey, rotateChainKey, type ExportedChain
 } from '../vault/chain.ts'
 import { Anchors, ChainVerifier, type ChainKey, type ChainKeys, type Verified } from '../vault/verification.ts'
+import { readPieces } from './input.ts'
 import { insist } from './insist.ts'
 import { lineOf, open, openKeyring, StartError, type Opened } from './open.ts'
 
@@ -314,10 +315,11 @@ function opened (
 
 /** The lines of a file, one at a time; what is too long comes as an empty one. */
 async function * linesOf (file: string): AsyncGenerator<string> {
+  const decoder = new StringDecoder('utf8')
   let rest = ''
   let isTooLong = false
-  for await (const chunk of createReadStream(file, { encoding: 'utf8', highWaterMark: 256 * 1024 })) {
-    const lines = (rest + (chunk as string)).split('\n')
+  for await (const piece of readPieces(file)) {
+    const lines = (rest + decoder.write(piece)).split('\n')
     rest = lines.pop()!
     if (isTooLong && lines.length > 0) {
       lines[0] = ''

@@ -1,4 +1,4 @@
-import { createReadStream, existsSync } from 'node:fs'
+import { existsSync } from 'node:fs'
 import { once } from 'node:events'
 import { ulid } from 'ulidx'
 import { readSecretFile, type Config } from '../config.ts'
@@ -16,6 +16,7 @@ import {
   createCounter, DamagedBackup, decodeBackup, digestOf, encodeBackup, type Count, type Header, type Part, type Rows
 } from './backup-file.ts'
 import { writeStreamDurably } from './durable.ts'
+import { nameOf, readPieces } from './input.ts'
 import { checkKeys, lineOf, openToRead, openDatabase, openKeyring, StartError } from './open.ts'
 
 // The whole database into a file, and back into an empty one, be it of the same kind or the other (0042).
@@ -203,7 +204,7 @@ export function describeSummary ({ counts, bytes, made_at }: Summary): string {
 async function * opened (
   file: string, decrypt: Awaited<ReturnType<typeof decryptWith>> | undefined
 ): AsyncGenerator<Uint8Array> {
-  const { first, all } = await begun(readFile(file))
+  const { first, all } = await begun(readPieces(file))
   if (!first.equals(AGE)) {
     yield * all
     return
@@ -214,15 +215,6 @@ async function * opened (
   } catch (error) {
     if (error instanceof StartError) throw error
     throw new DamagedBackup(`${nameOf(file)} is damaged: it does not decrypt`)
-  }
-}
-
-async function * readFile (file: string): AsyncGenerator<Buffer> {
-  const source = file === '-' ? process.stdin : createReadStream(file, { highWaterMark: 256 * 1024 })
-  try {
-    yield * source as AsyncIterable<Buffer>
-  } catch (error) {
-    throw new StartError(`${nameOf(file)} cannot be read (${(error as NodeJS.ErrnoException).code})`)
   }
 }
 
@@ -270,8 +262,6 @@ async function writeOut (chunks: AsyncIterable<Uint8Array>): Promise<void> {
 async function drain (all: AsyncGenerator<unknown>): Promise<void> {
   while (!(await all.next()).done);
 }
-
-const nameOf = (file: string) => file === '-' ? 'Standard input' : file
 
 async function explained<T> (work: Promise<T>, line: (reason: string) => string): Promise<T> {
   try {
