@@ -6,7 +6,7 @@ import type { Test } from 'tap'
 import { parse } from 'yaml'
 import { answersOf, createValidator, statusesOf, type Documented } from './contract.ts'
 import {
-  client, look, opener, replay, type Level, type Operation, type Reply, type Replayed, type Send, type Sql
+  client, dataKeyOf, look, openWith, replay, type Level, type Operation, type Reply, type Replayed, type Send, type Sql
 } from './traffic.ts'
 
 // What every fault is judged by: nothing acknowledged is lost, no process ends, no answer is outside of the contract,
@@ -222,42 +222,43 @@ export async function lost (
   query: Sql, organization: string, { send, operations }: Pick<Watched, 'send' | 'operations'>
 ): Promise<string[]> {
   const replayed = await replay(query, organization, operations)
-  return [...replayed.problems, ...await misread(send, replayed, operations)]
+  return [...replayed.problems, ...await misread(send, replayed)]
 }
 
 // As many versions of a level are opened.
 const OPENED = 20
 
 /** What readers get that is not what the events tell: documents, histories, and the newest versions. */
-export async function misread (send: Send, { secrets }: Replayed, operations: Operation[]): Promise<string[]> {
+export async function misread (send: Send, { secrets }: Replayed): Promise<string[]> {
   const wrong: string[] = []
-  const projects = new Map<string, { isServers: boolean, open: Awaited<ReturnType<typeof opener>> }>()
-  for (const secret of secrets.values()) {
-    const { level } = secret
-    if (!projects.has(level.project)) {
-      const { body } = await send('GET', `/${level.project}`)
-      const isServers = body.data.attributes.storage_mode !== 'client'
-      const open = isServers ? await opener(send, level.project, operations) : (blob: string) => blob
-      projects.set(level.project, { isServers, open })
-    }
-    const { isServers, open } = projects.get(level.project)!
+  const projects = new Map<string, Promise<{ key?: string, open: (blob: string) => string }>>()
+  for (const { level, plaintext, versions } of secrets.values()) {
+    if (!projects.has(level.project)) projects.set(level.project, readerOf(send, level.project))
+    const { key, open } = await projects.get(level.project)!
     const name = Object.values(level).join('/')
-    const { current, history } = await look(send, level, isServers)
-    if (current?.content !== secret.plaintext) wrong.push(`${name}: the document is not what was stored last`)
+    const { current, history } = await look(send, level, key !== undefined)
+    if (current?.content !== plaintext) wrong.push(`${name}: the document is not what was stored last`)
     if (level.environment === undefined) continue
     const listed = new Set(history.map(({ id }) => Number(id)))
-    for (const id of secret.versions.keys()) if (!listed.has(id)) wrong.push(`${name}: version ${id} is not listed`)
-    const active = history.slice(0, OPENED).filter(({ attributes }) =>
-      attributes.key_version === history[0]!.attributes.key_version)
-    for (const { id } of active) {
+    for (const id of versions.keys()) if (!listed.has(id)) wrong.push(`${name}: version ${id} is not listed`)
+    const readable = history.filter(({ attributes }) => key === undefined || attributes.key_version === key)
+    for (const { id } of readable.slice(0, OPENED)) {
       const { body } = await send('GET', `/secrets/versions/${id}`)
-      const recorded = secret.versions.get(Number(id))
-      if (recorded?.plaintext !== open(body.data.content, body.data.key.version)) {
+      if (versions.get(Number(id))?.plaintext !== open(body.data.content)) {
         wrong.push(`${name}: version ${id} does not hold what was written`)
       }
     }
   }
   return wrong
+}
+
+/** How blobs of a project are opened, and its active key, if the server has it; else what clients sent is the blob. */
+async function readerOf (send: Send, project: string): Promise<{ key?: string, open: (blob: string) => string }> {
+  const { body } = await send('GET', `/${project}`)
+  if (body.data.attributes.encryption_type === 'client') return { open: (blob) => blob }
+  const key = (await send('GET', `/${project}/encryption-key`)).body.data.attributes
+  const derived = dataKeyOf(key)
+  return { key: String(key.version), open: (blob) => openWith(derived, blob) }
 }
 
 // Beyond this nobody asks whether it comes back.

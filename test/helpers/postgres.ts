@@ -18,6 +18,8 @@ export interface TestPostgres {
   /** Stops the server and its children in their tracks, as a hung disk would. */
   freeze (): void
   thaw (): void
+  /** What pg_amcheck finds wrong in any table or index, in its words; undefined where it is not installed. */
+  check (): string | undefined
   /** Stops it for good and removes the cluster. */
   close (): Promise<void>
 }
@@ -78,6 +80,16 @@ export async function startPostgres ({ durable = true } = {}): Promise<TestPostg
     for (const one of [pid, ...children]) try { process.kill(one, name) } catch { /* it ended meanwhile */ }
   }
 
+  function check () {
+    const program = `${bin}/pg_amcheck`
+    if (!fs.existsSync(program)) return undefined
+    const args = [
+      '--all', '--install-missing', '--heapallindexed', '--parent-check', '-h', '127.0.0.1', '-p', String(port), '-U', 'postgres'
+    ]
+    const { stdout, stderr, status } = spawnSync(program, args, { encoding: 'utf8' })
+    return status === 0 ? stdout : `${stdout}${stderr}it ended with ${status}`
+  }
+
   async function close () {
     signal('SIGCONT')
     await stop('immediate')
@@ -93,6 +105,7 @@ export async function startPostgres ({ durable = true } = {}): Promise<TestPostg
     stop,
     freeze: () => signal('SIGSTOP'),
     thaw: () => signal('SIGCONT'),
+    check,
     close
   }
 }
