@@ -7,6 +7,7 @@ import { loadConfig } from '../src/config.ts'
 import { makeLevel, startApp, type Answer, type Caller, type TestApp } from './helpers/app.ts'
 import { answersOf, statusesOf } from './helpers/contract.ts'
 import { OPERATIONS, prepare, publishedPaths, requestOf, settle, type World } from './helpers/operations.ts'
+import { badlyFramed, FORWARDED, PATHOLOGICAL } from './helpers/hostile.ts'
 import { LONG } from './helpers/long.ts'
 import { rest } from './helpers/sockets.ts'
 
@@ -423,17 +424,7 @@ t.test('RL-18 NUL characters and lone surrogates are 422 in every string of ever
 })
 
 t.test('RL-18 pathological JSON is refused quickly and leaves no trace', async (t) => {
-  for (const [name, text] of [
-    ['500,000 arrays deep', '['.repeat(500_000)],
-    ['500,000 objects deep', '{"a":'.repeat(300_000) + '1' + '}'.repeat(300_000)],
-    ['21 deep', `{"name":${'['.repeat(20)}${']'.repeat(20)}}`],
-    ['100,000 keys', `{${Array.from({ length: 100_000 }, (_, i) => `"k${i}":1`).join(',')}}`],
-    ['a long key', `{"${'k'.repeat(1_000_000)}":1}`],
-    ['a long key around a NUL', `{"${'k'.repeat(1_000_000)}":"\\u0000"}`],
-    ['__proto__', '{"name":"x","__proto__":{"polluted":true}}'],
-    ['constructor.prototype', '{"name":"x","constructor":{"prototype":{"polluted":true}}}'],
-    ['toString', '{"name":"x","toString":1,"valueOf":1,"hasOwnProperty":1}']
-  ] as const) {
+  for (const [name, text] of PATHOLOGICAL) {
     const answer = await sendJson('POST', own('/orbit/targets'), text)
     isError(t, answer, 'validation_failed', name)
     t.ok(answer.text.length < 5000, `${name}: the answer is short (${answer.text.length})`)
@@ -705,10 +696,7 @@ t.test('LOG_CLIENT_ADDRESS says how much of the client is logged, and what is no
 })
 
 t.test('HT-41 RL-20 odd forwarding headers neither stop the service nor fail a request that is recorded', async (t) => {
-  for (const forwarded of [
-    '', ',', ', , ,', 'garbage', '1.2.3.4:5678', '[::1]:80', '999.999.999.999', 'x'.repeat(5000),
-    '::ffff:1.2.3.4, 10.0.0.9', Array(500).fill('1.1.1.1').join(','), '\u001b[31m', '1.2.3.4\t'
-  ]) {
+  for (const forwarded of FORWARDED) {
     const answer = await service.inject({
       method: 'POST',
       url: `/api/v1${own('/orbit/targets')}`,
@@ -753,43 +741,7 @@ t.test('over a real socket', async (t) => {
   const post = `POST /api/v1${own('/orbit/targets')} HTTP/1.1\r\nHost: x\r\n${bearer}Content-Type: application/json\r\n`
 
   t.test('HT-16 RL-20 bad framing and oversized headers get a flat answer and the connection is closed', async (t) => {
-    for (const [name, request, status, code] of [
-      ['not HTTP', 'hello\r\n\r\n', 400, 'malformed_request'],
-      ['two lengths', `${post}Content-Length: 2\r\nContent-Length: 3\r\n\r\n{}`, 400, 'malformed_request'],
-      [
-        'a length and chunks', `${post}Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n`, 400,
-        'malformed_request'
-      ],
-      ['chunks that are not last', `${post}Transfer-Encoding: chunked, identity\r\n\r\n{}`, 400, 'malformed_request'],
-      ['a bad chunk', `${post}Transfer-Encoding: chunked\r\n\r\nzz\r\n{}\r\n0\r\n\r\n`, 400, 'malformed_request'],
-      ['a space before the colon', 'GET /healthz HTTP/1.1\r\nHost: x\r\nX-A : 1\r\n\r\n', 400, 'malformed_request'],
-      ['a folded header', 'GET /healthz HTTP/1.1\r\nHost: x\r\nX-A: 1\r\n 2\r\n\r\n', 400, 'malformed_request'],
-      ['a NUL in a header', 'GET /healthz HTTP/1.1\r\nHost: x\r\nX-A: \0\r\n\r\n', 400, 'malformed_request'],
-      [
-        'a PROXY line', 'PROXY TCP4 1.1.1.1 2.2.2.2 1 2\r\nGET /healthz HTTP/1.1\r\nHost: x\r\n\r\n', 400,
-        'malformed_request'
-      ],
-      ['a negative length', `${post}Content-Length: -1\r\n\r\n`, 400, 'malformed_request'],
-      [
-        'headers of 20 KB', `GET /healthz HTTP/1.1\r\nHost: x\r\nX-A: ${'a'.repeat(20_000)}\r\n\r\n`, 431,
-        'header_fields_too_large'
-      ],
-      ['a target of 20 KB', `GET /${'a'.repeat(20_000)} HTTP/1.1\r\nHost: x\r\n\r\n`, 431, 'header_fields_too_large'],
-      [
-        '3,000 headers', `GET /healthz HTTP/1.1\r\nHost: x\r\n${'a:\r\n'.repeat(3000)}\r\n`, 431,
-        'header_fields_too_large'
-      ],
-      [
-        '101 headers', `GET /healthz HTTP/1.1\r\nConnection: close\r\nHost: x\r\n${'a:\r\n'.repeat(99)}\r\n`, 431,
-        'header_fields_too_large'
-      ],
-      ['10 GiB announced', `${post}Content-Length: 10737418240\r\n\r\n{`, 413, 'payload_too_large'],
-      [
-        'chunks without end',
-        `${post}Transfer-Encoding: chunked\r\n\r\n${`1000\r\n${'x'.repeat(4096)}\r\n`.repeat(40)}`, 413,
-        'payload_too_large'
-      ]
-    ] as const) {
+    for (const [name, request, status, code] of badlyFramed(post, app.initialConfig.bodyLimit!)) {
       const { text, answers } = await exchange(port, request)
       t.equal(answers[0]?.status, status, `${name}: ${text.slice(0, 60)}`)
       t.equal(answers.length, 1, `${name}: one answer`)
