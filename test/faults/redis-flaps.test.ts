@@ -16,6 +16,8 @@ const FLAPS = cycles(20)
 const ALONE = 'Redis cannot count: each instance counts its limits by itself'
 const TOGETHER = 'limits are counted over all instances again, in Redis'
 
+t.setTimeout(600_000)
+
 t.test('RL-24 RL-26 Redis comes and goes: limits are exact while it is there and of each instance while it is not, and nothing fails', {
   skip: !hasRedis() ? 'Redis is not installed (Debian: redis-server)' : !hasPostgres() && 'PostgreSQL is not installed'
 }, async (t) => {
