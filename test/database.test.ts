@@ -501,6 +501,21 @@ t.test('embedded', async t => {
     await fooled.close()
   })
 
+  await t.test('RL-04 who has it and was held up while others asked goes on', async t => {
+    const holder = program(`
+      console.log('it is mine')
+      process.stdin.once('end', async () => { await database.ping(); console.log('and still is'); await database.close() }).resume()`)
+    const said = output(holder)
+    await once(holder.stdout!, 'data')
+    holder.kill('SIGSTOP')
+    await t.rejects(connect({ dir, pool: 1 }), /in use by process unknown/)
+    holder.kill('SIGCONT')
+    // Behind those that nobody waited for.
+    await t.rejects(connect({ dir, pool: 1 }), /in use by process/)
+    holder.stdin!.end()
+    t.equal(await said, 'it is mine\nand still is\n')
+  })
+
   await t.test('refuses a directory that others may enter', async t => {
     fs.chmodSync(dir, 0o750)
     await t.rejects(connect({ dir, pool: 1 }), /open to other users/)

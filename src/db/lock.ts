@@ -17,7 +17,10 @@ export async function lockDirectory (dir: string): Promise<() => void> {
   const handle = fs.openSync(dir, 'r')
   // The path of a socket may have about a hundred bytes: on Linux go through the open directory
   const base = process.platform === 'linux' ? `/proc/self/fd/${handle}` : dir
-  const server = net.createServer(socket => socket.end(`${process.pid}\n`)).unref()
+  const server = net.createServer(socket => {
+    // Whoever asks waits for a second: the answer of a process that was held up for longer reaches nobody.
+    socket.on('error', () => {}).end(`${process.pid}\n`)
+  }).unref()
   server.on('error', () => {})
   try {
     await refuseLiving(base, dir)
