@@ -7,7 +7,7 @@ import { ulid } from 'ulidx'
 import t, { type Test } from 'tap'
 import { buildApp } from '../src/app.ts'
 import { verifyDatabase } from '../src/commands/audit.ts'
-import { decodeBackup, encodeBackup, type Count } from '../src/commands/backup-file.ts'
+import { decodeBackup, encodeBackup, type Count, type Header } from '../src/commands/backup-file.ts'
 import { openBackup, restoreInto } from '../src/commands/backup.ts'
 import { writeStreamDurably } from '../src/commands/durable.ts'
 import { open } from '../src/commands/open.ts'
@@ -113,7 +113,7 @@ const backUp = async (...more: string[]) => {
   return { file, digest: digestOf(ended), ended }
 }
 const { MASTER_KEY = '' } = service.env
-const withKey = (place: Env) => ({ ...place, MASTER_KEY })
+const withKey = (place: Env): Env => ({ ...place, MASTER_KEY })
 /** A command on what may be nothing but a file. */
 const drill = (file: string, ...more: string[]) => command(['drill', file, ...more], { MASTER_KEY })
 
@@ -193,6 +193,41 @@ t.test('a restore needs an empty database, and changes no other', async (t) => {
   t.equal((await command(['migrate'], place)).code, 0)
   t.equal(digestOf(await command(['restore', file], place)), digest, 'one that was only migrated is empty')
 })
+
+t.test('what no organization is in is not backed up, nothing is made to look, and the drill tells', async (t) => {
+  const file = nextFile()
+  const typo = { MASTER_KEY, DATA_DIR: join(folder, 'never-made') }
+  refused(t, await command(['backup', file], typo),
+    /^No database is in \/\S+\/never-made, which DATA_DIR names, and DATABASE_URL is not set\n/)
+  refused(t, await command(['backup', file], { DATA_DIR: typo.DATA_DIR }), /^No database is in /)
+  t.notOk(existsSync(typo.DATA_DIR))
+  for (const place of [await emptyPlace(t, 'embedded'), ...ON_POSTGRES ? [await emptyPlace(t)] : []].map(withKey)) {
+    const { host, pathname } = new URL(place.DATABASE_URL ?? `file://${place.DATA_DIR}/postgres`)
+    const line = `There is nothing to back up: no organization is in ${host}${pathname}\n`
+    if (ON_POSTGRES && place.DATABASE_URL !== undefined) {
+      t.same(await command(['backup', file], place), { code: 1, stdout: '', stderr: line }, 'one without tables')
+    }
+    t.equal((await command(['migrate'], place)).code, 0)
+    t.same(await command(['backup', file], place), { code: 1, stdout: '', stderr: line }, 'one without rows')
+  }
+  t.notOk(existsSync(file))
+
+  await writeStreamDurably(file, encodeBackup(...await ofNothing()), 0o600)
+  const { code, stdout, stderr } = await drill(file)
+  t.same([code, stderr], [1, 'The backup has no organization: it is of another database\n'])
+  t.match(stdout, /^Restored 0 organizations[^]*\nThe drill found 1 fault\.\n$/)
+})
+
+/** A backup of the schema alone, and what it says of itself. */
+async function ofNothing (said: Partial<Header> = {}, counts: Count[] = []) {
+  const { next, wrapped } = beginChain(service.keyring, 'one')
+  const migrations = await listMigrations(service.database.db)
+  const made_at = new Date().toISOString()
+  const header: Header = { id: 'one', made_at, wrapped, migrations, tables: [], numbered: [], ...said }
+  return [next, header, none(), () => counts] as const
+}
+
+async function * none () {}
 
 /** Runs SQL in a database that no service is on. */
 async function query (place: Env, text: string): Promise<Record<string, unknown>[]> {
@@ -490,23 +525,14 @@ t.test('a backup goes through a pipe, and is no more than that when nobody reads
 })
 
 t.test('a backup of a newer build, or with other rows than it says, is refused in one line', async (t) => {
-  const { next, wrapped } = beginChain(service.keyring, 'one')
-  const header = {
-    id: 'one', made_at: new Date().toISOString(), wrapped, migrations: ['of a newer build'], tables: [], numbered: []
-  }
   const file = nextFile()
-  async function * none () {}
-  await writeStreamDurably(file, encodeBackup(next, header, none(), () => []), 0o600)
+  await writeStreamDurably(file, encodeBackup(...await ofNothing({ migrations: ['of a newer build'] })), 0o600)
   const place = withKey(await emptyPlace(t))
   refused(t, await command(['restore', file], place),
     /^The backup was made by a newer build, or another one: restore it with that\n/)
 
-  const other = beginChain(service.keyring, 'one')
-  const migrations = await listMigrations(service.database.db)
   const counts = [{ table: 'users', rows: 1, digest: '00' }]
   const short = nextFile()
-  await writeStreamDurably(
-    short, encodeBackup(other.next, { ...header, wrapped: other.wrapped, migrations }, none(), () => counts), 0o600
-  )
+  await writeStreamDurably(short, encodeBackup(...await ofNothing({}, counts)), 0o600)
   refused(t, await command(['restore', short], place), /^What was restored is not what was backed up\n/)
 })

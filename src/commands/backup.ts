@@ -7,6 +7,7 @@ import { MasterKeyMissing, type Keyring } from '../crypto/keyring.ts'
 import { AGE, decryptWith, encryptTo, RecipientError } from '../crypto/recipients.ts'
 import type { Db } from '../db/database.ts'
 import { listMigrations, lockSchema, makeSchema } from '../db/migrate.ts'
+import { countOrganizations } from '../repositories/organizations.ts'
 import {
   analyze, clearSeeds, describeTables, dropTables, insertRows, isEmpty, keepTables, LEFT_OUT, listNumbered, numberOn,
   readRows, takeTime, type Table
@@ -43,7 +44,7 @@ export async function backup (config: Config, file: string, recipients: readonly
   try {
     const known = await describeTables(opened.database.db)
     const summary = await opened.database.snapshot(async (db) => {
-      const made = await makeBackup(opened.keyring, db, known)
+      const made = await makeBackup(opened.keyring, db, known, opened.database.where)
       const chunks = counted(encrypt === undefined ? made.chunks : await encrypt(made.chunks))
       if (file === '-') await writeOut(chunks.all)
       else {
@@ -66,12 +67,15 @@ export async function backup (config: Config, file: string, recipients: readonly
 }
 
 // The tables that are known are held before the snapshot is taken, so that it sees them as they stay.
-async function makeBackup (keyring: Keyring, db: Db, known: readonly Table[]) {
+async function makeBackup (keyring: Keyring, db: Db, known: readonly Table[], where: string) {
   await takeTime(db)
   await keepTables(db, known)
   const migrations = await listMigrations(db)
   const tables = (await describeTables(db)).filter(({ name }) => !Object.hasOwn(LEFT_OUT, name))
-  if (migrations.length === 0) throw new StartError('There is nothing to back up: the database is empty')
+  // Another database than was meant, as a rule: a backup of it would be found out when it is needed.
+  if (migrations.length === 0 || await countOrganizations(db) === 0) {
+    throw new StartError(`There is nothing to back up: no organization is in ${where}`)
+  }
   if (!tables.every(({ name }) => known.some((table) => table.name === name))) {
     throw new StartError('The schema is being changed: run it again')
   }
@@ -193,11 +197,17 @@ function tablesOf (header: Header, found: readonly Table[]): Table[] {
   })
 }
 
+/** How many rows of a table are in a backup. */
+export const rowsIn = ({ counts }: Summary, name: string): number =>
+  counts.find(({ table }) => table === name)?.rows ?? 0
+
 /** What is in a backup, in a line for the operator. */
-export function describeSummary ({ counts, bytes, made_at }: Summary): string {
-  const of = (name: string) => counts.find(({ table }) => table === name)?.rows ?? 0
+export function describeSummary (summary: Summary): string {
+  const { counts, bytes, made_at } = summary
+  const [organizations, versions, events] = ['organizations', 'secret_versions', 'audit_events'].map((name) =>
+    rowsIn(summary, name))
   const rows = counts.reduce((sum, count) => sum + count.rows, 0)
-  return `${of('organizations')} organizations, ${of('secret_versions')} versions, ${of('audit_events')} events; ` +
+  return `${organizations} organizations, ${versions} versions, ${events} events; ` +
     `${rows} rows in ${counts.length} tables, ${bytes} bytes, as of ${made_at}, digest ${digestOf(counts)}\n`
 }
 

@@ -8,7 +8,7 @@ import { openEverything } from '../vault/rehearsal.ts'
 import { openRows } from '../vault/rows.ts'
 import { describeVerified, readAnchors, verifyDatabase } from './audit.ts'
 import { DamagedBackup } from './backup-file.ts'
-import { describeSummary, openBackup, restoreInto, type Source } from './backup.ts'
+import { describeSummary, openBackup, restoreInto, rowsIn, type Source } from './backup.ts'
 import { checkKeys, openKeyring } from './open.ts'
 
 /**
@@ -31,6 +31,7 @@ export async function drill (
     await withScratch(async (database) => {
       const brought = await database.maintain((db) => restoreInto(db, keyring, read()), 'takes in a backup')
       say(`Restored ${describeSummary(brought)}`)
+      if (rowsIn(brought, 'organizations') === 0) fault('The backup has no organization: it is of another database\n')
       await database.migrate()
       await checkKeys(database, keyring)
       await openRows(database, keyring)

@@ -1,11 +1,12 @@
 import { chmodSync, existsSync, mkdtempSync, rmSync } from 'node:fs'
-import { join } from 'node:path'
+import { join, resolve } from 'node:path'
 import { ConfigError, readKeyFile, type Config } from '../config.ts'
 import {
   createKeyring, generateMasterKey, MasterKeyMissing, openCanary, type Keyring, type MasterKey
 } from '../crypto/keyring.ts'
 import {
-  askForCopy, connect, databaseError, DatabaseError, DatabaseUnavailable, DirectoryLocked, tellHolder, type Database
+  askForCopy, connect, databaseError, DatabaseError, DatabaseUnavailable, DirectoryLocked, hasCluster, tellHolder,
+  type Database
 } from '../db/database.ts'
 import { noteBackup, type Backup } from '../repositories/backups.ts'
 import { listCanaries, wrapsNothing } from '../repositories/master-keys.ts'
@@ -80,10 +81,14 @@ function tellOfAdoption (rows: number) {
 export interface OpenedToRead extends Opened { note (backup: Backup): Promise<void> }
 
 /**
- * Opens the database and the master keys as they are, to read alone, and proves that these are right. An embedded
- * database that a service has open is copied first, and the copy is gone with the close.
+ * Opens the database and the master keys as they are, to read alone, and proves that these are right. Makes nothing
+ * where there is none. An embedded database that a service has open is copied first, and the copy is gone with the
+ * close.
  */
 export async function openToRead (config: Config): Promise<OpenedToRead> {
+  if (config.databaseUrl === undefined && !hasCluster(directoryOf(config))) {
+    throw new StartError(`No database is in ${resolve(config.dataDir)}, which DATA_DIR names, and DATABASE_URL is not set`)
+  }
   const keyring = await openKeyring(config)
   let note: OpenedToRead['note'] = (backup) => noteBackup(database.db, backup)
   const database = await openDatabase(config).catch((error: unknown) => {
@@ -103,12 +108,12 @@ export async function openToRead (config: Config): Promise<OpenedToRead> {
 
 async function openCopy (config: Config, locked: DirectoryLocked): Promise<Database> {
   // Beside what it is a copy of: as well protected, and on the same file system.
-  const dir = mkdtempSync(join(dataDirectory(config), 'copy-'))
+  const dir = mkdtempSync(join(config.dataDir, 'copy-'))
   const remove = () => { rmSync(dir, { recursive: true, force: true }) }
   try {
     if (!await askForCopy(directoryOf(config), join(dir, 'cluster'))) throw locked
     const database = await connect({ dir, pool: 1, durable: false, onWait: say })
-    return { ...database, close: () => database.close().finally(remove) }
+    return { ...database, where: resolve(directoryOf(config)), close: () => database.close().finally(remove) }
   } catch (error) {
     remove()
     throw error
@@ -118,6 +123,7 @@ async function openCopy (config: Config, locked: DirectoryLocked): Promise<Datab
 /** Connects alone, as `migrate` does. */
 export async function openDatabase (config: Config, onFatal?: (error: Error) => void): Promise<Database> {
   if (config.databaseUrl !== undefined) return connect({ url: config.databaseUrl, pool: config.databasePool, onFatal })
+  makeDataDirectory(config)
   const database: Database = await connect({
     dir: directoryOf(config),
     pool: 1,
@@ -189,16 +195,14 @@ async function makeMasterKey (config: Config, { db }: Database): Promise<string>
   return readKeyFile(file, 'The key file')
 }
 
-const keyFileOf = (config: Config) => join(dataDirectory(config), 'master.key')
+const keyFileOf = ({ dataDir }: Config) => join(dataDir, 'master.key')
 
-const directoryOf = (config: Config) => join(dataDirectory(config), 'postgres')
+const directoryOf = ({ dataDir }: Config) => join(dataDir, 'postgres')
 
-function dataDirectory ({ dataDir }: Config): string {
-  if (!existsSync(dataDir)) {
-    makeDirectoryDurably(dataDir, 0o700)
-    chmodSync(dataDir, 0o700)
-  }
-  return dataDir
+function makeDataDirectory ({ dataDir }: Config): void {
+  if (existsSync(dataDir)) return
+  makeDirectoryDurably(dataDir, 0o700)
+  chmodSync(dataDir, 0o700)
 }
 
 /** Throws a StartError when a master key that wraps something in the database is missing, or is another one. */

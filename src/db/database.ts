@@ -1,3 +1,4 @@
+import path from 'node:path'
 import { drizzle } from 'drizzle-orm/postgres-js'
 import postgres, { type Options, type Sql } from 'postgres'
 import { findAuthority, setAuthority, type RowAuthority } from './authority.ts'
@@ -16,6 +17,7 @@ export {
 export type { Pool } from './guard.ts'
 export type { Db } from './handle.ts'
 export { askForCopy, tellHolder } from './copies.ts'
+export { hasCluster } from './embedded.ts'
 export { DirectoryLocked } from './lock.ts'
 export {
   authorityOf, findAuthority, isAuthentic, macOf, readNow, setAuthority, tampered, TamperedRow, updateAuthentic,
@@ -47,6 +49,8 @@ export interface Database {
    */
   patient: Db
   kind: 'postgres' | 'embedded'
+  /** Where it is, for the operator: servers and name, or a directory; who connects, and how, is never in it. */
+  where: string
   /** Who uses each handle, and who waits for it. */
   pools: Readonly<Record<string, Pool>>
   /** Gives all handles what makes and checks the MACs of rows. */
@@ -148,6 +152,7 @@ function connectPostgres (databaseUrl: string, pool: number): Database {
     }
   }
 
+  const { host, port, database } = writes.options
   const pools = {
     db: createPool(forWrites),
     // Reads are pipelined: several at once on one connection
@@ -169,6 +174,7 @@ function connectPostgres (databaseUrl: string, pool: number): Database {
   return {
     ...handles,
     kind: 'postgres',
+    where: `${host.map((name, i) => `${name}:${port[i]}`).join(',')}/${database}`,
     pools,
     authenticate: authority => authenticate(handles, authority),
     maintain: fn => alone(client => handle(client).transaction(async tx => await fn(tx))),
@@ -231,6 +237,7 @@ async function connectEmbedded (
   return {
     ...handles,
     kind: 'embedded',
+    where: path.resolve(dir),
     pools,
     authenticate: authority => authenticate(handles, authority),
     maintain: (fn, what = 'authenticates its rows') => embedded.patiently(what, () =>

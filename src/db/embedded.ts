@@ -92,9 +92,9 @@ export async function openEmbedded ({
     const program = await compiled()
     if (closed) throw new DatabaseUnavailable('The embedded database is closed')
     const workerData: WorkerInput = {
-      dir: path.resolve(dir, 'cluster'), template: TEMPLATE, durable, program, progress
+      dir: clusterOf(dir), template: TEMPLATE, durable, program, progress
     }
-    if (!fs.existsSync(path.join(workerData.dir, 'PG_VERSION'))) {
+    if (!hasCluster(dir)) {
       await started('cluster-worker', 'is made', workerData, 'exit')
     }
     const one = await started('embedded-worker', 'starts', workerData, 'ready')
@@ -165,6 +165,11 @@ export async function openEmbedded ({
 
   return { socket, patiently, close }
 }
+
+const clusterOf = (dir: string) => path.resolve(dir, 'cluster')
+
+/** Whether there is an embedded database in a directory. */
+export const hasCluster = (dir: string): boolean => fs.existsSync(path.join(clusterOf(dir), 'PG_VERSION'))
 
 let program: Promise<Program> | undefined
 
