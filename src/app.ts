@@ -22,7 +22,7 @@ import { installEtags } from './http/etags.ts'
 import { health } from './http/health.ts'
 import { childOf, createRequestLog, loggerOptions, requestId, standardLog, type LogStream } from './http/log.ts'
 import { installIdempotency } from './http/idempotency.ts'
-import { installMetrics, measureDatabase, measureRequests } from './http/metrics.ts'
+import { countRefusals, installMetrics, measureDatabase, measureRequests } from './http/metrics.ts'
 import { installMethods } from './http/methods.ts'
 import { installDocs, installOpenApi } from './http/openapi.ts'
 import { installPlaces } from './http/places.ts'
@@ -107,8 +107,9 @@ export async function buildApp (
   }: AppDependencies
 ): Promise<FastifyInstance> {
   const { metricsToken, traces } = config
+  const refusals = countRefusals(metrics)
   const requestLog = createRequestLog(config, logStream, [
-    ...metricsToken === undefined ? [] : [measureRequests(metrics)], ...traces === undefined ? [] : [endTrace]
+    ...metricsToken === undefined ? [] : [measureRequests(metrics, refusals)], ...traces === undefined ? [] : [endTrace]
   ])
   const app: FastifyInstance = Fastify({
     logger: loggerOptions(config.logLevel, logStream),
@@ -237,7 +238,7 @@ export async function buildApp (
   installAgents(app)
   await app.register(health(database, isStopping))
   if (metricsToken !== undefined) {
-    measureDatabase(metrics, database)
+    measureDatabase(metrics, database, refusals)
     const { load } = outbox
     metrics.watch('gauge', 'strongroom_requests_under_way', 'Requests that have no answer yet', requestLog.underWay)
     metrics.watch('gauge', 'strongroom_mails_under_way', 'Mails that are handed over', () => load().underWay)

@@ -3,7 +3,7 @@ import { setTimeout as pause } from 'node:timers/promises'
 import t from 'tap'
 import { transaction } from '../src/db/database.ts'
 import { MAX_WAITING } from '../src/db/guard.ts'
-import { measureDatabase } from '../src/http/metrics.ts'
+import { countRefusals, measureDatabase } from '../src/http/metrics.ts'
 import { noteBackup } from '../src/repositories/backups.ts'
 import { createCommonMetrics, joinCommonMetrics, type MetricsMessage } from '../src/telemetry/common.ts'
 import { createMetrics, render } from '../src/telemetry/metrics.ts'
@@ -99,6 +99,26 @@ t.test('requests are counted by route, method and status, refusals by code, and 
   t.equal(valueOf(after, 'strongroom_audit_unanchored_organizations', {}), 1)
 })
 
+t.test('every refusal of what was changed outside the service is counted, from 0 on', async (t) => {
+  const other = await service.organization()
+  const level = await makeLevel(other, { slug: 'changed' })
+  const own = (path: string) => `/${other.organization}${path}`
+  await other.call('POST', own('/secrets/store'), { ...level, plaintext: 'A=1' })
+  const before = await read()
+  // An increase is from what was there before.
+  t.ok(before.some(({ name }) => name === 'strongroom_integrity_violations_total'))
+  t.ok(before.some(({ name, labels: { code } }) => name === 'strongroom_refusals_total' && code === 'integrity_error'))
+  t.equal(valueOf(before, 'strongroom_integrity_violations_total', {}), 0)
+  await service.sql(`UPDATE secrets SET sealed = set_byte(sealed, 60, get_byte(sealed, 60) # 1) WHERE organization_id = '${other.organization}'`)
+  for (let i = 1; i <= 2; i++) {
+    t.equal((await other.call('GET', own('/changed/backend/live/secrets'))).body.error, 'integrity_error')
+    t.equal(valueOf(await read(), 'strongroom_integrity_violations_total', {}), i, 'a document')
+  }
+  await service.sql(`UPDATE api_tokens SET name = 'Another' WHERE organization_id = '${other.organization}'`)
+  t.equal((await other.call('GET', '/organization')).status, 401)
+  t.equal(valueOf(await read(), 'strongroom_integrity_violations_total', {}), 3, 'a row that counts as not there')
+})
+
 t.test('nobody makes up a label: a thousand paths, methods and hosts add one series at most of each metric', async (t) => {
   const count = async () => (await scrape()).text.split('\n').length
   await service.inject({ method: 'GET', url: '/nowhere' })
@@ -176,7 +196,7 @@ t.test('the newest backup is told, and nothing where there is none', async (t) =
 t.test('uses of the database are counted where they are, and where they wait', async (t) => {
   const { database } = service
   const metrics = createMetrics()
-  measureDatabase(metrics, database)
+  measureDatabase(metrics, database, countRefusals(metrics))
   const now = (what: string) =>
     valueOf(samplesOf(render([['', metrics.read()]])), `strongroom_database_pool_${what}`, { pool: 'db' })
   const [idle, used] = [now('idle'), now('in_use')]

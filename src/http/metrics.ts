@@ -1,4 +1,5 @@
 import type { FastifyInstance } from 'fastify'
+import { ERRORS, type ErrorCode } from '../../schemas/errors.ts'
 import { sameBytes } from '../crypto/primitives.ts'
 import { databaseError, findAuthority, type Database } from '../db/database.ts'
 import { readBacklog } from '../repositories/backlog.ts'
@@ -12,19 +13,26 @@ import { knownMethod } from './methods.ts'
 const BOUNDS = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10]
 const TYPE = 'text/plain; version=0.0.4; charset=utf-8'
 
+/** Answers that are errors, by the row of the catalogue. */
+export type Refusals = Readonly<Record<ErrorCode, Count>>
+
+/** All of them are there from the start, at 0: what appears with 1 has not increased to who watches it. */
+export function countRefusals (metrics: Metrics): Refusals {
+  const refusals = metrics.counter('strongroom_refusals_total', 'Answers that are errors, by their code')
+  return Object.fromEntries(Object.keys(ERRORS).map((code) => [code, refusals({ code })])) as unknown as Refusals
+}
+
 /** Measures every request by what its log line says. A path that no route has is `none`: nobody makes up labels. */
-export function measureRequests (metrics: Metrics): ObserveRequest {
+export function measureRequests (metrics: Metrics, refusals: Refusals): ObserveRequest {
   const requests = metrics.counter(
     'strongroom_requests_total', 'Requests by route, method and status; without a status nobody was there for the answer'
   )
   const durations = metrics.histogram(
     'strongroom_request_duration_seconds', 'How long requests took until the end of their answer', BOUNDS
   )
-  const refusals = metrics.counter('strongroom_refusals_total', 'Answers that are errors, by their code')
 
   interface Route { duration: Distribution, statuses: Map<number | null, Count> }
   const routes = new Map<string | null, Map<string, Route>>()
-  const codes = new Map<string, Count>()
 
   function routeOf (url: string | null, method: string): Route {
     let methods = routes.get(url)
@@ -47,15 +55,12 @@ export function measureRequests (metrics: Metrics): ObserveRequest {
     }
     count.add()
     if (ms !== undefined) route.duration.observe(ms / 1000)
-    if (code === undefined) return
-    let refused = codes.get(code)
-    if (refused === undefined) codes.set(code, refused = refusals({ code }))
-    refused.add()
+    if (code !== undefined) refusals[code].add()
   }
 }
 
 /** Measures what a database knows of its connections, and of the events that this process recorded. */
-export function measureDatabase (metrics: Metrics, database: Database): void {
+export function measureDatabase (metrics: Metrics, database: Database, refusals: Refusals): void {
   const ofPools = (value: (pool: Database['pools'][string]) => number) => () =>
     Object.entries(database.pools).map(([pool, one]) => [{ pool }, value(one)] as const)
   metrics.watch('gauge', 'strongroom_database_pool_in_use', 'Uses of the database that are under way', ofPools(
@@ -82,8 +87,10 @@ export function measureDatabase (metrics: Metrics, database: Database): void {
     'Organizations with events that have no anchor in the log yet', () => chain.lag().organizations)
   metrics.watch('gauge', 'strongroom_audit_unanchored_oldest_seconds',
     'How long the first of these has been waiting for its anchor', () => chain.lag().seconds)
+  // Some of what was changed counts as not there, and is reported; what was asked of the rest is refused.
   metrics.watch('counter', 'strongroom_integrity_violations_total',
-    'Rows that were changed outside the service and reported', () => authority.reports())
+    'Times that something was found to have been changed outside the service',
+    () => authority.reports() + refusals.integrity_error.value)
 }
 
 /** What the database alone knows, of all organizations together: what waits for its turn, and the newest backup. */
