@@ -83,6 +83,7 @@ const VARIABLES = {
   DATABASE_URL: variable(Type.String(), readDatabaseUrl,
     'postgres://user:password@host:5432/database, special characters of user and password being percent-encoded', showScheme),
   DATABASE_POOL: integer(2, 100),
+  DATABASE_WAIT: integer(0, 3600, 'a whole number of seconds from 0 to 3600'),
   WORKERS: integer(1, 64),
   DATA_DIR: variable(Type.String({ pattern: '\\S' }), (text) => text, 'a directory'),
   PUBLIC_URL: variable(Type.String(), readPublicUrl,
@@ -158,6 +159,8 @@ export interface Config {
   databaseUrl: string | undefined
   /** Connections of each process. */
   databasePool: number
+  /** Seconds that a start waits for a PostgreSQL that is not there yet. */
+  databaseWait: number
   /** Processes that share the port; above 1 only with a `databaseUrl`. */
   workers: number
   dataDir: string
@@ -223,6 +226,7 @@ export function loadConfig (env: NodeJS.ProcessEnv): Config {
     port: given.PORT ?? 8080,
     databaseUrl: given.DATABASE_URL,
     databasePool: given.DATABASE_POOL ?? 10,
+    databaseWait: given.DATABASE_WAIT ?? 60,
     workers: given.WORKERS ?? 1,
     dataDir: given.DATA_DIR ?? './data',
     publicUrl: given.PUBLIC_URL,

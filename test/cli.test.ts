@@ -177,7 +177,8 @@ t.test('a wrong variable is one line that names it, and exit 1; the key is never
   }))
   t.notOk(existsSync(dir), 'nothing was made')
   const away = await command(
-    ['serve'], { DATABASE_URL: 'postgres://u:canary@127.0.0.1:1/d', MASTER_KEY: generateMasterKey().text }
+    ['serve'],
+    { DATABASE_URL: 'postgres://u:canary@127.0.0.1:1/d', DATABASE_WAIT: '0', MASTER_KEY: generateMasterKey().text }
   )
   refused(t, away, /database/i)
   t.notMatch(away.stderr, 'canary')

@@ -160,7 +160,7 @@ t.test('a command that fails in whatever way is bounded, and gives nothing away'
 t.test('CR-10: without its key nothing starts, in one line, and the database is not even asked', async (t) => {
   const kms = makeKms(scratchDirectory(t))
   const key = await newKey(kms.env, 'k2')
-  const start = (env: Record<string, string>) => command(['serve'], { DATABASE_URL: NOWHERE, ...env })
+  const start = (env: Record<string, string>) => command(['serve'], { DATABASE_URL: NOWHERE, DATABASE_WAIT: '0', ...env })
   const { MASTER_KEY_UNWRAP_COMMAND } = kms.env
   refused(t, await start({ MASTER_KEY: key }), /^Master key k2 is wrapped, and MASTER_KEY_UNWRAP_COMMAND is not set$/m)
   refused(

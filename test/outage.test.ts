@@ -5,7 +5,7 @@ import t from 'tap'
 import { generateMasterKey } from '../src/crypto/keyring.ts'
 import { LONG } from './helpers/long.ts'
 import { hasPostgres, startPostgres } from './helpers/postgres.ts'
-import { startServer } from './helpers/process.ts'
+import { beginServer, startServer } from './helpers/process.ts'
 import { client, makeLevels, type Level, type Reply } from './helpers/traffic.ts'
 
 // The server process under load, while its PostgreSQL is stopped, restarted, frozen and locked up. What has to come to
@@ -26,13 +26,14 @@ t.test('PostgreSQL goes away and comes back under load', {
 }, async (t) => {
   const database = await startPostgres()
   t.teardown(database.close)
-  const server = await startServer(t, {
+  const env = {
     DATABASE_URL: database.url,
     DATABASE_POOL: String(POOL),
     MASTER_KEY: generateMasterKey().text,
     RATE_LIMIT_API: '0',
     LOG_LEVEL: 'error'
-  })
+  }
+  const server = await startServer(t, env)
   const send = client(server.address, server.first!)
   const [level] = await makeLevels(send, 'orbit', ['live']) as [Level]
   const health = async () => [(await send('GET', '//healthz')).status, (await send('GET', '//readyz')).status]
@@ -199,5 +200,27 @@ t.test('PostgreSQL goes away and comes back under load', {
     const exit = once(server.child, 'exit')
     server.child.kill('SIGTERM')
     t.same(await exit, [0, null])
+  })
+
+  await t.test('RL-42 a start waits for a database that is not there yet, and says so; a signal ends it, and so does DATABASE_WAIT', async (t) => {
+    await database.stop('fast')
+    for (const WORKERS of ['1', '2']) {
+      const begun = beginServer(t, { ...env, WORKERS })
+      await begun.complained('Waiting up to 60 s for the database: The database cannot be used: ')
+      t.match(await begun.stop(), { code: 0, stdout: '' })
+    }
+    t.match(await beginServer(t, { ...env, DATABASE_WAIT: '0' }).ended, {
+      code: 1, stdout: '', stderr: /^The database cannot be used: .*\n$/
+    })
+    const patient = beginServer(t, env)
+    await patient.complained('Waiting up to 60 s')
+    await database.start()
+    const again = await patient.serves()
+    t.equal((await client(again.address, server.first!)('GET', '//readyz')).status, 200)
+    t.equal(patient.stderr().trim().split('\n').length, 1, 'it says it once')
+    t.match(await beginServer(t, { ...env, DATABASE_URL: database.url.replace(/postgres$/, 'missing') }).ended, {
+      code: 1, stderr: /^The database cannot be used: .*does not exist\n$/
+    }, 'what no waiting mends is said at once')
+    t.equal((await again.stop()).code, 0)
   })
 })

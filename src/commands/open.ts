@@ -1,5 +1,6 @@
 import { chmodSync, existsSync, mkdtempSync, rmSync } from 'node:fs'
 import { join, resolve } from 'node:path'
+import { setTimeout as pause } from 'node:timers/promises'
 import { ConfigError, readKeyFile, type Config } from '../config.ts'
 import {
   createKeyring, generateMasterKey, MasterKeyMissing, openCanary, type Keyring, type MasterKey
@@ -19,6 +20,11 @@ export class StartError extends Error {
   override name = 'StartError'
 }
 
+/** A signal ended the start, of which nothing was done but to wait for the database. */
+export class StartEnded extends Error {
+  override name = 'StartEnded'
+}
+
 /** Why a command failed, in one line for the operator. */
 export function lineOf (error: unknown): string {
   const shown = databaseError(error)
@@ -30,18 +36,33 @@ export function lineOf (error: unknown): string {
 
 export interface Opened { database: Database, keyring: Keyring }
 
+/** What the start of a service does beside that of a command. */
+export interface Opening {
+  /** Called when only a restart of the process can help. */
+  onFatal?: (error: Error) => void
+  /** Who unwraps master keys; by default, the command of the configuration. */
+  provider?: KeyProvider | undefined
+  /** A database that is not there yet is waited for, until this ends it. */
+  waits?: AbortSignal
+}
+
+// Milliseconds. Nobody looks away for longer from a database that comes.
+const FIRST_PAUSE = 100
+const LONGEST_PAUSE = 1_000
+
 /**
  * Opens the database and the master keys, brings the schema up to date, and proves that every master key that ever
  * wrapped something is there and right, and so is the key that authenticates rows. A wrong or missing key ends the
  * start before anything is changed or listened to.
+ *
+ * @throws StartEnded when `waits` ended it
  */
-export async function open (
-  config: Config, onFatal?: (error: Error) => void, provider?: KeyProvider
-): Promise<Opened> {
+export async function open (config: Config, { onFatal, provider, waits }: Opening = {}): Promise<Opened> {
   // Who cannot open the keys leaves the database alone.
   const given = await readKeyring(config, provider)
   const database = await openDatabase(config, onFatal)
   try {
+    if (waits !== undefined && database.kind === 'postgres') await untilThere(database, config.databaseWait, waits)
     const keyring = given ?? await makeKeyring(config, await makeMasterKey(config, database), provider)
     await checkKeys(database, keyring)
     await database.migrate()
@@ -50,6 +71,21 @@ export async function open (
   } catch (error) {
     await database.close()
     throw error
+  }
+}
+
+// What is wrong with a password, a name or a certificate is said at once: no waiting mends it.
+async function untilThere (database: Database, seconds: number, waits: AbortSignal): Promise<void> {
+  const until = performance.now() + seconds * 1_000
+  for (let wait = FIRST_PAUSE; ; wait = Math.min(wait * 2, LONGEST_PAUSE)) {
+    try {
+      return await database.ping()
+    } catch (error) {
+      const isAway = error instanceof DatabaseUnavailable && !/^ERR_(SSL|TLS)/.test(error.code ?? '')
+      if (!isAway || performance.now() >= until) throw error
+      if (wait === FIRST_PAUSE) say(`Waiting up to ${seconds} s for the database: ${lineOf(error)}`)
+    }
+    await pause(wait, undefined, { signal: waits }).catch(() => { throw new StartEnded() })
   }
 }
 

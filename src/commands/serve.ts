@@ -10,24 +10,36 @@ import { createMetrics, type Metrics } from '../telemetry/metrics.ts'
 import { askingProvider } from './common-keys.ts'
 import { greet } from './greeting.ts'
 import type { KeyProvider } from './key-provider.ts'
-import { lineOf, open, StartError, type Opened } from './open.ts'
+import { lineOf, open, StartEnded, StartError, type Opened } from './open.ts'
 import { PATIENCE, SIGNALS, STOP, supervise, type FromWorker } from './supervise.ts'
 
 const SWEEP = 200
 const GRACE = 8_000
 
 /** Serves until SIGTERM or SIGINT. Resolves with the exit status once everything is closed. */
-export function serve (config: Config): Promise<number> {
+export async function serve (config: Config): Promise<number> {
   if (cluster.worker !== undefined) return serveAsWorker(config, cluster.worker)
-  return config.workers > 1 ? supervise(config) : serveAlone(config)
+  try {
+    return await (config.workers > 1 ? supervise(config) : serveAlone(config))
+  } catch (error) {
+    if (error instanceof StartEnded) return 0
+    throw error
+  }
 }
 
 async function serveAlone (config: Config): Promise<number> {
   // A signal that comes during the start ends the service in good order, too.
+  const interrupted = new AbortController()
   const signal = new Promise<string>((resolve) => {
-    for (const name of SIGNALS) process.once(name, () => resolve(name))
+    for (const name of SIGNALS) {
+      process.once(name, () => {
+        interrupted.abort()
+        resolve(name)
+      })
+    }
   })
   return run(config, {
+    interrupted: interrupted.signal,
     async ready (opened, port) { process.stdout.write(await greet(opened, config, port)) },
     async end (app) {
       app.log.info({ signal: await signal }, 'stopping')
@@ -101,6 +113,8 @@ interface Way {
   readMetrics?: () => Promise<Measured>
   /** Who unwraps master keys; by default, the command of the configuration. */
   provider?: KeyProvider
+  /** Ends the wait for the database; nothing does that of a worker, which its supervisor kills before it serves. */
+  interrupted?: AbortSignal
   /** Called when the port is open. */
   ready (opened: Opened, port: number): Promise<void>
   /** Resolves when the service has to stop. */
@@ -108,13 +122,17 @@ interface Way {
 }
 
 async function run (
-  config: Config, { counters, metrics = createMetrics(), readMetrics, provider, ready, end }: Way
+  config: Config, {
+    counters, metrics = createMetrics(), readMetrics, provider, interrupted = new AbortController().signal, ready, end
+  }: Way
 ): Promise<number> {
   let stopping = false
   let app: FastifyInstance | undefined
   // A supervisor and the other commands need none of it. It is loaded while the database is waited for.
   const service = import('../app.ts')
-  const opened = await open(config, (error) => die('the database cannot go on', error), provider)
+  const opened = await open(config, {
+    onFatal: (error) => die('the database cannot go on', error), provider, waits: interrupted
+  })
   try {
     const { buildApp } = await service
     app = await buildApp({

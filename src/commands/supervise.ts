@@ -36,17 +36,17 @@ const LONGEST_PAUSE = 30_000
  */
 export async function supervise (config: Config): Promise<number> {
   const log = createLog(config.logLevel, standardLog(true))
-  let isInterrupted = false
+  const interrupted = new AbortController()
   const signal = new Promise<string>((resolve) => {
     for (const name of SIGNALS) {
       process.once(name, () => {
-        isInterrupted = true
+        interrupted.abort()
         resolve(name)
       })
     }
   })
   const provider = rememberingProvider(execProvider(config.keyCommands))
-  const opened = await open({ ...config, databasePool: 2 }, undefined, provider)
+  const opened = await open({ ...config, databasePool: 2 }, { provider, waits: interrupted.signal })
   const metrics = createMetrics()
   if (config.metricsToken !== undefined) measureProcess(metrics)
   const crew = createCrew(config.workers, log, metrics, provider)
@@ -59,7 +59,7 @@ export async function supervise (config: Config): Promise<number> {
   } catch (error) {
     await crew.stop()
     // A signal to the whole group of processes ends workers that have just begun.
-    if (isInterrupted) return 0
+    if (interrupted.signal.aborted) return 0
     throw error
   } finally {
     await opened.database.close()

@@ -3,6 +3,7 @@ import { once } from 'node:events'
 import { mkdtempSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
+import type { Readable } from 'node:stream'
 import { fileURLToPath } from 'node:url'
 import { main } from '../../src/cli.ts'
 
@@ -92,8 +93,25 @@ async function inProcess (args: string[], env: Env): Promise<Ended> {
   return ended
 }
 
+/** A server process that may not serve yet. */
+export interface Begun {
+  child: ChildProcess
+  /** Everything on standard error so far. */
+  stderr (): string
+  /** Resolves when standard error contains the text. */
+  complained (text: string): Promise<void>
+  /** Resolves when it says that it serves. */
+  serves (): Promise<Server>
+  /** SIGTERM, and the exit. */
+  stop (): Promise<Ended>
+  ended: Promise<Ended>
+}
+
 /** Starts `serve` on a free port, of this build or another, and waits until it says that it serves. */
-export async function startServer (t: Teardown, env: Env, build = CLI): Promise<Server> {
+export const startServer = (t: Teardown, env: Env, build = CLI): Promise<Server> => beginServer(t, env, build).serves()
+
+/** Starts `serve` on a free port, of this build or another. */
+export function beginServer (t: Teardown, env: Env, build = CLI): Begun {
   const { child, ended, stdout, stderr } = program(
     process.execPath, [build, 'serve'], { PORT: '0', LOG_LEVEL: 'warn', ...env }
   )
@@ -101,32 +119,37 @@ export async function startServer (t: Teardown, env: Env, build = CLI): Promise<
     child.kill('SIGKILL')
     await ended
   })
-  const said = async (text: string) => {
-    while (!stdout().includes(text)) {
-      const more = await Promise.race([once(child.stdout, 'data'), ended])
-      if (!Array.isArray(more) && !stdout().includes(text)) {
+  const until = (stream: Readable, text: () => string) => async (wanted: string) => {
+    while (!text().includes(wanted)) {
+      const more = await Promise.race([once(stream, 'data'), ended])
+      if (!Array.isArray(more) && !text().includes(wanted)) {
         throw new Error(`it ended with ${more.code}: ${stderr()}${stdout()}`)
       }
     }
   }
-  // A whole line: the greeting goes out in one write, and this ends the second of its lines or the only one.
-  await said('Strongroom serves on http')
-  await said('\n')
+  const said = until(child.stdout, stdout)
   const signal = async (name: NodeJS.Signals) => {
     child.kill(name)
     return ended
   }
-  const [, address = ''] = /Strongroom serves on (\S+)/.exec(stdout()) ?? []
-  const found = (label: RegExp) => label.exec(stdout())?.[1] ?? ''
-  const first = stdout().includes('This is printed once')
-    ? {
-        organization: found(/Organization +(\S+)/),
-        token: found(/Token \(\*\) +(\S+)/),
-        password: found(/Password +(\S+)/)
-      }
-    : undefined
-  return {
-    child, address, first, stdout, stderr, said, stop: () => signal('SIGTERM'), kill: () => signal('SIGKILL'), ended
+  return { child, stderr, complained: until(child.stderr, stderr), serves, stop: () => signal('SIGTERM'), ended }
+
+  async function serves (): Promise<Server> {
+    // A whole line: the greeting goes out in one write, and this ends the second of its lines or the only one.
+    await said('Strongroom serves on http')
+    await said('\n')
+    const [, address = ''] = /Strongroom serves on (\S+)/.exec(stdout()) ?? []
+    const found = (label: RegExp) => label.exec(stdout())?.[1] ?? ''
+    const first = stdout().includes('This is printed once')
+      ? {
+          organization: found(/Organization +(\S+)/),
+          token: found(/Token \(\*\) +(\S+)/),
+          password: found(/Password +(\S+)/)
+        }
+      : undefined
+    return {
+      child, address, first, stdout, stderr, said, stop: () => signal('SIGTERM'), kill: () => signal('SIGKILL'), ended
+    }
   }
 }
 
