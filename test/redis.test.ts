@@ -15,6 +15,7 @@ import { LONG } from './helpers/long.ts'
 import { samplesOf, valueOf } from './helpers/metrics.ts'
 import { startServer } from './helpers/process.ts'
 import { hasRedis, startRedis, type TestRedis } from './helpers/redis.ts'
+import { openWay } from './helpers/way.ts'
 
 // Two instances that count their limits in one Redis, while it is there, and each by itself while it is not.
 
@@ -187,6 +188,26 @@ t.test('RL-26: while Redis is gone each instance goes on by itself, whoever was 
     t.strictSame(linesOf(instance).filter(({ level }) => level > 40), [], 'nothing failed')
   }
   await isEverythingTimed(t, redis)
+})
+
+t.test('RL-26: a Redis that answers late is none: that is said once, and nobody waits for it any more', { skip }, async (t) => {
+  const redis = await startRedis(t)
+  let late = 0
+  const answers: number[] = []
+  const way = await openWay(redis.url, () => {
+    answers.push(late)
+    return late
+  })
+  t.teardown(() => way.close())
+  const { instances: [one] } = await instancesOn(t, { RATE_LIMIT_API: '5', REDIS_URL: way.url })
+  await together([one], () => ask(one, '198.51.100.1'))
+  const times = changesOf(one).length / 2
+  late = 300
+  await untilSaid(one, ALONE, times + 1)
+  for (const enough = answers.length + 4; answers.length < enough; await pause(20)) await ask(one, '203.0.113.250')
+  t.equal(changesOf(one).length, 2 * times + 1, 'whatever came too late')
+  late = 0
+  await untilSaid(one, TOGETHER, times + 1)
 })
 
 t.test('a service starts without Redis, and is with it when it comes; nothing tells its password', { skip }, async (t) => {

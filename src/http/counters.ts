@@ -147,8 +147,8 @@ interface MemberOptions {
 }
 
 /**
- * The counters of a member. What is counted in one turn of the event loop is one message. When no answer comes, or
- * nobody is there to send to, it counts by itself, from what it heard last on, until there is one again: no request
+ * The counters of a member. What is counted in one turn of the event loop is one message. When no answer comes in
+ * time, or nobody is there to send to, it counts by itself, from what it heard last on, until one does: no request
  * waits for longer than the deadline.
  *
  * @param send false when nobody is there any more
@@ -200,7 +200,10 @@ export function joinCommonCounters (
   }
 
   function answered (number: number, are: Counted[]) {
-    const { asked = [], late } = open.get(number) ?? {}
+    const given = open.get(number)
+    // Whoever answers late would be waited for again, and again in vain.
+    if (given === undefined) return
+    const { asked, late } = given
     open.delete(number)
     clearTimeout(late)
     if (isAlone) onChange(isAlone = false)

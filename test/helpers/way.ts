@@ -1,5 +1,6 @@
 import { once } from 'node:events'
 import net, { type Socket } from 'node:net'
+import { setTimeout as pause } from 'node:timers/promises'
 
 /** A way to a database, or to an instance, that can be cut off, as a killed process cuts off its own. */
 export interface Way {
@@ -11,8 +12,12 @@ export interface Way {
   close (): Promise<void>
 }
 
-/** Forwards connections to an address, until they are cut. */
-export async function openWay (to: string): Promise<Way> {
+/**
+ * Forwards connections to an address, until they are cut.
+ *
+ * @param late asked for each piece that comes back: how many milliseconds it is late
+ */
+export async function openWay (to: string, late?: () => number): Promise<Way> {
   const { hostname, port } = new URL(to)
   const sockets = new Set<Socket>()
   let passable = true
@@ -25,8 +30,17 @@ export async function openWay (to: string): Promise<Way> {
     for (const [socket, other] of [[near, far], [far, near]] as const) {
       sockets.add(socket)
       socket.setNoDelay(true).on('error', () => {}).on('close', () => { other.destroy() })
-      socket.pipe(other)
     }
+    near.pipe(far)
+    if (late === undefined) {
+      far.pipe(near)
+      return
+    }
+    let before = Promise.resolve()
+    far.on('data', (piece) => {
+      const due = pause(late())
+      before = before.then(() => due).then(() => { near.write(piece) })
+    })
   }).listen(0, '127.0.0.1')
   await once(server, 'listening')
   const url = new URL(to)
