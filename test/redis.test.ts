@@ -260,6 +260,25 @@ t.test('a Redis that may not be written to is one that cannot count, until it ca
   t.strictSame(changesOf(one).slice(0, 2), [ALONE, TOGETHER], 'asked whether it can count, not whether it is there')
 })
 
+t.test('a window ends when it has to, whatever end of it somebody wrote into Redis', { skip }, async (t) => {
+  const redis = await startRedis(t)
+  const { instances: [one] } = await instancesOn(t, { RATE_LIMIT_API: '5', REDIS_URL: redis.url })
+  for (const [i, end] of ['9999999999999', '1', '-1', 'inf', 'nan', 'never'].entries()) {
+    const { key, heard } = await together([one], async (round) => {
+      const address = `198.51.${i}.${round}`
+      await ask(one, address)
+      const key = [...(await redis.ends()).keys()].find((key) => key.endsWith(`:ip:${address}`))!
+      await redis.tell('HSET', key, 'count', '1000', 'end', end)
+      await redis.tell('PERSIST', key)
+      return { key, heard: await ask(one, address) }
+    })
+    t.equal(heard.status, 401, end)
+    t.ok(heard.reset - Date.now() / 1000 <= 61, `${end}: of this window`)
+    t.ok((await redis.ends()).get(key)! <= 60_000)
+  }
+  await isEverythingTimed(t, redis)
+})
+
 t.test('a window ends by the clock of who is asked, whatever the clock of Redis says', { skip }, async (t) => {
   const redis = await startRedis(t)
   const { now } = Date

@@ -23,20 +23,22 @@ const SILENT = 'no answer'
 const PROBE = [[`${PREFIX}probe`], [1_000]] as const
 
 // A window and its end begin with its first request, in one step: no key is without an end. The clock is that of Redis,
-// so that a window has one end, whoever asks; and it is told, for those whose own is another.
+// so that a window has one end, whoever asks; and it is told, for those whose own is another. An end that none of this
+// window can have was written by somebody else, or by a clock that was set since: the window begins anew.
 const COUNT = `
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local answer = { now }
 for i, key in ipairs(KEYS) do
-  local count = redis.call('HINCRBY', key, 'count', 1)
-  local last = redis.call('HGET', key, 'end')
-  if not last then
-    last = string.format('%.0f', now + ARGV[i])
-    redis.call('HSET', key, 'end', last)
-    redis.call('PEXPIREAT', key, last)
+  local last = tonumber(redis.call('HGET', key, 'end'))
+  if not (last and last > now and last <= now + ARGV[i]) then
+    last = now + ARGV[i]
+    local text = string.format('%.0f', last)
+    redis.call('DEL', key)
+    redis.call('HSET', key, 'end', text)
+    redis.call('PEXPIREAT', key, text)
   end
-  answer[2 * i], answer[2 * i + 1] = count, tonumber(last)
+  answer[2 * i], answer[2 * i + 1] = redis.call('HINCRBY', key, 'count', 1), last
 end
 return answer`
 
