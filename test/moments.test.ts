@@ -7,6 +7,7 @@ import { findDocumentsAt } from '../src/repositories/moments.ts'
 import { lockProject } from '../src/repositories/projects.ts'
 import { makeLevel, startApp, type Answer, type Caller } from './helpers/app.ts'
 import { clientKey } from './helpers/client.ts'
+import { random } from './helpers/traffic.ts'
 
 const test = await startApp(t)
 const owner = await test.organization()
@@ -47,11 +48,11 @@ const timeOf = async (version: string, caller = owner) => {
 const shift = (time: string, by: number) => new Date(new Date(time).getTime() + by).toISOString()
 const merged = async (at: At, time: string, caller = owner) =>
   (await read(at, { at: time, decrypt: 'true', merge: 'true' }, caller)).body.data.attributes.merged as object
-const contents = async (at: At, query: Record<string, string> = {}) => {
-  const { levels } = (await read(at, { decrypt: 'true', ...query })).body.data.attributes
-  return Object.fromEntries(Object.entries(levels as Record<string, { content: string }>)
+const contentsOf = ({ data }: Answer['body']) =>
+  Object.fromEntries(Object.entries(data.attributes.levels as Record<string, { content: string }>)
     .map(([level, { content }]) => [level, content]))
-}
+const contents = async (at: At, query: Record<string, string> = {}, caller = owner) =>
+  contentsOf((await read(at, { decrypt: 'true', ...query }, caller)).body)
 const lastEvent = async (caller = owner) => (await test.sql(
   `SELECT action, resource_type, resource_id, details FROM audit_events WHERE organization_id = '${caller.organization}' ORDER BY seq DESC LIMIT 1`
 ))[0] as { action: string, resource_type: string, resource_id: string, details: Record<string, unknown> }
@@ -234,6 +235,40 @@ t.test('what left no version, or whose version is gone, is version_gone for as l
   t.match(await read(at, { at: fourthAt }), gone, 'purged')
   t.equal((await owner.call('GET', org(owner, `/secrets/versions/${version}`))).status, 404)
   await refused(t, at, () => restoreTo(at.project, fourthAt), gone.body)
+})
+
+t.test('what was deleted for good is version_gone before that, read or brought back, whether it was stored again or never', async (t) => {
+  const at = await makeLevel(owner, { name: 'For Good' })
+  const [project,, environment] = levelsOf(at)
+  const forGood = () => remove(environment!, { no_backup: true, confirmed: true })
+  const made = await now()
+  await put(environment!, 'A=1')
+  const stored = await now()
+  t.equal((await forGood()).status, 204)
+  const deleted = await now()
+  const level = `${at.project}/${at.target}/${at.environment}`
+  const gone = { status: 422, body: { error: 'version_gone', details: { level } } }
+  t.strictSame(await contents(at, { at: deleted }), {}, 'there is none since')
+  t.match((await restoreTo(at.project, deleted)).body.data, { restored: 0, emptied: 0 })
+  const rounds = {
+    'never stored again': () => put(environment!, 'A=2'),
+    'stored again': () => purge(at),
+    purged: () => remove(environment!),
+    deleted: () => put(environment!, 'A=3'),
+    'stored a third time': forGood,
+    'deleted for good again': () => put(environment!, 'A=4')
+  }
+  for (const [round, next] of Object.entries(rounds)) {
+    t.match(await read(at, { at: stored, decrypt: 'true' }), gone, round)
+    await refused(t, at, () => restoreTo(at.project, stored), gone.body)
+    t.strictSame(await contents(at, { at: made }), {}, 'before any')
+    await next()
+  }
+  t.match(await read(at, { at: deleted }), gone, 'until when there was none is not known any more')
+  const last = await now()
+  await put(project!, 'P=1')
+  t.match((await restoreTo(at.project, last)).body.data, { restored: 0, emptied: 1 })
+  t.strictSame(await contents(at), { environment: 'A=4' })
 })
 
 t.test('outside of the retention window a version is locked at every moment, and what nobody replaced since is not', async (t) => {
@@ -490,6 +525,50 @@ t.test('the version of a moment is found whatever was written, deleted and rotat
       t.strictSame((found as { held: string, version: number }[]).map(({ held, version }) => held === 'unknown' ? undefined : version), expected, moment)
     }
   }
+})
+
+t.test('whatever was done to levels, a moment is told and brought back as it was, or as version_gone', async (t) => {
+  const caller = await test.organization()
+  const at = await makeLevel(caller, { name: 'Model' })
+  const levels = levelsOf(at)
+  const write = (path: string, body: object) => caller.call('POST', org(caller, `/secrets/${path}`), body)
+  const next = random(7)
+  let kept: Record<string, string> = {}
+  const moments: { moment: string, held: typeof kept }[] = []
+  const told = { brought: 0, gone: 0 }
+  for (let turn = 0; turn < 48; turn++) {
+    const [i, dice] = [Math.floor(next() * 3), next()]
+    const [name, level] = [(['project', 'target', 'environment'] as const)[i]!, levels[i]!]
+    if (dice < 0.5) {
+      kept[name] = `A=${turn}`
+      await store(level, { plaintext: kept[name], ...(dice < 0.1 && { no_backup: true }) }, caller)
+    } else if (dice < 0.7) {
+      await write('delete', { ...level, ...(dice < 0.55 && { no_backup: true, confirmed: true }) })
+      delete kept[name]
+    } else if (dice < 0.73) await write('versions/purge', { ...level, level: name, confirmed: true })
+    else if (dice < 0.76) await caller.call('POST', org(caller, `/${at.project}/encryption-key/rotate`))
+    else if (dice < 0.8) {
+      const [newest] = await history(level, caller)
+      await caller.call('DELETE', org(caller, `/secrets/versions/${newest?.id ?? 1}`), { force: true })
+    } else if (moments.length > 0) {
+      const { moment, held } = moments[Math.max(0, moments.length - 1 - Math.floor(next() * 8))]!
+      const { status, body } = await restoreTo(at.project, moment, caller)
+      t.match({ status, body }, status === 200 ? { status } : { status: 422, body: { error: 'version_gone' } })
+      if (status === 200) kept = { ...held }
+      told[status === 200 ? 'brought' : 'gone']++
+    }
+    t.strictSame(await contents(at, {}, caller), kept, `after turn ${turn}`)
+    moments.push({ moment: await now(), held: { ...kept } })
+  }
+  t.ok(told.brought > 0 && told.gone > 0)
+  const reads = { past: 0, gone: 0 }
+  for (const [turn, { moment, held }] of moments.entries()) {
+    const { status, body } = await read(at, { at: moment, decrypt: 'true' }, caller)
+    if (status === 422) t.equal(body.error, 'version_gone')
+    else t.strictSame(contentsOf(body), held, `as it was after turn ${turn}`)
+    reads[status === 422 ? 'gone' : 'past']++
+  }
+  t.ok(reads.past > 0 && reads.gone > 0)
 })
 
 t.test('versions that a rotation of an earlier build has stamped with its begin hide no write from before its end', async (t) => {

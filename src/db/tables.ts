@@ -592,8 +592,8 @@ export const environments = pgTable('environments', {
 ])
 
 /**
- * What the versions of a secret hang on. A purge gives the secret a new history, a delete takes the secret away: what
- * hangs on the old one is then reachable from nowhere, at once, and removed in the background however much it is.
+ * What the versions of a secret hang on. A purge gives the secret a new history, the delete of its level takes it away:
+ * what hangs on the old one is then reachable from nowhere, at once, and removed in the background however much it is.
  * Refers to no organization, as projects do.
  */
 export const histories = pgTable('histories', {
@@ -613,7 +613,10 @@ const inHistory = (name: string, table: { organization_id: AnyPgColumn, history_
     foreignColumns: [histories.organization_id, histories.id]
   })
 
-/** The one encrypted document of a level. A deleted secret keeps its row, without content. */
+/**
+ * The one encrypted document of a level. A deleted secret keeps its row, without content, for as long as there is the
+ * level: without it nobody could tell that there was something once (0045).
+ */
 export const secrets = pgTable('secrets', {
   id: ulid().notNull(),
   organization_id: ulid().notNull(),

@@ -21,8 +21,8 @@ import {
   activeKeyOf, ownSecret, placeOf, type Brings, type LevelState, type SecretRow
 } from '../repositories/levels.ts'
 import { findDocumentsAt } from '../repositories/moments.ts'
-import { removeHistories } from '../repositories/removals.ts'
-import { deleteSecret } from '../repositories/secrets.ts'
+import { purgeHistories } from '../repositories/removals.ts'
+import { emptySecret } from '../repositories/secrets.ts'
 import { fail, refuse } from '../rules/errors.ts'
 import { requireKept } from '../rules/moments.ts'
 import { isInside } from '../rules/slices.ts'
@@ -245,12 +245,12 @@ export const secrets: Domain = async (app) => {
       const secret = ownSecret(state)
       if (!isStored(secret)) return fail('not_found')
       requirePrecondition(request.headers, etagOf(storageKeyOf(app.keyring, organization), [secret]))
-      const { versions: purged, bytes } = await removeHistories(db, organization.id, { secret_id: secret.id })
-      await deleteSecret(db, state, secret)
+      const { versions: purged, bytes } = await purgeHistories(db, organization.id, { secret_id: secret.id })
+      await emptySecret(db, state, secret)
       await removeSome(db, organization.id)
       const event = { action: 'secret.delete', resource_type: 'secret', resource_id: secret.id } as const
       await recordEvent(db, actorOf(request), {
-        ...event, details: { level: state.level, purged }, growth: -bytes
+        ...event, details: { level: state.level, purged }, growth: -bytes - secret.size_bytes
       })
     })
     afterCommit(request, () => app.removals.wake())

@@ -6,8 +6,8 @@ import {
 } from '../db/tables.ts'
 import { deleteTokenRemoval, isTokenRemoval, type TokenRemoval } from '../db/token-removals.ts'
 
-// What purges and deletes take away. A secret's versions hang on its history: a purge gives it a new one, a delete
-// takes the secret away, and what hangs on the old history is reachable from nowhere from then on. Its rows go
+// What purges and deletes take away. A secret's versions hang on its history: a purge gives it a new one, the delete of
+// a level takes it away, and what hangs on the old history is reachable from nowhere from then on. Its rows go
 // afterwards, a piece at a time, because a statement that takes a million of them would not end in time.
 
 /** What a purge or a delete is about: one secret, or all below a place of the hierarchy. */

@@ -416,12 +416,19 @@ const SWAP_SEVERAL = {
 }
 
 /**
- * Deletes the secret of a level, which has a document, for good; its history was removed before. The caller holds the
- * project's row.
+ * Takes the document of a level away for good; its history was purged before. The row stays, a revision further: it
+ * tells that there was something which nobody knows any more. The caller holds the project's row.
  */
-export async function deleteSecret (db: Db, state: LevelState, secret: SecretRow): Promise<void> {
-  const { organization_id, project, target } = state
-  await db.delete(secrets).where(and(eq(secrets.organization_id, organization_id), eq(secrets.id, secret.id)))
+export async function emptySecret (db: Db, { project, target }: LevelState, secret: SecretRow): Promise<void> {
+  const { organization_id, id } = secret
+  const emptied = { revision: secret.revision + 1, key_version: project.key_version, sealed: null, size_bytes: 0 }
+  await db.update(secrets).set({
+    ...emptied,
+    version: null,
+    mac: macOf(db, 'secrets', { ...secret, ...emptied }),
+    // Not of when the transaction began: it has waited for writes that are later than that.
+    updated_at: sql`clock_timestamp()`
+  }).where(and(eq(secrets.organization_id, organization_id), eq(secrets.id, id)))
   await db.update(project_counts).set({ secret_count: sql`${project_counts.secret_count} - 1` })
     .where(and(eq(project_counts.organization_id, organization_id), eq(project_counts.project_id, project.id)))
   if (target === null) return

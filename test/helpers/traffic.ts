@@ -326,7 +326,7 @@ export async function replay (sql: Sql, organization: string, operations: Operat
       const secret = secrets.get(event.resource_id)
       if (secret === undefined) { problem(`event ${event.seq} deletes what is not there`); continue }
       take(event, [secret], details.purged)
-      secrets.delete(secret.id)
+      Object.assign(secret, { live: false, plaintext: undefined, revision: secret.revision + 1 })
     } else if (event.action === 'version.delete') {
       const secret = secrets.get(event.resource_id)
       if (!secret?.versions.has(details.version)) {
