@@ -139,7 +139,9 @@ export const RestoreToAnswer = Type.Object({
     type: Type.Literal('projects'),
     id: Ulid,
     at: Timestamp,
-    restored: Type.Integer({ description: 'documents that are what they were' }),
+    restored: Type.Integer({
+      description: 'documents that are what they were; what was stored with `no_backup` is replaced without a version'
+    }),
     emptied: Type.Integer({ description: 'documents deleted: their levels had none' })
   }),
   message: Type.String()
