@@ -70,6 +70,7 @@ t.test('RL-30: a migration does nothing that an instance of the release before d
     'ALTER TABLE "refunds" ADD COLUMN "checked_at" timestamp (3) with time zone',
     'ALTER TABLE "secrets" ADD COLUMN "note" varchar(64) DEFAULT \'none\' NOT NULL;',
     both('CREATE TABLE "notes" (\n"id" bigint NOT NULL\n)', 'CREATE UNIQUE INDEX "notes_id" ON "notes" USING btree ("id")'),
+    both('CREATE TABLE "notes" ("id" bigint)', 'INSERT INTO "notes" ("id") VALUES (1), (2)'),
     both('CREATE TABLE "notes" ("id" bigint)', 'ALTER TABLE "notes" ADD CONSTRAINT "a" FOREIGN KEY ("id") REFERENCES "b" ("id")'),
     both('DROP INDEX CONCURRENTLY IF EXISTS "secrets_note"', 'CREATE INDEX CONCURRENTLY "secrets_note" ON "secrets" ("note")'),
     '-- contracts 0.1.0: nothing reads it since\nALTER TABLE "secrets" DROP COLUMN "note"'
@@ -88,7 +89,13 @@ t.test('RL-30: a migration does nothing that an instance of the release before d
     'CREATE TABLE "a" ("id" bigint); DROP TABLE "notes"',
     'CREATE TRIGGER "a" BEFORE INSERT ON "secrets" EXECUTE FUNCTION b()', 'DO $$ BEGIN DROP TABLE "notes"; END $$',
     '-- contracts 0.2.0: not released yet\nDROP TABLE "notes"', '-- contracts 0.1.0:\nDROP TABLE "notes"',
-    '-- another line\nDROP TABLE "notes"'
+    '-- another line\nDROP TABLE "notes"', 'CREATE TABLE IF NOT EXISTS "secrets" ("id" bigint)',
+    'CREATE TABLE "notes" AS SELECT * FROM "secrets"', 'CREATE TABLE "notes" ("id") AS SELECT "id" FROM "secrets"',
+    'ALTER TABLE "secrets" ADD COLUMN "note" bigserial',
+    both('CREATE TABLE "notes" ("id" bigint)', 'INSERT INTO "notes" SELECT "id" FROM "secrets"'),
+    both('CREATE TABLE "notes" ("id" bigint)',
+      'INSERT INTO "notes" WITH gone AS (DELETE FROM "secrets" RETURNING "id") SELECT "id" FROM gone'),
+    both('CREATE TABLE "notes" ("id" bigint)', 'INSERT INTO "notes" ("id") VALUES ((SELECT max("id") FROM "secrets"))')
   ]) t.equal(contractionsIn(bad, ['0.1.0']).length, 1, bad)
   t.strictSame(contractionsIn(both(
     'ALTER TABLE "secrets" ADD COLUMN "note" varchar(64)', 'DROP INDEX CONCURRENTLY IF EXISTS "a"',

@@ -22,20 +22,22 @@ export function copyOfMigrations (
 
 const NAME = '"?(\\w+)"?'
 const CONSTANT = "(?:'[^']*'(?:::\\w+)?|-?\\d+|true|false|now\\(\\))"
-const TABLE = new RegExp(`^CREATE TABLE (?:IF NOT EXISTS )?${NAME}`, 'i')
+// Not of what may be there already, nor of what another table has.
+const TABLE = new RegExp(`^CREATE TABLE ${NAME} \\((?!.*\\) AS\\b)`, 'i')
 const INDEX = new RegExp(`^CREATE (?:UNIQUE )?INDEX ${NAME} ON ${NAME}`, 'i')
 const ALTERATION = new RegExp(`^ALTER TABLE ${NAME} `, 'i')
-const ROWS = new RegExp(`^INSERT INTO ${NAME} `, 'i')
+const ROWS = new RegExp(`^INSERT INTO ${NAME} (?:\\([\\w", ]+\\) )?VALUES \\((?!.*\\bSELECT\\b)`, 'i')
 const CONCURRENT = new RegExp(`^(DROP INDEX CONCURRENTLY IF EXISTS|CREATE INDEX CONCURRENTLY) ${NAME}`, 'i')
-const TYPE = '\\w+(?: ?\\(\\d+\\))?(?: with time zone)?'
+// A serial takes its values from a sequence, row by row.
+const TYPE = '(?!\\w*serial)\\w+(?: ?\\(\\d+\\))?(?: with time zone)?'
 const COLUMN =
   new RegExp(`^ALTER TABLE ${NAME} ADD COLUMN ${NAME} ${TYPE}(?: DEFAULT ${CONSTANT}(?: NOT NULL)?)?$`, 'i')
 
 /**
  * The statements of a migration that an instance of the release before does not outlive, or that lock a table for as
- * long as it is large (0047): all but new tables with what belongs to them, columns without a value or with a constant
- * default, and indexes that are built concurrently. One is let through with the line `-- contracts RELEASE: why` before
- * it, which names a release that is out and needs it no more.
+ * long as it is large (0047): all but new tables with what belongs to them and rows that are written out, columns
+ * without a value or with a constant default, and indexes that are built concurrently. One is let through with the line
+ * `-- contracts RELEASE: why` before it, which names a release that is out and needs it no more.
  */
 export function contractionsIn (migration: string, releases: readonly string[]): string[] {
   const made = new Set<string>()
