@@ -5,7 +5,6 @@
 import postgres from 'postgres'
 import { open } from '../src/commands/open.ts'
 import { loadConfig } from '../src/config.ts'
-import { countOrganizations } from '../src/repositories/organizations.ts'
 import { startPostgres } from '../test/helpers/postgres.ts'
 import { levelsOf, makeProject, type Shape } from './bulk.ts'
 import type { Bench } from './keys.ts'
@@ -38,26 +37,40 @@ const LONG = { full: 100_000, empty: HISTORY }
 /** How much there is to be made. */
 export interface Size { organizations: number, levels: number, versions: number }
 
-/**
- * Fills an empty database with organizations of equally many levels, and says how long it took and how large it is.
- *
- * @throws where there is an organization already, or levels do not make whole projects
- */
-export async function fillDatabase (
-  env: Record<string, string>, { organizations, levels, versions }: Size
-): Promise<void> {
+/** Projects of each organization; throws where levels do not make whole ones. */
+export function projectsOf ({ organizations, levels, versions }: Size): number {
   const projects = levels / OF_PROJECT / organizations
   if (![organizations, projects, versions].every((count) => Number.isInteger(count) && count > 0)) {
-    throw new Error(`levels are a multiple of ${OF_PROJECT} for each organization, and have a version at least`)
+    throw new Error(`--levels is a multiple of ${OF_PROJECT} for each of --organizations, and both and --versions are from 1`)
   }
-  const { database } = await open(loadConfig(env))
-  const found = await countOrganizations(database.db).finally(() => database.close())
-  if (found > 0) throw new Error('the database has organizations already: give an empty one')
+  return projects
+}
+
+/**
+ * Fills a database that has no organization with some of equally many levels, says how long it took and how large it
+ * is, and answers a token of the first.
+ *
+ * @throws where there is an organization already, which is looked for before anything is changed
+ */
+export async function fillDatabase (env: Record<string, string>, size: Size): Promise<string> {
+  const { organizations, levels, versions } = size
+  const projects = projectsOf(size)
+  if (await hasOrganizations(env.DATABASE_URL!)) throw new Error('The database has organizations already: give an empty one')
   const tenants = await makeTenants(env, organizations)
   const said = await fill(env, tenants.flatMap(({ id }) => Array.from({ length: projects }, (_, i) =>
     ({ id, shape: { ...PROJECT, slug: `filled-${i}`, versions } }))))
   console.log(`${organizations} organizations, ${levels} levels, ${levels * versions} versions: ${said}`)
-  console.log(`MASTER_KEY=${env.MASTER_KEY}\ntoken of the first organization: ${tenants[0]!.token}`)
+  return tenants[0]!.token
+}
+
+async function hasOrganizations (url: string): Promise<boolean> {
+  const sql = postgres(url, { max: 1, onnotice: () => {} })
+  try {
+    const [there] = await sql`SELECT to_regclass('public.organizations') IS NOT NULL AS is`
+    return there!.is === true && (await sql`SELECT 1 FROM public.organizations LIMIT 1`).length > 0
+  } finally {
+    await sql.end()
+  }
 }
 
 /** Makes projects, those of an organization far from each other, and has the server look at what it has then. */
