@@ -1,5 +1,6 @@
-import { existsSync, readdirSync, readFileSync, statSync, writeFileSync } from 'node:fs'
+import { existsSync, readdirSync, readFileSync, statSync, symlinkSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
+import { setTimeout as pause } from 'node:timers/promises'
 import { generateX25519Identity, identityToRecipient } from 'age-encryption'
 import { sql } from 'drizzle-orm'
 import postgres from 'postgres'
@@ -399,6 +400,29 @@ t.test('the file is there whole or not at all, in no place of another one', asyn
   await t.rejects(writeStreamDurably(join(own, 'taken'), streamOf(Buffer.alloc(1)), 0o600), { code: 'EEXIST' })
   t.strictSame(readdirSync(own), ['taken'])
   t.ok(readFileSync(join(own, 'taken')).equals(before))
+})
+
+t.test('of several at once that make one file, the first has it whole, and the others none', async (t) => {
+  const own = scratchDirectory(t)
+  // What a process of this id, in another container, is at.
+  const theirs = join(own, 'theirs')
+  writeFileSync(theirs, 'of somebody else')
+  symlinkSync(theirs, join(own, `one.${process.pid}`))
+  async function * slowly (piece: Buffer) {
+    for (let i = 0; i < 20; i++) {
+      yield piece
+      await pause(1)
+    }
+  }
+  const outcomes = await Promise.allSettled([1, 2, 3, 4].map((i) =>
+    writeStreamDurably(join(own, 'one'), slowly(Buffer.alloc(50_000, i)), 0o600)))
+  t.strictSame(outcomes.map(({ status, ...more }) => 'reason' in more ? more.reason.code : status).sort(),
+    ['EEXIST', 'EEXIST', 'EEXIST', 'fulfilled'])
+  const whole = outcomes.findIndex(({ status }) => status === 'fulfilled') + 1
+  t.ok(readFileSync(join(own, 'one')).equals(Buffer.alloc(1_000_000, whole)), 'as one of them wrote it')
+  t.equal(statSync(join(own, 'one')).mode & 0o777, 0o600)
+  t.equal(readFileSync(theirs, 'utf8'), 'of somebody else')
+  t.strictSame(readdirSync(own).sort(), ['one', `one.${process.pid}`, 'theirs'])
 })
 
 async function * streamOf (...chunks: Buffer[]) { yield * chunks }

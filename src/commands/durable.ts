@@ -1,30 +1,39 @@
-import { closeSync, constants, fsyncSync, linkSync, mkdirSync, openSync, unlinkSync, writeSync } from 'node:fs'
+import { randomBytes } from 'node:crypto'
+import {
+  closeSync, constants, fchmodSync, fsyncSync, linkSync, mkdirSync, openSync, unlinkSync, writeFileSync
+} from 'node:fs'
 import { open } from 'node:fs/promises'
 import { dirname, resolve } from 'node:path'
 
 /**
  * Makes a file that is there whole or not at all, and on disk with its name before this returns: written beside its
- * place, and linked there. Throws EEXIST when there is one, which stays as it is.
+ * place, and linked there. Throws EEXIST when there is one, which stays as it is. Nothing is left of a file that does
+ * not become whole.
  */
 export function writeDurably (file: string, text: string, mode: number): void {
   const draft = draftOf(file)
   const handle = openSync(draft, WRITING, mode)
   try {
-    writeSync(handle, text)
+    fchmodSync(handle, mode)
+    writeFileSync(handle, text)
     fsyncSync(handle)
+  } catch (error) {
+    unlinkSync(draft)
+    throw error
   } finally {
     closeSync(handle)
   }
   putInPlace(draft, file)
 }
 
-/** The same for what comes in pieces, one at a time in memory. Nothing is left of a file that does not become whole. */
+/** The same for what comes in pieces, one at a time in memory. */
 export async function writeStreamDurably (
   file: string, chunks: AsyncIterable<Uint8Array>, mode: number
 ): Promise<void> {
   const draft = draftOf(file)
   const handle = await open(draft, WRITING, mode)
   try {
+    await handle.chmod(mode)
     for await (const chunk of chunks) await handle.writeFile(chunk)
     await handle.sync()
   } catch (error) {
@@ -36,8 +45,10 @@ export async function writeStreamDurably (
   putInPlace(draft, file)
 }
 
-const WRITING = constants.O_WRONLY | constants.O_CREAT | constants.O_TRUNC
-const draftOf = (file: string) => `${file}.${process.pid}`
+// Whoever makes the same file at the same time has another draft, be it under the same process id in another
+// container; what is there under its name is never written to, or through.
+const WRITING = constants.O_WRONLY | constants.O_CREAT | constants.O_EXCL | constants.O_NOFOLLOW
+const draftOf = (file: string) => `${file}.${randomBytes(8).toString('hex')}`
 
 function putInPlace (draft: string, file: string): void {
   try {
