@@ -1,3 +1,4 @@
+import { spawnSync } from 'node:child_process'
 import { readdirSync, readFileSync } from 'node:fs'
 import t from 'tap'
 import { parse, parseAllDocuments } from 'yaml'
@@ -5,6 +6,7 @@ import { loadConfig } from '../src/config.ts'
 import { startApp } from './helpers/app.ts'
 import { readDoc } from './helpers/docs.ts'
 import { namesOf, OF_WORKERS } from './helpers/metrics.ts'
+import { run } from './helpers/process.ts'
 
 // What an operator copies: it names nothing that is not there.
 
@@ -44,7 +46,7 @@ t.test('alert rules and the dashboard are about metrics that there are', async (
     t.ok(['critical', 'warning', 'info'].includes(labels.severity), alert)
     t.ok(annotations.summary)
     const names = named(expr)
-    t.ok(names.length > 0 || /^up\b/.test(expr), expr)
+    t.ok(names.length > 0 || /\bup\{/.test(expr), expr)
     t.same(names.filter((name) => !metrics.has(name)), [], alert)
   }
   const { panels, templating } = JSON.parse(read('examples/grafana/strongroom.json')) as {
@@ -62,6 +64,31 @@ t.test('alert rules and the dashboard are about metrics that there are', async (
   const left = ['strongroom_limits_without_redis_total', 'strongroom_limits_without_supervisor_total',
     'process_start_time_seconds', 'nodejs_memory_bytes']
   t.same([...metrics].filter((name) => !shown.includes(name)).sort(), left.sort(), 'everything else is on the dashboard')
+})
+
+interface AlertCase { alertname: string, exp_alerts: object[] }
+
+t.test('each alert is shown to fire, and not to fire', async (t) => {
+  const { tests } = parse(read('examples/prometheus/alerts.test.yaml')) as { tests: { alert_rule_test: AlertCase[] }[] }
+  const cases = tests.flatMap(({ alert_rule_test: cases }) => cases)
+  const shown = (fires: boolean) => new Set(
+    cases.filter(({ exp_alerts: alerts }) => (alerts.length > 0) === fires).map(({ alertname }) => alertname)
+  )
+  const names = rules.map(({ alert }) => alert).sort()
+  t.same([...shown(true)].sort(), names)
+  t.same([...shown(false)].sort(), names)
+})
+
+t.test('and Prometheus says so', {
+  skip: spawnSync('promtool', ['--version']).error !== undefined && 'promtool is not installed (Debian: prometheus)'
+}, async (t) => {
+  const { code, stdout, stderr } = await run('promtool', ['test', 'rules', 'examples/prometheus/alerts.test.yaml'])
+  t.equal(code, 0, stdout + stderr)
+})
+
+t.test('the alert about memory comes before an instance is killed for it', async (t) => {
+  t.match(read('examples/kubernetes/strongroom.yaml'), /limits: \{ memory: 1Gi \}/)
+  t.match(rules.find(({ alert }) => alert === 'StrongroomMemory')!.expr, /> 0\.75 \* 1024 \^ 3$/)
 })
 
 t.test('for each alert it is said what to do when it fires, and for no other', async (t) => {
