@@ -1,9 +1,9 @@
-import { randomBytes } from 'node:crypto'
 import {
   closeSync, constants, fchmodSync, fsyncSync, linkSync, mkdirSync, openSync, unlinkSync, writeFileSync
 } from 'node:fs'
 import { open } from 'node:fs/promises'
 import { dirname, resolve } from 'node:path'
+import { ulid } from 'ulidx'
 
 /**
  * Makes a file that is there whole or not at all, and on disk with its name before this returns: written beside its
@@ -48,7 +48,7 @@ export async function writeStreamDurably (
 // Whoever makes the same file at the same time has another draft, be it under the same process id in another
 // container; what is there under its name is never written to, or through.
 const WRITING = constants.O_WRONLY | constants.O_CREAT | constants.O_EXCL | constants.O_NOFOLLOW
-const draftOf = (file: string) => `${file}.${randomBytes(8).toString('hex')}`
+const draftOf = (file: string) => `${file}.${ulid()}`
 
 function putInPlace (draft: string, file: string): void {
   try {
