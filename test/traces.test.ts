@@ -98,6 +98,19 @@ t.test('who calls names the trace, or asks for none; what is no traceparent is n
   t.equal(root.attributes['strongroom.pieces_left_out'], 150)
 })
 
+t.test('what share is traced is drawn by the service, whichever trace a caller names', async (t) => {
+  const tracer = await createTracer(
+    { endpoint: 'http://127.0.0.1:9', headers: {}, serviceName: 'x', ratio: 0.01 }, createMetrics(), () => {}
+  )
+  // Of ids, these are the first and the last to be chosen by what they are.
+  for (const trace of [`${'0'.repeat(31)}1`, 'f'.repeat(32), undefined]) {
+    const header = trace && `00-${trace}-${PARENT.span}-01`
+    const traced = Array.from({ length: 3_000 }, () => tracer.start(header)).filter((one) => one !== undefined).length
+    t.ok(traced > 0 && traced < 300, `${traced} of 3,000 in ${trace}`)
+  }
+  await tracer.stop()
+})
+
 t.test('a receiver that is not there, or takes for ever, holds up no request and no end', async (t) => {
   const receiver = await startReceiver(t)
   receiver.silence()

@@ -75,15 +75,13 @@ export async function createTracer (
   const processor = new sdk.BatchSpanProcessor({
     ...QUEUE, exportTimeoutMillis: PATIENCE, exporter: watched(exporter, metrics, warn)
   })
-  // Whoever calls may ask not to be traced, and names the trace; how many are traced is not theirs to say.
-  const share = new sdk.TraceIdRatioBasedSampler(ratio)
   const provider = new sdk.TracerProvider({
     resource: resourceFromAttributes({ 'service.name': serviceName }),
-    sampler: new sdk.ParentBasedSampler({ root: share, remoteParentSampled: share }),
+    sampler: new sdk.AlwaysOnSampler(),
     spanProcessors: [processor]
   })
   const tracer = provider.getTracer('strongroom')
-  const { ROOT_CONTEXT, SpanKind, SpanStatusCode, trace } = api
+  const { ROOT_CONTEXT, SpanKind, SpanStatusCode, trace, TraceFlags } = api
 
   function requestTrace (root: Span): RequestTrace {
     const context: Context = trace.setSpan(ROOT_CONTEXT, root)
@@ -119,10 +117,12 @@ export async function createTracer (
 
   return {
     start (traceparent) {
+      // Not from the id of the trace, which is the word of whoever calls: how many are traced is not.
+      if (Math.random() >= ratio) return undefined
       const parent = parseTraceparent(traceparent)
+      if (parent?.traceFlags === TraceFlags.NONE) return undefined
       const context = parent === undefined ? ROOT_CONTEXT : trace.setSpanContext(ROOT_CONTEXT, parent)
-      const root = tracer.startSpan('request', { kind: SpanKind.SERVER }, context)
-      return root.isRecording() ? requestTrace(root) : undefined
+      return requestTrace(tracer.startSpan('request', { kind: SpanKind.SERVER }, context))
     },
     async stop () {
       let timer: NodeJS.Timeout | undefined
