@@ -18,7 +18,7 @@ import { connect, type Database } from '../src/db/database.ts'
 import { listMigrations, makeSchema } from '../src/db/migrate.ts'
 import { listStoredKeys } from '../src/repositories/sealed.ts'
 import { noteBackup } from '../src/repositories/backups.ts'
-import { describeTables, dropTables, isEmpty, LEFT_OUT } from '../src/repositories/whole.ts'
+import { describeTables, dropTables, findContent, LEFT_OUT } from '../src/repositories/whole.ts'
 import { beginChain, openChain } from '../src/vault/backups.ts'
 import { rotateChainKey } from '../src/vault/chain.ts'
 import { dataKeyOf, keyStringOf } from '../src/vault/keys.ts'
@@ -183,16 +183,61 @@ t.test('each table comes along or is left out for a reason, and none that does n
 
 t.test('a restore needs an empty database, and changes no other', async (t) => {
   const { file, digest } = await backUp()
-  refused(t, await command(['restore', file], service.env),
-    ON_POSTGRES ? /^The database is not empty: a backup is restored into an empty one\n/ : /in use by process/)
+  refused(t, await command(['restore', file], service.env), ON_POSTGRES
+    ? /^The database is not empty, it has public\.\w+: a backup is restored into an empty one\n/
+    : /in use by process/)
   t.equal((await backUp()).digest, digest)
-  if (!ON_POSTGRES) return
+
   const place = withKey(await emptyPlace(t))
-  await query(place, 'CREATE TABLE of_another_application (id int)')
-  refused(t, await command(['restore', file], place), /^The database is not empty/)
-  await query(place, 'DROP TABLE of_another_application')
   t.equal((await command(['migrate'], place)).code, 0)
+  const last = (await listMigrations(service.database.db)).at(-1)!
+  const database = await connectTo(place)
+  await beside(async () => {
+    for (const [what, made] of OF_OTHERS) {
+      const restored = database.maintain(async (db) => {
+        await db.execute(sql.raw(made))
+        return await restoreInto(db, service.keyring, decodeBackup('It', none(), () => { throw new Error('is read') }))
+      })
+      await t.rejects(restored, { message: new RegExp(`^The database is not empty, it has ${what}: `) }, made)
+    }
+    // As of a build before: what makes room for its schema takes nothing else away.
+    await database.db.execute(sql`DELETE FROM drizzle.__drizzle_migrations WHERE hash = ${last}`)
+    await database.db.execute(sql`CREATE FUNCTION drizzle.of_another () RETURNS int LANGUAGE sql AS 'SELECT 1'`)
+  })
+  await database.close()
   t.equal(digestOf(await command(['restore', file], place)), digest, 'one that was only migrated is empty')
+  t.same(await query(place, 'SELECT drizzle.of_another() AS there'), [{ there: 1 }])
+})
+
+/** What other applications have, and how it is made. */
+const OF_OTHERS = [
+  ['public.of_another', 'CREATE TABLE of_another (id int)'],
+  ['public.of_another', 'CREATE VIEW of_another AS SELECT 1 AS one'],
+  ['public.of_another', 'CREATE MATERIALIZED VIEW of_another AS SELECT 1 AS one'],
+  ['public.of_another', 'CREATE SEQUENCE of_another'],
+  ['another.precious', 'CREATE SCHEMA another CREATE TABLE precious (id int)'],
+  ['drizzle.precious', 'CREATE TABLE drizzle.precious (id int)'],
+  ['drizzle.__drizzle_migrations', "INSERT INTO drizzle.__drizzle_migrations (hash, created_at) VALUES ('theirs', 1)"],
+  // Without a ledger that says so, nobody knows that an empty table of the same name is the service's.
+  ['public.\\w+', 'DELETE FROM drizzle.__drizzle_migrations']
+] as const
+
+t.test('what this build does not know is not left out of a backup: there is none', async (t) => {
+  const place = withKey(await emptyPlace(t))
+  const { file } = await backUp()
+  t.equal((await command(['restore', file], place)).code, 0)
+  const refusedAs = async (made: string, line: RegExp) => {
+    const out = nextFile()
+    await query(place, made)
+    refused(t, await command(['backup', out], place), line)
+    t.notOk(existsSync(out))
+  }
+  await query(place, 'CREATE VIEW of_another AS SELECT 1 AS one')
+  t.equal((await command(['backup', nextFile()], place)).code, 0, 'what has no rows of its own is not missed')
+  await refusedAs('CREATE TABLE "of a newer build" (id int)',
+    /^A backup would leave out what is no table of this build: public\."of a newer build"\n/)
+  await refusedAs("INSERT INTO drizzle.__drizzle_migrations (hash, created_at) SELECT 'newer', max(created_at) + 1 FROM drizzle.__drizzle_migrations",
+    /^The database has migrations that this build does not know: back it up with the build that made them\n/)
 })
 
 t.test('what no organization is in is not backed up, nothing is made to look, and the drill tells', async (t) => {
@@ -306,7 +351,7 @@ t.test('of what is restored as it comes, a damage leaves nothing behind', async 
   bytes[bytes.length - 1]! ^= 1
   const parts = decodeBackup('It', chunks(), (header) => openChain(service.keyring, header))
   await t.rejects(database.maintain((db) => restoreInto(db, service.keyring, parts)), { message: /^It is damaged: frame \d+ / })
-  t.ok(await isEmpty(database.db))
+  t.equal(await findContent(database.db), undefined)
   await database.close()
   t.equal((await command(['restore', file], place)).code, 0, 'and it can be done again')
 })

@@ -6,11 +6,11 @@ import { IntegrityError } from '../crypto/at-rest.ts'
 import { MasterKeyMissing, type Keyring } from '../crypto/keyring.ts'
 import { AGE, decryptWith, encryptTo, RecipientError } from '../crypto/recipients.ts'
 import type { Db } from '../db/database.ts'
-import { listMigrations, lockSchema, makeSchema } from '../db/migrate.ts'
+import { canMakeSchema, listMigrations, lockSchema, makeSchema } from '../db/migrate.ts'
 import { countOrganizations } from '../repositories/organizations.ts'
 import {
-  analyze, clearSeeds, describeTables, dropTables, insertRows, isEmpty, keepTables, LEFT_OUT, listNumbered, numberOn,
-  readRows, takeTime, type Table
+  analyze, clearSeeds, describeTables, dropTables, findContent, insertRows, keepTables, LEFT_OUT, listNumbered,
+  listStrangeTables, numberOn, readRows, takeTime, type Table
 } from '../repositories/whole.ts'
 import { beginChain, openChain } from '../vault/backups.ts'
 import {
@@ -72,9 +72,16 @@ async function makeBackup (keyring: Keyring, db: Db, known: readonly Table[], wh
   await keepTables(db, known)
   const migrations = await listMigrations(db)
   const tables = (await describeTables(db)).filter(({ name }) => !Object.hasOwn(LEFT_OUT, name))
+  if (migrations.length > 0 && !canMakeSchema(migrations)) {
+    throw new StartError('The database has migrations that this build does not know: back it up with the build that made them')
+  }
   // Another database than was meant, as a rule: a backup of it would be found out when it is needed.
   if (migrations.length === 0 || await countOrganizations(db) === 0) {
     throw new StartError(`There is nothing to back up: no organization is in ${where}`)
+  }
+  const strange = await listStrangeTables(db)
+  if (strange.length > 0) {
+    throw new StartError(`A backup would leave out what is no table of this build: ${strange.slice(0, 10).join(', ')}`)
   }
   if (!tables.every(({ name }) => known.some((table) => table.name === name))) {
     throw new StartError('The schema is being changed: run it again')
@@ -151,7 +158,10 @@ export async function openBackup (
 export async function restoreInto (db: Db, keyring: Keyring, parts: AsyncGenerator<Part>): Promise<Summary> {
   await takeTime(db)
   await lockSchema(db)
-  if (!await isEmpty(db)) throw new StartError('The database is not empty: a backup is restored into an empty one')
+  const content = await findContent(db)
+  if (content !== undefined) {
+    throw new StartError(`The database is not empty, it has ${content}: a backup is restored into an empty one`)
+  }
   let header: Header | undefined
   let tables: Table[] = []
   for await (const part of parts) {

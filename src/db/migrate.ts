@@ -110,13 +110,18 @@ export async function lockSchema (db: Db): Promise<void> {
   await db.execute(sql`SELECT pg_advisory_xact_lock(${LOCK}::bigint)`)
 }
 
+/** Whether these are the first migrations that this build knows, so that it can make their schema. */
+export const canMakeSchema = (
+  hashes: readonly string[], known: readonly MigrationMeta[] = readMigrationFiles({ migrationsFolder: FOLDER })
+): boolean => hashes.length > 0 && hashes.every((hash, i) => known[i]?.hash === hash)
+
 /**
- * Makes an empty database what these migrations made of another one, in the caller's transaction. False where they are
- * not the first that this build knows: then nothing is done.
+ * Makes an empty database what these migrations made of another one, in the caller's transaction. False where this
+ * build cannot: then nothing is done.
  */
 export async function makeSchema (db: Db, hashes: readonly string[]): Promise<boolean> {
   const known = readMigrationFiles({ migrationsFolder: FOLDER })
-  if (hashes.length === 0 || !hashes.every((hash, i) => known[i]?.hash === hash)) return false
+  if (!canMakeSchema(hashes, known)) return false
   for (const statement of LEDGER) await db.execute(sql.raw(statement))
   for (const { hash, folderMillis, sql: statements } of known.slice(0, hashes.length)) {
     for (const statement of statements) await db.execute(sql.raw(inTransaction(statement)))

@@ -1,6 +1,7 @@
 import { getTableName, is, sql, type SQL } from 'drizzle-orm'
 import { PgTable } from 'drizzle-orm/pg-core'
 import type { Db } from '../db/database.ts'
+import { canMakeSchema, listMigrations } from '../db/migrate.ts'
 import * as tables from '../db/tables.ts'
 
 // The whole database, table by table, as the catalogue describes it: so that the schema of an older build is read and
@@ -155,18 +156,46 @@ export async function numberOn (db: Db, numbered: readonly Numbered[]): Promise<
   }
 }
 
-/** Whether there is nothing in the database but what migrations make. */
-export async function isEmpty (db: Db): Promise<boolean> {
-  const found = await db.execute(sql`
-    SELECT relname AS name FROM pg_class
-    WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p') ORDER BY relname`) as
-    unknown as { name: string }[]
-  for (const table of found) {
-    if (!NAMES.includes(table.name)) return false
-    if (SEEDED.includes(table.name)) continue
-    if ((await db.execute(sql`SELECT 1 FROM ${inPublic(table)} LIMIT 1`) as unknown as unknown[]).length > 0) return false
+/** What there is beside the service's, as it is called in SQL, and whether it is a table among those of the service. */
+export interface Strange { name: string, isTable: boolean }
+
+// What extensions bring is theirs, and a sequence goes with its table.
+async function listStrange (db: Db): Promise<Strange[]> {
+  return await db.execute(sql`
+    SELECT format('%I.%I', n.nspname, c.relname) AS name,
+      n.nspname = 'public' AND c.relkind IN ('r', 'p') AS "isTable"
+    FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+    WHERE c.relkind IN ('r', 'p', 'v', 'm', 'S', 'f') AND n.nspname <> 'information_schema' AND n.nspname !~ '^pg_'
+      AND NOT (n.nspname = 'public' AND c.relkind = 'r' AND c.relname IN (
+        SELECT jsonb_array_elements_text(${JSON.stringify(NAMES)}::jsonb)))
+      AND NOT (n.nspname = 'drizzle' AND c.relkind = 'r' AND c.relname = '__drizzle_migrations')
+      AND NOT EXISTS (
+        SELECT FROM pg_depend d WHERE d.classid = 'pg_class'::regclass AND d.objid = c.oid AND (
+          d.deptype = 'e' OR (c.relkind = 'S' AND d.deptype IN ('a', 'i') AND d.refclassid = 'pg_class'::regclass)))
+    ORDER BY n.nspname, c.relname`) as unknown as Strange[]
+}
+
+/** The tables among those of the service that are none of its own, by name. */
+export async function listStrangeTables (db: Db): Promise<string[]> {
+  return (await listStrange(db)).filter(({ isTable }) => isTable).map(({ name }) => name)
+}
+
+/**
+ * Something that is in the database beside what migrations make, by name; undefined where it is empty. Tables count as
+ * the service's own only where its migrations say that they made them.
+ */
+export async function findContent (db: Db): Promise<string | undefined> {
+  const [strange] = await listStrange(db)
+  if (strange !== undefined) return strange.name
+  const migrations = await listMigrations(db)
+  const isOurs = canMakeSchema(migrations)
+  if (migrations.length > 0 && !isOurs) return 'drizzle.__drizzle_migrations'
+  for (const table of await describeTables(db)) {
+    if (isOurs && SEEDED.includes(table.name)) continue
+    const hasRows = (await db.execute(sql`SELECT 1 FROM ${inPublic(table)} LIMIT 1`) as unknown as unknown[]).length > 0
+    if (hasRows || !isOurs) return `public.${table.name}`
   }
-  return true
+  return undefined
 }
 
 /** Takes the tables of an empty database away, with what keeps them. */
@@ -179,7 +208,8 @@ export async function dropTables (db: Db): Promise<void> {
     unknown as { name: string }[]
   if (tables.length > 0) await db.execute(sql`DROP TABLE ${listed(tables.map(inPublic))}`)
   for (const keeper of keepers) await db.execute(sql`DROP FUNCTION ${inPublic(keeper)}()`)
-  await db.execute(sql`DROP SCHEMA IF EXISTS drizzle CASCADE`)
+  // The schema stays: it is of Drizzle's name, and somebody else may have it as well.
+  await db.execute(sql`DROP TABLE IF EXISTS drizzle.__drizzle_migrations`)
 }
 
 /** Takes away what the migrations of an empty database put into it. */
