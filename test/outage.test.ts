@@ -1,10 +1,9 @@
 import { once } from 'node:events'
 import { setTimeout as pause } from 'node:timers/promises'
-import postgres from 'postgres'
 import t from 'tap'
 import { generateMasterKey } from '../src/crypto/keyring.ts'
 import { LONG } from './helpers/long.ts'
-import { hasPostgres, startPostgres } from './helpers/postgres.ts'
+import { hasPostgres, lockProject, startPostgres } from './helpers/postgres.ts'
 import { beginServer, startServer } from './helpers/process.ts'
 import { client, makeLevels, type Level, type Reply } from './helpers/traffic.ts'
 
@@ -93,7 +92,7 @@ t.test('PostgreSQL goes away and comes back under load', {
 
   // Every connection for writes waits for one row at the same time: none was lost.
   async function fullConcurrency () {
-    const { waiting, release } = await lockProject()
+    const { waiting, release } = await lockProject(database.url, 'orbit')
     const load = { running: true }
     // One that waited too long is refused, and the next one waits in its place.
     const clients = Array.from({ length: WRITING }, async () => {
@@ -103,25 +102,6 @@ t.test('PostgreSQL goes away and comes back under load', {
     load.running = false
     await release()
     await Promise.all(clients)
-  }
-
-  async function lockProject () {
-    const outside = postgres(database.url, { max: 2, onnotice: () => {} })
-    const holder = await outside.reserve()
-    await holder`BEGIN`
-    await holder`SELECT id FROM projects WHERE slug = 'orbit' FOR UPDATE`
-    return {
-      waiting: async () => {
-        const [row] =
-          await outside`SELECT count(*)::int AS count FROM pg_stat_activity WHERE application_name = 'strongroom' AND wait_event_type = 'Lock'`
-        return row!.count as number
-      },
-      release: async () => {
-        await holder`ROLLBACK`
-        holder.release()
-        await outside.end()
-      }
-    }
   }
 
   async function served (seen: Seen) {
@@ -170,7 +150,7 @@ t.test('PostgreSQL goes away and comes back under load', {
   })
 
   await t.test('RL-06 a row locked under every connection of the pool: bounded 503, reads go on, full service after', async (t) => {
-    const { waiting, release } = await lockProject()
+    const { waiting, release } = await lockProject(database.url, 'orbit')
     const writes = Array.from({ length: 40 }, () => judged(send('PATCH', '/orbit', { description: 'waiting' })))
     await until(async () => await waiting() === WRITING)
     t.same(await health(), [200, 200], 'alive and ready')

@@ -28,11 +28,12 @@ export interface TestPostgres {
  * Makes a throw-away cluster on the loopback interface and starts it.
  *
  * @param options.durable false where no crash is tested: it never waits for the disk
+ * @param options.within the directory that it is made in
  */
-export async function startPostgres ({ durable = true } = {}): Promise<TestPostgres> {
+export async function startPostgres ({ durable = true, within = os.tmpdir() } = {}): Promise<TestPostgres> {
   const bin = programs()
   const user = unprivileged()
-  const dir = fs.mkdtempSync(path.join(os.tmpdir(), 'strongroom-postgres-'))
+  const dir = fs.mkdtempSync(path.join(within, 'strongroom-postgres-'))
   if (user) fs.chownSync(dir, user.uid, user.gid)
   const data = path.join(dir, 'data')
   const run = { ...user, cwd: dir, stdio: ['ignore', 'ignore', 'pipe'] as ['ignore', 'ignore', 'pipe'] }
@@ -107,6 +108,27 @@ export async function startPostgres ({ durable = true } = {}): Promise<TestPostg
     thaw: () => signal('SIGCONT'),
     check,
     close
+  }
+}
+
+/** Somebody else's lock on a project: who writes there waits for it. */
+export async function lockProject (url: string, slug: string) {
+  const outside = postgres(url, { max: 2, onnotice: () => {} })
+  const holder = await outside.reserve()
+  await holder`BEGIN`
+  await holder`SELECT id FROM projects WHERE slug = ${slug} FOR UPDATE`
+  return {
+    /** How many connections of the service wait for a lock. */
+    waiting: async () => {
+      const [row] = await outside`SELECT count(*)::int AS count FROM pg_stat_activity
+        WHERE application_name = 'strongroom' AND wait_event_type = 'Lock'`
+      return row!.count as number
+    },
+    release: async () => {
+      await holder`ROLLBACK`
+      holder.release()
+      await outside.end()
+    }
   }
 }
 
