@@ -11,7 +11,8 @@ import { BY_INDEX, MEANING, WALKING } from './session.ts'
 import { tlsOf } from './tls.ts'
 
 export {
-  codeOf, databaseError, DatabaseError, DatabaseUnavailable, isForeignKeyViolation, isLockTimeout, isUndone,
+  codeOf, databaseError, DatabaseError, DatabaseUnavailable, isAway, isForeignKeyViolation, isLockTimeout,
+  isUndone,
   isUniqueViolation, LOCK_TIMEOUT, neverSent
 } from './errors.ts'
 export type { Pool } from './guard.ts'

@@ -86,6 +86,13 @@ export const isForeignKeyViolation = (error: unknown) => codeOf(error) === '2350
 export const isLockTimeout = (error: unknown) => codeOf(error) === LOCK_TIMEOUT
 export const LOCK_TIMEOUT = '55P03'
 
+/**
+ * Whether the database is not there for anybody just now: whoever asks next would wait as long. A lock that was held
+ * too long says nothing about what others need.
+ */
+export const isAway = (error: unknown): boolean =>
+  databaseError(error) instanceof DatabaseUnavailable && !isLockTimeout(error)
+
 /** Whether what was asked for certainly did not happen, so that asking again does not do it twice. */
 export const isUndone = (error: unknown): boolean => {
   const known = databaseError(error)

@@ -1,4 +1,4 @@
-import { databaseError, DatabaseUnavailable, isLockTimeout } from './errors.ts'
+import { databaseError, DatabaseUnavailable, isAway } from './errors.ts'
 
 /** Who waits for a turn. */
 export interface Waiter {
@@ -57,9 +57,7 @@ export function createLine<W extends Waiter> (serve: (line: Line<W>) => Promise<
       try {
         await serve(line)
       } catch (error) {
-        const known = databaseError(error)
-        // A lock that was held too long says nothing about what the next ones need.
-        if (known instanceof DatabaseUnavailable && !isLockTimeout(known)) refuse(waiting, known)
+        if (isAway(error)) refuse(waiting, databaseError(error))
       }
     }
     isServing = false

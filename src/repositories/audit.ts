@@ -8,7 +8,7 @@ import {
   appendEvents, chainOf, findHeads, recordGuessed, takeHead, takeHeads, withKeys, type SynchronousCommit
 } from '../db/chain.ts'
 import { eventRow, type EventRow } from '../db/events.ts'
-import { createLine, type Waiter } from '../db/line.ts'
+import { createLine, type Line, type Waiter } from '../db/line.ts'
 import { audit_events, late_events, organization_counters } from '../db/tables.ts'
 
 /** Who did it, from where. */
@@ -182,9 +182,8 @@ const AT_ONCE = 200
  */
 export function gatherReads (handle: Db, synchronousCommit: SynchronousCommit): RecordRead {
   const line = createLine<Waiting>(async ({ take }) => recordTogether(take(AT_ONCE, () => true)))
-  // By organization: the transaction that waits for its counter, and the next one, which still gathers.
-  const current = new Map<string, Promise<void>>()
-  const next = new Map<string, { rows: EventRow[], recorded: Promise<void> }>()
+  // By organization: those who wait for its counter.
+  const alone = new Map<string, { line: Line<Waiting>, users: number }>()
 
   return (actor, event) => new Promise((resolve, reject) => {
     line.join({ row: eventRow(actor, event), done: resolve, reject })
@@ -195,51 +194,56 @@ export function gatherReads (handle: Db, synchronousCommit: SynchronousCommit): 
     try {
       const heads = await findHeads(handle, together.map(({ organization_id }) => organization_id))
       const recorded = await recordGuessed(handle, heads, together, synchronousCommit)
-      for (const { row, done, reject } of all) {
-        if (recorded.has(row.organization_id)) done()
-        else recordAlone(row).then(done, reject)
+      for (const one of all) {
+        if (recorded.has(one.row.organization_id)) one.done()
+        else recordAlone(one)
       }
     } catch (error) {
       // Of a database that answers, one event can be at fault: its organization's, then.
       const mayBeOne = !(error instanceof DatabaseUnavailable) &&
         new Set(together.map(({ organization_id }) => organization_id)).size > 1
-      for (const { row, done, reject } of all) {
-        if (mayBeOne) recordAlone(row).then(done, reject)
-        else reject(notRecorded(error))
+      for (const one of all) {
+        if (mayBeOne) recordAlone(one)
+        else one.reject(notRecorded(error))
       }
       throw error
     }
   }
 
-  function recordAlone (row: EventRow): Promise<void> {
-    const { organization_id: id } = row
-    const gathering = next.get(id)
-    if (gathering !== undefined) {
-      gathering.rows.push(row)
-      return gathering.recorded
-    }
-    const rows = [row]
-    const recorded = (current.get(id) ?? Promise.resolve()).catch(() => {}).then(async () => {
-      next.delete(id)
-      current.set(id, recorded)
-      try {
-        // Without a counter there is no organization any more, and nobody who may read in it.
-        if (!await recordWaiting(id, rows).catch((error) => { throw notRecorded(error) })) throw new CallerEnded()
-      } finally {
-        if (current.get(id) === recorded) current.delete(id)
+  function recordAlone ({ done, reject, ...waiting }: Waiting) {
+    const { organization_id: id } = waiting.row
+    const own = alone.get(id) ??
+      { line: createLine<Waiting>(({ take }) => recordInTurn(id, take(AT_ONCE, () => true))), users: 0 }
+    alone.set(id, own)
+    own.users++
+    const leave = () => { if (--own.users === 0) alone.delete(id) }
+    own.line.join({
+      ...waiting,
+      done () {
+        leave()
+        done()
+      },
+      reject (error) {
+        leave()
+        reject(error)
       }
     })
-    next.set(id, { rows, recorded })
-    return recorded
   }
 
-  async function recordWaiting (organizationId: string, rows: readonly EventRow[]): Promise<boolean> {
-    return transaction(handle, async (db) => {
-      const heads = await takeHeads(db, [organizationId], 'in turn', synchronousCommit)
-      if (heads.size === 0) return false
-      await appendEvents(db, heads, rows)
-      return true
-    })
+  async function recordInTurn (organizationId: string, all: readonly Waiting[]) {
+    try {
+      const isRecorded = await transaction(handle, async (db) => {
+        const heads = await takeHeads(db, [organizationId], 'in turn', synchronousCommit)
+        if (heads.size === 0) return false
+        await appendEvents(db, heads, all.map(({ row }) => row))
+        return true
+      })
+      // Without a counter there is no organization any more, and nobody who may read in it.
+      for (const { done, reject } of all) isRecorded ? done() : reject(new CallerEnded())
+    } catch (error) {
+      for (const { reject } of all) reject(notRecorded(error))
+      throw error
+    }
   }
 }
 

@@ -8,7 +8,7 @@ import { AUTHENTICATED, fieldsOf, type AuthenticatedTable } from '../db/authenti
 import { readClock } from '../db/chain.ts'
 import { createLine, type Waiter } from '../db/line.ts'
 import {
-  databaseError, DatabaseUnavailable, isLockTimeout, setAuthority, transaction, type Database, type Db,
+  databaseError, isAway, setAuthority, transaction, type Database, type Db,
   type RowAuthority, type Violation, type ViolationLog
 } from '../db/database.ts'
 import {
@@ -258,8 +258,7 @@ async function record (db: Db, violations: readonly Violation[], failed: (error:
     try {
       await transaction(db, (db) => recordEvent(db, systemOf(organization), ...events))
     } catch (error) {
-      const known = databaseError(error)
-      if (known instanceof DatabaseUnavailable && !isLockTimeout(known)) throw error
+      if (isAway(error)) throw error
       failed(error)
     }
   }

@@ -4,7 +4,7 @@ import { ulid } from 'ulidx'
 import type { Plan } from '../../schemas/organizations.ts'
 import type { VersionAction } from '../../schemas/versions.ts'
 import type { Keyring } from '../crypto/keyring.ts'
-import { DatabaseError, DatabaseUnavailable, isLockTimeout, LOCK_TIMEOUT, type Db } from '../db/database.ts'
+import { DatabaseError, DatabaseUnavailable, isAway, isLockTimeout, LOCK_TIMEOUT, type Db } from '../db/database.ts'
 import type { Actor, AuditEvent } from '../repositories/audit.ts'
 import { ownSecret, type LevelState, type SecretRow } from '../repositories/levels.ts'
 import type { Organization } from '../repositories/principals.ts'
@@ -143,7 +143,7 @@ function createWrites (db: Db): Writes {
 /** Writes those whose turn it is, by one statement. */
 async function serve (db: Db, writes: Writes, line: Line<Writer>) {
   const first = line.take(TOGETHER.writes, ({ goesAlone }) => !goesAlone)
-  const taken = ++writes.turns % TURNS_UNSEEN === 0 ? await lookAgain(writes, first) : first
+  const taken = ++writes.turns % TURNS_UNSEEN === 0 ? await lookAgain(writes, line, first) : first
   const { planned, refused, left } = await planAll(writes, taken)
   line.rejoin(left)
   let again = refused
@@ -153,10 +153,11 @@ async function serve (db: Db, writes: Writes, line: Line<Writer>) {
   } catch (error) {
     // Without an answer, nobody knows whether it was written. A counter that could not be had is every write's.
     for (const { writer } of planned) writer.reject(error)
+    // Nor does anybody who would look again have an answer before a deadline of their own.
+    line.rejoin(isAway(error) ? again : await lookAgain(writes, line, again))
     throw error
-  } finally {
-    line.rejoin(await lookAgain(writes, again))
   }
+  line.rejoin(await lookAgain(writes, line, again))
 }
 
 /** Decides in order, each by what those before it make of its level. */
@@ -313,8 +314,12 @@ async function swap (db: Db, writes: Writes, planned: readonly Planned[]): Promi
   return true
 }
 
-/** Looks for all of them at once, and answers who is to be served again. */
-async function lookAgain (writes: Writes, writers: readonly Writer[]): Promise<Writer[]> {
+/**
+ * Looks for all of them at once, and answers who is to be served again. Throws where the database is not there, to
+ * those who are back in line, too.
+ */
+async function lookAgain (writes: Writes, line: Line<Writer>, writers: readonly Writer[]): Promise<Writer[]> {
+  let away: unknown
   const looked = await Promise.all(writers.map(async (writer) => {
     try {
       if (writer.attempts === MOST_ATTEMPTS) fail('service_unavailable')
@@ -323,10 +328,13 @@ async function lookAgain (writes: Writes, writers: readonly Writer[]): Promise<W
       return [writer]
     } catch (error) {
       writer.reject(error)
+      if (isAway(error)) away = error
       return []
     }
   }))
-  return looked.flat()
+  if (away === undefined) return looked.flat()
+  line.rejoin(looked.flat())
+  throw away
 }
 
 const HELD_FOR = 2_000
