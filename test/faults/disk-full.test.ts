@@ -1,0 +1,153 @@
+import { spawnSync } from 'node:child_process'
+import { closeSync, mkdtempSync, openSync, rmSync, statSync, unlinkSync, writeSync } from 'node:fs'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import t, { type Test } from 'tap'
+import { cycles, misread, recovers, report, watched } from '../helpers/faults.ts'
+import { judge, startPair, underLoad, untilMore, type Load } from '../helpers/pair.ts'
+import { hasPostgres, startPostgres } from '../helpers/postgres.ts'
+import { command, startServer } from '../helpers/process.ts'
+import { makeLevels, openQueries, replay, statuses, store, times, type Replayed, type Reply } from '../helpers/traffic.ts'
+
+// The disk of the database is full: that of a PostgreSQL, and that of the embedded one.
+
+const MIB = 1 << 20
+
+type Teardown = Pick<Test, 'teardown'>
+
+/** A small disk of the test's own, in memory. Throws where nobody may mount one. */
+function makeDisk (t: Teardown, megabytes: number) {
+  const dir = mkdtempSync(join(tmpdir(), 'strongroom-disk-'))
+  t.teardown(() => rmSync(dir, { recursive: true, force: true }))
+  const { status } = spawnSync('mount', ['-t', 'tmpfs', '-o', `size=${megabytes}m,mode=711`, 'tmpfs', dir])
+  if (status !== 0) throw new Error('no disk can be mounted')
+  // Whatever is still open on it.
+  t.teardown(() => spawnSync('umount', ['-l', dir]))
+  const ballast = join(dir, 'ballast')
+  return {
+    dir,
+    /** Leaves no byte free. */
+    fill () {
+      const file = openSync(ballast, 'w')
+      try {
+        for (let size = MIB; size >= 1; size >>= 1) {
+          const bytes = Buffer.alloc(size)
+          try {
+            while (writeSync(file, bytes) === size);
+          } catch (error) {
+            if ((error as NodeJS.ErrnoException).code !== 'ENOSPC') throw error
+          }
+        }
+      } finally {
+        closeSync(file)
+      }
+      return statSync(ballast).size / MIB
+    },
+    free: () => unlinkSync(ballast)
+  }
+}
+
+function canMount (): boolean {
+  const after: (() => unknown)[] = []
+  try {
+    makeDisk({ teardown: (fn) => after.unshift(fn) }, 1)
+    return true
+  } catch {
+    return false
+  } finally {
+    for (const one of after) one()
+  }
+}
+
+const leftOut = !canMount() && 'a small disk takes root to mount, and CAP_SYS_ADMIN in a container'
+
+t.test('RL-14 the disk of PostgreSQL is full: writes are refused, reads go on, and with room again all is served, and nothing is lost', {
+  skip: leftOut || (!hasPostgres() && 'PostgreSQL is not installed')
+}, async (t) => {
+  const disk = makeDisk(t, 256)
+  const database = await startPostgres({ within: disk.dir })
+  t.teardown(database.close)
+  const pair = await startPair(t, database.url)
+  const { sends, beacon, servers } = pair
+  const count = cycles(3)
+  const loads: Load[] = []
+  let recovery = 0
+  for (let cycle = 0; cycle < count; cycle++) {
+    const load = await underLoad(pair, async (load) => {
+      await untilMore(load.written)
+      disk.fill()
+      await untilMore(load.refused, { by: 20 })
+      const read: Reply[] = []
+      for (const send of sends) {
+        for (let i = 0; i < 5; i++) read.push(await send('GET', '/orbit/backend/live/secrets'))
+      }
+      t.same(statuses(read), [200], 'reads go on')
+      t.same(await Promise.all(servers.map(async (_, i) => (await sends[i]!('GET', '//healthz')).status)), [200, 200])
+      const freed = performance.now()
+      disk.free()
+      recovery = Math.max(recovery, await recovers(sends, beacon, freed))
+      await untilMore(load.written)
+    })
+    loads.push(load)
+  }
+  await judge(t, database.url, pair, loads, { fault: 'Disk of PostgreSQL full', cycles: count, recovery })
+})
+
+t.test('RL-14 the disk of the embedded database is full: the process ends with 1, and the next start finds all that was acknowledged', {
+  skip: leftOut
+}, async (t) => {
+  const disk = makeDisk(t, 256)
+  const dir = join(disk.dir, 'data')
+  const env = { DATA_DIR: dir, RATE_LIMIT_API: '0', LOG_LEVEL: 'error' }
+  let server = await startServer(t, env)
+  const caller = server.first!
+  let watch = watched(server.address, caller)
+  const levels = await makeLevels(watch.send, 'orbit', ['live', 'beta'])
+  const count = cycles(3)
+  let recovery = 0
+  let slowest = 0
+  for (let cycle = 0; cycle < count; cycle++) {
+    for (let i = 0; i < 20; i++) await store(watch.send, levels[i % 2]!, `VALUE=${cycle}-${i}`)
+    disk.fill()
+    let refused: number | undefined
+    const ended = server.ended
+    // Some room is left in files that are there already.
+    await Promise.all(times(4, async (writer) => {
+      for (let i = 0; server.child.exitCode === null; i++) {
+        const { reply } = await store(watch.send, levels[writer % 2]!, `VALUE=${'x'.repeat(4096)}${i}`)
+        if (reply?.status !== 200) refused ??= performance.now()
+      }
+    }))
+    t.equal((await ended).code, 1)
+    slowest = Math.max(slowest, performance.now() - refused!)
+    disk.free()
+    const began = performance.now()
+    server = await startServer(t, env)
+    watch = watched(server.address, caller, watch)
+    recovery = Math.max(recovery, await recovers(watch.send, levels[0]!, began))
+  }
+  t.ok(slowest < 5_000, `it ended ${Math.round(slowest)} ms after the first refusal`)
+  t.equal((await server.stop()).code, 0)
+  let replayed: Replayed | undefined
+  await t.test('what the tables and the audit tell', async (t) => {
+    replayed = await replay(await openQueries(t, { dir: join(dir, 'postgres') }), caller.organization, watch.operations)
+    t.same(replayed.problems, [])
+  })
+  t.match(await command(['audit', 'verify'], env), { code: 0 })
+  const last = await startServer(t, env)
+  const wrong = [
+    ...replayed!.problems,
+    ...await misread(watched(last.address, caller, watch).send, replayed!, watch.operations)
+  ]
+  t.same(wrong, [])
+  report(t, {
+    fault: 'Disk of the embedded database full',
+    cycles: count,
+    acknowledged: watch.acknowledged(),
+    lost: wrong.length,
+    outside: watch.outside,
+    exits: 0,
+    recovery,
+    note: `ends ${Math.round(slowest)} ms after the first refusal`
+  })
+})

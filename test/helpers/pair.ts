@@ -1,0 +1,213 @@
+import { setTimeout as pause } from 'node:timers/promises'
+import postgres from 'postgres'
+import type { Test } from 'tap'
+import { generateMasterKey } from '../../src/crypto/keyring.ts'
+import { lost, RECOVERED, report, watched, type Outcome, type Watched } from './faults.ts'
+import { lockProject } from './postgres.ts'
+import { command, startServer, type Server } from './process.ts'
+import {
+  makeLevels, mix, openQueries, random, times, type Level, type Reply, type Send
+} from './traffic.ts'
+import { openWay, type Way } from './way.ts'
+
+// Two servers on one PostgreSQL under load, each with a way of its own to it, and what is asked of both in the end.
+
+type Env = Record<string, string>
+
+export interface Pair {
+  servers: Server[]
+  ways: Way[]
+  /** One for each server; all note in one place what they asked. */
+  sends: Send[]
+  watch: Watched
+  organization: string
+  levels: Level[]
+  /** A level of another project, which nothing else is asked of: it shows whether the service is there. */
+  beacon: Level
+  env: Env
+}
+
+/**
+ * Starts them, and makes a project with levels.
+ *
+ * @param each what else is in the environment of each, and which build it is of
+ */
+export async function startPair (
+  t: Test, url: string, more: Env = {}, each: (server: number) => { env?: Env, build?: string } = () => ({})
+): Promise<Pair> {
+  const env = {
+    MASTER_KEY: generateMasterKey().text,
+    RATE_LIMIT_API: '0',
+    RATE_LIMIT_KEY_ROTATION: '0',
+    LOG_LEVEL: 'error',
+    DATABASE_URL: url,
+    ...more
+  }
+  const servers: Server[] = []
+  const ways: Way[] = []
+  for (let i = 0; i < 2; i++) {
+    const way = await openWay(url)
+    t.teardown(way.close)
+    const { env: its, build } = each(i)
+    ways.push(way)
+    servers.push(await startServer(t, { ...env, DATABASE_URL: way.url, ...its }, build))
+  }
+  const caller = servers[0]!.first!
+  const watch = watched(servers[0]!.address, caller)
+  const sends = [watch.send, watched(servers[1]!.address, caller, watch).send]
+  const levels = await makeLevels(watch.send, 'orbit', ['live', 'beta'])
+  const [beacon] = await makeLevels(watch.send, 'beacon', ['live']) as [Level]
+  return { servers, ways, sends, watch, organization: caller.organization, levels, beacon, env }
+}
+
+/** What came of the load so far, for each server; and what no client is to meet. */
+export interface Load {
+  /** Reads and writes that were answered with 2xx. */
+  read: number[]
+  written: number[]
+  /** Answers that it is not possible right now. */
+  refused: number[]
+  /** The slowest answer, and in how many milliseconds it has to be there. */
+  slowest: { ms: number, of: string }
+  bound: number
+  unanswered: string[]
+}
+
+/** Milliseconds for an answer of a database that is slow, and gives one: each step of a request may take its time. */
+export const SLOW = 8_000
+
+/** No load yet. */
+export const noLoad = (bound = RECOVERED): Load =>
+  ({ read: [0, 0], written: [0, 0], refused: [0, 0], slowest: { ms: 0, of: 'nothing' }, bound, unanswered: [] })
+
+/** Loads both, each with a mix of writes and with reads, while the work is done. */
+export async function underLoad (
+  { sends, levels }: Pick<Pair, 'sends' | 'levels'>, work: (load: Load) => Promise<void>,
+  { writers = 3, readers = 2, seed = Math.floor(Math.random() * 2 ** 32), load = noLoad() } = {}
+): Promise<Load> {
+  const running = new AbortController()
+  const seen: number[] = []
+  const clients = sends.flatMap((send, server) => {
+    const timed: Send = async (...request) => {
+      const began = performance.now()
+      let status: number | undefined
+      try {
+        const reply = await send(...request)
+        status = reply.status
+        return reply
+      } catch (error) {
+        load.unanswered.push(`${request[0]} ${request[1]}: ${String((error as Error).cause ?? error)}`)
+        throw error
+      } finally {
+        const ms = performance.now() - began
+        if (ms > load.slowest.ms) load.slowest = { ms, of: `${request[0]} ${request[1]} ${status}` }
+      }
+    }
+    const loop = async (into: number[], ask: () => Promise<Reply | undefined>) => {
+      while (!running.signal.aborted) {
+        const reply = await ask()
+        if (reply !== undefined && reply.status < 300) into[server]!++
+        else {
+          if (reply?.status === 503) load.refused[server]!++
+          await pause(10)
+        }
+      }
+    }
+    return [
+      ...times(writers, (writer) => {
+        const next = random(seed + server * writers + writer)
+        return loop(load.written, async () => {
+          const { reply } = await mix(timed, levels, next, seen)
+          const { version } = reply?.body?.data ?? {}
+          if (typeof version === 'string') seen.push(Number(version))
+          return reply
+        })
+      }),
+      ...times(readers, (reader) => {
+        const [level] = levels
+        const path = `/${Object.values(level!).join('/')}/secrets?decrypt=true`
+        return loop(load.read, () => (reader === 0
+          ? timed('POST', '/secrets/versions', { ...level })
+          : timed('GET', path)).catch(() => undefined))
+      })
+    ]
+  })
+  try {
+    await work(load)
+  } finally {
+    running.abort()
+    await Promise.all(clients)
+  }
+  return load
+}
+
+/** Waits until there is so much more of each of these, or of that of one server. */
+export async function untilMore (counts: number[], { by = 10, server }: { by?: number, server?: number } = {}) {
+  const before = [...counts]
+  while (!counts.every((now, i) => (server !== undefined && server !== i) || now >= before[i]! + by)) await pause(10)
+}
+
+/** Has so many connections for writes of each server wait for one row at the same time: none was lost. */
+export async function fullConcurrency ({ sends }: Pick<Pair, 'sends'>, url: string, writing: number): Promise<void> {
+  const { waiting, release } = await lockProject(url, 'orbit')
+  const running = new AbortController()
+  // One that waited too long is refused, and the next one waits in its place.
+  const clients = sends.flatMap((send) => times(writing, async () => {
+    while (!running.signal.aborted) await send('PATCH', '/orbit', { description: 'together' })
+  }))
+  while (await waiting() < writing * sends.length) await pause(20)
+  running.abort()
+  await release()
+  await Promise.all(clients)
+}
+
+/** What the service left behind: transactions that nobody goes on with. */
+async function openTransactions (url: string): Promise<number> {
+  const outside = postgres(url, { max: 1, onnotice: () => {} })
+  const [row] = await outside`SELECT count(*)::int AS count FROM pg_stat_activity
+    WHERE application_name = 'strongroom' AND state LIKE 'idle in transaction%'`
+  await outside.end()
+  return row!.count as number
+}
+
+/** Milliseconds that a statement, or a transaction that nobody goes on with, has on the server. */
+const LEFT_ALONE = 6_000
+
+/**
+ * What is asked of both when the fault is over and nobody loads them any more: they never ended, said nothing of a
+ * failure inside, leave no transaction open, have lost nothing and can account for it; then they end in good order.
+ */
+export async function judge (
+  t: Test, url: string, { servers, watch, organization, env }: Pair, loads: Load[],
+  outcome: Pick<Outcome, 'fault' | 'cycles' | 'recovery' | 'note'>
+): Promise<void> {
+  const ended = servers.filter(({ child }) => child.exitCode !== null || child.signalCode !== null)
+  for (const until = performance.now() + LEFT_ALONE; await openTransactions(url) > 0 && performance.now() < until;) {
+    await pause(100)
+  }
+  t.equal(await openTransactions(url), 0, 'no transaction is left open')
+  t.same(loads.flatMap(({ unanswered }) => unanswered), [], 'every request was answered')
+  const slow = loads.filter(({ slowest, bound }) => slowest.ms >= bound).map(({ slowest, bound }) => [slowest, bound])
+  t.same(slow, [], 'every request was answered in time')
+  const slowest = Math.max(...loads.map(({ slowest: { ms } }) => ms))
+  // Where the database did not tell what came of a commit, the service cannot either.
+  const operations = watch.operations.map(({ reply, ...operation }) =>
+    ({ ...operation, ...(reply !== undefined && reply.status !== 503 && { reply }) }))
+  const problems = await lost(await openQueries(t, { url }), organization, { send: watch.send, operations })
+  t.same(problems, [])
+  t.match(await command(['audit', 'verify'], env), { code: 0 })
+  for (const { stdout, stderr } of servers) {
+    t.equal(stderr(), '')
+    const lines = stdout().split('\n').filter((line) => line.startsWith('{')).map((line) => JSON.parse(line))
+    t.same(lines.filter(({ level, error_code }) => level >= 60 || error_code === 'internal_error'), [])
+  }
+  for (const server of servers) if (!ended.includes(server)) t.equal((await server.stop()).code, 0)
+  report(t, {
+    ...outcome,
+    acknowledged: watch.acknowledged(),
+    lost: problems.length,
+    outside: watch.outside,
+    exits: ended.length,
+    note: [`slowest answer ${Math.round(slowest)} ms`, ...outcome.note === undefined ? [] : [outcome.note]].join('; ')
+  })
+}
