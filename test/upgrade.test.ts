@@ -1,40 +1,18 @@
 import { setTimeout as pause } from 'node:timers/promises'
 import postgres from 'postgres'
 import t, { type Test } from 'tap'
-import { generateMasterKey } from '../src/crypto/keyring.ts'
 import { migrateSchema } from '../src/db/migrate.ts'
 import { freshDatabase } from './helpers/app.ts'
 import { LONG } from './helpers/long.ts'
-import { copyOfMigrations } from './helpers/migrations.ts'
+import { copyOfMigrations, EXPANSIONS, HOT } from './helpers/migrations.ts'
 import { buildOf, releaseBefore } from './helpers/older.ts'
-import { command, startServer } from './helpers/process.ts'
+import { exchangeReleases } from './helpers/rolling.ts'
 import {
-  client, failedInside, makeLevels, mix, random, replay, startInstances, statuses, store, times, type Operation,
-  type Reply, type Send
+  failedInside, makeLevels, replay, startInstances, statuses, store, times, type Operation, type Reply
 } from './helpers/traffic.ts'
 import { openWay } from './helpers/way.ts'
 
 // The schema changes while instances of the release before serve on it.
-
-const HOT = [
-  'organizations', 'organization_counters', 'api_tokens', 'projects', 'secrets', 'secret_versions', 'audit_events'
-]
-/** What a release may do to the schema under the one before (0047). */
-const EXPANSIONS: Record<string, string[]> = {
-  ...Object.fromEntries(HOT.map((table, i) => [
-    `900${i}_${table}`, [`ALTER TABLE "${table}" ADD COLUMN "of_next_release" varchar(64) DEFAULT 'none' NOT NULL`]
-  ])),
-  '9010_table': [
-    `CREATE TABLE "of_next_release" ("organization_id" char(26) NOT NULL, "n" integer NOT NULL,
-      CONSTRAINT "of_next_release_pk" PRIMARY KEY ("organization_id", "n"),
-      CONSTRAINT "of_next_release_organization" FOREIGN KEY ("organization_id") REFERENCES "organizations" ("id"))`,
-    'CREATE INDEX "of_next_release_n" ON "of_next_release" ("organization_id", "n")'
-  ],
-  '9011_index': [
-    'DROP INDEX CONCURRENTLY IF EXISTS "secret_versions_of_next_release"',
-    'CREATE INDEX CONCURRENTLY "secret_versions_of_next_release" ON "secret_versions" ("organization_id", "created_at", "id")'
-  ]
-}
 
 const WRITING = 3
 const onServer = { skip: process.env.TEST_DATABASE_URL === undefined && 'runs on PostgreSQL' }
@@ -147,64 +125,5 @@ t.test('RL-30: the release before and this one serve beside each other under loa
   t.teardown(() => admin.unsafe(`DROP DATABASE ${name} WITH (FORCE)`))
   const url = new URL(process.env.TEST_DATABASE_URL!)
   url.pathname = `/${name}`
-  const env = {
-    DATABASE_URL: url.href, MASTER_KEY: generateMasterKey().text, RATE_LIMIT_API: '0', RATE_LIMIT_KEY_ROTATION: '0'
-  }
-  const older = buildOf(before!)
-  const old = [await startServer(t, env, older)]
-  const first = old[0]!.first!
-  old.push(await startServer(t, env, older))
-
-  // As a proxy in front of them does it: who is exchanged is sent nothing more, and then is told to stop.
-  let addresses = old.map(({ address }) => address)
-  let turn = 0
-  const send: Send = (...request) => client(addresses[turn++ % addresses.length]!, first)(...request)
-  const levels = await makeLevels(send, 'orbit', ['live', 'beta'])
-  const operations: Operation[] = []
-  const read: Reply[] = []
-  const load = { running: true }
-  const seen: number[] = []
-  const running = Promise.all([
-    ...times(WRITING, async (writer) => {
-      const next = random(writer)
-      while (load.running) {
-        const operation = await mix(send, levels.slice(0, 2), next, seen)
-        operations.push(operation)
-        const { version } = operation.reply?.body?.data ?? {}
-        if (typeof version === 'string') seen.push(Number(version))
-      }
-    }),
-    ...['/orbit/backend/live/secrets?decrypt=true', '/projects', '/organization'].map(async (path) => {
-      while (load.running) read.push(await send('GET', path === '/organization' ? '//api/v1/organization' : path))
-    })
-  ])
-  const after = async (some: number) => {
-    const enough = operations.length + some
-    while (operations.length < enough) await pause(20)
-  }
-
-  await after(100)
-  const fresh = []
-  for (const leaving of old) {
-    fresh.push(await startServer(t, env))
-    addresses.push(fresh.at(-1)!.address)
-    await after(100)
-    addresses = addresses.filter((address) => address !== leaving.address)
-    await after(30)
-    t.equal((await leaving.stop()).code, 0)
-  }
-  await after(100)
-  load.running = false
-  await running
-
-  t.strictSame(operations.filter(({ reply }) => reply === undefined || reply.status >= 500), [])
-  t.same(statuses(read), [200])
-  const sql = clientOf(t, url.href)
-  const { problems } = await replay((query) => sql.unsafe(query), first.organization, operations)
-  t.same(problems, [])
-  for (const { stdout, stderr } of [...old, ...fresh]) t.notMatch(stdout() + stderr(), /"level":[456]0/)
-  const [found] = await sql`SELECT count(*)::int AS n FROM audit_events WHERE action = 'integrity.violation'`
-  t.equal(found!.n, 0, 'no row of either is a forged one to the other')
-  t.match(await command(['audit', 'verify'], env), { code: 0 })
-  for (const server of fresh) t.equal((await server.stop()).code, 0)
+  await exchangeReleases(t, url.href, buildOf(before!))
 })

@@ -20,6 +20,27 @@ export function copyOfMigrations (
   return folder
 }
 
+/** Tables that every request is about. */
+export const HOT = [
+  'organizations', 'organization_counters', 'api_tokens', 'projects', 'secrets', 'secret_versions', 'audit_events'
+]
+/** What a release may do to the schema under the one before (0047). */
+export const EXPANSIONS: Record<string, string[]> = {
+  ...Object.fromEntries(HOT.map((table, i) => [
+    `900${i}_${table}`, [`ALTER TABLE "${table}" ADD COLUMN "of_next_release" varchar(64) DEFAULT 'none' NOT NULL`]
+  ])),
+  '9010_table': [
+    `CREATE TABLE "of_next_release" ("organization_id" char(26) NOT NULL, "n" integer NOT NULL,
+      CONSTRAINT "of_next_release_pk" PRIMARY KEY ("organization_id", "n"),
+      CONSTRAINT "of_next_release_organization" FOREIGN KEY ("organization_id") REFERENCES "organizations" ("id"))`,
+    'CREATE INDEX "of_next_release_n" ON "of_next_release" ("organization_id", "n")'
+  ],
+  '9011_index': [
+    'DROP INDEX CONCURRENTLY IF EXISTS "secret_versions_of_next_release"',
+    'CREATE INDEX CONCURRENTLY "secret_versions_of_next_release" ON "secret_versions" ("organization_id", "created_at", "id")'
+  ]
+}
+
 const NAME = '"?(\\w+)"?'
 const CONSTANT = "(?:'[^']*'(?:::\\w+)?|-?\\d+|true|false|now\\(\\))"
 // Not of what may be there already, nor of what another table has.
