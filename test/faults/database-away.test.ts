@@ -79,7 +79,7 @@ t.test('RL-05 RL-07 RL-08 PostgreSQL goes away and comes back under load: 503 me
     .map((one) => [next(), one] as const).sort(([a], [b]) => a - b).map(([, one]) => one)
   const loads: Load[] = []
   for (const [name, fault] of all) {
-    const load = noLoad(fault.meanwhile === 'slow' ? SLOW : RECOVERED)
+    const load = noLoad(name, fault.meanwhile === 'slow' ? SLOW : RECOVERED)
     loads.push(await underLoad(pair, (load) => through(name, fault, load), { load }))
   }
   await fullConcurrency(pair, database.url, WRITING)

@@ -137,7 +137,7 @@ t.test('RL-14 the disk of the embedded database is full: the process ends with 1
   const last = await startServer(t, env)
   const wrong = [
     ...replayed!.problems,
-    ...await misread(watched(last.address, caller, watch).send, replayed!, watch.operations)
+    ...await misread(watched(last.address, caller, watch).send, replayed!)
   ]
   t.same(wrong, [])
   report(t, {

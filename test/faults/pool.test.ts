@@ -78,7 +78,7 @@ t.test('RL-08 statements that take too long are ended: bounded 503, reads go on,
       await untilMore(load.read, { by: 3 })
       ways.forEach((way) => way.trouble({}))
       recovery = Math.max(recovery, await recovers(sends, beacon))
-    }, { load: noLoad(SLOW) }))
+    }, { load: noLoad('slow', SLOW) }))
     await outside.unsafe('CREATE TRIGGER dawdle BEFORE UPDATE ON projects FOR EACH ROW EXECUTE FUNCTION dawdle()')
     const changes = sends.map((send) => send('PATCH', '/orbit', { description: 'slow' }))
     for (const send of sends) t.equal((await send('GET', '/orbit/backend/live/secrets')).status, 200)

@@ -62,6 +62,8 @@ export async function startPair (
 
 /** What came of the load so far, for each server; and what no client is to meet. */
 export interface Load {
+  /** What it was under. */
+  name: string
   /** Reads and writes that were answered with 2xx. */
   read: number[]
   written: number[]
@@ -77,13 +79,13 @@ export interface Load {
 export const SLOW = 8_000
 
 /** No load yet. */
-export const noLoad = (bound = RECOVERED): Load =>
-  ({ read: [0, 0], written: [0, 0], refused: [0, 0], slowest: { ms: 0, of: 'nothing' }, bound, unanswered: [] })
+export const noLoad = (name = 'load', bound = RECOVERED): Load =>
+  ({ name, read: [0, 0], written: [0, 0], refused: [0, 0], slowest: { ms: 0, of: 'nothing' }, bound, unanswered: [] })
 
 /** Loads both, each with a mix of writes and with reads, while the work is done. */
 export async function underLoad (
   { sends, levels }: Pick<Pair, 'sends' | 'levels'>, work: (load: Load) => Promise<void>,
-  { writers = 3, readers = 2, seed = Math.floor(Math.random() * 2 ** 32), load = noLoad() } = {}
+  { writers = 3, readers = 2, seed = Math.floor(Math.random() * 2 ** 32), load = noLoad(), change = mix } = {}
 ): Promise<Load> {
   const running = new AbortController()
   const seen: number[] = []
@@ -100,7 +102,8 @@ export async function underLoad (
         throw error
       } finally {
         const ms = performance.now() - began
-        if (ms > load.slowest.ms) load.slowest = { ms, of: `${request[0]} ${request[1]} ${status}` }
+        // Changes of keys of one organization wait for one another, for eight seconds.
+        if (ms > load.slowest.ms && !request[1].endsWith('/rotate')) load.slowest = { ms, of: `${request[0]} ${request[1]} ${status}` }
       }
     }
     const loop = async (into: number[], ask: () => Promise<Reply | undefined>) => {
@@ -117,7 +120,7 @@ export async function underLoad (
       ...times(writers, (writer) => {
         const next = random(seed + server * writers + writer)
         return loop(load.written, async () => {
-          const { reply } = await mix(timed, levels, next, seen)
+          const { reply } = await change(timed, levels, next, seen)
           const { version } = reply?.body?.data ?? {}
           if (typeof version === 'string') seen.push(Number(version))
           return reply
@@ -187,7 +190,8 @@ export async function judge (
   }
   t.equal(await openTransactions(url), 0, 'no transaction is left open')
   t.same(loads.flatMap(({ unanswered }) => unanswered), [], 'every request was answered')
-  const slow = loads.filter(({ slowest, bound }) => slowest.ms >= bound).map(({ slowest, bound }) => [slowest, bound])
+  const slow = loads.filter(({ slowest, bound }) => slowest.ms >= bound)
+    .map(({ name, slowest: { ms, of }, bound }) => `${name}: ${Math.round(ms)} ms of ${bound}: ${of}`)
   t.same(slow, [], 'every request was answered in time')
   const slowest = Math.max(...loads.map(({ slowest: { ms } }) => ms))
   // Where the database did not tell what came of a commit, the service cannot either.
