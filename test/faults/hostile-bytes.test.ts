@@ -177,9 +177,16 @@ t.test('hostile bytes', { skip: !hasPostgres() && 'PostgreSQL is not installed' 
       (before, text, length) => before + text.slice(0, length).repeat(2) + text.slice(length),
       (before) => before + pick(good).slice(Math.floor(next() * 100))
     ]
-    const damage = (text: string): string => {
+    const damageAnywhere = (text: string): string => {
       const at = Math.floor(next() * text.length)
       return pick(damages)(text.slice(0, at), text.slice(at), Math.floor(next() * 20))
+    }
+    // Half of the time what is wrong is the body alone, or nobody would ever come to read it.
+    const damage = (text: string): string => {
+      const [head = '', body = ''] = text.split(/(?<=\r\n\r\n)/)
+      if (body === '' || next() < 0.5) return damageAnywhere(text)
+      const damaged = damageAnywhere(body)
+      return head.replace(/Content-Length: \d+/, `Content-Length: ${damaged.length}`) + damaged
     }
     const outside: string[] = []
     const seen: Record<number, number> = {}
