@@ -1,6 +1,7 @@
 import { type ChildProcess, spawn } from 'node:child_process'
-import { once } from 'node:events'
+import { EventEmitter, once } from 'node:events'
 import fs from 'node:fs'
+import net from 'node:net'
 import os from 'node:os'
 import path from 'node:path'
 import { setTimeout as sleep } from 'node:timers/promises'
@@ -10,10 +11,12 @@ import postgres from 'postgres'
 import t, { type Test } from 'tap'
 import { bytea, moment } from '../src/db/columns.ts'
 import {
-  connect, type Database, databaseError, type Db, DatabaseUnavailable, isForeignKeyViolation, isUndone,
+  askForCopy, connect, type Database, databaseError, type Db, DatabaseUnavailable, isForeignKeyViolation, isUndone,
   isUniqueViolation, prepared, preparedSql, transaction
 } from '../src/db/database.ts'
 import { crc32c, unpackCluster } from '../src/db/cluster.ts'
+import { serveCopies } from '../src/db/copies.ts'
+import { copyCluster, type Copying } from '../src/db/copy-cluster.ts'
 import { TEMPLATE } from '../src/db/embedded.ts'
 import { DEADLINE, MAX_WAIT, MAX_WAITING } from '../src/db/guard.ts'
 import { migrateSchema } from '../src/db/migrate.ts'
@@ -459,6 +462,62 @@ t.test('what takes long is waited for as long as it makes progress, and then the
   dog.end()
 })
 
+t.test('a copy of the embedded database is whole, or not there', async t => {
+  const from = path.join(scratch, 'files')
+  const to = path.join(scratch, 'copy')
+  fs.mkdirSync(path.join(from, 'a', 'b'), { recursive: true })
+  for (const name of ['one', 'a/two', 'a/b/three']) fs.writeFileSync(path.join(from, name), name, { mode: 0o600 })
+  const files = () => fs.readdirSync(scratch, { recursive: true }).map(String).filter(name => /^copy/.test(name)).sort()
+  const copy = (more: Partial<Copying> = {}) =>
+    copyCluster(from, to, { onProgress: () => {}, isCancelled: () => false, ...more })
+
+  t.throws(() => copy({ roomBeside: () => 64 * 2 ** 20 }), {
+    message: 'that needs 65 MiB of free disk space, and there are 64 MiB'
+  })
+  t.strictSame(files(), [], 'nothing is begun that the disk would be full of')
+  const seen: string[][] = []
+  t.throws(() => copy({ isCancelled: () => seen.push(files()) > 4 }), { message: 'nobody waits for it any more' })
+  t.ok(seen.at(-1)!.length > 2)
+  t.strictSame(files(), [], 'nothing is left of a part')
+  const server = net.createServer().listen(path.join(from, 'no-file'))
+  await once(server, 'listening')
+  t.throws(() => copy(), /no-file/)
+  t.strictSame(files(), [])
+  server.close()
+  await once(server, 'close')
+  copy()
+  t.strictSame(files(), ['copy', 'copy/a', 'copy/a/b', 'copy/a/b/three', 'copy/a/two', 'copy/one'])
+  t.equal(fs.readFileSync(path.join(to, 'a', 'b', 'three'), 'utf8'), 'a/b/three')
+  t.throws(() => copy(), { code: 'EEXIST' })
+})
+
+t.test('a copy that nobody waits for any more is ended, and the next one is made', async t => {
+  const dir = path.join(scratch, 'asked')
+  fs.mkdirSync(dir)
+  const asked: string[] = []
+  const begun = new EventEmitter()
+  const end = await serveCopies(dir, async (to, whileWanted) => {
+    asked.push(path.basename(to))
+    if (asked.length > 1) return
+    begun.emit('begun')
+    await once(whileWanted, 'abort')
+    throw new Error('nobody waits for it any more')
+  }, async () => {})
+  const leaves = (name: string) => {
+    const socket = net.connect({ path: path.join(dir, 'copies'), allowHalfOpen: true })
+    socket.end(name)
+    return socket
+  }
+  const [first, second] = [leaves('/first'), leaves('/second')]
+  await Promise.all([once(begun, 'begun'), once(first, 'data'), once(second, 'data')])
+  const third = askForCopy(dir, '/third')
+  for (const socket of [second, first]) socket.destroy()
+  t.equal(await third, true)
+  t.equal(asked[0], 'first')
+  t.equal(asked.at(-1), 'third')
+  end()
+})
+
 t.test('embedded', async t => {
   const dir = path.join(scratch, 'embedded')
   const program = (body: string) => spawn(process.execPath, ['--input-type=module', '-e', `
@@ -508,7 +567,12 @@ t.test('embedded', async t => {
     const said = output(holder)
     await once(holder.stdout!, 'data')
     holder.kill('SIGSTOP')
-    await t.rejects(connect({ dir, pool: 1 }), /in use by process unknown/)
+    await Promise.all([
+      t.rejects(connect({ dir, pool: 1 }), /in use by process unknown/),
+      t.rejects(askForCopy(dir, path.join(scratch, 'frozen')), {
+        message: 'The embedded database cannot be copied: who has it open says nothing for 10 s'
+      })
+    ])
     holder.kill('SIGCONT')
     // Behind those that nobody waited for.
     await t.rejects(connect({ dir, pool: 1 }), /in use by process/)

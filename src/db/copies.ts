@@ -9,16 +9,30 @@ import path from 'node:path'
 const NAME = 'copies'
 // A request is a path, and a line.
 const MOST = 8192
+// Whoever is asked says an empty line at once, and each second until there is an answer, however long that takes; and
+// learns by it whether anybody still waits.
+const SIGN = '\n'
+const SIGN_EVERY = 1_000
+const SILENCE = 10_000
+const DONE = 'done'
+const NOBODY = ''
 // What is told is JSON; a path begins otherwise.
 const TOLD = '{'
 
 /** Answers who asks for a copy, or tells something, one after the other, until what this answers is called. */
 export async function serveCopies (
-  dir: string, copy: (to: string) => Promise<void>, hear: (told: string) => Promise<void>
+  dir: string, copy: (to: string, whileWanted: AbortSignal) => Promise<void>, hear: (told: string) => Promise<void>
 ): Promise<() => void> {
   let last: Promise<unknown> = Promise.resolve()
   const server = net.createServer({ allowHalfOpen: true }, (socket) => {
     let asked = ''
+    const gone = new AbortController()
+    const sign = () => { socket.write(SIGN) }
+    let signs: NodeJS.Timeout | undefined
+    socket.on('close', () => {
+      clearInterval(signs)
+      gone.abort()
+    })
     socket.setEncoding('utf8')
     socket.on('error', () => {})
     socket.on('data', (text: string) => {
@@ -26,8 +40,15 @@ export async function serveCopies (
       if (asked.length > MOST) socket.destroy()
     })
     socket.on('end', () => {
-      last = last.then(() => asked.startsWith(TOLD) ? hear(asked) : copy(asked)).then(() => 'done', (error: unknown) => (error as Error).message)
-        .then((answer) => socket.end(answer))
+      sign()
+      signs = setInterval(sign, SIGN_EVERY).unref()
+      last = last.then(async () => {
+        if (gone.signal.aborted) return
+        await (asked.startsWith(TOLD) ? hear(asked) : copy(asked, gone.signal))
+      }).then(() => DONE, (error: unknown) => (error as Error).message).then((answer) => {
+        clearInterval(signs)
+        socket.end(answer)
+      })
     })
   }).unref()
   const { base, close } = openDirectory(dir)
@@ -44,16 +65,17 @@ export async function serveCopies (
 /** Has the files of the database in `dir` copied to where nothing is yet. False where nobody answers. */
 export async function askForCopy (dir: string, to: string): Promise<boolean> {
   const answer = await ask(dir, path.resolve(to))
-  if (answer !== '' && answer !== 'done') throw new Error(`The embedded database cannot be copied: ${answer}`)
-  return answer === 'done'
+  if (answer !== NOBODY && answer !== DONE) throw new Error(`The embedded database cannot be copied: ${answer}`)
+  return answer === DONE
 }
 
 /** Tells who has the database in `dir` open something. Throws where nobody takes it. */
 export async function tellHolder (dir: string, what: object): Promise<void> {
   const answer = await ask(dir, JSON.stringify(what))
-  if (answer !== 'done') throw new Error(answer === '' ? 'nobody has the embedded database open any more' : answer)
+  if (answer !== DONE) throw new Error(answer === NOBODY ? 'nobody has the embedded database open any more' : answer)
 }
 
+// What was answered, or why there is no answer.
 async function ask (dir: string, request: string): Promise<string> {
   const { base, close } = openDirectory(dir)
   try {
@@ -62,10 +84,14 @@ async function ask (dir: string, request: string): Promise<string> {
       const socket = net.connect({ path: `${base}/${NAME}`, allowHalfOpen: true })
       socket.setEncoding('utf8')
       socket.on('data', (text: string) => { said += text })
-      socket.on('error', () => resolve(''))
+      socket.on('error', () => resolve(NOBODY))
+      socket.setTimeout(SILENCE, () => {
+        socket.destroy()
+        resolve(`who has it open says nothing for ${SILENCE / 1000} s`)
+      })
       socket.on('end', () => {
         socket.destroy()
-        resolve(said)
+        resolve(said.trim())
       })
       socket.end(request)
     })

@@ -4,6 +4,7 @@ import fs from 'node:fs'
 import { parentPort, workerData } from 'node:worker_threads'
 import { PGlite } from '@electric-sql/pglite'
 import { NodeFS } from '@electric-sql/pglite/nodefs'
+import { copyCluster } from './copy-cluster.ts'
 import type { WorkerInput } from './embedded.ts'
 import { MEANING } from './session.ts'
 
@@ -12,7 +13,7 @@ type Operation = (...args: never[]) => unknown
 interface Streams { NODEFS?: { stream_ops: Record<string, Operation> } }
 
 const port = parentPort!
-const { dir, durable, program, progress } = workerData as WorkerInput
+const { dir, durable, program, progress, cancelled } = workerData as WorkerInput
 
 // PGlite never calls fsync: its file system has no such operation. This one has, and it counts what it does.
 class WatchedFS extends NodeFS {
@@ -59,7 +60,7 @@ async function run (task: Task) {
     await pg.execProtocolRawStream(task.bytes, { onRawData: bytes => port.postMessage({ bytes: bytes.slice() }) })
     port.postMessage({ done: true })
   } else if (task.copy !== undefined) {
-    port.postMessage({ copied: copyCluster(task.copy) })
+    port.postMessage({ copied: copied(task.copy) })
   } else {
     await pg.close()
     port.postMessage({ closed: true })
@@ -67,17 +68,10 @@ async function run (task: Task) {
   }
 }
 
-// Nobody else writes these files, and this thread does nothing else meanwhile. Answers what is wrong.
-function copyCluster (to: string): string {
+// Answers what is wrong.
+function copied (to: string): string {
   try {
-    fs.cpSync(dir, to, {
-      recursive: true,
-      force: false,
-      errorOnExist: true,
-      // Where the file system can, nothing is copied before it is changed.
-      mode: fs.constants.COPYFILE_FICLONE,
-      filter: () => { moved(); return true }
-    })
+    copyCluster(dir, to, { onProgress: moved, isCancelled: () => Atomics.load(cancelled, 0) === 1 })
     return ''
   } catch (error) {
     return (error as Error).message

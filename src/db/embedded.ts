@@ -53,6 +53,8 @@ export interface WorkerInput {
   durable: boolean
   program: Program
   progress: Int32Array<SharedArrayBuffer>
+  /** 1 when nobody wants the copy any more that is being made. */
+  cancelled: Int32Array<SharedArrayBuffer>
 }
 
 /** PostgreSQL as the engine has compiled it. */
@@ -70,6 +72,7 @@ export async function openEmbedded ({
   const threadOf = (name: string) => new URL(import.meta.url.replace(/embedded(\.\w+)$/, `${name}$1`))
   // Moved by every operation on a file
   const progress = new Int32Array(new SharedArrayBuffer(4))
+  const cancelled = new Int32Array(new SharedArrayBuffer(4))
   let stalled = (_reason: string) => {}
   const watchdog = createWatchdog({
     silence: SILENCE,
@@ -92,7 +95,7 @@ export async function openEmbedded ({
     const program = await compiled()
     if (closed) throw new DatabaseUnavailable('The embedded database is closed')
     const workerData: WorkerInput = {
-      dir: clusterOf(dir), template: TEMPLATE, durable, program, progress
+      dir: clusterOf(dir), template: TEMPLATE, durable, program, progress, cancelled
     }
     if (!hasCluster(dir)) {
       await started('cluster-worker', 'is made', workerData, 'exit')
@@ -139,9 +142,12 @@ export async function openEmbedded ({
     }
   }
 
-  async function copy (to: string) {
+  // One after the other.
+  async function copy (to: string, whileWanted: AbortSignal) {
     const one = worker
     if (closed || one === undefined || one.threadId === -1) throw new Error('it is not open')
+    Atomics.store(cancelled, 0, whileWanted.aborted ? 1 : 0)
+    whileWanted.addEventListener('abort', () => { Atomics.store(cancelled, 0, 1) }, { once: true })
     await patiently('is copied', () => new Promise<void>((resolve, reject) => {
       const ended = () => reject(new Error('its thread ended'))
       one.once('exit', ended)
