@@ -1,6 +1,8 @@
 import { existsSync, readdirSync, readFileSync, statSync, symlinkSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { setTimeout as pause } from 'node:timers/promises'
+import { Readable } from 'node:stream'
+import { buffer } from 'node:stream/consumers'
 import { generateX25519Identity, identityToRecipient } from 'age-encryption'
 import { sql } from 'drizzle-orm'
 import postgres from 'postgres'
@@ -13,7 +15,9 @@ import { openBackup, restoreInto } from '../src/commands/backup.ts'
 import { writeStreamDurably } from '../src/commands/durable.ts'
 import { open } from '../src/commands/open.ts'
 import { loadConfig } from '../src/config.ts'
+import { encryptTo } from '../src/crypto/recipients.ts'
 import { generateMasterKey } from '../src/crypto/keyring.ts'
+import { sha256 } from '../src/crypto/primitives.ts'
 import { connect, type Database } from '../src/db/database.ts'
 import { listMigrations, makeSchema } from '../src/db/migrate.ts'
 import { listStoredKeys } from '../src/repositories/sealed.ts'
@@ -342,6 +346,57 @@ t.test('a damage anywhere is found, by the drill and before anything is restored
   t.notOk(existsSync(place.DATA_DIR), 'no database was even made')
 })
 
+t.test('a bit of any byte that is another one is found, encrypted or not', async (t) => {
+  const [mine, file] = [await generateX25519Identity(), nextFile()]
+  const identity = `${file}.identity`
+  writeFileSync(identity, mine, { mode: 0o600 })
+  const tables = [{ name: 'users', columns: [{ name: 'id', type: 'bigint' }], key: ['id'] }]
+  async function * rows () { yield { table: 0, rows: [[Buffer.from('1')], [null]] } }
+  const [next, header, , counts] = await ofNothing({ migrations: ['one'], tables })
+  const plain = await buffer(encodeBackup(next, header, rows(), counts))
+  const encrypt = await encryptTo([await identityToRecipient(mine)])
+  const encrypted = await buffer(Readable.from(await encrypt(streamOf(plain))))
+  // What is said of a flip of each byte that is another thing than a damage.
+  const lookAt = async (bytes: Buffer, more = {}) => {
+    const lines = new Set<string>()
+    const read = async (content: Buffer) => {
+      writeFileSync(file, content)
+      await openBackup(service.keyring, { file, ...more })
+    }
+    await read(bytes)
+    for (let at = 0; at < bytes.length; at++) {
+      await read(flipped(bytes, at)).then(() => lines.add(`byte ${at} is missed`), (error: Error) => {
+        if (error.name !== 'DamagedBackup') lines.add(error.message.replace(file, 'It'))
+      })
+    }
+    return [...lines]
+  }
+  t.strictSame(await lookAt(plain), [])
+  // Whom a file is for is in no frame: another recipient's, or nobody's any more.
+  t.strictSame(await lookAt(encrypted, { identity }),
+    ['It does not open with --identity: none of its identities does, for it is for somebody else, or damaged'])
+})
+
+t.test('a header of any form but its own is damage', async (t) => {
+  const [, { wrapped, ...said }] = await ofNothing()
+  const right = { ...said, wrapped: wrapped.toString('base64') }
+  const forms = [
+    null, [], 5, {}, right.wrapped, { ...right, wrapped: undefined }, { ...right, wrapped: 5 },
+    { ...right, wrapped: '' }, { ...right, wrapped: 'AAAA' }, { ...right, wrapped: '//8=' }, { ...right, id: 1 },
+    { ...right, migrations: 'one' }, { ...right, tables: [{}] }, { ...right, tables: [null] }, { ...right, numbered: {} }
+  ]
+  for (const json of ['', 'nonsense', '{"id":', ...forms.map((form) => JSON.stringify(form))]) {
+    const content = Buffer.concat([sha256(json), Buffer.from(json)])
+    const head = Buffer.from([1, 0, 0, 0, 0])
+    head.writeUInt32BE(content.length, 1)
+    const file = nextFile()
+    writeFileSync(file, Buffer.concat([Buffer.from('strongroom backup 1\n'), head, content, Buffer.alloc(32)]))
+    t.same(await drill(file), {
+      code: 1, stdout: 'The drill found 1 fault.\n', stderr: `${file} is damaged: frame 0 is not what was written\n`
+    }, json)
+  }
+})
+
 t.test('of what is restored as it comes, a damage leaves nothing behind', async (t) => {
   const { file } = await backUp()
   const bytes = readFileSync(file)
@@ -410,7 +465,7 @@ t.test('what is encrypted to a recipient opens with their identity alone', async
   t.equal((await command(['restore', file, '--identity', right], withKey(await emptyPlace(t)))).code, 0)
 
   refused(t, await drill(file), /^\S+ is encrypted: give the identity that opens it, --identity FILE\n/, 2)
-  refused(t, await drill(file, '--identity', wrong), /^\S+ does not open with --identity: none of its identities does\n/, 2)
+  refused(t, await drill(file, '--identity', wrong), /^\S+ does not open with --identity: none of its identities does, for it is for somebody else, or damaged\n/, 2)
   refused(t, await drill(file, '--identity', write('open', mine, 0o644)), /^--identity: \S+ has mode 0644; /, 2)
   refused(t, await drill(file, '--identity', write('nobody', '# nothing\n')), /^--identity: there is no identity of age in it\n/, 2)
   refused(t, await drill(file, '--identity', write('no', 'AGE-SECRET-KEY-1\n')), /^--identity: identity 1 in it is none of age\n/, 2)

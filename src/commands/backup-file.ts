@@ -1,9 +1,12 @@
+import { Type } from '@sinclair/typebox'
+import { Value } from '@sinclair/typebox/value'
+import { IntegrityError } from '../crypto/at-rest.ts'
 import { sameBytes, sha256 } from '../crypto/primitives.ts'
 import type { Numbered, Table, Values } from '../repositories/whole.ts'
 import type { FrameChain } from '../vault/backups.ts'
 import { StartError } from './open.ts'
 
-// What is in the file of a backup (0042): a line that says what it is, then frames. A frame is its kind (1 byte), the
+// What is in the file of a backup (0046): a line that says what it is, then frames. A frame is its kind (1 byte), the
 // length of what it holds (4), that, and a MAC (32) over the MAC of the frame before and all of this. So a frame that
 // was changed, moved, left out or put in is found where it comes, and none is used before; the last one says what all
 // of them held.
@@ -29,6 +32,18 @@ export interface Header {
   tables: Table[]
   numbered: Numbered[]
 }
+
+const text = Type.String()
+const SAID = Type.Object({
+  id: text,
+  made_at: text,
+  wrapped: text,
+  migrations: Type.Array(text),
+  tables: Type.Array(Type.Object({
+    name: text, columns: Type.Array(Type.Object({ name: text, type: text })), key: Type.Array(text)
+  })),
+  numbered: Type.Array(Type.Object({ table: text, column: text, last: text }))
+})
 
 /** Rows of a table, by its place in the header. */
 export interface Rows { table: number, rows: Values[] }
@@ -69,7 +84,7 @@ export async function * encodeBackup (
  * not, and where there is no end, or something behind it.
  *
  * @param name what the file is called
- * @param begin the chain of its MACs
+ * @param begin the chain of its MACs; throws an IntegrityError where none can be meant
  */
 export async function * decodeBackup (
   name: string, chunks: AsyncIterable<Uint8Array>, begin: (header: Header) => FrameChain
@@ -101,9 +116,10 @@ async function * decodeParts (
     if (kind === 'header') {
       const json = content.subarray(FRAME.mac)
       if (!sha256(json).equals(content.subarray(0, FRAME.mac))) throw damaged(number)
-      const { wrapped, ...said } = JSON.parse(json.toString('utf8')) as Header & { wrapped: unknown }
-      header = { ...said, wrapped: Buffer.from(String(wrapped), 'base64') }
-      next = begin(header)
+      // Anybody can write a digest: what is behind it may be anything.
+      header = decodeHeader(json)
+      next = header && chainOf(header, begin)
+      if (next === undefined) throw damaged(number)
     }
     if (!sameBytes(next!(head, content), mac)) throw damaged(number)
     if (header !== undefined) yield { kind: 'header', header }
@@ -113,6 +129,25 @@ async function * decodeParts (
       yield { kind: 'end', counts: JSON.parse(content.toString('utf8')) as Count[], bytes: reader.taken() }
       return
     }
+  }
+}
+
+function decodeHeader (json: Buffer): Header | undefined {
+  let said: unknown
+  try {
+    said = JSON.parse(json.toString('utf8'))
+  } catch {
+    return undefined
+  }
+  return Value.Check(SAID, said) ? { ...said, wrapped: Buffer.from(said.wrapped, 'base64') } : undefined
+}
+
+function chainOf (header: Header, begin: (header: Header) => FrameChain): FrameChain | undefined {
+  try {
+    return begin(header)
+  } catch (error) {
+    if (error instanceof IntegrityError) return undefined
+    throw error
   }
 }
 

@@ -20,7 +20,7 @@ import { writeStreamDurably } from './durable.ts'
 import { nameOf, readPieces } from './input.ts'
 import { checkKeys, lineOf, openToRead, openDatabase, openKeyring, StartError } from './open.ts'
 
-// The whole database into a file, and back into an empty one, be it of the same kind or the other (0042).
+// The whole database into a file, and back into an empty one, be it of the same kind or the other (0046).
 
 /** What is in a backup. */
 export interface Summary { made_at: string, counts: Count[], bytes: number }
@@ -143,6 +143,7 @@ export async function openBackup (
           'Give it in MASTER_KEY, or in MASTER_KEYS_PREVIOUS')
       }
       if (error instanceof IntegrityError) {
+        // Of what is no wrapped key, this throws one as well.
         const key = keyring.idOf(header.wrapped)
         throw new StartError(`Master key ${key} is wrong: ${nameOf(file)} was made under another one of this id`)
       }
@@ -231,7 +232,8 @@ async function * opened (
   }
   if (decrypt === undefined) throw new StartError(`${nameOf(file)} is encrypted: give the identity that opens it, --identity FILE`)
   try {
-    yield * await explained(decrypt(all), (reason) => `${nameOf(file)} does not open with --identity: ${reason}`)
+    yield * await explained(decrypt(all), (reason) =>
+      `${nameOf(file)} does not open with --identity: ${reason}, for it is for somebody else, or damaged`)
   } catch (error) {
     if (error instanceof StartError) throw error
     throw new DamagedBackup(`${nameOf(file)} is damaged: it does not decrypt`)
