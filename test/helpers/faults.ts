@@ -5,8 +5,10 @@ import { setTimeout as pause } from 'node:timers/promises'
 import type { Test } from 'tap'
 import { parse } from 'yaml'
 import { answersOf, createValidator, statusesOf, type Documented } from './contract.ts'
+import { startServer, type cli } from './process.ts'
 import {
-  client, dataKeyOf, look, openWith, replay, type Level, type Operation, type Reply, type Replayed, type Send, type Sql
+  client, dataKeyOf, look, openQueries, openWith, patient, replay, type Level, type Operation, type Reply,
+  type Replayed, type Send, type Sql
 } from './traffic.ts'
 
 // What every fault is judged by: nothing acknowledged is lost, no process ends, no answer is outside of the contract,
@@ -223,6 +225,66 @@ export async function lost (
 ): Promise<string[]> {
   const replayed = await replay(query, organization, operations)
   return [...replayed.problems, ...await misread(send, replayed)]
+}
+
+/** A service that does not run, and what its clients kept. */
+export interface AtRest {
+  env: Record<string, string>
+  /** Where its database is, for whoever looks at it beside the service. */
+  database: { dir: string } | { url: string }
+  /** Runs commands: in a process of their own where several tests run at once. */
+  command: typeof cli
+  tenants: { caller: { organization: string, token: string }, watch: Watched }[]
+}
+
+/**
+ * The same of a service that does not run, as nobody else looks into the embedded database: its audit is verified, too,
+ * and it is started again for what readers get.
+ */
+export async function lostAtRest (t: Test, { env, database, command, tenants }: AtRest): Promise<string[]> {
+  const wrong: string[] = []
+  const replays: Replayed[] = []
+  await t.test('the events are a chain, and what they tell is what was answered', async (t) => {
+    t.match(await command(['audit', 'verify'], env), { code: 0 })
+    const query = await openQueries(t, database)
+    for (const { caller: { organization }, watch: { operations } } of tenants) {
+      replays.push(await replay(query, organization, operations))
+      wrong.push(...replays.at(-1)!.problems, ...await miscounted(query, organization, operations))
+    }
+    t.same(wrong, [])
+  })
+  const server = await startServer(t, { ...env, RATE_LIMIT_API: '0' })
+  for (const [i, { caller, watch }] of tenants.entries()) {
+    wrong.push(...await misread(patient(watched(server.address, caller, watch).send), replays[i]!))
+  }
+  t.same(wrong, [], 'the database is what its audit events tell, and readers get that')
+  t.equal((await server.stop()).code, 0)
+  return wrong
+}
+
+/** What is recorded of each kind of change. */
+const ACTIONS: Record<Operation['kind'], string> = {
+  store: 'secret.store',
+  restore: 'secret.restore',
+  delete: 'secret.delete',
+  purge: 'version.purge',
+  version: 'version.delete',
+  rotate: 'key.rotate'
+}
+
+// Of each kind there are as many events as were answered, or more by what was not answered: none that nobody asked for.
+async function miscounted (query: Sql, organization: string, operations: Operation[]): Promise<string[]> {
+  const recorded = new Map((await query(`SELECT action, count(*)::int FROM audit_events
+    WHERE organization_id = '${organization}' GROUP BY 1`)).map(({ action, count }) => [action, Number(count)]))
+  return Object.entries(ACTIONS).flatMap(([kind, action]) => {
+    const sent = operations.filter((operation) => operation.kind === kind)
+    const changed = sent.filter(({ reply }) => reply !== undefined && reply.status < 300).length
+    const unknown = sent.filter(({ reply }) => reply === undefined).length
+    const events = recorded.get(action) ?? 0
+    return events >= changed && events <= changed + unknown
+      ? []
+      : [`there are ${events} of ${action}: ${changed} answered, ${unknown} not`]
+  })
 }
 
 // As many versions of a level are opened.

@@ -1,37 +1,20 @@
 import { randomBytes } from 'node:crypto'
 import { setTimeout as pause } from 'node:timers/promises'
 import type { Test } from 'tap'
-import { misread, recovers, watched, type Outcome, type Watched } from './faults.ts'
-import { startServer, type cli, type Server } from './process.ts'
-import {
-  makeLevels, mix, openQueries, random, replay, store, type Level, type Operation, type Replayed, type Send, type Sql
-} from './traffic.ts'
+import { lostAtRest, recovers, watched, type AtRest, type Outcome, type Watched } from './faults.ts'
+import { startServer, type Server } from './process.ts'
+import { makeLevels, mix, random, store, type Level, type Send } from './traffic.ts'
 
 // The server process itself is killed with SIGKILL while it writes, again and again on the same database. Whatever it
 // had acknowledged has to be there; a request that was never answered may have taken effect or not.
-
-/** What is recorded of each kind of change. */
-const ACTIONS: Record<Operation['kind'], string> = {
-  store: 'secret.store',
-  restore: 'secret.restore',
-  delete: 'secret.delete',
-  purge: 'version.purge',
-  version: 'version.delete',
-  rotate: 'key.rotate'
-}
 
 const PROOF = randomBytes(32).toString('base64')
 const CUSTODY = {
   storage_mode: 'client', key_check: PROOF, key_check_salt: randomBytes(16).toString('base64'), key_check_iterations: 600_000
 }
 
-export interface Kills {
+export interface Kills extends Omit<AtRest, 'tenants'> {
   kills: number
-  env: Record<string, string>
-  /** Runs commands: in a process of their own where several tests run at once. */
-  command: typeof cli
-  /** Where the database is, for whoever looks at it beside the service. */
-  database: { dir: string } | { url: string }
   /** How many write at once, and in how many organizations. */
   clients: number
   organizations: number
@@ -99,24 +82,7 @@ export async function killAgainAndAgain (
   }
   t.ok(tenants.some(({ watch }) => watch.operations.some(({ reply }) => reply === undefined)), 'some outcomes were unknown')
   t.equal((await server.stop()).code, 0)
-
-  const replays: Replayed[] = []
-  await t.test('the events are a chain, and what they tell is what was answered', async (t) => {
-    t.match(await command(['audit', 'verify'], env), { code: 0 })
-    const query = await openQueries(t, database)
-    for (const { caller: { organization }, watch: { operations } } of tenants) {
-      replays.push(await replay(query, organization, operations))
-      await counted(t, query, organization, operations)
-    }
-  })
-  server = await start()
-  const lost: string[] = []
-  for (const [i, tenant] of tenants.entries()) {
-    tenant.watch = watched(server.address, tenant.caller, tenant.watch)
-    lost.push(...replays[i]!.problems, ...await misread(tenant.watch.send, replays[i]!))
-  }
-  t.same(lost, [], 'the database is what its audit events tell, and readers get that')
-  t.equal((await server.stop()).code, 0)
+  const lost = await lostAtRest(t, { env, database, command, tenants })
   return {
     cycles: kills,
     acknowledged: total(({ watch }) => watch.acknowledged()),
@@ -183,18 +149,5 @@ function sealing (send: Send): Send {
     if (plaintext === undefined) return send(method, path, body, headers)
     const content = Buffer.concat([randomBytes(28), Buffer.from(plaintext)]).toString('base64')
     return send(method, path, { ...rest, content, key_proof: PROOF }, headers)
-  }
-}
-
-/** There are as many events of each kind as were answered, or more by what was not answered. */
-async function counted (t: Test, query: Sql, organization: string, operations: Operation[]) {
-  const recorded = new Map((await query(`SELECT action, count(*)::int FROM audit_events
-    WHERE organization_id = '${organization}' GROUP BY 1`)).map(({ action, count }) => [action, Number(count)]))
-  for (const [kind, action] of Object.entries(ACTIONS)) {
-    const sent = operations.filter((operation) => operation.kind === kind)
-    const changed = sent.filter(({ reply }) => reply !== undefined && reply.status < 300).length
-    const unknown = sent.filter(({ reply }) => reply === undefined).length
-    const events = recorded.get(action) ?? 0
-    t.ok(events >= changed && events <= changed + unknown, `${events} of ${action}: ${changed} answered, ${unknown} not`)
   }
 }
