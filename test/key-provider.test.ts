@@ -1,13 +1,13 @@
 import { spawnSync } from 'node:child_process'
-import { chmodSync, existsSync, mkdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
+import { chmodSync, existsSync, mkdirSync, readFileSync, rmSync, symlinkSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { setTimeout as pause } from 'node:timers/promises'
 import t, { type Test } from 'tap'
-import { execProvider } from '../src/commands/key-provider.ts'
+import { execProvider, makeWrappedKey, masterKeyOf } from '../src/commands/key-provider.ts'
 import { loadKeyCommands } from '../src/config.ts'
 import { generateMasterKey } from '../src/crypto/keyring.ts'
 import { freshDatabase } from './helpers/app.ts'
-import { command, scratchDirectory, startServer, type Ended } from './helpers/process.ts'
+import { beginServer, command, scratchDirectory, startServer, type Ended } from './helpers/process.ts'
 import { client, makeLevels, patient, store } from './helpers/traffic.ts'
 
 // Master keys that a command wraps and unwraps. The command is a small one of the test's own, which does what those of
@@ -73,6 +73,12 @@ const formsOf = (key: string) => {
   return [key.slice(0, 43), bytes.toString('hex'), bytes.toString('base64url'), bytes.toString('latin1')]
 }
 
+/** Waits until there is no such process any more. */
+async function gone (pid: number) {
+  const state = () => existsSync(`/proc/${pid}/stat`) ? readFileSync(`/proc/${pid}/stat`, 'utf8').split(' ')[2] : 'gone'
+  while (!/gone|Z/.test(state()!)) await pause(20)
+}
+
 t.test('a new key is made, wrapped and tried, and nothing but the command ever sees it', async (t) => {
   const kms = makeKms(scratchDirectory(t))
   const env = { ...kms.env, DATABASE_URL: NOWHERE, PGPASSWORD: 'hunter2hunter2', VAULT_ADDR: 'https://vault.example' }
@@ -93,7 +99,7 @@ t.test('a new key is made, wrapped and tried, and nothing but the command ever s
   const { MASTER_KEY_WRAP_COMMAND, MASTER_KEY_UNWRAP_COMMAND } = kms.env
   for (const [reason, commands, line] of [
     ['the key itself', { MASTER_KEY_WRAP_COMMAND: 'cat', MASTER_KEY_UNWRAP_COMMAND: 'cat' }, /wrote the key itself/],
-    ['nothing', { MASTER_KEY_WRAP_COMMAND: 'true', MASTER_KEY_UNWRAP_COMMAND }, /WRAP_COMMAND wrote nothing/],
+    ['nothing', { MASTER_KEY_WRAP_COMMAND: 'true', MASTER_KEY_UNWRAP_COMMAND }, /WRAP_COMMAND wrote nothing, 4 times/],
     [
       'what is another key',
       { MASTER_KEY_WRAP_COMMAND, MASTER_KEY_UNWRAP_COMMAND: `echo ${PLAIN.slice(3)}` }, /gives another key/
@@ -125,7 +131,8 @@ t.test('a command that fails in whatever way is bounded, and gives nothing away'
     ['signal', file('dies', 'kill -9 $$'), /ended with SIGKILL, 4 times in a row/],
     ['no program', join(directory, 'nothing'), /cannot be run \(ENOENT\)$/],
     ['no right to run it', file('locked', 'true', 0o600), /cannot be run \(EACCES\)$/],
-    ['nothing', 'true', /wrote 0 bytes that are not the base64 of 32$/],
+    ['nothing', 'true', /wrote nothing, 4 times in a row/],
+    ['no directory', `${file('plain', 'true')}/program`, /cannot be run \(ENOTDIR\)$/],
     ['no base64', `echo ${secret.slice(0, -2)}`, /wrote 43 bytes/],
     ['another length', `echo ${Buffer.alloc(31, 7).toString('base64')}`, /wrote 45 bytes/],
     ['two keys', file('twice', `echo ${secret}; echo ${secret}`), /wrote 90 bytes/],
@@ -144,8 +151,7 @@ t.test('a command that fails in whatever way is bounded, and gives nothing away'
     for (const form of formsOf(secret)) t.notOk(ended[i]!.includes(form.slice(0, 20)), 'nothing of the key')
   }
   const pid = Number(readFileSync(join(directory, 'lingers.pid'), 'utf8'))
-  const state = () => existsSync(`/proc/${pid}/stat`) ? readFileSync(`/proc/${pid}/stat`, 'utf8').split(' ')[2] : 'gone'
-  while (!/gone|Z/.test(state()!)) await pause(20)
+  await gone(pid)
   t.pass('what a command started is gone with it')
 
   const twice = file('flaps', `cd ${directory}; echo >> tries; test $(wc -l < tries) -gt 2 && echo ${secret}`)
@@ -155,6 +161,62 @@ t.test('a command that fails in whatever way is bounded, and gives nothing away'
     (await unwrap(JSON.stringify(['printf', '%s', secret]))).toString('base64'), secret,
     'without reading what it was given'
   )
+})
+
+t.test('each recipe of the operating guide wraps and unwraps, and hands on the failure of its tool', async (t) => {
+  const directory = scratchDirectory(t)
+  const file = join(directory, 'tool')
+  // What each tool does with its input, or with what it was told to read; none of them encrypts.
+  writeFileSync(file, `#!/bin/sh
+test ! -e '${directory}/down' || exit 3
+turn() { tr A-Za-z N-ZA-Mn-za-m; }
+case "$(basename "$0") $*" in
+  'vault write -field=ciphertext '*' plaintext=-') printf vault:v1:; turn;;
+  'vault write -field=plaintext '*' ciphertext=-') sed 's/^vault:v1://' | turn;;
+  'aws kms '*' fileb:///dev/stdin '*) turn < /dev/stdin | base64 -w0; echo;;
+  'az keyvault key decrypt '*) while [ "$1" != --value ]; do shift; done; printf %s "$2" | base64 -d | turn; echo;;
+  *) turn;;
+esac
+`, { mode: 0o700 })
+  for (const tool of ['vault', 'aws', 'gcloud', 'az', 'openssl', 'pkcs11-tool', 'systemd-creds', 'age']) {
+    symlinkSync(file, join(directory, tool))
+  }
+  const guide = readFileSync(new URL('../../docs/operations.md', import.meta.url), 'utf8')
+  const [, rows] = /\n\| Tool \| Wrap \| Unwrap \|\n\|[-|]+\n((?:\|.*\n)+)/.exec(guide)!
+  const recipes = rows!.trim().split('\n').map((row) => {
+    const [, name, ...cells] = row.split(/(?<!\\)\|/)
+    const [wrap, unwrap] = cells.map((cell) => /`([^`]+)`/.exec(cell)?.[1]!.replaceAll('\\|', '|'))
+    return [name!.trim(), execProvider(loadKeyCommands({
+      PATH: `${directory}:${process.env.PATH}`, MASTER_KEY_WRAP_COMMAND: wrap, MASTER_KEY_UNWRAP_COMMAND: unwrap
+    }))] as const
+  })
+  t.equal(recipes.length, 7)
+  const keys = await Promise.all(recipes.map(async ([, provider]) => makeWrappedKey(provider, 'k1')))
+  writeFileSync(join(directory, 'down'), '')
+  const failures = await Promise.all(recipes.map(([, provider], i) =>
+    masterKeyOf(keys[i]!, provider).then(() => 'it opened', (error: Error) => error.message)))
+  for (const [i, [name]] of recipes.entries()) {
+    t.match(failures[i], /^Master key k1 stays closed: MASTER_KEY_UNWRAP_COMMAND ended with 3, 4 times in a row/, name)
+  }
+})
+
+t.test('a signal ends a start that waits for its command, with all that this started: exit 0', async (t) => {
+  const directory = scratchDirectory(t)
+  const file = join(directory, 'hangs')
+  await Promise.all(['1', '2'].map(async (workers) => {
+    const pid = join(directory, `pid-${workers}`)
+    writeFileSync(`${file}-${workers}`, `#!/bin/sh\nsleep 600 & echo $! > ${pid}.new; mv ${pid}.new ${pid}; wait\n`, { mode: 0o700 })
+    const server = beginServer(t, {
+      DATABASE_URL: NOWHERE,
+      MASTER_KEY: 'k2:exec:AAAA',
+      MASTER_KEY_COMMAND_TIMEOUT: '120',
+      MASTER_KEY_UNWRAP_COMMAND: `${file}-${workers}`,
+      WORKERS: workers
+    })
+    while (!existsSync(pid)) await pause(20)
+    t.match(await server.stop(), { code: 0, stderr: '' }, `${workers} workers`)
+    await gone(Number(readFileSync(pid, 'utf8')))
+  }))
 })
 
 t.test('CR-10: without its key nothing starts, in one line, and the database is not even asked', async (t) => {

@@ -31,16 +31,17 @@ export class KeyProviderError extends Error {
 const ATTEMPTS = 4
 const FIRST_PAUSE = 200
 
-/** The commands of the configuration. */
-export function execProvider (commands: Config['keyCommands']): KeyProvider {
+/** The commands of the configuration. `stopped` ends what runs, and what is waited for, with its reason. */
+export function execProvider (commands: Config['keyCommands'], stopped?: AbortSignal): KeyProvider {
   const { wrap, unwrap } = commands ?? {}
+  const call = (command: string[], id: string, input: Buffer, name: string, effect?: string) =>
+    insist(() => run(command, commands!, id, input, stopped), name, effect, stopped)
   return {
     async wrap (id, key) {
       if (wrap === undefined) throw new ConfigError('MASTER_KEY_WRAP_COMMAND is not set; it wraps new master keys')
       const input = Buffer.from(key.toString('base64'))
       try {
-        const wrapped = await insist(() => run(wrap, commands!, id, input), 'MASTER_KEY_WRAP_COMMAND')
-        if (wrapped.length === 0) throw new KeyProviderError('MASTER_KEY_WRAP_COMMAND wrote nothing')
+        const wrapped = await call(wrap, id, input, 'MASTER_KEY_WRAP_COMMAND')
         if (wrapped.includes(key) || wrapped.includes(input)) {
           throw new KeyProviderError('MASTER_KEY_WRAP_COMMAND wrote the key itself, not wrapped')
         }
@@ -54,9 +55,7 @@ export function execProvider (commands: Config['keyCommands']): KeyProvider {
       if (unwrap === undefined) {
         throw new ConfigError(`Master key ${id} is wrapped, and MASTER_KEY_UNWRAP_COMMAND is not set`)
       }
-      const output = await insist(
-        () => run(unwrap, commands!, id, wrapped), 'MASTER_KEY_UNWRAP_COMMAND', `Master key ${id} stays closed: `
-      )
+      const output = await call(unwrap, id, wrapped, 'MASTER_KEY_UNWRAP_COMMAND', `Master key ${id} stays closed: `)
       const key = decodeBase64(output.toString('latin1').replace(/\r?\n$/, ''))
       const { length } = output
       output.fill(0)
@@ -117,7 +116,9 @@ export async function makeWrappedKey (provider: KeyProvider, id: string): Promis
 }
 
 // What may pass is tried again, in pauses that grow and that no two instances keep alike.
-async function insist (work: () => Promise<Buffer>, name: string, effect = ''): Promise<Buffer> {
+async function insist (
+  work: () => Promise<Buffer>, name: string, effect = '', stopped?: AbortSignal
+): Promise<Buffer> {
   for (let attempt = 1; ; attempt++) {
     try {
       return await work()
@@ -129,33 +130,38 @@ async function insist (work: () => Promise<Buffer>, name: string, effect = ''): 
         throw new KeyProviderError(`${effect}${name} ${error.message}${often}${advice}`)
       }
     }
-    await pause(FIRST_PAUSE * 2 ** (attempt - 1) * (1 + Math.random()))
+    // That it ended early is seen by the next attempt.
+    const wait = FIRST_PAUSE * 2 ** (attempt - 1) * (1 + Math.random())
+    await pause(wait, undefined, stopped && { signal: stopped }).catch(() => {})
   }
 }
 
 /**
  * Runs a command, without a shell, on what it gets on standard input, and resolves with its standard output. Standard
- * error is not looked at: it may hold anything. Whatever is still there of it when it took too long or wrote too much
- * is killed.
+ * error is not looked at: it may hold anything. Whatever is still there of it when it took too long, wrote too much or
+ * was `stopped` is killed.
  */
-function run (
-  [program = '', ...args]: string[], { env, timeout }: KeyCommands, id: string, input: Buffer
+async function run (
+  [program = '', ...args]: string[], { env, timeout }: KeyCommands, id: string, input: Buffer, stopped?: AbortSignal
 ): Promise<Buffer> {
-  // A group of its own, so that its end is that of what it started, too.
-  const child = spawn(
-    program, args, { env: { ...env, MASTER_KEY_ID: id }, stdio: ['pipe', 'pipe', 'ignore'], detached: true }
-  )
+  stopped?.throwIfAborted()
+  const child = start(program, args, { ...env, MASTER_KEY_ID: id })
   return new Promise((resolve, reject) => {
     const output: Buffer[] = []
     const wipe = () => output.forEach((piece) => piece.fill(0))
     let size = 0
-    const fail = (message: string, mayPass: boolean) => {
+    const settle = () => {
       clearTimeout(timer)
-      wipe()
-      reject(new KeyProviderError(message, mayPass))
+      stopped?.removeEventListener('abort', interrupt)
     }
-    const kill = (message: string, mayPass: boolean) => {
-      fail(message, mayPass)
+    const end = (error: Error) => {
+      settle()
+      wipe()
+      reject(error)
+    }
+    const fail = (message: string, mayPass: boolean) => end(new KeyProviderError(message, mayPass))
+    const kill = (error: Error) => {
+      end(error)
       child.stdout.destroy()
       try {
         process.kill(-child.pid!, 'SIGKILL')
@@ -163,20 +169,35 @@ function run (
         // It had ended by itself.
       }
     }
-    const timer = setTimeout(() => kill(`did not end within ${timeout} s`, true), timeout * 1000)
+    const interrupt = () => kill(stopped!.reason as Error)
+    const timer = setTimeout(
+      () => kill(new KeyProviderError(`did not end within ${timeout} s`, true)), timeout * 1000
+    )
+    stopped?.addEventListener('abort', interrupt)
     child.on('error', (error: NodeJS.ErrnoException) => fail(`cannot be run (${error.code})`, false))
     // It may end before it has read everything, or anything.
     child.stdin.on('error', () => {}).end(input)
     child.stdout.on('data', (piece: Buffer) => {
       output.push(piece)
       size += piece.length
-      if (size > WRAPPED_BYTES) kill(`wrote more than ${WRAPPED_BYTES} bytes`, false)
+      if (size > WRAPPED_BYTES) kill(new KeyProviderError(`wrote more than ${WRAPPED_BYTES} bytes`))
     })
     child.on('close', (code, signal) => {
       if (code !== 0) return fail(`ended with ${signal ?? code}`, true)
-      clearTimeout(timer)
+      // The last of several in a pipe may not have noticed that the one before failed.
+      if (size === 0) return fail('wrote nothing', true)
+      settle()
       resolve(Buffer.concat(output))
       wipe()
     })
   })
+}
+
+// In a group of its own, so that its end is that of what it started, too. Some errors are thrown, others are told.
+function start (program: string, args: string[], env: KeyCommands['env']) {
+  try {
+    return spawn(program, args, { env, stdio: ['pipe', 'pipe', 'ignore'], detached: true })
+  } catch (error) {
+    throw new KeyProviderError(`cannot be run (${(error as NodeJS.ErrnoException).code})`)
+  }
 }

@@ -20,7 +20,7 @@ export class StartError extends Error {
   override name = 'StartError'
 }
 
-/** A signal ended the start, of which nothing was done but to wait for the database. */
+/** A signal ended the start, of which nothing was done but to wait for a command that unwraps, or for the database. */
 export class StartEnded extends Error {
   override name = 'StartEnded'
 }
@@ -42,7 +42,7 @@ export interface Opening {
   onFatal?: (error: Error) => void
   /** Who unwraps master keys; by default, the command of the configuration. */
   provider?: KeyProvider | undefined
-  /** A database that is not there yet is waited for, until this ends it. */
+  /** A database that is not there yet is waited for, until this ends it; it ends a command of the provider, too. */
   waits?: AbortSignal
 }
 
@@ -57,7 +57,9 @@ const LONGEST_PAUSE = 1_000
  *
  * @throws StartEnded when `waits` ended it
  */
-export async function open (config: Config, { onFatal, provider, waits }: Opening = {}): Promise<Opened> {
+export async function open (
+  config: Config, { onFatal, waits, provider = execProvider(config.keyCommands, waits) }: Opening = {}
+): Promise<Opened> {
   // Who cannot open the keys leaves the database alone.
   const given = await readKeyring(config, provider)
   const database = await openDatabase(config, onFatal)

@@ -11,7 +11,7 @@ import { askingProvider } from './common-keys.ts'
 import { greet } from './greeting.ts'
 import type { KeyProvider } from './key-provider.ts'
 import { lineOf, open, StartEnded, StartError, type Opened } from './open.ts'
-import { PATIENCE, SIGNALS, STOP, supervise, type FromWorker } from './supervise.ts'
+import { PATIENCE, SIGNALS, STOP, supervise, untilSignal, type FromWorker } from './supervise.ts'
 
 const SWEEP = 200
 const GRACE = 8_000
@@ -29,17 +29,9 @@ export async function serve (config: Config): Promise<number> {
 
 async function serveAlone (config: Config): Promise<number> {
   // A signal that comes during the start ends the service in good order, too.
-  const interrupted = new AbortController()
-  const signal = new Promise<string>((resolve) => {
-    for (const name of SIGNALS) {
-      process.once(name, () => {
-        interrupted.abort()
-        resolve(name)
-      })
-    }
-  })
+  const { interrupted, signal } = untilSignal()
   return run(config, {
-    interrupted: interrupted.signal,
+    interrupted,
     async ready (opened, port) { process.stdout.write(await greet(opened, config, port)) },
     async end (app) {
       app.log.info({ signal: await signal }, 'stopping')
@@ -113,7 +105,10 @@ interface Way {
   readMetrics?: () => Promise<Measured>
   /** Who unwraps master keys; by default, the command of the configuration. */
   provider?: KeyProvider
-  /** Ends the wait for the database; nothing does that of a worker, which its supervisor kills before it serves. */
+  /**
+   * Ends the wait for keys and for the database; nothing does that of a worker, which its supervisor kills before it
+   * serves.
+   */
   interrupted?: AbortSignal
   /** Called when the port is open. */
   ready (opened: Opened, port: number): Promise<void>

@@ -12,7 +12,7 @@ import { answerWith, type KeyAsked } from './common-keys.ts'
 import { greet } from './greeting.ts'
 import { handOver } from './hand-over.ts'
 import { execProvider, rememberingProvider, type KeyProvider } from './key-provider.ts'
-import { open, StartError } from './open.ts'
+import { open, StartEnded, StartError } from './open.ts'
 
 export const SIGNALS = ['SIGTERM', 'SIGINT'] as const
 /** Milliseconds after which a process ends whatever is under way. */
@@ -30,23 +30,29 @@ const SETTLED = 30_000
 const FIRST_PAUSE = 500
 const LONGEST_PAUSE = 30_000
 
+/** The first signal: it interrupts what a start waits for, and is the end of what serves. */
+export function untilSignal (): { interrupted: AbortSignal, signal: Promise<string> } {
+  const interruption = new AbortController()
+  const signal = new Promise<string>((resolve) => {
+    for (const name of SIGNALS) {
+      process.once(name, () => {
+        interruption.abort(new StartEnded())
+        resolve(name)
+      })
+    }
+  })
+  return { interrupted: interruption.signal, signal }
+}
+
 /**
  * Serves with several processes until SIGTERM or SIGINT. What is done once for a service is done here: the schema, the
  * first organization, what is printed, the limits. Nothing is served by this process, so that nothing ends it.
  */
 export async function supervise (config: Config): Promise<number> {
   const log = createLog(config.logLevel, standardLog(true))
-  const interrupted = new AbortController()
-  const signal = new Promise<string>((resolve) => {
-    for (const name of SIGNALS) {
-      process.once(name, () => {
-        interrupted.abort()
-        resolve(name)
-      })
-    }
-  })
-  const provider = rememberingProvider(execProvider(config.keyCommands))
-  const opened = await open({ ...config, databasePool: 2 }, { provider, waits: interrupted.signal })
+  const { interrupted, signal } = untilSignal()
+  const provider = rememberingProvider(execProvider(config.keyCommands, interrupted))
+  const opened = await open({ ...config, databasePool: 2 }, { provider, waits: interrupted })
   const metrics = createMetrics()
   if (config.metricsToken !== undefined) measureProcess(metrics)
   const crew = createCrew(config.workers, log, metrics, provider)
@@ -59,7 +65,7 @@ export async function supervise (config: Config): Promise<number> {
   } catch (error) {
     await crew.stop()
     // A signal to the whole group of processes ends workers that have just begun.
-    if (interrupted.signal.aborted) return 0
+    if (interrupted.aborted) return 0
     throw error
   } finally {
     await opened.database.close()
