@@ -99,6 +99,19 @@ t.test('a new key is made, wrapped and tried, and nothing but the command ever s
   const { MASTER_KEY_WRAP_COMMAND, MASTER_KEY_UNWRAP_COMMAND } = kms.env
   for (const [reason, commands, line] of [
     ['the key itself', { MASTER_KEY_WRAP_COMMAND: 'cat', MASTER_KEY_UNWRAP_COMMAND: 'cat' }, /wrote the key itself/],
+    ...Object.entries({
+      'in hex': 'base64 -d | od -An -v -tx1',
+      'in capital hex': 'base64 -d | od -An -v -tx1 | tr a-f A-F',
+      'without padding': 'tr -d =',
+      'safe for addresses': 'tr +/ -_ | tr -d =',
+      'in base64 twice': 'base64',
+      'in base64 twice, without padding': 'tr -d = | base64',
+      'in base64 of hex': 'base64 -d | od -An -v -tx1 | tr -d " \\n" | base64',
+      'as bytes': 'base64 -d'
+    }).map(([form, script]) => [
+      `the key itself ${form}`,
+      { MASTER_KEY_WRAP_COMMAND: JSON.stringify(['sh', '-c', script]), MASTER_KEY_UNWRAP_COMMAND }, /wrote the key itself/
+    ] as const),
     ['nothing', { MASTER_KEY_WRAP_COMMAND: 'true', MASTER_KEY_UNWRAP_COMMAND }, /WRAP_COMMAND wrote nothing, 4 times/],
     [
       'what is another key',
