@@ -4,6 +4,7 @@ import { fileURLToPath } from 'node:url'
 import type { Noun } from './commands/cli/noun.ts'
 import { UsageError } from './commands/cli/words.ts'
 import { lineOf } from './commands/open.ts'
+import { write } from './commands/output.ts'
 
 /** The first words of a command line, in the order of the help. Each is loaded when it is asked for. */
 const NOUNS: Record<string, () => Promise<{ noun: Noun }>> = {
@@ -37,21 +38,18 @@ async function usage (): Promise<string> {
 /** Runs a command. Exit status: 0 done, 1 failed, 2 wrong usage; every failure is one line. */
 export async function main (argv: string[]): Promise<number> {
   const [name = '', ...args] = argv
-  if (HELP.includes(name)) {
-    process.stdout.write(await usage())
-    return 0
-  }
   const load = Object.hasOwn(NOUNS, name) ? NOUNS[name] : undefined
-  if (load === undefined) {
+  if (load === undefined && !HELP.includes(name)) {
     process.stderr.write(`${name === '' ? '' : `Unknown command ${name}\n`}${await usage()}`)
     return 2
   }
   try {
+    if (load === undefined) {
+      await write(await usage())
+      return 0
+    }
     const { noun } = await load()
-    const status = await noun.run(args, process.env)
-    // A pipe takes 64 KiB at once: whoever ends the process before the rest is taken cuts it off.
-    await new Promise((resolve) => { process.stdout.write('', resolve) })
-    return status
+    return await noun.run(args, process.env)
   } catch (error) {
     if (error instanceof UsageError) {
       process.stderr.write(`${error.message}\n`)
@@ -65,5 +63,7 @@ export async function main (argv: string[]): Promise<number> {
 // The installed command is a link to this file.
 const [, started] = process.argv
 if (started !== undefined && realpathSync(started) === fileURLToPath(import.meta.url)) {
+  // There is nowhere else to say it.
+  process.stderr.on('error', () => {})
   process.exit(await main(process.argv.slice(2)))
 }

@@ -648,6 +648,23 @@ t.test('a backup goes through a pipe, and is no more than that when nobody reads
   refused(t, await shell(`node ${CLI} backup - | true`), /^Standard output cannot be written \(EPIPE\)\n/, 0)
 })
 
+t.test('who cannot write to standard output says so in a line, and leaves nothing behind', async (t) => {
+  const { file } = await backUp()
+  const own = scratchDirectory(t)
+  const shell = (text: string) => run('sh', ['-c', text], { ...service.env, TMPDIR: own, FILE: file, CLI })
+  const full = /^Standard output cannot be written \(ENOSPC\)\n$/
+  const [help, backup, drilled] = await Promise.all([
+    shell('node "$CLI" help >/dev/full'),
+    shell('node "$CLI" backup "$TMPDIR/whole" >/dev/full'),
+    shell('node "$CLI" drill "$FILE" >/dev/full')
+  ])
+  for (const [{ code, stderr }, status] of [[help, 1], [backup, 1], [drilled, 2]] as const) {
+    t.match(stderr, full)
+    t.equal(code, status)
+  }
+  t.strictSame(readdirSync(own), ['whole'])
+})
+
 t.test('a backup of a newer build, or with other rows than it says, is refused in one line', async (t) => {
   const file = nextFile()
   await writeStreamDurably(file, encodeBackup(...await ofNothing({ migrations: ['of a newer build'] })), 0o600)

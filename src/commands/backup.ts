@@ -1,5 +1,4 @@
 import { existsSync } from 'node:fs'
-import { once } from 'node:events'
 import { ulid } from 'ulidx'
 import { readSecretFile, type Config } from '../config.ts'
 import { IntegrityError } from '../crypto/at-rest.ts'
@@ -19,6 +18,7 @@ import {
 import { writeStreamDurably } from './durable.ts'
 import { nameOf, readPieces } from './input.ts'
 import { checkKeys, lineOf, openToRead, openDatabase, openKeyring, StartError } from './open.ts'
+import { write } from './output.ts'
 
 // The whole database into a file, and back into an empty one, be it of the same kind or the other (0046).
 
@@ -46,8 +46,9 @@ export async function backup (config: Config, file: string, recipients: readonly
     const summary = await opened.database.snapshot(async (db) => {
       const made = await makeBackup(opened.keyring, db, known, opened.database.where)
       const chunks = counted(encrypt === undefined ? made.chunks : await encrypt(made.chunks))
-      if (file === '-') await writeOut(chunks.all)
-      else {
+      if (file === '-') {
+        for await (const chunk of chunks.all) await write(chunk)
+      } else {
         await writeStreamDurably(file, chunks.all, 0o600).catch((error: NodeJS.ErrnoException) => {
           if (error.syscall === undefined) throw error
           throw new StartError(error.code === 'EEXIST'
@@ -264,21 +265,6 @@ function counted (chunks: AsyncIterable<Uint8Array>) {
     }
   }
   return { all: all(), bytes: () => bytes }
-}
-
-async function writeOut (chunks: AsyncIterable<Uint8Array>): Promise<void> {
-  const { stdout } = process
-  let failed: NodeJS.ErrnoException | undefined
-  const fail = (error: NodeJS.ErrnoException) => { failed ??= error }
-  stdout.on('error', fail)
-  try {
-    for await (const chunk of chunks) {
-      if (!stdout.write(chunk)) await once(stdout, 'drain').catch(fail)
-      if (failed !== undefined) throw new StartError(`Standard output cannot be written (${failed.code})`)
-    }
-  } finally {
-    stdout.off('error', fail)
-  }
 }
 
 async function drain (all: AsyncGenerator<unknown>): Promise<void> {

@@ -17,7 +17,7 @@ import { checkKeys, openKeyring } from './open.ts'
  */
 export async function drill (
   config: Config, { anchors: log, ...source }: Source & { anchors?: string | undefined },
-  { say, warn }: Record<'say' | 'warn', (line: string) => void>
+  { say, warn }: { say: (line: string) => Promise<void>, warn: (line: string) => void }
 ): Promise<number> {
   const keyring = await openKeyring(config)
   const anchors = await readAnchors(log)
@@ -30,7 +30,7 @@ export async function drill (
     const read = await openBackup(keyring, source)
     await withScratch(async (database) => {
       const brought = await database.maintain((db) => restoreInto(db, keyring, read()), 'takes in a backup')
-      say(`Restored ${describeSummary(brought)}`)
+      await say(`Restored ${describeSummary(brought)}`)
       if (rowsIn(brought, 'organizations') === 0) fault('The backup has no organization: it is of another database\n')
       await database.migrate()
       await checkKeys(database, keyring)
@@ -39,10 +39,10 @@ export async function drill (
         setAuthority(db, authorityOf(database.db))
         return openEverything(db, keyring, (line) => { fault(`${line}\n`) })
       }, 'is opened')
-      say(`Opened ${versions} versions, ${documents} documents (${of_clients} of both as far as their clients ` +
+      await say(`Opened ${versions} versions, ${documents} documents (${of_clients} of both as far as their clients ` +
         `encrypted them) and ${keys} keys; ${removed} versions wait for their removal; ${rows} rows are authentic\n`)
       for await (const verified of verifyDatabase({ database, keyring }, {}, anchors)) {
-        if (verified.broken === null) say(describeVerified(verified))
+        if (verified.broken === null) await say(describeVerified(verified))
         else fault(describeVerified(verified))
       }
     })
@@ -50,7 +50,7 @@ export async function drill (
     if (!(error instanceof DamagedBackup)) throw error
     fault(`${error.message}\n`)
   }
-  say(`The drill found ${faults === 0 ? 'nothing wrong' : counted(faults, 'fault')}.\n`)
+  await say(`The drill found ${faults === 0 ? 'nothing wrong' : counted(faults, 'fault')}.\n`)
   return faults === 0 ? 0 : 1
 }
 

@@ -1,7 +1,8 @@
 import { loadConfig } from '../../config.ts'
 import { describeVerified, exportEvents, rotateChainKeys, verifyAudit } from '../audit.ts'
 import { lineOf } from '../open.ts'
-import { verbs, withOpened, write, type Noun } from './noun.ts'
+import { write } from '../output.ts'
+import { verbs, withOpened, type Noun } from './noun.ts'
 import { fail, parse, UsageError } from './words.ts'
 
 /** `audit` and what it takes. */

@@ -1,5 +1,6 @@
 import { loadConfig } from '../../config.ts'
 import { backup, describeSummary } from '../backup.ts'
+import { write } from '../output.ts'
 import type { Noun } from './noun.ts'
 import { parseFile } from './words.ts'
 
@@ -14,9 +15,10 @@ export const noun: Noun = {
       recipient: { type: 'string', multiple: true }
     })
     const made = await backup(loadConfig(env), file, recipient)
+    const said = `Backed up ${describeSummary(made)}`
     // Standard output may be the backup itself.
-    const out = file === '-' ? process.stderr : process.stdout
-    out.write(`Backed up ${describeSummary(made)}`)
+    if (file === '-') process.stderr.write(said)
+    else await write(said)
     if (made.unknown !== undefined) {
       process.stderr.write(`The metrics do not know of it, for the database could not be told: ${made.unknown}\n`)
     }

@@ -1,6 +1,7 @@
 import { NAME_LENGTH } from '../../../schemas/shapes.ts'
 import { isRegistrable } from '../../rules/redirects.ts'
 import { addClient, CLIENT_ID, describeClients, switchClient } from '../clients.ts'
+import { write } from '../output.ts'
 import { verbs, withDatabase, type Environment, type Noun } from './noun.ts'
 import { isName, parse, UsageError } from './words.ts'
 
@@ -32,7 +33,7 @@ export const noun: Noun = {
       }
       return withDatabase(env, async (database) => {
         await addClient(database, { id, name: name.trim(), redirect_uris: [...new Set(uris)] })
-        process.stdout.write('Added.\n')
+        await write('Added.\n')
       })
     },
 
@@ -42,7 +43,7 @@ export const noun: Noun = {
     list: async (args, env) => {
       parse(args, {})
       return withDatabase(env, async (database) => {
-        for (const line of await describeClients(database)) process.stdout.write(`${line}\n`)
+        for (const line of await describeClients(database)) await write(`${line}\n`)
       })
     }
   })
@@ -53,6 +54,6 @@ async function switchApplication (verb: 'disable' | 'enable', args: string[], en
   if (!id) throw new UsageError(`client ${verb} needs --id ID`)
   return withDatabase(env, async (database) => {
     await switchClient(database, id, verb === 'disable')
-    process.stdout.write('Changed.\n')
+    await write('Changed.\n')
   })
 }

@@ -1,5 +1,6 @@
 import { COUPON_PATTERN, MOST_AMOUNT } from '../../../schemas/billing.ts'
 import { addCoupon, describeCoupons, stopCoupon } from '../billing.ts'
+import { write } from '../output.ts'
 import { verbs, withDatabase, type Noun } from './noun.ts'
 import { currencyOf, fail, numberOf, parse, UsageError } from './words.ts'
 
@@ -36,7 +37,7 @@ export const noun: Noun = {
       const code = couponOf(given.code)
       return withDatabase(env, async (database) => {
         await addCoupon(database, { code, percent_off, amount_off, currency, valid_until, max_redemptions })
-        process.stdout.write('Added.\n')
+        await write('Added.\n')
       })
     },
 
@@ -44,14 +45,14 @@ export const noun: Noun = {
       const code = couponOf(parse(args, { code: { type: 'string' } }).code)
       return withDatabase(env, async (database) => {
         await stopCoupon(database, code)
-        process.stdout.write('Changed.\n')
+        await write('Changed.\n')
       })
     },
 
     list: async (args, env) => {
       parse(args, {})
       return withDatabase(env, async (database) => {
-        for await (const line of describeCoupons(database)) process.stdout.write(`${line}\n`)
+        for await (const line of describeCoupons(database)) await write(`${line}\n`)
       })
     }
   })

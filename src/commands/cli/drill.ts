@@ -1,6 +1,7 @@
 import { loadConfig } from '../../config.ts'
 import { drill } from '../drill.ts'
 import { lineOf } from '../open.ts'
+import { write } from '../output.ts'
 import type { Noun } from './noun.ts'
 import { parseFile } from './words.ts'
 
@@ -17,7 +18,7 @@ export const noun: Noun = {
     // 1 says that the backup is no good, so whatever keeps us from telling is 2.
     try {
       return await drill(loadConfig(env), { file, identity, anchors }, {
-        say: (line) => process.stdout.write(line),
+        say: write,
         warn: (line) => process.stderr.write(line)
       })
     } catch (error) {

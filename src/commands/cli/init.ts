@@ -5,6 +5,7 @@ import { loadConfig } from '../../config.ts'
 import { isEmail } from '../../rules/emails.ts'
 import { initialize } from '../initialize.ts'
 import { open, StartError } from '../open.ts'
+import { write } from '../output.ts'
 import type { Noun } from './noun.ts'
 import { isName, parse, UsageError } from './words.ts'
 
@@ -39,9 +40,9 @@ export const noun: Noun = {
         opened, { organization: organization.trim(), email, password, plan: config.defaultPlan }
       )
       if (made === undefined) throw new StartError('The database is not empty: it already has an organization')
-      if (json) process.stdout.write(`${JSON.stringify(made)}\n`)
+      if (json) await write(`${JSON.stringify(made)}\n`)
       else {
-        process.stdout.write(`Organization ${made.organization.id} (${made.organization.slug})\nOwner ${made.user.email}\n` +
+        await write(`Organization ${made.organization.id} (${made.organization.slug})\nOwner ${made.user.email}\n` +
           (made.user.password === undefined ? '' : `Password ${made.user.password}\n`) + `Token ${made.token}\n`)
       }
       return 0

@@ -1,4 +1,5 @@
 import { exportInvoices } from '../billing.ts'
+import { write } from '../output.ts'
 import { verbs, withDatabase, type Noun } from './noun.ts'
 import { noteDown } from './settling.ts'
 import { parse } from './words.ts'
@@ -17,7 +18,7 @@ export const noun: Noun = {
     export: async (args, env) => {
       parse(args, {})
       return withDatabase(env, async (database) => {
-        for await (const line of exportInvoices(database)) process.stdout.write(`${line}\n`)
+        for await (const line of exportInvoices(database)) await write(`${line}\n`)
       })
     }
   })

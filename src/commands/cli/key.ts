@@ -1,6 +1,7 @@
 import { loadKeyCommands } from '../../config.ts'
 import { ID_PATTERN, makeKeyId } from '../../crypto/keyring.ts'
 import { execProvider, makeWrappedKey } from '../key-provider.ts'
+import { write } from '../output.ts'
 import { verbs, type Noun } from './noun.ts'
 import { parse, UsageError } from './words.ts'
 
@@ -13,7 +14,7 @@ export const noun: Noun = {
     new: async (args, env) => {
       const { id = makeKeyId() } = parse(args, { id: { type: 'string' } })
       if (!ID_PATTERN.test(id)) throw new UsageError('--id is 1 to 32 letters, digits, ".", "_" or "-"')
-      process.stdout.write(`${await makeWrappedKey(execProvider(loadKeyCommands(env)), id)}\n`)
+      await write(`${await makeWrappedKey(execProvider(loadKeyCommands(env)), id)}\n`)
       return 0
     }
   })

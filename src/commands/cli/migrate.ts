@@ -1,5 +1,6 @@
 import { loadConfig } from '../../config.ts'
 import { migrate } from '../open.ts'
+import { write } from '../output.ts'
 import type { Noun } from './noun.ts'
 import { parse } from './words.ts'
 
@@ -11,7 +12,7 @@ export const noun: Noun = {
   run: async (args, env) => {
     parse(args, {})
     await migrate(loadConfig(env))
-    process.stdout.write('The schema is up to date.\n')
+    await write('The schema is up to date.\n')
     return 0
   }
 }

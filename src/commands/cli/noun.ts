@@ -21,11 +21,6 @@ export function verbs (thing: string, commands: Record<string, Command>): Comman
   }
 }
 
-/** Writes to standard output as fast as who reads takes it, so that no more than a piece is in memory. */
-export async function write (text: string): Promise<void> {
-  if (!process.stdout.write(text)) await new Promise((resolve) => { process.stdout.once('drain', resolve) })
-}
-
 /** Does something with the open database and its keys, and closes it. */
 export async function withOpened (
   env: Environment, act: (opened: Opened, config: Config) => Promise<void>

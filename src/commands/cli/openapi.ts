@@ -1,3 +1,4 @@
+import { write } from '../output.ts'
 import { writeFileSync } from 'node:fs'
 import type { Noun } from './noun.ts'
 import { parse } from './words.ts'
@@ -11,7 +12,7 @@ export const noun: Noun = {
     const { stdout } = parse(args, { stdout: { type: 'boolean' } })
     const { renderDocuments } = await import('../openapi.ts')
     const documents = await renderDocuments()
-    if (stdout) process.stdout.write(documents['openapi.yaml'])
+    if (stdout) await write(documents['openapi.yaml'])
     else for (const [file, text] of Object.entries(documents)) writeFileSync(file, text)
     return 0
   }

@@ -4,6 +4,7 @@ import { loadConfig } from '../../config.ts'
 import { isEmail } from '../../rules/emails.ts'
 import { open } from '../open.ts'
 import { addOrganization, describeOrganizations, setOrganization } from '../organizations.ts'
+import { write } from '../output.ts'
 import { verbs, withDatabase, type Noun } from './noun.ts'
 import { isName, parse, UsageError } from './words.ts'
 
@@ -29,7 +30,7 @@ export const noun: Noun = {
       const opened = await open(config)
       try {
         const made = await addOrganization(opened, { name: name.trim(), owner, plan: plan ?? config.defaultPlan })
-        process.stdout.write(`Organization ${made.id} (${made.slug})\n`)
+        await write(`Organization ${made.id} (${made.slug})\n`)
         return 0
       } finally {
         await opened.database.close()
@@ -39,7 +40,7 @@ export const noun: Noun = {
     list: async (args, env) => {
       parse(args, {})
       return withDatabase(env, async (database) => {
-        for await (const line of describeOrganizations(database)) process.stdout.write(`${line}\n`)
+        for await (const line of describeOrganizations(database)) await write(`${line}\n`)
       })
     },
 
@@ -66,7 +67,7 @@ export const noun: Noun = {
         await setOrganization(
           database, id, { plan, status: status as OrganizationStatus | undefined, require_second_factor }
         )
-        process.stdout.write('Changed.\n')
+        await write('Changed.\n')
         return 0
       } finally {
         await database.close()

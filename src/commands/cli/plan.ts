@@ -1,5 +1,6 @@
 import { MOST_AMOUNT } from '../../../schemas/billing.ts'
 import { setPrice } from '../billing.ts'
+import { write } from '../output.ts'
 import { verbs, withDatabase, type Noun } from './noun.ts'
 import { currencyOf, numberOf, parse, UsageError } from './words.ts'
 
@@ -21,7 +22,7 @@ export const noun: Noun = {
       const amount = text === '0' ? null : numberOf('--amount', text, MOST_AMOUNT)
       return withDatabase(env, async (database) => {
         await setPrice(database, { plan, interval, currency, amount })
-        process.stdout.write('Changed.\n')
+        await write('Changed.\n')
       })
     }
   })

@@ -1,5 +1,6 @@
 import { MOST_AMOUNT } from '../../../schemas/billing.ts'
 import { describeRefunds, refundCharge } from '../billing.ts'
+import { write } from '../output.ts'
 import { verbs, withDatabase, type Noun } from './noun.ts'
 import { noteDown } from './settling.ts'
 import { numberOf, parse, UsageError } from './words.ts'
@@ -19,7 +20,7 @@ export const noun: Noun = {
       if (!charge) throw new UsageError('refund add needs --charge ID')
       const amount = numberOf('--amount', text, MOST_AMOUNT) ?? undefined
       return withDatabase(env, async (database) => {
-        process.stdout.write(`Refund ${await refundCharge(database, charge.toUpperCase(), amount)}\n`)
+        await write(`Refund ${await refundCharge(database, charge.toUpperCase(), amount)}\n`)
       })
     },
 
@@ -30,7 +31,7 @@ export const noun: Noun = {
     list: async (args, env) => {
       parse(args, {})
       return withDatabase(env, async (database) => {
-        for await (const line of describeRefunds(database)) process.stdout.write(`${line}\n`)
+        for await (const line of describeRefunds(database)) await write(`${line}\n`)
       })
     }
   })

@@ -1,5 +1,6 @@
 import { loadConfig } from '../../config.ts'
 import { describeSummary, restore } from '../backup.ts'
+import { write } from '../output.ts'
 import type { Noun } from './noun.ts'
 import { parseFile } from './words.ts'
 
@@ -10,7 +11,7 @@ export const noun: Noun = {
 
   run: async (args, env) => {
     const { file, values: { identity } } = parseFile('restore', args, { identity: { type: 'string' } })
-    process.stdout.write(`Restored ${describeSummary(await restore(loadConfig(env), { file, identity }))}`)
+    await write(`Restored ${describeSummary(await restore(loadConfig(env), { file, identity }))}`)
     return 0
   }
 }

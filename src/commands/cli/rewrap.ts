@@ -1,5 +1,6 @@
 import { loadConfig } from '../../config.ts'
 import { open } from '../open.ts'
+import { write } from '../output.ts'
 import { report, rewrap } from '../rewrap.ts'
 import type { Noun } from './noun.ts'
 import { parse } from './words.ts'
@@ -15,7 +16,7 @@ export const noun: Noun = {
     try {
       const outcome = await rewrap(opened)
       for (const line of outcome.failures) process.stderr.write(`${line}\n`)
-      process.stdout.write(report(outcome, opened.keyring.currentId))
+      await write(report(outcome, opened.keyring.currentId))
       return outcome.failures.length > 0 || outcome.older.some(({ values }) => values > 0) ? 1 : 0
     } finally {
       await opened.database.close()

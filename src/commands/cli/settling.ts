@@ -1,4 +1,5 @@
 import { settle } from '../billing.ts'
+import { write } from '../output.ts'
 import { withDatabase, type Environment } from './noun.ts'
 import { parse, UsageError } from './words.ts'
 
@@ -9,6 +10,6 @@ export async function noteDown<T extends 'invoice' | 'refund'> (
   const { id } = parse(args, { id: { type: 'string' } })
   if (!id) throw new UsageError(`${of} ${String(as)} needs --id ID`)
   return withDatabase(env, async (database) => {
-    process.stdout.write(`${await settle(database, of, as, id.toUpperCase())}\n`)
+    await write(`${await settle(database, of, as, id.toUpperCase())}\n`)
   })
 }

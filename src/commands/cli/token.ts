@@ -1,4 +1,5 @@
 import { canonicalAbilities } from '../../../schemas/scopes.ts'
+import { write } from '../output.ts'
 import { NAME_LENGTH } from '../../../schemas/shapes.ts'
 import { parseId } from '../../rules/ids.ts'
 import { addToken, describeTokens, revokeToken } from '../tokens.ts'
@@ -25,14 +26,14 @@ export const noun: Noun = {
       })()))]
       const held = abilities.includes('*') ? ['*' as const] : abilities
       return withDatabase(env, async (database) => {
-        process.stdout.write(`${await addToken(database, { organization, name: name.trim(), abilities: held })}\n`)
+        await write(`${await addToken(database, { organization, name: name.trim(), abilities: held })}\n`)
       })
     },
 
     list: async (args, env) => {
       parse(args, {})
       return withDatabase(env, async (database) => {
-        for await (const line of describeTokens(database)) process.stdout.write(`${line}\n`)
+        for await (const line of describeTokens(database)) await write(`${line}\n`)
       })
     },
 
@@ -42,7 +43,7 @@ export const noun: Noun = {
       if (id === undefined) throw new UsageError('token revoke needs --id ID')
       return withDatabase(env, async (database) => {
         await revokeToken(database, id)
-        process.stdout.write('Revoked.\n')
+        await write('Revoked.\n')
       })
     }
   })

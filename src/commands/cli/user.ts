@@ -1,4 +1,5 @@
 import { NAME_LENGTH } from '../../../schemas/shapes.ts'
+import { write } from '../output.ts'
 import { ROLES, type Role } from '../../../schemas/users.ts'
 import { loadConfig } from '../../config.ts'
 import type { Database } from '../../db/database.ts'
@@ -61,7 +62,7 @@ export const noun: Noun = {
       if (!isNamed(email)) throw new UsageError('user reset-second-factor needs --email ADDRESS')
       return withDatabase(env, async (database) => {
         await resetSecondFactor(database, email)
-        process.stdout.write('Changed.\n')
+        await write('Changed.\n')
       })
     },
 
@@ -69,14 +70,14 @@ export const noun: Noun = {
       const { email } = parse(args, { email: { type: 'string' } })
       if (!isNamed(email)) throw new UsageError('user tokens needs --email ADDRESS')
       return withDatabase(env, async (database) => {
-        for (const line of await describeTokens(database, email)) process.stdout.write(`${line}\n`)
+        for (const line of await describeTokens(database, email)) await write(`${line}\n`)
       })
     },
 
     list: async (args, env) => {
       parse(args, {})
       return withDatabase(env, async (database) => {
-        for await (const line of describeUsers(database)) process.stdout.write(`${line}\n`)
+        for await (const line of describeUsers(database)) await write(`${line}\n`)
       })
     }
   })
@@ -90,11 +91,11 @@ async function handOver (
   return withDatabase(env, async (database, config) => {
     const made = await make(database, service)
     const { user: { id, email }, link } = made
-    process.stdout.write(json
+    await write(json
       ? `${JSON.stringify({ user: { id: String(id), email }, link })}\n`
       : `User ${id} (${email})\nLink ${link}\n`)
     const mailed = await mailLink(config, made, (line) => process.stderr.write(`${line}\n`))
-    if (mailed && !json) process.stdout.write('The link was mailed.\n')
+    if (mailed && !json) await write('The link was mailed.\n')
   })
 }
 
@@ -103,9 +104,9 @@ async function switchAccount (verb: 'disable' | 'enable', args: string[], env: E
   if (!isNamed(email)) throw new UsageError(`user ${verb} needs --email ADDRESS`)
   return withDatabase(env, async (database) => {
     const ownerless = await switchUser(database, email, verb === 'disable')
-    process.stdout.write('Changed.\n')
+    await write('Changed.\n')
     for (const slug of ownerless) {
-      process.stdout.write(`${slug} has no owner now who can act. Open the account again, or make another owner with: ` +
+      await write(`${slug} has no owner now who can act. Open the account again, or make another owner with: ` +
         `user add --email ADDRESS --organization ${slug} --role owner\n`)
     }
   })
