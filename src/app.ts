@@ -83,7 +83,9 @@ export interface AppDependencies {
   costs?: Costs
   /** Where log lines go instead of standard output. */
   logStream?: LogStream
-  /** Whether the service is on its way out: not ready from that moment. */
+  /** Whether requests are to go elsewhere: not ready from that moment, and connections end with an answer. */
+  isLeaving?: () => boolean
+  /** Whether it takes no more requests. */
   isStopping?: () => boolean
   /** Milliseconds for which the guard's judgement holds, before it is made again for a late body. */
   judgedFor?: number
@@ -102,8 +104,9 @@ export interface AppDependencies {
 /** Builds the one Fastify instance. It listens to nothing yet. */
 export async function buildApp (
   {
-    config, database, keyring, costs = COSTS, logStream = standardLog(), isStopping = () => false, judgedFor, counters,
-    provider = manual, patienceOfProvider, metrics = createMetrics(), readMetrics
+    config, database, keyring, costs = COSTS, logStream = standardLog(), isStopping = () => false,
+    isLeaving = isStopping, judgedFor, counters, provider = manual, patienceOfProvider, metrics = createMetrics(),
+    readMetrics
   }: AppDependencies
 ): Promise<FastifyInstance> {
   const { metricsToken, traces } = config
@@ -204,7 +207,7 @@ export async function buildApp (
   app.addHook('onRequest', (request, reply, done) => {
     const isLast = isStopping() && request.routeOptions.url !== '/healthz'
     const hasTooMany = request.raw.rawHeaders.length > 2 * MOST_HEADERS
-    if (isLast || hasTooMany) reply.header('connection', 'close')
+    if (isLast || isLeaving() || hasTooMany) reply.header('connection', 'close')
     if (isLast) done(new ApiError('service_unavailable'))
     else if (request.url.length > MOST_URL) done(new ApiError('uri_too_long'))
     else if (hasTooMany) done(new ApiError('header_fields_too_large'))
@@ -236,7 +239,7 @@ export async function buildApp (
   await installAccess(app, judgedFor, common)
   installPlaces(app)
   installAgents(app)
-  await app.register(health(database, isStopping))
+  await app.register(health(database, isLeaving))
   if (metricsToken !== undefined) {
     measureDatabase(metrics, database, refusals)
     const { load } = outbox

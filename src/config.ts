@@ -116,6 +116,7 @@ const VARIABLES = {
   INVOICE_NOTE: text(NOTE_LENGTH),
   INVOICE_PAYMENT_DETAILS: text(1000),
   INVOICE_DUE_DAYS: integer(0, 365),
+  SHUTDOWN_DELAY: integer(0, 300, 'a whole number of seconds from 0 to 300'),
   BODY_LIMIT: variable(Type.Integer({ minimum: 16 * KIBIBYTE, maximum: 64 * MEBIBYTE }), readSize,
     '16 KiB to 64 MiB, as bytes or as in 512KiB or 2 MiB'),
   ALLOW_INSECURE_PUBLIC_URL: onOrOff(),
@@ -198,6 +199,8 @@ export interface Config {
     paymentDetails: string
     dueDays: number
   }
+  /** Seconds between not being ready any more and taking no more requests. */
+  shutdownDelay: number
   /** Bytes. */
   bodyLimit: number
   allowRevealingKeyProof: boolean
@@ -255,6 +258,7 @@ export function loadConfig (env: NodeJS.ProcessEnv): Config {
       paymentDetails: linesOf(given.INVOICE_PAYMENT_DETAILS),
       dueDays: given.INVOICE_DUE_DAYS ?? 14
     },
+    shutdownDelay: given.SHUTDOWN_DELAY ?? 0,
     bodyLimit: given.BODY_LIMIT ?? 2 * MEBIBYTE,
     allowRevealingKeyProof: given.ALLOW_REVEALING_KEY_PROOF ?? false,
     docsUi: given.DOCS_UI ?? true,

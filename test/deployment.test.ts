@@ -126,6 +126,7 @@ t.test('the manifests for Kubernetes are whole: what they name is there, and not
   const [{ data }] = of('ConfigMap')
   t.same([...Object.keys(data), ...namesIn(container.env)].filter((name) => !variables.has(name)), [])
   t.equal(loadConfig({ ...data, MASTER_KEY: `k1:${'A'.repeat(43)}=`, DATABASE_URL: 'postgres://a@b/c' }).workers, 1)
+  t.ok(template.spec.terminationGracePeriodSeconds > Number(data.SHUTDOWN_DELAY) + 10, 'nothing is killed that ends by itself')
   // Those that the page makes, and others that may be left out.
   for (const { name, valueFrom: { secretKeyRef: { key, optional } } } of container.env) {
     t.ok(optional || operations.text.includes(`--from-literal=${key}=`), name)
@@ -149,6 +150,7 @@ t.test('compose.yaml has two instances, which nobody reaches but through the pro
   for (const { security_opt: options } of Object.values<any>(services)) t.ok(options.includes('no-new-privileges:true'))
   t.same([strongroom.read_only, strongroom.cap_drop], [true, ['ALL']])
   t.same(loadConfig({ TRUST_PROXY: subnet }).trustProxy, [subnet])
+  t.ok(parseInt(strongroom.stop_grace_period, 10) > strongroom.environment.SHUTDOWN_DELAY + 10)
 })
 
 t.test('the configuration of Prometheus has the rules that there are', async (t) => {

@@ -1,6 +1,7 @@
 import cluster, { type Worker } from 'node:cluster'
 import type { FastifyInstance } from 'fastify'
 import type { AddressInfo } from 'node:net'
+import { setTimeout as pause } from 'node:timers/promises'
 import type { Config } from '../config.ts'
 import { databaseError, tlsOf } from '../db/database.ts'
 import { joinCommonCounters, measureAlone, type OwnCounters } from '../http/counters.ts'
@@ -121,6 +122,7 @@ async function run (
     counters, metrics = createMetrics(), readMetrics, provider, interrupted = new AbortController().signal, ready, end
   }: Way
 ): Promise<number> {
+  let leaving = false
   let stopping = false
   let app: FastifyInstance | undefined
   // A supervisor and the other commands need none of it. It is loaded while the database is waited for.
@@ -137,6 +139,7 @@ async function run (
       metrics,
       readMetrics,
       logStream: standardLog(cluster.isWorker),
+      isLeaving: () => leaving,
       isStopping: () => stopping
     })
     const weakness = config.databaseUrl && tlsOf(config.databaseUrl).weakness
@@ -157,6 +160,8 @@ async function run (
     app.calls.start()
 
     await end(app)
+    leaving = true
+    await pause(config.shutdownDelay * 1_000)
     stopping = true
     // A database that does not answer any more must not hold up the end.
     setTimeout(() => process.exit(0), PATIENCE).unref()

@@ -55,7 +55,7 @@ export async function supervise (config: Config): Promise<number> {
   const opened = await open({ ...config, databasePool: 2 }, { provider, waits: interrupted })
   const metrics = createMetrics()
   if (config.metricsToken !== undefined) measureProcess(metrics)
-  const crew = createCrew(config.workers, log, metrics, provider)
+  const crew = createCrew(config, log, metrics, provider)
   try {
     const weakness = config.databaseUrl && tlsOf(config.databaseUrl).weakness
     if (weakness) log.warn(weakness)
@@ -89,7 +89,9 @@ export async function supervise (config: Config): Promise<number> {
 
 interface Ended { pid?: number | undefined, code?: number | null, signal?: string | null, reason: string | undefined }
 
-function createCrew (size: number, log: ReturnType<typeof createLog>, metrics: Metrics, provider: KeyProvider) {
+function createCrew (
+  { workers: size, shutdownDelay }: Config, log: ReturnType<typeof createLog>, metrics: Metrics, provider: KeyProvider
+) {
   const counters = createCommonCounters()
   const measured = createCommonMetrics(metrics)
   const ends = metrics.counter('strongroom_worker_ends_total', 'Workers that ended and were not to')()
@@ -125,7 +127,7 @@ function createCrew (size: number, log: ReturnType<typeof createLog>, metrics: M
         else worker.process.kill('SIGKILL')
       }
       const all = Promise.all([...workers.values()].map(({ ended }) => ended))
-      await Promise.race([all, pause(PATIENCE + LAST, undefined, { ref: false })])
+      await Promise.race([all, pause(shutdownDelay * 1_000 + PATIENCE + LAST, undefined, { ref: false })])
       kill()
     },
     kill

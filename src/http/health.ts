@@ -8,9 +8,9 @@ const Health = Type.Object({ status: Type.Literal('ok') }, { title: 'Health', ex
 
 /**
  * `/healthz`: the process lives. `/readyz`: it can serve (the database answers and takes writes, and the service is not
- * stopping).
+ * on its way out).
  */
-export function health (database: Pick<Database, 'ping'>, isStopping: () => boolean): Domain {
+export function health (database: Pick<Database, 'ping'>, isLeaving: () => boolean): Domain {
   return async (app) => {
     const config = { access: 'public', limit: 'none' } as const
     app.get('/healthz', {
@@ -29,7 +29,7 @@ export function health (database: Pick<Database, 'ping'>, isStopping: () => bool
         response: { 200: Health }
       },
       handler: async () => {
-        if (isStopping()) fail('service_unavailable')
+        if (isLeaving()) fail('service_unavailable')
         await database.ping()
         if (!await isWritable(app.reads)) fail('service_unavailable')
         return { status: 'ok' as const }

@@ -53,7 +53,7 @@ export async function startUnderFire (
   const sql = postgres(database.url, { max: 1, onnotice: () => {} })
   t.teardown(() => sql.end({ timeout: 1 }))
   const query = async (text: string): Promise<Record<string, any>[]> => await sql.unsafe(text)
-  return { processes, caller: caller!, watch, level, query, database }
+  return { processes, settings, caller: caller!, watch, level, query, database }
 }
 
 export type UnderFire = Awaited<ReturnType<typeof startUnderFire>>
