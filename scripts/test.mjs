@@ -35,7 +35,7 @@ const FIRST = [
   'revocation', 'encryption-doc', 'migrations'
 ]
 // Of the faults, those that take longest.
-const FIRST_FAULTS = ['kills']
+const FIRST_FAULTS = ['kills', 'database-away', 'migrations-under-load', 'clock']
 // What measures how fast the service is has the machine for itself.
 const ALONE = ['overload']
 // How long a file may take; a process, as long as its files.
