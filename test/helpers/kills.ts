@@ -3,7 +3,7 @@ import { setTimeout as pause } from 'node:timers/promises'
 import type { Test } from 'tap'
 import { lostAtRest, recovers, watched, type AtRest, type Outcome, type Watched } from './faults.ts'
 import { startServer, type Server } from './process.ts'
-import { makeLevels, mix, random, store, type Level, type Send } from './traffic.ts'
+import { makeLevels, mix, patient, random, store, type Level, type Send } from './traffic.ts'
 
 // The server process itself is killed with SIGKILL while it writes, again and again on the same database. Whatever it
 // had acknowledged has to be there; a request that was never answered may have taken effect or not.
@@ -101,11 +101,11 @@ export async function killAgainAndAgain (
 
   async function writeUntilKilled (server: Server) {
     const when = moment(next)
-    const kill = () => {
-      if (server.child.exitCode !== null) exits++
-      server.child.kill('SIGKILL')
-    }
     let answers = 0
+    let isKilled = false
+    // False for a process that has ended by itself.
+    const kill = () => { isKilled = server.child.kill('SIGKILL') }
+    let timer: NodeJS.Timeout | undefined
     const seen = new Map<Level[], number[]>()
     await Promise.all(Array.from({ length: clients }, async (_, one) => {
       const { watch: { send }, levels, held, kept } = tenants[one % tenants.length]!
@@ -120,12 +120,14 @@ export async function killAgainAndAgain (
         if (reply === undefined) return
         const version = reply.body?.data?.version
         if (version && role > 0) versions.push(Number(version))
-        if (++answers === 1 && 'milliseconds' in when) setTimeout(kill, when.milliseconds)
+        if (++answers === 1 && 'milliseconds' in when) timer = setTimeout(kill, when.milliseconds)
         if ('answers' in when && answers === when.answers) kill()
         if (rest > 0) await pause(next() * rest)
       }
     }))
     await server.ended
+    clearTimeout(timer)
+    if (!isKilled) exits++
   }
 
   // Those that were acknowledged before this kill: the newest pages of the history have them.
@@ -134,7 +136,7 @@ export async function killAgainAndAgain (
       kind === 'store' && level.project === kept.project && reply?.status === 200 ? [reply.body.data.version] : [])
     const left = new Set<string>(written)
     for (let page = 1, last = 1; left.size > 0 && page <= last; page++) {
-      const { body } = await send('POST', '/secrets/versions', { ...kept, page, per_page: 100 })
+      const { body } = await patient(send)('POST', '/secrets/versions', { ...kept, page, per_page: 100 })
       for (const { id } of body.data) left.delete(id)
       last = Math.min(body.meta.last_page, Math.ceil((written.length + clients) / 100) + 1)
     }
