@@ -180,7 +180,7 @@ export async function measureScale (bench: Bench, levels: number): Promise<void>
 
 const WHAT = [
   'read', '304', 'store', 'list versions', 'list projects', 'read in a project of 10,000 levels',
-  'list 100,000 versions'
+  'list the newest of 100,000 versions', 'list what is in the middle of 100,000 versions'
 ] as const
 
 async function requestsOf (
@@ -202,7 +202,10 @@ async function requestsOf (
     'read in a project of 10,000 levels': {
       all: [getting(token, `/api/v1/${id}/wide/target-0/env-0/secrets`)]
     },
-    // The nearest: what is in the middle of a history is walked to, as far as it is long.
-    'list 100,000 versions': pages({ project: 'long', level: 'project' }, Math.min(long, HISTORY))
+    'list the newest of 100,000 versions': pages({ project: 'long', level: 'project' }, Math.min(long, HISTORY)),
+    // Walked to, by an index, as far as the history is long.
+    'list what is in the middle of 100,000 versions': {
+      all: [posting(token, `/api/v1/${id}/secrets/versions`, { project: 'long', level: 'project', page: long / 50 })]
+    }
   }
 }
