@@ -392,6 +392,43 @@ t.test('a project is brought back to a moment: what changed is restored, what we
   t.equal(sums!.counted, sums!.kept, 'bytes are counted')
 })
 
+t.test('a level that was made anew under the name of one that was deleted is another: it had no document, and gets its own back', async (t) => {
+  const at = await makeLevel(owner, { name: 'Anew' })
+  const environments = org(owner, `/${at.project}/${at.target}/environments`)
+  await put(at, 'A=1')
+  const moment = await now()
+  t.equal((await owner.call('DELETE', org(owner, `/${at.project}/${at.target}/${at.environment}`))).status, 204)
+  t.equal((await owner.call('POST', environments, { name: 'Live', slug: at.environment })).status, 201)
+  await put(at, 'A=2')
+  const before = await now()
+  t.match(await read(at, { at: moment }), { status: 404, body: { error: 'not_found' } })
+  t.match((await restoreTo(at.project, moment)).body.data, { restored: 0, emptied: 1 })
+  t.match((await history(at))[0], { attributes: { action: 'delete' } })
+  t.match((await restoreTo(at.project, before)).body.data, { restored: 1, emptied: 0 })
+  t.strictSame(await contents(at), { environment: 'A=2' })
+})
+
+t.test('what was stored with no_backup is kept by nobody: restore-to replaces it without a version, as a restore does', async (t) => {
+  const at = await makeLevel(owner, { name: 'Unkept' })
+  const gone = { status: 422, body: { error: 'version_gone' } }
+  const { version } = await put(at, 'A=1')
+  const first = await now()
+  const replacing = {
+    'restore-to': () => restoreTo(at.project, first),
+    restore: () => owner.call('POST', org(owner, `/secrets/versions/${version}/restore`), {})
+  }
+  for (const [name, replace] of Object.entries(replacing)) {
+    await store(at, { plaintext: 'A=2', no_backup: true })
+    const second = await now()
+    const { length } = await history(at)
+    t.equal((await replace()).status, 200, name)
+    t.strictSame(await contents(at), { environment: 'A=1' })
+    t.equal((await history(at)).length, length + 1, 'its own version alone')
+    t.match(await read(at, { at: second }), gone)
+    t.match(await restoreTo(at.project, second), gone)
+  }
+})
+
 t.test('where nothing is another there is no version, and the answer says so: after the same again, after a rotation, after the same content', async (t) => {
   const at = await makeLevel(owner)
   const { version } = await put(at, 'A=1')
@@ -536,7 +573,7 @@ t.test('whatever was done to levels, a moment is told and brought back as it was
   let kept: Record<string, string> = {}
   const moments: { moment: string, held: typeof kept }[] = []
   const told = { brought: 0, gone: 0 }
-  for (let turn = 0; turn < 48; turn++) {
+  for (let turn = 0; turn < 36; turn++) {
     const [i, dice] = [Math.floor(next() * 3), next()]
     const [name, level] = [(['project', 'target', 'environment'] as const)[i]!, levels[i]!]
     if (dice < 0.5) {
