@@ -1,4 +1,4 @@
-import { existsSync, readdirSync, readFileSync, statSync, symlinkSync, writeFileSync } from 'node:fs'
+import { existsSync, readdirSync, readFileSync, statSync, symlinkSync, truncateSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { setTimeout as pause } from 'node:timers/promises'
 import { Readable } from 'node:stream'
@@ -301,6 +301,17 @@ const flipped = (bytes: Buffer, at: number) => {
   other[at]! ^= 1 << (at % 8)
   return other
 }
+
+t.test('what has no room is not begun, and the line says where', async (t) => {
+  const file = nextFile()
+  writeFileSync(file, '')
+  truncateSync(file, 2 ** 43)
+  const line = /^There is no room left in \/[^ ]+: \S+ has 8796093022208 bytes, and \d+ are free\n/
+  refused(t, await drill(file), line, 2)
+  const place = { MASTER_KEY, DATA_DIR: join(folder, 'never', 'made') }
+  refused(t, await command(['restore', file], place), line)
+  t.notOk(existsSync(join(folder, 'never')))
+})
 
 t.test('a damage anywhere is found, by the drill and before anything is restored', async (t) => {
   const { file } = await backUp()

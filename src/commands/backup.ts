@@ -1,4 +1,6 @@
 import { existsSync } from 'node:fs'
+import { stat, statfs } from 'node:fs/promises'
+import { dirname, resolve } from 'node:path'
 import { ulid } from 'ulidx'
 import { readSecretFile, type Config } from '../config.ts'
 import { IntegrityError } from '../crypto/at-rest.ts'
@@ -113,6 +115,7 @@ async function * readAll (
  * nothing. A file is looked through before anything is done with it; standard input (`-`) as it comes.
  */
 export async function restore (config: Config, source: Source): Promise<Summary> {
+  if (config.databaseUrl === undefined) await refuseWithoutRoom(source, config.dataDir)
   const keyring = await openKeyring(config)
   const read = await openBackup(keyring, source)
   const database = await openDatabase(config)
@@ -123,6 +126,20 @@ export async function restore (config: Config, source: Source): Promise<Summary>
   } finally {
     await database.close()
   }
+}
+
+/**
+ * Ends what would bring a file into an embedded database in a directory, or the nearest one above it that is there,
+ * where not even the file has room: the database is larger still.
+ */
+export async function refuseWithoutRoom ({ file }: Source, directory: string): Promise<void> {
+  let dir = resolve(directory)
+  while (!existsSync(dir)) dir = dirname(dir)
+  // Of what cannot be looked at, whoever reads or writes it tells. Some file systems do not count.
+  const size = file === '-' ? 0 : await stat(file).then(({ size }) => size, () => 0)
+  const { blocks, bavail, bsize } = await statfs(dir)
+  if (blocks === 0 || bavail * bsize >= size) return
+  throw new StartError(`There is no room left in ${dir}: ${file} has ${size} bytes, and ${bavail * bsize} are free`)
 }
 
 /**

@@ -2,14 +2,14 @@ import { mkdtemp, rm } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import type { Config } from '../config.ts'
-import { authorityOf, connect, setAuthority, type Database } from '../db/database.ts'
+import { authorityOf, connect, NoRoom, setAuthority, type Database } from '../db/database.ts'
 import { counted } from '../rules/words.ts'
 import { openEverything } from '../vault/rehearsal.ts'
 import { openRows } from '../vault/rows.ts'
 import { describeVerified, readAnchors, verifyDatabase } from './audit.ts'
 import { DamagedBackup } from './backup-file.ts'
-import { describeSummary, openBackup, restoreInto, rowsIn, type Source } from './backup.ts'
-import { checkKeys, openKeyring } from './open.ts'
+import { describeSummary, openBackup, refuseWithoutRoom, restoreInto, rowsIn, type Source } from './backup.ts'
+import { checkKeys, openKeyring, StartError } from './open.ts'
 
 /**
  * Rehearses a restore: brings a backup into an embedded database of its own, which is gone afterwards, opens all that
@@ -19,6 +19,7 @@ export async function drill (
   config: Config, { anchors: log, ...source }: Source & { anchors?: string | undefined },
   { say, warn }: { say: (line: string) => Promise<void>, warn: (line: string) => void }
 ): Promise<number> {
+  await refuseWithoutRoom(source, tmpdir())
   const keyring = await openKeyring(config)
   const anchors = await readAnchors(log)
   let faults = 0
@@ -63,6 +64,8 @@ async function withScratch (act: (database: Database) => Promise<void>): Promise
     } finally {
       await database.close()
     }
+  } catch (error) {
+    throw error instanceof NoRoom ? new StartError(`There is no room left in ${tmpdir()}, which TMPDIR names`) : error
   } finally {
     await rm(dir, { recursive: true, force: true })
   }

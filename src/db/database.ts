@@ -18,7 +18,7 @@ export {
 export type { Pool } from './guard.ts'
 export type { Db } from './handle.ts'
 export { askForCopy, tellHolder } from './copies.ts'
-export { hasCluster } from './embedded.ts'
+export { hasCluster, NoRoom } from './embedded.ts'
 export { DirectoryLocked } from './lock.ts'
 export {
   authorityOf, findAuthority, isAuthentic, macOf, readNow, setAuthority, tampered, TamperedRow, updateAuthentic,

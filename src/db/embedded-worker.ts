@@ -10,6 +10,7 @@ import { MEANING } from './session.ts'
 
 interface Task { bytes?: Uint8Array, copy?: string, close?: true }
 type Operation = (...args: never[]) => unknown
+type Write = (stream: unknown, bytes: unknown, offset: number, length: number, position?: number) => number
 interface Streams { NODEFS?: { stream_ops: Record<string, Operation> } }
 
 const port = parentPort!
@@ -28,8 +29,27 @@ class WatchedFS extends NodeFS {
         const operation = operations[name]
         if (operation !== undefined) operations[name] = (...args) => { moved(); return operation(...args) }
       }
+      const write = operations.write as Write | undefined
+      if (write !== undefined) operations.write = tellingOfNoRoom(write) as Operation
     }
     return { emscriptenOpts: { ...emscriptenOpts, preRun: [emscriptenOpts.preRun ?? [], change].flat() } }
+  }
+}
+
+// Emscripten's numbers for ENOSPC and EDQUOT.
+const NO_ROOM = [51, 19]
+
+// What was refused space answers nothing any more as a rule, so it is said from here.
+function tellingOfNoRoom (write: Write): Write {
+  return (stream, bytes, offset, length, position) => {
+    try {
+      const written = write(stream, bytes, offset, length, position)
+      if (written < length) port.postMessage({ full: true })
+      return written
+    } catch (error) {
+      if (NO_ROOM.includes((error as { errno: number }).errno)) port.postMessage({ full: true })
+      throw error
+    }
   }
 }
 

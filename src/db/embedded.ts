@@ -28,7 +28,7 @@ export const TEMPLATE = fileURLToPath(new URL('../../cluster.template', import.m
 export interface Embedded {
   /** Starts the worker and answers a stream that postgres.js uses as its socket. */
   socket (): Promise<Duplex>
-  /** While this work lasts, statements may take as long as they make progress. */
+  /** While this work lasts, statements may take as long as they make progress. Throws NoRoom when the disk is full. */
   patiently<T> (what: string, work: () => Promise<T>): Promise<T>
   /** Ends the worker and gives the directory back. */
   close (): Promise<void>
@@ -61,7 +61,10 @@ export interface WorkerInput {
 type Program = NonNullable<PGliteOptions['pgliteWasmModule']>
 declare const WebAssembly: { compile (bytes: Uint8Array): Promise<Program> }
 
-interface Answer { ready?: true, bytes?: Uint8Array, done?: true, copied?: string, closed?: true }
+interface Answer { ready?: true, bytes?: Uint8Array, done?: true, copied?: string, closed?: true, full?: true }
+
+/** Thrown when work of unknown length ends because the disk is full. */
+export class NoRoom extends Error {}
 
 /** Prepares the embedded database in a directory, which stays locked until `close`. */
 export async function openEmbedded ({
@@ -88,6 +91,8 @@ export async function openEmbedded ({
     unlock()
     throw error
   })
+
+  const noRoom = () => `There is no room left in ${path.resolve(dir)}`
 
   async function socket () {
     // A second worker on the same files would destroy them: the one before must be gone
@@ -117,9 +122,9 @@ export async function openEmbedded ({
       return thread
     } catch (error) {
       await thread.terminate()
-      const failure = new DatabaseUnavailable(
-        `The embedded database does not open: ${(error as Error).message ?? 'its files cannot be read'}`
-      )
+      const { code, message } = error as NodeJS.ErrnoException
+      const reason = code === 'ENOSPC' || code === 'EDQUOT' ? noRoom() : message ?? 'its files cannot be read'
+      const failure = new DatabaseUnavailable(`The embedded database does not open: ${reason}`)
       if (!closed) onFatal(failure)
       throw failure
     } finally {
@@ -135,9 +140,21 @@ export async function openEmbedded ({
 
   async function patiently<T> (what: string, work: () => Promise<T>) {
     const done = watchdog.patiently(what)
+    const one = worker
+    let isFull = false
+    // Waiting for an answer would take as long as patience does.
+    const look = ({ full }: Answer) => {
+      if (full === undefined) return
+      isFull = true
+      stalled('the disk is full')
+    }
+    one?.on('message', look)
     try {
       return await work()
+    } catch (error) {
+      throw isFull ? new NoRoom(noRoom()) : error
     } finally {
+      one?.off('message', look)
       done()
     }
   }

@@ -1,12 +1,14 @@
 import { spawnSync } from 'node:child_process'
-import { closeSync, mkdtempSync, openSync, rmSync, statSync, unlinkSync, writeSync } from 'node:fs'
+import { closeSync, mkdtempSync, openSync, readdirSync, rmSync, statSync, unlinkSync, writeSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import t, { type Test } from 'tap'
+import { startApp } from '../helpers/app.ts'
 import { cycles, misread, recovers, report, watched } from '../helpers/faults.ts'
+import { settle } from '../helpers/operations.ts'
 import { judge, startPair, underLoad, untilMore, type Load } from '../helpers/pair.ts'
 import { hasPostgres, startPostgres } from '../helpers/postgres.ts'
-import { command, startServer } from '../helpers/process.ts'
+import { cli, command, scratchDirectory, startServer } from '../helpers/process.ts'
 import { makeLevels, openQueries, replay, statuses, store, times, type Replayed, type Reply } from '../helpers/traffic.ts'
 
 // The disk of the database is full: that of a PostgreSQL, and that of the embedded one.
@@ -150,4 +152,25 @@ t.test('RL-14 the disk of the embedded database is full: the process ends with 1
     recovery,
     note: `ends ${Math.round(slowest)} ms after the first refusal`
   })
+})
+
+t.test('a backup that the disk has no room for ends at once, and says where', { skip: leftOut }, async (t) => {
+  const service = await startApp(t)
+  await settle(service, 'large')
+  // Some 30 MB, which the file system has room for, and the database with its indexes has not.
+  for (let i = 0; i < 30; i++) {
+    await service.sql(`INSERT INTO sign_in_failures (key, failures)
+      SELECT decode((SELECT string_agg(md5('${i}-' || j || '-' || k), '') FROM generate_series(1, 125) k), 'hex'), 1
+      FROM generate_series(1, 500) j`)
+  }
+  const file = join(scratchDirectory(t), 'backup')
+  t.equal((await command(['backup', file], service.env)).code, 0)
+  const disk = makeDisk(t, 64)
+  const { MASTER_KEY = '' } = service.env
+  const drilled = await cli(['drill', file], { MASTER_KEY, TMPDIR: disk.dir })
+  t.same(drilled, { code: 2, stdout: '', stderr: `There is no room left in ${disk.dir}, which TMPDIR names\n` })
+  t.strictSame(readdirSync(disk.dir), [], 'and nothing is left there')
+  const dir = join(disk.dir, 'data')
+  const restored = await cli(['restore', file], { MASTER_KEY, DATA_DIR: dir })
+  t.same(restored, { code: 1, stdout: '', stderr: `There is no room left in ${join(dir, 'postgres')}\n` })
 })
