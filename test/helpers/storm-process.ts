@@ -24,7 +24,7 @@ async function rage (order: Order): Promise<Storm> {
     const { organization, token, levels, stores, seed } = order
     const level = levels[number % levels.length]!
     const common = `Host: x\r\nAuthorization: Bearer ${token}\r\nX-Request-Id: storm-${seed}-${number}\r\n`
-    const one: Asked = { request: `storm-${seed}-${number}`, level, sent: now(), answered: 0, status: 0 }
+    const one: Asked = { request: `storm-${seed}-${number}`, level, sent: now(), answered: 0, isFirst: false, status: 0 }
     if (next() >= stores) {
       const path = `/${Object.values(level).join('/')}/secrets`
       return { one, method: 'GET', path, text: `GET /api/v1/${organization}${path} HTTP/1.1\r\n${common}\r\n` }
@@ -41,6 +41,7 @@ async function rage (order: Order): Promise<Storm> {
     while (now() < begun + order.seconds * 1000) {
       const { one, method, path, text } = requestOf(asked.length)
       asked.push(one)
+      one.isFirst = !send.isOpen()
       const answer = await send(text)
       one.answered = now()
       if (answer === undefined) continue
@@ -104,6 +105,6 @@ function connectionsTo (address: string, patience: number) {
       }, patience);
       (socket ?? open()).write(text, 'latin1')
     })
-    return Object.assign(send, { close })
+    return Object.assign(send, { close, isOpen: () => socket !== undefined })
   }
 }

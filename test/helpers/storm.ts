@@ -27,6 +27,8 @@ export interface Asked {
   plaintext?: string
   sent: number
   answered: number
+  /** Whether it came on a connection of its own, which waited to be let in as well. */
+  isFirst: boolean
   /** 0 where the answer never came. */
   status: number
   version?: string | undefined
