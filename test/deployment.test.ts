@@ -125,11 +125,14 @@ t.test('the manifests for Kubernetes are whole: what they name is there, and not
   for (const url of ['/healthz', '/readyz']) t.equal((await service.inject({ method: 'GET', url })).status, 200)
   const [{ data }] = of('ConfigMap')
   t.same([...Object.keys(data), ...namesIn(container.env)].filter((name) => !variables.has(name)), [])
-  t.equal(loadConfig({ ...data, MASTER_KEY: `k1:${'A'.repeat(43)}=`, DATABASE_URL: 'postgres://a@b/c' }).workers, 1)
+  const secrets = { MASTER_KEY: `k1:${'A'.repeat(43)}=`, DATABASE_URL: 'postgres://a@b/c' }
+  t.throws(() => loadConfig({ ...data, ...secrets }), /^TRUST_PROXY is /, 'whom to trust nobody can know beforehand')
+  t.equal(loadConfig({ ...data, ...secrets, TRUST_PROXY: '10.244.0.0/16' }).workers, 1)
   t.ok(template.spec.terminationGracePeriodSeconds > Number(data.SHUTDOWN_DELAY) + 10, 'nothing is killed that ends by itself')
+  t.notMatch(operations.text, /--from-literal/, 'arguments are everybody\'s to read')
   // Those that the page makes, and others that may be left out.
   for (const { name, valueFrom: { secretKeyRef: { key, optional } } } of container.env) {
-    t.ok(optional || operations.text.includes(`--from-literal=${key}=`), name)
+    t.ok(optional || new RegExp(`^${key}=`, 'm').test(operations.text), name)
   }
 })
 
