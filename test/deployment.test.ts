@@ -143,6 +143,12 @@ t.test('compose.yaml has two instances, which nobody reaches but through the pro
   t.same([strongroom.ports, postgres.ports, redis.ports], [undefined, undefined, undefined])
   t.same(proxy.ports, ['127.0.0.1:8080:8080'], 'nor from another machine')
   t.same(Object.keys(strongroom.environment).filter((name) => !variables.has(name)), [])
+  const required = /\$\{(\w+):\?/g
+  t.same(
+    [strongroom.environment.MASTER_KEY, strongroom.environment.DATABASE_URL, postgres.environment.POSTGRES_PASSWORD]
+      .flatMap((value: string) => [...value.matchAll(required)].map(([, name]) => name)),
+    ['MASTER_KEY', 'POSTGRES_PASSWORD', 'POSTGRES_PASSWORD'], 'no secret has a default'
+  )
   const shared = (one: any, other: any) => one.networks.filter((name: string) => other.networks.includes(name))
   t.same(shared(strongroom, proxy), ['proxy'], 'what the proxy sends comes from one network')
   t.same([shared(postgres, proxy), shared(redis, proxy), shared(postgres, redis)], [[], [], []])
