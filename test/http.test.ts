@@ -1,5 +1,6 @@
 import { once } from 'node:events'
 import { connect, type AddressInfo } from 'node:net'
+import { setImmediate as nextTurn } from 'node:timers/promises'
 import t, { type Test } from 'tap'
 import { ERRORS, type ErrorCode } from '../schemas/errors.ts'
 import { buildApp } from '../src/app.ts'
@@ -721,6 +722,22 @@ t.test('HT-42 health needs no token and tells of nothing but itself', async (t) 
     t.equal(answer.status, 200)
     t.strictSame(answer.body, { status: 'ok' })
   }
+})
+
+t.test('however many ask at once whether it is ready, the database is looked at once at a time', async (t) => {
+  const { reads } = service.database.pools
+  const over = new AbortController()
+  let most = 0
+  const watching = (async () => {
+    for (; !over.signal.aborted; await nextTurn()) {
+      most = Math.max(most, reads!.slots - reads!.free + reads!.waiting.length)
+    }
+  })()
+  const answers = await Promise.all(Array.from({ length: 600 }, async () => send('GET', '//readyz')))
+  over.abort()
+  await watching
+  t.same(answers.filter(({ status }) => status !== 200), [])
+  t.equal(most, 1)
 })
 
 t.test('over a real socket', async (t) => {

@@ -2,6 +2,7 @@ import { Type } from '@sinclair/typebox'
 import type { Database } from '../db/database.ts'
 import { isWritable } from '../repositories/organizations.ts'
 import { fail } from '../rules/errors.ts'
+import { shared } from './shared.ts'
 import type { Domain } from './types.ts'
 
 const Health = Type.Object({ status: Type.Literal('ok') }, { title: 'Health', examples: [{ status: 'ok' }] })
@@ -12,6 +13,11 @@ const Health = Type.Object({ status: Type.Literal('ok') }, { title: 'Health', ex
  */
 export function health (database: Pick<Database, 'ping'>, isLeaving: () => boolean): Domain {
   return async (app) => {
+    // Nobody counts these requests: however many there are, the database is asked once at a time.
+    const look = shared(async () => {
+      await database.ping()
+      if (!await isWritable(app.reads)) fail('service_unavailable')
+    })
     const config = { access: 'public', limit: 'none' } as const
     app.get('/healthz', {
       config,
@@ -30,8 +36,7 @@ export function health (database: Pick<Database, 'ping'>, isLeaving: () => boole
       },
       handler: async () => {
         if (isLeaving()) fail('service_unavailable')
-        await database.ping()
-        if (!await isWritable(app.reads)) fail('service_unavailable')
+        await look()
         return { status: 'ok' as const }
       }
     })

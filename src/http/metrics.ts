@@ -8,6 +8,7 @@ import type { Measured } from '../telemetry/common.ts'
 import { render, type Count, type Distribution, type Family, type Metrics } from '../telemetry/metrics.ts'
 import type { ObserveRequest } from './log.ts'
 import { knownMethod } from './methods.ts'
+import { shared } from './shared.ts'
 
 // Seconds.
 const BOUNDS = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10]
@@ -127,12 +128,10 @@ export function installMetrics (
   app: FastifyInstance, token: string, database: Database, readAll: () => Promise<Measured>
 ): void {
   const expected = Buffer.from(token)
-  let underWay: Promise<string> | undefined
-
-  async function measure () {
+  const measure = shared(async () => {
     const [processes, backlog] = await Promise.all([readAll(), measureBacklog(app, database)])
     return render([...processes, ['', backlog]])
-  }
+  })
 
   app.get('/metrics', {
     config: { access: 'public', limit: 'none' },
@@ -140,8 +139,7 @@ export function installMetrics (
     handler: async (request, reply) => {
       const [, given] = /^Bearer ([\x21-\x7e]{1,512})$/i.exec(request.headers.authorization ?? '') ?? []
       if (given === undefined || !sameBytes(Buffer.from(given), expected)) return fail('unauthenticated')
-      underWay ??= measure().finally(() => { underWay = undefined })
-      return reply.type(TYPE).send(await underWay)
+      return reply.type(TYPE).send(await measure())
     }
   })
 }
