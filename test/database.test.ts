@@ -351,11 +351,11 @@ t.test('PostgreSQL', { skip: hasPostgres() ? false : 'PostgreSQL is not installe
     }
     write(['first', 'second'])
     const clients = [1, 2, 3].map(() => postgres(server.url, { max: 1, fetch_types: false, onnotice: () => {} }))
-    await Promise.all(clients.map(client => migrateSchema(client, folder)))
+    await Promise.all(clients.map(client => migrateSchema(client, { folder })))
     t.equal((await clients[0]!`select * from second`).length, 1)
     t.equal((await clients[0]!`select * from drizzle.__drizzle_migrations`).length, 2)
     write(['first'])
-    await t.rejects(migrateSchema(clients[1]!, folder), /does not know/)
+    await t.rejects(migrateSchema(clients[1]!, { folder }), /does not know/)
     await Promise.all(clients.map(client => client.end()))
   })
 })

@@ -17,6 +17,8 @@ import { openWay } from './helpers/way.ts'
 const WRITING = 3
 const onServer = { skip: process.env.TEST_DATABASE_URL === undefined && 'runs on PostgreSQL' }
 
+t.setTimeout(540_000)
+
 function clientOf (t: Test, url: string, more: object = {}) {
   const client = postgres(url, { max: 1, fetch_types: false, onnotice: () => {}, ...more })
   t.teardown(() => client.end({ timeout: 1 }))
@@ -58,7 +60,7 @@ t.test('RL-30: under load on two instances the schema grows, whoever holds a tab
   }
   await holder`BEGIN`
   await holder`SELECT FROM secrets LIMIT 1`
-  const migrated = migrateSchema(clientOf(t, url.href), folder)
+  const migrated = migrateSchema(clientOf(t, url.href), { folder })
   // It steps back, and those who waited behind it go on; then it comes again.
   for (const waits of [true, false, true]) while (await isWaiting() !== waits) await pause(5)
   await after(20)
@@ -83,11 +85,11 @@ t.test('RL-30: a migration that is ended anywhere is gone through by the next st
     const way = await openWay(url!)
     let sent = 0
     const cut = clientOf(t, way.url, { debug: () => { if (++sent === n) setImmediate(way.cut) } })
-    const ended = await migrateSchema(cut, folder).then(() => false, () => true)
+    const ended = await migrateSchema(cut, { folder }).then(() => false, () => true)
     if (!ended) points = sent
     else t.ok(sent >= n, `cut after statement ${n}`)
     const next = clientOf(t, url!)
-    await migrateSchema(next, folder)
+    await migrateSchema(next, { folder })
     const [found] = await next`SELECT
       (SELECT count(*)::int FROM information_schema.columns WHERE column_name = 'of_next_release') AS columns,
       (SELECT count(*)::int FROM pg_index WHERE NOT indisvalid) AS invalid,
@@ -104,13 +106,76 @@ t.test('RL-30: two starters at once build an index concurrently once, and neithe
   const { database, url, drop } = await freshDatabase()
   const folder = copyOfMigrations(t, EXPANSIONS)
   const clients = times(3, () => clientOf(t, url!))
-  await Promise.all(clients.map((client) => migrateSchema(client, folder)))
+  await Promise.all(clients.map((client) => migrateSchema(client, { folder })))
   const [found] = await clients[0]!`
     SELECT count(*)::int AS n FROM pg_index WHERE indexrelid = to_regclass('secret_versions_of_next_release') AND indisvalid`
   t.equal(found!.n, 1)
   await Promise.all(clients.map((client) => client.end()))
   await database.close()
   await drop()
+})
+
+const SEEN = 'secret_versions_of_next_release'
+
+/** A database with everything but one index, which somebody's open transaction keeps from being made. */
+async function held (t: Test) {
+  const { database, url, drop } = await freshDatabase()
+  const folder = copyOfMigrations(t, { '9011_index': EXPANSIONS['9011_index']! })
+  const [client, beside, holder] = [clientOf(t, url!), clientOf(t, url!), clientOf(t, url!)] as const
+  await holder`SET application_name = 'dump'`
+  await holder`BEGIN ISOLATION LEVEL REPEATABLE READ`
+  const [{ pid }] = await holder`SELECT pg_backend_pid() AS pid` as unknown as [{ pid: number }]
+  const said: string[] = []
+  const migrate = (more: object = {}) =>
+    migrateSchema(client, { folder, beside, onWait: (line) => said.push(line), ...more })
+  return {
+    pid,
+    said,
+    client,
+    holder,
+    migrate,
+    indexed: async () => (await beside`SELECT FROM pg_index WHERE indexrelid = to_regclass(${SEEN}) AND indisvalid`).length,
+    async end () {
+      await Promise.all([client.end(), beside.end(), holder.end(), database.close()])
+      await drop()
+    }
+  }
+}
+
+t.test('RL-30: an index waits for an older transaction as long as it may, says for whose, and then ends; the next start makes it', onServer, async (t) => {
+  const { pid, said, holder, migrate, indexed, end } = await held(t)
+  await t.rejects(migrate({ patience: 900 }), {
+    message: new RegExp(`^The schema cannot be changed: session ${pid} \\(\\w+, dump\\) has had a transaction open for long`)
+  })
+  t.match(said[0], new RegExp(`^Building an index: waiting for session ${pid} \\(\\w+, dump\\), which has a transaction open \\(\\d+ s\\)$`))
+  t.equal(await indexed(), 0)
+  await holder`COMMIT`
+  await migrate()
+  t.equal(await indexed(), 1)
+  await end()
+})
+
+t.test('RL-30: a signal ends a start that waits for a transaction or for another start, and says which', onServer, async (t) => {
+  const { said, client, holder, migrate, indexed, end } = await held(t)
+  const reason = new Error('SIGTERM')
+  const interrupted = async (patience: number) => {
+    const controller = new AbortController()
+    const before = said.length
+    const ended = migrate({ patience, signal: controller.signal }).then(() => 'migrated', (error) => error)
+    while (said.length === before) await pause(5)
+    controller.abort(reason)
+    t.equal(await ended, reason)
+    return said.at(-1)
+  }
+  t.match(await interrupted(6_000), /^Building an index: waiting for session \d+ \(\w+, dump\)/)
+  await holder`COMMIT`
+  await holder`SELECT pg_advisory_lock(${0x57_52_4f_4e}::bigint)`
+  t.match(await interrupted(600), /^Waiting for session \d+ \(\w+, dump\), which changes the schema \(\d+ s\)$/)
+  await holder`SELECT pg_advisory_unlock_all()`
+  t.match(await client`SHOW lock_timeout`, [{ lock_timeout: '0' }], 'nothing of it is left to the connection')
+  await migrate()
+  t.equal(await indexed(), 1)
+  await end()
 })
 
 const before = LONG ? releaseBefore() : undefined

@@ -42,7 +42,10 @@ export interface Opening {
   onFatal?: (error: Error) => void
   /** Who unwraps master keys; by default, the command of the configuration. */
   provider?: KeyProvider | undefined
-  /** A database that is not there yet is waited for, until this ends it; it ends a command of the provider, too. */
+  /**
+   * A database that is not there yet is waited for, until this ends it; it ends a command of the provider, and a
+   * migration that waits for others, too.
+   */
   waits?: AbortSignal
 }
 
@@ -67,7 +70,7 @@ export async function open (
     if (waits !== undefined && database.kind === 'postgres') await untilThere(database, config.databaseWait, waits)
     const keyring = given ?? await makeKeyring(config, await makeMasterKey(config, database), provider)
     await checkKeys(database, keyring)
-    await database.migrate()
+    await database.migrate(waits).catch((error) => { throw error === waits?.reason ? new StartEnded() : error })
     tellOfAdoption(await openRows(database, keyring))
     return { database, keyring }
   } catch (error) {
@@ -160,7 +163,9 @@ async function openCopy (config: Config, locked: DirectoryLocked): Promise<Datab
 
 /** Connects alone, as `migrate` does. */
 export async function openDatabase (config: Config, onFatal?: (error: Error) => void): Promise<Database> {
-  if (config.databaseUrl !== undefined) return connect({ url: config.databaseUrl, pool: config.databasePool, onFatal })
+  if (config.databaseUrl !== undefined) {
+    return connect({ url: config.databaseUrl, pool: config.databasePool, onFatal, onWait: say })
+  }
   makeDataDirectory(config)
   const database: Database = await connect({
     dir: directoryOf(config),

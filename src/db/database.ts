@@ -60,8 +60,8 @@ export interface Database {
   maintain<T> (fn: (db: Db) => Promise<T>, what?: string): Promise<T>
   /** The same to read alone: all of it sees the database as it is at its first statement but locks. */
   snapshot<T> (fn: (db: Db) => Promise<T>): Promise<T>
-  /** Brings the schema to this build's version. */
-  migrate (): Promise<void>
+  /** Brings the schema to this build's version; what waits for others is ended by the signal, with its reason. */
+  migrate (signal?: AbortSignal): Promise<void>
   /** Answers when the database does, or throws DatabaseUnavailable after about two seconds. */
   ping (): Promise<void>
   close (): Promise<void>
@@ -79,7 +79,7 @@ export interface ConnectOptions {
   durable?: boolean | undefined
   /** Called when only a restart of the process can help. */
   onFatal?: ((error: Error) => void) | undefined
-  /** Called with a line that says what is waited for, when the embedded database takes long to open or to migrate. */
+  /** Called with a line that says what is waited for, when a database takes long to open or to migrate. */
   onWait?: ((line: string) => void) | undefined
   /** Called with the JSON that another process tells who has the embedded database open. */
   onTold?: ((told: string) => Promise<void>) | undefined
@@ -116,10 +116,10 @@ const COMMON = {
  * @throws DirectoryLocked when another process has the embedded database's directory
  */
 export async function connect (options: ConnectOptions): Promise<Database> {
-  return options.url ? connectPostgres(options.url, options.pool) : await connectEmbedded(options)
+  return options.url ? connectPostgres(options.url, options) : await connectEmbedded(options)
 }
 
-function connectPostgres (databaseUrl: string, pool: number): Database {
+function connectPostgres (databaseUrl: string, { pool, onWait }: ConnectOptions): Database {
   const { url, ssl } = tlsOf(databaseUrl)
   const client = (max: number, more: object = {}, session: object = SESSION) => postgres(url, {
     ...COMMON,
@@ -180,7 +180,7 @@ function connectPostgres (databaseUrl: string, pool: number): Database {
     authenticate: authority => authenticate(handles, authority),
     maintain: fn => alone(client => handle(client).transaction(async tx => await fn(tx))),
     snapshot: fn => alone(client => handle(client).transaction(async tx => await fn(tx), SNAPSHOT)),
-    migrate: () => alone(migrateSchema),
+    migrate: signal => alone(client => migrateSchema(client, { beside: reads, onWait, signal })),
     ping: () => ping(reads),
     close: async () => {
       await findAuthority(handles.db)?.settled()

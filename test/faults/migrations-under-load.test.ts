@@ -127,7 +127,7 @@ t.test('RL-30 the schema grows under load on two instances: no request fails, an
   const load = await underLoad(pair, async (load) => {
     await untilMore(load.written)
     const unlock = watchLocks(t, database.url)
-    await Promise.all(times(2, () => migrateSchema(clientOf(t, database.url), folder)))
+    await Promise.all(times(2, () => migrateSchema(clientOf(t, database.url), { folder })))
     await untilMore(load.written)
     const { ms, table } = await unlock()
     t.ok(ms < LOCKED, `${table} was locked for ${Math.round(ms)} ms`)
