@@ -1,3 +1,6 @@
+import { execFileSync } from 'node:child_process'
+import { mkdirSync, writeFileSync } from 'node:fs'
+import { join } from 'node:path'
 import { setTimeout as pause } from 'node:timers/promises'
 import postgres from 'postgres'
 import t, { type Test } from 'tap'
@@ -6,6 +9,7 @@ import { freshDatabase } from './helpers/app.ts'
 import { LONG } from './helpers/long.ts'
 import { copyOfMigrations, EXPANSIONS, HOT } from './helpers/migrations.ts'
 import { buildOf, releaseBefore } from './helpers/older.ts'
+import { scratchDirectory } from './helpers/process.ts'
 import { exchangeReleases } from './helpers/rolling.ts'
 import {
   failedInside, makeLevels, replay, startInstances, statuses, store, times, type Operation, type Reply
@@ -176,6 +180,33 @@ t.test('RL-30: a signal ends a start that waits for a transaction or for another
   await migrate()
   t.equal(await indexed(), 1)
   await end()
+})
+
+t.test('the release before is never the one that is looked at, whichever commit has a tag', async (t) => {
+  const clone = scratchDirectory(t)
+  t.equal(releaseBefore(clone), undefined, 'no clone')
+  const git = (...args: string[]) => execFileSync('git', [
+    '-c', 'user.name=test', '-c', 'user.email=test@example.com', '-c', 'commit.gpgSign=false', ...args
+  ], { cwd: clone, encoding: 'utf8', stdio: ['ignore', 'pipe', 'ignore'] }).trim()
+  const commit = (name: string) => {
+    mkdirSync(join(clone, 'drizzle'), { recursive: true })
+    writeFileSync(join(clone, name), '')
+    git('add', '.')
+    git('commit', '-q', '-m', name)
+    return git('rev-parse', 'HEAD')
+  }
+  git('init', '-q')
+  commit('drizzle/0000_first.sql')
+  const first = commit('README.md')
+  commit('drizzle/0001_second.sql')
+  t.equal(releaseBefore(clone), first, 'before the last migration')
+  git('tag', 'v1.0.0')
+  t.equal(releaseBefore(clone), first, 'the first release has none before it')
+  commit('CHANGELOG.md')
+  t.equal(releaseBefore(clone), 'v1.0.0')
+  git('tag', 'v1.1.0-rc.1')
+  git('tag', 'v1.1.0')
+  t.equal(releaseBefore(clone), 'v1.0.0')
 })
 
 const before = LONG ? releaseBefore() : undefined

@@ -10,15 +10,14 @@ function run (file: string, args: string[], options: { cwd?: string, input?: Buf
   return stdout
 }
 
-const git = (...args: string[]) => run('git', args).toString().trim()
-
 /**
- * The release before: that of the last tag, or, while there is none, the build from before the last migration.
- * Undefined in what is no clone, or one without the history.
+ * The release before: that of the last tag before this commit, which may have one itself, or, while there is none, the
+ * build from before the last migration. Undefined in what is no clone, or one without the history.
  */
-export function releaseBefore (): string | undefined {
+export function releaseBefore (clone = '.'): string | undefined {
+  const git = (...args: string[]) => run('git', args, { cwd: clone }).toString().trim()
   try {
-    return git('describe', '--tags', '--abbrev=0')
+    return git('describe', '--tags', '--abbrev=0', 'HEAD^')
   } catch {
     try {
       const added = git('log', '-1', '--format=%H', '--diff-filter=A', '--', 'drizzle/*.sql')
