@@ -498,6 +498,7 @@ t.test('the file is there whole or not at all, in no place of another one', asyn
   t.ok(readFileSync(file).equals(before))
   refused(t, await command(['backup', join(folder, 'nowhere', 'file')], service.env), /^\S+ cannot be written \(ENOENT\)\n/)
   refused(t, await drill(join(folder, 'nowhere')), /^\S+ cannot be read \(ENOENT\)\n/, 2)
+  refused(t, await drill(file, '--anchors', join(folder, 'nowhere')), /^\S+nowhere cannot be read \(ENOENT\)\n/, 2)
   for (const args of [['backup'], ['restore', 'a', 'b'], ['drill', 'a', '--none']]) {
     t.equal((await command(args, service.env)).code, 2, args.join(' '))
   }
@@ -645,7 +646,7 @@ t.test('a backup of an older schema is restored, and brought up to date', async 
   await restored.close()
 })
 
-t.test('a backup goes through a pipe, and is no more than that when nobody reads on', { skip: !LONG }, async (t) => {
+t.test('a backup goes through a pipe, and is no more than that when nobody reads on', async (t) => {
   const place = withKey(await emptyPlace(t))
   const shell = (text: string) => run('sh', ['-c', text], {
     ...service.env, ...Object.fromEntries(Object.entries(place).map(([name, value]) => [`TO_${name}`, value]))
