@@ -104,7 +104,7 @@ async function measureBacklog (app: FastifyInstance, database: Database): Promis
     return [
       up(1),
       gauge('late_events', 'Events that wait for their number', backlog.late_events),
-      gauge('late_events_oldest_seconds', 'How long the first of these has been waiting', backlog.late_seconds),
+      gauge('late_events_oldest_seconds', 'How long the first of those counted has been waiting', backlog.late_seconds),
       gauge('reencryption_projects', 'Projects whose history is being re-encrypted', backlog.reencryptions),
       gauge('reencryption_versions_left', 'Versions that are still to be re-encrypted', backlog.versions_left),
       gauge('removal_organizations', 'Deleted organizations of which rows are left', backlog.organizations),

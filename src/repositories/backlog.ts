@@ -5,6 +5,7 @@ import { histories, last_backup, late_events, organization_removals, re_encrypti
 /** What waits for its turn, of all organizations together, and the newest backup: both null where there is none. */
 export interface Backlog {
   late_events: number
+  /** The first of those that are counted: no index has them by time, and where more wait, many wait for long. */
   late_seconds: number
   reencryptions: number
   versions_left: number
