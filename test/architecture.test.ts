@@ -48,7 +48,7 @@ const APART: Record<string, 'types' | 'nothing'> = { 'src/repositories': 'types'
 /** Who reads the environment and ends the process: the command line; `serve` for what no close can wait for. */
 const PROCESS: Record<string, string[]> = {
   'process.env': ['src/cli.ts'],
-  'process.exit': ['src/cli.ts', 'src/commands/serve.ts', 'src/commands/supervise.ts']
+  'process.exit': ['src/cli.ts', 'src/commands/scratch.ts', 'src/commands/serve.ts', 'src/commands/supervise.ts']
 }
 
 interface Import { from: string, typeOnly: boolean }

@@ -1,4 +1,6 @@
-import { existsSync, readdirSync, readFileSync, statSync, symlinkSync, truncateSync, writeFileSync } from 'node:fs'
+import { type ChildProcess, spawn } from 'node:child_process'
+import { EventEmitter, once } from 'node:events'
+import { existsSync, mkdirSync, readdirSync, readFileSync, statSync, symlinkSync, truncateSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { setTimeout as pause } from 'node:timers/promises'
 import { Readable } from 'node:stream'
@@ -19,6 +21,8 @@ import { encryptTo } from '../src/crypto/recipients.ts'
 import { generateMasterKey } from '../src/crypto/keyring.ts'
 import { sha256 } from '../src/crypto/primitives.ts'
 import { connect, type Database } from '../src/db/database.ts'
+import { serveCopies } from '../src/db/copies.ts'
+import { lockDirectory } from '../src/db/lock.ts'
 import { listMigrations, makeSchema } from '../src/db/migrate.ts'
 import { listStoredKeys } from '../src/repositories/sealed.ts'
 import { noteBackup } from '../src/repositories/backups.ts'
@@ -675,6 +679,59 @@ t.test('who cannot write to standard output says so in a line, and leaves nothin
     t.equal(code, status)
   }
   t.strictSame(readdirSync(own), ['whole'])
+})
+
+t.test('a signal ends a command without leaving its scratch, and what a killed one left goes with the next', async (t) => {
+  const dir = scratchDirectory(t)
+  const env = { ...process.env, MASTER_KEY, DATA_DIR: dir, DATABASE_URL: '', TMPDIR: dir }
+  const start = (...args: string[]) => spawn(process.execPath, args, { env, stdio: ['pipe', 'ignore', 'inherit'] })
+  const end = async (child: ChildProcess, signal: NodeJS.Signals) => {
+    child.kill(signal)
+    return (await once(child, 'close'))[0] as number | null
+  }
+  const left = () => readdirSync(dir).filter((name) => name !== 'postgres')
+
+  // Somebody who has an embedded database open, and copies it for ever.
+  const place = join(dir, 'postgres')
+  mkdirSync(join(place, 'cluster'), { recursive: true, mode: 0o700 })
+  writeFileSync(join(place, 'cluster', 'PG_VERSION'), '17\n')
+  const unlock = await lockDirectory(place)
+  const asked = new EventEmitter()
+  const endCopies = await serveCopies(place, async (to, whileWanted) => {
+    asked.emit('copy', to)
+    await once(whileWanted, 'abort')
+  }, async () => {})
+  const backUpInto = async (name: string) => {
+    const child = start(CLI, 'backup', join(dir, name))
+    const [to] = await once(asked, 'copy') as [string]
+    return { child, to: to.slice(dir.length + 1).split('/')[0]! }
+  }
+  const killed = await backUpInto('one')
+  await end(killed.child, 'SIGKILL')
+  t.strictSame(left(), [killed.to])
+  const stopped = await backUpInto('two')
+  t.strictSame(left(), [stopped.to], 'the copy of a process that is gone has gone, too')
+  // It waits for its turn.
+  const waiting = start(CLI, 'backup', join(dir, 'three'))
+  while (left().length === 1) await pause(20)
+  t.ok(left().includes(stopped.to), 'and that of one that lives is there')
+  t.same(await Promise.all([end(stopped.child, 'SIGTERM'), end(waiting, 'SIGINT')]), [143, 130])
+  t.strictSame(left(), [])
+  endCopies()
+  unlock()
+
+  const drilled = start(CLI, 'drill', '-')
+  while (left().length === 0) await pause(20)
+  t.equal(await end(drilled, 'SIGINT'), 130)
+  t.strictSame(left(), [])
+  const module = new URL('../src/commands/durable.js', import.meta.url).href
+  const writes = start('--input-type=module', '-e', `
+    const { writeStreamDurably } = await import(${JSON.stringify(module)})
+    setInterval(() => {}, 1000)
+    await writeStreamDurably(process.env.DATA_DIR + '/file', (async function * () { await new Promise(() => {}) })(), 0o600)`)
+  while (left().length === 0) await pause(20)
+  t.equal(await end(writes, 'SIGTERM'), 143)
+  t.strictSame(left(), [])
 })
 
 t.test('a backup of a newer build, or with other rows than it says, is refused in one line', async (t) => {

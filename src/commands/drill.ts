@@ -1,4 +1,4 @@
-import { mkdtemp, rm } from 'node:fs/promises'
+import { mkdtempSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import type { Config } from '../config.ts'
@@ -10,6 +10,7 @@ import { describeVerified, readAnchors, verifyDatabase } from './audit.ts'
 import { DamagedBackup } from './backup-file.ts'
 import { describeSummary, openBackup, refuseWithoutRoom, restoreInto, rowsIn, type Source } from './backup.ts'
 import { checkKeys, openKeyring, StartError } from './open.ts'
+import { makeScratch } from './scratch.ts'
 
 /**
  * Rehearses a restore: brings a backup into an embedded database of its own, which is gone afterwards, opens all that
@@ -56,7 +57,8 @@ export async function drill (
 }
 
 async function withScratch (act: (database: Database) => Promise<void>): Promise<void> {
-  const dir = await mkdtemp(join(tmpdir(), 'strongroom-drill-'))
+  const dir = mkdtempSync(join(tmpdir(), 'strongroom-drill-'))
+  const remove = makeScratch(dir)
   try {
     const database = await connect({ dir, pool: 1, durable: false })
     try {
@@ -67,6 +69,6 @@ async function withScratch (act: (database: Database) => Promise<void>): Promise
   } catch (error) {
     throw error instanceof NoRoom ? new StartError(`There is no room left in ${tmpdir()}, which TMPDIR names`) : error
   } finally {
-    await rm(dir, { recursive: true, force: true })
+    remove()
   }
 }

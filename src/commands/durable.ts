@@ -4,6 +4,7 @@ import {
 import { open } from 'node:fs/promises'
 import { dirname, resolve } from 'node:path'
 import { ulid } from 'ulidx'
+import { makeScratch } from './scratch.ts'
 
 /**
  * Makes a file that is there whole or not at all, and on disk with its name before this returns: written beside its
@@ -14,16 +15,18 @@ export function writeDurably (file: string, text: string, mode: number): void {
   const draft = draftOf(file)
   const handle = openSync(draft, WRITING, mode)
   try {
-    fchmodSync(handle, mode)
-    writeFileSync(handle, text)
-    fsyncSync(handle)
-  } catch (error) {
-    unlinkSync(draft)
-    throw error
+    try {
+      fchmodSync(handle, mode)
+      writeFileSync(handle, text)
+      fsyncSync(handle)
+    } finally {
+      closeSync(handle)
+    }
+    linkSync(draft, file)
   } finally {
-    closeSync(handle)
+    unlinkSync(draft)
   }
-  putInPlace(draft, file)
+  sync(dirname(file))
 }
 
 /** The same for what comes in pieces, one at a time in memory. */
@@ -31,33 +34,27 @@ export async function writeStreamDurably (
   file: string, chunks: AsyncIterable<Uint8Array>, mode: number
 ): Promise<void> {
   const draft = draftOf(file)
-  const handle = await open(draft, WRITING, mode)
+  const remove = makeScratch(draft)
   try {
-    await handle.chmod(mode)
-    for await (const chunk of chunks) await handle.writeFile(chunk)
-    await handle.sync()
-  } catch (error) {
-    unlinkSync(draft)
-    throw error
+    const handle = await open(draft, WRITING, mode)
+    try {
+      await handle.chmod(mode)
+      for await (const chunk of chunks) await handle.writeFile(chunk)
+      await handle.sync()
+    } finally {
+      await handle.close()
+    }
+    linkSync(draft, file)
   } finally {
-    await handle.close()
+    remove()
   }
-  putInPlace(draft, file)
+  sync(dirname(file))
 }
 
 // Whoever makes the same file at the same time has another draft, be it under the same process id in another
 // container; what is there under its name is never written to, or through.
 const WRITING = constants.O_WRONLY | constants.O_CREAT | constants.O_EXCL | constants.O_NOFOLLOW
 const draftOf = (file: string) => `${file}.${ulid()}`
-
-function putInPlace (draft: string, file: string): void {
-  try {
-    linkSync(draft, file)
-  } finally {
-    unlinkSync(draft)
-  }
-  sync(dirname(file))
-}
 
 /** Waits until a file or directory, whoever made it, is on disk, and the name that it has. */
 export function syncWithName (path: string): void {

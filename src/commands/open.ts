@@ -1,4 +1,4 @@
-import { chmodSync, existsSync, mkdtempSync, rmSync } from 'node:fs'
+import { chmodSync, existsSync, mkdirSync, mkdtempSync } from 'node:fs'
 import { join, resolve } from 'node:path'
 import { setTimeout as pause } from 'node:timers/promises'
 import { ConfigError, readKeyFile, type Config } from '../config.ts'
@@ -6,7 +6,8 @@ import {
   createKeyring, generateMasterKey, MasterKeyMissing, openCanary, type Keyring, type MasterKey
 } from '../crypto/keyring.ts'
 import {
-  askForCopy, connect, databaseError, DatabaseError, DatabaseUnavailable, DirectoryLocked, hasCluster, tellHolder,
+  askForCopy, connect, databaseError, DatabaseError, DatabaseUnavailable, DirectoryLocked, hasCluster, lockDirectory,
+  removeUnheld, tellHolder,
   type Database
 } from '../db/database.ts'
 import { noteBackup, type Backup } from '../repositories/backups.ts'
@@ -14,6 +15,7 @@ import { listCanaries, wrapsNothing } from '../repositories/master-keys.ts'
 import { openRows } from '../vault/rows.ts'
 import { makeDirectoryDurably, syncWithName, writeDurably } from './durable.ts'
 import { execProvider, isWrapped, masterKeyOf, type KeyProvider } from './key-provider.ts'
+import { makeScratch } from './scratch.ts'
 
 /** A reason to stop that the operator can act on: one line, exit 1. */
 export class StartError extends Error {
@@ -118,6 +120,9 @@ function tellOfAdoption (rows: number) {
   }
 }
 
+// What the folder of a copy of the embedded database begins with.
+const COPY = 'copy-'
+
 /** What was opened to read alone, and how to keep that a backup was made of it. */
 export interface OpenedToRead extends Opened { note (backup: Backup): Promise<void> }
 
@@ -149,14 +154,21 @@ export async function openToRead (config: Config): Promise<OpenedToRead> {
 
 async function openCopy (config: Config, locked: DirectoryLocked): Promise<Database> {
   // Beside what it is a copy of: as well protected, and on the same file system.
-  const dir = mkdtempSync(join(config.dataDir, 'copy-'))
-  const remove = () => { rmSync(dir, { recursive: true, force: true }) }
-  try {
-    if (!await askForCopy(directoryOf(config), join(dir, 'cluster'))) throw locked
-    const database = await connect({ dir, pool: 1, durable: false, onWait: say })
-    return { ...database, where: resolve(directoryOf(config)), close: () => database.close().finally(remove) }
-  } catch (error) {
+  const dir = mkdtempSync(join(config.dataDir, COPY))
+  const remove = makeScratch(dir)
+  const unlock = await lockDirectory(dir)
+  const clear = () => {
+    unlock()
     remove()
+  }
+  try {
+    const copy = join(dir, 'postgres')
+    mkdirSync(copy, { mode: 0o700 })
+    if (!await askForCopy(directoryOf(config), join(copy, 'cluster'))) throw locked
+    const database = await connect({ dir: copy, pool: 1, durable: false, onWait: say })
+    return { ...database, where: resolve(directoryOf(config)), close: () => database.close().finally(clear) }
+  } catch (error) {
+    clear()
     throw error
   }
 }
@@ -167,6 +179,7 @@ export async function openDatabase (config: Config, onFatal?: (error: Error) => 
     return connect({ url: config.databaseUrl, pool: config.databasePool, onFatal, onWait: say })
   }
   makeDataDirectory(config)
+  await removeUnheld(config.dataDir, COPY)
   const database: Database = await connect({
     dir: directoryOf(config),
     pool: 1,

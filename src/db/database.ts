@@ -19,7 +19,7 @@ export type { Pool } from './guard.ts'
 export type { Db } from './handle.ts'
 export { askForCopy, tellHolder } from './copies.ts'
 export { hasCluster, NoRoom } from './embedded.ts'
-export { DirectoryLocked } from './lock.ts'
+export { DirectoryLocked, lockDirectory, removeUnheld } from './lock.ts'
 export {
   authorityOf, findAuthority, isAuthentic, macOf, readNow, setAuthority, tampered, TamperedRow, updateAuthentic,
   verifies, type Authenticated, type RowAuthority, type Violation, type ViolationLog

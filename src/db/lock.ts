@@ -61,6 +61,27 @@ export async function lockDirectory (dir: string): Promise<() => void> {
   }
 }
 
+/**
+ * Takes away the directories of a name that begins so whose holders have ended. One that nobody has taken yet is left
+ * to who is about to, and one that cannot be taken away to the next time.
+ */
+export async function removeUnheld (parent: string, beginning: string): Promise<void> {
+  for (const name of fs.readdirSync(parent).filter(name => name.startsWith(beginning))) {
+    const dir = path.join(parent, name)
+    try {
+      if (locks(dir).length === 0) continue
+      const unlock = await lockDirectory(dir)
+      try {
+        fs.rmSync(dir, { recursive: true, force: true })
+      } finally {
+        unlock()
+      }
+    } catch {
+      // It is held, or somebody else takes it away.
+    }
+  }
+}
+
 const locks = (dir: string) => fs.readdirSync(dir).filter(name => /^lock\.\d+$/.test(name))
 
 async function refuseLiving (base: string, dir: string, mine?: string) {
