@@ -1,7 +1,9 @@
 import type { AddressInfo } from 'node:net'
 import { setTimeout as pause } from 'node:timers/promises'
 import t, { type Test } from 'tap'
-import { judge, Recorder, written, type Asked, type Document, type History, type Told } from './helpers/histories.ts'
+import {
+  idProblems, judge, judgeTogether, Recorder, written, type Asked, type Document, type History, type Merged, type Told
+} from './helpers/histories.ts'
 import { LONG } from './helpers/long.ts'
 import { startServer } from './helpers/process.ts'
 import {
@@ -109,6 +111,47 @@ t.test('the checker accepts what a level can have told, and refuses what it cann
   for (const [name, history] of Object.entries(REFUSED)) t.notOk(judge(history).linearizable, name)
   const [name, history] = Object.entries(REFUSED)[0]!
   t.match(written(name, history, judge(history)), /a stale read.*\n.*\n.*store.*\n.*store.*\n.*! read.*"a"/)
+})
+
+const together = (...calls: { at: string[], asked: Asked, told: Told[] }[]): Merged[] =>
+  calls.map(({ at, asked, told }, i) => ({ asked: { at, ...asked }, told, sent: 2 * i, answered: 2 * i + 1 }))
+const stored = (at: string, content: string, version: number) => {
+  const [asked, told] = store(content, version)
+  return { at: [at], asked, told: [told] }
+}
+const merged = (...documents: (Document | null)[]) =>
+  ({ at: ['a', 'a/b'], asked: { kind: 'read' } as Asked, told: documents.map((document) => ({ status: 200, document })) })
+const rotated = (...told: Told[]) => ({ at: ['a', 'a/b'], asked: { kind: 'rotate' } as Asked, told })
+const inKey = (content: string, version: number, key: number) => ({ ...document(content, version), key })
+
+t.test('what is one operation of several levels happened at all of them at once, and ids are of one organization', async (t) => {
+  const rotation = rotated({ status: 200, key: 2 }, { status: 200, key: 2 })
+  const half = together(
+    stored('a', 'x', 1), stored('a/b', 'y', 2), rotation, merged({ ...inKey('x', 3, 2), etag: 'x2' }, inKey('y', 2, 1))
+  )
+  const whole = together(
+    stored('a', 'x', 1), stored('a/b', 'y', 2), merged(document('x', 1), document('y', 2)), rotation,
+    merged({ ...inKey('x', 3, 2), etag: 'x2' }, { ...inKey('y', 4, 2), etag: 'y2' })
+  )
+  t.ok(judgeTogether(whole).linearizable)
+  // While the rotation is under way each level by itself may be before it or behind it.
+  const [one, other, , last] = half
+  const torn = [one!, other!, { ...half[2]!, sent: 4, answered: 9 }, { ...last!, sent: 5, answered: 6 }]
+  for (const i of [0, 1]) {
+    t.ok(judge(torn.flatMap(({ asked: { at, ...asked }, told, ...times }) => {
+      const place = at.indexOf(['a', 'a/b'][i]!)
+      return place < 0 ? [] : [{ asked, told: told![place], ...times }]
+    })).linearizable, 'right at each level')
+  }
+  t.notOk(judgeTogether(torn).linearizable, 'half a rotation, seen while it goes on')
+  const read = together(stored('a/b', 'y', 1), stored('a', 'x', 2)).map((call) => ({ ...call, answered: 99 }))
+  read[1]!.sent = 100
+  read[1]!.answered = 101
+  const between = { ...together(merged(document('x', 2), null))[0]!, sent: 98, answered: 102 }
+  t.notOk(judgeTogether([...read, between]).linearizable, 'a read that is torn')
+  t.same([whole, read].flatMap(idProblems), [])
+  t.not(idProblems(together(stored('a', 'x', 1), stored('a/b', 'y', 1))).length, 0, 'an id at two levels')
+  t.not(idProblems(together(stored('a', 'x', 2), stored('a/b', 'y', 1))).length, 0, 'ids that go back between levels')
 })
 
 const ROUNDS = LONG ? 1000 : 4

@@ -3,7 +3,8 @@ import { check, type Call, type Checked, type Model } from './linearizable.ts'
 import type { Level, Reply, Send } from './traffic.ts'
 
 // What clients ask of a level, what they are told, and what the domain says a level is. Each level is checked by
-// itself: what is about a whole project is an operation of each of its levels.
+// itself, where what is about a whole project is an operation of each of its levels, and then all of them as one, where
+// it is one operation: a read that saw one level before a write and the other behind it is right at each.
 
 export interface Document {
   content: string
@@ -182,8 +183,58 @@ function listedBy (state: State, told: { id: number, action: string }[]): State 
 /** Whether a history is one of a level. */
 export const judge = (history: History): Checked => check(level, history)
 
+/** One operation of several levels of a project, which happens at all of them at once: what each was asked and told. */
+export type Merged = Call<{ at: string[] } & Asked, Told[]>
+
+/** The levels of a project as one: by their names, those that something happened at. */
+const project: Model<Record<string, State>, Merged['asked'], Told[]> = {
+  initial: {},
+  step (states, { at, ...asked }, told) {
+    const after = { ...states }
+    for (const [i, name] of at.entries()) {
+      const next = level.step(after[name] ?? level.initial, asked, told?.[i])
+      if (next === undefined) return undefined
+      after[name] = next
+    }
+    return after
+  }
+}
+
+/** Whether what happened at several levels is a history of a project. */
+export const judgeTogether = (calls: Merged[]): Checked => check(project, calls)
+
+/**
+ * Version ids that are not those of one organization: one that two levels have, and one that is not above those that
+ * somebody had been told, at whichever level, before its write was sent.
+ */
+export function idProblems (calls: Merged[]): string[] {
+  const levels = new Map<number, string>()
+  const problems: string[] = []
+  const seen: { id: number, answered: number }[] = []
+  for (const { asked: { at }, told = [], answered } of calls) {
+    for (const [i, one] of told.entries()) {
+      const ids = [one.version, one.document?.version, ...one.versions?.map(({ id }) => id) ?? []]
+      for (const id of ids) {
+        if (id === null || id === undefined) continue
+        const before = levels.get(id) ?? at[i]!
+        if (before !== at[i]) problems.push(`version ${id} is of ${before} and of ${at[i]}`)
+        levels.set(id, before)
+        seen.push({ id, answered })
+      }
+    }
+  }
+  for (const { told = [], sent } of calls) {
+    for (const { version } of told) {
+      if (version === undefined || version === null) continue
+      const above = seen.find(({ id, answered }) => answered < sent && id >= version)
+      if (above !== undefined) problems.push(`version ${version} was written when ${above.id} had been told`)
+    }
+  }
+  return problems
+}
+
 /** A history to read: the operations in the order in which they were sent, and where no order goes on. */
-export function written (name: string, history: History, { order, stuck }: Checked): string {
+export function written (name: string, history: Call<Asked, Told | Told[]>[], { order, stuck }: Checked): string {
   const first = Math.min(...history.map(({ sent }) => sent))
   const ms = (time: number) => (time - first).toFixed(1).padStart(8)
   const lines = history.map(({ asked: { kind, ...asked }, told, sent, answered }, place) => [sent, [
@@ -192,7 +243,7 @@ export function written (name: string, history: History, { order, stuck }: Check
     kind.padEnd(7), JSON.stringify(asked), '->', told === undefined ? 'unknown' : JSON.stringify(told)
   ].join(' ')] as const)
   return [
-    `${name}: no order of these operations is one of a level`,
+    `${name}: no order of these operations is one of ${Array.isArray(history[0]?.told) ? 'a project' : 'a level'}`,
     '    sent answered    #', ...lines.sort(([one], [other]) => one - other).map(([, line]) => line),
     `The longest order: ${order.map((place) => `#${place}`).join(' ')}; none of those with ! can come next.`
   ].join('\n')
@@ -209,6 +260,8 @@ interface Kept { level: Level, history: History, versions: number[], etags: stri
 /** Levels of one project, deepest first, and the histories of them that clients record. */
 export class Recorder {
   readonly levels: Kept[]
+  /** The same, with what is one operation of several levels as one. */
+  readonly calls: Merged[] = []
   /** Answers that are none that the operation has. */
   readonly strange: unknown[] = []
   unknown = 0
@@ -273,12 +326,16 @@ export class Recorder {
     }
   }
 
-  /** The histories that are none of a level, written down. */
+  /** The histories that are none of a level, written down; where there are none, that of the project if it is none. */
   problems (name: string): string[] {
-    return this.levels.flatMap(({ level, history }) => {
+    const found = this.levels.flatMap(({ level, history }) => {
       const checked = judge(history)
       return checked.linearizable ? [] : [written(`${name}, ${nameOf(level)}`, history, checked)]
     })
+    found.push(...idProblems(this.calls))
+    if (found.length > 0) return found
+    const checked = judgeTogether(this.calls)
+    return checked.linearizable ? [] : [written(name, this.calls, checked)]
   }
 
   store (
@@ -337,9 +394,8 @@ export class Recorder {
       this.strange.push(['read', path, reply.status, reply.body])
       return
     }
-    for (const [i, document] of told(reply).entries()) {
-      this.keep(above[i]!, { asked: { kind: 'read' }, told: { status: 200, document }, sent, answered })
-    }
+    const all = told(reply).map((document): Told => ({ status: 200, document }))
+    this.keep(above, { kind: 'read' }, all, sent, answered)
   }
 
   rotate (send: Send, history_policy: 'keep' | 're_encrypt'): Promise<void> {
@@ -367,7 +423,8 @@ export class Recorder {
     if (asked.kind === 'rotate' && reply?.status === 409) return
     const told = reply && { status: reply.status, ...(statuses.includes(reply.status) && more(reply)) }
     if (told === undefined) this.unknown++
-    for (const kept of [levels].flat()) this.keep(kept, { asked, told, sent, answered })
+    const all = [levels].flat()
+    this.keep(all, asked, told && all.map(() => told), sent, answered)
   }
 
   /** The answer, where one came and told what came of the request. */
@@ -376,14 +433,17 @@ export class Recorder {
     return reply?.status === 503 ? undefined : reply
   }
 
-  private keep ({ history, versions, etags }: Kept, call: History[number]) {
-    const { asked, told } = call
+  private keep (all: Kept[], asked: Asked, told: Told[] | undefined, sent: number, answered: number) {
     const isRead = asked.kind === 'read' || asked.kind === 'list' || asked.kind === 'version'
     if (told === undefined && isRead) return
-    history.push(call)
-    for (const id of [told?.version, told?.document?.version]) if (id && !versions.includes(id)) versions.push(id)
-    const etag = told?.etag ?? told?.document?.etag
-    if (etag !== undefined && etags.at(-1) !== etag) etags.push(etag)
+    this.calls.push({ asked: { at: all.map(({ level }) => nameOf(level)), ...asked }, told, sent, answered })
+    for (const [i, { history, versions, etags }] of all.entries()) {
+      const one = told?.[i]
+      history.push({ asked, told: one, sent, answered })
+      for (const id of [one?.version, one?.document?.version]) if (id && !versions.includes(id)) versions.push(id)
+      const etag = one?.etag ?? one?.document?.etag
+      if (etag !== undefined && etags.at(-1) !== etag) etags.push(etag)
+    }
   }
 }
 
