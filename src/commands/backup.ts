@@ -1,11 +1,12 @@
 import { existsSync } from 'node:fs'
-import { stat, statfs } from 'node:fs/promises'
+import { stat } from 'node:fs/promises'
 import { dirname, resolve } from 'node:path'
 import { ulid } from 'ulidx'
 import { readSecretFile, type Config } from '../config.ts'
 import { IntegrityError } from '../crypto/at-rest.ts'
 import { MasterKeyMissing, type Keyring } from '../crypto/keyring.ts'
 import { AGE, decryptWith, encryptTo, RecipientError } from '../crypto/recipients.ts'
+import { freeBytes } from '../db/copy-cluster.ts'
 import type { Db } from '../db/database.ts'
 import { canMakeSchema, listMigrations, lockSchema, makeSchema } from '../db/migrate.ts'
 import { countOrganizations } from '../repositories/organizations.ts'
@@ -135,11 +136,10 @@ export async function restore (config: Config, source: Source): Promise<Summary>
 export async function refuseWithoutRoom ({ file }: Source, directory: string): Promise<void> {
   let dir = resolve(directory)
   while (!existsSync(dir)) dir = dirname(dir)
-  // Of what cannot be looked at, whoever reads or writes it tells. Some file systems do not count.
+  // Of what cannot be looked at, whoever reads it tells.
   const size = file === '-' ? 0 : await stat(file).then(({ size }) => size, () => 0)
-  const { blocks, bavail, bsize } = await statfs(dir)
-  if (blocks === 0 || bavail * bsize >= size) return
-  throw new StartError(`There is no room left in ${dir}: ${file} has ${size} bytes, and ${bavail * bsize} are free`)
+  const free = freeBytes(dir)
+  if (free < size) throw new StartError(`There is no room left in ${dir}: ${file} has ${size} bytes, and ${free} are free`)
 }
 
 /**

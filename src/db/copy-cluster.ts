@@ -51,9 +51,10 @@ function sizeOf (place: string): number {
   }, 0)
 }
 
-function freeBytes (place: string): number {
-  const { bavail, bsize } = fs.statfsSync(place)
-  return bavail * bsize
+/** How much room there is where a directory is. Some file systems do not count: there it has no end. */
+export function freeBytes (place: string): number {
+  const { blocks, bavail, bsize } = fs.statfsSync(place)
+  return blocks === 0 ? Infinity : bavail * bsize
 }
 
 const inMiB = (bytes: number) => `${Math.ceil(bytes / 2 ** 20)} MiB`
