@@ -238,6 +238,16 @@ const BUGS: Record<string, (send: Send) => Send> = {
     }
   },
   ...(LONG && {
+    'a torn read': (send) => async (...request) => {
+      const [method, path, , headers = {}] = request
+      const before = await send(...request)
+      if (method !== 'GET' || headers['if-none-match'] !== undefined || !path.endsWith('decrypt=true')) return before
+      await pause(20)
+      const reply = await send(...request)
+      const { levels } = reply.body.data.attributes
+      Object.assign(levels, { ...before.body.data.attributes.levels, project: levels.project })
+      return reply
+    },
     'a precondition that nobody looks at': (send) => (method, path, body, { 'if-match': _, ...headers } = {}) =>
       send(method, path, body, headers),
     'a first write that is not the first': (send) => (method, path, body, headers = {}) =>
