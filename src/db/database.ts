@@ -89,6 +89,10 @@ const PING_DEADLINE = 2_000
 const PATIENCE = 60_000
 const QUEUE = 10_000
 const CLOSE_SECONDS = 5
+// Seconds that one statement of what has no deadline may take, so that a server or a network that hangs is waited for
+// no longer: to read a page, or wait for a migration; and to make an index of a large table, or wait for who does.
+const READING = 120
+const CHANGING = 3600
 const ATTEMPTS = 4
 
 // Milliseconds. A statement ends before its caller's deadline, so that giving up leaves nothing running on the server.
@@ -141,9 +145,9 @@ function connectPostgres (databaseUrl: string, { pool, onWait }: ConnectOptions)
   const lists = shared ? writes : client(some, {}, FOR_LISTS)
   const pages = paged ? client(1, {}, FOR_LISTS) : lists
 
-  // On a connection of its own, without a deadline.
-  async function alone<T> (work: (client: Sql) => Promise<T>): Promise<T> {
-    const own = client(1, { silence_timeout: null }, {})
+  // On a connection of its own, without a deadline, as long as no statement takes longer than this.
+  async function alone<T> (silence: number, work: (client: Sql) => Promise<T>): Promise<T> {
+    const own = client(1, { silence_timeout: silence }, {})
     try {
       return await work(own)
     } catch (error) {
@@ -178,9 +182,9 @@ function connectPostgres (databaseUrl: string, { pool, onWait }: ConnectOptions)
     where: `${host.map((name, i) => `${name}:${port[i]}`).join(',')}/${database}`,
     pools,
     authenticate: authority => authenticate(handles, authority),
-    maintain: fn => alone(client => handle(client).transaction(async tx => await fn(tx))),
-    snapshot: fn => alone(client => handle(client).transaction(async tx => await fn(tx), SNAPSHOT)),
-    migrate: signal => alone(client => migrateSchema(client, { beside: reads, onWait, signal })),
+    maintain: fn => alone(CHANGING, client => handle(client).transaction(async tx => await fn(tx))),
+    snapshot: fn => alone(READING, client => handle(client).transaction(async tx => await fn(tx), SNAPSHOT)),
+    migrate: signal => alone(CHANGING, client => migrateSchema(client, { beside: reads, onWait, signal })),
     ping: () => ping(reads),
     close: async () => {
       await findAuthority(handles.db)?.settled()
