@@ -35,9 +35,9 @@ const FIRST = [
   'revocation', 'encryption-doc', 'migrations'
 ]
 // Of the faults, those that take longest.
-const FIRST_FAULTS = ['kills', 'database-away', 'migrations-under-load', 'clock']
-// What measures how fast the service is has the machine for itself.
-const ALONE = ['overload']
+const FIRST_FAULTS = ['database-away', 'migrations-under-load', 'starts-and-stops', 'clock']
+// What measures how fast the service is, or how soon it is there again, has the machine for itself.
+const ALONE = ['kills', 'overload']
 // How long a file may take; a process, as long as its files.
 const TIMEOUT = process.argv.includes('--long') ? 2_240_000 : process.argv.includes('--faults') ? 900_000 : 560_000
 // Files that share a process, one after the other. More would keep more memory than they spare time.

@@ -46,7 +46,7 @@ t.test('RL-25 five times as many clients as it can serve: as much is served, nob
     const { begun, asked, answers } = await storm({
       address, organization, token, levels, clients, seconds, stores: 0.2, patience: 2 * RECOVERED, seed: seed++
     })
-    watch.operations.push(...asked.filter(({ plaintext }) => plaintext !== undefined).map(operationOf))
+    for (const one of asked) if (one.plaintext !== undefined) watch.operations.push(operationOf(one))
     for (const { method, path, text } of answers) {
       for (const reply of repliesIn(text)) outside.push(...outsideContract(method, path, reply))
     }
@@ -101,7 +101,8 @@ t.test('RL-25 five times as many clients as it can serve: as much is served, nob
   const refused = asked.filter(({ status }) => status >= 300)
   t.ok(refused.every(({ status }) => status === 503 || status === 429))
   t.ok(refused.length === 0 || quantile(refused.map(latencyOf), 0.5) < quantile(latencies, 0.5) + REFUSED, 'refusals are quick')
-  const longest = Math.max(...asked.filter(({ isFirst }) => !isFirst).map(latencyOf))
+  // More than arguments of a call can be.
+  const longest = asked.reduce((most, one) => one.isFirst ? most : Math.max(most, latencyOf(one)), 0)
   t.ok(asked.every(({ status }) => status > 0) && longest < RECOVERED, `the last one was answered after ${longest} ms`)
   // In each turn of its event loop Node.js accepts one connection: how long new ones wait for that is told, not judged.
   t.ok(waited.every(Number.isFinite), 'and so was who came on a connection of their own')
