@@ -135,13 +135,13 @@ export function crossesTenants (statement: string): string | undefined {
     /'(?:[^']|'')*'/g, "''"
   ).replace(/--.*$/gm, '').replaceAll('"', '').replace(/\s+/g, ' ').trim().toLowerCase()
   if (EXCEPTIONS.some(({ what }) => what.test(text))) return undefined
-  // The organizations of a person are found by the person.
-  const used = queriesOf(text).flatMap((query) => tablesIn(query).map((table) => ({ ...table, query })))
-    .filter(({ table, alias, query }) => table !== 'members' || !isNamed(query, alias, false, 'user_id'))
+  const all = queriesOf(text).flatMap((query) => tablesIn(query).map((table) => ({ ...table, query })))
+  // The organizations of a person are found by the person, and what is theirs by them.
+  const used = all.filter(({ table, alias, query }) => table !== 'members' || !isNamed(query, alias, false, 'user_id'))
   const loose = used.find(({ alias, query, alone }) => !isNamed(query, alias, alone))
   if (loose !== undefined) return `${loose.table} without its organization`
   if (EITHER.test(text)) return 'its organization, or something else'
-  return used.length > 0 && !/organization_id (=|in) ?(any)?\(?\$|organization_id( ,|,| ?\))|= ''/.test(text)
+  return used.length === all.length && used.length > 0 && !/organization_id (=|in) ?(any)?\(?\$|organization_id( ,|,| ?\))|= ''/.test(text)
     ? 'no organization is given'
     : undefined
 }
