@@ -23,6 +23,7 @@ import { migrateSchema } from '../src/db/migrate.ts'
 import { createWatchdog } from '../src/db/watchdog.ts'
 import { LONG } from './helpers/long.ts'
 import { hasPostgres, startPostgres } from './helpers/postgres.ts'
+import { openWay } from './helpers/way.ts'
 
 const CANARY = 'canary-5f1c0e'
 const things = pgTable('things', { id: integer().primaryKey(), body: bytea(), at: moment(), extra: jsonb() })
@@ -228,6 +229,40 @@ t.test('PostgreSQL', { skip: hasPostgres() ? false : 'PostgreSQL is not installe
     await fullConcurrency()
     const stored = new Set((await database.db.select({ id: things.id }).from(things)).map(({ id }) => id))
     t.same(acknowledged.filter(id => !stored.has(id)), [], `of ${acknowledged.length}; the slowest took ${slowest} ms`)
+    t.same(uncaught, [])
+  })
+
+  await t.test('RL-05 after every connection was reset, none waits for an answer to what was never sent', async t => {
+    const way = await openWay(server.url)
+    const along = await connect({ url: way.url, pool: 6 })
+    t.teardown(async () => {
+      await along.close()
+      await way.close()
+    })
+    const reasons = new Map<string, number>()
+    const load = { running: true, served: 0 }
+    const use = async (work: () => Promise<unknown>) => {
+      while (load.running) {
+        await work().then(() => { load.served++ }, ({ message }: Error) => {
+          reasons.set(message, (reasons.get(message) ?? 0) + 1)
+        })
+      }
+    }
+    const uses = Array.from({ length: 8 }, () => [
+      use(() => find(along.reads, { id: 1 })),
+      use(() => transaction(along.db, async db => {
+        await find(db, { id: 1 })
+        await find(db, { id: 2 })
+      }))
+    ]).flat()
+    for (let resets = 0; resets < 10; resets++) {
+      for (const from = load.served; load.served < from + 100;) await sleep(5)
+      way.reset()
+    }
+    load.running = false
+    await Promise.all(uses)
+    t.ok(reasons.size, 'what was under way failed')
+    t.same([...reasons].filter(([reason]) => !/^(ECONNRESET|EPIPE|CONNECTION_CLOSED)$/.test(reason)), [])
     t.same(uncaught, [])
   })
 
