@@ -1,6 +1,6 @@
 import { setTimeout as pause } from 'node:timers/promises'
 import t from 'tap'
-import { cycles, recovers } from '../helpers/faults.ts'
+import { cycles, RECOVERED, recovers } from '../helpers/faults.ts'
 import { fullConcurrency, judge, noLoad, SLOW, startPair, underLoad, untilMore, type Load, type Pair } from '../helpers/pair.ts'
 import { hasPostgres, startPostgres, type TestPostgres } from '../helpers/postgres.ts'
 import { random, times } from '../helpers/traffic.ts'
@@ -79,7 +79,7 @@ t.test('RL-05 RL-07 RL-08 PostgreSQL goes away and comes back under load: 503 me
     .map((one) => [next(), one] as const).sort(([a], [b]) => a - b).map(([, one]) => one)
   const loads: Load[] = []
   for (const [name, fault] of all) {
-    const load = noLoad(name, SLOW)
+    const load = noLoad(name, fault.meanwhile === 'slow' ? SLOW : RECOVERED)
     loads.push(await underLoad(pair, (load) => through(name, fault, load), { load }))
   }
   await fullConcurrency(pair, database.url, WRITING)

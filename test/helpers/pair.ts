@@ -75,7 +75,7 @@ export interface Load {
   unanswered: string[]
 }
 
-/** Milliseconds for an answer where steps of a request, its look-up and its write, may each take their deadline. */
+/** Milliseconds for an answer of a database that is slow, and gives one: each step of a request may take its time. */
 export const SLOW = 8_000
 
 /** No load yet. */
