@@ -14,7 +14,7 @@ import {
 import { findDocuments } from '../src/repositories/rotations.ts'
 import { deleteTokens } from '../src/repositories/tokens.ts'
 import { makeLevel, startApp, type Caller } from './helpers/app.ts'
-import { makePerson } from './helpers/people.ts'
+import { issuePair, makePerson } from './helpers/people.ts'
 import { beside } from './helpers/statements.ts'
 import { visitor } from './helpers/visitor.ts'
 
@@ -301,6 +301,44 @@ t.test('what somebody may do through teams is found among very many of their pro
   }
   const offered = [...page.matchAll(/name="scope" value="([^"]+)"/g)].map(([, scope]) => scope)
   t.strictSame(offered, ['secret:read', 'secret:write', 'secret:history'])
+})
+
+t.test('whoever calls is found by reading what lets them in, among very many tokens, people and organizations', onServer, async (t) => {
+  const caller = await service.organization()
+  const at = await makeLevel(caller, { slug: 'called' })
+  const { version } = (await caller.call(
+    'POST', `/${caller.organization}/secrets/store`, { ...at, plaintext: 'A=1' }
+  )).body.data
+  const rosa = await makePerson(service, { [caller.organization]: 'owner' })
+  const { access, grant } = await issuePair(service, rosa, ['secret:read'])
+  const many = 'FROM generate_series(1, 3000) n'
+  await service.sql(`INSERT INTO organizations (id, name, slug, plan, storage_key)
+    SELECT lpad('M' || n, 26, '0'), 'Many', 'many-' || n, 'self-hosted', '' ${many}`)
+  await service.sql(`INSERT INTO api_tokens (organization_id, name, token_hash, token_prefix, abilities)
+    SELECT lpad('M' || n, 26, '0'), 'T', sha256(('M' || n)::bytea), 'srt_', '{}' ${many}`)
+  await service.sql(`INSERT INTO users (email, email_normalized, name)
+    SELECT 'many-' || n, 'many-' || n, 'Many' ${many}`)
+  await service.sql(`INSERT INTO members (organization_id, user_id, role)
+    SELECT lpad('M' || row_number() OVER (), 26, '0'), id, 'owner' FROM users WHERE name = 'Many'`)
+  await service.sql(`INSERT INTO oauth_grants (user_id, client_id, scopes, expires_at)
+    SELECT users.id, client_id, scopes, expires_at FROM oauth_grants, users WHERE oauth_grants.id = ${grant}`)
+  await service.sql(`INSERT INTO oauth_tokens (grant_id, access_hash, refresh_hash, scopes, access_expires_at,
+      refresh_expires_at)
+    SELECT id, sha256(('A' || id)::bytea), sha256(('R' || id)::bytea), scopes, expires_at, expires_at
+    FROM oauth_grants WHERE id > ${grant}`)
+  await service.sql('VACUUM ANALYZE')
+  const path = `/${caller.organization}/${at.project}/${at.target}/${at.environment}/secrets`
+  const requests = {
+    'a token of nobody': () => caller.call('GET', path),
+    'an application of a person': () => caller.call('GET', path, undefined, { authorization: `Bearer ${access}` }),
+    'a version': () => caller.call('GET', `/${caller.organization}/secrets/versions/${version}`)
+  }
+  for (const [what, request] of Object.entries(requests)) {
+    for (const [mode, reads] of Object.entries(await readsOf(request))) {
+      t.ok(reads.some(of('api_tokens', 'oauth_tokens')))
+      t.ok(most(reads, () => true) <= FEW, `${what}, ${mode} plan: ${JSON.stringify(reads)}`)
+    }
+  }
 })
 
 t.test('whatever a request does, its rows are found by index, of small tables too: what was changed often is not read through', onServer, async (t) => {

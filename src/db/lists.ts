@@ -1,5 +1,5 @@
 import { sql, type SQL } from 'drizzle-orm'
-import type { AnyPgColumn } from 'drizzle-orm/pg-core'
+import type { AnyPgColumn, PgTable } from 'drizzle-orm/pg-core'
 
 // Lists in statements whose texts are the same for any number of values. A list of rows of one organization carries
 // that organization, and is joined by the whole key: with the organization as a constant beside the list, and
@@ -33,3 +33,13 @@ export const rowsOf = (organizationId: string, rows: readonly object[], columns:
   // Without the limit, which is none, the database would take the organization for the constant that it is.
   sql`(SELECT ${organizationId}::char(26) AS organization_id, its.*
     FROM jsonb_to_recordset(${rowsJson(rows)}::jsonb) AS its (${columns}) OFFSET 0)`
+
+/**
+ * The one row of a table that has a key, to join to the rows of a list: looked up for each of them. A plain join is
+ * planned for lists of a hundred, and for what tables hold on the average: up to some ten thousand rows, all of a table
+ * is read for whoever asks for one.
+ *
+ * @param alias what the row is called; the key may name what stands before it in the statement
+ */
+export const lookUp = (alias: string, table: PgTable, key: SQL): SQL =>
+  sql`LATERAL (SELECT * FROM ${table} WHERE ${key} LIMIT 1) AS ${sql.raw(alias)}`

@@ -1,9 +1,8 @@
 import { sql, type SQL } from 'drizzle-orm'
-import type { PgTable } from 'drizzle-orm/pg-core'
 import type { HistoryPolicy, Managed, SecretFormat } from '../../schemas/projects.ts'
 import { LEVELS, type Level, type LevelNames } from '../../schemas/secrets.ts'
 import { learnHead } from '../db/chain.ts'
-import { preparedSql, verifies, tampered, type Authenticated, type Db } from '../db/database.ts'
+import { lookUp, preparedSql, verifies, tampered, type Authenticated, type Db } from '../db/database.ts'
 import { headOf } from '../db/events.ts'
 import { byQuestion, gather } from '../db/gather.ts'
 import {
@@ -123,11 +122,7 @@ interface Row {
 
 const ASKED = sql`documents boolean, content boolean, key boolean, counter boolean`
 
-// Each row is looked up by its key. A join would be planned for what organizations have on the average: where most have
-// few documents, every read of one that has very many would read them all. What was not asked for is not looked up.
-const lookUp = (alias: string, table: PgTable, key: SQL) =>
-  sql`LATERAL (SELECT * FROM ${table} WHERE ${key} LIMIT 1) AS ${sql.raw(alias)}`
-
+// What was not asked for is not looked up.
 const levels = (name: string, place: SQL, documents: SQL) => preparedSql<Row, { asked: string }>(name, ($) => sql`
   SELECT asked.question, p.organization_id,
     p.id AS project_id, p.slug AS project_slug, p.secret_format, p.encryption_type, p.history_policy, p.key_version,

@@ -4,9 +4,9 @@ import type { Ability } from '../../schemas/scopes.ts'
 import { fromJson } from '../db/authenticated.ts'
 import type { Caller } from '../db/caller.ts'
 import { authenticTeamRoles, teamRoles, type TeamRoleFound } from '../db/memberships.ts'
-import { isAuthentic, preparedSql, type Db } from '../db/database.ts'
+import { isAuthentic, lookUp, preparedSql, type Db } from '../db/database.ts'
 import { byQuestion, gather } from '../db/gather.ts'
-import { api_tokens } from '../db/tables.ts'
+import { api_tokens, members, oauth_clients, oauth_grants, organizations, plans, users } from '../db/tables.ts'
 import { effectiveScopes, isOfFactor, type Powers } from '../rules/roles.ts'
 import type { Slice } from '../rules/slices.ts'
 
@@ -67,17 +67,18 @@ const principalsByHash = preparedSql<TokenFound, { hashes: string }>('principals
       SELECT to_jsonb(f) FROM former_token_hashes f WHERE f.organization_id = api_tokens.organization_id
         AND f.token_hash = decode(asked.hash, 'hex')) END AS former
   FROM jsonb_array_elements_text(${$('hashes')}::jsonb) WITH ORDINALITY AS asked (hash, question)
-  INNER JOIN api_tokens ON api_tokens.token_hash = coalesce((
+  CROSS JOIN ${lookUp('api_tokens', api_tokens, sql`token_hash = coalesce((
       SELECT t.token_hash FROM former_token_hashes f
       JOIN api_tokens t ON t.organization_id = f.organization_id AND t.id = f.token_id
       WHERE f.token_hash = decode(asked.hash, 'hex') AND f.expires_at > now()
-    ), decode(asked.hash, 'hex'))
-  JOIN organizations o ON o.id = api_tokens.organization_id
-  JOIN plans p ON p.name = o.plan
-  LEFT JOIN users u ON u.id = api_tokens.user_id
-  LEFT JOIN members m ON m.organization_id = api_tokens.organization_id AND m.user_id = api_tokens.user_id
-  LEFT JOIN oauth_grants g ON g.id = api_tokens.grant_id
-  LEFT JOIN oauth_clients c ON c.id = g.client_id
+    ), decode(asked.hash, 'hex'))`)}
+  CROSS JOIN ${lookUp('o', organizations, sql`id = api_tokens.organization_id`)}
+  CROSS JOIN ${lookUp('p', plans, sql`name = o.plan`)}
+  LEFT JOIN ${lookUp('u', users, sql`id = api_tokens.user_id`)} ON true
+  LEFT JOIN ${lookUp('m', members,
+    sql`organization_id = api_tokens.organization_id AND user_id = api_tokens.user_id`)} ON true
+  LEFT JOIN ${lookUp('g', oauth_grants, sql`id = api_tokens.grant_id`)} ON true
+  LEFT JOIN ${lookUp('c', oauth_clients, sql`id = g.client_id`)} ON true
   WHERE (api_tokens.expires_at IS NULL OR api_tokens.expires_at > now())
     AND u.disabled_at IS NULL AND c.disabled_at IS NULL AND g.revoked_at IS NULL
     AND (api_tokens.grant_id IS NULL OR g.expires_at > now())`)
