@@ -119,6 +119,9 @@ function transactionBreaches (path: string, source: string): string[] {
       path !== 'src/db/database.ts') {
       breaches.push(`${path} begins a transaction past transaction() of src/db/database.ts`)
     }
+    if (expression.getText() === 'transaction' && /^src\/(?:plugins|http)\//.test(path) && node.arguments.length < 3) {
+      breaches.push(`${path} begins a transaction without its request, which has one deadline`)
+    }
     if (!ts.isIdentifier(expression) || !/^(?:transaction|inProject|inLevel)$/.test(expression.text)) return
     for (const callback of node.arguments.filter((argument) =>
       ts.isArrowFunction(argument) || ts.isFunctionExpression(argument))) {
@@ -224,14 +227,15 @@ t.test('the checker reports a breach of each kind', async (t) => {
   ), [])
 
   const transactions = [
-    'transaction(app.db, async (db) => { await find(app.db) })',
-    'transaction(app.db, async (db) => { await find(app.reads) })',
-    'transaction(app.db, async (tx) => { await find(tx) })',
+    'transaction(app.db, async (db) => { await find(app.db) }, request)',
+    'transaction(app.db, async (db) => { await find(app.reads) }, request)',
+    'transaction(app.db, async (tx) => { await find(tx) }, request)',
+    'transaction(app.db, async (db) => { await find(db) })',
     'app.db.transaction(async (db) => find(db))'
   ]
   for (const source of transactions) t.equal(transactionBreaches('src/plugins/x.ts', source).length, 1, source)
   t.strictSame(
-    transactionBreaches('src/plugins/x.ts', 'await transaction(app.db, async (db) => find(db)); await find(app.db)'), []
+    transactionBreaches('src/plugins/x.ts', 'await transaction(app.db, async (db) => find(db), request); await find(app.db)'), []
   )
 
   t.equal(processBreaches('src/http/log.ts', 'process.exit(1)').length, 1)

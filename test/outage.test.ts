@@ -6,6 +6,7 @@ import { LONG } from './helpers/long.ts'
 import { hasPostgres, lockProject, startPostgres } from './helpers/postgres.ts'
 import { beginServer, startServer } from './helpers/process.ts'
 import { client, makeLevels, type Level, type Reply } from './helpers/traffic.ts'
+import { openWay } from './helpers/way.ts'
 
 // The server process under load, while its PostgreSQL is stopped, restarted, frozen and locked up. What has to come to
 // an end is waited for, as long as the whole file may take; the bound of an answer is that of the security page with
@@ -161,6 +162,24 @@ t.test('PostgreSQL goes away and comes back under load', {
     await fullConcurrency()
     t.equal((await judged(send('PATCH', '/orbit', { description: 'after' })))?.status, 200)
     t.same(strange, [])
+  })
+
+  await t.test('RL-07 what a request waits for one after the other has one deadline', async (t) => {
+    // Each answer of the database is late, and each within its own deadline.
+    const way = await openWay(database.url)
+    t.teardown(way.close)
+    const { address } = await startServer(t, { ...env, DATABASE_URL: way.url })
+    const late = client(address, server.first!)
+    const read = () => late('GET', '/orbit/backend/live/secrets?decrypt=true')
+    const store = (headers = {}) => late('POST', '/secrets/store', { ...level, plaintext: 'A=late' }, headers)
+    const project = () => late('PATCH', '/orbit', { description: 'late' })
+    t.same([(await read()).status, (await store()).status, (await project()).status], [200, 200, 200], 'in time')
+    way.trouble({ delay: 1050 })
+    const replies = await Promise.all([read(), store(), store({ 'idempotency-key': 'late' }), project()])
+    t.same(replies.map(({ status, body }) => [status, body.error]), Array(4).fill([503, 'service_unavailable']))
+    way.trouble({})
+    await until(async () => (await store({ 'idempotency-key': 'late' })).status === 200)
+    t.same([(await read()).status, (await store()).status, (await project()).status], [200, 200, 200], 'in time again')
   })
 
   await t.test('RL-05 RL-41 the process never ended, said nothing of an unknown error, and lost no acknowledged write', async (t) => {

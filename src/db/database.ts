@@ -4,7 +4,7 @@ import postgres, { type Options, type Sql } from 'postgres'
 import { findAuthority, setAuthority, type RowAuthority } from './authority.ts'
 import { openEmbedded } from './embedded.ts'
 import { codeOf, databaseError, DatabaseUnavailable } from './errors.ts'
-import { createPool, guard, type Pool } from './guard.ts'
+import { createPool, guard, spending, type Pool } from './guard.ts'
 import type { Db } from './handle.ts'
 import { migrateSchema } from './migrate.ts'
 import { BY_INDEX, MEANING, WALKING } from './session.ts'
@@ -273,21 +273,34 @@ export interface Answering {
   settled: Promise<void> | undefined
 }
 
+/** The request that a transaction is of. */
+export interface Asking {
+  answering?: Answering | null | undefined
+  /** Milliseconds that it has waited for the database before. */
+  waited?: number | undefined
+}
+
 /**
- * Runs a transaction, again when it lost against another one, and throws only what may be logged. With `answering` it
- * gives what was made before it commits, for an answer to be made of, and commits with that: whoever sends the answer
- * waits until it has `settled`.
+ * Runs a transaction, again when it lost against another one, and throws only what may be logged. What its request has
+ * waited before counts, and so does what was lost: one deadline for all. With `answering` it gives what was made before
+ * it commits, for an answer to be made of, and commits with that: whoever sends the answer waits until it has
+ * `settled`.
+ *
+ * @param asking left out by what no request waits for
  */
 export async function transaction<T> (
-  db: Db, fn: (db: Db) => Promise<T>, answering?: Answering | null
+  db: Db, fn: (db: Db) => Promise<T>, asking: Asking = {}
 ): Promise<T> {
+  const { answering, waited = 0 } = asking
+  const began = performance.now() - waited
   for (let attempt = 1; ; attempt++) {
     try {
       const run = async (tx: Db) => {
         setAuthority(tx, findAuthority(db))
         return await fn(tx)
       }
-      return await (answering ? withAnswer(db, run, answering) : db.transaction(run))
+      return await spending(performance.now() - began, () =>
+        answering ? withAnswer(db, run, answering) : db.transaction(run))
     } catch (error) {
       const lost = /^(40P01|40001)$/.test(codeOf(error) ?? '')
       if (!lost || attempt === ATTEMPTS) throw databaseError(error)

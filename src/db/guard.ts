@@ -3,7 +3,10 @@ import type { Sql, TransactionSql } from 'postgres'
 import { beginPiece } from '../telemetry/spans.ts'
 import { DatabaseUnavailable, neverSent } from './errors.ts'
 
-/** Milliseconds after which a statement or transaction is given up, the time that it waited included. */
+/**
+ * Milliseconds after which a statement or transaction is given up, the time that it waited included; and all that a
+ * request does one after the other.
+ */
 export const DEADLINE = 4_000
 /** Milliseconds that somebody waits for a connection, and how many wait for one at most. */
 export const MAX_WAIT = 2_000
@@ -17,6 +20,24 @@ export const MAX_WAITING = 200
 const statements = channel('strongroom:statement')
 const tell = (phase: 'before' | 'after' | 'begin' | 'begun', text: unknown, prepared = false) => {
   if (statements.hasSubscribers) statements.publish({ phase, text, prepared })
+}
+
+/** When a request that has waited so many milliseconds for the database waits no longer, by `performance.now()`. */
+export const endOfWait = (waited = 0): number => performance.now() + DEADLINE - waited
+
+/** Waits for work on the database until then. What was sent goes on to its own deadline: nobody knows its outcome. */
+export const inTime = <T>(until: number, work: Promise<T>): Promise<T> => within(until, work, () => {})
+
+let spentOfNext = 0
+
+/** Begins a transaction, of whose deadline so many milliseconds are spent already by what came before it. */
+export function spending<T> (milliseconds: number, begin: () => T): T {
+  spentOfNext = milliseconds
+  try {
+    return begin()
+  } finally {
+    spentOfNext = 0
+  }
 }
 
 type Result = Record<string, unknown>[] | unknown[][]
@@ -63,14 +84,14 @@ export function guard (
   const options = { prepare }
 
   async function statement (shape: 'rows' | 'values', ...call: Parameters<Sql['unsafe']>) {
-    const started = performance.now()
+    const until = performance.now() + deadline
     const end = beginPiece('statement', call[0])
     const leave = await enter()
     tell('before', call[0], prepare)
     const query = client.unsafe(call[0], call[1], options)
     const work: Promise<Result> = shape === 'values' ? query.values().execute() : query.execute()
     work.catch(onError).then(leave)
-    const result = await within(deadline, started, work, () => {
+    const result = await within(until, work, () => {
       // Without a state it was not sent yet. What was sent is ended by statement_timeout or silence_timeout
       if ((query as { state?: unknown }).state === null) query.cancel()
     }).finally(end)
@@ -79,9 +100,10 @@ export function guard (
   }
 
   async function begin<T> (fn: (tx: TransactionSql) => Promise<T>) {
-    const started = performance.now()
+    const left = deadline - spentOfNext
+    const until = performance.now() + left
     const done = beginPiece('transaction')
-    const leave = await enter()
+    const leave = await enter(left)
     const end: { over?: Error, fire: (error: Error) => void } = { fire: () => {} }
     const fired = new Promise<never>((_resolve, reject) => { end.fire = reject })
     fired.catch(() => {})
@@ -97,7 +119,7 @@ export function guard (
     }) as Promise<T>
     work.catch(onError).then(leave)
     try {
-      const result = await within(deadline, started, work, error => {
+      const result = await within(until, work, error => {
         end.over = error
         end.fire(error)
       })
@@ -142,6 +164,10 @@ function pending (run: Run) {
 
 function gate (pool: Pool, patience: number) {
   const { waiting } = pool
+  const late = () => {
+    pool.timeouts++
+    return neverSent('No database connection became free in time')
+  }
 
   const leave = () => {
     const next = waiting.shift()
@@ -149,7 +175,8 @@ function gate (pool: Pool, patience: number) {
     else pool.free++
   }
 
-  return async function enter () {
+  return async function enter (left = patience) {
+    if (left <= 0) throw late()
     if (pool.free > 0) {
       pool.free--
       return leave
@@ -161,9 +188,8 @@ function gate (pool: Pool, patience: number) {
     await new Promise<void>((resolve, reject) => {
       const timer = setTimeout(() => {
         waiting.splice(waiting.indexOf(go), 1)
-        pool.timeouts++
-        reject(neverSent('No database connection became free in time'))
-      }, patience)
+        reject(late())
+      }, Math.min(patience, left))
       const go = () => {
         clearTimeout(timer)
         resolve()
@@ -174,16 +200,14 @@ function gate (pool: Pool, patience: number) {
   }
 }
 
-async function within<T> (
-  deadline: number, started: number, work: Promise<T>, giveUp: (error: Error) => void
-): Promise<T> {
+async function within<T> (until: number, work: Promise<T>, giveUp: (error: Error) => void): Promise<T> {
   let timer: NodeJS.Timeout | undefined
   const late = new Promise<never>((_resolve, reject) => {
     timer = setTimeout(() => {
       const error = new DatabaseUnavailable('The database did not answer in time')
       giveUp(error)
       reject(error)
-    }, deadline - (performance.now() - started))
+    }, until - performance.now())
   })
   try {
     return await Promise.race([work, late])

@@ -19,6 +19,7 @@ import { expectNothing, locateAhead, namesLevel } from './places.ts'
 import type { Counters } from './counters.ts'
 import { installLimits, LIMITS, type Consume } from './limits.ts'
 import { readCookie } from './pages.ts'
+import { waitFor } from './waiting.ts'
 
 const MOST_TOKEN = 512
 
@@ -43,6 +44,7 @@ export async function installAccess (app: FastifyInstance, judgedFor = JUDGED_FO
   const consume = await installLimits(app, counters)
   app.decorateRequest('principal', null)
   app.decorateRequest('user', null)
+  app.decorateRequest('waited', 0)
   app.decorateRequest('judgedAt', 0)
   app.decorateRequest('byTeams', null)
 
@@ -291,7 +293,7 @@ async function authenticate (
     return user && { principal: principalFor(user), user }
   })
   begin(hash.toString('latin1'))
-  return looked
+  return waitFor(request, looked)
 }
 
 // Through an application a member may do what was granted and what the role allows, whichever is narrower, for as long

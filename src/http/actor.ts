@@ -14,7 +14,7 @@ export function principalOf (request: FastifyRequest): Principal {
  * until it commits.
  */
 export function actorOf (request: FastifyRequest): Actor {
-  return { ...witnessOf(request), caller: callerOf(request), answering: request.answering }
+  return { ...witnessOf(request), caller: callerOf(request), answering: request.answering, waited: request.waited }
 }
 
 /** Who it is, where nothing is changed by them. */

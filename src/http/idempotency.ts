@@ -11,6 +11,7 @@ import { findStorageKey } from '../repositories/organizations.ts'
 import { fail } from '../rules/errors.ts'
 import { actorOf } from './actor.ts'
 import { hooksOf, takeHeaders } from './routes.ts'
+import { waitFor } from './waiting.ts'
 
 declare module 'fastify' {
   interface FastifyContextConfig {
@@ -90,7 +91,7 @@ export function installIdempotency (app: FastifyInstance, seal: AnswerSeal) {
   // True where it was answered.
   async function findOrBegin (request: FastifyRequest, reply: FastifyReply): Promise<boolean> {
     const answering = new KeptOnce(seal, request, await askedBy(request))
-    const known = await answering.find(app.reads)
+    const known = await waitFor(request, answering.find(app.reads))
     if (known === undefined) request.answering = answering
     else await replay(app, request, reply, known)
     return known !== undefined
@@ -190,13 +191,16 @@ export class KeptOnce implements Answering {
   async answer (reply: FastifyReply, payload: unknown) {
     const settle = this.#settle
     this.#settle = undefined
-    // Nothing was done, or this is the answer that it could not be kept.
-    if (!this.#isKeeping || settle === undefined) return
+    // This is the answer that it could not be kept.
+    if (settle === undefined) return
     if (reply.statusCode >= 400) {
       settle.reject(new Refused())
-      await this.settled?.catch(() => this.#undone())
+      // Whoever was answered before it came that far is not kept waiting.
+      if (this.#isKeeping) await this.settled?.catch(() => this.#undone())
       return
     }
+    // Nothing was done.
+    if (!this.#isKeeping) return
     const headers = ITS_HEADERS.flatMap((name) => {
       const value = reply.getHeader(name)
       return value === undefined ? [] : [[name, String(value)]]
@@ -309,6 +313,6 @@ export async function changeOnce (
     const made = await change(db)
     await recordEvent(db, actorOf(request), ...made.events)
     return made
-  }, request.answering)
+  }, request)
   return reply.code(made.status).send(made.body)
 }

@@ -10,6 +10,7 @@ import { lockProject } from '../repositories/projects.ts'
 import { ApiError, fail, refuse } from '../rules/errors.ts'
 import { holdsBy, scopesBy, type TeamRole } from '../rules/roles.ts'
 import { isInside, type Place } from '../rules/slices.ts'
+import { waitFor } from './waiting.ts'
 
 declare module 'fastify' {
   interface FastifyContextConfig {
@@ -131,7 +132,7 @@ async function find (db: Db, request: FastifyRequest, brings = broughtBy(request
   const { ahead } = request
   request.ahead = null
   const isKnown = ahead !== null && ahead.organizationId === organizationId && ahead.brings === brings
-  const level = await (isKnown ? ahead.found : findLevel(db, organizationId, names, brings))
+  const level = await waitFor(request, isKnown ? ahead.found : findLevel(db, organizationId, names, brings))
   requireHeld(request, ({ project, project_id }) =>
     level === undefined ? project === names.project : project_id === level.project.id)
   if (level === undefined) fail('not_found')
@@ -203,7 +204,7 @@ async function withProject<T> (
   return transaction(app.db, async (db) => {
     await before?.(db, id)
     return change(db, await lockProject(db, id, { id: projectId }) ?? fail('not_found'))
-  }, request.answering)
+  }, request)
 }
 
 /** What is held before the project (0029). */

@@ -132,6 +132,8 @@ declare module 'fastify' {
     isEffectCounted: boolean
     /** What the caller was let in with by roles of teams; null, where their own role is enough. */
     byTeams: ByTeams | null
+    /** Milliseconds that it has waited for the database (`waitFor`). */
+    waited: number
     /** When the guard looked, by `performance.now()`. */
     judgedAt: number
   }

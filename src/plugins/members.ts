@@ -116,7 +116,7 @@ export const members: Domain = async (app) => {
           action: 'member.create', resource_type: 'member', resource_id: String(user.id), details: { role, status }
         })
         return await findMember(db, organization.id, user.id) ?? tampered()
-      }, request.answering).catch((error: unknown) => {
+      }, request).catch((error: unknown) => {
         room?.release()
         throw error
       })
@@ -175,7 +175,7 @@ export const members: Domain = async (app) => {
         })
         await updateMember(db, organization.id, id, role)
         return await findMember(db, organization.id, id) ?? tampered()
-      })
+      }, request)
       tell(principal, updated, role)
       return { data: toItem(updated) }
     }
@@ -228,7 +228,7 @@ export const members: Domain = async (app) => {
         })
         await deleteMember(db, organization.id, id, tokens)
         return seen
-      })
+      }, request)
       app.removals.wake()
       tell(principal, removed, null)
       return reply.code(204).send(null)

@@ -86,7 +86,7 @@ export const organizations: Domain = async (app) => {
           { action: 'organization.create', resource_type: 'organization', resource_id: id, details: { slug } }
         )
         return readOrganization(db, id)
-      }, request.answering))
+      }, request))
       return reply.code(201).send(toAnswer(created!))
     }
   })
@@ -126,7 +126,7 @@ export const organizations: Domain = async (app) => {
           details: { members: Object.keys(body).join(' ') }
         })
         return readOrganization(db, id)
-      }))
+      }, request))
       return toAnswer(updated!)
     }
   })
@@ -162,7 +162,7 @@ export const organizations: Domain = async (app) => {
           details: { members, tokens }
         })
         await deleteOrganization(db, id)
-      })
+      }, request)
       app.removals.wake()
       return reply.code(204).send(null)
     }

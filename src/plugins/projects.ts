@@ -128,7 +128,7 @@ export const projects: Domain = async (app) => {
           details: { slug, encryption_type, iterations: key.iterations }
         })
         return findProject(db, organization.id, id)
-      }, request.answering))
+      }, request))
       return reply.code(201).send({ data: toItem(created!) })
     }
   })

@@ -97,7 +97,7 @@ export const tokens: Domain = async (app) => {
           details: { abilities: abilities.join(' ') }
         })
         return created
-      }, request.answering)
+      }, request)
       return reply.code(201).send({ success: true, message: NOT_AGAIN, token, api_key })
     }
   })
@@ -263,7 +263,7 @@ export const tokens: Domain = async (app) => {
     return transaction(app.db, async (db) => {
       await lockPlan(db, principalOf(request).organization.id) ?? fail('not_found')
       return work(db)
-    }, request.answering)
+    }, request)
   }
 }
 

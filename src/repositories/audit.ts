@@ -8,6 +8,7 @@ import {
   appendEvents, chainOf, findHeads, recordGuessed, takeHead, takeHeads, withKeys, type SynchronousCommit
 } from '../db/chain.ts'
 import { eventRow, type EventRow } from '../db/events.ts'
+import { endOfWait, inTime } from '../db/guard.ts'
 import { createLine, type Line, type Waiter } from '../db/line.ts'
 import { audit_events, late_events, organization_counters } from '../db/tables.ts'
 
@@ -24,6 +25,8 @@ export interface Actor {
   caller: Caller | null
   /** The answer that is kept with what they do, where they may ask for it again. */
   answering?: Answering | null
+  /** Milliseconds that their request has waited for the database before. */
+  waited?: number
 }
 
 const withoutRequest = (organization_id: string, type: 'operator' | 'system'): Actor =>
@@ -185,9 +188,12 @@ export function gatherReads (handle: Db, synchronousCommit: SynchronousCommit): 
   // By organization: those who wait for its counter.
   const alone = new Map<string, { line: Line<Waiting>, users: number }>()
 
-  return (actor, event) => new Promise((resolve, reject) => {
-    line.join({ row: eventRow(actor, event), done: resolve, reject })
-  })
+  return (actor, event) => {
+    const until = endOfWait(actor.waited)
+    return inTime(until, new Promise((resolve, reject) => {
+      line.join({ row: eventRow(actor, event), done: resolve, reject, until })
+    }))
+  }
 
   async function recordTogether (all: readonly Waiting[]) {
     const together = all.map(({ row }) => row)

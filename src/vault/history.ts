@@ -166,7 +166,7 @@ export async function submitVersions (
     })
     if (remaining === 0) await finishReEncryption(db, project, 0)
     return { updated: waiting.length, remaining }
-  }, actor.answering))
+  }, actor))
 }
 
 // A version that was tampered with, or that a client once stored without being able to open it, stays as it is.

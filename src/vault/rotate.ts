@@ -184,7 +184,7 @@ export async function holdProject<T> (
   projectId: string, change: (db: Db, project: KeyState) => Promise<T>, inUse: InUse = 'rotation_in_progress'
 ): Promise<T> {
   const changed = () => transaction(patient, async (db) =>
-    change(db, await lockProject(db, organization.id, { id: projectId }) ?? fail('not_found')), answering)
+    change(db, await lockProject(db, organization.id, { id: projectId }) ?? fail('not_found')), { answering })
   return alone(projectId, answering, () => gateOf(organization.id)(() => orInProgress(changed, inUse)), inUse)
 }
 

@@ -5,6 +5,7 @@ import type { Plan } from '../../schemas/organizations.ts'
 import type { VersionAction } from '../../schemas/versions.ts'
 import type { Keyring } from '../crypto/keyring.ts'
 import { DatabaseError, DatabaseUnavailable, isAway, isLockTimeout, LOCK_TIMEOUT, type Db } from '../db/database.ts'
+import { endOfWait, inTime } from '../db/guard.ts'
 import type { Actor, AuditEvent } from '../repositories/audit.ts'
 import { ownSecret, type LevelState, type SecretRow } from '../repositories/levels.ts'
 import type { Organization } from '../repositories/principals.ts'
@@ -97,16 +98,18 @@ export async function writeLevel<S extends LevelState> (
   decide: (state: S, secret: SecretRow | undefined) => Promise<Change> | Change
 ): Promise<Written> {
   const storageKey = storageKeyOf(keyring, organization)
+  const until = endOfWait(actor.waited)
   const all = organizations.get(db) ?? new Map<string, Writes>()
   organizations.set(db, all)
   const writes = all.get(organization.id) ?? createWrites(db)
   all.set(organization.id, writes)
   writes.users++
-  try {
+  const write = async (): Promise<Written> => {
     // It may have been seen before it came here.
     const seen = { state: await find() ?? fail('not_found'), after: 0 }
-    return await new Promise((resolve, reject) => {
+    return new Promise((resolve, reject) => {
       writes.line.join({
+        until,
         actor,
         storageKey,
         plan: organization.plan,
@@ -121,9 +124,10 @@ export async function writeLevel<S extends LevelState> (
         attempts: 0
       })
     })
-  } finally {
-    if (--writes.users === 0) all.delete(organization.id)
   }
+  return inTime(until, write().finally(() => {
+    if (--writes.users === 0) all.delete(organization.id)
+  }))
 }
 
 function createWrites (db: Db): Writes {

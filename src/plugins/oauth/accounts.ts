@@ -108,12 +108,12 @@ export const accounts: Domain = async (app) => {
           await transaction(app.db, async (db) => {
             const ended = await endEverything(db, session.user.id)
             await recordForUser(db, request, session.user, 'oauth.revoke', { everything: true }, ended)
-          })
+          }, request)
         } else {
           await transaction(app.db, async (db) => {
             await deleteSession(db, session.hash)
             await recordForUser(db, request, session.user, 'session.delete')
-          })
+          }, request)
         }
       }
       setCookie(app, reply, 'session', undefined)
@@ -140,7 +140,7 @@ export const accounts: Domain = async (app) => {
         const problem = await transaction(app.db, async (db) => {
           await lockUser(db, session.user.id)
           return await act(db, request, session, (form.get('id') ?? '').slice(0, MOST_ID))
-        })
+        }, request)
         if (problem === undefined) return seeOther(reply, '/account')
         // What was in the way may be in the background's hands.
         app.removals.wake()
@@ -237,7 +237,7 @@ export const accounts: Domain = async (app) => {
         await recordForUser(db, request, user, 'user.password', {}, ended)
         await recordJoining(db, request, { ...user, name: name ?? user.name }, joined)
         return true
-      })
+      }, request)
       if (!done) return sendPage(reply, expired())
       // Whoever can read somebody's mail has one factor, not two.
       const entered = await enter(app, request, reply, { ...user, password_hash })

@@ -93,7 +93,7 @@ export const authorize: Domain = async (app) => {
       const needsFactor = form.get('decision') === 'allow' && grantsEverything(allowedOf(shown, chosen))
       const decided = needsFactor
         ? await withSecondFactor(app, request, codeInSession(session, codeIn(form)), (db) => decide(db, session))
-        : { done: await transaction(app.db, (db) => decide(db, session)) }
+        : { done: await transaction(app.db, (db) => decide(db, session), request) }
       if (typeof decided !== 'object') {
         const client = await findClient(app.db, shown.client_id)
         return client === undefined

@@ -54,7 +54,7 @@ export async function beginSession (
     })
     await recordForUser(db, request, user, 'session.create')
     return true
-  })
+  }, request)
   if (!begun) return 'wrong'
   setCookie(app, reply, 'session', session)
   setCookie(app, reply, 'device', device)
@@ -75,7 +75,7 @@ export async function enter (
     if (!await createSignInStep(db, stepHash(step, cookie), user)) return false
     await recordForUser(db, request, user, 'second-factor.ask')
     return true
-  })
+  }, request)
   return asked ? { step, cookie } : 'wrong'
 }
 
@@ -199,7 +199,7 @@ export async function withAttempt<T extends object> (
       // Another one than was asked for, or none any more: whoever changed that was faster.
       const isSame = found?.second_factor_id === user.second_factor_id && found.disabled_at === null
       return isSame ? judge(db, code) : undefined
-    })
+    }, request)
   } catch (error) {
     await returnAttempts(app.db, counts)
     throw error

@@ -33,7 +33,7 @@ export const revoke: Domain = async (app) => {
               { grant: grant.id, client: client.id }, grant.ended
             )
           }
-        })
+        }, request)
       }
       return reply.headers({ 'cache-control': 'no-store', pragma: 'no-cache' }).send({})
     }

@@ -41,7 +41,7 @@ export const secondFactor: Domain = async (app) => {
       const secret = await beginFactor(db, app.keyring, user.id)
       await recordForUser(db, request, user, 'second-factor.prepare')
       return secret
-    })
+    }, request)
     return secret && confirmFactorPage(session, describeFactor(secret, user.email))
   })
 

@@ -61,7 +61,7 @@ export const token: Domain = async (app) => {
       if (found.is_expired || !found.grant.is_live) return 'invalid_grant'
       await useCode(db, hash)
       return issue(db, found.grant, found.grant.scopes)
-    }))
+    }, request))
   }
 
   // RFC 6749, 6, with rotation and reuse detection (RFC 9700, 4.14.2).
@@ -79,7 +79,7 @@ export const token: Domain = async (app) => {
       if (!asked.every((one) => found.grant.scopes.includes(one))) return 'invalid_scope'
       await retirePair(db, found.id)
       return issue(db, found.grant, asked)
-    }))
+    }, request))
   }
 
   async function reuse (
