@@ -99,6 +99,10 @@ t.test('a statement that names no organization is caught, whatever it does', (t)
     'SELECT s.sealed FROM secrets s WHERE s.id = $1 AND EXISTS (SELECT FROM members WHERE members.user_id = $2)',
     'DELETE FROM secret_versions WHERE id = $1 AND (SELECT count(*) FROM members WHERE members.user_id = $2) > 0',
     'UPDATE projects SET name = $1 FROM members WHERE projects.id = $3 AND members.user_id = $2',
+    'SELECT p.id FROM projects p JOIN targets t ON t.organization_id = p.organization_id WHERE p.id = $1 AND EXISTS (SELECT FROM members WHERE members.user_id = $2)',
+    'UPDATE members SET role = $1 WHERE members.user_id = $2',
+    'DELETE FROM members WHERE members.user_id = $1',
+    'INSERT INTO members (user_id, role) VALUES ($1, $2)',
     'SELECT sealed FROM secrets WHERE id = $1 OR organization_id = $2',
     'SELECT sealed FROM secrets WHERE organization_id = $2 OR id = $1',
     'SELECT sealed FROM secrets WHERE (organization_id IN ($2) OR id = $1)',
@@ -110,6 +114,7 @@ t.test('a statement that names no organization is caught, whatever it does', (t)
     'select "t"."id" from "targets" "t" inner join "projects" on ("projects"."organization_id" = "t"."organization_id" and "projects"."id" = "t"."project_id") where "projects"."organization_id" = $1',
     'insert into "projects" ("id", "organization_id") values ($1, $2)',
     'select "role" from "members" where "members"."user_id" = $1',
+    'SELECT p.id FROM members m JOIN projects p ON p.organization_id = m.organization_id WHERE m.user_id = $1',
     'SELECT now()', 'select "id" from "users" where "users"."id" = $1'
   ]
   for (const statement of fine) t.equal(crossesTenants(statement), undefined, statement)

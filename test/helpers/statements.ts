@@ -136,15 +136,19 @@ export function crossesTenants (statement: string): string | undefined {
   ).replace(/--.*$/gm, '').replaceAll('"', '').replace(/\s+/g, ' ').trim().toLowerCase()
   if (EXCEPTIONS.some(({ what }) => what.test(text))) return undefined
   const all = queriesOf(text).flatMap((query) => tablesIn(query).map((table) => ({ ...table, query })))
-  // The organizations of a person are found by the person, and what is theirs by them.
-  const used = all.filter(({ table, alias, query }) => table !== 'members' || !isNamed(query, alias, false, 'user_id'))
+  // The organizations of a person are looked up by the person, and what is theirs by a membership that is of its own.
+  const theirs = all.filter(({ table, alias, query }) =>
+    table === 'members' && !CHANGES_MEMBERS.test(query) && isNamed(query, alias, false, 'user_id'))
+  const used = all.filter((one) => !theirs.includes(one))
   const loose = used.find(({ alias, query, alone }) => !isNamed(query, alias, alone))
   if (loose !== undefined) return `${loose.table} without its organization`
   if (EITHER.test(text)) return 'its organization, or something else'
-  return used.length === all.length && used.length > 0 && !/organization_id (=|in) ?(any)?\(?\$|organization_id( ,|,| ?\))|= ''/.test(text)
-    ? 'no organization is given'
-    : undefined
+  const isGiven = /organization_id (=|in) ?(any)?\(?\$|organization_id( ,|,| ?\))|= ''/.test(text) ||
+    theirs.some(({ alias, query }) => isNamed(query, alias, false))
+  return used.length > 0 && !isGiven ? 'no organization is given' : undefined
 }
+
+const CHANGES_MEMBERS = /\b(?:update|delete from|insert into) (?:only )?members\b/
 
 // An organization that a row may be of, or else meet another condition.
 const EITHER = /\bor \(?(?:\w+\.)?organization_id (?:=|in)|(?<![\w.])(?:\w+\.)?organization_id (?:= [^\s()]+|in \([^()]*\)) or\b/
