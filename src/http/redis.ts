@@ -23,22 +23,25 @@ const SILENT = 'no answer'
 const PROBE = [[`${PREFIX}probe`], [1_000]] as const
 
 // A window and its end begin with its first request, in one step: no key is without an end. The clock is that of Redis,
-// so that a window has one end, whoever asks; and it is told, for those whose own is another. An end that none of this
-// window can have was written by somebody else, or by a clock that was set since: the window begins anew.
+// so that a window has one end, whoever asks; and it is told, for those whose own is another. What none of this window
+// can have, as a key that is no hash, a count that is none, or an end too far away, was written by somebody else, or by
+// a clock that was set since: the window begins anew. What needs room is written first: behind anything else that
+// writes, as DEL, a Redis that is full would take it all the same.
 const COUNT = `
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local answer = { now }
 for i, key in ipairs(KEYS) do
-  local last = tonumber(redis.call('HGET', key, 'end'))
-  if not (last and last > now and last <= now + ARGV[i]) then
-    last = now + ARGV[i]
-    local text = string.format('%.0f', last)
-    redis.call('DEL', key)
-    redis.call('HSET', key, 'end', text)
-    redis.call('PEXPIREAT', key, text)
-  end
-  answer[2 * i], answer[2 * i + 1] = redis.call('HINCRBY', key, 'count', 1), last
+  local kept = redis.pcall('HMGET', key, 'count', 'end')
+  if kept.err then redis.call('DEL', key) end
+  local count, last = tonumber(kept[1]), tonumber(kept[2])
+  local isNew = not (count and count >= 1 and count < 2^53 and last and last > now and last <= now + ARGV[i])
+  if isNew then count, last = 0, now + ARGV[i] end
+  count = count + 1
+  local text = string.format('%.0f', last)
+  redis.call('HSET', key, 'count', string.format('%.0f', count), 'end', text)
+  if isNew then redis.call('PEXPIREAT', key, text) end
+  answer[2 * i], answer[2 * i + 1] = count, last
 end
 return answer`
 
