@@ -648,6 +648,40 @@ t.test('what is purged or deleted is the version of nothing any more', async (t)
   t.same(await miscounted(test.sql), [])
 })
 
+t.test('the pages of a long history are the whole of it, whichever versions were removed or not recorded', async (t) => {
+  const caller = await test.organization()
+  const at = await makeLevel(caller, { slug: 'long' })
+  const { version, history_id } = await grow(caller, at, LONG_HISTORY)
+  const whole = async () => (await test.sql(`SELECT id FROM secret_versions
+    WHERE organization_id = '${caller.organization}' AND history_id = '${history_id}' ORDER BY id DESC`)).map(({ id }) => String(id))
+  const isWhole = async (what: string) => {
+    const all = await whole()
+    for (const per_page of [30, 100]) {
+      const listed = []
+      for (let page = 1; page <= Math.ceil(all.length / per_page) + 1; page++) {
+        const { data, meta } = (await list({ ...at, page, per_page }, caller)).body
+        t.equal(meta.total, all.length)
+        listed.push(...data.map(({ id }: any) => id))
+      }
+      t.strictSame(listed, all, `${what}, by ${per_page}`)
+    }
+    return all
+  }
+  const [newest, ...older] = await isWhole('nothing is missing')
+  await erase(newest!, {}, caller)
+  await erase(older.at(-1)!, {}, caller)
+  await isWhole('the newest and the oldest are gone')
+  await store({ ...at, plaintext: 'A=2' }, caller)
+  await isWhole('behind the one that was the newest')
+  await erase(version, {}, caller)
+  await store({ ...at, plaintext: 'A=3', no_backup: true }, caller)
+  await store({ ...at, plaintext: 'A=4' }, caller)
+  const left = await isWhole('one in the middle is gone, and one was not recorded')
+  await purge({ ...at, confirmed: true }, caller)
+  t.strictSame((await list({ ...at, page: 5, per_page: 30 }, caller)).body.data, [])
+  t.ok(left.length > LONG_HISTORY - 3)
+})
+
 t.test('versions below what was deleted are gone: 404', async (t) => {
   const removals = [
     {
@@ -671,6 +705,25 @@ t.test('versions below what was deleted are gone: 404', async (t) => {
     ), [], 'nothing is left in the table')
   }
 })
+
+const LONG_HISTORY = 400
+
+/** Gives a level so many versions, of one revision each and with ids between that others have; answers one of these. */
+async function grow (caller: Caller, at: Place, versions: number) {
+  const { version } = (await store({ ...at, plaintext: 'A=1' }, caller)).body.data
+  const its = `organization_id = '${caller.organization}'`
+  await test.sql(`
+    INSERT INTO secret_versions (organization_id, id, history_id, action, revision, key_version, sealed, size_bytes)
+    SELECT organization_id, id + n * n, history_id, action, revision + n, key_version, sealed, size_bytes
+    FROM secret_versions, generate_series(1, ${versions - 1}) n WHERE ${its} AND id = ${version}`)
+  const last = Number(version) + (versions - 1) ** 2
+  await test.sql(`UPDATE organization_counters SET next_version = ${last + 1},
+    stored_bytes = stored_bytes + ${versions - 1} * (SELECT size_bytes FROM secrets WHERE ${its}) WHERE ${its}`)
+  await test.write(`UPDATE secrets SET revision = ${versions}, version = ${last}, version_count = ${versions},
+    version_bytes = ${versions} * version_bytes WHERE ${its}`)
+  const [row] = await test.sql(`SELECT history_id FROM secrets WHERE ${its}`)
+  return { version: String(Number(version) + Math.floor(versions / 3) ** 2), history_id: row!.history_id as string }
+}
 
 function call (caller: Caller, method: string, path: string, body?: unknown) {
   return caller.call(method, `/${caller.organization}/secrets${path}`, body)

@@ -19,7 +19,7 @@ import { recordEvent } from '../repositories/audit.ts'
 import { findLevelOfSecret, ownSecret } from '../repositories/levels.ts'
 import { purgeHistories } from '../repositories/removals.ts'
 import {
-  deleteVersion, findVersion, isFar, listVersions, type FullVersion, type VersionRow
+  deleteVersion, findVersion, listVersions, type FullVersion, type VersionRow
 } from '../repositories/versions.ts'
 import { fail, refuse } from '../rules/errors.ts'
 import { parseId } from '../rules/ids.ts'
@@ -68,8 +68,7 @@ export const versions: Domain = async (app) => {
       for (let looks = 1; ; looks++) {
         const secret = ownSecret(state)
         if (secret === undefined) return { data: [], meta: pageMeta(asked, 0, 0) }
-        const db = isFar(secret, asked) ? app.lists : app.pages
-        const { rows, areFewer } = await listVersions(db, state, secret, organization.plan.retention_days, asked)
+        const { rows, areFewer } = await listVersions(app, state, secret, organization.plan.retention_days, asked)
         if (!areFewer || looks === MOST_LOOKS) {
           return { data: rows.map(toItem), meta: pageMeta(asked, secret.version_count, rows.length) }
         }

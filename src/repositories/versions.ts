@@ -3,7 +3,7 @@ import type { Managed } from '../../schemas/projects.ts'
 import type { Level } from '../../schemas/secrets.ts'
 import type { VersionAction } from '../../schemas/versions.ts'
 import { authenticatedColumns } from '../db/authenticated.ts'
-import { prepared, preparedSql, verifies, tampered, type Db, type Value } from '../db/database.ts'
+import { lookUp, prepared, preparedSql, verifies, tampered, type Db, type Value } from '../db/database.ts'
 import { byQuestion, gather } from '../db/gather.ts'
 import { encryption_keys, keyColumns, secret_versions, secrets } from '../db/tables.ts'
 import { offsetOf, type PageRequest } from '../rules/pagination.ts'
@@ -69,24 +69,56 @@ const itsHistory = ($: Value) =>
 const part = ($: Value) => sql`LIMIT ${$('limit')}::int OFFSET ${$('offset')}::bigint`
 const ORDER = { newest: sql`ORDER BY id DESC`, oldest: sql`ORDER BY id` }
 
-// So many rows before a page, at most, are read with it. Of one behind more, the rows are found in the index alone.
+// So many rows before a page, at most, are read with it.
 const NEAR = 100
-// And what is found behind more than so many is no page that is surely short.
-const FAR = 5_000
 // What was written since the look would push as much out at the other end.
 const near = (
   from: keyof typeof ORDER
 ) => preparedSql<Page, Record<string, unknown>>(`versions_from_${from}`, ($) => sql`
   ${listed($)} FROM secret_versions v WHERE ${itsHistory($)} AND revision <= ${$('revision')}::bigint
     ${ORDER[from]} ${part($)}`)
+
+// Where between the ends of a history no revision is missing, a page is known by its revisions, and found by halves:
+// between two versions are as many ids as revisions, at least. Where some are missing nothing is found, for how many of
+// these are before a page only counting tells. What was removed since the look, at an end, moves none of the others.
+const whole = preparedSql<Page, Record<string, unknown>>('versions_by_revision', ($) => sql`
+  WITH RECURSIVE ends AS (
+    SELECT oldest.id AS oldest, oldest.revision AS since, newest.id AS newest, newest.revision AS until
+    FROM secrets s
+    CROSS JOIN LATERAL (SELECT id, revision FROM secret_versions WHERE ${itsHistory($)} ORDER BY id LIMIT 1) AS oldest
+    CROSS JOIN LATERAL (
+      SELECT id, revision FROM secret_versions WHERE ${itsHistory($)} ORDER BY id DESC LIMIT 1
+    ) AS newest
+    WHERE s.organization_id = ${$('organization_id')}::char(26) AND s.id = ${$('secret_id')}::char(26)
+      AND s.history_id = ${$('history_id')}::char(26) AND newest.revision - oldest.revision + 1 = s.version_count
+  ), halves AS (
+    SELECT oldest + (${$('first')}::bigint - since) AS low, newest - (until - ${$('first')}::bigint) AS high
+    FROM ends WHERE ${$('first')}::bigint BETWEEN since AND until
+    UNION ALL
+    SELECT CASE WHEN v.revision > ${$('first')}::bigint THEN low
+        ELSE v.id + (${$('first')}::bigint - v.revision) END,
+      CASE WHEN v.revision > ${$('first')}::bigint
+        THEN least((low + high) / 2 - 1, v.id - (v.revision - ${$('first')}::bigint))
+        WHEN v.revision = ${$('first')}::bigint THEN v.id ELSE high END
+    FROM halves CROSS JOIN LATERAL (
+      SELECT id, revision FROM secret_versions WHERE ${itsHistory($)} AND id >= (low + high) / 2 ORDER BY id LIMIT 1
+    ) AS v WHERE low < high
+  )
+  ${listed($)} FROM (SELECT low FROM halves WHERE low >= high) AS page CROSS JOIN LATERAL (
+    SELECT * FROM secret_versions WHERE ${itsHistory($)} AND id >= page.low ORDER BY id LIMIT ${$('limit')}::int
+  ) AS v ORDER BY v.id DESC`)
+
+// Otherwise it is walked to. The rows are found in the index alone; what is behind more than so many is no page that is
+// surely short.
+const FAR = 5_000
 const deep = (
   from: keyof typeof ORDER
 ) => preparedSql<Page, Record<string, unknown>>(`versions_far_from_${from}`, ($) => sql`
   ${listed($)} FROM (SELECT organization_id, id FROM secret_versions
-    WHERE ${itsHistory($)} ${ORDER[from]} ${part($)}) page
-  JOIN secret_versions v ON v.organization_id = page.organization_id
-    AND v.id = page.id ORDER BY v.id ${sql.raw(from === 'newest' ? 'DESC' : 'ASC')}`)
-const pages = {
+    WHERE ${itsHistory($)} ${ORDER[from]} ${part($)}) AS page
+  CROSS JOIN ${lookUp('v', secret_versions, sql`organization_id = page.organization_id AND id = page.id`)}
+  ORDER BY v.id ${sql.raw(from === 'newest' ? 'DESC' : 'ASC')}`)
+const walks = {
   newest: { near: near('newest'), deep: deep('newest') },
   oldest: { near: near('oldest'), deep: deep('oldest') }
 }
@@ -101,30 +133,36 @@ function startOf ({ version_count }: SecretRow, request: PageRequest) {
     : { from: 'newest', limit, skipped: offset } as const
 }
 
-/** Whether a page is so deep that finding it may take long: it goes by the handle for lists, not the one for pages. */
-export const isFar = (secret: SecretRow, request: PageRequest): boolean => startOf(secret, request).skipped > FAR
-
 /**
- * Versions of a secret as it was seen, newest first; locked ones are listed too. Counted from the end that is nearer.
- * There are fewer than were seen where somebody has removed some since: whoever wants them as they are looks again.
+ * Versions of a secret as it was seen, newest first; locked ones are listed too. There are fewer than were seen where
+ * somebody has removed some since: whoever wants them as they are looks again.
+ *
+ * @param handles a page that takes long to walk to goes by `lists`, any other by `pages`
  */
 export async function listVersions (
-  db: Db, state: LevelState, secret: SecretRow, retentionDays: number | null, request: PageRequest
+  handles: Record<'pages' | 'lists', Db>, state: LevelState, secret: SecretRow, retentionDays: number | null,
+  request: PageRequest
 ): Promise<{ rows: VersionRow[], areFewer: boolean }> {
   const { from, limit, skipped } = startOf(secret, request)
   if (limit === 0) return { rows: [], areFewer: false }
-  const rows = await pages[from][skipped > NEAR ? 'deep' : 'near'](db, {
+  const its = {
     organization_id: state.organization_id,
     project_id: state.project.id,
     key_version: state.project.key_version,
     managed: state.project.encryption_type,
     history_id: secret.history_id,
-    revision: secret.revision,
     retention_days: retentionDays,
-    limit,
-    offset: skipped
-  })
-  if (from === 'oldest') rows.reverse()
+    limit
+  }
+  const isNear = skipped <= NEAR
+  const first = (secret.recorded_revision ?? 0) - offsetOf(request) - limit + 1
+  let rows = isNear ? [] : await whole(handles.pages, { ...its, secret_id: secret.id, first })
+  if (rows.length === 0) {
+    const walk = walks[from][isNear ? 'near' : 'deep']
+    const db = skipped > FAR ? handles.lists : handles.pages
+    rows = await walk(db, { ...its, revision: secret.revision, offset: skipped })
+    if (from === 'oldest') rows.reverse()
+  }
   const number = (text: string | null) => text === null ? null : Number(text)
   const found = rows.map((row) => ({
     id: Number(row.id),
