@@ -236,7 +236,7 @@ t.test('a page of the history of keys reads its own keys, and counting what wait
   }
 })
 
-t.test('a list of projects counts nothing below them', onServer, async (t) => {
+t.test('a list of projects counts nothing below them, and reads the counts of its page alone', onServer, async (t) => {
   const { organization, call } = await service.organization()
   await makeLevel({ organization, call } as Caller, { slug: 'first' })
   await service.sql(`
@@ -250,6 +250,7 @@ t.test('a list of projects counts nothing below them', onServer, async (t) => {
   for (const query of ['', `?page=1&per_page=${PER_PAGE}`, `?page=40&per_page=${PER_PAGE}`]) {
     for (const [mode, reads] of Object.entries(await readsOf(() => call('GET', `/${organization}/projects${query}`)))) {
       t.ok(most(reads, of('projects')) >= PER_PAGE)
+      if (query !== '') t.equal(most(reads, of('project_counts')), PER_PAGE, `${query}, ${mode} plan: those of its page`)
       t.equal(
         most(reads, of('targets', 'environments', 'secrets', 'secret_versions', 'histories')), 0,
         `${query}, ${mode} plan`

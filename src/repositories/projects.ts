@@ -3,8 +3,8 @@ import type { HistoryPolicy, Managed, ProjectAttributes, SecretFormat } from '..
 import { authenticatedColumns } from '../db/authenticated.ts'
 import { changedAt } from '../db/columns.ts'
 import {
-  isOneOf, macOf, preparedSql, updateAuthentic, verifies, withMoments, tampered, type Authenticated, type Db, type Raw,
-  type Value
+  isOneOf, lookUp, macOf, preparedSql, updateAuthentic, verifies, withMoments, tampered, type Authenticated, type Db,
+  type Raw, type Value
 } from '../db/database.ts'
 import { encryption_keys, environments, project_counts, projects, targets, teams } from '../db/tables.ts'
 import { readPage, type PageRequest } from '../rules/pagination.ts'
@@ -15,7 +15,8 @@ const oneOf = (organizationId: string, id: string) =>
 
 const columns = sql`p.id AS ulid, p.organization_id, p.name, p.slug, p.description, p.secret_format, p.encryption_type,
   p.history_policy, c.secret_count, c.environment_count, c.target_count, p.created_at, p.updated_at`
-const itsCounts = sql`JOIN project_counts c ON c.organization_id = p.organization_id AND c.project_id = p.id`
+const itsCounts =
+  sql`CROSS JOIN ${lookUp('c', project_counts, sql`organization_id = p.organization_id AND project_id = p.id`)}`
 
 type Row = Raw<Omit<ProjectAttributes, 'has_secrets'>>
 
@@ -32,8 +33,8 @@ export async function findProject (db: Db, organizationId: string, id: string): 
   return row && toAttributes(row)
 }
 
-// The page is taken before its counts are looked up: in one join the planner, which plans for an organization of the
-// usual size, reads the counts of every project that a large one has.
+// The page is taken before its counts are looked up, each by its key: in a join the planner, which plans for an
+// organization of the usual size, reads the counts of every project that a large one has.
 const listed = (
   name: string, which: (value: Value) => SQL
 ) => preparedSql<Row & { total: number }, Record<string, unknown>>(name, ($) => sql`
