@@ -603,6 +603,14 @@ t.test('embedded', async t => {
     await fooled.close()
   })
 
+  await t.test('of several who ask for a copy at once, each gets one', async t => {
+    const database = await connect({ dir, pool: 1 })
+    const places = ['one', 'two', 'three'].map(name => path.join(scratch, `for-${name}`))
+    t.same(await Promise.all(places.map(to => askForCopy(dir, to))), [true, true, true])
+    await database.close()
+    t.ok(places.every(to => fs.existsSync(path.join(to, 'PG_VERSION'))))
+  })
+
   await t.test('RL-04 who has it and was held up while others asked goes on', async t => {
     const holder = program(`
       console.log('it is mine')

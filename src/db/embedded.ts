@@ -163,8 +163,11 @@ export async function openEmbedded ({
   async function copy (to: string, whileWanted: AbortSignal) {
     const one = worker
     if (closed || one === undefined || one.threadId === -1) throw new Error('it is not open')
+    const cancel = () => { Atomics.store(cancelled, 0, 1) }
     Atomics.store(cancelled, 0, whileWanted.aborted ? 1 : 0)
-    whileWanted.addEventListener('abort', () => { Atomics.store(cancelled, 0, 1) }, { once: true })
+    whileWanted.addEventListener('abort', cancel)
+    // Whoever has got theirs goes away, too, while the next one is made.
+    const done = () => whileWanted.removeEventListener('abort', cancel)
     await patiently('is copied', () => new Promise<void>((resolve, reject) => {
       const ended = () => reject(new Error('its thread ended'))
       one.once('exit', ended)
@@ -175,7 +178,7 @@ export async function openEmbedded ({
         else reject(new Error(copied))
       })
       one.postMessage({ copy: to })
-    }))
+    })).finally(done)
   }
 
   async function close () {
