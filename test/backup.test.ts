@@ -689,13 +689,17 @@ t.test('a signal ends a command without leaving its scratch, and what a killed o
     child.kill(signal)
     return (await once(child, 'close'))[0] as number | null
   }
-  const left = () => readdirSync(dir).filter((name) => name !== 'postgres')
+  const left = () => readdirSync(dir).filter((name) => !['postgres', 'copy-of-mine'].includes(name))
 
   // Somebody who has an embedded database open, and copies it for ever.
   const place = join(dir, 'postgres')
   mkdirSync(join(place, 'cluster'), { recursive: true, mode: 0o700 })
   writeFileSync(join(place, 'cluster', 'PG_VERSION'), '17\n')
   const unlock = await lockDirectory(place)
+  // As it was copied by somebody else, with the lock of a process that is gone.
+  const mine = join(dir, 'copy-of-mine', 'cluster')
+  mkdirSync(mine, { recursive: true })
+  writeFileSync(join(mine, '..', 'lock.1'), '')
   const asked = new EventEmitter()
   const endCopies = await serveCopies(place, async (to, whileWanted) => {
     asked.emit('copy', to)
@@ -715,6 +719,7 @@ t.test('a signal ends a command without leaving its scratch, and what a killed o
   const waiting = start(CLI, 'backup', join(dir, 'three'))
   while (left().length === 1) await pause(20)
   t.ok(left().includes(stopped.to), 'and that of one that lives is there')
+  t.ok(existsSync(mine), 'and so is what nobody made for a backup')
   t.same(await Promise.all([end(stopped.child, 'SIGTERM'), end(waiting, 'SIGINT')]), [143, 130])
   t.strictSame(left(), [])
   endCopies()

@@ -120,8 +120,9 @@ function tellOfAdoption (rows: number) {
   }
 }
 
-// What the folder of a copy of the embedded database begins with.
+// What the folder of a copy of the embedded database begins with, and what is in it.
 const COPY = 'copy-'
+const COPIED = 'postgres'
 
 /** What was opened to read alone, and how to keep that a backup was made of it. */
 export interface OpenedToRead extends Opened { note (backup: Backup): Promise<void> }
@@ -162,7 +163,7 @@ async function openCopy (config: Config, locked: DirectoryLocked): Promise<Datab
     remove()
   }
   try {
-    const copy = join(dir, 'postgres')
+    const copy = join(dir, COPIED)
     mkdirSync(copy, { mode: 0o700 })
     if (!await askForCopy(directoryOf(config), join(copy, 'cluster'))) throw locked
     const database = await connect({ dir: copy, pool: 1, durable: false, onWait: say })
@@ -179,7 +180,7 @@ export async function openDatabase (config: Config, onFatal?: (error: Error) => 
     return connect({ url: config.databaseUrl, pool: config.databasePool, onFatal, onWait: say })
   }
   makeDataDirectory(config)
-  await removeUnheld(config.dataDir, COPY)
+  await removeUnheld(config.dataDir, COPY, COPIED)
   const database: Database = await connect({
     dir: directoryOf(config),
     pool: 1,

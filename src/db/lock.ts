@@ -44,7 +44,7 @@ export async function lockDirectory (dir: string): Promise<() => void> {
       throw error
     }
     for (const name of fs.readdirSync(base)) {
-      if (/^(lock|starting)\.\d+$/.test(name) && name !== mine) fs.rmSync(`${base}/${name}`, { force: true })
+      if (OWN.test(name) && name !== mine) fs.rmSync(`${base}/${name}`, { force: true })
     }
     let released = false
     return () => {
@@ -63,13 +63,15 @@ export async function lockDirectory (dir: string): Promise<() => void> {
 
 /**
  * Takes away the directories of a name that begins so whose holders have ended. One that nobody has taken yet is left
- * to who is about to, and one that cannot be taken away to the next time.
+ * to who is about to, and one that cannot be taken away to the next time. One that has more in it than `content` was
+ * made by somebody else: a copy of a directory that was held has its locks, too.
  */
-export async function removeUnheld (parent: string, beginning: string): Promise<void> {
+export async function removeUnheld (parent: string, beginning: string, content: string): Promise<void> {
   for (const name of fs.readdirSync(parent).filter(name => name.startsWith(beginning))) {
     const dir = path.join(parent, name)
     try {
-      if (locks(dir).length === 0) continue
+      const isOurs = fs.readdirSync(dir).every(name => name === content || OWN.test(name))
+      if (!isOurs || locks(dir).length === 0) continue
       const unlock = await lockDirectory(dir)
       try {
         fs.rmSync(dir, { recursive: true, force: true })
@@ -82,6 +84,8 @@ export async function removeUnheld (parent: string, beginning: string): Promise<
   }
 }
 
+// What this makes in a directory.
+const OWN = /^(lock|starting)\.\d+$/
 const locks = (dir: string) => fs.readdirSync(dir).filter(name => /^lock\.\d+$/.test(name))
 
 async function refuseLiving (base: string, dir: string, mine?: string) {
