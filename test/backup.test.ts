@@ -602,6 +602,16 @@ t.test('the database knows when it was backed up last, and a restored one that i
   t.match(untold.stderr, /^The metrics do not know of it, for the database could not be told: .+\n$/)
 })
 
+t.test('the moment of a backup is by the clock of the database, whatever that of who makes it says', async (t) => {
+  const { Date: Here } = globalThis
+  globalThis.Date = class extends Here {
+    constructor (...given: []) { super(...(given.length > 0 ? given : [Here.now() + 86_400_000] as unknown as [])) }
+  } as DateConstructor
+  const { stdout } = (await backUp().finally(() => { globalThis.Date = Here })).ended
+  const [, made] = /, as of (\S+),/.exec(stdout)!
+  t.ok(Date.parse(made!) < Date.now() + 60_000, `${made} is by the other clock`)
+})
+
 t.test('what was changed outside the service is found by the drill, and named', async (t) => {
   const o = caller.organization
   const [version] = await service.sql(`SELECT min(id)::int AS id FROM secret_versions WHERE organization_id = '${o}'`)

@@ -7,7 +7,7 @@ import { IntegrityError } from '../crypto/at-rest.ts'
 import { MasterKeyMissing, type Keyring } from '../crypto/keyring.ts'
 import { AGE, decryptWith, encryptTo, RecipientError } from '../crypto/recipients.ts'
 import { freeBytes } from '../db/copy-cluster.ts'
-import type { Db } from '../db/database.ts'
+import { readNow, type Db } from '../db/database.ts'
 import { canMakeSchema, listMigrations, lockSchema, makeSchema } from '../db/migrate.ts'
 import { countOrganizations } from '../repositories/organizations.ts'
 import {
@@ -94,7 +94,9 @@ async function makeBackup (keyring: Keyring, db: Db, known: readonly Table[], wh
   const { next, wrapped } = beginChain(keyring, id)
   // Behind the snapshot: no number that it has comes again.
   const numbered = await listNumbered(db, tables)
-  const header: Header = { id, made_at: new Date().toISOString(), wrapped, migrations, tables, numbered }
+  // Of the database, as the time that its age is told by: a clock that is wrong would hide that there are no others.
+  const made_at = new Date(await readNow(db)).toISOString()
+  const header: Header = { id, made_at, wrapped, migrations, tables, numbered }
   const counter = createCounter(tables)
   const { counts } = counter
   return { header, chunks: encodeBackup(next, header, readAll(db, tables, counter), counts), counts }
