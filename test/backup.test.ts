@@ -485,6 +485,7 @@ t.test('what is encrypted to a recipient opens with their identity alone', async
   refused(t, await drill(file, '--identity', write('nobody', '# nothing\n')), /^--identity: there is no identity of age in it\n/, 2)
   refused(t, await drill(file, '--identity', write('no', 'AGE-SECRET-KEY-1\n')), /^--identity: identity 1 in it is none of age\n/, 2)
   refused(t, await command(['backup', nextFile(), '--recipient', 'age1x'], service.env), /^--recipient: "age1x" is no recipient of age\n/)
+  refused(t, await command(['backup', nextFile(), '--recipient', mine], service.env), /^--recipient: this is an identity, which stays secret; its recipient begins with age1\n/)
   for (const at of [bytes.length - 1, bytes.length / 2, bytes.length / 3].map(Math.floor)) {
     const damaged = nextFile()
     writeFileSync(damaged, flipped(bytes, at))

@@ -10,6 +10,8 @@ const streamOf = (chunks: AsyncIterable<Uint8Array>) => (ReadableStream as unkno
 /** What each file that is encrypted like this begins with. */
 export const AGE = Buffer.from('age-encryption.org/v1\n')
 
+const IDENTITY = /^\s*AGE-SECRET-KEY-/i
+
 /** A recipient or an identity that is none, or none that opens the file. */
 export class RecipientError extends Error {
   override readonly name = 'RecipientError'
@@ -25,6 +27,8 @@ export async function encryptTo (
     try {
       encrypter.addRecipient(recipient)
     } catch {
+      // Standard error of a backup is kept, and read by others.
+      if (IDENTITY.test(recipient)) throw new RecipientError('this is an identity, which stays secret; its recipient begins with age1')
       throw new RecipientError(`${JSON.stringify(recipient.slice(0, 80))} is no recipient of age`)
     }
   }
