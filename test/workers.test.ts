@@ -10,7 +10,8 @@ import { createCommonCounters, joinCommonCounters, type Counted } from '../src/h
 import { standardLog } from '../src/http/log.ts'
 import { freshDatabase } from './helpers/app.ts'
 import { namesOf, OF_WORKERS, samplesOf, valueOf } from './helpers/metrics.ts'
-import { command, startServer, type Server } from './helpers/process.ts'
+import { beginServer, command, startServer, type Server } from './helpers/process.ts'
+import { openWay } from './helpers/way.ts'
 
 // Several processes behind one port. Which of them answers shows when all others are stopped in their tracks.
 
@@ -25,7 +26,7 @@ t.teardown(async () => {
 const onServer = { skip: url === undefined && 'runs on PostgreSQL' }
 const env = { DATABASE_URL: url ?? '', MASTER_KEY: generateMasterKey().text, WORKERS: '2', DATABASE_POOL: '4' }
 
-const workersOf = ({ child }: Server) =>
+const workersOf = ({ child }: Pick<Server, 'child'>) =>
   spawnSync('ps', ['-o', 'pid=', '--ppid', String(child.pid)]).stdout.toString().split('\n').map(Number).filter(Boolean)
 // What follows the last line's end is not whole yet.
 const linesOf = (server: Server) =>
@@ -271,6 +272,22 @@ t.test('workers whose supervisor is killed finish what is under way and end', on
   t.match(await finish(), /^HTTP\/1\.1 201 /m)
   await haveGone(workers)
   await server.ended
+})
+
+t.test('RL-42 a signal ends a start whose workers wait for the database', onServer, async (t) => {
+  // No answer of the database comes through once there are workers.
+  let workers: number[] = []
+  const way = await openWay(url!, () => {
+    if (workers.length === 0) workers = workersOf(begun)
+    if (workers.length > 0) way.trouble({ held: 'back' })
+    return 0
+  })
+  t.teardown(() => way.close())
+  const begun = beginServer(t, { ...env, DATABASE_URL: way.url, DATABASE_WAIT: '3600' })
+  await begun.complained('Waiting up to 3600 s for the database: ')
+  way.cut()
+  t.match(await begun.stop(), { code: 0, stdout: '' })
+  await haveGone(workers)
 })
 
 t.test('what no worker can start with ends the whole, as it ends one process', onServer, async (t) => {

@@ -60,11 +60,11 @@ export async function supervise (config: Config): Promise<number> {
     const weakness = config.databaseUrl && tlsOf(config.databaseUrl).weakness
     if (weakness) log.warn(weakness)
     // Before anything is made: what the first start prints would be lost if the port were taken.
-    const port = await crew.start()
+    const port = await Promise.race([crew.start(), signal.then(() => { throw new StartEnded() })])
     process.stdout.write(await greet(opened, config, port))
   } catch (error) {
     await crew.stop()
-    // A signal to the whole group of processes ends workers that have just begun.
+    // A signal to the whole group of processes also ends workers that have just begun.
     if (interrupted.aborted) return 0
     throw error
   } finally {
