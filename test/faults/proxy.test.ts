@@ -47,7 +47,9 @@ t.test('with the shipped proxy no request is lost when instances end one after t
     : !hasPostgres() && 'PostgreSQL is not installed'
 }, async (t) => {
   const ports = [await freePort(), await freePort()]
-  const fire = await startUnderFire(t, { env: { SHUTDOWN_DELAY: '5', PORT: String(ports[0]) } })
+  const fire = await startUnderFire(t, {
+    env: { SHUTDOWN_DELAY: '5', PORT: String(ports[0]), PUBLIC_URL: 'https://secrets.example/vault' }
+  })
   const env = { ...fire.settings, PORT: String(ports[1]) }
   const servers = [fire.processes[0]!.server, await startServer(t, env)]
   const address = await startProxy(t, servers.map(({ address }) => address))
@@ -64,10 +66,13 @@ t.test('with the shipped proxy no request is lost when instances end one after t
   await beside.stop()
   t.strictSame(Object.keys(beside.statuses), ['200'], JSON.stringify(beside.statuses))
 
-  for (const path of ['/metrics', '/readyz', '/%6detrics', '/readyz?x=1']) {
+  for (const path of ['/metrics', '/readyz', '/%6detrics', '/readyz?x=1', '/vault/readyz', '/vault/%72eadyz']) {
     const answer = await fetch(`${address}${path}`)
     t.match([answer.status, await answer.json()], [404, { error: 'not_found' }], path)
   }
+  const { status: made } = await watch.send('POST', '/projects', { name: 'Metrics' })
+  const { status: found } = await watch.send('GET', '/metrics')
+  t.same([made, found], [201, 200], 'a project may be called that')
   const processes = servers.map((server) => ({ server }) as Process)
   await judge(t, { ...fire, watch, processes }, { fault: 'Instances are exchanged behind HAProxy', cycles: ROUNDS })
 
