@@ -39,6 +39,7 @@ interface Node {
   'Actual Loops': number
   'Rows Removed by Filter'?: number
   'Rows Removed by Index Recheck'?: number
+  'Index Cond'?: string
   Plans?: Node[]
 }
 interface Tx { unsafe (text: string, params?: unknown[]): PromiseLike<unknown> }
@@ -55,7 +56,7 @@ const onServer = { skip: database.kind === 'embedded' && 'runs on PostgreSQL' }
 const owner = await service.organization()
 const other = await service.organization()
 const statements: { client: Client, text: string, params: unknown[] }[] = []
-for (const client of new Set([database.lists, database.pages, database.reads].map((db) =>
+for (const client of new Set([database.db, database.lists, database.pages, database.reads].map((db) =>
   (db as Db & { $client: Client }).$client))) {
   const { unsafe } = client
   client.unsafe = (text, params = [], ...more) => {
@@ -365,6 +366,44 @@ t.test('whoever calls is found by reading what lets them in, among very many tok
       t.ok(reads.some(of('api_tokens', 'oauth_tokens')))
       t.ok(most(reads, () => true) <= FEW, `${what}, ${mode} plan: ${JSON.stringify(reads)}`)
     }
+  }
+})
+
+t.test('what writes or reveals something looks up the counters of its own organizations, among very many', onServer, async (t) => {
+  const callers = await Promise.all(Array.from({ length: 8 }, () => service.organization()))
+  const stores: (() => Promise<unknown>)[] = []
+  for (const { organization, call } of callers) {
+    const at = await makeLevel({ organization, call } as Caller, { slug: 'counted' })
+    stores.push(() => call('POST', `/${organization}/secrets/store`, { ...at, plaintext: 'A=1' }))
+    const path = `/${organization}/${at.project}/${at.target}/${at.environment}/secrets?decrypt=true`
+    stores.push(() => call('GET', path))
+  }
+  await service.sql(`INSERT INTO organization_counters (organization_id)
+    SELECT lpad('C' || n, 26, '0') FROM generate_series(1, 3000) n`)
+  await service.sql('VACUUM ANALYZE')
+  statements.length = 0
+  await Promise.all(stores.map((store) => store()))
+  const texts = new Map(statements.splice(0).filter(({ text }) => /organization_counters/.test(text))
+    .map(({ text, ...one }) => [text, one]))
+  t.ok([...texts.keys()].some((text) => /\bversions int\b.*\bevent_head\b/s.test(text)), 'writes of several')
+  t.ok([...texts.keys()].some((text) => /\bfree AS/.test(text)), 'events of several')
+  for (const [text, { client, params }] of texts) {
+    const plan = await beside(() => client.begin(async (tx) => {
+      await tx.unsafe('SET LOCAL plan_cache_mode = force_generic_plan')
+      await tx.unsafe(`PREPARE again AS ${text}`)
+      const [row] = await tx.unsafe(
+        `EXPLAIN (FORMAT JSON) EXECUTE again${params.length === 0 ? '' : `(${params.map(() => 'NULL').join()})`}`
+      ) as [{ 'QUERY PLAN': [{ Plan: Node }] }]
+      await tx.unsafe('DEALLOCATE again')
+      return row['QUERY PLAN'][0].Plan
+    }))
+    const walk = (node: Node): void => {
+      if (node['Relation Name'] === 'organization_counters' && node['Node Type'] !== 'ModifyTable') {
+        t.match(node['Index Cond'], /organization_id/, `${node['Node Type']} of ${text}`)
+      }
+      for (const child of node.Plans ?? []) walk(child)
+    }
+    walk(plan)
   }
 })
 

@@ -8,8 +8,9 @@ import {
 } from './events.ts'
 import type { Db } from './handle.ts'
 import { makeId } from './ids.ts'
+import { isKeyOf, lookUp } from './lists.ts'
 import { preparedSql, type Value } from './prepared.ts'
-import type { audit_events } from './tables.ts'
+import { chain_keys, type audit_events } from './tables.ts'
 
 // How events get behind the end of their chain: by a counter that is taken first, in a transaction, or by a guess where
 // it ends, in one statement that does nothing where the guess is wrong.
@@ -89,7 +90,8 @@ const hexOf = (bytes: Buffer | null) => bytes === null ? null : bytes.toString('
 type Ids = Iterable<string>
 
 const idsJson = (ids: Ids) => JSON.stringify([...new Set(ids)])
-const these = (ids: unknown) => sql`(SELECT value::char(26) FROM jsonb_array_elements_text(${ids}::jsonb))`
+const isOneOf = (ids: unknown) =>
+  isKeyOf(sql`organization_id`, sql`SELECT value::char(26) FROM jsonb_array_elements_text(${ids}::jsonb)`)
 
 // Outside of one, a counter would be free again before the events are there.
 function requireTransaction (db: Db) {
@@ -135,7 +137,7 @@ const take = (name: string, held: 'SKIP LOCKED' | '') =>
       SELECT CASE WHEN ${$('synchronous_commit')}::text = 'off' THEN set_config('synchronous_commit', 'off', true) END
     )
     SELECT organization_id, next_event, event_head, chain_kid, ${CLOCK} AS clock FROM organization_counters
-    WHERE organization_id IN ${these($('ids'))} AND (SELECT count(*) FROM setting) = 1
+    WHERE ${isOneOf($('ids'))} AND (SELECT count(*) FROM setting) = 1
     ORDER BY organization_id FOR NO KEY UPDATE ${sql.raw(held)}`)
 const TAKE = { free: take('take_free_heads', 'SKIP LOCKED'), 'in turn': take('take_heads', '') }
 
@@ -155,9 +157,9 @@ export async function withKeys (db: Db, heads: ReadonlyMap<string, Head>): Promi
   return left
 }
 
-const lookUp = preparedSql<Told, { ids: string }>('find_heads', ($) => sql`
+const tell = preparedSql<Told, { ids: string }>('find_heads', ($) => sql`
   SELECT organization_id, next_event, event_head, chain_kid, ${CLOCK} AS clock FROM organization_counters
-  WHERE organization_id IN ${these($('ids'))}`)
+  WHERE ${isOneOf($('ids'))}`)
 
 /**
  * Where a chain ends as far as this process knows, to go by that. Undefined where it does not know, has not opened the
@@ -177,7 +179,7 @@ export async function findHeads (db: Db, all: Ids): Promise<Map<string, Head>> {
   const unknown = ids.filter((id) => heads.get(id) === undefined)
   if (unknown.length > 0) {
     const asked = performance.now()
-    learn(db, await lookUp(db, { ids: idsJson(unknown) }), asked)
+    learn(db, await tell(db, { ids: idsJson(unknown) }), asked)
   }
   return new Map(ids.flatMap((id) => {
     const head = guessHead(db, id)
@@ -189,7 +191,8 @@ const findKeys = preparedSql<Omit<ChainKeyRow, 'from_seq'> & { from_seq: string 
   'chain_keys', ($) => sql`
   SELECT chain_keys.organization_id, chain_keys.kid, from_seq, wrapped
   FROM jsonb_to_recordset(${$('wanted')}::jsonb) AS wanted (organization_id char(26), kid char(26))
-  JOIN chain_keys ON chain_keys.organization_id = wanted.organization_id AND chain_keys.kid = wanted.kid`)
+  CROSS JOIN ${lookUp('chain_keys', chain_keys,
+    sql`organization_id = wanted.organization_id AND kid = wanted.kid`)}`)
 
 // Whoever took a counter opens the key that it names, once in a process. Answers whose key is not there or does not
 // open: nothing more can be recorded of them, which is the trouble of no other organization.
@@ -210,6 +213,7 @@ const append = (name: string, beside: ($: Value) => SQL = () => sql``) =>
       UPDATE organization_counters SET next_event = expected.then_event, event_head = expected.then_head,
         stored_bytes = stored_bytes + ${$('growth')}::bigint
       FROM expected WHERE organization_counters.organization_id = expected.organization_id
+        AND ${isKeyOf(sql`organization_counters.organization_id`, sql`SELECT organization_id FROM expected`)}
         AND organization_counters.next_event = expected.next_event
       RETURNING organization_counters.organization_id
     )${beside($)}
@@ -265,7 +269,7 @@ const recordFree = preparedSql<Guessed, { heads: string, events: string, synchro
     FROM (${expectedHeads($('heads'))}) AS head
   ), free AS (
     SELECT organization_id, next_event, event_head, chain_kid FROM organization_counters
-    WHERE organization_id IN (SELECT organization_id FROM expected)
+    WHERE ${isKeyOf(sql`organization_id`, sql`SELECT organization_id FROM expected`)}
     ORDER BY organization_id FOR NO KEY UPDATE SKIP LOCKED
   ), counter AS (
     UPDATE organization_counters SET next_event = expected.then_event, event_head = expected.then_head
@@ -304,7 +308,7 @@ export async function recordGuessed (
 
 const firmHeads = preparedSql<HeadRow & { organization_id: string }, { ids: string }>('firm_heads', ($) => sql`
   SELECT organization_id, next_event, event_head, chain_kid FROM organization_counters
-  WHERE organization_id IN ${these($('ids'))} ORDER BY organization_id FOR KEY SHARE`)
+  WHERE ${isOneOf($('ids'))} ORDER BY organization_id FOR KEY SHARE`)
 
 /**
  * Where chains end for good: what this tells outlives a crash of the machine. A row lock is written to the log, and its

@@ -24,7 +24,7 @@ export {
   authorityOf, findAuthority, isAuthentic, macOf, readNow, setAuthority, tampered, TamperedRow, updateAuthentic,
   verifies, type Authenticated, type RowAuthority, type Violation, type ViolationLog
 } from './authority.ts'
-export { isOneOf, isOneOfOrganization, lookUp, rowsOf } from './lists.ts'
+export { isKeyOf, isOneOf, isOneOfOrganization, lookUp, rowsOf } from './lists.ts'
 export { prepared, preparedSql, withMoments, type Raw, type Value } from './prepared.ts'
 export { TlsError, tlsOf } from './tls.ts'
 

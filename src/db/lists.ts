@@ -43,3 +43,10 @@ export const rowsOf = (organizationId: string, rows: readonly object[], columns:
  */
 export const lookUp = (alias: string, table: PgTable, key: SQL): SQL =>
   sql`LATERAL (SELECT * FROM ${table} WHERE ${key} LIMIT 1) AS ${sql.raw(alias)}`
+
+/**
+ * Whether a column that is the key of its table has one of the values of a list, which a query makes: each is looked
+ * up, and in the order of the key. Joined, or with IN, the list is merged with the key: every row of the table is read
+ * up to the last of them, be it one.
+ */
+export const isKeyOf = (column: SQL, list: SQL): SQL => sql`${column} = ANY (ARRAY(${list}))`

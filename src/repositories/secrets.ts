@@ -2,7 +2,7 @@ import { and, eq, sql, type SQL } from 'drizzle-orm'
 import type { VersionAction } from '../../schemas/versions.ts'
 import { callerCtes, callersJson, callersLive, type Held } from '../db/caller.ts'
 import type { SealedEvents } from '../db/chain.ts'
-import { macOf, preparedSql, type Db } from '../db/database.ts'
+import { isKeyOf, macOf, preparedSql, type Db } from '../db/database.ts'
 import { CLOCK, insertEvents, type Head } from '../db/events.ts'
 import { project_counts, secrets, targets } from '../db/tables.ts'
 import type { Actor, AuditEvent } from './audit.ts'
@@ -353,7 +353,8 @@ const swapSeveral = (name: string, held: Held) =>
   ), held AS (
     SELECT c.organization_id, c.next_event, c.event_head, c.chain_kid FROM expected JOIN organization_counters c
       ON c.organization_id = expected.organization_id AND c.next_version = expected.next_version
-    WHERE expected.organization_id NOT IN (SELECT organization_id FROM lost)
+    WHERE ${isKeyOf(sql`c.organization_id`, sql`SELECT organization_id FROM expected`)}
+      AND expected.organization_id NOT IN (SELECT organization_id FROM lost)
       AND ${hasRoom(sql`expected.growth`, sql`expected.max_bytes`)} AND NOT c.is_closed
     ORDER BY c.organization_id FOR NO KEY UPDATE OF c ${sql.raw(held)}
   ), counter AS (
