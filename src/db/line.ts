@@ -9,7 +9,7 @@ export interface Waiter {
 
 export interface Line<W extends Waiter> {
   join (waiter: W): void
-  /** Back to the front, in their order. */
+  /** Back to the front, in their order, but for whoever is late. */
   rejoin (waiters: readonly W[]): void
   /** Takes those whose turn it is: the first, and those behind it for as long as they may be `together`. */
   take (most: number, together: (waiter: W) => boolean): W[]
@@ -17,6 +17,18 @@ export interface Line<W extends Waiter> {
 
 // Milliseconds in line, before a statement's own deadlines begin.
 const MOST_WAIT = 5_000
+
+const tooLong = () => new DatabaseUnavailable('Too many are waiting in line')
+
+/**
+ * Whether somebody's patience has ended, and refuses them then: what they wanted is not begun any more, since they may
+ * have asked for something else meanwhile.
+ */
+export function isLate (waiter: Waiter): boolean {
+  if (waiter.until === undefined || waiter.until > performance.now()) return false
+  waiter.reject(tooLong())
+  return true
+}
 
 /**
  * A line of those who would spoil each other's work. Nobody stands in it for ever: whoever waited too long is refused,
@@ -40,8 +52,9 @@ export function createLine<W extends Waiter> (serve: (line: Line<W>) => Promise<
       setImmediate(run)
     },
     rejoin (waiters) {
-      waiting = [...waiters, ...waiting]
-      waiters.forEach(watch)
+      const back = waiters.filter((waiter) => !isLate(waiter))
+      waiting = [...back, ...waiting]
+      back.forEach(watch)
     },
     take (most, together) {
       const end = waiting.findIndex((waiter, i) => i > 0 && (i === most || !together(waiter) || !together(waiting[0]!)))
@@ -65,7 +78,7 @@ export function createLine<W extends Waiter> (serve: (line: Line<W>) => Promise<
 
   function watch (waiter: W) {
     waiter.until ??= performance.now() + MOST_WAIT
-    const late = () => { refuse([waiter], new DatabaseUnavailable('Too many are waiting in line')) }
+    const late = () => { refuse([waiter], tooLong()) }
     timers.set(waiter, setTimeout(late, waiter.until - performance.now()))
   }
 

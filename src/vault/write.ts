@@ -15,7 +15,7 @@ import { requireBytes } from '../rules/plan-bytes.ts'
 import { bytesOfWrite, TOGETHER, writeSecrets, type Outcome } from './batches.ts'
 import { sealCurrent, sealVersion, sizeOf } from './documents.ts'
 import { storageKeyOf } from './keys.ts'
-import { createLine, type Line, type Waiter } from '../db/line.ts'
+import { createLine, isLate, type Line, type Waiter } from '../db/line.ts'
 
 /** What a write does to a level: the blob becomes its document (null: it has none any more). */
 export interface Change {
@@ -175,6 +175,7 @@ async function planAll (writes: Writes, taken: readonly Writer[]) {
   let next = Math.max(writes.next_version, ...taken.map(({ seen }) => seen.state.next_version))
   for (const [i, writer] of taken.entries()) {
     if (bytes >= TOGETHER.bytes) return { planned, refused, left: taken.slice(i) }
+    if (isLate(writer)) continue
     try {
       const state = bringForward(writes, writer.seen, levels)
       const plan = await decide(writer, state, next, growth)
