@@ -266,6 +266,31 @@ t.test('PostgreSQL', { skip: hasPostgres() ? false : 'PostgreSQL is not installe
     t.same(uncaught, [])
   })
 
+  await t.test('RL-05 of several hosts one is enough, and what none of them has is refused and over', async t => {
+    const [way, gone] = [await openWay(server.url), await openWay(server.url)]
+    await gone.close()
+    const [host, other] = [way, gone].map(({ url }) => new URL(url).host)
+    const along = await connect({ url: way.url.replace(host!, `${other},${host}`), pool: 6 })
+    t.teardown(async () => {
+      await along.close()
+      await way.close()
+    })
+    // The first of each connection.
+    const sleeping = [along.reads, along.db].map(db =>
+      db.execute(sql`select pg_sleep(20)`).then(() => 'answered', error => databaseError(error).message))
+    const asleep = sql`select 1 from pg_stat_activity where query = 'select pg_sleep(20)'`
+    while ((await database.db.execute(asleep) as unknown as unknown[]).length < sleeping.length) await sleep(10)
+    way.reset()
+    for (const reason of await Promise.all(sleeping)) t.match(reason, /^(ECONNRESET|CONNECTION_CLOSED)$/)
+    t.same(Object.values(along.pools).filter(({ slots, free }) => free < slots), [], 'each has its place again')
+    await find(along.reads, { id: 1 })
+    way.cut()
+    const uses = [along.migrate(), along.maintain(async () => {}), transaction(along.db, async () => {})]
+    await Promise.all(uses.map(use =>
+      t.rejects(use, { message: /^(ECONNREFUSED|ECONNRESET|CONNECTION_CLOSED)$/ })))
+    t.same(uncaught, [])
+  })
+
   await t.test('RL-06 an exhausted pool answers in bounded time and recovers', async t => {
     let release = () => {}
     const released = new Promise<void>(resolve => { release = resolve })
