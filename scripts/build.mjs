@@ -9,7 +9,9 @@ const STAMP = 'dist/.built'
 const SOURCES = ['schemas', 'src', 'test', 'bench', 'examples', 'drizzle', 'patches']
 
 export function build () {
-  run('node_modules/.bin/patch-package', ['--error-on-fail'], 'ignore')
+  // What it says, it says on standard output, at length, and each time. A patch that was changed fits no package that
+  // has the one before.
+  run('node_modules/.bin/patch-package', ['--error-on-fail'], 'ignore', 'patches/ does not fit what is installed: run npm ci')
   // The compiler in Go takes a third of the time. What reads code as a library (the linter, `architecture.test`) still
   // needs the one in JavaScript beside it.
   run('node_modules/typescript-native/bin/tsc', ['-p', 'tsconfig.json'])
@@ -30,9 +32,11 @@ export function buildIfNeeded () {
   if ([...files, 'package-lock.json', 'tsconfig.json', 'scripts/packages.mjs'].some((file) => statSync(file).mtimeMs > built)) build()
 }
 
-function run (script, args = [], stdout = 'inherit') {
+function run (script, args = [], stdout = 'inherit', advice = '') {
   const { status } = spawnSync(process.execPath, [script, ...args], { stdio: ['ignore', stdout, 'inherit'] })
-  if (status !== 0) process.exit(status ?? 1)
+  if (status === 0) return
+  if (advice !== '') console.error(advice)
+  process.exit(status ?? 1)
 }
 
 if (import.meta.filename === process.argv[1]) build()
