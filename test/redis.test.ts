@@ -1,5 +1,7 @@
 import Fastify, { type FastifyInstance } from 'fastify'
+import { once } from 'node:events'
 import { get } from 'node:http'
+import { createServer, type AddressInfo } from 'node:net'
 import { setTimeout as pause } from 'node:timers/promises'
 import t, { type Test } from 'tap'
 import { ERRORS } from '../schemas/errors.ts'
@@ -298,6 +300,30 @@ t.test('a window ends when it has to, and is counted, whatever somebody wrote in
     t.ok((await redis.ends()).get(key)! <= 60_000)
   }
   await isEverythingTimed(t, redis)
+})
+
+t.test('what is no answer to a count is none, and ends nothing', async (t) => {
+  const answers = [':5\r\n', '+OK\r\n', '$-1\r\n', '*0\r\n', '*1\r\n:5\r\n', '*3\r\n:5\r\n:1\r\n$3\r\nend\r\n', '*3\r\n:5\r\n*0\r\n:6\r\n']
+  let answer = ''
+  const strange = createServer((socket) => {
+    socket.on('error', () => {}).on('data', (data) => {
+      socket.write(answer.repeat(String(data).match(/^\*\d+\r\n/gm)?.length ?? 0))
+    })
+  }).listen(0, '127.0.0.1')
+  t.teardown(() => strange.close())
+  await once(strange, 'listening')
+  const { redis } = loadConfig({ REDIS_URL: `redis://127.0.0.1:${(strange.address() as AddressInfo).port}/0` })
+  for (answer of answers) {
+    const logs: string[] = []
+    const app = Fastify({ logger: { stream: { write: (line) => logs.push(line) } } })
+    const counters = await countInRedis(app, redis!)
+    const counted = await Promise.all([1, 2].map(() => new Promise((resolve) => {
+      counters.count(['api', 'ip:a', 60_000, 5], resolve)
+    })))
+    t.same(counted, [1, 2], JSON.stringify(answer))
+    t.equal(logs.filter((line) => line.includes(ALONE)).length, 1)
+    await app.close()
+  }
 })
 
 t.test('a window ends by the clock of who is asked, whatever the clock of Redis says', { skip }, async (t) => {

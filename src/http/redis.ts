@@ -73,7 +73,7 @@ export async function countInRedis (
   })
   client.defineCommand('countRequests', { lua: COUNT })
   const { countRequests } = client as unknown as {
-    countRequests (keys: number, ...all: (string | number)[]): Promise<number[]>
+    countRequests (keys: number, ...all: (string | number)[]): Promise<unknown>
   }
 
   let reason = SILENT
@@ -99,7 +99,8 @@ export async function countInRedis (
       ? PROBE
       : [of.map(([group, key]) => `${PREFIX}${group}:${key}`.slice(0, MOST_KEY)), of.map(([, , window]) => window)]
     countRequests.call(client, keys.length, ...keys, ...windows).then((answer) => {
-      member.receive({ counted: counting, are: read(answer) })
+      if (isAnswer(answer, keys.length)) member.receive({ counted: counting, are: read(answer) })
+      else member.giveUp(counting)
     }, (error: Error) => {
       learnReason(error)
       member.giveUp(counting)
@@ -116,6 +117,10 @@ export async function countInRedis (
     return counted
   }
 }
+
+// What speaks like a Redis may be none, or have been told to do something else.
+const isAnswer = (answer: unknown, keys: number): answer is number[] =>
+  Array.isArray(answer) && answer.length === 1 + 2 * keys && answer.every(Number.isSafeInteger)
 
 // A word, as ECONNREFUSED, WRONGPASS, READONLY or OOM: what else an error says may hold what was sent.
 function reasonOf ({ code, message }: Error & { code?: string }): string | undefined {
