@@ -276,6 +276,12 @@ t.test('a project, a target and an environment count what they hold', async (t) 
     'a deleted document does not count'
   )
   t.equal((await counts(`${project}/backend`)).secret_count, 1)
+  for (const body of [{ no_backup: true, confirmed: true }, {}, { no_backup: true, confirmed: true }]) {
+    await made(caller.call('POST', `/${organization}/secrets/store`, { ...names, plaintext: 'A=1' }))
+    t.same([await counts(project), await counts(`${project}/backend`)].map((own) => own.secret_count), [3, 2])
+    await made(caller.call('POST', `/${organization}/secrets/delete`, { ...names, ...body }))
+    t.same([await counts(project), await counts(`${project}/backend`)].map((own) => own.secret_count), [2, 1])
+  }
 })
 
 t.test('slugs are made from names, numbered when taken, never a reserved word, and unique within the parent only', async (t) => {
