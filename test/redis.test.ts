@@ -265,6 +265,8 @@ t.test('a Redis that may not be written to is one that cannot count, until it ca
   await redis.tell('CONFIG', 'SET', 'maxmemory', '0')
   await untilSaid(one, TOGETHER)
   t.strictSame(changesOf(one).slice(0, 2), [ALONE, TOGETHER], 'asked whether it can count, not whether it is there')
+  await redis.tell('ACL', 'SETUSER', 'default', '-hmget')
+  for (let n = 0; n < 6; n++) t.equal((await ask(one, '198.51.100.2')).status, n < 5 ? 401 : 429, 'nor read')
 })
 
 t.test('a window ends when it has to, and is counted, whatever somebody wrote into Redis', { skip }, async (t) => {

@@ -33,7 +33,10 @@ local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local answer = { now }
 for i, key in ipairs(KEYS) do
   local kept = redis.pcall('HMGET', key, 'count', 'end')
-  if kept.err then redis.call('DEL', key) end
+  if kept.err then
+    if not string.find(kept.err, 'WRONGTYPE') then return kept end
+    redis.call('DEL', key)
+  end
   local count, last = tonumber(kept[1]), tonumber(kept[2])
   local isNew = not (count and count >= 1 and count < 2^53 and last and last > now and last <= now + ARGV[i])
   if isNew then count, last = 0, now + ARGV[i] end
