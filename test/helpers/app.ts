@@ -14,6 +14,7 @@ import { createKeyring, generateMasterKey, parseMasterKey, type Keyring } from '
 import type { AuthenticatedTable } from '../../src/db/authenticated.ts'
 import { connect, transaction, type Database, type Db } from '../../src/db/database.ts'
 import { authenticateTable } from '../../src/repositories/adoption.ts'
+import { noteBackup } from '../../src/repositories/backups.ts'
 import { createOrganization } from '../../src/repositories/organizations.ts'
 import { findPrincipal } from '../../src/repositories/principals.ts'
 import { createToken, lockToken, rotateToken } from '../../src/repositories/tokens.ts'
@@ -198,8 +199,14 @@ export async function freshDatabase (
   const server = process.env.TEST_DATABASE_URL
   if (server === undefined) {
     const dir = mkdtempSync(join(tmpdir(), 'strongroom-test-'))
+    const database: Database = await connect({
+      dir: join(dir, 'postgres'),
+      pool: 1,
+      durable: false,
+      onTold: (told) => noteBackup(database.db, JSON.parse(told))
+    })
     return {
-      database: await connect({ dir: join(dir, 'postgres'), pool: 1, durable: false }),
+      database,
       env: { DATA_DIR: dir },
       drop: async () =>
         rmSync(dir, { recursive: true, force: true })
