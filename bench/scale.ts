@@ -203,7 +203,6 @@ async function requestsOf (
       all: [getting(token, `/api/v1/${id}/wide/target-0/env-0/secrets`)]
     },
     'list the newest of 100,000 versions': pages({ project: 'long', level: 'project' }, Math.min(long, HISTORY)),
-    // Walked to, by an index, as far as the history is long.
     'list what is in the middle of 100,000 versions': {
       all: [posting(token, `/api/v1/${id}/secrets/versions`, { project: 'long', level: 'project', page: long / 50 })]
     }
