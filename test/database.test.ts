@@ -11,14 +11,15 @@ import postgres from 'postgres'
 import t, { type Test } from 'tap'
 import { bytea, moment } from '../src/db/columns.ts'
 import {
-  askForCopy, connect, type Database, databaseError, type Db, DatabaseUnavailable, isForeignKeyViolation, isUndone,
+  askForCopy, connect, type Database, databaseError, type Db, DatabaseUnavailable, isAway, isForeignKeyViolation,
+  isUndone,
   isUniqueViolation, prepared, preparedSql, transaction
 } from '../src/db/database.ts'
 import { crc32c, unpackCluster } from '../src/db/cluster.ts'
 import { serveCopies } from '../src/db/copies.ts'
 import { copyCluster, type Copying } from '../src/db/copy-cluster.ts'
 import { TEMPLATE } from '../src/db/embedded.ts'
-import { DEADLINE, MAX_WAIT, MAX_WAITING } from '../src/db/guard.ts'
+import { DEADLINE, inTime, MAX_WAIT, MAX_WAITING } from '../src/db/guard.ts'
 import { migrateSchema } from '../src/db/migrate.ts'
 import { createWatchdog } from '../src/db/watchdog.ts'
 import { LONG } from './helpers/long.ts'
@@ -327,6 +328,8 @@ t.test('PostgreSQL', { skip: hasPostgres() ? false : 'PostgreSQL is not installe
       t.equal(isUndone(error), false, code)
     }
     t.equal(isUndone(new TypeError('while an answer was read')), false)
+    const late = await inTime(performance.now(), new Promise<never>(() => {})).catch((error: unknown) => error)
+    t.ok(late instanceof DatabaseUnavailable && !isAway(late), 'the time of one request is over, not that of who waits behind it')
   })
 
   await t.test('RL-08 a lock held elsewhere and a slow statement end in bounded time', async t => {

@@ -13,6 +13,11 @@ export class DatabaseUnavailable extends Error {
   }
 }
 
+/** A request has waited for the database as long as it may: the database itself may be well. */
+export class OutOfTime extends DatabaseUnavailable {
+  override name = 'OutOfTime'
+}
+
 /** Of what waited for the database in vain, and was never sent to it. */
 export const neverSent = (message: string) => new DatabaseUnavailable(message, undefined, true)
 
@@ -91,7 +96,7 @@ export const LOCK_TIMEOUT = '55P03'
  * too long says nothing about what others need.
  */
 export const isAway = (error: unknown): boolean =>
-  databaseError(error) instanceof DatabaseUnavailable && !isLockTimeout(error)
+  databaseError(error) instanceof DatabaseUnavailable && !isLockTimeout(error) && !(error instanceof OutOfTime)
 
 /** Whether what was asked for certainly did not happen, so that asking again does not do it twice. */
 export const isUndone = (error: unknown): boolean => {

@@ -1,7 +1,7 @@
 import { channel } from 'node:diagnostics_channel'
 import type { Sql, TransactionSql } from 'postgres'
 import { beginPiece } from '../telemetry/spans.ts'
-import { DatabaseUnavailable, neverSent } from './errors.ts'
+import { DatabaseUnavailable, neverSent, OutOfTime } from './errors.ts'
 
 /**
  * Milliseconds after which a statement or transaction is given up, the time that it waited included; and all that a
@@ -25,8 +25,15 @@ const tell = (phase: 'before' | 'after' | 'begin' | 'begun', text: unknown, prep
 /** When a request that has waited so many milliseconds for the database waits no longer, by `performance.now()`. */
 export const endOfWait = (waited = 0): number => performance.now() + DEADLINE - waited
 
-/** Waits for work on the database until then. What was sent goes on to its own deadline: nobody knows its outcome. */
-export const inTime = <T>(until: number, work: Promise<T>): Promise<T> => within(until, work, () => {})
+/** How many milliseconds a request has waited whose wait ends then. */
+export const waitedUntil = (end: number): number => DEADLINE - (end - performance.now())
+
+/**
+ * Waits for work on the database until then. What was sent goes on to its own deadline: nobody knows its outcome.
+ *
+ * Throws OutOfTime.
+ */
+export const inTime = <T>(until: number, work: Promise<T>): Promise<T> => within(until, work, () => {}, OutOfTime)
 
 let spentOfNext = 0
 
@@ -176,7 +183,7 @@ function gate (pool: Pool, patience: number) {
   }
 
   return async function enter (left = patience) {
-    if (left <= 0) throw late()
+    if (left <= 0) throw neverSent('The time for it was over before it began')
     if (pool.free > 0) {
       pool.free--
       return leave
@@ -200,11 +207,13 @@ function gate (pool: Pool, patience: number) {
   }
 }
 
-async function within<T> (until: number, work: Promise<T>, giveUp: (error: Error) => void): Promise<T> {
+async function within<T> (
+  until: number, work: Promise<T>, giveUp: (error: Error) => void, Late = DatabaseUnavailable
+): Promise<T> {
   let timer: NodeJS.Timeout | undefined
   const late = new Promise<never>((_resolve, reject) => {
     timer = setTimeout(() => {
-      const error = new DatabaseUnavailable('The database did not answer in time')
+      const error = new Late('The database did not answer in time')
       giveUp(error)
       reject(error)
     }, until - performance.now())

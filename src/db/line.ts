@@ -21,8 +21,8 @@ const MOST_WAIT = 5_000
 const tooLong = () => new DatabaseUnavailable('Too many are waiting in line')
 
 /**
- * Whether somebody's patience has ended, and refuses them then: what they wanted is not begun any more, since they may
- * have asked for something else meanwhile.
+ * Whether somebody's patience has ended, and refuses them then: what they wanted is not decided any more, since they
+ * may have asked for something else meanwhile.
  */
 export function isLate (waiter: Waiter): boolean {
   if (waiter.until === undefined || waiter.until > performance.now()) return false

@@ -69,7 +69,7 @@ export function installPlaces (app: FastifyInstance) {
     }
     judge?.(request)
     if (namesLevel(at)) locate(app, request).then(() => done(), done)
-    else if (finds !== undefined) finds(request).then(() => done(), done)
+    else if (finds !== undefined) waitFor(request, finds(request)).then(() => done(), done)
     else done()
   })
 }

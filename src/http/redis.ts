@@ -38,7 +38,7 @@ for i, key in ipairs(KEYS) do
     redis.call('DEL', key)
   end
   local count, last = tonumber(kept[1]), tonumber(kept[2])
-  local isNew = not (count and count >= 1 and count < 2^53 and last and last > now and last <= now + ARGV[i])
+  local isNew = not (count and count >= 1 and count + 1 < 2^53 and last and last > now and last <= now + ARGV[i])
   if isNew then count, last = 0, now + ARGV[i] end
   count = count + 1
   local text = string.format('%.0f', last)

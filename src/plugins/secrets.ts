@@ -16,6 +16,7 @@ import { listsEtag, requirePrecondition } from '../http/etags.ts'
 import { afterCommit } from '../http/idempotency.ts'
 import { inLevel, levelOf, locate, namesOf, requireInside } from '../http/places.ts'
 import type { Domain } from '../http/types.ts'
+import { waitFor } from '../http/waiting.ts'
 import { recordEvent } from '../repositories/audit.ts'
 import {
   activeKeyOf, ownSecret, placeOf, type Brings, type LevelState, type SecretRow
@@ -285,7 +286,9 @@ export const secrets: Domain = async (app) => {
     const storageKey = storageKeyOf(app.keyring, organization)
     const state = levelOf(request)
     judgeReading(state, reading)
-    const found = await findDocumentsAt(app.reads, state, at, organization.plan.retention_days) ?? fail('not_found')
+    const found = await waitFor(
+      request, findDocumentsAt(app.reads, state, at, organization.plan.retention_days)
+    ) ?? fail('not_found')
     if (found === 'future') return refuse('at', 'Lies in the future')
     const visible = found.filter(({ level }) => isInside(slices, placeOf(state, level)))
     requireKept(visible, organization.plan)

@@ -15,6 +15,7 @@ import { afterCommit } from '../http/idempotency.ts'
 import { inLevel, inProject, levelOf, locate, namesOf, requireInside } from '../http/places.ts'
 import { requireConfirmation } from '../http/confirmation.ts'
 import type { Domain } from '../http/types.ts'
+import { waitFor } from '../http/waiting.ts'
 import { recordEvent } from '../repositories/audit.ts'
 import { findLevelOfSecret, ownSecret } from '../repositories/levels.ts'
 import { purgeHistories } from '../repositories/removals.ts'
@@ -68,7 +69,9 @@ export const versions: Domain = async (app) => {
       for (let looks = 1; ; looks++) {
         const secret = ownSecret(state)
         if (secret === undefined) return { data: [], meta: pageMeta(asked, 0, 0) }
-        const { rows, areFewer } = await listVersions(app, state, secret, organization.plan.retention_days, asked)
+        const { rows, areFewer } = await waitFor(
+          request, listVersions(app, state, secret, organization.plan.retention_days, asked)
+        )
         if (!areFewer || looks === MOST_LOOKS) {
           return { data: rows.map(toItem), meta: pageMeta(asked, secret.version_count, rows.length) }
         }

@@ -80,7 +80,8 @@ const near = (
 
 // Where between the ends of a history no revision is missing, a page is known by its revisions, and found by halves:
 // between two versions are as many ids as revisions, at least. Where some are missing nothing is found, for how many of
-// these are before a page only counting tells. What was removed since the look, at an end, moves none of the others.
+// these are before a page only counting tells. What was removed since the look at the old end moves none of the others;
+// where the newest that it saw is gone, the history may have become whole by that alone.
 const whole = preparedSql<Page, Record<string, unknown>>('versions_by_revision', ($) => sql`
   WITH RECURSIVE ends AS (
     SELECT oldest.id AS oldest, oldest.revision AS since, newest.id AS newest, newest.revision AS until
@@ -91,6 +92,7 @@ const whole = preparedSql<Page, Record<string, unknown>>('versions_by_revision',
     ) AS newest
     WHERE s.organization_id = ${$('organization_id')}::char(26) AND s.id = ${$('secret_id')}::char(26)
       AND s.history_id = ${$('history_id')}::char(26) AND newest.revision - oldest.revision + 1 = s.version_count
+      AND newest.revision >= ${$('seen')}::bigint
   ), halves AS (
     SELECT oldest + (${$('first')}::bigint - since) AS low, newest - (until - ${$('first')}::bigint) AS high
     FROM ends WHERE ${$('first')}::bigint BETWEEN since AND until
@@ -135,7 +137,8 @@ function startOf ({ version_count }: SecretRow, request: PageRequest) {
 
 /**
  * Versions of a secret as it was seen, newest first; locked ones are listed too. There are fewer than were seen where
- * somebody has removed some since: whoever wants them as they are looks again.
+ * somebody has removed some since: whoever wants them as they are looks again. Of a page that is walked to from the
+ * oldest, what is removed there meanwhile moves it by as many, and nothing tells.
  *
  * @param handles a page that takes long to walk to goes by `lists`, any other by `pages`
  */
@@ -155,8 +158,9 @@ export async function listVersions (
     limit
   }
   const isNear = skipped <= NEAR
-  const first = (secret.recorded_revision ?? 0) - offsetOf(request) - limit + 1
-  let rows = isNear ? [] : await whole(handles.pages, { ...its, secret_id: secret.id, first })
+  const seen = secret.recorded_revision ?? 0
+  const first = seen - offsetOf(request) - limit + 1
+  let rows = isNear ? [] : await whole(handles.pages, { ...its, secret_id: secret.id, first, seen })
   if (rows.length === 0) {
     const walk = walks[from][isNear ? 'near' : 'deep']
     const db = skipped > FAR ? handles.lists : handles.pages

@@ -179,7 +179,7 @@ async function writeInTurn (handle: Db, batch: Batch): Promise<Outcome> {
     if (row.next_version === null) throw new Unwritten(row)
     await appendEvents(db, new Map([[organization_id, headOf(row as HeadRow)]]), eventsOf(batch))
     return row
-  }, { answering: answeringOf(batch) }).catch((error: unknown) => {
+  }, isOne ? { answering: answeringOf(batch), waited: writes[0]!.waited } : {}).catch((error: unknown) => {
     if (error instanceof Unwritten) return error.row
     throw error
   })

@@ -5,7 +5,7 @@ import type { Plan } from '../../schemas/organizations.ts'
 import type { VersionAction } from '../../schemas/versions.ts'
 import type { Keyring } from '../crypto/keyring.ts'
 import { DatabaseError, DatabaseUnavailable, isAway, isLockTimeout, LOCK_TIMEOUT, type Db } from '../db/database.ts'
-import { endOfWait, inTime } from '../db/guard.ts'
+import { endOfWait, inTime, waitedUntil } from '../db/guard.ts'
 import type { Actor, AuditEvent } from '../repositories/audit.ts'
 import { ownSecret, type LevelState, type SecretRow } from '../repositories/levels.ts'
 import type { Organization } from '../repositories/principals.ts'
@@ -276,6 +276,7 @@ function planOf (writer: Writer, state: LevelState, { blob, record, event, revea
     writer,
     secret,
     write: {
+      waited: waitedUntil(writer.until!),
       state,
       secret,
       version,
