@@ -661,7 +661,7 @@ t.test('the pages of a long history are the whole of it, whichever versions were
       for (let page = 1; page <= Math.ceil(all.length / per_page) + 1; page++) {
         const { data, meta } = (await list({ ...at, page, per_page }, caller)).body
         t.equal(meta.total, all.length)
-        listed.push(...data.map(({ id }: any) => id))
+        listed.push(...data.map(({ id }: { id: string }) => id))
       }
       t.strictSame(listed, all, `${what}, by ${per_page}`)
     }

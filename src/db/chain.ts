@@ -90,7 +90,7 @@ const hexOf = (bytes: Buffer | null) => bytes === null ? null : bytes.toString('
 type Ids = Iterable<string>
 
 const idsJson = (ids: Ids) => JSON.stringify([...new Set(ids)])
-const isOneOf = (ids: unknown) =>
+const isAmong = (ids: unknown) =>
   isKeyOf(sql`organization_id`, sql`SELECT value::char(26) FROM jsonb_array_elements_text(${ids}::jsonb)`)
 
 // Outside of one, a counter would be free again before the events are there.
@@ -137,7 +137,7 @@ const take = (name: string, held: 'SKIP LOCKED' | '') =>
       SELECT CASE WHEN ${$('synchronous_commit')}::text = 'off' THEN set_config('synchronous_commit', 'off', true) END
     )
     SELECT organization_id, next_event, event_head, chain_kid, ${CLOCK} AS clock FROM organization_counters
-    WHERE ${isOneOf($('ids'))} AND (SELECT count(*) FROM setting) = 1
+    WHERE ${isAmong($('ids'))} AND (SELECT count(*) FROM setting) = 1
     ORDER BY organization_id FOR NO KEY UPDATE ${sql.raw(held)}`)
 const TAKE = { free: take('take_free_heads', 'SKIP LOCKED'), 'in turn': take('take_heads', '') }
 
@@ -159,7 +159,7 @@ export async function withKeys (db: Db, heads: ReadonlyMap<string, Head>): Promi
 
 const tell = preparedSql<Told, { ids: string }>('find_heads', ($) => sql`
   SELECT organization_id, next_event, event_head, chain_kid, ${CLOCK} AS clock FROM organization_counters
-  WHERE ${isOneOf($('ids'))}`)
+  WHERE ${isAmong($('ids'))}`)
 
 /**
  * Where a chain ends as far as this process knows, to go by that. Undefined where it does not know, has not opened the
@@ -308,7 +308,7 @@ export async function recordGuessed (
 
 const firmHeads = preparedSql<HeadRow & { organization_id: string }, { ids: string }>('firm_heads', ($) => sql`
   SELECT organization_id, next_event, event_head, chain_kid FROM organization_counters
-  WHERE ${isOneOf($('ids'))} ORDER BY organization_id FOR KEY SHARE`)
+  WHERE ${isAmong($('ids'))} ORDER BY organization_id FOR KEY SHARE`)
 
 /**
  * Where chains end for good: what this tells outlives a crash of the machine. A row lock is written to the log, and its

@@ -10,8 +10,6 @@ import type { LevelState, SecretRow } from './levels.ts'
 
 /** A write as the caller saw the level: it takes effect only if nothing of that has moved. */
 export interface SecretWrite {
-  /** Milliseconds that its request had waited for the database when it was decided. */
-  waited: number
   /** The level as it was seen, or as the write before it in the list makes it. */
   state: LevelState
   /**

@@ -35,7 +35,9 @@ export type Outcome = { outcome: 'written', next_version: number } | { outcome: 
  */
 export async function writeSecrets (db: Db, next_version: number, writes: readonly SecretWrite[]): Promise<Outcome> {
   const batch = { organization_id: writes[0]!.state.organization_id, next_version, writes }
-  const shares = guessedHead(db, batch) !== undefined && bytesOf(batch) < TOGETHER.bytes && !answeringOf(batch)
+  // One whose answer is kept goes alone, for that is kept in its own transaction.
+  const isKept = Boolean(writes[0]!.actor.answering)
+  const shares = guessedHead(db, batch) !== undefined && bytesOf(batch) < TOGETHER.bytes && !isKept
   return (shares ? await writeFree(db, batch) : undefined) ?? writeInTurn(db, batch)
 }
 
@@ -150,9 +152,6 @@ async function swapFree (db: Db, batches: readonly Batch[]): Promise<Map<string,
   }))
 }
 
-// Of a write that goes alone.
-const answeringOf = ({ writes }: Batch) => writes[0]!.actor.answering
-
 /** Nothing was written, and nothing is to be kept of it. */
 class Unwritten extends Error {
   readonly row: Swapped
@@ -179,7 +178,7 @@ async function writeInTurn (handle: Db, batch: Batch): Promise<Outcome> {
     if (row.next_version === null) throw new Unwritten(row)
     await appendEvents(db, new Map([[organization_id, headOf(row as HeadRow)]]), eventsOf(batch))
     return row
-  }, isOne ? { answering: answeringOf(batch), waited: writes[0]!.waited } : {}).catch((error: unknown) => {
+  }, isOne ? writes[0]!.actor : {}).catch((error: unknown) => {
     if (error instanceof Unwritten) return error.row
     throw error
   })

@@ -48,6 +48,7 @@ const TURNS_UNSEEN = 4
 const REMEMBERED_BYTES = 4 * 1024 * 1024
 
 interface Writer extends Waiter {
+  until: number
   actor: Actor
   storageKey: KeyObject
   plan: Plan
@@ -276,11 +277,10 @@ function planOf (writer: Writer, state: LevelState, { blob, record, event, revea
     writer,
     secret,
     write: {
-      waited: waitedUntil(writer.until!),
       state,
       secret,
       version,
-      actor,
+      actor: { ...actor, waited: waitedUntil(writer.until) },
       event: { action: event, resource_type: 'secret', resource_id: secret.id, details },
       growth,
       max_bytes
