@@ -77,7 +77,7 @@ export const ERRORS = {
   },
   last_owner: { status: 422, message: 'An organization keeps an owner: make somebody else one first.' },
   already_member: {
-    status: 422, message: 'This person is a member already, or invited.', details: Type.Object({ status: Type.String() })
+    status: 422, message: 'This address belongs to a member, or has an open invitation.', details: Type.Object({ status: Type.String() })
   },
   plan_not_offered: { status: 422, message: 'There is no such plan to subscribe to, at this interval and currency.' },
   no_subscription: { status: 404, message: 'The organization has no subscription.' },
@@ -149,8 +149,10 @@ export const ERRORS = {
   restrictions_are_fixed: { status: 422, message: 'The restrictions of a token are fixed when it is made.' },
   user_required: { status: 422, message: 'Only a person can do this, through an application that acts for them.' },
   memberships_full: {
-    status: 422,
-    message: 'Others cannot give this person any more of this. They can make room: by leaving, or by what they accept.'
+    status: 422, message: 'The person is in, or owns, as many organizations as one person can.'
+  },
+  organization_full: {
+    status: 422, message: 'The plan of the organization has no seat left. Ask the inviter to make room.'
   },
   organization_limit_reached: {
     status: 422,

@@ -65,7 +65,7 @@ export const WholeTeam = Resource('teams', Type.Object({
     name: 'Platform and tools',
     member_count: 1,
     project_count: 1,
-    members: [{ id: '17', name: 'rosa', email: 'rosa@nimbus.example' }],
+    members: [{ id: '17', name: 'Rosa Quill', email: 'rosa@nimbus.example' }],
     projects: [{ id: '01JQZ6VB2N7Q4W8E1R5T9Y3K6H', slug: 'orbit', name: 'Orbit', role: 'developer' }]
   }
 })

@@ -10,8 +10,8 @@ export const ROLES = [
 export type Role = (typeof ROLES)[number]
 export const RoleName = OneOf(ROLES, { title: 'Role' })
 
-/** A membership counts from the moment that it is active. */
-export const MEMBER_STATUSES = ['active', 'invited'] as const
+/** Every member is active: who has not accepted yet has an invitation (`schemas/invitations.ts`). */
+export const MEMBER_STATUSES = ['active'] as const
 export type MemberStatus = (typeof MEMBER_STATUSES)[number]
 
 export const EMAIL_LENGTH = 320

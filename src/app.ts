@@ -38,6 +38,7 @@ import { cli } from './plugins/cli.ts'
 import { encryptionKeys } from './plugins/encryption-keys.ts'
 import { environments } from './plugins/environments.ts'
 import { invoices } from './plugins/invoices.ts'
+import { invitations } from './plugins/invitations.ts'
 import { members } from './plugins/members.ts'
 import { oauth } from './plugins/oauth/index.ts'
 import { organizations } from './plugins/organizations.ts'
@@ -52,6 +53,7 @@ import { tokens } from './plugins/tokens.ts'
 import { user } from './plugins/user.ts'
 import { versions } from './plugins/versions.ts'
 import { gatherReads, recordOfPerson } from './repositories/audit.ts'
+import { createPersonalEvent } from './repositories/personal-events.ts'
 import { ApiError } from './rules/errors.ts'
 import type { Measured } from './telemetry/common.ts'
 import { createMetrics, type Metrics } from './telemetry/metrics.ts'
@@ -68,8 +70,8 @@ import { createHistoryWorker } from './vault/worker.ts'
  * name.
  */
 const DOMAINS = [
-  audit, organizations, members, teams, projects, targets, environments, secrets, versions, encryptionKeys, tokens,
-  user, plans, subscriptions, payments, invoices, cli
+  audit, organizations, members, invitations, teams, projects, targets, environments, secrets, versions,
+  encryptionKeys, tokens, user, plans, subscriptions, payments, invoices, cli
 ]
 
 const MOST_URL = 8192
@@ -167,8 +169,10 @@ export async function buildApp (
   // The embedded database writes its log at each commit, or not until the next one that asks for it.
   const commitOfReads = database.kind === 'embedded' ? 'on' : 'off'
   app.decorate('recordRead', gatherReads(database.db, commitOfReads))
-  app.decorate('recordRefused', async (actors, event) => transaction(database.db, (db) =>
-    recordOfPerson(db, actors, event, commitOfReads)))
+  app.decorate('recordRefused', async (own, actors, event) => transaction(database.db, async (db) => {
+    await createPersonalEvent(db, own)
+    return recordOfPerson(db, actors, event, commitOfReads)
+  }))
   app.decorate('keyring', keyring)
   app.decorate('costs', costs)
   app.decorate('config', config)

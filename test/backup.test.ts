@@ -35,7 +35,7 @@ import { startApp } from './helpers/app.ts'
 import { QUICK } from './helpers/costs.ts'
 import { LONG } from './helpers/long.ts'
 import { OPERATIONS, prepare, send, settle } from './helpers/operations.ts'
-import { giveSecondFactor, issuePair, makePerson } from './helpers/people.ts'
+import { giveSecondFactor, makePerson } from './helpers/people.ts'
 import { CLI, command, run, scratchDirectory, type Ended } from './helpers/process.ts'
 import { beside } from './helpers/statements.ts'
 import { ON_POSTGRES } from './helpers/traffic.ts'
@@ -77,11 +77,10 @@ function refused (t: Test, { code, stdout, stderr }: Ended, line: RegExp, status
 /** A service in which each table that a backup has is written to, and how to make backups of it. */
 async function startFilled () {
   const service = await startApp(t)
-  const { caller, ids } = await settle(service, 'kept')
+  const { caller, ids, person: { access } } = await settle(service, 'kept')
   const { organization: o } = caller
   const person = await makePerson(service, { [o]: 'owner' })
   await giveSecondFactor(service, person)
-  const { access } = await issuePair(service, person, ['organization:create'])
   for (const [id, row] of Object.entries(OPERATIONS)) {
     // What they take away would not be there to see.
     if (!/^(delete|remove)/.test(id)) {

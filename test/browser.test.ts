@@ -467,12 +467,12 @@ t.test('OA-16: the pages say what their fields are, and what is wrong with them'
     - button "Sign in"`)
   await signIn(page, { ...rosa, password: 'not this one' })
   await is(`
-    - alert: The e-mail address and the password do not belong together.
+    - alert: Wrong e-mail address or password.
     - textbox "E-mail address": ${rosa.email}
     - textbox "Password"`)
   t.equal(await page.evaluate('document.activeElement.id'), 'password', 'the next thing to do')
   t.equal(
-    await page.getByRole('textbox', { description: /do not belong together/ }).count(), 2, 'the fields tell it too'
+    await page.getByRole('textbox', { description: /Wrong e-mail address or password/ }).count(), 2, 'the fields tell it too'
   )
   await signIn(page, rosa)
   await page.getByRole('heading', { name: 'Allow Command line to act for you?', level: 1 }).waitFor()

@@ -5,7 +5,7 @@ import { challengeOf } from '../src/crypto/bearer.ts'
 import { startApp, type Answer } from './helpers/app.ts'
 import { createValidator } from './helpers/contract.ts'
 import { OPERATIONS, prepare, publishedPaths } from './helpers/operations.ts'
-import { authorize, issuePair } from './helpers/people.ts'
+import { authorize, issuePair, makePerson } from './helpers/people.ts'
 
 // Every example of a request that the document has is sent to a service that has just started for the first time, as it
 // stands there but for what the service makes up itself, and the answer is compared with the documented one.
@@ -49,7 +49,8 @@ const ORDER = [
   'listVersions', 'getVersion', 'restoreVersion', 'restoreProject',
   'getEncryptionKey', 'rotateEncryptionKey', 'listEncryptionKeys', 'deleteSecrets', 'deleteVersion', 'purgeVersions',
   'createApiToken', 'listApiTokens', 'getApiToken', 'updateApiToken', 'rotateApiToken', 'deleteApiToken',
-  'addMember', 'listMembers', 'getMember', 'updateMember',
+  'inviteMember', 'listInvitations', 'getInvitation', 'sendInvitation', 'listOwnInvitations', 'acceptInvitation',
+  'declineInvitation', 'withdrawInvitation', 'listMembers', 'getMember', 'updateMember',
   'createTeam', 'listTeams', 'updateTeam', 'addTeamMember', 'setTeamProject', 'getTeam', 'removeTeamMember',
   'removeTeamProject', 'deleteTeam', 'removeMember',
   'listPlans', 'getUsage', 'createPaymentMethod', 'createPaymentMethodShortPath', 'listPaymentMethods',
@@ -73,7 +74,18 @@ const BEFORE: Record<string, () => Promise<unknown>> = {
     service.sql(`UPDATE charges SET status = 'succeeded' WHERE organization_id = '${first.organization}'`),
   redeemCoupon: () => service.sql("INSERT INTO coupons (code, percent_off) VALUES ('WELCOME-10', 10)"),
   deletePaymentMethod: () => prepare(service, OPERATIONS.deletePaymentMethod!, world),
-  rotateClientKeys: clientsProject
+  rotateClientKeys: clientsProject,
+  declineInvitation: async () => {
+    const other = await service.organization()
+    answers.declined = (await other.call('POST', `/organizations/${other.organization}/members`, {
+      email: 'rosa@nimbus.example', role: 'member'
+    })).body
+  },
+  withdrawInvitation: async () => {
+    answers.withdrawn = (await ask(first.token, 'POST', `/api/v1/organizations/${first.organization}/members`, {
+      email: 'ben@nimbus.example', role: 'member'
+    })).body
+  }
 }
 
 /** What the service makes up: the members of a path or a body that cannot be as in the example. */
@@ -81,8 +93,12 @@ const MADE_UP: Record<string, (example: any) => Promise<object> | object> = {
   ...each(['getApiToken', 'updateApiToken', 'rotateApiToken', 'deleteApiToken'], () => ({
     id: answers.createApiToken.api_key.id
   })),
+  ...each(['getInvitation', 'sendInvitation', 'acceptInvitation'], () => ({ invitation: answers.inviteMember.data.id })),
+  declineInvitation: () => ({ invitation: answers.declined.data.id }),
+  withdrawInvitation: () => ({ invitation: answers.withdrawn.data.id }),
   ...each(['getMember', 'updateMember', 'addTeamMember', 'removeTeamMember', 'removeMember'], () => ({
-    member: answers.addMember.data.id
+    member: answers.listMembers.data.find(({ attributes }: { attributes: { email: string } }) =>
+      attributes.email === 'rosa@nimbus.example').id
   })),
   ...each(['getInvoice', 'downloadInvoice'], () => ({ invoice: answers.createCharge.data.attributes.invoice_id })),
   updateDefaultPaymentMethod: () => ({ payment_method: answers.createPaymentMethod.data.id }),
@@ -107,7 +123,11 @@ t.test('the example organization is the one that the first start makes', async (
 
 t.test('every example of a request works after a first start, and is answered as documented', async (t) => {
   t.strictSame([...ORDER].sort(), [...new Set(examples.map(({ id }) => id))].sort(), 'every operation has its place in the order')
-  const { access: person } = await issuePair(service, first, ['organization:create'])
+  const { access: owner } = await issuePair(service, first, ['organization:create'])
+  const rosa = await makePerson(service)
+  await service.write(`UPDATE users SET name = 'Rosa Quill', email = 'rosa@nimbus.example',
+    email_normalized = 'rosa@nimbus.example' WHERE id = ${rosa.id}`)
+  const { access: invitee } = await issuePair(service, rosa, ['organization:create', 'member:delete'])
   const validate = validator()
   let run = 0
   // Operations that answer the same resource show one example of it: one of them, at least, answers just that.
@@ -116,7 +136,8 @@ t.test('every example of a request works after a first start, and is answered as
     await BEFORE[id]?.()
     for (const example of examples.filter((one) => one.id === id)) {
       const name = `${id}${example.type === undefined ? '' : ` with ${example.type}`}`
-      const bearer = OPERATIONS[id]!.byPerson ? person : first.token
+      const { byPerson, at } = OPERATIONS[id]!
+      const bearer = !byPerson ? first.token : at.includes('/user/') ? invitee : owner
       const answer = await send(example, example.operation.security.length === 0 ? undefined : bearer)
       const [status, { content = {} }] =
         Object.entries(example.operation.responses).find(([status]) => status.startsWith('2'))!

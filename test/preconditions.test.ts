@@ -285,13 +285,13 @@ t.test('the document says which operations take a precondition, and what has an 
   const takes = operations.filter(({ parameters = [] }) => parameters.some(({ name }) => name === 'if-match'))
   const kinds = ['Organization', 'Project', 'Target', 'Environment']
   t.strictSame(takes.map(({ operationId }) => operationId).sort(), [
-    'deleteSecrets', 'storeSecrets', 'restoreVersion', 'removeMember', 'updateMember', 'updateTeam', 'deleteTeam',
+    'deleteSecrets', 'storeSecrets', 'restoreVersion', 'removeMember', 'updateMember', 'withdrawInvitation', 'updateTeam', 'deleteTeam',
     'addTeamMember', 'removeTeamMember', 'setTeamProject', 'removeTeamProject',
     ...kinds.flatMap((kind) => [`update${kind}`, `put${kind}`, `delete${kind}`])
   ].sort())
   for (const { operationId, responses } of takes) t.ok(responses['412'], operationId)
   const reads = operations.filter(({ responses }) => responses['304'] !== undefined)
-  for (const kind of [...kinds, 'Member', 'Team']) {
+  for (const kind of [...kinds, 'Member', 'Invitation', 'Team']) {
     const read = reads.find(({ operationId }) => operationId === `get${kind}`)
     t.ok(read?.responses['200']!.headers?.ETag, `get${kind}`)
   }

@@ -27,9 +27,7 @@ const answersOf = (caller: Caller) =>
   service.sql(`SELECT * FROM idempotency_keys WHERE organization_id = '${caller.organization}'`)
 
 t.test('every POST, and every change of billing, takes an Idempotency-Key, says so, and gives its first answer again with nothing done twice', async (t) => {
-  const { caller, ids } = await settle(service, 'repeated')
-  const person = await makePerson(service)
-  const { access } = await issuePair(service, person, ['organization:create'])
+  const { caller, ids, person } = await settle(service, 'repeated')
   const owned = async () => Number((await service.sql(
     `SELECT count(*) FROM members WHERE user_id = ${person.id}`
   ))[0]!.count)
@@ -42,7 +40,7 @@ t.test('every POST, and every change of billing, takes an Idempotency-Key, says 
     const [method, path] = row.at.split(' ') as [string, string]
     const { parameters = [] } = paths[path]![method.toLowerCase()]
     const takesKey = (parameters as { name: string }[]).some(({ name }) => name === 'idempotency-key')
-    const bearer = row.byPerson ? access : caller.token
+    const bearer = row.byPerson ? person.access : caller.token
     await prepare(service, row, ids)
     const isChange = method === 'POST' || row.access === 'billing:write'
     if (!isChange || READS.includes(id) || WITHOUT_CALLER.includes(id)) {

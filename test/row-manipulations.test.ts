@@ -1,5 +1,6 @@
 import { subscribe, unsubscribe } from 'node:diagnostics_channel'
 import t from 'tap'
+import { ulid } from 'ulidx'
 import { getTableColumns, sql } from 'drizzle-orm'
 import { formToken, hashToken, mintApiToken, mintCredential, mintSecret, tokenPrefix } from '../src/crypto/bearer.ts'
 import { hashPassword } from '../src/crypto/passwords.ts'
@@ -11,6 +12,8 @@ import * as tables from '../src/db/tables.ts'
 import {
   createClient, createCode, createGrant, createPair, createRequest, revokeGrant, setClientDisabled
 } from '../src/repositories/oauth.ts'
+import { createInvitation } from '../src/repositories/invitations.ts'
+import { createPersonalEvent } from '../src/repositories/personal-events.ts'
 import { listTokensOfPerson } from '../src/repositories/tokens.ts'
 import { createSignInStep } from '../src/repositories/second-factors.ts'
 import { createSession } from '../src/repositories/sessions.ts'
@@ -143,6 +146,24 @@ const giveCode = (code: () => string | Promise<string>): Ask => async () => {
   )()
 }
 
+// An organization that invites Rosa and another address, and an event of each account.
+const inviting = (await test.organization()).organization
+const invited = mintSecret()
+const [invitation, anotherInvitation] = [
+  await createInvitation(
+    db, { organization_id: inviting, id: ulid(), email: rosa.email, role: 'auditor', invited_by: null }, hashToken(invited)
+  ),
+  await createInvitation(
+    db, { organization_id: inviting, id: ulid(), email: 'ben@nimbus.example', role: 'owner', invited_by: null },
+    hashToken(mintSecret())
+  )
+]
+for (const { id } of [rosa, mallory]) {
+  await createPersonalEvent(db, {
+    user_id: id, action: 'session.create', actor_type: 'user', ip: '192.0.2.1', user_agent: 'Browser', details: {}
+  })
+}
+
 /** Events of both that could not wait for their counter. */
 async function makeLate () {
   for (const of of [o, foreign]) {
@@ -179,6 +200,7 @@ const asks = {
   former: bearer(former.token, '/api/v1/organization'),
   session: page('/account', mine.cookie),
   link: page(`/account/set-password/${mine.link}`),
+  invitation: page(`/account/invitation/${inviting}.${invited}`),
   access: bearer(mine.access, '/api/v1/user'),
   member: bearer(mine.access, `/api/v1/${o}/projects`),
   organizations: bearer(mine.access, '/api/v1/organizations'),
@@ -229,6 +251,15 @@ const SUBJECTS: Record<AuthenticatedTable, Subject> = {
     another: `organization_id = '${o}' AND user_id = ${mallory.id}`,
     asks: ['member', 'organizations'],
     finds: ['organization_id', 'user_id', 'status']
+  },
+  invitations: {
+    row: `organization_id = '${inviting}' AND id = '${invitation.id}'`,
+    another: `organization_id = '${inviting}' AND id = '${anotherInvitation.id}'`,
+    asks: ['invitation', 'session'],
+    finds: ['organization_id', 'token_hash', 'email_normalized']
+  },
+  personal_events: {
+    row: `user_id = ${rosa.id}`, another: `user_id = ${mallory.id}`, asks: ['session'], finds: ['user_id']
   },
   teams: {
     row: `organization_id = '${o}' AND id = '${team}'`,

@@ -5,9 +5,10 @@ import { transaction, type Database, type Db } from '../db/database.ts'
 import { endingOf, type EndedTokens } from '../db/grants.ts'
 import { createMailer } from '../mail/mailer.ts'
 import { invitation, newLink, type Message } from '../mail/messages.ts'
-import { operatorOf, recordOfPerson } from '../repositories/audit.ts'
+import { operatorOf, recordEvent, recordOfPerson } from '../repositories/audit.ts'
 import { countOtherOwners, listOrganizationsOf } from '../repositories/members.ts'
 import { findOrganization } from '../repositories/organizations.ts'
+import { createPersonalEvent } from '../repositories/personal-events.ts'
 import { findFull, lockPlan } from '../repositories/plans.ts'
 import { deleteFactor } from '../repositories/second-factors.ts'
 import { deleteSessions } from '../repositories/sessions.ts'
@@ -48,7 +49,13 @@ export async function addUser (
     const id = await createUser(db, { email, name, password_hash: null })
     if (id === undefined) throw new StartError(`There is an account of ${email} already`)
     if (organization && membership) {
-      await createMember(db, { organization_id: organization.id, user_id: id, role: membership.role }, 'oneself')
+      await createMember(db, { organization_id: organization.id, user_id: id, role: membership.role })
+      await recordEvent(db, operatorOf(organization.id), {
+        action: 'member.create',
+        resource_type: 'member',
+        resource_id: String(id),
+        details: { role: membership.role, status: 'active' }
+      })
     }
     await createPasswordLink(db, hashToken(secret), id)
     await recordForOperator(db, id, 'user.create')
@@ -81,7 +88,7 @@ export async function renewLink ({ db: handle }: Database, service: string, emai
 export async function mailLink (
   config: Config, { user, message }: Linked, log: (line: string) => void
 ): Promise<boolean> {
-  return createMailer(config, log).send({ userId: user.id, to: user.email, ...message })
+  return createMailer(config, log).send({ about: `user ${user.id}`, to: user.email, ...message })
 }
 
 /**
@@ -149,7 +156,7 @@ export async function describeTokens ({ db }: Database, email: string): Promise<
   return lines
 }
 
-// The organization is held first (0029): of two who take its last seat one comes second, be it an operator.
+// The organization is locked first (0029), so that only one transaction takes its last seat.
 async function takeSeat (db: Db, idOrSlug: string): Promise<{ id: string, name: string }> {
   const organization = await findOrganization(db, idOrSlug)
   const plan = organization && await lockPlan(db, organization.id)
@@ -185,6 +192,9 @@ async function recordForOperator (
   action: 'user.create' | 'user.password' | 'user.disable' | 'user.enable' | 'second-factor.disable',
   ended: readonly EndedTokens[] = []
 ): Promise<void> {
+  await createPersonalEvent(db, {
+    user_id: userId, action, actor_type: 'operator', ip: null, user_agent: null, details: null
+  })
   const actors = (await listOrganizationsOf(db, userId)).map(operatorOf)
   await recordOfPerson(db, actors, (organizationId) => ({
     action,

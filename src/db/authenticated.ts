@@ -1,9 +1,9 @@
 import { getTableColumns } from 'drizzle-orm'
 import type { PgColumn, PgTable } from 'drizzle-orm/pg-core'
 import {
-  api_tokens, environments, former_token_hashes, late_events, members, oauth_clients, oauth_codes, oauth_grants,
-  oauth_requests, oauth_tokens, password_links, projects, recovery_codes, second_factors, secrets, sessions,
-  sign_in_steps, targets, team_members, team_projects, teams, users
+  api_tokens, environments, former_token_hashes, invitations, late_events, members, oauth_clients, oauth_codes,
+  oauth_grants, oauth_requests, oauth_tokens, password_links, personal_events, projects, recovery_codes,
+  second_factors, secrets, sessions, sign_in_steps, targets, team_members, team_projects, teams, users
 } from './tables.ts'
 
 // Rows that decide who somebody is, or what a level is, and events that have no number yet, carry a MAC over the
@@ -43,8 +43,15 @@ export const AUTHENTICATED = {
   { created_at: WHEN, updated_at: WHEN }, { later: ['second_factor_id'] }),
   members: declare(
     members, ['organization_id', 'user_id'], ['organization_id', 'user_id', 'role', 'status'],
-    { joined_at: WHEN, invited_by: 'Only counted: how many invitations of one person wait for another' }
+    { joined_at: WHEN, invited_by: 'Unused' }
   ),
+  invitations: declare(invitations, ['organization_id', 'id'],
+    [
+      'organization_id', 'id', 'email', 'email_normalized', 'role', 'invited_by_type', 'invited_by_id',
+      'invited_by_name', 'token_hash', 'expires_at'
+    ], { created_at: WHEN }),
+  personal_events: declare(personal_events, ['id'],
+    ['id', 'user_id', 'occurred_at', 'action', 'actor_type', 'ip', 'user_agent', 'details'], {}),
   teams: declare(teams, ['organization_id', 'id'], ['id', 'organization_id', 'slug'],
     { name: SHOWN, description: SHOWN, created_at: WHEN, updated_at: WHEN }),
   team_members: declare(team_members, ['organization_id', 'team_id', 'user_id'],

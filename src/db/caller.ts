@@ -1,5 +1,6 @@
 import { sql, type SQL } from 'drizzle-orm'
 import type { Role } from '../../schemas/users.ts'
+import type { Db } from './handle.ts'
 
 /** A team's hold on a project, which gave somebody a role in it. */
 export interface HeldByTeam { team_id: string, project_id: string, role: Role }
@@ -117,6 +118,19 @@ export const callerCtes = (callers: unknown, held: Held = ''): SQL => sql`
 export async function orAgain<T> (run: () => Promise<T>, isLive: (found: T) => boolean): Promise<T> {
   const found = await run()
   return isLive(found) ? found : run()
+}
+
+/**
+ * Locks the access token of a change that is in no organization, with its grant, until the end of the transaction.
+ * Throws CallerEnded when the token was revoked, used up or expired.
+ */
+export async function holdAccessToken (db: Db, id: number): Promise<void> {
+  const rows = await db.execute(sql`
+    SELECT t.id FROM oauth_tokens t JOIN oauth_grants g ON g.id = t.grant_id
+    WHERE t.id = ${id}::bigint AND t.used_at IS NULL AND t.access_expires_at > now()
+      AND g.revoked_at IS NULL AND g.expires_at > now()
+    FOR SHARE OF g, t`) as unknown as object[]
+  if (rows.length === 0) throw new CallerEnded()
 }
 
 /** True where no caller is needed, too. */

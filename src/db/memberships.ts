@@ -5,43 +5,29 @@ import { isAuthentic } from './authority.ts'
 import type { Db } from './handle.ts'
 import { members, users } from './tables.ts'
 
-/**
- * How many organizations somebody can be in, how many of these they can own, and how many invitations can wait for
- * them. Others bring somebody into half as many: so nobody fills a list of which its person then has nothing left.
- */
-export const MEMBERSHIP_LIMITS = { joined: 1000, owned: MOST_OWNED, invited: 100 } as const
+/** How many organizations a person can be in, and how many of these the person can own. */
+export const MEMBERSHIP_LIMITS = { joined: 1000, owned: MOST_OWNED } as const
 
-/** How many invitations of one person can wait for another: nobody uses up alone what waits for somebody. */
-export const MOST_INVITED_BY_ONE = 10
-
-/** How many organizations somebody is in, owns, and is invited to. */
-export interface Memberships { joined: number, owned: number, invited: number }
+/** How many organizations a person is in, and owns. */
+export interface Memberships { joined: number, owned: number }
 
 /**
- * Takes an account until the end of the transaction and counts its memberships: of two that take what is left, the
- * second counts the first. Whatever makes somebody a member, or an owner, goes by this.
+ * Locks an account until the end of the transaction and counts its memberships, so that two transactions cannot both
+ * take the last place. Every transaction that makes a person a member or an owner calls this.
  */
-export async function holdMemberships (db: Db, userId: number): Promise<Memberships> {
+export async function lockMemberships (db: Db, userId: number): Promise<Memberships> {
   await db.select({ id: users.id }).from(users).where(eq(users.id, userId)).for('no key update')
-  const isJoined = sql`${members.status} = 'active'`
   const [row] = await db.select({
-    joined: sql<number>`count(*) FILTER (WHERE ${isJoined})::int`,
-    owned: sql<number>`count(*) FILTER (WHERE ${isJoined} AND ${members.role} = 'owner')::int`,
-    invited: sql<number>`count(*) FILTER (WHERE NOT ${isJoined})::int`
+    joined: sql<number>`count(*)::int`,
+    owned: sql<number>`count(*) FILTER (WHERE ${members.role} = 'owner')::int`
   }).from(members).where(eq(members.user_id, userId))
   return row!
 }
 
-/**
- * The limit that somebody has reached who would be one organization's member more, or owner; undefined when there is
- * room.
- */
-export function reachedLimit (
-  { joined, owned }: Pick<Memberships, 'joined' | 'owned'>, role: Role, by: 'oneself' | 'others'
-): number | undefined {
-  const share = by === 'oneself' ? 1 : 2
-  if (joined >= MEMBERSHIP_LIMITS.joined / share) return MEMBERSHIP_LIMITS.joined
-  return role === 'owner' && owned >= MEMBERSHIP_LIMITS.owned / share ? MEMBERSHIP_LIMITS.owned : undefined
+/** The limit that a person has reached who would get one more membership with this role; undefined below the limits. */
+export function reachedLimit ({ joined, owned }: Memberships, role: Role): number | undefined {
+  if (joined >= MEMBERSHIP_LIMITS.joined) return MEMBERSHIP_LIMITS.joined
+  return role === 'owner' && owned >= MEMBERSHIP_LIMITS.owned ? MEMBERSHIP_LIMITS.owned : undefined
 }
 
 /** A role in a project through a team, as `teamRoles` selects it: with the project's slug, and MACs as hexadecimal. */

@@ -307,13 +307,64 @@ export const oauth_tokens = pgTable('oauth_tokens', {
   ...authenticated
 }, (table) => [index().on(table.grant_id)])
 
+/**
+ * What happened to a person's account, as the person sees it on `/account`: with address and browser, which their
+ * organizations do not learn. Kept for a year.
+ */
+export const personal_events = pgTable('personal_events', {
+  id: count().primaryKey(),
+  user_id: count().notNull().references(() => users.id, { onDelete: 'cascade' }),
+  occurred_at: moment().notNull(),
+  action: varchar({ length: 64 }).notNull(),
+  actor_type: varchar({ length: 16, enum: ['user', 'operator'] }).notNull(),
+  ip: varchar({ length: 64 }),
+  user_agent: varchar({ length: 256 }),
+  details: jsonb().$type<Record<string, string | number | boolean | null>>(),
+  ...authenticated
+}, (table) => [index().on(table.user_id, table.occurred_at, table.id), index().on(table.occurred_at)])
+
+/**
+ * Open invitations. A row says nothing about an account: the address is compared with that of the person who accepts.
+ * Accepting, declining, withdrawing and expiry delete the row.
+ */
+export const invitations = pgTable('invitations', {
+  organization_id: ulid().notNull().references(() => organizations.id, { onDelete: 'cascade' }),
+  id: ulid().notNull(),
+  /** As the inviter typed it. */
+  email: varchar({ length: 320 }).notNull(),
+  /** `canonicalEmail` of it. */
+  email_normalized: varchar({ length: 320 }).notNull(),
+  role: varchar({ length: 32, enum: ROLES }).notNull(),
+  /** Null: the operator. */
+  invited_by_type: varchar({ length: 16, enum: ['user', 'api_token'] }),
+  invited_by_id: count(),
+  invited_by_name: varchar({ length: NAME_LENGTH }),
+  /** SHA-256 of the secret in the last link that was mailed; null: no mail was sent. */
+  token_hash: bytea(),
+  expires_at: moment().notNull(),
+  ...created,
+  ...authenticated
+}, (table) => [
+  primaryKey({ columns: [table.organization_id, table.id] }),
+  uniqueIndex('invitations_one_of_address').on(table.organization_id, table.email_normalized),
+  uniqueIndex('invitations_by_token').on(table.organization_id, table.token_hash),
+  index().on(table.email_normalized), index().on(table.expires_at)
+])
+
+/** When an organization last mailed an invitation to an address: one mail a day, whatever becomes of the invitation. */
+export const invitation_mails = pgTable('invitation_mails', {
+  organization_id: ulid().notNull().references(() => organizations.id, { onDelete: 'cascade' }),
+  email_normalized: varchar({ length: 320 }).notNull(),
+  sent_at: moment().notNull().default(sql`now()`)
+}, (table) => [primaryKey({ columns: [table.organization_id, table.email_normalized] }), index().on(table.sent_at)])
+
 export const members = pgTable('members', {
   organization_id: ulid().notNull().references(() => organizations.id, { onDelete: 'cascade' }),
   user_id: count().notNull().references(() => users.id, { onDelete: 'cascade' }),
   role: varchar({ length: 32, enum: ROLES }).notNull(),
   status: varchar({ length: 16, enum: MEMBER_STATUSES }).notNull().default('active'),
   joined_at: moment().notNull().default(sql`now()`),
-  /** The person who invited them, be it through an API token; null: nobody did, or an operator. */
+  /** Written by earlier builds; unused. */
   invited_by: count(),
   ...authenticated
 }, (table) => [primaryKey({ columns: [table.organization_id, table.user_id] }), index().on(table.user_id)])

@@ -39,7 +39,11 @@ export function personOf (request: FastifyRequest, organizationId: string, user:
   }
 }
 
-function originOf (request: FastifyRequest) {
+/** The same without address and browser: for what a person does outside of the organization. */
+export const withoutOrigin = (actor: Actor): Actor => ({ ...actor, ip: null, user_agent: null })
+
+/** Where a request comes from, as events record it. */
+export function originOf (request: FastifyRequest) {
   return {
     request_id: request.id,
     // What a proxy passes on as an address may be anything; of a client that has gone there may be none.

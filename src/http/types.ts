@@ -11,6 +11,7 @@ import type { Db } from '../db/database.ts'
 import type { Outbox } from '../mail/outbox.ts'
 import type { Actor, AuditEvent, RecordRead } from '../repositories/audit.ts'
 import type { UserCall } from '../repositories/oauth.ts'
+import type { PersonalEvent } from '../repositories/personal-events.ts'
 import type { Principal } from '../repositories/principals.ts'
 import type { TeamRole } from '../rules/roles.ts'
 import type { LimitGroup } from './limits.ts'
@@ -75,8 +76,11 @@ declare module 'fastify' {
     patient: Db
     /** Records what was only read: before the answer is sent. */
     recordRead: RecordRead
-    /** Records that somebody was refused who would be a person; true when an event is late, as in `recordOfPerson`. */
-    recordRefused (actors: readonly Actor[], event: AuditEvent): Promise<boolean>
+    /**
+     * Records that a sign-in was refused, for the person and as each of the actors; true when an event is late, as in
+     * `recordOfPerson`.
+     */
+    recordRefused (own: PersonalEvent, actors: readonly Actor[], event: AuditEvent): Promise<boolean>
     keyring: Keyring
     /** What one derivation of a key or a password costs. */
     costs: Costs

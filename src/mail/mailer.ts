@@ -1,8 +1,14 @@
 import type { Config } from '../config.ts'
 import { mailboxOf } from '../rules/emails.ts'
 
-/** A plain text message to one user. */
-export interface Mail { userId: number, to: string, subject: string, text: string }
+/** A plain text message to one address. */
+export interface Mail {
+  /** What the log calls it, as `user 17`. */
+  about: string
+  to: string
+  subject: string
+  text: string
+}
 
 export interface Mailer {
   /**
@@ -17,8 +23,8 @@ const LOOPBACK = /^(?:localhost|127(?:\.\d{1,3}){3}|::1)$/i
 
 /** The mailer of a configuration: SMTP when `SMTP_URL` is set, else one that only logs that it did not send. */
 export function createMailer ({ smtp, mailFrom, publicUrl }: Config, log: (line: string) => void): Mailer {
-  const notSent = ({ userId }: Mail, reason: string) => {
-    log(`The mail to user ${userId} was not sent: ${reason}`)
+  const notSent = ({ about }: Mail, reason: string) => {
+    log(`The mail to ${about} was not sent: ${reason}`)
     return false
   }
   if (smtp === undefined) return { send: async (mail) => notSent(mail, 'SMTP_URL is not set') }

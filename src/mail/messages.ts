@@ -44,48 +44,26 @@ everywhere. If you did not expect this message, tell whoever runs ${service}.
   }
 }
 
-/** A membership as a message tells of it. What people are called comes from others: it is put on one line. */
+/** A membership in a message. Names come from other people: each is reduced to one line of 100 characters at most. */
 export interface Membership { service: string, organization: string, role: string }
 
-/** To somebody without an account whom a member of an organization has invited. */
-export function membershipInvitation ({ service, organization, role, link }: Membership & { link: string }): Message {
+/**
+ * To an address that an organization invites: the same with and without an account, so that only the person learns
+ * whether there is one.
+ */
+export function membershipInvitation (
+  { service, organization, role, inviter, link }: Membership & { inviter: string, link: string }
+): Message {
   return {
     subject: `An invitation to ${inLine(organization)} on Strongroom`,
     text: `Hello,
 
-you are invited to the organization ${inLine(organization)} at ${service}, as ${spoken(role)}.
-To accept, choose a name and a password with this link:
+${inLine(inviter)} invites you to the organization ${inLine(organization)} at ${service}, as ${spoken(role)}.
+To accept or decline, open this link within seven days:
 
 ${link}
 
-It works once, within three days. If you did not expect this message, ignore it.
-`
-  }
-}
-
-/** To somebody with an account who is in so many organizations that others do not make them a member of one more. */
-export function membershipOffered (
-  { name, service, organization, role, link }: Membership & { name: string, link: string }
-): Message {
-  return {
-    subject: `An invitation to ${inLine(organization)} on Strongroom`,
-    text: `Hello ${inLine(name)},
-
-you are invited to the organization ${inLine(organization)} at ${service}, as ${spoken(role)}.
-To accept, or to turn it down, sign in to your account:
-
-${link}
-`
-  }
-}
-
-/** To somebody with an account who was added to an organization. */
-export function membershipAdded ({ name, service, organization, role }: Membership & { name: string }): Message {
-  return {
-    subject: `You are a member of ${inLine(organization)} on Strongroom`,
-    text: `Hello ${inLine(name)},
-
-you are ${spoken(role)} in the organization ${inLine(organization)} at ${service} now.
+If you did not expect this message, ignore it: nothing happens until you accept.
 `
   }
 }

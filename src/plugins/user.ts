@@ -1,15 +1,29 @@
-import { principalOf } from '../http/actor.ts'
+import type { ErrorCode } from '../../schemas/errors.ts'
+import { AcceptedInvitation, AcceptInvitationBody, OwnInvitationList, OwnInvitationParams } from '../../schemas/invitations.ts'
+import { ListQuery, NoContent } from '../../schemas/shapes.ts'
 import { PrincipalAnswer, type TokenPrincipalAnswer, type UserAnswer } from '../../schemas/users.ts'
+import { holdAccessToken } from '../db/caller.ts'
+import { transaction, type Db } from '../db/database.ts'
+import { personOf, principalOf } from '../http/actor.ts'
+import { recordForPersonAlone } from '../http/personal-events.ts'
 import type { Domain } from '../http/types.ts'
+import {
+  countInvitationsTo, findInvitingOrganization, listInvitationsTo, type OwnInvitation
+} from '../repositories/invitations.ts'
+import { readOrganization } from '../repositories/organizations.ts'
 import { listMemberships } from '../repositories/users.ts'
+import { fail } from '../rules/errors.ts'
+import { offsetOf, pageMeta, pageOf } from '../rules/pagination.ts'
+import { acceptInvitation, declineInvitation, type Refusal } from '../vault/memberships.ts'
 
+/** The caller, and the invitations that a person accepts or declines. */
 export const user: Domain = async (app) => {
   app.get('/user', {
     config: { access: 'authenticated', whenInactive: true },
     schema: {
       operationId: 'getUser',
       tags: ['users'],
-      summary: 'Get whoever calls, a user or an API token, with the organizations that they can access',
+      summary: 'Get the caller, a user or an API token, with the organizations that the caller can access',
       response: { 200: PrincipalAnswer }
     },
     handler: async (request, reply) => {
@@ -52,7 +66,107 @@ export const user: Domain = async (app) => {
       }
     }
   })
+
+  app.get('/user/invitations', {
+    config: { access: 'authenticated', whenInactive: true, errors: ['user_required'] },
+    schema: {
+      operationId: 'listOwnInvitations',
+      tags: ['users'],
+      summary: 'List the open invitations to the person who calls, of all organizations',
+      querystring: ListQuery,
+      response: { 200: OwnInvitationList }
+    },
+    handler: async (request) => {
+      const { user: { email } } = request.user ?? fail('user_required')
+      const page = pageOf(request.query)
+      const [{ rows }, total] = await Promise.all([
+        listInvitationsTo(app.lists, email, { limit: page.per_page, offset: offsetOf(page) }),
+        countInvitationsTo(app.lists, email)
+      ])
+      return { data: rows.map(toInvitation), meta: pageMeta(page, total, rows.length) }
+    }
+  })
+
+  app.post('/user/invitations/:invitation/accept', {
+    config: {
+      // A scope that every person can grant, as for an organization of their own.
+      access: 'organization:create',
+      audit: 'member.join',
+      errors: ['user_required', 'not_found', 'memberships_full', 'organization_full', 'conflict', 'integrity_error']
+    },
+    schema: {
+      operationId: 'acceptInvitation',
+      tags: ['users'],
+      summary: 'Accept an invitation: the person who calls becomes a member',
+      params: OwnInvitationParams,
+      body: AcceptInvitationBody,
+      response: { 200: AcceptedInvitation }
+    },
+    handler: async (request) => {
+      const { id: access_token, user: person } = request.user ?? fail('user_required')
+      const id = request.params.invitation.toUpperCase()
+      const { organization, role } = await transaction(app.db, async (db) => {
+        const organizationId = await findInviter(db, access_token, person.email, id)
+        const accepted = await acceptInvitation(db, organizationId, id, person, (role) => ({
+          ...personOf(request, organizationId, person),
+          // As the member that the person has just become, and for as long as the access token lives.
+          caller: { access_token, user_id: person.id, role },
+          answering: request.answering
+        }))
+        if (typeof accepted === 'string') return fail(REFUSALS[accepted])
+        const organization = await readOrganization(db, organizationId) ?? fail('not_found')
+        await recordForPersonAlone(db, request, person, 'member.join', { organization: organization.name })
+        return { organization, role: accepted.role }
+      }, request)
+      const { id: organizationId, name, slug } = organization
+      return { data: { type: 'organizations' as const, id: organizationId, attributes: { name, slug, role } } }
+    }
+  })
+
+  app.delete('/user/invitations/:invitation', {
+    config: { access: 'member:delete', audit: 'invitation.decline', errors: ['user_required', 'not_found'] },
+    schema: {
+      operationId: 'declineInvitation',
+      tags: ['users'],
+      summary: 'Decline an invitation; the organization learns that, and nothing about the person',
+      params: OwnInvitationParams,
+      response: { 204: NoContent }
+    },
+    handler: async (request, reply) => {
+      const { id: access_token, user: person } = request.user ?? fail('user_required')
+      const id = request.params.invitation.toUpperCase()
+      await transaction(app.db, async (db) => {
+        const organizationId = await findInviter(db, access_token, person.email, id)
+        await holdAccessToken(db, access_token)
+        if (!await declineInvitation(db, organizationId, id, person)) fail('not_found')
+        const organization = await readOrganization(db, organizationId) ?? fail('not_found')
+        await recordForPersonAlone(db, request, person, 'invitation.decline', { organization: organization.name })
+      }, request)
+      return reply.code(204).send(null)
+    }
+  })
 }
+
+// A revoked caller gets 401, whether the invitation is there or not.
+async function findInviter (db: Db, accessToken: number, email: string, id: string): Promise<string> {
+  const organizationId = await findInvitingOrganization(db, email, id)
+  if (organizationId !== undefined) return organizationId
+  await holdAccessToken(db, accessToken)
+  return fail('not_found')
+}
+
+const REFUSALS = {
+  gone: 'not_found',
+  memberships_full: 'memberships_full',
+  organization_full: 'organization_full',
+  tokens_left: 'conflict'
+} as const satisfies Record<Refusal, ErrorCode>
+
+const toInvitation = ({ id, organization, role, invited_by, expires_at, created_at }: OwnInvitation) => ({
+  type: 'invitations' as const,
+  id,
+  attributes: { organization, role, invited_by: invited_by?.name ?? null, expires_at, created_at }
+})
 
 const linkage = (organizations: readonly { id: string }[]) =>
   ({ organizations: { data: organizations.map(({ id }) => ({ type: 'organizations' as const, id })) } })

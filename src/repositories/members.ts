@@ -1,45 +1,35 @@
-import { and, asc, eq, gt, isNull, ne, sql, type SQL } from 'drizzle-orm'
+import { and, asc, eq, gt, inArray, isNull, ne, sql, type SQL } from 'drizzle-orm'
 import type { MemberAttributes } from '../../schemas/members.ts'
 import type { Role } from '../../schemas/users.ts'
 import { authenticatedColumns } from '../db/authenticated.ts'
 import { isAuthentic, tampered, updateAuthentic, type Authenticated, type Db } from '../db/database.ts'
 import { PIECE } from '../db/expired.ts'
-import { deleteTokensOfMember, endTokensOfBefore, type HeldTokens } from '../db/grants.ts'
-import { holdMemberships, reachedLimit } from '../db/memberships.ts'
+import { deleteTokensOfMember, type HeldTokens } from '../db/grants.ts'
 import { members, users } from '../db/tables.ts'
+import { canonicalEmail, spellingsOf } from '../rules/emails.ts'
 import { readPage, type PageRequest } from '../rules/pagination.ts'
 
 const oneOf = (organizationId: string, userId: number) =>
   and(eq(members.organization_id, organizationId), eq(members.user_id, userId))
 
 const columns = {
-  row: authenticatedColumns('members'),
-  joined_at: members.joined_at,
-  email: users.email,
-  name: users.name,
-  is_verified: users.is_verified
+  row: authenticatedColumns('members'), joined_at: members.joined_at, email: users.email, name: users.name
 }
-
-/** A member, as everybody in the organization sees them; and whether the address is known to be theirs. */
-export type MemberRow = MemberAttributes & { is_verified: boolean }
 
 const read = (db: Db, where: SQL | undefined) =>
   db.select(columns).from(members).innerJoin(users, eq(users.id, members.user_id)).where(where)
 
-// Whoever is only invited has not joined.
-function toMember (
-  { row: { user_id, role, status }, joined_at, ...user }: Awaited<ReturnType<typeof read>>[number]
-): MemberRow {
-  return { user_id, ...user, role, status, joined_at: status === 'active' ? joined_at : null }
-}
+const toMember = (
+  { row: { user_id, role, status }, ...user }: Awaited<ReturnType<typeof read>>[number]
+): MemberAttributes => ({ user_id, ...user, role, status })
 
 /**
- * Members of an organization, invited ones too, in the order in which their accounts were made. A row that the service
- * did not write is none, though the total counts it.
+ * Members of an organization in the order in which their accounts were made. A row whose MAC does not verify is left
+ * out, though the total counts it.
  */
 export async function listMembers (
   db: Db, organizationId: string, page: PageRequest
-): Promise<{ rows: MemberRow[], total: number }> {
+): Promise<{ rows: MemberAttributes[], total: number }> {
   const own = eq(members.organization_id, organizationId)
   const total = sql<number>`(SELECT count(*)::int FROM ${members} WHERE ${own})`
   const { rows, total: all } = await readPage(page, async ({ limit, offset }) =>
@@ -48,9 +38,19 @@ export async function listMembers (
   return { rows: rows.filter(({ row }) => isAuthentic(db, 'members', row)).map(toMember), total: all }
 }
 
-export async function findMember (db: Db, organizationId: string, userId: number): Promise<MemberRow | undefined> {
+export async function findMember (
+  db: Db, organizationId: string, userId: number
+): Promise<MemberAttributes | undefined> {
   const [found] = await read(db, oneOf(organizationId, userId))
   return found !== undefined && isAuthentic(db, 'members', found.row) ? toMember(found) : undefined
+}
+
+/** Whether an address belongs to a member of an organization: one statement, with an account and without. */
+export async function isMemberAddress (db: Db, organizationId: string, email: string): Promise<boolean> {
+  const found = await read(db, and(
+    eq(members.organization_id, organizationId), inArray(users.email_normalized, spellingsOf(email))
+  ))
+  return found.some((row) => canonicalEmail(row.email) === canonicalEmail(email))
 }
 
 /**
@@ -65,16 +65,16 @@ export async function lockMember (
   return row !== undefined && isAuthentic(db, 'members', row) ? row : undefined
 }
 
-/** Owners beside somebody who can act: active, with an account that is open and an address that is theirs. */
+/** Owners beside this person who can act: with an open account and a verified address. */
 export async function countOtherOwners (db: Db, organizationId: string, userId: number): Promise<number> {
   return countOwners(db, await selectOtherOwners(db, organizationId, userId))
 }
 
 /**
- * The same, and their accounts stay open until the end of the transaction. The caller holds the organization, and no
- * account or membership.
+ * The same, and no transaction closes their accounts before this one ends. The caller has locked the organization, and
+ * no account or membership.
  */
-export async function holdOtherOwners (db: Db, organizationId: string, userId: number): Promise<number> {
+export async function lockOtherOwners (db: Db, organizationId: string, userId: number): Promise<number> {
   return countOwners(db, await selectOtherOwners(db, organizationId, userId).for('share', { of: users }))
 }
 
@@ -99,8 +99,8 @@ export async function updateMember (db: Db, organizationId: string, userId: numb
 }
 
 /**
- * Takes somebody out of an organization, with their teams and the API tokens that they made in it, which the caller
- * has taken (`lockTokensOfMember`): a new membership does not bring these back.
+ * Deletes a membership with its places in teams and the API tokens that the person made in the organization, which the
+ * caller has locked (`lockTokensOfMember`): a later membership does not revive them.
  */
 export async function deleteMember (
   db: Db, organizationId: string, userId: number, tokens: HeldTokens
@@ -109,7 +109,7 @@ export async function deleteMember (
   await deleteTokensOfMember(db, organizationId, userId, tokens)
 }
 
-/** The organizations of which somebody is an active member, by their ids: all of them, however many. */
+/** The organizations of which a person is a member, by their ids: all of them, however many. */
 export async function listOrganizationsOf (db: Db, userId: number): Promise<string[]> {
   const all: string[] = []
   for (let after = ''; ;) {
@@ -120,51 +120,4 @@ export async function listOrganizationsOf (db: Db, userId: number): Promise<stri
     if (rows.length < PIECE) return all
     after = rows.at(-1)!.organization_id
   }
-}
-
-/** Why somebody stays invited: there is no room, or tokens of theirs from before still have to go. */
-export type JoinRefusal = 'memberships_full' | 'tokens_left'
-
-/**
- * Makes somebody, whose address is known to be theirs, a member of those who invited them, as far as others can make
- * them one, or of the one that they name themselves; answers these, and why they stay invited to others.
- */
-export async function joinOrganizations (
-  db: Db, userId: number, organizationId?: string
-): Promise<{ joined: string[], refused: Map<string, JoinRefusal> }> {
-  const by = organizationId === undefined ? 'others' : 'oneself'
-  const { joined: before, owned } = await holdMemberships(db, userId)
-  const now = { joined: before, owned }
-  const invited = await db.select({ organization_id: members.organization_id, role: members.role }).from(members)
-    .where(and(
-      eq(members.user_id, userId), eq(members.status, 'invited'),
-      organizationId === undefined ? undefined : eq(members.organization_id, organizationId)
-    )).orderBy(asc(members.organization_id)).limit(PIECE).for('update')
-  const joined: string[] = []
-  const refused = new Map<string, JoinRefusal>()
-  for (const { organization_id, role } of invited) {
-    const refusal = reachedLimit(now, role, by) !== undefined
-      ? 'memberships_full'
-      : await endTokensOfBefore(db, organization_id, userId) ? undefined : 'tokens_left'
-    if (refusal !== undefined) {
-      refused.set(organization_id, refusal)
-      continue
-    }
-    const row = await updateAuthentic(
-      db, 'members', and(oneOf(organization_id, userId), eq(members.status, 'invited')), { status: 'active' },
-      { joined_at: sql`now()` }
-    )
-    if (row === undefined) continue
-    joined.push(organization_id)
-    now.joined++
-    if (role === 'owner') now.owned++
-  }
-  return { joined, refused }
-}
-
-/** Turns an invitation down; false when there is none. */
-export async function deleteInvitation (db: Db, organizationId: string, userId: number): Promise<boolean> {
-  const gone = await db.delete(members).where(and(oneOf(organizationId, userId), eq(members.status, 'invited')))
-    .returning({ id: members.user_id })
-  return gone.length === 1
 }

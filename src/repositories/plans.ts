@@ -1,8 +1,8 @@
-import { and, asc, count, eq, sql } from 'drizzle-orm'
+import { and, asc, eq, sql } from 'drizzle-orm'
 import type { Interval, PlanPrice } from '../../schemas/billing.ts'
 import type { OrganizationStatus, Plan } from '../../schemas/organizations.ts'
 import { preparedSql, type Db } from '../db/database.ts'
-import { members, organization_counters, organizations, plan_prices, plans, projects } from '../db/tables.ts'
+import { invitations, members, organization_counters, organizations, plan_prices, plans, projects } from '../db/tables.ts'
 
 // The row is held before the plan is looked up by it: joined in one, a plan that changes while the row is waited for
 // would be compared with the new name, and found nowhere.
@@ -36,10 +36,13 @@ export type Counted = 'projects' | 'members'
 
 const TABLES = { projects, members }
 
-/** How many an organization has; of members, those that are invited are among them. */
+/** How many an organization has. An open invitation takes the seat of a member. */
 export async function countOf (db: Db, organizationId: string, what: Counted): Promise<number> {
   const table = TABLES[what]
-  const [row] = await db.select({ count: count() }).from(table).where(eq(table.organization_id, organizationId))
+  const invited = sql`(SELECT count(*) FROM ${invitations}
+    WHERE ${invitations.organization_id} = ${organizationId} AND ${invitations.expires_at} > now())`
+  const [row] = await db.select({ count: sql<number>`(count(*) + ${what === 'members' ? invited : 0})::int` })
+    .from(table).where(eq(table.organization_id, organizationId))
   return row!.count
 }
 
@@ -47,16 +50,16 @@ export async function countOf (db: Db, organizationId: string, what: Counted): P
 export interface Full { limit: number, used: number, plan: string }
 
 /**
- * Whether the plan of an organization has no room for one more; undefined when it has. The caller holds it together
- * with its plan (`lockPlan`): nobody else takes the last place, and nobody changes the plan.
+ * The limit that an organization would exceed with `more` of them; undefined where its plan allows them. The caller has
+ * locked the organization with its plan (`lockPlan`), so that no other transaction takes the last place.
  */
 export async function findFull (
-  db: Db, organizationId: string, plan: Plan, what: Counted
+  db: Db, organizationId: string, plan: Plan, what: Counted, more = 1
 ): Promise<Full | undefined> {
   const limit = plan[`max_${what}`]
   if (limit === null) return undefined
   const used = await countOf(db, organizationId, what)
-  return used < limit ? undefined : { limit, used, plan: plan.name }
+  return used + more <= limit ? undefined : { limit, used, plan: plan.name }
 }
 
 /** How much an organization stores, in bytes. */

@@ -1,11 +1,11 @@
 import { and, asc, eq, gt, inArray, isNull, sql, type SQL } from 'drizzle-orm'
-import type { MemberStatus, Role } from '../../schemas/users.ts'
+import type { Role } from '../../schemas/users.ts'
 import { authenticatedColumns } from '../db/authenticated.ts'
 import { isAuthentic, macOf, readNow, updateAuthentic, type Db } from '../db/database.ts'
 import { deleteExpired, deleteInPieces } from '../db/expired.ts'
-import { holdMemberships, MEMBERSHIP_LIMITS, MOST_INVITED_BY_ONE, reachedLimit } from '../db/memberships.ts'
+import { lockMemberships, reachedLimit } from '../db/memberships.ts'
 import { makeId } from '../db/ids.ts'
-import { endTokensOfBefore, endTokensWithoutGrant, revokeGrants, type EndedTokens } from '../db/grants.ts'
+import { endTokensWithoutGrant, revokeGrants, type EndedTokens } from '../db/grants.ts'
 import {
   members, oauth_grants, organizations, password_links, sessions, sign_in_devices, sign_in_steps,
   userColumns, users
@@ -156,61 +156,21 @@ export async function endEverything (db: Db, id: number): Promise<EndedTokens[]>
   return [...ended, ...await endTokensWithoutGrant(db, id)]
 }
 
-export interface NewMember {
-  organization_id: string
-  user_id: number
-  role: Role
-  status?: MemberStatus
-  /** The person who asks for it; null: nobody does, or an operator. */
-  invited_by?: number | null
-}
-
 /**
- * Makes somebody a member, and answers as what: whoever others would make one beyond their share is invited, and
- * accepts that or not, as is who left API tokens there that still have to go (`endTokensOfBefore`). Or the limit that
- * there is no room below, also for an invitation, of anybody or of the person who invites: then nothing was made.
+ * Makes a person a member. Returns the limit where the person is in, or owns, as many organizations as one person can:
+ * then nothing was made. API tokens that the person left in the organization are not revived: see `endTokensOfBefore`.
  */
 export async function createMember (
-  db: Db, { status: wanted = 'active', invited_by = null, ...member }: NewMember, by: 'oneself' | 'others'
-): Promise<{ status: MemberStatus } | { limit: number }> {
-  const memberships = await holdMemberships(db, member.user_id)
-  const limit = reachedLimit(memberships, member.role, by)
-  if (limit !== undefined && by === 'oneself') return { limit }
-  // By oneself it is of a new organization or account, where nobody has left anything.
-  const isReady = limit === undefined && (wanted === 'invited' || by === 'oneself' ||
-    await endTokensOfBefore(db, member.organization_id, member.user_id))
-  const status = isReady ? wanted : 'invited'
-  if (status === 'invited' && memberships.invited >= MEMBERSHIP_LIMITS.invited) {
-    return { limit: MEMBERSHIP_LIMITS.invited }
-  }
-  if (status === 'invited' && invited_by !== null &&
-    await countInvitations(db, member.user_id, invited_by) >= MOST_INVITED_BY_ONE) {
-    return { limit: MOST_INVITED_BY_ONE }
-  }
-  const row = { ...member, status }
-  await db.insert(members).values({ ...row, invited_by, mac: macOf(db, 'members', row) })
-  return { status }
+  db: Db, member: { organization_id: string, user_id: number, role: Role }
+): Promise<{ limit: number } | undefined> {
+  const limit = reachedLimit(await lockMemberships(db, member.user_id), member.role)
+  if (limit !== undefined) return { limit }
+  const row = { ...member, status: 'active' as const }
+  await db.insert(members).values({ ...row, mac: macOf(db, 'members', row) })
+  return undefined
 }
 
-// Whatever was written there: a row that somebody else made gives nobody room. The caller holds the account.
-async function countInvitations (db: Db, userId: number, invitedBy: number): Promise<number> {
-  return db.$count(members, and(
-    eq(members.user_id, userId), eq(members.status, 'invited'), eq(members.invited_by, invitedBy)
-  ))
-}
-
-/** Invitations that wait for somebody, with whom they would be there. */
-export async function listInvitations (db: Db, userId: number): Promise<Omit<Membership, 'joined_at'>[]> {
-  const { id, name, slug } = organizations
-  const rows = await db.select({
-    invitation: { id, name, slug, role: members.role }, row: authenticatedColumns('members')
-  }).from(members).innerJoin(organizations, eq(organizations.id, members.organization_id))
-    .where(and(eq(members.user_id, userId), eq(members.status, 'invited'))).orderBy(asc(organizations.id))
-    .limit(MEMBERSHIP_LIMITS.invited)
-  return rows.filter(({ row }) => isAuthentic(db, 'members', row)).map(({ invitation }) => invitation)
-}
-
-/** Organizations in which the user is an active member, by name. */
+/** Organizations of which the user is a member, by name. */
 export async function listMemberships (db: Db, userId: number): Promise<Membership[]> {
   const { id, name, slug } = organizations
   const rows = await db.select({
@@ -218,9 +178,8 @@ export async function listMemberships (db: Db, userId: number): Promise<Membersh
     row: authenticatedColumns('members')
   })
     .from(members).innerJoin(organizations, eq(organizations.id, members.organization_id))
-    .where(and(
-      eq(members.user_id, userId), eq(members.status, 'active')
-    )).orderBy(asc(organizations.name), asc(organizations.id)).limit(1000)
+    .where(and(eq(members.user_id, userId), eq(members.status, 'active')))
+    .orderBy(asc(organizations.name), asc(organizations.id)).limit(1000)
   return rows.filter(({ row }) => isAuthentic(db, 'members', row)).map(({ membership }) => membership)
 }
 

@@ -9,9 +9,9 @@ import { makeStorageKey } from './keys.ts'
 import { holdCanary } from './master-keys.ts'
 
 /**
- * Makes an organization with a storage key of its own, one for its chain where chains have such, and its owner where it
- * has one from the start: then the limit of what somebody can be in or own, where that is reached, and nothing may be
- * kept of it.
+ * Makes an organization with a storage key of its own, a key for its audit chain where chains have such, and its owner
+ * if one is given. Returns the limit when the owner is in, or owns, as many organizations as one person can: the caller
+ * then rolls back.
  */
 export async function foundOrganization (
   db: Db, keyring: Keyring, organization: Omit<NewOrganization, 'storage_key'>, owner?: number
@@ -21,6 +21,5 @@ export async function foundOrganization (
   // The key that all chains begin with may be why others were handed over.
   if (await hasChainKeys(db)) await handOverChain(db, keyring, systemOf(organization.id))
   if (owner === undefined) return undefined
-  const made = await createMember(db, { organization_id: organization.id, user_id: owner, role: 'owner' }, 'oneself')
-  return 'limit' in made ? made.limit : undefined
+  return (await createMember(db, { organization_id: organization.id, user_id: owner, role: 'owner' }))?.limit
 }

@@ -3,6 +3,7 @@ import { PIECE } from '../db/expired.ts'
 import { createTokenRemovals, deleteTokenRemoval, type TokenRemoval } from '../db/token-removals.ts'
 import { holdCaller, recordEvent, systemOf, type Actor, type AuditEvent } from '../repositories/audit.ts'
 import { deleteOldAnswers, listOwnersOfOldAnswers } from '../repositories/idempotency.ts'
+import { deleteExpiredInvitations, listExpiredInvitations } from '../repositories/invitations.ts'
 import {
   deleteEmptyHistories, deleteEndedTokens, deleteLeftBehind, deleteOverTokens, deleteRemovedVersions,
   deleteSecretsOfRemoved, endRemoval, LEFT_BEHIND, listOverTokens, listRemovals, listRemovedOrganizations,
@@ -74,6 +75,19 @@ export async function removeSome (db: Db, organizationId: string): Promise<void>
   await deleteEmptyHistories(db, organizationId, PIECE)
 }
 
+/** Deletes expired invitations of an organization with an event each; returns their number, 1,000 at most. */
+async function expireInvitations (handle: Db, organizationId: string): Promise<number> {
+  return transaction(handle, async (db) => {
+    await lockPlan(db, organizationId)
+    const expired = await deleteExpiredInvitations(db, organizationId)
+    if (expired.length > 0) {
+      await recordEvent(db, systemOf(organizationId), ...expired.map(({ id, email }): AuditEvent =>
+        ({ action: 'invitation.expire', resource_type: 'invitation', resource_id: id, details: { email } })))
+    }
+    return expired.length
+  })
+}
+
 /** Takes away a piece, and answers where its kind goes on; undefined when there is nothing left of it. */
 type Step = (organization: string, place: Removal) => Promise<Removal | undefined>
 
@@ -121,6 +135,7 @@ export function createRemovalWorker ({ db, log }: { db: Db, log: Log }): Backgro
       async end (organization) { log.info({ organization }, 'purged and deleted versions removed') }
     },
     { list: listOwnersOfOldAnswers, steps: [inPieces(deleteOldAnswers)] },
+    { list: listExpiredInvitations, steps: [inPieces(expireInvitations)] },
     { list: listOverTokens, steps: [inPieces(deleteOverTokens)] }
   ]
 

@@ -1,7 +1,7 @@
 import { randomBytes } from 'node:crypto'
 import { SCOPE_NAMES } from '../../schemas/scopes.ts'
 import type { Answer, Caller, TestApp } from './app.ts'
-import { makePerson, makeTeam } from './people.ts'
+import { issuePair, makePerson, makeTeam, type Person } from './people.ts'
 
 // Every operation of the API, and a world in which each finds what it acts on: for tests over the whole route table.
 
@@ -19,6 +19,8 @@ export interface Row {
   public?: number
   /** Acts on the project whose key a client holds. */
   client?: true
+  /** Path parameters that are another id of the world than the one of their name. */
+  named?: Record<string, string>
   /** What a narrowed token is answered where the depth does not say it. */
   narrowed?: number
   /** Needed beside `access`, or instead of it, by what `body` asks. */
@@ -59,6 +61,7 @@ const API_USER = ['secret:read', 'project:read', 'target:read', 'environment:rea
 const HANDED_OUT = [{ query: '?decrypt=true' }, { query: '?at={moment}' }]
 const TEAMS = '/api/v1/organizations/{organization}/teams'
 const MEMBERS = '/api/v1/organizations/{organization}/members'
+const INVITATIONS = '/api/v1/organizations/{organization}/invitations'
 
 const proof = (key: number) => Buffer.alloc(32, key).toString('base64')
 const clientKey = (key: number) =>
@@ -258,12 +261,42 @@ export const OPERATIONS: Record<string, Row> = {
   },
   listMembers: { at: `GET ${MEMBERS}`, access: 'member:read', ...WHOLE },
   getMember: { at: `GET ${MEMBERS}/{member}`, access: 'member:read', ...WHOLE },
-  addMember: {
+  inviteMember: {
     at: `POST ${MEMBERS}`,
     access: 'member:create',
     holding: API_USER,
     ...WHOLE,
     body: ({ newcomer }) => ({ email: newcomer, role: 'api_user' })
+  },
+  listInvitations: { at: `GET ${INVITATIONS}`, access: 'member:read', ...WHOLE },
+  getInvitation: { at: `GET ${INVITATIONS}/{invitation}`, access: 'member:read', ...WHOLE },
+  sendInvitation: {
+    at: `POST ${INVITATIONS}/{invitation}/send`, access: 'member:create', holding: API_USER, ...WHOLE, body: {}
+  },
+  withdrawInvitation: {
+    at: `DELETE ${INVITATIONS}/{invitation}`, access: 'member:delete', holding: API_USER, ...WHOLE
+  },
+  listOwnInvitations: {
+    at: 'GET /api/v1/user/invitations',
+    access: 'authenticated',
+    depth: 'organization',
+    byPerson: true,
+    whenInactive: true
+  },
+  acceptInvitation: {
+    at: 'POST /api/v1/user/invitations/{invitation}/accept',
+    access: 'organization:create',
+    depth: 'organization',
+    body: {},
+    named: { invitation: 'accepted' },
+    byPerson: true
+  },
+  declineInvitation: {
+    at: 'DELETE /api/v1/user/invitations/{invitation}',
+    access: 'member:delete',
+    depth: 'organization',
+    named: { invitation: 'declined' },
+    byPerson: true
   },
   updateMember: {
     at: `PATCH ${MEMBERS}/{member}`,
@@ -578,6 +611,8 @@ export function publishedPaths ({ app }: Pick<TestApp, 'app'>): Record<string, R
 
 export interface World {
   caller: Caller
+  /** Whom two other organizations have invited, and an access token for what only a person can do. */
+  person: Person & { access: string }
   ids: Record<string, string>
   sliceOf: (...depth: Depth[]) => { project_id: string, target_id: string | null, environment_id: string | null }
 }
@@ -639,11 +674,28 @@ export async function settle (service: TestApp, prefix: string): Promise<World> 
   )).body
   const member = await makePerson(service, { [o]: 'api_user' })
   const team = await makeTeam(service, o, [member], { [names.project]: 'api_user' })
+  const person = await makePerson(service)
+  const [accepted, declined] = [await service.organization(), await service.organization()]
+  const invite = async (by: Caller, email: string): Promise<string> => {
+    const invited = await by.call('POST', `/organizations/${by.organization}/members`, { email, role: 'api_user' })
+    if (invited.status !== 201) throw new Error(invited.text)
+    return invited.body.data.id
+  }
   return {
     caller,
+    person: {
+      ...person,
+      access: (await issuePair(
+        service, person, ['organization:create', 'member:delete']
+      )).access
+    },
     ids: {
       organization: o,
       member: String(member.id),
+      invitation: await invite(caller, `invited-${randomBytes(4).toString('hex')}@nimbus.example`),
+      accepted: await invite(accepted, person.email),
+      declined: await invite(declined, person.email),
+      inviter: declined.organization,
       team,
       newcomer: `newcomer-${randomBytes(4).toString('hex')}@nimbus.example`,
       ...names,
@@ -676,7 +728,11 @@ export function requestOf (row: Row, ids: Record<string, string>): { method: str
   const body = typeof row.body === 'function' ? row.body(ids) : row.body
   return {
     method,
-    url: filled(path, row.client ? { ...ids, project: ids.client! } : ids),
+    url: filled(path, {
+      ...ids,
+      ...(row.client && { project: ids.client! }),
+      ...Object.fromEntries(Object.entries(row.named ?? {}).map(([name, id]) => [name, ids[id]!]))
+    }),
     ...(body !== undefined && { payload: JSON.parse(filled(JSON.stringify(body), ids)) as object })
   }
 }

@@ -9,7 +9,7 @@ import { transaction } from '../../src/db/database.ts'
 import { createGrant, createPair } from '../../src/repositories/oauth.ts'
 import { createMember, createUser } from '../../src/repositories/users.ts'
 import { beginFactor, confirmFactor } from '../../src/vault/second-factor.ts'
-import type { TestApp } from './app.ts'
+import type { Answer, TestApp } from './app.ts'
 import { QUICK } from './costs.ts'
 import { visitor, type Visitor } from './visitor.ts'
 
@@ -27,9 +27,28 @@ export async function makePerson (
     database.db, { email, name, password_hash: await hashPassword(password, QUICK.password) }
   ))!
   for (const [organization_id, role] of Object.entries(roles)) {
-    await createMember(database.db, { organization_id, user_id: id, role }, 'oneself')
+    await createMember(database.db, { organization_id, user_id: id, role })
   }
   return { id, email, name, password }
+}
+
+/**
+ * Makes somebody with an account a member by an invitation that they accept; `call` invites, and sends requests to the
+ * API of `on`.
+ */
+export async function join (
+  on: Pick<TestApp, 'database' | 'inject'>, call: (method: string, path: string, body?: object) => Promise<Answer>,
+  organization: string, person: Pick<Person, 'id' | 'email'>, role: Role | 'admin'
+): Promise<void> {
+  const invited = await call('POST', `/organizations/${organization}/members`, { email: person.email, role })
+  if (invited.status !== 201) throw new Error(invited.text)
+  const { access } = await issuePair(on, person, ['organization:create'])
+  const accepted = await on.inject({
+    method: 'POST',
+    url: `/api/v1/user/invitations/${invited.body.data.id}/accept`,
+    headers: { authorization: `Bearer ${access}` }
+  })
+  if (accepted.status !== 200) throw new Error(accepted.text)
 }
 
 /** So many organizations that somebody is in with a role, beside any other. */
@@ -137,7 +156,9 @@ export async function post (
 }
 
 /** A pair as the token endpoint would issue it, without the way to it. */
-export async function issuePair ({ database }: Pick<TestApp, 'database'>, person: Person, scopes: readonly Scope[]) {
+export async function issuePair (
+  { database }: Pick<TestApp, 'database'>, person: Pick<Person, 'id'>, scopes: readonly Scope[]
+) {
   const [access, refresh] = [mintCredential('at'), mintCredential('rt')]
   const grant = await createGrant(database.db, { user_id: person.id, client_id: 'dotenv-cli', scopes: [...scopes] })
   await createPair(database.db, {

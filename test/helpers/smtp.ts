@@ -99,7 +99,8 @@ function keepWaiting (say: (line: string) => void) {
 const addressIn = (line: string) => /<(.*)>/.exec(line)?.[1] ?? ''
 
 function partsOf (raw: string): { headers: string, text: string } {
-  const [headers = '', ...body] = raw.split('\r\n\r\n')
+  // A line that begins with a full stop is sent with two (RFC 5321, 4.5.2).
+  const [headers = '', ...body] = raw.replace(/^\.\./gm, '.').split('\r\n\r\n')
   const joined = body.join('\r\n\r\n')
   const encoding = /^Content-Transfer-Encoding: (.*)$/im.exec(headers)?.[1]
   if (encoding === 'base64') return { headers, text: Buffer.from(joined, 'base64').toString() }

@@ -9,7 +9,7 @@ import { join } from 'node:path'
 
 /** Tables whose rows belong to an organization. */
 export const TENANT_TABLES = [
-  'organization_counters', 'organization_removals', 'token_removals', 'members', 'api_tokens', 'former_token_hashes', 'projects',
+  'organization_counters', 'organization_removals', 'token_removals', 'members', 'invitations', 'invitation_mails', 'api_tokens', 'former_token_hashes', 'projects',
   'project_counts', 'encryption_keys', 're_encryptions', 'targets', 'environments', 'histories', 'secrets',
   'secret_versions', 'audit_events', 'late_events', 'chain_keys', 'teams', 'team_members', 'team_projects',
   'billing_accounts', 'credits', 'coupon_redemptions', 'subscriptions', 'payment_methods', 'invoices', 'charges', 'refunds', 'api_usage', 'idempotency_keys'
@@ -61,6 +61,14 @@ export const EXCEPTIONS: { what: RegExp, why: string }[] = [
   {
     what: /^select api_tokens\.organization_id from api_tokens inner join organizations .* where api_tokens\.id = \$1$/,
     why: 'a token that an operator names by its id'
+  },
+  {
+    what: /^select .* from invitations (?:inner join organizations .*)?where \(invitations\.email_normalized = \$1 and /,
+    why: 'the invitations to the address of a person, from every organization'
+  },
+  {
+    what: /^select organization_id from invitations where expires_at <= now\(\) .* union select organization_id from invitation_mails /,
+    why: 'the expired invitations that the background worker has to remove'
   },
   {
     what: /^select distinct organization_id from idempotency_keys where /,

@@ -4,26 +4,38 @@ import { NAME_LENGTH } from '../../../schemas/shapes.ts'
 import { hashToken } from '../../crypto/bearer.ts'
 import { hashPassword } from '../../crypto/passwords.ts'
 import { transaction, type Db } from '../../db/database.ts'
+import type { EndedTokens } from '../../db/grants.ts'
+import { personOf } from '../../http/actor.ts'
 import { browserOf, formOf, readCookie, sendPage, seeOther, setCookie, visible, type Form } from '../../http/pages.ts'
 import type { Domain } from '../../http/types.ts'
-import { deleteInvitation, findMember, joinOrganizations } from '../../repositories/members.ts'
+import {
+  findInvitationOfLink, findInvitingOrganization, listInvitationsTo, type OwnInvitation
+} from '../../repositories/invitations.ts'
 import { listGrants, revokeGrantOf } from '../../repositories/oauth.ts'
+import { findOrganization } from '../../repositories/organizations.ts'
+import { listPersonalEvents } from '../../repositories/personal-events.ts'
+import { lockPlan } from '../../repositories/plans.ts'
 import { countWrongCode, findSignInStep, takeSignInStep } from '../../repositories/second-factors.ts'
 import { deleteSession, listSessions } from '../../repositories/sessions.ts'
 import { deleteTokens, listTokensOfPerson, lockOwnToken } from '../../repositories/tokens.ts'
 import {
-  changePassword, endEverything, findPasswordLink, findUser, listInvitations, listMemberships, lockUser,
-  takePasswordLink, type User
+  changePassword, createUser, endEverything, findPasswordLink, findUser, findUserByEmail, listMemberships, lockUser,
+  takePasswordLink
 } from '../../repositories/users.ts'
+import { canonicalEmail } from '../../rules/emails.ts'
 import { parseId } from '../../rules/ids.ts'
+import { HELD_ON_PAGE, heldFrom, heldPage, type HeldPage } from '../../rules/pagination.ts'
+import {
+  acceptInvitation, declineInvitation, endMembership, type Invitee, type Refusal
+} from '../../vault/memberships.ts'
 import {
   authenticate, beginSession, codeIn, codeInSession, codeOfStranger, confirmPassword, enter, formCookie, problemWith,
   refusal, refusesForm, signedIn, stepHash, withSecondFactor, WRONG_CODE
 } from './browser.ts'
-import { recordDeclining, recordForToken, recordForUser, recordJoining, recordRefusedJoining } from './events.ts'
+import { recordEndOfToken, recordForPersonAlone, recordForUser } from '../../http/personal-events.ts'
 import {
-  accountPage, changePasswordPage, codePage, problemPage, setPasswordPage, signInPage, type Problem,
-  type SignedIn
+  accountPage, changePasswordPage, codePage, joinPage, otherAccountPage, problemPage, setPasswordPage, signInPage,
+  type Problem, type SignedIn
 } from './views.ts'
 
 const PAGE = { access: 'public', speaks: 'html' } as const
@@ -31,12 +43,18 @@ const FORM = { schema: { hide: true, body: Type.Unknown() }, validatorCompiler: 
 // The longest URL that this service takes.
 const MOST_LOCATION = 8192
 
-const WRONG = 'The e-mail address and the password do not belong together.'
+const WRONG = 'Wrong e-mail address or password.'
 const AGAIN = 'That took too long, or there were too many wrong codes. Sign in again.'
-const NOT_INVITED = 'This invitation is not there any more. Ask whoever invited you for another one.'
-const CANNOT_JOIN = 'You cannot join yet, and the invitation goes on waiting. If you made API tokens there before, they are being removed: try again in a moment. Otherwise you are in, or own, as many organizations as anybody can: leave one first.'
+const LAST_OWNER = 'You are the last owner of this organization. Make another member an owner first.'
 
-/** People and their browsers: signing in and out, passwords, and what is theirs. */
+const REFUSALS: Record<Refusal, string> = {
+  gone: 'This invitation is no longer valid. Ask for a new one.',
+  memberships_full: 'You are in, or own, as many organizations as one person can. Leave one, then accept the invitation.',
+  organization_full: 'The organization has no seat left. Ask the person who invited you to make room.',
+  tokens_left: 'API tokens that you made in this organization before are still being removed. Try again in a moment.'
+}
+
+/** People and their browsers: signing in and out, passwords, invitations, and what belongs to the account. */
 export const accounts: Domain = async (app) => {
   app.post('/oauth/sign-in', {
     ...FORM,
@@ -121,13 +139,14 @@ export const accounts: Domain = async (app) => {
     }
   })
 
-  // Each is about one thing of the person who is signed in, and nobody else's: what is not theirs is not there.
+  // Each form names one thing that belongs to the signed-in person; an id of anything else changes nothing.
   for (const [path, { event, act }] of Object.entries({
     'sessions/end': { event: 'session.delete', act: endSession },
     'tokens/end': { event: 'api-token.delete', act: endToken },
     'applications/end': { event: 'oauth.revoke', act: endApplication },
-    'invitations/accept': { event: ['member.join', 'member.refuse'], act: acceptInvitation },
-    'invitations/end': { event: 'member.delete', act: declineInvitation }
+    'invitations/accept': { event: 'member.join', act: accept },
+    'invitations/decline': { event: 'invitation.decline', act: decline },
+    'organizations/leave': { event: 'member.delete', act: leave }
   } as const)) {
     app.post(`/account/${path}`, {
       ...FORM,
@@ -137,14 +156,11 @@ export const accounts: Domain = async (app) => {
         if (refusesForm(app, request, reply, form, readCookie(app, request, 'session'))) return reply
         const session = await signedIn(app, request)
         if (session === undefined) return seeOther(reply, '/account')
-        const problem = await transaction(app.db, async (db) => {
-          await lockUser(db, session.user.id)
-          return await act(db, request, session, (form.get('id') ?? '').slice(0, MOST_ID))
-        }, request)
-        if (problem === undefined) return seeOther(reply, '/account')
-        // What was in the way may be in the background's hands.
+        const problem = await transaction(app.db, async (db) =>
+          act(db, request, session, (form.get('id') ?? '').slice(0, MAX_ID_LENGTH)), request)
+        // Tokens of an ended membership are removed in the background.
         app.removals.wake()
-        return showAccount(request, reply, session, problem)
+        return problem === undefined ? seeOther(reply, '/account') : showAccount(request, reply, session, problem)
       }
     })
   }
@@ -212,7 +228,7 @@ export const accounts: Domain = async (app) => {
   app.post('/account/set-password/:link', {
     ...FORM,
     config: {
-      ...PAGE, limit: 'sign_in', audit: ['user.password', 'member.join', 'session.create', 'second-factor.ask']
+      ...PAGE, limit: 'sign_in', audit: ['user.password', 'session.create', 'second-factor.ask']
     },
     handler: async (request, reply) => {
       const { link } = request.params as { link: string }
@@ -225,21 +241,19 @@ export const accounts: Domain = async (app) => {
       const problem = problemWith(password)
       if (problem !== undefined) return sendPage(reply, setPasswordPage(cookie!, link, user, problem))
       const password_hash = await hashPassword(password, app.costs.password)
-      const name = nameIn(form, user)
-      // Only if nobody used the link first. The first one shows whose the address is: what it was invited to before is
-      // accepted. Invitations that wait since then are for its person to take or not.
+      // The operator named the account; its person chooses another name.
+      const name = user.is_verified ? undefined : nameOf(form)
+      // Of two requests with one link, the second finds the link used.
       const done = await transaction(app.db, async (db) => {
         await lockUser(db, user.id)
         if (await takePasswordLink(db, hashToken(link)) === undefined) return false
         const ended = await changePassword(db, user.id, password_hash, undefined, name)
         if (ended === undefined) return false
-        const { joined } = user.is_verified ? { joined: [] } : await joinOrganizations(db, user.id)
-        await recordForUser(db, request, user, 'user.password', {}, ended)
-        await recordJoining(db, request, { ...user, name: name ?? user.name }, joined)
+        await recordForUser(db, request, { ...user, name: name ?? user.name }, 'user.password', {}, ended)
         return true
       }, request)
       if (!done) return sendPage(reply, expired())
-      // Whoever can read somebody's mail has one factor, not two.
+      // A link from a mailbox is one factor: an account with a second factor is asked for it.
       const entered = await enter(app, request, reply, { ...user, password_hash })
       return typeof entered === 'object'
         ? sendPage(reply, codePage({ ...entered, query: '' }))
@@ -247,46 +261,136 @@ export const accounts: Domain = async (app) => {
     }
   })
 
+  app.get('/account/invitation/:link', {
+    schema: { hide: true },
+    config: PAGE,
+    handler: async (request, reply) => {
+      const found = await findLinked(request)
+      if (found === undefined) return sendPage(reply, invitationGone())
+      const { invitation, user } = found
+      const session = await signedIn(app, request)
+      const isOther = session !== undefined && canonicalEmail(session.user.email) !== canonicalEmail(invitation.email)
+      if (isOther) return sendPage(reply, otherAccountPage(session, invitation))
+      // With an account, the invitation is accepted on its page: the link is no second way to sign in.
+      if (hasPassword(user)) return seeOther(reply, '/account')
+      const { link } = request.params as { link: string }
+      return sendPage(reply, joinPage(browserOf(app, request, reply), link, invitation))
+    }
+  })
+
+  app.post('/account/invitation/:link', {
+    ...FORM,
+    config: { ...PAGE, limit: 'sign_in', audit: ['user.password', 'member.join', 'session.create'] },
+    handler: async (request, reply) => {
+      const { link } = request.params as { link: string }
+      const form = formOf(request)
+      const cookie = readCookie(app, request, 'browser')
+      if (refusesForm(app, request, reply, form, cookie)) return reply
+      const found = await findLinked(request)
+      if (found === undefined) return sendPage(reply, invitationGone())
+      const { invitation, user } = found
+      if (hasPassword(user)) return seeOther(reply, '/account')
+      const password = form.get('password') ?? ''
+      const problem = problemWith(password)
+      if (problem !== undefined) return sendPage(reply, joinPage(cookie!, link, invitation, problem))
+      const password_hash = await hashPassword(password, app.costs.password)
+      const name = nameOf(form) ?? invitation.email.split('@')[0]!.slice(0, NAME_LENGTH)
+      const joined = await transaction(app.db, async (db) => {
+        // The organization is locked before the account (0029).
+        await lockPlan(db, invitation.organization_id)
+        const opened = await openAccount(db, invitation.email, name, password_hash)
+        if (opened === undefined || await findLinked(request, db) === undefined) return undefined
+        const person = { id: opened.id, name, email: invitation.email }
+        await recordForUser(db, request, person, 'user.password', {}, opened.ended)
+        // A refused invitation stays open, and waits on /account.
+        await join(db, request, person, invitation)
+        return { id: opened.id, name, second_factor_id: null, password_hash }
+      }, request)
+      // Withdrawn, or used by another request, meanwhile.
+      if (joined === undefined) return sendPage(reply, invitationGone())
+      await beginSession(app, request, reply, joined)
+      return seeOther(reply, '/account')
+    }
+  })
+
+  /** The open invitation of a link, with the account of its address, if there is one that is not closed. */
+  async function findLinked (request: FastifyRequest, db: Db = app.db) {
+    const { link } = request.params as { link: string }
+    const [, organization, secret] = /^([0-9A-Z]{26})\.([A-Za-z0-9_-]{43})$/.exec(link) ?? []
+    if (organization === undefined || secret === undefined) return undefined
+    const invitation = await findInvitationOfLink(db, organization, hashToken(secret))
+    if (invitation === undefined) return undefined
+    const user = await findUserByEmail(db, invitation.email)
+    return user?.disabled_at ? undefined : { invitation, user }
+  }
+
   async function showAccount (request: FastifyRequest, reply: FastifyReply, session: SignedIn, problem?: Problem) {
     const { cookie, user, hash } = session
-    const [memberships, invitations, sessions, tokens, applications] = await Promise.all([
-      listMemberships(app.db, user.id), listInvitations(app.db, user.id),
+    const [memberships, invitations, sessions, tokens, applications, events] = await Promise.all([
+      listMemberships(app.db, user.id), listOwnInvitations(user.email, pageIn(request, 'invitations')),
       listSessions(app.db, user.id, pageIn(request, 'sessions')),
       listTokensOfPerson(app.db, user.id, pageIn(request, 'tokens')),
-      listGrants(app.db, user.id, pageIn(request, 'applications'))
+      listGrants(app.db, user.id, pageIn(request, 'applications')),
+      listPersonalEvents(app.db, user.id, pageIn(request, 'events'))
     ])
     return sendPage(reply, accountPage({
-      cookie, user, session: hash, memberships, invitations, sessions, tokens, applications, problem
+      cookie, user, session: hash, memberships, invitations, sessions, tokens, applications, events, problem
     }))
+  }
+
+  async function listOwnInvitations (email: string, page: number): Promise<HeldPage<OwnInvitation>> {
+    const { rows, found } = await listInvitationsTo(app.db, email, heldFrom(page))
+    const held = heldPage(rows, page)
+    return { ...held, isLast: found <= HELD_ON_PAGE }
   }
 }
 
-// As many pages of a list as anybody looks through.
-const MOST_PAGES = 1_000
+// A list has at most so many pages.
+const MAX_PAGES = 1_000
 
 function pageIn ({ query }: FastifyRequest, list: string): number {
   const page = Number((query as Record<string, unknown>)[list])
-  return Number.isInteger(page) && page >= 1 && page <= MOST_PAGES ? page : 1
+  return Number.isInteger(page) && page >= 1 && page <= MAX_PAGES ? page : 1
 }
 
-// Longer than the name of anything that can be ended.
-const MOST_ID = 64
+const hasPassword = (user: { password_hash: string | null } | undefined): boolean => user?.password_hash != null
 
-async function endSession (db: Db, request: FastifyRequest, { user }: SignedIn, id: string): Promise<void> {
+// The account of an address with its first password: made, or completed where the operator made it. Undefined where it
+// has a password meanwhile.
+async function openAccount (
+  db: Db, email: string, name: string, password_hash: string
+): Promise<{ id: number, ended: EndedTokens[] } | undefined> {
+  const made = await createUser(db, { email, name, password_hash })
+  if (made !== undefined) return { id: made, ended: [] }
+  const known = await findUserByEmail(db, email)
+  if (known === undefined || hasPassword(known)) return undefined
+  await lockUser(db, known.id)
+  if (hasPassword(await findUserByEmail(db, email))) return undefined
+  const ended = await changePassword(db, known.id, password_hash, undefined, name)
+  return ended && { id: known.id, ended }
+}
+
+// Longer than the id of anything that a form names.
+const MAX_ID_LENGTH = 64
+
+async function endSession (db: Db, request: FastifyRequest, { user }: SignedIn, id: string): Promise<undefined> {
+  await lockUser(db, user.id)
   if (!await deleteSession(db, Buffer.from(id, 'base64url'), user.id)) return
   await recordForUser(db, request, user, 'session.delete')
 }
 
-async function endToken (db: Db, request: FastifyRequest, { user }: SignedIn, id: string): Promise<void> {
+async function endToken (db: Db, request: FastifyRequest, { user }: SignedIn, id: string): Promise<undefined> {
+  await lockUser(db, user.id)
   const token = parseId(id)
   if (token === undefined) return
   const organization = await lockOwnToken(db, user.id, token)
   if (organization === undefined) return
   await deleteTokens(db, organization, [token])
-  await recordForToken(db, request, user, organization, token)
+  await recordEndOfToken(db, request, user, organization, token)
 }
 
-async function endApplication (db: Db, request: FastifyRequest, { user }: SignedIn, id: string): Promise<void> {
+async function endApplication (db: Db, request: FastifyRequest, { user }: SignedIn, id: string): Promise<undefined> {
+  await lockUser(db, user.id)
   const grant = parseId(id)
   if (grant === undefined) return
   const revoked = await revokeGrantOf(db, user.id, grant)
@@ -294,22 +398,42 @@ async function endApplication (db: Db, request: FastifyRequest, { user }: Signed
   await recordForUser(db, request, user, 'oauth.revoke', { grant, client: revoked.client_id }, revoked.ended)
 }
 
-async function acceptInvitation (
+async function accept (
   db: Db, request: FastifyRequest, { user }: SignedIn, id: string
 ): Promise<Problem | undefined> {
-  const { joined, refused } = await joinOrganizations(db, user.id, id)
-  await recordJoining(db, request, user, joined)
-  if (joined.length > 0) return undefined
-  const reason = refused.get(id)
-  if (reason !== undefined) await recordRefusedJoining(db, request, user, id, reason)
-  const found = await findMember(db, id, user.id)
-  // Pressed twice.
-  if (found?.status === 'active') return undefined
-  return { problem: found === undefined ? NOT_INVITED : CANNOT_JOIN, status: 422 }
+  const organization_id = await findInvitingOrganization(db, user.email, id)
+  if (organization_id === undefined) return { problem: REFUSALS.gone, status: 422 }
+  return join(db, request, user, { organization_id, id })
 }
 
-async function declineInvitation (db: Db, request: FastifyRequest, { user }: SignedIn, id: string): Promise<void> {
-  if (await deleteInvitation(db, id, user.id)) await recordDeclining(db, request, user, id)
+async function join (
+  db: Db, request: FastifyRequest, person: Invitee, { organization_id, id }: { organization_id: string, id: string }
+): Promise<Problem | undefined> {
+  const accepted = await acceptInvitation(db, organization_id, id, person, () =>
+    personOf(request, organization_id, person))
+  if (typeof accepted === 'string') return { problem: REFUSALS[accepted], status: 422 }
+  await recordForPersonAlone(db, request, person, 'member.join', await nameOfOrganization(db, organization_id))
+  return undefined
+}
+
+async function decline (db: Db, request: FastifyRequest, { user }: SignedIn, id: string): Promise<undefined> {
+  const organization = await findInvitingOrganization(db, user.email, id)
+  if (organization === undefined || !await declineInvitation(db, organization, id, user)) return
+  await recordForPersonAlone(db, request, user, 'invitation.decline', await nameOfOrganization(db, organization))
+}
+
+async function leave (
+  db: Db, request: FastifyRequest, { user }: SignedIn, organization: string
+): Promise<Problem | undefined> {
+  const ended = await endMembership(db, personOf(request, organization, user), user.id)
+  if (ended === 'last_owner') return { problem: LAST_OWNER, status: 422 }
+  if (ended === 'none') return undefined
+  await recordForPersonAlone(db, request, user, 'member.delete', await nameOfOrganization(db, organization))
+  return undefined
+}
+
+async function nameOfOrganization (db: Db, id: string): Promise<{ organization: string }> {
+  return { organization: (await findOrganization(db, id))?.name ?? id }
 }
 
 // Always a path of this service: what the form carries can only be its query (OA-26).
@@ -318,9 +442,9 @@ function locationOf (query: string): string {
   return query === '' || location.length > MOST_LOCATION ? '/account' : location
 }
 
-// Who was invited says how they are called, and nobody else here.
-const nameIn = (form: Form, { is_verified }: User): string | undefined =>
-  is_verified ? undefined : form.get('name')?.trim().slice(0, NAME_LENGTH) || undefined
+const nameOf = (form: Form): string | undefined => form.get('name')?.trim().slice(0, NAME_LENGTH) || undefined
+
+const invitationGone = () => problemPage(404, 'This invitation cannot be used', REFUSALS.gone)
 
 const expired = () => problemPage(
   404, 'This link cannot be used', 'It was used already, or it is older than three days. Ask for a new one.'

@@ -20,7 +20,7 @@ import { grantableScopes, grantsEverything } from '../../rules/roles.ts'
 import {
   codeIn, codeInSession, formCookie, refusal, refusesForm, signedIn, withSecondFactor, WRONG_CODE
 } from './browser.ts'
-import { recordForUser } from './events.ts'
+import { recordForUser } from '../../http/personal-events.ts'
 import { consentPage, problemPage, signInPage, type SignedIn } from './views.ts'
 
 /** The authorization endpoint (RFC 6749, 4.1.1): sign in, agree, and go back with a code. */

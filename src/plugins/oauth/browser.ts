@@ -17,7 +17,7 @@ import { canonicalEmail } from '../../rules/emails.ts'
 import { useCode } from '../../vault/second-factor.ts'
 import { PASSWORD } from '../../../schemas/users.ts'
 import type { EventName } from '../../../schemas/events.ts'
-import { recordForUser, recordRefusal } from './events.ts'
+import { recordForUser, recordRefusal } from '../../http/personal-events.ts'
 import { problemPage, type Problem, type SignedIn } from './views.ts'
 
 /**

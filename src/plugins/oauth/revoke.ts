@@ -5,7 +5,7 @@ import type { Domain } from '../../http/types.ts'
 import { findClient, revokeByToken } from '../../repositories/oauth.ts'
 import { FORM_BODY, parametersIn } from './body.ts'
 import { clientInBasic } from './client.ts'
-import { recordForUser } from './events.ts'
+import { recordForUser } from '../../http/personal-events.ts'
 import { errorAnswers } from './token.ts'
 
 export const revoke: Domain = async (app) => {

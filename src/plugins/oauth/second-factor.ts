@@ -12,7 +12,7 @@ import {
   beginSession, codeIn, codeInSession, confirmPassword, refusal, refusesForm, signedIn, withAttempt, withSecondFactor,
   WRONG_CODE
 } from './browser.ts'
-import { recordForUser } from './events.ts'
+import { recordForUser } from '../../http/personal-events.ts'
 import { confirmFactorPage, factorPage, recoveryCodesPage, type Problem, type SignedIn } from './views.ts'
 
 const PAGE = { access: 'public', speaks: 'html' } as const

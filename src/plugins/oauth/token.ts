@@ -9,7 +9,7 @@ import {
 import { FORM_BODY, parametersIn, type Parameters } from './body.ts'
 import { clientOf } from './client.ts'
 import { failOAuth, OAuthError } from './errors.ts'
-import { recordForUser } from './events.ts'
+import { recordForUser } from '../../http/personal-events.ts'
 
 const VERIFIER = /^[A-Za-z0-9._~-]{43,128}$/
 

@@ -1,18 +1,21 @@
+import type { EventName } from '../../../schemas/events.ts'
 import { SCOPES, type Scope } from '../../../schemas/scopes.ts'
 import { NAME_LENGTH } from '../../../schemas/shapes.ts'
 import { PASSWORD, type Role } from '../../../schemas/users.ts'
 import { formField, html, type Html, type Page } from '../../http/pages.ts'
 import { qrCode } from '../../http/qr.ts'
 import type { Application } from '../../repositories/oauth.ts'
+import type { Inviter, OwnInvitation } from '../../repositories/invitations.ts'
+import type { PersonalEvent } from '../../repositories/personal-events.ts'
 import type { Session } from '../../repositories/sessions.ts'
 import type { OwnToken } from '../../repositories/tokens.ts'
 import type { Membership, User } from '../../repositories/users.ts'
 import type { HeldPage } from '../../rules/pagination.ts'
 import { grantsEverything } from '../../rules/roles.ts'
 
-// What people see. Each view is a page; who may see it is decided elsewhere.
+// The pages for people. Each function renders one; the routes decide who may see it.
 
-/** Somebody who is signed in with this browser. */
+/** The person who is signed in with this browser. */
 export interface SignedIn { cookie: string, hash: Buffer, user: User }
 
 /** What a form that was refused says to its person. */
@@ -73,7 +76,7 @@ ${formField(cookie)}
 ${codeField(problem, { isFirst: true })}
 <div class="actions"><button class="main" type="submit">Go on</button></div>
 </form>
-<p class="soft">Without both, ask whoever runs this service to take your second factor away.</p>`
+<p class="soft">Without both, ask the operator of this service to remove your second factor.</p>`
   }
 }
 
@@ -151,6 +154,44 @@ ${scopes.map((scope) => html`<label><input type="checkbox" name="scope" value="$
 // form is in stands before: there is none, so nothing happens. A disabled one does not do: Chromium passes over it.
 const NO_DEFAULT = html`<button type="submit" formmethod="dialog" hidden></button>`
 
+/** For a person without an account whom an organization invited: makes the account and accepts the invitation. */
+export function joinPage (
+  cookie: string, link: string, { email, role, invited_by, organization }: OwnInvitation, problem?: string
+): Page {
+  return {
+    title: 'Accept an invitation',
+    status: problem === undefined ? 200 : 422,
+    body: html`<h1>Join ${organization.name}?</h1>
+<p>${inviterOf(invited_by)} invites you to the organization <strong>${organization.name}</strong>, as ${ROLE_NAMES[role]}. With a name and a password you make an account here and accept. To decline, close this page.</p>
+${problemOf(problem)}
+<form method="post" action="/account/invitation/${link}">
+${formField(cookie)}
+<label for="email">E-mail address</label>
+<input id="email" name="username" type="email" autocomplete="username" readonly value="${email}">
+${ownName('')}
+${newPassword(problem)}
+<div class="actions"><button class="main" type="submit">Make an account and accept</button></div>
+</form>`
+  }
+}
+
+/** For a person who is signed in to another account than the invited one. */
+export function otherAccountPage ({ cookie, user }: SignedIn, { email, organization }: OwnInvitation): Page {
+  return {
+    title: 'This invitation is to another address',
+    status: 403,
+    body: html`<h1>This invitation is to another address</h1>
+<p role="alert">You are signed in as ${user.email}, and ${organization.name} invited ${email}. Sign out, then open the link again.</p>
+<form method="post" action="/account/sign-out">
+${formField(cookie)}
+<div class="actions"><button type="submit" name="where" value="here">Sign out</button></div>
+</form>`
+  }
+}
+
+const inviterOf = (inviter: Inviter | null): string =>
+  inviter === null ? 'The operator' : inviter.type === 'user' ? inviter.name : `The API token ${inviter.name}`
+
 /** What went wrong, for a person: with nothing to press that would lead anywhere. */
 export function problemPage (status: number, title: string, sentence: string): Page {
   return {
@@ -169,15 +210,16 @@ export interface Account {
   /** The session that this is. */
   session: Buffer
   memberships: readonly Membership[]
-  invitations: readonly Omit<Membership, 'joined_at'>[]
+  invitations: HeldPage<OwnInvitation>
   sessions: HeldPage<Session>
   tokens: HeldPage<OwnToken>
   applications: HeldPage<Application>
+  events: HeldPage<PersonalEvent & { occurred_at: Date }>
   problem?: Problem | undefined
 }
 
 export function accountPage (
-  { cookie, user, session, memberships, invitations, sessions, tokens, applications, problem }: Account
+  { cookie, user, session, memberships, invitations, sessions, tokens, applications, events, problem }: Account
 ): Page {
   return {
     title: 'Your account',
@@ -187,7 +229,6 @@ ${problemOf(problem?.problem)}
 <dl>
 <dt>Name</dt><dd>${user.name}</dd>
 <dt>E-mail address</dt><dd>${user.email}</dd>
-<dt>Organizations</dt>${organizationsOf(memberships, 'none')}
 <dt>Second factor</dt><dd>${user.second_factor_id === null ? 'none' : 'is asked for when you sign in'}</dd>
 </dl>
 <p><a href="/account/password">Change the password</a><br>
@@ -199,12 +240,19 @@ ${formField(cookie)}
 <button type="submit" name="where" value="everywhere">Sign out everywhere</button>
 </div>
 </form>
-${invitations.length === 0
+${invitations.page === 1 && invitations.isLast && invitations.rows.length === 0
     ? ''
     : html`<h2>Invitations</h2>
-${heldOf(cookie, 'invitations', invitations.map(({ id, name, role }) => ({
-    id, text: html`${name}, as ${role.replace('_', ' ')}`
-  })), { accept: 'Accept', end: 'Turn down' })}`}
+<p class="soft">An organization that you accept sees your name, and when you sign in, change your password or second factor, or allow an application. Until then it learns nothing about you.</p>
+${heldOf(cookie, 'invitations', invitations.rows.map(({ id, organization, role, invited_by, expires_at }) => ({
+    id,
+    text: html`${organization.name}, as ${ROLE_NAMES[role]}, invited by ${inviterOf(invited_by)}, until ${dayOf(expires_at)}`
+  })), { accept: 'Accept', decline: 'Decline' })}
+${pagesOf('invitations', invitations)}`}
+<h2>Organizations</h2>
+${heldOf(cookie, 'organizations', memberships.map(({ id, name, role }) => ({
+    id, text: html`${name} (${ROLE_NAMES[role]})`
+  })), { leave: 'Leave' })}
 <h2>Where you are signed in</h2>
 ${heldOf(cookie, 'sessions', sessions.rows.map(({ token_hash, created_at, seen_at }) => ({
     id: token_hash.toString('base64url'),
@@ -224,13 +272,52 @@ ${heldOf(cookie, 'tokens', tokens.rows.map(({ id, name, organization, created_at
       expires_at === null ? 'for ever' : `until ${dayOf(expires_at)}`}, ${
       last_used_at === null ? 'never used' : `last used ${momentOf(last_used_at)}`}`
   })))}
-${pagesOf('tokens', tokens)}`
+${pagesOf('tokens', tokens)}
+<h2>What happened to your account</h2>
+<p class="soft">Of the last year. Your organizations see these events without address and browser.</p>
+<ul class="held">
+${events.rows.map((event) => html`<li class="held"><span>${momentOf(event.occurred_at)}: ${describe(event)}</span></li>
+`)}</ul>
+${pagesOf('events', events)}`
   }
 }
 
-// What a person holds, each with a button that ends it, and what else can be done with it.
+// Events of a person in words.
+const EVENT_TEXTS: Partial<Record<EventName, string>> = {
+  'api-token.delete': 'API token ended',
+  'invitation.decline': 'invitation declined',
+  'member.delete': 'organization left',
+  'member.join': 'organization joined',
+  'oauth.grant': 'application allowed',
+  'oauth.reuse': 'used credential of an application sent again, so the application was ended',
+  'oauth.revoke': 'application ended',
+  'password.refuse': 'wrong password while signed in',
+  'second-factor.ask': 'right password, code asked for',
+  'second-factor.disable': 'second factor removed',
+  'second-factor.enroll': 'second factor set up',
+  'second-factor.prepare': 'set-up of a second factor begun',
+  'second-factor.refuse': 'wrong code',
+  'second-factor.renew_recovery_codes': 'new recovery codes made',
+  'second-factor.use_recovery_code': 'recovery code used',
+  'session.create': 'signed in',
+  'session.delete': 'signed out',
+  'session.refuse': 'sign-in refused: wrong password',
+  'user.create': 'account made',
+  'user.disable': 'account closed',
+  'user.enable': 'account opened again',
+  'user.password': 'password set, or a link to set it made'
+}
+
+function describe ({ action, actor_type, details, ip, user_agent }: PersonalEvent): Html {
+  const more = Object.entries(details ?? {}).map(([name, value]) => `${name.replaceAll('_', ' ')}: ${value}`)
+  const from = actor_type === 'operator' ? 'by the operator' : `from ${ip ?? 'an unknown address'}`
+  return html`${EVENT_TEXTS[action] ?? action}${more.length === 0 ? '' : ` (${more.join(', ')})`}, ${from}${
+    user_agent === null ? '' : `, ${user_agent}`}`
+}
+
+// A list of what belongs to the person, each row with its buttons: verb of the form's path → label.
 const heldOf = (
-  cookie: string, noun: 'sessions' | 'applications' | 'tokens' | 'invitations',
+  cookie: string, noun: 'sessions' | 'applications' | 'tokens' | 'invitations' | 'organizations',
   held: readonly { id: string, text: Html }[], buttons: Record<string, string> = { end: 'End' }
 ): Html => held.length === 0
   ? html`<p class="soft">none</p>`
@@ -241,8 +328,8 @@ ${Object.entries(buttons).map(([verb, label]) => html`<form method="post" action
 `)}</li>
 `)}</ul>`
 
-// To the pages before and behind this one of a list; the other lists begin anew.
-const pagesOf = (noun: 'sessions' | 'applications' | 'tokens', { page, isLast }: HeldPage<unknown>): Html => {
+// Links to the previous and the next page of a list; the other lists go back to their first page.
+const pagesOf = (noun: 'sessions' | 'applications' | 'tokens' | 'invitations' | 'events', { page, isLast }: HeldPage<unknown>): Html => {
   const link = (to: number, text: string) => html`<a href="/account?${noun}=${String(to)}">${text}</a> `
   return page === 1 && isLast
     ? html``
@@ -358,7 +445,6 @@ ${newPassword(problem)}
   }
 }
 
-// Whoever was invited was called by their address until then.
 const ownName = (name: string) => html`<label for="name">Your name, as others see it</label>
 <input id="name" name="name" autocomplete="name" required maxlength="${NAME_LENGTH}" value="${name}">`
 

@@ -1,0 +1,260 @@
+import type { Static } from '@sinclair/typebox'
+import { ulid } from 'ulidx'
+import {
+  Invitation, InvitationParams, MAX_OPEN_INVITATIONS, SendInvitationBody, SentInvitation, type InvitationAttributes
+} from '../../schemas/invitations.ts'
+import { InviteMemberBody } from '../../schemas/members.ts'
+import { OrganizationParams } from '../../schemas/organizations.ts'
+import { ListQuery, NoContent } from '../../schemas/shapes.ts'
+import { hashToken, mintSecret } from '../crypto/bearer.ts'
+import { transaction, type Db } from '../db/database.ts'
+import { actorOf, principalOf } from '../http/actor.ts'
+import { requireCurrent } from '../http/etags.ts'
+import { afterCommit } from '../http/idempotency.ts'
+import { requireRoom } from '../http/plan-limits.ts'
+import { requireRole } from '../http/roles.ts'
+import type { Domain } from '../http/types.ts'
+import { membershipInvitation } from '../mail/messages.ts'
+import type { Room } from '../mail/outbox.ts'
+import { recordEvent } from '../repositories/audit.ts'
+import {
+  countInvitations, createInvitation, deleteInvitation, findInvitation, isInvited, listInvitations, lockInvitation,
+  renewInvitation, takeInvitationMail, type Invitation as InvitationRow
+} from '../repositories/invitations.ts'
+import { isMemberAddress } from '../repositories/members.ts'
+import { lockPlan } from '../repositories/plans.ts'
+import type { Principal } from '../repositories/principals.ts'
+import { canonicalEmail, isEmail } from '../rules/emails.ts'
+import { fail, refuse } from '../rules/errors.ts'
+import { pageMeta, pageOf } from '../rules/pagination.ts'
+import { canonicalRole } from '../rules/roles.ts'
+
+const toItem = ({ id, organization_id, invited_by, ...row }: InvitationRow) => ({
+  type: 'invitations' as const,
+  id,
+  attributes: {
+    ...row, status: 'invited' as const, invited_by: invited_by && { ...invited_by, id: String(invited_by.id) }
+  } satisfies InvitationAttributes
+})
+
+async function findItem (db: Db, organizationId: string, id: string) {
+  const row = await findInvitation(db, organizationId, id)
+  return row && toItem(row)
+}
+
+/** Invitations of an organization: a person becomes a member only by accepting one. */
+export const invitations: Domain = async (app) => {
+  app.post('/organizations/:organization/members', {
+    config: {
+      access: 'member:create',
+      at: 'organization',
+      limitOfEffect: 'memberships',
+      tagged: true,
+      judge: (request) => validateInvitation(principalOf(request), request.body as Static<typeof InviteMemberBody>),
+      audit: 'invitation.create',
+      errors: ['role_not_held', 'already_member', 'limit_reached', 'plan_limit_reached']
+    },
+    schema: {
+      operationId: 'inviteMember',
+      tags: ['members'],
+      summary: 'Invite a person by e-mail address; the person becomes a member by accepting',
+      params: OrganizationParams,
+      body: InviteMemberBody,
+      response: { 201: SentInvitation }
+    },
+    handler: async (request, reply) => {
+      const principal = principalOf(request)
+      const { type, id, name, organization } = principal
+      const { email } = request.body
+      const role = canonicalRole(request.body.role)
+      const mail = prepareMail(principal, email)
+      const made = await transaction(app.db, async (db) => {
+        await app.countEffect(request, reply)
+        mail.reserve()
+        await lockPlan(db, organization.id) ?? fail('not_found')
+        if (await isMemberAddress(db, organization.id, email)) fail('already_member', { status: 'active' })
+        if (await isInvited(db, organization.id, email)) fail('already_member', { status: 'invited' })
+        if (await countInvitations(db, organization.id) >= MAX_OPEN_INVITATIONS) {
+          fail('limit_reached', { limit: MAX_OPEN_INVITATIONS })
+        }
+        await requireRoom(db, organization.id, 'members')
+        const made = await createInvitation(
+          db, { organization_id: organization.id, id: ulid(), email, role, invited_by: { type, id, name } },
+          await mail.take(db) ?? null
+        )
+        await recordEvent(db, actorOf(request), {
+          action: 'invitation.create',
+          resource_type: 'invitation',
+          resource_id: made.id,
+          details: { email, role }
+        })
+        return made
+      }, request).catch(mail.fail)
+      afterCommit(request, () => mail.post(made), mail.release)
+      return reply.code(201).send({ data: toItem(made), message: howToAccept(mail.hasRoom()) })
+    }
+  })
+
+  app.get('/organizations/:organization/invitations', {
+    config: { access: 'member:read', at: 'organization' },
+    schema: {
+      operationId: 'listInvitations',
+      tags: ['members'],
+      summary: 'List the open invitations of an organization',
+      params: OrganizationParams,
+      querystring: ListQuery,
+      response: { 200: Invitation.list }
+    },
+    handler: async (request) => {
+      const page = pageOf(request.query)
+      const { rows, total } = await listInvitations(app.lists, principalOf(request).organization.id, page)
+      return { data: rows.map(toItem), meta: pageMeta(page, total, rows.length) }
+    }
+  })
+
+  app.get('/organizations/:organization/invitations/:invitation', {
+    config: { access: 'member:read', at: 'organization', tagged: true },
+    schema: {
+      operationId: 'getInvitation',
+      tags: ['members'],
+      summary: 'Get an open invitation',
+      params: InvitationParams,
+      response: { 200: Invitation.one }
+    },
+    handler: async (request) => ({
+      data: await findItem(app.reads, principalOf(request).organization.id, request.params.invitation.toUpperCase()) ??
+        fail('not_found')
+    })
+  })
+
+  app.post('/organizations/:organization/invitations/:invitation/send', {
+    config: {
+      access: 'member:create',
+      at: 'organization',
+      limitOfEffect: 'memberships',
+      tagged: true,
+      audit: 'invitation.send',
+      errors: ['role_not_held']
+    },
+    schema: {
+      operationId: 'sendInvitation',
+      tags: ['members'],
+      summary: 'Send an invitation again; it is open for seven more days',
+      params: InvitationParams,
+      body: SendInvitationBody,
+      response: { 200: SentInvitation }
+    },
+    handler: async (request, reply) => {
+      const principal = principalOf(request)
+      const { organization } = principal
+      const id = request.params.invitation.toUpperCase()
+      const found = await findInvitation(app.db, organization.id, id) ?? fail('not_found')
+      const mail = prepareMail(principal, found.email)
+      const sent = await transaction(app.db, async (db) => {
+        await lockPlan(db, organization.id) ?? fail('not_found')
+        const { role } = await lockInvitation(db, organization.id, id) ?? fail('not_found')
+        requireRole(principal, role)
+        await app.countEffect(request, reply)
+        mail.reserve()
+        const sent = await renewInvitation(db, organization.id, id, await mail.take(db)) ?? fail('not_found')
+        await recordEvent(db, actorOf(request), {
+          action: 'invitation.send',
+          resource_type: 'invitation',
+          resource_id: id,
+          details: { email: sent.email, role }
+        })
+        return sent
+      }, request).catch(mail.fail)
+      afterCommit(request, () => mail.post(sent), mail.release)
+      return { data: toItem(sent), message: howToAccept(mail.hasRoom()) }
+    }
+  })
+
+  app.delete('/organizations/:organization/invitations/:invitation', {
+    config: {
+      access: 'member:delete',
+      at: 'organization',
+      changes: findItem,
+      audit: 'invitation.withdraw',
+      errors: ['role_not_held']
+    },
+    schema: {
+      operationId: 'withdrawInvitation',
+      tags: ['members'],
+      summary: 'Withdraw an invitation',
+      params: InvitationParams,
+      response: { 204: NoContent }
+    },
+    handler: async (request, reply) => {
+      const principal = principalOf(request)
+      const { organization } = principal
+      const id = request.params.invitation.toUpperCase()
+      await transaction(app.db, async (db) => {
+        await lockPlan(db, organization.id) ?? fail('not_found')
+        const { email, role } = await lockInvitation(db, organization.id, id) ?? fail('not_found')
+        await requireCurrent(db, request, id)
+        requireRole(principal, role)
+        await deleteInvitation(db, organization.id, id)
+        await recordEvent(db, actorOf(request), {
+          action: 'invitation.withdraw', resource_type: 'invitation', resource_id: id, details: { email, role }
+        })
+      }, request)
+      return reply.code(204).send(null)
+    }
+  })
+
+  // The same for an address with an account and without, and whether it got its mail of the day already.
+  function howToAccept (hasRoom: boolean): string {
+    const page = `${app.issuer()}/account`
+    if (hasRoom) {
+      return `The person can accept the invitation on ${page}, or with the link that they get by e-mail (at most one e-mail a day).`
+    }
+    const reason = app.outbox.isOpen ? 'Too many e-mails are waiting, so none is sent' : 'This service sends no e-mail'
+    return `${reason}: tell the person to accept the invitation on ${page}. Without an account, the operator makes one with: user add --email ADDRESS`
+  }
+
+  /** One mail to an address, if the outbox has room and the organization has sent none to it within 24 hours. */
+  function prepareMail ({ organization, person, name }: Principal, email: string) {
+    const secret = mintSecret()
+    let room: Room | undefined
+    let isTaken = false
+    return {
+      // Before the change, and by sender and address alone, so that the duration says nothing about an account.
+      reserve () {
+        room ??= app.outbox.reserve(
+          { organization: organization.id, person: person?.user_id ?? null }, canonicalEmail(email)
+        )
+      },
+      hasRoom: () => room !== undefined,
+      /** The hash of the link's secret, in the transaction of the invitation; undefined when no mail is to be sent. */
+      async take (db: Db): Promise<Buffer | undefined> {
+        isTaken = room !== undefined && await takeInvitationMail(db, organization.id, email)
+        return isTaken ? hashToken(secret) : undefined
+      },
+      post ({ id, email, role }: InvitationRow) {
+        if (!isTaken) return room?.release()
+        room?.post({
+          about: `invitation ${id}`,
+          to: email,
+          ...membershipInvitation({
+            service: app.issuer(),
+            organization: organization.name,
+            inviter: name,
+            role,
+            link: `${app.issuer()}/account/invitation/${organization.id}.${secret}`
+          })
+        })
+      },
+      release: () => room?.release(),
+      fail (error: unknown): never {
+        room?.release()
+        throw error
+      }
+    }
+  }
+}
+
+function validateInvitation (principal: Principal, { email, role }: Static<typeof InviteMemberBody>) {
+  if (!isEmail(email)) refuse('email', 'Expected an e-mail address')
+  requireRole(principal, canonicalRole(role))
+}
