@@ -49,8 +49,12 @@ export function Body<T extends TProperties> (
 /** A moment: a Date in our code, RFC 3339 in UTC on the wire. */
 export const Timestamp = Type.Unsafe<Date>(Type.String({ format: 'date-time', examples: ['2026-03-01T12:00:00.000Z'] }))
 
-/** A moment in a request: RFC 3339, of any offset. */
-export const Moment = (options: SchemaOptions = {}) => Type.String({ format: 'date-time', maxLength: 64, ...options })
+/** The longest timestamp that a request or a command line may have. */
+export const TIMESTAMP_LENGTH = 64
+
+/** A time in a request, of any offset. The format `date-time` is `src/rules/timestamps.ts`. */
+export const Moment = (options: SchemaOptions = {}) =>
+  Type.String({ format: 'date-time', maxLength: TIMESTAMP_LENGTH, ...options })
 
 /** ULIDs are emitted in upper case: Crockford base32, 26 characters. */
 export const ULID_PATTERN = '^[0-7][0-9A-HJKMNP-TV-Z]{25}$'

@@ -1,7 +1,7 @@
 import { Type, type Static } from '@sinclair/typebox'
 import { OrganizationInPath } from './organizations.ts'
 import { AbilityName } from './scopes.ts'
-import { Body, Name, Nullable, PageMeta, PublishedAs, Slug, Timestamp } from './shapes.ts'
+import { Body, Moment, Name, Nullable, PageMeta, PublishedAs, Slug, Timestamp } from './shapes.ts'
 
 /** How many API tokens that have not expired an organization can have, and how many of them can be one person's. */
 export const TOKEN_LIMITS = { organization: 10_000, person: 1_000 } as const
@@ -74,7 +74,7 @@ const Abilities = PublishedAs(
   Type.Array(Type.String({ minLength: 1, maxLength: 64 }), someAbilities), Type.Array(AbilityName, someAbilities)
 )
 const expiry = (whenLeftOut: string, atMost = '') => Type.Optional(Type.Union(
-  [Type.String({ format: 'date-time', maxLength: 64 }), Type.Null()],
+  [Moment(), Type.Null()],
   { description: `RFC 3339, in the future, or null for never; ${whenLeftOut} when left out${atMost}` }
 ))
 const Restrictions = Type.Array(Restriction, {

@@ -21,9 +21,9 @@ const ON_EITHER = new Set([
   'chain-keys', 'concurrency', 'contract', 'deployment', 'examples', 'explorer', 'hierarchy', 'http', 'key-provider',
   'keys', 'leaks', 'limits', 'linearizability', 'lookups', 'lost-answers', 'mail', 'manipulations', 'members',
   'metrics', 'moments', 'oauth', 'oauth-authorize', 'oauth-clients', 'oauth-doc', 'oauth-guard', 'oauth-race',
-  'oauth-token', 'organizations', 'people', 'preconditions', 'recipes', 'redis', 'removals', 'repeats', 'revocation',
-  'rewrap', 'rotation', 'rotation-concurrency', 'row-adoption', 'row-manipulations', 'sdk', 'second-factor',
-  'stored-bytes', 'teams', 'tenants', 'tokens', 'traces'
+  'oauth-token', 'organizations', 'people', 'preconditions', 'recipes', 'redis', 'removals', 'repeats',
+  'revocation', 'rewrap', 'rotation', 'rotation-concurrency', 'row-adoption', 'row-manipulations', 'sdk', 'second-factor',
+  'stored-bytes', 'teams', 'tenants', 'times', 'tokens', 'traces'
 ])
 // Plans of a server, under several sessions: nothing of it is there on the embedded database.
 const ON_SERVER = new Set(['scale', 'upgrade', 'workers'])

@@ -247,6 +247,7 @@ t.test('an export that somebody edits is broken where it was edited', async (t) 
     ['a line taken out', text.replace(`${at(5)}\n`, '')],
     ['a line that is none', text.replace(at(5), `${at(5).slice(0, 40)}`)],
     ['a member taken out', text.replace(at(5), at(5).replace(/"action":"[^"]*",/, ''))],
+    ['a time that is no RFC 3339', text.replace(at(5), at(5).replace(/("occurred_at":"[^"]*)T/, '$1 '))],
     ['text that has no encoding', text.replace(at(5), at(5).replace(/"action":"[^"]*"/, '"action":"\\ud800"'))]
   ]
   for (const [what, changed] of edited) {

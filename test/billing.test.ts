@@ -818,6 +818,9 @@ t.test('the operator makes coupons, sets prices, and notes down what came and we
   t.equal(await ok('coupon', 'add', '--code', 'tenth', '--percent', '10', '--redemptions', '3'), 'Added.\n')
   await refused(1, /There is a coupon TENTH already/, 'coupon', 'add', '--code', 'TENTH', '--percent', '5')
   await ok('coupon', 'add', '--code', 'five', '--amount', '500', '--currency', 'eur', '--valid-until', '2036-01-01T00:00:00Z')
+  await refused(
+    1, /--valid-until is in the past/, 'coupon', 'add', '--code', 'six', '--percent', '5', '--valid-until', '0050-01-01T00:00:00Z'
+  )
   t.equal(await ok('coupon', 'list'), 'FIVE\t5.00 EUR\t0/any\t2036-01-01T00:00:00.000Z\nTENTH\t10 %\t0/3\tno end\n')
   await ok('coupon', 'end', '--code', 'TENTH')
   await refused(1, /There is no coupon NEVER/, 'coupon', 'end', '--code', 'never')

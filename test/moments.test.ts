@@ -130,13 +130,13 @@ t.test('a moment is of any time zone, and none that the database has not seen; a
   const inZone = `${shift(time, 5.5 * HOUR).slice(0, -1)}+05:30`
   t.strictSame(await merged(at, inZone), { A: '1' })
   t.strictSame(await merged(at, `${time.slice(0, -1)}999-00:00`), { A: '1' }, 'cut off to the millisecond')
-  for (const later of [shift(time, HOUR), '9999-12-31T23:59:59-12:00']) {
+  for (const later of [shift(time, HOUR), '9999-12-31T23:59:59Z']) {
     t.match(await read(at, { at: later }), { status: 422, body: { error: 'validation_failed', errors: { at: [/future/] } } })
   }
   for (const wrong of ['yesterday', '2026-03-01', '2026-13-01T00:00:00Z']) {
     t.match(await read(at, { at: wrong }), { status: 422, body: { error: 'validation_failed' } }, wrong)
   }
-  for (const earlier of [before, '0000-01-01T00:00:00Z']) {
+  for (const earlier of [before, '0001-01-01T00:00:00Z']) {
     for (const path of [at, at.project, `${at.project}/${at.target}`]) {
       t.match(await read(path, { at: earlier }), { status: 404, body: { error: 'not_found' } }, earlier)
     }

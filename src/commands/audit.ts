@@ -7,6 +7,7 @@ import type { ChainKeyRow } from '../db/events.ts'
 import { findBefore, findChain, listChains, readChain, type ChainRow } from '../repositories/chains.ts'
 import { findServiceKey, listCanaries } from '../repositories/master-keys.ts'
 import { findOrganization } from '../repositories/organizations.ts'
+import { parseTimestamp } from '../rules/timestamps.ts'
 import {
   exportMac, FIRST_CHAIN_KEY, openChainKey, openFirstKey, rotateChainKey, type ExportedChain
 } from '../vault/chain.ts'
@@ -346,8 +347,9 @@ function readLine (text: string): Record<string, unknown> | undefined {
 // Whatever else is wrong with it, its MAC is not right then.
 function eventOf (value: Record<string, unknown>): ChainRow | undefined {
   const { seq, occurred_at, mac } = value
-  if (!Number.isSafeInteger(seq) || typeof occurred_at !== 'string') return undefined
-  return { ...value, occurred_at: new Date(occurred_at), mac: bytesOf(mac) } as unknown as ChainRow
+  const time = typeof occurred_at === 'string' ? parseTimestamp(occurred_at) : undefined
+  if (!Number.isSafeInteger(seq) || time === undefined) return undefined
+  return { ...value, occurred_at: time, mac: bytesOf(mac) } as unknown as ChainRow
 }
 
 function chainOf (

@@ -1,7 +1,7 @@
 import type { Interval } from '../../schemas/billing.ts'
 import { manual } from '../billing/provider.ts'
 import { addRefund, checkRefund, concernOf, payBack, payInvoice, voidInvoice, type Note } from '../billing/settlement.ts'
-import { transaction, type Database, type Db } from '../db/database.ts'
+import { readNow, transaction, type Database, type Db } from '../db/database.ts'
 import { operatorOf, type Actor } from '../repositories/audit.ts'
 import { createCoupon, endCoupon, listCoupons, type NewCoupon } from '../repositories/billing.ts'
 import { findOwner, listAllInvoices, listUndoneRefunds } from '../repositories/invoices.ts'
@@ -11,8 +11,11 @@ import { ApiError } from '../rules/errors.ts'
 import { StartError } from './open.ts'
 import { allRows } from './pages.ts'
 
-/** Makes a coupon. Throws a StartError when its code is taken. */
+/** Makes a coupon. Throws a StartError when its code is taken, or its end is in the past. */
 export async function addCoupon ({ db }: Database, coupon: NewCoupon): Promise<void> {
+  if (coupon.valid_until !== null && coupon.valid_until.getTime() <= await readNow(db)) {
+    throw new StartError('--valid-until is in the past: nobody could redeem the coupon')
+  }
   if (!await createCoupon(db, coupon)) throw new StartError(`There is a coupon ${coupon.code} already`)
 }
 

@@ -14,7 +14,9 @@ const DESCRIPTION = `Encrypted secrets in a hierarchy of organization, project, 
 
 Every request carries \`Authorization: Bearer <token>\`: an organization API token, or an access token with which an
 application acts for a user (OAuth 2.0, authorization code with PKCE). Each operation names the one scope that it needs;
-\`*\` holds all of them, and a user never does more than their role in the organization allows. Times are RFC 3339 in UTC.
+\`*\` holds all of them, and a user never does more than their role in the organization allows. Times are RFC 3339.
+Answers have them in UTC. Requests may have any offset, and fractions of a second are cut off to the millisecond; a date or a time
+of day that does not exist, a leap second (\`:60\`), and a time before the year 0001 or after the year 9999 in UTC are 422.
 A POST, or any change of billing, with an \`Idempotency-Key\` may be repeated: it takes effect once, and the first
 answer is given again for 24 hours, with \`Idempotent-Replayed: true\`. \`If-Match\` and \`If-None-Match\` are honoured where an
 operation has them, and refused with 422 on every other change. A trailing slash is never redirected. Limits are counted per organization. Every answer carries \`X-Request-Id\`, which

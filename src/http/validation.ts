@@ -1,11 +1,10 @@
 import { FormatRegistry, type TSchema } from '@sinclair/typebox'
-import { TypeCompiler, ValueErrorType, type TypeCheck } from '@sinclair/typebox/compiler'
+import { TypeCompiler, ValueErrorType, type TypeCheck, type ValueError } from '@sinclair/typebox/compiler'
 import type { FastifySchemaCompiler, FastifySchemaValidationError } from 'fastify'
 import { ApiError } from '../rules/errors.ts'
+import { parseTimestamp, TIMESTAMP_RULE } from '../rules/timestamps.ts'
 
-// RFC 3339 with an offset: what Date.parse takes besides is refused.
-const RFC_3339 = /^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:\d\d)$/i
-FormatRegistry.Set('date-time', (value) => RFC_3339.test(value) && !Number.isNaN(Date.parse(value)))
+FormatRegistry.Set('date-time', (value) => parseTimestamp(value) !== undefined)
 
 const MOST_ERRORS = 20
 
@@ -30,16 +29,24 @@ export function judging (schema: TSchema, httpPart = 'body') {
     const value = httpPart === 'querystring' ? fromText(schema, input as Record<string, unknown>) : input ?? {}
     if (checker.Check(value)) return { value }
     const error: FastifySchemaValidationError[] = []
-    for (const { path, message, type } of checker.Errors(value)) {
-      const instancePath = (at + path).slice(0, 200)
+    for (const problem of checker.Errors(value)) {
+      const instancePath = (at + problem.path).slice(0, 200)
       // A missing member is reported twice by the compiler: as missing, and as not being of its type.
       if (error.some((known) => known.instancePath === instancePath)) continue
-      const text = type === ValueErrorType.ObjectAdditionalProperties ? 'Unknown member' : message
-      error.push({ keyword: 'typebox', instancePath, schemaPath: '', params: {}, message: text })
+      error.push({ keyword: 'typebox', instancePath, schemaPath: '', params: {}, message: messageOf(problem) })
       if (error.length === MOST_ERRORS) break
     }
     return { error }
   }
+}
+
+function messageOf (problem: ValueError): string {
+  if (problem.type === ValueErrorType.ObjectAdditionalProperties) return 'Unknown member'
+  // A time that may also be null is a union, and each alternative has errors of its own.
+  const all = [problem, ...problem.errors.flatMap((alternative) => [...alternative])]
+  const isTimestamp = all.some(({ type, schema }) =>
+    type === ValueErrorType.StringFormat && schema.format === 'date-time')
+  return isTimestamp ? TIMESTAMP_RULE : problem.message
 }
 
 // Only what is plainly a number or a flag becomes one: `1.9` is no page and `1` is not true. `?force=0` is false, and

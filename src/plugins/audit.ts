@@ -6,6 +6,7 @@ import { principalOf } from '../http/actor.ts'
 import type { Domain } from '../http/types.ts'
 import { listEvents, type EventOfList } from '../repositories/events.ts'
 import { pageMeta } from '../rules/pagination.ts'
+import { requireTimestamp } from '../rules/timestamps.ts'
 
 export const audit: Domain = async (app) => {
   app.get('/:organization/audit-events', {
@@ -20,8 +21,13 @@ export const audit: Domain = async (app) => {
     },
     handler: async (request) => {
       const { organization, slices } = principalOf(request)
-      const { page = 1, per_page = PAGE_SIZE.default, before, ...filter } = request.query
+      const { page = 1, per_page = PAGE_SIZE.default, before, from, to, ...rest } = request.query
       const asked = { page, per_page }
+      const filter = {
+        ...rest,
+        ...(from !== undefined && { from: requireTimestamp('from', from) }),
+        ...(to !== undefined && { to: requireTimestamp('to', to) })
+      }
       // What an event is about may be gone, or was never in one part of the hierarchy: nothing tells who may see it.
       const { rows, total } = slices.length > 0
         ? { rows: [], total: 0 }

@@ -27,6 +27,7 @@ import { emptySecret } from '../repositories/secrets.ts'
 import { fail, refuse } from '../rules/errors.ts'
 import { requireKept } from '../rules/moments.ts'
 import { isInside } from '../rules/slices.ts'
+import { requireTimestamp } from '../rules/timestamps.ts'
 import { acceptContent } from '../vault/accept.ts'
 import { retrievalOf, revealKey } from '../vault/descriptors.ts'
 import { etagOf, openCurrent } from '../vault/documents.ts'
@@ -369,7 +370,13 @@ function judgeReading ({ project }: LevelState, { decrypt, merge, raw }: Reading
 
 const readingOfQuery = ({ query }: FastifyRequest) => {
   const { decrypt = false, merge = 'false', raw = false, at } = query as ReadSecretsQuery
-  return { action: decrypt ? 'decrypt' : 'read', decrypt, merge, raw, ...(at !== undefined && { at: new Date(at) }) }
+  return {
+    action: decrypt ? 'decrypt' : 'read',
+    decrypt,
+    merge,
+    raw,
+    ...(at !== undefined && { at: requireTimestamp('at', at) })
+  }
 }
 
 type Asked = Omit<Reading, 'isRetrieve' | 'path'>

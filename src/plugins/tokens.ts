@@ -22,6 +22,7 @@ import { fail, refuse } from '../rules/errors.ts'
 import { parseId } from '../rules/ids.ts'
 import { pageMeta, pageOf } from '../rules/pagination.ts'
 import { coversAll, isInside, type Slice } from '../rules/slices.ts'
+import { requireTimestamp } from '../rules/timestamps.ts'
 
 // Nothing that is stored gives a token's value, for a day neither: whoever lost it rotates or deletes the token.
 const VALUE: Withheld = {
@@ -320,8 +321,7 @@ function abilitiesOf (spellings: readonly string[]): Ability[] {
 
 async function expiryOf (db: Db, text: string | null): Promise<Date | null> {
   if (text === null) return null
-  const moment = new Date(text)
-  if (moment.getUTCFullYear() > 9999) refuse('expires_at', 'Expected a year of four digits')
+  const moment = requireTimestamp('expires_at', text)
   return moment.getTime() > await readNow(db) ? moment : refuse('expires_at', 'Expected a moment in the future')
 }
 
@@ -330,7 +330,7 @@ async function newExpiry (
   db: Db, token: TokenRow, text: string | null | undefined
 ): Promise<Date | null | undefined> {
   if (text === undefined) return undefined
-  const isSame = text === null ? token.expires_at === null : token.expires_at?.getTime() === Date.parse(text)
+  const isSame = text === null ? token.expires_at === null : token.expires_at?.getTime() === requireTimestamp('expires_at', text).getTime()
   return isSame ? undefined : await expiryOf(db, text)
 }
 

@@ -25,6 +25,7 @@ import {
 import { fail, refuse } from '../rules/errors.ts'
 import { parseId } from '../rules/ids.ts'
 import { pageMeta } from '../rules/pagination.ts'
+import { requireTimestamp } from '../rules/timestamps.ts'
 import { counted } from '../rules/words.ts'
 import { acceptRestored } from '../vault/accept.ts'
 import { describeKey } from '../vault/descriptors.ts'
@@ -256,7 +257,7 @@ export const versions: Domain = async (app) => {
     preValidation: requireConfirmation,
     handler: async (request) => {
       const { project } = levelOf(request)
-      const at = new Date(request.body.at)
+      const at = requireTimestamp('at', request.body.at)
       const { organization } = principalOf(request)
       const { restored, emptied } = await restoreTo(app, organization, actorOf(request), project.id, at)
       return {

@@ -6,7 +6,10 @@ import { offsetOf, type PageRequest } from '../rules/pagination.ts'
 
 export type EventOfList = Omit<(typeof audit_events)['$inferSelect'], 'organization_id' | 'chain_kid' | 'mac'>
 
-export type EventFilter = Pick<AuditQuery, 'actor' | 'action' | 'resource' | 'from' | 'to'>
+export interface EventFilter extends Pick<AuditQuery, 'actor' | 'action' | 'resource'> {
+  from?: Date | undefined
+  to?: Date | undefined
+}
 
 const {
   organization_id, seq, occurred_at, action, actor_type, actor_id, resource_type, resource_id, request_id, ip,
@@ -57,8 +60,8 @@ async function listSome (
         eq(actor_type, type), actor === undefined ? isNull(actor_id) : eq(actor_id, Number(actor))
       ),
     kind === undefined ? undefined : and(eq(resource_type, kind), eq(resource_id, resource!)),
-    filter.from === undefined ? undefined : gte(occurred_at, new Date(filter.from)),
-    filter.to === undefined ? undefined : lt(occurred_at, new Date(filter.to)),
+    filter.from === undefined ? undefined : gte(occurred_at, filter.from),
+    filter.to === undefined ? undefined : lt(occurred_at, filter.to),
     before === undefined
       ? undefined
       : sql`(${occurred_at}, ${seq}) < (

@@ -3,7 +3,7 @@ import { describeVerified, exportEvents, rotateChainKeys, verifyAudit } from '..
 import { lineOf } from '../open.ts'
 import { write } from '../output.ts'
 import { verbs, withOpened, type Noun } from './noun.ts'
-import { fail, parse, UsageError } from './words.ts'
+import { parse, timeOf, UsageError } from './words.ts'
 
 /** `audit` and what it takes. */
 export const noun: Noun = {
@@ -24,7 +24,7 @@ export const noun: Noun = {
         anchors: { type: 'string' },
         json: { type: 'boolean' }
       })
-      const from = sinceOf(since)
+      const from = timeOf('--since', since)
       if (from !== undefined && file !== undefined) {
         throw new UsageError('--since goes with the database: an export says from where on it is')
       }
@@ -41,7 +41,7 @@ export const noun: Noun = {
 
     export: async (args, env) => {
       const { organization, since } = parse(args, { organization: { type: 'string' }, since: { type: 'string' } })
-      const from = sinceOf(since)
+      const from = timeOf('--since', since)
       return withOpened(env, async (opened) => {
         for await (const lines of exportEvents(opened, { organization, since: from })) await write(lines)
       })
@@ -65,11 +65,4 @@ export const noun: Noun = {
       return status
     }
   })
-}
-
-function sinceOf (text: string | undefined): Date | undefined {
-  const since = text === undefined ? undefined : new Date(text)
-  return since !== undefined && Number.isNaN(since.getTime())
-    ? fail('--since is a time as in 2026-03-01T12:00:00Z')
-    : since
 }

@@ -2,7 +2,7 @@ import { COUPON_PATTERN, MOST_AMOUNT } from '../../../schemas/billing.ts'
 import { addCoupon, describeCoupons, stopCoupon } from '../billing.ts'
 import { write } from '../output.ts'
 import { verbs, withDatabase, type Noun } from './noun.ts'
-import { currencyOf, fail, numberOf, parse, UsageError } from './words.ts'
+import { currencyOf, fail, numberOf, parse, timeOf, UsageError } from './words.ts'
 
 /** `coupon` and what it takes. */
 export const noun: Noun = {
@@ -29,10 +29,7 @@ export const noun: Noun = {
       }
       const currency = amount_off === null ? null : currencyOf(given.currency)
       if (amount_off === null && given.currency !== undefined) throw new UsageError('--currency goes with --amount')
-      const valid_until = given['valid-until'] === undefined ? null : new Date(given['valid-until'])
-      if (valid_until !== null && Number.isNaN(valid_until.getTime())) {
-        throw new UsageError('--valid-until is a time, as in 2027-01-31T00:00:00Z')
-      }
+      const valid_until = timeOf('--valid-until', given['valid-until']) ?? null
       const max_redemptions = numberOf('--redemptions', given.redemptions, 1_000_000_000)
       const code = couponOf(given.code)
       return withDatabase(env, async (database) => {

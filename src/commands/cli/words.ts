@@ -1,6 +1,7 @@
 import { parseArgs } from 'node:util'
 import { CURRENCY_CODES } from '../../../schemas/billing.ts'
 import { NAME_LENGTH } from '../../../schemas/shapes.ts'
+import { parseTimestamp, TIMESTAMP_RULE } from '../../rules/timestamps.ts'
 
 // What options say, and what is wrong with it.
 
@@ -47,6 +48,10 @@ export function numberOf (option: string, text: string | undefined, most: number
   if (number < 1 || number > most) throw new UsageError(`${option} is a whole number from 1 to ${most}`)
   return number
 }
+
+/** A time; undefined where the option was not given. */
+export const timeOf = (option: string, text: string | undefined): Date | undefined =>
+  text === undefined ? undefined : parseTimestamp(text) ?? fail(`${option}: ${TIMESTAMP_RULE}`)
 
 /** A currency, in whatever case. */
 export function currencyOf (text: string | undefined): string {
