@@ -22,7 +22,7 @@ const ON_EITHER = new Set([
   'keys', 'leaks', 'limits', 'linearizability', 'lookups', 'lost-answers', 'mail', 'manipulations', 'members',
   'metrics', 'moments', 'oauth', 'oauth-authorize', 'oauth-clients', 'oauth-doc', 'oauth-guard', 'oauth-race',
   'oauth-token', 'organizations', 'people', 'preconditions', 'recipes', 'redis', 'removals', 'repeats',
-  'revocation', 'rewrap', 'rotation', 'rotation-concurrency', 'row-adoption', 'row-manipulations', 'sdk', 'second-factor',
+  'request-format', 'revocation', 'rewrap', 'rotation', 'rotation-concurrency', 'row-adoption', 'row-manipulations', 'sdk', 'second-factor',
   'stored-bytes', 'teams', 'tenants', 'times', 'tokens', 'traces'
 ])
 // Plans of a server, under several sessions: nothing of it is there on the embedded database.

@@ -27,6 +27,7 @@ import { installMethods } from './http/methods.ts'
 import { installDocs, installOpenApi } from './http/openapi.ts'
 import { installPlaces } from './http/places.ts'
 import { countInRedis } from './http/redis.ts'
+import { requestFormatError } from './http/request-format.ts'
 import { serializerCompiler } from './http/serialization.ts'
 import { endTrace, installTraces } from './http/traces.ts'
 import { countCalls } from './http/usage.ts'
@@ -135,13 +136,13 @@ export async function buildApp (
       compilersFactory: { buildValidator: () => validatorCompiler, buildSerializer: () => serializerCompiler } as object
     },
     routerOptions: { maxParamLength: 128, caseSensitive: true, ignoreTrailingSlash: false },
-    // Without `Host` the guard refuses, so that it counts.
+    // The guard refuses requests without `Host`, so that they count towards the rate limit.
     http: { headersTimeout: 10_000, connectionsCheckingInterval: 1_000, requireHostHeader: false } as object,
     // A path that no route could take: no hook runs for it.
     frameworkErrors: (_error, request, reply) => {
       requestLog.watch(request, reply)
       setHeaders(config, request, reply)
-      sendError(request, reply, new ApiError('not_found'))
+      sendError(request, reply, requestFormatError(request) ?? new ApiError('not_found'))
     },
     clientErrorHandler: (error: Error & { code?: string }, socket) => {
       if (error.code === 'ECONNRESET') socket.destroy()
@@ -215,6 +216,8 @@ export async function buildApp (
     if (isLast) done(new ApiError('service_unavailable'))
     else if (request.url.length > MOST_URL) done(new ApiError('uri_too_long'))
     else if (hasTooMany) done(new ApiError('header_fields_too_large'))
+    // CORS preflights are answered before the guard runs.
+    else if (request.method === 'OPTIONS') done(requestFormatError(request))
     else done()
   })
   if (config.corsOrigins.length > 0) {

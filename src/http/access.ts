@@ -19,6 +19,7 @@ import { expectNothing, locateAhead, namesLevel } from './places.ts'
 import type { Counters } from './counters.ts'
 import { installLimits, LIMITS, type Consume } from './limits.ts'
 import { readCookie } from './pages.ts'
+import { headerValues, requestFormatError } from './request-format.ts'
 import { waitFor } from './waiting.ts'
 
 const MOST_TOKEN = 512
@@ -115,9 +116,9 @@ export async function installAccess (app: FastifyInstance, judgedFor = JUDGED_FO
 
   const recordUse = useRecorder(app)
   app.addHook('onRequest', (request, reply, done) => {
-    // Nothing to judge and nothing to count: the probes of whoever watches the service.
+    // Health checks are neither authenticated nor limited.
     const { access, limit } = request.routeOptions.config
-    if (access === 'public' && limit === 'none' && isWellMade(request)) return done()
+    if (access === 'public' && limit === 'none') return done(requestFormatError(request))
     const end = beginPiece('guard')
     guard(app, consume, request, reply).then(() => {
       end()
@@ -150,9 +151,10 @@ async function guard (app: FastifyInstance, consume: Consume, request: FastifyRe
     const key = limit === 'sign_in' ? await knownDevice(app, request, lookUp) ?? from : from
     await consume(limit, key, 0, request, reply)
   }
-  if (!isWellMade(request)) {
+  const formatError = requestFormatError(request)
+  if (formatError !== undefined) {
     await address()
-    return hasVersion(request) ? fail('malformed_request') : fail('unsupported_api_version', { supported: ['1'] })
+    throw formatError
   }
   if (access === undefined || access === 'public') return address()
 
@@ -193,12 +195,6 @@ async function guard (app: FastifyInstance, consume: Consume, request: FastifyRe
   if (hasReservedWord(params)) return app.refuseRoute(request, reply)
   requireAccess(app, request, principal)
 }
-
-const hasVersion = ({ headers: { 'x-api-version': version = '1' } }: FastifyRequest) => version === '1'
-
-// Speaks the version that there is, and names its host (RFC 9112, 3.2).
-const isWellMade = (request: FastifyRequest) =>
-  hasVersion(request) && (request.raw.httpVersion !== '1.1' || request.headers.host !== undefined)
 
 async function judgeAgain (app: FastifyInstance, request: FastifyRequest) {
   request.ahead = null
@@ -273,23 +269,19 @@ async function authenticate (
   app: FastifyInstance, request: FastifyRequest, organization: string | undefined, lookUp: Gate = atOnce,
   begin: (credential: string) => void = () => {}
 ): Promise<Caller | undefined> {
-  // Of several headers Node keeps the first alone: the raw ones tell that there were more.
-  const sent = request.raw.rawHeaders.filter((_value, i, all) =>
-    i % 2 === 1 && all[i - 1]?.toLowerCase() === 'authorization')
+  const sent = headerValues(request, 'authorization')
   const [, token] = /^Bearer ([\x21-\x7e]+)$/i.exec(sent.length === 1 ? sent[0] ?? '' : '') ?? []
   if (token === undefined || token.length > MOST_TOKEN) return undefined
   // The checksum is judged first, so that garbage costs no query.
   const isApiToken = parseApiToken(token) !== undefined
   if (!isApiToken && !isCredential('at', token)) return undefined
   const hash = hashToken(token)
-  // The database takes no NUL, and no organization has one in its name.
-  const named = organization?.includes('\0') ? undefined : organization
   const looked = lookUp(async (): Promise<Caller | undefined> => {
     if (isApiToken) {
       const principal = await findPrincipal(app.reads, hash)
       return principal && { principal }
     }
-    const user = await findUserCall(app.reads, hash, named)
+    const user = await findUserCall(app.reads, hash, organization)
     return user && { principal: principalFor(user), user }
   })
   begin(hash.toString('latin1'))

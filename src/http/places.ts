@@ -92,9 +92,9 @@ export function locateAhead (
 ) {
   const { at } = request.routeOptions.config
   const names = request.params as LevelNames & { organization?: string }
-  // Of what a body names nothing is known yet. A NUL would fail the statement of all who ask with it.
+  // The body is not parsed yet.
   const isInPath = namesLevel(at) && typeof at === 'string'
-  if (!isInPath || request.method !== 'GET' || Object.values(names).some((name) => name.includes('\0'))) return
+  if (!isInPath || request.method !== 'GET') return
   const brings = broughtBy(request)
   request.expectation = `${request.routeOptions.url} ${names.organization} ${brings} ${credential}`
   const organizationId = cameFarIn.get(request.expectation)

@@ -1,7 +1,7 @@
 import { FormatRegistry, type TSchema } from '@sinclair/typebox'
 import { TypeCompiler, ValueErrorType, type TypeCheck, type ValueError } from '@sinclair/typebox/compiler'
 import type { FastifySchemaCompiler, FastifySchemaValidationError } from 'fastify'
-import { ApiError } from '../rules/errors.ts'
+import type { ApiError } from '../rules/errors.ts'
 import { parseTimestamp, TIMESTAMP_RULE } from '../rules/timestamps.ts'
 
 FormatRegistry.Set('date-time', (value) => parseTimestamp(value) !== undefined)
@@ -21,10 +21,6 @@ export const validatorCompiler: FastifySchemaCompiler<TSchema> = ({ schema, http
 export function judging (schema: TSchema, httpPart = 'body') {
   let compiled: TypeCheck<TSchema> | undefined
   return (input: unknown, at = ''): { value?: unknown, error?: FastifySchemaValidationError[] | ApiError } => {
-    // A NUL in a path names nothing, and no database takes one.
-    if (httpPart === 'params' && Object.values(input as object).some((word) => String(word).includes('\0'))) {
-      return { error: new ApiError('not_found') }
-    }
     const checker = compiled ??= TypeCompiler.Compile(schema)
     const value = httpPart === 'querystring' ? fromText(schema, input as Record<string, unknown>) : input ?? {}
     if (checker.Check(value)) return { value }
