@@ -27,7 +27,10 @@ export const ReadSecretsQuery = Type.Object({
   raw: Type.Optional(Flag({ description: `answer the bare object {KEY: value}, as ${RAW_TYPE}` })),
   at: Type.Optional(Moment({
     description:
-      'as it was then, writes of that millisecond included; needs secret:history. 404 for a level made later'
+      'as it was then, writes of that millisecond included; needs secret:history. 404 for a level made later; ' +
+      '422 `version_gone` where a version that was needed is missing. A version that a write with `no_backup` ' +
+      'overwrote is read until the next write; then every moment from that version to the next recorded one, or to ' +
+      'the last write, is `version_gone`'
   }))
 })
 export type ReadSecretsQuery = Static<typeof ReadSecretsQuery>

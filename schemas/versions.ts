@@ -129,7 +129,7 @@ export const DeleteVersionBody = Body({ force: Type.Optional(Type.Boolean({ defa
 
 export const RestoreToBody = Body({
   at: Moment({
-    description: 'writes of that millisecond included', examples: ['2026-03-01T12:00:00.000Z']
+    description: 'writes of that millisecond included; 422 `version_gone` as for a read at that moment', examples: ['2026-03-01T12:00:00.000Z']
   }),
   confirmed: Type.Literal(true, { description: 'must be true' })
 }, { title: 'RestoreToBody', examples: [{ at: '2026-03-01T12:00:00.000Z', confirmed: true }] })

@@ -237,6 +237,51 @@ t.test('what left no version, or whose version is gone, is version_gone for as l
   await refused(t, at, () => restoreTo(at.project, fourthAt), gone.body)
 })
 
+t.test('a version that a write with no_backup overwrote is read at its time until the next write; then the time of both is version_gone, and its id still has it', async (t) => {
+  const unrecorded = (at: object, plaintext: string) => store(at, { plaintext, no_backup: true })
+  const then: Record<string, (at: At) => Promise<unknown>> = {
+    'a store': (at) => put(at, 'A=3'),
+    'a store with no_backup': (at) => unrecorded(at, 'A=3'),
+    'a delete': (at) => remove(at),
+    'a rotation': (at) => rotate(at),
+    'a restore of the version': async (at) => {
+      const [first] = await history(at)
+      return owner.call('POST', org(owner, `/secrets/versions/${first!.id}/restore`), {})
+    }
+  }
+  for (const [next, write] of Object.entries(then)) {
+    const at = await makeLevel(owner, { name: `Overwritten by ${next}` })
+    const level = `${at.project}/${at.target}/${at.environment}`
+    const gone = { status: 422, body: { error: 'version_gone', details: { level } } }
+    const before = await now()
+    const { version } = await put(at, 'A=1')
+    const recorded = await timeOf(version)
+    const first = await now()
+    await unrecorded(at, 'A=2')
+    const second = await now()
+    t.strictSame(await contents(at, { at: recorded }), { environment: 'A=1' }, `before ${next}: the version`)
+    t.strictSame(await contents(at, { at: first }), { environment: 'A=1' }, `before ${next}: until it was overwritten`)
+    t.strictSame(await contents(at, { at: second }), { environment: 'A=2' }, `before ${next}: since then`)
+    await write(at)
+    const third = await now()
+    for (const moment of [recorded, first, second]) t.match(await read(at, { at: moment }), gone, `after ${next}`)
+    await refused(t, at, () => restoreTo(at.project, first), gone.body)
+    t.strictSame(await contents(at, { at: before }), {}, `after ${next}: before the version there was none`)
+    t.strictSame(await contents(at, { at: third }), await contents(at), `after ${next}: what it left is told`)
+    const { status, body } = await owner.call('GET', org(owner, `/secrets/versions/${version}`))
+    t.match([status, body.data?.id], [200, version], `after ${next}: the version has its content by its id`)
+  }
+  // A first write with `no_backup` overwrote nothing.
+  const at = await makeLevel(owner, { name: 'Unrecorded first' })
+  const before = await now()
+  await unrecorded(at, 'A=1')
+  const first = await now()
+  t.strictSame([await contents(at, { at: before }), await contents(at, { at: first })], [{}, { environment: 'A=1' }])
+  await put(at, 'A=2')
+  t.strictSame(await contents(at, { at: before }), {})
+  t.match(await read(at, { at: first }), { status: 422, body: { error: 'version_gone' } })
+})
+
 t.test('what was deleted for good is version_gone before that, read or brought back, whether it was stored again or never', async (t) => {
   const at = await makeLevel(owner, { name: 'For Good' })
   const [project,, environment] = levelsOf(at)
