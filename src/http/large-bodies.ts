@@ -131,8 +131,8 @@ function inSteps (schema: TObject, list: string): FastifySchemaCompiler<TSchema>
   }
 }
 
-const refusal = (error: Error | Parameters<typeof errorsByMember>[0]) =>
-  error instanceof Error ? error : new ApiError('validation_failed', undefined, errorsByMember(error))
+const refusal = (problems: Parameters<typeof errorsByMember>[0]) =>
+  new ApiError('validation_failed', undefined, errorsByMember(problems))
 
 // As near as a rest has to be: the text of an element is nearly all of it.
 function sizeOf (element: unknown): number {

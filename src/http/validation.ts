@@ -1,7 +1,6 @@
 import { FormatRegistry, type TSchema } from '@sinclair/typebox'
 import { TypeCompiler, ValueErrorType, type TypeCheck, type ValueError } from '@sinclair/typebox/compiler'
 import type { FastifySchemaCompiler, FastifySchemaValidationError } from 'fastify'
-import type { ApiError } from '../rules/errors.ts'
 import { parseTimestamp, TIMESTAMP_RULE } from '../rules/timestamps.ts'
 
 FormatRegistry.Set('date-time', (value) => parseTimestamp(value) !== undefined)
@@ -20,7 +19,7 @@ export const validatorCompiler: FastifySchemaCompiler<TSchema> = ({ schema, http
  */
 export function judging (schema: TSchema, httpPart = 'body') {
   let compiled: TypeCheck<TSchema> | undefined
-  return (input: unknown, at = ''): { value?: unknown, error?: FastifySchemaValidationError[] | ApiError } => {
+  return (input: unknown, at = ''): { value?: unknown, error?: FastifySchemaValidationError[] } => {
     const checker = compiled ??= TypeCompiler.Compile(schema)
     const value = httpPart === 'querystring' ? fromText(schema, input as Record<string, unknown>) : input ?? {}
     if (checker.Check(value)) return { value }
