@@ -5,6 +5,7 @@ import { ERRORS } from '../schemas/errors.ts'
 import { loadConfig } from '../src/config.ts'
 import { mintApiToken } from '../src/crypto/bearer.ts'
 import { addressKey } from '../src/http/addresses.ts'
+import { createCounters, type Counted, type Counting } from '../src/http/counters.ts'
 import { LIMITS, installLimits, type LimitGroup } from '../src/http/limits.ts'
 import { ApiError } from '../src/rules/errors.ts'
 import { makeLevel, startApp, type Answer, type Caller, type TestApp } from './helpers/app.ts'
@@ -452,4 +453,141 @@ t.test('HT-41 X-Forwarded-For counts only when a trusted proxy sends it', async 
     const answer = await anonymous(proxied, '192.0.2.7', { 'x-forwarded-for': `198.51.100.${100 + n}` })
     t.equal(answer.status, n <= 3 ? 401 : 429, 'from elsewhere than the proxy the header is ignored')
   }
+})
+
+// A service with 50 requests a minute and 3 rotations an hour, and an organization of it with two projects.
+async function rotating (t: Test, plan?: string) {
+  const service = await startApp(t, { RATE_LIMIT_API: '50', RATE_LIMIT_KEY_ROTATION: '3' })
+  if (plan !== undefined) await service.sql(`INSERT INTO plans (name, api_per_minute, max_bytes) VALUES ('${plan}', 50, 500)`)
+  const caller = await service.organization({ plan })
+  const { project } = await makeLevel(caller, { name: 'Servers' })
+  const clients = await makeLevel(caller, { name: 'Clients', ...(await clientKey('a key of the client')).registration })
+  const path = (to = project) => `/${caller.organization}/${to}/encryption-key/rotate`
+  return {
+    service,
+    caller,
+    project,
+    path,
+    clients: clients.project,
+    rotate: (headers?: Record<string, string>) => caller.call('POST', path(), {}, headers),
+    /** What is left of the general group after this request. */
+    left: async () => remainingOf(await caller.call('GET', '/organization'))
+  }
+}
+
+t.test('a rotation that takes effect counts in its own group only', async (t) => {
+  const { rotate, left, service } = await rotating(t)
+  const before = await left()
+  for (const [n, headers] of [[2, undefined], [1, { 'idempotency-key': 'one' }]] as const) {
+    const answer = await rotate(headers)
+    t.equal(answer.status, 200, answer.text)
+    t.strictSame([limitOf(answer), remainingOf(answer)], [3, n], 'the headers describe its own group')
+    t.ok(resetOf(answer) > now() + 3500)
+  }
+  t.equal(await left(), before - 1, 'the general group has one request less: this one')
+  const replayed = await rotate({ 'idempotency-key': 'one' })
+  t.match(replayed, { status: 200, headers: { 'idempotent-replayed': 'true' } })
+  t.strictSame([limitOf(replayed), remainingOf(replayed)], [50, before - 2], 'a replay is no rotation')
+  t.equal(remainingOf(await rotate()), 0)
+  t.equal(await left(), before - 3)
+  for (const [path, item] of Object.entries(service.app.swagger().paths ?? {})) {
+    for (const operation of Object.values(item as Record<string, Record<string, unknown>>)) {
+      const group = operation['x-limit-of-effect'] as LimitGroup | undefined
+      const declared = group && (LIMITS[group] as { insteadOf?: string }).insteadOf
+      t.equal(operation['x-limit-instead-of'], declared, `${path}: published as declared`)
+    }
+  }
+  const replacing = Object.entries(LIMITS).filter(([, limit]) => 'insteadOf' in limit).map(([group]) => group)
+  t.strictSame(replacing, ['key_rotation'], 'the specification names no other group that counts so')
+})
+
+t.test('a rotation that is refused before it takes effect counts in the general group only', async (t) => {
+  const { service, caller, path, project, clients, rotate, left } = await rotating(t, 'tight')
+  const weak = await service.token(caller.organization, ['project:read'])
+  let general = await left()
+  const isGeneral = (answer: Answer, status: number, what: string) => {
+    t.equal(answer.status, status, `${what}: ${answer.text}`)
+    t.strictSame([limitOf(answer), remainingOf(answer)], [50, --general], `${what}: the headers describe the general group`)
+  }
+  isGeneral(await weak.call('POST', path(), {}), 403, 'scope')
+  isGeneral(await caller.call('POST', path('nowhere'), {}), 404, 'place')
+  isGeneral(await caller.call('POST', path(), { history_policy: 'other' }), 422, 'body')
+  isGeneral(await caller.call('POST', path(clients), {}), 400, 'custody')
+  const content = 'A='.padEnd(200, 'x')
+  isGeneral(await caller.call('POST', `/${caller.organization}/secrets/store`, { project, plaintext: content }), 200, 'a document')
+  const full = await rotate()
+  isGeneral(full, 422, 'refused by the effect itself')
+  t.equal(full.body.error, 'plan_limit_reached')
+  await service.sql("UPDATE plans SET max_bytes = NULL WHERE name = 'tight'")
+  for (const n of [2, 1, 0]) t.equal(remainingOf(await rotate()), n, 'none of them counted in its own group')
+  t.equal(await left(), --general)
+  for (let n = 0; n < 3; n++) isExceeded(t, await rotate(), 3, 3600)
+  general -= 3
+  t.equal(await left(), --general, 'past the limit of its own group a rotation takes no effect')
+})
+
+t.test('of rotations at once, each counts in exactly one group', async (t) => {
+  const { caller, rotate, left } = await rotating(t)
+  const before = await left()
+  const answers = await Promise.all(Array.from({ length: 8 }, () => rotate()))
+  const rotated = answers.filter(({ status }) => status === 200)
+  const refused = answers.filter(({ status }) => status !== 200)
+  t.ok(rotated.length >= 1 && refused.length >= 1, answers.map(({ status }) => status).join())
+  const { body } = await caller.call('GET', `/${caller.organization}/servers/encryption-key/history`)
+  t.equal(body.data.length, 1 + rotated.length)
+  t.equal(await left(), before - 2 - refused.length)
+  t.equal(remainingOf(await rotate()), 3 - rotated.length - 1)
+})
+
+t.test('an organization whose general group is used up is refused a rotation before any work', async (t) => {
+  const { caller, rotate, left, service } = await rotating(t)
+  await rotate()
+  while (await left() > 0);
+  const statements: string[] = []
+  const onStatement = (message: unknown) => {
+    const { phase, text } = message as { phase: string, text: unknown }
+    if (phase === 'before') statements.push(String(text))
+  }
+  subscribe('strongroom:statement', onStatement)
+  t.teardown(() => unsubscribe('strongroom:statement', onStatement))
+  // The first request past the limit may have its level prefetched; the organization is known to be past it then.
+  isExceeded(t, await rotate(), 50)
+  statements.length = 0
+  for (let n = 0; n < 3; n++) isExceeded(t, await rotate(), 50)
+  t.equal(statements.filter((text) => text.includes('api_tokens')).length, 3, 'its token is looked up')
+  t.strictSame(statements.filter((text) => !text.includes('api_tokens')), [], 'and nothing else')
+  t.match(await service.sql(`SELECT count(*)::int AS keys FROM encryption_keys k JOIN projects p ON p.id = k.project_id
+    WHERE p.slug = 'servers' AND k.organization_id = '${caller.organization}'`), [{ keys: 2 }])
+})
+
+t.test('a request is given back in its own window only, never below zero, and what was refused used nothing up', (t) => {
+  const { now } = Date
+  t.teardown(() => { Date.now = now })
+  const counters = createCounters()
+  const counting: Counting = ['api', 'org:a', 60_000, 3]
+  const count = () => {
+    let counted: Counted = [0, 0]
+    counters.count(counting, (...given) => { counted = given })
+    return counted
+  }
+  const giveBack = (end: number) => {
+    let isDone = false
+    counters.giveBack(counting, end, () => { isDone = true })
+    t.ok(isDone)
+  }
+  const [, end] = count()
+  giveBack(end)
+  giveBack(end)
+  t.strictSame(count(), [1, end], 'never below zero')
+  for (let n = 2; n <= 6; n++) t.equal(count()[0], n)
+  t.equal(counters.isPast('api', 'org:a'), true)
+  giveBack(end)
+  t.equal(counters.isPast('api', 'org:a'), false)
+  t.strictSame([count()[0], count()[0]], [3, 4], 'one more comes through, however many were refused')
+  Date.now = () => now() + 61_000
+  const [first, later] = count()
+  t.equal(first, 1)
+  giveBack(end)
+  t.strictSame(count(), [2, later], 'a later window stays as it is')
+  t.end()
 })

@@ -8,11 +8,12 @@ import { ERRORS } from '../schemas/errors.ts'
 import { buildApp } from '../src/app.ts'
 import { loadConfig } from '../src/config.ts'
 import { generateMasterKey } from '../src/crypto/keyring.ts'
+import type { Counted, Counting } from '../src/http/counters.ts'
 import { installLimits, LIMITS, type LimitGroup } from '../src/http/limits.ts'
 import { countInRedis } from '../src/http/redis.ts'
 import type { ApiError } from '../src/rules/errors.ts'
 import { createMetrics, render } from '../src/telemetry/metrics.ts'
-import { freshDatabase, startApp, type TestApp } from './helpers/app.ts'
+import { freshDatabase, makeLevel, startApp, type TestApp } from './helpers/app.ts'
 import { LONG } from './helpers/long.ts'
 import { samplesOf, valueOf } from './helpers/metrics.ts'
 import { startServer } from './helpers/process.ts'
@@ -147,6 +148,68 @@ t.test('RL-24: every limit is one over all instances', { skip }, async (t) => {
     const left = [...await redis.ends()].filter(([key]) => key.endsWith(`:${group}:org:${round}`)).map(([, ms]) => ms)
     t.ok(left.length === 1 && left[0]! > 0 && left[0]! <= window, `${group}: ${left.join()} ms are left of its window`)
   }
+})
+
+t.test('a rotation counts in one group only over all instances: its own when it takes effect, else the general one', { skip }, async (t) => {
+  const redis = await startRedis(t)
+  const env = { RATE_LIMIT_API: '50', RATE_LIMIT_KEY_ROTATION: '3', REDIS_URL: redis.url }
+  const { service, instances } = await instancesOn(t, env)
+  const [one, other] = instances
+  const seen = await together(instances, async () => {
+    const caller = await service.organization()
+    const { project } = await makeLevel(caller)
+    const call = async ({ app }: Instance, method: 'GET' | 'POST', url: string) => {
+      const { statusCode, headers } = await app.inject({
+        method, url: `/api/v1${url}`, headers: { authorization: `Bearer ${caller.token}` }
+      })
+      return [statusCode, ...['limit', 'remaining'].map((name) => Number(headers[`x-ratelimit-${name}`]))]
+    }
+    const rotate = (instance: Instance, which = project) =>
+      call(instance, 'POST', `/${caller.organization}/${which}/encryption-key/rotate`)
+    const look = (instance: Instance) => call(instance, 'GET', '/organization')
+    const [, , before = 0] = await look(one)
+    const answers = [
+      await rotate(one), await look(other), await rotate(other), await look(one), await rotate(other, 'nowhere'),
+      await rotate(one), await rotate(other), await look(one)
+    ]
+    return answers.map(([status, limit, remaining = 0]) =>
+      [status, limit, limit === 50 ? remaining - before : remaining])
+  })
+  t.strictSame(seen, [
+    [200, 3, 2], [200, 50, -1], [200, 3, 1], [200, 50, -2], [404, 50, -3], [200, 3, 0], [429, 3, 0], [200, 50, -5]
+  ])
+  await isEverythingTimed(t, redis)
+})
+
+t.test('a request is given back in Redis in its own window only, never below zero, and what was refused used nothing up', { skip }, async (t) => {
+  const redis = await startRedis(t)
+  const logs: string[] = []
+  const app = Fastify({ logger: { stream: { write: (line) => logs.push(line) } } })
+  t.teardown(() => app.close())
+  const counters = await countInRedis(app, loadConfig({ REDIS_URL: redis.url }).redis!)
+  const found = await together([{ app, logs }], async (round) => {
+    const counting = (key: string, window = 60_000): Counting => ['api', `org:${key}:${round}`, window, 3]
+    const count = (one = counting('a')) =>
+      new Promise<Counted>((resolve) => { counters.count(one, (...counted) => resolve(counted)) })
+    const giveBack = (end: number, one = counting('a')) =>
+      new Promise<void>((resolve) => { counters.giveBack(one, end, resolve) })
+    const [, end] = await count()
+    await giveBack(end)
+    await giveBack(end)
+    const again = await count()
+    for (let n = 2; n <= 6; n++) await count()
+    await giveBack(end)
+    const [more] = await count()
+    const [, former] = await count(counting('b', 50))
+    while (Date.now() <= former + 50) await pause(10)
+    const [first] = await count(counting('b'))
+    await giveBack(former, counting('b'))
+    const [second] = await count(counting('b'))
+    return { isOneWindow: again[1] === end, counts: [again[0], more, first, second] }
+  })
+  t.strictSame(found, { isOneWindow: true, counts: [1, 3, 1, 2] })
+  await redis.stop()
+  await new Promise<void>((resolve) => { counters.giveBack(['api', 'org:a', 1_000, 3], Date.now(), resolve) })
 })
 
 t.test('RL-26: while Redis is gone each instance goes on by itself, whoever was past a limit stays so, and it is said once', { skip }, async (t) => {
@@ -319,6 +382,7 @@ t.test('what is no answer to a count is none, and ends nothing', async (t) => {
     const logs: string[] = []
     const app = Fastify({ logger: { stream: { write: (line) => logs.push(line) } } })
     const counters = await countInRedis(app, redis!)
+    await new Promise<void>((resolve) => { counters.giveBack(['api', 'ip:a', 60_000, 5], Date.now(), resolve) })
     const counted = await Promise.all([1, 2].map(() => new Promise((resolve) => {
       counters.count(['api', 'ip:a', 60_000, 5], resolve)
     })))

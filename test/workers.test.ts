@@ -103,16 +103,28 @@ t.test('members of common counters count together, know who is past a limit, and
   t.same(members.map(({ isPast }) => isPast('api', 'ip:a')), [true, true], 'the other one was told')
   t.equal((await count(1, 'ip:b'))[0], 1)
 
+  const giveBack = (who: number, key: string, end: number) =>
+    new Promise<void>((resolve) => { members[who]!.giveBack(['api', key, 60_000, 3], end, resolve) })
+  const [, end] = await count(1, 'ip:e')
+  await count(0, 'ip:e')
+  await giveBack(1, 'ip:e', end)
+  t.strictSame(await count(0, 'ip:e'), [2, end], 'what one gives back is there for the other')
+  await giveBack(0, 'ip:e', end + 1)
+  t.strictSame(await count(1, 'ip:e'), [3, end], 'in its own window only')
+
   t.equal((await count(0, 'ip:d'))[0], 1)
   isSilent = true
   t.same((await Promise.all([count(0), count(0)])).map(([count]) => count > 3), [true, true], 'by itself, and still past')
   t.equal((await count(0, 'ip:d'))[0], 2, 'from what it heard last')
   t.same(changes, [true], 'said once')
+  await giveBack(0, 'ip:d', (await count(0, 'ip:d'))[1])
+  t.equal((await count(0, 'ip:d'))[0], 3, 'and gives back by itself')
   isSilent = false
   while (changes.length < 2) {
     await count(0, 'ip:c')
     await pause(50)
   }
+  await giveBack(0, 'ip:f', 0)
   t.equal((await count(0))[0], 5 + 2, 'together again, with what was sent and not answered')
 })
 

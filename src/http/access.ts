@@ -17,9 +17,10 @@ import { principalOf } from './actor.ts'
 import { addressKey } from './addresses.ts'
 import { expectNothing, locateAhead, namesLevel } from './places.ts'
 import type { Counters } from './counters.ts'
-import { installLimits, LIMITS, type Consume } from './limits.ts'
+import { installLimits, LIMITS, replacedBy, type Consume } from './limits.ts'
 import { readCookie } from './pages.ts'
 import { headerValues, requestFormatError } from './request-format.ts'
+import { hooksOf } from './routes.ts'
 import { waitFor } from './waiting.ts'
 
 const MOST_TOKEN = 512
@@ -50,7 +51,7 @@ export async function installAccess (app: FastifyInstance, judgedFor = JUDGED_FO
   app.decorateRequest('byTeams', null)
 
   app.addHook('onRoute', (route) => {
-    const { access, audit, errors = [] } = route.config ?? {}
+    const { access, audit, errors = [], limit = 'api', limitOfEffect } = route.config ?? {}
     if (access === undefined) throw new Error(`${String(route.method)} ${route.url} does not declare config.access`)
     const isReader = [route.method].flat().every((method) => method === 'GET' || method === 'HEAD')
     if (audit === undefined && !isReader) {
@@ -59,7 +60,7 @@ export async function installAccess (app: FastifyInstance, judgedFor = JUDGED_FO
     const codes: ErrorCode[] = [
       'malformed_request', 'unsupported_api_version', 'internal_error', 'service_unavailable', ...errors
     ]
-    if (route.config?.limit !== 'none') codes.push('rate_limit_exceeded')
+    if (limit !== 'none') codes.push('rate_limit_exceeded')
     if (access !== 'public') codes.push('unauthenticated')
     if (access !== 'public' && access !== 'authenticated') codes.push('insufficient_permissions')
     if (access !== 'public' && !route.config?.whenInactive) codes.push('organization_inactive')
@@ -73,6 +74,14 @@ export async function installAccess (app: FastifyInstance, judgedFor = JUDGED_FO
     if (body) codes.push('malformed_json', 'unsupported_media_type')
     // A body that nobody asked for is ignored, but not at any length.
     if (!isReader) codes.push('payload_too_large')
+    const replaced = limitOfEffect && replacedBy(limitOfEffect)
+    if (replaced !== undefined) {
+      if (replaced !== limit) throw new Error(`${limitOfEffect} is not counted instead of ${limit}`)
+      // Behind the hook that commits the answer of a request with an `Idempotency-Key`.
+      route.onSend = [...hooksOf(route.onSend), (request, reply, payload, done) => {
+        countOnce(consume, request, reply).then(() => done(null, payload), done)
+      }]
+    }
     // A route whose scope goes by what the body asks publishes each of them as an alternative.
     const alternatives = access !== 'authenticated'
       ? [scopesOf(access)]
@@ -80,7 +89,8 @@ export async function installAccess (app: FastifyInstance, judgedFor = JUDGED_FO
     const extra = access === 'authenticated' ? [] : route.config?.mayNeed ?? []
     route.schema = {
       ...route.schema,
-      ...(route.config?.limitOfEffect !== undefined && { 'x-limit-of-effect': route.config.limitOfEffect }),
+      ...(limitOfEffect !== undefined && { 'x-limit-of-effect': limitOfEffect }),
+      ...(replaced !== undefined && { 'x-limit-instead-of': replaced }),
       ...(audit !== undefined && audit !== 'none' && { 'x-audit-events': [audit].flat() }),
       ...(own.size > 0 && { 'x-error-codes': [...own] }),
       ...(extra.length > 0 &&
@@ -103,7 +113,8 @@ export async function installAccess (app: FastifyInstance, judgedFor = JUDGED_FO
     request.isEffectCounted = true
     // What an action is, its event says: two paths of it are one.
     const action = 'isPerAction' in LIMITS[limitOfEffect] ? `:${[audit].flat().join()}` : ''
-    await consume(limitOfEffect, `org:${principalOf(request).organization.id}${action}`, 0, request, reply)
+    const key = `org:${principalOf(request).organization.id}${action}`
+    request.countedEffect = await consume(limitOfEffect, key, 0, request, reply) ?? null
   })
 
   // Whoever has an account of their own is a stranger to the others: the guard has counted their browser, not their
@@ -137,6 +148,22 @@ export async function installAccess (app: FastifyInstance, judgedFor = JUDGED_FO
       judgeAgain(app, request).then(() => done(), done)
     } else done()
   })
+}
+
+/**
+ * Leaves the request counted in one of its two groups, before its answer is sent: in the group of its effect, or in
+ * that of its route when the effect was refused. Until then it counts in both, so that concurrent requests cannot get
+ * past either limit. After a 5xx the effect may have taken place, so it counts.
+ */
+async function countOnce (consume: Consume, request: FastifyRequest, reply: FastifyReply) {
+  const { counted, countedEffect } = request
+  if (countedEffect === null) return
+  // An answer that cannot be sent is followed by another one.
+  request.countedEffect = null
+  if (reply.statusCode >= 400 && reply.statusCode < 500) {
+    consume.show(counted, reply)
+    await consume.giveBack(countedEffect)
+  } else if (counted !== null) await consume.giveBack(counted)
 }
 
 async function guard (app: FastifyInstance, consume: Consume, request: FastifyRequest, reply: FastifyReply) {
@@ -190,7 +217,10 @@ async function guard (app: FastifyInstance, consume: Consume, request: FastifyRe
   }
   request.principal = principal
   const { organization } = principal
-  if (limit !== 'none') await consume(limit, `org:${organization.id}`, organization.plan.api_per_minute, request, reply)
+  if (limit !== 'none') {
+    const key = `org:${organization.id}`
+    request.counted = await consume(limit, key, organization.plan.api_per_minute, request, reply) ?? null
+  }
   // A reserved word in a slug's place is a path of its own that has no such method, never a resource.
   if (hasReservedWord(params)) return app.refuseRoute(request, reply)
   requireAccess(app, request, principal)

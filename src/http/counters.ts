@@ -15,6 +15,12 @@ export type Counted = [count: number, end: number]
 /** Counts requests in fixed windows. */
 export interface Counters {
   count (counting: Counting, done: (...counted: Counted) => void): void
+  /**
+   * Takes a counted request out of its window again, which is the one with this `end`; a later window stays as it is.
+   * Requests past the limit used nothing up, so what is left afterwards is one request more, however many were refused
+   * meanwhile.
+   */
+  giveBack (counting: Counting, end: number, done: () => void): void
   /** Whether the last request of this key was past its limit, and its window goes on. Counts nothing. */
   isPast (group: string, key: string): boolean
 }
@@ -79,6 +85,14 @@ export function createCounters (): OwnCounters {
       if (++counter.count > most) mark(counting, counter.end)
       done(counter.count, counter.end)
     },
+    giveBack ([group, key, , most], end, done) {
+      const counter = countersOf(group).peek(key)
+      if (counter?.end === end) {
+        counter.count = Math.max(0, Math.min(counter.count, most) - 1)
+        past.delete(`${group} ${key}`)
+      }
+      done()
+    },
     learn (counting, count, end) {
       const [group, key, window, most] = counting
       const counters = countersOf(group)
@@ -91,7 +105,9 @@ export function createCounters (): OwnCounters {
   }
 }
 
-export interface Question { counting: number, of: Counting[] }
+/** What a member asks for: to count requests, or to give one back. The answer has the same number. */
+export interface Question { counting: number, of: Counting[], back?: GivenBack }
+export type GivenBack = [counting: Counting, end: number]
 export interface Answer { counted: number, are: Counted[] }
 interface Notice { past: [counting: Counting, end: number][] }
 
@@ -105,7 +121,8 @@ export function createCommonCounters () {
     members.add(send)
     return {
       receive (message: unknown) {
-        const { counting, of } = message as Question
+        const { counting, of, back } = message as Question
+        if (back !== undefined) counters.giveBack(...back, () => {})
         const are: Counted[] = []
         const past: Notice['past'] = []
         for (const one of of) {
@@ -158,7 +175,7 @@ export function joinCommonCounters (
   send: (message: Question) => boolean, onChange: (isAlone: boolean) => void,
   { deadline = DEADLINE, own = createCounters() }: MemberOptions = {}
 ): Member {
-  const open = new Map<number, { asked: Asked[], late: NodeJS.Timeout }>()
+  const open = new Map<number, { asked: Asked[], late: NodeJS.Timeout, done: () => void }>()
   let gathered: Asked[] = []
   let last = 0
   let isAlone = false
@@ -183,6 +200,11 @@ export function joinCommonCounters (
         })
       }
     },
+    giveBack (counting, end, done) {
+      own.giveBack(counting, end, () => {})
+      if (isAlone) done()
+      else ask([], [counting, end], done)
+    },
     receive (message) {
       const { counted, are, past } = message as Partial<Answer & Notice>
       for (const one of past ?? []) own.mark(...one)
@@ -190,20 +212,21 @@ export function joinCommonCounters (
     }
   }
 
-  function ask (asked: Asked[]) {
+  function ask (asked: Asked[], back?: GivenBack, done = () => {}) {
     askedAt = performance.now()
     const number = ++last
     // Where this process itself was busy for too long, the answer is read before it counts as late.
     const late = setTimeout(() => { setImmediate(giveUp, number) }, deadline).unref()
-    open.set(number, { asked, late })
-    if (!send({ counting: number, of: asked.map(({ counting }) => counting) })) giveUp(number)
+    open.set(number, { asked, late, done })
+    const question = { counting: number, of: asked.map(({ counting }) => counting) }
+    if (!send(back === undefined ? question : { ...question, back })) giveUp(number)
   }
 
   function answered (number: number, are: Counted[]) {
     const given = open.get(number)
     // Whoever answers late would be waited for again, and again in vain.
     if (given === undefined) return
-    const { asked, late } = given
+    const { asked, late, done } = given
     open.delete(number)
     clearTimeout(late)
     if (isAlone) onChange(isAlone = false)
@@ -212,6 +235,7 @@ export function joinCommonCounters (
       own.learn(counting, ...counted)
       done(...counted)
     }
+    done()
   }
 
   function giveUp (number: number) {
@@ -221,6 +245,7 @@ export function joinCommonCounters (
     clearTimeout(given.late)
     if (!isAlone) onChange(isAlone = true)
     for (const one of given.asked) countAlone(one)
+    given.done()
   }
 
   // What counts instead may not know what was heard here.

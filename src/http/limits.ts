@@ -2,7 +2,7 @@ import rateLimit, { type FastifyRateLimitStore } from '@fastify/rate-limit'
 import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify'
 import type { Config } from '../config.ts'
 import { fail } from '../rules/errors.ts'
-import { createCounters, type Counters } from './counters.ts'
+import { createCounters, type Counters, type Counting } from './counters.ts'
 
 const MINUTE = 60_000
 
@@ -10,7 +10,13 @@ const MINUTE = 60_000
 // configuration.
 const OF_SPECIFICATION = 100
 
-/** The groups of the specification: how many requests, in which window. */
+const HEADERS = ['x-ratelimit-limit', 'x-ratelimit-remaining', 'x-ratelimit-reset']
+
+/**
+ * The groups of the specification: how many requests, in which window. A request may count in two groups: in that of
+ * its route and in that of its effect. With `insteadOf` it counts in one of them: in the group of the effect when the
+ * effect takes place, else in the group of the route.
+ */
 export const LIMITS = {
   api: { setting: 'api', window: MINUTE },
   oauth_token: { setting: 'oauth', window: MINUTE },
@@ -19,8 +25,11 @@ export const LIMITS = {
   sign_in: { setting: 'oauth', times: 2, window: MINUTE },
   /** The documentation and its pages, of which one look takes about ten. */
   docs: { setting: 'api', window: MINUTE },
-  key_rotation: { setting: 'keyRotation', window: 60 * MINUTE },
-  /** Changes of custody: as many as rotations, counted by themselves. */
+  key_rotation: { setting: 'keyRotation', window: 60 * MINUTE, insteadOf: 'api' },
+  /**
+   * Changes of custody: as many as rotations, counted by themselves. Refused changes count too, because each lets the
+   * caller test a guess of the key.
+   */
   key_custody: { setting: 'keyRotation', window: 60 * MINUTE },
   /** Changes of billing: each action is counted by itself. */
   billing: { setting: 'billing', window: MINUTE, isPerAction: true },
@@ -29,9 +38,15 @@ export const LIMITS = {
   /** People who are added, or get another role: each gets a mail that they did not ask for. */
   memberships: { setting: 'api', window: 60 * MINUTE }
 } as const satisfies Record<string, {
-  setting: keyof Config['rateLimits'], window: number, times?: number, isPerAction?: true
+  setting: keyof Config['rateLimits'], window: number, times?: number, isPerAction?: true, insteadOf?: 'api'
 }>
 export type LimitGroup = keyof typeof LIMITS
+
+/** The group of a route in whose place a group of effects counts; undefined where requests count in both groups. */
+export const replacedBy = (group: LimitGroup): LimitGroup | undefined => {
+  const limit = LIMITS[group]
+  return 'insteadOf' in limit ? limit.insteadOf : undefined
+}
 
 declare module 'fastify' {
   interface FastifyRequest {
@@ -39,12 +54,28 @@ declare module 'fastify' {
     limitKey: string
     /** The allowance of the organization's plan, where it is above the configured one. */
     limitFromPlan: number
+    /** How the request counts in the group of its route; null when it does not, or not against an organization. */
+    counted: CountedRequest | null
+    /** How the request counts in the group of its effect; null until then. */
+    countedEffect: CountedRequest | null
   }
 }
 
-/** Counts a request in its group; past the limit it ends with 429. The headers go on every answer. */
+/** A request that was counted: where, until when its window lasts, and how many requests were left then. */
+export interface CountedRequest { counting: Counting, end: number, remaining: number }
+
+/**
+ * Counts a request in its group; past the limit the request ends with 429. The headers go on every answer. The result
+ * is undefined when the group has no limit.
+ */
 export interface Consume {
-  (group: LimitGroup, key: string, fromPlan: number, request: FastifyRequest, reply: FastifyReply): Promise<void>
+  (
+    group: LimitGroup, key: string, fromPlan: number, request: FastifyRequest, reply: FastifyReply
+  ): Promise<CountedRequest | undefined>
+  /** Takes the request out of its window again, if that window still lasts. */
+  giveBack (counted: CountedRequest): Promise<void>
+  /** Lets the headers of the answer describe this count; null: that of a group without a limit. */
+  show (counted: CountedRequest | null, reply: FastifyReply): void
   /** Whether the last request of this key was past the limit, and its window goes on. Counts nothing. */
   isPast (group: LimitGroup, key: string): boolean
 }
@@ -65,6 +96,8 @@ export async function installLimits (app: FastifyInstance, counters: Counters = 
   await app.register(rateLimit, { global: false, store: storeOf(counters) })
   app.decorateRequest('limitKey', '')
   app.decorateRequest('limitFromPlan', 0)
+  app.decorateRequest('counted', null)
+  app.decorateRequest('countedEffect', null)
   const limiters = new Map(Object.entries(LIMITS).map(([group, { setting, window, ...more }]) => {
     const configured = app.config.rateLimits[setting] * ('times' in more ? more.times : 1)
     const options = {
@@ -76,25 +109,38 @@ export async function installLimits (app: FastifyInstance, counters: Counters = 
     return [group as LimitGroup, configured === 0 ? undefined : app.createRateLimit(options)]
   }))
 
-  return Object.assign(consume, { isPast: (group: LimitGroup, key: string) => counters.isPast(group, key) })
+  return Object.assign(consume, {
+    giveBack: async ({ counting, end }: CountedRequest) =>
+      new Promise<void>((resolve) => { counters.giveBack(counting, end, resolve) }),
+    show,
+    isPast: (group: LimitGroup, key: string) => counters.isPast(group, key)
+  })
 
   async function consume (
     group: LimitGroup, key: string, fromPlan: number, request: FastifyRequest, reply: FastifyReply
   ) {
     const limiter = limiters.get(group)
-    if (limiter === undefined) return
+    if (limiter === undefined) return undefined
     request.limitKey = key
     request.limitFromPlan = fromPlan
     const result = await limiter(request)
-    if (result.isAllowed) return
+    if (result.isAllowed) return undefined
     const { max, remaining, ttl: end, isExceeded } = result
     const retryAfter = Math.max(1, Math.ceil((end - Date.now()) / 1000))
-    reply.headers({
-      'x-ratelimit-limit': max, 'x-ratelimit-remaining': remaining, 'x-ratelimit-reset': Math.ceil(end / 1000)
-    })
+    const counted: CountedRequest = { counting: [group, key, LIMITS[group].window, max], end, remaining }
+    show(counted, reply)
     if (isExceeded) {
       reply.header('retry-after', retryAfter)
       fail('rate_limit_exceeded', { retry_after: retryAfter })
+    }
+    return counted
+  }
+
+  function show (counted: CountedRequest | null, reply: FastifyReply) {
+    if (counted === null) for (const header of HEADERS) reply.removeHeader(header)
+    else {
+      const { counting: [, , , max], end, remaining } = counted
+      for (const [i, value] of [max, remaining, Math.ceil(end / 1000)].entries()) reply.header(HEADERS[i]!, value)
     }
   }
 }

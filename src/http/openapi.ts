@@ -19,7 +19,9 @@ Answers have them in UTC. Requests may have any offset, and fractions of a secon
 of day that does not exist, a leap second (\`:60\`), and a time before the year 0001 or after the year 9999 in UTC are 422.
 A POST, or any change of billing, with an \`Idempotency-Key\` may be repeated: it takes effect once, and the first
 answer is given again for 24 hours, with \`Idempotent-Replayed: true\`. \`If-Match\` and \`If-None-Match\` are honoured where an
-operation has them, and refused with 422 on every other change. A trailing slash is never redirected. Limits are counted per organization. Every answer carries \`X-Request-Id\`, which
+operation has them, and refused with 422 on every other change. A trailing slash is never redirected.
+Limits are counted per organization. An operation with \`x-limit-of-effect\` counts in that group, too, when it takes effect;
+where it has \`x-limit-instead-of\`, it then counts in the group of its effect only. Every answer carries \`X-Request-Id\`, which
 names it in the log, and of a limited operation \`X-RateLimit-Limit\`, \`X-RateLimit-Remaining\` and \`X-RateLimit-Reset\`,
 errors too; \`Retry-After\` comes with 429 alone.
 

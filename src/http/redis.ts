@@ -3,8 +3,8 @@ import type { FastifyInstance } from 'fastify'
 import type { Config } from '../config.ts'
 import { createMetrics } from '../telemetry/metrics.ts'
 import {
-  createCounters, joinCommonCounters, measureAlone, SAME_CLOCK, type Counted, type Counters, type OwnCounters,
-  type Question
+  createCounters, joinCommonCounters, measureAlone, SAME_CLOCK, type Counted, type Counters, type Counting,
+  type GivenBack, type OwnCounters, type Question
 } from './counters.ts'
 
 // Milliseconds. A request that is counted waits for no longer; it is a hundred times what a Redis nearby takes.
@@ -38,7 +38,7 @@ for i, key in ipairs(KEYS) do
     redis.call('DEL', key)
   end
   local count, last = tonumber(kept[1]), tonumber(kept[2])
-  local isNew = not (count and count >= 1 and count + 1 < 2^53 and last and last > now and last <= now + ARGV[i])
+  local isNew = not (count and count >= 0 and count + 1 < 2^53 and last and last > now and last <= now + ARGV[i])
   if isNew then count, last = 0, now + ARGV[i] end
   count = count + 1
   local text = string.format('%.0f', last)
@@ -47,6 +47,16 @@ for i, key in ipairs(KEYS) do
   answer[2 * i], answer[2 * i + 1] = count, last
 end
 return answer`
+
+// Takes one request out of the window with this end, as `Counters.giveBack` says. HSET keeps the end of the key.
+const GIVE_BACK = `
+local kept = redis.pcall('HMGET', KEYS[1], 'count', 'end')
+if kept.err then return string.find(kept.err, 'WRONGTYPE') and 0 or kept end
+local count = tonumber(kept[1])
+if count and tonumber(kept[2]) == tonumber(ARGV[2]) then
+  redis.call('HSET', KEYS[1], 'count', string.format('%.0f', math.max(0, math.min(count, ARGV[1]) - 1)))
+end
+return 0`
 
 /**
  * Counters in Redis, which all instances share: one round trip for what is counted in a turn of the event loop. While
@@ -75,8 +85,10 @@ export async function countInRedis (
     disableClientInfo: true
   })
   client.defineCommand('countRequests', { lua: COUNT })
-  const { countRequests } = client as unknown as {
+  client.defineCommand('giveBackRequest', { lua: GIVE_BACK, numberOfKeys: 1 })
+  const { countRequests, giveBackRequest } = client as unknown as {
     countRequests (keys: number, ...all: (string | number)[]): Promise<unknown>
+    giveBackRequest (key: string, most: number, end: number): Promise<unknown>
   }
 
   let reason = SILENT
@@ -96,19 +108,31 @@ export async function countInRedis (
   if (client.status !== 'ready') member.ask()
   return member
 
-  function send ({ counting, of }: Question): boolean {
+  function send ({ counting, of, back }: Question): boolean {
     if (client.status !== 'ready') return false
-    const [keys, windows] = of.length === 0
-      ? PROBE
-      : [of.map(([group, key]) => `${PREFIX}${group}:${key}`.slice(0, MOST_KEY)), of.map(([, , window]) => window)]
-    countRequests.call(client, keys.length, ...keys, ...windows).then((answer) => {
-      if (isAnswer(answer, keys.length)) member.receive({ counted: counting, are: read(answer) })
-      else member.giveUp(counting)
+    const counted = back === undefined ? countAll(of) : giveBack(back)
+    counted.then((are) => {
+      if (are === undefined) member.giveUp(counting)
+      else member.receive({ counted: counting, are })
     }, (error: Error) => {
       learnReason(error)
       member.giveUp(counting)
     })
     return true
+  }
+
+  // Both are undefined when the answer is not that of the script.
+  async function countAll (of: Counting[]): Promise<Counted[] | undefined> {
+    const [keys, windows] = of.length === 0 ? PROBE : [of.map(keyOf), of.map(([, , window]) => window)]
+    const answer = await countRequests.call(client, keys.length, ...keys, ...windows)
+    return isAnswer(answer, keys.length) ? read(answer) : undefined
+  }
+
+  // If the clocks were set since the request was counted, the ends differ, and the request stays counted.
+  async function giveBack ([counting, end]: GivenBack): Promise<Counted[] | undefined> {
+    const [, , , most] = counting
+    const answer = await giveBackRequest.call(client, keyOf(counting), most, end - ahead)
+    return answer === 0 ? [] : undefined
   }
 
   // The ends by this machine's clock, however wrong it is.
@@ -120,6 +144,8 @@ export async function countInRedis (
     return counted
   }
 }
+
+const keyOf = ([group, key]: Counting) => `${PREFIX}${group}:${key}`.slice(0, MOST_KEY)
 
 // What speaks like a Redis may be none, or have been told to do something else.
 const isAnswer = (answer: unknown, keys: number): answer is number[] =>

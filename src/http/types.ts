@@ -43,8 +43,9 @@ declare module 'fastify' {
     /** The rate-limit group; `none` for the service's own pages. */
     limit?: LimitGroup | 'none'
     /**
-     * The group of what the route does, which is dear: counted beside `limit`, and by the handler, when everything was
-     * judged and right before the effect. What is refused until then does not use it up.
+     * The group of the route's effect, which is expensive. The handler counts the request in it (`countEffect`) when
+     * all checks have passed, right before the effect: a request that is refused before does not use it up. The
+     * request counts in `limit` too, unless the group is declared to count instead of it (`LIMITS`).
      */
     limitOfEffect?: LimitGroup
     /** Errors of the catalogue that the handler answers, beside those that every route can. */
