@@ -61,6 +61,7 @@ SELECT create_distributed_table('idempotency_keys', 'organization_id', colocate_
 SELECT citus_add_local_table_to_metadata('master_key_canaries');
 SELECT citus_add_local_table_to_metadata('service_keys');
 SELECT citus_add_local_table_to_metadata('last_backup');
+SELECT citus_add_local_table_to_metadata('former_slugs');
 SELECT citus_add_local_table_to_metadata('sign_in_failures');
 SELECT citus_add_local_table_to_metadata('sign_in_devices');
 SELECT citus_add_local_table_to_metadata('password_links');

@@ -1,5 +1,5 @@
 import { Type, type Static } from '@sinclair/typebox'
-import { Body, Name, NewSlug, Nullable, OneOf, PageMeta, Slug, Timestamp, Ulid } from './shapes.ts'
+import { Body, Described, Name, NewSlug, Nullable, OneOf, PageMeta, Slug, Timestamp, Ulid } from './shapes.ts'
 
 export const ORGANIZATION_STATUSES = ['active', 'suspended', 'locked', 'cancelled'] as const
 export type OrganizationStatus = (typeof ORGANIZATION_STATUSES)[number]
@@ -63,6 +63,12 @@ export type OrganizationAnswer = Static<typeof OrganizationAnswer>
 /** How many organizations one person may own. */
 export const MOST_OWNED = 100
 
+/** For how long a former slug stays reserved for the organization that had it. */
+export const FORMER_SLUG_DAYS = 90
+
+/** How many former slugs an organization may have reserved before it is renamed once more. */
+export const MAX_FORMER_SLUGS = 20
+
 export const CreateOrganizationBody = Body({ name: Name, slug: Type.Optional(NewSlug) }, {
   title: 'CreateOrganizationBody', examples: [{ name: 'Nimbus' }]
 })
@@ -70,7 +76,9 @@ export type CreateOrganizationBody = Static<typeof CreateOrganizationBody>
 
 export const UpdateOrganizationBody = Body({
   name: Type.Optional(Name),
-  slug: Type.Optional(Slug),
+  slug: Type.Optional(Described(Slug, {
+    description: `what paths call it; its former slug is 404 in paths, and reserved for it for ${FORMER_SLUG_DAYS} days`
+  })),
   require_second_factor: Type.Optional(Type.Boolean({
     description: 'Members act in it only when they have a second factor; whoever changes this needs one'
   }))

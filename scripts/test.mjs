@@ -18,7 +18,7 @@ const ONCE = new Set([
 // of these run there too.
 const ON_EITHER = new Set([
   'access', 'audit', 'audit-chain', 'backup', 'billing', 'billing-money', 'billing-periods', 'bodies', 'browser',
-  'chain-keys', 'concurrency', 'contract', 'deployment', 'examples', 'explorer', 'hierarchy', 'http', 'key-provider',
+  'chain-keys', 'concurrency', 'contract', 'deployment', 'examples', 'explorer', 'former-slugs', 'hierarchy', 'http', 'key-provider',
   'keys', 'leaks', 'limits', 'linearizability', 'lookups', 'lost-answers', 'mail', 'manipulations', 'members',
   'metrics', 'moments', 'oauth', 'oauth-authorize', 'oauth-clients', 'oauth-doc', 'oauth-guard', 'oauth-race',
   'oauth-token', 'organizations', 'people', 'preconditions', 'recipes', 'redis', 'removals', 'repeats',

@@ -98,6 +98,8 @@ async function startFilled () {
   await caller.call('POST', `/organizations/${o}/api-keys`, { name: 'Once', abilities: ['secret:read'] }, {
     'idempotency-key': 'once'
   })
+  const renamed = await service.organization({ slug: 'former-name' })
+  await renamed.call('PATCH', `/organizations/${renamed.organization}`, { slug: 'present-name' })
   await service.rotate((await service.token(o, ['secret:read'])).token, 3600)
   await rotateChainKey(service.database.db, service.keyring, o)
   await service.sql(`INSERT INTO sign_in_devices (token_hash, user_id, expires_at) VALUES ('\\x01', ${person.id}, now())`)
@@ -153,7 +155,7 @@ async function goesOn (t: Test, env: Env) {
     await app.close()
     await database.close()
   })
-  const call = async (method: 'GET' | 'POST', path: string, payload?: object) => {
+  const call = async (method: 'GET' | 'POST' | 'PATCH', path: string, payload?: object) => {
     const answer = await app.inject({
       method, url: `/api/v1${path}`, headers: { authorization: `Bearer ${caller.token}` }, ...(payload && { payload })
     })
@@ -168,6 +170,9 @@ async function goesOn (t: Test, env: Env) {
   })
   const { body } = await call('POST', `/${o}/secrets/store`, { project: 'canary', plaintext: 'NEXT=1\n' })
   t.ok(Number(body.data.version) > Number(before.body.data[0].id), 'numbers go on')
+  t.match(await call('PATCH', `/organizations/${o}`, { slug: 'former-name' }), {
+    status: 422, body: { error: 'slug_taken' }
+  }, 'a former slug is still reserved')
   // The key of a project has its id from the database.
   t.match(await call('POST', `/${o}/projects`, { name: 'Next' }), { status: 201 })
   for await (const { broken } of verifyDatabase({ database, keyring }, {}, new Anchors())) t.equal(broken, null)

@@ -47,7 +47,9 @@ t.test('an operator makes, lists and ends tokens and organizations, also whoever
     [['token', 'add', '--organization', 'nimbus'], 2, /^token add needs --name/],
     [['organization', 'add', '--name', 'X', '--owner', 'nobody@nimbus.example'], 1, /^There is no account of/],
     [['organization', 'add', '--name', 'X', '--plan', 'none'], 1, /^There is no plan none\n$/],
-    [['organization', 'add'], 2, /^organization add needs --name/]
+    [['organization', 'add'], 2, /^organization add needs --name/],
+    [['organization', 'release-slug'], 2, /^organization release-slug needs --slug SLUG\n$/],
+    [['organization', 'release-slug', '--slug', 'nimbus'], 1, /^The slug nimbus is not reserved\n$/]
   ]
   for (const [args, code, line] of wrong) {
     const ended = await run(...args)
@@ -62,4 +64,15 @@ t.test('an operator makes, lists and ends tokens and organizations, also whoever
   t.strictSame(await Promise.all([made.stdout, narrow.stdout, first].map(alive)), [200, 200, 401])
   const locked = await run('token', 'add', '--organization', 'nimbus', '--name', 'X')
   t.match(locked, { code: 1, stdout: '', stderr: /in use by process \d+/ })
+
+  const renamed = await fetch(`${server.address}/api/v1/organizations/nimbus`, {
+    method: 'PATCH',
+    headers: { authorization: `Bearer ${made.stdout.trim()}`, 'content-type': 'application/json' },
+    body: JSON.stringify({ slug: 'nimbus-weather' })
+  })
+  t.equal(renamed.status, 200)
+  t.equal((await server.stop()).code, 0)
+  t.match((await run('organization', 'add', '--name', 'Nimbus')).stdout, /\(nimbus-2\)\n$/)
+  t.match(await run('organization', 'release-slug', '--slug', 'nimbus'), { code: 0, stdout: 'Released.\n' })
+  t.match((await run('organization', 'add', '--name', 'Nimbus')).stdout, /\(nimbus\)\n$/)
 })

@@ -28,8 +28,8 @@ const eventsOf = async (id: string) =>
   (await service.sql(`SELECT action FROM audit_events WHERE organization_id = '${id}' ORDER BY seq`))
     .map(({ action }) => action as string)
 
-/** What the tables of organizations still hold of one, but for its audit and what it was billed. */
-const KEPT = ['audit_events', 'organization_counters', 'invoices', 'charges', 'refunds']
+/** What the tables of organizations still hold of one, but for its audit, its slug and what it was billed. */
+const KEPT = ['audit_events', 'former_slugs', 'organization_counters', 'invoices', 'charges', 'refunds']
 async function leftOf (id: string): Promise<Record<string, number>> {
   const counts = TENANT_TABLES.filter((table) => !KEPT.includes(table)).map((table) =>
     `SELECT '${table}' AS name, count(*)::int AS rows FROM ${table} WHERE organization_id = '${id}'`)
@@ -166,7 +166,10 @@ t.test('an organization gets another name and slug, and no other member of it ca
   t.equal((await owner.call('GET', '/altocumulus/orbit')).status, 200)
   t.equal((await owner.call('GET', `/${owner.organization}/orbit`)).status, 200, 'its id names it as before')
   t.equal((await owner.call('GET', '/cirrus/orbit')).status, 404)
-  t.equal((await other.call('PATCH', `/organizations/${other.organization}`, { slug: 'cirrus' })).status, 200, 'free')
+  t.strictSame(
+    failing(await other.call('PATCH', `/organizations/${other.organization}`, { slug: 'cirrus' })),
+    [422, 'slug_taken', ['slug']], 'reserved'
+  )
   const changes = (await eventsOf(owner.organization)).filter((action) => action === 'organization.update')
   t.equal(changes.length, 3)
   const slices = [{ project_id: (await owner.call('GET', `/${owner.organization}/orbit`)).body.data.id as string, target_id: null, environment_id: null }]
@@ -190,7 +193,7 @@ t.test('a deletion has to be confirmed, by the JSON value true', async (t) => {
   t.strictSame(await eventsOf(owner.organization), [])
 })
 
-t.test('TI-17, AU-11: a deleted organization ends at once for everybody, on every instance; its audit stays, its slug is free, its id is not', async (t) => {
+t.test('TI-17, AU-11: a deleted organization ends at once for everybody, on every instance; its audit stays, its slug is reserved, its id is never given again', async (t) => {
   const owner = await service.organization({ slug: 'fractus' })
   const o = owner.organization
   const elsewhere = await service.organization()
@@ -235,7 +238,7 @@ t.test('TI-17, AU-11: a deleted organization ends at once for everybody, on ever
     { details: { members: 1, tokens: 2 } }
   )
   const again = await member.call('POST', '/organizations', { name: 'Fractus' })
-  t.equal(again.body.data.slug, 'fractus', 'its slug is free')
+  t.equal(again.body.data.slug, 'fractus-2', 'its slug is reserved')
   await untilGone(o)
   t.strictSame(await leftOf(o), {}, 'nothing is left of it')
   t.strictSame(await eventsOf(o), [...before, 'organization.delete'], 'but its audit')

@@ -65,7 +65,7 @@ async function undo (database: Database, keyring: Keyring) {
     'DROP TABLE plan_prices, refunds, subscriptions',
     'ALTER TABLE plans DROP COLUMN max_bytes',
     'ALTER TABLE members DROP COLUMN invited_by',
-    'DROP TABLE former_token_hashes, last_backup',
+    'DROP TABLE former_slugs, former_token_hashes, last_backup',
     'DROP TABLE organization_removals, token_removals',
     'ALTER TABLE api_tokens ADD CONSTRAINT api_tokens_organization_id_organizations_id_fk ' +
       'FOREIGN KEY (organization_id) REFERENCES organizations (id) ON DELETE CASCADE',

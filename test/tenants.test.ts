@@ -42,9 +42,9 @@ t.test('every table of an organization has it in its key, and in every reference
   t.same(
     alone.map(({ name }) => name).sort(), [
       'api_tokens_pkey', 'api_tokens_token_hash_unique', 'encryption_keys_pkey',
-      'former_token_hashes_token_hash_unique'
+      'former_slugs_slug_unique', 'former_token_hashes_token_hash_unique'
     ],
-    'numbers of the installation, and the hashes by which a token is found'
+    'numbers of the installation, slugs of organizations, and the hashes by which a token is found'
   )
 })
 
@@ -240,7 +240,7 @@ async function refusals (query: (text: string) => Promise<Record<string, unknown
 t.test('each table is placed where its keys and references let several machines hold it: what Citus asks of them', async (t) => {
   const prelude = placed.filter((text) => /^(ALTER TABLE|CREATE INDEX)\b/.test(text))
   t.ok(prelude.length > 0 && DISTRIBUTED.length > 20)
-  t.same([...DISTRIBUTED, 'api_tokens', 'former_token_hashes'].sort(), [...TENANT_TABLES].sort(), 'all but what a token is found by')
+  t.same([...DISTRIBUTED, 'api_tokens', 'former_slugs', 'former_token_hashes'].sort(), [...TENANT_TABLES].sort(), 'all but what a token or an organization is found by')
   const query = service.sql
   t.same(await refusals(query), ['encryption_keys_pkey: unique beyond one machine'], 'a number of the installation')
   await beside(() => service.database.db.transaction(async (tx) => {

@@ -2,11 +2,11 @@ import { ulid } from 'ulidx'
 import { hashToken, mintApiToken, tokenPrefix } from '../crypto/bearer.ts'
 import { generatePassword, hashPassword } from '../crypto/passwords.ts'
 import { transaction } from '../db/database.ts'
+import { chooseSlug } from '../http/slugs.ts'
 import { operatorOf, recordEvent } from '../repositories/audit.ts'
 import { countOrganizations, lockOrganizations } from '../repositories/organizations.ts'
 import { createToken } from '../repositories/tokens.ts'
 import { createUser } from '../repositories/users.ts'
-import { isReserved, slugFrom } from '../rules/slugs.ts'
 import { foundOrganization } from '../vault/organizations.ts'
 import { StartError, type Opened } from './open.ts'
 
@@ -29,16 +29,15 @@ export async function initialize ({ database, keyring }: Opened, first: First): 
   const password = first.password ?? generatePassword()
   const password_hash = await hashPassword(password)
   const id = ulid()
-  const made = slugFrom(first.organization, 'organization')
-  const slug = isReserved('organization', made) ? `${made}-2` : made
   const token = mintApiToken(id)
-  const userId = await transaction(database.db, async (db) => {
+  const made = await transaction(database.db, async (db) => {
     await lockOrganizations(db)
     if (await countOrganizations(db) > 0) return undefined
     const user = await createUser(
       db, { email: first.email, name: first.email.split('@')[0] ?? first.email, password_hash }
     )
     if (user === undefined) throw new StartError(`There is an account of ${first.email} already`)
+    const slug = await chooseSlug(db, 'organization', undefined, { name: first.organization })
     await foundOrganization(db, keyring, { id, name: first.organization, slug, plan: first.plan }, user)
     await createToken(db, {
       organization_id: id,
@@ -52,12 +51,12 @@ export async function initialize ({ database, keyring }: Opened, first: First): 
     await recordEvent(
       db, operatorOf(id), { action: 'organization.create', resource_type: 'organization', resource_id: id }
     )
-    return user
+    return { user, slug }
   })
-  if (userId === undefined) return undefined
+  if (made === undefined) return undefined
   return {
-    organization: { id, slug },
-    user: { id: String(userId), email: first.email, ...(first.password === undefined && { password }) },
+    organization: { id, slug: made.slug },
+    user: { id: String(made.user), email: first.email, ...(first.password === undefined && { password }) },
     token
   }
 }

@@ -3,7 +3,7 @@ import type { OrganizationStatus } from '../../schemas/organizations.ts'
 import { transaction, type Database } from '../db/database.ts'
 import { chooseSlug } from '../http/slugs.ts'
 import { operatorOf, recordEvent } from '../repositories/audit.ts'
-import { findOrganization, findPlan, updateOrganization } from '../repositories/organizations.ts'
+import { findOrganization, findPlan, releaseSlug, updateOrganization } from '../repositories/organizations.ts'
 import { findStatus, lockPlan } from '../repositories/plans.ts'
 import { restartPeriods } from '../repositories/subscriptions.ts'
 import { findUserByEmail } from '../repositories/users.ts'
@@ -62,6 +62,20 @@ export async function setOrganization (
       db, operatorOf(id),
       { action: 'organization.update', resource_type: 'organization', resource_id: id, details }
     )
+  })
+}
+
+/**
+ * Ends the reservation of an organization's former slug, so that another organization can take it. Throws a StartError
+ * when the slug is not reserved.
+ */
+export async function releaseFormerSlug ({ db: handle }: Database, slug: string): Promise<void> {
+  await transaction(handle, async (db) => {
+    const id = await releaseSlug(db, slug)
+    if (id === undefined) throw new StartError(`The slug ${slug} is not reserved`)
+    await recordEvent(db, operatorOf(id), {
+      action: 'organization.update', resource_type: 'organization', resource_id: id, details: { released_slug: slug }
+    })
   })
 }
 

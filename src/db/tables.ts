@@ -128,6 +128,18 @@ export const organization_removals = pgTable('organization_removals', {
   removed_at: moment().notNull().default(sql`now()`)
 })
 
+/**
+ * Slugs that organizations had before a rename or a deletion, reserved for them until a moment. Refers to no
+ * organization, because a reservation outlives the one that was deleted.
+ */
+export const former_slugs = pgTable('former_slugs', {
+  organization_id: ulid().notNull(),
+  slug: slug().unique(),
+  reserved_until: moment().notNull()
+}, (table) => [
+  primaryKey({ columns: [table.organization_id, table.slug] }), index('former_slugs_by_end').on(table.reserved_until)
+])
+
 export const users = pgTable('users', {
   id: count().primaryKey().generatedAlwaysAsIdentity(),
   email: varchar({ length: 320 }).notNull(),

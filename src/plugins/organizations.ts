@@ -1,7 +1,7 @@
 import { ulid } from 'ulidx'
 import {
-  CreateOrganizationBody, DeleteOrganizationBody, OrganizationAnswer, OrganizationList, OrganizationParams,
-  UpdateOrganizationBody
+  CreateOrganizationBody, DeleteOrganizationBody, FORMER_SLUG_DAYS, OrganizationAnswer, OrganizationList,
+  OrganizationParams, UpdateOrganizationBody
 } from '../../schemas/organizations.ts'
 import { ListQuery, NoContent } from '../../schemas/shapes.ts'
 import { transaction, type Db } from '../db/database.ts'
@@ -99,7 +99,7 @@ export const organizations: Domain = async (app) => {
       tagged: true,
       changes: holdItem,
       audit: 'organization.update',
-      errors: ['slug_taken']
+      errors: ['slug_taken', 'limit_reached']
     },
     schema: {
       operationId: 'updateOrganization',
@@ -142,7 +142,8 @@ export const organizations: Domain = async (app) => {
     schema: {
       operationId: 'deleteOrganization',
       tags: ['organizations'],
-      summary: 'Delete an organization with everything in it; its audit stays',
+      summary: 'Delete an organization with everything in it; its audit stays, and its slug is reserved for ' +
+        `${FORMER_SLUG_DAYS} days`,
       params: OrganizationParams,
       body: DeleteOrganizationBody,
       response: { 204: NoContent }

@@ -1,17 +1,23 @@
-import { asc, eq, gt, or, sql } from 'drizzle-orm'
-import type { OrganizationStatus } from '../../schemas/organizations.ts'
+import { and, asc, eq, gt, or, sql } from 'drizzle-orm'
+import { unionAll } from 'drizzle-orm/pg-core'
+import { FORMER_SLUG_DAYS, MAX_FORMER_SLUGS, type OrganizationStatus } from '../../schemas/organizations.ts'
 import { authenticatedColumns } from '../db/authenticated.ts'
 import { changedAt } from '../db/columns.ts'
 import { type Db, isAuthentic, isOneOf } from '../db/database.ts'
-import { api_tokens, members, organization_counters, organization_removals, organizations, plans } from '../db/tables.ts'
+import { deleteExpired } from '../db/expired.ts'
+import {
+  api_tokens, former_slugs, members, organization_counters, organization_removals, organizations, plans
+} from '../db/tables.ts'
+import { fail, refuse } from '../rules/errors.ts'
 import { offsetOf, type PageRequest } from '../rules/pagination.ts'
 import type { Organization } from './principals.ts'
 
 export interface NewOrganization { id: string, name: string, slug: string, plan: string, storage_key: Buffer }
 
-/** Creates an organization with its counters at 1. */
+/** Creates an organization with its counters at 1. Ends with `slug_taken` when its slug is reserved for another one. */
 export async function createOrganization (db: Db, organization: NewOrganization): Promise<void> {
   await db.insert(organizations).values(organization)
+  await claimSlug(db, organization.id, organization.slug)
   await db.insert(organization_counters).values({ organization_id: organization.id })
 }
 
@@ -76,13 +82,50 @@ function selectOrganizations (db: Db) {
   }).from(organizations).innerJoin(plans, eq(plans.name, organizations.plan))
 }
 
-/** Those of the slugs that an organization has. */
+/** The slugs among these that an organization has, or that are reserved for an organization. */
 export async function listTakenOrganizations (db: Db, slugs: readonly string[]): Promise<Set<string>> {
-  const { slug } = organizations
-  return new Set((await db.select({ slug }).from(organizations).where(isOneOf(slug, slugs))).map((row) => row.slug))
+  const current = db.select({ slug: organizations.slug }).from(organizations).where(isOneOf(organizations.slug, slugs))
+  const reserved = db.select({ slug: former_slugs.slug }).from(former_slugs)
+    .where(and(isOneOf(former_slugs.slug, slugs), isReservedNow))
+  return new Set((await unionAll(current, reserved)).map(({ slug }) => slug))
 }
 
-/** Changes an organization; its id, or undefined when there is no such organization. */
+const isReservedNow = gt(former_slugs.reserved_until, sql`now()`)
+
+/**
+ * Refuses a slug that is reserved for another organization; a reservation for this one ends, because it has the slug
+ * again. Called in the transaction that gives the organization the slug, and after the statement that does so: when
+ * another organization gives the slug up at the same time, the unique index lets that statement wait for its commit,
+ * and the next statement sees its reservation.
+ */
+async function claimSlug (db: Db, id: string, slug: string): Promise<void> {
+  const [reserved] = await db.select({ organization_id: former_slugs.organization_id }).from(former_slugs)
+    .where(and(eq(former_slugs.slug, slug), isReservedNow))
+  if (reserved === undefined) return
+  if (reserved.organization_id !== id) refuse('slug', 'This slug is taken', 'slug_taken')
+  await db.delete(former_slugs).where(and(eq(former_slugs.organization_id, id), eq(former_slugs.slug, slug)))
+}
+
+/** Reserves the slug that an organization has just given up. Removes reservations that are over. */
+async function reserveSlug (db: Db, organization_id: string, slug: string): Promise<void> {
+  const reserved_until = sql`now() + make_interval(days => ${FORMER_SLUG_DAYS})`
+  await db.insert(former_slugs).values({ organization_id, slug, reserved_until })
+    .onConflictDoUpdate({ target: former_slugs.slug, set: { organization_id, reserved_until } })
+  await deleteExpired(db, former_slugs, former_slugs.slug, sql`${former_slugs.reserved_until} < now()`)
+}
+
+/** Ends the reservation of a slug; the organization that had the slug, or undefined when it is not reserved. */
+export async function releaseSlug (db: Db, slug: string): Promise<string | undefined> {
+  const [row] = await db.delete(former_slugs).where(and(eq(former_slugs.slug, slug), isReservedNow))
+    .returning({ organization_id: former_slugs.organization_id })
+  return row?.organization_id
+}
+
+/**
+ * Changes an organization; its id, or undefined when there is no such organization. A rename reserves the former slug.
+ * Ends with `slug_taken` when the new slug is reserved for another organization, and with `limit_reached` when too many
+ * former slugs of this one are.
+ */
 export async function updateOrganization (
   db: Db, idOrSlug: string, changes: {
     name?: string | undefined
@@ -92,12 +135,24 @@ export async function updateOrganization (
     require_second_factor?: boolean | undefined
   }
 ): Promise<string | undefined> {
+  const { id, slug } = organizations
+  const isNamed = or(eq(id, idOrSlug.toUpperCase()), eq(slug, idOrSlug))
+  // Locks the row, so that of two renames the second one sees the slug that the first one gave.
+  const [former] = changes.slug === undefined
+    ? []
+    : await db.select({ slug }).from(organizations).where(isNamed).for('update')
   const [row] = await db.update(organizations).set({
     ...changes, updated_at: changedAt(organizations.updated_at, changes)
   })
-    .where(or(
-      eq(organizations.id, idOrSlug.toUpperCase()), eq(organizations.slug, idOrSlug)
-    )).returning({ id: organizations.id })
+    .where(isNamed).returning({ id, slug })
+  if (row !== undefined && former !== undefined && former.slug !== row.slug) {
+    await claimSlug(db, row.id, row.slug)
+    await reserveSlug(db, row.id, former.slug)
+    const isOwn = eq(former_slugs.organization_id, row.id)
+    if (await db.$count(former_slugs, and(isOwn, isReservedNow)) > MAX_FORMER_SLUGS) {
+      fail('limit_reached', { limit: MAX_FORMER_SLUGS })
+    }
+  }
   return row?.id
 }
 
@@ -120,16 +175,18 @@ export async function lockEverybody (db: Db, id: string): Promise<{ members: num
 }
 
 /**
- * Deletes an organization: its row with its key, and what hangs on it. Its counter is closed, so that whoever was let
- * in before records no change any more. Its API tokens, which are none from then on, and what was in its projects are
- * reachable from nowhere, count for nothing, and are left to the background. The caller holds it (`lockEverybody`) and
- * has recorded its event.
+ * Deletes an organization: its row with its key, and the rows that refer to it. Its slug is reserved. Its counter is
+ * closed, so that a caller that was let in before cannot record a change any more. Its API tokens, which are no longer
+ * valid, and the rows below its projects, which nothing can reach, are removed in the background. The caller has locked
+ * the organization (`lockEverybody`) and recorded the event.
  */
 export async function deleteOrganization (db: Db, id: string): Promise<void> {
   await db.insert(organization_removals).values({ organization_id: id })
   await db.update(organization_counters).set({ is_closed: true, stored_bytes: 0 })
     .where(eq(organization_counters.organization_id, id))
-  await db.delete(organizations).where(eq(organizations.id, id))
+  const [deleted] = await db.delete(organizations).where(eq(organizations.id, id))
+    .returning({ slug: organizations.slug })
+  if (deleted !== undefined) await reserveSlug(db, id, deleted.slug)
 }
 
 /** Whether writes can be accepted: not on a standby, and with this build's tables. */

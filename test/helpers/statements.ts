@@ -9,7 +9,8 @@ import { join } from 'node:path'
 
 /** Tables whose rows belong to an organization. */
 export const TENANT_TABLES = [
-  'organization_counters', 'organization_removals', 'token_removals', 'members', 'invitations', 'invitation_mails', 'api_tokens', 'former_token_hashes', 'projects',
+  'organization_counters', 'organization_removals', 'former_slugs', 'token_removals', 'members', 'invitations',
+  'invitation_mails', 'api_tokens', 'former_token_hashes', 'projects',
   'project_counts', 'encryption_keys', 're_encryptions', 'targets', 'environments', 'histories', 'secrets',
   'secret_versions', 'audit_events', 'late_events', 'chain_keys', 'teams', 'team_members', 'team_projects',
   'billing_accounts', 'credits', 'coupon_redemptions', 'subscriptions', 'payment_methods', 'invoices', 'charges', 'refunds', 'api_usage', 'idempotency_keys'
@@ -17,6 +18,18 @@ export const TENANT_TABLES = [
 
 /** What may look beyond one organization, and why; everything else is one organization's. */
 export const EXCEPTIONS: { what: RegExp, why: string }[] = [
+  {
+    what: /^(?:\(?select slug from organizations .* union all .*)?\(?select (?:organization_id|slug) from former_slugs where \(former_slugs\.slug (?:= \$1|in \(select value.*\)) and former_slugs\.reserved_until > now\(\)\)\)?$/,
+    why: 'whether a slug is reserved, and for which organization'
+  },
+  {
+    what: /^delete from former_slugs where \(former_slugs\.slug = \$1 and former_slugs\.reserved_until > now\(\)\) returning organization_id$/,
+    why: 'the operator releases a slug, and learns which organization had it'
+  },
+  {
+    what: /^delete from former_slugs where former_slugs\.slug in \(select slug from former_slugs where former_slugs\.reserved_until < now\(\) limit \$1 for update skip locked\)$/,
+    why: 'reservations that are over are removed when another one is made'
+  },
   {
     what: /^with recursive recorded as \( select min\(organization_id\) as id from audit_events union all /,
     why: 'audit verify and audit export: every chain that there is'

@@ -1,9 +1,9 @@
-import { ORGANIZATION_STATUSES, type OrganizationStatus } from '../../../schemas/organizations.ts'
+import { FORMER_SLUG_DAYS, ORGANIZATION_STATUSES, type OrganizationStatus } from '../../../schemas/organizations.ts'
 import { NAME_LENGTH } from '../../../schemas/shapes.ts'
 import { loadConfig } from '../../config.ts'
 import { isEmail } from '../../rules/emails.ts'
 import { open } from '../open.ts'
-import { addOrganization, describeOrganizations, setOrganization } from '../organizations.ts'
+import { addOrganization, describeOrganizations, releaseFormerSlug, setOrganization } from '../organizations.ts'
 import { write } from '../output.ts'
 import { verbs, withDatabase, type Noun } from './noun.ts'
 import { isName, parse, UsageError } from './words.ts'
@@ -15,6 +15,7 @@ export const noun: Noun = {
   organization list                       id, slug, status, plan and name of every organization
   organization set --id ID [--plan NAME] [--status STATUS] [--require-second-factor yes|no]
                                           change the plan or status of an organization, by its id or slug
+  organization release-slug --slug SLUG   let others take the former slug of an organization before ${FORMER_SLUG_DAYS} days
 `,
 
   run: verbs('organization', {
@@ -72,6 +73,15 @@ export const noun: Noun = {
       } finally {
         await database.close()
       }
+    },
+
+    'release-slug': async (args, env) => {
+      const { slug } = parse(args, { slug: { type: 'string' } })
+      if (!slug) throw new UsageError('organization release-slug needs --slug SLUG')
+      return withDatabase(env, async (database) => {
+        await releaseFormerSlug(database, slug)
+        await write('Released.\n')
+      })
     }
   })
 }
