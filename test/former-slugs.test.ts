@@ -123,6 +123,15 @@ t.test('an organization takes its own former slug back, which ends the reservati
   for (const slug of ['one-a', 'one-b', 'one-c']) isTaken(t, await create({ name: 'X', slug }), slug)
 })
 
+t.test('of renames at once each slug but the last is reserved', async (t) => {
+  const caller = await service.organization({ slug: 'at-once' })
+  const slugs = Array.from({ length: 6 }, (_, i) => `at-once-${i}`)
+  const answers = await Promise.all(slugs.map((slug) => rename(caller, slug)))
+  for (const { status, text } of answers) t.equal(status, 200, text)
+  const last = slugOf(await caller.call('GET', '/organization'))
+  t.strictSame(await reservedFor(caller), ['at-once', ...slugs].filter((slug) => slug !== last))
+})
+
 t.test('a change that is refused reserves nothing', async (t) => {
   const caller = await service.organization({ slug: 'steady' })
   await service.organization({ slug: 'occupied' })
