@@ -1,8 +1,9 @@
 import { random } from '../crypto/primitives.ts'
 import { isUniqueViolation, type Db } from '../db/database.ts'
-import { listTakenOrganizations } from '../repositories/organizations.ts'
+import { MAX_FORMER_SLUGS } from '../../schemas/organizations.ts'
+import { listTakenOrganizations, SlugRefused } from '../repositories/organizations.ts'
 import { listTakenSlugs } from '../repositories/projects.ts'
-import { refuse } from '../rules/errors.ts'
+import { fail, refuse } from '../rules/errors.ts'
 import { isForbidden, numberedSlugs, slugFrom, withSuffix, type SlugKind } from '../rules/slugs.ts'
 
 /**
@@ -31,13 +32,15 @@ export function refuseReserved (kind: SlugKind, slug: string | undefined) {
 }
 
 /**
- * Runs a create or an update. A unique violation is a slug that is taken: whatever else is unique, we make ourselves.
+ * Runs a create or an update, and answers 422 for a slug that cannot be had. Every unique violation is one of a slug:
+ * the service makes all other unique values itself.
  */
 export async function orSlugTaken<T> (work: () => Promise<T>): Promise<T> {
   try {
     return await work()
   } catch (error) {
-    if (isUniqueViolation(error)) refuse('slug', 'This slug is taken', 'slug_taken')
+    if (error instanceof SlugRefused && error.reason === 'limit') fail('limit_reached', { limit: MAX_FORMER_SLUGS })
+    if (isUniqueViolation(error) || error instanceof SlugRefused) refuse('slug', 'This slug is taken', 'slug_taken')
     throw error
   }
 }

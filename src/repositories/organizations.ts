@@ -8,13 +8,12 @@ import { deleteExpired } from '../db/expired.ts'
 import {
   api_tokens, former_slugs, members, organization_counters, organization_removals, organizations, plans
 } from '../db/tables.ts'
-import { fail, refuse } from '../rules/errors.ts'
 import { offsetOf, type PageRequest } from '../rules/pagination.ts'
 import type { Organization } from './principals.ts'
 
 export interface NewOrganization { id: string, name: string, slug: string, plan: string, storage_key: Buffer }
 
-/** Creates an organization with its counters at 1. Ends with `slug_taken` when its slug is reserved for another one. */
+/** Creates an organization with its counters at 1. Throws SlugRefused when its slug is reserved for another one. */
 export async function createOrganization (db: Db, organization: NewOrganization): Promise<void> {
   await db.insert(organizations).values(organization)
   await claimSlug(db, organization.id, organization.slug)
@@ -90,6 +89,20 @@ export async function listTakenOrganizations (db: Db, slugs: readonly string[]):
   return new Set((await unionAll(current, reserved)).map(({ slug }) => slug))
 }
 
+/**
+ * An organization cannot have a slug: it is `reserved` for another organization, or the organization has as many former
+ * slugs as it can (`limit`). The transaction has to end.
+ */
+export class SlugRefused extends Error {
+  override readonly name = 'SlugRefused'
+  readonly reason: 'reserved' | 'limit'
+
+  constructor (reason: 'reserved' | 'limit') {
+    super(`the slug is refused: ${reason}`)
+    this.reason = reason
+  }
+}
+
 const isReservedNow = gt(former_slugs.reserved_until, sql`now()`)
 
 /**
@@ -102,7 +115,7 @@ async function claimSlug (db: Db, id: string, slug: string): Promise<void> {
   const [reserved] = await db.select({ organization_id: former_slugs.organization_id }).from(former_slugs)
     .where(and(eq(former_slugs.slug, slug), isReservedNow))
   if (reserved === undefined) return
-  if (reserved.organization_id !== id) refuse('slug', 'This slug is taken', 'slug_taken')
+  if (reserved.organization_id !== id) throw new SlugRefused('reserved')
   await db.delete(former_slugs).where(and(eq(former_slugs.organization_id, id), eq(former_slugs.slug, slug)))
 }
 
@@ -123,8 +136,7 @@ export async function releaseSlug (db: Db, slug: string): Promise<string | undef
 
 /**
  * Changes an organization; its id, or undefined when there is no such organization. A rename reserves the former slug.
- * Ends with `slug_taken` when the new slug is reserved for another organization, and with `limit_reached` when too many
- * former slugs of this one are.
+ * Throws SlugRefused when the new slug is reserved for another organization, or too many former slugs of this one are.
  */
 export async function updateOrganization (
   db: Db, idOrSlug: string, changes: {
@@ -150,7 +162,7 @@ export async function updateOrganization (
     await reserveSlug(db, row.id, former.slug)
     const isOwn = eq(former_slugs.organization_id, row.id)
     if (await db.$count(former_slugs, and(isOwn, isReservedNow)) > MAX_FORMER_SLUGS) {
-      fail('limit_reached', { limit: MAX_FORMER_SLUGS })
+      throw new SlugRefused('limit')
     }
   }
   return row?.id
