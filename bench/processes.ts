@@ -29,6 +29,7 @@ export function startService (dir: string, env: Record<string, string>): Promise
     RATE_LIMIT_API: '0',
     RATE_LIMIT_OAUTH: '0',
     RATE_LIMIT_KEY_ROTATION: '0',
+    RATE_LIMIT_LONG_OPERATIONS: '0',
     RATE_LIMIT_BILLING: '0',
     LOG_LEVEL: 'info',
     ...env

@@ -27,6 +27,7 @@ SELECT create_reference_table('former_token_hashes');
 -- By organization: each on one machine, with all that it has.
 SELECT create_distributed_table('organization_counters', 'organization_id');
 SELECT create_distributed_table('organization_removals', 'organization_id', colocate_with => 'organization_counters');
+SELECT create_distributed_table('long_operations', 'organization_id', colocate_with => 'organization_counters');
 SELECT create_distributed_table('token_removals', 'organization_id', colocate_with => 'organization_counters');
 SELECT create_distributed_table('members', 'organization_id', colocate_with => 'organization_counters');
 SELECT create_distributed_table('invitations', 'organization_id', colocate_with => 'organization_counters');

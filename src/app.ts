@@ -166,7 +166,7 @@ export async function buildApp (
   app.decorate('reads', database.reads)
   app.decorate('lists', database.lists)
   app.decorate('pages', database.pages)
-  app.decorate('patient', database.patient)
+  app.decorate('longTransactions', database.longTransactions)
   // The embedded database writes its log at each commit, or not until the next one that asks for it.
   const commitOfReads = database.kind === 'embedded' ? 'on' : 'off'
   app.decorate('recordRead', gatherReads(database.db, commitOfReads))

@@ -109,6 +109,7 @@ const VARIABLES = {
   RATE_LIMIT_OAUTH: integer(0, 1_000_000),
   RATE_LIMIT_KEY_ROTATION: integer(0, 1_000_000),
   RATE_LIMIT_BILLING: integer(0, 1_000_000),
+  RATE_LIMIT_LONG_OPERATIONS: integer(0, 1_000_000),
   DEFAULT_PLAN: word(PLANS),
   INVOICE_SELLER_NAME: text(NAME_LENGTH),
   INVOICE_SELLER_ADDRESS: text(ADDRESS_LENGTH),
@@ -187,7 +188,7 @@ export interface Config {
   /** Where there is one. */
   keyCommands: KeyCommands | undefined
   /** Calls a window (a minute; an hour for `keyRotation`); 0 turns a limit off. */
-  rateLimits: { api: number, oauth: number, keyRotation: number, billing: number }
+  rateLimits: { api: number, oauth: number, keyRotation: number, billing: number, longOperations: number }
   defaultPlan: PlanName
   /** What is on every invoice beside what is invoiced. */
   invoices: {
@@ -245,7 +246,8 @@ export function loadConfig (env: NodeJS.ProcessEnv): Config {
       api: given.RATE_LIMIT_API ?? 100,
       oauth: given.RATE_LIMIT_OAUTH ?? 10,
       keyRotation: given.RATE_LIMIT_KEY_ROTATION ?? 10,
-      billing: given.RATE_LIMIT_BILLING ?? 10
+      billing: given.RATE_LIMIT_BILLING ?? 10,
+      longOperations: given.RATE_LIMIT_LONG_OPERATIONS ?? 60
     },
     defaultPlan: given.DEFAULT_PLAN ?? 'self-hosted',
     invoices: {

@@ -37,7 +37,7 @@ t.test('nothing set: the defaults of the operating contract', async (t) => {
     masterKeyFile: undefined,
     masterKeysPrevious: [],
     keyCommands: undefined,
-    rateLimits: { api: 100, oauth: 10, keyRotation: 10, billing: 10 },
+    rateLimits: { api: 100, oauth: 10, keyRotation: 10, billing: 10, longOperations: 60 },
     defaultPlan: 'self-hosted',
     invoices: { seller: { name: '', address: '', tax_id: '' }, note: '', paymentDetails: '', dueDays: 14 },
     shutdownDelay: 0,
@@ -79,6 +79,7 @@ t.test('every variable reaches the configuration', async (t) => {
     RATE_LIMIT_OAUTH: '1',
     RATE_LIMIT_KEY_ROTATION: '2',
     RATE_LIMIT_BILLING: '1000000',
+    RATE_LIMIT_LONG_OPERATIONS: '7',
     DEFAULT_PLAN: 'team',
     INVOICE_SELLER_NAME: ' Größe & Söhne ',
     INVOICE_SELLER_ADDRESS: '1 Harbour Road | Dublin|Ireland',
@@ -121,7 +122,7 @@ t.test('every variable reaches the configuration', async (t) => {
       timeout: 30,
       env: {}
     },
-    rateLimits: { api: 0, oauth: 1, keyRotation: 2, billing: 1_000_000 },
+    rateLimits: { api: 0, oauth: 1, keyRotation: 2, billing: 1_000_000, longOperations: 7 },
     defaultPlan: 'team',
     invoices: {
       seller: { name: 'Größe & Söhne', address: '1 Harbour Road\nDublin\nIreland', tax_id: 'IE1234567FA' },
@@ -222,6 +223,7 @@ t.test('a wrong value is one line that names the variable, what was given and wh
     RATE_LIMIT_KEY_ROTATION: ['x'],
     MASTER_KEY_COMMAND_TIMEOUT: ['0', '121', '10s'],
     RATE_LIMIT_BILLING: ['x'],
+    RATE_LIMIT_LONG_OPERATIONS: ['x'],
     DEFAULT_PLAN: ['Free', 'gold', 'free '],
     INVOICE_SELLER_NAME: [' ', 'x'.repeat(256), 'a\nb'],
     INVOICE_SELLER_ADDRESS: ['x'.repeat(1001), 'a\tb'],

@@ -67,12 +67,14 @@ const OTHER_MEANING = `
   alter role current_user set timezone = 'Asia/Tokyo'`
 
 /** Every handle has the database's clock, and reads and writes moments in one way. */
-async function meansTheSame (t: Test, { db, reads, lists, pages, patient, maintain }: Database) {
+async function meansTheSame (
+  t: Test, { db, reads, lists, pages, longTransactions, maintain }: Database
+) {
   const look = async (db: Db) => (await db.execute(sql`
     select now() > pg_catalog.now() - interval '1 minute' as is_now, current_schema()::text as schema,
       '03/04/2026 00:00:00+00'::timestamptz::text as moment, current_setting('TimeZone') as zone`) as unknown as unknown[])[0]
   const wanted = { is_now: true, schema: 'public', moment: '2026-03-04 00:00:00+00', zone: 'UTC' }
-  for (const [name, handle] of Object.entries({ db, reads, lists, pages, patient })) {
+  for (const [name, handle] of Object.entries({ db, reads, lists, pages, longTransactions })) {
     t.strictSame(await look(handle), wanted, name)
   }
   t.strictSame(await maintain(look), wanted, 'maintain')

@@ -50,7 +50,7 @@ function isExceeded (test: Test, answer: Answer, limit: number, window = 60) {
 }
 
 t.test('by default the groups allow what the specification says: 100 and 10 a minute, 10 an hour', async (t) => {
-  t.strictSame(loadConfig({}).rateLimits, { api: 100, oauth: 10, keyRotation: 10, billing: 10 })
+  t.strictSame(loadConfig({}).rateLimits, { api: 100, oauth: 10, keyRotation: 10, billing: 10, longOperations: 60 })
   const app = Fastify()
   t.teardown(() => app.close())
   app.decorate('config', loadConfig({}))
@@ -68,7 +68,8 @@ t.test('by default the groups allow what the specification says: 100 and 10 a mi
   }
   for (const [group, limit, window] of [
     ['api', 100, 60], ['oauth_token', 10, 60], ['oauth_revoke', 10, 60], ['key_rotation', 10, 3600],
-    ['key_custody', 10, 3600], ['billing', 10, 60], ['invoice_files', 30, 60], ['sign_in', 20, 60], ['docs', 100, 60],
+    ['key_custody', 60, 3600], ['client_key_rotation', 60, 3600], ['project_restore', 60, 3600],
+    ['level_deletion', 60, 3600], ['billing', 10, 60], ['invoice_files', 30, 60], ['sign_in', 20, 60], ['docs', 100, 60],
     ['memberships', 100, 3600]
   ] as const) {
     for (let n = 1; n <= limit; n++) {
@@ -81,7 +82,7 @@ t.test('by default the groups allow what the specification says: 100 and 10 a mi
     isExceeded(t, await call(group), limit, window)
     t.equal((await call(group, 'org:B')).status, 200, `${group}: another key has a count of its own`)
   }
-  t.same(Object.keys(LIMITS).length, 10)
+  t.same(Object.keys(LIMITS).length, 13)
 })
 
 t.test('the 101st call of a minute is 429, with Retry-After there and nowhere else', async (t) => {
@@ -263,7 +264,9 @@ t.test('RL-15 a clock that is set back or forth locks nobody out for longer than
 })
 
 t.test('the limit of an effect is counted right before it: what is refused with 403, 404 or 422 by then does not count', async (t) => {
-  const service = await startApp(t, { RATE_LIMIT_API: '1000', RATE_LIMIT_KEY_ROTATION: '2' })
+  const service = await startApp(t, {
+    RATE_LIMIT_API: '1000', RATE_LIMIT_KEY_ROTATION: '2', RATE_LIMIT_LONG_OPERATIONS: '2'
+  })
   const caller = await service.organization()
   const client = await clientKey('a key of the client')
   const at = await makeLevel(caller, { name: 'Servers' })
@@ -275,6 +278,10 @@ t.test('the limit of an effect is counted right before it: what is refused with 
       environment_id: null
     }]
   })
+  const nextKeys = await Promise.all(Array.from({ length: 40 }, async (_, n) => {
+    const { storage_mode: _mode, ...triple } = (await clientKey(`key ${n} of the client`)).registration
+    return triple
+  }))
   // For each route with such a limit: a project and a body whose effect is counted, and bodies that are refused before
   // it.
   const custody = {
@@ -289,30 +296,43 @@ t.test('the limit of an effect is counted right before it: what is refused with 
       project: at.project, body: {}, bad: [{ history_policy: 'other' }]
     },
     'PUT /api/v1/:organization/:project': custody,
-    'PATCH /api/v1/:organization/:project': custody
+    'PATCH /api/v1/:organization/:project': custody,
+    'POST /api/v1/:organization/:project/restore-to': {
+      project: at.project,
+      body: { at: new Date().toISOString(), confirmed: true },
+      bad: [{ at: 'yesterday', confirmed: true }, { at: new Date().toISOString() }]
+    },
+    'POST /api/v1/:organization/:project/secrets/rotate-client-keys': {
+      project: kept.project,
+      // The key is another one each time.
+      get body () { return { secrets: [], ...nextKeys.shift() } },
+      bad: [{ secrets: [] }, { secrets: [{ id: 'x', content: 'x' }], ...client.registration, storage_mode: undefined }]
+    }
   }
   const found: Record<string, LimitGroup> = {}
   for (const [path, item] of Object.entries(service.app.swagger().paths ?? {})) {
     for (const [method, operation] of Object.entries(item as Record<string, { 'x-limit-of-effect'?: LimitGroup }>)) {
       const group = operation['x-limit-of-effect']
-      // Those of billing and of members are looked at where they are (billing.test.ts, members.test.ts).
-      if (group === undefined || ['billing', 'invoice_files', 'memberships'].includes(group)) continue
+      // Those of billing, members and large deletions are tested in billing, members and fairness.test.ts.
+      if (group === undefined) continue
+      if (['billing', 'invoice_files', 'memberships', 'level_deletion'].includes(group)) continue
       found[`${method.toUpperCase()} ${path.replace(/{(\w+)}/g, ':$1')}`] = group
     }
   }
   t.strictSame(Object.keys(found).sort(), Object.keys(cases).sort(), 'every route with such a limit is looked at here')
 
-  for (const [route, { project, body, bad }] of Object.entries(cases)) {
+  for (const [route, sent] of Object.entries(cases)) {
+    const { project, bad } = sent
     const [method = '', path = ''] = route.split(' /api/v1')
     const other = await service.organization()
     const weak = await service.token(caller.organization, ['project:read'])
-    const ask = (who: Caller, to: string, what: object) =>
+    const ask = (who: Caller, to: string, what = sent.body) =>
       who.call(method, path.replace(':organization', caller.organization).replace(':project', to), what)
     const refused: [number, () => Promise<Answer>][] = [
-      [403, () => ask(weak, project, body)],
-      [404, () => ask(other, project, body)],
-      [404, () => ask(caller, 'nowhere', body)],
-      [404, () => ask(project === at.project ? outside : other, project, body)],
+      [403, () => ask(weak, project)],
+      [404, () => ask(other, project)],
+      [404, () => ask(caller, 'nowhere')],
+      [404, () => ask(project === at.project ? outside : other, project)],
       ...bad.map((one): [number, () => Promise<Answer>] => [422, () => ask(caller, project, one)])
     ]
     for (let round = 0; round < 3; round++) {
@@ -324,14 +344,14 @@ t.test('the limit of an effect is counted right before it: what is refused with 
     }
     if (route.startsWith('PUT')) continue // one count with PATCH
     for (const left of [1, 0]) {
-      const answer = await ask(caller, project, body)
+      const answer = await ask(caller, project)
       t.not(answer.status, 429, `${route}: ${answer.text}`)
       t.match(
         [limitOf(answer), remainingOf(answer)], [2, left],
         `${route}: the effect counts, whatever comes of it, and the headers tell of its limit`
       )
     }
-    isExceeded(t, await ask(caller, project, body), 2, 3600)
+    isExceeded(t, await ask(caller, project), 2, 3600)
     for (const [status, call] of refused) {
       t.equal((await call()).status, status, `${route}: what is refused before is told why`)
     }

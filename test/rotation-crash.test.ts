@@ -51,7 +51,7 @@ const BATCH = 25
 const [OLD, NEW] = ['k1', 'k2'].map((id) => generateMasterKey().text.replace(/^[^:]+/, id)) as [string, string]
 const ringOf = (...keys: string[]) => createKeyring(keys.map(parseMasterKey))
 const ring = ringOf(OLD, NEW)
-const LIMITS = { RATE_LIMIT_API: '0', RATE_LIMIT_KEY_ROTATION: '0', LOG_LEVEL: 'silent', DOCS_UI: 'off' }
+const LIMITS = { RATE_LIMIT_API: '0', RATE_LIMIT_KEY_ROTATION: '0', RATE_LIMIT_LONG_OPERATIONS: '0', LOG_LEVEL: 'silent', DOCS_UI: 'off' }
 const WITH_OLD = { ...LIMITS, MASTER_KEY: OLD }
 const WITH_BOTH = { ...LIMITS, MASTER_KEY: NEW, MASTER_KEYS_PREVIOUS: OLD }
 

@@ -1054,8 +1054,8 @@ t.test('TI-36: a change of custody answers the project that it changed, whatever
   })
 })
 
-t.test('CR-16: changes of custody are limited to 10 an hour for an organization, right or wrong', async (t) => {
-  const limited = await startApp(t, { RATE_LIMIT_KEY_ROTATION: '10' })
+t.test('CR-16: changes of custody are limited to RATE_LIMIT_LONG_OPERATIONS an hour for an organization, right or wrong', async (t) => {
+  const limited = await startApp(t, { RATE_LIMIT_LONG_OPERATIONS: '10' })
   const caller = await limited.organization()
   const key = await clientKey('first battery staple')
   const at = await makeLevel(caller, key.registration)

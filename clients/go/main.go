@@ -236,25 +236,24 @@ func main() {
 	step("delete the token")
 	empty(must(client.DeleteApiTokenWithResponse(ctx, organization, token.ApiKey.Id)))
 
-	step("add a member")
-	added := must(client.AddMemberWithResponse(ctx, organization, nil, strongroom.AddMemberBody{
+	step("invite a person")
+	invited := must(client.InviteMemberWithResponse(ctx, organization, nil, strongroom.InviteMemberBody{
 		Email: "ada@nimbus.example", Role: strongroom.RoleDeveloper,
 	}))
-	member := good(added.JSON201, added).Data.Id
+	invitation := good(invited.JSON201, invited).Data.Id
 
-	step("give the member another role")
-	changed := must(client.UpdateMemberWithResponse(ctx, organization, member, nil,
-		strongroom.UpdateMemberBody{Role: strongroom.RoleAuditor}))
-	expect(good(changed.JSON200, changed).Data.Attributes.Role == strongroom.RoleAuditor)
-
-	step("list the members")
-	members := must(client.ListMembersWithResponse(ctx, organization, nil))
-	expect(slices.ContainsFunc(good(members.JSON200, members).Data, func(one strongroom.Member) bool {
+	step("list the invitations")
+	invitations := must(client.ListInvitationsWithResponse(ctx, organization, nil))
+	expect(slices.ContainsFunc(good(invitations.JSON200, invitations).Data, func(one strongroom.Invitation) bool {
 		return one.Attributes.Email == "ada@nimbus.example"
 	}))
 
-	step("remove the member")
-	empty(must(client.RemoveMemberWithResponse(ctx, organization, member, nil)))
+	step("send the invitation again")
+	sent := must(client.SendInvitationWithResponse(ctx, organization, invitation, nil, strongroom.SendInvitationBody{}))
+	expect(good(sent.JSON200, sent).Data.Id == invitation)
+
+	step("withdraw the invitation")
+	empty(must(client.WithdrawInvitationWithResponse(ctx, organization, invitation, nil)))
 
 	step("list the plans: one allows more bytes than 32 bits count")
 	plans := must(client.ListPlansWithResponse(ctx))

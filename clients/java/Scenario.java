@@ -218,22 +218,21 @@ public class Scenario {
     step("delete the token");
     tokens.deleteApiToken(ORGANIZATION, id);
 
-    step("add a member");
+    step("invite a person");
     MembersApi members = new MembersApi(client);
-    AddMemberBody somebody = new AddMemberBody().email("ada@nimbus.example").role(Role.DEVELOPER);
-    String member = members.addMember(ORGANIZATION, somebody, null).getData().getId();
+    InviteMemberBody person = new InviteMemberBody().email("ada@nimbus.example").role(Role.DEVELOPER);
+    Invitation invitation = members.inviteMember(ORGANIZATION, person, null).getData();
+    expect(invitation.getAttributes().getRole() == Role.DEVELOPER, invitation);
 
-    step("give the member another role");
-    UpdateMemberBody role = new UpdateMemberBody().role(Role.AUDITOR);
-    MemberAnswer changed = members.updateMember(ORGANIZATION, member, role, null, null);
-    expect(changed.getData().getAttributes().getRole() == Role.AUDITOR, changed);
+    step("list the invitations");
+    List<Invitation> invitations = members.listInvitations(ORGANIZATION, null, null).getData();
+    expect(invitations.stream().anyMatch(one -> one.getId().equals(invitation.getId())), invitations);
 
-    step("list the members");
-    List<Member> everybody = members.listMembers(ORGANIZATION, null, null).getData();
-    expect(everybody.stream().anyMatch(one -> one.getAttributes().getEmail().equals("ada@nimbus.example")), everybody);
+    step("send the invitation again");
+    members.sendInvitation(ORGANIZATION, invitation.getId(), null, Map.of());
 
-    step("remove the member");
-    members.removeMember(ORGANIZATION, member, null, null);
+    step("withdraw the invitation");
+    members.withdrawInvitation(ORGANIZATION, invitation.getId(), null, null);
 
     step("list the plans: one allows more bytes than 32 bits count");
     BillingApi billing = new BillingApi(client);

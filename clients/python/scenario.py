@@ -9,7 +9,7 @@ from strongroom_client.api.audit import list_audit_events
 from strongroom_client.api.billing import get_usage, list_plans
 from strongroom_client.api.encryption_keys import list_encryption_keys, rotate_encryption_key
 from strongroom_client.api.environments import create_environment, list_environments
-from strongroom_client.api.members import add_member, list_members, remove_member, update_member
+from strongroom_client.api.members import invite_member, list_invitations, send_invitation, withdraw_invitation
 from strongroom_client.api.organizations import get_organization
 from strongroom_client.api.projects import create_project, delete_project, get_project, update_project
 from strongroom_client.api.secrets import delete_secrets, read_environment_secrets, retrieve_secrets, store_secrets
@@ -18,8 +18,6 @@ from strongroom_client.api.users import get_user
 from strongroom_client.api.versions import list_versions, purge_versions, restore_version
 from strongroom_client.models import (
     Ability,
-    AddedMember,
-    AddMemberBody,
     AuditEventList,
     CreatedToken,
     CreateEnvironmentBody,
@@ -32,11 +30,11 @@ from strongroom_client.models import (
     EnvironmentList,
     EventName,
     HistoryPolicy,
+    InvitationList,
+    InviteMemberBody,
     KeyHistoryAnswer,
     LevelDocument,
     ListVersionsBody,
-    MemberAnswer,
-    MemberList,
     OrganizationAnswer,
     PlanList,
     PrincipalAnswer,
@@ -56,11 +54,12 @@ from strongroom_client.models import (
     RotateTokenBody,
     Secrets,
     SecretsAnswer,
+    SendInvitationBody,
+    SentInvitation,
     StoreAnswer,
     StoreBody,
     TargetAnswer,
     TokenPrincipal,
-    UpdateMemberBody,
     UpdateProjectBody,
     UsageAnswer,
     VersionPage,
@@ -304,29 +303,27 @@ failed(read_environment_secrets.sync_detailed(ORGANIZATION, *LEVEL, client=reade
 step("delete the token")
 empty(delete_api_token.sync_detailed(ORGANIZATION, created.api_key.id, client=client))
 
-step("add a member")
-added = good(
-    add_member.sync_detailed(
-        ORGANIZATION, client=client, body=AddMemberBody(email="ada@nimbus.example", role=Role.DEVELOPER)
+step("invite a person")
+invited = good(
+    invite_member.sync_detailed(
+        ORGANIZATION, client=client, body=InviteMemberBody(email="ada@nimbus.example", role=Role.DEVELOPER)
     ),
-    AddedMember,
+    SentInvitation,
 )
 
-step("give the member another role")
-changed = good(
-    update_member.sync_detailed(
-        ORGANIZATION, added.data.id, client=client, body=UpdateMemberBody(role=Role.AUDITOR)
-    ),
-    MemberAnswer,
+step("list the invitations")
+invitations = good(list_invitations.sync_detailed(ORGANIZATION, client=client), InvitationList)
+expect(any(one.attributes.email == "ada@nimbus.example" for one in invitations.data), invitations)
+
+step("send the invitation again")
+sent = good(
+    send_invitation.sync_detailed(ORGANIZATION, invited.data.id, client=client, body=SendInvitationBody()),
+    SentInvitation,
 )
-expect(changed.data.attributes.role == Role.AUDITOR, changed)
+expect(sent.data.id == invited.data.id, sent)
 
-step("list the members")
-members = good(list_members.sync_detailed(ORGANIZATION, client=client), MemberList)
-expect(any(member.attributes.email == "ada@nimbus.example" for member in members.data), members)
-
-step("remove the member")
-empty(remove_member.sync_detailed(ORGANIZATION, added.data.id, client=client))
+step("withdraw the invitation")
+empty(withdraw_invitation.sync_detailed(ORGANIZATION, invited.data.id, client=client))
 
 step("list the plans: one allows more bytes than 32 bits count")
 plans = good(list_plans.sync_detailed(client=client), PlanList)

@@ -177,25 +177,27 @@ step('delete the token')
 const deleted = await client.DELETE('/api/v1/organizations/{organization}/api-keys/{id}', { params: ofToken })
 expect(deleted.response.status === 204, deleted.error)
 
-step('add a member')
-const added = good(await client.POST('/api/v1/organizations/{organization}/members', {
+step('invite a person')
+const invited = good(await client.POST('/api/v1/organizations/{organization}/members', {
   params: ofOrganization, body: { email: 'ada@nimbus.example', role: 'developer' }
 }))
-const ofMember = { path: { organization, member: added.data.id } }
+const ofInvitation = { path: { organization, invitation: invited.data.id } }
 
-step('give the member another role')
-const changed = good(await client.PATCH('/api/v1/organizations/{organization}/members/{member}', {
-  params: ofMember, body: { role: 'auditor' }
+step('list the invitations')
+const invitations = good(await client.GET('/api/v1/organizations/{organization}/invitations', { params: ofOrganization }))
+expect(invitations.data.some(({ attributes }) => attributes.email === 'ada@nimbus.example'), invitations)
+
+step('send the invitation again')
+const sent = good(await client.POST('/api/v1/organizations/{organization}/invitations/{invitation}/send', {
+  params: ofInvitation, body: {}
 }))
-expect(changed.data.attributes.role === 'auditor', changed)
+expect(sent.data.id === invited.data.id, sent)
 
-step('list the members')
-const members = good(await client.GET('/api/v1/organizations/{organization}/members', { params: ofOrganization }))
-expect(members.data.some(({ attributes }) => attributes.email === 'ada@nimbus.example'), members)
-
-step('remove the member')
-const removed = await client.DELETE('/api/v1/organizations/{organization}/members/{member}', { params: ofMember })
-expect(removed.response.status === 204, removed.error)
+step('withdraw the invitation')
+const withdrawn = await client.DELETE('/api/v1/organizations/{organization}/invitations/{invitation}', {
+  params: ofInvitation
+})
+expect(withdrawn.response.status === 204, withdrawn.error)
 
 step('list the plans: one allows more bytes than 32 bits count')
 const plans = good(await client.GET('/api/v1/plans'))

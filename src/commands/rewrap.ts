@@ -73,7 +73,7 @@ export async function rewrap ({ database, keyring }: Opened, patience = PATIENCE
   for (const id of keyring.ids) {
     if (id === keyring.currentId) continue
     // What does not open may be put right from a backup, and may want any of these keys then.
-    const count = () => failures.length > 0 ? countWrapped(database.db, id) : forget(database.patient, id)
+    const count = () => failures.length > 0 ? countWrapped(database.db, id) : forget(database.longTransactions, id)
     older.push({ id, values: await insist(count, patience) })
   }
   return { rewrapped, failures, older }

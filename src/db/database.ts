@@ -9,6 +9,7 @@ import type { Db } from './handle.ts'
 import { migrateSchema } from './migrate.ts'
 import { BY_INDEX, MEANING, WALKING } from './session.ts'
 import { tlsOf } from './tls.ts'
+import { waitNow } from './wait-clock.ts'
 
 export {
   codeOf, databaseError, DatabaseError, DatabaseUnavailable, isAway, isForeignKeyViolation, isLockTimeout,
@@ -45,10 +46,10 @@ export interface Database {
   /** For what nobody waits for: each statement is planned for its values. */
   background: Db
   /**
-   * For the few transactions that grow with a project: two at a time (embedded: one) and a minute long at most. Each
-   * statement stays short.
+   * For the few transactions that grow with a project: two at a time, one where there is one connection for writes, and
+   * a minute long at most. Each statement stays short.
    */
-  patient: Db
+  longTransactions: Db
   kind: 'postgres' | 'embedded'
   /** Where it is, for the operator: servers and name, or a directory; who connects, and how, is never in it. */
   where: string
@@ -86,8 +87,10 @@ export interface ConnectOptions {
 }
 
 const PING_DEADLINE = 2_000
-const PATIENCE = 60_000
-const QUEUE = 10_000
+// Milliseconds that a long transaction takes at most, and waits for its turn.
+const LONG_DEADLINE = 60_000
+// Requests that wait for the only connection while a long transaction has it.
+const MAX_WAITING_FOR_ALL = 2_000
 const CLOSE_SECONDS = 5
 // Seconds that one statement of what has no deadline may take, so that a server or a network that hangs is waited for
 // no longer: to read a page, or wait for a migration; and to make an index of a large table, or wait for who does.
@@ -158,15 +161,17 @@ function connectPostgres (databaseUrl: string, { pool, onWait }: ConnectOptions)
   }
 
   const { host, port, database } = writes.options
+  const isAlone = forWrites === 1
+  const maxWaiting = isAlone ? MAX_WAITING_FOR_ALL : undefined
   const pools = {
-    db: createPool(forWrites),
+    db: createPool(forWrites, maxWaiting),
     // Reads are pipelined: several at once on one connection
     reads: createPool(some * 50),
     lists: createPool(some),
     // So are pages, a few: each waits for those before it
     pages: createPool(paged ? 16 : some),
     background: createPool(Math.min(2, forWrites)),
-    patient: createPool(Math.min(2, forWrites))
+    longTransactions: createPool(isAlone ? 1 : Math.min(2, forWrites - 1))
   }
   const handles = {
     db: handle(guard(writes, { pool: pools.db, prepare: true })),
@@ -174,7 +179,9 @@ function connectPostgres (databaseUrl: string, { pool, onWait }: ConnectOptions)
     lists: handle(guard(lists, { pool: pools.lists, prepare: true })),
     pages: handle(guard(pages, { pool: pools.pages, prepare: true })),
     background: handle(guard(writes, { pool: pools.background, prepare: false })),
-    patient: handle(guard(writes, { pool: pools.patient, deadline: PATIENCE, patience: QUEUE, prepare: false }))
+    longTransactions: handle(guard(writes, {
+      pool: pools.longTransactions, deadline: LONG_DEADLINE, patience: LONG_DEADLINE, isAlone, prepare: false
+    }))
   }
   return {
     ...handles,
@@ -218,7 +225,9 @@ async function connectEmbedded (
   // After it was refused space once, this PostgreSQL does not answer any more. A restart finds all that was
   // acknowledged
   const full = (error: unknown) => { if (/^(53100|58030)$/.test(codeOf(error) ?? '')) onFatal(databaseError(error)) }
-  const pools = { db: createPool(1), background: createPool(1), patient: createPool(1) }
+  const pools = {
+    db: createPool(1, MAX_WAITING_FOR_ALL), background: createPool(1), longTransactions: createPool(1)
+  }
   const db = handle(guard(client, { pool: pools.db, onError: full, prepare: true }))
 
   async function close () {
@@ -235,10 +244,15 @@ async function connectEmbedded (
   }
   opened = true
   const background = handle(guard(client, { pool: pools.background, onError: full, prepare: false }))
-  const patient = handle(guard(
-    client, { pool: pools.patient, onError: full, deadline: PATIENCE, patience: QUEUE, prepare: false }
-  ))
-  const handles = { db, reads: db, lists: db, pages: db, background, patient }
+  const longTransactions = handle(guard(client, {
+    pool: pools.longTransactions,
+    onError: full,
+    deadline: LONG_DEADLINE,
+    patience: LONG_DEADLINE,
+    isAlone: true,
+    prepare: false
+  }))
+  const handles = { db, reads: db, lists: db, pages: db, background, longTransactions }
   return {
     ...handles,
     kind: 'embedded',
@@ -292,14 +306,14 @@ export async function transaction<T> (
   db: Db, fn: (db: Db) => Promise<T>, asking: Asking = {}
 ): Promise<T> {
   const { answering, waited = 0 } = asking
-  const began = performance.now() - waited
+  const began = waitNow() - waited
   for (let attempt = 1; ; attempt++) {
     try {
       const run = async (tx: Db) => {
         setAuthority(tx, findAuthority(db))
         return await fn(tx)
       }
-      return await spending(performance.now() - began, () =>
+      return await spending(waitNow() - began, () =>
         answering ? withAnswer(db, run, answering) : db.transaction(run))
     } catch (error) {
       const lost = /^(40P01|40001)$/.test(codeOf(error) ?? '')
@@ -321,7 +335,7 @@ function withAnswer<T> (db: Db, run: (tx: Db) => Promise<T>, answering: Answerin
 }
 
 function authenticate (
-  handles: Pick<Database, 'db' | 'reads' | 'lists' | 'pages' | 'background' | 'patient'>, authority: RowAuthority
+  handles: Pick<Database, 'db' | 'reads' | 'lists' | 'pages' | 'background' | 'longTransactions'>, authority: RowAuthority
 ) {
   for (const db of Object.values(handles)) setAuthority(db, authority)
 }

@@ -2,6 +2,7 @@ import { channel } from 'node:diagnostics_channel'
 import type { Sql, TransactionSql } from 'postgres'
 import { beginPiece } from '../telemetry/spans.ts'
 import { DatabaseUnavailable, neverSent, OutOfTime } from './errors.ts'
+import { atWaitTime, pauseWaits, waitNow } from './wait-clock.ts'
 
 /**
  * Milliseconds after which a statement or transaction is given up, the time that it waited included; and all that a
@@ -11,6 +12,9 @@ export const DEADLINE = 4_000
 /** Milliseconds that somebody waits for a connection, and how many wait for one at most. */
 export const MAX_WAIT = 2_000
 export const MAX_WAITING = 200
+// Milliseconds between two long transactions on the only connection: enough for the requests that waited for the first
+// one to end, with all their statements, before the second one begins.
+const PAUSE = { min: 250, max: 1_000 }
 
 /**
  * Tells its subscribers of every statement, before it is sent and after it was answered: `{ phase, text, prepared }`,
@@ -22,11 +26,11 @@ const tell = (phase: 'before' | 'after' | 'begin' | 'begun', text: unknown, prep
   if (statements.hasSubscribers) statements.publish({ phase, text, prepared })
 }
 
-/** When a request that has waited so many milliseconds for the database waits no longer, by `performance.now()`. */
-export const endOfWait = (waited = 0): number => performance.now() + DEADLINE - waited
+/** When a request that has waited so many milliseconds for the database waits no longer, by `waitNow`. */
+export const endOfWait = (waited = 0): number => waitNow() + DEADLINE - waited
 
 /** How many milliseconds a request has waited whose wait ends then. */
-export const waitedUntil = (end: number): number => DEADLINE - (end - performance.now())
+export const waitedUntil = (end: number): number => DEADLINE - (end - waitNow())
 
 /**
  * Waits for work on the database until then. What was sent goes on to its own deadline: nobody knows its outcome.
@@ -54,6 +58,8 @@ type Run = (shape: 'rows' | 'values') => Promise<Result>
 export interface Pool {
   /** Uses that are in the driver's hands at once. */
   readonly slots: number
+  /** Uses that wait for a slot at most. */
+  readonly maxWaiting: number
   free: number
   readonly waiting: (() => void)[]
   /** Uses that waited too long, and those that were refused because too many waited. */
@@ -61,8 +67,9 @@ export interface Pool {
   refused: number
 }
 
-/** A pool that nobody uses yet. */
-export const createPool = (slots: number): Pool => ({ slots, free: slots, waiting: [], timeouts: 0, refused: 0 })
+/** A pool without uses. */
+export const createPool = (slots: number, maxWaiting = MAX_WAITING): Pool =>
+  ({ slots, maxWaiting, free: slots, waiting: [], timeouts: 0, refused: 0 })
 
 /** Bounds of a client. */
 export interface Bounds {
@@ -73,6 +80,11 @@ export interface Bounds {
   deadline?: number
   /** Milliseconds to wait for a free slot. */
   patience?: number
+  /**
+   * Of long transactions on the only connection: the waits of all others do not count while one runs, and after it they
+   * have the connection for as long as it took, a quarter of a second at least and a second at most.
+   */
+  isAlone?: boolean
   /**
    * Whether each statement is prepared on its connection, by its text, and planned once for all values: what requests
    * send. So a text does not vary with the length of a list (`isOneOf`).
@@ -85,13 +97,13 @@ export interface Bounds {
  * and waits for ever, so at most the pool's `slots` are in its hands and the rest waits here.
  */
 export function guard (
-  client: Sql, { pool, onError = () => {}, deadline = DEADLINE, patience = MAX_WAIT, prepare }: Bounds
+  client: Sql, { pool, onError = () => {}, deadline = DEADLINE, patience = MAX_WAIT, isAlone = false, prepare }: Bounds
 ): Sql {
   const enter = gate(pool, patience)
   const options = { prepare }
 
   async function statement (shape: 'rows' | 'values', ...call: Parameters<Sql['unsafe']>) {
-    const until = performance.now() + deadline
+    const until = waitNow() + deadline
     const end = beginPiece('statement', call[0])
     const leave = await enter()
     tell('before', call[0], prepare)
@@ -108,15 +120,21 @@ export function guard (
 
   async function begin<T> (fn: (tx: TransactionSql) => Promise<T>) {
     const left = deadline - spentOfNext
-    const until = performance.now() + left
+    // What is alone has the connection to itself from its beginning on, and is bounded by the time that really passes.
+    const clock = isAlone ? () => performance.now() : waitNow
+    const until = clock() + left
     const done = beginPiece('transaction')
     const leave = await enter(left)
     const end: { over?: Error, fire: (error: Error) => void } = { fire: () => {} }
     const fired = new Promise<never>((_resolve, reject) => { end.fire = reject })
     fired.catch(() => {})
     tell('begin', 'begin')
+    let resume = () => {}
+    let began = 0
     const work = client.begin(async tx => {
       tell('begun', 'begin')
+      began = performance.now()
+      if (isAlone) resume = pauseWaits()
       if (end.over) throw end.over
       const result = await Promise.race([fn(guardTransaction(tx, end, options)), fired])
       // From here on the commit is sent: thrown before it, this rolls back
@@ -124,12 +142,16 @@ export function guard (
       tell('before', 'commit')
       return result
     }) as Promise<T>
-    work.catch(onError).then(leave)
+    work.catch(onError).then(() => {
+      resume()
+      if (isAlone) setTimeout(leave, Math.min(Math.max(performance.now() - began, PAUSE.min), PAUSE.max))
+      else leave()
+    })
     try {
       const result = await within(until, work, error => {
         end.over = error
         end.fire(error)
-      })
+      }, DatabaseUnavailable, isAlone)
       tell('after', 'commit')
       return result
     } finally {
@@ -188,17 +210,17 @@ function gate (pool: Pool, patience: number) {
       pool.free--
       return leave
     }
-    if (waiting.length >= MAX_WAITING) {
+    if (waiting.length >= pool.maxWaiting) {
       pool.refused++
       throw neverSent('Too many are waiting for the database')
     }
     await new Promise<void>((resolve, reject) => {
-      const timer = setTimeout(() => {
+      const cancel = atWaitTime(waitNow() + Math.min(patience, left), () => {
         waiting.splice(waiting.indexOf(go), 1)
         reject(late())
-      }, Math.min(patience, left))
+      })
       const go = () => {
-        clearTimeout(timer)
+        cancel()
         resolve()
       }
       waiting.push(go)
@@ -208,19 +230,24 @@ function gate (pool: Pool, patience: number) {
 }
 
 async function within<T> (
-  until: number, work: Promise<T>, giveUp: (error: Error) => void, Late = DatabaseUnavailable
+  until: number, work: Promise<T>, giveUp: (error: Error) => void, Late = DatabaseUnavailable, isRealTime = false
 ): Promise<T> {
-  let timer: NodeJS.Timeout | undefined
+  let cancel = () => {}
   const late = new Promise<never>((_resolve, reject) => {
-    timer = setTimeout(() => {
+    const end = () => {
       const error = new Late('The database did not answer in time')
       giveUp(error)
       reject(error)
-    }, until - performance.now())
+    }
+    if (!isRealTime) cancel = atWaitTime(until, end)
+    else {
+      const timer = setTimeout(end, until - performance.now())
+      cancel = () => { clearTimeout(timer) }
+    }
   })
   try {
     return await Promise.race([work, late])
   } finally {
-    clearTimeout(timer)
+    cancel()
   }
 }

@@ -1,4 +1,5 @@
 import { databaseError, DatabaseUnavailable, isAway } from './errors.ts'
+import { atWaitTime, waitNow } from './wait-clock.ts'
 
 /** Who waits for a turn. */
 export interface Waiter {
@@ -25,7 +26,7 @@ const tooLong = () => new DatabaseUnavailable('Too many are waiting in line')
  * may have asked for something else meanwhile.
  */
 export function isLate (waiter: Waiter): boolean {
-  if (waiter.until === undefined || waiter.until > performance.now()) return false
+  if (waiter.until === undefined || waiter.until > waitNow()) return false
   waiter.reject(tooLong())
   return true
 }
@@ -40,7 +41,7 @@ export function isLate (waiter: Waiter): boolean {
 export function createLine<W extends Waiter> (serve: (line: Line<W>) => Promise<void>): Line<W> {
   let waiting: W[] = []
   let isServing = false
-  const timers = new Map<W, NodeJS.Timeout>()
+  const cancels = new Map<W, () => void>()
 
   const line: Line<W> = {
     join (waiter) {
@@ -77,14 +78,13 @@ export function createLine<W extends Waiter> (serve: (line: Line<W>) => Promise<
   }
 
   function watch (waiter: W) {
-    waiter.until ??= performance.now() + MOST_WAIT
-    const late = () => { refuse([waiter], tooLong()) }
-    timers.set(waiter, setTimeout(late, waiter.until - performance.now()))
+    waiter.until ??= waitNow() + MOST_WAIT
+    cancels.set(waiter, atWaitTime(waiter.until, () => { refuse([waiter], tooLong()) }))
   }
 
   function unwatch (waiter: W) {
-    clearTimeout(timers.get(waiter))
-    timers.delete(waiter)
+    cancels.get(waiter)?.()
+    cancels.delete(waiter)
   }
 
   function refuse (waiters: readonly W[], error: Error) {

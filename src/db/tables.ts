@@ -119,6 +119,15 @@ export const organization_counters = pgTable('organization_counters', {
 })
 
 /**
+ * The lock of an organization's long operations over all instances: whoever runs one has locked the row. Refers to no
+ * organization, so that the deletion of one does not wait for its operation.
+ */
+export const long_operations = pgTable('long_operations', {
+  organization_id: ulid().primaryKey(),
+  began_at: moment().notNull().default(sql`now()`)
+})
+
+/**
  * Organizations that were deleted, until nothing is left of them but their audit. Their row, and whatever lets somebody
  * in, went at once; API tokens, projects and histories, which may be very many, open nothing any more and go in the
  * background.

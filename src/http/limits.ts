@@ -26,11 +26,13 @@ export const LIMITS = {
   /** The documentation and its pages, of which one look takes about ten. */
   docs: { setting: 'api', window: MINUTE },
   key_rotation: { setting: 'keyRotation', window: 60 * MINUTE, insteadOf: 'api' },
-  /**
-   * Changes of custody: as many as rotations, counted by themselves. Refused changes count too, because each lets the
-   * caller test a guess of the key.
-   */
-  key_custody: { setting: 'keyRotation', window: 60 * MINUTE },
+  /** Changes of custody. Refused changes count too, because each lets the caller test a guess of the key. */
+  key_custody: { setting: 'longOperations', window: 60 * MINUTE },
+  client_key_rotation: { setting: 'longOperations', window: 60 * MINUTE },
+  /** `restore-to`. */
+  project_restore: { setting: 'longOperations', window: 60 * MINUTE },
+  /** Deletions of more than 1,000 levels. */
+  level_deletion: { setting: 'longOperations', window: 60 * MINUTE },
   /** Changes of billing: each action is counted by itself. */
   billing: { setting: 'billing', window: MINUTE, isPerAction: true },
   /** Invoices that are drawn: those of a year at once, and more. */

@@ -183,42 +183,38 @@ export function requireInside (request: FastifyRequest, place: Place) {
 }
 
 /**
- * Runs a change in a transaction that holds a project for itself: no write, rotation or delete comes between. 404 when
- * it is gone, 412 when the route changes it and it is not what the caller expects.
+ * Runs a change in a transaction that has locked a project exclusively: no write, rotation or deletion comes between.
+ * 404 when the project is gone, 412 when the route changes it and it is not what the caller expects.
  */
 export async function inProject<T> (
   app: FastifyInstance, request: FastifyRequest, projectId: string, change: (db: Db, project: KeyState) => Promise<T>,
-  held?: Held
+  run: RunInProject = inTransaction(app, request)
 ): Promise<T> {
-  return withProject(app, request, projectId, async (db, project) => {
+  return run(projectId, async (db, project) => {
     await requireCurrent(db, request, project.id)
     return change(db, project)
-  }, held)
+  })
 }
 
-async function withProject<T> (
-  app: FastifyInstance, request: FastifyRequest, projectId: string, change: (db: Db, project: KeyState) => Promise<T>,
-  { before }: Held = {}
-): Promise<T> {
+/** Runs a change in a transaction that has locked the project. */
+export type RunInProject = <T>(projectId: string, change: (db: Db, project: KeyState) => Promise<T>) => Promise<T>
+
+const inTransaction = (app: FastifyInstance, request: FastifyRequest): RunInProject => (projectId, change) => {
   const { id } = principalOf(request).organization
-  return transaction(app.db, async (db) => {
-    await before?.(db, id)
-    return change(db, await lockProject(db, id, { id: projectId }) ?? fail('not_found'))
-  }, request)
+  return transaction(app.db, async (db) =>
+    change(db, await lockProject(db, id, { id: projectId }) ?? fail('not_found')), request)
 }
 
-/** What is held before the project (0029). */
-export interface Held { before?: (db: Db, organizationId: string) => Promise<unknown> }
-
-/** The same of the level that the request is about, which is as it is from there on. */
+/** The same for the level that the request is about, which nothing else changes until the transaction ends. */
 export async function inLevel<T> (
-  app: FastifyInstance, request: FastifyRequest, change: (db: Db, level: LevelState) => Promise<T>, held?: Held
+  app: FastifyInstance, request: FastifyRequest, change: (db: Db, level: LevelState) => Promise<T>,
+  run: RunInProject = inTransaction(app, request)
 ): Promise<T> {
-  return withProject(app, request, levelOf(request).project.id, async (db, project) => {
+  return run(levelOf(request).project.id, async (db, project) => {
     const level = await find(db, request)
-    // Another project has its slug since it was looked up: that one is not held.
+    // Another project has the slug since the look-up: that project is not locked.
     if (level.project.id !== project.id) fail('not_found')
     await requireCurrent(db, request, level.level_id)
     return change(db, level)
-  }, held)
+  })
 }

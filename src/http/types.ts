@@ -74,7 +74,7 @@ declare module 'fastify' {
     /** For transactions that grow with a project: a rotation. */
     lists: Db
     pages: Db
-    patient: Db
+    longTransactions: Db
     /** Records what was only read: before the answer is sent. */
     recordRead: RecordRead
     /**

@@ -235,6 +235,7 @@ const clientRotation: Domain = async (app) => {
       access: ['key:rotate', 'secret:write'],
       at: 'project',
       brings: 'key',
+      limitOfEffect: 'client_key_rotation',
       audit: 'key.rotate',
       errors: [
         'server_managed_encryption', 'secrets_incomplete', 'precondition_failed', 'key_proof_mismatch',
@@ -280,6 +281,7 @@ const clientRotation: Domain = async (app) => {
           const missing = ids.filter((id) => !sent.has(id))
           const unknown = secrets.filter(({ id }) => !current.has(id)).map(({ id }) => id)
           if (missing.length + unknown.length > 0) fail('secrets_incomplete', { missing, unknown })
+          await app.countEffect(request, reply)
         },
         convert: (document) => {
           const { content, etag } = sent.get(document.id)!

@@ -5,7 +5,7 @@ import {
 import { ListQuery, NoContent } from '../../schemas/shapes.ts'
 import { TargetParams } from '../../schemas/targets.ts'
 import type { Db } from '../db/database.ts'
-import { actorOf } from '../http/actor.ts'
+import { actorOf, principalOf } from '../http/actor.ts'
 import { inLevel, levelOf } from '../http/places.ts'
 import { chooseSlug, orSlugTaken, refuseReserved } from '../http/slugs.ts'
 import type { Domain } from '../http/types.ts'
@@ -15,7 +15,7 @@ import {
 } from '../repositories/environments.ts'
 import { fail } from '../rules/errors.ts'
 import { pageMeta, pageOf } from '../rules/pagination.ts'
-import { deleteLevel, HELD_BY_DELETE } from '../vault/removals.ts'
+import { deleteLevel, deletionRunner } from '../vault/removals.ts'
 
 const toItem = ({ id, ...attributes }: EnvironmentRow) => ({ type: 'environments' as const, id, attributes })
 
@@ -154,14 +154,14 @@ export const environments: Domain = async (app) => {
       response: { 204: NoContent }
     },
     handler: async (request, reply) => {
+      const below = { environment_id: levelOf(request).environment!.id }
       await inLevel(app, request, async (db, { organization_id, environment }) => {
         const event = {
           action: 'environment.delete', resource_type: 'environment', resource_id: environment!.id
         } as const
-        const below = { environment_id: environment!.id }
         await deleteLevel(db, actorOf(request), below, event, ({ documents }) =>
           deleteEnvironment(db, organization_id, environment!, documents))
-      }, HELD_BY_DELETE)
+      }, deletionRunner(app, { organization: principalOf(request).organization, actor: actorOf(request), below }))
       app.removals.wake()
       return reply.code(204).send(null)
     }

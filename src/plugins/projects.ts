@@ -27,7 +27,7 @@ import { projectsInside } from '../rules/slices.ts'
 import { differenceOf, handToClient, handToServer } from '../vault/custody.ts'
 import { makeServerKey, registerClientKey, storageKeyOf } from '../vault/keys.ts'
 import { refuseRevealing } from '../vault/proofs.ts'
-import { deleteLevel, HELD_BY_DELETE } from '../vault/removals.ts'
+import { deleteLevel, deletionRunner } from '../vault/removals.ts'
 import { changeKey } from '../vault/rotate.ts'
 import { holdCanary } from '../vault/master-keys.ts'
 
@@ -178,7 +178,7 @@ export const projects: Domain = async (app) => {
       }
       const updated = await orSlugTaken(() => handover === undefined
         ? inProject(app, request, levelOf(request).project.id, change)
-        : changeKey(app, organization, handover.seen, async (db, project) => {
+        : changeKey(app, organization, actorOf(request), handover.seen, async (db, project) => {
           await requireCurrent(db, request, project.id)
           return change(db, project)
         }))
@@ -188,7 +188,12 @@ export const projects: Domain = async (app) => {
 
   app.delete('/:organization/:project', {
     config: {
-      access: 'project:delete', at: 'project', changes: findItem, audit: ['project.delete', 'api-token.delete']
+      access: 'project:delete',
+      at: 'project',
+      limitOfEffect: 'level_deletion',
+      changes: findItem,
+      audit: ['project.delete', 'api-token.delete'],
+      errors: ['conflict']
     },
     schema: {
       operationId: 'deleteProject',
@@ -198,10 +203,17 @@ export const projects: Domain = async (app) => {
       response: { 204: NoContent }
     },
     handler: async (request, reply) => {
-      await inProject(app, request, levelOf(request).project.id, async (db, { id, organization_id }) => {
+      const { project } = levelOf(request)
+      const below = { project_id: project.id }
+      await inProject(app, request, project.id, async (db, { id, organization_id }) => {
         const event = { action: 'project.delete', resource_type: 'project', resource_id: id } as const
-        await deleteLevel(db, actorOf(request), { project_id: id }, event, () => deleteProject(db, organization_id, id))
-      }, HELD_BY_DELETE)
+        await deleteLevel(db, actorOf(request), below, event, () => deleteProject(db, organization_id, id))
+      }, deletionRunner(app, {
+        organization: principalOf(request).organization,
+        actor: actorOf(request),
+        below,
+        countLongOperation: () => app.countEffect(request, reply)
+      }))
       app.removals.wake()
       return reply.code(204).send(null)
     }

@@ -3,7 +3,7 @@ import { ProjectParams } from '../../schemas/projects.ts'
 import { ListQuery, NoContent } from '../../schemas/shapes.ts'
 import { CreateTargetBody, Target, TargetParams, UpdateTargetBody } from '../../schemas/targets.ts'
 import type { Db } from '../db/database.ts'
-import { actorOf } from '../http/actor.ts'
+import { actorOf, principalOf } from '../http/actor.ts'
 import { inLevel, levelOf } from '../http/places.ts'
 import { chooseSlug, orSlugTaken, refuseReserved } from '../http/slugs.ts'
 import type { Domain } from '../http/types.ts'
@@ -13,7 +13,7 @@ import {
 } from '../repositories/targets.ts'
 import { fail } from '../rules/errors.ts'
 import { pageMeta, pageOf } from '../rules/pagination.ts'
-import { deleteLevel, HELD_BY_DELETE } from '../vault/removals.ts'
+import { deleteLevel, deletionRunner } from '../vault/removals.ts'
 
 const toItem = ({ id, ...attributes }: TargetRow) => ({ type: 'targets' as const, id, attributes })
 
@@ -129,7 +129,12 @@ export const targets: Domain = async (app) => {
 
   app.delete('/:organization/:project/:target', {
     config: {
-      access: 'target:delete', at: 'target', changes: findItem, audit: ['target.delete', 'api-token.delete']
+      access: 'target:delete',
+      at: 'target',
+      limitOfEffect: 'level_deletion',
+      changes: findItem,
+      audit: ['target.delete', 'api-token.delete'],
+      errors: ['conflict']
     },
     schema: {
       operationId: 'deleteTarget',
@@ -139,11 +144,16 @@ export const targets: Domain = async (app) => {
       response: { 204: NoContent }
     },
     handler: async (request, reply) => {
+      const below = { target_id: levelOf(request).target!.id }
       await inLevel(app, request, async (db, { organization_id, target }) => {
         const event = { action: 'target.delete', resource_type: 'target', resource_id: target!.id } as const
-        const below = { target_id: target!.id }
         await deleteLevel(db, actorOf(request), below, event, () => deleteTarget(db, organization_id, target!))
-      }, HELD_BY_DELETE)
+      }, deletionRunner(app, {
+        organization: principalOf(request).organization,
+        actor: actorOf(request),
+        below,
+        countLongOperation: () => app.countEffect(request, reply)
+      }))
       app.removals.wake()
       return reply.code(204).send(null)
     }

@@ -240,6 +240,7 @@ export const versions: Domain = async (app) => {
       // It deletes the documents of levels that had none.
       access: ['secret:restore', 'secret:write'],
       at: 'project',
+      limitOfEffect: 'project_restore',
       audit: 'project.restore',
       errors: [
         'confirmation_required', 'version_locked', 'version_gone', 'content_required_for_old_key',
@@ -255,11 +256,12 @@ export const versions: Domain = async (app) => {
       response: { 200: RestoreToAnswer }
     },
     preValidation: requireConfirmation,
-    handler: async (request) => {
+    handler: async (request, reply) => {
       const { project } = levelOf(request)
       const at = requireTimestamp('at', request.body.at)
       const { organization } = principalOf(request)
-      const { restored, emptied } = await restoreTo(app, organization, actorOf(request), project.id, at)
+      const { restored, emptied } = await restoreTo(app, organization, actorOf(request), project.id, at, () =>
+        app.countEffect(request, reply))
       return {
         data: { type: 'projects' as const, id: project.id, at, restored, emptied },
         message: restored + emptied === 0

@@ -1,5 +1,5 @@
 import { asc, gt, sql, type SQL } from 'drizzle-orm'
-import type { Db } from '../db/database.ts'
+import { preparedSql, type Db } from '../db/database.ts'
 import {
   api_tokens, encryption_keys, environments, organization_removals, project_counts, projects, re_encryptions, targets,
   token_removals
@@ -55,6 +55,24 @@ export async function purgeHistories (
   `) as unknown as { versions: number, bytes: number }[]
   return row!
 }
+
+/** The number of levels that a deletion takes: the level itself and those below it, by the counts of the project. */
+export async function countLevels (db: Db, organizationId: string, below: Below): Promise<number> {
+  if ('environment_id' in below || 'secret_id' in below) return 1
+  const [row] = 'target_id' in below
+    ? await levelsOfTarget(db, { organization_id: organizationId, id: below.target_id })
+    : await levelsOfProject(db, { organization_id: organizationId, id: below.project_id })
+  return row === undefined ? 1 : Number(row.levels)
+}
+
+const levelsOfTarget = preparedSql<{ levels: string }, { organization_id: string, id: string }>(
+  'levels_of_target', ($) => sql`
+  SELECT environment_count + 1 AS levels FROM targets
+  WHERE organization_id = ${$('organization_id')}::char(26) AND id = ${$('id')}::char(26)`)
+const levelsOfProject = preparedSql<{ levels: string }, { organization_id: string, id: string }>(
+  'levels_of_project', ($) => sql`
+  SELECT target_count + environment_count + 1 AS levels FROM project_counts
+  WHERE organization_id = ${$('organization_id')}::char(26) AND project_id = ${$('id')}::char(26)`)
 
 /**
  * Removes the histories below a place that is about to be deleted with its documents, in the same transaction. Answers
@@ -202,6 +220,7 @@ export async function deleteLeftBehind (
 
 /** Nothing is left of a deleted organization: answers whether that is so, and forgets it then. */
 export async function endRemoval (db: Db, organizationId: string): Promise<boolean> {
+  await db.execute(sql`DELETE FROM long_operations WHERE organization_id = ${organizationId}`)
   const rows = await db.execute(sql`
     DELETE FROM organization_removals r WHERE r.organization_id = ${organizationId}
       AND NOT EXISTS (SELECT FROM api_tokens t WHERE t.organization_id = r.organization_id)

@@ -16,6 +16,7 @@ export const LEFT_OUT: Readonly<Record<string, string>> = {
   sign_in_steps: 'Half a sign-in, of minutes',
   password_links: 'One that was used since would set a password again; an operator makes another one',
   invitation_mails: 'When an invitation was mailed, of the last day',
+  long_operations: 'A lock, which is held for the length of a transaction',
   oauth_requests: 'Belong to a session',
   oauth_codes: 'Of a minute, and used once',
   last_backup: 'Of the database that it was made of'

@@ -16,7 +16,7 @@ import { requireBytes } from '../rules/plan-bytes.ts'
 import { openVersion, sealVersion, sizeOf } from './documents.ts'
 import { dataKeyOf, storageKeyOf } from './keys.ts'
 import { judgeProof, provesAnyKey, refuseRevealing, revealsKey } from './proofs.ts'
-import { orInProgress } from './rotate.ts'
+import { conflictOnLockTimeout } from './long-operations.ts'
 
 interface Vault { db: Db, keyring: Keyring }
 type Owner = Pick<Organization, 'id' | 'storage_key'>
@@ -130,7 +130,7 @@ export async function submitVersions (
   const { retention_days: retentionDays } = organization.plan
   const storageKey = storageKeyOf(keyring, organization)
   const contents = new Map(sent.versions.map(({ id, content }) => [id, content]))
-  return orInProgress(() => transaction(handle, async (db) => {
+  return conflictOnLockTimeout(() => transaction(handle, async (db) => {
     const project = await lockProject(db, organization.id, { id: projectId }, 'share') ?? fail('not_found')
     if (project.encryption_type !== 'client') fail('server_managed_encryption')
     if (judgeProof(keyring, await findActiveKeyOf(db, project), sent.key_proof) !== 'right') {

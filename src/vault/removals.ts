@@ -2,16 +2,20 @@ import { databaseError, transaction, type Db } from '../db/database.ts'
 import { PIECE } from '../db/expired.ts'
 import { createTokenRemovals, deleteTokenRemoval, type TokenRemoval } from '../db/token-removals.ts'
 import { holdCaller, recordEvent, systemOf, type Actor, type AuditEvent } from '../repositories/audit.ts'
+import type { KeyState } from '../repositories/encryption-keys.ts'
 import { deleteOldAnswers, listOwnersOfOldAnswers } from '../repositories/idempotency.ts'
 import { deleteExpiredInvitations, listExpiredInvitations } from '../repositories/invitations.ts'
 import {
-  deleteEmptyHistories, deleteEndedTokens, deleteLeftBehind, deleteOverTokens, deleteRemovedVersions,
+  countLevels, deleteEmptyHistories, deleteEndedTokens, deleteLeftBehind, deleteOverTokens, deleteRemovedVersions,
   deleteSecretsOfRemoved, endRemoval, LEFT_BEHIND, listOverTokens, listRemovals, listRemovedOrganizations,
   listTokenRemovals, removeHistories, type Below, type Removal
 } from '../repositories/removals.ts'
 import { lockPlan } from '../repositories/plans.ts'
+import { lockProject } from '../repositories/projects.ts'
 import { deleteTokens, lockTokensOfNothing } from '../repositories/tokens.ts'
+import { fail } from '../rules/errors.ts'
 import { createBackground, sideBySide, type Background } from './background.ts'
+import { MAX_LEVELS_OF_SHORT_DELETION, runLongOperation } from './long-operations.ts'
 import { byTurns } from './turns.ts'
 
 interface Log {
@@ -21,13 +25,43 @@ interface Log {
 
 const START: Removal = { history_id: '', id: 0 }
 
-/** What a delete of a level holds before the project: API tokens of an organization end one after the other (0029). */
-export const HELD_BY_DELETE = { before: lockPlan }
+/** A deletion of a level, as the caller of `deletionRunner` describes it. */
+export interface Deletion {
+  organization: { id: string }
+  actor: Actor
+  below: Below
+  /** Called in the transaction of a long operation, before its effect. A deletion of one level is none. */
+  countLongOperation?: () => Promise<void>
+}
 
 /**
- * Deletes a project, target or environment with what is below it, in the caller's transaction, which holds the
- * organization and the project (`HELD_BY_DELETE`). Whoever has its name may be made again at once; tokens that were
- * narrowed to it end with it.
+ * How a deletion of a level is run: in a transaction that has locked the organization, whose API tokens it may end, and
+ * then the project (0029). With more than 1,000 levels it is a long operation.
+ */
+export function deletionRunner (
+  { db: handle, reads, longTransactions }: { db: Db, reads: Db, longTransactions: Db },
+  { organization, actor, below, countLongOperation }: Deletion
+) {
+  return async <T>(projectId: string, change: (db: Db, project: KeyState) => Promise<T>): Promise<T> => {
+    const { id } = organization
+    if (await countLevels(reads, id, below) > MAX_LEVELS_OF_SHORT_DELETION) {
+      const run = async (db: Db, project: KeyState) => {
+        await countLongOperation?.()
+        return change(db, project)
+      }
+      const operation = { organization, projectId, actor, lockBefore: lockPlan, inUse: 'conflict' as const, run }
+      return runLongOperation({ longTransactions }, operation)
+    }
+    return transaction(handle, async (db) => {
+      await lockPlan(db, id)
+      return change(db, await lockProject(db, id, { id: projectId }) ?? fail('not_found'))
+    }, actor)
+  }
+}
+
+/**
+ * Deletes a project, target or environment with what is below it, in the transaction of a `deletionRunner`. Its slug is
+ * free at once; tokens that were restricted to it end with it.
  */
 export async function deleteLevel (
   db: Db, actor: Actor, below: Below, event: Omit<AuditEvent, 'details'>, deleteRow: (gone: {

@@ -17,9 +17,10 @@ import { requireBytes } from '../rules/plan-bytes.ts'
 import { acceptRestored } from './accept.ts'
 import { openCurrent, sealCurrent, sealVersion, sizeOf } from './documents.ts'
 import { dataKeyOf, storageKeyOf } from './keys.ts'
-import { contextOf, holdProject, inPieces } from './rotate.ts'
+import { runLongOperation } from './long-operations.ts'
+import { contextOf, inPieces } from './rotate.ts'
 
-type Vault = Parameters<typeof acceptRestored>[0] & { patient: Db }
+type Vault = Parameters<typeof acceptRestored>[0] & { longTransactions: Db }
 
 /** A locked project, and what its documents are opened and sealed with. */
 interface Held {
@@ -44,15 +45,18 @@ export interface RestoredTo { restored: number, emptied: number }
  * retention first, then what is not kept any more, then the key.
  */
 export async function restoreTo (
-  vault: Vault, organization: Organization, actor: Actor, projectId: string, at: Date
+  vault: Vault, organization: Organization, actor: Actor, projectId: string, at: Date,
+  beforeEffect: () => Promise<void>
 ): Promise<RestoredTo> {
-  const handle = { patient: vault.patient, answering: actor.answering }
-  return holdProject(handle, organization, projectId, async (db, project) => {
+  return runLongOperation(vault, { organization, projectId, actor, inUse: 'conflict', run: restore })
+
+  async function restore (db: Db, project: KeyState): Promise<RestoredTo> {
     const key = await findActiveKeyOf(db, project)
     const storageKey = storageKeyOf(vault.keyring, organization)
     const held: Held = { vault, db, actor, organization, project, key, storageKey }
     const levels = await listChangedLevels(db, project, at, organization.plan.retention_days)
     const { toRestore, toEmpty } = judge(levels, held)
+    await beforeEffect()
     const { restored, growth } = await replaceContents(held, toRestore)
     let first_version: number | null = null
     const changed = [...restored, ...toEmpty]
@@ -74,7 +78,7 @@ export async function restoreTo (
       growth
     })
     return { restored: restored.length, emptied: toEmpty.length }
-  }, 'conflict')
+  }
 }
 
 function judge (changed: Awaited<ReturnType<typeof listChangedLevels>>, { organization }: Held) {

@@ -2,16 +2,14 @@ import type { KeyObject } from 'node:crypto'
 import type { HistoryPolicy, Managed } from '../../schemas/projects.ts'
 import { openBlob, sealBlob } from '../crypto/blob.ts'
 import { IntegrityError } from '../crypto/at-rest.ts'
-import { createGates, WorkOverloaded } from '../crypto/bounded.ts'
 import type { Keyring } from '../crypto/keyring.ts'
 import { rest } from '../crypto/rest.ts'
-import { isLockTimeout, transaction, type Db } from '../db/database.ts'
+import type { Db } from '../db/database.ts'
 import { holdCaller, recordEvent, type Actor } from '../repositories/audit.ts'
 import {
   findActiveKeyOf, type KeyRow, type KeyState, type NewKey, replaceActiveKey
 } from '../repositories/encryption-keys.ts'
 import { countWaiting, findReEncryption, isAnyWaiting, startReEncryption } from '../repositories/histories.ts'
-import { lockProject } from '../repositories/projects.ts'
 import {
   findDocuments, lockDocuments, recordVersions, replaceDocuments, takeCounter
 } from '../repositories/rotations.ts'
@@ -20,18 +18,10 @@ import { fail } from '../rules/errors.ts'
 import { requireBytes } from '../rules/plan-bytes.ts'
 import { openCurrent, sealCurrent, sealVersion, sizeOf, type StoredDocument } from './documents.ts'
 import { dataKeyOf, storageKeyOf } from './keys.ts'
+import { runLongOperation } from './long-operations.ts'
 import { holdCanary } from './master-keys.ts'
 
-interface Vault { patient: Db, keyring: Keyring }
-
-/** Too many changes of keys of one organization are waiting. */
-class KeyChangeOverloaded extends WorkOverloaded {
-  override readonly name = 'KeyChangeOverloaded'
-}
-
-// There are few places for transactions that are long: one organization has one of them at a time, and never holds them
-// all.
-const gateOf = createGates(1, 8, () => new KeyChangeOverloaded())
+interface Vault { longTransactions: Db, keyring: Keyring }
 
 // A piece of a project's documents that is in memory at once. Each step of it holds up everybody else, so it is no more
 // than the largest document, or as many small ones as take that long.
@@ -64,10 +54,10 @@ export interface Rotated { key: KeyRow, documents: number, waiting: number }
  * transaction, or nothing. Of two at once, one gets 409. With `re_encrypt` it is written down that the history follows.
  */
 export async function rotate (
-  { patient, keyring }: Vault, organization: Organization, actor: Actor, rotation: Rotation
+  { longTransactions, keyring }: Vault, organization: Organization, actor: Actor, rotation: Rotation
 ): Promise<Rotated> {
   const { seen, key, judge, convert } = rotation
-  return changeKey({ patient, keyring, answering: actor.answering }, organization, seen, async (db, project) => {
+  return changeKey({ longTransactions, keyring }, organization, actor, seen, async (db, project) => {
     const oldKey = await findActiveKeyOf(db, project)
     const documents = (await lockDocuments(db, project)).map(({ id, size_bytes }) =>
       ({ id, size_bytes: Math.max(size_bytes, rotation.sizeOf?.(id) ?? 0) }))
@@ -160,60 +150,19 @@ export function reencrypt (keyring: Keyring, newKey: KeyObject): Rotation['conve
 }
 
 /**
- * Runs a change of a project's key in a transaction that holds the project for itself and the master key's canary.
- * 409 when its key, or who holds it, is not what the caller saw.
+ * Runs a change of a project's key as a long operation, with the master key's canary locked. 409 when the project's
+ * key, or who holds it, is not what the caller saw.
  */
 export async function changeKey<T> (
-  { patient, keyring, answering }: Vault & Pick<Actor, 'answering'>, organization: Organization, seen: SeenKey,
+  { longTransactions, keyring }: Vault, organization: Organization, actor: Pick<Actor, 'answering'>, seen: SeenKey,
   change: (db: Db, project: KeyState) => Promise<T>
 ): Promise<T> {
-  return holdProject({ patient, answering }, organization, seen.id, async (db, project) => {
+  const run = async (db: Db, project: KeyState) => {
     if (project.key_version !== seen.version || project.encryption_type !== seen.managed) fail('rotation_in_progress')
     await holdCanary(db, keyring)
     return change(db, project)
-  })
-}
-
-/**
- * Runs what may write every document of a project in a transaction that holds the project for itself. 409 (`inUse`)
- * when it cannot be had in time. One at a time for an organization: throws KeyChangeOverloaded when that takes too
- * long.
- */
-export async function holdProject<T> (
-  { patient, answering }: Pick<Vault, 'patient'> & Pick<Actor, 'answering'>, organization: Organization,
-  projectId: string, change: (db: Db, project: KeyState) => Promise<T>, inUse: InUse = 'rotation_in_progress'
-): Promise<T> {
-  const changed = () => transaction(patient, async (db) =>
-    change(db, await lockProject(db, organization.id, { id: projectId }) ?? fail('not_found')), { answering })
-  return alone(projectId, answering, () => gateOf(organization.id)(() => orInProgress(changed, inUse)), inUse)
-}
-
-type InUse = 'rotation_in_progress' | 'conflict'
-const busy = new Map<string, Actor['answering']>()
-
-// 409 at once when this process is at the same project already: with what this repeats, or with another change.
-async function alone<T> (
-  what: string, answering: Actor['answering'], work: () => Promise<T>, inUse: InUse
-): Promise<T> {
-  if (busy.has(what)) fail(answering?.repeats(busy.get(what)) ? 'conflict' : inUse)
-  busy.set(what, answering)
-  try {
-    return await work()
-  } finally {
-    busy.delete(what)
   }
-}
-
-/** 409 instead of 503 when what the transaction has to lock cannot be had in time: another request is at the key. */
-export async function orInProgress<T> (
-  work: () => Promise<T>, inUse: InUse = 'rotation_in_progress'
-): Promise<T> {
-  try {
-    return await work()
-  } catch (error) {
-    if (isLockTimeout(error)) fail(inUse)
-    throw error
-  }
+  return runLongOperation({ longTransactions }, { organization, projectId: seen.id, actor, run })
 }
 
 /** Calls `work` for the ids of a project's documents, as many at a time as memory should hold. */

@@ -75,6 +75,7 @@ export async function startApp (
     RATE_LIMIT_API: '0',
     RATE_LIMIT_OAUTH: '0',
     RATE_LIMIT_KEY_ROTATION: '0',
+    RATE_LIMIT_LONG_OPERATIONS: '0',
     RATE_LIMIT_BILLING: '0',
     INVOICE_SELLER_NAME: 'Strongroom Ltd',
     ...env

@@ -39,6 +39,7 @@ export async function startPair (
     MASTER_KEY: generateMasterKey().text,
     RATE_LIMIT_API: '0',
     RATE_LIMIT_KEY_ROTATION: '0',
+    RATE_LIMIT_LONG_OPERATIONS: '0',
     LOG_LEVEL: 'error',
     DATABASE_URL: url,
     ...more

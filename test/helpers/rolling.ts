@@ -24,7 +24,11 @@ export async function exchangeReleases (
   t: Test, url: string, older: string, { meanwhile, check = () => {} }: Exchange = {}
 ): Promise<{ acknowledged: number, slowest: number }> {
   const env = {
-    DATABASE_URL: url, MASTER_KEY: generateMasterKey().text, RATE_LIMIT_API: '0', RATE_LIMIT_KEY_ROTATION: '0'
+    DATABASE_URL: url,
+    MASTER_KEY: generateMasterKey().text,
+    RATE_LIMIT_API: '0',
+    RATE_LIMIT_KEY_ROTATION: '0',
+    RATE_LIMIT_LONG_OPERATIONS: '0'
   }
   const old = [await startServer(t, env, older)]
   const first = old[0]!.first!

@@ -9,8 +9,8 @@ import { join } from 'node:path'
 
 /** Tables whose rows belong to an organization. */
 export const TENANT_TABLES = [
-  'organization_counters', 'organization_removals', 'former_slugs', 'token_removals', 'members', 'invitations',
-  'invitation_mails', 'api_tokens', 'former_token_hashes', 'projects',
+  'organization_counters', 'organization_removals', 'long_operations', 'former_slugs', 'token_removals', 'members',
+  'invitations', 'invitation_mails', 'api_tokens', 'former_token_hashes', 'projects',
   'project_counts', 'encryption_keys', 're_encryptions', 'targets', 'environments', 'histories', 'secrets',
   'secret_versions', 'audit_events', 'late_events', 'chain_keys', 'teams', 'team_members', 'team_projects',
   'billing_accounts', 'credits', 'coupon_redemptions', 'subscriptions', 'payment_methods', 'invoices', 'charges', 'refunds', 'api_usage', 'idempotency_keys'

@@ -256,22 +256,21 @@ impl Scenario {
         self.step("delete the token");
         client.delete_api_token().organization(organization).id(&*created.api_key.id).send().await?;
 
-        self.step("add a member");
-        let somebody = types::AddMemberBody::builder().email("ada@nimbus.example").role(types::Role::Developer);
-        let member = client.add_member().organization(organization).body(somebody).send().await?.into_inner().data.id;
+        self.step("invite a person");
+        let person = types::InviteMemberBody::builder().email("ada@nimbus.example").role(types::Role::Developer);
+        let invited = client.invite_member().organization(organization).body(person).send().await?;
+        let invitation = invited.into_inner().data.id;
 
-        self.step("give the member another role");
-        let auditor = types::UpdateMemberBody::builder().role(types::Role::Auditor);
-        let call = client.update_member().organization(organization).member(&*member);
-        let changed = call.body(auditor).send().await?;
-        self.expect(changed.data.attributes.role == types::Role::Auditor, &changed);
+        self.step("list the invitations");
+        let invitations = client.list_invitations().organization(organization).send().await?;
+        self.expect(invitations.data.iter().any(|one| one.id == invitation), &invitations);
 
-        self.step("list the members");
-        let members = client.list_members().organization(organization).send().await?;
-        self.expect(members.data.iter().any(|one| one.attributes.email == "ada@nimbus.example"), &members);
+        self.step("send the invitation again");
+        let call = client.send_invitation().organization(organization).invitation(&*invitation);
+        call.body(types::SendInvitationBody::builder()).send().await?;
 
-        self.step("remove the member");
-        client.remove_member().organization(organization).member(&*member).send().await?;
+        self.step("withdraw the invitation");
+        client.withdraw_invitation().organization(organization).invitation(&*invitation).send().await?;
 
         self.step("list the plans: one allows more bytes than 32 bits count");
         let plans = client.list_plans().send().await?;

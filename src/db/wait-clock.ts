@@ -1,0 +1,39 @@
+// The clock of all waits for the database. It stands still while a long operation has the only connection: the requests
+// behind the operation are not refused for a wait that it caused, and still have their whole time afterwards. A long
+// operation ends within a minute, so these waits are bounded too.
+
+// A paused timer looks again after so many milliseconds at the earliest.
+const LOOK_AGAIN = 25
+
+let stoodStill = 0
+let pausedAt: number | undefined
+let pauses = 0
+
+/** Milliseconds that have passed, without the time that the clock stood still. */
+export function waitNow (): number {
+  return (pausedAt ?? performance.now()) - stoodStill
+}
+
+/** Stops the clock until the returned function is called. */
+export function pauseWaits (): () => void {
+  if (pauses++ === 0) pausedAt = performance.now()
+  let isPaused = true
+  return () => {
+    if (!isPaused) return
+    isPaused = false
+    if (--pauses > 0) return
+    stoodStill += performance.now() - pausedAt!
+    pausedAt = undefined
+  }
+}
+
+/** Calls `work` when the clock has reached `until`; the returned function cancels that. */
+export function atWaitTime (until: number, work: () => void): () => void {
+  let timer = setTimeout(look, until - waitNow())
+  function look () {
+    const left = until - waitNow()
+    if (left > 0) timer = setTimeout(look, Math.max(left, LOOK_AGAIN))
+    else work()
+  }
+  return () => { clearTimeout(timer) }
+}
