@@ -10,6 +10,7 @@ import { resetSecondFactor } from '../src/commands/users.ts'
 import { transaction } from '../src/db/database.ts'
 import { makeId } from '../src/db/ids.ts'
 import { authenticateTable } from '../src/repositories/adoption.ts'
+import { countKey } from '../src/repositories/attempts.ts'
 import { findUser, createPasswordLink } from '../src/repositories/users.ts'
 import { createSession } from '../src/repositories/sessions.ts'
 import { createPair } from '../src/repositories/oauth.ts'
@@ -320,7 +321,7 @@ t.test('wrong codes are throttled by account and network, a known browser has a 
   t.match(locked, { status: 429, text: /too many attempts/ })
   t.ok(Number(locked.headers.get('retry-after')) > 0)
   t.equal((await service.sql(`SELECT failures, encode(key, 'hex') AS key FROM sign_in_failures WHERE key = '\\x${
-    hashToken(`code user:${person.id}`).toString('hex')}'`))[0]!.failures, 5, 'and for the account')
+    countKey(db, { name: `code user:${person.id}` }).toString('hex')}'`))[0]!.failures, 5, 'and for the account')
 
   // Nobody keeps the owner out who does not have the password; who has it, not from a browser of the owner's.
   await known.send(formIn(await known.open('/account')), { where: 'here' })

@@ -63,6 +63,14 @@ export function createRowChecker (key: KeyObject) {
   }
 }
 
+/**
+ * The key of hashes that find a row by a value which could be guessed: a header, an address. Derived from the row key,
+ * so that it is wrapped, backed up and re-wrapped with it; apart from it, so that no such hash is the MAC of a row.
+ */
+export function deriveLookupKey (key: KeyObject): KeyObject {
+  return deriveKey(key, Buffer.from('strongroom lookups'), 'hash')
+}
+
 /** What tells row keys apart without telling anything of them. */
 export function rowKeyFingerprint (key: KeyObject): Buffer {
   return deriveKey(key, Buffer.from('strongroom rows'), 'fingerprint').export()

@@ -12,6 +12,8 @@ export interface RowAuthority {
   readonly chain: EventChain
   mac (table: AuthenticatedTable, row: Readonly<Record<string, unknown>>): Buffer
   verifies (table: AuthenticatedTable, row: Readonly<Record<string, unknown>>, mac: Buffer | null): boolean
+  /** An HMAC over a purpose and values, for `lookupHash`. */
+  hash (purpose: LookupPurpose, values: readonly [name: string, value: unknown][]): Buffer
   /** Tells of a row that did not verify, and whom it is about. Never throws, and nobody waits for it. */
   report (violation: Violation): void
   /** How many were told of. */
@@ -62,6 +64,17 @@ export function authorityOf (db: Db): RowAuthority {
 /** The MAC of a row that is about to be written. */
 export const macOf = <N extends AuthenticatedTable>(db: Db, table: N, row: AuthenticatedRow<N>): Buffer =>
   authorityOf(db).mac(table, row)
+
+/** What a stored hash finds. Hashes of two purposes are never equal. */
+export type LookupPurpose = 'idempotency key' | 'idempotent request' | 'sign-in attempts'
+
+/**
+ * The hash under which a value is stored that could be guessed, as an `Idempotency-Key` or a mail address: an HMAC
+ * under a key of the service. The database alone does not tell whether a guess is right, and two installations store
+ * different hashes of equal values.
+ */
+export const lookupHash = (db: Db, purpose: LookupPurpose, values: Readonly<Record<string, unknown>>): Buffer =>
+  authorityOf(db).hash(purpose, Object.entries(values))
 
 export type Authenticated<N extends AuthenticatedTable> = AuthenticatedRow<N> & { mac: Buffer | null }
 

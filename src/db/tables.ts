@@ -186,7 +186,7 @@ export const userColumns = {
  * account or not.
  */
 export const sign_in_failures = pgTable('sign_in_failures', {
-  /** Hash of what is counted. */
+  /** Keyed hash of what is counted (`lookupHash`): addresses and networks can be guessed. */
   key: bytea().primaryKey(),
   failures: integer().notNull(),
   /** Nobody is let in before. */
@@ -1025,8 +1025,9 @@ export const idempotency_keys = pgTable('idempotency_keys', {
   organization_id: ulid().notNull().references(() => organizations.id, { onDelete: 'cascade' }),
   /** Who sent it, as `user:17`. */
   principal: varchar({ length: 32 }).notNull(),
+  /** Keyed hash of the header, in hexadecimal, bound to organization and principal (`lookupHash`). */
   key: varchar({ length: 255 }).notNull(),
-  /** A keyed MAC over path and body: a repeat is told from another request, and neither is stored. */
+  /** Keyed hash of the header, the method, the path and the body, bound to the same (`lookupHash`). */
   request: bytea().notNull(),
   status: integer().notNull(),
   /** Sealed under the organization's storage key, in base64. */

@@ -1,8 +1,8 @@
 import { Type } from '@sinclair/typebox'
 import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify'
-import { hmac, sameBytes, secretKey, sha256 } from '../crypto/primitives.ts'
+import { sameBytes, sha256 } from '../crypto/primitives.ts'
 import { rest } from '../crypto/rest.ts'
-import { transaction, type Answering, type Db } from '../db/database.ts'
+import { lookupHash, transaction, type Answering, type Db } from '../db/database.ts'
 import { recordEvent, type AuditEvent } from '../repositories/audit.ts'
 import {
   areAnswersFull, createAnswer, findAnswer, findAnswerOfPerson, tryLockKey, type AnswerSeal, type KeptIn, type KeyOwner
@@ -90,7 +90,7 @@ export function installIdempotency (app: FastifyInstance, seal: AnswerSeal) {
 
   // True where it was answered.
   async function findOrBegin (request: FastifyRequest, reply: FastifyReply): Promise<boolean> {
-    const answering = new KeptOnce(seal, request, await askedBy(request))
+    const answering = new KeptOnce(seal, request, await askedBy(app.db, request))
     const known = await waitFor(request, answering.find(app.reads))
     if (known === undefined) request.answering = answering
     else await replay(app, request, reply, known)
@@ -241,45 +241,47 @@ async function madeBy (db: Db, body: string | null): Promise<KeptIn> {
   return { id, storage_key: (await findStorageKey(db, id))! }
 }
 
-// The key as it was sent is stored nowhere: with what is, nobody can check a guess at what the request said.
-async function askedBy (request: FastifyRequest): Promise<Asked> {
-  const key = request.headers['idempotency-key'] as string
+// Header and request are stored as keyed hashes: with the database alone, no guess at either can be checked. A request
+// outside of any organization is hashed without one, since its answer is kept in an organization that it makes.
+async function askedBy (db: Db, request: FastifyRequest): Promise<Asked> {
+  const header = request.headers['idempotency-key'] as string
   const { principal } = request
   const organization = principal?.organization
   const { type, id } = principal ?? { type: 'user', id: request.user!.user.id }
-  const purpose = organization === undefined ? 'organization' : 'name'
+  const caller = { organization_id: organization?.id ?? null, principal: `${type}:${id}`, header }
+  const digest = await digestOfRequest(request)
   return {
-    owner: { principal: `${type}:${id}`, key: sha256(`${purpose} ${key}`).toString('hex') },
+    owner: { principal: caller.principal, key: lookupHash(db, 'idempotency key', caller).toString('hex') },
     organization,
-    mac: await macOfRequest(key, request)
+    mac: lookupHash(db, 'idempotent request', { ...caller, digest })
   }
 }
 
-// A text of this many characters is no more than others wait for; large bodies hold many.
+// After hashing this many characters, other requests get a turn.
 const STEP = 1024 * 1024
 
-// Members in one order: JSON has none.
+// Sorts the members of objects.
 const inOrder = (_name: string, value: unknown) => typeof value === 'object' && value !== null && !Array.isArray(value)
   ? Object.fromEntries(Object.entries(value).sort(([one], [other]) => one < other ? -1 : 1))
   : value
 
-// Each part with what came before it, in steps: a list element by element. A list's head has three elements, one of it
-// has one, and any other member two: no two requests have the same parts.
-async function macOfRequest (key: string, { method, url, query, body }: FastifyRequest): Promise<Buffer> {
-  const secret = secretKey(sha256(`request ${key}`))
+// Hashes the request part by part, each with the hash of the parts before, and a list element by element, so that no
+// step is long. Parts have different numbers of elements (method, path and query: 3; head of a list: 3; element of a
+// list: 1; any other member: 2) and an order, so two different requests never have the same parts.
+async function digestOfRequest ({ method, url, query, body }: FastifyRequest): Promise<Buffer> {
   const members = Object.entries(inOrder('', body ?? {}) as object).flatMap(([name, value]: [string, unknown]) =>
     Array.isArray(value) ? [[name, 'list', value.length], ...value.map((one: unknown) => [one])] : [[name, value]])
-  let mac: Buffer = Buffer.alloc(0)
+  let digest: Buffer = Buffer.alloc(0)
   let length = 0
   for (const part of [[method, url.split('?', 1)[0], query], ...members]) {
     const text = JSON.stringify(part, inOrder)
-    mac = hmac(secret, Buffer.concat([mac, Buffer.from(text)]))
+    digest = sha256(Buffer.concat([digest, Buffer.from(text)]))
     length += text.length
     if (length < STEP) continue
     length = 0
     await rest()
   }
-  return mac
+  return digest
 }
 
 /**

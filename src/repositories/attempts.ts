@@ -1,13 +1,13 @@
 import { and, asc, eq, gt, isNull, lt, or, sql } from 'drizzle-orm'
-import type { Db } from '../db/database.ts'
+import { lookupHash, type Db } from '../db/database.ts'
 import { deleteExpired, keepNewest } from '../db/expired.ts'
 import { sign_in_devices, sign_in_failures } from '../db/tables.ts'
 
 // How often a password may be guessed, and which browsers are not strangers.
 
-/** What attempts are counted by; `hash` names it. */
+/** What attempts are counted by; `name` says it, and is stored as a keyed hash. */
 export interface Count {
-  hash: Buffer
+  name: string
   /**
    * `place`: one device, one network or one session. Five attempts in 15 minutes are free; each further one locks twice
    * as long, up to 15 minutes. `account`: an account from everywhere where it is not known, 25 in half an hour, which
@@ -15,6 +15,9 @@ export interface Count {
    */
   of: 'place' | 'account'
 }
+
+/** The key of a count in `sign_in_failures`. */
+export const countKey = (db: Db, { name }: Pick<Count, 'name'>): Buffer => lookupHash(db, 'sign-in attempts', { name })
 
 const { failures, locked_until, last_at } = sign_in_failures
 const counted = (fresh: ReturnType<typeof sql>) => sql`CASE WHEN ${fresh} THEN 1 ELSE ${failures} + 1 END`
@@ -51,9 +54,10 @@ export async function takeAttempts (db: Db, counts: readonly Count[]): Promise<A
   // Long after its window and the longest lock, a count is that of nobody.
   await deleteExpired(db, sign_in_failures, sign_in_failures.key, sql`${last_at} < now() - interval '1 hour'`)
   let number = 0
-  for (const [i, { hash: key, of }] of counts.entries()) {
+  for (const [i, count] of counts.entries()) {
+    const key = countKey(db, count)
     const rows = await db.insert(sign_in_failures).values({ key, failures: 1 }).onConflictDoUpdate({
-      target: sign_in_failures.key, set: BOUNDS[of], setWhere: or(isNull(locked_until), lt(locked_until, sql`now()`))
+      target: sign_in_failures.key, set: BOUNDS[count.of], setWhere: or(isNull(locked_until), lt(locked_until, sql`now()`))
     }).returning({ number: failures })
     number = rows[0]?.number ?? 0
     if (number > 0) continue
@@ -69,18 +73,18 @@ export async function takeAttempts (db: Db, counts: readonly Count[]): Promise<A
 
 /** An attempt that could not be judged does not count, and locks nothing; a lock that others have earned stays. */
 export async function returnAttempts (db: Db, counts: readonly Count[]): Promise<void> {
-  for (const { hash, of } of counts) {
+  for (const count of counts) {
     await db.update(sign_in_failures).set({
       failures: sql`greatest(${failures} - 1, 0)`,
-      locked_until: sql`CASE WHEN ${failures} - 1 >= ${FROM[of]} THEN ${locked_until} END`
-    }).where(eq(sign_in_failures.key, hash))
+      locked_until: sql`CASE WHEN ${failures} - 1 >= ${FROM[count.of]} THEN ${locked_until} END`
+    }).where(eq(sign_in_failures.key, countKey(db, count)))
   }
 }
 
 /** The right password was given: its place begins anew. What strangers tried elsewhere stays counted. */
 export async function forgiveAttempts (db: Db, counts: readonly Count[]): Promise<void> {
   for (const count of counts) {
-    if (count.of === 'place') await db.delete(sign_in_failures).where(eq(sign_in_failures.key, count.hash))
+    if (count.of === 'place') await db.delete(sign_in_failures).where(eq(sign_in_failures.key, countKey(db, count)))
     else await returnAttempts(db, [count])
   }
 }

@@ -2,10 +2,10 @@ import { and, asc, eq, gt, sql } from 'drizzle-orm'
 import type { Db } from '../db/database.ts'
 import { idempotency_keys, members, organizations } from '../db/tables.ts'
 
-/** Whose key it is. `key` is a hash of what was sent. */
+/** Whose key it is. `key` is a keyed hash of the header (`lookupHash`). */
 export interface KeyOwner { organization_id: string, principal: string, key: string }
 
-/** The first answer to a request that came with a key, sealed; the request is a MAC. */
+/** The first answer to a request with a key, sealed; `request` is a keyed hash of the request (`lookupHash`). */
 export interface KeptAnswer { request: Buffer, status: number, sealed: Buffer }
 
 /** Seals answers that are kept, each for the key and the request that it answers. */

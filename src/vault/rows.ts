@@ -3,7 +3,7 @@ import type { KeyObject } from 'node:crypto'
 import { IntegrityError } from '../crypto/at-rest.ts'
 import { makeCanary, MasterKeyMissing, openCanary, type Keyring } from '../crypto/keyring.ts'
 import { random, sameBytes, takeKey } from '../crypto/primitives.ts'
-import { chainKeyFingerprint, createRowChecker, rowKeyFingerprint, rowMac } from '../crypto/row-mac.ts'
+import { chainKeyFingerprint, createRowChecker, deriveLookupKey, rowKeyFingerprint, rowMac } from '../crypto/row-mac.ts'
 import { AUTHENTICATED, fieldsOf, type AuthenticatedTable } from '../db/authenticated.ts'
 import { readClock } from '../db/chain.ts'
 import { createLine, type Waiter } from '../db/line.ts'
@@ -179,6 +179,7 @@ function authorityFor (keys: Keys, keyring: Keyring, db: Db): RowAuthority {
   const reported = new LRUCache<string, true>({ max: 10_000, ttl: SAME_ROW })
   const pending = new Set<Promise<void>>()
   const matches = createRowChecker(key)
+  const lookupKey = deriveLookupKey(key)
   // One transaction after the other, however many rows one look has refused: a connection each would leave none to
   // whoever asks for what is authentic.
   const line = createLine<Waiting>(async ({ take }) => {
@@ -215,6 +216,7 @@ function authorityFor (keys: Keys, keyring: Keyring, db: Db): RowAuthority {
     chain: createChain(FIRST_CHAIN_KEY, keys.chain, (row) => openChainKey(keyring, row)),
     mac: (table, row) => rowMac(key, table, fieldsOf(table, row)),
     verifies: (table, row, mac) => mac !== null && matches(table, fieldsOf(table, row), mac),
+    hash: (purpose, values) => rowMac(lookupKey, purpose, values),
     report (violation) {
       if (!isDue(violation)) return
       reports++

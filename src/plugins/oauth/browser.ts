@@ -121,11 +121,11 @@ async function countsOf (
 ): Promise<Count[]> {
   const device = readCookie(app, request, 'device')
   const known = device === undefined ? undefined : await findDevice(app.db, hashToken(device), user_id)
-  if (known !== undefined) return [{ of: 'place', hash: hashToken(`${account} device:${known}`) }]
+  if (known !== undefined) return [{ of: 'place', name: `${account} device:${known}` }]
   await app.countStranger(request, reply)
   return [
-    { of: 'place', hash: hashToken(`${account} ${addressKey(request.ip)}`) },
-    { of: 'account', hash: hashToken(account) }
+    { of: 'place', name: `${account} ${addressKey(request.ip)}` },
+    { of: 'account', name: account }
   ]
 }
 
@@ -136,7 +136,7 @@ export async function confirmPassword (
   app: FastifyInstance, request: FastifyRequest, { user, hash }: SignedIn, form: Form
 ): Promise<Verified | 'wrong' | number> {
   const password = (form.get('current') ?? '').slice(0, 1024)
-  const counts: Count[] = [{ of: 'place', hash: hashToken(`session:${hash.toString('hex')}`) }]
+  const counts: Count[] = [{ of: 'place', name: `session:${hash.toString('hex')}` }]
   return judge(app, request, { found: await findUser(app.db, user.id), counts, refusal: 'password.refuse' }, password)
 }
 
@@ -159,7 +159,7 @@ export async function codeOfStranger (
 
 /** A code of somebody who is signed in: counted by the session, which no stranger has. */
 export function codeInSession ({ user, hash }: SignedIn, code: string): CodeGiven {
-  return { user, code, counts: [{ of: 'place', hash: hashToken(`code session:${hash.toString('hex')}`) }] }
+  return { user, code, counts: [{ of: 'place', name: `code session:${hash.toString('hex')}` }] }
 }
 
 /**
