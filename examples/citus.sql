@@ -6,8 +6,8 @@
 -- postgresql.conf of every machine, too.
 SET citus.enable_unsafe_triggers = 'on';
 
--- The number of a key is one of the installation's: its identity column gives none twice, on Citus neither, but no
--- constraint can say so across machines.
+-- The service makes the ids of keys itself (docs/decisions/0018): an id is unique in the installation, but no constraint
+-- can say so across machines. The index is for `rewrap`, which walks through all keys by id.
 ALTER TABLE encryption_keys DROP CONSTRAINT encryption_keys_pkey;
 ALTER TABLE encryption_keys ADD PRIMARY KEY (organization_id, id);
 CREATE INDEX encryption_keys_by_number ON encryption_keys (id);

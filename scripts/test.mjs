@@ -19,11 +19,12 @@ const ONCE = new Set([
 const ON_EITHER = new Set([
   'access', 'audit', 'audit-chain', 'backup', 'billing', 'billing-money', 'billing-periods', 'bodies', 'browser',
   'chain-keys', 'concurrency', 'contract', 'deployment', 'examples', 'explorer', 'former-slugs', 'hierarchy', 'http',
-  'key-provider', 'keys', 'leaks', 'limits', 'linearizability', 'lookups', 'lost-answers', 'mail', 'manipulations',
-  'members', 'metrics', 'moments', 'oauth', 'oauth-authorize', 'oauth-clients', 'oauth-doc', 'oauth-guard',
-  'oauth-race', 'oauth-token', 'organizations', 'people', 'preconditions', 'recipes', 'redis', 'removals', 'repeats',
-  'request-format', 'revocation', 'rewrap', 'rotation', 'rotation-concurrency', 'row-adoption', 'row-manipulations',
-  'sdk', 'second-factor', 'stored-bytes', 'stored-requests', 'teams', 'tenants', 'times', 'tokens', 'traces'
+  'ids', 'key-provider', 'keys', 'leaks', 'limits', 'linearizability', 'lookups', 'lost-answers', 'mail',
+  'manipulations', 'members', 'metrics', 'moments', 'oauth', 'oauth-authorize', 'oauth-clients', 'oauth-doc',
+  'oauth-guard', 'oauth-race', 'oauth-token', 'organizations', 'people', 'preconditions', 'recipes', 'redis',
+  'removals', 'repeats', 'request-format', 'revocation', 'rewrap', 'rotation', 'rotation-concurrency',
+  'row-adoption', 'row-manipulations', 'sdk', 'second-factor', 'stored-bytes', 'stored-requests', 'teams', 'tenants',
+  'times', 'tokens', 'traces'
 ])
 // Plans of a server, under several sessions: nothing of it is there on the embedded database.
 const ON_SERVER = new Set(['scale', 'upgrade', 'workers'])

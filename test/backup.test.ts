@@ -173,7 +173,6 @@ async function goesOn (t: Test, env: Env) {
   t.match(await call('PATCH', `/organizations/${o}`, { slug: 'former-name' }), {
     status: 422, body: { error: 'slug_taken' }
   }, 'a former slug is still reserved')
-  // The key of a project has its id from the database.
   t.match(await call('POST', `/${o}/projects`, { name: 'Next' }), { status: 201 })
   for await (const { broken } of verifyDatabase({ database, keyring }, {}, new Anchors())) t.equal(broken, null)
 }

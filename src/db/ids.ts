@@ -6,9 +6,10 @@ const APART = 2 ** 12
 let last = 0
 
 /**
- * The id of a row that MACs of other rows name: an account, a grant, a token. It is the service's own, and never given
- * twice: a sequence of the database can be set back by whoever may write to it, and what once hung on one account would
- * hang on the next. Later ones of one process are larger.
+ * The id of a row that MACs of other rows name, or that a tenant sees: an account, a grant, a token, a key. The service
+ * makes the id itself and never twice. A sequence of the database could be set back by an attacker who writes to the
+ * database, and rows of a deleted account would then belong to the next one; and its numbers would tell a tenant how
+ * many rows the other tenants make. Later ids of one process are larger.
  *
  * @param after an id that this one has to be larger than, whose clock ever that was made by
  */

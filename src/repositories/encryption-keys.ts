@@ -1,6 +1,7 @@
 import { and, desc, eq, isNotNull, isNull, lte, sql } from 'drizzle-orm'
 import type { HistoryPolicy, Managed } from '../../schemas/projects.ts'
 import { updateAuthentic, tampered, type Db } from '../db/database.ts'
+import { makeId } from '../db/ids.ts'
 import { encryption_keys, keyColumns, projects } from '../db/tables.ts'
 import { offsetOf, type PageRequest } from '../rules/pagination.ts'
 
@@ -66,8 +67,8 @@ export async function listKeysWithoutHash (db: Db, project: KeyState): Promise<K
 export async function replaceActiveKey (db: Db, project: KeyState, key: NewKey): Promise<KeyRow> {
   await db.update(encryption_keys).set({ is_active: false, rotated_at: sql`now()` })
     .where(and(keysOf(project), eq(encryption_keys.is_active, true)))
-  const [row] = await db.insert(encryption_keys).values({
-    ...key, organization_id: project.organization_id, project_id: project.id, is_active: true
+  const [row] = await db.insert(encryption_keys).overridingSystemValue().values({
+    id: makeId(), ...key, organization_id: project.organization_id, project_id: project.id, is_active: true
   }).returning(keyColumns)
   const its = and(eq(projects.organization_id, project.organization_id), eq(projects.id, project.id))
   await updateAuthentic(db, 'projects', its, { key_version: key.version }, { updated_at: sql`now()` }) ?? tampered()

@@ -6,6 +6,7 @@ import {
   isOneOf, lookUp, macOf, preparedSql, updateAuthentic, verifies, withMoments, tampered, type Authenticated, type Db,
   type Raw, type Value
 } from '../db/database.ts'
+import { makeId } from '../db/ids.ts'
 import { encryption_keys, environments, project_counts, projects, targets, teams } from '../db/tables.ts'
 import { readPage, type PageRequest } from '../rules/pagination.ts'
 import type { KeyState, NewKey } from './encryption-keys.ts'
@@ -74,8 +75,8 @@ export async function createProject (db: Db, project: NewProject, key: NewKey): 
   const row = { ...project, key_version: key.version }
   await db.insert(projects).values({ ...row, mac: macOf(db, 'projects', row) })
   await db.insert(project_counts).values({ organization_id: project.organization_id, project_id: project.id })
-  await db.insert(encryption_keys).values({
-    ...key, organization_id: project.organization_id, project_id: project.id, is_active: true
+  await db.insert(encryption_keys).overridingSystemValue().values({
+    id: makeId(), ...key, organization_id: project.organization_id, project_id: project.id, is_active: true
   })
 }
 
