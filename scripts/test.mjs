@@ -24,7 +24,7 @@ const ON_EITHER = new Set([
   'oauth-guard', 'oauth-race', 'oauth-token', 'organizations', 'people', 'preconditions', 'recipes', 'redis',
   'removals', 'repeats', 'request-format', 'revocation', 'rewrap', 'rotation', 'rotation-concurrency',
   'row-adoption', 'row-manipulations', 'sdk', 'second-factor', 'stored-bytes', 'stored-requests', 'teams', 'tenants',
-  'times', 'tokens', 'traces'
+  'times', 'tokens', 'traces', 'unverified-rows'
 ])
 // Plans of a server, under several sessions: nothing of it is there on the embedded database.
 const ON_SERVER = new Set(['scale', 'upgrade', 'workers'])

@@ -240,8 +240,8 @@ t.test('a page of the history of keys reads its own keys, and counting what wait
 t.test('a list of projects counts nothing below them, and reads the counts of its page alone', onServer, async (t) => {
   const { organization, call } = await service.organization()
   await makeLevel({ organization, call } as Caller, { slug: 'first' })
-  await service.sql(`
-    INSERT INTO projects (id, organization_id, name, slug, secret_format, encryption_type, history_policy, key_version)
+  await service.write(`INSERT INTO projects (id, organization_id, name, slug, secret_format, encryption_type,
+      history_policy, key_version)
     SELECT lpad(n::text, 26, '0'), organization_id, name, 'p-' || n, secret_format, encryption_type, history_policy, key_version
     FROM projects, generate_series(1, ${PROJECTS - 1}) n WHERE organization_id = '${organization}'`)
   await service.sql(

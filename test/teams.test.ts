@@ -347,7 +347,7 @@ t.test('how many teams somebody is in, and what a team holds, is bounded', async
   t.match(await owner.call('PUT', `${path}/${crowded}/members/${rosa.id}`, {}), {
     status: 422, body: { error: 'limit_reached', details: { limit: TEAM_LIMITS.teamsOfMember } }
   })
-  await service.sql(`INSERT INTO projects (id, organization_id, name, slug, secret_format, encryption_type,
+  await service.write(`INSERT INTO projects (id, organization_id, name, slug, secret_format, encryption_type,
     history_policy, key_version) SELECT lpad(n::text, 26, '0'), '${o}', 'x', 'x-' || n, 'env', 'server', 'keep', 1
     FROM generate_series(1, ${TEAM_LIMITS.projects}) n`)
   await service.write(`INSERT INTO team_projects (organization_id, team_id, project_id, role)

@@ -32,16 +32,16 @@ export interface Violation { table: AuthenticatedTable, row: Readonly<Record<str
 /** Whom a row is about, where the row itself does not say it. */
 export interface About { organization_id?: string, user_id?: number }
 
-/** Rows that somebody else wrote, or took away: what was asked of them cannot be answered. */
+/** A row was changed, added or removed outside the service. The API answers `integrity_error`. */
 export class TamperedRow extends Error {
   override readonly name = 'TamperedRow'
 
-  constructor () {
-    super('a row is not what the service wrote')
+  constructor (what = 'a row') {
+    super(`${what} is not what the service wrote`)
   }
 }
 
-/** Ends what was asked of a row that the service did not write as it is. */
+/** Ends the request: a row that it needs was changed, added or removed outside the service. */
 export function tampered (): never {
   throw new TamperedRow()
 }
@@ -91,7 +91,15 @@ export function isAuthentic<N extends AuthenticatedTable> (
   return false
 }
 
-/** The same for rows whose reader refuses them with `integrity_error`, which is recorded where it is answered. */
+/**
+ * Ends the request with `integrity_error` unless the service wrote the row as it is: for rows of levels, since a level
+ * that silently disappears would be worse than an error. The error handler records it, and its log line names the row.
+ */
+export function requireAuthentic<N extends AuthenticatedTable> (db: Db, table: N, row: Checked<N>): void {
+  if (!verifies(db, table, row)) throw new TamperedRow(`${table} ${String((row as { id?: unknown }).id)}`)
+}
+
+/** Whether the MAC of the row is right. */
 export const verifies = <N extends AuthenticatedTable>(db: Db, table: N, row: Checked<N>): boolean =>
   authorityOf(db).verifies(table, row, row.mac)
 

@@ -22,8 +22,8 @@ export { askForCopy, tellHolder } from './copies.ts'
 export { hasCluster, NoRoom } from './embedded.ts'
 export { DirectoryLocked, lockDirectory, removeUnheld } from './lock.ts'
 export {
-  authorityOf, findAuthority, isAuthentic, lookupHash, macOf, readNow, setAuthority, tampered, TamperedRow,
-  updateAuthentic, verifies, type Authenticated, type RowAuthority, type Violation, type ViolationLog
+  authorityOf, findAuthority, isAuthentic, lookupHash, macOf, readNow, requireAuthentic, setAuthority, tampered,
+  TamperedRow, updateAuthentic, verifies, type Authenticated, type RowAuthority, type Violation, type ViolationLog
 } from './authority.ts'
 export { isKeyOf, isOneOf, isOneOfOrganization, lookUp, rowsOf } from './lists.ts'
 export { prepared, preparedSql, withMoments, type Raw, type Value } from './prepared.ts'

@@ -146,10 +146,10 @@ export const members: Domain = async (app) => {
           if (!isOwn) requireRole(principal, member.role)
         })
         if (ended === 'last_owner') fail('last_owner')
-        return ended === 'none' ? fail('not_found') : ended
+        return ended === 'none' ? fail('not_found') : ended.member
       }, request)
       app.removals.wake()
-      tell(principal, removed, null)
+      if (removed !== undefined) tell(principal, removed, null)
       return reply.code(204).send(null)
     }
   })

@@ -1,26 +1,33 @@
 import { and, eq, sql } from 'drizzle-orm'
 import type { EnvironmentAttributes } from '../../schemas/environments.ts'
 import { changedAt } from '../db/columns.ts'
-import { macOf, preparedSql, updateAuthentic, withMoments, tampered, type Db, type Raw } from '../db/database.ts'
+import {
+  macOf, preparedSql, requireAuthentic, tampered, updateAuthentic, withMoments, type Authenticated, type Db, type Raw
+} from '../db/database.ts'
 import { environments, project_counts, targets } from '../db/tables.ts'
 import { readPage, type PageRequest } from '../rules/pagination.ts'
 
 export type EnvironmentRow = EnvironmentAttributes & { id: string }
-type Row = Raw<EnvironmentRow>
+type Row = Raw<EnvironmentRow> & Pick<Authenticated<'environments'>, 'organization_id' | 'mac'>
 
-const columns =
-  sql`e.id, e.project_id, e.target_id, e.name, e.slug, e.description, e.status, e.is_production, e.created_at, e.updated_at`
+const columns = sql`e.organization_id, e.mac,
+  e.id, e.project_id, e.target_id, e.name, e.slug, e.description, e.status, e.is_production, e.created_at, e.updated_at`
 
 const byId = preparedSql<Row, { organization_id: string, id: string }>('environment', ($) => sql`
   SELECT ${columns} FROM environments e WHERE e.organization_id = ${$('organization_id')}::char(26)
     AND e.id = ${$('id')}::char(26)`)
 
-/** An environment, as everybody sees it, whose row was judged when its level was looked up. */
+function toEnvironment (db: Db, { organization_id, mac, ...row }: Row): EnvironmentRow {
+  requireAuthentic(db, 'environments', { ...row, organization_id, mac })
+  return withMoments(row)
+}
+
+/** An environment as the API shows it. Throws TamperedRow. */
 export async function findEnvironment (
   db: Db, organizationId: string, id: string
 ): Promise<EnvironmentRow | undefined> {
   const [row] = await byId(db, { organization_id: organizationId, id })
-  return row && withMoments(row)
+  return row && toEnvironment(db, row)
 }
 
 const inTarget = preparedSql<Row & { total: number }, Record<string, unknown>>('environments', ($) => sql`
@@ -29,12 +36,12 @@ const inTarget = preparedSql<Row & { total: number }, Record<string, unknown>>('
   WHERE e.organization_id = ${$('organization_id')}::char(26) AND e.target_id = ${$('target_id')}::char(26)
   ORDER BY e.slug LIMIT ${$('limit')}::int OFFSET ${$('offset')}::bigint`)
 
-/** Environments of a target by slug. */
+/** Environments of a target by slug. Throws TamperedRow. */
 export async function listEnvironments (
   db: Db, organization_id: string, target_id: string, page: PageRequest
 ): Promise<{ rows: EnvironmentRow[], total: number }> {
   const { rows, total } = await readPage(page, (part) => inTarget(db, { organization_id, target_id, ...part }))
-  return { rows: rows.map(withMoments), total }
+  return { rows: rows.map(({ total: _, ...row }) => toEnvironment(db, row)), total }
 }
 
 export interface NewEnvironment {

@@ -2,7 +2,7 @@ import { sql, type SQL } from 'drizzle-orm'
 import type { HistoryPolicy, Managed, SecretFormat } from '../../schemas/projects.ts'
 import { LEVELS, type Level, type LevelNames } from '../../schemas/secrets.ts'
 import { learnHead } from '../db/chain.ts'
-import { lookUp, preparedSql, verifies, tampered, type Authenticated, type Db } from '../db/database.ts'
+import { lookUp, preparedSql, requireAuthentic, tampered, type Authenticated, type Db } from '../db/database.ts'
 import { headOf } from '../db/events.ts'
 import { byQuestion, gather } from '../db/gather.ts'
 import {
@@ -251,12 +251,12 @@ function toState (db: Db, rows: readonly Omit<Row, 'question'>[]): LevelState | 
       }
   const secrets = rows.flatMap((row) => toSecret(row) ?? []).sort((a, b) =>
     LEVELS.indexOf(a.level) - LEVELS.indexOf(b.level))
-  const isRight = first.key_is_newest && verifies(db, 'projects', project) && (target === null ||
-    verifies(db, 'targets', target)) &&
-    (environment === null || verifies(db, 'environments', environment)) &&
-    secrets.every((secret) => verifies(db, 'secrets', { ...secret, sealed: secret.is_stored }) &&
-      (secret.recorded_revision ?? 0) <= secret.revision)
-  if (!isRight) tampered()
+  requireAuthentic(db, 'projects', project)
+  if (target !== null) requireAuthentic(db, 'targets', target)
+  if (environment !== null) requireAuthentic(db, 'environments', environment)
+  for (const secret of secrets) requireAuthentic(db, 'secrets', { ...secret, sealed: secret.is_stored })
+  const isNewest = secrets.every(({ recorded_revision, revision }) => (recorded_revision ?? 0) <= revision)
+  if (!isNewest || !first.key_is_newest) tampered()
   const { next_event, event_head, chain_kid } = first
   if (next_event !== null) learnHead(db, organization_id, headOf({ next_event, event_head, chain_kid }))
   const [level, deepest] = environment !== null

@@ -13,19 +13,24 @@ const oneOf = (organizationId: string, userId: number) =>
   and(eq(members.organization_id, organizationId), eq(members.user_id, userId))
 
 const columns = {
-  row: authenticatedColumns('members'), joined_at: members.joined_at, email: users.email, name: users.name
+  row: authenticatedColumns('members'), user: authenticatedColumns('users'), joined_at: members.joined_at
 }
 
 const read = (db: Db, where: SQL | undefined) =>
   db.select(columns).from(members).innerJoin(users, eq(users.id, members.user_id)).where(where)
 
-const toMember = (
-  { row: { user_id, role, status }, ...user }: Awaited<ReturnType<typeof read>>[number]
-): MemberAttributes => ({ user_id, ...user, role, status })
+// Undefined where the MAC of the membership, or of the account, does not verify.
+function toMember (
+  db: Db, { row, user, joined_at }: Awaited<ReturnType<typeof read>>[number]
+): MemberAttributes | undefined {
+  const { organization_id, user_id, role, status } = row
+  if (!isAuthentic(db, 'members', row) || !isAuthentic(db, 'users', user, { organization_id })) return undefined
+  return { user_id, email: user.email, name: user.name, role, status, joined_at }
+}
 
 /**
- * Members of an organization in the order in which their accounts were made. A row whose MAC does not verify is left
- * out, though the total counts it.
+ * Members of an organization in the order in which their accounts were made. A member whose membership or account has a
+ * MAC that does not verify is left out, though the total counts it.
  */
 export async function listMembers (
   db: Db, organizationId: string, page: PageRequest
@@ -35,14 +40,14 @@ export async function listMembers (
   const { rows, total: all } = await readPage(page, async ({ limit, offset }) =>
     db.select({ ...columns, total }).from(members).innerJoin(users, eq(users.id, members.user_id)).where(own)
       .orderBy(asc(members.user_id)).limit(limit).offset(offset))
-  return { rows: rows.filter(({ row }) => isAuthentic(db, 'members', row)).map(toMember), total: all }
+  return { rows: rows.flatMap((row) => toMember(db, row) ?? []), total: all }
 }
 
 export async function findMember (
   db: Db, organizationId: string, userId: number
 ): Promise<MemberAttributes | undefined> {
   const [found] = await read(db, oneOf(organizationId, userId))
-  return found !== undefined && isAuthentic(db, 'members', found.row) ? toMember(found) : undefined
+  return found && toMember(db, found)
 }
 
 /** Whether an address belongs to a member of an organization: one statement, with an account and without. */
@@ -50,7 +55,7 @@ export async function isMemberAddress (db: Db, organizationId: string, email: st
   const found = await read(db, and(
     eq(members.organization_id, organizationId), inArray(users.email_normalized, spellingsOf(email))
   ))
-  return found.some((row) => canonicalEmail(row.email) === canonicalEmail(email))
+  return found.some(({ user }) => canonicalEmail(user.email) === canonicalEmail(email))
 }
 
 /**

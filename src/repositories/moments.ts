@@ -1,7 +1,8 @@
 import { sql, type SQL } from 'drizzle-orm'
 import type { Managed } from '../../schemas/projects.ts'
 import { LEVELS, type Level } from '../../schemas/secrets.ts'
-import { preparedSql, tampered, verifies, type Authenticated, type Db } from '../db/database.ts'
+import { preparedSql, requireAuthentic, tampered, type Authenticated, type Db } from '../db/database.ts'
+import { findSlugs } from '../db/slugs.ts'
 import type { KeyRow, KeyState } from './encryption-keys.ts'
 import type { LevelState } from './levels.ts'
 
@@ -59,11 +60,6 @@ const HELD = sql`CASE
     WHEN v.action = 'delete' THEN 'none'
     ELSE 'version' END`
 
-const PATH = sql`CASE ${HELD} WHEN 'unknown' THEN concat_ws('/',
-    (SELECT slug FROM projects WHERE organization_id = s.organization_id AND id = s.project_id),
-    (SELECT slug FROM targets WHERE organization_id = s.organization_id AND id = s.target_id),
-    (SELECT slug FROM environments WHERE organization_id = s.organization_id AND id = s.environment_id)) END`
-
 const isLocked = (retentionDays: SQL) =>
   sql`coalesce(v.created_at < now() - make_interval(days => ${retentionDays}::int), false)`
 
@@ -72,7 +68,8 @@ const IS_FUTURE = sql`asked.at > clock_timestamp()`
 /** The document of a level as it was: its version's, or the current one. */
 export interface PastDocument {
   held: Exclude<Held, 'none'>
-  path: string | null
+  /** Slugs down to the level. */
+  path: string
   id: string
   level: Level
   level_id: string
@@ -94,7 +91,6 @@ interface Row extends Record<'project_id' | 'id' | 'level_id', string> {
   is_future: boolean
   was_there: boolean
   held: Held | null
-  path: string | null
   target_id: string | null
   environment_id: string | null
   level: Level
@@ -127,7 +123,7 @@ const documents = preparedSql<Row, Record<string, unknown>>('documents_at', ($) 
         AND created_at <= asked.at)) AS was_there,
     its.*, k.managed, k.data_key
   FROM asked CROSS JOIN cut LEFT JOIN LATERAL (
-    SELECT ${HELD} AS held, ${PATH} AS path, s.id, s.project_id, s.target_id, s.environment_id, s.level, s.level_id, s.revision,
+    SELECT ${HELD} AS held, s.id, s.project_id, s.target_id, s.environment_id, s.level, s.level_id, s.revision,
       s.key_version, s.sealed IS NOT NULL AS is_stored, s.size_bytes, s.mac, s.version AS current_version,
       v.id AS version, v.revision AS version_revision, v.key_version AS version_key, v.created_at,
       ${isLocked(sql`${$('retention_days')}`)} AS locked,
@@ -162,12 +158,12 @@ export async function findDocumentsAt (
   const [first] = rows
   if (first === undefined || first.is_future) return first && 'future'
   if (!first.was_there) return undefined
-  return rows.flatMap((row) => toDocument(db, organization_id, row) ?? [])
+  return rows.flatMap((row) => toDocument(db, state, row) ?? [])
     .sort((a, b) => LEVELS.indexOf(a.level) - LEVELS.indexOf(b.level))
 }
 
-function toDocument (db: Db, organization_id: string, row: Row): PastDocument | undefined {
-  const { held, path, id, project_id, target_id, environment_id, level, level_id, size_bytes, mac } = row
+function toDocument (db: Db, { organization_id, ...state }: LevelState, row: Row): PastDocument | undefined {
+  const { held, id, project_id, target_id, environment_id, level, level_id, size_bytes, mac } = row
   if (held === null) return undefined
   const secret = {
     id,
@@ -183,10 +179,13 @@ function toDocument (db: Db, organization_id: string, row: Row): PastDocument | 
     key_version: row.key_version,
     sealed: row.is_stored
   }
-  if (!verifies(db, 'secrets', secret)) tampered()
+  requireAuthentic(db, 'secrets', secret)
   if (held === 'none') return undefined
   // It is under a key that its project never had.
   if (row.managed === null) return tampered()
+  // The rows of the levels were checked when the state was looked up.
+  const slugs = [state.project.slug, state.target?.slug ?? '', state.environment?.slug ?? '']
+  const path = slugs.slice(0, 1 + LEVELS.indexOf(level)).join('/')
   const isVersion = held === 'version'
   const version = isVersion ? row.version : row.current_version
   const key_version = isVersion ? row.version_key! : row.key_version
@@ -210,6 +209,7 @@ function toDocument (db: Db, organization_id: string, row: Row): PastDocument | 
 /** A level that is not as it was: what it held is in a version, it held nothing, or nobody can tell. */
 export interface ChangedLevel extends Pick<Authenticated<'secrets'>, 'id' | 'target_id' | 'size_bytes'> {
   held: Exclude<Held, 'current'>
+  /** Slugs down to the level, of the first one that is `unknown`. */
   path: string | null
   is_stored: boolean
   version: number | null
@@ -233,7 +233,7 @@ export async function listChangedLevels (
     SELECT ${IS_FUTURE} AS is_future, EXISTS (SELECT FROM projects WHERE organization_id = asked.organization_id
       AND id = ${project.id} AND created_at <= asked.at) AS was_there, its.*
     FROM asked CROSS JOIN cut LEFT JOIN LATERAL (
-      SELECT ${HELD} AS held, ${PATH} AS path, s.id, s.target_id, s.size_bytes, s.sealed IS NOT NULL AS is_stored,
+      SELECT ${HELD} AS held, s.id, s.project_id, s.target_id, s.environment_id, s.size_bytes, s.sealed IS NOT NULL AS is_stored,
         v.id AS version, v.size_bytes AS version_bytes, v.created_at AS version_created_at,
         ${isLocked(sql`${retentionDays}`)} AS locked,
         CASE WHEN v.action <> 'delete' AND NOT EXISTS (SELECT ${rotated} AND r.action <> 'rotate')
@@ -245,15 +245,32 @@ export async function listChangedLevels (
   const [first] = rows
   if (first === undefined || first.is_future) return first && 'future'
   if (!first.was_there) return undefined
-  return rows.flatMap(({ is_future: _, was_there: __, is_rotated, ...row }) =>
-    row.id === null || is_rotated || (row.held === 'none' && !row.is_stored) ? [] : toChanged(row))
+  const changed = rows.filter((row) =>
+    row.id !== null && !row.is_rotated && (row.held !== 'none' || row.is_stored))
+  const unknown = changed.find(({ held }) => held === 'unknown')
+  const path = unknown && await pathTo(db, project.organization_id, unknown)
+  return changed.map(({ is_future: _, was_there: __, is_rotated: ___, ...row }) =>
+    toChanged(row, row.id === unknown?.id ? path! : null))
 }
 
-type Raw = Omit<ChangedLevel, 'version' | 'version_created_at'> &
-  { version: string | null, version_created_at: string | null }
+async function pathTo (
+  db: Db, organizationId: string, { project_id, target_id, environment_id }: Raw
+): Promise<string> {
+  const ids = [project_id, target_id, environment_id]
+  const slugs = await findSlugs(db, organizationId, ids)
+  return ids.flatMap((id) => slugs.get(id ?? '') ?? []).join('/')
+}
 
-const toChanged = (row: Raw): ChangedLevel => ({
+type Raw = Omit<ChangedLevel, 'path' | 'version' | 'version_created_at'> & {
+  project_id: string
+  environment_id: string | null
+  version: string | null
+  version_created_at: string | null
+}
+
+const toChanged = ({ project_id: _, environment_id: __, ...row }: Raw, path: string | null): ChangedLevel => ({
   ...row,
+  path,
   version: row.version === null ? null : Number(row.version),
   version_created_at: row.version_created_at === null ? null : new Date(row.version_created_at)
 })

@@ -3,8 +3,8 @@ import type { HistoryPolicy, Managed, ProjectAttributes, SecretFormat } from '..
 import { authenticatedColumns } from '../db/authenticated.ts'
 import { changedAt } from '../db/columns.ts'
 import {
-  isOneOf, lookUp, macOf, preparedSql, updateAuthentic, verifies, withMoments, tampered, type Authenticated, type Db,
-  type Raw, type Value
+  isOneOf, lookUp, macOf, preparedSql, requireAuthentic, updateAuthentic, withMoments, tampered, type Authenticated,
+  type Db, type Raw, type Value
 } from '../db/database.ts'
 import { makeId } from '../db/ids.ts'
 import { encryption_keys, environments, project_counts, projects, targets, teams } from '../db/tables.ts'
@@ -15,23 +15,25 @@ const oneOf = (organizationId: string, id: string) =>
   and(eq(projects.organization_id, organizationId), eq(projects.id, id))
 
 const columns = sql`p.id AS ulid, p.organization_id, p.name, p.slug, p.description, p.secret_format, p.encryption_type,
-  p.history_policy, c.secret_count, c.environment_count, c.target_count, p.created_at, p.updated_at`
+  p.history_policy, p.key_version, p.mac, c.secret_count, c.environment_count, c.target_count, p.created_at, p.updated_at`
 const itsCounts =
   sql`CROSS JOIN ${lookUp('c', project_counts, sql`organization_id = p.organization_id AND project_id = p.id`)}`
 
-type Row = Raw<Omit<ProjectAttributes, 'has_secrets'>>
+type Row = Raw<Omit<ProjectAttributes, 'has_secrets'>> & Pick<Authenticated<'projects'>, 'key_version' | 'mac'>
 
-const toAttributes = (row: Row): ProjectAttributes =>
-  Object.assign(withMoments(row), { has_secrets: row.secret_count > 0 })
+function toAttributes (db: Db, { key_version, mac, ...row }: Row): ProjectAttributes {
+  requireAuthentic(db, 'projects', { ...row, id: row.ulid, key_version, mac })
+  return Object.assign(withMoments(row), { has_secrets: row.secret_count > 0 })
+}
 
 const byId = preparedSql<Row, { organization_id: string, id: string }>('project', ($) => sql`
   SELECT ${columns} FROM projects p ${itsCounts}
   WHERE p.organization_id = ${$('organization_id')}::char(26) AND p.id = ${$('id')}::char(26)`)
 
-/** A project, as everybody sees it, whose row was judged when its level was looked up. */
+/** A project as the API shows it. Throws TamperedRow. */
 export async function findProject (db: Db, organizationId: string, id: string): Promise<ProjectAttributes | undefined> {
   const [row] = await byId(db, { organization_id: organizationId, id })
-  return row && toAttributes(row)
+  return row && toAttributes(db, row)
 }
 
 // The page is taken before its counts are looked up, each by its key: in a join the planner, which plans for an
@@ -49,14 +51,14 @@ const all = listed('projects', () => sql``)
 const some = listed('some_projects', ($) =>
   sql` AND p.id IN (SELECT value::char(26) FROM jsonb_array_elements_text(${$('ids')}::jsonb))`)
 
-/** Projects of the organization by slug: all (null), or only these. */
+/** Projects of the organization by slug: all (null), or only these. Throws TamperedRow. */
 export async function listProjects (
   db: Db, organization_id: string, ids: readonly string[] | null, page: PageRequest
 ): Promise<{ rows: ProjectAttributes[], total: number }> {
   const { rows, total } = await readPage(page, (part) => ids === null
     ? all(db, { organization_id, ...part })
     : some(db, { organization_id, ids: JSON.stringify(ids), ...part }))
-  return { rows: rows.map(toAttributes), total }
+  return { rows: rows.map(({ total: _, ...row }) => toAttributes(db, row)), total }
 }
 
 export interface NewProject {
@@ -92,11 +94,6 @@ export async function updateProject (
   }) ?? tampered()
 }
 
-/** What is wrong in a project's row makes everything below it doubtful. True, or the end of the request. */
-function requireAuthentic (db: Db, row: Authenticated<'projects'>): true {
-  return verifies(db, 'projects', row) || tampered()
-}
-
 /**
  * Takes the project's row until the end of the transaction. `update`: rotation, purge, change of custody and deletes
  * exclude every write below it. `share`: no rotation comes between.
@@ -107,7 +104,8 @@ export async function lockProject (
   const [row] = await db.select(authenticatedColumns('projects')).from(projects).where(oneOf(
     organizationId, id
   )).for(strength)
-  return row && requireAuthentic(db, row) && row
+  if (row !== undefined) requireAuthentic(db, 'projects', row)
+  return row
 }
 
 /** Deletes a project with everything below it; the histories of its documents were removed before. */

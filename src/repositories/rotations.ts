@@ -2,7 +2,7 @@ import { and, asc, eq, isNotNull, sql } from 'drizzle-orm'
 import type { VersionAction } from '../../schemas/versions.ts'
 import { authenticatedColumns } from '../db/authenticated.ts'
 import {
-  isOneOfOrganization, macOf, rowsOf, verifies, tampered, type Authenticated, type Db
+  isOneOfOrganization, macOf, requireAuthentic, rowsOf, type Authenticated, type Db
 } from '../db/database.ts'
 import { organization_counters, secrets } from '../db/tables.ts'
 import type { Actor } from './audit.ts'
@@ -46,7 +46,7 @@ export async function findSecrets (db: Db, organizationId: string, ids: readonly
       )
   const rows = await db.select({ ...authenticatedColumns('secrets'), recorded_revision }).from(secrets)
     .where(isOneOfOrganization(secrets, organizationId, ids)).orderBy(asc(secrets.id))
-  if (!rows.every((row) => verifies(db, 'secrets', row))) tampered()
+  for (const row of rows) requireAuthentic(db, 'secrets', row)
   return rows
 }
 

@@ -1,24 +1,31 @@
 import { and, eq, sql } from 'drizzle-orm'
 import type { TargetAttributes } from '../../schemas/targets.ts'
 import { changedAt } from '../db/columns.ts'
-import { macOf, preparedSql, updateAuthentic, withMoments, tampered, type Db, type Raw } from '../db/database.ts'
+import {
+  macOf, preparedSql, requireAuthentic, tampered, updateAuthentic, withMoments, type Authenticated, type Db, type Raw
+} from '../db/database.ts'
 import { project_counts, targets } from '../db/tables.ts'
 import { readPage, type PageRequest } from '../rules/pagination.ts'
 
 export type TargetRow = TargetAttributes & { id: string }
-type Row = Raw<TargetRow>
+type Row = Raw<TargetRow> & Pick<Authenticated<'targets'>, 'organization_id' | 'mac'>
 
-const columns =
-  sql`t.id, t.project_id, t.name, t.slug, t.description, t.environment_count, t.secret_count, t.created_at, t.updated_at`
+const columns = sql`t.organization_id, t.mac,
+  t.id, t.project_id, t.name, t.slug, t.description, t.environment_count, t.secret_count, t.created_at, t.updated_at`
 
 const byId = preparedSql<Row, { organization_id: string, id: string }>('target', ($) => sql`
   SELECT ${columns} FROM targets t WHERE t.organization_id = ${$('organization_id')}::char(26)
     AND t.id = ${$('id')}::char(26)`)
 
-/** A target, as everybody sees it, whose row was judged when its level was looked up. */
+function toTarget (db: Db, { organization_id, mac, ...row }: Row): TargetRow {
+  requireAuthentic(db, 'targets', { ...row, organization_id, mac })
+  return withMoments(row)
+}
+
+/** A target as the API shows it. Throws TamperedRow. */
 export async function findTarget (db: Db, organizationId: string, id: string): Promise<TargetRow | undefined> {
   const [row] = await byId(db, { organization_id: organizationId, id })
-  return row && withMoments(row)
+  return row && toTarget(db, row)
 }
 
 const inProject = preparedSql<Row & { total: number }, Record<string, unknown>>('targets', ($) => sql`
@@ -27,12 +34,12 @@ const inProject = preparedSql<Row & { total: number }, Record<string, unknown>>(
   WHERE t.organization_id = ${$('organization_id')}::char(26) AND t.project_id = ${$('project_id')}::char(26)
   ORDER BY t.slug LIMIT ${$('limit')}::int OFFSET ${$('offset')}::bigint`)
 
-/** Targets of a project by slug. */
+/** Targets of a project by slug. Throws TamperedRow. */
 export async function listTargets (
   db: Db, organization_id: string, project_id: string, page: PageRequest
 ): Promise<{ rows: TargetRow[], total: number }> {
   const { rows, total } = await readPage(page, (part) => inProject(db, { organization_id, project_id, ...part }))
-  return { rows: rows.map(withMoments), total }
+  return { rows: rows.map(({ total: _, ...row }) => toTarget(db, row)), total }
 }
 
 export interface NewTarget {

@@ -5,7 +5,8 @@ import { ROLES, type Role } from '../../schemas/users.ts'
 import { authenticatedColumns } from '../db/authenticated.ts'
 import { changedAt } from '../db/columns.ts'
 import {
-  isAuthentic, macOf, preparedSql, tampered, updateAuthentic, withMoments, type Db, type Raw, type Value
+  isAuthentic, macOf, preparedSql, requireAuthentic, tampered, updateAuthentic, withMoments, type Db, type Raw,
+  type Value
 } from '../db/database.ts'
 import { projects, team_members, team_projects, teams, users } from '../db/tables.ts'
 import { readPage, type PageRequest } from '../rules/pagination.ts'
@@ -40,7 +41,7 @@ const listed = preparedSql<Found & { total: number }, Record<string, unknown>>('
   SELECT ${columns}, (SELECT count(*)::int ${ofOrganization($)}) AS total
   ${ofOrganization($)} ORDER BY t.slug LIMIT ${$('limit')}::int OFFSET ${$('offset')}::bigint`)
 
-/** Teams of an organization by slug. A row that the service did not write is none, though the total counts it. */
+/** Teams of an organization by slug. A row that the service did not write is left out, though the total counts it. */
 export async function listTeams (
   db: Db, organization_id: string, page: PageRequest
 ): Promise<{ rows: TeamRow[], total: number }> {
@@ -50,26 +51,36 @@ export async function listTeams (
   }
 }
 
-/** Who is in a team, in the order in which their accounts were made. */
+/**
+ * Who is in a team, in the order in which their accounts were made. A person whose place in the team or account the
+ * service did not write as it is is left out.
+ */
 export async function listTeamMembers (db: Db, organizationId: string, teamId: string): Promise<TeamMember[]> {
-  const rows = await db.select({ row: authenticatedColumns('team_members'), name: users.name, email: users.email })
+  const rows = await db.select({ row: authenticatedColumns('team_members'), user: authenticatedColumns('users') })
     .from(team_members).innerJoin(users, eq(users.id, team_members.user_id))
     .where(and(eq(team_members.organization_id, organizationId), eq(team_members.team_id, teamId)))
     .orderBy(asc(team_members.user_id)).limit(TEAM_LIMITS.members)
-  return rows.filter(({ row }) => isAuthentic(db, 'team_members', row))
-    .map(({ row: { user_id }, name, email }) => ({ id: String(user_id), name, email }))
+  return rows.filter(({ row, user }) =>
+    isAuthentic(db, 'team_members', row) && isAuthentic(db, 'users', user, { organization_id: organizationId }))
+    .map(({ user: { id, name, email } }) => ({ id: String(id), name, email }))
 }
 
-/** What a team holds, by the projects' slugs. */
+/**
+ * The projects of a team by their slugs, with its role in each. A role that the service did not write as it is is left
+ * out. Throws TamperedRow for the row of a project.
+ */
 export async function listTeamProjects (db: Db, organizationId: string, teamId: string): Promise<TeamProject[]> {
-  const rows = await db.select({ row: authenticatedColumns('team_projects'), slug: projects.slug, name: projects.name })
+  const rows = await db
+    .select({ row: authenticatedColumns('team_projects'), project: authenticatedColumns('projects'), name: projects.name })
     .from(team_projects).innerJoin(projects, and(
       eq(projects.organization_id, team_projects.organization_id), eq(projects.id, team_projects.project_id)
     ))
     .where(and(eq(team_projects.organization_id, organizationId), eq(team_projects.team_id, teamId)))
     .orderBy(asc(projects.slug)).limit(TEAM_LIMITS.projects)
-  return rows.filter(({ row }) => isAuthentic(db, 'team_projects', row))
-    .map(({ row: { project_id, role }, slug, name }) => ({ id: project_id, slug, name, role }))
+  return rows.filter(({ row }) => isAuthentic(db, 'team_projects', row)).map(({ row: { role }, project, name }) => {
+    requireAuthentic(db, 'projects', project)
+    return { id: project.id, slug: project.slug, name, role }
+  })
 }
 
 // Of each role so many rows are looked at, however many projects somebody's teams hold.

@@ -6,9 +6,9 @@ import { changedAt } from '../db/columns.ts'
 import { PIECE } from '../db/expired.ts'
 import { makeId } from '../db/ids.ts'
 import {
-  isAuthentic, isOneOfOrganization, macOf, preparedSql, readNow, updateAuthentic, verifies, tampered,
-  type Authenticated, type Db
+  isAuthentic, isOneOfOrganization, macOf, readNow, requireAuthentic, updateAuthentic, type Authenticated, type Db
 } from '../db/database.ts'
+import { findSlugs } from '../db/slugs.ts'
 import {
   api_tokens, environments, former_token_hashes, organizations, projects, targets
 } from '../db/tables.ts'
@@ -342,18 +342,11 @@ export async function findSlice (
     .where(named)
   if (row === undefined || (target !== undefined && row.target === null)) return undefined
   if (environment !== undefined && row.environment === null) return undefined
-  const isRight = verifies(db, 'projects', row.project) && (row.target === null ||
-    verifies(db, 'targets', row.target)) &&
-    (row.environment === null || verifies(db, 'environments', row.environment))
-  if (!isRight) tampered()
+  requireAuthentic(db, 'projects', row.project)
+  if (row.target !== null) requireAuthentic(db, 'targets', row.target)
+  if (row.environment !== null) requireAuthentic(db, 'environments', row.environment)
   return { project_id: row.project.id, target_id: row.target?.id ?? null, environment_id: row.environment?.id ?? null }
 }
-
-const slugsOf = preparedSql<{ id: string, slug: string }, { organization_id: string, ids: string }>('slugs', ($) => {
-  const among = (table: SQL) => sql`SELECT ${table}.id, ${table}.slug FROM ${table} WHERE ${table}.organization_id = ${$('organization_id')}::char(26)
-    AND ${table}.id IN (SELECT value::char(26) FROM jsonb_array_elements_text(${$('ids')}::jsonb))`
-  return sql`${among(sql`projects`)} UNION ALL ${among(sql`targets`)} UNION ALL ${among(sql`environments`)}`
-})
 
 /** A token with what is authenticated of it. */
 export type TokenRow = Authenticated<'api_tokens'> & Pick<typeof api_tokens.$inferSelect,
@@ -362,14 +355,13 @@ export type TokenRow = Authenticated<'api_tokens'> & Pick<typeof api_tokens.$inf
 /** A token that is held, and whether it has not expired, by the database's clock. */
 export type LockedToken = TokenRow & { is_live: boolean }
 
-// Slices are kept by id and shown by slug. What was deleted since has no slug: the slice then covers nothing and is
-// left out; with the last of them the token ended.
+// Restrictions are stored by id and shown by slug. A restriction to a deleted level covers nothing and is left out; a
+// token ends with the last of its restrictions. A level whose row was changed ends the request: without that
+// restriction, the token would look like one for the whole organization.
 async function withRestrictions (db: Db, organizationId: string, rows: readonly TokenRow[]): Promise<ApiToken[]> {
   const slices = rows.flatMap((row) => row.slices ?? [])
-  const ids = [...new Set(slices.flatMap(({ project_id, target_id, environment_id }) =>
-    [project_id, target_id ?? [], environment_id ?? []].flat()))]
-  const named = ids.length === 0 ? [] : await slugsOf(db, { organization_id: organizationId, ids: JSON.stringify(ids) })
-  const slugs = new Map(named.map(({ id, slug }) => [id, slug]))
+  const slugs = await findSlugs(db, organizationId, slices.flatMap(({ project_id, target_id, environment_id }) =>
+    [project_id, target_id, environment_id]))
   return rows.map((row) => {
     const { name, token_prefix, abilities, expires_at, last_used_at, created_at, updated_at } = row
     const { created_by_type: type, created_by_id: by, created_by_name: byName } = row

@@ -3,7 +3,7 @@ import type { Managed } from '../../schemas/projects.ts'
 import type { Level } from '../../schemas/secrets.ts'
 import type { VersionAction } from '../../schemas/versions.ts'
 import { authenticatedColumns } from '../db/authenticated.ts'
-import { lookUp, prepared, preparedSql, verifies, tampered, type Db, type Value } from '../db/database.ts'
+import { lookUp, prepared, preparedSql, requireAuthentic, tampered, type Db, type Value } from '../db/database.ts'
 import { byQuestion, gather } from '../db/gather.ts'
 import { encryption_keys, keyColumns, secret_versions, secrets } from '../db/tables.ts'
 import { offsetOf, type PageRequest } from '../rules/pagination.ts'
@@ -220,7 +220,7 @@ type Found = Awaited<ReturnType<typeof rowsOf>>[number][number]
 
 function toVersion (db: Db, [row]: readonly Found[]): FullVersion | undefined {
   if (row === undefined) return undefined
-  if (!verifies(db, 'secrets', row.secret)) tampered()
+  requireAuthentic(db, 'secrets', row.secret)
   // A version names a key that its project never had.
   const { version, key } = row
   if (key === null || version.managed === null) return tampered()

@@ -1,7 +1,6 @@
 import type { Role } from '../../schemas/users.ts'
 import type { Db } from '../db/database.ts'
 import { endingOf, endTokensOfBefore, lockTokensOfMember } from '../db/grants.ts'
-import { tampered } from '../db/database.ts'
 import { lockMemberships, reachedLimit } from '../db/memberships.ts'
 import { holdCaller, recordEvent, systemOf, type Actor } from '../repositories/audit.ts'
 import { deleteInvitation, lockInvitation, type Invitation } from '../repositories/invitations.ts'
@@ -81,12 +80,13 @@ async function lockInvitationTo (
 }
 
 /**
- * Ends a membership with everything that the person made in the organization. `judge` sees the locked membership, and
- * may throw; without another owner who can act, the last owner stays.
+ * Ends a membership with everything that the person made in the organization, and returns the member as seen before:
+ * undefined where the MAC of the account does not verify. `judge` sees the locked membership, and may throw; without
+ * another owner who can act, the last owner stays.
  */
 export async function endMembership (
   db: Db, actor: Actor, userId: number, judge: (member: { role: Role }) => Promise<void> | void = () => {}
-): Promise<MemberAttributes | 'none' | 'last_owner'> {
+): Promise<{ member: MemberAttributes | undefined } | 'none' | 'last_owner'> {
   const { organization_id } = actor
   // Of two owners who remove each other, the second waits here and then sees what the first did.
   if (await lockPlan(db, organization_id) === undefined) return 'none'
@@ -95,7 +95,7 @@ export async function endMembership (
   if (member === undefined) return 'none'
   await judge(member)
   if (isLastOwner(member, otherOwners)) return 'last_owner'
-  const seen = await findMember(db, organization_id, userId) ?? tampered()
+  const seen = await findMember(db, organization_id, userId)
   await holdCaller(db, actor)
   const tokens = await lockTokensOfMember(db, organization_id, userId)
   // Before the delete: a person who leaves is the caller of the change.
@@ -106,7 +106,7 @@ export async function endMembership (
     details: { role: member.role, ...endingOf(tokens.ended, organization_id) }
   })
   await deleteMember(db, organization_id, userId, tokens)
-  return seen
+  return { member: seen }
 }
 
 /** Whether an organization has no owner who can act beside this member. */
