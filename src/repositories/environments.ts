@@ -2,7 +2,7 @@ import { and, eq, sql } from 'drizzle-orm'
 import type { EnvironmentAttributes } from '../../schemas/environments.ts'
 import { changedAt } from '../db/columns.ts'
 import {
-  macOf, preparedSql, requireAuthentic, tampered, updateAuthentic, withMoments, type Authenticated, type Db, type Raw
+  macOf, preparedSql, requireAuthentic, tampered, updateAuthentic, type Authenticated, type Db, type Raw
 } from '../db/database.ts'
 import { environments, project_counts, targets } from '../db/tables.ts'
 import { readPage, type PageRequest } from '../rules/pagination.ts'
@@ -17,9 +17,13 @@ const byId = preparedSql<Row, { organization_id: string, id: string }>('environm
   SELECT ${columns} FROM environments e WHERE e.organization_id = ${$('organization_id')}::char(26)
     AND e.id = ${$('id')}::char(26)`)
 
-function toEnvironment (db: Db, { organization_id, mac, ...row }: Row): EnvironmentRow {
-  requireAuthentic(db, 'environments', { ...row, organization_id, mac })
-  return withMoments(row)
+function toEnvironment (db: Db, row: Row): EnvironmentRow {
+  const { id, organization_id, project_id, target_id, name, slug, description, status, is_production, mac } = row
+  requireAuthentic(db, 'environments', {
+    id, organization_id, project_id, target_id, slug, status, is_production, mac
+  })
+  const [created_at, updated_at] = [new Date(row.created_at), new Date(row.updated_at)]
+  return { id, project_id, target_id, name, slug, description, status, is_production, created_at, updated_at }
 }
 
 /** An environment as the API shows it. Throws TamperedRow. */
@@ -41,7 +45,7 @@ export async function listEnvironments (
   db: Db, organization_id: string, target_id: string, page: PageRequest
 ): Promise<{ rows: EnvironmentRow[], total: number }> {
   const { rows, total } = await readPage(page, (part) => inTarget(db, { organization_id, target_id, ...part }))
-  return { rows: rows.map(({ total: _, ...row }) => toEnvironment(db, row)), total }
+  return { rows: rows.map((row) => toEnvironment(db, row)), total }
 }
 
 export interface NewEnvironment {

@@ -2,7 +2,7 @@ import { and, eq, sql } from 'drizzle-orm'
 import type { TargetAttributes } from '../../schemas/targets.ts'
 import { changedAt } from '../db/columns.ts'
 import {
-  macOf, preparedSql, requireAuthentic, tampered, updateAuthentic, withMoments, type Authenticated, type Db, type Raw
+  macOf, preparedSql, requireAuthentic, tampered, updateAuthentic, type Authenticated, type Db, type Raw
 } from '../db/database.ts'
 import { project_counts, targets } from '../db/tables.ts'
 import { readPage, type PageRequest } from '../rules/pagination.ts'
@@ -17,9 +17,11 @@ const byId = preparedSql<Row, { organization_id: string, id: string }>('target',
   SELECT ${columns} FROM targets t WHERE t.organization_id = ${$('organization_id')}::char(26)
     AND t.id = ${$('id')}::char(26)`)
 
-function toTarget (db: Db, { organization_id, mac, ...row }: Row): TargetRow {
-  requireAuthentic(db, 'targets', { ...row, organization_id, mac })
-  return withMoments(row)
+function toTarget (db: Db, row: Row): TargetRow {
+  const { id, organization_id, project_id, name, slug, description, environment_count, secret_count, mac } = row
+  requireAuthentic(db, 'targets', { id, organization_id, project_id, slug, mac })
+  const [created_at, updated_at] = [new Date(row.created_at), new Date(row.updated_at)]
+  return { id, project_id, name, slug, description, environment_count, secret_count, created_at, updated_at }
 }
 
 /** A target as the API shows it. Throws TamperedRow. */
@@ -39,7 +41,7 @@ export async function listTargets (
   db: Db, organization_id: string, project_id: string, page: PageRequest
 ): Promise<{ rows: TargetRow[], total: number }> {
   const { rows, total } = await readPage(page, (part) => inProject(db, { organization_id, project_id, ...part }))
-  return { rows: rows.map(({ total: _, ...row }) => toTarget(db, row)), total }
+  return { rows: rows.map((row) => toTarget(db, row)), total }
 }
 
 export interface NewTarget {
