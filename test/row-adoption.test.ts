@@ -46,7 +46,7 @@ async function undo (database: Database, keyring: Keyring) {
     // What came after it is undone as well.
     'DROP INDEX encryption_keys_of_clients',
     'ALTER TABLE encryption_keys DROP COLUMN key_check_hash',
-    'DROP TABLE late_events',
+    'DROP TABLE late_events, invitations, invitation_mails, personal_events, long_operations',
     'ALTER TABLE secrets DROP COLUMN version_bytes',
     'ALTER TABLE organization_counters DROP COLUMN stored_bytes',
     'DROP TABLE team_members, team_projects, teams',

@@ -11,6 +11,7 @@ import { operatorOf, recordLate } from '../src/repositories/audit.ts'
 import { createCode, createGrant, createRequest } from '../src/repositories/oauth.ts'
 import { createSession } from '../src/repositories/sessions.ts'
 import { createSignInStep } from '../src/repositories/second-factors.ts'
+import { createPersonalEvent } from '../src/repositories/personal-events.ts'
 import { createPasswordLink, findUser } from '../src/repositories/users.ts'
 import { makeLevel, startApp, type Caller } from './helpers/app.ts'
 import { readDoc } from './helpers/docs.ts'
@@ -38,6 +39,18 @@ const verified = { ...user, password_hash: user.password_hash! }
 await createSession(db, hashToken(cookie), verified)
 await createSignInStep(db, hashToken('step'), verified)
 await createPasswordLink(db, hashToken('link'), owner.id)
+await createPersonalEvent(db, {
+  user_id: owner.id,
+  action: 'session.create',
+  actor_type: 'user',
+  ip: '192.0.2.1',
+  user_agent: 'Browser',
+  details: { attempts: 1 }
+})
+const inviting = await service.organization()
+const invited = await inviting.call('POST', `/organizations/${inviting.organization}/members`, {
+  email: owner.email, role: 'auditor'
+})
 await createRequest(db, hashToken('request'), hashToken(cookie), {
   client_id: 'dotenv-cli', redirect_uri: CALLBACK, state: 's', code_challenge: pkce().challenge, scopes: ['project:read']
 })
@@ -69,6 +82,8 @@ const ROWS: Partial<Record<AuthenticatedTable, string[]>> = {
   users: [`id = ${ids.member}`, `id = ${owner.id}`],
   members: [`organization_id = '${o}' AND user_id = ${ids.member}`, `organization_id = '${o}' AND user_id = ${owner.id}`],
   api_tokens: [its(narrow.token)],
+  invitations: [`id = '${ids.invitation}'`, `id = '${invited.body.data.id}'`],
+  personal_events: [`user_id = ${owner.id}`],
   oauth_clients: ["id = 'dotenv-cli'"],
   oauth_tokens: [`access_hash = '\\x${hashToken(access).toString('hex')}'`],
   projects: [inWorld(ids.project!)],
@@ -95,6 +110,7 @@ const asked: Asked[] = gets.flatMap(([id, row]) => {
   const byToken = ['', ...(row.reveals ?? []).map(({ query = '' }) => query.replace('{moment}', ids.moment!))]
     .map((query) => ({ id: id + query, url: url + query, headers: bearer(caller.token) }))
   const byPerson = { id: `${id} by a person`, url, headers: bearer(access) }
+  if (row.byPerson) return [byPerson]
   return row.access === 'authenticated' || id === 'getOrganization' ? [...byToken, byPerson] : byToken
 })
 asked.push({ id: 'the account', url: '/account', headers: { cookie: `session=${cookie}` } })
@@ -141,6 +157,7 @@ function changesOf (column: PgColumn & { length?: number }, now: unknown): Chang
   else if (dataType === 'array') word('"organization:delete"', "ARRAY['organization:delete']")
   else if (name === 'slices') word(`"${ids.otherProject!}"`, `'${JSON.stringify([sliceOf('project')])}'`)
   else if (name === 'event') unique(ULID(), `replace(${name}::text, '"late"', '"${ULID()}"')::jsonb`)
+  else if (name === 'details') unique(ULID(), `'{"attempts":"${ULID()}"}'`)
   else if (dataType === 'custom') unique(hashToken(String(changes)).toString('hex'), `sha256('${changes}')`)
   else if (enumValues !== undefined && enumValues.length > 0) {
     const another = enumValues.find((one) => one !== now)!
