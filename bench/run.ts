@@ -13,6 +13,7 @@ import { parseArgs } from 'node:util'
 import postgres from 'postgres'
 import { startPostgres } from '../test/helpers/postgres.ts'
 import { measureAudit } from './audit.ts'
+import { measureFairness } from './fairness.ts'
 import { measureKeys } from './keys.ts'
 import { startLoad, total, type Outcome, type Request } from './load.ts'
 import { makeTables, preparePlainTx } from './plain-tx.ts'
@@ -83,6 +84,7 @@ try {
   const bench = { dir, env, sql, load, tenants, connections: CONNECTIONS, rounds, seconds, lines, wanted }
   await measureKeys(bench)
   await measureAudit(bench)
+  await measureFairness(bench)
   await measureScale(bench, levels)
   await measureEmbedded(figures)
   const [version] = await sql`SHOW server_version`
