@@ -342,7 +342,10 @@ t.test('tokens, members, grants and accounts that change at once from many clien
     [3, async (one) => {
       // By somebody else, or as one leaves.
       await as(pick(people).access)('DELETE', `${path}/members/${one.person.id}`)
-      return send('POST', `${path}/members`, { email: one.person.email, role: 'owner' })
+      const invited = await send('POST', `${path}/members`, { email: one.person.email, role: 'owner' })
+      if (invited.status !== 201) return invited
+      const { access } = await untilDone(() => issuePair(service, one.person, ['organization:create']))
+      return as(access)('POST', `//api/v1/user/invitations/${invited.body.data.id}/accept`)
     }],
     [2, async (one) => {
       await patiently(() =>
@@ -414,7 +417,10 @@ t.test('two transactions that lock each other out are both done, one of them aga
     }
   })
   await Promise.all([cross(one, other), cross(other, one)])
-  t.equal(tried.length, process.env.TEST_DATABASE_URL === undefined ? 2 : 3)
+  // PostgreSQL ends one of the two, which then begins again. It can lock its first row before the other wakes up, and
+  // so end once more.
+  if (sessions === 1) t.equal(tried.length, 2)
+  else t.ok(tried.length > 2)
   t.same(
     (await service.sql('SELECT next_event::int AS next FROM organization_counters')).map(({ next }) => next), [3, 3]
   )

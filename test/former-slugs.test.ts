@@ -8,6 +8,7 @@ import { verifyDatabase } from '../src/commands/audit.ts'
 import { initialize } from '../src/commands/initialize.ts'
 import { addOrganization, releaseFormerSlug } from '../src/commands/organizations.ts'
 import { transaction, type Db } from '../src/db/database.ts'
+import { MEMBERSHIP_LIMITS } from '../src/db/memberships.ts'
 import { deleteOrganization, lockEverybody, updateOrganization } from '../src/repositories/organizations.ts'
 import { Anchors } from '../src/vault/verification.ts'
 import { startApp, type Answer, type Caller } from './helpers/app.ts'
@@ -156,6 +157,23 @@ t.test('an organization has a limited number of former slugs reserved, and nobod
   await service.sql("UPDATE former_slugs SET reserved_until = now() WHERE slug = 'many-1'")
   t.equal((await rename(caller, 'many-more')).status, 200, 'reservations that are over do not count')
   t.equal((await remove(caller)).status, 204, 'and it can be deleted')
+})
+
+t.test('a person who makes and deletes organizations reserves names within the limit of owned organizations', async (t) => {
+  const founder = await person()
+  for (const n of [1, 2]) {
+    const { body } = await founder.create({ name: 'Held', slug: `held-${n}` })
+    t.equal((await founder.call('DELETE', `/organizations/${body.data.id}`, { confirmed: true })).status, 204)
+  }
+  const [{ owner_id }] = await service.sql("SELECT owner_id FROM former_slugs WHERE slug = 'held-1'") as [{ owner_id: string }]
+  await service.sql(`INSERT INTO former_slugs (organization_id, slug, reserved_until, owner_id)
+    SELECT lpad(n::text, 26, '0'), 'held-more-' || n, now() + interval '1 day', ${owner_id}
+    FROM generate_series(1, ${MEMBERSHIP_LIMITS.owned - 2}) n`)
+  t.match(await founder.create({ name: 'One more' }), {
+    status: 422, body: { error: 'organization_limit_reached', details: { limit: MEMBERSHIP_LIMITS.owned } }
+  })
+  await service.sql("UPDATE former_slugs SET reserved_until = now() WHERE slug = 'held-1'")
+  t.equal((await founder.create({ name: 'One more' })).status, 201, 'a reservation that is over counts no longer')
 })
 
 t.test('a reservation lasts 90 days by the clock of the database, and goes when another one is made', async (t) => {

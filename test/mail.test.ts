@@ -445,10 +445,10 @@ async function sender (on: TestApp, many: number) {
 t.test('an address is bounded by its mailbox, however its domain is spelled', async (t) => {
   const server = await startMailServer(t)
   const on = await startApp(t, { SMTP_URL: `smtp://127.0.0.1:${server.port}` })
-  const { by } = await sender(on, MOST_TO_ADDRESS.ofOne + 3)
+  const { by } = await sender(on, MOST_TO_ADDRESS + 3)
   const spellings = ['rosa@münchen.example', 'rosa@xn--mnchen-3ya.example', 'Rosa@XN--MNCHEN-3YA.example']
-  for (let i = 0; i < MOST_TO_ADDRESS.ofOne; i++) t.match(await by[i]!.tells(spellings[i % 3]!), ON_ITS_WAY)
-  for (const [i, spelling] of spellings.entries()) isCutOff(t, await by[MOST_TO_ADDRESS.ofOne + i]!.tells(spelling))
+  for (let i = 0; i < MOST_TO_ADDRESS; i++) t.match(await by[i]!.tells(spellings[i % 3]!), ON_ITS_WAY)
+  for (const [i, spelling] of spellings.entries()) isCutOff(t, await by[MOST_TO_ADDRESS + i]!.tells(spelling))
   t.match(await by[0]!.tells('iris@münchen.example'), ON_ITS_WAY, 'another address')
 })
 
@@ -458,7 +458,7 @@ t.test('no sender floods an address through many organizations, or keeps the mai
   const address = await on.app.listen({ host: '127.0.0.1', port: 0 })
   const email = 'Rosa.Quill@nimbus.example'
   const arrive = (many: number) => until(() => server.mails.length === many)
-  const most = MOST_TO_ADDRESS.ofOne
+  const most = MOST_TO_ADDRESS
 
   const flood = await sender(on, most + 2)
   for (let i = 0; i < most; i++) {
@@ -479,13 +479,13 @@ t.test('no sender floods an address through many organizations, or keeps the mai
   t.match(await flood.by[0]!.tells('iris@nimbus.example'), ON_ITS_WAY, 'another address')
   await arrive(most + 1)
 
-  for (let round = 0; round < 2; round++) {
+  for (let round = 0; round < 3; round++) {
     const { by } = await sender(on, most + 1)
     for (let i = 0; i < most; i++) t.match(await by[i]!.tells(email), ON_ITS_WAY)
     isCutOff(t, await by[most]!.tells(email))
   }
-  isCutOff(t, await (await sender(on, 1)).by[0]!.tells(email))
-  await arrive(MOST_TO_ADDRESS.ofAll + 1)
+  t.match(await (await sender(on, 1)).by[0]!.tells(email), ON_ITS_WAY, 'whatever strangers sent to the address before')
+  await arrive(4 * most + 2)
   t.notMatch(on.logs.join(''), /quill/i)
   t.match(
     on.logs.join(''),

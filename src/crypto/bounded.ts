@@ -11,12 +11,22 @@ export class WorkOverloaded extends Error {
 /** Runs a piece of work when its turn comes; rejects with the work's own error or, with a full queue, overloaded. */
 export type Gate = <T>(work: () => Promise<T>) => Promise<T>
 
+/** Calls `late` after so many milliseconds, by whichever clock; the returned function cancels that. */
+export type After = (milliseconds: number, late: () => void) => () => void
+
+const inRealTime: After = (milliseconds, late) => {
+  const timer = setTimeout(late, milliseconds)
+  return () => { clearTimeout(timer) }
+}
+
+const PATIENCE = 8_000
+
 /**
  * A gate for at most `running` pieces at once and `waiting` in the queue, none of which waits longer than `patience`
  * milliseconds.
  */
 export function createGate (
-  running: number, waiting: number, overloaded: () => WorkOverloaded, patience = 8_000
+  running: number, waiting: number, overloaded: () => WorkOverloaded, patience = PATIENCE, after = inRealTime
 ): Gate {
   const queue: (() => void)[] = []
   let free = running
@@ -27,12 +37,12 @@ export function createGate (
     } else {
       if (queue.length >= waiting) throw overloaded()
       await new Promise<void>((resolve, reject) => {
-        const timer = setTimeout(() => {
+        const cancel = after(patience, () => {
           queue.splice(queue.indexOf(go), 1)
           reject(overloaded())
-        }, patience)
+        })
         const go = () => {
-          clearTimeout(timer)
+          cancel()
           resolve()
         }
         queue.push(go)
@@ -54,12 +64,12 @@ export function createGate (
  * place.
  */
 export function createGates (
-  running: number, waiting: number, overloaded: () => WorkOverloaded
+  running: number, waiting: number, overloaded: () => WorkOverloaded, patience = PATIENCE, after = inRealTime
 ): (key: string) => Gate {
   const gates = new Map<string, { gate: Gate, users: number }>()
 
   return (key) => async function run (work) {
-    const one = gates.get(key) ?? { gate: createGate(running, waiting, overloaded), users: 0 }
+    const one = gates.get(key) ?? { gate: createGate(running, waiting, overloaded, patience, after), users: 0 }
     gates.set(key, one)
     one.users++
     try {

@@ -120,11 +120,12 @@ export function guard (
 
   async function begin<T> (fn: (tx: TransactionSql) => Promise<T>) {
     const left = deadline - spentOfNext
-    // What is alone has the connection to itself from its beginning on, and is bounded by the time that really passes.
-    const clock = isAlone ? () => performance.now() : waitNow
-    const until = clock() + left
+    const called = waitNow()
     const done = beginPiece('transaction')
     const leave = await enter(left)
+    // A long transaction has the only connection from here on. Its deadline counts real time, and not the time that it
+    // waited for the long transaction before.
+    const until = isAlone ? performance.now() + left : called + left
     const end: { over?: Error, fire: (error: Error) => void } = { fire: () => {} }
     const fired = new Promise<never>((_resolve, reject) => { end.fire = reject })
     fired.catch(() => {})

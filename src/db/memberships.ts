@@ -3,12 +3,12 @@ import { MOST_OWNED } from '../../schemas/organizations.ts'
 import type { Role } from '../../schemas/users.ts'
 import { isAuthentic } from './authority.ts'
 import type { Db } from './handle.ts'
-import { members, users } from './tables.ts'
+import { former_slugs, members, users } from './tables.ts'
 
 /** How many organizations a person can be in, and how many of these the person can own. */
 export const MEMBERSHIP_LIMITS = { joined: 1000, owned: MOST_OWNED } as const
 
-/** How many organizations a person is in, and owns. */
+/** How many organizations a person is in, and owns; a deleted one counts as owned while its slug is reserved. */
 export interface Memberships { joined: number, owned: number }
 
 /**
@@ -19,7 +19,9 @@ export async function lockMemberships (db: Db, userId: number): Promise<Membersh
   await db.select({ id: users.id }).from(users).where(eq(users.id, userId)).for('no key update')
   const [row] = await db.select({
     joined: sql<number>`count(*)::int`,
-    owned: sql<number>`count(*) FILTER (WHERE ${members.role} = 'owner')::int`
+    owned: sql<number>`count(*) FILTER (WHERE ${members.role} = 'owner')::int + (
+      SELECT count(DISTINCT f.organization_id)::int FROM ${former_slugs} f
+      WHERE f.owner_id = ${userId}::bigint AND f.reserved_until > now())`
   }).from(members).where(eq(members.user_id, userId))
   return row!
 }

@@ -139,14 +139,18 @@ export const organization_removals = pgTable('organization_removals', {
 
 /**
  * Slugs that organizations had before a rename or a deletion, reserved for them until a moment. Refers to no
- * organization, because a reservation outlives the one that was deleted.
+ * organization and no person, because a reservation outlives both. `owner_id` is an owner of the organization when it
+ * was deleted: its reservation counts as an organization of that person.
  */
 export const former_slugs = pgTable('former_slugs', {
   organization_id: ulid().notNull(),
   slug: slug().unique(),
-  reserved_until: moment().notNull()
+  reserved_until: moment().notNull(),
+  owner_id: bigint({ mode: 'number' })
 }, (table) => [
-  primaryKey({ columns: [table.organization_id, table.slug] }), index('former_slugs_by_end').on(table.reserved_until)
+  primaryKey({ columns: [table.organization_id, table.slug] }),
+  index('former_slugs_by_end').on(table.reserved_until),
+  index('former_slugs_by_owner').on(table.owner_id).where(sql`owner_id IS NOT NULL`)
 ])
 
 export const users = pgTable('users', {

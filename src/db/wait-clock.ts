@@ -14,6 +14,9 @@ export function waitNow (): number {
   return (pausedAt ?? performance.now()) - stoodStill
 }
 
+/** Whether the clock stands still. */
+export const areWaitsPaused = (): boolean => pausedAt !== undefined
+
 /** Stops the clock until the returned function is called. */
 export function pauseWaits (): () => void {
   if (pauses++ === 0) pausedAt = performance.now()

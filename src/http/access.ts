@@ -78,8 +78,8 @@ export async function installAccess (app: FastifyInstance, judgedFor = JUDGED_FO
     if (replaced !== undefined) {
       if (replaced !== limit) throw new Error(`${limitOfEffect} is not counted instead of ${limit}`)
       // Behind the hook that commits the answer of a request with an `Idempotency-Key`.
-      route.onSend = [...hooksOf(route.onSend), (request, reply, payload, done) => {
-        countOnce(consume, request, reply).then(() => done(null, payload), done)
+      route.onSend = [...hooksOf(route.onSend), (request, _reply, payload, done) => {
+        countOnce(consume, request).then(() => done(null, payload), done)
       }]
     }
     // A route whose scope goes by what the body asks publishes each of them as an alternative.
@@ -151,19 +151,16 @@ export async function installAccess (app: FastifyInstance, judgedFor = JUDGED_FO
 }
 
 /**
- * Leaves the request counted in one of its two groups, before its answer is sent: in the group of its effect, or in
- * that of its route when the effect was refused. Until then it counts in both, so that concurrent requests cannot get
- * past either limit. After a 5xx the effect may have taken place, so it counts.
+ * Leaves the request counted in one of its two groups, before the response is sent: in the group of its effect if the
+ * effect began, even if it failed afterwards, and otherwise in the group of its route. A request whose effect has begun
+ * counts in both groups until then, so concurrent requests cannot get past either limit.
  */
-async function countOnce (consume: Consume, request: FastifyRequest, reply: FastifyReply) {
+async function countOnce (consume: Consume, request: FastifyRequest) {
   const { counted, countedEffect } = request
   if (countedEffect === null) return
-  // An answer that cannot be sent is followed by another one.
+  // A response that cannot be sent is followed by another one.
   request.countedEffect = null
-  if (reply.statusCode >= 400 && reply.statusCode < 500) {
-    consume.show(counted, reply)
-    await consume.giveBack(countedEffect)
-  } else if (counted !== null) await consume.giveBack(counted)
+  if (counted !== null) await consume.giveBack(counted)
 }
 
 async function guard (app: FastifyInstance, consume: Consume, request: FastifyRequest, reply: FastifyReply) {

@@ -15,7 +15,7 @@ const HEADERS = ['x-ratelimit-limit', 'x-ratelimit-remaining', 'x-ratelimit-rese
 /**
  * The groups of the specification: how many requests, in which window. A request may count in two groups: in that of
  * its route and in that of its effect. With `insteadOf` it counts in one of them: in the group of the effect when the
- * effect takes place, else in the group of the route.
+ * effect begins, else in the group of the route.
  */
 export const LIMITS = {
   api: { setting: 'api', window: MINUTE },
@@ -76,8 +76,6 @@ export interface Consume {
   ): Promise<CountedRequest | undefined>
   /** Takes the request out of its window again, if that window still lasts. */
   giveBack (counted: CountedRequest): Promise<void>
-  /** Lets the headers of the answer describe this count; null: that of a group without a limit. */
-  show (counted: CountedRequest | null, reply: FastifyReply): void
   /** Whether the last request of this key was past the limit, and its window goes on. Counts nothing. */
   isPast (group: LimitGroup, key: string): boolean
 }
@@ -114,7 +112,6 @@ export async function installLimits (app: FastifyInstance, counters: Counters = 
   return Object.assign(consume, {
     giveBack: async ({ counting, end }: CountedRequest) =>
       new Promise<void>((resolve) => { counters.giveBack(counting, end, resolve) }),
-    show,
     isPast: (group: LimitGroup, key: string) => counters.isPast(group, key)
   })
 

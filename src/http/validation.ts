@@ -44,12 +44,15 @@ function messageOf (problem: ValueError): string {
   return isTimestamp ? TIMESTAMP_RULE : problem.message
 }
 
-// Only what is plainly a number or a flag becomes one: `1.9` is no page and `1` is not true. `?force=0` is false, and
-// `?force=` is as if it had not been sent.
+// Converts a query parameter by the type of its schema: digits to an integer, `true`, `false` and `0` to a boolean. Any
+// other text stays a string and is refused by the validation. A parameter without a value, as in `?force=`, counts as
+// left out. A time without a value is refused: a script with an empty variable would read the present.
 function fromText (schema: TSchema, query: Record<string, unknown>): Record<string, unknown> {
   const types = schema.properties as Record<string, TSchema>
-  return Object.fromEntries(Object.entries(query).filter(([, text]) => text !== '').map(([name, text]) => {
-    const type = Object.hasOwn(types, name) ? types[name]?.type : undefined
+  const typeOf = (name: string) => Object.hasOwn(types, name) ? types[name] : undefined
+  const sent = Object.entries(query).filter(([name, text]) => text !== '' || typeOf(name)?.format === 'date-time')
+  return Object.fromEntries(sent.map(([name, text]) => {
+    const type = typeOf(name)?.type
     if (type === 'integer' && typeof text === 'string' && /^\d{1,16}$/.test(text) && Number.isSafeInteger(Number(text))) {
       return [name, Number(text)]
     }

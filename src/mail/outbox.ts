@@ -46,8 +46,11 @@ const PART = 8
 /** Those places are bounded, too: by more accounts than anybody has. */
 export const MOST_SENDERS = 10_000
 
-/** Mails an hour to one address: of one person (of nobody in particular: of one organization), and of all together. */
-export const MOST_TO_ADDRESS = { ofOne: 10, ofAll: 30 } as const
+/**
+ * Mails an hour to one address from one person, or from one organization where no person sends. There is no limit over
+ * all senders: with one, a stranger's mails would use up those of an address's own organization.
+ */
+export const MOST_TO_ADDRESS = 10
 const HOUR = 3_600_000
 // Counts that are kept; those that nobody used for longest go first.
 const MOST_COUNTS = 20_000
@@ -71,10 +74,10 @@ export function createOutbox (mailer: Mailer, isOpen: boolean, log: (line: strin
     reserve: ({ organization, person }, address) => {
       if (!isOpen) return undefined
       const by = person === null ? organization : String(person)
-      const counts = [[`${by} ${address}`, MOST_TO_ADDRESS.ofOne], [address, MOST_TO_ADDRESS.ofAll]] as const
+      const both = `${by} ${address}`
       const reason = !turns.hasRoom(by, organization)
         ? 'too many are waiting'
-        : counts.some(([key, most]) => sent.count(key) >= most)
+        : sent.count(both) >= MOST_TO_ADDRESS
           ? 'there were too many to the same address'
           : undefined
       if (reason !== undefined) {
@@ -82,7 +85,7 @@ export function createOutbox (mailer: Mailer, isOpen: boolean, log: (line: strin
         return undefined
       }
       turns.reserve(by, organization)
-      for (const [key] of counts) sent.add(key, 1)
+      sent.add(both, 1)
       return {
         post (mail) {
           turns.post(by, organization, mail)
@@ -92,7 +95,7 @@ export function createOutbox (mailer: Mailer, isOpen: boolean, log: (line: strin
         },
         release () {
           turns.release(by, organization)
-          for (const [key] of counts) sent.add(key, -1)
+          sent.add(both, -1)
         }
       }
     },

@@ -122,7 +122,7 @@ export const encryptionKeys: Domain = async (app) => {
         seen: seenOf(seen),
         key,
         policy: request.body.history_policy,
-        judge: async () => app.countEffect(request, reply),
+        beforeEffect: () => app.countEffect(request, reply),
         convert: reencrypt(app.keyring, dataKey)
       })
       if (rotated.waiting > 0) afterCommit(request, () => app.histories.wake())
@@ -281,8 +281,8 @@ const clientRotation: Domain = async (app) => {
           const missing = ids.filter((id) => !sent.has(id))
           const unknown = secrets.filter(({ id }) => !current.has(id)).map(({ id }) => id)
           if (missing.length + unknown.length > 0) fail('secrets_incomplete', { missing, unknown })
-          await app.countEffect(request, reply)
         },
+        beforeEffect: () => app.countEffect(request, reply),
         convert: (document) => {
           const { content, etag } = sent.get(document.id)!
           if (etag !== undefined && etag !== etagOf(storageKey, [document])) fail('precondition_failed')

@@ -28,6 +28,7 @@ import { canonicalEmail, isEmail } from '../rules/emails.ts'
 import { fail, refuse } from '../rules/errors.ts'
 import { pageMeta, pageOf } from '../rules/pagination.ts'
 import { canonicalRole } from '../rules/roles.ts'
+import { expireInvitations } from '../vault/memberships.ts'
 
 const toItem = ({ id, organization_id, invited_by, ...row }: InvitationRow) => ({
   type: 'invitations' as const,
@@ -72,6 +73,7 @@ export const invitations: Domain = async (app) => {
         await app.countEffect(request, reply)
         mail.reserve()
         await lockPlan(db, organization.id) ?? fail('not_found')
+        await expireInvitations(db, organization.id)
         if (await isMemberAddress(db, organization.id, email)) fail('already_member', { status: 'active' })
         if (await isInvited(db, organization.id, email)) fail('already_member', { status: 'invited' })
         if (await countInvitations(db, organization.id) >= MAX_OPEN_INVITATIONS) {

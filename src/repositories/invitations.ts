@@ -131,18 +131,14 @@ export interface NewInvitation {
 }
 
 /**
- * Makes an invitation that is open for seven days. The caller has locked the organization, and knows that the address
- * has no open invitation there.
+ * Makes an invitation that is open for seven days. The caller has locked the organization, has deleted its expired
+ * invitations, and knows that the address has no open one there.
  */
 export async function createInvitation (
   db: Db, { organization_id, id, email, role, invited_by }: NewInvitation, tokenHash: Buffer | null
 ): Promise<Invitation> {
   const now = await readNow(db)
   const email_normalized = canonicalEmail(email)
-  // An expired row of the same address may still wait for its cleanup.
-  await db.delete(invitations).where(and(
-    eq(invitations.organization_id, organization_id), eq(invitations.email_normalized, email_normalized)
-  ))
   const row = {
     organization_id,
     id,
@@ -202,16 +198,18 @@ export async function listExpiredInvitations (db: Db, after: string, limit: numb
 }
 
 /**
- * Deletes expired invitations of an organization, 1,000 at most, with the dates of old mails; returns the invitations
- * for their events.
+ * Deletes expired invitations of an organization, 1,000 at most, with the dates of old mails. Returns how many, and
+ * those whose MAC verifies, for their events.
  */
 export async function deleteExpiredInvitations (
   db: Db, organizationId: string
-): Promise<{ id: string, email: string }[]> {
+): Promise<{ deleted: number, expired: { id: string, email: string }[] }> {
   await deleteOldMails(db, organizationId)
-  const { id, email, organization_id, expires_at } = invitations
+  const { id, organization_id, expires_at } = invitations
   const own = eq(organization_id, organizationId)
   const which = db.select({ id }).from(invitations).where(and(own, lte(expires_at, sql`now()`))).limit(PIECE)
     .for('update')
-  return db.delete(invitations).where(and(own, inArray(id, which))).returning({ id, email })
+  const rows = await db.delete(invitations).where(and(own, inArray(id, which)))
+    .returning(authenticatedColumns('invitations'))
+  return { deleted: rows.length, expired: rows.filter((row) => isAuthentic(db, 'invitations', row)) }
 }

@@ -120,10 +120,12 @@ async function claimSlug (db: Db, id: string, slug: string): Promise<void> {
 }
 
 /** Reserves the slug that an organization has just given up. Removes reservations that are over. */
-async function reserveSlug (db: Db, organization_id: string, slug: string): Promise<void> {
+async function reserveSlug (
+  db: Db, organization_id: string, slug: string, owner_id: number | null = null
+): Promise<void> {
   const reserved_until = sql`now() + make_interval(days => ${FORMER_SLUG_DAYS})`
-  await db.insert(former_slugs).values({ organization_id, slug, reserved_until })
-    .onConflictDoUpdate({ target: former_slugs.slug, set: { organization_id, reserved_until } })
+  await db.insert(former_slugs).values({ organization_id, slug, reserved_until, owner_id })
+    .onConflictDoUpdate({ target: former_slugs.slug, set: { organization_id, reserved_until, owner_id } })
   await deleteExpired(db, former_slugs, former_slugs.slug, sql`${former_slugs.reserved_until} < now()`)
 }
 
@@ -187,18 +189,21 @@ export async function lockEverybody (db: Db, id: string): Promise<{ members: num
 }
 
 /**
- * Deletes an organization: its row with its key, and the rows that refer to it. Its slug is reserved. Its counter is
- * closed, so that a caller that was let in before cannot record a change any more. Its API tokens, which are no longer
- * valid, and the rows below its projects, which nothing can reach, are removed in the background. The caller has locked
- * the organization (`lockEverybody`) and recorded the event.
+ * Deletes an organization: its row with its key, and the rows that refer to it. The slug is reserved and counts as
+ * owned by one of the owners. The counter is closed, so that a request that was authorized before cannot record a
+ * change any more. The API tokens, which are no longer valid, and the rows below the projects, which no request can
+ * reach, are removed in the background.
+ * The caller has locked the organization (`lockEverybody`) and has recorded the event.
  */
 export async function deleteOrganization (db: Db, id: string): Promise<void> {
+  const [owner] = await db.select({ id: members.user_id }).from(members)
+    .where(and(eq(members.organization_id, id), eq(members.role, 'owner'))).orderBy(asc(members.user_id)).limit(1)
   await db.insert(organization_removals).values({ organization_id: id })
   await db.update(organization_counters).set({ is_closed: true, stored_bytes: 0 })
     .where(eq(organization_counters.organization_id, id))
   const [deleted] = await db.delete(organizations).where(eq(organizations.id, id))
     .returning({ slug: organizations.slug })
-  if (deleted !== undefined) await reserveSlug(db, id, deleted.slug)
+  if (deleted !== undefined) await reserveSlug(db, id, deleted.slug, owner?.id ?? null)
 }
 
 /** Whether writes can be accepted: not on a standby, and with this build's tables. */

@@ -78,6 +78,13 @@ export interface Counter {
   taken_at: Date
 }
 
+/** The bytes that an organization stores now. Other writes can change the number before the counter is taken. */
+export async function findStoredBytes (db: Db, organizationId: string): Promise<number> {
+  const [row] = await db.select({ stored_bytes: organization_counters.stored_bytes }).from(organization_counters)
+    .where(eq(organization_counters.organization_id, organizationId))
+  return row!.stored_bytes
+}
+
 /**
  * Takes the counter of the organization, and so many version ids: the first of them, and how many bytes it stores. From
  * here to the commit, no other write of it comes between.

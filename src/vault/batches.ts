@@ -4,7 +4,8 @@ import {
   codeOf, isForeignKeyViolation, isUndone, isUniqueViolation, neverSent, transaction, type Db
 } from '../db/database.ts'
 import { eventRow, headOf, type Head, type HeadRow } from '../db/events.ts'
-import { MAX_WAIT, MAX_WAITING } from '../db/guard.ts'
+import { MAX_WAIT } from '../db/guard.ts'
+import { atWaitTime, waitNow } from '../db/wait-clock.ts'
 import { swapSecrets, type Batch, type SecretWrite, type Swapped } from '../repositories/secrets.ts'
 
 /**
@@ -41,6 +42,9 @@ export async function writeSecrets (db: Db, next_version: number, writes: readon
   return (shares ? await writeFree(db, batch) : undefined) ?? writeInTurn(db, batch)
 }
 
+// Batches that wait for a statement at most: on the embedded database, during a long operation.
+const MAX_WAITING = 2_000
+
 // Statements of several organizations under way at once. While so many are, what comes gathers for the next one; more
 // of them would be smaller, and each begins and commits for itself.
 const MOST_UNDER_WAY = 2
@@ -50,7 +54,7 @@ export const TOGETHER = { writes: 50, bytes: 512 * 1024 }
 
 interface Waiting {
   batch: Batch
-  timer: NodeJS.Timeout
+  stopWaiting: () => void
   resolve: (outcome: Outcome | undefined) => void
   reject: (error: unknown) => void
 }
@@ -80,10 +84,10 @@ async function writeFree (db: Db, batch: Batch): Promise<Outcome | undefined> {
       batch,
       resolve,
       reject,
-      timer: setTimeout(() => {
+      stopWaiting: atWaitTime(waitNow() + MAX_WAIT, () => {
         waiting.splice(waiting.indexOf(own), 1)
         reject(late())
-      }, MAX_WAIT)
+      })
     }
     waiting.push(own)
     // Who comes in the same turn of the event loop goes together, as far as one statement takes them.
@@ -126,7 +130,7 @@ function takeThoseThatFit (waiting: Waiting[]): Waiting[] {
     return i > 0 && (sum.writes > TOGETHER.writes || sum.bytes > TOGETHER.bytes)
   })
   const taken = waiting.splice(0, end === -1 ? waiting.length : end)
-  for (const { timer } of taken) clearTimeout(timer)
+  for (const { stopWaiting } of taken) stopWaiting()
   return taken
 }
 

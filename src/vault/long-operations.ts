@@ -1,5 +1,6 @@
 import { createGates, WorkOverloaded } from '../crypto/bounded.ts'
 import { isLockTimeout, transaction, type Db } from '../db/database.ts'
+import { atWaitTime, waitNow } from '../db/wait-clock.ts'
 import type { Actor } from '../repositories/audit.ts'
 import type { KeyState } from '../repositories/encryption-keys.ts'
 import { lockLongOperations } from '../repositories/long-operations.ts'
@@ -19,7 +20,8 @@ class LongOperationOverloaded extends WorkOverloaded {
 }
 
 // In this process the operations of an organization wait here, and take no connection while they wait.
-const gateOf = createGates(1, 8, () => new LongOperationOverloaded())
+const gateOf = createGates(1, 8, () => new LongOperationOverloaded(), 8_000, (milliseconds, late) =>
+  atWaitTime(waitNow() + milliseconds, late))
 
 /** What 409 says when the project, or the organization's turn, cannot be had in time. */
 type InUse = 'rotation_in_progress' | 'conflict'

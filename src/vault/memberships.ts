@@ -2,8 +2,8 @@ import type { Role } from '../../schemas/users.ts'
 import type { Db } from '../db/database.ts'
 import { endingOf, endTokensOfBefore, lockTokensOfMember } from '../db/grants.ts'
 import { lockMemberships, reachedLimit } from '../db/memberships.ts'
-import { holdCaller, recordEvent, systemOf, type Actor } from '../repositories/audit.ts'
-import { deleteInvitation, lockInvitation, type Invitation } from '../repositories/invitations.ts'
+import { holdCaller, recordEvent, systemOf, type Actor, type AuditEvent } from '../repositories/audit.ts'
+import { deleteExpiredInvitations, deleteInvitation, lockInvitation, type Invitation } from '../repositories/invitations.ts'
 import { deleteMember, findMember, lockMember, lockOtherOwners } from '../repositories/members.ts'
 import { findFull, lockPlan } from '../repositories/plans.ts'
 import { createMember } from '../repositories/users.ts'
@@ -70,6 +70,19 @@ export async function declineInvitation (
     action: 'invitation.decline', resource_type: 'invitation', resource_id: id, details: { email: invitation.email }
   })
   return true
+}
+
+/**
+ * Deletes expired invitations of an organization, 1,000 at most, with an event each. Returns their number. The caller
+ * has locked the organization.
+ */
+export async function expireInvitations (db: Db, organizationId: string): Promise<number> {
+  const { deleted, expired } = await deleteExpiredInvitations(db, organizationId)
+  if (expired.length > 0) {
+    await recordEvent(db, systemOf(organizationId), ...expired.map(({ id, email }): AuditEvent =>
+      ({ action: 'invitation.expire', resource_type: 'invitation', resource_id: id, details: { email } })))
+  }
+  return deleted
 }
 
 async function lockInvitationTo (

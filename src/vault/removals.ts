@@ -4,7 +4,7 @@ import { createTokenRemovals, deleteTokenRemoval, type TokenRemoval } from '../d
 import { holdCaller, recordEvent, systemOf, type Actor, type AuditEvent } from '../repositories/audit.ts'
 import type { KeyState } from '../repositories/encryption-keys.ts'
 import { deleteOldAnswers, listOwnersOfOldAnswers } from '../repositories/idempotency.ts'
-import { deleteExpiredInvitations, listExpiredInvitations } from '../repositories/invitations.ts'
+import { listExpiredInvitations } from '../repositories/invitations.ts'
 import {
   countLevels, deleteEmptyHistories, deleteEndedTokens, deleteLeftBehind, deleteOverTokens, deleteRemovedVersions,
   deleteSecretsOfRemoved, endRemoval, LEFT_BEHIND, listOverTokens, listRemovals, listRemovedOrganizations,
@@ -14,6 +14,7 @@ import { lockPlan } from '../repositories/plans.ts'
 import { lockProject } from '../repositories/projects.ts'
 import { deleteTokens, lockTokensOfNothing } from '../repositories/tokens.ts'
 import { fail } from '../rules/errors.ts'
+import { expireInvitations } from './memberships.ts'
 import { createBackground, sideBySide, type Background } from './background.ts'
 import { MAX_LEVELS_OF_SHORT_DELETION, runLongOperation } from './long-operations.ts'
 import { byTurns } from './turns.ts'
@@ -109,19 +110,6 @@ export async function removeSome (db: Db, organizationId: string): Promise<void>
   await deleteEmptyHistories(db, organizationId, PIECE)
 }
 
-/** Deletes expired invitations of an organization with an event each; returns their number, 1,000 at most. */
-async function expireInvitations (handle: Db, organizationId: string): Promise<number> {
-  return transaction(handle, async (db) => {
-    await lockPlan(db, organizationId)
-    const expired = await deleteExpiredInvitations(db, organizationId)
-    if (expired.length > 0) {
-      await recordEvent(db, systemOf(organizationId), ...expired.map(({ id, email }): AuditEvent =>
-        ({ action: 'invitation.expire', resource_type: 'invitation', resource_id: id, details: { email } })))
-    }
-    return expired.length
-  })
-}
-
 /** Takes away a piece, and answers where its kind goes on; undefined when there is nothing left of it. */
 type Step = (organization: string, place: Removal) => Promise<Removal | undefined>
 
@@ -169,7 +157,13 @@ export function createRemovalWorker ({ db, log }: { db: Db, log: Log }): Backgro
       async end (organization) { log.info({ organization }, 'purged and deleted versions removed') }
     },
     { list: listOwnersOfOldAnswers, steps: [inPieces(deleteOldAnswers)] },
-    { list: listExpiredInvitations, steps: [inPieces(expireInvitations)] },
+    {
+      list: listExpiredInvitations,
+      steps: [inPieces((db, organization) => transaction(db, async (db) => {
+        await lockPlan(db, organization)
+        return expireInvitations(db, organization)
+      }))]
+    },
     { list: listOverTokens, steps: [inPieces(deleteOverTokens)] }
   ]
 

@@ -11,7 +11,7 @@ import {
 } from '../repositories/encryption-keys.ts'
 import { countWaiting, findReEncryption, isAnyWaiting, startReEncryption } from '../repositories/histories.ts'
 import {
-  findDocuments, lockDocuments, recordVersions, replaceDocuments, takeCounter
+  findDocuments, findStoredBytes, lockDocuments, recordVersions, replaceDocuments, takeCounter
 } from '../repositories/rotations.ts'
 import type { Organization } from '../repositories/principals.ts'
 import { fail } from '../rules/errors.ts'
@@ -40,6 +40,8 @@ export interface Rotation {
   policy: HistoryPolicy | undefined
   /** With the project locked: judges the request against it and the ids of all its current documents. */
   judge?: (db: Db, project: KeyState, ids: string[]) => Promise<void>
+  /** Called when nothing but a concurrent change can refuse the rotation, before its first write. */
+  beforeEffect: () => Promise<void>
   /** The document's blob under the new key, given the one under the old key. */
   convert: (document: StoredDocument, blob: string, oldKey: KeyRow) => string
   /** How large a document will be, where that is not the size it has. */
@@ -59,9 +61,15 @@ export async function rotate (
   const { seen, key, judge, convert } = rotation
   return changeKey({ longTransactions, keyring }, organization, actor, seen, async (db, project) => {
     const oldKey = await findActiveKeyOf(db, project)
-    const documents = (await lockDocuments(db, project)).map(({ id, size_bytes }) =>
+    const found = await lockDocuments(db, project)
+    const documents = found.map(({ id, size_bytes }) =>
       ({ id, size_bytes: Math.max(size_bytes, rotation.sizeOf?.(id) ?? 0) }))
     await judge?.(db, project, documents.map(({ id }) => id))
+    // Each document is stored twice: as the current one, in place of the one before, and as a version.
+    const expected = found.reduce((sum, { id, size_bytes }) =>
+      sum + 2 * (rotation.sizeOf?.(id) ?? size_bytes) - size_bytes, 0)
+    requireBytes(organization.plan, await findStoredBytes(db, organization.id), expected)
+    await rotation.beforeEffect()
     const retention = project.encryption_type === 'client' ? organization.plan.retention_days : null
     const policy = await underWay(db, project, retention) ? 're_encrypt' : rotation.policy ?? project.history_policy
     const newKey = await replaceActiveKey(db, project, key)

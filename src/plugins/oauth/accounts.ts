@@ -301,9 +301,10 @@ export const accounts: Domain = async (app) => {
         const opened = await openAccount(db, invitation.email, name, password_hash)
         if (opened === undefined || await findLinked(request, db) === undefined) return undefined
         const person = { id: opened.id, name, email: invitation.email }
-        await recordForUser(db, request, person, 'user.password', {}, opened.ended)
-        // A refused invitation stays open, and waits on /account.
+        // A refused invitation stays open, and waits on /account. The organization that invites is locked before the
+        // other organizations of the person (0029).
         await join(db, request, person, invitation)
+        await recordForUser(db, request, person, 'user.password', {}, opened.ended)
         return { id: opened.id, name, second_factor_id: null, password_hash }
       }, request)
       // Withdrawn, or used by another request, meanwhile.
