@@ -51,6 +51,12 @@ const PROCESS: Record<string, string[]> = {
   'process.exit': ['src/cli.ts', 'src/commands/scratch.ts', 'src/commands/serve.ts', 'src/commands/supervise.ts']
 }
 
+/** The files that wait in real time. Every other wait for the database stands still during a long operation. */
+const REAL_TIMERS = [
+  'src/db/wait-clock.ts', 'src/db/guard.ts', 'src/db/database.ts', 'src/db/lock.ts', 'src/db/embedded.ts',
+  'src/db/copies.ts', 'src/db/migrate.ts', 'src/vault/background.ts', 'src/vault/turns.ts'
+]
+
 interface Import { from: string, typeOnly: boolean }
 
 const floorOf = (path: string) => Object.keys(FLOORS).find((floor) => path === floor || path.startsWith(`${floor}/`))
@@ -150,6 +156,15 @@ function processBreaches (path: string, source: string): string[] {
   return breaches
 }
 
+function timerBreaches (path: string, source: string): string[] {
+  if (!/^src\/(?:db|vault|repositories)\//.test(path) || REAL_TIMERS.includes(path)) return []
+  const breaches: string[] = []
+  walk(parse(path, source), (node) => {
+    if (ts.isIdentifier(node) && /^set(?:Timeout|Interval)$/.test(node.text)) breaches.push(`${path} uses ${node.text}`)
+  })
+  return breaches
+}
+
 const files = ['schemas', 'src']
   .flatMap((folder) => readdirSync(folder, { recursive: true }).map((name) => join(folder, String(name))))
   .filter((path) => path.endsWith('.ts'))
@@ -188,6 +203,11 @@ t.test('inside a transaction the outer handle is not used', async (t) => {
 
 t.test('only the command line reads the environment, and ends the process', async (t) => {
   t.strictSame(breachesOf(processBreaches), [])
+})
+
+t.test('a wait for the database is timed by the clock that stands still during long operations', async (t) => {
+  t.strictSame(breachesOf(timerBreaches), [])
+  t.strictSame(timerBreaches('src/vault/other.ts', 'setTimeout(() => {}, 1)'), ['src/vault/other.ts uses setTimeout'])
 })
 
 t.test('no file only hands on what others export', async (t) => {

@@ -334,6 +334,22 @@ t.test('an invitation is sent again, withdrawn and expires after seven days, and
   t.same(await service.sql(`SELECT 1 FROM invitations WHERE organization_id = '${o}'`), [])
 })
 
+t.test('an expired invitation is recorded before its address is invited again; a column changed by SQL is not', async (t) => {
+  const { o, call, invite } = await nimbus()
+  const [email, other] = [newcomer(), newcomer()]
+  const [first, changed] = [await invite(email), await invite(other)]
+  await service.write(`UPDATE invitations SET expires_at = now() - interval '1 second' WHERE organization_id = '${o}'`)
+  await service.sql(`UPDATE invitations SET email = 'changed@nimbus.example' WHERE id = '${changed}'`)
+  const second = await invite(email)
+  const events = (await eventsOf(o)).filter(({ action }) => action.startsWith('invitation.'))
+  t.match(events.slice(2).map(({ action, resource_id, details }) => [action, resource_id, details]), [
+    ['invitation.expire', first, { email }],
+    ['invitation.create', second, { email }]
+  ])
+  t.same(await service.sql(`SELECT id FROM invitations WHERE organization_id = '${o}'`), [{ id: second }])
+  t.notMatch((await call('GET', `/organizations/${o}/audit`)).text, 'changed@nimbus.example')
+})
+
 t.test('an address gets one mail of an organization a day, with the same answer, and one of each organization', async (t) => {
   const [one, other] = [await nimbus(), await nimbus()]
   const email = newcomer()
