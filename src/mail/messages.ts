@@ -1,3 +1,5 @@
+import { inviterOf } from '../rules/inviters.ts'
+
 /** What a message says, in plain text. */
 export interface Message { subject: string, text: string }
 
@@ -52,13 +54,13 @@ export interface Membership { service: string, organization: string, role: strin
  * whether there is one.
  */
 export function membershipInvitation (
-  { service, organization, role, inviter, link }: Membership & { inviter: string, link: string }
+  { service, organization, role, inviter, link }: Membership & { inviter: Parameters<typeof inviterOf>[0], link: string }
 ): Message {
   return {
     subject: `An invitation to ${inLine(organization)} on Strongroom`,
     text: `Hello,
 
-${inLine(inviter)} invites you to the organization ${inLine(organization)} at ${service}, as ${spoken(role)}.
+${inviterOf(inviter && { ...inviter, name: inLine(inviter.name) })} invites you to the organization ${inLine(organization)} at ${service}, as ${spoken(role)}.
 To accept or decline, open this link within seven days:
 
 ${link}

@@ -216,7 +216,7 @@ export const invitations: Domain = async (app) => {
   }
 
   /** One mail to an address, if the outbox has room and the organization has sent none to it within 24 hours. */
-  function prepareMail ({ organization, person, name }: Principal, email: string) {
+  function prepareMail ({ organization, person, type, name }: Principal, email: string) {
     const secret = mintSecret()
     let room: Room | undefined
     let isTaken = false
@@ -241,7 +241,7 @@ export const invitations: Domain = async (app) => {
           ...membershipInvitation({
             service: app.issuer(),
             organization: organization.name,
-            inviter: name,
+            inviter: { type, name },
             role,
             link: `${app.issuer()}/account/invitation/${organization.id}.${secret}`
           })
