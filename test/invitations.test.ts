@@ -413,6 +413,7 @@ t.test('an address gets one mail of an organization a day, with the same answer,
   const link = await linkTo(email)
   const again = await one.call('POST', `${one.invitations}/${id}/send`)
   t.equal(again.body.message, answers[0]!.body.message)
+  t.match(again.body.message, /one e-mail from an organization in 24 hours: .* no second e-mail goes out, and the invitation waits on \S+\/account\./)
   t.equal((await visitor(address).open(link)).status, 200, 'the link that was mailed stays valid')
   await one.call('DELETE', `${one.invitations}/${id}`)
   t.equal((await visitor(address).open(link)).status, 404, 'until the invitation is withdrawn')
@@ -548,5 +549,24 @@ t.test('without a mail server the inviter is told how an invitation is accepted,
     texts.push(body.message)
   }
   t.equal(texts[0], texts[1])
-  t.match(texts[0], /^This service sends no e-mail: .*\/account\. Without an account, the operator makes one with: user add --email ADDRESS$/)
+  t.equal(texts[0].replace(/http\S+\/account/, 'PAGE'), 'This service sends no e-mail: tell the person to accept the invitation on PAGE. ' +
+    'Without an account, the operator makes one with: npm run -s cli -- user add --email ADDRESS' +
+    (silent.database.kind === 'embedded' ? ' (with the embedded database, stop the service first)' : ''))
+})
+
+t.test('a mail that the mail server refuses does not count: the invitation can be sent again at once', async (t) => {
+  const refusing = await startMailServer(t, 'refuses-recipient')
+  const on = await startApp(t, { SMTP_URL: `smtp://127.0.0.1:${refusing.port}` })
+  const { organization: o, call } = await on.organization()
+  const attempts = async () => {
+    await on.app.outbox.settled()
+    return refusing.commands.filter((one) => one.startsWith('RCPT')).length
+  }
+  const email = newcomer()
+  const invited = await call('POST', `/organizations/${o}/members`, { email, role: 'member' })
+  t.equal(await attempts(), 1)
+  const again = await call('POST', `/organizations/${o}/invitations/${invited.body.data.id}/send`)
+  t.equal(again.body.message, invited.body.message, 'the response does not say whether there was a mail')
+  t.equal(await attempts(), 2)
+  t.same(await on.sql('SELECT 1 FROM invitation_mails'), [])
 })

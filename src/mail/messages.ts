@@ -56,11 +56,12 @@ export interface Membership { service: string, organization: string, role: strin
 export function membershipInvitation (
   { service, organization, role, inviter, link }: Membership & { inviter: Parameters<typeof inviterOf>[0], link: string }
 ): Message {
+  const by = inviterOf(inviter && { ...inviter, name: inLine(inviter.name) })
   return {
     subject: `An invitation to ${inLine(organization)} on Strongroom`,
     text: `Hello,
 
-${inviterOf(inviter && { ...inviter, name: inLine(inviter.name) })} invites you to the organization ${inLine(organization)} at ${service}, as ${spoken(role)}.
+${by} invites you to the organization ${inLine(organization)} at ${service}, as ${spoken(role)}.
 To accept or decline, open this link within seven days:
 
 ${link}
