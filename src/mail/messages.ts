@@ -1,4 +1,4 @@
-import { inviterOf } from '../rules/inviters.ts'
+import { inviterOf, type NamedInviter } from '../rules/inviters.ts'
 
 /** What a message says, in plain text. */
 export interface Message { subject: string, text: string }
@@ -54,9 +54,9 @@ export interface Membership { service: string, organization: string, role: strin
  * whether there is one.
  */
 export function membershipInvitation (
-  { service, organization, role, inviter, link }: Membership & { inviter: Parameters<typeof inviterOf>[0], link: string }
+  { service, organization, role, inviter, link }: Membership & { inviter: NamedInviter, link: string }
 ): Message {
-  const by = inviterOf(inviter && { ...inviter, name: inLine(inviter.name) })
+  const by = inviterOf({ ...inviter, name: inLine(inviter.name) })
   return {
     subject: `An invitation to ${inLine(organization)} on Strongroom`,
     text: `Hello,
