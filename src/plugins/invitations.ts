@@ -212,7 +212,7 @@ export const invitations: Domain = async (app) => {
       return `The person can accept the invitation on ${page}, or with the link that they get by e-mail. An address gets one e-mail from an organization in 24 hours: after an earlier one, no second e-mail goes out, and the invitation waits on ${page}. It can be sent again after the 24 hours.`
     }
     const reason = app.outbox.isOpen ? 'Too many e-mails are waiting, so none is sent' : 'This service sends no e-mail'
-    const first = app.config.databaseUrl === undefined ? ' (with the embedded database, stop the service first)' : ''
+    const first = app.databaseKind === 'embedded' ? ' (with the embedded database, stop the service first)' : ''
     return `${reason}: tell the person to accept the invitation on ${page}. Without an account, the operator makes one with: npm run -s cli -- user add --email ADDRESS${first}`
   }
 
