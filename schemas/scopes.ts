@@ -26,7 +26,7 @@ export const SCOPES = {
   'team:read': 'View teams',
   'team:update': 'Change teams',
   'team:delete': 'Delete teams',
-  'organization:create': 'Create organizations',
+  'organization:create': 'Create organizations, and accept invitations',
   'organization:read': 'View the organization',
   'organization:update': 'Change the organization',
   'organization:delete': 'Delete the organization',
@@ -37,7 +37,7 @@ export const SCOPES = {
   'member:create': 'Add members',
   'member:read': 'View members',
   'member:update': 'Update member permissions',
-  'member:delete': 'Remove members, and leave',
+  'member:delete': 'Remove members, leave, and decline invitations',
   'billing:read': 'View billing information',
   'billing:write': 'Manage subscriptions and payments'
 } as const

@@ -167,6 +167,7 @@ export async function buildApp (
   app.decorate('lists', database.lists)
   app.decorate('pages', database.pages)
   app.decorate('longTransactions', database.longTransactions)
+  app.decorate('databaseKind', database.kind)
   // The embedded database writes its log at each commit, or not until the next one that asks for it.
   const commitOfReads = database.kind === 'embedded' ? 'on' : 'off'
   app.decorate('recordRead', gatherReads(database.db, commitOfReads))

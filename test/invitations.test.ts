@@ -251,7 +251,6 @@ t.test('a person accepts, declines and leaves on /account', async (t) => {
     details: { email: rosa.email }
   })
   t.notMatch(JSON.stringify(await eventsOf(other.o)), String(rosa.id))
-  t.match((await browser.open('/account')).text, /<button type="submit">Leave<\/button>/)
   t.equal((await press(browser, 'organizations/leave', other.o)).status, 303, 'where they are not is nothing to leave')
   t.equal((await press(browser, 'organizations/leave', one.o)).status, 303)
   t.notOk(await isMember(one.o, rosa))
@@ -261,6 +260,78 @@ t.test('a person accepts, declines and leaves on /account', async (t) => {
   const kept = await press(await signedIn(owner), 'organizations/leave', alone.organization)
   t.equal(kept.status, 422)
   t.match(kept.text, /You are the last owner/)
+})
+
+t.test('Leave asks once, on a page that says what ends; only then does the person leave', async (t) => {
+  const { o, invite } = await nimbus()
+  const rosa = await makePerson(service)
+  const browser = await signedIn(rosa)
+  t.equal((await press(browser, 'invitations/accept', await invite(rosa.email))).status, 303)
+  const { text } = await browser.open('/account')
+  const [, form] = /(<form method="get" action="\/account\/organizations\/leave">[^]*?<\/form>)/.exec(text)!
+  t.match(form, /<button type="submit">Leave<\/button>/)
+  t.match(/name="id" value="(\w+)"/.exec(form!), { 1: o })
+  t.notMatch(form, /name="(?!id)/, 'nothing else is in the URL')
+  const page = await browser.open(`/account/organizations/leave?id=${o}`)
+  t.equal(page.status, 200)
+  t.match(page.text, /Leave Nimbus\?.*Your API tokens of this organization end/s)
+  t.ok(await isMember(o, rosa))
+  t.equal((await browser.send(formIn(page), {})).status, 303)
+  t.notOk(await isMember(o, rosa))
+  for (const path of [`?id=${o}`, '', '?id=x&id=y']) {
+    const gone = await browser.open(`/account/organizations/leave${path}`)
+    t.match([gone.status, gone.headers.get('location')], [303, /\/account$/], path)
+  }
+  t.equal((await visitor(address).open(`/account/organizations/leave?id=${o}`)).status, 303, 'signed out')
+})
+
+t.test('who leaves, on the page or through the API, finds that among their own events, once; who is removed does not', async (t) => {
+  const rosa = await makePerson(service)
+  const [browser, theirs] = [await signedIn(rosa), await as(rosa)]
+  const leavings = async () => [...(await browser.open('/account')).text.matchAll(/: organization left \(([^)]*)\), ([^<]*)</g)]
+    .map(([, details, from]) => [details, from])
+  const [one, other, third] = [await nimbus(), await nimbus(), await nimbus()]
+  for (const { invite } of [one, other, third]) await press(browser, 'invitations/accept', await invite(rosa.email))
+  t.equal((await press(browser, 'organizations/leave', one.o)).status, 303)
+  t.strictSame(await leavings(), [['organization: Nimbus', 'from 127.0.0.1, node']])
+  t.equal((await theirs('DELETE', `${other.members}/${rosa.id}`)).status, 204)
+  t.match(await leavings(), [['organization: Nimbus', 'from 127.0.0.1, lightMyRequest'], ['organization: Nimbus', 'from 127.0.0.1, node']])
+  t.equal((await third.call('DELETE', `${third.members}/${rosa.id}`)).status, 204)
+  t.equal((await leavings()).length, 2)
+  t.equal((await theirs('DELETE', `${other.members}/${rosa.id}`)).status, 404)
+  t.equal((await leavings()).length, 2)
+})
+
+t.test('the pages say before acceptance what the organization will see, and afterwards what each organization sees', async (t) => {
+  const { o, invite } = await nimbus()
+  const [rosa, email] = [await makePerson(service), newcomer()]
+  const browser = await signedIn(rosa)
+  await invite(rosa.email)
+  await invite(email)
+  const seen = 'sign-ins and sign-outs, wrong passwords and codes, changes of your password and second factor, applications that you allow or end, and what the operator does to your account, all without address and browser'
+  const account = (await browser.open('/account')).text
+  for (const [text, who] of [[account, 'An organization'], [(await visitor(address).open(await linkTo(email))).text, 'The organization']]) {
+    t.ok(text!.includes(`${who} learns nothing about you until you accept. Then it sees your name, your e-mail address, and your acceptance with address and browser. While you are a member, it also sees your ${seen}.`))
+  }
+  t.ok(account.includes(`Each organization sees, while you are a member: ${seen}. With address and browser, an organization sees only what happened in it: that you joined or left it, and API tokens of it that you ended.`))
+  t.ok(o)
+})
+
+t.test('the page and the mail name the inviter in the same words, in lower case inside a sentence', async (t) => {
+  const { token, organization } = await service.organization()
+  const rosa = await makePerson(service)
+  const [browser, email] = [await signedIn(rosa), newcomer()]
+  for (const to of [rosa.email, email]) {
+    await bearer(token)('POST', `/organizations/${organization}/members`, { email: to, role: 'developer' })
+  }
+  const joining = (await visitor(address).open(await linkTo(email))).text
+  t.match((await browser.open('/account')).text, /Nimbus, as developer, invited by the API token Test token, until /)
+  t.match(joining, /<strong>Nimbus<\/strong>, as developer, by the API token Test token\./)
+  t.match((await mailsTo(email)).at(-1)!.text, /^the API token Test token invites you to the organization Nimbus at /m)
+  // Rows without an inviter come from the operator.
+  await service.write(`UPDATE invitations SET invited_by_type = NULL, invited_by_id = NULL, invited_by_name = NULL
+    WHERE organization_id = '${organization}'`)
+  t.match((await browser.open('/account')).text, /, invited by the operator, until /)
 })
 
 t.test('a person’s access token lists, accepts and declines invitations, as far as it was granted; an API token does not', async (t) => {
@@ -358,6 +429,7 @@ t.test('an address gets one mail of an organization a day, with the same answer,
   const link = await linkTo(email)
   const again = await one.call('POST', `${one.invitations}/${id}/send`)
   t.equal(again.body.message, answers[0]!.body.message)
+  t.match(again.body.message, /one e-mail from an organization in 24 hours: .* no second e-mail goes out, and the invitation waits on \S+\/account\./)
   t.equal((await visitor(address).open(link)).status, 200, 'the link that was mailed stays valid')
   await one.call('DELETE', `${one.invitations}/${id}`)
   t.equal((await visitor(address).open(link)).status, 404, 'until the invitation is withdrawn')
@@ -493,5 +565,24 @@ t.test('without a mail server the inviter is told how an invitation is accepted,
     texts.push(body.message)
   }
   t.equal(texts[0], texts[1])
-  t.match(texts[0], /^This service sends no e-mail: .*\/account\. Without an account, the operator makes one with: user add --email ADDRESS$/)
+  t.equal(texts[0].replace(/http\S+\/account/, 'PAGE'), 'This service sends no e-mail: tell the person to accept the invitation on PAGE. ' +
+    'Without an account, the operator makes one with: npm run -s cli -- user add --email ADDRESS' +
+    (silent.database.kind === 'embedded' ? ' (with the embedded database, stop the service first)' : ''))
+})
+
+t.test('a mail that the mail server refuses does not count: the invitation can be sent again at once', async (t) => {
+  const refusing = await startMailServer(t, 'refuses-recipient')
+  const on = await startApp(t, { SMTP_URL: `smtp://127.0.0.1:${refusing.port}` })
+  const { organization: o, call } = await on.organization()
+  const attempts = async () => {
+    await on.app.outbox.settled()
+    return refusing.commands.filter((one) => one.startsWith('RCPT')).length
+  }
+  const email = newcomer()
+  const invited = await call('POST', `/organizations/${o}/members`, { email, role: 'member' })
+  t.equal(await attempts(), 1)
+  const again = await call('POST', `/organizations/${o}/invitations/${invited.body.data.id}/send`)
+  t.equal(again.body.message, invited.body.message, 'the response does not say whether there was a mail')
+  t.equal(await attempts(), 2)
+  t.same(await on.sql('SELECT 1 FROM invitation_mails'), [])
 })

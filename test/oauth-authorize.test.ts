@@ -417,6 +417,16 @@ t.test('OA-14: granted is what was asked for, was left ticked and the role has, 
   t.strictSame(offered(await ask({}, browser)), ['organization:create', 'member:delete'], 'and begin one')
 })
 
+t.test('the consent page says what an application can do about invitations, and what it sees without any scope', async (t) => {
+  const browser = await signedIn(await makePerson(service))
+  const { text } = await ask({ scope: 'organization:create member:delete' }, browser)
+  t.match(text, /Create organizations, and accept invitations <code>organization:create</)
+  t.match(text, /Remove members, leave, and decline invitations <code>member:delete</)
+  t.match(text, /Without any permission it sees who you are, your organizations and the invitations to you\./)
+  t.match((await ask({ scope: 'team:create' }, browser)).text,
+    /It would see who you are, your organizations and the invitations to you, and nothing else\./)
+})
+
 /** What somebody does through an application that asked for everything, and got what the page offers them. */
 async function through (person: Person) {
   const { access_token, scope } = await tokensFor(address, person)

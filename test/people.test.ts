@@ -1,6 +1,7 @@
 import { subscribe, unsubscribe } from 'node:diagnostics_channel'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { Argon2id } from 'oslo/password'
+import { sql } from 'drizzle-orm'
 import t, { type Test } from 'tap'
 import { SCOPE_NAMES, type Scope } from '../schemas/scopes.ts'
 import { ROLES, type Role } from '../schemas/users.ts'
@@ -12,6 +13,7 @@ import { countKey, rememberDevice, returnAttempts, takeAttempts, type Count } fr
 import { recordOfPerson, systemOf } from '../src/repositories/audit.ts'
 import { switchUser } from '../src/commands/users.ts'
 import { transaction } from '../src/db/database.ts'
+import { createPersonalEvent } from '../src/repositories/personal-events.ts'
 import { createSession } from '../src/repositories/sessions.ts'
 import {
   createPasswordLink, changePassword, createMember, createUser, findUser, setDisabled, updatePasswordHash
@@ -793,6 +795,19 @@ t.test('CR-41 AU-01: the same statements are sent for a refusal, whether there i
   const [one, ...others] = Object.values(rows)
   t.ok(one!.some((text) => /INSERT INTO audit_events/.test(text)))
   for (const other of others) t.strictSame(other, one)
+})
+
+t.test('CR-41: recording a refusal writes to the database, whether there is an account or not', async (t) => {
+  for (const user_id of [(await makePerson(service)).id, 0]) {
+    const [written] = await transaction(db, async (db) => {
+      await createPersonalEvent(
+        db, { user_id, action: 'session.refuse', actor_type: 'user', ip: null, user_agent: null, details: null }
+      )
+      return await db.execute(sql`SELECT pg_current_xact_id_if_assigned() IS NOT NULL AS written`) as unknown as { written: boolean }[]
+    })
+    t.strictSame(written, { written: true }, `user ${user_id}`)
+  }
+  t.same(await service.sql('SELECT 1 FROM personal_events WHERE user_id = 0'), [])
 })
 
 t.test('CR-42: one address of the network may try twice as often as it may ask for tokens, whoever it tries', async (t) => {

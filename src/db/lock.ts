@@ -91,7 +91,7 @@ const locks = (dir: string) => fs.readdirSync(dir).filter(name => /^lock\.\d+$/.
 async function refuseLiving (base: string, dir: string, mine?: string) {
   for (const name of locks(base).filter(name => name !== mine)) {
     const pid = await holder(`${base}/${name}`)
-    if (pid) throw new DirectoryLocked(`${path.resolve(dir)} is in use by process ${pid}: one process per directory`)
+    if (pid) throw new DirectoryLocked(`${path.resolve(dir)} is in use by process ${pid}: stop the service first, because one process at a time can use the directory`)
   }
 }
 

@@ -7,7 +7,7 @@ import type { Party } from '../../schemas/billing.ts'
 import type { Config } from '../config.ts'
 import type { Costs } from '../crypto/costs.ts'
 import type { Keyring } from '../crypto/keyring.ts'
-import type { Db } from '../db/database.ts'
+import type { Database, Db } from '../db/database.ts'
 import type { Outbox } from '../mail/outbox.ts'
 import type { Actor, AuditEvent, RecordRead } from '../repositories/audit.ts'
 import type { UserCall } from '../repositories/oauth.ts'
@@ -75,6 +75,7 @@ declare module 'fastify' {
     lists: Db
     pages: Db
     longTransactions: Db
+    databaseKind: Database['kind']
     /** Records what was only read: before the answer is sent. */
     recordRead: RecordRead
     /**

@@ -1,3 +1,5 @@
+import { inviterOf, type NamedInviter } from '../rules/inviters.ts'
+
 /** What a message says, in plain text. */
 export interface Message { subject: string, text: string }
 
@@ -52,13 +54,14 @@ export interface Membership { service: string, organization: string, role: strin
  * whether there is one.
  */
 export function membershipInvitation (
-  { service, organization, role, inviter, link }: Membership & { inviter: string, link: string }
+  { service, organization, role, inviter, link }: Membership & { inviter: NamedInviter, link: string }
 ): Message {
+  const by = inviterOf({ ...inviter, name: inLine(inviter.name) })
   return {
     subject: `An invitation to ${inLine(organization)} on Strongroom`,
     text: `Hello,
 
-${inLine(inviter)} invites you to the organization ${inLine(organization)} at ${service}, as ${spoken(role)}.
+${by} invites you to the organization ${inLine(organization)} at ${service}, as ${spoken(role)}.
 To accept or decline, open this link within seven days:
 
 ${link}

@@ -9,10 +9,13 @@ export interface Sender {
   person: number | null
 }
 
+/** A mail with a function that runs when the mail server did not take the mail. */
+export interface PostedMail extends Mail { onFailure?: () => Promise<void> }
+
 /** Room for one mail, which is to be posted or given back. */
 export interface Room {
-  /** Takes the mail: what becomes of it, the log tells. */
-  post (mail: Mail): void
+  /** Takes the mail. The log has a line when it is not delivered. */
+  post (mail: PostedMail): void
   release (): void
 }
 
@@ -66,7 +69,13 @@ export function createOutbox (mailer: Mailer, isOpen: boolean, log: (line: strin
   const underWay = new Set<Promise<void>>()
 
   async function send () {
-    for (let mail = turns.next(); mail !== undefined; mail = turns.next()) await mailer.send(mail)
+    for (let posted = turns.next(); posted !== undefined; posted = turns.next()) {
+      const { onFailure, ...mail } = posted
+      if (await mailer.send(mail)) continue
+      await onFailure?.().catch((error: Error) => {
+        log(`The failure of the mail to ${mail.about} was not recorded: ${error.name}`)
+      })
+    }
   }
 
   return {
@@ -109,7 +118,7 @@ export function createOutbox (mailer: Mailer, isOpen: boolean, log: (line: strin
  * so do the organizations of one.
  */
 function createTurns () {
-  interface Share { places: number, waiting: Map<string, Mail[]> }
+  interface Share { places: number, waiting: Map<string, PostedMail[]> }
   const shares = new Map<string, Share>()
   const ofOrganizations = new Map<string, number>()
   // But for one of each share.
@@ -143,13 +152,13 @@ function createTurns () {
       ofOrganizations.set(organization, (ofOrganizations.get(organization) ?? 0) + 1)
     },
     release: free,
-    post (by: string, organization: string, mail: Mail) {
+    post (by: string, organization: string, mail: PostedMail) {
       const { waiting } = shares.get(by)!
       const mails = waiting.get(organization)
       if (mails === undefined) waiting.set(organization, [mail])
       else mails.push(mail)
     },
-    next (): Mail | undefined {
+    next (): PostedMail | undefined {
       for (const [by, share] of shares) {
         const [turn] = share.waiting
         if (turn === undefined) continue

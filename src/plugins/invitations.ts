@@ -19,7 +19,7 @@ import type { Room } from '../mail/outbox.ts'
 import { recordEvent } from '../repositories/audit.ts'
 import {
   countInvitations, createInvitation, deleteInvitation, findInvitation, isInvited, listInvitations, lockInvitation,
-  renewInvitation, takeInvitationMail, type Invitation as InvitationRow
+  renewInvitation, returnInvitationMail, takeInvitationMail, type Invitation as InvitationRow
 } from '../repositories/invitations.ts'
 import { isMemberAddress } from '../repositories/members.ts'
 import { lockPlan } from '../repositories/plans.ts'
@@ -209,14 +209,15 @@ export const invitations: Domain = async (app) => {
   function howToAccept (hasRoom: boolean): string {
     const page = `${app.issuer()}/account`
     if (hasRoom) {
-      return `The person can accept the invitation on ${page}, or with the link that they get by e-mail (at most one e-mail a day).`
+      return `The person can accept the invitation on ${page}, or with the link that they get by e-mail. An address gets one e-mail from an organization in 24 hours: after an earlier one, no second e-mail goes out, and the invitation waits on ${page}. It can be sent again after the 24 hours.`
     }
     const reason = app.outbox.isOpen ? 'Too many e-mails are waiting, so none is sent' : 'This service sends no e-mail'
-    return `${reason}: tell the person to accept the invitation on ${page}. Without an account, the operator makes one with: user add --email ADDRESS`
+    const first = app.databaseKind === 'embedded' ? ' (with the embedded database, stop the service first)' : ''
+    return `${reason}: tell the person to accept the invitation on ${page}. Without an account, the operator makes one with: npm run -s cli -- user add --email ADDRESS${first}`
   }
 
   /** One mail to an address, if the outbox has room and the organization has sent none to it within 24 hours. */
-  function prepareMail ({ organization, person, name }: Principal, email: string) {
+  function prepareMail ({ organization, person, type, name }: Principal, email: string) {
     const secret = mintSecret()
     let room: Room | undefined
     let isTaken = false
@@ -238,10 +239,11 @@ export const invitations: Domain = async (app) => {
         room?.post({
           about: `invitation ${id}`,
           to: email,
+          onFailure: () => returnInvitationMail(app.db, organization.id, email),
           ...membershipInvitation({
             service: app.issuer(),
             organization: organization.name,
-            inviter: name,
+            inviter: { type, name },
             role,
             link: `${app.issuer()}/account/invitation/${organization.id}.${secret}`
           })

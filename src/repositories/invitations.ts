@@ -184,6 +184,13 @@ export async function takeInvitationMail (db: Db, organizationId: string, email:
   return taken.length === 1
 }
 
+/** Forgets a mail that was not delivered, so that the invitation can be sent again at once. */
+export async function returnInvitationMail (db: Db, organizationId: string, email: string): Promise<void> {
+  await db.delete(invitation_mails).where(and(
+    eq(invitation_mails.organization_id, organizationId), eq(invitation_mails.email_normalized, canonicalEmail(email))
+  ))
+}
+
 async function deleteOldMails (db: Db, organizationId: string): Promise<void> {
   await db.delete(invitation_mails).where(and(eq(invitation_mails.organization_id, organizationId), isOldMail))
 }

@@ -17,9 +17,13 @@ export interface PersonalEvent {
   details: Record<string, string | number | boolean | null> | null
 }
 
+// About as many bytes as an event with its index entries adds to the write-ahead log.
+const LOGGED_BYTES = 500
+
 /**
- * Records an event for its person alone. Without such an account the same statements run and store nothing, so that
- * their duration does not tell whether an address has an account. Deletes some events that are older than a year.
+ * Records an event for its person alone. Without such an account the same statements run, and write a message of the
+ * same size to the write-ahead log only. The commit then flushes the log in both cases, so its duration does not tell
+ * whether an address has an account. Deletes some events that are older than a year.
  */
 export async function createPersonalEvent (db: Db, event: PersonalEvent): Promise<void> {
   const row = { ...event, id: makeId(), occurred_at: new Date(await readNow(db)) }
@@ -28,10 +32,14 @@ export async function createPersonalEvent (db: Db, event: PersonalEvent): Promis
     db, personal_events, personal_events.id, sql`${personal_events.occurred_at} < now() - interval '1 year'`
   )
   await db.execute(sql`
+    WITH account AS MATERIALIZED (SELECT id FROM users WHERE id = ${user_id}::bigint), message AS MATERIALIZED (
+      SELECT pg_logical_emit_message(true, 'no account', repeat('0', ${LOGGED_BYTES}::int))
+      WHERE NOT EXISTS (SELECT FROM account)
+    )
     INSERT INTO personal_events (id, user_id, occurred_at, action, actor_type, ip, user_agent, details, mac)
     SELECT ${id}::bigint, id, ${occurred_at.toISOString()}::timestamptz, ${action}, ${actor_type}, ${ip}, ${user_agent},
       ${details === null ? null : JSON.stringify(details)}::jsonb, ${macOf(db, 'personal_events', row)}
-    FROM users WHERE id = ${user_id}::bigint`)
+    FROM account WHERE (SELECT count(*) FROM message) >= 0`)
 }
 
 /** A page of the events of a person, the newest first. An event whose MAC does not verify is left out. */

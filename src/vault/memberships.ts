@@ -5,6 +5,8 @@ import { lockMemberships, reachedLimit } from '../db/memberships.ts'
 import { holdCaller, recordEvent, systemOf, type Actor, type AuditEvent } from '../repositories/audit.ts'
 import { deleteExpiredInvitations, deleteInvitation, lockInvitation, type Invitation } from '../repositories/invitations.ts'
 import { deleteMember, findMember, lockMember, lockOtherOwners } from '../repositories/members.ts'
+import { findOrganization } from '../repositories/organizations.ts'
+import { createPersonalEvent } from '../repositories/personal-events.ts'
 import { findFull, lockPlan } from '../repositories/plans.ts'
 import { createMember } from '../repositories/users.ts'
 import { canonicalEmail } from '../rules/emails.ts'
@@ -95,7 +97,7 @@ async function lockInvitationTo (
 /**
  * Ends a membership with everything that the person made in the organization, and returns the member as seen before:
  * undefined where the MAC of the account does not verify. `judge` sees the locked membership, and may throw; without
- * another owner who can act, the last owner stays.
+ * another owner who can act, the last owner stays. When a person leaves, it is recorded for the person too.
  */
 export async function endMembership (
   db: Db, actor: Actor, userId: number, judge: (member: { role: Role }) => Promise<void> | void = () => {}
@@ -119,6 +121,13 @@ export async function endMembership (
     details: { role: member.role, ...endingOf(tokens.ended, organization_id) }
   })
   await deleteMember(db, organization_id, userId, tokens)
+  if (actor.type === 'user' && actor.id === userId) {
+    const organization = (await findOrganization(db, organization_id))?.name ?? organization_id
+    const { ip, user_agent } = actor
+    await createPersonalEvent(
+      db, { user_id: userId, action: 'member.delete', actor_type: 'user', ip, user_agent, details: { organization } }
+    )
+  }
   return { member: seen }
 }
 

@@ -34,8 +34,8 @@ import {
 } from './browser.ts'
 import { recordEndOfToken, recordForPersonAlone, recordForUser } from '../../http/personal-events.ts'
 import {
-  accountPage, changePasswordPage, codePage, joinPage, otherAccountPage, problemPage, setPasswordPage, signInPage,
-  type Problem, type SignedIn
+  accountPage, changePasswordPage, codePage, joinPage, leavePage, otherAccountPage, problemPage, setPasswordPage,
+  signInPage, type Problem, type SignedIn
 } from './views.ts'
 
 const PAGE = { access: 'public', speaks: 'html' } as const
@@ -164,6 +164,18 @@ export const accounts: Domain = async (app) => {
       }
     })
   }
+
+  app.get('/account/organizations/leave', {
+    schema: { hide: true },
+    config: PAGE,
+    handler: async (request, reply) => {
+      const session = await signedIn(app, request)
+      if (session === undefined) return seeOther(reply, '/account')
+      const { id } = request.query as Record<string, unknown>
+      const membership = (await listMemberships(app.db, session.user.id)).find((one) => one.id === id)
+      return membership === undefined ? seeOther(reply, '/account') : sendPage(reply, leavePage(session, membership))
+    }
+  })
 
   app.get('/account/password', {
     schema: { hide: true },
@@ -427,10 +439,7 @@ async function leave (
   db: Db, request: FastifyRequest, { user }: SignedIn, organization: string
 ): Promise<Problem | undefined> {
   const ended = await endMembership(db, personOf(request, organization, user), user.id)
-  if (ended === 'last_owner') return { problem: LAST_OWNER, status: 422 }
-  if (ended === 'none') return undefined
-  await recordForPersonAlone(db, request, user, 'member.delete', await nameOfOrganization(db, organization))
-  return undefined
+  return ended === 'last_owner' ? { problem: LAST_OWNER, status: 422 } : undefined
 }
 
 async function nameOfOrganization (db: Db, id: string): Promise<{ organization: string }> {

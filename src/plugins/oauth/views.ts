@@ -5,11 +5,12 @@ import { PASSWORD, type Role } from '../../../schemas/users.ts'
 import { formField, html, type Html, type Page } from '../../http/pages.ts'
 import { qrCode } from '../../http/qr.ts'
 import type { Application } from '../../repositories/oauth.ts'
-import type { Inviter, OwnInvitation } from '../../repositories/invitations.ts'
+import type { OwnInvitation } from '../../repositories/invitations.ts'
 import type { PersonalEvent } from '../../repositories/personal-events.ts'
 import type { Session } from '../../repositories/sessions.ts'
 import type { OwnToken } from '../../repositories/tokens.ts'
 import type { Membership, User } from '../../repositories/users.ts'
+import { inviterOf } from '../../rules/inviters.ts'
 import type { HeldPage } from '../../rules/pagination.ts'
 import { grantsEverything } from '../../rules/roles.ts'
 
@@ -117,9 +118,9 @@ ${NO_DEFAULT}
 ${formField(cookie)}
 <input type="hidden" name="request" value="${request}">
 ${scopes.length === 0
-    ? html`<p>It would be able to see who you are, and nothing else.</p>`
+    ? html`<p>It asks for no permission. It would see who you are, your organizations and the invitations to you, and nothing else.</p>`
     : html`<h2>It asks for permission to</h2>
-<p class="soft">Leave out what it does not need. In no organization it gets more than your role there allows, or in a project that of a team of yours.</p>
+<p class="soft">Leave out what it does not need. Without any permission it sees who you are, your organizations and the invitations to you. In no organization it gets more than your role there allows, or in a project that of a team of yours.</p>
 ${RESOURCES.map(([resource, name]) => choicesOf(name, scopes.filter((scope) => scope.startsWith(`${resource}:`)), chosen))}`}
 ${user.second_factor_id !== null && grantsEverything(scopes)
     ? html`<p>To allow all of it, enter a code as well.</p>
@@ -162,7 +163,8 @@ export function joinPage (
     title: 'Accept an invitation',
     status: problem === undefined ? 200 : 422,
     body: html`<h1>Join ${organization.name}?</h1>
-<p>${inviterOf(invited_by)} invites you to the organization <strong>${organization.name}</strong>, as ${ROLE_NAMES[role]}. With a name and a password you make an account here and accept. To decline, close this page.</p>
+<p>You are invited to the organization <strong>${organization.name}</strong>, as ${ROLE_NAMES[role]}, by ${inviterOf(invited_by)}. With a name and a password you make an account here and accept. To decline, close this page.</p>
+<p class="soft">${seenAfterAcceptance('The organization')}</p>
 ${problemOf(problem)}
 <form method="post" action="/account/invitation/${link}">
 ${formField(cookie)}
@@ -188,9 +190,6 @@ ${formField(cookie)}
 </form>`
   }
 }
-
-const inviterOf = (inviter: Inviter | null): string =>
-  inviter === null ? 'The operator' : inviter.type === 'user' ? inviter.name : `The API token ${inviter.name}`
 
 /** What went wrong, for a person: with nothing to press that would lead anywhere. */
 export function problemPage (status: number, title: string, sentence: string): Page {
@@ -243,7 +242,7 @@ ${formField(cookie)}
 ${invitations.page === 1 && invitations.isLast && invitations.rows.length === 0
     ? ''
     : html`<h2>Invitations</h2>
-<p class="soft">An organization that you accept sees your name, and when you sign in, change your password or second factor, or allow an application. Until then it learns nothing about you.</p>
+<p class="soft">${seenAfterAcceptance('An organization')} If you decline, the organization sees that the invited address declined.</p>
 ${heldOf(cookie, 'invitations', invitations.rows.map(({ id, organization, role, invited_by, expires_at }) => ({
     id,
     text: html`${organization.name}, as ${ROLE_NAMES[role]}, invited by ${inviterOf(invited_by)}, until ${dayOf(expires_at)}`
@@ -252,7 +251,7 @@ ${pagesOf('invitations', invitations)}`}
 <h2>Organizations</h2>
 ${heldOf(cookie, 'organizations', memberships.map(({ id, name, role }) => ({
     id, text: html`${name} (${ROLE_NAMES[role]})`
-  })), { leave: 'Leave' })}
+  })), { leave: 'Leave' }, 'get')}
 <h2>Where you are signed in</h2>
 ${heldOf(cookie, 'sessions', sessions.rows.map(({ token_hash, created_at, seen_at }) => ({
     id: token_hash.toString('base64url'),
@@ -274,13 +273,19 @@ ${heldOf(cookie, 'tokens', tokens.rows.map(({ id, name, organization, created_at
   })))}
 ${pagesOf('tokens', tokens)}
 <h2>What happened to your account</h2>
-<p class="soft">Of the last year. Your organizations see these events without address and browser.</p>
+<p class="soft">Events of the last year. Each organization sees, while you are a member: ${PERSONAL_EVENTS}, all without address and browser. With address and browser, an organization sees only what happened in it: that you joined or left it, and API tokens of it that you ended. Other organizations do not see these events. An organization whose invitation you decline sees that the invited address declined.</p>
 <ul class="held">
 ${events.rows.map((event) => html`<li class="held"><span>${momentOf(event.occurred_at)}: ${describe(event)}</span></li>
 `)}</ul>
 ${pagesOf('events', events)}`
   }
 }
+
+// Events that are recorded in each organization of a person, in words.
+const PERSONAL_EVENTS = 'sign-ins and sign-outs, wrong passwords and codes, changes of your password and second factor, applications that you allow or end, and what the operator does to your account'
+
+const seenAfterAcceptance = (organization: string) =>
+  `${organization} learns nothing about you until you accept. Then it sees your name, your e-mail address, and your acceptance with address and browser. While you are a member, it also sees your ${PERSONAL_EVENTS}, all without address and browser.`
 
 // Events of a person in words.
 const EVENT_TEXTS: Partial<Record<EventName, string>> = {
@@ -315,15 +320,17 @@ function describe ({ action, actor_type, details, ip, user_agent }: PersonalEven
     user_agent === null ? '' : `, ${user_agent}`}`
 }
 
-// A list of what belongs to the person, each row with its buttons: verb of the form's path → label.
+// A list of what belongs to the person, each row with its buttons: verb of the form's path → label. With `get` a button
+// opens a page that asks first.
 const heldOf = (
   cookie: string, noun: 'sessions' | 'applications' | 'tokens' | 'invitations' | 'organizations',
-  held: readonly { id: string, text: Html }[], buttons: Record<string, string> = { end: 'End' }
+  held: readonly { id: string, text: Html }[], buttons: Record<string, string> = { end: 'End' },
+  method: 'get' | 'post' = 'post'
 ): Html => held.length === 0
   ? html`<p class="soft">none</p>`
   : html`<ul class="held">
 ${held.map(({ id, text }) => html`<li class="held"><span>${text}</span>
-${Object.entries(buttons).map(([verb, label]) => html`<form method="post" action="/account/${noun}/${verb}">${formField(cookie)}<input type="hidden" name="id" value="${id}">
+${Object.entries(buttons).map(([verb, label]) => html`<form method="${method}" action="/account/${noun}/${verb}">${method === 'post' ? formField(cookie) : ''}<input type="hidden" name="id" value="${id}">
 <button type="submit">${label}</button></form>
 `)}</li>
 `)}</ul>`
@@ -334,6 +341,21 @@ const pagesOf = (noun: 'sessions' | 'applications' | 'tokens' | 'invitations' | 
   return page === 1 && isLast
     ? html``
     : html`<p>${page > 1 ? link(page - 1, 'Previous') : ''}${isLast ? '' : link(page + 1, 'Next')}</p>`
+}
+
+/** Asks a member before they leave an organization. */
+export function leavePage ({ cookie }: SignedIn, { id, name }: Membership): Page {
+  return {
+    title: 'Leave an organization',
+    body: html`<h1>Leave ${name}?</h1>
+<p>You lose your access to the organization <strong>${name}</strong>. Your API tokens of this organization end. To come back, you need a new invitation.</p>
+<form method="post" action="/account/organizations/leave">
+${formField(cookie)}
+<input type="hidden" name="id" value="${id}">
+<div class="actions"><button class="main" type="submit">Leave the organization</button></div>
+</form>
+<p><a href="/account">Back to your account</a></p>`
+  }
 }
 
 export function factorPage ({ cookie, user }: SignedIn, recoveryCodes: number, problem?: Problem): Page {
