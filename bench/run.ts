@@ -16,8 +16,10 @@ import { measureAudit } from './audit.ts'
 import { measureFairness } from './fairness.ts'
 import { measureKeys } from './keys.ts'
 import { startLoad, total, type Outcome, type Request } from './load.ts'
+import { measureMerges } from './merges.ts'
 import { makeTables, preparePlainTx } from './plain-tx.ts'
 import { cpuOfPostgres, startBare, startService, type Running } from './processes.ts'
+import { measureRestrictions } from './restrictions.ts'
 import { CHUNK, measureScale } from './scale.ts'
 import {
   fillHistory, fillLayers, fillProjects, fillTenants, getting, makeTenants, posting, storing, type Tenant
@@ -85,6 +87,8 @@ try {
   await measureKeys(bench)
   await measureAudit(bench)
   await measureFairness(bench)
+  await measureRestrictions(bench)
+  await measureMerges(bench)
   await measureScale(bench, levels)
   await measureEmbedded(figures)
   const [version] = await sql`SHOW server_version`

@@ -1,0 +1,102 @@
+/**
+ * The rows about merges: how long a read that merges three large documents holds up the event loop, at most. The service
+ * runs in this process, where the event loop is watched; the load is sent from another one.
+ */
+import { setTimeout as pause } from 'node:timers/promises'
+import { monitorEventLoopDelay } from 'node:perf_hooks'
+import { buildApp } from '../src/app.ts'
+import { open } from '../src/commands/open.ts'
+import { loadConfig } from '../src/config.ts'
+import type { Bench } from './keys.ts'
+import { getting, posting, send, type Tenant } from './seed.ts'
+import { compare, median } from './table.ts'
+
+const BAR = 50
+const RESOLUTION = 1
+const REQUESTS = 5
+const UNLIMITED = {
+  RATE_LIMIT_API: '0', RATE_LIMIT_OAUTH: '0', RATE_LIMIT_KEY_ROTATION: '0', RATE_LIMIT_LONG_OPERATIONS: '0', LOG_LEVEL: 'error'
+}
+
+/** The largest documents of each format that are merged; no two levels have a name in common. */
+const DOCUMENTS = {
+  env: { names: 10_000, write: (level: string) => lines(10_000, (i) => `${level}_${i}=${'x'.repeat(85)}`).join('\n') },
+  json: {
+    names: 4_900, write: (level: string) => `{${lines(4_900, (i) => `"${level}_${i}":"${'x'.repeat(190)}"`).join()}}`
+  },
+  yaml: { names: 450, write: (level: string) => lines(450, (i) => `${level}_${i}: ${'x'.repeat(40)}`).join('\n') }
+}
+const lines = (count: number, line: (i: number) => string) => Array.from({ length: count }, (_, i) => line(i))
+
+const rowOf = (format: keyof typeof DOCUMENTS, what: string) =>
+  `merge of 3 ${format} documents of ${DOCUMENTS[format].names.toLocaleString('en')} names, ${what}: longest time on the event loop`
+
+/** What is asked for of each format, by what the answer holds. */
+const WAYS = {
+  'merged alone': (path: string, token: string) => getting(token, `${path}?decrypt=true&merge=true`),
+  'raw values': (path: string, token: string) => getting(token, `${path}?decrypt=true&merge=true&raw=true`),
+  'levels, merged and filtered': (path: string, token: string) => {
+    const [, , , organization, project, target, environment] = path.split('/')
+    return posting(token, `/api/v1/${organization}/secrets/retrieve`, {
+      project, target, environment, action: 'decrypt', merge: 'both', filters: { search: '_' }
+    })
+  }
+}
+
+export async function measureMerges ({ env, load, tenants, rounds, lines, wanted }: Bench): Promise<void> {
+  const formats = Object.keys(DOCUMENTS) as (keyof typeof DOCUMENTS)[]
+  const rows = formats.flatMap((format) => Object.entries(WAYS).map(([what, request]) =>
+    ({ format, request, row: rowOf(format, what) }))).filter(({ row }) => wanted(row))
+  if (rows.length === 0) return
+  const tenant = tenants[0]!
+  const config = loadConfig({ ...env, ...UNLIMITED })
+  const opened = await open(config)
+  const app = await buildApp({ ...opened, config, logStream: { write: () => {} } })
+  const url = await app.listen({ port: 0, host: '127.0.0.1' })
+  try {
+    for (const format of new Set(rows.map(({ format }) => format))) await fill(url, tenant, format)
+    for (const { format, request, row } of rows) {
+      const requests = [request(`/api/v1/${tenant.id}/merged-${format}/backend/live/secrets`, tenant.token)]
+      const longest: number[] = []
+      const times: number[] = []
+      // The first round warms up.
+      for (let round = 0; round <= rounds; round++) {
+        const delays = monitorEventLoopDelay({ resolution: RESOLUTION })
+        delays.enable()
+        // A collection of what came before is not this round's.
+        await pause(100)
+        delays.reset()
+        const { p50, unexpected } = await load.fire({
+          url, requests, expect: 200, connections: 1, amount: REQUESTS, seconds: 60
+        })
+        delays.disable()
+        if (Object.keys(unexpected).length > 0) throw new Error(`${row}: ${JSON.stringify(unexpected)}`)
+        longest.push(delays.max / 1e6 - RESOLUTION)
+        times.push(p50)
+      }
+      lines.push({
+        row,
+        reference: 'what is asked for',
+        ...compare(median(longest.slice(1)), BAR, ' ms', 1),
+        bar: { most: 1 },
+        latency: `${median(times.slice(1)).toFixed(0)} ms`
+      })
+      console.log(`${row}: ${median(longest.slice(1)).toFixed(1)} ms, a request ${median(times.slice(1)).toFixed(0)} ms`)
+    }
+  } finally {
+    await app.close()
+    await opened.database.close()
+  }
+}
+
+async function fill (url: string, { id, token }: Tenant, format: keyof typeof DOCUMENTS): Promise<void> {
+  const project = `merged-${format}`
+  const post = (path: string, body: object) => send(url, posting(token, `/api/v1/${id}/${path}`, body))
+  await post('projects', { name: project, secret_format: format })
+  await post(`${project}/targets`, { name: 'backend' })
+  await post(`${project}/backend/environments`, { name: 'live' })
+  const places = { project: {}, target: { target: 'backend' }, environment: { target: 'backend', environment: 'live' } }
+  for (const [level, place] of Object.entries(places)) {
+    await post('secrets/store', { project, ...place, plaintext: DOCUMENTS[format].write(level) })
+  }
+}
