@@ -1,6 +1,6 @@
 /**
- * The rows about merges: how long a read that merges three large documents holds up the event loop, at most. The service
- * runs in this process, where the event loop is watched; the load is sent from another one.
+ * The rows about merges: the longest time for which a read that merges three large documents blocks the event loop. The
+ * service runs in this process, where the event loop is watched; another process sends the load.
  */
 import { setTimeout as pause } from 'node:timers/promises'
 import { monitorEventLoopDelay } from 'node:perf_hooks'

@@ -181,7 +181,8 @@ async function fill (env: Record<string, string>, sql: Sql, { id }: Tenant): Pro
       SELECT id, storage_key FROM organizations WHERE id = ${id}`
     const slugOf = (i: number) => `team-${Math.floor(i / PROJECTS_OF_TEAM)}-${i % PROJECTS_OF_TEAM}`
     const shapes = [
-      ...Array.from({ length: TEAMS * PROJECTS_OF_TEAM - 3 }, (_, i) => ({ slug: slugOf(i), ...SMALL })), WIDE, DEEP, LONG
+      ...Array.from({ length: TEAMS * PROJECTS_OF_TEAM - 3 }, (_, i) => ({ slug: slugOf(i), ...SMALL })),
+      WIDE, DEEP, LONG
     ]
     await several(shapes.length, (i) => makeProject(opened, organization!, shapes[i]!), AT_ONCE)
     const projects = await sql<{ id: string, target_id: string, environment_id: string }[]>`

@@ -7,7 +7,7 @@ import {
 } from './shapes.ts'
 import { RoleName, ROLES } from './users.ts'
 
-/** How many there can be: what a look-up of a caller brings along is bounded by it. */
+/** How many there can be: a list of projects by teams reads at most `teamsOfMember` × `projects` roles. */
 export const TEAM_LIMITS = { teams: 1000, members: 500, projects: 100, teamsOfMember: 20 } as const
 
 /** A team in a path: its ULID in either letter case, or its slug. */

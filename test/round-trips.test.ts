@@ -1,8 +1,10 @@
 import { subscribe, unsubscribe } from 'node:diagnostics_channel'
 import t from 'tap'
+import { SCOPE_NAMES } from '../schemas/scopes.ts'
 import { makeProof } from '../src/crypto/key-proof.ts'
 import { makeLevel, startApp } from './helpers/app.ts'
 import { OPERATIONS, prepare, send, settle } from './helpers/operations.ts'
+import { issuePair, makePerson, makeTeam } from './helpers/people.ts'
 
 // How often each operation asks the database, which is what it costs: who calls and what it is about are a statement
 // each, shared with whoever else asks in that moment. A commit is one, and a begin one more, which these numbers leave
@@ -227,6 +229,30 @@ t.test('who asks again waits once for a level in a path, twice for one in a body
     t.equal((await caller.call(method, at, body)).status, 200, name)
     const again = await costOf(() => caller.call(method, at, body))
     t.match({ statements: again.sent.length, waits: again.waits }, { statements, waits }, name)
+  }
+})
+
+t.test('who acts by a team reads a level in a path by two statements, and waits no more often than anybody for one in a body', async (t) => {
+  const owner = await service.organization()
+  const o = owner.organization
+  const level = await makeLevel(owner)
+  await owner.call('POST', `/${o}/secrets/store`, { ...level, plaintext: 'A=1' })
+  const person = await makePerson(service, { [o]: 'billing_manager' })
+  await makeTeam(service, o, [person], { [level.project]: 'administrator' })
+  const { access } = await issuePair(service, person, SCOPE_NAMES)
+  const path = `/${o}/${level.project}/${level.target}/${level.environment}/secrets`
+  const asked = {
+    read: { request: ['GET', path], statements: 2, waits: 1 },
+    retrieve: { request: ['POST', `/${o}/secrets/retrieve`, level], statements: 3, waits: 2 },
+    store: { request: ['POST', `/${o}/secrets/store`, { ...level, plaintext: 'A=2' }], statements: 4, waits: 3 },
+    versions: { request: ['POST', `/${o}/secrets/versions`, level], statements: 4, waits: 3 },
+    projects: { request: ['GET', `/${o}/projects`], statements: 2, waits: 2 }
+  } as const
+  for (const [name, { request: [method, at, body], statements, waits }] of Object.entries(asked)) {
+    const ask = () => owner.call(method, at, body, { authorization: `Bearer ${access}` })
+    t.equal((await ask()).status, 200, name)
+    const again = await costOf(ask)
+    t.match({ statements: again.sent.length, waits: again.waits }, { statements, waits }, `${name}: ${shown(again.sent)}`)
   }
 })
 

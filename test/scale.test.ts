@@ -1,5 +1,6 @@
 import { sql } from 'drizzle-orm'
 import t from 'tap'
+import { SCOPE_NAMES } from '../schemas/scopes.ts'
 import { TEAM_LIMITS } from '../schemas/teams.ts'
 import { ROLES } from '../schemas/users.ts'
 import { transaction, type Db } from '../src/db/database.ts'
@@ -329,6 +330,58 @@ t.test('what somebody may do through teams is found among very many of their pro
   }
   const offered = [...page.matchAll(/name="scope" value="([^"]+)"/g)].map(([, scope]) => scope)
   t.strictSame(offered, ['secret:read', 'secret:write', 'secret:history'])
+})
+
+t.test('a member of teams with very many projects reads, in a request about one project, the rows of the teams for that project alone', onServer, async (t) => {
+  const [{ organization, call: ask }, large] = [await service.organization(), await service.organization()]
+  const at = await makeLevel({ organization, call: ask } as Caller, { slug: 'p-0' })
+  await ask('POST', `/${organization}/secrets/store`, { ...at, plaintext: 'A=1' })
+  const version = (await ask('POST', `/${organization}/secrets/versions`, at)).body.data[0].id
+  const rosa = await makePerson(service, { [organization]: 'billing_manager' })
+  const stranger = await makePerson(service, { [large.organization]: 'member' })
+  const [teams, held] = [TEAM_LIMITS.teamsOfMember, TEAM_LIMITS.projects]
+  const id = (of: string, n: string) => `lpad('${of}' || ${n}, 26, '0')`
+  // Another organization has as many teams, of the same size.
+  for (const [of, person] of [[organization, rosa], [large.organization, stranger]] as const) {
+    await service.write(`INSERT INTO projects (id, organization_id, name, slug, secret_format, encryption_type,
+        history_policy, key_version)
+      SELECT ${id('P', 'n')}, '${of}', 'P', 'p-' || n, 'env', 'server', 'keep', 1
+      FROM generate_series(1, ${teams * held - 1}) n`)
+    await service.sql(`INSERT INTO project_counts (organization_id, project_id)
+      SELECT organization_id, id FROM projects WHERE organization_id = '${of}' AND slug <> 'p-0'`)
+    await service.write(`INSERT INTO teams (id, organization_id, name, slug)
+      SELECT ${id('T', 'n')}, '${of}', 'Team', 'team-' || n FROM generate_series(1, ${teams}) n`)
+    await service.write(`INSERT INTO team_members (organization_id, team_id, user_id)
+      SELECT '${of}', ${id('T', 'n')}, ${person.id} FROM generate_series(1, ${teams}) n`)
+    await service.write(`INSERT INTO team_projects (organization_id, team_id, project_id, role)
+      SELECT organization_id, ${id('T', `(row_number() OVER (ORDER BY slug) - 1) / ${held} + 1`)}, id, 'developer'
+      FROM projects WHERE organization_id = '${of}'`)
+  }
+  await service.sql('VACUUM ANALYZE')
+  const { access } = await issuePair(service, rosa, SCOPE_NAMES)
+  const call = (method: string, path: string, body?: object) => () =>
+    ask(method, `/${organization}/${path}`, body, { authorization: `Bearer ${access}` })
+  const inTeams = of('team_projects')
+  const requests = {
+    'by a path': { request: call('GET', 'p-0/backend/live/secrets'), most: teams },
+    'by a body': { request: call('POST', 'secrets/retrieve', at), most: teams * ROLES.length },
+    'by an id': { request: call('GET', `secrets/versions/${version}`), most: teams * ROLES.length }
+  }
+  for (const [what, { request, most: allowed }] of Object.entries(requests)) {
+    for (const [mode, reads] of Object.entries(await readsOf(request))) {
+      t.ok(reads.some(inTeams))
+      const sum = reads.filter(inTeams).reduce((sum, { rows }) => sum + rows, 0)
+      t.ok(sum <= allowed, `${what}, ${mode} plan: ${sum} roles of teams`)
+      t.ok(most(reads, () => true) <= allowed, `${what}, ${mode} plan: ${JSON.stringify(reads)}`)
+    }
+  }
+  // A list has to count the projects of all teams, but looks up those of its page alone.
+  for (const [mode, reads] of Object.entries(await readsOf(call('GET', `projects?page=1&per_page=${PER_PAGE}`)))) {
+    t.ok(most(reads, inTeams) <= teams * held, `a list, ${mode} plan`)
+    t.ok(most(reads, of('team_members')) <= teams * ROLES.length, `a list, ${mode} plan`)
+    const others = reads.filter(({ table }) => !['team_projects', 'team_members'].includes(table))
+    t.ok(most(others, () => true) <= FEW, `a list, ${mode} plan: ${JSON.stringify(reads)}`)
+  }
 })
 
 t.test('whoever calls is found by reading what lets them in, among very many tokens, people and organizations', onServer, async (t) => {

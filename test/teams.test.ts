@@ -1,7 +1,8 @@
 import t from 'tap'
 import { SCOPE_NAMES, type Scope } from '../schemas/scopes.ts'
 import { TEAM_LIMITS } from '../schemas/teams.ts'
-import type { Role } from '../schemas/users.ts'
+import { ROLES, type Role } from '../schemas/users.ts'
+import { effectiveScopes, holds, scopesInProject } from '../src/rules/roles.ts'
 import { makeLevel, startApp, type Answer } from './helpers/app.ts'
 import { issuePair, makePerson, makeTeam, type Person } from './helpers/people.ts'
 
@@ -144,6 +145,79 @@ t.test('a list of projects shows those in which projects may be read', async (t)
   t.equal(await slugs(await as(person, ['secret:read'])), 403, 'what was not granted, no team gives')
 })
 
+t.test('a role in a team that the service did not write gives nothing and hides nothing, however the project is named', async (t) => {
+  const person = await makePerson(service, { [o]: 'billing_manager' })
+  const call = await as(person)
+  const listed = async () => {
+    const { status, body } = await call('GET', `/${o}/projects`)
+    if (status !== 200) return status
+    return body.data.map(({ attributes }: { attributes: { slug: string } }) => attributes.slug)
+  }
+  const join = (team: string, slug: string) => service.sql(`
+    INSERT INTO team_projects (organization_id, team_id, project_id, role) SELECT organization_id, '${team}', id, 'owner'
+    FROM projects WHERE organization_id = '${o}' AND slug = '${slug}'`)
+  // Its id is the smallest, so its rows are found first.
+  const forged = '00000000000000000000000000'
+  await service.sql(`INSERT INTO teams (id, organization_id, name, slug) VALUES ('${forged}', '${o}', 'F', 'forged')`)
+  await service.sql(`INSERT INTO team_members (organization_id, team_id, user_id)
+    VALUES ('${o}', '${forged}', ${person.id})`)
+  for (const slug of ['orbit', 'comet']) await join(forged, slug)
+  t.strictSame(await listed(), [], 'no project is listed')
+  for (const [scope, act] of WAYS) t.equal((await act(call, 'orbit')).status, 403, `${scope} in orbit`)
+  const team = await makeTeam(service, o, [person], { orbit: 'member' })
+  await join(team, 'quasar')
+  t.strictSame(await listed(), ['orbit'], 'the project of a team that counts is listed')
+  for (const [scope, act] of WAYS) {
+    for (const project of ['orbit', 'comet', 'quasar']) {
+      const isAllowed = project === 'orbit' && OF_MEMBER.includes(scope)
+      t.equal((await act(call, project)).status, isAllowed ? 200 : 403, `${scope} in ${project}`)
+    }
+  }
+  const { id } = (await owner.call('POST', `/${o}/secrets/versions`, at('comet'))).body.data[0]
+  t.equal((await call('GET', `/${o}/secrets/versions/${id}`)).status, 404, 'nor is one found by its id')
+  await service.sql(`DELETE FROM teams WHERE organization_id = '${o}' AND id = '${forged}'`)
+})
+
+t.test('a list of projects of teams has its pages in the order of slugs, also far behind the projects of others', async (t) => {
+  const large = await service.organization()
+  const its = large.organization
+  const many = 2_100
+  await service.write(`INSERT INTO projects (id, organization_id, name, slug, secret_format, encryption_type,
+      history_policy, key_version)
+    SELECT lpad(n::text, 26, '0'), '${its}', 'P', 'p-' || lpad(n::text, 5, '0'), 'env', 'server', 'keep', 1
+    FROM generate_series(1, ${many}) n`)
+  await service.sql(`INSERT INTO project_counts (organization_id, project_id)
+    SELECT organization_id, id FROM projects WHERE organization_id = '${its}'`)
+  const person = await makePerson(service, { [its]: 'billing_manager' })
+  const slugs = ['p-00001', 'p-00002', 'p-00003', 'p-02098', 'p-02099', 'p-02100']
+  await makeTeam(service, its, [person], Object.fromEntries(slugs.map((slug) => [slug, 'member' as const])))
+  // A project that two teams hold is one.
+  await makeTeam(service, its, [person], { 'p-00001': 'auditor', 'p-02100': 'auditor' })
+  const call = await as(person)
+  const page = async (query: string) => {
+    const { body } = await call('GET', `/${its}/projects${query}`)
+    return [body.data.map(({ attributes }: { attributes: { slug: string } }) => attributes.slug), body.meta.total]
+  }
+  t.strictSame(await page(''), [slugs, 6])
+  for (const [at, shown] of [[1, slugs.slice(0, 2)], [2, slugs.slice(2, 4)], [3, slugs.slice(4)], [4, []]] as const) {
+    t.strictSame(await page(`?page=${at}&per_page=2`), [shown, 6], `page ${at}`)
+  }
+})
+
+t.test('who may change teams holds every scope that a role in a team can give', async (t) => {
+  for (const role of ROLES) {
+    const powers = { scopes: effectiveScopes(['*'], role), granted: ['*' as const] }
+    if (!holds(powers, 'team:update')) continue
+    for (const given of ROLES) {
+      for (const scope of scopesInProject(given)) t.ok(holds(powers, scope), `${role} holds ${scope}`)
+    }
+  }
+  for (const role of ROLES) {
+    const scopes = scopesInProject(role)
+    t.ok(scopes.size === 0 || scopes.has('project:read'), `${role} in a team reads projects`)
+  }
+})
+
 t.test('an application does by a team no more than it was granted', async (t) => {
   const person = await makePerson(service, { [o]: 'billing_manager' })
   await makeTeam(service, o, [person], { orbit: 'administrator' })
@@ -164,6 +238,7 @@ t.test('a token that a person made never holds more than the person at the momen
     return bearer(body.token)
   }
   const [whole, narrow] = [await make({}), await make({ restrictions: [{ project: 'orbit', target: 'backend' }] })]
+  const ofProject = await make({ restrictions: [{ project: 'orbit' }] })
   const setRole = (role: Role) => service.write(
     `UPDATE members SET role = '${role}' WHERE organization_id = '${o}' AND user_id = ${person.id}`)
   const allowed = async (call: typeof whole, project: string) => {
@@ -185,6 +260,14 @@ t.test('a token that a person made never holds more than the person at the momen
     ['environment:read', 'secret:read', 'secret:decrypt', 'secret:history', 'secret:write'],
     'a narrowed one stays in its part besides'
   )
+  await makeTeam(service, o, [person], { comet: 'member' })
+  const listed = async (call: typeof whole) => {
+    const { data, meta } = (await call('GET', `/${o}/projects`)).body
+    return [data.map(({ attributes }: { attributes: { slug: string } }) => attributes.slug), meta.total]
+  }
+  t.strictSame(await listed(whole), [['comet', 'orbit'], 2])
+  t.strictSame(await listed(ofProject), [['orbit'], 1], 'a list has the projects of teams inside of the part')
+  t.strictSame(await listed(narrow), [[], 0])
   await service.sql(`DELETE FROM team_members WHERE organization_id = '${o}' AND team_id = '${team}'`)
   t.strictSame(await allowed(whole, 'orbit'), [], 'out of the team')
   for (const status of ['invited', 'active']) {

@@ -1,9 +1,12 @@
 import { eq, sql, type SQL } from 'drizzle-orm'
 import { MOST_OWNED } from '../../schemas/organizations.ts'
-import type { Role } from '../../schemas/users.ts'
+import { ROLES, type Role } from '../../schemas/users.ts'
 import { isAuthentic } from './authority.ts'
+import { byQuestion, gather } from './gather.ts'
 import type { Db } from './handle.ts'
-import { former_slugs, members, users } from './tables.ts'
+import { lookUp } from './lists.ts'
+import { preparedSql } from './prepared.ts'
+import { former_slugs, members, projects, team_projects, users } from './tables.ts'
 
 /** How many organizations a person can be in, and how many of these the person can own. */
 export const MEMBERSHIP_LIMITS = { joined: 1000, owned: MOST_OWNED } as const
@@ -32,6 +35,14 @@ export function reachedLimit ({ joined, owned }: Memberships, role: Role): numbe
   return role === 'owner' && owned >= MEMBERSHIP_LIMITS.owned ? MEMBERSHIP_LIMITS.owned : undefined
 }
 
+/** What a look-up of a member brings of the member's roles through teams. */
+export interface TeamQuery {
+  /** The slug of a project: the roles in it. */
+  project?: string | undefined
+  /** Which roles the member has in any project. */
+  anywhere?: boolean
+}
+
 /** A role in a project through a team, as `teamRoles` selects it: with the project's slug, and MACs as hexadecimal. */
 export type TeamRoleFound = [
   team_id: string, project_id: string, role: Role, project: string,
@@ -39,18 +50,33 @@ export type TeamRoleFound = [
 ]
 
 /**
- * An expression for the roles that a member has through teams, as JSON; null where there are none. How many there can
- * be is bounded by what a team holds, and by how many of them somebody is in.
+ * An expression for the roles that a member has in one project through teams, as JSON; null where there are none. It
+ * reads one row for each team of the member.
  *
- * @param member the membership, by its alias or table
+ * @param member the membership: an alias or a table that has `organization_id` and `user_id`
+ * @param which the condition for the project
  */
-export const teamRoles = (member: SQL): SQL => sql`(
+export const teamRoles = (member: SQL, which: SQL): SQL => sql`(
   SELECT jsonb_agg(jsonb_build_array(
     tm.team_id, tp.project_id, tp.role, p.slug, encode(tm.mac, 'hex'), encode(tp.mac, 'hex')))
-  FROM team_members tm
-  JOIN team_projects tp ON tp.organization_id = tm.organization_id AND tp.team_id = tm.team_id
-  JOIN projects p ON p.organization_id = tp.organization_id AND p.id = tp.project_id
-  WHERE tm.organization_id = ${member}.organization_id AND tm.user_id = ${member}.user_id)`
+  FROM ${lookUp('p', projects, sql`organization_id = ${member}.organization_id AND ${which}`)}
+  JOIN team_members tm ON tm.organization_id = p.organization_id AND tm.user_id = ${member}.user_id
+  CROSS JOIN ${lookUp('tp', team_projects,
+    sql`organization_id = tm.organization_id AND team_id = tm.team_id AND project_id = p.id`)})`
+
+/**
+ * An expression for the roles that a member has in any project through teams, each once, as JSON; null where there are
+ * none. It reads at most one row for each role and team of the member, and checks no MAC.
+ *
+ * @param member as for `teamRoles`
+ */
+export const rolesInTeams = (member: SQL): SQL => sql`(
+  SELECT jsonb_agg(asked_role.role) FROM unnest(${sql.raw(`ARRAY['${ROLES.join("', '")}']`)}) AS asked_role (role)
+  WHERE EXISTS (
+    SELECT FROM team_members tm
+    CROSS JOIN ${lookUp('tp', team_projects,
+      sql`organization_id = tm.organization_id AND team_id = tm.team_id AND role = asked_role.role`)}
+    WHERE tm.organization_id = ${member}.organization_id AND tm.user_id = ${member}.user_id))`
 
 /** Those of the roles whose rows the service wrote: any other is reported, and counts for nothing. */
 export function authenticTeamRoles (
@@ -61,5 +87,30 @@ export function authenticTeamRoles (
     isAuthentic(db, 'team_projects', { organization_id, team_id, project_id, role, mac: bytesOf(projectMac) })
   ).map(([team_id, project_id, role, project]) => ({ team_id, project_id, role, project }))
 }
+
+interface RoleQuery { organization_id: string, user_id: number, slug?: string, id?: string }
+
+interface RolesRow { organization_id: string, user_id: string, question: number, found: TeamRoleFound[] | null }
+
+const rolesInProject = preparedSql<RolesRow, { asked: string }>('roles_in_project', ($) => sql`
+  SELECT asked.organization_id, asked.user_id, asked.question, CASE
+    WHEN asked.id IS NULL THEN ${teamRoles(sql`asked`, sql`slug = asked.slug`)}
+    ELSE ${teamRoles(sql`asked`, sql`id = asked.id`)} END AS found
+  FROM jsonb_to_recordset(${$('asked')}::jsonb)
+    AS asked (question int, organization_id char(26), user_id bigint, slug varchar, id char(26))`)
+
+/**
+ * The roles that a member has through teams in one project, which is named by its slug or its id. A role that the
+ * service did not write as it is is left out.
+ */
+export const findTeamRoles = gather({
+  keyOf: ({ organization_id, user_id, slug, id }: RoleQuery) => JSON.stringify([organization_id, user_id, slug, id]),
+  find: async (db, questions) => {
+    const asked = questions.map((one, question) => ({ question, ...one }))
+    return byQuestion(await rolesInProject(db, { asked: JSON.stringify(asked) }), questions.length)
+  },
+  read: (db, [row]) =>
+    authenticTeamRoles(db, { organization_id: row!.organization_id, user_id: Number(row!.user_id) }, row!.found)
+})
 
 const bytesOf = (hex: string | null) => hex === null ? null : Buffer.from(hex, 'hex')

@@ -5,9 +5,11 @@ import type { Scope } from '../../schemas/scopes.ts'
 import { LRUCache } from 'lru-cache'
 import { hashToken, isCredential, parseApiToken } from '../crypto/bearer.ts'
 import { createGates, WorkOverloaded, type Gate } from '../crypto/bounded.ts'
+import type { LevelState } from '../repositories/levels.ts'
 import { findUserCall, type UserCall } from '../repositories/oauth.ts'
 import { findPrincipal, updateTokenUse, type Organization, type Principal } from '../repositories/principals.ts'
 import { databaseError } from '../db/database.ts'
+import type { TeamQuery } from '../db/memberships.ts'
 import { findDevice } from '../repositories/attempts.ts'
 import { fail } from '../rules/errors.ts'
 import { effectiveScopes, isOfFactor, holds, holdsBy, scopesBy, type TeamRole } from '../rules/roles.ts'
@@ -303,12 +305,13 @@ async function authenticate (
   const isApiToken = parseApiToken(token) !== undefined
   if (!isApiToken && !isCredential('at', token)) return undefined
   const hash = hashToken(token)
+  const teams = teamsAskedFor(request)
   const looked = lookUp(async (): Promise<Caller | undefined> => {
     if (isApiToken) {
-      const principal = await findPrincipal(app.reads, hash)
+      const principal = await findPrincipal(app.reads, hash, teams)
       return principal && { principal }
     }
-    const user = await findUserCall(app.reads, hash, organization)
+    const user = await findUserCall(app.reads, hash, organization, teams)
     return user && { principal: principalFor(user), user }
   })
   begin(hash.toString('latin1'))
@@ -356,9 +359,10 @@ function hasReservedWord (params: Record<string, string>): boolean {
 }
 
 /**
- * Demands a scope that the route declares as `access` or in `mayNeed`; `*` holds every one. It is held everywhere, or
- * by roles of teams where the request is about a project that they hold: what a body names is not known yet, so whoever
- * holds it in any project is let through, and the look-up of the place has the last word (`requireHeld`).
+ * Demands a scope that the route declares as `access` or in `mayNeed`; `*` holds every one. The scope is held in the
+ * whole organization, or by roles through teams in the project of the request. Where the path does not name the
+ * project, a caller who holds the scope in any project passes, and the look-up of the project decides (`requireHeld`,
+ * `requireFoundInside`).
  */
 export function requireScope (request: FastifyRequest, scope: Scope) {
   const { access, mayNeed = [] } = request.routeOptions.config
@@ -371,17 +375,31 @@ export function requireScope (request: FastifyRequest, scope: Scope) {
   if (!holdsBy(principal, teams, scope)) {
     fail('insufficient_permissions', { required_scope: scope, granted_scopes: scopesBy(principal, teams) })
   }
-  request.byTeams = { scopes: [...request.byTeams?.scopes ?? [], scope], teams: request.at === null ? null : teams }
+  const inProject = request.at === null ? null : rolesAt(principal, request.at)
+  request.byTeams = { scopes: [...request.byTeams?.scopes ?? [], scope], teams: inProject }
 }
 
-// The roles of teams by which a scope may be held, as far as it is known what the request is about.
-function teamsThatCount (request: FastifyRequest, { teams }: Principal): readonly TeamRole[] {
-  const { at, finds, boundsItself } = request.routeOptions.config
-  const { project } = request.params as { project?: string }
-  if (request.at !== null) return teams.filter(({ project_id }) => project_id === request.at!.project.id)
-  if (project !== undefined) return teams.filter((team) => team.project === project)
-  return namesLevel(at) || finds !== undefined || boundsItself ? teams : []
+// What is looked up with the caller: the roles through teams in the project that the path names, or, where a body or an
+// id names the project, which roles there are in any project.
+function teamsAskedFor ({ routeOptions, params }: FastifyRequest): TeamQuery {
+  const { at, finds, boundsItself } = routeOptions.config
+  const { project } = params as { project?: string }
+  if (project !== undefined) return { project }
+  return namesLevel(at) || finds !== undefined || boundsItself ? { anywhere: true } : {}
 }
+
+// The roles through teams by which a scope may be held, as far as the project of the request is known.
+function teamsThatCount (
+  { at, params }: FastifyRequest, principal: Principal
+): readonly Pick<TeamRole, 'role'>[] {
+  const isInPath = (params as { project?: string }).project !== undefined
+  if (!isInPath && at !== null) throw new Error('a scope is demanded after the project of a body was found')
+  if (at !== null) return rolesAt(principal, at)
+  return isInPath ? principal.teams.inProject : principal.teams.anywhere.map((role) => ({ role }))
+}
+
+const rolesAt = ({ teams }: Principal, { project }: LevelState) =>
+  teams.inProject.filter(({ project_id }) => project_id === project.id)
 
 // Nearly all routes answer errors of the same few statuses.
 const errorBodies = new Map<number, TSchema>()

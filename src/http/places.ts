@@ -4,6 +4,7 @@ import { principalOf } from './actor.ts'
 import { requireCurrent } from './etags.ts'
 import { LEVELS, type Level, type LevelNames } from '../../schemas/secrets.ts'
 import { transaction, type Db } from '../db/database.ts'
+import { findTeamRoles } from '../db/memberships.ts'
 import { findLevel, placeOf, type Brings, type LevelState } from '../repositories/levels.ts'
 import type { KeyState } from '../repositories/encryption-keys.ts'
 import { lockProject } from '../repositories/projects.ts'
@@ -21,8 +22,8 @@ declare module 'fastify' {
      */
     at?: 'organization' | Level | ((request: FastifyRequest) => LevelNames)
     /**
-     * Of a route that declares no `at`, as what it is about has an id and no name: finds that before the handler, and
-     * bounds it by `requireInside`.
+     * Of a route that declares no `at`, because its resource has an id and no name: finds the resource before the
+     * handler, and ends with `requireFoundInside`.
      */
     finds?: (request: FastifyRequest) => Promise<unknown>
     /** What it is about beside its level is the organization as a whole. */
@@ -132,9 +133,10 @@ async function find (db: Db, request: FastifyRequest, brings = broughtBy(request
   const { ahead } = request
   request.ahead = null
   const isKnown = ahead !== null && ahead.organizationId === organizationId && ahead.brings === brings
-  const level = await waitFor(request, isKnown ? ahead.found : findLevel(db, organizationId, names, brings))
-  requireHeld(request, ({ project, project_id }) =>
-    level === undefined ? project === names.project : project_id === level.project.id)
+  const [level, teams] = await waitFor(request, Promise.all([
+    isKnown ? ahead.found : findLevel(db, organizationId, names, brings), teamsIn(db, request, { slug: names.project })
+  ]))
+  requireHeld(request, level === undefined ? teams : teams.filter(({ project_id }) => project_id === level.project.id))
   if (level === undefined) fail('not_found')
   requireInside(request, placeOf(level))
   if (request.expectation !== '') cameFarIn.set(request.expectation, organizationId)
@@ -153,13 +155,24 @@ export function levelOf (request: FastifyRequest): LevelState {
   return request.at
 }
 
-// What somebody was let in with by roles of teams has to be held by those that count here; whether there is such a
-// place, nobody learns without (403).
-function requireHeld (request: FastifyRequest, isHere: (team: TeamRole) => boolean) {
+// The caller's roles through teams in a project: the guard has found those in the project that a path names. None where
+// the caller's own role is enough.
+async function teamsIn (
+  db: Db, request: FastifyRequest, which: { slug: string } | { id: string }
+): Promise<readonly TeamRole[]> {
+  if (request.byTeams === null) return []
+  const { person, teams, organization } = principalOf(request)
+  const { project } = request.params as { project?: string }
+  if (project !== undefined) return teams.inProject
+  return findTeamRoles(db, { organization_id: organization.id, user_id: person!.user_id, ...which })
+}
+
+// The scopes that the guard let pass by roles of teams have to be held by the roles in this project. Without them the
+// answer is 403, whether the project exists or not.
+function requireHeld (request: FastifyRequest, teams: readonly TeamRole[]) {
   if (request.byTeams === null) return
   const { scopes } = request.byTeams
   const principal = principalOf(request)
-  const teams = principal.teams.filter(isHere)
   const missing = scopes.find((scope) => !holdsBy(principal, teams, scope))
   if (missing !== undefined) {
     fail('insufficient_permissions', { required_scope: missing, granted_scopes: scopesBy(principal, teams) })
@@ -168,18 +181,27 @@ function requireHeld (request: FastifyRequest, isHere: (team: TeamRole) => boole
 }
 
 /**
- * What lies outside the part of the hierarchy that the token is narrowed to does not exist for it; nor, where no name
- * was given that could be judged before, what lies outside the projects of the teams that let somebody in.
+ * Answers 404 for a place outside of the restrictions of the token. The caller's roles through teams are judged before
+ * (`locate`, `requireFoundInside`).
  */
 export function requireInside (request: FastifyRequest, place: Place) {
-  const principal = principalOf(request)
+  if (request.byTeams?.teams === null) throw new Error('the roles through teams were not judged')
+  if (!isInside(principalOf(request).slices, place)) fail('not_found')
+}
+
+/**
+ * The same for a resource that a route found by its id (`finds`): answers 404 also where the caller's roles through
+ * teams in its project do not hold the scopes.
+ */
+export async function requireFoundInside (app: FastifyInstance, request: FastifyRequest, place: Place): Promise<void> {
   if (request.byTeams !== null) {
     const { scopes } = request.byTeams
-    const teams = principal.teams.filter(({ project_id }) => project_id === place.project_id)
+    const teams = await teamsIn(app.reads, request, { id: place.project_id })
+    const principal = principalOf(request)
     if (!scopes.every((scope) => holdsBy(principal, teams, scope))) fail('not_found')
     request.byTeams = { scopes, teams }
   }
-  if (!isInside(principal.slices, place)) fail('not_found')
+  requireInside(request, place)
 }
 
 /**

@@ -25,7 +25,10 @@ export interface TypeBoxProvider extends FastifyTypeProvider {
 /** A domain: an encapsulated plugin whose routes are typed by their schemas. */
 export type Domain = FastifyPluginAsync<Record<never, never>, RawServerDefault, TypeBoxProvider>
 
-/** Scopes that somebody holds by roles of teams alone; those that count are known when the place is. */
+/**
+ * Scopes that a caller holds by roles through teams alone, and those roles in the project of the request; null until
+ * that project is found.
+ */
 export interface ByTeams { scopes: readonly Scope[], teams: readonly TeamRole[] | null }
 
 declare module 'fastify' {
@@ -35,9 +38,9 @@ declare module 'fastify' {
     /** Scopes that the handler may demand instead or on top, by what the request asks. */
     mayNeed?: readonly Scope[]
     /**
-     * Of a route that declares no `at`: whoever holds the scope by a team's role alone is let in, too. The handler
-     * bounds what it does by `requireInside`, or what it lists by `projectsWith`. A route that gives its first answer
-     * again does not declare it, as that comes before its handler: it declares `finds`.
+     * Of a list of projects: the guard lets in callers who hold the scope by a team's role alone, and the handler lists
+     * the projects of these roles. A route whose first answer is given again to a repeated request does not declare it,
+     * because that happens before its handler: it declares `finds`.
      */
     boundsItself?: true
     /** The rate-limit group; `none` for the service's own pages. */

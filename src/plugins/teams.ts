@@ -25,7 +25,7 @@ import {
 import { fail, refuse } from '../rules/errors.ts'
 import { parseId } from '../rules/ids.ts'
 import { pageMeta, pageOf } from '../rules/pagination.ts'
-import { canonicalRole, holdsBy, scopesInProject } from '../rules/roles.ts'
+import { canonicalRole, holds, scopesInProject } from '../rules/roles.ts'
 
 const toItem = ({ id, ...attributes }: TeamRow) => ({ type: 'teams' as const, id, attributes })
 
@@ -225,7 +225,7 @@ export const teams: Domain = async (app) => {
       const { id: project_id } = levelOf(request).project
       const role = canonicalRole(request.body.role ?? 'member')
       if (scopesInProject(role).size === 0) refuse('role', 'This role gives nothing in a project')
-      requireRoleIn(principal, project_id, role)
+      requireRole(principal, role)
       const data = await changeTeam(request, request.params.team, async (db, { id: team_id }) => {
         await lockProject(db, organization_id, { id: project_id }, 'share') ?? fail('not_found')
         await requireRolesOf(db, principal, team_id, project_id)
@@ -303,17 +303,18 @@ async function record (
   await recordEvent(db, actorOf(request), { action, resource_type: 'team', resource_id: id, details })
 }
 
-// Whoever puts somebody into a team or takes them out, gives it a project or takes it away, or ends it, gives or takes
-// the roles that it has: in all projects, or in the one that changes.
+// A change of a team's members or projects gives or takes the roles of the team, in all of its projects or in the one
+// that changes. The caller has to hold each of these roles.
 async function requireRolesOf (db: Db, principal: Principal, teamId: string, projectId?: string) {
   for (const { id, role } of await listTeamProjects(db, principal.organization.id, teamId)) {
-    if (projectId === undefined || id === projectId) requireRoleIn(principal, id, role)
+    if (projectId === undefined || id === projectId) requireRole(principal, role)
   }
 }
 
-function requireRoleIn (principal: Principal, projectId: string, role: Role) {
-  const teams = principal.teams.filter(({ project_id }) => project_id === projectId)
+// Roles through teams add nothing: every role that may change teams gives all scopes in projects by itself, as far as
+// they were granted.
+function requireRole (principal: Principal, role: Role) {
   for (const scope of scopesInProject(role)) {
-    if (!holdsBy(principal, teams, scope)) fail('role_not_held', { role })
+    if (!holds(principal, scope)) fail('role_not_held', { role })
   }
 }

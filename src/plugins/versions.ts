@@ -12,7 +12,7 @@ import {
 import { actorOf, principalOf } from '../http/actor.ts'
 import { requirePrecondition } from '../http/etags.ts'
 import { afterCommit } from '../http/idempotency.ts'
-import { inLevel, inProject, levelOf, locate, namesOf, requireInside } from '../http/places.ts'
+import { inLevel, inProject, levelOf, locate, namesOf, requireFoundInside, requireInside } from '../http/places.ts'
 import { requireConfirmation } from '../http/confirmation.ts'
 import type { Domain } from '../http/types.ts'
 import { waitFor } from '../http/waiting.ts'
@@ -278,7 +278,7 @@ export const versions: Domain = async (app) => {
     const found = await findVersion(
       app.reads, organization.id, id, organization.plan.retention_days
     ) ?? fail('not_found')
-    requireInside(request, found.secret)
+    await requireFoundInside(app, request, found.secret)
     versionsFound.set(request, found)
     return found
   }

@@ -11,13 +11,13 @@ import {
 import { deleteExpired, keepNewest, PIECE } from '../db/expired.ts'
 import { revokeGrants, revokeSomeGrants, type EndedTokens } from '../db/grants.ts'
 import { makeId } from '../db/ids.ts'
-import { authenticTeamRoles, teamRoles, type TeamRoleFound } from '../db/memberships.ts'
+import { authenticTeamRoles, rolesInTeams, teamRoles, type TeamQuery, type TeamRoleFound } from '../db/memberships.ts'
 import {
   api_tokens, members, oauth_clients, oauth_codes, oauth_grants, oauth_requests, oauth_tokens, organizationColumns,
   organizations, plans, userColumns, users
 } from '../db/tables.ts'
 import { heldFrom, heldPage, type HeldPage } from '../rules/pagination.ts'
-import type { TeamRole } from '../rules/roles.ts'
+import type { TeamPowers } from '../rules/roles.ts'
 import type { Organization } from './principals.ts'
 import type { User } from './users.ts'
 
@@ -394,7 +394,7 @@ export interface UserCall {
   granted: Ability[]
   /** When the grant ends with everything that was issued for it. */
   expires_at: Date
-  membership: { role: Role, teams: TeamRole[], organization: Organization } | undefined
+  membership: { role: Role, teams: TeamPowers, organization: Organization } | undefined
 }
 
 const byAccessToken = prepared('users_by_access_token', (db) => db
@@ -406,12 +406,15 @@ const byAccessToken = prepared('users_by_access_token', (db) => db
     pair: authenticatedColumns('oauth_tokens'),
     ...support,
     member: authenticatedColumns('members'),
-    teams: sql<TeamRoleFound[] | null>`${teamRoles(sql`${members}`)}`.as('teams'),
+    inProject: sql<TeamRoleFound[] | null>`CASE WHEN asked.project IS NOT NULL
+      THEN ${teamRoles(sql`${members}`, sql`slug = asked.project`)} END`.as('in_project'),
+    anywhere: sql<Role[] | null>`CASE WHEN asked.anywhere THEN ${rolesInTeams(sql`${members}`)} END`.as('anywhere'),
     organization: organizationColumns,
     plan: plans
   })
   .from(
-    sql`jsonb_to_recordset(${sql.placeholder('asked')}::jsonb) AS asked (question int, hash text, organization text)`
+    sql`jsonb_to_recordset(${sql.placeholder('asked')}::jsonb)
+      AS asked (question int, hash text, organization text, project varchar, anywhere boolean)`
   )
   .innerJoin(oauth_tokens, eq(oauth_tokens.access_hash, sql`decode(asked.hash, 'hex')`))
   .innerJoin(oauth_grants, eq(oauth_grants.id, oauth_tokens.grant_id))
@@ -431,12 +434,14 @@ const byAccessToken = prepared('users_by_access_token', (db) => db
     ), isNull(users.disabled_at), isNull(oauth_clients.disabled_at)
   )))
 
+interface CallQuery { hash: Buffer, organization: string | undefined, teams: TeamQuery }
+
 const findUserCalls = gather({
-  keyOf: ({ hash, organization }: { hash: Buffer, organization: string | undefined }) =>
-    `${hash.toString('latin1')}${organization ?? ''}`,
+  keyOf: ({ hash, organization, teams: { project, anywhere } }: CallQuery) =>
+    hash.toString('latin1') + JSON.stringify([organization, project, anywhere]),
   find: async (db, questions) => {
-    const asked = questions.map(({ hash, organization }, question) =>
-      ({ question, hash: hash.toString('hex'), organization }))
+    const asked = questions.map(({ hash, organization, teams }, question) =>
+      ({ question, hash: hash.toString('hex'), organization, ...teams }))
     return byQuestion(await byAccessToken(db, { asked: JSON.stringify(asked) }), questions.length)
   },
   read: userCallOf
@@ -447,9 +452,9 @@ const findUserCalls = gather({
  * more.
  */
 export async function findUserCall (
-  db: Db, hash: Buffer, organization: string | undefined
+  db: Db, hash: Buffer, organization: string | undefined, teams: TeamQuery = {}
 ): Promise<UserCall | undefined> {
-  return findUserCalls(db, { hash, organization })
+  return findUserCalls(db, { hash, organization, teams })
 }
 
 function userCallOf (
@@ -468,7 +473,7 @@ function userCallOf (
   const membership = isMember
     ? {
         role: own.member!.role,
-        teams: authenticTeamRoles(db, own.member!, own.teams),
+        teams: { inProject: authenticTeamRoles(db, own.member!, own.inProject), anywhere: own.anywhere ?? [] },
         organization: { ...own.organization!, plan: own.plan! }
       }
     : undefined

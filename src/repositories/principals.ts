@@ -1,13 +1,14 @@
 import { and, eq, isNull, lt, or, sql } from 'drizzle-orm'
 import type { OrganizationStatus, Plan } from '../../schemas/organizations.ts'
 import type { Ability } from '../../schemas/scopes.ts'
+import type { Role } from '../../schemas/users.ts'
 import { fromJson } from '../db/authenticated.ts'
 import type { Caller } from '../db/caller.ts'
-import { authenticTeamRoles, teamRoles, type TeamRoleFound } from '../db/memberships.ts'
+import { authenticTeamRoles, rolesInTeams, teamRoles, type TeamQuery, type TeamRoleFound } from '../db/memberships.ts'
 import { isAuthentic, lookUp, preparedSql, type Db } from '../db/database.ts'
 import { byQuestion, gather } from '../db/gather.ts'
 import { api_tokens, members, oauth_clients, oauth_grants, organizations, plans, users } from '../db/tables.ts'
-import { effectiveScopes, isOfFactor, type Powers } from '../rules/roles.ts'
+import { effectiveScopes, isOfFactor, type Powers, type TeamPowers } from '../rules/roles.ts'
 import type { Slice } from '../rules/slices.ts'
 
 /** The organization that a request is about, as the guard found it. */
@@ -39,6 +40,8 @@ export interface Principal extends Powers {
   type: 'api_token' | 'user'
   id: number
   name: string
+  /** What the guard asked for of the roles through teams. */
+  teams: TeamPowers
   /** Parts of the hierarchy that the token is narrowed to; none: the whole organization. */
   slices: readonly Slice[]
   expires_at: Date | null
@@ -52,8 +55,8 @@ export interface Principal extends Powers {
 // By its value, or by the one from before its last rotation while that lives on. Of a token that is a person's, the
 // rows that it rests on come along. One that is nobody's costs no look-up of them: a key that is null is looked for
 // nowhere.
-const principalsByHash = preparedSql<TokenFound, { hashes: string }>('principals_by_hash', ($) => sql`
-  SELECT asked.question::int - 1 AS question,
+const principalsByHash = preparedSql<TokenFound, { asked: string }>('principals_by_hash', ($) => sql`
+  SELECT asked.question,
     api_tokens.id, api_tokens.organization_id, api_tokens.name, api_tokens.token_hash, api_tokens.token_prefix,
     to_jsonb(api_tokens.abilities) AS abilities, api_tokens.slices, api_tokens.expires_at,
     api_tokens.created_by_type, api_tokens.created_by_id, api_tokens.created_by_name, api_tokens.user_id,
@@ -62,11 +65,13 @@ const principalsByHash = preparedSql<TokenFound, { hashes: string }>('principals
     p.name AS plan, p.retention_days, p.api_per_minute, p.max_projects, p.max_members, p.max_bytes,
     CASE WHEN api_tokens.user_id IS NOT NULL OR api_tokens.grant_id IS NOT NULL
       THEN jsonb_build_object('users', to_jsonb(u), 'oauth_grants', to_jsonb(g), 'oauth_clients', to_jsonb(c),
-        'members', to_jsonb(m), 'teams', ${teamRoles(sql`m`)}) END AS support,
+        'members', to_jsonb(m),
+        'in_project', CASE WHEN asked.project IS NOT NULL THEN ${teamRoles(sql`m`, sql`slug = asked.project`)} END,
+        'anywhere', CASE WHEN asked.anywhere THEN ${rolesInTeams(sql`m`)} END) END AS support,
     CASE WHEN api_tokens.token_hash <> decode(asked.hash, 'hex') THEN (
       SELECT to_jsonb(f) FROM former_token_hashes f WHERE f.organization_id = api_tokens.organization_id
         AND f.token_hash = decode(asked.hash, 'hex')) END AS former
-  FROM jsonb_array_elements_text(${$('hashes')}::jsonb) WITH ORDINALITY AS asked (hash, question)
+  FROM jsonb_to_recordset(${$('asked')}::jsonb) AS asked (question int, hash text, project varchar, anywhere boolean)
   CROSS JOIN ${lookUp('api_tokens', api_tokens, sql`token_hash = coalesce((
       SELECT t.token_hash FROM former_token_hashes f
       JOIN api_tokens t ON t.organization_id = f.organization_id AND t.id = f.token_id
@@ -117,20 +122,29 @@ interface TokenFound {
 }
 
 type Support = Record<'users' | 'oauth_grants' | 'oauth_clients' | 'members', Record<string, unknown> | null> & {
-  teams: TeamRoleFound[] | null
+  in_project: TeamRoleFound[] | null
+  anywhere: Role[] | null
 }
+
+const findPrincipals = gather({
+  keyOf: ({ hash, teams: { project, anywhere } }: { hash: Buffer, teams: TeamQuery }) =>
+    hash.toString('latin1') + (project === undefined ? anywhere ? '*' : '' : `/${project}`),
+  find: async (db, questions) => {
+    const asked = questions.map(({ hash, teams }, question) => ({ question, hash: hash.toString('hex'), ...teams }))
+    return byQuestion(await principalsByHash(db, { asked: JSON.stringify(asked) }), questions.length)
+  },
+  read: (db, [row]) => row && principalOf(db, row)
+})
 
 /**
  * The principal of a token that lives, judged by the database's clock. Nothing is cached: a revoked token is dead at
  * once.
+ *
+ * @param teams which roles through teams are looked up with it; none by default
  */
-export const findPrincipal = gather({
-  keyOf: (hash: Buffer) => hash.toString('latin1'),
-  find: async (db, hashes) => byQuestion(
-    await principalsByHash(db, { hashes: JSON.stringify(hashes.map((hash) => hash.toString('hex'))) }), hashes.length
-  ),
-  read: (db, [row]) => row && principalOf(db, row)
-})
+export async function findPrincipal (db: Db, hash: Buffer, teams: TeamQuery = {}): Promise<Principal | undefined> {
+  return findPrincipals(db, { hash, teams })
+}
 
 function principalOf (db: Db, row: Omit<TokenFound, 'question'>): Principal | undefined {
   const number = (text: string | null) => text === null ? null : Number(text)
@@ -195,9 +209,9 @@ function powersOf (
   db: Db, support: Support | null,
   { organization_id, user_id, grant_id }: { organization_id: string, user_id: number | null, grant_id: number | null },
   caller: { api_token: number, hash: string }, granted: Ability[]
-): Powers & Pick<Principal, 'caller'> {
+): Powers & Pick<Principal, 'caller' | 'teams'> {
   if (support === null || user_id === null) {
-    return { scopes: new Set(granted), granted, teams: [], caller }
+    return { scopes: new Set(granted), granted, teams: { inProject: [], anywhere: [] }, caller }
   }
   const { role } = fromJson('members', support.members)!
   const { second_factor_id } = fromJson('users', support.users)!
@@ -205,7 +219,10 @@ function powersOf (
   return {
     scopes: effectiveScopes(granted, role, isAll),
     granted,
-    teams: authenticTeamRoles(db, { organization_id, user_id }, support.teams),
+    teams: {
+      inProject: authenticTeamRoles(db, { organization_id, user_id }, support.in_project),
+      anywhere: support.anywhere ?? []
+    },
     caller: { ...caller, user_id, role }
   }
 }

@@ -1,13 +1,18 @@
 import { and, eq, sql, type SQL } from 'drizzle-orm'
 import type { HistoryPolicy, Managed, ProjectAttributes, SecretFormat } from '../../schemas/projects.ts'
+import { TEAM_LIMITS } from '../../schemas/teams.ts'
+import type { Role } from '../../schemas/users.ts'
 import { authenticatedColumns } from '../db/authenticated.ts'
 import { changedAt } from '../db/columns.ts'
 import {
-  isOneOf, lookUp, macOf, preparedSql, requireAuthentic, updateAuthentic, tampered, type Authenticated, type Db,
-  type Raw, type Value
+  isAuthentic, isOneOf, lookUp, macOf, preparedSql, requireAuthentic, updateAuthentic, tampered, type Authenticated,
+  type Db, type Raw, type Value
 } from '../db/database.ts'
 import { makeId } from '../db/ids.ts'
-import { encryption_keys, environments, project_counts, projects, targets, teams } from '../db/tables.ts'
+import { findTeamRoles } from '../db/memberships.ts'
+import {
+  encryption_keys, environments, project_counts, projects, targets, team_members, teams
+} from '../db/tables.ts'
 import { readPage, type PageRequest } from '../rules/pagination.ts'
 import type { KeyState, NewKey } from './encryption-keys.ts'
 
@@ -73,14 +78,109 @@ const all = listed('projects', () => sql``)
 const some = listed('some_projects', ($) =>
   sql` AND p.id IN (SELECT value::char(26) FROM jsonb_array_elements_text(${$('ids')}::jsonb))`)
 
-/** Projects of the organization by slug: all (null), or only these. Throws TamperedRow. */
+type RowOfTeams = Row & {
+  total: number
+  team_id: string
+  role: Role
+  member_mac: Buffer | null
+  role_mac: Buffer | null
+}
+
+// All ids of projects that the teams of a member hold, once for each team.
+const held = ($: Value) => sql`
+  SELECT h.project_id FROM team_members m
+  CROSS JOIN LATERAL (
+    SELECT h.project_id FROM team_projects h WHERE h.organization_id = m.organization_id AND h.team_id = m.team_id
+    LIMIT ${sql.raw(String(TEAM_LIMITS.projects))}
+  ) h
+  WHERE m.organization_id = ${$('organization_id')}::char(26) AND m.user_id = ${$('user_id')}::bigint`
+
+// One team of the member that holds the project `p`.
+const itsTeam = ($: Value) => sql`LATERAL (
+  SELECT h.team_id, h.role, h.mac AS role_mac, m.mac AS member_mac FROM team_projects h
+  CROSS JOIN ${lookUp('m', team_members,
+    sql`organization_id = h.organization_id AND team_id = h.team_id AND user_id = ${$('user_id')}::bigint`)}
+  WHERE h.organization_id = p.organization_id AND h.project_id = p.id LIMIT 1) its`
+
+const pageOf = ($: Value) => sql`ORDER BY p.slug LIMIT ${$('limit')}::int OFFSET ${$('offset')}::bigint`
+
+/** A page of the projects that the teams of a member hold, each with one of these teams. */
+const listedByTeams = (
+  name: string, page: (value: Value) => SQL, which: (value: Value) => SQL = () => sql``
+) => preparedSql<RowOfTeams, Record<string, unknown>>(name, ($) => sql`
+  SELECT (SELECT count(DISTINCT held.project_id COLLATE "C")::int FROM (${held($)}${which($)}) held) AS total,
+    ${columns}, p.team_id, p.role, p.role_mac, p.member_mac
+  FROM (${page($)}) p ${itsCounts} ORDER BY p.slug`)
+
+// A page near the beginning of the list is filled by a walk through the organization's projects in their order. The
+// walk is bounded, as the teams may hold few projects of very many.
+const MOST_WALKED = 2_000
+const nearOfTeams = listedByTeams('projects_of_teams_near', ($) => sql`
+  SELECT p.*, its.* FROM (
+    SELECT * FROM projects p WHERE p.organization_id = ${$('organization_id')}::char(26)
+    ORDER BY p.slug LIMIT ${sql.raw(String(MOST_WALKED))}
+  ) p CROSS JOIN ${itsTeam($)} ${pageOf($)}`)
+
+const ofTeams = (name: string, which?: (value: Value) => SQL) => listedByTeams(name, ($) => sql`
+  SELECT p.*, its.* FROM (
+    SELECT p.* FROM (SELECT DISTINCT held.project_id FROM (${held($)}${which?.($) ?? sql``}) held) held
+    CROSS JOIN ${lookUp('p', projects,
+      sql`organization_id = ${$('organization_id')}::char(26) AND id = held.project_id`)} ${pageOf($)}
+  ) p CROSS JOIN ${itsTeam($)}`, which)
+const allOfTeams = ofTeams('projects_of_teams')
+const someOfTeams = ofTeams('some_projects_of_teams', ($) =>
+  sql` AND h.project_id IN (SELECT value::char(26) FROM jsonb_array_elements_text(${$('ids')}::jsonb))`)
+
+/** Which projects are listed. */
+export interface ProjectQuery {
+  organization_id: string
+  /** Only these projects; null for all. */
+  ids: readonly string[] | null
+  /** Only projects that teams of this member hold; null for all. Every role of a team gives `project:read`. */
+  user_id: number | null
+}
+
+/**
+ * Projects of an organization by slug. A project that a member has only by rows that the service did not write is left
+ * out, though the total counts it. Throws TamperedRow for the row of a project.
+ */
 export async function listProjects (
-  db: Db, organization_id: string, ids: readonly string[] | null, page: PageRequest
+  db: Db, { organization_id, ids, user_id }: ProjectQuery, page: PageRequest
 ): Promise<{ rows: ProjectAttributes[], total: number }> {
-  const { rows, total } = await readPage(page, (part) => ids === null
-    ? all(db, { organization_id, ...part })
-    : some(db, { organization_id, ids: JSON.stringify(ids), ...part }))
+  const values = { organization_id, ids: ids && JSON.stringify(ids) }
+  if (user_id !== null) return listByTeams(db, { ...values, user_id }, page)
+  const { rows, total } = await readPage(page, (part) => (ids === null ? all : some)(db, { ...values, ...part }))
   return { rows: rows.map((row) => toAttributes(db, row)), total }
+}
+
+async function listByTeams (
+  db: Db, values: { organization_id: string, ids: string | null, user_id: number }, page: PageRequest
+) {
+  const { rows, total } = await readPage(page, async (part) => {
+    if (values.ids !== null) return someOfTeams(db, { ...values, ...part })
+    const near = await nearOfTeams(db, { ...values, ...part })
+    // A page that is not full ends the list, or ends beyond the walk.
+    const isWhole = near.length === part.limit || near[0]?.total === part.offset + near.length
+    return isWhole ? near : allOfTeams(db, { ...values, ...part })
+  })
+  const { organization_id, user_id } = values
+  // The rows of a statement have one membership for each team.
+  const memberships = new Map<string, boolean>()
+  const isMember = ({ team_id, member_mac: mac }: RowOfTeams) => {
+    const known = memberships.get(team_id)
+    if (known !== undefined) return known
+    const is = isAuthentic(db, 'team_members', { organization_id, team_id, user_id, mac })
+    memberships.set(team_id, is)
+    return is
+  }
+  const hasRole = (row: RowOfTeams) => isMember(row) && isAuthentic(db, 'team_projects', {
+    organization_id, team_id: row.team_id, project_id: row.ulid, role: row.role, mac: row.role_mac
+  })
+  // Another team may hold a project whose first team does not count.
+  const doubtful = rows.filter((row) => !hasRole(row))
+  const others = await Promise.all(doubtful.map(({ ulid: id }) => findTeamRoles(db, { organization_id, user_id, id })))
+  const hidden = new Set(doubtful.filter((_, i) => others[i]!.length === 0))
+  return { rows: rows.filter((row) => !hidden.has(row)).map((row) => toAttributes(db, row)), total }
 }
 
 export interface NewProject {

@@ -87,26 +87,38 @@ export interface TeamRole {
   role: Role
 }
 
-/** What somebody may do: everywhere in the organization, and in the projects that teams of theirs hold. */
+/** What a caller may do in the whole organization. */
 export interface Powers {
   scopes: ReadonlySet<Ability>
   /** What was granted to the application, or given to the token: no role goes beyond it. */
   granted: readonly Ability[]
-  teams: readonly TeamRole[]
 }
+
+/** The roles through teams that are looked up together with a member. */
+export interface TeamPowers {
+  /** In the project that the path names; none where the path names no project. */
+  inProject: readonly TeamRole[]
+  /**
+   * The roles that the member has in any project, where the path names none. Their rows are not authenticated: these
+   * roles decide only whether the project of the request is looked up.
+   */
+  anywhere: readonly Role[]
+}
+
+type RoleOfTeam = Pick<TeamRole, 'role'>
 
 /** Whether a scope is held everywhere in the organization. */
 export const holds = ({ scopes }: Pick<Powers, 'scopes'>, scope: Scope): boolean =>
   scopes.has('*') || scopes.has(scope)
 
 /** Whether a scope is held everywhere, or by one of these roles of teams. */
-export function holdsBy (powers: Powers, teams: readonly TeamRole[], scope: Scope): boolean {
+export function holdsBy (powers: Powers, teams: readonly RoleOfTeam[], scope: Scope): boolean {
   return holds(powers, scope) ||
     (teams.some(({ role }) => scopesInProject(role).has(scope)) && grants(powers.granted, scope))
 }
 
 /** Everything that is held where these roles of teams count. */
-export function scopesBy (powers: Powers, teams: readonly TeamRole[]): Ability[] {
+export function scopesBy (powers: Powers, teams: readonly RoleOfTeam[]): Ability[] {
   const more = SCOPE_NAMES.filter((scope) => !powers.scopes.has(scope) && holdsBy(powers, teams, scope))
   return powers.scopes.has('*') ? [...powers.scopes] : [...powers.scopes, ...more]
 }
@@ -118,10 +130,4 @@ export const canonicalRole = <R extends string = Role>(spelling: R | 'admin'): E
 /** Whether somebody holds all that a role gives in the organization. */
 export function holdsRole (powers: Powers, role: Role): boolean {
   return scopesOfRole(role).every((scope) => holds(powers, scope))
-}
-
-/** The projects in which a scope is held; null for all of the organization. */
-export function projectsWith (powers: Powers, scope: Scope): string[] | null {
-  if (holds(powers, scope)) return null
-  return [...new Set(powers.teams.filter((team) => holdsBy(powers, [team], scope)).map(({ project_id }) => project_id))]
 }

@@ -21,11 +21,8 @@ export function isInside (slices: readonly Slice[], place: Place): boolean {
     (slice.environment_id === null || slice.environment_id === place.environment_id))
 }
 
-/** Those of some projects, or of all (null), that a slice covers whole. No slices: all of them. */
-export function projectsInside (
-  slices: readonly Slice[], projects: readonly string[] | null
-): readonly string[] | null {
-  if (slices.length === 0) return projects
-  const whole = slices.filter(({ target_id }) => target_id === null).map(({ project_id }) => project_id)
-  return projects === null ? whole : whole.filter((id) => projects.includes(id))
+/** The projects that a slice covers whole; null without slices, which means all projects. */
+export function projectsInside (slices: readonly Slice[]): string[] | null {
+  if (slices.length === 0) return null
+  return slices.filter(({ target_id }) => target_id === null).map(({ project_id }) => project_id)
 }
