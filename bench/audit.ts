@@ -1,4 +1,7 @@
-/** The rows about the audit: how fast a chain of events is verified, in the database and from an export alone. */
+/**
+ * The rows about the audit: how fast a chain of events is verified, in the database and from an export alone; and how
+ * long a list takes whose filters match nothing among very many events.
+ */
 import fs from 'node:fs'
 import path from 'node:path'
 import { exportEvents, verifyAudit } from '../src/commands/audit.ts'
@@ -7,13 +10,20 @@ import { loadConfig } from '../src/config.ts'
 import { transaction } from '../src/db/database.ts'
 import { recordEvent, systemOf } from '../src/repositories/audit.ts'
 import type { Bench } from './keys.ts'
-import type { Tenant } from './seed.ts'
+import { startService } from './processes.ts'
+import { getting, makeTenants, send, type Tenant } from './seed.ts'
 import { compare, median } from './table.ts'
 
 const EVENTS = 100_000
 const AT_ONCE = 1_000
 /** Events a second. */
 const BAR = 50_000
+
+// The number of a tenant that no other row has.
+const LISTED_TENANT = 3001
+const LISTED = 1_000_000
+/** Milliseconds of a list among a million events. */
+const LIST_BAR = 50
 
 /** Fills the chain of one organization, and verifies it in turns in the database and from an export. */
 export async function measureAudit ({ dir, env, tenants, rounds, lines, wanted }: Bench): Promise<void> {
@@ -64,4 +74,86 @@ async function fill (env: Record<string, string>, { id }: Tenant, file: string):
   } finally {
     await opened.database.close()
   }
+}
+
+/**
+ * Asks for lists by every combination of filters, each with values that many events have and that no event has
+ * together; the slowest one counts.
+ */
+export async function measureAuditLists ({ dir, env, sql, rounds, lines, wanted }: Bench): Promise<void> {
+  const row = `audit: list by filters that match none of ${LISTED.toLocaleString('en')} events, slowest combination`
+  if (!wanted(row)) return
+  const [tenant] = await makeTenants(env, 1, LISTED_TENANT) as [Tenant]
+  const { id, token } = tenant
+  await fillListed(sql, id)
+  const service = await startService(dir, env)
+  try {
+    const medians = new Map<string, number>()
+    for (const filters of COMBINATIONS) {
+      const query = new URLSearchParams(filters).toString()
+      const ask = () => send(service.url, getting(token, `/api/v1/${id}/audit-events?${query}`)) as
+        Promise<{ data: unknown[] }>
+      // Warms up, also the plan for all values that a connection makes at the sixth execution.
+      for (let i = 0; i < 6; i++) {
+        const { data } = await ask()
+        if (data.length > 0) throw new Error(`${query} matches events`)
+      }
+      const times: number[] = []
+      for (let round = 0; round < rounds; round++) {
+        const begun = performance.now()
+        await ask()
+        times.push(performance.now() - begun)
+      }
+      medians.set(Object.keys(filters).join(' + '), median(times))
+    }
+    const [[slowest, time]] = [...medians].sort(([, a], [, b]) => b - a) as [[string, number]]
+    lines.push({
+      row, reference: 'what is asked for', ...compare(time, LIST_BAR, ' ms', 1), bar: { most: 1 }, note: slowest
+    })
+    for (const [filters, time] of medians) console.log(`audit: list by ${filters}: ${time.toFixed(1)} ms`)
+  } finally {
+    await service.stop()
+  }
+}
+
+// A second for each event. Four fifths of the events have every pair of two actors, two actions and two resources, but
+// of the eight triples only four; the last fifth, in the middle third of the time, has an actor, an action and a
+// resource of its own.
+const START = '2026-01-01T00:00:00Z'
+const at = (second: number) => new Date(Date.parse(START) + second * 1000).toISOString()
+const OFTEN = { actor: 'user:1', action: 'secret.store', resource: 'secret:FIRST' }
+const MIDDLE = { actor: 'user:3', action: 'secret.decrypt', resource: 'secret:THIRD' }
+const PERIODS = {
+  from: { from: at(LISTED * 2 / 3 + 1) },
+  to: { to: at(LISTED / 3 - 1) },
+  both: { from: at(LISTED * 2 / 3 + 1), to: at(LISTED) }
+}
+
+const COMBINATIONS: Record<string, string>[] = [
+  // One filter: with a period in which the actor, action or resource has no events.
+  ...Object.entries(MIDDLE).flatMap(([name, value]) =>
+    Object.values(PERIODS).map((period) => ({ [name]: value, ...period }))),
+  // Two filters that no event has together, although many have each of them.
+  ...([['actor', 'action'], ['actor', 'resource'], ['action', 'resource']] as const).flatMap(([one, other]) =>
+    [{}, ...Object.values(PERIODS)].map((period) => ({ [one]: OFTEN[one], [other]: MIDDLE[other], ...period }))),
+  // All three, of which every two are there together.
+  ...[{}, ...Object.values(PERIODS)].map((period) => ({ ...OFTEN, resource: 'secret:SECOND', ...period })),
+  { from: at(LISTED + 1) }, { to: at(-1) }, { from: at(-2), to: at(-1) },
+  { actor: 'user:9' }, { action: 'member.delete' }, { resource: 'secret:NONE' }
+]
+
+async function fillListed (sql: Bench['sql'], organizationId: string): Promise<void> {
+  await sql`
+    INSERT INTO audit_events (organization_id, seq, occurred_at, action, actor_type, actor_id, resource_type,
+      resource_id, request_id, ip, user_agent, details)
+    SELECT ${organizationId}, 1000000 + n, ${START}::timestamptz + n * interval '1 second',
+      (ARRAY['secret.store', 'secret.delete', 'secret.decrypt'])[CASE kind WHEN 4 THEN 3 ELSE 1 + kind % 2 END],
+      'user', CASE kind WHEN 4 THEN 3 ELSE 1 + kind / 2 END,
+      'secret', (ARRAY['FIRST', 'SECOND', 'THIRD'])[CASE kind WHEN 4 THEN 3 WHEN 0 THEN 1 WHEN 3 THEN 1 ELSE 2 END],
+      'request-' || n, '192.0.2.1', 'benchmark', '{"level":"environment","version":1}'
+    FROM (
+      SELECT n, CASE WHEN n > ${LISTED} / 3 AND n <= ${LISTED} * 2 / 3 AND n % 5 < 3 THEN 4 ELSE n % 4 END AS kind
+      FROM generate_series(1, ${LISTED}::int) n
+    ) AS kinds`
+  await sql`VACUUM ANALYZE audit_events`
 }

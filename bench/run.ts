@@ -12,8 +12,8 @@ import { setTimeout as pause } from 'node:timers/promises'
 import { parseArgs } from 'node:util'
 import postgres from 'postgres'
 import { startPostgres } from '../test/helpers/postgres.ts'
-import { measureAudit } from './audit.ts'
 import { measureFairness } from './fairness.ts'
+import { measureAudit, measureAuditLists } from './audit.ts'
 import { measureKeys } from './keys.ts'
 import { startLoad, total, type Outcome, type Request } from './load.ts'
 import { measureMerges } from './merges.ts'
@@ -87,6 +87,7 @@ try {
   await measureKeys(bench)
   await measureAudit(bench)
   await measureFairness(bench)
+  await measureAuditLists(bench)
   await measureRestrictions(bench)
   await measureMerges(bench)
   await measureScale(bench, levels)
