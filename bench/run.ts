@@ -12,8 +12,8 @@ import { setTimeout as pause } from 'node:timers/promises'
 import { parseArgs } from 'node:util'
 import postgres from 'postgres'
 import { startPostgres } from '../test/helpers/postgres.ts'
-import { measureFairness } from './fairness.ts'
 import { measureAudit, measureAuditLists } from './audit.ts'
+import { measureFairness } from './fairness.ts'
 import { measureKeys } from './keys.ts'
 import { startLoad, total, type Outcome, type Request } from './load.ts'
 import { measureMerges } from './merges.ts'
@@ -86,8 +86,8 @@ try {
   const bench = { dir, env, sql, load, tenants, connections: CONNECTIONS, rounds, seconds, lines, wanted }
   await measureKeys(bench)
   await measureAudit(bench)
-  await measureFairness(bench)
   await measureAuditLists(bench)
+  await measureFairness(bench)
   await measureRestrictions(bench)
   await measureMerges(bench)
   await measureScale(bench, levels)

@@ -326,6 +326,70 @@ t.test('the list has every event once, the last first, whole and by actor, actio
     'before=x', 'before=9007199254740993', 'before=99999999999999999', 'per_page=101', 'page=0', 'to=2026-12-31T23:59:60Z']) await list(`?${bad}`, 422)
 })
 
+t.test('every combination of filters lists exactly the events that match, the newest first, with their number', async (t) => {
+  const caller = await service.organization()
+  const ACTIONS = ['secret.store', 'secret.decrypt', 'organization.update']
+  const ACTORS = [['user', 1], ['user', 2], ['operator', null], ['system', null]] as const
+  const RESOURCES = [['secret', 'FIRST'], ['secret', 'SECOND'], ['project', 'FIRST']] as const
+  const moment = (second: number) => new Date(Date.UTC(2026, 0, 1, 0, 0, second)).toISOString()
+  // Every second, several events happen, and not in the order of their numbers.
+  const recorded = ACTIONS.flatMap((action, a) => ACTORS.flatMap(([type, id], b) => RESOURCES.flatMap(([kind, of], c) =>
+    // Some combinations have no event, others have two.
+    Array.from({ length: (a + b + c) % 3 }, (_, i) =>
+      ({ action, type, id, kind, of, at: moment((a * 7 + b * 3 + c * 5 + i * 2) % 11) })))))
+  const [{ next }] = await service.sql(`SELECT coalesce((
+    SELECT next_event FROM organization_counters WHERE organization_id = '${caller.organization}'), 1)::int AS next`
+  ) as [{ next: number }]
+  for (const [i, { action, type, id, kind, of, at }] of recorded.entries()) {
+    await service.sql(`INSERT INTO audit_events
+      (organization_id, seq, occurred_at, action, actor_type, actor_id, resource_type, resource_id)
+      VALUES ('${caller.organization}', ${next + i}, '${at}', '${action}', '${type}', ${id}, '${kind}', '${of}')`)
+  }
+  await service.sql(`UPDATE organization_counters SET next_event = ${next + recorded.length}
+    WHERE organization_id = '${caller.organization}'`)
+  const list = async (query: Record<string, string>) => {
+    const { status, body } = await caller.call(
+      'GET', `/${caller.organization}/audit-events?${new URLSearchParams(query).toString()}`)
+    t.equal(status, 200)
+    return {
+      total: (body.meta as { total: number }).total,
+      events: (body.data as { attributes: Listed & { actor: { type: string, id: number | null }, resource: { type: string } } }[])
+        .map(({ attributes }) => attributes)
+    }
+  }
+  const whole = (await list({ per_page: '100' })).events
+  t.equal(whole.length, next - 1 + recorded.length)
+  const newest = whole.toSorted((one, other) =>
+    other.occurred_at.localeCompare(one.occurred_at) || other.sequence - one.sequence)
+  const cursor = newest[Math.floor(newest.length / 2)]!
+
+  const among = (name: string, ...values: (string | undefined)[]) =>
+    values.map((value): Record<string, string> => value === undefined ? {} : { [name]: value })
+  const queries = among('action', undefined, 'secret.store', 'secret.decrypt', 'team.create').flatMap((action) =>
+    among('actor', undefined, 'user:1', 'operator', 'user:9').flatMap((actor) =>
+      among('resource', undefined, 'secret:FIRST', 'project:FIRST', 'secret:NONE').flatMap((resource) =>
+        among('from', undefined, moment(3)).flatMap((from) => among('to', undefined, moment(8)).flatMap((to) =>
+          among('before', undefined, String(cursor.sequence)).map((before) =>
+            ({ ...action, ...actor, ...resource, ...from, ...to, ...before })))))))
+  let found = 0
+  for (const query of queries) {
+    const { action, actor, resource, from, to, before } = query
+    // Without a filter, the list is in the order of the numbers.
+    const isFiltered = Object.keys(query).some((name) => name !== 'before')
+    const ordered = isFiltered ? newest : whole
+    const expected = ordered.slice(before === undefined ? 0 : ordered.indexOf(cursor) + 1).filter((event) =>
+      (action === undefined || event.action === action) &&
+      (actor === undefined || actor === [event.actor.type, event.actor.id ?? []].flat().join(':')) &&
+      (resource === undefined || resource === `${event.resource.type}:${event.resource.id}`) &&
+      (from === undefined || event.occurred_at >= from) && (to === undefined || event.occurred_at < to))
+    found += expected.length
+    t.strictSame(await list({ ...query, per_page: '100' }), { total: expected.length, events: expected }, JSON.stringify(query))
+    t.strictSame(await list({ ...query, page: '2', per_page: '2' }),
+      { total: expected.length, events: expected.slice(2, 4) }, `${JSON.stringify(query)}, its second page`)
+  }
+  t.ok(found > 500, 'most combinations match events')
+})
+
 t.test('TI-17: of the list, a narrowed token gets nothing, and nobody what is in another organization', async (t) => {
   const { caller } = await world()
   const [{ project }] = await service.sql(

@@ -54,6 +54,7 @@ async function undo (database: Database, keyring: Keyring) {
     'ALTER TABLE users DROP COLUMN second_factor_id',
     'ALTER TABLE organizations DROP COLUMN require_second_factor',
     'DROP INDEX audit_events_by_time, audit_events_by_action, audit_events_by_actor, audit_events_by_resource',
+    'DROP INDEX audit_events_by_resource_and_actor',
     'DROP TRIGGER keep_audit_event ON audit_events',
     'DROP TRIGGER keep_audit_events ON audit_events',
     'DROP FUNCTION keep_audit_event',

@@ -1,6 +1,7 @@
-import { and, desc, eq, gte, isNull, lt, sql } from 'drizzle-orm'
+import { and, desc, eq, gte, isNull, lt, sql, type SQL } from 'drizzle-orm'
 import { MOST_COUNTED, type AuditQuery } from '../../schemas/audit.ts'
-import type { Db } from '../db/database.ts'
+import { EVENTS } from '../../schemas/events.ts'
+import { isKeyOf, type Db } from '../db/database.ts'
 import { audit_events, organization_counters } from '../db/tables.ts'
 import { offsetOf, type PageRequest } from '../rules/pagination.ts'
 
@@ -18,6 +19,7 @@ const {
 const columns = {
   seq, occurred_at, action, actor_type, actor_id, resource_type, resource_id, request_id, ip, user_agent, details
 }
+const newest = [desc(occurred_at), desc(seq)]
 
 /**
  * Events of an organization, the last first: by number, or with a filter by when they happened. Numbers have no gaps,
@@ -48,12 +50,35 @@ async function listAll (db: Db, organizationId: string, before: number | undefin
 async function listSome (
   db: Db, organizationId: string, filter: EventFilter, before: number | undefined, page: PageRequest
 ) {
+  const found = matching(organizationId, filter, before)
+  const [count] = await db.select({ total: sql<number>`count(*)::int` })
+    .from(sql`(${found({ limit: MOST_COUNTED })}) AS counted`)
+  const total = count!.total
+  const offset = offsetOf(page)
+  if (offset >= total) return { rows: [], total }
+  const rows = await db.select(columns).from(audit_events)
+    .where(and(eq(organization_id, organizationId), isKeyOf(sql`${seq}`, found({ limit: page.per_page, offset }))))
+    .orderBy(...newest)
+  return { rows, total }
+}
+
+interface Part {
+  limit: number
+  /** How many newer events to skip; undefined for any `limit` events, in any order. */
+  offset?: number
+}
+
+/**
+ * A query for the numbers of the events that match all filters. Every combination of filters reads one range of an
+ * index, or one range for each action, so it reads no event that does not match (decision 0057).
+ */
+function matching (
+  organizationId: string, filter: EventFilter, before: number | undefined
+): (part: Part) => SQL {
   const [type, actor] = filter.actor?.split(':') ?? []
   const [kind, resource] = filter.resource?.split(':') ?? []
-  const own = eq(organization_id, organizationId)
-  const wanted = and(
-    own,
-    filter.action === undefined ? undefined : eq(action, filter.action),
+  const own = and(
+    eq(organization_id, organizationId),
     type === undefined
       ? undefined
       : and(
@@ -67,13 +92,19 @@ async function listSome (
       : sql`(${occurred_at}, ${seq}) < (
       SELECT b.occurred_at, b.seq FROM audit_events b WHERE b.organization_id = ${organizationId} AND b.seq = ${before})`
   )
-  const newest = [desc(occurred_at), desc(seq)]
-  const counted = db.select({ seq }).from(audit_events).where(wanted).orderBy(...newest).limit(MOST_COUNTED).as('counted')
-  const [count] = await db.select({ total: sql<number>`count(*)::int` }).from(counted)
-  const total = count!.total
-  const offset = offsetOf(page)
-  if (offset >= total) return { rows: [], total }
-  const rows = await db.select(columns).from(audit_events).where(wanted).orderBy(...newest)
-    .limit(page.per_page).offset(offset)
-  return { rows, total }
+  const needsActions = filter.action === undefined && (type !== undefined || kind !== undefined)
+  return ({ limit, offset }) => {
+    const isOrdered = offset !== undefined
+    const last = limit + (offset ?? 0)
+    const range = (condition: SQL | undefined) => sql`
+      SELECT ${occurred_at}, ${seq} FROM ${audit_events} WHERE ${and(own, condition)}
+      ${isOrdered ? sql`ORDER BY ${sql.join(newest, sql`, `)}` : sql``} LIMIT ${last}`
+    const matched = needsActions
+      ? sql`SELECT its.* FROM jsonb_array_elements_text(${JSON.stringify(EVENTS)}::jsonb) AS known (action)
+        CROSS JOIN LATERAL (${range(sql`${action} = known.action`)}) AS its`
+      : range(filter.action === undefined ? undefined : eq(action, filter.action))
+    return sql`SELECT matched.seq FROM (${matched}) AS matched
+      ${isOrdered ? sql`ORDER BY matched.occurred_at DESC, matched.seq DESC` : sql``}
+      LIMIT ${limit} OFFSET ${offset ?? 0}`
+  }
 }
