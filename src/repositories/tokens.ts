@@ -13,7 +13,7 @@ import {
   api_tokens, environments, former_token_hashes, organizations, projects, targets
 } from '../db/tables.ts'
 import { heldFrom, heldPage, readPage, type HeldPage, type PageRequest } from '../rules/pagination.ts'
-import type { Slice } from '../rules/slices.ts'
+import { pathOf, type Slice } from '../rules/slices.ts'
 import type { Principal } from './principals.ts'
 
 export interface NewToken {
@@ -107,16 +107,21 @@ export async function listTokens (
   return { rows: await withRestrictions(db, organizationId, genuine), total: all }
 }
 
-// `coversAll` for the database, which can look through very many tokens without holding up everybody: the slices of the
-// token are some, and each of them lies inside one of these. Whatever somebody else wrote there is inside of nothing.
-const isCoveredBy = (slices: readonly Slice[]): SQL => sql`(
-  SELECT count(*) > 0 AND bool_and(EXISTS (
-    SELECT FROM jsonb_to_recordset(${JSON.stringify(slices)}::jsonb) AS outside (project_id text, target_id text,
-      environment_id text)
-    WHERE outside.project_id = inside->>'project_id'
-      AND (outside.target_id IS NULL OR outside.target_id = inside->>'target_id')
-      AND (outside.environment_id IS NULL OR outside.environment_id = inside->>'environment_id')))
-  FROM jsonb_array_elements(CASE WHEN jsonb_typeof(${api_tokens.slices}) = 'array' THEN ${api_tokens.slices} ELSE '[]' END) AS inside)`
+// `coversAll` as a condition, which the database evaluates without blocking the event loop: the token has slices, and
+// each of them, its target or its project is one of the caller's slices. The caller's slices are a query of their own,
+// so the database makes a hash table of them once for all tokens. A row whose slices have another form than the service
+// writes is left out.
+const isCoveredBy = (slices: readonly Slice[]): SQL => {
+  const paths = JSON.stringify(slices.map(pathOf))
+  const isCovered = (...ids: (keyof Slice)[]) => sql`${
+    sql.join(ids.map((id) => sql.raw(`(inside->>'${id}')`)), sql` || '/' || `)
+  } IN (SELECT value FROM jsonb_array_elements_text(${paths}::jsonb))`
+  return sql`jsonb_typeof(${api_tokens.slices}) = 'array' AND ${api_tokens.slices} <> '[]' AND NOT EXISTS (
+    SELECT FROM jsonb_array_elements(
+      CASE WHEN jsonb_typeof(${api_tokens.slices}) = 'array' THEN ${api_tokens.slices} ELSE '[]' END) AS inside
+    WHERE (${isCovered('project_id', 'target_id', 'environment_id')} OR ${isCovered('project_id', 'target_id')}
+      OR ${isCovered('project_id')}) IS NOT TRUE)`
+}
 
 /** An API token that a person made, or that one of theirs made, as the person and the operator see it. */
 export type OwnToken = Pick<ApiToken,

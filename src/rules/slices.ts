@@ -21,6 +21,10 @@ export function isInside (slices: readonly Slice[], place: Place): boolean {
     (slice.environment_id === null || slice.environment_id === place.environment_id))
 }
 
+/** The ids of a slice from its project down as one text, which no other slice has. */
+export const pathOf = ({ project_id, target_id, environment_id }: Slice): string =>
+  [project_id, target_id, environment_id].filter((id) => id !== null).join('/')
+
 /** The projects that a slice covers whole; null without slices, which means all projects. */
 export function projectsInside (slices: readonly Slice[]): string[] | null {
   if (slices.length === 0) return null
