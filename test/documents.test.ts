@@ -3,7 +3,7 @@ import t from 'tap'
 import { parse } from 'dotenv'
 import { Parser, YAMLError } from 'yaml'
 import {
-  mergeDocuments, MOST_LINES, MOST_NAMES, MOST_TOKENS, MOST_YAML_TOKENS, readDocument, YAML_LENGTH, type DocumentFormat
+  emptyEntries, MOST_LINES, MOST_NAMES, MOST_TOKENS, MOST_YAML_TOKENS, readDocument, YAML_LENGTH, type DocumentFormat
 } from '../src/rules/documents.ts'
 
 const entries = (format: DocumentFormat, text: string) => {
@@ -157,7 +157,7 @@ t.test('names of the prototype are names like any other', async (t) => {
     const read = readDocument(format as DocumentFormat, text)
     const expected = '{"__proto__":"a","constructor":"b","toString":"c"}'
     t.equal(JSON.stringify(read), expected, format)
-    t.equal(JSON.stringify(mergeDocuments(read ?? {})), expected, `${format}, merged`)
+    t.equal(JSON.stringify(readDocument(format as DocumentFormat, text, read)), expected, `${format}, merged`)
     t.equal(JSON.stringify({ ...read }), expected, `${format}, copied`)
   }
   const nested = '{"a":{"__proto__":{"polluted":1}}}'
@@ -167,9 +167,16 @@ t.test('names of the prototype are names like any other', async (t) => {
 })
 
 t.test('merging: the later document wins, name by name', async (t) => {
-  const merged = mergeDocuments({ a: '1', b: '1' }, { b: '2', c: '2' }, { c: '' })
-  t.equal(JSON.stringify(merged), '{"a":"1","b":"2","c":""}')
-  t.same(Object.entries(mergeDocuments()), [])
+  const documents = {
+    env: ['a=1\nb=1', 'b=2\nc=2', 'c='],
+    json: ['{"a":"1","b":"1"}', '{"b":"2","c":"2"}', '{"c":""}'],
+    yaml: ['a: 1\nb: 1', 'b: 2\nc: 2', 'c: ""']
+  }
+  for (const [format, texts] of Object.entries(documents)) {
+    const merged = emptyEntries()
+    for (const text of texts) t.equal(readDocument(format as DocumentFormat, text, merged), merged)
+    t.equal(JSON.stringify(merged), '{"a":"1","b":"2","c":""}', format)
+  }
 })
 
 t.test('hostile documents of the largest size do not throw', async (t) => {

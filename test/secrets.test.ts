@@ -3,6 +3,7 @@ import { RAW_TYPE, READ_TYPE } from '../schemas/secrets.ts'
 import { sealBlob } from '../src/crypto/blob.ts'
 import { deriveDataKey } from '../src/crypto/key-proof.ts'
 import { random, secretKey } from '../src/crypto/primitives.ts'
+import { writeInSteps } from '../src/http/large-answers.ts'
 import { makeLevel, startApp, type Answer, type Caller } from './helpers/app.ts'
 import { clientKey } from './helpers/client.ts'
 
@@ -600,6 +601,75 @@ t.test('TI-38: delete with no_backup needs confirmed true and secret:purge, and 
   const { data } = (await owner.call('POST', `/${org}/secrets/versions`, at)).body
   t.same(data.map((version: any) => version.attributes.action), ['create'], 'the level starts anew')
   t.equal((await remove({ ...at, no_backup: false })).status, 204)
+})
+
+t.test('large documents are answered whole, in the form of small ones, however they are read', async (t) => {
+  const at = await makeLevel(owner, { slug: 'large' })
+  const { project, target } = at
+  const NAMES = 3_000
+  const values = (level: string) => Object.fromEntries(
+    Array.from({ length: NAMES }, (_, i) => [`${level}_${i}`, `ä "€" 😀 ${'x'.repeat(80)}`]))
+  const own: Record<string, Record<string, string>> = {
+    project: { ...values('project'), SHARED: 'project', ['__proto__']: 'a' },
+    target: { ...values('target'), SHARED: 'target' },
+    environment: { ...values('environment'), SHARED: 'environment' }
+  }
+  const textOf = (level: string) => Object.entries(own[level]!).map(([name, value]) => `${name}=${value}`).join('\n')
+  const [levels, merged] = [Object.keys(own), Object.assign(Object.create(null), ...Object.values(own)) as object]
+  for (const [level, place] of Object.entries({ project: { project }, target: { project, target }, environment: at })) {
+    t.equal((await store({ ...place, plaintext: textOf(level) })).status, 200)
+  }
+  const answers: [string, Answer][] = await Promise.all(['', '&merge=true', '&merge=both', '&merge=true&raw=true'].map(
+    async (query): Promise<[string, Answer]> => [query, await read(`/large/backend/live?decrypt=true${query}`)]))
+  for (const [query, { status, headers, text, body }] of answers) {
+    t.equal(status, 200)
+    t.equal(text, JSON.stringify(JSON.parse(text)), `${query}: written as JSON.stringify writes it`)
+    t.equal(headers['content-length'], String(Buffer.byteLength(text)))
+    t.equal(headers['content-type'], query.includes('raw') ? RAW_TYPE : READ_TYPE)
+    const shown = query.includes('raw') ? { merged: body } : body.data.attributes
+    if (query !== '') t.equal(JSON.stringify(shown.merged), JSON.stringify(merged), `${query}: every name once`)
+    if (query === '' || query === '&merge=both') {
+      t.strictSame(Object.keys(shown.levels), levels)
+      for (const level of levels) t.ok(shown.levels[level].content === textOf(level), `${query}: ${level} is whole`)
+    }
+  }
+  const search = 'ARGET_29'
+  const { body } = await retrieve({ ...at, action: 'decrypt', merge: 'both', filters: { search } })
+  const wanted = Object.entries(merged).filter(([name]) => name.toUpperCase().includes(search))
+  t.ok(wanted.length > 100)
+  t.equal(JSON.stringify(body.data.secrets), JSON.stringify(Object.fromEntries(wanted)), 'the filtered values')
+  t.equal(JSON.stringify(body.data.attributes.merged), JSON.stringify(merged), 'a filter leaves the merged values')
+  const head = await owner.call('HEAD', `/${org}/large/backend/live/secrets?decrypt=true&merge=true`)
+  t.match(head, { status: 200, text: '', headers: { 'content-length': answers[1]![1].headers['content-length'] } })
+})
+
+t.test('writing a large answer lets other work run between its pieces, and is what JSON.stringify makes of it', async (t) => {
+  const odd = {
+    nothing: undefined,
+    empty: {},
+    none: null,
+    list: [1, 'a', null, { b: undefined }],
+    at: new Date(0),
+    ['__proto__']: 'own',
+    'a "name"': '\ud800 \u2028 😀 \n',
+    nested: { toJSON: 'a name like any other', deeper: { first: undefined, last: true } },
+    bare: Object.assign(Object.create(null), { constructor: '1' })
+  }
+  t.equal(String(await writeInSteps(odd)), JSON.stringify(odd))
+  t.equal(String(await writeInSteps({})), '{}')
+
+  const large = Object.fromEntries(Array.from({ length: 20_000 }, (_, i) => [`NAME_${i}`, 'x'.repeat(100)]))
+  let turns = 0
+  let isDone = false
+  const count = () => {
+    turns++
+    if (!isDone) setImmediate(count)
+  }
+  setImmediate(count)
+  const text = String(await writeInSteps({ large, last: 1 }))
+  isDone = true
+  t.ok(text === JSON.stringify({ large, last: 1 }))
+  t.ok(turns >= Math.floor(text.length / (512 * 1024)), `${turns} turns of the event loop`)
 })
 
 t.test('a client-managed project without a check of its key answers key_proof_required', async (t) => {

@@ -14,6 +14,7 @@ import { actorOf, principalOf } from '../http/actor.ts'
 import { requireScope } from '../http/access.ts'
 import { listsEtag, requirePrecondition } from '../http/etags.ts'
 import { afterCommit } from '../http/idempotency.ts'
+import { writeInSteps } from '../http/large-answers.ts'
 import { inLevel, levelOf, locate, namesOf, requireInside } from '../http/places.ts'
 import type { Domain } from '../http/types.ts'
 import { waitFor } from '../http/waiting.ts'
@@ -33,7 +34,7 @@ import { retrievalOf, revealKey } from '../vault/descriptors.ts'
 import { etagOf, openCurrent } from '../vault/documents.ts'
 import { storageKeyOf } from '../vault/keys.ts'
 import {
-  answerReading, currentContents, pastContents, readingEtag, visibleSecrets, type Reading
+  answerReading, currentContents, pastContents, readingEtag, visibleSecrets, type Contents, type Reading
 } from '../vault/read.ts'
 import { removeSome } from '../vault/removals.ts'
 import { writeLevel } from '../vault/write.ts'
@@ -41,6 +42,9 @@ import { writeLevel } from '../vault/write.ts'
 const READ_ERRORS = [
   'invalid_parameter_combination', 'client_managed_encryption', 'document_unreadable', 'integrity_error'
 ] as const satisfies ErrorCode[]
+
+/** Characters of documents from which on an answer is written in steps. */
+const LARGE_READ = 256 * 1024
 
 /** The three levels that a document is read at. */
 const READS = [
@@ -275,10 +279,10 @@ export const secrets: Domain = async (app) => {
       etag = readingEtag(storageKey, state, visible, reading)
     }
     reply.header('etag', etag)
-    const documents = currentContents(app.keyring, storageKey, state, visible, reading.decrypt)
+    const documents = await currentContents(app.keyring, storageKey, state, visible, reading.decrypt)
     const answer = await answerReading(storageKey, state, visible, documents, reading)
     if (reading.decrypt) await recordReading(request, state, visible, 'secret.decrypt')
-    return send(reply, reading, answer)
+    return send(reply, reading, documents, answer)
   }
 
   async function readPast (request: FastifyRequest, reply: FastifyReply, asked: Asked, at: Date) {
@@ -296,15 +300,18 @@ export const secrets: Domain = async (app) => {
     const etag = readingEtag(storageKey, state, visible, reading)
     reply.header('etag', etag)
     if (listsEtag(request.headers['if-none-match'], etag)) return reply.code(304).send()
-    const documents = pastContents(app.keyring, storageKey, visible, reading.decrypt)
+    const documents = await pastContents(app.keyring, storageKey, visible, reading.decrypt)
     const answer = await answerReading(storageKey, state, visible, documents, reading)
     const action = reading.decrypt ? 'secret.decrypt' : 'version.read'
     await recordReading(request, state, visible, action, { at: at.toISOString() })
-    return send(reply, reading, answer)
+    return send(reply, reading, documents, answer)
   }
 
-  const send = (reply: FastifyReply, { raw }: Reading, answer: object) =>
-    reply.type(raw ? RAW_TYPE : READ_TYPE).serializer(JSON.stringify).send(answer)
+  async function send (reply: FastifyReply, { raw }: Reading, documents: Contents, answer: object) {
+    reply.type(raw ? RAW_TYPE : READ_TYPE).serializer(JSON.stringify)
+    const characters = [...documents.values()].reduce((sum, { length }) => sum + length, 0)
+    return reply.send(characters < LARGE_READ ? answer : await writeInSteps(answer))
+  }
 
   // Not for 304, which hands out nothing that the caller does not have.
   async function recordReading (

@@ -18,14 +18,19 @@ export type Entries = Record<string, string>
  * A value is a string: a string as it is, a number as it is written (so that no digit and no leading zero gets
  * lost), `true` or `false`, an object or array as compact JSON text. `null` is the empty string and not an absent
  * name: left out, it would let the value of an outer level show through where somebody meant to blank it.
+ *
+ * @param entries what earlier documents say, to merge the document into: its values replace those of the same names.
+ *   Without a result, the entries may hold a part of the document.
  */
-export function readDocument (format: DocumentFormat, text: string): Entries | undefined {
+export function readDocument (
+  format: DocumentFormat, text: string, entries: Entries = emptyEntries()
+): Entries | undefined {
   const source = text.startsWith('\uFEFF') ? text.slice(1) : text
   try {
     switch (format) {
-      case 'env': return readEnv(source)
-      case 'json': return readJson(source)
-      case 'yaml': return readYaml(source)
+      case 'env': return readEnv(source, entries)
+      case 'json': return readJson(source, entries)
+      case 'yaml': return readYaml(source, entries)
       case 'text': return undefined
     }
   } catch {
@@ -34,19 +39,8 @@ export function readDocument (format: DocumentFormat, text: string): Entries | u
   }
 }
 
-/** One document of several: what a later one says wins. */
-export function mergeDocuments (...documents: Entries[]): Entries {
-  const merged = empty()
-  for (const document of documents) {
-    // They have no prototype, so these are their own names.
-    for (const name in document) merged[name] = document[name]!
-  }
-  return merged
-}
-
-function empty (): Entries {
-  return Object.create(null) as Entries
-}
+/** No names yet. */
+export const emptyEntries = (): Entries => Object.create(null) as Entries
 
 /**
  * How many lines and names an env document may have, and how many tokens (names, values, brackets, commas, colons) a
@@ -68,14 +62,13 @@ const ENV_ASSIGNMENT =
 const ENV_PLAIN = /([\w.-]+)=([^\s'"`#][^\n'"`#]*)(?:\n|$)/y
 
 /** dotenv's rules, without variable expansion; a line that is neither blank, comment nor assignment spoils it all. */
-function readEnv (text: string) {
+function readEnv (text: string, entries: Entries) {
   // Before anything is made of it: each line costs something, also one that says nothing.
   ENV_LINE_END.lastIndex = 0
   if (text.length > MOST_LINES) {
     for (let lines = 1; ENV_LINE_END.test(text); lines++) if (lines > MOST_LINES) return undefined
   }
   const source = text.includes('\r') ? text.replace(ENV_LINE_END, '\n') : text
-  const entries = empty()
   let at = 0
   let names = 0
   while (at < source.length) {
@@ -115,7 +108,7 @@ function isUnterminated (written: string) {
 const JSON_TOKEN = /\s*("[^"\\]*(?:\\.[^"\\]*)*"|[{}[\],:]|[^\s{}[\],:"]+)/y
 
 /** An object. A name given twice has its last value, as everywhere in JSON. */
-function readJson (text: string) {
+function readJson (text: string, entries: Entries) {
   // Before anything is made of it.
   JSON_TOKEN.lastIndex = 0
   for (let tokens = 1; JSON_TOKEN.test(text); tokens++) if (tokens > MOST_TOKENS) return undefined
@@ -123,7 +116,6 @@ function readJson (text: string) {
   if (typeof parsed !== 'object' || parsed === null || Array.isArray(parsed)) return undefined
   // The text is known to be good here, so its members can be cut out as they are written: JSON.parse has already
   // rounded the numbers, and stringifying them again would hand out other digits than were stored.
-  const entries = empty()
   let depth = 0
   let name: string | undefined
   let value: string[] = []
@@ -166,7 +158,7 @@ const YAML_DEPTH = 100
 const YAML_OUTPUT = 64 * 1024
 
 /** One YAML 1.2 document that is a mapping, or empty. No tags but the core schema's, no merge keys, no name twice. */
-function readYaml (text: string) {
+function readYaml (text: string, entries: Entries) {
   if (text.length > YAML_LENGTH) return undefined
   const document = parseYaml(text)
   const aliases: Alias[] = []
@@ -175,7 +167,6 @@ function readYaml (text: string) {
   const targets = new Map(aliases.map((alias) => [alias, alias.resolve(document)]))
 
   const { contents } = document
-  const entries = empty()
   if (contents === null || (isScalar(contents) && contents.source === '' && contents.tag === undefined)) return entries
   if (!isMap(contents)) return undefined
   const { write, spend } = yamlWriter(targets, YAML_OUTPUT + 4 * text.length)

@@ -9,7 +9,7 @@ import type { Keyring } from '../crypto/keyring.ts'
 import { rest } from '../crypto/rest.ts'
 import { activeKeyOf, placeOf, type LevelState, type SecretRow } from '../repositories/levels.ts'
 import type { PastDocument } from '../repositories/moments.ts'
-import { mergeDocuments, readDocument } from '../rules/documents.ts'
+import { emptyEntries, readDocument, type Entries } from '../rules/documents.ts'
 import { fail } from '../rules/errors.ts'
 import { isInside, type Slice } from '../rules/slices.ts'
 import { etagOf, openCurrent, openPast } from './documents.ts'
@@ -60,23 +60,37 @@ export function readingEtag (
 export type Contents = ReadonlyMap<Level, string>
 
 /** What current documents hold. */
-export function currentContents (
+export async function currentContents (
   keyring: Keyring, storageKey: KeyObject, state: LevelState, visible: readonly SecretRow[], decrypt: boolean
-): Contents {
+): Promise<Contents> {
   const dataKey = decrypt && visible.length > 0 ? dataKeyOf(keyring, activeKeyOf(state)) : undefined
-  return new Map(visible.map((secret) =>
-    [secret.level, contentOf(openCurrent(storageKey, state, secret as StoredSecret), dataKey)]))
+  return contentsOf(visible, (secret) =>
+    contentOf(openCurrent(storageKey, state, secret as StoredSecret), dataKey))
 }
 
 /** What documents held at a moment, each under the key that it is under; 422 for those of a client's key. */
-export function pastContents (
+export async function pastContents (
   keyring: Keyring, storageKey: KeyObject, visible: readonly PastDocument[], decrypt: boolean
-): Contents {
+): Promise<Contents> {
   if (decrypt && visible.some(({ key }) => key.managed === 'client')) fail('client_managed_encryption')
-  return new Map(visible.map((document) => {
-    const dataKey = decrypt ? dataKeyOf(keyring, document.key) : undefined
-    return [document.level, contentOf(openPast(storageKey, document), dataKey)]
-  }))
+  return contentsOf(visible, (document) =>
+    contentOf(openPast(storageKey, document), decrypt ? dataKeyOf(keyring, document.key) : undefined))
+}
+
+/** Characters of a document from which on it takes milliseconds to open. */
+const LARGE_DOCUMENT = 64 * 1024
+
+// Other requests are served between large documents.
+async function contentsOf<D extends Pick<Shown, 'level'>> (
+  documents: readonly D[], open: (document: D) => string
+): Promise<Contents> {
+  const contents = new Map<Level, string>()
+  for (const document of documents) {
+    const content = open(document)
+    contents.set(document.level, content)
+    if (content.length >= LARGE_DOCUMENT) await rest()
+  }
+  return contents
 }
 
 /** What a read answers: with `raw` one object of values, else the documents as they were asked for. */
@@ -101,15 +115,14 @@ function contentOf (blob: string, dataKey: KeyObject | undefined): string {
 // Deeper levels override, whatever order they are named in.
 async function valuesOf (
   state: LevelState, documents: Contents, levels: readonly Level[]
-): Promise<Record<string, string>> {
-  const read: Record<string, string>[] = []
+): Promise<Entries> {
+  const values = emptyEntries()
   for (const level of levels) {
     if (!documents.has(level)) continue
-    read.push(readDocument(state.project.secret_format, documents.get(level)!) ??
-      fail('document_unreadable', { level }))
+    readDocument(state.project.secret_format, documents.get(level)!, values) ?? fail('document_unreadable', { level })
     await rest()
   }
-  return mergeDocuments(...read)
+  return values
 }
 
 async function toAnswer (
@@ -164,25 +177,29 @@ function levelsOf (
 // A document that does not parse is still returned as it is; only its values cannot be told.
 async function readableValues (
   { project }: LevelState, documents: Contents
-): Promise<Record<string, string> | undefined> {
-  const read: Record<string, string>[] = []
+): Promise<Entries | undefined> {
+  const values = emptyEntries()
   for (const level of LEVELS) {
     if (!documents.has(level)) continue
-    const values = readDocument(project.secret_format as SecretFormat, documents.get(level)!)
-    if (values === undefined) return undefined
-    read.push(values)
+    const text = documents.get(level)!
+    if (readDocument(project.secret_format as SecretFormat, text, values) === undefined) return undefined
     await rest()
   }
-  return mergeDocuments(...read)
+  return values
 }
 
-function filterValues (values: Record<string, string>, filters: Reading['filters']): Record<string, string> {
-  const { names, tags, search } = filters ?? {}
+function filterValues (values: Entries, filters: Reading['filters']): Entries {
+  const { names = [], tags = [], search } = filters ?? {}
+  if (names.length === 0 && tags.length === 0 && search === undefined) return values
+  const kept = emptyEntries()
+  // No document has tags.
+  if (tags.length > 0) return kept
   const wanted = search?.toLowerCase()
   const listed = new Set(names)
-  const kept = Object.entries(values).filter(([key]) =>
-    (listed.size === 0 || listed.has(key)) &&
-    (tags === undefined || tags.length === 0) &&
-    (wanted === undefined || key.toLowerCase().includes(wanted)))
-  return Object.fromEntries(kept)
+  // The values have no prototype, so these are their own names.
+  for (const name in values) {
+    const isListed = listed.size === 0 || listed.has(name)
+    if (isListed && (wanted === undefined || name.toLowerCase().includes(wanted))) kept[name] = values[name]!
+  }
+  return kept
 }
