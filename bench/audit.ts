@@ -106,10 +106,8 @@ export async function measureAuditLists ({ dir, env, sql, rounds, lines, wanted 
       }
       medians.set(Object.keys(filters).join(' + '), median(times))
     }
-    const [[slowest, time]] = [...medians].sort(([, a], [, b]) => b - a) as [[string, number]]
-    lines.push({
-      row, reference: 'what is asked for', ...compare(time, LIST_BAR, ' ms', 1), bar: { most: 1 }, note: slowest
-    })
+    const slowest = Math.max(...medians.values())
+    lines.push({ row, reference: 'what is asked for', ...compare(slowest, LIST_BAR, ' ms', 1), bar: { most: 1 } })
     for (const [filters, time] of medians) console.log(`audit: list by ${filters}: ${time.toFixed(1)} ms`)
   } finally {
     await service.stop()
