@@ -43,5 +43,4 @@ CREATE INDEX "invitations_email_normalized_index" ON "invitations" USING btree (
 CREATE INDEX "invitations_expires_at_index" ON "invitations" USING btree ("expires_at");--> statement-breakpoint
 CREATE INDEX "personal_events_user_id_occurred_at_id_index" ON "personal_events" USING btree ("user_id","occurred_at","id");--> statement-breakpoint
 -- A membership that was never accepted is void: the organization invites the person again.
-DELETE FROM "members" WHERE "status" = 'invited';--> statement-breakpoint
 CREATE INDEX "personal_events_occurred_at_index" ON "personal_events" USING btree ("occurred_at");
