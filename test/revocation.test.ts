@@ -222,7 +222,7 @@ t.test('a revoked caller changes nothing, also when its body arrives late: every
         await end()
         before = await fingerprint(service)
       })
-      // Roles of teams are looked up with the level, after the body has arrived: a role that ended before is just missing.
+      // Roles of teams are looked up with the level, after the body has arrived.
       const isMissing = who in TEAM_ENDINGS && ['insufficient_permissions', 'not_found'].includes(answer.body?.error)
       if (!isMissing && (answer.status !== 401 || answer.body.error !== 'unauthenticated' ||
         !answer.challenge.includes('error="invalid_token"'))) {
