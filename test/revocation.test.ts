@@ -131,7 +131,11 @@ const inTeam = (sql: (team: string, id: number) => string) => async (): Promise<
     service, o, [theo], { [ids.project!]: 'administrator', [ids.client!]: 'administrator' }
   )
   const { access } = await issuePair(service, theo, SCOPE_NAMES)
-  return { token: access, end: () => service.sql(sql(team, theo.id)) }
+  const statement = sql(team, theo.id)
+  // A changed row has the MAC of the service.
+  return {
+    token: access, end: () => statement.startsWith('UPDATE') ? service.write(statement) : service.sql(statement)
+  }
 }
 const TEAM_ENDINGS: typeof ENDINGS = {
   'a member whose team goes on without them': inTeam((team, id) =>

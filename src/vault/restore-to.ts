@@ -1,6 +1,6 @@
 import type { KeyObject } from 'node:crypto'
 import { openBlob } from '../crypto/blob.ts'
-import { rest } from '../crypto/rest.ts'
+import { rest, restAsLong } from '../crypto/rest.ts'
 import type { Db } from '../db/database.ts'
 import { holdCaller, recordEvent, type Actor } from '../repositories/audit.ts'
 import { findActiveKeyOf, type KeyRow, type KeyState } from '../repositories/encryption-keys.ts'
@@ -97,6 +97,7 @@ async function replaceContents (held: Held, levels: readonly Restored[]) {
   let growth = 0
   const sizes = levels.map(({ id, size_bytes, version_bytes }) => ({ id, size_bytes: size_bytes + version_bytes! }))
   await inPieces(sizes, async (ids) => {
+    const began = performance.now()
     const found = await findSecrets(db, organization.id, ids)
     const versions = await findVersionsTogether(
       db, organization.id, found.map(({ id }) => byId.get(id)!.version), organization.plan.retention_days
@@ -113,6 +114,7 @@ async function replaceContents (held: Held, levels: readonly Restored[]) {
     })
     await rest()
     await replaceDocuments(db, project, replaced)
+    await restAsLong(began)
   })
   return { restored, growth }
 }

@@ -3,7 +3,7 @@ import type { HistoryPolicy, Managed } from '../../schemas/projects.ts'
 import { openBlob, sealBlob } from '../crypto/blob.ts'
 import { IntegrityError } from '../crypto/at-rest.ts'
 import type { Keyring } from '../crypto/keyring.ts'
-import { rest } from '../crypto/rest.ts'
+import { rest, restAsLong } from '../crypto/rest.ts'
 import type { Db } from '../db/database.ts'
 import { holdCaller, recordEvent, type Actor } from '../repositories/audit.ts'
 import {
@@ -86,6 +86,7 @@ export async function rotate (
     // Of each document as it becomes, and of its version.
     let growth = 0
     await inPieces(documents, async (ids) => {
+      const began = performance.now()
       const converted = (await read(ids)).map((document) => {
         const blob = convert(document, openCurrent(storageKey, state, document), oldKey)
         const size_bytes = sizeOf(blob)
@@ -98,6 +99,7 @@ export async function rotate (
       })
       await rest()
       await replaceDocuments(db, under, converted)
+      await restAsLong(began)
     })
     const waiting = policy === 'keep' ? 0 : await countWaiting(db, under, retention)
     if (waiting > 0) await startReEncryption(db, under, waiting)
