@@ -161,7 +161,12 @@ t.test(`CR-14: ${KILLS.postgres} kills of rewrap while two instances with differ
     t.teardown(() => taken.close())
     // A start that came as far as the port would complain about that one.
     const PORT = String((taken.address() as AddressInfo).port)
-    const before = await checksums(db)
+    // The running instances write down how many requests they had whenever that is due.
+    const checked = async () => {
+      const { 'public.api_usage': _, ...tables } = await checksums(db)
+      return tables
+    }
+    const before = await checked()
     t.ok(Object.keys(before).length > 10)
     const other = generateMasterKey().text
     const wrong = `k1:${other.split(':')[1]}`
@@ -175,7 +180,7 @@ t.test(`CR-14: ${KILLS.postgres} kills of rewrap while two instances with differ
     refused(t, onlyOther, /^Master key k[12] is missing/)
     refused(t, wrongOld, /^Master key k1 is wrong/)
     refused(t, rewrapping, /^Master key k1 is missing/)
-    t.strictSame(await checksums(db), before)
+    t.strictSame(await checked(), before)
   })
 
   const frozen = await frozenOf(db)
