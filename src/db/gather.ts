@@ -1,39 +1,83 @@
 import { is } from 'drizzle-orm'
 import { PgTransaction } from 'drizzle-orm/pg-core'
 import type { Db } from './handle.ts'
-import { codeOf } from './errors.ts'
+import { codeOf, neverSent } from './errors.ts'
+import { MAX_WAIT } from './guard.ts'
+import { waitNow } from './wait-clock.ts'
 
-/** Questions that one statement takes at most. */
+/** Queries that one statement answers at most. */
 const MOST = 100
+/**
+ * Statements of one look-up that are under way at most: two, of which one can be slow without the other, or as many as
+ * there are connections, since a second statement on the same connection waits for the first one anyway.
+ */
+const slotsOf = (db: Db): number =>
+  Math.min(2, (db as unknown as { $client: { options: { max: number } } }).$client.options.max)
 
 interface Asked<Q, A> {
   question: Q
   answer: Promise<A>
   resolve: (answer: A | Promise<A>) => void
   reject: (error: unknown) => void
+  /** When the query was made, by `waitNow`. */
+  at: number
 }
 
-/** How a look-up of many at once is done. */
+/** The queries of a look-up that are not sent yet, and how many more statements may be under way. */
+interface Pending<Q, A> {
+  asked: Map<string, Asked<Q, A>>
+  freeSlots: number
+  isScheduled: boolean
+}
+
+/** How a look-up of several queries is done. */
 export interface LookUp<Q, R, A> {
-  /** What tells questions apart: those with one key share an answer. */
+  /** Equal for equal queries, which share one answer. */
   keyOf: (question: Q) => string
-  /** The rows for each of the questions, in their order. */
+  /** The rows for each of the queries, in their order. */
   find: (db: Db, questions: Q[]) => Promise<R[][]>
-  /** What the rows of one question say. What it throws is the answer to that question alone. */
+  /** The answer to a query from its rows. An error that it throws is the answer to that query alone. */
   read: (db: Db, rows: R[], question: Q) => A
 }
 
 /**
- * A look-up that is done in one statement for all who ask in the same turn of the event loop. The statement is sent
- * after the last of them asked, so that no answer is older than its question, and nothing is kept: what was revoked is
- * gone at once. In a transaction it is done at once, alone.
+ * A look-up that answers many queries by one statement: all that are made in one turn of the event loop, and all that
+ * are made while all slots of the look-up are in use. A statement is sent after the last of its queries was
+ * made, so no answer is older than its query, and no answer is kept: a revoked token is refused at once. In a
+ * transaction each query is a statement of its own.
+ *
+ * A query that waited for longer than two seconds to be sent is refused (DatabaseUnavailable).
  */
 export function gather<Q, R, A> ({ keyOf, find, read }: LookUp<Q, R, A>): (db: Db, question: Q) => Promise<A> {
-  const waiting = new WeakMap<Db, Map<string, Asked<Q, A>>>()
+  const all = new WeakMap<Db, Pending<Q, A>>()
 
   const alone = async (db: Db, question: Q): Promise<A> => read(db, (await find(db, [question]))[0]!, question)
 
-  async function send (db: Db, asked: Asked<Q, A>[]) {
+  function send (db: Db, pending: Pending<Q, A>) {
+    while (pending.asked.size > 0 && pending.freeSlots > 0) {
+      const batch = takeInTime(pending.asked)
+      if (batch.length === 0) continue
+      pending.freeSlots--
+      answerAll(db, batch).finally(() => {
+        pending.freeSlots++
+        send(db, pending)
+      })
+    }
+  }
+
+  function takeInTime (asked: Map<string, Asked<Q, A>>): Asked<Q, A>[] {
+    const batch: Asked<Q, A>[] = []
+    for (const [key, one] of asked) {
+      if (batch.length === MOST) break
+      asked.delete(key)
+      if (waitNow() - one.at < MAX_WAIT) batch.push(one)
+      else one.reject(neverSent('A query waited too long for the database'))
+    }
+    return batch
+  }
+
+  // Never rejects: each query gets its own answer.
+  async function answerAll (db: Db, asked: readonly Asked<Q, A>[]) {
     try {
       const rows = await find(db, asked.map(({ question }) => question))
       for (const [i, { question, resolve, reject }] of asked.entries()) {
@@ -44,7 +88,7 @@ export function gather<Q, R, A> ({ keyOf, find, read }: LookUp<Q, R, A>): (db: D
         }
       }
     } catch (error) {
-      // What one of them asked is no value of its type (SQLSTATE class 22): the others are not to blame.
+      // A value of one query is invalid for its type (SQLSTATE class 22): the other queries are answered.
       const isOfOne = asked.length > 1 && codeOf(error)?.startsWith('22')
       for (const { question, resolve, reject } of asked) {
         if (isOfOne) resolve(alone(db, question))
@@ -55,24 +99,21 @@ export function gather<Q, R, A> ({ keyOf, find, read }: LookUp<Q, R, A>): (db: D
 
   return (db, question) => {
     if (is(db, PgTransaction)) return alone(db, question)
+    let pending = all.get(db)
+    if (pending === undefined) all.set(db, pending = { asked: new Map(), freeSlots: slotsOf(db), isScheduled: false })
     const key = keyOf(question)
-    const others = waiting.get(db)
-    const same = others?.get(key)
+    const same = pending.asked.get(key)
     if (same !== undefined) return same.answer
     let settle!: Pick<Asked<Q, A>, 'resolve' | 'reject'>
     const answer = new Promise<A>((resolve, reject) => { settle = { resolve, reject } })
-    const asked = { question, answer, ...settle }
-    if (others !== undefined && others.size < MOST) {
-      others.set(key, asked)
-      return answer
+    pending.asked.set(key, { question, answer, ...settle, at: waitNow() })
+    if (!pending.isScheduled && pending.freeSlots > 0) {
+      pending.isScheduled = true
+      setImmediate(() => {
+        pending.isScheduled = false
+        send(db, pending)
+      })
     }
-    const batch = new Map([[key, asked]])
-    waiting.set(db, batch)
-    setImmediate(() => {
-      if (waiting.get(db) === batch) waiting.delete(db)
-      // It rejects never: each of the questions gets its own answer.
-      send(db, [...batch.values()]).catch(() => {})
-    })
     return answer
   }
 }
