@@ -7,6 +7,8 @@ import { waitNow } from './wait-clock.ts'
 
 /** Queries that one statement answers at most. */
 const MOST = 100
+/** Queries of one look-up that wait at most. */
+const MOST_WAITING = 10_000
 /**
  * Statements of one look-up that are under way at most: two, of which one can be slow without the other, or as many as
  * there are connections, since a second statement on the same connection waits for the first one anyway.
@@ -104,6 +106,7 @@ export function gather<Q, R, A> ({ keyOf, find, read }: LookUp<Q, R, A>): (db: D
     const key = keyOf(question)
     const same = pending.asked.get(key)
     if (same !== undefined) return same.answer
+    if (pending.asked.size >= MOST_WAITING) return Promise.reject(neverSent('Too many queries wait for the database'))
     let settle!: Pick<Asked<Q, A>, 'resolve' | 'reject'>
     const answer = new Promise<A>((resolve, reject) => { settle = { resolve, reject } })
     pending.asked.set(key, { question, answer, ...settle, at: waitNow() })

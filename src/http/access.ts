@@ -373,7 +373,9 @@ export function requireScope (request: FastifyRequest, scope: Scope) {
   if (holds(principal, scope)) return
   const teams = teamsThatCount(request, principal)
   if (!holdsBy(principal, teams, scope)) {
-    fail('insufficient_permissions', { required_scope: scope, granted_scopes: scopesBy(principal, teams) })
+    // Roles in any project are looked up without their MACs, so no response tells what they are.
+    const shown = isProjectKnown(request) ? teams : []
+    fail('insufficient_permissions', { required_scope: scope, granted_scopes: scopesBy(principal, shown) })
   }
   const inProject = request.at === null ? null : rolesAt(principal, request.at)
   request.byTeams = { scopes: [...request.byTeams?.scopes ?? [], scope], teams: inProject }
@@ -387,6 +389,9 @@ function teamsAskedFor ({ routeOptions, params }: FastifyRequest): TeamQuery {
   if (project !== undefined) return { project }
   return namesLevel(at) || finds !== undefined || boundsItself ? { anywhere: true } : {}
 }
+
+const isProjectKnown = ({ at, params }: FastifyRequest) =>
+  at !== null || (params as { project?: string }).project !== undefined
 
 // The roles through teams by which a scope may be held, as far as the project of the request is known.
 function teamsThatCount (

@@ -162,7 +162,7 @@ export const organizations: Domain = async (app) => {
           resource_id: id,
           details: { members, tokens }
         })
-        await deleteOrganization(db, id)
+        await deleteOrganization(db, id, principalOf(request).person?.user_id)
       }, request)
       app.removals.wake()
       return reply.code(204).send(null)

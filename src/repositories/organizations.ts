@@ -190,14 +190,15 @@ export async function lockEverybody (db: Db, id: string): Promise<{ members: num
 
 /**
  * Deletes an organization: its row with its key, and the rows that refer to it. The slug is reserved and counts as
- * owned by one of the owners. The counter is closed, so that a request that was authorized before cannot record a
- * change any more. The API tokens, which are no longer valid, and the rows below the projects, which no request can
- * reach, are removed in the background.
- * The caller has locked the organization (`lockEverybody`) and has recorded the event.
+ * owned by the owner who deletes (`userId`), or by one of the owners. The counter is closed, so that a request that was
+ * authorized before cannot record a change any more. The API tokens, which are no longer valid, and the rows below the
+ * projects, which no request can reach, are removed in the background. The caller has locked the organization
+ * (`lockEverybody`) and has recorded the event.
  */
-export async function deleteOrganization (db: Db, id: string): Promise<void> {
+export async function deleteOrganization (db: Db, id: string, userId?: number): Promise<void> {
   const [owner] = await db.select({ id: members.user_id }).from(members)
-    .where(and(eq(members.organization_id, id), eq(members.role, 'owner'))).orderBy(asc(members.user_id)).limit(1)
+    .where(and(eq(members.organization_id, id), eq(members.role, 'owner')))
+    .orderBy(sql`${members.user_id} = ${userId ?? 0}::bigint DESC`, asc(members.user_id)).limit(1)
   await db.insert(organization_removals).values({ organization_id: id })
   await db.update(organization_counters).set({ is_closed: true, stored_bytes: 0 })
     .where(eq(organization_counters.organization_id, id))

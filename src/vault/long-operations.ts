@@ -1,6 +1,6 @@
 import { createGates, WorkOverloaded } from '../crypto/bounded.ts'
 import { isLockTimeout, transaction, type Db } from '../db/database.ts'
-import { atWaitTime, waitNow } from '../db/wait-clock.ts'
+import { areWaitsPaused, atWaitTime, waitNow } from '../db/wait-clock.ts'
 import type { Actor } from '../repositories/audit.ts'
 import type { KeyState } from '../repositories/encryption-keys.ts'
 import { lockLongOperations } from '../repositories/long-operations.ts'
@@ -54,6 +54,19 @@ export async function runLongOperation<T> (
   }, { answering })
   return oncePerProject(projectId, answering, inUse, () =>
     gateOf(id)(() => conflictOnLockTimeout(inTransaction, inUse)))
+}
+
+// Milliseconds that an operation waits at most between two pieces, with its transaction open.
+const LONGEST_REST = 1_000
+
+/**
+ * Waits as long as a piece of a long operation took that began then (`performance.now`), so that the operation uses
+ * half of the process and of the disk. With the only connection it does not wait, since that would hold up all others.
+ */
+export async function leaveHalf (began: number): Promise<void> {
+  if (areWaitsPaused()) return
+  const took = Math.min(performance.now() - began, LONGEST_REST)
+  await new Promise<void>((resolve) => { atWaitTime(waitNow() + took, resolve) })
 }
 
 const projectsInUse = new Map<string, Actor['answering']>()

@@ -1,6 +1,6 @@
 import type { KeyObject } from 'node:crypto'
 import { openBlob } from '../crypto/blob.ts'
-import { rest, restAsLong } from '../crypto/rest.ts'
+import { rest } from '../crypto/rest.ts'
 import type { Db } from '../db/database.ts'
 import { holdCaller, recordEvent, type Actor } from '../repositories/audit.ts'
 import { findActiveKeyOf, type KeyRow, type KeyState } from '../repositories/encryption-keys.ts'
@@ -17,7 +17,7 @@ import { requireBytes } from '../rules/plan-bytes.ts'
 import { acceptRestored } from './accept.ts'
 import { openCurrent, sealCurrent, sealVersion, sizeOf } from './documents.ts'
 import { dataKeyOf, storageKeyOf } from './keys.ts'
-import { runLongOperation } from './long-operations.ts'
+import { leaveHalf, runLongOperation } from './long-operations.ts'
 import { contextOf, inPieces } from './rotate.ts'
 
 type Vault = Parameters<typeof acceptRestored>[0] & { longTransactions: Db }
@@ -114,7 +114,7 @@ async function replaceContents (held: Held, levels: readonly Restored[]) {
     })
     await rest()
     await replaceDocuments(db, project, replaced)
-    await restAsLong(began)
+    await leaveHalf(began)
   })
   return { restored, growth }
 }

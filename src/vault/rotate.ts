@@ -3,7 +3,7 @@ import type { HistoryPolicy, Managed } from '../../schemas/projects.ts'
 import { openBlob, sealBlob } from '../crypto/blob.ts'
 import { IntegrityError } from '../crypto/at-rest.ts'
 import type { Keyring } from '../crypto/keyring.ts'
-import { rest, restAsLong } from '../crypto/rest.ts'
+import { rest } from '../crypto/rest.ts'
 import type { Db } from '../db/database.ts'
 import { holdCaller, recordEvent, type Actor } from '../repositories/audit.ts'
 import {
@@ -18,7 +18,7 @@ import { fail } from '../rules/errors.ts'
 import { requireBytes } from '../rules/plan-bytes.ts'
 import { openCurrent, sealCurrent, sealVersion, sizeOf, type StoredDocument } from './documents.ts'
 import { dataKeyOf, storageKeyOf } from './keys.ts'
-import { runLongOperation } from './long-operations.ts'
+import { leaveHalf, runLongOperation } from './long-operations.ts'
 import { holdCanary } from './master-keys.ts'
 
 interface Vault { longTransactions: Db, keyring: Keyring }
@@ -99,7 +99,7 @@ export async function rotate (
       })
       await rest()
       await replaceDocuments(db, under, converted)
-      await restAsLong(began)
+      await leaveHalf(began)
     })
     const waiting = policy === 'keep' ? 0 : await countWaiting(db, under, retention)
     if (waiting > 0) await startReEncryption(db, under, waiting)
