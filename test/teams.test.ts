@@ -441,3 +441,15 @@ t.test('how many teams somebody is in, and what a team holds, is bounded', async
   t.equal((await owner.call('GET', `${path}/${laden}`)).body.data.attributes.projects.length, TEAM_LIMITS.projects)
   await service.sql(`DELETE FROM projects WHERE organization_id = '${o}' AND slug LIKE 'x-%'`)
 })
+
+t.test('a 403 shows no role of a team whose row was changed by SQL, on every way to name a project', async (t) => {
+  const person = await makePerson(service, { [o]: 'billing_manager' })
+  const team = await makeTeam(service, o, [person], { orbit: 'auditor' })
+  await service.sql(`UPDATE team_projects SET role = 'developer' WHERE organization_id = '${o}' AND team_id = '${team}'`)
+  const call = await as(person)
+  for (const [scope, act] of WAYS) {
+    const { status, body } = await act(call, 'orbit')
+    t.equal(status, 403, scope)
+    t.notOk(body.details.granted_scopes.includes('secret:read'), `${scope}: ${body.details.granted_scopes}`)
+  }
+})
