@@ -59,6 +59,14 @@ export async function openStage (service: TestApp, address: string): Promise<Sta
       if (await isThere(`/organizations/${o}/members/${ids.member}`)) return
       ids.member = String((await makePerson(service, { [o]: 'api_user' })).id)
     },
+    invitation: async ({ byPerson }) => {
+      // The person takes or declines the invitation of another organization.
+      if (!byPerson && await isThere(`/organizations/${o}/invitations/${ids.invitation}`)) return
+      const by = byPerson ? await service.organization() : caller
+      const email = byPerson ? owner.email : `invited-${Math.random().toString(36).slice(2)}@nimbus.example`
+      const body = { email, role: 'api_user' }
+      ids.invitation = (await made(`/organizations/${by.organization}/members`, body, by.token)).data.id
+    },
     team: async () => {
       const member = await makePerson(service, { [o]: 'api_user' })
       ids.member = String(member.id)
