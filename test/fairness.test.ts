@@ -221,6 +221,29 @@ t.test('while an organization runs one long operation after the other, no reques
   if (!ON_POSTGRES) t.ok(most <= 1, `waited for ${most} operations`)
 })
 
+t.test('changes of an organization that wait for its own locked project leave connections to other organizations', {
+  skip: !ON_POSTGRES && 'a locked project takes a second session'
+}, async (t) => {
+  const [busy, other] = [await service.organization(), await service.organization()]
+  await busy.call('POST', `/${busy.organization}/projects`, { name: 'Held' })
+  await other.call('POST', `/${other.organization}/projects`, { name: 'Free' })
+  const sql = postgres(service.env.DATABASE_URL!, { max: 1, onnotice: () => {} })
+  t.teardown(() => sql.end())
+  let waiting: Promise<Answer>[] = []
+  await sql.begin(async (held) => {
+    await held`SELECT FROM projects WHERE organization_id = ${busy.organization} FOR UPDATE`
+    waiting = Array.from({ length: 40 }, (_, n) =>
+      busy.call('PATCH', `/${busy.organization}/held`, { description: String(n) }))
+    for (let n = 0; n < 10; n++) {
+      const answer = await other.call('PATCH', `/${other.organization}/free`, { description: String(n) })
+      t.equal(answer.status, 200, answer.text)
+    }
+  })
+  const statuses = new Set((await Promise.all(waiting)).map(({ status }) => status))
+  t.same([...statuses].filter((status) => status !== 200 && status !== 503), [])
+  t.equal((await busy.call('PATCH', `/${busy.organization}/held`, { description: 'after' })).status, 200)
+})
+
 t.test('places of long transactions are shared out by organizations: of those that wait, each is next once', async (t) => {
   const [many, one, another] = [
     await service.organization(), await service.organization(), await service.organization()

@@ -3,7 +3,8 @@ import { setTimeout as pause } from 'node:timers/promises'
 import t from 'tap'
 import { generateMasterKey } from '../src/crypto/keyring.ts'
 import { LONG } from './helpers/long.ts'
-import { hasPostgres, lockProject, startPostgres } from './helpers/postgres.ts'
+import { lockCounters, makeChangers } from './helpers/changers.ts'
+import { hasPostgres, startPostgres } from './helpers/postgres.ts'
 import { beginServer, startServer } from './helpers/process.ts'
 import { client, look, makeLevels, type Level, type Reply } from './helpers/traffic.ts'
 import { openWay } from './helpers/way.ts'
@@ -36,6 +37,7 @@ t.test('PostgreSQL goes away and comes back under load', {
   const server = await startServer(t, env)
   const send = client(server.address, server.first!)
   const [level] = await makeLevels(send, 'orbit', ['live']) as [Level]
+  const changers = (await makeChangers(env, [server.address], WRITING)).map(([change]) => change!)
   const health = async () => [(await send('GET', '//healthz')).status, (await send('GET', '//readyz')).status]
   const acknowledged = new Set<string>()
   const strange: unknown[] = []
@@ -91,13 +93,13 @@ t.test('PostgreSQL goes away and comes back under load', {
     }
   }
 
-  // Every connection for writes waits for one row at the same time: none was lost.
+  // Every connection for writes waits for a row at the same time: none was lost.
   async function fullConcurrency () {
-    const { waiting, release } = await lockProject(database.url, 'orbit')
+    const { waiting, release } = await lockCounters(database.url)
     const load = { running: true }
     // One that waited too long is refused, and the next one waits in its place.
-    const clients = Array.from({ length: WRITING }, async () => {
-      while (load.running) await judged(send('PATCH', '/orbit', { description: 'together' }))
+    const clients = changers.map(async (change) => {
+      while (load.running) await judged(change('PATCH', '/orbit', { description: 'together' }))
     })
     await until(async () => await waiting() === WRITING)
     load.running = false
@@ -150,9 +152,10 @@ t.test('PostgreSQL goes away and comes back under load', {
     t.same(strange, [])
   })
 
-  await t.test('RL-06 a row locked under every connection of the pool: bounded 503, reads go on, full service after', async (t) => {
-    const { waiting, release } = await lockProject(database.url, 'orbit')
-    const writes = Array.from({ length: 40 }, () => judged(send('PATCH', '/orbit', { description: 'waiting' })))
+  await t.test('RL-06 rows locked under every connection of the pool: bounded 503, reads go on, full service after', async (t) => {
+    const { waiting, release } = await lockCounters(database.url)
+    const writes = Array.from({ length: 40 }, (_, n) =>
+      judged(changers[n % changers.length]!('PATCH', '/orbit', { description: 'waiting' })))
     await until(async () => await waiting() === WRITING)
     t.same(await health(), [200, 200], 'alive and ready')
     t.equal((await judged(send('GET', '/orbit/backend/live/secrets')))?.status, 200, 'a read needs no lock')

@@ -4,7 +4,7 @@ import postgres, { type Options, type Sql } from 'postgres'
 import { findAuthority, setAuthority, type RowAuthority } from './authority.ts'
 import { openEmbedded } from './embedded.ts'
 import { codeOf, databaseError, DatabaseUnavailable } from './errors.ts'
-import { createPool, guard, spending, type Pool } from './guard.ts'
+import { createPool, DEADLINE, enterPool, guard, spending, type Pool } from './guard.ts'
 import type { Db } from './handle.ts'
 import { migrateSchema } from './migrate.ts'
 import { BY_INDEX, MEANING, WALKING } from './session.ts'
@@ -292,6 +292,29 @@ export interface Asking {
   answering?: Answering | null | undefined
   /** Milliseconds that it has waited for the database before. */
   waited?: number | undefined
+  /** Who makes the request, in an organization. */
+  principal?: { organization: { id: string } } | null
+}
+
+// Transactions of requests of one organization that run at once in a process. They may wait for a lock that the
+// organization itself holds, as in a rotation: the other connections stay free for other organizations.
+const OF_ONE_ORGANIZATION = 2
+
+const places = new WeakMap<Db, Map<string, Pool>>()
+
+/** Runs a transaction when the organization has a place for it. Throws DatabaseUnavailable after the deadline. */
+async function inPlace<T> (db: Db, organizationId: string, work: () => Promise<T>): Promise<T> {
+  let all = places.get(db)
+  if (all === undefined) places.set(db, all = new Map())
+  const pool = all.get(organizationId) ?? createPool(OF_ONE_ORGANIZATION)
+  all.set(organizationId, pool)
+  const leave = await enterPool(pool, DEADLINE)()
+  try {
+    return await work()
+  } finally {
+    leave()
+    if (pool.free === pool.slots) all.delete(organizationId)
+  }
 }
 
 /**
@@ -305,7 +328,7 @@ export interface Asking {
 export async function transaction<T> (
   db: Db, fn: (db: Db) => Promise<T>, asking: Asking = {}
 ): Promise<T> {
-  const { answering, waited = 0 } = asking
+  const { answering, principal, waited = 0 } = asking
   const began = waitNow() - waited
   for (let attempt = 1; ; attempt++) {
     try {
@@ -313,8 +336,11 @@ export async function transaction<T> (
         setAuthority(tx, findAuthority(db))
         return await fn(tx)
       }
-      return await spending(waitNow() - began, () =>
-        answering ? withAnswer(db, run, answering) : db.transaction(run))
+      const spent = <R>(work: () => Promise<R>) => spending(waitNow() - began, work)
+      const begin = <R>(work: () => Promise<R>) => principal == null
+        ? spent(work)
+        : inPlace(db, principal.organization.id, () => spent(work))
+      return await (answering ? withAnswer(db, run, answering, begin) : begin(() => db.transaction(run)))
     } catch (error) {
       const lost = /^(40P01|40001)$/.test(codeOf(error) ?? '')
       if (!lost || attempt === ATTEMPTS) throw databaseError(error)
@@ -322,13 +348,15 @@ export async function transaction<T> (
   }
 }
 
-function withAnswer<T> (db: Db, run: (tx: Db) => Promise<T>, answering: Answering): Promise<T> {
+function withAnswer<T> (
+  db: Db, run: (tx: Db) => Promise<T>, answering: Answering, begin: (work: () => Promise<void>) => Promise<void>
+): Promise<T> {
   return new Promise((resolve, reject) => {
-    answering.settled = db.transaction(async tx => {
+    answering.settled = begin(() => db.transaction(async tx => {
       await answering.begin(tx)
       resolve(await run(tx))
       await answering.keep(tx)
-    }).catch(error => { throw databaseError(error) })
+    })).catch(error => { throw databaseError(error) })
     // It may have what it made already: then whoever waits for the transaction hears of it
     answering.settled.catch(reject)
   })

@@ -99,7 +99,7 @@ export interface Bounds {
 export function guard (
   client: Sql, { pool, onError = () => {}, deadline = DEADLINE, patience = MAX_WAIT, isAlone = false, prepare }: Bounds
 ): Sql {
-  const enter = gate(pool, patience)
+  const enter = enterPool(pool, patience)
   const options = { prepare }
 
   async function statement (shape: 'rows' | 'values', ...call: Parameters<Sql['unsafe']>) {
@@ -192,7 +192,11 @@ function pending (run: Run) {
   }
 }
 
-function gate (pool: Pool, patience: number) {
+/**
+ * Enters a pool: the function that it returns waits for a free slot, and answers a function that leaves the slot. It
+ * throws DatabaseUnavailable when too many wait, or after so many milliseconds of patience.
+ */
+export function enterPool (pool: Pool, patience: number) {
   const { waiting } = pool
   const late = () => {
     pool.timeouts++

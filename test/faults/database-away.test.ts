@@ -9,7 +9,6 @@ import type { Trouble } from '../helpers/way.ts'
 // PostgreSQL stops, freezes, or cannot be reached any more, while two instances serve on it under load.
 
 const POOL = 6
-const WRITING = 4
 const SEED = Math.floor(Math.random() * 2 ** 32)
 
 interface Fault {
@@ -82,7 +81,7 @@ t.test('RL-05 RL-07 RL-08 PostgreSQL goes away and comes back under load: 503 me
     const load = noLoad(name, fault.meanwhile === 'slow' ? SLOW : RECOVERED)
     loads.push(await underLoad(pair, (load) => through(name, fault, load), { load }))
   }
-  await fullConcurrency(pair, database.url, WRITING)
+  await fullConcurrency(pair, database.url)
   await judge(t, database.url, pair, loads, {
     fault: 'PostgreSQL away',
     cycles: all.length,

@@ -2,14 +2,14 @@ import { setTimeout as pause } from 'node:timers/promises'
 import postgres from 'postgres'
 import t from 'tap'
 import { cycles, recovers } from '../helpers/faults.ts'
+import { lockCounters } from '../helpers/changers.ts'
 import { fullConcurrency, judge, noLoad, SLOW, startPair, underLoad, untilMore, type Load } from '../helpers/pair.ts'
-import { hasPostgres, lockProject, startPostgres } from '../helpers/postgres.ts'
+import { hasPostgres, startPostgres } from '../helpers/postgres.ts'
 import { statuses, times, type Reply } from '../helpers/traffic.ts'
 
 // Everybody waits for the database: for a row that somebody holds, or because it is slow.
 
 const POOL = 6
-const WRITING = 4
 // More than have a connection and may wait for one.
 const CROWD = 260
 const skip = !hasPostgres() && 'PostgreSQL is not installed'
@@ -20,24 +20,24 @@ t.test('RL-06 rows are locked under every connection of the pool: bounded 503, h
   const database = await startPostgres()
   t.teardown(database.close)
   const pair = await startPair(t, database.url, { DATABASE_POOL: String(POOL) })
-  const { sends, beacon } = pair
+  const { sends, changers, beacon } = pair
   const loads: Load[] = []
   let recovery = 0
   let health = 0
   const count = cycles(5)
   for (let cycle = 0; cycle < count; cycle++) {
-    const { waiting, release } = await lockProject(database.url, 'orbit')
+    const { waiting, release } = await lockCounters(database.url)
     const load = noLoad()
     loads.push(load)
-    const ask = async (server: number): Promise<Reply> => {
+    const ask = async (server: number, n: number): Promise<Reply> => {
       const began = performance.now()
-      const reply = await sends[server]!('PATCH', '/orbit', { description: 'waiting' })
+      const reply = await changers[n % changers.length]![server]!('PATCH', '/orbit', { description: 'waiting' })
       const ms = performance.now() - began
       if (ms > load.slowest.ms) load.slowest = { ms, of: `PATCH /orbit ${reply.status}` }
       return reply
     }
-    const writes = sends.flatMap((_, server) => times(CROWD / 2, () => ask(server)))
-    while (await waiting() < WRITING * sends.length) await pause(10)
+    const writes = sends.flatMap((_, server) => times(CROWD / 2, (n) => ask(server, n)))
+    while (await waiting() < changers.flat().length) await pause(10)
     for (const send of sends) {
       const began = performance.now()
       t.equal((await send('GET', '//healthz')).status, 200)
@@ -51,7 +51,7 @@ t.test('RL-06 rows are locked under every connection of the pool: bounded 503, h
     recovery = Math.max(recovery, await recovers(sends, beacon, released))
     for (const send of sends) t.equal((await send('PATCH', '/orbit', { description: 'after' })).status, 200)
   }
-  await fullConcurrency(pair, database.url, WRITING)
+  await fullConcurrency(pair, database.url)
   await judge(t, database.url, pair, loads, {
     fault: 'Pool exhausted', cycles: count, recovery, note: `health in ${Math.round(health)} ms`
   })
@@ -88,6 +88,6 @@ t.test('RL-08 statements that take too long are ended: bounded 503, reads go on,
     for (const send of sends) t.equal((await send('PATCH', '/orbit', { description: 'quick' })).status, 200)
   }
   await outside.unsafe('DROP FUNCTION dawdle()')
-  await fullConcurrency(pair, database.url, WRITING)
+  await fullConcurrency(pair, database.url)
   await judge(t, database.url, pair, loads, { fault: 'Slow database', cycles: count, recovery })
 })

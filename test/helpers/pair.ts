@@ -3,7 +3,7 @@ import postgres from 'postgres'
 import type { Test } from 'tap'
 import { generateMasterKey } from '../../src/crypto/keyring.ts'
 import { lost, RECOVERED, report, watched, type Outcome, type Watched } from './faults.ts'
-import { lockProject } from './postgres.ts'
+import { lockCounters, makeChangers } from './changers.ts'
 import { command, startServer, type Server } from './process.ts'
 import {
   makeLevels, mix, openQueries, random, times, type Level, type Reply, type Send
@@ -14,6 +14,9 @@ import { openWay, type Way } from './way.ts'
 
 type Env = Record<string, string>
 
+/** Connections for writes of a server whose pool has six connections. */
+export const WRITING = 4
+
 export interface Pair {
   servers: Server[]
   ways: Way[]
@@ -22,6 +25,8 @@ export interface Pair {
   watch: Watched
   organization: string
   levels: Level[]
+  /** Requests of other organizations, each to each server: as many as a server has connections for writes. */
+  changers: Send[][]
   /** A level of another project, which nothing else is asked of: it shows whether the service is there. */
   beacon: Level
   env: Env
@@ -58,7 +63,8 @@ export async function startPair (
   const sends = [watch.send, watched(servers[1]!.address, caller, watch).send]
   const levels = await makeLevels(watch.send, 'orbit', ['live', 'beta'])
   const [beacon] = await makeLevels(watch.send, 'beacon', ['live']) as [Level]
-  return { servers, ways, sends, watch, organization: caller.organization, levels, beacon, env }
+  const changers = await makeChangers(env, servers.map(({ address }) => address), WRITING)
+  return { servers, ways, sends, watch, organization: caller.organization, levels, changers, beacon, env }
 }
 
 /** What came of the load so far, for each server; and what no client is to meet. */
@@ -151,15 +157,15 @@ export async function untilMore (counts: number[], { by = 10, server }: { by?: n
   while (!counts.every((now, i) => (server !== undefined && server !== i) || now >= before[i]! + by)) await pause(10)
 }
 
-/** Has so many connections for writes of each server wait for one row at the same time: none was lost. */
-export async function fullConcurrency ({ sends }: Pick<Pair, 'sends'>, url: string, writing: number): Promise<void> {
-  const { waiting, release } = await lockProject(url, 'orbit')
+/** Has all connections for writes of each server wait for a row at the same time: none was lost. */
+export async function fullConcurrency ({ changers }: Pick<Pair, 'changers'>, url: string): Promise<void> {
+  const { waiting, release } = await lockCounters(url)
   const running = new AbortController()
   // One that waited too long is refused, and the next one waits in its place.
-  const clients = sends.flatMap((send) => times(writing, async () => {
+  const clients = changers.flat().map(async (send) => {
     while (!running.signal.aborted) await send('PATCH', '/orbit', { description: 'together' })
-  }))
-  while (await waiting() < writing * sends.length) await pause(20)
+  })
+  while (await waiting() < clients.length) await pause(20)
   running.abort()
   await release()
   await Promise.all(clients)

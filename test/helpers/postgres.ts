@@ -111,27 +111,6 @@ export async function startPostgres ({ durable = true, within = os.tmpdir() } = 
   }
 }
 
-/** Somebody else's lock on a project: who writes there waits for it. */
-export async function lockProject (url: string, slug: string) {
-  const outside = postgres(url, { max: 2, onnotice: () => {} })
-  const holder = await outside.reserve()
-  await holder`BEGIN`
-  await holder`SELECT id FROM projects WHERE slug = ${slug} FOR UPDATE`
-  return {
-    /** How many connections of the service wait for a lock. */
-    waiting: async () => {
-      const [row] = await outside`SELECT count(*)::int AS count FROM pg_stat_activity
-        WHERE application_name = 'strongroom' AND wait_event_type = 'Lock'`
-      return row!.count as number
-    },
-    release: async () => {
-      await holder`ROLLBACK`
-      holder.release()
-      await outside.end()
-    }
-  }
-}
-
 /** Whether this machine has PostgreSQL's programs; without them the tests run on the embedded database alone. */
 export function hasPostgres (): boolean {
   return newest() !== undefined

@@ -1,0 +1,42 @@
+import postgres from 'postgres'
+import { command } from './process.ts'
+import { client, makeLevels, type Send } from './traffic.ts'
+
+// Of an organization a process runs one change at a time. So it takes as many organizations as there are connections
+// for writes to have all of these in use.
+
+/** Makes organizations, each with a project `orbit`, and gives the requests of each to a server. */
+export async function makeChangers (env: Record<string, string>, addresses: string[], many: number): Promise<Send[][]> {
+  const changers: Send[][] = []
+  for (let n = 0; n < many; n++) {
+    const made = await command(['organization', 'add', '--name', `Changer ${n}`], env)
+    const [organization] = /\b[0-9A-HJKMNP-TV-Z]{26}\b/.exec(made.stdout) ?? []
+    if (organization === undefined) throw new Error(made.stdout + made.stderr)
+    const { stdout } = await command(['token', 'add', '--organization', organization, '--name', 'Changer'], env)
+    const sends = addresses.map((address) => client(address, { organization, token: stdout.trim().split('\n').at(-1)! }))
+    await makeLevels(sends[0]!, 'orbit', [])
+    changers.push(sends)
+  }
+  return changers
+}
+
+/** The lock of another session on the counter of each organization: changes wait for the lock. */
+export async function lockCounters (url: string) {
+  const outside = postgres(url, { max: 2, onnotice: () => {} })
+  const holder = await outside.reserve()
+  await holder`BEGIN`
+  await holder`SELECT FROM organization_counters ORDER BY organization_id FOR UPDATE`
+  return {
+    /** How many connections of the service wait for a lock. */
+    waiting: async () => {
+      const [row] = await outside`SELECT count(*)::int AS count FROM pg_stat_activity
+        WHERE application_name = 'strongroom' AND wait_event_type = 'Lock'`
+      return row!.count as number
+    },
+    release: async () => {
+      await holder`ROLLBACK`
+      holder.release()
+      await outside.end()
+    }
+  }
+}
