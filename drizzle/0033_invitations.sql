@@ -42,5 +42,4 @@ CREATE UNIQUE INDEX "invitations_by_token" ON "invitations" USING btree ("organi
 CREATE INDEX "invitations_email_normalized_index" ON "invitations" USING btree ("email_normalized");--> statement-breakpoint
 CREATE INDEX "invitations_expires_at_index" ON "invitations" USING btree ("expires_at");--> statement-breakpoint
 CREATE INDEX "personal_events_user_id_occurred_at_id_index" ON "personal_events" USING btree ("user_id","occurred_at","id");--> statement-breakpoint
--- A membership that was never accepted is void: the organization invites the person again.
 CREATE INDEX "personal_events_occurred_at_index" ON "personal_events" USING btree ("occurred_at");

@@ -2,8 +2,8 @@ import { once } from 'node:events'
 import { setTimeout as pause } from 'node:timers/promises'
 import t from 'tap'
 import { generateMasterKey } from '../src/crypto/keyring.ts'
+import { lockCounters, makeChangers, WRITING } from './helpers/changers.ts'
 import { LONG } from './helpers/long.ts'
-import { lockCounters, makeChangers } from './helpers/changers.ts'
 import { hasPostgres, startPostgres } from './helpers/postgres.ts'
 import { beginServer, startServer } from './helpers/process.ts'
 import { client, look, makeLevels, type Level, type Reply } from './helpers/traffic.ts'
@@ -18,7 +18,6 @@ const STOPS: ('immediate' | 'fast')[] = LONG
   ? ['immediate', 'fast', 'immediate', 'fast', 'immediate']
   : ['immediate', 'fast']
 const POOL = 6
-const WRITING = 4
 
 t.setTimeout(180_000)
 
@@ -37,7 +36,7 @@ t.test('PostgreSQL goes away and comes back under load', {
   const server = await startServer(t, env)
   const send = client(server.address, server.first!)
   const [level] = await makeLevels(send, 'orbit', ['live']) as [Level]
-  const changers = (await makeChangers(env, [server.address], WRITING)).map(([change]) => change!)
+  const changers = (await makeChangers(env, [server.address])).map(([change]) => change!)
   const health = async () => [(await send('GET', '//healthz')).status, (await send('GET', '//readyz')).status]
   const acknowledged = new Set<string>()
   const strange: unknown[] = []

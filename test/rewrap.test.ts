@@ -161,7 +161,7 @@ t.test(`CR-14: ${KILLS.postgres} kills of rewrap while two instances with differ
     t.teardown(() => taken.close())
     // A start that came as far as the port would complain about that one.
     const PORT = String((taken.address() as AddressInfo).port)
-    // The running instances write down how many requests they had whenever that is due.
+    // The running instances add to the counts of requests at any time.
     const checked = async () => {
       const { 'public.api_usage': _, ...tables } = await checksums(db)
       return tables

@@ -292,23 +292,28 @@ export interface Asking {
   answering?: Answering | null | undefined
   /** Milliseconds that it has waited for the database before. */
   waited?: number | undefined
-  /** Who makes the request, in an organization. */
+  /** The caller of the request. The transactions of its organization share a few connections. */
   principal?: { organization: { id: string } } | null
 }
 
-// Transactions of requests of one organization that run at once in a process. They may wait for a lock that the
-// organization itself holds, as in a rotation: the other connections stay free for other organizations.
+// Transactions of one organization's requests that run at once in a process. A request may wait for a project that a
+// long operation of its own organization has locked; the other connections stay free for other organizations.
 const OF_ONE_ORGANIZATION = 2
 
 const places = new WeakMap<Db, Map<string, Pool>>()
 
-/** Runs a transaction when the organization has a place for it. Throws DatabaseUnavailable after the deadline. */
-async function inPlace<T> (db: Db, organizationId: string, work: () => Promise<T>): Promise<T> {
+/**
+ * Runs a transaction of an organization when fewer than `OF_ONE_ORGANIZATION` others of it run. Throws
+ * DatabaseUnavailable when it has to wait longer than so many milliseconds.
+ */
+async function inPlace<T> (
+  db: Db, organizationId: string, patience: number, work: () => Promise<T>
+): Promise<T> {
   let all = places.get(db)
   if (all === undefined) places.set(db, all = new Map())
   const pool = all.get(organizationId) ?? createPool(OF_ONE_ORGANIZATION)
   all.set(organizationId, pool)
-  const leave = await enterPool(pool, DEADLINE)()
+  const leave = await enterPool(pool, patience)
   try {
     return await work()
   } finally {
@@ -318,12 +323,14 @@ async function inPlace<T> (db: Db, organizationId: string, work: () => Promise<T
 }
 
 /**
- * Runs a transaction, again when it lost against another one, and throws only what may be logged. What its request has
- * waited before counts, and so does what was lost: one deadline for all. With `answering` it gives what was made before
- * it commits, for an answer to be made of, and commits with that: whoever sends the answer waits until it has
- * `settled`.
+ * Runs a transaction, and runs it again after a deadlock or a serialization failure. Everything has one deadline: the
+ * time that the request has waited before, the wait for a connection, and each attempt. Throws errors that may be
+ * logged.
  *
- * @param asking left out by what no request waits for
+ * With `answering` the result is returned before the commit, so that the response can be made of it and stored in the
+ * same transaction; the response is sent after the transaction has `settled`.
+ *
+ * @param asking left out where no request waits
  */
 export async function transaction<T> (
   db: Db, fn: (db: Db) => Promise<T>, asking: Asking = {}
@@ -336,10 +343,11 @@ export async function transaction<T> (
         setAuthority(tx, findAuthority(db))
         return await fn(tx)
       }
-      const spent = <R>(work: () => Promise<R>) => spending(waitNow() - began, work)
-      const begin = <R>(work: () => Promise<R>) => principal == null
-        ? spent(work)
-        : inPlace(db, principal.organization.id, () => spent(work))
+      const begin = <R>(work: () => Promise<R>) => {
+        const start = () => spending(waitNow() - began, work)
+        const left = DEADLINE - (waitNow() - began)
+        return principal == null ? start() : inPlace(db, principal.organization.id, left, start)
+      }
       return await (answering ? withAnswer(db, run, answering, begin) : begin(() => db.transaction(run)))
     } catch (error) {
       const lost = /^(40P01|40001)$/.test(codeOf(error) ?? '')

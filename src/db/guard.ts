@@ -99,13 +99,12 @@ export interface Bounds {
 export function guard (
   client: Sql, { pool, onError = () => {}, deadline = DEADLINE, patience = MAX_WAIT, isAlone = false, prepare }: Bounds
 ): Sql {
-  const enter = enterPool(pool, patience)
   const options = { prepare }
 
   async function statement (shape: 'rows' | 'values', ...call: Parameters<Sql['unsafe']>) {
     const until = waitNow() + deadline
     const end = beginPiece('statement', call[0])
-    const leave = await enter()
+    const leave = await enterPool(pool, patience)
     tell('before', call[0], prepare)
     const query = client.unsafe(call[0], call[1], options)
     const work: Promise<Result> = shape === 'values' ? query.values().execute() : query.execute()
@@ -122,7 +121,7 @@ export function guard (
     const left = deadline - spentOfNext
     const called = waitNow()
     const done = beginPiece('transaction')
-    const leave = await enter(left)
+    const leave = await enterPool(pool, Math.min(patience, left))
     // A long transaction has the only connection from here on. Its deadline counts real time, and not the time that it
     // waited for the long transaction before.
     const until = isAlone ? performance.now() + left : called + left
@@ -193,45 +192,38 @@ function pending (run: Run) {
 }
 
 /**
- * Enters a pool: the function that it returns waits for a free slot, and answers a function that leaves the slot. It
- * throws DatabaseUnavailable when too many wait, or after so many milliseconds of patience.
+ * Waits for a free slot of a pool, and returns a function that leaves the slot. Throws DatabaseUnavailable when too
+ * many wait, or when no slot became free within so many milliseconds.
  */
-export function enterPool (pool: Pool, patience: number) {
+export async function enterPool (pool: Pool, patience: number): Promise<() => void> {
   const { waiting } = pool
-  const late = () => {
-    pool.timeouts++
-    return neverSent('No database connection became free in time')
-  }
-
   const leave = () => {
     const next = waiting.shift()
     if (next) next()
     else pool.free++
   }
-
-  return async function enter (left = patience) {
-    if (left <= 0) throw neverSent('The time for it was over before it began')
-    if (pool.free > 0) {
-      pool.free--
-      return leave
-    }
-    if (waiting.length >= pool.maxWaiting) {
-      pool.refused++
-      throw neverSent('Too many are waiting for the database')
-    }
-    await new Promise<void>((resolve, reject) => {
-      const cancel = atWaitTime(waitNow() + Math.min(patience, left), () => {
-        waiting.splice(waiting.indexOf(go), 1)
-        reject(late())
-      })
-      const go = () => {
-        cancel()
-        resolve()
-      }
-      waiting.push(go)
-    })
+  if (patience <= 0) throw neverSent('The deadline was over before there was a connection')
+  if (pool.free > 0) {
+    pool.free--
     return leave
   }
+  if (waiting.length >= pool.maxWaiting) {
+    pool.refused++
+    throw neverSent('Too many are waiting for the database')
+  }
+  await new Promise<void>((resolve, reject) => {
+    const cancel = atWaitTime(waitNow() + patience, () => {
+      waiting.splice(waiting.indexOf(go), 1)
+      pool.timeouts++
+      reject(neverSent('No database connection became free in time'))
+    })
+    const go = () => {
+      cancel()
+      resolve()
+    }
+    waiting.push(go)
+  })
+  return leave
 }
 
 async function within<T> (

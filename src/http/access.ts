@@ -374,7 +374,7 @@ export function requireScope (request: FastifyRequest, scope: Scope) {
   const teams = teamsThatCount(request, principal)
   if (!holdsBy(principal, teams, scope)) {
     // Roles in any project are looked up without their MACs, so no response tells what they are.
-    const shown = isProjectKnown(request) ? teams : []
+    const shown = projectInPath(request) === undefined ? [] : teams
     fail('insufficient_permissions', { required_scope: scope, granted_scopes: scopesBy(principal, shown) })
   }
   const inProject = request.at === null ? null : rolesAt(principal, request.at)
@@ -383,21 +383,19 @@ export function requireScope (request: FastifyRequest, scope: Scope) {
 
 // What is looked up with the caller: the roles through teams in the project that the path names, or, where a body or an
 // id names the project, which roles there are in any project.
-function teamsAskedFor ({ routeOptions, params }: FastifyRequest): TeamQuery {
-  const { at, finds, boundsItself } = routeOptions.config
-  const { project } = params as { project?: string }
+function teamsAskedFor (request: FastifyRequest): TeamQuery {
+  const { at, finds, boundsItself } = request.routeOptions.config
+  const project = projectInPath(request)
   if (project !== undefined) return { project }
   return namesLevel(at) || finds !== undefined || boundsItself ? { anywhere: true } : {}
 }
 
-const isProjectKnown = ({ at, params }: FastifyRequest) =>
-  at !== null || (params as { project?: string }).project !== undefined
+const projectInPath = ({ params }: FastifyRequest) => (params as { project?: string }).project
 
 // The roles through teams by which a scope may be held, as far as the project of the request is known.
-function teamsThatCount (
-  { at, params }: FastifyRequest, principal: Principal
-): readonly Pick<TeamRole, 'role'>[] {
-  const isInPath = (params as { project?: string }).project !== undefined
+function teamsThatCount (request: FastifyRequest, principal: Principal): readonly Pick<TeamRole, 'role'>[] {
+  const { at } = request
+  const isInPath = projectInPath(request) !== undefined
   if (!isInPath && at !== null) throw new Error('a scope is demanded after the project of a body was found')
   if (at !== null) return rolesAt(principal, at)
   return isInPath ? principal.teams.inProject : principal.teams.anywhere.map((role) => ({ role }))

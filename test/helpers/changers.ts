@@ -2,13 +2,19 @@ import postgres from 'postgres'
 import { command } from './process.ts'
 import { client, makeLevels, type Send } from './traffic.ts'
 
-// Of an organization a process runs one change at a time. So it takes as many organizations as there are connections
-// for writes to have all of these in use.
+// The changes of one organization use at most two connections of a process. So a test that needs every connection in
+// use sends changes of several organizations.
 
-/** Makes organizations, each with a project `orbit`, and gives the requests of each to a server. */
-export async function makeChangers (env: Record<string, string>, addresses: string[], many: number): Promise<Send[][]> {
+/** Connections for writes of a server with `DATABASE_POOL` 6. */
+export const WRITING = 4
+
+/**
+ * Makes as many organizations as a server has connections for writes, each with a project `orbit`. Returns, for each
+ * organization, a client of each address.
+ */
+export async function makeChangers (env: Record<string, string>, addresses: string[]): Promise<Send[][]> {
   const changers: Send[][] = []
-  for (let n = 0; n < many; n++) {
+  for (let n = 0; n < WRITING; n++) {
     const made = await command(['organization', 'add', '--name', `Changer ${n}`], env)
     const [organization] = /\b[0-9A-HJKMNP-TV-Z]{26}\b/.exec(made.stdout) ?? []
     if (organization === undefined) throw new Error(made.stdout + made.stderr)

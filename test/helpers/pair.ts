@@ -2,8 +2,8 @@ import { setTimeout as pause } from 'node:timers/promises'
 import postgres from 'postgres'
 import type { Test } from 'tap'
 import { generateMasterKey } from '../../src/crypto/keyring.ts'
-import { lost, RECOVERED, report, watched, type Outcome, type Watched } from './faults.ts'
 import { lockCounters, makeChangers } from './changers.ts'
+import { lost, RECOVERED, report, watched, type Outcome, type Watched } from './faults.ts'
 import { command, startServer, type Server } from './process.ts'
 import {
   makeLevels, mix, openQueries, random, times, type Level, type Reply, type Send
@@ -13,9 +13,6 @@ import { openWay, type Way } from './way.ts'
 // Two servers on one PostgreSQL under load, each with a way of its own to it, and what is asked of both in the end.
 
 type Env = Record<string, string>
-
-/** Connections for writes of a server whose pool has six connections. */
-export const WRITING = 4
 
 export interface Pair {
   servers: Server[]
@@ -63,7 +60,7 @@ export async function startPair (
   const sends = [watch.send, watched(servers[1]!.address, caller, watch).send]
   const levels = await makeLevels(watch.send, 'orbit', ['live', 'beta'])
   const [beacon] = await makeLevels(watch.send, 'beacon', ['live']) as [Level]
-  const changers = await makeChangers(env, servers.map(({ address }) => address), WRITING)
+  const changers = await makeChangers(env, servers.map(({ address }) => address))
   return { servers, ways, sends, watch, organization: caller.organization, levels, changers, beacon, env }
 }
 

@@ -17,6 +17,8 @@ export interface Stage {
   set (operation: string): Promise<Setting>
 }
 
+const newAddress = () => `newcomer-${Math.random().toString(36).slice(2)}@nimbus.example`
+
 /** Builds the world in a service that listens at an address. */
 export async function openStage (service: TestApp, address: string): Promise<Stage> {
   const { caller, ids } = await settle(service, 'stage')
@@ -63,7 +65,7 @@ export async function openStage (service: TestApp, address: string): Promise<Sta
       // The person takes or declines the invitation of another organization.
       if (!byPerson && await isThere(`/organizations/${o}/invitations/${ids.invitation}`)) return
       const by = byPerson ? await service.organization() : caller
-      const email = byPerson ? owner.email : `invited-${Math.random().toString(36).slice(2)}@nimbus.example`
+      const email = byPerson ? owner.email : newAddress()
       const body = { email, role: 'api_user' }
       ids.invitation = (await made(`/organizations/${by.organization}/members`, body, by.token)).data.id
     },
@@ -114,7 +116,7 @@ export async function openStage (service: TestApp, address: string): Promise<Sta
       const body = { grant_type: 'authorization_code', code, code_verifier: verifier, client_id: 'dotenv-cli' }
       return { ids, body: { ...body, redirect_uri: CALLBACK } }
     }
-    ids.newcomer = `newcomer-${Math.random().toString(36).slice(2)}@nimbus.example`
+    ids.newcomer = newAddress()
     const named = new Set(JSON.stringify([row.at, requestOf(row, {}).payload]).match(/\w+/g))
     if (named.has('version')) named.add('project')
     for (const [name, one] of Object.entries(mend)) if (named.has(name)) await one(row)
