@@ -7,8 +7,8 @@ import { ulid } from 'ulidx'
 import { sealBlob } from '../src/crypto/blob.ts'
 import type { Keyring } from '../src/crypto/keyring.ts'
 import { findAuthority, macOf, rowsOf, setAuthority, type Database, type Db } from '../src/db/database.ts'
-import { appendEvents } from '../src/db/chain.ts'
-import { eventRow, headOf, type HeadRow } from '../src/db/events.ts'
+import { appendToCounter, openChange } from '../src/db/chain.ts'
+import { eventRow } from '../src/db/events.ts'
 import { systemOf } from '../src/repositories/audit.ts'
 import { createProject } from '../src/repositories/projects.ts'
 import { keyContext } from '../src/vault/contexts.ts'
@@ -118,7 +118,7 @@ async function makeDocuments (db: Db, { keyring, organization, project_id, level
   const { id: organization_id } = organization
   const storageKey = storageKeyOf(keyring, organization)
   const actor = systemOf(organization_id)
-  const first = Number((await takeCounter(db, organization_id)).next_version)
+  const first = (await openChange(db, { organization_id }))!.next_version
   const size_bytes = sizeOf(blob)
   const documents = levels.map((level, i) => {
     const id = ulid()
@@ -168,24 +168,13 @@ async function makeDocuments (db: Db, { keyring, organization, project_id, level
       INSERT INTO secret_versions (organization_id, id, history_id, action, revision, key_version, sealed, size_bytes)
       SELECT organization_id, id, history_id, action, revision, 1, decode(sealed, 'base64'), ${size_bytes}::int
       FROM ${rowsOf(organization_id, rows, VERSION_COLUMNS)} r`)
-    const head = headOf(await takeCounter(db, organization_id))
     const events = rows.map(({ history_id }) =>
       eventRow(actor, { action: 'secret.store', resource_type: 'secret', resource_id: history_id }))
-    await appendEvents(db, new Map([[organization_id, head]]), events, {
+    await appendToCounter(db, events, {
+      versions: rows.length,
       growth: size_bytes * (rows.length + (from === 0 ? levels.length : 0))
     })
   }
-  await db.execute(sql`
-    UPDATE organization_counters SET next_version = next_version + ${total}::bigint
-    WHERE organization_id = ${organization_id}`)
-}
-
-async function takeCounter (db: Db, organizationId: string): Promise<HeadRow & { next_version: string }> {
-  const [row] = await db.execute(sql`
-    SELECT next_version, next_event, event_head, chain_kid FROM organization_counters
-    WHERE organization_id = ${organizationId} FOR NO KEY UPDATE`) as unknown as
-    [HeadRow & { next_version: string }]
-  return row
 }
 
 async function inPieces<T> (rows: readonly T[], insert: (rows: readonly T[]) => Promise<unknown>): Promise<void> {

@@ -8,7 +8,7 @@ import { manual, type Provider } from './billing/provider.ts'
 import { createSellerWarning } from './billing/invoicing.ts'
 import { createBillingWorker } from './billing/worker.ts'
 import type { Keyring } from './crypto/keyring.ts'
-import { random } from './crypto/primitives.ts'
+import { nonce } from './crypto/primitives.ts'
 import { findAuthority, transaction, type Database } from './db/database.ts'
 import { installAccess } from './http/access.ts'
 import { installAgents } from './http/agents.ts'
@@ -53,7 +53,7 @@ import { teams } from './plugins/teams.ts'
 import { tokens } from './plugins/tokens.ts'
 import { user } from './plugins/user.ts'
 import { versions } from './plugins/versions.ts'
-import { gatherReads, recordOfPerson } from './repositories/audit.ts'
+import { recordOfPerson } from './repositories/audit.ts'
 import { createPersonalEvent } from './repositories/personal-events.ts'
 import { ApiError } from './rules/errors.ts'
 import type { Measured } from './telemetry/common.ts'
@@ -65,6 +65,7 @@ import { createAnchorWorker } from './vault/anchors.ts'
 import { createLateEventWorker } from './vault/late-events.ts'
 import { createRemovalWorker } from './vault/removals.ts'
 import { createHistoryWorker } from './vault/worker.ts'
+import { createReadRecorder } from './vault/write.ts'
 
 /**
  * The map of the service: every domain, all below one prefix. OAuth is beside them, at the paths that its standards
@@ -170,7 +171,7 @@ export async function buildApp (
   app.decorate('databaseKind', database.kind)
   // The embedded database writes its log at each commit, or not until the next one that asks for it.
   const commitOfReads = database.kind === 'embedded' ? 'on' : 'off'
-  app.decorate('recordRead', gatherReads(database.db, commitOfReads))
+  app.decorate('recordRead', createReadRecorder(database.db, commitOfReads))
   app.decorate('recordRefused', async (own, actors, event) => transaction(database.db, async (db) => {
     await createPersonalEvent(db, own)
     return recordOfPerson(db, actors, event, commitOfReads)
@@ -285,13 +286,8 @@ function issuerOf (app: FastifyInstance, { publicUrl, host, port }: Config): () 
 }
 
 // Left to itself, ulidx asks the system for each of the 16 random characters, and takes ten times as long.
-let pool: Buffer = Buffer.alloc(0)
-let used = 0
-
 function newRequestId (): string {
-  if (used === pool.length) {
-    pool = random(4096)
-    used = 0
-  }
-  return ulid(undefined, () => pool[used++]! / 256)
+  const bytes = nonce(16)
+  let used = 0
+  return ulid(undefined, () => bytes[used++]! / 256)
 }

@@ -85,11 +85,6 @@ const READ_THROUGH: { what: RegExp, reads: string[], why: string }[] = [
     why: 'one row, by its whole key'
   },
   {
-    what: /^with expected as \( select organization_id, next_version, /,
-    reads: ['secrets_one_of_level'],
-    why: 'whether a level has a document: looked up, not hashed, once there are some'
-  },
-  {
     what: /^delete from oauth_grants where oauth_grants\.id in \(select id from oauth_grants where \(oauth_grants\.expires_at </,
     reads: ['oauth_grants_pkey'],
     why: 'grants that are over, by when they expired and by when they were revoked'

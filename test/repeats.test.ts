@@ -252,21 +252,29 @@ t.test('a repeat may name members in another order; another query, or another or
   t.equal((await make({ abilities: [...abilities].reverse() })).body.error, 'idempotency_key_reused')
 })
 
-t.test('of 50 repeats at once one takes effect: creating, storing, restoring, adding a member, rotating', async (t) => {
+t.test('of 50 repeats at once one takes effect: creating, storing, restoring, deleting, adding a member, rotating', async (t) => {
   const caller = await service.organization()
   const o = caller.organization
   const level = await makeLevel(caller)
   const { version } = (await caller.call('POST', `/${o}/secrets/store`, { ...level, plaintext: 'A=1' })).body.data
-  for (const [path, body] of [
+  const matching = async () => {
+    const stored = await caller.call('POST', `/${o}/secrets/store`, { ...level, plaintext: 'A=0' })
+    return { 'if-match': String(stored.headers.etag) }
+  }
+  for (const [path, body, condition] of [
     [`/${o}/projects`, { name: 'Orbit', slug: 'given' }],
     [`/${o}/secrets/store`, { ...level, plaintext: 'A=2' }],
     [`/${o}/secrets/versions/${version}/restore`, {}],
+    [`/${o}/secrets/store`, { ...level, plaintext: 'A=3' }, matching],
+    [`/${o}/secrets/versions/${version}/restore`, {}, matching],
+    [`/${o}/secrets/delete`, level, matching],
     [`/organizations/${o}/members`, { email: 'rosa@nimbus.example', role: 'member' }],
     [`/${o}/${level.project}/encryption-key/rotate`, {}],
     [`/organizations/${o}/teams`, { name: 'Platform', slug: 'platform' }]
   ] as const) {
+    const headers = { ...keyed(`${path}-${condition === undefined}`), ...await condition?.() }
     const before = await eventsOf(caller)
-    const answers = await Promise.all(Array.from({ length: 50 }, () => caller.call('POST', path, body, keyed(path))))
+    const answers = await Promise.all(Array.from({ length: 50 }, () => caller.call('POST', path, body, headers)))
     const good = answers.filter(({ status }) => status < 300)
     t.equal(new Set(good.map(({ text }) => text)).size, 1, path)
     t.equal(good.filter((one) => !isReplay(one)).length, 1, path)

@@ -15,7 +15,7 @@ import { openBlob, sealBlob } from '../src/crypto/blob.ts'
 import { deriveDataKey, makeProof } from '../src/crypto/key-proof.ts'
 import { createKeyring, generateMasterKey, parseMasterKey } from '../src/crypto/keyring.ts'
 import { connect, type Database } from '../src/db/database.ts'
-import { gatherReads } from '../src/repositories/audit.ts'
+import { createReadRecorder } from '../src/vault/write.ts'
 import { listReEncryptions } from '../src/repositories/histories.ts'
 import { openCurrent, openVersion } from '../src/vault/documents.ts'
 import {
@@ -591,7 +591,7 @@ function serving (app: FastifyInstance, database: Database): FastifyInstance {
     app.hasDecorator(name) && typeof handle === 'object')
   return Object.assign(
     app, Object.fromEntries(handles),
-    { recordRead: gatherReads(database.db, database.kind === 'embedded' ? 'on' : 'off') }
+    { recordRead: createReadRecorder(database.db, database.kind === 'embedded' ? 'on' : 'off') }
   )
 }
 

@@ -41,96 +41,96 @@ const STATEMENTS: Record<string, number> = {
   readTargetSecretsLongPath: 2,
   readEnvironmentSecrets: 2,
   readEnvironmentSecretsLongPath: 2,
-  retrieveSecrets: 3,
+  retrieveSecrets: 5,
   retrieveSecretsLongPath: 2,
-  getEncryptionKey: 3,
-  listEncryptionKeys: 5,
+  getEncryptionKey: 5,
+  listEncryptionKeys: 7,
   rotateEncryptionKey: 3,
-  listPendingVersions: 6,
-  reEncryptHistory: 12,
+  listPendingVersions: 8,
+  reEncryptHistory: 13,
   rotateClientKeys: 4,
-  storeSecrets: 3,
+  storeSecrets: 7,
   listVersions: 3,
-  getVersion: 3,
-  restoreVersion: 4,
+  getVersion: 5,
+  restoreVersion: 9,
   restoreProject: 3,
-  deleteVersion: 9,
-  purgeVersions: 10,
-  deleteSecrets: 3,
+  deleteVersion: 10,
+  purgeVersions: 11,
+  deleteSecrets: 8,
   listTeams: 2,
   getTeam: 4,
-  createTeam: 9,
-  updateTeam: 9,
-  setTeamProject: 15,
-  addTeamMember: 12,
-  removeTeamMember: 8,
-  removeTeamProject: 9,
-  deleteTeam: 10,
+  createTeam: 10,
+  updateTeam: 10,
+  setTeamProject: 16,
+  addTeamMember: 13,
+  removeTeamMember: 9,
+  removeTeamProject: 10,
+  deleteTeam: 11,
   listMembers: 2,
   getMember: 2,
   listAuditEvents: 3,
-  inviteMember: 13,
+  inviteMember: 14,
   listInvitations: 2,
   getInvitation: 2,
-  sendInvitation: 11,
-  withdrawInvitation: 7,
+  sendInvitation: 12,
+  withdrawInvitation: 8,
   listOwnInvitations: 3,
-  acceptInvitation: 20,
+  acceptInvitation: 21,
   declineInvitation: 13,
-  updateMember: 10,
+  updateMember: 11,
   removeMember: 11,
   listApiTokens: 2,
-  createApiToken: 8,
+  createApiToken: 9,
   getApiToken: 2,
   updateApiToken: 12,
   rotateApiToken: 12,
-  createProject: 11,
-  createTarget: 11,
-  createEnvironment: 12,
-  updateProject: 9,
-  putProject: 9,
-  updateTarget: 10,
-  putTarget: 10,
-  updateEnvironment: 10,
-  putEnvironment: 10,
-  deleteEnvironment: 16,
-  deleteTarget: 16,
-  deleteProject: 14,
-  createOrganization: 14,
-  updateOrganization: 6,
-  putOrganization: 6,
-  deleteOrganization: 14,
+  createProject: 12,
+  createTarget: 12,
+  createEnvironment: 13,
+  updateProject: 10,
+  putProject: 10,
+  updateTarget: 11,
+  putTarget: 11,
+  updateEnvironment: 11,
+  putEnvironment: 11,
+  deleteEnvironment: 15,
+  deleteTarget: 15,
+  deleteProject: 13,
+  createOrganization: 15,
+  updateOrganization: 7,
+  putOrganization: 7,
+  deleteOrganization: 15,
   listPlans: 2,
   getUsage: 2,
   getSubscription: 3,
   getSubscriptionShortPath: 3,
-  createSubscription: 21,
-  createSubscriptionShortPath: 21,
-  updateSubscription: 22,
-  updateSubscriptionShortPath: 22,
-  cancelSubscription: 9,
-  cancelSubscriptionShortPath: 9,
-  resumeSubscription: 9,
+  createSubscription: 22,
+  createSubscriptionShortPath: 22,
+  updateSubscription: 23,
+  updateSubscriptionShortPath: 23,
+  cancelSubscription: 10,
+  cancelSubscriptionShortPath: 10,
+  resumeSubscription: 10,
   listPaymentMethods: 2,
-  createPaymentMethod: 9,
-  createPaymentMethodShortPath: 9,
-  updateDefaultPaymentMethod: 8,
-  deletePaymentMethod: 8,
-  createCharge: 11,
-  refundCharge: 10,
+  createPaymentMethod: 10,
+  createPaymentMethodShortPath: 10,
+  updateDefaultPaymentMethod: 9,
+  deletePaymentMethod: 9,
+  createCharge: 12,
+  refundCharge: 11,
   listInvoices: 2,
   listLatestInvoices: 2,
   getInvoice: 2,
   downloadInvoice: 2,
-  redeemCoupon: 10,
-  removeCoupon: 7,
+  redeemCoupon: 11,
+  removeCoupon: 8,
   deleteApiToken: 8
 }
 
 /** What grows with a project is planned for it, each time. */
 const GROWING = ['rotateEncryptionKey', 'rotateClientKeys', 'restoreProject']
 /** Of a change of custody, planned in the same way. */
-const CUSTODY: Record<string, number> = { client: 14, server: 14 }
+const CUSTODY: Record<string, number> = { client: 15, server: 15 }
 /** What an operation leaves to be done when it is answered. */
 const BACKGROUND = new RegExp([
   '^\\s*with recursive found', 'organization_removals', '^select distinct .* from "idempotency_keys"',
@@ -184,7 +184,7 @@ function partition (sent: readonly Sent[]): [own: Sent[], planned: Sent[]] {
 
 const shown = (sent: readonly Sent[]) => sent.map(({ text }) => text.trim().slice(0, 60)).join('; ')
 
-t.test('each operation sends as many statements as it is given here, every one prepared: a read two, a store three, a list three', async (t) => {
+t.test('each operation sends as many statements as it is given here, every one prepared: a read two, a list three', async (t) => {
   const { caller, ids, person } = await settle(service, 'counted')
   for (const [id, row] of Object.entries(OPERATIONS)) {
     await prepare(service, row, ids)
@@ -198,9 +198,9 @@ t.test('each operation sends as many statements as it is given here, every one p
     const begins = own.some(({ text }) => text === 'commit') ? 1 : 0
     t.ok(waits <= own.length + begins, `${id}: waits ${waits} times`)
     if (/^read\w*Secrets/.test(id)) t.equal(own.length, 2, `${id}: a read`)
-    if (id === 'storeSecrets' || (id.startsWith('list') && MORE[id] === undefined)) {
-      t.ok(own.length <= 3, `${id}: a store or a list`)
-    }
+    if (id.startsWith('list') && MORE[id] === undefined) t.ok(own.length <= 3, `${id}: a list`)
+    // Who calls; BEGIN, what the decision needs, what it makes, and COMMIT.
+    if (id === 'storeSecrets') t.ok(waits <= 5, `${id}: ${waits} waits`)
     if (!GROWING.includes(id)) {
       t.strictSame(planned.filter(({ text }) => !BACKGROUND.test(text)), [], `${id} sends nothing that is not prepared`)
     }
@@ -211,15 +211,15 @@ t.test('each operation sends as many statements as it is given here, every one p
   }
 })
 
-t.test('who asks again waits once for a level in a path, twice for one in a body; once more for a list, an event, a write', async (t) => {
+t.test('who asks again waits once for a level in a path, twice for one in a body, once more for a list; a transaction of a write or of the event of a read is four waits', async (t) => {
   const caller = await service.organization()
   const level = await makeLevel(caller)
   const path = `/${caller.organization}/${level.project}/${level.target}/${level.environment}/secrets`
   const store = ['POST', `/${caller.organization}/secrets/store`, { ...level, plaintext: 'A=1' }] as const
   const asked = {
-    store: { request: store, statements: 3, waits: 3 },
+    store: { request: store, statements: 7, waits: 5 },
     read: { request: ['GET', path], statements: 2, waits: 1 },
-    decrypt: { request: ['GET', `${path}?decrypt=true`], statements: 3, waits: 2 },
+    decrypt: { request: ['GET', `${path}?decrypt=true`], statements: 5, waits: 5 },
     versions: { request: ['POST', `/${caller.organization}/secrets/versions`, level], statements: 3, waits: 3 },
     environments: {
       request: ['GET', `/${caller.organization}/${level.project}/${level.target}/environments`], statements: 3, waits: 2
@@ -244,7 +244,7 @@ t.test('who acts by a team reads a level in a path by two statements, and waits 
   const asked = {
     read: { request: ['GET', path], statements: 2, waits: 1 },
     retrieve: { request: ['POST', `/${o}/secrets/retrieve`, level], statements: 3, waits: 2 },
-    store: { request: ['POST', `/${o}/secrets/store`, { ...level, plaintext: 'A=2' }], statements: 4, waits: 3 },
+    store: { request: ['POST', `/${o}/secrets/store`, { ...level, plaintext: 'A=2' }], statements: 9, waits: 6 },
     versions: { request: ['POST', `/${o}/secrets/versions`, level], statements: 4, waits: 3 },
     projects: { request: ['GET', `/${o}/projects`], statements: 2, waits: 2 }
   } as const

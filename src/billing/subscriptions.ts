@@ -77,7 +77,9 @@ export async function closePeriods (
 ): Promise<AuditEvent[]> {
   const closed: AuditEvent[] = []
   while (!isStopped() && await findDue(handle, organizationId) !== undefined) {
-    const event = await transaction(handle, (db) => closePeriod(db, invoicing, defaultPlan, organizationId))
+    const event = await transaction(handle, (db) => closePeriod(db, invoicing, defaultPlan, organizationId), {
+      organization_id: organizationId
+    })
     if (event === undefined) break
     closed.push(event)
   }

@@ -99,7 +99,7 @@ function createOrderWorker (
   ) {
     await attempt('an order to the provider', of, async () => {
       const outcome = await ask(work)
-      const doubt = await transaction(handle, (db) => report(db, outcome))
+      const doubt = await transaction(handle, (db) => report(db, outcome), { organization_id: of.organization })
       if (doubt !== undefined) log.warn({ ...of, outcome: outcome.status }, WARNINGS[doubt])
     })
   }

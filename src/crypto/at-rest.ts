@@ -9,7 +9,7 @@
  * extraction.
  */
 import type { KeyObject } from 'node:crypto'
-import { deriveKey, expandKey, open, random, seal, SEAL_OVERHEAD } from './primitives.ts'
+import { deriveKey, expandKey, open, nonce, seal, SEAL_OVERHEAD } from './primitives.ts'
 
 const VERSION = 2
 const SALT_BYTES = 24
@@ -32,7 +32,7 @@ export class IntegrityError extends Error {
 
 /** Seals a value for one context. Sealing the same value twice gives two different results. */
 export function sealAtRest (storageKey: KeyObject, plaintext: Buffer, context: Buffer): Buffer {
-  const salt = random(SALT_BYTES)
+  const salt = nonce(SALT_BYTES)
   return Buffer.concat([Buffer.of(VERSION), salt, seal(subkeyOf(VERSION, storageKey, salt)!, plaintext, context)])
 }
 

@@ -28,7 +28,7 @@ export const SEAL_OVERHEAD = IV_BYTES + TAG_BYTES
  */
 export function seal (key: KeyObject, plaintext: Buffer, context?: Buffer): Buffer {
   const end = beginPiece('seal')
-  const iv = randomBytes(IV_BYTES)
+  const iv = nonce(IV_BYTES)
   const cipher = createCipheriv('aes-256-gcm', key, iv, { authTagLength: TAG_BYTES })
   if (context) cipher.setAAD(context)
   const sealed = Buffer.concat([iv, cipher.update(plaintext), cipher.final(), cipher.getAuthTag()])
@@ -126,6 +126,18 @@ export function sameBytes (a: Buffer, b: Buffer): boolean {
 /** Bytes of the operating system's random generator: the only source of IVs, salts, keys and tokens. */
 export function random (bytes: number): Buffer {
   return randomBytes(bytes)
+}
+
+// A call of the generator costs as much as an encryption, whatever its length: one call serves many.
+const POOL_BYTES = 4096
+let pool: Buffer = Buffer.alloc(0)
+
+/** The same for values that are no secrets, as IVs and salts: a few bytes, each of which is given out once. */
+export function nonce (bytes: number): Buffer {
+  if (pool.length < bytes) pool = random(POOL_BYTES)
+  const taken = pool.subarray(0, bytes)
+  pool = pool.subarray(bytes)
+  return taken
 }
 
 /**

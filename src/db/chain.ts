@@ -1,19 +1,20 @@
 import { is, sql, type SQL } from 'drizzle-orm'
 import { PgTransaction } from 'drizzle-orm/pg-core'
 import { authorityOf, macOf, tampered } from './authority.ts'
-import { callerCtes, callersLive } from './caller.ts'
+import { CallerEnded, judgeCallers, RowHeld, type Caller } from './caller.ts'
 import {
-  CLOCK, expectedHeads, HAND_OVER, headOf, insertEvents, type ChainKeyRow, type EventChain, type EventRow, type Head,
-  type HeadRow
+  CLOCK, HAND_OVER, headOf, insertEvents, type ChainKeyRow, type EventChain, type EventRow, type Head, type HeadRow
 } from './events.ts'
 import type { Db } from './handle.ts'
 import { makeId } from './ids.ts'
 import { isKeyOf, lookUp } from './lists.ts'
-import { preparedSql, type Value } from './prepared.ts'
+import { preparedSql } from './prepared.ts'
 import { chain_keys, type audit_events } from './tables.ts'
+import { atWaitTime, waitNow } from './wait-clock.ts'
 
-// How events get behind the end of their chain: by a counter that is taken first, in a transaction, or by a guess where
-// it ends, in one statement that does nothing where the guess is wrong.
+// Everything that changes an organization locks the organization's counter row: first in its transaction, or last where
+// the transaction is a long operation or is about a person. The row says the next version id, the bytes that are stored
+// and where the chain of events ends.
 
 /** What a commit waits for: with `off`, not for the disk; else, for what the server is set to. */
 export type SynchronousCommit = 'on' | 'off'
@@ -43,46 +44,23 @@ export const CHAINED_COLUMNS = Object.keys(CHAINED) as ChainedColumn[]
 
 export const chainOf = (db: Db): EventChain => authorityOf(db).chain
 
-/** Events with numbers and MACs, as parameters of `insertEvents`, and where their chains then end. */
-export interface SealedEvents {
-  events: string
-  /** For each organization, what was expected of its counter and what that becomes. */
-  heads: string
-  after: ReadonlyMap<string, Head>
-}
-
-/**
- * Numbers events behind the heads of their organizations, in this order, and makes their MACs. The keys that the heads
- * name are at hand.
- */
-export function sealEvents (db: Db, heads: ReadonlyMap<string, Head>, rows: readonly EventRow[]): SealedEvents {
+// Numbers events behind the heads of their organizations, in this order, makes their MACs, and moves the heads. Returns
+// the events as the parameter of `insertEvents`.
+function sealEvents (db: Db, locked: ReadonlyMap<string, Counter>, rows: readonly EventRow[]): string {
+  if (withKeys(db, locked).size < locked.size) tampered()
   const chain = chainOf(db)
   const now = chain.now()
-  const after = new Map(heads)
-  const events = rows.map((row) => {
-    const { next_event: seq, event_head, chain_kid } = after.get(row.organization_id)!
+  return JSON.stringify(rows.map((row) => {
+    const counter = locked.get(row.organization_id)!
+    const { next_event: seq, event_head, chain_kid } = counter.head
     const occurred_at = row.occurred_at === undefined ? now : new Date(row.occurred_at)
     const event = { ...row, seq, occurred_at, chain_kid: chain_kid ?? chain.kid }
     const mac = chain.mac(event, event_head)
-    after.set(row.organization_id, {
+    counter.head = {
       next_event: seq + 1, event_head: mac, chain_kid: row.action === HAND_OVER ? row.resource_id : chain_kid
-    })
+    }
     return { ...event, mac: mac.toString('hex') }
-  })
-  return {
-    events: JSON.stringify(events),
-    heads: JSON.stringify([...heads].map(([organization_id, { next_event, event_head }]) => {
-      const then = after.get(organization_id)!
-      return {
-        organization_id,
-        next_event,
-        event_head: hexOf(event_head),
-        then_event: then.next_event,
-        then_head: hexOf(then.event_head)
-      }
-    })),
-    after
-  }
+  }))
 }
 
 const hexOf = (bytes: Buffer | null) => bytes === null ? null : bytes.toString('hex')
@@ -100,91 +78,108 @@ function requireTransaction (db: Db) {
 
 interface Told extends HeadRow { organization_id: string, clock: number }
 
-/** What answers of counters say, remembered. */
-function learn (db: Db, rows: readonly Told[], asked: number): Map<string, Head> {
-  const { heads, told } = chainOf(db)
-  return new Map(rows.map((row) => {
-    const head = headOf(row)
-    heads.set(row.organization_id, head)
-    told(row.clock, asked)
-    return [row.organization_id, head]
-  }))
+/** The counter row of an organization, as the transaction that has locked it knows it. */
+export interface Counter {
+  readonly organization_id: string
+  /** The id of the next version. */
+  next_version: number
+  /** The bytes that the organization stores. */
+  stored_bytes: number
+  /** Where the chain of events ends. */
+  head: Head
+  /** Whether the organization was deleted. */
+  readonly is_closed: boolean
+  /** The callers that were judged to be live under the lock, as JSON. */
+  readonly live: Set<string>
 }
 
-const takeWithCaller = preparedSql<Told, { organization_id: string, callers: string }>('take_head', ($) => sql`
-  WITH ${callerCtes($('callers'))}
-  SELECT organization_id, next_event, event_head, chain_kid, ${CLOCK} AS clock FROM organization_counters
-  WHERE organization_id = ${$('organization_id')}::char(26) AND ${callersLive}
-    AND (NOT is_closed OR NOT EXISTS (SELECT FROM caller))
-  FOR NO KEY UPDATE`)
+const counters = new WeakMap<Db, Counter>()
+
+/** The counter that a transaction has locked; undefined before that. */
+export const counterOf = (db: Db): Counter | undefined => counters.get(db)
+
+// What holds while the transaction has the counter. A process that stops then holds up the organization for a second at
+// most. A wait for another lock ends before PostgreSQL looks for a deadlock (deadlock_timeout, 1 s), so there is none.
+// Rows are locked in one order.
+const locking = (name: string, held: SQL) => preparedSql<
+  Told & { next_version: string, stored_bytes: string, is_closed: boolean }, { ids: string, synchronous_commit: string }
+>(name, ($) => sql`
+  SELECT locked.*, ${CLOCK} AS clock,
+    set_config('idle_in_transaction_session_timeout', '1000', true), set_config('lock_timeout', '900', true),
+    CASE WHEN ${$('synchronous_commit')}::text = 'off' THEN set_config('synchronous_commit', 'off', true) END AS setting
+  FROM (
+    SELECT organization_id, next_version, stored_bytes, next_event, event_head, chain_kid, is_closed
+    FROM organization_counters WHERE ${isAmong($('ids'))} ORDER BY organization_id FOR NO KEY UPDATE ${held}
+  ) AS locked`)
+const LOCK = { all: locking('lock_counters', sql``), free: locking('lock_free_counters', sql`SKIP LOCKED`) }
 
 /**
- * Takes the counter of an organization until the end of the transaction, with those who let the change in
- * (`callersJson`) before it. Undefined, and no counter taken, when one of these has ended, or the organization with
- * them.
+ * Locks the counter rows of organizations until the end of the transaction: all of them, or those that are free. There
+ * is none of an organization that was deleted and removed.
  */
-export async function takeHead (db: Db, organizationId: string, callers: string): Promise<Head | undefined> {
+export async function lockCounters (
+  db: Db, ids: Ids, which: keyof typeof LOCK, synchronous_commit: SynchronousCommit = 'on'
+): Promise<Map<string, Counter>> {
   requireTransaction(db)
   const asked = performance.now()
-  return learn(db, await takeWithCaller(db, { organization_id: organizationId, callers }), asked).get(organizationId)
-}
-
-// Counters are taken in one order, and not waited for where they are skipped. The setting lasts until this transaction
-// commits.
-const take = (name: string, held: 'SKIP LOCKED' | '') =>
-  preparedSql<Told, { ids: string, synchronous_commit: string }>(name, ($) => sql`
-    WITH setting AS MATERIALIZED (
-      SELECT CASE WHEN ${$('synchronous_commit')}::text = 'off' THEN set_config('synchronous_commit', 'off', true) END
-    )
-    SELECT organization_id, next_event, event_head, chain_kid, ${CLOCK} AS clock FROM organization_counters
-    WHERE ${isAmong($('ids'))} AND (SELECT count(*) FROM setting) = 1
-    ORDER BY organization_id FOR NO KEY UPDATE ${sql.raw(held)}`)
-const TAKE = { free: take('take_free_heads', 'SKIP LOCKED'), 'in turn': take('take_heads', '') }
-
-/** Takes counters until the end of the transaction: those that are `free`, or all, `in turn` with who holds them. */
-export async function takeHeads (
-  db: Db, ids: Ids, which: keyof typeof TAKE, synchronousCommit: SynchronousCommit = 'on'
-): Promise<Map<string, Head>> {
-  requireTransaction(db)
-  const asked = performance.now()
-  return learn(db, await TAKE[which](db, { ids: idsJson(ids), synchronous_commit: synchronousCommit }), asked)
-}
-
-/** Of heads that were taken, those behind which something can be recorded: their key is there and opens. */
-export async function withKeys (db: Db, heads: ReadonlyMap<string, Head>): Promise<Map<string, Head>> {
-  const left = new Map(heads)
-  for (const id of await openKeys(db, heads)) left.delete(id)
-  return left
-}
-
-const tell = preparedSql<Told, { ids: string }>('find_heads', ($) => sql`
-  SELECT organization_id, next_event, event_head, chain_kid, ${CLOCK} AS clock FROM organization_counters
-  WHERE ${isAmong($('ids'))}`)
-
-/**
- * Where a chain ends as far as this process knows, to go by that. Undefined where it does not know, has not opened the
- * chain's key yet, or guessed wrong just now.
- */
-export function guessHead (db: Db, organizationId: string): Head | undefined {
-  const { heads, isMissedOften, hasKey } = chainOf(db)
-  if (isMissedOften(organizationId)) return undefined
-  const head = heads.get(organizationId)
-  return head !== undefined && hasKey(organizationId, head.chain_kid) ? head : undefined
-}
-
-/** `guessHead` of several, of which it looks up what this process does not know. */
-export async function findHeads (db: Db, all: Ids): Promise<Map<string, Head>> {
-  const { heads, isMissedOften } = chainOf(db)
-  const ids = [...new Set(all)].filter((id) => !isMissedOften(id))
-  const unknown = ids.filter((id) => heads.get(id) === undefined)
-  if (unknown.length > 0) {
-    const asked = performance.now()
-    learn(db, await tell(db, { ids: idsJson(unknown) }), asked)
+  const rows = await LOCK[which](db, { ids: idsJson(ids), synchronous_commit })
+  const found = new Map<string, Counter>()
+  for (const row of rows) {
+    chainOf(db).told(row.clock, asked)
+    found.set(row.organization_id, {
+      organization_id: row.organization_id,
+      next_version: Number(row.next_version),
+      stored_bytes: Number(row.stored_bytes),
+      head: headOf(row),
+      is_closed: row.is_closed,
+      live: new Set<string>()
+    })
   }
-  return new Map(ids.flatMap((id) => {
-    const head = guessHead(db, id)
-    return head === undefined ? [] : [[id, head]]
-  }))
+  await openKeys(db, found)
+  return found
+}
+
+/** The same of one organization, whose counter is that of the transaction from then on. */
+export async function lockCounter (db: Db, organization_id: string): Promise<Counter | undefined> {
+  const counter = (await lockCounters(db, [organization_id], 'all')).get(organization_id)
+  if (counter !== undefined) counters.set(db, counter)
+  return counter
+}
+
+/**
+ * Locks the counter row of the organization of a change, unless the transaction has locked it, and judges the caller
+ * under the lock. A change without a caller is the service's or the operator's own.
+ *
+ * Throws CallerEnded when the caller has ended, or the organization was deleted; RowHeld when a transaction that is
+ * under way may end the caller, and does not end within the patience.
+ *
+ * @param patience milliseconds to wait for such a transaction, in a long operation, which should not run again
+ */
+export async function openChange (
+  db: Db, { organization_id, caller }: Readonly<{ organization_id: string, caller?: Caller | null | undefined }>,
+  patience = 0
+): Promise<Counter | undefined> {
+  const known = counterOf(db)
+  const counter = known?.organization_id === organization_id ? known : await lockCounter(db, organization_id)
+  if (caller == null) return counter
+  if (counter === undefined || counter.is_closed) throw new CallerEnded()
+  const key = JSON.stringify(caller)
+  if (counter.live.has(key)) return counter
+  const late = waitNow() + patience
+  for (;;) {
+    const [verdict] = await judgeCallers(db, [{ ...caller, organization_id }])
+    if (verdict === 'ended') throw new CallerEnded()
+    if (verdict === 'live') break
+    if (waitNow() >= late) throw new RowHeld()
+    await new Promise<void>((resolve) => { atWaitTime(waitNow() + 20, resolve) })
+  }
+  counter.live.add(key)
+  return counter
+}
+
+/** Of counters that were locked, those whose events can be recorded: the key of the chain is there and opens. */
+export function withKeys (db: Db, locked: ReadonlyMap<string, Counter>): Map<string, Counter> {
+  return new Map([...locked].filter(([, counter]) => hasKey(db, counter)))
 }
 
 const findKeys = preparedSql<Omit<ChainKeyRow, 'from_seq'> & { from_seq: string }, { wanted: string }>(
@@ -194,55 +189,80 @@ const findKeys = preparedSql<Omit<ChainKeyRow, 'from_seq'> & { from_seq: string 
   CROSS JOIN ${lookUp('chain_keys', chain_keys,
     sql`organization_id = wanted.organization_id AND kid = wanted.kid`)}`)
 
-// Whoever took a counter opens the key that it names, once in a process. Answers whose key is not there or does not
-// open: nothing more can be recorded of them, which is the trouble of no other organization.
-async function openKeys (db: Db, heads: ReadonlyMap<string, Head>): Promise<string[]> {
-  const chain = chainOf(db)
-  const without = () => [...heads].filter(([id, { chain_kid }]) => !chain.hasKey(id, chain_kid))
-  const wanted = without().map(([organization_id, { chain_kid }]) => ({ organization_id, kid: chain_kid }))
-  if (wanted.length === 0) return []
+// Opens the keys that counters name, once in a process. A key that is not there or does not open stays closed: no event
+// can be recorded of its organization, and all other organizations go on.
+async function openKeys (db: Db, locked: ReadonlyMap<string, Counter>): Promise<void> {
+  const wanted = [...locked.values()].filter((counter) => !hasKey(db, counter))
+    .map(({ organization_id, head }) => ({ organization_id, kid: head.chain_kid }))
+  if (wanted.length === 0) return
   for (const row of await findKeys(db, { wanted: JSON.stringify(wanted) })) {
-    chain.openKey({ ...row, from_seq: Number(row.from_seq) })
+    chainOf(db).openKey({ ...row, from_seq: Number(row.from_seq) })
   }
-  return without().map(([id]) => id)
 }
 
-const append = (name: string, beside: ($: Value) => SQL = () => sql``) =>
-  preparedSql<{ seq: string }, { heads: string, events: string, growth: number, late?: string }>(name, ($) => sql`
-    WITH expected AS (${expectedHeads($('heads'))}), counter AS (
-      UPDATE organization_counters SET next_event = expected.then_event, event_head = expected.then_head,
-        stored_bytes = stored_bytes + ${$('growth')}::bigint
-      FROM expected WHERE organization_counters.organization_id = expected.organization_id
-        AND ${isKeyOf(sql`organization_counters.organization_id`, sql`SELECT organization_id FROM expected`)}
-        AND organization_counters.next_event = expected.next_event
-      RETURNING organization_counters.organization_id
-    )${beside($)}
-    ${insertEvents($('events'))} RETURNING seq`)
-const appendTaken = append('append_events')
-const appendTakenOrLate = append('append_events_or_late', ($) => sql`, late AS (
-    INSERT INTO late_events (organization_id, id, occurred_at, event, mac) OVERRIDING SYSTEM VALUE
-    SELECT organization_id, id, occurred_at, event, decode(mac, 'hex') FROM jsonb_to_recordset(${$('late')}::jsonb)
-      AS late (organization_id char(26), id bigint, occurred_at timestamptz, event jsonb, mac text)
-  )`)
+const hasKey = (db: Db, { organization_id, head }: Counter) => chainOf(db).hasKey(organization_id, head.chain_kid)
+
+const append = preparedSql<{ seq: string }, { moved: string, events: string }>('append_events', ($) => sql`
+  WITH moved AS (
+    SELECT organization_id, events, decode(event_head, 'hex') AS event_head, versions, growth
+    FROM jsonb_to_recordset(${$('moved')}::jsonb) AS moved (
+      organization_id char(26), events int, event_head text, versions int, growth bigint
+    )
+  ), counter AS (
+    UPDATE organization_counters SET next_event = next_event + moved.events, event_head = moved.event_head,
+      next_version = next_version + moved.versions, stored_bytes = stored_bytes + moved.growth
+    FROM moved WHERE organization_counters.organization_id = moved.organization_id
+      AND ${isKeyOf(sql`organization_counters.organization_id`, sql`SELECT organization_id FROM moved`)}
+    RETURNING organization_counters.organization_id
+  )
+  ${insertEvents($('events'))} RETURNING seq`)
+
+/** By how much a change moves the counter of its organization, beside the events. */
+export interface Moves { versions?: number, growth?: number }
 
 /**
- * Records events in organizations whose counters the transaction has taken, by what those said.
+ * Records events in organizations whose counters the transaction has locked, and moves these counters. Sent before the
+ * function returns.
  *
- * @param growth bytes by which the one organization that this is about stores more, or less
- * @param late events of other organizations, to be numbered later, each with when it happened
+ * @param moves by organization
  */
 export async function appendEvents (
-  db: Db, heads: ReadonlyMap<string, Head>, rows: readonly EventRow[],
-  { growth = 0, late }: { growth?: number, late?: readonly (EventRow & { occurred_at: string })[] } = {}
+  db: Db, locked: ReadonlyMap<string, Counter>, rows: readonly EventRow[], moves: ReadonlyMap<string, Moves> = new Map()
 ): Promise<void> {
-  if ((await openKeys(db, heads)).length > 0) tampered()
-  const { after, ...values } = sealEvents(db, heads, rows)
-  const recorded = late === undefined
-    ? await appendTaken(db, { ...values, growth })
-    : await appendTakenOrLate(db, { ...values, growth, late: JSON.stringify(late.map((event) => lateRow(db, event))) })
-  if (recorded.length !== rows.length) throw new Error('the counter of an organization moved while it was held')
-  // Before the commit, which others wait for: they then expect what it leaves.
-  for (const [id, head] of after) chainOf(db).recorded(id, head)
+  const chain = chainOf(db)
+  const before = new Map([...locked].map(([id, { head }]) => [id, head]))
+  const events = sealEvents(db, locked, rows)
+  const moved = [...locked.values()].flatMap((counter) => {
+    const { organization_id, head: { next_event, event_head } } = counter
+    const { versions = 0, growth = 0 } = moves.get(organization_id) ?? {}
+    const events = next_event - before.get(organization_id)!.next_event
+    if (events === 0 && versions === 0 && growth === 0) return []
+    counter.next_version += versions
+    counter.stored_bytes += growth
+    // Before the commit: an anchor that comes early tells where the chain ended before.
+    chain.recorded(organization_id, counter.head)
+    return [{ organization_id, events, event_head: hexOf(event_head), versions, growth }]
+  })
+  const recorded = await append(db, { events, moved: JSON.stringify(moved) })
+  if (recorded.length !== rows.length) throw new Error('an event has no counter')
+}
+
+/** Records events in the organization whose counter the transaction has locked. */
+export async function appendToCounter (db: Db, rows: readonly EventRow[], moves: Moves = {}): Promise<void> {
+  const counter = counterOf(db)
+  if (counter === undefined) throw new Error('the transaction has locked no counter')
+  const { organization_id } = counter
+  await appendEvents(db, new Map([[organization_id, counter]]), rows, new Map([[organization_id, moves]]))
+}
+
+const keepLate = preparedSql<object, { late: string }>('late_events', ($) => sql`
+  INSERT INTO late_events (organization_id, id, occurred_at, event, mac) OVERRIDING SYSTEM VALUE
+  SELECT organization_id, id, occurred_at, event, decode(mac, 'hex') FROM jsonb_to_recordset(${$('late')}::jsonb)
+    AS late (organization_id char(26), id bigint, occurred_at timestamptz, event jsonb, mac text)`)
+
+/** Keeps events, each with when it happened, to be numbered later (`recordLate`). */
+export async function keepLateEvents (db: Db, events: readonly (EventRow & { occurred_at: string })[]): Promise<void> {
+  await keepLate(db, { late: JSON.stringify(events.map((event) => lateRow(db, event))) })
 }
 
 // No part of the chain yet: a MAC of its own says until then that the service wrote it.
@@ -250,60 +270,6 @@ function lateRow (db: Db, event: EventRow & { occurred_at: string }) {
   const { organization_id } = event
   const row = { organization_id, id: makeId(), occurred_at: new Date(event.occurred_at), event }
   return { ...row, mac: macOf(db, 'late_events', row).toString('hex') }
-}
-
-/** Where a chain ended when somebody looked, which others may have moved on since. */
-export function learnHead (db: Db, organizationId: string, head: Head) {
-  const { heads } = chainOf(db)
-  const known = heads.get(organizationId)
-  if (known === undefined || known.next_event < head.next_event) heads.set(organizationId, head)
-}
-
-type Guessed = Told & { is_recorded: boolean }
-
-const recordFree = preparedSql<Guessed, { heads: string, events: string, synchronous_commit: string }>(
-  'record_reads', ($) => sql`
-  WITH expected AS MATERIALIZED (
-    SELECT head.*,
-      CASE WHEN ${$('synchronous_commit')}::text = 'off' THEN set_config('synchronous_commit', 'off', true) END
-    FROM (${expectedHeads($('heads'))}) AS head
-  ), free AS (
-    SELECT organization_id, next_event, event_head, chain_kid FROM organization_counters
-    WHERE ${isKeyOf(sql`organization_id`, sql`SELECT organization_id FROM expected`)}
-    ORDER BY organization_id FOR NO KEY UPDATE SKIP LOCKED
-  ), counter AS (
-    UPDATE organization_counters SET next_event = expected.then_event, event_head = expected.then_head
-    FROM expected JOIN free USING (organization_id)
-    WHERE organization_counters.organization_id = expected.organization_id
-      AND free.next_event = expected.next_event AND free.event_head IS NOT DISTINCT FROM expected.event_head
-    RETURNING organization_counters.organization_id
-  ), event AS (${insertEvents($('events'))})
-  SELECT free.organization_id, free.next_event, free.event_head, free.chain_kid, ${CLOCK} AS clock,
-    counter.organization_id IS NOT NULL AS is_recorded
-  FROM free LEFT JOIN counter USING (organization_id)`)
-
-/**
- * Records events by one statement, in the organizations whose counter nobody holds and whose chain ends where it is
- * thought to. Answers these; where the others end is known afterwards, but for those that were held.
- */
-export async function recordGuessed (
-  db: Db, heads: ReadonlyMap<string, Head>, all: readonly EventRow[], synchronousCommit: SynchronousCommit
-): Promise<Set<string>> {
-  const events = all.filter(({ organization_id }) => heads.has(organization_id))
-  if (events.length === 0) return new Set()
-  const chain = chainOf(db)
-  const { after, ...values } = sealEvents(db, heads, events)
-  const asked = performance.now()
-  const rows = await recordFree(db, { ...values, synchronous_commit: synchronousCommit })
-  learn(db, rows, asked)
-  const recorded = new Set<string>()
-  for (const { organization_id, is_recorded } of rows) {
-    if (is_recorded) {
-      recorded.add(organization_id)
-      chain.recorded(organization_id, after.get(organization_id)!)
-    } else chain.missed(organization_id)
-  }
-  return recorded
 }
 
 const firmHeads = preparedSql<HeadRow & { organization_id: string }, { ids: string }>('firm_heads', ($) => sql`

@@ -4,12 +4,12 @@ import postgres, { type Options, type Sql } from 'postgres'
 import { findAuthority, setAuthority, type RowAuthority } from './authority.ts'
 import { openEmbedded } from './embedded.ts'
 import { codeOf, databaseError, DatabaseUnavailable } from './errors.ts'
-import { createPool, DEADLINE, enterPool, guard, spending, type Pool } from './guard.ts'
+import { createPool, guard, type Pool } from './guard.ts'
 import type { Db } from './handle.ts'
 import { migrateSchema } from './migrate.ts'
 import { BY_INDEX, MEANING, WALKING } from './session.ts'
 import { tlsOf } from './tls.ts'
-import { areWaitsPaused, waitNow } from './wait-clock.ts'
+import { areWaitsPaused } from './wait-clock.ts'
 
 export {
   codeOf, databaseError, DatabaseError, DatabaseUnavailable, isAway, isForeignKeyViolation, isLockTimeout,
@@ -28,6 +28,7 @@ export {
 export { isKeyOf, isOneOf, isOneOfOrganization, lookUp, rowsOf } from './lists.ts'
 export { prepared, preparedSql, withMoments, type Raw, type Value } from './prepared.ts'
 export { TlsError, tlsOf } from './tls.ts'
+export { transaction, type Answering, type Asking } from './transaction.ts'
 
 /** An open database. */
 export interface Database {
@@ -96,7 +97,6 @@ const CLOSE_SECONDS = 5
 // no longer: to read a page, or wait for a migration; and to make an index of a large table, or wait for who does.
 const READING = 120
 const CHANGING = 3600
-const ATTEMPTS = 4
 
 // Milliseconds. A statement ends before its caller's deadline, so that giving up leaves nothing running on the server.
 // Waiting for a lock ends after the server has looked for a deadlock (deadlock_timeout, 1 s), which would be tried
@@ -271,103 +271,6 @@ async function connectEmbedded (
     ping: () => ping(client),
     close
   }
-}
-
-/** What is answered to a request that may come again: kept in the transaction of what the request does. */
-export interface Answering {
-  /** First in the transaction: ends it where the request came before, or is under way. */
-  begin (db: Db): Promise<void>
-  /** Whether the other one has the same key of the same caller: one of the two repeats the other. */
-  repeats (other: Answering | null | undefined): boolean
-  /** Last in it: waits for the answer, and keeps it. What it throws undoes everything. */
-  keep (db: Db): Promise<void>
-  /** Whether a transaction has begun with it, so that what is recorded is what it keeps the answer of. */
-  hasBegun: boolean
-  /** The transaction, once there is one. */
-  settled: Promise<void> | undefined
-}
-
-/** The request that a transaction is of. */
-export interface Asking {
-  answering?: Answering | null | undefined
-  /** Milliseconds that it has waited for the database before. */
-  waited?: number | undefined
-  /** The caller of the request. The transactions of its organization share a few connections. */
-  principal?: { organization: { id: string } } | null
-}
-
-// Transactions of one organization's requests that run at once in a process. A request may wait for a project that a
-// long operation of its own organization has locked; the other connections stay free for other organizations.
-const OF_ONE_ORGANIZATION = 2
-
-const places = new WeakMap<Db, Map<string, Pool>>()
-
-/**
- * Runs a transaction of an organization when fewer than `OF_ONE_ORGANIZATION` others of it run. Throws
- * DatabaseUnavailable when it has to wait longer than so many milliseconds.
- */
-async function inPlace<T> (
-  db: Db, organizationId: string, patience: number, work: () => Promise<T>
-): Promise<T> {
-  let all = places.get(db)
-  if (all === undefined) places.set(db, all = new Map())
-  const pool = all.get(organizationId) ?? createPool(OF_ONE_ORGANIZATION)
-  all.set(organizationId, pool)
-  const leave = await enterPool(pool, patience)
-  try {
-    return await work()
-  } finally {
-    leave()
-    if (pool.free === pool.slots) all.delete(organizationId)
-  }
-}
-
-/**
- * Runs a transaction, and runs it again after a deadlock or a serialization failure. Everything has one deadline: the
- * time that the request has waited before, the wait for a connection, and each attempt. Throws errors that may be
- * logged.
- *
- * With `answering` the result is returned before the commit, so that the response can be made of it and stored in the
- * same transaction; the response is sent after the transaction has `settled`.
- *
- * @param asking left out where no request waits
- */
-export async function transaction<T> (
-  db: Db, fn: (db: Db) => Promise<T>, asking: Asking = {}
-): Promise<T> {
-  const { answering, principal, waited = 0 } = asking
-  const began = waitNow() - waited
-  for (let attempt = 1; ; attempt++) {
-    try {
-      const run = async (tx: Db) => {
-        setAuthority(tx, findAuthority(db))
-        return await fn(tx)
-      }
-      const begin = <R>(work: () => Promise<R>) => {
-        const start = () => spending(waitNow() - began, work)
-        const left = DEADLINE - (waitNow() - began)
-        return principal == null ? start() : inPlace(db, principal.organization.id, left, start)
-      }
-      return await (answering ? withAnswer(db, run, answering, begin) : begin(() => db.transaction(run)))
-    } catch (error) {
-      const lost = /^(40P01|40001)$/.test(codeOf(error) ?? '')
-      if (!lost || attempt === ATTEMPTS) throw databaseError(error)
-    }
-  }
-}
-
-function withAnswer<T> (
-  db: Db, run: (tx: Db) => Promise<T>, answering: Answering, begin: (work: () => Promise<void>) => Promise<void>
-): Promise<T> {
-  return new Promise((resolve, reject) => {
-    answering.settled = begin(() => db.transaction(async tx => {
-      await answering.begin(tx)
-      resolve(await run(tx))
-      await answering.keep(tx)
-    })).catch(error => { throw databaseError(error) })
-    // It may have what it made already: then whoever waits for the transaction hears of it
-    answering.settled.catch(reject)
-  })
 }
 
 function authenticate (

@@ -69,11 +69,6 @@ export interface EventChain {
   openKey (row: ChainKeyRow): void
   /** Under the key that the event names, which is at hand. */
   mac (event: ChainedEvent, previous: Buffer | null): Buffer
-  /**
-   * Where chains end, as far as this process knows. A guess: each statement that goes by it compares it with the row
-   * that it takes, and a transaction that ends without a commit leaves a wrong one.
-   */
-  readonly heads: { get (organizationId: string): Head | undefined, set (organizationId: string, head: Head): void }
   /** Events were sent to the database, behind which the chain then ends: they want an anchor. */
   recorded (organizationId: string, head: Head): void
   /** Organizations whose events have waited long enough for an anchor, or are many; or all that have such. */
@@ -82,9 +77,6 @@ export interface EventChain {
   lag (): { organizations: number, seconds: number, last: Date | undefined }
   /** The events of an organization up to this one have an anchor. */
   anchored (organizationId: string, sequence: number): void
-  /** A guess was wrong: others record in the organization, and whoever guesses next is likely to be wrong as well. */
-  missed (organizationId: string): void
-  isMissedOften (organizationId: string): boolean
   /** The database's time, as far as this process knows it. */
   now (): Date
   /** An answer to what was sent at `asked` (`performance.now`) brought the database's time, in milliseconds. */
@@ -100,14 +92,6 @@ export interface HeadRow { next_event: string, event_head: Buffer | null, chain_
 /** The driver hands out a bigint as text. */
 export const headOf = ({ next_event, event_head, chain_kid }: HeadRow): Head =>
   ({ next_event: Number(next_event), event_head, chain_kid })
-
-/** `SealedEvents.heads` as rows of a statement. */
-export const expectedHeads = (heads: unknown): SQL => sql`
-  SELECT organization_id, next_event, decode(event_head, 'hex') AS event_head, then_event,
-    decode(then_head, 'hex') AS then_head
-  FROM jsonb_to_recordset(${heads}::jsonb) AS head (
-    organization_id char(26), next_event bigint, event_head text, then_event bigint, then_head text
-  )`
 
 /**
  * The one statement part that writes events: whatever records something ends with it. Before it stands a common table

@@ -1,6 +1,6 @@
 import { is } from 'drizzle-orm'
 import { PgTransaction } from 'drizzle-orm/pg-core'
-import type { Db } from './handle.ts'
+import { slotsOf, type Db } from './handle.ts'
 import { codeOf, neverSent } from './errors.ts'
 import { MAX_WAIT } from './guard.ts'
 import { waitNow } from './wait-clock.ts'
@@ -9,13 +9,6 @@ import { waitNow } from './wait-clock.ts'
 const MOST = 100
 /** Queries of one look-up that wait at most. */
 const MOST_WAITING = 10_000
-/**
- * Statements of one look-up that are under way at most: two, of which one can be slow without the other, or as many as
- * there are connections, since a second statement on the same connection waits for the first one anyway.
- */
-const slotsOf = (db: Db): number =>
-  Math.min(2, (db as unknown as { $client: { options: { max: number } } }).$client.options.max)
-
 interface Asked<Q, A> {
   question: Q
   answer: Promise<A>
@@ -122,10 +115,8 @@ export function gather<Q, R, A> ({ keyOf, find, read }: LookUp<Q, R, A>): (db: D
 }
 
 /** Rows by the number of their question, from 0. */
-export function byQuestion<R extends { question: number }> (
-  rows: readonly R[], questions: number
-): Omit<R, 'question'>[][] {
-  const all = Array.from({ length: questions }, (): Omit<R, 'question'>[] => [])
-  for (const { question, ...row } of rows) all[question]!.push(row)
+export function byQuestion<R extends { question: number }> (rows: readonly R[], questions: number): R[][] {
+  const all = Array.from({ length: questions }, (): R[] => [])
+  for (const row of rows) all[row.question]!.push(row)
   return all
 }

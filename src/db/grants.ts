@@ -73,8 +73,7 @@ async function endTokensOf (db: Db, made: SQL): Promise<EndedTokens[]> {
 
 const idsOf = (rows: readonly { id: number }[]): number[] => rows.map(({ id }) => id)
 
-// The first API tokens that a condition names, taken by their ids until the end of the transaction. Who changes
-// something through one of them besides is held before (`holdCaller`).
+// The first API tokens that a condition names, locked by their ids until the end of the transaction.
 async function holdSome (db: Db, which: SQL): Promise<{ organization_id: string, id: number }[]> {
   const { organization_id, id } = api_tokens
   return db.select({ organization_id, id }).from(api_tokens).where(which).orderBy(asc(id)).limit(PIECE).for('update')

@@ -170,8 +170,9 @@ function guardTransaction (tx: TransactionSql, end: { over?: Error }, options: {
     if (end.over) throw end.over
     tell('before', call[0], options.prepare)
     const done = beginPiece('statement', call[0])
+    // Sent at once: statements go out in the order in which they are called.
     const query = tx.unsafe(call[0], call[1], options)
-    const result = await (shape === 'values' ? query.values() : query)
+    const result: Result = await (shape === 'values' ? query.values().execute() : query.execute())
     done()
     tell('after', call[0], options.prepare)
     return result

@@ -1,4 +1,4 @@
-import { is, Param, type Placeholder, type Query, type SQL, sql } from 'drizzle-orm'
+import { is, Param, Placeholder, type Query, type SQL, sql } from 'drizzle-orm'
 import type { Db } from './handle.ts'
 import { databaseError } from './errors.ts'
 
@@ -7,7 +7,7 @@ export type Value = (name: string) => Placeholder
 
 interface Statement { params: unknown[], execute (values?: Record<string, unknown>): Promise<unknown> }
 interface Session {
-  client: unknown
+  client: { unsafe (text: string, params: unknown[]): PromiseLike<unknown[]> }
   prepareQuery (query: Query, fields: undefined, name: string, arrays: boolean): Statement
 }
 interface Inside { session: Session, dialect: { sqlToQuery (query: SQL): Query } }
@@ -33,18 +33,29 @@ export function prepared<A extends object, R> (
  * text** (Drizzle turns the driver's date parsers off) and bigint and numeric are text too. A Date is sent as ISO text;
  * a list has to be sent as JSON (`jsonb_array_elements_text(${value('ids')}::jsonb)`).
  */
-export function preparedSql<Row, A extends object> (name: string, template: (value: Value) => SQL) {
+export function preparedSql<Row, A extends object> (_name: string, template: (value: Value) => SQL) {
   const statement = template(value => sql.placeholder(value))
-  return runner<A, Row[]>(db => {
+  let query: Query | undefined
+  // Sent before this function returns, so that statements which are called one after the other are sent in that order.
+  return async (db: Db, values: A): Promise<Row[]> => {
     const { session, dialect } = db as unknown as Inside
-    return session.prepareQuery(dialect.sqlToQuery(statement), undefined, name, false)
-  }, values => Object.fromEntries(Object.entries(values)
-    .map(([key, value]) => [key, value instanceof Date ? value.toISOString() : value])))
+    query ??= dialect.sqlToQuery(statement)
+    const given = values as Record<string, unknown>
+    const params = query.params.map((param) => toText(is(param, Placeholder) ? given[param.name] : param))
+    const sent = session.client.unsafe(query.sql, params).then((rows) => rows as Row[])
+    try {
+      return await sent
+    } catch (error) {
+      throw databaseError(error)
+    }
+  }
 }
+
+const toText = (value: unknown) => value instanceof Date ? value.toISOString() : value
 
 // Drizzle's prepared query is its text, its columns and the client it goes to. Text and columns are kept, the client is
 // the handle's, so that a transaction (a handle that lives for three statements) does not build its statements again.
-function runner<A extends object, R> (build: (db: Db) => Statement, convert = (values: object) => values) {
+function runner<A extends object, R> (build: (db: Db) => Statement) {
   let kept: Statement | undefined
   return async (db: Db, values: A): Promise<R> => {
     if (!kept) {
@@ -54,7 +65,7 @@ function runner<A extends object, R> (build: (db: Db) => Statement, convert = (v
     const { client } = (db as unknown as Inside).session
     const statement = Object.create(kept, { client: { value: client } }) as Statement
     try {
-      return await statement.execute(convert(values) as Record<string, unknown>) as R
+      return await statement.execute(values as Record<string, unknown>) as R
     } catch (error) {
       throw databaseError(error)
     }

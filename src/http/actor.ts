@@ -14,7 +14,13 @@ export function principalOf (request: FastifyRequest): Principal {
  * until it commits.
  */
 export function actorOf (request: FastifyRequest): Actor {
-  return { ...witnessOf(request), caller: callerOf(request), answering: request.answering, waited: request.waited }
+  return {
+    ...witnessOf(request),
+    caller: callerOf(request),
+    answering: request.answering,
+    waited: request.waited,
+    bytes: Number(request.headers['content-length'] ?? 0)
+  }
 }
 
 /** Who it is, where nothing is changed by them. */

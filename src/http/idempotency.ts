@@ -5,9 +5,10 @@ import { rest } from '../crypto/rest.ts'
 import { lookupHash, transaction, type Answering, type Db } from '../db/database.ts'
 import { recordEvent, type AuditEvent } from '../repositories/audit.ts'
 import {
-  areAnswersFull, createAnswer, findAnswer, findAnswerOfPerson, tryLockKey, type AnswerSeal, type KeptIn, type KeyOwner
+  areAnswersFull, createAnswer, findAnswer, findAnswerOfPerson, type AnswerSeal, type KeptIn, type KeyOwner
 } from '../repositories/idempotency.ts'
 import { findStorageKey } from '../repositories/organizations.ts'
+import { lockUser } from '../repositories/users.ts'
 import { fail } from '../rules/errors.ts'
 import { actorOf } from './actor.ts'
 import { hooksOf, takeHeaders } from './routes.ts'
@@ -154,8 +155,9 @@ export class KeptOnce implements Answering {
     if (this.#isKeeping) throw new Error('a request that may be repeated is one change')
     this.hasBegun = true
     const { organization, owner } = this.#asked
-    if (!await tryLockKey(db, { organization_id: organization?.id ?? '', ...owner })) fail('conflict')
-    // Another one has just ended.
+    // Changes of an organization wait for one another; so do those that a person makes outside of any organization.
+    if (organization === undefined) await lockUser(db, this.#request.user!.user.id)
+    // The same request may have just been answered.
     const known = await this.find(db)
     if (known !== undefined) throw new Repeated(known)
     if (organization !== undefined && await areAnswersFull(db, organization.id, owner.principal, MOST_ANSWERS)) {
@@ -172,7 +174,7 @@ export class KeptOnce implements Answering {
       ? answer
       : { ...answer, body: null, kept: withheld.keep(JSON.parse(answer.body!) as never) })
     const row = { organization_id: organization.id, ...owner, request: mac, status }
-    await createAnswer(db, row, { ...row, sealed: this.#seal.seal(organization, row, text) })
+    if (!await createAnswer(db, row, { ...row, sealed: this.#seal.seal(organization, row, text) })) fail('conflict')
   }
 
   repeats (other: Answering | null | undefined): boolean {
@@ -315,6 +317,6 @@ export async function changeOnce (
     const made = await change(db)
     await recordEvent(db, actorOf(request), ...made.events)
     return made
-  }, request)
+  }, actorOf(request))
   return reply.code(made.status).send(made.body)
 }

@@ -2,6 +2,7 @@ import type { FastifyInstance } from 'fastify'
 import { ERRORS, type ErrorCode } from '../../schemas/errors.ts'
 import { sameBytes } from '../crypto/primitives.ts'
 import { databaseError, findAuthority, type Database } from '../db/database.ts'
+import { queueOf } from '../db/queue.ts'
 import { readBacklog } from '../repositories/backlog.ts'
 import { fail } from '../rules/errors.ts'
 import type { Measured } from '../telemetry/common.ts'
@@ -75,6 +76,16 @@ export function measureDatabase (metrics: Metrics, database: Database, refusals:
     ofPools(({ timeouts }) => timeouts))
   metrics.watch('counter', 'strongroom_database_pool_refused_total', 'Uses that were refused because too many waited',
     ofPools(({ refused }) => refused))
+
+  const { figures } = queueOf(database.db)
+  metrics.watch('gauge', 'strongroom_write_queue_waiting', 'Changes of organizations that wait for their transaction',
+    () => figures.waiting)
+  metrics.watch('counter', 'strongroom_write_queue_changes_total', 'Changes that a transaction has taken',
+    () => figures.entries)
+  metrics.watch('counter', 'strongroom_write_queue_transactions_total', 'Transactions that took them',
+    () => figures.transactions)
+  metrics.watch('counter', 'strongroom_write_queue_waited_seconds_total', 'How long these changes waited, in all',
+    () => figures.waited / 1000)
 
   const authority = findAuthority(database.db)
   if (authority === undefined) return

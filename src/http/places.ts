@@ -1,6 +1,6 @@
 import type { FastifyContextConfig, FastifyInstance, FastifyRequest } from 'fastify'
 import { LRUCache } from 'lru-cache'
-import { principalOf } from './actor.ts'
+import { actorOf, principalOf } from './actor.ts'
 import { requireCurrent } from './etags.ts'
 import { LEVELS, type Level, type LevelNames } from '../../schemas/secrets.ts'
 import { transaction, type Db } from '../db/database.ts'
@@ -33,6 +33,12 @@ declare module 'fastify' {
      * with 422, a repeat too.
      */
     judge?: (request: FastifyRequest) => void
+    /**
+     * Whether the handler makes a write (`writeLevel`), which looks up the level itself, under the lock of the
+     * organization. The level is then looked up before the handler only for what is judged there: roles through teams,
+     * and a request that may be a repeat.
+     */
+    isFoundByWrite?: true
     /** What of the level the handler needs beside the place. */
     brings?: Brings | ((request: FastifyRequest) => Brings)
   }
@@ -69,10 +75,16 @@ export function installPlaces (app: FastifyInstance) {
       return
     }
     judge?.(request)
-    if (namesLevel(at)) locate(app, request).then(() => done(), done)
+    if (isFoundLater(request)) done()
+    else if (namesLevel(at)) locate(app, request).then(() => done(), done)
     else if (finds !== undefined) waitFor(request, finds(request)).then(() => done(), done)
     else done()
   })
+}
+
+function isFoundLater (request: FastifyRequest): boolean {
+  const isJudgedBefore = request.byTeams !== null || request.headers['idempotency-key'] !== undefined
+  return !isJudgedBefore && request.routeOptions.config.isFoundByWrite === true
 }
 
 /** Whether a route is about a level, which is looked up for it: neither about nothing there nor about the whole. */
@@ -125,10 +137,26 @@ function broughtBy (request: FastifyRequest): Brings {
   return typeof brings === 'function' ? brings(request) : brings
 }
 
-async function find (db: Db, request: FastifyRequest, brings = broughtBy(request)): Promise<LevelState> {
+/** The names of the level that a request is about, of a route that declares `at`. */
+export function namesIn (request: FastifyRequest): LevelNames {
   const { at } = request.routeOptions.config
   if (!namesLevel(at)) throw new Error('the route does not declare config.at')
-  const names = typeof at === 'function' ? at(request) : request.params as LevelNames
+  return typeof at === 'function' ? at(request) : request.params as LevelNames
+}
+
+/**
+ * The level that was found for a request, if the caller may reach the level; else 404 as for a level that does not
+ * exist, or 403 where the roles through teams, which were looked up before, are roles in another project.
+ */
+export function requireLevel (request: FastifyRequest, level: LevelState | undefined): LevelState {
+  if (level === undefined) return fail('not_found')
+  requireHeld(request, request.byTeams?.teams?.filter(({ project_id }) => project_id === level.project.id) ?? [])
+  requireInside(request, placeOf(level))
+  return level
+}
+
+async function find (db: Db, request: FastifyRequest, brings = broughtBy(request)): Promise<LevelState> {
+  const names = namesIn(request)
   const organizationId = principalOf(request).organization.id
   const { ahead } = request
   request.ahead = null
@@ -137,10 +165,9 @@ async function find (db: Db, request: FastifyRequest, brings = broughtBy(request
     isKnown ? ahead.found : findLevel(db, organizationId, names, brings), teamsIn(db, request, { slug: names.project })
   ]))
   requireHeld(request, level === undefined ? teams : teams.filter(({ project_id }) => project_id === level.project.id))
-  if (level === undefined) fail('not_found')
-  requireInside(request, placeOf(level))
+  const reached = requireLevel(request, level)
   if (request.expectation !== '') cameFarIn.set(request.expectation, organizationId)
-  return level
+  return reached
 }
 
 /** The names of a level as a body has them: 422 for an environment of no target. */
@@ -224,7 +251,7 @@ export type RunInProject = <T>(projectId: string, change: (db: Db, project: KeyS
 const inTransaction = (app: FastifyInstance, request: FastifyRequest): RunInProject => (projectId, change) => {
   const { id } = principalOf(request).organization
   return transaction(app.db, async (db) =>
-    change(db, await lockProject(db, id, { id: projectId }) ?? fail('not_found')), request)
+    change(db, await lockProject(db, id, { id: projectId }) ?? fail('not_found')), actorOf(request))
 }
 
 /** The same for the level that the request is about, which nothing else changes until the transaction ends. */

@@ -91,7 +91,7 @@ export const invitations: Domain = async (app) => {
           details: { email, role }
         })
         return made
-      }, request).catch(mail.fail)
+      }, actorOf(request)).catch(mail.fail)
       afterCommit(request, () => mail.post(made), mail.release)
       return reply.code(201).send({ data: toItem(made), message: howToAccept(mail.hasRoom()) })
     }
@@ -166,7 +166,7 @@ export const invitations: Domain = async (app) => {
           details: { email: sent.email, role }
         })
         return sent
-      }, request).catch(mail.fail)
+      }, actorOf(request)).catch(mail.fail)
       afterCommit(request, () => mail.post(sent), mail.release)
       return { data: toItem(sent), message: howToAccept(mail.hasRoom()) }
     }
@@ -200,7 +200,7 @@ export const invitations: Domain = async (app) => {
         await recordEvent(db, actorOf(request), {
           action: 'invitation.withdraw', resource_type: 'invitation', resource_id: id, details: { email, role }
         })
-      }, request)
+      }, actorOf(request))
       return reply.code(204).send(null)
     }
   })

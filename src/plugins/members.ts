@@ -107,7 +107,7 @@ export const members: Domain = async (app) => {
         })
         await updateMember(db, organization.id, id, role)
         return await findMember(db, organization.id, id) ?? tampered()
-      }, request)
+      }, actorOf(request))
       tell(principal, updated, role)
       return { data: toItem(updated) }
     }
@@ -147,7 +147,7 @@ export const members: Domain = async (app) => {
         })
         if (ended === 'last_owner') fail('last_owner')
         return ended === 'none' ? fail('not_found') : ended.member
-      }, request)
+      }, actorOf(request))
       app.removals.wake()
       if (removed !== undefined) tell(principal, removed, null)
       return reply.code(204).send(null)

@@ -126,7 +126,7 @@ export const organizations: Domain = async (app) => {
           details: { members: Object.keys(body).join(' ') }
         })
         return readOrganization(db, id)
-      }, request))
+      }, actorOf(request)))
       return toAnswer(updated!)
     }
   })
@@ -163,7 +163,7 @@ export const organizations: Domain = async (app) => {
           details: { members, tokens }
         })
         await deleteOrganization(db, id, principalOf(request).person?.user_id)
-      }, request)
+      }, actorOf(request))
       app.removals.wake()
       return reply.code(204).send(null)
     }

@@ -133,7 +133,7 @@ export const projects: Domain = async (app) => {
           details: { slug, encryption_type, iterations: key.iterations }
         })
         return findProject(db, organization.id, id)
-      }, request))
+      }, actorOf(request)))
       return reply.code(201).send({ data: toItem(created!) })
     }
   })

@@ -15,7 +15,9 @@ import { requireScope } from '../http/access.ts'
 import { listsEtag, requirePrecondition } from '../http/etags.ts'
 import { afterCommit } from '../http/idempotency.ts'
 import { writeInSteps } from '../http/large-answers.ts'
-import { inLevel, levelOf, locate, namesOf, requireInside } from '../http/places.ts'
+import {
+  inLevel, levelOf, locate, namesIn, namesOf, requireInside, requireLevel
+} from '../http/places.ts'
 import type { Domain } from '../http/types.ts'
 import { waitFor } from '../http/waiting.ts'
 import { recordEvent } from '../repositories/audit.ts'
@@ -151,7 +153,7 @@ export const secrets: Domain = async (app) => {
       access: 'secret:write',
       judge: ({ body }) => judgeContent(body as StoreBody),
       at: ({ body }) => namesOf(body as StoreBody),
-      brings: 'storable',
+      isFoundByWrite: true,
       audit: 'secret.store',
       errors: [
         'precondition_failed', 'client_managed_encryption', 'content_not_decryptable', 'key_proof_required',
@@ -171,11 +173,18 @@ export const secrets: Domain = async (app) => {
       const { organization } = principalOf(request)
       const { no_backup = false } = request.body
       const storageKey = storageKeyOf(app.keyring, organization)
-      const written = await writeLevel(app, organization, actorOf(request), seen(request), (state, secret) => {
-        requirePrecondition(request.headers, secret?.is_stored ? etagOf(storageKey, [secret]) : undefined)
-        const { blob, revealed } = acceptContent(app, state, request.body)
-        const record = no_backup ? null : { action: secret?.is_stored ? 'update' as const : 'create' as const, blob }
-        return { blob, record, event: 'secret.store', revealed }
+      const { content = '', plaintext = '' } = request.body
+      const written = await writeLevel(app, organization, actorOf(request), {
+        target: { names: namesIn(request), brings: 'storable' },
+        bytes: content.length + plaintext.length,
+        decide (found) {
+          const state = requireLevel(request, found)
+          const secret = ownSecret(state)
+          requirePrecondition(request.headers, secret?.is_stored ? etagOf(storageKey, [secret]) : undefined)
+          const { blob, revealed } = acceptContent(app, state, request.body)
+          const record = no_backup ? null : { action: secret?.is_stored ? 'update' as const : 'create' as const, blob }
+          return { blob, record, event: 'secret.store', revealed }
+        }
       })
       const { state, secret, version, bytes } = written
       reply.header('etag', etagOf(storageKey, [secret]))
@@ -198,7 +207,7 @@ export const secrets: Domain = async (app) => {
       access: 'secret:write',
       mayNeed: ['secret:purge'],
       at: ({ body }) => namesOf(body as DeleteBody),
-      brings: 'writable',
+      brings: 'revisions',
       audit: 'secret.delete',
       errors: ['confirmation_required', 'precondition_failed']
     },
@@ -223,24 +232,19 @@ export const secrets: Domain = async (app) => {
     }
   })
 
-  // The level as the guard found it, and as it is now whenever that is asked for again.
-  function seen (request: FastifyRequest): () => Promise<LevelState> {
-    let first: LevelState | undefined = levelOf(request)
-    return async () => {
-      const state = first ?? await locate(app, request)
-      first = undefined
-      return state
-    }
-  }
-
   async function deleteWithSnapshot (request: FastifyRequest) {
     const { organization } = principalOf(request)
     const storageKey = storageKeyOf(app.keyring, organization)
-    await writeLevel(app, organization, actorOf(request), seen(request), (state, secret) => {
-      if (!isStored(secret)) return fail('not_found')
-      requirePrecondition(request.headers, etagOf(storageKey, [secret]))
-      return {
-        blob: null, record: { action: 'delete', blob: openCurrent(storageKey, state, secret) }, event: 'secret.delete'
+    await writeLevel(app, organization, actorOf(request), {
+      target: { names: namesIn(request), brings: 'readable' },
+      bytes: ownSecret(levelOf(request))?.size_bytes ?? 0,
+      decide (found) {
+        const state = requireLevel(request, found)
+        const secret = ownSecret(state)
+        if (!isStored(secret)) return fail('not_found')
+        requirePrecondition(request.headers, etagOf(storageKey, [secret]))
+        const blob = openCurrent(storageKey, state, secret)
+        return { blob: null, record: { action: 'delete', blob }, event: 'secret.delete' }
       }
     })
   }

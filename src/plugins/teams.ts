@@ -276,7 +276,7 @@ export const teams: Domain = async (app) => {
     return transaction(app.db, async (db) => {
       await lockPlan(db, organization.id) ?? fail('not_found')
       return work(db, organization.id)
-    }, request)
+    }, actorOf(request))
   }
 
   async function changeTeam<T> (

@@ -11,7 +11,7 @@ import { readNow, transaction, type Db } from '../db/database.ts'
 import { actorOf, principalOf } from '../http/actor.ts'
 import type { Withheld } from '../http/idempotency.ts'
 import type { Domain } from '../http/types.ts'
-import { holdCaller, recordEvent } from '../repositories/audit.ts'
+import { recordEvent } from '../repositories/audit.ts'
 import { lockPlan } from '../repositories/plans.ts'
 import type { Principal } from '../repositories/principals.ts'
 import {
@@ -98,7 +98,7 @@ export const tokens: Domain = async (app) => {
           details: { abilities: abilities.join(' ') }
         })
         return created
-      }, request)
+      }, actorOf(request))
       return reply.code(201).send({ success: true, message: NOT_AGAIN, token, api_key })
     }
   })
@@ -237,34 +237,25 @@ export const tokens: Domain = async (app) => {
     }
   })
 
-  // Tokens of an organization change one after the other, with the organization held, and whoever changes one is held
-  // before it (0029): two that rotate each other would wait for each other.
   async function change<T> (request: FastifyRequest, work: (db: Db) => Promise<T>): Promise<T> {
-    return inTurn(request, async (db) => {
-      await holdCaller(db, actorOf(request))
+    return transaction(app.db, async (db) => {
+      await lockPlan(db, principalOf(request).organization.id) ?? fail('not_found')
       return work(db)
-    })
+    }, actorOf(request))
   }
 
-  // One that goes on is held with what it rests on, before the caller: that still counts, and with it the token ends.
+  // Changes a token that stays valid. The rows of the person that the token rests on are locked before the token, as in
+  // the transactions that end these.
   async function changeHeld<T> (
     request: FastifyRequest, id: number, work: (db: Db, token: LockedToken, latest: Date | null) => Promise<T>
   ): Promise<T> {
     const { organization, person } = principalOf(request)
-    return inTurn(request, async (db) => {
+    return change(request, async (db) => {
       const latest = await holdGround(db, organization.id, id, person)
-      await holdCaller(db, actorOf(request))
       const token = seen(request, await lockToken(db, organization.id, id))
       if (latest === undefined) fail('not_found')
       return work(db, token, latest)
     })
-  }
-
-  async function inTurn<T> (request: FastifyRequest, work: (db: Db) => Promise<T>): Promise<T> {
-    return transaction(app.db, async (db) => {
-      await lockPlan(db, principalOf(request).organization.id) ?? fail('not_found')
-      return work(db)
-    }, request)
   }
 }
 

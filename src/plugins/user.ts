@@ -1,9 +1,10 @@
+import type { FastifyRequest } from 'fastify'
 import type { ErrorCode } from '../../schemas/errors.ts'
 import { AcceptedInvitation, AcceptInvitationBody, OwnInvitationList, OwnInvitationParams } from '../../schemas/invitations.ts'
 import { ListQuery, NoContent } from '../../schemas/shapes.ts'
 import { PrincipalAnswer, type TokenPrincipalAnswer, type UserAnswer } from '../../schemas/users.ts'
 import { holdAccessToken } from '../db/caller.ts'
-import { transaction, type Db } from '../db/database.ts'
+import { transaction, type Asking } from '../db/database.ts'
 import { personOf, principalOf } from '../http/actor.ts'
 import { recordForPersonAlone } from '../http/personal-events.ts'
 import type { Domain } from '../http/types.ts'
@@ -105,8 +106,8 @@ export const user: Domain = async (app) => {
     handler: async (request) => {
       const { id: access_token, user: person } = request.user ?? fail('user_required')
       const id = request.params.invitation.toUpperCase()
+      const organizationId = await findInviter(access_token, person.email, id)
       const { organization, role } = await transaction(app.db, async (db) => {
-        const organizationId = await findInviter(db, access_token, person.email, id)
         const accepted = await acceptInvitation(db, organizationId, id, person, (role) => ({
           ...personOf(request, organizationId, person),
           // As the member that the person has just become, and for as long as the access token lives.
@@ -117,8 +118,8 @@ export const user: Domain = async (app) => {
         const organization = await readOrganization(db, organizationId) ?? fail('not_found')
         await recordForPersonAlone(db, request, person, 'member.join', { organization: organization.name })
         return { organization, role: accepted.role }
-      }, request)
-      const { id: organizationId, name, slug } = organization
+      }, changeOf(request, organizationId))
+      const { name, slug } = organization
       return { data: { type: 'organizations' as const, id: organizationId, attributes: { name, slug, role } } }
     }
   })
@@ -135,25 +136,29 @@ export const user: Domain = async (app) => {
     handler: async (request, reply) => {
       const { id: access_token, user: person } = request.user ?? fail('user_required')
       const id = request.params.invitation.toUpperCase()
+      const organizationId = await findInviter(access_token, person.email, id)
       await transaction(app.db, async (db) => {
-        const organizationId = await findInviter(db, access_token, person.email, id)
         await holdAccessToken(db, access_token)
         if (!await declineInvitation(db, organizationId, id, person)) fail('not_found')
         const organization = await readOrganization(db, organizationId) ?? fail('not_found')
         await recordForPersonAlone(db, request, person, 'invitation.decline', { organization: organization.name })
-      }, request)
+      }, changeOf(request, organizationId))
       return reply.code(204).send(null)
     }
   })
+
+  // A revoked caller gets 401, whether the invitation is there or not.
+  async function findInviter (accessToken: number, email: string, id: string): Promise<string> {
+    const organizationId = await findInvitingOrganization(app.db, email, id)
+    if (organizationId !== undefined) return organizationId
+    await transaction(app.db, (db) => holdAccessToken(db, accessToken), {})
+    return fail('not_found')
+  }
 }
 
-// A revoked caller gets 401, whether the invitation is there or not.
-async function findInviter (db: Db, accessToken: number, email: string, id: string): Promise<string> {
-  const organizationId = await findInvitingOrganization(db, email, id)
-  if (organizationId !== undefined) return organizationId
-  await holdAccessToken(db, accessToken)
-  return fail('not_found')
-}
+// A change of an organization by a person who is no member.
+const changeOf = ({ answering, waited }: FastifyRequest, organization_id: string): Asking =>
+  ({ organization_id, answering, waited })
 
 const REFUSALS = {
   gone: 'not_found',

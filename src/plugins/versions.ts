@@ -16,11 +16,12 @@ import { inLevel, inProject, levelOf, locate, namesOf, requireFoundInside, requi
 import { requireConfirmation } from '../http/confirmation.ts'
 import type { Domain } from '../http/types.ts'
 import { waitFor } from '../http/waiting.ts'
+import type { Db } from '../db/database.ts'
 import { recordEvent } from '../repositories/audit.ts'
-import { findLevelOfSecret, ownSecret } from '../repositories/levels.ts'
+import { ownSecret } from '../repositories/levels.ts'
 import { purgeHistories } from '../repositories/removals.ts'
 import {
-  deleteVersion, findVersion, listVersions, type FullVersion, type VersionRow
+  deleteVersion, findFullVersion, findVersion, listVersions, type FoundVersion, type FullVersion, type VersionRow
 } from '../repositories/versions.ts'
 import { fail, refuse } from '../rules/errors.ts'
 import { parseId } from '../rules/ids.ts'
@@ -84,7 +85,7 @@ export const versions: Domain = async (app) => {
   app.get('/:organization/secrets/versions/:version', {
     config: {
       access: 'secret:history',
-      finds: findKeptVersion,
+      finds: findKeptContent,
       audit: 'version.read',
       errors: ['version_locked', 'integrity_error']
     },
@@ -96,7 +97,7 @@ export const versions: Domain = async (app) => {
       response: { 200: VersionAnswer }
     },
     handler: async (request) => {
-      const found = versionOf(request)
+      const found = contentOf(request)
       const content = openVersion(
         storageKeyOf(app.keyring, principalOf(request).organization), found.key.organization_id, found
       )
@@ -126,24 +127,19 @@ export const versions: Domain = async (app) => {
     handler: async (request) => {
       const { organization } = principalOf(request)
       const storageKey = storageKeyOf(app.keyring, organization)
-      // The retention check is done before any key logic. Looked up at each attempt: the version may be purged
-      // meanwhile.
-      let seen: FullVersion | undefined = versionOf(request)
-      const find = async () => {
-        const restored = seen ?? await findKeptVersion(request)
-        seen = undefined
-        const state = await findLevelOfSecret(app.reads, organization.id, restored.secret.id)
-        return state && { ...state, restored }
-      }
-      const written = await writeLevel(app, organization, actorOf(request), find, (state, secret) => {
-        const { restored } = state
-        requirePrecondition(request.headers, secret?.is_stored ? etagOf(storageKey, [secret]) : undefined)
-        const { blob, revealed } = acceptRestored(app, storageKey, state, restored, request.body)
-        return {
-          blob,
-          record: { action: 'restore', blob, restored_from: restored.version.id },
-          event: 'secret.restore',
-          revealed
+      const { version, secret } = versionOf(request)
+      const written = await writeLevel(app, organization, actorOf(request), {
+        target: { secret_id: secret.id, version: version.id },
+        bytes: request.body.content?.length ?? version.size_bytes,
+        // Looked up again, since the version may be purged meanwhile. The retention is judged before any key logic.
+        decide (state, found) {
+          if (state === undefined) return fail('not_found')
+          const restored = requireKept(request, requireVersion(request, found))
+          const current = ownSecret(state)
+          requirePrecondition(request.headers, current?.is_stored ? etagOf(storageKey, [current]) : undefined)
+          const { blob, revealed } = acceptRestored(app, storageKey, state, restored, request.body)
+          const record = { action: 'restore' as const, blob, restored_from: restored.version.id }
+          return { blob, record, event: 'secret.restore', revealed }
         }
       })
       const { version: restored_from } = request.params
@@ -272,34 +268,49 @@ export const versions: Domain = async (app) => {
   })
 
   // The version that a request is about, as it is now.
-  async function findOwnVersion (request: FastifyRequest): Promise<FullVersion> {
+  async function findOwn<V extends FoundVersion> (request: FastifyRequest, find: FindVersion<V>): Promise<V> {
     const { organization } = principalOf(request)
     const id = parseId((request.params as Static<typeof VersionParams>).version) ?? fail('not_found')
-    const found = await findVersion(
-      app.reads, organization.id, id, organization.plan.retention_days
-    ) ?? fail('not_found')
+    const found = await find(app.reads, organization.id, id, organization.plan.retention_days) ?? fail('not_found')
     await requireFoundInside(app, request, found.secret)
     versionsFound.set(request, found)
     return found
   }
 
-  // Rule 6: a version outside the retention window is neither fetched nor restored.
-  async function findKeptVersion (request: FastifyRequest): Promise<FullVersion> {
-    const found = await findOwnVersion(request)
-    if (found.version.locked) {
-      fail('version_locked', {
-        retention_days: principalOf(request).organization.plan.retention_days!,
-        version_created_at: found.version.created_at
-      })
-    }
-    return found
+  async function findOwnVersion (request: FastifyRequest) {
+    return findOwn(request, findVersion)
+  }
+
+  async function findKeptVersion (request: FastifyRequest) {
+    requireKept(request, await findOwnVersion(request))
+  }
+
+  async function findKeptContent (request: FastifyRequest) {
+    contentsFound.set(request, requireKept(request, await findOwn(request, findFullVersion)))
   }
 }
 
-const versionsFound = new WeakMap<FastifyRequest, FullVersion>()
+type FindVersion<V> =
+  (db: Db, organizationId: string, id: number, retentionDays: number | null) => Promise<V | undefined>
 
-// As it was before the handler.
+function requireVersion (request: FastifyRequest, found: FullVersion | undefined): FullVersion {
+  if (found === undefined) return fail('not_found')
+  requireInside(request, found.secret)
+  return found
+}
+
+// Rule 6: a version outside the retention window is neither fetched nor restored.
+function requireKept<V extends FoundVersion> (request: FastifyRequest, found: V): V {
+  const { retention_days } = principalOf(request).organization.plan
+  if (!found.version.locked) return found
+  return fail('version_locked', { retention_days: retention_days!, version_created_at: found.version.created_at })
+}
+
+// What was found before the handler.
+const versionsFound = new WeakMap<FastifyRequest, FoundVersion>()
 const versionOf = (request: FastifyRequest) => versionsFound.get(request)!
+const contentsFound = new WeakMap<FastifyRequest, FullVersion>()
+const contentOf = (request: FastifyRequest) => contentsFound.get(request)!
 
 // A level is named by all slugs down to it and by none below: nobody purges more, or less, than they meant.
 function judgeLevel ({ level = 'environment', ...names }: LevelOfHistory) {

@@ -1,18 +1,16 @@
 import { and, asc, eq, gt, inArray, sql } from 'drizzle-orm'
 import { authenticatedColumns } from '../db/authenticated.ts'
-import { CallerEnded, callerCtes, callersJson, callersLive, orAgain, type Caller } from '../db/caller.ts'
+import type { Caller } from '../db/caller.ts'
 import {
-  authorityOf, databaseError, DatabaseUnavailable, isAuthentic, rowsOf, tampered, transaction, type Answering, type Db
-} from '../db/database.ts'
-import {
-  appendEvents, chainOf, findHeads, recordGuessed, takeHead, takeHeads, withKeys, type SynchronousCommit
+  appendEvents, appendToCounter, chainOf, keepLateEvents, openChange, lockCounters, withKeys, type SynchronousCommit
 } from '../db/chain.ts'
+import {
+  authorityOf, isAuthentic, rowsOf, tampered, transaction, type Answering, type Db
+} from '../db/database.ts'
 import { eventRow, type EventRow } from '../db/events.ts'
-import { endOfWait, inTime } from '../db/guard.ts'
-import { createLine, type Line, type Waiter } from '../db/line.ts'
 import { audit_events, late_events, organization_counters } from '../db/tables.ts'
 
-/** Who did it, from where. */
+/** The caller of a change, and where the request comes from. */
 export interface Actor {
   organization_id: string
   type: 'api_token' | 'user' | 'operator' | 'system'
@@ -21,12 +19,14 @@ export interface Actor {
   request_id: string | null
   ip: string | null
   user_agent: string | null
-  /** Has to live when what it does commits; null for whoever was not let in by a token. */
+  /** The credential, which must be valid when the change commits; null for the operator and the service. */
   caller: Caller | null
-  /** The answer that is kept with what they do, where they may ask for it again. */
+  /** Stores the response of a request with an `Idempotency-Key`. */
   answering?: Answering | null
-  /** Milliseconds that their request has waited for the database before. */
+  /** Milliseconds that the request has waited for the database before. */
   waited?: number
+  /** The bytes of the body, which count in the queue. */
+  bytes?: number
 }
 
 const withoutRequest = (organization_id: string, type: 'operator' | 'system'): Actor =>
@@ -44,41 +44,38 @@ export type AuditEvent = Pick<EventRow, 'action' | 'resource_type' | 'resource_i
   growth?: number
 }
 
+// Milliseconds that a long operation waits for a transaction that may end the caller.
+const PATIENCE = 1_000
+
 /**
- * Records an event, or several in their order, as the last of its transaction: the counter row it takes is the last
- * lock in the order (project, level, caller, counter), and says behind which event they stand.
+ * Locks the counter of the organization as the last lock of a long operation, and judges the caller under the lock.
+ * Throws CallerEnded, or RowHeld as `openChange` does.
+ */
+export async function lockCounterLast (db: Db, actor: Actor): Promise<void> {
+  await openChange(db, actor, PATIENCE)
+}
+
+/**
+ * Records events of a change, in their order. The transaction has locked the counter row of the organization first
+ * (`transaction` with the actor), or locks the row here as the last lock of a long operation.
  *
- * It is the gate of every change, too: the caller is held here, in the same statement, and the change fails with
- * CallerEnded when there is none any more. A change that records nothing is none (`audit` of its route says so).
- * Whoever may ask for the answer again has it kept in this transaction.
+ * A change that the caller may not make any more fails here at the latest (CallerEnded). A change that records nothing
+ * has no effect (`audit` of its route says so).
  */
 export async function recordEvent (db: Db, actor: Actor, ...events: AuditEvent[]): Promise<void> {
-  const { organization_id, answering } = actor
-  if (answering?.hasBegun === false) throw new Error('the transaction of a change does not keep its answer')
-  const take = async () => takeHead(db, organization_id, callersJson([actor]))
-  const head = await orAgain(take, (found) => found !== undefined || actor.caller === null)
-  if (head !== undefined) {
-    const growth = events.reduce((sum, event) => sum + (event.growth ?? 0), 0)
-    const rows = events.map((event) => eventRow(actor, event))
-    await appendEvents(db, new Map([[organization_id, head]]), rows, { growth })
-  } else if (actor.caller !== null) throw new CallerEnded()
+  if (actor.answering?.hasBegun === false) throw new Error('the transaction of a change does not store its response')
+  // Without a counter the organization was deleted, and its chain has ended.
+  if (await openChange(db, actor, PATIENCE) === undefined) return
+  const growth = events.reduce((sum, event) => sum + (event.growth ?? 0), 0)
+  await appendToCounter(db, events.map((event) => eventRow(actor, event)), { growth })
 }
 
-/** Records an event of what is no change: in a transaction of its own. */
+/** Records an event of a request that only reads; resolves when the event is recorded. */
+export type RecordRead = (actor: Actor, event: AuditEvent) => Promise<void>
+
+/** Records an event of a request that changes nothing, in a transaction of its own. */
 export async function recordAlone (handle: Db, actor: Actor, event: AuditEvent): Promise<void> {
-  await transaction(handle, (db) => recordEvent(db, actor, event))
-}
-
-/**
- * Holds the caller of a change until the end of the transaction, for one that takes the counter before its event:
- * whoever revokes that caller holds it, and waits for the counter. Throws CallerEnded when there is none any more.
- */
-export async function holdCaller (db: Db, actor: Actor): Promise<void> {
-  const hold = async () => await db.execute(sql`
-    WITH ${callerCtes(callersJson([actor]))} SELECT ${callersLive} AS live
-  `) as unknown as { live: boolean }[]
-  const [row] = await orAgain(hold, ([row]) => row!.live)
-  if (!row!.live) throw new CallerEnded()
+  await transaction(handle, (db) => recordEvent(db, actor, event), actor)
 }
 
 /**
@@ -88,7 +85,7 @@ export async function holdCaller (db: Db, actor: Actor): Promise<void> {
  * long as with one, so that how long a refusal takes tells nothing.
  *
  * @param event the same everywhere, or as it is in an organization
- * @param synchronousCommit as in `gatherReads`, of what changes nothing
+ * @param synchronousCommit as in `createReadRecorder`, of what changes nothing
  */
 export async function recordOfPerson (
   db: Db, actors: readonly Actor[], event: AuditEvent | ((organizationId: string) => AuditEvent),
@@ -100,11 +97,12 @@ export async function recordOfPerson (
     const its = typeof event === 'function' ? event(actor.organization_id) : event
     return { ...eventRow(actor, its), occurred_at }
   })
-  const free = await takeHeads(db, rows.map(({ organization_id }) => organization_id), 'free', synchronousCommit)
-  const heads = await withKeys(db, free)
-  const isFree = ({ organization_id }: EventRow) => heads.has(organization_id)
+  const ids = rows.map(({ organization_id }) => organization_id)
+  const free = withKeys(db, await lockCounters(db, ids, 'free', synchronousCommit))
+  const isFree = ({ organization_id }: EventRow) => free.has(organization_id)
   const late = rows.filter((row) => !isFree(row))
-  await appendEvents(db, heads, rows.filter(isFree), { late })
+  await keepLateEvents(db, late)
+  await appendEvents(db, free, rows.filter(isFree))
   return late.length > 0
 }
 
@@ -124,10 +122,10 @@ export async function listLate (db: Db, after = '', limit = 100): Promise<string
  */
 export async function recordLate (handle: Db, organizationId: string): Promise<number | undefined> {
   return transaction(handle, async (db) => {
-    const heads = await takeHeads(db, [organizationId], 'free')
-    if (heads.size === 0) return undefined
+    const locked = await lockCounters(db, [organizationId], 'free')
+    if (locked.size === 0) return undefined
     // Before anything is reported, which is undone with the rest and would be again at each look.
-    if ((await withKeys(db, heads)).size === 0) tampered()
+    if (withKeys(db, locked).size === 0) tampered()
     const { organization_id, id } = late_events
     const earliest = db.select({ organization_id, id }).from(late_events).where(eq(organization_id, organizationId))
       .orderBy(asc(id)).limit(AT_ONCE)
@@ -142,13 +140,16 @@ export async function recordLate (handle: Db, organizationId: string): Promise<n
       organization_id,
       occurred_at: occurred_at.toISOString()
     }))
-    if (events.length > 0) await appendEvents(db, heads, events)
+    if (events.length > 0) await appendEvents(db, locked, events)
     return rows.length
   })
 }
 
 // Among the details of a numbered event, so that its place in the chain says it too: which late event it was.
 const LATE = 'late'
+
+// Late events that one transaction numbers at most.
+const AT_ONCE = 200
 
 /**
  * Ids of late events that have their number: whoever keeps a copy of the row can put it back, and the row's MAC is
@@ -165,96 +166,4 @@ async function findNumbered (
       AND ${audit_events.occurred_at} = late.occurred_at AND ${audit_events.details} -> ${LATE} = to_jsonb(late.id)
   `) as unknown as { id: string }[]
   return new Set(found.map(({ id }) => Number(id)))
-}
-
-/** Records what was only read; answers when it is recorded. */
-export type RecordRead = (actor: Actor, event: AuditEvent) => Promise<void>
-
-interface Waiting extends Waiter { row: EventRow, done: () => void }
-
-const AT_ONCE = 200
-
-/**
- * Gathers what is recorded in one tick, and what comes while a statement is under way, into one statement of all
- * organizations; nobody waits for it longer than in any line. That one waits for nobody, and goes by where each chain
- * was last seen to end: an organization whose counter somebody holds or has moved is recorded by itself, one
- * transaction at a time, and only those who read in it wait, or fail with it.
- *
- * @param synchronousCommit `off` where the server writes its log within a second by itself: an event may then be lost
- *   with the machine, though its answer was sent
- */
-export function gatherReads (handle: Db, synchronousCommit: SynchronousCommit): RecordRead {
-  const line = createLine<Waiting>(async ({ take }) => recordTogether(take(AT_ONCE, () => true)))
-  // By organization: those who wait for its counter.
-  const alone = new Map<string, { line: Line<Waiting>, users: number }>()
-
-  return (actor, event) => {
-    const until = endOfWait(actor.waited)
-    return inTime(until, new Promise((resolve, reject) => {
-      line.join({ row: eventRow(actor, event), done: resolve, reject, until })
-    }))
-  }
-
-  async function recordTogether (all: readonly Waiting[]) {
-    const together = all.map(({ row }) => row)
-    try {
-      const heads = await findHeads(handle, together.map(({ organization_id }) => organization_id))
-      const recorded = await recordGuessed(handle, heads, together, synchronousCommit)
-      for (const one of all) {
-        if (recorded.has(one.row.organization_id)) one.done()
-        else recordAlone(one)
-      }
-    } catch (error) {
-      // Of a database that answers, one event can be at fault: its organization's, then.
-      const mayBeOne = !(error instanceof DatabaseUnavailable) &&
-        new Set(together.map(({ organization_id }) => organization_id)).size > 1
-      for (const one of all) {
-        if (mayBeOne) recordAlone(one)
-        else one.reject(notRecorded(error))
-      }
-      throw error
-    }
-  }
-
-  function recordAlone ({ done, reject, ...waiting }: Waiting) {
-    const { organization_id: id } = waiting.row
-    const own = alone.get(id) ??
-      { line: createLine<Waiting>(({ take }) => recordInTurn(id, take(AT_ONCE, () => true))), users: 0 }
-    alone.set(id, own)
-    own.users++
-    const leave = () => { if (--own.users === 0) alone.delete(id) }
-    own.line.join({
-      ...waiting,
-      done () {
-        leave()
-        done()
-      },
-      reject (error) {
-        leave()
-        reject(error)
-      }
-    })
-  }
-
-  async function recordInTurn (organizationId: string, all: readonly Waiting[]) {
-    try {
-      const isRecorded = await transaction(handle, async (db) => {
-        const heads = await takeHeads(db, [organizationId], 'in turn', synchronousCommit)
-        if (heads.size === 0) return false
-        await appendEvents(db, heads, all.map(({ row }) => row))
-        return true
-      })
-      // Without a counter there is no organization any more, and nobody who may read in it.
-      for (const { done, reject } of all) isRecorded ? done() : reject(new CallerEnded())
-    } catch (error) {
-      for (const { reject } of all) reject(notRecorded(error))
-      throw error
-    }
-  }
-}
-
-// Whatever the reason: what cannot be recorded is not answered, and may be asked again.
-function notRecorded (error: unknown): DatabaseUnavailable {
-  const { message, code } = databaseError(error)
-  return new DatabaseUnavailable(`An event could not be recorded: ${message}`, code)
 }

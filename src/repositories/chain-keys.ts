@@ -1,6 +1,5 @@
 import { eq } from 'drizzle-orm'
-import { callersJson } from '../db/caller.ts'
-import { appendEvents, chainOf, takeHead } from '../db/chain.ts'
+import { appendToCounter, chainOf, openChange } from '../db/chain.ts'
 import type { Db } from '../db/database.ts'
 import { eventRow, HAND_OVER, type ChainKeyRow, type Head } from '../db/events.ts'
 import { chain_keys, organization_counters } from '../db/tables.ts'
@@ -20,15 +19,15 @@ export async function handOver (
   db: Db, actor: Actor, make: (head: Head) => { key: ChainKeyRow, proof: Buffer }
 ): Promise<ChainKeyRow | undefined> {
   const { organization_id } = actor
-  const head = await takeHead(db, organization_id, callersJson([actor]))
-  if (head === undefined) return undefined
-  const { key, proof } = make(head)
+  const counter = await openChange(db, actor)
+  if (counter === undefined) return undefined
+  const { key, proof } = make(counter.head)
   await db.insert(chain_keys).values(key)
   await db.update(organization_counters).set({ chain_kid: key.kid })
     .where(eq(organization_counters.organization_id, organization_id))
   // Before the event, behind which this process goes on under it at once.
   chainOf(db).openKey(key)
-  await appendEvents(db, new Map([[organization_id, head]]), [eventRow(actor, {
+  await appendToCounter(db, [eventRow(actor, {
     action: HAND_OVER,
     resource_type: 'chain-key',
     resource_id: key.kid,

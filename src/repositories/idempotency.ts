@@ -32,17 +32,6 @@ const columns = {
 const toAnswer = ({ answer, ...row }: { request: Buffer, status: number, answer: { sealed: string } }): KeptAnswer =>
   ({ ...row, sealed: Buffer.from(answer.sealed, 'base64') })
 
-/**
- * Holds a key until the end of the transaction; false where somebody else does. Nobody waits: a repeat that comes while
- * the first is under way is told so.
- */
-export async function tryLockKey (db: Db, { organization_id, principal, key }: KeyOwner): Promise<boolean> {
-  const name = `${organization_id} ${principal} ${key}`
-  const [row] = await db.execute(sql`
-    SELECT pg_try_advisory_xact_lock(hashtextextended(${name}::text, 0)) AS held`) as unknown as { held: boolean }[]
-  return row!.held
-}
-
 /** What was answered to a key in the last 24 hours. */
 export async function findAnswer (db: Db, owner: KeyOwner): Promise<KeptAnswer | undefined> {
   const [row] = await db.select(columns).from(idempotency_keys).where(and(its(owner), isKept))
@@ -80,13 +69,19 @@ export async function areAnswersFull (
   return await db.$count(some) === most
 }
 
-/** Keeps an answer, in the transaction of what it tells of. */
-export async function createAnswer (db: Db, owner: KeyOwner, { sealed, ...row }: KeptAnswer): Promise<void> {
+/**
+ * Stores a response, in the transaction of the change. False when a response to the same key was stored meanwhile: the
+ * change has to be undone.
+ */
+export async function createAnswer (db: Db, owner: KeyOwner, { sealed, ...row }: KeptAnswer): Promise<boolean> {
   const kept = { ...row, answer: { sealed: sealed.toString('base64') } }
-  // An older one may still be there.
+  // A response from more than 24 hours ago may still be there.
   const { organization_id, principal, key } = idempotency_keys
-  await db.insert(idempotency_keys).values({ ...owner, ...kept })
-    .onConflictDoUpdate({ target: [organization_id, principal, key], set: { ...kept, created_at: sql`now()` } })
+  const stored = await db.insert(idempotency_keys).values({ ...owner, ...kept })
+    .onConflictDoUpdate({
+      target: [organization_id, principal, key], set: { ...kept, created_at: sql`now()` }, setWhere: isOld
+    }).returning({ key })
+  return stored.length === 1
 }
 
 /** The next organizations with answers that are kept no longer, behind one of them: the system's own list. */

@@ -1,12 +1,10 @@
 import { sql, type SQL } from 'drizzle-orm'
 import type { HistoryPolicy, Managed, SecretFormat } from '../../schemas/projects.ts'
 import { LEVELS, type Level, type LevelNames } from '../../schemas/secrets.ts'
-import { learnHead } from '../db/chain.ts'
 import { lookUp, preparedSql, requireAuthentic, tampered, type Authenticated, type Db } from '../db/database.ts'
-import { headOf } from '../db/events.ts'
 import { byQuestion, gather } from '../db/gather.ts'
 import {
-  encryption_keys, environments, organization_counters, projects, secrets, targets
+  encryption_keys, environments, projects, secrets, targets
 } from '../db/tables.ts'
 import type { Place } from '../rules/slices.ts'
 import type { KeyRow } from './encryption-keys.ts'
@@ -42,33 +40,27 @@ export interface LevelState {
   slug: string
   /** Documents on the way to it; none unless they were asked for. */
   secrets: SecretRow[]
-  /**
-   * The version id that the organization's next recorded write takes, if nobody is faster; 0 unless it was asked for.
-   */
-  next_version: number
-  /** The bytes that the organization stores; 0 unless the version id was asked for. */
-  stored_bytes: number
 }
 
 /**
- * What a look-up brings beside the place itself: the active key, the rows of the documents on the way with or without
- * what they hold, both (`readable`), or what a write needs, with the organization's next version id: for one that
- * replaces what is there (`storable`), or uses it (`writable`).
+ * What a look-up brings beside the place itself: the active key, the rows of the documents on the way without what they
+ * hold (`revisions`, `storable` with the key) or with it (`documents`, `readable` with the key).
  */
-export type Brings = 'place' | 'key' | 'revisions' | 'documents' | 'readable' | 'storable' | 'writable'
+export type Brings = 'place' | 'key' | 'revisions' | 'documents' | 'readable' | 'storable'
 
-const FLAGS: Record<Brings, { documents: boolean, content: boolean, key: boolean, counter: boolean }> = {
-  place: { documents: false, content: false, key: false, counter: false },
-  key: { documents: false, content: false, key: true, counter: false },
-  revisions: { documents: true, content: false, key: false, counter: false },
-  documents: { documents: true, content: true, key: false, counter: false },
-  readable: { documents: true, content: true, key: true, counter: false },
-  storable: { documents: true, content: false, key: true, counter: true },
-  writable: { documents: true, content: true, key: true, counter: true }
+const FLAGS: Record<Brings, { documents: boolean, content: boolean, key: boolean }> = {
+  place: { documents: false, content: false, key: false },
+  key: { documents: false, content: false, key: true },
+  revisions: { documents: true, content: false, key: false },
+  documents: { documents: true, content: true, key: false },
+  readable: { documents: true, content: true, key: true },
+  storable: { documents: true, content: false, key: true }
 }
 
 interface Row {
   question: number
+  /** Of a look-up for writes: whether the project is locked for the writes. */
+  is_free?: boolean
   organization_id: string
   project_id: string
   project_slug: string
@@ -113,18 +105,24 @@ interface Row {
   history_id: string
   version_count: number
   recorded_revision: string | null
-  next_version: string | null
-  stored_bytes: string | null
-  next_event: string | null
-  event_head: Buffer | null
-  chain_kid: string | null
 }
 
-const ASKED = sql`documents boolean, content boolean, key boolean, counter boolean`
+const ASKED = sql`documents boolean, content boolean, key boolean`
+
+// The project, locked until the end of the transaction unless a long operation has locked it.
+const FREE = {
+  column: sql`free.id IS NOT NULL AS is_free,`,
+  join: sql`LEFT JOIN LATERAL (
+    SELECT id FROM projects WHERE organization_id = p.organization_id AND id = p.id FOR SHARE SKIP LOCKED
+  ) AS free ON true`
+}
+const NO_LOCK = { column: sql``, join: sql`` }
 
 // What was not asked for is not looked up.
-const levels = (name: string, place: SQL, documents: SQL) => preparedSql<Row, { asked: string }>(name, ($) => sql`
-  SELECT asked.question, p.organization_id,
+const levels = (
+  name: string, place: SQL, documents: SQL, lock = NO_LOCK
+) => preparedSql<Row, { asked: string }>(name, ($) => sql`
+  SELECT asked.question, ${lock.column} p.organization_id,
     p.id AS project_id, p.slug AS project_slug, p.secret_format, p.encryption_type, p.history_policy, p.key_version,
     p.mac AS project_mac,
     k.version = p.key_version AND NOT EXISTS (
@@ -143,34 +141,34 @@ const levels = (name: string, place: SQL, documents: SQL) => preparedSql<Row, { 
     s.mac AS secret_mac, s.version, s.history_id, s.version_count,
     (SELECT v.revision FROM secret_versions v
       WHERE v.organization_id = s.organization_id AND v.history_id = s.history_id ORDER BY v.id DESC
-        LIMIT 1) AS recorded_revision,
-    c.next_version, c.stored_bytes, c.next_event, c.event_head, c.chain_kid
+        LIMIT 1) AS recorded_revision
   FROM jsonb_to_recordset(${$('asked')}::jsonb) AS asked (question int, organization_id char(26), ${place}
+  ${lock.join}
   CROSS JOIN ${lookUp('k', encryption_keys,
     sql`organization_id = p.organization_id AND project_id = p.id AND is_active`)}
   LEFT JOIN LATERAL (
     SELECT s.* FROM unnest(${documents}) AS its (id)
     CROSS JOIN ${lookUp('s', secrets,
       sql`asked.documents AND organization_id = p.organization_id AND level_id = its.id`)}
-  ) AS s ON true
-  LEFT JOIN ${lookUp('c', organization_counters,
-    sql`asked.counter AND organization_id = p.organization_id`)} ON true`)
+  ) AS s ON true`)
 
-const bySlugs = levels('levels_by_slugs', sql`project varchar, target varchar, environment varchar, ${ASKED})
+const NAMED = sql`project varchar, target varchar, environment varchar, ${ASKED})
   CROSS JOIN ${lookUp('p', projects, sql`organization_id = asked.organization_id AND slug = asked.project`)}
   LEFT JOIN ${lookUp('g', targets,
     sql`organization_id = p.organization_id AND project_id = p.id AND slug = asked.target`)} ON true
   LEFT JOIN ${lookUp('e', environments,
-    sql`organization_id = p.organization_id AND target_id = g.id AND slug = asked.environment`)} ON true`,
-sql`ARRAY[p.id, g.id, e.id]`)
+    sql`organization_id = p.organization_id AND target_id = g.id AND slug = asked.environment`)} ON true`
+const ON_THE_WAY = sql`ARRAY[p.id, g.id, e.id]`
+const bySlugs = levels('levels_by_slugs', NAMED, ON_THE_WAY)
+const freeBySlugs = levels('free_levels_by_slugs', NAMED, sql`ARRAY[coalesce(e.id, g.id, p.id)]`, FREE)
 
-const bySecret = levels('levels_by_secret', sql`secret_id char(26), ${ASKED})
+const freeBySecret = levels('free_levels_by_secret', sql`secret_id char(26), ${ASKED})
   CROSS JOIN ${lookUp('own', secrets, sql`organization_id = asked.organization_id AND id = asked.secret_id`)}
   CROSS JOIN ${lookUp('p', projects, sql`organization_id = own.organization_id AND id = own.project_id`)}
   LEFT JOIN ${lookUp('g', targets, sql`organization_id = own.organization_id AND id = own.target_id`)} ON true
   LEFT JOIN ${lookUp('e', environments,
     sql`organization_id = own.organization_id AND id = own.environment_id`)} ON true`,
-sql`ARRAY[own.level_id]`)
+sql`ARRAY[own.level_id]`, FREE)
 
 interface Asked { organization_id: string, names: LevelNames, brings: Brings }
 
@@ -182,11 +180,7 @@ const findLevels = gather({
       ({ question, organization_id, project, target, environment, ...FLAGS[brings] }))
     return byQuestion(await bySlugs(db, { asked: JSON.stringify(asked) }), questions.length)
   },
-  read: (db, rows, { names: { target, environment } }) => {
-    const state = toState(db, rows)
-    if (state === undefined || (target !== undefined && state.target === null)) return undefined
-    return environment !== undefined && state.environment === null ? undefined : state
-  }
+  read: (db, rows, { names }) => stateOf(db, rows, names)
 })
 
 /**
@@ -199,26 +193,48 @@ export async function findLevel (
   return findLevels(db, { organization_id: organizationId, names, brings })
 }
 
-const findLevelsOfSecrets = gather({
-  keyOf: ({ organization_id, secret_id }: { organization_id: string, secret_id: string }) =>
-    `${organization_id} ${secret_id}`,
-  find: async (db, questions) => {
-    const asked = questions.map((one, question) => ({ question, ...one, ...FLAGS.writable }))
-    return byQuestion(await bySecret(db, { asked: JSON.stringify(asked) }), questions.length)
-  },
-  read: toState
-})
+/** The level that a write is about: by its names, or as the level of a secret, of which a version is restored. */
+export type Target = { names: LevelNames, brings: 'storable' | 'readable' } | { secret_id: string, version: number }
 
-/** The level of a secret, with that secret alone, for a write. */
-export async function findLevelOfSecret (
-  db: Db, organizationId: string, secretId: string
-): Promise<LevelState | undefined> {
-  return findLevelsOfSecrets(db, { organization_id: organizationId, secret_id: secretId })
+/** A level that a write is about, and whether its project is locked for the write. */
+export interface LevelToWrite { state: LevelState, isFree: boolean }
+
+/**
+ * The levels that writes are about, with their own documents alone, each as a function, which throws `integrity_error`
+ * for rows that were changed. Locks their projects (FOR SHARE) until the end of the transaction, except those that long
+ * operations have locked. The statements are sent at once.
+ */
+export async function findLevelsToWrite (
+  db: Db, writes: readonly { organizationId: string, target: Target }[]
+): Promise<(() => LevelToWrite | undefined)[]> {
+  const named: object[] = []
+  const ofSecrets: object[] = []
+  for (const [question, { organizationId: organization_id, target }] of writes.entries()) {
+    if ('names' in target) named.push({ question, organization_id, ...target.names, ...FLAGS[target.brings] })
+    else ofSecrets.push({ question, organization_id, secret_id: target.secret_id, ...FLAGS.storable })
+  }
+  const rows = await Promise.all([
+    ...named.length === 0 ? [] : [freeBySlugs(db, { asked: JSON.stringify(named) })],
+    ...ofSecrets.length === 0 ? [] : [freeBySecret(db, { asked: JSON.stringify(ofSecrets) })]
+  ])
+  return byQuestion(rows.flat(), writes.length).map((found, i) => () => {
+    const { target } = writes[i]!
+    const state = 'names' in target ? stateOf(db, found, target.names) : toState(db, found)
+    return state && { state, isFree: found[0]!.is_free === true }
+  })
+}
+
+function stateOf (
+  db: Db, rows: readonly Row[], { target, environment }: LevelNames
+): LevelState | undefined {
+  const state = toState(db, rows)
+  if (state === undefined || (target !== undefined && state.target === null)) return undefined
+  return environment !== undefined && state.environment === null ? undefined : state
 }
 
 // The one place where a level's rows are judged, before anything is told of them: what each is, where it belongs, and
 // that no document is older than the newest version of it.
-function toState (db: Db, rows: readonly Omit<Row, 'question'>[]): LevelState | undefined {
+function toState (db: Db, rows: readonly Row[]): LevelState | undefined {
   const [first] = rows
   if (first === undefined) return undefined
   const { organization_id, project_id, target_id, environment_id } = first
@@ -257,8 +273,6 @@ function toState (db: Db, rows: readonly Omit<Row, 'question'>[]): LevelState | 
   for (const secret of secrets) requireAuthentic(db, 'secrets', { ...secret, sealed: secret.is_stored })
   const isNewest = secrets.every(({ recorded_revision, revision }) => (recorded_revision ?? 0) <= revision)
   if (!isNewest || !first.key_is_newest) tampered()
-  const { next_event, event_head, chain_kid } = first
-  if (next_event !== null) learnHead(db, organization_id, headOf({ next_event, event_head, chain_kid }))
   const [level, deepest] = environment !== null
     ? ['environment', environment] as const
     : target !== null ? ['target', target] as const : ['project', project] as const
@@ -271,13 +285,11 @@ function toState (db: Db, rows: readonly Omit<Row, 'question'>[]): LevelState | 
     level,
     level_id: deepest.id,
     slug: deepest.slug,
-    secrets,
-    next_version: Number(first.next_version),
-    stored_bytes: Number(first.stored_bytes)
+    secrets
   }
 }
 
-function toSecret (row: Omit<Row, 'question'>): SecretRow | undefined {
+function toSecret (row: Row): SecretRow | undefined {
   if (row.secret_id === null) return undefined
   const { organization_id, level, level_id, is_stored, sealed, size_bytes, history_id, version_count } = row
   return {
@@ -302,7 +314,7 @@ function toSecret (row: Omit<Row, 'question'>): SecretRow | undefined {
 }
 
 // The active key has the project's version, and was never rotated.
-function toKey (row: Omit<Row, 'question'>): KeyRow | null {
+function toKey (row: Row): KeyRow | null {
   if (row.key_id === null) return null
   const { organization_id, project_id, key_version, key_string, data_key, key_check, salt, iterations } = row
   return {

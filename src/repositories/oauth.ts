@@ -458,7 +458,7 @@ export async function findUserCall (
 }
 
 function userCallOf (
-  db: Db, rows: readonly Omit<Awaited<ReturnType<typeof byAccessToken>>[number], 'question'>[], { organization }: {
+  db: Db, rows: readonly Awaited<ReturnType<typeof byAccessToken>>[number][], { organization }: {
     organization: string | undefined
   }
 ): UserCall | undefined {

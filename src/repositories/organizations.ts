@@ -2,6 +2,7 @@ import { and, asc, eq, gt, or, sql } from 'drizzle-orm'
 import { unionAll } from 'drizzle-orm/pg-core'
 import { FORMER_SLUG_DAYS, MAX_FORMER_SLUGS, type OrganizationStatus } from '../../schemas/organizations.ts'
 import { authenticatedColumns } from '../db/authenticated.ts'
+import { openChange } from '../db/chain.ts'
 import { changedAt } from '../db/columns.ts'
 import { type Db, isAuthentic, isOneOf } from '../db/database.ts'
 import { deleteExpired } from '../db/expired.ts'
@@ -131,9 +132,13 @@ async function reserveSlug (
 
 /** Ends the reservation of a slug; the organization that had the slug, or undefined when it is not reserved. */
 export async function releaseSlug (db: Db, slug: string): Promise<string | undefined> {
-  const [row] = await db.delete(former_slugs).where(and(eq(former_slugs.slug, slug), isReservedNow))
-    .returning({ organization_id: former_slugs.organization_id })
-  return row?.organization_id
+  const own = and(eq(former_slugs.slug, slug), isReservedNow)
+  const [row] = await db.select({ organization_id: former_slugs.organization_id }).from(former_slugs).where(own)
+  if (row === undefined) return undefined
+  await openChange(db, row)
+  const released = await db.delete(former_slugs)
+    .where(and(own, eq(former_slugs.organization_id, row.organization_id))).returning({ slug: former_slugs.slug })
+  return released.length === 0 ? undefined : row.organization_id
 }
 
 /**

@@ -1,26 +1,22 @@
 import { and, asc, eq, sql } from 'drizzle-orm'
 import type { Interval, PlanPrice } from '../../schemas/billing.ts'
 import type { OrganizationStatus, Plan } from '../../schemas/organizations.ts'
-import { preparedSql, type Db } from '../db/database.ts'
+import { openChange } from '../db/chain.ts'
+import { lookUp, preparedSql, type Db } from '../db/database.ts'
 import { invitations, members, organization_counters, organizations, plan_prices, plans, projects } from '../db/tables.ts'
 
-// The row is held before the plan is looked up by it: joined in one, a plan that changes while the row is waited for
-// would be compared with the new name, and found nowhere.
-const held = preparedSql<Omit<Plan, 'max_bytes'> & { max_bytes: string | null }, { id: string }>('held_plan', ($) => sql`
-  WITH held AS MATERIALIZED (
-    SELECT plan FROM organizations WHERE id = ${$('id')}::char(26) FOR NO KEY UPDATE
-  )
+const planOf = preparedSql<Omit<Plan, 'max_bytes'> & { max_bytes: string | null }, { id: string }>('plan_of', ($) => sql`
   SELECT p.name, p.retention_days, p.api_per_minute, p.max_projects, p.max_members, p.max_bytes
-  FROM plans p WHERE p.name = (SELECT plan FROM held)`)
+  FROM organizations o CROSS JOIN ${lookUp('p', plans, sql`name = o.plan`)} WHERE o.id = ${$('id')}::char(26)`)
 
 /**
- * The plan of an organization, whose row is taken until the end of the transaction: of two who each would take what is
- * left, the second counts what the first made, and no plan comes between. No stronger than that: a write that holds the
- * counter may go on to refer to this row (its key is checked by `FOR KEY SHARE`), and whoever holds this row asks for
- * the counter last.
+ * Locks an organization by its counter until the end of the transaction, unless the transaction has locked it; returns
+ * the plan, undefined when the organization was deleted. Of two transactions that each would take the last place of the
+ * plan, the second counts what the first made.
  */
 export async function lockPlan (db: Db, organizationId: string): Promise<Plan | undefined> {
-  const [row] = await held(db, { id: organizationId })
+  await openChange(db, { organization_id: organizationId })
+  const [row] = await planOf(db, { id: organizationId })
   return row && { ...row, max_bytes: row.max_bytes === null ? null : Number(row.max_bytes) }
 }
 

@@ -146,7 +146,7 @@ export async function findPrincipal (db: Db, hash: Buffer, teams: TeamQuery = {}
   return findPrincipals(db, { hash, teams })
 }
 
-function principalOf (db: Db, row: Omit<TokenFound, 'question'>): Principal | undefined {
+function principalOf (db: Db, row: TokenFound): Principal | undefined {
   const number = (text: string | null) => text === null ? null : Number(text)
   const {
     organization_id, name, token_hash, token_prefix, abilities, slices, created_by_type, created_by_name, mac

@@ -3,6 +3,8 @@ import type { HistoryPolicy, Managed, ProjectAttributes, SecretFormat } from '..
 import { TEAM_LIMITS } from '../../schemas/teams.ts'
 import type { Role } from '../../schemas/users.ts'
 import { authenticatedColumns } from '../db/authenticated.ts'
+import { RowHeld } from '../db/caller.ts'
+import { counterOf } from '../db/chain.ts'
 import { changedAt } from '../db/columns.ts'
 import {
   isAuthentic, isOneOf, lookUp, macOf, preparedSql, requireAuthentic, updateAuthentic, tampered, type Authenticated,
@@ -217,16 +219,20 @@ export async function updateProject (
 }
 
 /**
- * Takes the project's row until the end of the transaction. `update`: rotation, purge, change of custody and deletes
- * exclude every write below it. `share`: no rotation comes between.
+ * Locks the row of a project until the end of the transaction. `update`: no write below the project, no other change of
+ * the project. `share`: no long operation on the project. A transaction that has locked the organization's counter does
+ * not wait for the row, because a long operation has the row while it waits for the counter.
+ *
+ * Throws RowHeld when the row is locked in such a transaction.
  */
 export async function lockProject (
   db: Db, organizationId: string, { id }: { id: string }, strength: 'update' | 'share' = 'update'
 ): Promise<KeyState | undefined> {
-  const [row] = await db.select(authenticatedColumns('projects')).from(projects).where(oneOf(
-    organizationId, id
-  )).for(strength)
+  const hasCounter = counterOf(db) !== undefined
+  const find = () => db.select(authenticatedColumns('projects')).from(projects).where(oneOf(organizationId, id))
+  const [row] = await find().for(strength === 'update' ? 'no key update' : 'share', hasCounter ? { skipLocked: true } : {})
   if (row !== undefined) requireAuthentic(db, 'projects', row)
+  else if (hasCounter && (await find()).length > 0) throw new RowHeld()
   return row
 }
 

@@ -46,12 +46,6 @@ const columns = {
 const itsSecret = and(
   eq(secrets.organization_id, secret_versions.organization_id), eq(secrets.history_id, secret_versions.history_id)
 )
-const itsKey = and(
-  eq(encryption_keys.organization_id, secret_versions.organization_id),
-  eq(encryption_keys.project_id, secrets.project_id),
-  eq(encryption_keys.version, secret_versions.key_version)
-)
-
 type Page = Omit<VersionRow, 'id' | 'revision' | 'restored_from' | 'created_by_id' | 'created_at' | 'level'> &
   Record<'id' | 'revision' | 'created_at', string> & Record<'restored_from' | 'created_by_id', string | null>
 
@@ -185,68 +179,97 @@ export async function listVersions (
   return { rows: found, areFewer: rows.length < limit }
 }
 
-/** A version with its sealed content, its key and its place. */
-export interface FullVersion {
+/** A version with its place. */
+export interface FoundVersion {
   version: VersionRow
-  sealed: Buffer
   secret: Place & { id: string, level_id: string }
+}
+
+/** A version with its sealed content, its key and its place. */
+export interface FullVersion extends FoundVersion {
+  sealed: Buffer
   key: KeyRow
 }
 
+// Each row is looked up by its key, as by `lookUp`.
 const ASKED = sql`jsonb_to_recordset(${sql.placeholder('asked')}::jsonb)
   AS asked (question int, organization_id char(26), id bigint, retention_days int)`
-const byIds = prepared('versions_by_id', (db) => db
-  .select({
-    question: sql<number>`asked.question`.as('question'),
-    version: columns,
-    sealed: secret_versions.sealed,
-    secret: { ...authenticatedColumns('secrets'), sealed: sql<boolean>`${secrets.sealed} IS NOT NULL` },
-    key: keyColumns
-  })
-  .from(ASKED)
-  .innerJoin(secret_versions, and(
-    eq(secret_versions.organization_id, sql`asked.organization_id`), eq(secret_versions.id, sql`asked.id`)
-  ))
-  .innerJoin(secrets, itsSecret)
-  .leftJoin(encryption_keys, itsKey))
+const itsVersion = (db: Db) => db.select().from(secret_versions).where(and(
+  eq(secret_versions.organization_id, sql`asked.organization_id`), eq(secret_versions.id, sql`asked.id`)
+)).limit(1).as('secret_versions')
+const itsLevel = (db: Db) => db.select().from(secrets).where(itsSecret).limit(1).as('secrets')
+const itsKey = (db: Db) => db.select().from(encryption_keys).where(and(
+  eq(encryption_keys.organization_id, secret_versions.organization_id),
+  eq(encryption_keys.project_id, secrets.project_id),
+  eq(encryption_keys.version, secret_versions.key_version)
+)).limit(1).as('encryption_keys')
+const place = {
+  question: sql<number>`asked.question`.as('question'),
+  version: { ...columns, managed: sql<Managed | null>`${encryption_keys.managed}` },
+  secret: { ...authenticatedColumns('secrets'), sealed: sql<boolean>`${secrets.sealed} IS NOT NULL` }
+}
+const byIds = prepared('versions_by_id', (db) => db.select(place).from(ASKED)
+  .innerJoinLateral(itsVersion(db), sql`true`).innerJoinLateral(itsLevel(db), sql`true`)
+  .leftJoinLateral(itsKey(db), sql`true`))
+const fullByIds = prepared('full_versions_by_id', (db) => db
+  .select({ ...place, sealed: secret_versions.sealed, key: keyColumns }).from(ASKED)
+  .innerJoinLateral(itsVersion(db), sql`true`).innerJoinLateral(itsLevel(db), sql`true`)
+  .leftJoinLateral(itsKey(db), sql`true`))
 
 interface Asked { organization_id: string, id: number, retention_days: number | null }
 
-async function rowsOf (db: Db, questions: readonly Asked[]) {
-  const asked = JSON.stringify(questions.map((one, question) => ({ question, ...one })))
-  return byQuestion(await byIds(db, { asked }), questions.length)
-}
-type Found = Awaited<ReturnType<typeof rowsOf>>[number][number]
+const rowsBy = <R extends { question: number }>(find: (db: Db, values: { asked: string }) => Promise<R[]>) =>
+  async (db: Db, questions: readonly Asked[]) => {
+    const asked = JSON.stringify(questions.map((one, question) => ({ question, ...one })))
+    return byQuestion(await find(db, { asked }), questions.length)
+  }
+const rowsOf = rowsBy(byIds)
+const fullRowsOf = rowsBy(fullByIds)
+type Row = Awaited<ReturnType<typeof byIds>>[number]
+type FullRow = Awaited<ReturnType<typeof fullByIds>>[number]
 
-function toVersion (db: Db, [row]: readonly Found[]): FullVersion | undefined {
+function toVersion (db: Db, [row]: readonly Row[]): FoundVersion | undefined {
   if (row === undefined) return undefined
   requireAuthentic(db, 'secrets', row.secret)
+  const { version, secret } = row
   // A version names a key that its project never had.
-  const { version, key } = row
-  if (key === null || version.managed === null) return tampered()
-  return { ...row, key, version: { ...version, managed: version.managed } }
+  if (version.managed === null) return tampered()
+  return { version: { ...version, managed: version.managed }, secret }
 }
 
-const findVersions = gather({
-  keyOf: ({ organization_id, id, retention_days }: Asked) => `${organization_id} ${id} ${retention_days}`,
-  find: rowsOf,
-  read: toVersion
-})
+function toFullVersion (db: Db, rows: readonly FullRow[]): FullVersion | undefined {
+  const found = toVersion(db, rows)
+  if (found === undefined) return undefined
+  const { sealed, key } = rows[0]!
+  return { ...found, sealed, key: key ?? tampered() }
+}
+
+const keyOf = ({ organization_id, id, retention_days }: Asked) => `${organization_id} ${id} ${retention_days}`
+const findVersions = gather({ keyOf, find: rowsOf, read: toVersion })
+const findFullVersions = gather({ keyOf, find: fullRowsOf, read: toFullVersion })
 
 /** A version of the organization, reached through the secret that has it. */
 export async function findVersion (
   db: Db, organizationId: string, id: number, retentionDays: number | null
-): Promise<FullVersion | undefined> {
+): Promise<FoundVersion | undefined> {
   return findVersions(db, { organization_id: organizationId, id, retention_days: retentionDays })
 }
 
-/** Versions of the organization by id, in one statement; undefined for what is none. */
+/** The same with its sealed content and its key. */
+export async function findFullVersion (
+  db: Db, organizationId: string, id: number, retentionDays: number | null
+): Promise<FullVersion | undefined> {
+  return findFullVersions(db, { organization_id: organizationId, id, retention_days: retentionDays })
+}
+
+/**
+ * Versions by id, in one statement, each as a function, which throws `integrity_error` for a row that was changed, and
+ * returns undefined for what is no version of the organization.
+ */
 export async function findVersionsTogether (
-  db: Db, organizationId: string, ids: readonly number[], retentionDays: number | null
-): Promise<(FullVersion | undefined)[]> {
-  const rows = await rowsOf(db, ids.map((id) =>
-    ({ organization_id: organizationId, id, retention_days: retentionDays })))
-  return rows.map((found) => toVersion(db, found))
+  db: Db, some: readonly { organization_id: string, id: number, retention_days: number | null }[]
+): Promise<(() => FullVersion | undefined)[]> {
+  return (await fullRowsOf(db, some)).map((found) => () => toFullVersion(db, found))
 }
 
 /**

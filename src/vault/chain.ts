@@ -13,14 +13,11 @@ import { handOver } from '../repositories/chain-keys.ts'
 import { chainKeyContext, serviceKeyContext } from './contexts.ts'
 import { holdCanary } from './master-keys.ts'
 
-// Milliseconds for which nobody guesses after a guess that was wrong.
-const MISSED_FOR = 1_000
-
 // Events of an organization that wait for an anchor at most, and milliseconds for which the first of them does.
 const UNANCHORED = { events: 1_000, time: 10 * 60_000 }
 
-// Organizations whose heads and keys a process remembers. Of another one, it looks first.
-const MOST_HEADS = 10_000
+// Keys of chains that a process remembers. Any other is looked up first.
+const MOST_KEYS = 10_000
 
 /** The name of the key of events among the keys of the service, and what events say which key made their MACs. */
 export const FIRST_CHAIN_KEY = 'events'
@@ -87,7 +84,7 @@ export async function rotateChainKey (
   return transaction(handle, async (db) => {
     await holdCanary(db, keyring)
     return handOverChain(db, keyring, operatorOf(organizationId))
-  })
+  }, operatorOf(organizationId))
 }
 
 /**
@@ -99,11 +96,9 @@ export async function rotateChainKey (
 export function createChain (
   kid: string, first: KeyObject, open: (row: ChainKeyRow) => KeyObject, clock = () => performance.now()
 ): EventChain {
-  const keys = new LRUCache<string, KeyObject>({ max: MOST_HEADS })
+  const keys = new LRUCache<string, KeyObject>({ max: MOST_KEYS })
   const nameOf = (organizationId: string, id: string) => `${organizationId} ${id}`
-  const heads = new LRUCache<string, Head>({ max: MOST_HEADS })
   const waiting = new Map<string, { first: number, last: number, since: number }>()
-  const missed = new LRUCache<string, true>({ max: MOST_HEADS, ttl: MISSED_FOR })
   // From the process's own clock, which nobody sets, to the database's.
   let offset: number | undefined
   let last: number | undefined
@@ -122,9 +117,7 @@ export function createChain (
       if (key === undefined) throw new Error('the key of the chain is not at hand')
       return eventMac(key, event, previous)
     },
-    heads: { get: (id) => heads.get(id), set: (id, head) => { heads.set(id, head) } },
     recorded (id, head) {
-      heads.set(id, head)
       last = Date.now()
       const end = head.next_event - 1
       const { first, since } = waiting.get(id) ?? { first: end, since: clock() }
@@ -144,8 +137,6 @@ export function createChain (
       if ((waiting.get(id)?.last ?? 0) <= sequence) waiting.delete(id)
       else waiting.set(id, { ...waiting.get(id)!, first: sequence, since: clock() })
     },
-    missed: (id) => { missed.set(id, true) },
-    isMissedOften: (id) => missed.has(id),
     now: () => new Date(Math.floor(offset === undefined ? Date.now() : clock() + offset)),
     told (time, asked) {
       // The answer was made between the question and now, and what is known already is changed no more than that asks.

@@ -2,7 +2,7 @@ import { openBlob, sealBlob } from '../crypto/blob.ts'
 import { IntegrityError } from '../crypto/at-rest.ts'
 import { MasterKeyMissing, type Keyring } from '../crypto/keyring.ts'
 import { transaction, type Db } from '../db/database.ts'
-import { holdCaller, recordEvent, systemOf, type Actor } from '../repositories/audit.ts'
+import { lockCounterLast, recordEvent, systemOf, type Actor } from '../repositories/audit.ts'
 import { findActiveKeyOf, type KeyState } from '../repositories/encryption-keys.ts'
 import {
   countWaiting, findLeft, findWaiting, finishReEncryption, growHistories, listOldestWaiting, listWaiting, moveVersions,
@@ -149,7 +149,7 @@ export async function submitVersions (
     if (grown.length > 0) await growHistories(db, project, grown)
     const remaining = await countWaiting(db, project, retentionDays)
     if (growth > 0) {
-      await holdCaller(db, actor)
+      await lockCounterLast(db, actor)
       requireBytes(organization.plan, (await takeCounter(db, organization.id, 0)).stored_bytes, growth)
     }
     await recordEvent(db, actor, {

@@ -31,8 +31,6 @@ export interface LongOperation<T> {
   /** The project, which is locked exclusively until the transaction ends. */
   projectId: string
   actor: Pick<Actor, 'answering'>
-  /** Locks that come before the project in the order of decision 0029. */
-  lockBefore?: (db: Db, organizationId: string) => Promise<unknown>
   inUse?: InUse
   run: (db: Db, project: KeyState) => Promise<T>
 }
@@ -44,12 +42,11 @@ export interface LongOperation<T> {
  */
 export async function runLongOperation<T> (
   { longTransactions }: { longTransactions: Db },
-  { organization: { id }, projectId, actor: { answering }, lockBefore, inUse = 'rotation_in_progress', run }:
+  { organization: { id }, projectId, actor: { answering }, inUse = 'rotation_in_progress', run }:
   LongOperation<T>
 ): Promise<T> {
   const inTransaction = () => transaction(longTransactions, async (db) => {
     await lockLongOperations(db, id)
-    await lockBefore?.(db, id)
     return run(db, await lockProject(db, id, { id: projectId }) ?? fail('not_found'))
   }, { answering })
   return oncePerProject(projectId, answering, inUse, () =>

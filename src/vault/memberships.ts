@@ -2,7 +2,7 @@ import type { Role } from '../../schemas/users.ts'
 import type { Db } from '../db/database.ts'
 import { endingOf, endTokensOfBefore, lockTokensOfMember } from '../db/grants.ts'
 import { lockMemberships, reachedLimit } from '../db/memberships.ts'
-import { holdCaller, recordEvent, systemOf, type Actor, type AuditEvent } from '../repositories/audit.ts'
+import { recordEvent, systemOf, type Actor, type AuditEvent } from '../repositories/audit.ts'
 import { deleteExpiredInvitations, deleteInvitation, lockInvitation, type Invitation } from '../repositories/invitations.ts'
 import { deleteMember, findMember, lockMember, lockOtherOwners } from '../repositories/members.ts'
 import { findOrganization } from '../repositories/organizations.ts'
@@ -111,7 +111,6 @@ export async function endMembership (
   await judge(member)
   if (isLastOwner(member, otherOwners)) return 'last_owner'
   const seen = await findMember(db, organization_id, userId)
-  await holdCaller(db, actor)
   const tokens = await lockTokensOfMember(db, organization_id, userId)
   // Before the delete: a person who leaves is the caller of the change.
   await recordEvent(db, actor, {

@@ -1,7 +1,7 @@
 import { databaseError, transaction, type Db } from '../db/database.ts'
 import { PIECE } from '../db/expired.ts'
 import { createTokenRemovals, deleteTokenRemoval, type TokenRemoval } from '../db/token-removals.ts'
-import { holdCaller, recordEvent, systemOf, type Actor, type AuditEvent } from '../repositories/audit.ts'
+import { lockCounterLast, recordEvent, systemOf, type Actor, type AuditEvent } from '../repositories/audit.ts'
 import type { KeyState } from '../repositories/encryption-keys.ts'
 import { deleteOldAnswers, listOwnersOfOldAnswers } from '../repositories/idempotency.ts'
 import { listExpiredInvitations } from '../repositories/invitations.ts'
@@ -50,11 +50,10 @@ export function deletionRunner (
         await countLongOperation?.()
         return change(db, project)
       }
-      const operation = { organization, projectId, actor, lockBefore: lockPlan, inUse: 'conflict' as const, run }
+      const operation = { organization, projectId, actor, inUse: 'conflict' as const, run }
       return runLongOperation({ longTransactions }, operation)
     }
     return transaction(handle, async (db) => {
-      await lockPlan(db, id)
       return change(db, await lockProject(db, id, { id: projectId }) ?? fail('not_found'))
     }, actor)
   }
@@ -69,14 +68,13 @@ export async function deleteLevel (
     documents: number
   }) => Promise<void>
 ): Promise<void> {
-  // The caller before the tokens, and before what a team holds of a project, which goes with it.
-  await holdCaller(db, actor)
-  const held = actor.caller?.teams === undefined ? actor : { ...actor, caller: { ...actor.caller, teams: [] } }
   const { bytes, ...gone } = await removeHistories(db, actor.organization_id, below)
+  // Before the tokens, one of which can be the caller's, and before a team's role in the project, which ends with it.
+  await lockCounterLast(db, actor)
   await deleteRow(gone)
   await removeSome(db, actor.organization_id)
   const tokens = await lockTokensOfNothing(db, actor.organization_id, PIECE)
-  await recordEvent(db, held, { ...event, details: gone, growth: -bytes }, ...endingsOf(tokens, event.resource_type))
+  await recordEvent(db, actor, { ...event, details: gone, growth: -bytes }, ...endingsOf(tokens, event.resource_type))
   // After the events: the caller may be one of them.
   await deleteTokens(db, actor.organization_id, tokens)
   // Any others reach nothing, as what they were narrowed to is gone, and end in the background.
@@ -162,7 +160,7 @@ export function createRemovalWorker ({ db, log }: { db: Db, log: Log }): Backgro
       steps: [inPieces((db, organization) => transaction(db, async (db) => {
         await lockPlan(db, organization)
         return expireInvitations(db, organization)
-      }))]
+      }, { organization_id: organization }))]
     },
     { list: listOverTokens, steps: [inPieces(deleteOverTokens)] }
   ]
@@ -175,7 +173,7 @@ export function createRemovalWorker ({ db, log }: { db: Db, log: Log }): Backgro
       const taken = isThere ? await endTokensOfNothing(db, organization_id, ended) : 0
       if (taken < PIECE) await deleteTokenRemoval(db, { ended, ...removal })
       return taken
-    })
+    }, removal)
   }
 
   const interrupted = (error: unknown, organization?: string) => {

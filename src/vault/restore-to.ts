@@ -2,7 +2,7 @@ import type { KeyObject } from 'node:crypto'
 import { openBlob } from '../crypto/blob.ts'
 import { rest } from '../crypto/rest.ts'
 import type { Db } from '../db/database.ts'
-import { holdCaller, recordEvent, type Actor } from '../repositories/audit.ts'
+import { lockCounterLast, recordEvent, type Actor } from '../repositories/audit.ts'
 import { findActiveKeyOf, type KeyRow, type KeyState } from '../repositories/encryption-keys.ts'
 import { listChangedLevels, type ChangedLevel } from '../repositories/moments.ts'
 import type { Organization } from '../repositories/principals.ts'
@@ -61,7 +61,7 @@ export async function restoreTo (
     let first_version: number | null = null
     const changed = [...restored, ...toEmpty]
     if (changed.length > 0) {
-      await holdCaller(db, actor)
+      await lockCounterLast(db, actor)
       // The counter is the last lock: other writes of the organization wait from here on.
       const counter = await takeCounter(db, organization.id, changed.length)
       // The snapshot of a document that goes takes the place of it.
@@ -99,12 +99,12 @@ async function replaceContents (held: Held, levels: readonly Restored[]) {
   await inPieces(sizes, async (ids) => {
     const began = performance.now()
     const found = await findSecrets(db, organization.id, ids)
-    const versions = await findVersionsTogether(
-      db, organization.id, found.map(({ id }) => byId.get(id)!.version), organization.plan.retention_days
-    )
+    const versions = await findVersionsTogether(db, found.map(({ id }) => ({
+      organization_id: organization.id, id: byId.get(id)!.version, retention_days: organization.plan.retention_days
+    })))
     await rest()
     const replaced = found.flatMap((document, i) => {
-      const blob = contentOf(held, document, versions[i] ?? fail('not_found'))
+      const blob = contentOf(held, document, versions[i]!() ?? fail('not_found'))
       if (blob === undefined) return []
       const size_bytes = sizeOf(blob)
       growth += 2 * size_bytes - document.size_bytes

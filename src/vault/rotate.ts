@@ -5,7 +5,7 @@ import { IntegrityError } from '../crypto/at-rest.ts'
 import type { Keyring } from '../crypto/keyring.ts'
 import { rest } from '../crypto/rest.ts'
 import type { Db } from '../db/database.ts'
-import { holdCaller, recordEvent, type Actor } from '../repositories/audit.ts'
+import { lockCounterLast, recordEvent, type Actor } from '../repositories/audit.ts'
 import {
   findActiveKeyOf, type KeyRow, type KeyState, type NewKey, replaceActiveKey
 } from '../repositories/encryption-keys.ts'
@@ -103,7 +103,7 @@ export async function rotate (
     })
     const waiting = policy === 'keep' ? 0 : await countWaiting(db, under, retention)
     if (waiting > 0) await startReEncryption(db, under, waiting)
-    await holdCaller(db, actor)
+    await lockCounterLast(db, actor)
     // The counter is the last lock: other projects of the organization wait from here on, so it is held for no longer
     // than the versions take.
     const { first_version, stored_bytes, taken_at } = await takeCounter(db, organization.id, documents.length)

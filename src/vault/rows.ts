@@ -6,7 +6,6 @@ import { random, sameBytes, takeKey } from '../crypto/primitives.ts'
 import { chainKeyFingerprint, createRowChecker, deriveLookupKey, rowKeyFingerprint, rowMac } from '../crypto/row-mac.ts'
 import { AUTHENTICATED, fieldsOf, type AuthenticatedTable } from '../db/authenticated.ts'
 import { readClock } from '../db/chain.ts'
-import { createLine, type Waiter } from '../db/line.ts'
 import {
   databaseError, isAway, setAuthority, transaction, type Database, type Db,
   type RowAuthority, type Violation, type ViolationLog
@@ -165,8 +164,6 @@ const MINUTE = 60_000
 const MOST_A_MINUTE = 600
 const AT_ONCE = 100
 
-interface Waiting extends Waiter { violation: Violation, done: () => void }
-
 const toStandardError: ViolationLog = {
   warn: (details, message) => {
     process.stderr.write(`${message}: ${JSON.stringify(details)}\n`)
@@ -177,22 +174,24 @@ const toStandardError: ViolationLog = {
 function authorityFor (keys: Keys, keyring: Keyring, db: Db): RowAuthority {
   const { rows: key } = keys
   const reported = new LRUCache<string, true>({ max: 10_000, ttl: SAME_ROW })
-  const pending = new Set<Promise<void>>()
   const matches = createRowChecker(key)
   const lookupKey = deriveLookupKey(key)
-  // One transaction after the other, however many rows one look has refused: a connection each would leave none to
-  // whoever asks for what is authentic.
-  const line = createLine<Waiting>(async ({ take }) => {
-    const some = take(AT_ONCE, () => true)
-    try {
-      await record(db, some.map(({ violation }) => violation), unrecorded)
-    } catch (error) {
-      unrecorded(error)
-      throw error
-    } finally {
-      for (const { done } of some) done()
+  let waiting: Violation[] = []
+  let recording: Promise<void> | undefined
+  // One transaction after the other, however many rows a look-up has refused: with a connection for each, none would be
+  // left for other requests.
+  async function recordAll () {
+    while (waiting.length > 0) {
+      try {
+        await record(db, waiting.splice(0, AT_ONCE), unrecorded)
+      } catch (error) {
+        unrecorded(error)
+        // The database is away: each of the others would find that out by a deadline of its own.
+        waiting = []
+      }
     }
-  })
+    recording = undefined
+  }
   let log = toStandardError
   const unrecorded = (error: unknown) => {
     log.warn({ err: databaseError(error) }, 'the integrity violation could not be recorded')
@@ -221,13 +220,12 @@ function authorityFor (keys: Keys, keyring: Keyring, db: Db): RowAuthority {
       if (!isDue(violation)) return
       reports++
       log.warn(describe(violation), 'a row was changed outside the service and is refused')
-      const work = new Promise<void>((resolve, reject) => { line.join({ violation, done: resolve, reject }) })
-        .catch(unrecorded).finally(() => { pending.delete(work) })
-      pending.add(work)
+      waiting.push(violation)
+      recording ??= recordAll()
     },
     reports: () => reports,
     logTo (to) { log = to },
-    async settled () { await Promise.all(pending) }
+    async settled () { await recording }
   }
   return authority
 }
@@ -258,7 +256,7 @@ async function record (db: Db, violations: readonly Violation[], failed: (error:
   }
   for (const [organization, events] of found) {
     try {
-      await transaction(db, (db) => recordEvent(db, systemOf(organization), ...events))
+      await transaction(db, (db) => recordEvent(db, systemOf(organization), ...events), systemOf(organization))
     } catch (error) {
       if (isAway(error)) throw error
       failed(error)

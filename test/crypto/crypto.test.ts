@@ -550,7 +550,7 @@ t.test('only primitives.ts names an algorithm, and GCM always has its tag length
       t.equal(ciphers.length, 2)
       for (const line of ciphers) t.match(line, /\('aes-256-gcm', key, iv, \{ authTagLength: TAG_BYTES \}\)/)
       t.match(text, 'const TAG_BYTES = 16\n')
-      t.match(text, 'const iv = randomBytes(IV_BYTES)\n')
+      t.match(text, 'const iv = nonce(IV_BYTES)\n')
     } else {
       t.notMatch(text, calls, `${file} uses src/crypto/primitives.ts`)
       t.notMatch(text, /['"`](aes-?\d+.*|sha-?(1|224|256|384|512)|md5)['"`]/i, `${file} names no algorithm`)

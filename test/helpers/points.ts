@@ -19,7 +19,7 @@ export function watchPoints (work: Work, reached: (name: string, at: (end: () =>
 
   function look (message: unknown) {
     const { phase, text } = message as { phase: 'before' | 'after', text: string }
-    counting ||= /from "projects".* for (update|share)/s.test(text)
+    counting ||= /from "projects".* for (no key update|share)/s.test(text)
     if (!counting) return
     // After one statement the database is as it is before the next, so the points before them cover those after them.
     if (phase === 'before') reached(`before ${nameOf(text)}`, now)

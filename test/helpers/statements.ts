@@ -169,9 +169,12 @@ export function crossesTenants (statement: string): string | undefined {
   if (loose !== undefined) return `${loose.table} without its organization`
   if (EITHER.test(text)) return 'its organization, or something else'
   const isGiven = /organization_id (=|in) ?(any)?\(?\$|organization_id( ,|,| ?\))|= ''/.test(text) ||
-    theirs.some(({ alias, query }) => isNamed(query, alias, false))
+    LISTED.test(text) || theirs.some(({ alias, query }) => isNamed(query, alias, false))
   return used.length > 0 && !isGiven ? 'no organization is given' : undefined
 }
+
+// A list of rows, each with its organization, is a parameter.
+const LISTED = /jsonb_to_recordset\(\$\d+::jsonb\) as \w+ \( ?(?:[\w, ()]*, )?organization_id char\(26\)/
 
 const CHANGES_MEMBERS = /\b(?:update|delete from|insert into) (?:only )?members\b/
 

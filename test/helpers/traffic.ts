@@ -301,9 +301,11 @@ export async function replay (sql: Sql, organization: string, operations: Operat
   const rows = await sql(`SELECT id, revision, sealed IS NOT NULL AS live FROM secrets WHERE ${where}`)
   const projects = new Map((await sql(`SELECT id, slug FROM projects WHERE ${where}`)).map(({ id, slug }) =>
     [id as string, slug as string]))
-  const events = await sql(
-    `SELECT seq, action, resource_type, resource_id, request_id, details FROM audit_events WHERE ${where} ORDER BY seq`
-  )
+  // In one statement with the counter: a worker may record an event between two statements.
+  const events = await sql(`SELECT seq, action, resource_type, resource_id, request_id, details,
+      (SELECT next_event FROM organization_counters WHERE ${where}),
+      (SELECT next_version FROM organization_counters WHERE ${where})
+    FROM audit_events WHERE ${where} ORDER BY seq`)
   const seen = new Map<string, number>()
   let newest = 0
   let latest = -Infinity
@@ -435,7 +437,7 @@ export async function replay (sql: Sql, organization: string, operations: Operat
     if (count > 1) problem(`${request} has ${count} events`)
   }
 
-  const [counter] = await sql(`SELECT next_version, next_event FROM organization_counters WHERE ${where}`)
+  const [counter] = events
   if (Number(counter!.next_event) !== events.length + 1) {
     problem(`the next event is ${counter!.next_event} after ${events.length}`)
   }

@@ -1,0 +1,116 @@
+import { findAuthority, setAuthority } from './authority.ts'
+import { RowHeld, type Caller } from './caller.ts'
+import { counterOf, openChange } from './chain.ts'
+import { codeOf, databaseError, DatabaseUnavailable, isLockTimeout, LOCK_TIMEOUT } from './errors.ts'
+import { DEADLINE, spending } from './guard.ts'
+import type { Db } from './handle.ts'
+import { queueOf, type Started } from './queue.ts'
+import { atWaitTime, waitNow } from './wait-clock.ts'
+
+const ATTEMPTS = 4
+
+// Milliseconds after which a change whose row was locked runs again.
+const PAUSE = 20
+
+/** Stores the response of a request with an `Idempotency-Key`, in the transaction of the change. */
+export interface Answering {
+  /** First in the transaction: ends the transaction when the request was answered before. */
+  begin (db: Db): Promise<void>
+  /** Whether the other one has the same key of the same caller: one of the two repeats the other. */
+  repeats (other: Answering | null | undefined): boolean
+  /** Last in the transaction: waits for the response, and stores it. An error that it throws undoes everything. */
+  keep (db: Db): Promise<void>
+  /** Whether a transaction has begun that stores the response. */
+  hasBegun: boolean
+  /** The transaction, once there is one. */
+  settled: Promise<unknown> | undefined
+}
+
+/** What a transaction is for. An `Actor` is one. */
+export interface Asking {
+  /** The organization that the transaction changes. */
+  organization_id?: string | undefined
+  /** The credential of the request, which must be valid when the change commits. */
+  caller?: Caller | null | undefined
+  answering?: Answering | null | undefined
+  /** Milliseconds that the request has waited for the database before. */
+  waited?: number | undefined
+  /** The bytes of the change, which count in the queue. */
+  bytes?: number
+}
+
+/**
+ * Runs a transaction. A transaction that changes an organization (`organization_id`) waits in the queue of that
+ * organization, and locks the organization's counter row before anything else; `fn` then sees the committed state,
+ * which no other change alters until the commit. Long operations leave `organization_id` out and lock the counter last.
+ *
+ * With `answering` the result is returned before the commit, so that the response can be made of it and stored in the
+ * same transaction; the response is sent after the transaction has `settled`.
+ *
+ * Everything has one deadline: the time that the request has waited before, the wait in the queue and each attempt.
+ *
+ * Throws errors that may be logged: CallerEnded when the caller may not make the change any more, DatabaseUnavailable
+ * after the deadline.
+ */
+export async function transaction<T> (
+  db: Db, fn: (db: Db) => Promise<T>, asking: Asking = {}
+): Promise<T> {
+  const { organization_id, waited = 0, bytes = 0 } = asking
+  const began = waitNow() - waited
+  const until = began + DEADLINE
+  const start = () => spending(waitNow() - began, () => begin(db, fn, asking))
+  for (let lost = 0; ;) {
+    try {
+      return await (organization_id === undefined
+        ? start().result
+        : queueOf(db).alone({ organizationId: organization_id, until, bytes }, start))
+    } catch (error) {
+      if (error instanceof RowHeld || (organization_id !== undefined && isLockTimeout(error))) {
+        await pauseUntil(until)
+        continue
+      }
+      const isLost = /^(40P01|40001)$/.test(codeOf(error) ?? '')
+      if (!isLost || ++lost === ATTEMPTS) throw databaseError(error)
+    }
+  }
+}
+
+/** Runs a transaction once, without a queue. So many milliseconds of its deadline are spent. */
+export const transactionOnce = async <T>(db: Db, fn: (db: Db) => Promise<T>, spent: number): Promise<T> =>
+  spending(spent, () => begin(db, fn, {})).result
+
+/** Waits a moment for a locked row. Throws DatabaseUnavailable when the deadline is over. */
+export async function pauseUntil (until: number): Promise<void> {
+  const next = waitNow() + PAUSE
+  if (next >= until) throw new DatabaseUnavailable('A row that the change needs was locked for too long', LOCK_TIMEOUT)
+  await new Promise<void>((resolve) => { atWaitTime(next, resolve) })
+}
+
+function begin<T> (db: Db, fn: (db: Db) => Promise<T>, asking: Asking): Started<T> {
+  const { organization_id, answering, caller } = asking
+  const run = async (tx: Db) => {
+    setAuthority(tx, findAuthority(db))
+    try {
+      if (organization_id !== undefined) await openChange(tx, { organization_id, caller })
+      await answering?.begin(tx)
+      return await fn(tx)
+    } catch (error) {
+      throw counterOf(tx) !== undefined && isLockTimeout(error) ? new RowHeld() : error
+    }
+  }
+  if (answering == null) {
+    const result = db.transaction(run)
+    return { result, over: result }
+  }
+  let over!: Promise<void>
+  const result = new Promise<T>((resolve, reject) => {
+    over = db.transaction(async tx => {
+      resolve(await run(tx))
+      await answering.keep(tx)
+    })
+    over.catch(reject)
+  })
+  answering.settled = over.catch(error => { throw databaseError(error) })
+  answering.settled.catch(() => {})
+  return { result, over }
+}
