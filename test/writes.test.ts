@@ -283,6 +283,19 @@ t.test('what goes together is bounded across organizations, too', async (t) => {
   for (const running of organizations) await agree(t, running)
 })
 
+t.test('deletes that go together are bounded by the documents that they record', async (t) => {
+  const running = await start(['live', 'test', 'local', 'stage', 'beta', 'demo'])
+  const { send, organization, levels } = running
+  for (const level of levels) {
+    t.equal((await send('POST', '/secrets/store', { ...level, plaintext: `LARGE=${'#'.repeat(150_000)}` })).status, 200)
+  }
+  const deleted = await Promise.all(levels.map((level) => send('POST', '/secrets/delete', { ...level })))
+  t.same(deleted.map(({ status }) => status), levels.map(() => 204))
+  const commits = await service.sql(`SELECT count(*)::int FROM secret_versions
+    WHERE organization_id = '${organization}' AND action = 'delete' GROUP BY xmin::text`)
+  t.ok(Math.max(...commits.map(({ count }) => Number(count))) <= 2, JSON.stringify(commits))
+})
+
 t.test('what one organization is refused keeps no other from being written', async (t) => {
   const organizations = await several(10)
   const [revoked, removed, faulty, ...others] = organizations as [Started, Started, Started, ...Started[]]
