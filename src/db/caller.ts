@@ -27,8 +27,8 @@ export class CallerEnded extends Error {
 }
 
 /**
- * A row that a change needs is locked by a transaction that may wait for the counter row, which the change holds. The
- * change is rolled back and runs again a moment later.
+ * A row that a change needs is locked by another transaction, for which the change does not wait while it holds the
+ * counter. The change is rolled back and runs again a moment later.
  */
 export class RowHeld extends Error {
   override readonly name = 'RowHeld'
@@ -45,8 +45,8 @@ interface Parameters { callers: string }
 
 const callersOf = ($: Value) => sql`caller AS (
     SELECT n, organization_id, api_token, decode(hash, 'hex') AS hash, access_token, user_id, role, teams
-    FROM jsonb_to_recordset(${$('callers')}::jsonb) AS caller (n int, organization_id char(26), api_token bigint, hash text, access_token bigint,
-      user_id bigint, role varchar, teams jsonb))`
+    FROM jsonb_to_recordset(${$('callers')}::jsonb) AS caller (n int, organization_id char(26), api_token bigint,
+      hash text, access_token bigint, user_id bigint, role varchar, teams jsonb))`
 
 // The API tokens among the callers that live, with the grants that they were made through.
 const apiTokens = (lock: SQL) => sql`

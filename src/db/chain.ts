@@ -10,11 +10,14 @@ import { makeId } from './ids.ts'
 import { isKeyOf, lookUp } from './lists.ts'
 import { preparedSql } from './prepared.ts'
 import { chain_keys, type audit_events } from './tables.ts'
-import { atWaitTime, waitNow } from './wait-clock.ts'
+import { pauseFor, waitNow } from './wait-clock.ts'
 
 // Everything that changes an organization locks the organization's counter row: first in its transaction, or last where
 // the transaction is a long operation or is about a person. The row says the next version id, the bytes that are stored
 // and where the chain of events ends.
+
+// Milliseconds between two looks at a caller whose rows are locked.
+const LOOK_AGAIN = 20
 
 /** What a commit waits for: with `off`, not for the disk; else, for what the server is set to. */
 export type SynchronousCommit = 'on' | 'off'
@@ -139,8 +142,8 @@ export async function lockCounters (
   return found
 }
 
-/** The same of one organization, whose counter is that of the transaction from then on. */
-export async function lockCounter (db: Db, organization_id: string): Promise<Counter | undefined> {
+// The same of one organization, whose counter is that of the transaction from then on.
+async function lockCounter (db: Db, organization_id: string): Promise<Counter | undefined> {
   const counter = (await lockCounters(db, [organization_id], 'all')).get(organization_id)
   if (counter !== undefined) counters.set(db, counter)
   return counter
@@ -171,7 +174,7 @@ export async function openChange (
     if (verdict === 'ended') throw new CallerEnded()
     if (verdict === 'live') break
     if (waitNow() >= late) throw new RowHeld()
-    await new Promise<void>((resolve) => { atWaitTime(waitNow() + 20, resolve) })
+    await pauseFor(LOOK_AGAIN)
   }
   counter.live.add(key)
   return counter

@@ -12,9 +12,8 @@ import { tlsOf } from './tls.ts'
 import { areWaitsPaused } from './wait-clock.ts'
 
 export {
-  codeOf, databaseError, DatabaseError, DatabaseUnavailable, isAway, isForeignKeyViolation, isLockTimeout,
-  isUndone,
-  isUniqueViolation, LOCK_TIMEOUT, neverSent
+  codeOf, databaseError, DatabaseError, DatabaseUnavailable, isAway, isAwayForAll, isForeignKeyViolation, isLockTimeout,
+  isUndone, isUniqueViolation, LOCK_TIMEOUT, neverSent
 } from './errors.ts'
 export type { Pool } from './guard.ts'
 export type { Db } from './handle.ts'

@@ -29,9 +29,6 @@ const tell = (phase: 'before' | 'after' | 'begin' | 'begun', text: unknown, prep
 /** When a request that has waited so many milliseconds for the database waits no longer, by `waitNow`. */
 export const endOfWait = (waited = 0): number => waitNow() + DEADLINE - waited
 
-/** How many milliseconds a request has waited whose wait ends then. */
-export const waitedUntil = (end: number): number => DEADLINE - (end - waitNow())
-
 /**
  * Waits for work on the database until then. What was sent goes on to its own deadline: nobody knows its outcome.
  *
@@ -192,11 +189,9 @@ function pending (run: Run) {
   }
 }
 
-/**
- * Waits for a free slot of a pool, and returns a function that leaves the slot. Throws DatabaseUnavailable when too
- * many wait, or when no slot became free within so many milliseconds.
- */
-export async function enterPool (pool: Pool, patience: number): Promise<() => void> {
+// Waits for a free slot of a pool, and returns a function that leaves the slot. Throws DatabaseUnavailable when too
+// many wait, or when no slot became free within so many milliseconds.
+async function enterPool (pool: Pool, patience: number): Promise<() => void> {
   const { waiting } = pool
   const leave = () => {
     const next = waiting.shift()

@@ -17,7 +17,7 @@ export interface Entry {
   /** When the change waits no longer, by `waitNow`. */
   readonly until: number
   readonly bytes: number
-  /** Whether the change goes only with others of its organization. */
+  /** Whether the change goes with no change of another organization. */
   isApart?: boolean
   reject (error: unknown): void
 }
@@ -27,9 +27,7 @@ export interface Started<T> { result: Promise<T>, over: Promise<unknown> }
 
 interface Waiting {
   entry: Entry
-  /** Undefined for a transaction that runs by itself. */
-  serve: Serve<never> | undefined
-  run: (entries: never[]) => Promise<void>
+  serve: Serve<never>
   since: number
   stop: () => void
 }
@@ -71,7 +69,7 @@ export class Queue {
   /** Runs a transaction by itself when it is its organization's turn. The line goes on when the transaction is over. */
   alone<T> (entry: Omit<Entry, 'reject'>, start: () => Started<T>): Promise<T> {
     return new Promise((resolve, reject) => {
-      this.#add({ ...entry, reject }, undefined, async () => {
+      this.#add({ ...entry, isApart: true, reject }, async () => {
         const { result, over } = start()
         result.then(resolve, reject)
         await over
@@ -81,10 +79,10 @@ export class Queue {
 
   /** Has a change served together with others that wait. */
   join<E extends Entry> (entry: E, serve: Serve<E>) {
-    this.#add(entry, serve, async (entries) => serve(this.#db, entries))
+    this.#add(entry, serve)
   }
 
-  #add (entry: Entry, serve: Serve<never> | undefined, run: Waiting['run']) {
+  #add (entry: Entry, serve: Serve<never>) {
     const { waiting: { length }, bytes } = this.#lines.get(entry.organizationId) ?? { waiting: [], bytes: 0 }
     const isFull = length >= MOST.entries || bytes + entry.bytes > MOST.bytes ||
       this.figures.waiting >= MOST_OF_ALL.entries || this.#bytes + entry.bytes > MOST_OF_ALL.bytes
@@ -96,7 +94,6 @@ export class Queue {
     const waiting: Waiting = {
       entry,
       serve,
-      run,
       since: waitNow(),
       stop: atWaitTime(entry.until, () => {
         this.#remove(line, [waiting])
@@ -131,8 +128,7 @@ export class Queue {
   #begin () {
     let together = new Batch()
     for (const line of this.#ready) {
-      const { entry, serve } = line.waiting[0]!
-      if (serve === undefined || entry.isApart) {
+      if (line.waiting[0]!.entry.isApart) {
         const apart = new Batch()
         apart.take(line)
         this.#run(apart, 0)
@@ -155,7 +151,7 @@ export class Queue {
 
   // Never rejects.
   async #serve ({ lines, taken }: Batch) {
-    const [{ run }] = taken as [Waiting]
+    const [{ serve }] = taken as [Waiting]
     for (const line of lines) {
       line.isRunning = true
       this.#ready.delete(line)
@@ -165,7 +161,7 @@ export class Queue {
     this.figures.entries += taken.length
     for (const { since } of taken) this.figures.waited += waitNow() - since
     try {
-      await run(taken.map(({ entry }) => entry) as never[])
+      await serve(this.#db, taken.map(({ entry }) => entry) as never[])
     } catch (error) {
       for (const { entry } of taken) entry.reject(error)
       if (isAwayForAll(error)) for (const line of lines) this.#refuse(line, databaseError(error))
@@ -209,8 +205,8 @@ class Batch {
     const before = this.taken.length
     for (const waiting of line.waiting) {
       const [first] = this.taken
-      const goesWith = first === undefined || (first.serve === waiting.serve && waiting.serve !== undefined &&
-        first.entry.isApart === waiting.entry.isApart)
+      const goesWith = first === undefined ||
+        (first.serve === waiting.serve && first.entry.isApart === waiting.entry.isApart)
       if (!goesWith) continue
       const fits = this.taken.length < TOGETHER.entries && this.#bytes + waiting.entry.bytes <= TOGETHER.bytes
       if (first !== undefined && !fits) break

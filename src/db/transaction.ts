@@ -5,7 +5,7 @@ import { codeOf, databaseError, DatabaseUnavailable, isLockTimeout, LOCK_TIMEOUT
 import { DEADLINE, spending } from './guard.ts'
 import type { Db } from './handle.ts'
 import { queueOf, type Started } from './queue.ts'
-import { atWaitTime, waitNow } from './wait-clock.ts'
+import { pauseFor, waitNow } from './wait-clock.ts'
 
 const ATTEMPTS = 4
 
@@ -81,9 +81,8 @@ export const transactionOnce = async <T>(db: Db, fn: (db: Db) => Promise<T>, spe
 
 /** Waits a moment for a locked row. Throws DatabaseUnavailable when the deadline is over. */
 export async function pauseUntil (until: number): Promise<void> {
-  const next = waitNow() + PAUSE
-  if (next >= until) throw new DatabaseUnavailable('A row that the change needs was locked for too long', LOCK_TIMEOUT)
-  await new Promise<void>((resolve) => { atWaitTime(next, resolve) })
+  if (waitNow() + PAUSE >= until) throw new DatabaseUnavailable('A row that the change needs was locked for too long', LOCK_TIMEOUT)
+  await pauseFor(PAUSE)
 }
 
 function begin<T> (db: Db, fn: (db: Db) => Promise<T>, asking: Asking): Started<T> {

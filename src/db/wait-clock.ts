@@ -30,6 +30,10 @@ export function pauseWaits (): () => void {
   }
 }
 
+/** Resolves after so many milliseconds of the clock. */
+export const pauseFor = (milliseconds: number): Promise<void> =>
+  new Promise((resolve) => { atWaitTime(waitNow() + milliseconds, resolve) })
+
 /** Calls `work` when the clock has reached `until`; the returned function cancels that. */
 export function atWaitTime (until: number, work: () => void): () => void {
   let timer = setTimeout(look, until - waitNow())

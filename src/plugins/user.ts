@@ -106,7 +106,7 @@ export const user: Domain = async (app) => {
     handler: async (request) => {
       const { id: access_token, user: person } = request.user ?? fail('user_required')
       const id = request.params.invitation.toUpperCase()
-      const organizationId = await findInviter(access_token, person.email, id)
+      const organizationId = await findInviter(request, access_token, person.email, id)
       const { organization, role } = await transaction(app.db, async (db) => {
         const accepted = await acceptInvitation(db, organizationId, id, person, (role) => ({
           ...personOf(request, organizationId, person),
@@ -136,7 +136,7 @@ export const user: Domain = async (app) => {
     handler: async (request, reply) => {
       const { id: access_token, user: person } = request.user ?? fail('user_required')
       const id = request.params.invitation.toUpperCase()
-      const organizationId = await findInviter(access_token, person.email, id)
+      const organizationId = await findInviter(request, access_token, person.email, id)
       await transaction(app.db, async (db) => {
         await holdAccessToken(db, access_token)
         if (!await declineInvitation(db, organizationId, id, person)) fail('not_found')
@@ -148,10 +148,12 @@ export const user: Domain = async (app) => {
   })
 
   // A revoked caller gets 401, whether the invitation is there or not.
-  async function findInviter (accessToken: number, email: string, id: string): Promise<string> {
+  async function findInviter (
+    { waited }: FastifyRequest, accessToken: number, email: string, id: string
+  ): Promise<string> {
     const organizationId = await findInvitingOrganization(app.db, email, id)
     if (organizationId !== undefined) return organizationId
-    await transaction(app.db, (db) => holdAccessToken(db, accessToken), {})
+    await transaction(app.db, (db) => holdAccessToken(db, accessToken), { waited })
     return fail('not_found')
   }
 }

@@ -1,6 +1,6 @@
 import { createGates, WorkOverloaded } from '../crypto/bounded.ts'
 import { isLockTimeout, transaction, type Db } from '../db/database.ts'
-import { areWaitsPaused, atWaitTime, waitNow } from '../db/wait-clock.ts'
+import { areWaitsPaused, atWaitTime, pauseFor, waitNow } from '../db/wait-clock.ts'
 import type { Actor } from '../repositories/audit.ts'
 import type { KeyState } from '../repositories/encryption-keys.ts'
 import { lockLongOperations } from '../repositories/long-operations.ts'
@@ -63,7 +63,7 @@ const LONGEST_REST = 1_000
 export async function leaveHalf (began: number): Promise<void> {
   if (areWaitsPaused()) return
   const took = Math.min(performance.now() - began, LONGEST_REST)
-  await new Promise<void>((resolve) => { atWaitTime(waitNow() + took, resolve) })
+  await pauseFor(took)
 }
 
 const projectsInUse = new Map<string, Actor['answering']>()

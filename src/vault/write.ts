@@ -6,9 +6,9 @@ import {
   appendEvents, counterOf, lockCounters, withKeys, type Counter, type SynchronousCommit
 } from '../db/chain.ts'
 import {
-  codeOf, databaseError, DatabaseUnavailable, isAway, isUndone, tampered, transaction, type Db
+  codeOf, databaseError, DatabaseUnavailable, isAway, isAwayForAll, isUndone, tampered, transaction,
+  type Db
 } from '../db/database.ts'
-import { isAwayForAll } from '../db/errors.ts'
 import { eventRow, type EventRow } from '../db/events.ts'
 import { DEADLINE, endOfWait } from '../db/guard.ts'
 import { queueOf, type Entry } from '../db/queue.ts'
@@ -108,8 +108,8 @@ function notRecorded (error: unknown): Error {
   return new DatabaseUnavailable(`An event could not be recorded: ${message}`, code)
 }
 
-/** What a transaction has decided for an entry: an answer, which is told after the commit, or to try again later. */
-type Outcome = { entry: WriteEntry | ReadEntry, tell: (() => void) | undefined }
+/** What a transaction has decided for an entry: how to answer it after the commit, or to try it again. */
+type Outcome = { entry: WriteEntry | ReadEntry, tell: (() => void) | 'again' }
 
 async function writeTogether (db: Db, entries: readonly (WriteEntry | ReadEntry)[]): Promise<void> {
   const commit = entries.every(({ isRead }) => isRead) ? (entries[0] as ReadEntry).synchronousCommit : 'on'
@@ -118,13 +118,13 @@ async function writeTogether (db: Db, entries: readonly (WriteEntry | ReadEntry)
   try {
     outcomes = await transactionOnce(db, async (db) => apply(db, entries, commit), DEADLINE - left)
   } catch (error) {
-    if (HELD.test(codeOf(error) ?? '')) outcomes = entries.map((entry) => ({ entry, tell: undefined }))
+    if (HELD.test(codeOf(error) ?? '')) outcomes = entries.map((entry) => ({ entry, tell: 'again' }))
     else if (entries.length > 1 && isUndone(error) && !isAwayForAll(error)) return writeOneByOne(db, entries)
     else throw error
   }
   for (const { entry, tell } of outcomes) {
-    if (tell !== undefined) tell()
-    else joinAgain(db, entry)
+    if (tell === 'again') joinAgain(db, entry)
+    else tell()
   }
 }
 
@@ -161,7 +161,7 @@ async function writeAlone (
 ): Promise<Written> {
   return new Promise<Written>((resolve, reject) => {
     apply(db, [entryOf(resolve, reject)]).then(([outcome]) => {
-      if (outcome!.tell === undefined) reject(new RowHeld())
+      if (outcome!.tell === 'again') reject(new RowHeld())
       else outcome!.tell()
     }, reject)
   })
@@ -191,15 +191,15 @@ async function apply (
   const planned: Planned[] = []
   const rows: EventRow[] = []
 
-  /** Undefined when a lock is missing. */
-  function decide (entry: WriteEntry, counter: Counter): Written | undefined {
+  /** `again` when a lock is missing. */
+  function decide (entry: WriteEntry, counter: Counter): Written | 'again' {
     const verdict = entry.actor.caller === null ? 'live' : verdicts.get(callerKey(entry)) ?? 'ended'
     if (verdict === 'ended' || counter.is_closed) throw new CallerEnded()
     const level = levels.get(entry)!()
     const state = level && bringForward(level.state, made)
     // Before the lock of the project is looked at: a refusal rests on committed state and tells nothing of the lock.
     const change = entry.decide(state, versions.get(entry)?.())
-    if (verdict === 'held' || level?.isFree === false) return undefined
+    if (verdict === 'held' || level?.isFree === false) return 'again'
     const moved = moves.get(entry.organizationId)!
     const plan = planOf(entry, state!, change, {
       next_version: counter.next_version + moved.versions, stored_bytes: counter.stored_bytes + moved.growth
@@ -214,7 +214,7 @@ async function apply (
 
   const outcomes = entries.map((entry): Outcome => {
     const { organizationId } = entry
-    if (!waits && !locked.has(organizationId)) return { entry, tell: undefined }
+    if (!waits && !locked.has(organizationId)) return { entry, tell: 'again' }
     try {
       if (!locked.has(organizationId)) throw new CallerEnded()
       const counter = counters.get(organizationId) ?? tampered()
@@ -223,7 +223,7 @@ async function apply (
         return { entry, tell: entry.resolve }
       }
       const written = decide(entry, counter)
-      return { entry, tell: written && (() => { entry.resolve(written) }) }
+      return { entry, tell: written === 'again' ? written : () => { entry.resolve(written) } }
     } catch (error) {
       return { entry, tell: () => { entry.reject(error) } }
     }
