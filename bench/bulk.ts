@@ -118,7 +118,8 @@ async function makeDocuments (db: Db, { keyring, organization, project_id, level
   const { id: organization_id } = organization
   const storageKey = storageKeyOf(keyring, organization)
   const actor = systemOf(organization_id)
-  const first = (await openChange(db, { organization_id }))!.next_version
+  const counter = (await openChange(db, { organization_id }))!
+  const first = counter.next_version
   const size_bytes = sizeOf(blob)
   const documents = levels.map((level, i) => {
     const id = ulid()
@@ -170,10 +171,9 @@ async function makeDocuments (db: Db, { keyring, organization, project_id, level
       FROM ${rowsOf(organization_id, rows, VERSION_COLUMNS)} r`)
     const events = rows.map(({ history_id }) =>
       eventRow(actor, { action: 'secret.store', resource_type: 'secret', resource_id: history_id }))
-    await appendToCounter(db, events, {
-      versions: rows.length,
-      growth: size_bytes * (rows.length + (from === 0 ? levels.length : 0))
-    })
+    counter.next_version += rows.length
+    counter.stored_bytes += size_bytes * (rows.length + (from === 0 ? levels.length : 0))
+    await appendToCounter(db, events)
   }
 }
 

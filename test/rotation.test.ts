@@ -174,6 +174,7 @@ t.test('a rotation answers the new key, and every current document is under it, 
   )
 
   const written = await store({ ...at, plaintext: 'LEVEL=new' })
+  t.equal(written.body.data.version, '7', 'ids go on behind those of the rotation')
   t.equal((await version(written.body.data.version)).key.version, '2', 'later writes are under the new key')
 })
 

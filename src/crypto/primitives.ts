@@ -9,7 +9,7 @@
  * - A context (additional data) is an injective encoding: two different contexts never give the same bytes (CR-02).
  */
 import {
-  createCipheriv, createDecipheriv, createHash, createHmac, createSecretKey, hkdfSync, pbkdf2, randomBytes,
+  createCipheriv, createDecipheriv, createHmac, createSecretKey, hash, hkdfSync, pbkdf2, randomBytes,
   timingSafeEqual, type KeyObject
 } from 'node:crypto'
 import { promisify } from 'node:util'
@@ -65,7 +65,7 @@ export function secretKey (bytes: Buffer): KeyObject {
 
 /** SHA-256, 32 bytes; a string is hashed as UTF-8. */
 export function sha256 (data: string | Buffer): Buffer {
-  return createHash('sha256').update(data).digest()
+  return hash('sha256', data, 'buffer')
 }
 
 /** HMAC-SHA256, 32 bytes. */

@@ -20,15 +20,25 @@ function wellFormed (text: string): string {
   return text
 }
 
-/** `encodeRow` of rows that all have the same fields, in this order, at half the cost. */
-export function createRowEncoder (
-  table: string, names: readonly string[]
-): (row: Readonly<Record<string, unknown>>) => string {
+/**
+ * How the rows of a table are encoded: the names of the fields, in this order. Of a field in `presence` only whether it
+ * has a value (other than false) counts; a field in `later` is left out while it is null.
+ */
+export interface RowFormat { fields: readonly string[], presence?: readonly string[], later?: readonly string[] }
+
+/** `encodeRow` for all rows of one format, at half the cost. */
+export function createRowEncoder (table: string, { fields, presence = [], later = [] }: RowFormat) {
   const head = counted(table)
-  const fields = names.map((name) => [name, counted(name)] as const)
-  return (row) => {
+  const parts = fields.map((name) => ({
+    name, prefix: counted(name), isPresence: presence.includes(name), isLater: later.includes(name)
+  }))
+  return (row: Readonly<Record<string, unknown>>): string => {
     let text = head
-    for (const [name, prefix] of fields) text += prefix + encodeValue(row[name])
+    for (const { name, prefix, isPresence, isLater } of parts) {
+      const value = row[name]
+      if (isLater && value === null) continue
+      text += prefix + encodeValue(isPresence ? value !== null && value !== false : value)
+    }
     return wellFormed(text)
   }
 }
@@ -43,23 +53,28 @@ export function rowMac (
   return hmac(key, encodeRow(table, fields))
 }
 
-/** Characters of rows that a checker remembers. */
-const MOST_REMEMBERED = 4 * 2 ** 20
+/** Characters of encoded rows that a checker keeps at most. */
+const MAX_CACHED = 4 * 2 ** 20
 
 /**
- * Tells whether a MAC is that of a row. What was right once under this key is right for ever, so the rows that come
- * again and again are remembered with their MACs: only that the row is the same is looked at then, and any other MAC is
- * compared in constant time.
+ * Makes and checks MACs of encoded rows. A MAC that is right under this key stays right, so rows are kept with the MACs
+ * that were made or found right: such a row is only compared. Any other MAC is compared in constant time.
  */
 export function createRowChecker (key: KeyObject) {
-  const right = new LRUCache<string, string>({ maxSize: MOST_REMEMBERED, sizeCalculation: (row) => row.length + 100 })
-  return (table: string, fields: readonly (readonly [name: string, value: unknown])[], mac: Buffer): boolean => {
-    const row = encodeRow(table, fields)
-    const name = mac.toString('latin1')
-    if (right.get(name) === row) return true
-    if (!hmacMatches(key, row, mac)) return false
-    right.set(name, row)
-    return true
+  const right = new LRUCache<string, string>({ maxSize: MAX_CACHED, sizeCalculation: (row) => row.length + 100 })
+  return {
+    mac (row: string): Buffer {
+      const mac = hmac(key, row)
+      right.set(mac.toString('latin1'), row)
+      return mac
+    },
+    matches (row: string, mac: Buffer): boolean {
+      const name = mac.toString('latin1')
+      if (right.get(name) === row) return true
+      if (!hmacMatches(key, row, mac)) return false
+      right.set(name, row)
+      return true
+    }
   }
 }
 

@@ -216,15 +216,6 @@ export function authenticatedColumns<N extends AuthenticatedTable> (
   ].map((field) => [field, columns[field]!])) as unknown as AuthenticatedColumns<N>
 }
 
-/** The fields of a row in the order of the declaration, as the MAC goes over them. */
-export function fieldsOf (
-  name: AuthenticatedTable, row: Readonly<Record<string, unknown>>
-): [name: string, value: unknown][] {
-  const { fields, presence, later } = AUTHENTICATED[name] as Declaration<PgTable, string & keyof PgTable['_']['columns']>
-  return fields.filter((field) => row[field] !== null || !later.includes(field)).map((field) =>
-    [field, presence.includes(field) ? row[field] !== null && row[field] !== false : row[field]])
-}
-
 /** An authenticated row that came as `to_jsonb` writes it. */
 export function fromJson<N extends AuthenticatedTable> (
   name: N, row: Readonly<Record<string, unknown>> | null

@@ -1,7 +1,7 @@
 import { and, eq, sql, type SQL } from 'drizzle-orm'
 import type { PgColumn, PgTable } from 'drizzle-orm/pg-core'
 import { AUTHENTICATED, authenticatedColumns, type AuthenticatedRow, type AuthenticatedTable } from './authenticated.ts'
-import type { EventChain } from './events.ts'
+import { CLOCK, type EventChain } from './events.ts'
 import type { Db } from './handle.ts'
 
 /** Makes and checks the MACs of rows and events. Whoever opens a database with its master key gives it one. */
@@ -109,6 +109,13 @@ export async function readNow (db: Db): Promise<number> {
     sql`SELECT floor(extract(epoch FROM now()) * 1000)::bigint AS now`
   ) as unknown as { now: string }[]
   return Number(row!.now)
+}
+
+/** Reads the clock of the database, for `EventChain.now`. */
+export async function readClock (db: Db): Promise<void> {
+  const sentAt = performance.now()
+  const [row] = await db.execute(sql`SELECT ${CLOCK} AS clock`) as unknown as { clock: number }[]
+  authorityOf(db).chain.told(row!.clock, sentAt)
 }
 
 // Somebody else's change in between is seen by the MAC, which no two states share.

@@ -3,13 +3,13 @@ import type { Role } from '../../schemas/users.ts'
 import type { Db } from './handle.ts'
 import { preparedSql, type Value } from './prepared.ts'
 
-/** A role in a project that a caller has through a team. */
+/** A caller's role in a project, through a team. */
 export interface HeldByTeam { team_id: string, project_id: string, role: Role }
 
 /**
- * The credential that a request was authorized by: an API token by the value with this hash, in hex, that of a person
- * with the person's role; or an access token of a member with this role. `teams` are the roles of teams that the
- * request needed beside that role.
+ * The credential of a request. An API token: its id and the hash, in hex, of the value that was sent; with `user_id`
+ * and `role` if a person made it. Or an access token with the role of its member. `teams`: the roles through teams
+ * that authorized the request.
  */
 export type Caller = ({ api_token: number, hash: string, user_id?: number, role?: Role } |
   { access_token: number, user_id: number, role: Role }) & { teams?: readonly HeldByTeam[] }
@@ -17,18 +17,18 @@ export type Caller = ({ api_token: number, hash: string, user_id?: number, role?
 /** A caller, and the organization that the request changes. */
 export type CallerIn = Caller & { organization_id: string }
 
-/** The caller of a change was revoked, expired or lost its role before the change could commit: nothing was changed. */
+/** The caller was revoked, expired or lost its role before the commit. Nothing was changed. */
 export class CallerEnded extends Error {
   override readonly name = 'CallerEnded'
 
   constructor () {
-    super('the caller has ended')
+    super('the credential was revoked or has expired')
   }
 }
 
 /**
- * A row that a change needs is locked by another transaction, for which the change does not wait while it holds the
- * counter. The change is rolled back and runs again a moment later.
+ * A row that a change needs is locked by another transaction. A change that has locked the counter does not wait for
+ * another row: it is rolled back and runs again after 20 ms.
  */
 export class RowHeld extends Error {
   override readonly name = 'RowHeld'
@@ -38,7 +38,7 @@ export class RowHeld extends Error {
   }
 }
 
-/** Whether a caller still has what the request was authorized by; `held` when a transaction under way may end that. */
+/** `live`: credential and role still exist. `held`: another transaction has locked them and may end them. */
 export type Verdict = 'live' | 'ended' | 'held'
 
 interface Parameters { callers: string }
@@ -48,7 +48,7 @@ const callersOf = ($: Value) => sql`caller AS (
     FROM jsonb_to_recordset(${$('callers')}::jsonb) AS caller (n int, organization_id char(26), api_token bigint,
       hash text, access_token bigint, user_id bigint, role varchar, teams jsonb))`
 
-// The API tokens among the callers that live, with the grants that they were made through.
+// The valid API tokens among the callers, each with the grant that it was made with.
 const apiTokens = (lock: SQL) => sql`
     SELECT caller.n, t.grant_id FROM caller CROSS JOIN LATERAL (
       SELECT token_hash, grant_id FROM api_tokens
@@ -64,8 +64,8 @@ const apiTokens = (lock: SQL) => sql`
 const ownCallers = preparedSql<{ n: number }, Parameters>('own_callers', ($) => sql`
   WITH ${callersOf($)} SELECT its.n FROM (${apiTokens(sql``)}) AS its`)
 
-// Rows of a person are changed by transactions that do not hold the counter: revoking a grant, refreshing a token,
-// closing an account. A row that such a transaction has locked is skipped.
+// Transactions that revoke a grant, refresh a token or close an account do not lock the counter. SKIP LOCKED leaves out
+// the rows that they have locked.
 const personCallers = (name: string, lock: SQL) => preparedSql<{ n: number }, Parameters>(name, ($) => sql`
   WITH ${callersOf($)}, credential AS (${apiTokens(lock)}
     UNION ALL
@@ -97,40 +97,28 @@ const personCallers = (name: string, lock: SQL) => preparedSql<{ n: number }, Pa
         AND tp.project_id = its.project_id AND tp.role = its.role
     ) = coalesce(jsonb_array_length(caller.teams), 0)`)
 
-const PERSONS = {
-  locked: personCallers('person_callers', sql`FOR SHARE SKIP LOCKED`), read: personCallers('persons_read', sql``)
-}
+const lockPersonCallers = personCallers('person_callers', sql`FOR SHARE SKIP LOCKED`)
+const readPersonCallers = personCallers('persons_read', sql``)
 
 /**
- * Judges callers, each in an organization whose counter the transaction has locked, and locks the rows of persons that
- * they rest on until the end of the transaction. So a revoked token or a changed role takes effect before the change or
- * after the commit, never during the change.
+ * Validates the callers of changes, under the locks of their organizations' counters, and locks the token and grant of
+ * each person until the end of the transaction. So a revoked token or a changed role takes effect before the change or
+ * after the commit, never during the change. Null stands for the operator and the service, which are always live.
  */
-export async function judgeCallers (
-  db: Db, callers: readonly CallerIn[]
-): Promise<Verdict[]> {
-  const numbered = callers.map((caller, n) => ({ n, ...caller }))
-  const own = numbered.filter(({ user_id }) => user_id === undefined)
-  const ofPersons = numbered.filter(({ user_id }) => user_id !== undefined)
+export async function validateCallers (db: Db, callers: readonly (CallerIn | null)[]): Promise<Verdict[]> {
+  const keys = callers.map((caller) => JSON.stringify(caller))
+  const distinct = [...new Map(callers.map((caller, i) => [keys[i]!, caller]))]
+  const numbered = distinct.flatMap(([, caller], n) => caller === null ? [] : [{ n, ...caller }])
+  const persons = numbered.filter(({ user_id }) => user_id !== undefined)
   const find = async (statement: typeof ownCallers, some: typeof numbered) => some.length === 0
     ? []
     : statement(db, { callers: JSON.stringify(some) })
-  const found = await Promise.all([find(ownCallers, own), find(PERSONS.locked, ofPersons)])
+  const found = await Promise.all([
+    find(ownCallers, numbered.filter(({ user_id }) => user_id === undefined)), find(lockPersonCallers, persons)
+  ])
   const live = new Set(found.flat().map(({ n }) => n))
-  const rest = ofPersons.filter(({ n }) => !live.has(n))
-  const held = new Set((await find(PERSONS.read, rest)).map(({ n }) => n))
-  return numbered.map(({ n }) => live.has(n) ? 'live' : held.has(n) ? 'held' : 'ended')
-}
-
-/**
- * Locks the access token of a change that is in no organization, with its grant, until the end of the transaction.
- * Throws CallerEnded when the token was revoked, used up or expired.
- */
-export async function holdAccessToken (db: Db, id: number): Promise<void> {
-  const rows = await db.execute(sql`
-    SELECT t.id FROM oauth_tokens t JOIN oauth_grants g ON g.id = t.grant_id
-    WHERE t.id = ${id}::bigint AND t.used_at IS NULL AND t.access_expires_at > now()
-      AND g.revoked_at IS NULL AND g.expires_at > now()
-    FOR SHARE OF g, t`) as unknown as object[]
-  if (rows.length === 0) throw new CallerEnded()
+  const locked = new Set((await find(readPersonCallers, persons.filter(({ n }) => !live.has(n)))).map(({ n }) => n))
+  const verdicts = new Map(distinct.map(([key, caller], n): [string, Verdict] =>
+    [key, caller === null || live.has(n) ? 'live' : locked.has(n) ? 'held' : 'ended']))
+  return keys.map((key) => verdicts.get(key)!)
 }

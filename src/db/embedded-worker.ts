@@ -77,8 +77,17 @@ port.postMessage({ ready: true })
 
 async function run (task: Task) {
   if (task.bytes) {
-    await pg.execProtocolRawStream(task.bytes, { onRawData: bytes => port.postMessage({ bytes: bytes.slice() }) })
-    port.postMessage({ done: true })
+    // The last part of an answer also says that the answer is complete: one message fewer.
+    let last: Uint8Array | undefined
+    await pg.execProtocolRawStream(task.bytes, {
+      // NodeFS writes through; there is nothing to synchronize.
+      syncToFs: false,
+      onRawData (bytes) {
+        if (last !== undefined) port.postMessage({ bytes: last })
+        last = bytes.slice()
+      }
+    })
+    port.postMessage({ bytes: last, done: true })
   } else if (task.copy !== undefined) {
     port.postMessage({ copied: copied(task.copy) })
   } else {

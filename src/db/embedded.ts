@@ -227,7 +227,7 @@ function streamOf (worker: Worker, watchdog: Watchdog, onStall: (fail: () => voi
       working--
       watchdog.end()
     }
-    if (bytes && !stream.destroyed) stream.push(Buffer.from(bytes))
+    if (bytes && !stream.destroyed) stream.push(Buffer.from(bytes.buffer, bytes.byteOffset, bytes.byteLength))
   })
   worker.on('error', () => stream.destroy())
   worker.once('exit', () => {

@@ -1,4 +1,5 @@
 import { and, asc, eq, inArray, isNull, lte, sql, type SQL } from 'drizzle-orm'
+import { CallerEnded } from './caller.ts'
 import { PIECE } from './expired.ts'
 import type { Db } from './handle.ts'
 import { isOneOf } from './lists.ts'
@@ -178,4 +179,17 @@ export function endingOf (
     tokens: own.reduce((sum, { count }) => sum + count, 0),
     token_ids: namesOf(own.flatMap(({ ids }) => ids))
   }
+}
+
+/**
+ * For a change outside of any organization: locks its access token and grant until the end of the transaction. Throws
+ * CallerEnded when the token was revoked, used or expired.
+ */
+export async function lockAccessToken (db: Db, id: number): Promise<void> {
+  const rows = await db.execute(sql`
+    SELECT t.id FROM oauth_tokens t JOIN oauth_grants g ON g.id = t.grant_id
+    WHERE t.id = ${id}::bigint AND t.used_at IS NULL AND t.access_expires_at > now()
+      AND g.revoked_at IS NULL AND g.expires_at > now()
+    FOR SHARE OF g, t`) as unknown as object[]
+  if (rows.length === 0) throw new CallerEnded()
 }

@@ -35,14 +35,19 @@ export function prepared<A extends object, R> (
  */
 export function preparedSql<Row, A extends object> (_name: string, template: (value: Value) => SQL) {
   const statement = template(value => sql.placeholder(value))
-  let query: Query | undefined
+  let text = ''
+  let params: ((given: Record<string, unknown>) => unknown)[] | undefined
   // Sent before this function returns, so that statements which are called one after the other are sent in that order.
   return async (db: Db, values: A): Promise<Row[]> => {
     const { session, dialect } = db as unknown as Inside
-    query ??= dialect.sqlToQuery(statement)
+    if (params === undefined) {
+      const query = dialect.sqlToQuery(statement)
+      text = query.sql
+      params = query.params.map((param) =>
+        is(param, Placeholder) ? (given) => toText(given[param.name]) : () => toText(param))
+    }
     const given = values as Record<string, unknown>
-    const params = query.params.map((param) => toText(is(param, Placeholder) ? given[param.name] : param))
-    const sent = session.client.unsafe(query.sql, params).then((rows) => rows as Row[])
+    const sent = session.client.unsafe(text, params.map((valueIn) => valueIn(given))).then((rows) => rows as Row[])
     try {
       return await sent
     } catch (error) {

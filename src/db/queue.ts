@@ -2,225 +2,169 @@ import { databaseError, DatabaseUnavailable, isAwayForAll, neverSent } from './e
 import { slotsOf, type Db } from './handle.ts'
 import { atWaitTime, waitNow } from './wait-clock.ts'
 
-// Changes that wait in this process at most, and their bytes: of one organization, and of all.
-const MOST = { entries: 1_000, bytes: 64 * 1024 * 1024 }
-const MOST_OF_ALL = { entries: 10_000, bytes: 256 * 1024 * 1024 }
-// Changes that one transaction takes at most, and their bytes.
-const TOGETHER = { entries: 100, bytes: 512 * 1024 }
+// Limits of the changes that wait in this process: of one organization, and of all.
+const MAX_OF_ORGANIZATION = { entries: 1_000, bytes: 64 * 1024 * 1024 }
+const MAX_WAITING = { entries: 10_000, bytes: 256 * 1024 * 1024 }
+// Limits of one transaction.
+const MAX_BATCH = { entries: 100, bytes: 512 * 1024 }
 
-/** Runs changes of several organizations together. Rejects only when all of them failed. */
-export type Serve<E> = (db: Db, entries: E[]) => Promise<void>
-
-/** A change that waits for its turn. */
+/** A change that waits for a transaction. */
 export interface Entry {
   readonly organizationId: string
-  /** When the change waits no longer, by `waitNow`. */
+  /** The deadline, by `waitNow`. */
   readonly until: number
   readonly bytes: number
-  /** Whether the change goes with no change of another organization. */
+  /** Whether the transaction carries this organization alone. It may then wait for a lock, and takes no slot. */
   isApart?: boolean
+  /** Runs a transaction; changes with the same function share one. Rejects only when all of its changes failed. */
+  run: (db: Db, entries: never[]) => Promise<unknown>
   reject (error: unknown): void
 }
 
-/** The result of a transaction, which can be known before the transaction is over. */
-export interface Started<T> { result: Promise<T>, over: Promise<unknown> }
+interface Waiting { since: number, stopTimer: () => void }
 
-interface Waiting {
-  entry: Entry
-  serve: Serve<never>
-  since: number
-  stop: () => void
-}
+/** The changes of one organization, in their order. */
+interface Line { organizationId: string, waiting: Map<Entry, Waiting>, bytes: number, isRunning: boolean }
 
-/** The changes of one organization. */
-interface Line { organizationId: string, waiting: Waiting[], bytes: number, isRunning: boolean }
+/** The changes that one transaction takes, and their lines. */
+interface Batch { entries: Entry[], lines: Line[], bytes: number }
 
-/** What the queues of a handle have done, for the metrics. */
+const emptyBatch = (): Batch => ({ entries: [], lines: [], bytes: 0 })
+
+/** Metrics of a queue: waiting changes; in all, transactions, their changes, and the milliseconds these waited. */
 export interface QueueFigures { waiting: number, transactions: number, entries: number, waited: number }
 
 /**
- * The changes that wait in this process, in one line for each organization. Of an organization one transaction runs at
- * a time, since each transaction locks the organization's counter row first. Changes that have the same `serve` are
- * taken into one transaction, also those of several organizations.
+ * The changes that wait in this process. Each organization has one transaction at a time, because the transaction locks
+ * the organization's counter row. Changes with the same `run` share a transaction, also those of different
+ * organizations.
  *
- * A change that waits longer than its deadline is refused (DatabaseUnavailable). When the database is away, all that
- * wait are refused, so that each of them does not find out by a deadline of its own.
+ * A change that waits until its deadline is refused (DatabaseUnavailable). When the database is down, a failed
+ * transaction refuses all changes that wait in its lines.
  */
 export class Queue {
-  /**
-   * How many changes wait now; and in all, how many transactions took how many changes, and how many milliseconds these
-   * waited.
-   */
   readonly figures: QueueFigures = { waiting: 0, transactions: 0, entries: 0, waited: 0 }
   readonly #db: Db
+  // Lines with changes that wait or run. A line moves to the end after each of its transactions.
   readonly #lines = new Map<string, Line>()
-  // Lines that wait and have no transaction, the one that has waited longest first.
-  readonly #ready = new Set<Line>()
-  // Transactions with changes of several organizations that may begin.
-  #free: number
-  #isDue = false
+  // Transactions that may begin, beside those of changes that are apart.
+  #freeSlots: number
+  #isScheduled = false
   #bytes = 0
 
   constructor (db: Db) {
     this.#db = db
-    this.#free = slotsOf(db)
+    this.#freeSlots = slotsOf(db)
   }
 
-  /** Runs a transaction by itself when it is its organization's turn. The line goes on when the transaction is over. */
-  alone<T> (entry: Omit<Entry, 'reject'>, start: () => Started<T>): Promise<T> {
-    return new Promise((resolve, reject) => {
-      this.#add({ ...entry, isApart: true, reject }, async () => {
-        const { result, over } = start()
-        result.then(resolve, reject)
-        await over
-      })
+  join (entry: Entry) {
+    const { organizationId, bytes, until } = entry
+    const line = this.#lines.get(organizationId) ??
+      { organizationId, waiting: new Map<Entry, Waiting>(), bytes: 0, isRunning: false }
+    const isFull = line.waiting.size >= MAX_OF_ORGANIZATION.entries || line.bytes + bytes > MAX_OF_ORGANIZATION.bytes ||
+      this.figures.waiting >= MAX_WAITING.entries || this.#bytes + bytes > MAX_WAITING.bytes
+    if (isFull) return entry.reject(neverSent('Too many changes are waiting'))
+    this.#lines.set(organizationId, line)
+    const stopTimer = atWaitTime(until, () => {
+      this.#refuse(line, entry, new DatabaseUnavailable('Too many changes of the organization came before'))
     })
-  }
-
-  /** Has a change served together with others that wait. */
-  join<E extends Entry> (entry: E, serve: Serve<E>) {
-    this.#add(entry, serve)
-  }
-
-  #add (entry: Entry, serve: Serve<never>) {
-    const { waiting: { length }, bytes } = this.#lines.get(entry.organizationId) ?? { waiting: [], bytes: 0 }
-    const isFull = length >= MOST.entries || bytes + entry.bytes > MOST.bytes ||
-      this.figures.waiting >= MOST_OF_ALL.entries || this.#bytes + entry.bytes > MOST_OF_ALL.bytes
-    if (isFull) {
-      entry.reject(neverSent('Too many changes are waiting'))
-      return
-    }
-    const line = this.#lineOf(entry.organizationId)
-    const waiting: Waiting = {
-      entry,
-      serve,
-      since: waitNow(),
-      stop: atWaitTime(entry.until, () => {
-        this.#remove(line, [waiting])
-        entry.reject(new DatabaseUnavailable('Too many changes of the organization came before'))
-      })
-    }
-    line.waiting.push(waiting)
-    line.bytes += entry.bytes
-    this.#bytes += entry.bytes
+    line.waiting.set(entry, { since: waitNow(), stopTimer })
+    line.bytes += bytes
+    this.#bytes += bytes
     this.figures.waiting++
-    if (line.isRunning) return
-    this.#ready.add(line)
-    if (this.#isDue) return
-    this.#isDue = true
-    // Changes that come in the same turn of the event loop go together.
+    if (line.isRunning || this.#isScheduled) return
+    this.#isScheduled = true
+    // Changes of the same turn of the event loop share a transaction.
     setImmediate(() => {
-      this.#isDue = false
+      this.#isScheduled = false
       this.#begin()
     })
   }
 
-  #lineOf (organizationId: string): Line {
-    let line = this.#lines.get(organizationId)
-    if (line === undefined) {
-      line = { organizationId, waiting: [], bytes: 0, isRunning: false }
-      this.#lines.set(organizationId, line)
-    }
-    return line
-  }
-
-  // Begins as many transactions as can be.
+  // Begins as many transactions as possible.
   #begin () {
-    let together = new Batch()
-    for (const line of this.#ready) {
-      if (line.waiting[0]!.entry.isApart) {
-        const apart = new Batch()
-        apart.take(line)
-        this.#run(apart, 0)
-      } else if (this.#free > 0 && !together.take(line)) {
-        this.#run(together, 1)
-        together = new Batch()
-        if (this.#free > 0) together.take(line)
+    let shared = emptyBatch()
+    for (const line of this.#lines.values()) {
+      if (line.isRunning) continue
+      const [first] = line.waiting.keys()
+      if (first!.isApart) {
+        const apart = emptyBatch()
+        this.#take(apart, line)
+        this.#run(apart)
+      } else if (this.#freeSlots > 0 && !this.#take(shared, line)) {
+        this.#run(shared)
+        shared = emptyBatch()
+        if (this.#freeSlots > 0) this.#take(shared, line)
       }
     }
-    if (together.lines.length > 0) this.#run(together, 1)
+    if (shared.entries.length > 0) this.#run(shared)
   }
 
-  #run (batch: Batch, slots: 0 | 1) {
-    this.#free -= slots
-    this.#serve(batch).catch(() => {}).then(() => {
-      this.#free += slots
-      this.#begin()
-    })
+  // Moves changes that fit from a line to a batch; returns whether there were any.
+  #take (batch: Batch, line: Line): boolean {
+    const before = batch.entries.length
+    for (const entry of line.waiting.keys()) {
+      const [first = entry] = batch.entries
+      if (entry.run !== first.run || entry.isApart !== first.isApart) continue
+      const fits = batch.entries.length < MAX_BATCH.entries && batch.bytes + entry.bytes <= MAX_BATCH.bytes
+      if (entry !== first && !fits) break
+      batch.entries.push(entry)
+      batch.bytes += entry.bytes
+    }
+    const taken = batch.entries.slice(before)
+    if (taken.length === 0) return false
+    batch.lines.push(line)
+    line.isRunning = true
+    for (const entry of taken) this.figures.waited += this.#remove(line, entry)
+    return true
   }
 
   // Never rejects.
-  async #serve ({ lines, taken }: Batch) {
-    const [{ serve }] = taken as [Waiting]
-    for (const line of lines) {
-      line.isRunning = true
-      this.#ready.delete(line)
-      this.#remove(line, taken.filter(({ entry }) => entry.organizationId === line.organizationId))
-    }
+  async #run ({ entries, lines }: Batch) {
+    const [{ run, isApart }] = entries as [Entry]
+    const slots = isApart ? 0 : 1
+    this.#freeSlots -= slots
     this.figures.transactions++
-    this.figures.entries += taken.length
-    for (const { since } of taken) this.figures.waited += waitNow() - since
+    this.figures.entries += entries.length
     try {
-      await serve(this.#db, taken.map(({ entry }) => entry) as never[])
+      await run(this.#db, entries as never[])
     } catch (error) {
-      for (const { entry } of taken) entry.reject(error)
-      if (isAwayForAll(error)) for (const line of lines) this.#refuse(line, databaseError(error))
+      for (const entry of entries) entry.reject(error)
+      const isDown = isAwayForAll(error)
+      for (const line of isDown ? lines : []) {
+        for (const entry of line.waiting.keys()) this.#refuse(line, entry, databaseError(error))
+      }
     }
+    this.#freeSlots += slots
     for (const line of lines) {
       line.isRunning = false
-      if (line.waiting.length > 0) this.#ready.add(line)
-      else this.#lines.delete(line.organizationId)
+      this.#lines.delete(line.organizationId)
+      if (line.waiting.size > 0) this.#lines.set(line.organizationId, line)
     }
+    this.#begin()
   }
 
-  #remove (line: Line, some: readonly Waiting[]) {
-    const gone = new Set(some)
-    line.waiting = line.waiting.filter((one) => !gone.has(one))
-    for (const { entry, stop } of some) {
-      stop()
-      line.bytes -= entry.bytes
-      this.#bytes -= entry.bytes
-      this.figures.waiting--
-    }
-    if (line.waiting.length > 0 || line.isRunning) return
-    this.#ready.delete(line)
-    this.#lines.delete(line.organizationId)
+  // Returns how many milliseconds the change has waited.
+  #remove (line: Line, entry: Entry): number {
+    const { since, stopTimer } = line.waiting.get(entry)!
+    stopTimer()
+    line.waiting.delete(entry)
+    line.bytes -= entry.bytes
+    this.#bytes -= entry.bytes
+    this.figures.waiting--
+    if (line.waiting.size === 0 && !line.isRunning) this.#lines.delete(line.organizationId)
+    return waitNow() - since
   }
 
-  #refuse (line: Line, error: Error) {
-    const all = line.waiting
-    this.#remove(line, all)
-    for (const { entry } of all) entry.reject(error)
-  }
-}
-
-/** What one transaction takes. */
-class Batch {
-  readonly lines: Line[] = []
-  readonly taken: Waiting[] = []
-  #bytes = 0
-
-  /** Takes what goes together and fits, of one more line; false when that is nothing. */
-  take (line: Line): boolean {
-    const before = this.taken.length
-    for (const waiting of line.waiting) {
-      const [first] = this.taken
-      const goesWith = first === undefined ||
-        (first.serve === waiting.serve && first.entry.isApart === waiting.entry.isApart)
-      if (!goesWith) continue
-      const fits = this.taken.length < TOGETHER.entries && this.#bytes + waiting.entry.bytes <= TOGETHER.bytes
-      if (first !== undefined && !fits) break
-      this.taken.push(waiting)
-      this.#bytes += waiting.entry.bytes
-    }
-    if (this.taken.length > before) this.lines.push(line)
-    return this.taken.length > before
+  #refuse (line: Line, entry: Entry, error: Error) {
+    this.#remove(line, entry)
+    entry.reject(error)
   }
 }
 
 const queues = new WeakMap<Db, Queue>()
 
-/** The queue of a handle of the database. */
+/** The queue of a database handle. */
 export function queueOf (db: Db): Queue {
   let queue = queues.get(db)
   if (queue === undefined) queues.set(db, queue = new Queue(db))

@@ -4,7 +4,7 @@ import { counterOf, openChange } from './chain.ts'
 import { codeOf, databaseError, DatabaseUnavailable, isLockTimeout, LOCK_TIMEOUT } from './errors.ts'
 import { DEADLINE, spending } from './guard.ts'
 import type { Db } from './handle.ts'
-import { queueOf, type Started } from './queue.ts'
+import { queueOf } from './queue.ts'
 import { pauseFor, waitNow } from './wait-clock.ts'
 
 const ATTEMPTS = 4
@@ -14,11 +14,11 @@ const PAUSE = 20
 
 /** Stores the response of a request with an `Idempotency-Key`, in the transaction of the change. */
 export interface Answering {
-  /** First in the transaction: ends the transaction when the request was answered before. */
+  /** Runs first in the transaction. Throws when the request was answered before. */
   begin (db: Db): Promise<void>
-  /** Whether the other one has the same key of the same caller: one of the two repeats the other. */
+  /** Whether both have the same key of the same caller. */
   repeats (other: Answering | null | undefined): boolean
-  /** Last in the transaction: waits for the response, and stores it. An error that it throws undoes everything. */
+  /** Runs last: waits for the response and stores it. An error rolls everything back. */
   keep (db: Db): Promise<void>
   /** Whether a transaction has begun that stores the response. */
   hasBegun: boolean
@@ -47,7 +47,7 @@ export interface Asking {
  * With `answering` the result is returned before the commit, so that the response can be made of it and stored in the
  * same transaction; the response is sent after the transaction has `settled`.
  *
- * Everything has one deadline: the time that the request has waited before, the wait in the queue and each attempt.
+ * One deadline covers the time that the request has waited before, the queue and all attempts.
  *
  * Throws errors that may be logged: CallerEnded when the caller may not make the change any more, DatabaseUnavailable
  * after the deadline.
@@ -58,12 +58,14 @@ export async function transaction<T> (
   const { organization_id, waited = 0, bytes = 0 } = asking
   const began = waitNow() - waited
   const until = began + DEADLINE
-  const start = () => spending(waitNow() - began, () => begin(db, fn, asking))
+  const attempt = () => new Promise<T>((resolve, reject) => {
+    const run = () => spending(waitNow() - began, () => begin(db, fn, asking, resolve))
+    if (organization_id === undefined) run().catch(reject)
+    else queueOf(db).join({ organizationId: organization_id, until, bytes, isApart: true, run, reject })
+  })
   for (let lost = 0; ;) {
     try {
-      return await (organization_id === undefined
-        ? start().result
-        : queueOf(db).alone({ organizationId: organization_id, until, bytes }, start))
+      return await attempt()
     } catch (error) {
       if (error instanceof RowHeld || (organization_id !== undefined && isLockTimeout(error))) {
         await pauseUntil(until)
@@ -75,9 +77,16 @@ export async function transaction<T> (
   }
 }
 
-/** Runs a transaction once, without a queue. So many milliseconds of its deadline are spent. */
+/**
+ * Runs a transaction once, without the queue.
+ *
+ * @param spent milliseconds of the deadline that have passed already
+ */
 export const transactionOnce = async <T>(db: Db, fn: (db: Db) => Promise<T>, spent: number): Promise<T> =>
-  spending(spent, () => begin(db, fn, {})).result
+  spending(spent, () => db.transaction(async (tx) => {
+    setAuthority(tx, findAuthority(db))
+    return fn(tx)
+  }))
 
 /** Waits a moment for a locked row. Throws DatabaseUnavailable when the deadline is over. */
 export async function pauseUntil (until: number): Promise<void> {
@@ -85,31 +94,28 @@ export async function pauseUntil (until: number): Promise<void> {
   await pauseFor(PAUSE)
 }
 
-function begin<T> (db: Db, fn: (db: Db) => Promise<T>, asking: Asking): Started<T> {
-  const { organization_id, answering, caller } = asking
-  const run = async (tx: Db) => {
+// Resolves when the transaction is over. `resolve` gets the result: with `answering` before the commit.
+async function begin<T> (
+  db: Db, fn: (db: Db) => Promise<T>, { organization_id, answering, caller }: Asking, resolve: (result: T) => void
+): Promise<void> {
+  const over = db.transaction(async (tx) => {
     setAuthority(tx, findAuthority(db))
+    let result: T
     try {
       if (organization_id !== undefined) await openChange(tx, { organization_id, caller })
       await answering?.begin(tx)
-      return await fn(tx)
+      result = await fn(tx)
     } catch (error) {
       throw counterOf(tx) !== undefined && isLockTimeout(error) ? new RowHeld() : error
     }
-  }
-  if (answering == null) {
-    const result = db.transaction(run)
-    return { result, over: result }
-  }
-  let over!: Promise<void>
-  const result = new Promise<T>((resolve, reject) => {
-    over = db.transaction(async tx => {
-      resolve(await run(tx))
-      await answering.keep(tx)
-    })
-    over.catch(reject)
+    if (answering == null) return result
+    resolve(result)
+    await answering.keep(tx)
+    return result
   })
-  answering.settled = over.catch(error => { throw databaseError(error) })
-  answering.settled.catch(() => {})
-  return { result, over }
+  if (answering != null) {
+    answering.settled = over.catch((error: unknown) => { throw databaseError(error) })
+    answering.settled.catch(() => {})
+  }
+  resolve(await over)
 }

@@ -21,12 +21,12 @@ import {
 import type { Domain } from '../http/types.ts'
 import { waitFor } from '../http/waiting.ts'
 import { recordEvent } from '../repositories/audit.ts'
+import { emptySecret } from '../repositories/histories.ts'
 import {
   activeKeyOf, ownSecret, placeOf, type Brings, type LevelState, type SecretRow
 } from '../repositories/levels.ts'
 import { findDocumentsAt } from '../repositories/moments.ts'
 import { purgeHistories } from '../repositories/removals.ts'
-import { emptySecret } from '../repositories/secrets.ts'
 import { fail, refuse } from '../rules/errors.ts'
 import { requireKept } from '../rules/moments.ts'
 import { isInside } from '../rules/slices.ts'
@@ -174,7 +174,8 @@ export const secrets: Domain = async (app) => {
       const { no_backup = false } = request.body
       const storageKey = storageKeyOf(app.keyring, organization)
       const { content = '', plaintext = '' } = request.body
-      const written = await writeLevel(app, organization, actorOf(request), {
+      const written = await writeLevel(app.db, organization, actorOf(request), {
+        storageKey,
         target: { names: namesIn(request), brings: 'storable' },
         bytes: content.length + plaintext.length,
         decide (found) {
@@ -186,7 +187,8 @@ export const secrets: Domain = async (app) => {
           return { blob, record, event: 'secret.store', revealed }
         }
       })
-      const { state, secret, version, bytes } = written
+      const { state, secret } = written
+      const { size_bytes: bytes, version } = secret
       reply.header('etag', etagOf(storageKey, [secret]))
       return {
         data: {
@@ -235,7 +237,8 @@ export const secrets: Domain = async (app) => {
   async function deleteWithSnapshot (request: FastifyRequest) {
     const { organization } = principalOf(request)
     const storageKey = storageKeyOf(app.keyring, organization)
-    await writeLevel(app, organization, actorOf(request), {
+    await writeLevel(app.db, organization, actorOf(request), {
+      storageKey,
       target: { names: namesIn(request), brings: 'readable' },
       bytes: ownSecret(levelOf(request))?.size_bytes ?? 0,
       decide (found) {

@@ -3,7 +3,7 @@ import type { ErrorCode } from '../../schemas/errors.ts'
 import { AcceptedInvitation, AcceptInvitationBody, OwnInvitationList, OwnInvitationParams } from '../../schemas/invitations.ts'
 import { ListQuery, NoContent } from '../../schemas/shapes.ts'
 import { PrincipalAnswer, type TokenPrincipalAnswer, type UserAnswer } from '../../schemas/users.ts'
-import { holdAccessToken } from '../db/caller.ts'
+import { lockAccessToken } from '../db/grants.ts'
 import { transaction, type Asking } from '../db/database.ts'
 import { personOf, principalOf } from '../http/actor.ts'
 import { recordForPersonAlone } from '../http/personal-events.ts'
@@ -138,7 +138,7 @@ export const user: Domain = async (app) => {
       const id = request.params.invitation.toUpperCase()
       const organizationId = await findInviter(request, access_token, person.email, id)
       await transaction(app.db, async (db) => {
-        await holdAccessToken(db, access_token)
+        await lockAccessToken(db, access_token)
         if (!await declineInvitation(db, organizationId, id, person)) fail('not_found')
         const organization = await readOrganization(db, organizationId) ?? fail('not_found')
         await recordForPersonAlone(db, request, person, 'invitation.decline', { organization: organization.name })
@@ -153,7 +153,7 @@ export const user: Domain = async (app) => {
   ): Promise<string> {
     const organizationId = await findInvitingOrganization(app.db, email, id)
     if (organizationId !== undefined) return organizationId
-    await transaction(app.db, (db) => holdAccessToken(db, accessToken), { waited })
+    await transaction(app.db, (db) => lockAccessToken(db, accessToken), { waited })
     return fail('not_found')
   }
 }

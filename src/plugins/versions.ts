@@ -128,7 +128,8 @@ export const versions: Domain = async (app) => {
       const { organization } = principalOf(request)
       const storageKey = storageKeyOf(app.keyring, organization)
       const { version, secret } = versionOf(request)
-      const written = await writeLevel(app, organization, actorOf(request), {
+      const written = await writeLevel(app.db, organization, actorOf(request), {
+        storageKey,
         target: { secret_id: secret.id, version: version.id },
         bytes: request.body.content?.length ?? version.size_bytes,
         // Looked up again, since the version may be purged meanwhile. The retention is judged before any key logic.
@@ -145,7 +146,7 @@ export const versions: Domain = async (app) => {
       const { version: restored_from } = request.params
       return {
         data: { type: 'secrets' as const, secret_id: written.secret.id, restored_from },
-        message: `Restored version ${restored_from} as version ${written.version}.`
+        message: `Restored version ${restored_from} as version ${written.secret.version}.`
       }
     }
   })

@@ -2,12 +2,13 @@ import { and, asc, eq, gt, inArray, sql } from 'drizzle-orm'
 import { authenticatedColumns } from '../db/authenticated.ts'
 import type { Caller } from '../db/caller.ts'
 import {
-  appendEvents, appendToCounter, chainOf, keepLateEvents, openChange, lockCounters, withKeys, type SynchronousCommit
+  appendEvents, appendToCounter, chainOf, openChange, lockCounters, type Counter, type SynchronousCommit
 } from '../db/chain.ts'
 import {
   authorityOf, isAuthentic, rowsOf, tampered, transaction, type Answering, type Db
 } from '../db/database.ts'
 import { eventRow, type EventRow } from '../db/events.ts'
+import { keepLateEvents } from '../db/late-events.ts'
 import { audit_events, late_events, organization_counters } from '../db/tables.ts'
 
 /** The caller of a change, and where the request comes from. */
@@ -51,8 +52,8 @@ const PATIENCE = 1_000
  * Locks the counter of the organization as the last lock of a long operation, and judges the caller under the lock.
  * Throws CallerEnded, or RowHeld as `openChange` does.
  */
-export async function lockCounterLast (db: Db, actor: Actor): Promise<void> {
-  await openChange(db, actor, PATIENCE)
+export async function lockCounterLast (db: Db, actor: Actor): Promise<Counter | undefined> {
+  return openChange(db, actor, PATIENCE)
 }
 
 /**
@@ -65,9 +66,10 @@ export async function lockCounterLast (db: Db, actor: Actor): Promise<void> {
 export async function recordEvent (db: Db, actor: Actor, ...events: AuditEvent[]): Promise<void> {
   if (actor.answering?.hasBegun === false) throw new Error('the transaction of a change does not store its response')
   // Without a counter the organization was deleted, and its chain has ended.
-  if (await openChange(db, actor, PATIENCE) === undefined) return
-  const growth = events.reduce((sum, event) => sum + (event.growth ?? 0), 0)
-  await appendToCounter(db, events.map((event) => eventRow(actor, event)), { growth })
+  const counter = await openChange(db, actor, PATIENCE)
+  if (counter === undefined) return
+  for (const { growth = 0 } of events) counter.stored_bytes += growth
+  await appendToCounter(db, events.map((event) => eventRow(actor, event)))
 }
 
 /** Records an event of a request that only reads; resolves when the event is recorded. */
@@ -98,11 +100,11 @@ export async function recordOfPerson (
     return { ...eventRow(actor, its), occurred_at }
   })
   const ids = rows.map(({ organization_id }) => organization_id)
-  const free = withKeys(db, await lockCounters(db, ids, 'free', synchronousCommit))
-  const isFree = ({ organization_id }: EventRow) => free.has(organization_id)
+  const locked = await lockCounters(db, ids, 'free', synchronousCommit)
+  const isFree = ({ organization_id }: EventRow) => locked.get(organization_id)?.hasKey === true
   const late = rows.filter((row) => !isFree(row))
   await keepLateEvents(db, late)
-  await appendEvents(db, free, rows.filter(isFree))
+  await appendEvents(db, locked, rows.filter(isFree))
   return late.length > 0
 }
 
@@ -125,7 +127,7 @@ export async function recordLate (handle: Db, organizationId: string): Promise<n
     const locked = await lockCounters(db, [organizationId], 'free')
     if (locked.size === 0) return undefined
     // Before anything is reported, which is undone with the rest and would be again at each look.
-    if (withKeys(db, locked).size === 0) tampered()
+    if (!locked.get(organizationId)!.hasKey) tampered()
     const { organization_id, id } = late_events
     const earliest = db.select({ organization_id, id }).from(late_events).where(eq(organization_id, organizationId))
       .orderBy(asc(id)).limit(AT_ONCE)

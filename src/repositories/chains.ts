@@ -1,5 +1,5 @@
 import { sql } from 'drizzle-orm'
-import { preparedSql, type Db } from '../db/database.ts'
+import { isKeyOf, preparedSql, type Db } from '../db/database.ts'
 import { headOf, type ChainedEvent, type ChainKeyRow, type Head, type HeadRow } from '../db/events.ts'
 
 // Chains as the database holds them, for who verifies or exports them. Nothing of it is believed.
@@ -24,6 +24,20 @@ export async function listChains (db: Db): Promise<string[]> {
 
 /** The last number of a chain as the database writes it: whoever can write there has more of them than a double. */
 type Last = string
+
+const durableHeads = preparedSql<HeadRow & { organization_id: string }, { ids: string }>('durable_heads', ($) => sql`
+  SELECT organization_id, next_event, event_head, chain_kid FROM organization_counters
+  WHERE ${isKeyOf(
+    sql`organization_id`, sql`SELECT value::char(26) FROM jsonb_array_elements_text(${$('ids')}::jsonb)`)} ORDER BY organization_id FOR KEY SHARE`)
+
+/**
+ * The ends of chains that survive a crash. FOR KEY SHARE writes to the WAL, so its commit flushes all commits before
+ * it, also those with `synchronous_commit` off. It waits for no change.
+ */
+export async function findDurableHeads (db: Db, ids: readonly string[]): Promise<Map<string, Head>> {
+  const rows = await durableHeads(db, { ids: JSON.stringify(ids) })
+  return new Map(rows.map((row) => [row.organization_id, headOf(row)]))
+}
 
 /** What the counter says of a chain, its keys, and the last number that there is, at one moment. */
 export async function findChain (

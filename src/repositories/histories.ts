@@ -1,9 +1,11 @@
 import { and, asc, eq, isNull, lt, sql } from 'drizzle-orm'
-import { isOneOfOrganization, rowsOf, type Db } from '../db/database.ts'
+import { isOneOfOrganization, macOf, rowsOf, type Db } from '../db/database.ts'
 import {
-  encryption_keys, keyColumns, organizations, projects, re_encryptions, secret_versions, secrets
+  encryption_keys, keyColumns, organizations, project_counts, projects, re_encryptions, secret_versions, secrets,
+  targets
 } from '../db/tables.ts'
 import { type KeyRow, type KeyState } from './encryption-keys.ts'
+import type { LevelState, SecretRow } from './levels.ts'
 
 // Versions under older keys, and their way onto the active one.
 
@@ -250,4 +252,25 @@ export async function listReEncryptions (db: Db, after?: Waiting, limit = 100): 
       sql`(${organization_id}, ${project_id}) > (${after?.organization.id ?? ''}, ${after?.project_id ?? ''})`,
       isNull(re_encryptions.finished_at), eq(projects.encryption_type, 'server')
     )).orderBy(asc(organization_id), asc(project_id)).limit(limit)
+}
+
+/**
+ * Removes a document whose history was purged. The row stays, with the next revision, so that a read `at` an earlier
+ * moment answers `version_gone`. The caller has locked the project's row.
+ */
+export async function emptySecret (db: Db, { project, target }: LevelState, secret: SecretRow): Promise<void> {
+  const { organization_id, id } = secret
+  const emptied = { revision: secret.revision + 1, key_version: project.key_version, sealed: null, size_bytes: 0 }
+  await db.update(secrets).set({
+    ...emptied,
+    version: null,
+    mac: macOf(db, 'secrets', { ...secret, ...emptied }),
+    // Not now(), the begin of the transaction: it may have waited for writes that are later.
+    updated_at: sql`clock_timestamp()`
+  }).where(and(eq(secrets.organization_id, organization_id), eq(secrets.id, id)))
+  await db.update(project_counts).set({ secret_count: sql`${project_counts.secret_count} - 1` })
+    .where(and(eq(project_counts.organization_id, organization_id), eq(project_counts.project_id, project.id)))
+  if (target === null) return
+  await db.update(targets).set({ secret_count: sql`${targets.secret_count} - 1` })
+    .where(and(eq(targets.organization_id, organization_id), eq(targets.id, target.id)))
 }

@@ -1,6 +1,7 @@
 import { and, asc, eq, isNotNull, sql } from 'drizzle-orm'
 import type { VersionAction } from '../../schemas/versions.ts'
 import { authenticatedColumns } from '../db/authenticated.ts'
+import type { Counter } from '../db/chain.ts'
 import {
   isOneOfOrganization, macOf, requireAuthentic, rowsOf, type Authenticated, type Db
 } from '../db/database.ts'
@@ -70,13 +71,8 @@ export async function replaceDocuments (
     WHERE s.organization_id = r.organization_id AND s.id = r.id`)
 }
 
-/** The counter of an organization, which the caller has taken. */
-export interface Counter {
-  first_version: number
-  stored_bytes: number
-  /** When that was, by the database's clock. */
-  taken_at: Date
-}
+/** The ids of versions that an operation is about to record, and the database's time under the counter. */
+export interface VersionIds { first_version: number, taken_at: Date }
 
 /** The bytes that an organization stores now. Other writes can change the number before the counter is taken. */
 export async function findStoredBytes (db: Db, organizationId: string): Promise<number> {
@@ -86,16 +82,16 @@ export async function findStoredBytes (db: Db, organizationId: string): Promise<
 }
 
 /**
- * Takes the counter of the organization, and so many version ids: the first of them, and how many bytes it stores. From
- * here to the commit, no other write of it comes between.
+ * Takes so many version ids from the counter, which the transaction has locked. The event that the operation records
+ * afterwards writes the counter back.
  */
-export async function takeCounter (db: Db, organizationId: string, versions: number): Promise<Counter> {
-  const { next_version, stored_bytes } = organization_counters
-  const taken_at = sql<Date>`clock_timestamp()::timestamptz(3)`.mapWith(secrets.updated_at)
-  const [row] = await db.update(organization_counters).set({ next_version: sql`${next_version} + ${versions}` })
-    .where(eq(organization_counters.organization_id, organizationId))
-    .returning({ next_version, stored_bytes, taken_at })
-  return { first_version: row!.next_version - versions, stored_bytes: row!.stored_bytes, taken_at: row!.taken_at }
+export async function takeVersionIds (db: Db, counter: Counter, versions: number): Promise<VersionIds> {
+  const [row] = await db.execute(
+    sql`SELECT round(extract(epoch FROM clock_timestamp()) * 1000)::float8 AS taken_at`
+  ) as unknown as { taken_at: number }[]
+  const first_version = counter.next_version
+  counter.next_version += versions
+  return { first_version, taken_at: new Date(row!.taken_at) }
 }
 
 /** A version of what somebody did to a document, which is the document's newest, at its revision. */

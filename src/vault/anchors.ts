@@ -1,5 +1,5 @@
-import { findFirmHeads } from '../db/chain.ts'
 import { databaseError, findAuthority, type Db } from '../db/database.ts'
+import { findDurableHeads } from '../repositories/chains.ts'
 import { createBackground, type Background } from './background.ts'
 
 interface Log {
@@ -24,7 +24,7 @@ export function createAnchorWorker ({ db, log }: { db: Db, log: Log }): Backgrou
     const due = chain?.due(all) ?? []
     if (chain === undefined || due.length === 0) return
     try {
-      const heads = await findFirmHeads(db, due)
+      const heads = await findDurableHeads(db, due)
       for (const organization of due) {
         const head = heads.get(organization)
         const sequence = head === undefined ? Infinity : head.next_event - 1

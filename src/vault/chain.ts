@@ -5,9 +5,9 @@ import { IntegrityError } from '../crypto/at-rest.ts'
 import { MasterKeyMissing, type Keyring } from '../crypto/keyring.ts'
 import { hmac, random, takeKey } from '../crypto/primitives.ts'
 import { createRowEncoder, encodeField, rowMac } from '../crypto/row-mac.ts'
-import { CHAINED_COLUMNS, type ChainedColumn } from '../db/chain.ts'
 import { transaction, type Db } from '../db/database.ts'
 import type { ChainKeyRow, EventChain, Head } from '../db/events.ts'
+import type { audit_events } from '../db/tables.ts'
 import { operatorOf, type Actor } from '../repositories/audit.ts'
 import { handOver } from '../repositories/chain-keys.ts'
 import { chainKeyContext, serviceKeyContext } from './contexts.ts'
@@ -22,7 +22,30 @@ const MOST_KEYS = 10_000
 /** The name of the key of events among the keys of the service, and what events say which key made their MACs. */
 export const FIRST_CHAIN_KEY = 'events'
 
-const encode = createRowEncoder('audit_events', CHAINED_COLUMNS)
+/** A column that the MAC of an event covers. */
+export type ChainedColumn = Exclude<keyof (typeof audit_events)['$inferSelect'], 'mac'>
+
+// Every column but the MAC itself. Their order is part of the MAC. A new order needs a new chain key; the key id of an
+// event then says which order applies.
+const CHAINED = {
+  organization_id: true,
+  seq: true,
+  occurred_at: true,
+  action: true,
+  actor_type: true,
+  actor_id: true,
+  resource_type: true,
+  resource_id: true,
+  request_id: true,
+  ip: true,
+  user_agent: true,
+  details: true,
+  chain_kid: true
+} satisfies Record<ChainedColumn, true>
+/** The columns that the MAC of an event covers, in this order; the MAC of the event before follows. */
+export const CHAINED_COLUMNS = Object.keys(CHAINED) as ChainedColumn[]
+
+const encode = createRowEncoder('audit_events', { fields: CHAINED_COLUMNS })
 
 /** The MAC of an event behind the one with the MAC `previous`; null for the first one. */
 export const eventMac = (

@@ -99,7 +99,8 @@ export function etagOf (
 
 /** Size of a blob when decoded, in bytes. */
 export function sizeOf (blob: string): number {
-  return Math.floor(blob.replace(/=+$/, '').length * 3 / 4)
+  const padding = blob.endsWith('==') ? 2 : blob.endsWith('=') ? 1 : 0
+  return Math.floor((blob.length - padding) * 3 / 4)
 }
 
 function contextOf ({ organization_id }: Pick<LevelState, 'organization_id'>, secret: StoredDocument): SecretContext {

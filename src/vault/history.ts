@@ -9,7 +9,6 @@ import {
   type Cursor, type MovedVersion, type OldVersion, type Progress
 } from '../repositories/histories.ts'
 import { lockProject } from '../repositories/projects.ts'
-import { takeCounter } from '../repositories/rotations.ts'
 import type { Organization } from '../repositories/principals.ts'
 import { fail } from '../rules/errors.ts'
 import { requireBytes } from '../rules/plan-bytes.ts'
@@ -149,8 +148,7 @@ export async function submitVersions (
     if (grown.length > 0) await growHistories(db, project, grown)
     const remaining = await countWaiting(db, project, retentionDays)
     if (growth > 0) {
-      await lockCounterLast(db, actor)
-      requireBytes(organization.plan, (await takeCounter(db, organization.id, 0)).stored_bytes, growth)
+      requireBytes(organization.plan, (await lockCounterLast(db, actor))!.stored_bytes, growth)
     }
     await recordEvent(db, actor, {
       action: 'history.re_encrypt',

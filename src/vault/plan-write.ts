@@ -18,27 +18,20 @@ export interface Change {
   revealed?: boolean
 }
 
-/** What a write has made. */
-export interface Written {
-  state: LevelState
-  secret: { id: string, revision: number }
-  version: number | null
-  bytes: number
-}
+/** What a write has made: the level as it was decided on, and the new row of its document. */
+export interface Written { state: LevelState, secret: SecretRow }
 
 /** A write with its sealed rows and its event. */
-export interface Planned extends SecretWrite {
+export interface Planned extends SecretWrite, Written {
   event: AuditEvent
-  /** By how many bytes the organization stores more, or less. */
+  /** By how many bytes the organization stores more; negative when it stores less. */
   growth: number
-  written: Written
 }
 
-/** The level with the document that an earlier write of the same transaction has made. */
-export function bringForward (state: LevelState, made: ReadonlyMap<string, SecretRow>): LevelState {
-  const newer = made.get(state.level_id)
-  if (newer === undefined) return state
-  return { ...state, secrets: [...state.secrets.filter(({ level_id }) => level_id !== state.level_id), newer] }
+/** The level with the document that an earlier write of the transaction has made. A level to write has only its own. */
+export function withDocument (state: LevelState, documents: ReadonlyMap<string, SecretRow>): LevelState {
+  const newer = documents.get(state.level_id)
+  return newer === undefined ? state : { ...state, secrets: [newer] }
 }
 
 /**
@@ -92,12 +85,12 @@ export function planOf (
     ...(revealed && { key_proof_reveals_key: true })
   }
   return {
+    state,
     actor,
     wasStored: before?.is_stored ?? false,
     secret,
     version,
     event: { action: event, resource_type: 'secret', resource_id: secret.id, details },
-    growth,
-    written: { state, secret: { id: secret.id, revision }, version: secret.version, bytes: size_bytes }
+    growth
   }
 }

@@ -7,8 +7,8 @@ import { findActiveKeyOf, type KeyRow, type KeyState } from '../repositories/enc
 import { listChangedLevels, type ChangedLevel } from '../repositories/moments.ts'
 import type { Organization } from '../repositories/principals.ts'
 import {
-  countDocuments, findDocuments, findSecrets, isDocument, recordVersions, replaceDocuments, takeCounter, type Counter,
-  type Secret
+  countDocuments, findDocuments, findSecrets, isDocument, recordVersions, replaceDocuments, takeVersionIds,
+  type Secret, type VersionIds
 } from '../repositories/rotations.ts'
 import { findVersionsTogether, type FullVersion } from '../repositories/versions.ts'
 import { fail, refuse } from '../rules/errors.ts'
@@ -61,14 +61,14 @@ export async function restoreTo (
     let first_version: number | null = null
     const changed = [...restored, ...toEmpty]
     if (changed.length > 0) {
-      await lockCounterLast(db, actor)
       // The counter is the last lock: other writes of the organization wait from here on.
-      const counter = await takeCounter(db, organization.id, changed.length)
+      const counter = (await lockCounterLast(db, actor))!
       // The snapshot of a document that goes takes the place of it.
       requireBytes(organization.plan, counter.stored_bytes, growth)
-      await record(held, changed, counter)
+      const ids = await takeVersionIds(db, counter, changed.length)
+      await record(held, changed, ids)
       await countDocuments(db, project, gainedBy(changed))
-      first_version = counter.first_version
+      first_version = ids.first_version
     }
     await recordEvent(db, actor, {
       action: 'project.restore',
@@ -137,7 +137,7 @@ function contentOf (
 // A restored document is there already, as its version will have it; what goes is opened for its snapshot first.
 async function record (
   { db, actor, organization, project, storageKey }: Held, levels: readonly ChangedLevel[],
-  { first_version, taken_at }: Counter
+  { first_version, taken_at }: VersionIds
 ) {
   const state = { organization_id: organization.id, project }
   const restoredFrom = new Map(levels.map(({ id, version, held }) => [id, held === 'version' ? version : null]))

@@ -11,7 +11,7 @@ import {
 } from '../repositories/encryption-keys.ts'
 import { countWaiting, findReEncryption, isAnyWaiting, startReEncryption } from '../repositories/histories.ts'
 import {
-  findDocuments, findStoredBytes, lockDocuments, recordVersions, replaceDocuments, takeCounter
+  findDocuments, findStoredBytes, lockDocuments, recordVersions, replaceDocuments, takeVersionIds
 } from '../repositories/rotations.ts'
 import type { Organization } from '../repositories/principals.ts'
 import { fail } from '../rules/errors.ts'
@@ -103,11 +103,10 @@ export async function rotate (
     })
     const waiting = policy === 'keep' ? 0 : await countWaiting(db, under, retention)
     if (waiting > 0) await startReEncryption(db, under, waiting)
-    await lockCounterLast(db, actor)
-    // The counter is the last lock: other projects of the organization wait from here on, so it is held for no longer
-    // than the versions take.
-    const { first_version, stored_bytes, taken_at } = await takeCounter(db, organization.id, documents.length)
-    requireBytes(organization.plan, stored_bytes, growth)
+    // The counter is the last lock: all other writes of the organization wait from here until the commit.
+    const counter = (await lockCounterLast(db, actor))!
+    requireBytes(organization.plan, counter.stored_bytes, growth)
+    const { first_version, taken_at } = await takeVersionIds(db, counter, documents.length)
     let next = first_version
     await inPieces(documents, async (ids) => {
       const versions = (await read(ids)).map((document) => {

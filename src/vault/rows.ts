@@ -3,9 +3,11 @@ import type { KeyObject } from 'node:crypto'
 import { IntegrityError } from '../crypto/at-rest.ts'
 import { makeCanary, MasterKeyMissing, openCanary, type Keyring } from '../crypto/keyring.ts'
 import { random, sameBytes, takeKey } from '../crypto/primitives.ts'
-import { chainKeyFingerprint, createRowChecker, deriveLookupKey, rowKeyFingerprint, rowMac } from '../crypto/row-mac.ts'
-import { AUTHENTICATED, fieldsOf, type AuthenticatedTable } from '../db/authenticated.ts'
-import { readClock } from '../db/chain.ts'
+import {
+  chainKeyFingerprint, createRowChecker, createRowEncoder, deriveLookupKey, rowKeyFingerprint, rowMac
+} from '../crypto/row-mac.ts'
+import { AUTHENTICATED, type AuthenticatedTable } from '../db/authenticated.ts'
+import { readClock } from '../db/authority.ts'
 import {
   databaseError, isAway, setAuthority, transaction, type Database, type Db,
   type RowAuthority, type Violation, type ViolationLog
@@ -22,6 +24,8 @@ import { listOrganizationsOf } from '../repositories/members.ts'
 import { createChain, FIRST_CHAIN_KEY, openChainKey } from './chain.ts'
 import { serviceKeyContext } from './contexts.ts'
 import { endTokensOfNothing } from './removals.ts'
+
+const ENCODERS = new Map(Object.entries(AUTHENTICATED).map(([name, format]) => [name, createRowEncoder(name, format)]))
 
 /** The name of the row key among the keys of the service. */
 const ROWS = 'rows'
@@ -174,7 +178,7 @@ const toStandardError: ViolationLog = {
 function authorityFor (keys: Keys, keyring: Keyring, db: Db): RowAuthority {
   const { rows: key } = keys
   const reported = new LRUCache<string, true>({ max: 10_000, ttl: SAME_ROW })
-  const matches = createRowChecker(key)
+  const checker = createRowChecker(key)
   const lookupKey = deriveLookupKey(key)
   let waiting: Violation[] = []
   let recording: Promise<void> | undefined
@@ -213,8 +217,8 @@ function authorityFor (keys: Keys, keyring: Keyring, db: Db): RowAuthority {
   const authority: RowAuthority = {
     fingerprint: fingerprintOf(keys),
     chain: createChain(FIRST_CHAIN_KEY, keys.chain, (row) => openChainKey(keyring, row)),
-    mac: (table, row) => rowMac(key, table, fieldsOf(table, row)),
-    verifies: (table, row, mac) => mac !== null && matches(table, fieldsOf(table, row), mac),
+    mac: (table, row) => checker.mac(ENCODERS.get(table)!(row)),
+    verifies: (table, row, mac) => mac !== null && checker.matches(ENCODERS.get(table)!(row), mac),
     hash: (purpose, values) => rowMac(lookupKey, purpose, values),
     report (violation) {
       if (!isDue(violation)) return
