@@ -334,6 +334,31 @@ t.test('PostgreSQL', { skip: hasPostgres() ? false : 'PostgreSQL is not installe
     t.ok(late instanceof DatabaseUnavailable && !isAway(late), 'the time of one request is over, not that of who waits behind it')
   })
 
+  await t.test('a COMMIT that the server answers by ROLLBACK is an error, and the connection goes on', async t => {
+    const { hostname, port } = new URL(server.url)
+    // Between the two, every COMMIT is answered as of a failed transaction.
+    const answer = (tag: string) => Buffer.concat([Buffer.from('C'), Buffer.of(0, 0, 0, tag.length + 5), Buffer.from(`${tag}\0`)])
+    const between = net.createServer(own => {
+      const other = net.connect(Number(port), hostname)
+      own.pipe(other)
+      other.on('data', data => {
+        const at = data.indexOf(answer('COMMIT'))
+        own.write(at < 0
+          ? data
+          : Buffer.concat([data.subarray(0, at), answer('ROLLBACK'), data.subarray(at + answer('COMMIT').length)]))
+      })
+      for (const [one, another] of [[own, other], [other, own]] as const) one.on('error', () => {}).on('close', () => another.destroy())
+    }).listen(0, '127.0.0.1')
+    await once(between, 'listening')
+    const url = new URL(server.url)
+    url.host = `127.0.0.1:${(between.address() as net.AddressInfo).port}`
+    const through = await connect({ url: url.href, pool: 2 })
+    await t.rejects(transaction(through.db, db => db.execute(sql`select 1`)), { message: /rolled back/ })
+    t.equal((await through.db.execute(sql`select 1 as one`) as unknown as { one: number }[])[0]!.one, 1)
+    await through.close()
+    between.close()
+  })
+
   await t.test('RL-08 a lock held elsewhere and a slow statement end in bounded time', async t => {
     const other = postgres(server.url, { max: 1 })
     await other`begin`

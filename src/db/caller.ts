@@ -50,8 +50,8 @@ const callersOf = ($: Value) => sql`caller AS (
 
 // The valid API tokens among the callers, each with the grant that it was made with.
 const apiTokens = (lock: SQL) => sql`
-    SELECT caller.n, t.grant_id FROM caller CROSS JOIN LATERAL (
-      SELECT token_hash, grant_id FROM api_tokens
+    SELECT caller.n, t.grant_id, t.user_id FROM caller CROSS JOIN LATERAL (
+      SELECT token_hash, grant_id, user_id FROM api_tokens
       WHERE organization_id = caller.organization_id AND id = caller.api_token
         AND (expires_at IS NULL OR expires_at > now())
       LIMIT 1 ${lock}
@@ -61,15 +61,16 @@ const apiTokens = (lock: SQL) => sql`
       WHERE f.organization_id = caller.organization_id AND f.token_hash = caller.hash
         AND f.token_id = caller.api_token AND f.expires_at > now())`
 
-const ownCallers = preparedSql<{ n: number }, Parameters>('own_callers', ($) => sql`
-  WITH ${callersOf($)} SELECT its.n FROM (${apiTokens(sql``)}) AS its`)
+const ownCallers = preparedSql<{ n: number, is_of_person: boolean }, Parameters>('own_callers', ($) => sql`
+  WITH ${callersOf($)} SELECT its.n, its.grant_id IS NOT NULL OR its.user_id IS NOT NULL AS is_of_person
+  FROM (${apiTokens(sql``)}) AS its`)
 
 // Transactions that revoke a grant, refresh a token or close an account do not lock the counter. SKIP LOCKED leaves out
 // the rows that they have locked.
 const personCallers = (name: string, lock: SQL) => preparedSql<{ n: number }, Parameters>(name, ($) => sql`
   WITH ${callersOf($)}, credential AS (${apiTokens(lock)}
     UNION ALL
-    SELECT caller.n, t.grant_id FROM caller CROSS JOIN LATERAL (
+    SELECT caller.n, t.grant_id, NULL::bigint FROM caller CROSS JOIN LATERAL (
       SELECT grant_id FROM oauth_tokens
       WHERE id = caller.access_token AND used_at IS NULL AND access_expires_at > now()
       LIMIT 1 ${lock}
@@ -110,14 +111,16 @@ export async function validateCallers (db: Db, callers: readonly (CallerIn | nul
   const distinct = [...new Map(callers.map((caller, i) => [keys[i]!, caller]))]
   const numbered = distinct.flatMap(([, caller], n) => caller === null ? [] : [{ n, ...caller }])
   const persons = numbered.filter(({ user_id }) => user_id !== undefined)
-  const find = async (statement: typeof ownCallers, some: typeof numbered) => some.length === 0
-    ? []
-    : statement(db, { callers: JSON.stringify(some) })
-  const found = await Promise.all([
+  const find = async <R>(statement: (db: Db, values: Parameters) => Promise<R[]>, some: typeof numbered) =>
+    some.length === 0 ? [] : statement(db, { callers: JSON.stringify(some) })
+  const [own, ofPersons] = await Promise.all([
     find(ownCallers, numbered.filter(({ user_id }) => user_id === undefined)), find(lockPersonCallers, persons)
   ])
-  const live = new Set(found.flat().map(({ n }) => n))
-  const locked = new Set((await find(readPersonCallers, persons.filter(({ n }) => !live.has(n)))).map(({ n }) => n))
+  const live = new Set([...own.filter(({ is_of_person }) => !is_of_person), ...ofPersons].map(({ n }) => n))
+  const others = await find(readPersonCallers, persons.filter(({ n }) => !live.has(n)))
+  // A token that belonged to no person, and that a person has rotated since: the rows of the person are not locked.
+  const taken = own.filter(({ is_of_person }) => is_of_person)
+  const locked = new Set([...others, ...taken].map(({ n }) => n))
   const verdicts = new Map(distinct.map(([key, caller], n): [string, Verdict] =>
     [key, caller === null || live.has(n) ? 'live' : locked.has(n) ? 'held' : 'ended']))
   return keys.map((key) => verdicts.get(key)!)

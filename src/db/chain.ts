@@ -113,7 +113,8 @@ export async function openChange (
   if (counter === undefined || counter.is_closed) throw new CallerEnded()
   const key = JSON.stringify(caller)
   if (counter.live.has(key)) return counter
-  const late = waitNow() + patience
+  // A change that had the counter before does not hold it up.
+  const late = waitNow() + (known === undefined ? patience : 0)
   for (;;) {
     const [verdict] = await validateCallers(db, [{ ...caller, organization_id }])
     if (verdict === 'ended') throw new CallerEnded()

@@ -9,6 +9,8 @@ import { atWaitTime, pauseWaits, waitNow } from './wait-clock.ts'
  * request does one after the other.
  */
 export const DEADLINE = 4_000
+// A transaction that had at least so many milliseconds, and did not end, shows that the database is down.
+const LEAST_OF_OUTAGE = 3_000
 /** Milliseconds that somebody waits for a connection, and how many wait for one at most. */
 export const MAX_WAIT = 2_000
 export const MAX_WAITING = 200
@@ -116,6 +118,7 @@ export function guard (
 
   async function begin<T> (fn: (tx: TransactionSql) => Promise<T>) {
     const left = deadline - spentOfNext
+    const Late = left < LEAST_OF_OUTAGE ? OutOfTime : DatabaseUnavailable
     const called = waitNow()
     const done = beginPiece('transaction')
     const leave = await enterPool(pool, Math.min(patience, left))
@@ -148,7 +151,7 @@ export function guard (
       const result = await within(until, work, error => {
         end.over = error
         end.fire(error)
-      }, DatabaseUnavailable, isAlone)
+      }, Late, isAlone)
       tell('after', 'commit')
       return result
     } finally {

@@ -8,5 +8,8 @@ export type Db = PgDatabase<PgQueryResultHKT>
  * be slow without the other, or as many as there are connections, since a second statement on the same connection waits
  * for the first one anyway.
  */
-export const slotsOf = (db: Db): number =>
-  Math.min(2, (db as unknown as { $client: { options: { max: number } } }).$client.options.max)
+export const slotsOf = (db: Db): number => Math.min(2, connectionsOf(db))
+
+/** How many connections a handle has. */
+export const connectionsOf = (db: Db): number =>
+  (db as unknown as { $client: { options: { max: number } } }).$client.options.max

@@ -1,5 +1,5 @@
 import { databaseError, DatabaseUnavailable, isAwayForAll, neverSent } from './errors.ts'
-import { slotsOf, type Db } from './handle.ts'
+import { connectionsOf, slotsOf, type Db } from './handle.ts'
 import { atWaitTime, waitNow } from './wait-clock.ts'
 
 // Limits of the changes that wait in this process: of one organization, and of all.
@@ -14,7 +14,7 @@ export interface Entry {
   /** The deadline, by `waitNow`. */
   readonly until: number
   readonly bytes: number
-  /** Whether the transaction carries this organization alone. It may then wait for a lock, and takes no slot. */
+  /** Whether the transaction carries this organization alone. It may then wait for a lock. */
   isApart?: boolean
   /** Runs a transaction; changes with the same function share one. Rejects only when all of its changes failed. */
   run: (db: Db, entries: never[]) => Promise<unknown>
@@ -47,14 +47,14 @@ export class Queue {
   readonly #db: Db
   // Lines with changes that wait or run. A line moves to the end after each of its transactions.
   readonly #lines = new Map<string, Line>()
-  // Transactions that may begin, beside those of changes that are apart.
-  #freeSlots: number
+  // Transactions that may begin. Those that may wait for a lock, of changes apart, leave a connection to the others.
+  readonly #free: { shared: number, apart: number }
   #isScheduled = false
   #bytes = 0
 
   constructor (db: Db) {
     this.#db = db
-    this.#freeSlots = slotsOf(db)
+    this.#free = { shared: slotsOf(db), apart: Math.max(1, connectionsOf(db) - 1) }
   }
 
   join (entry: Entry) {
@@ -88,13 +88,14 @@ export class Queue {
       if (line.isRunning) continue
       const [first] = line.waiting.keys()
       if (first!.isApart) {
+        if (this.#free.apart === 0) continue
         const apart = emptyBatch()
         this.#take(apart, line)
         this.#run(apart)
-      } else if (this.#freeSlots > 0 && !this.#take(shared, line)) {
+      } else if (this.#free.shared > 0 && !this.#take(shared, line)) {
         this.#run(shared)
         shared = emptyBatch()
-        if (this.#freeSlots > 0) this.#take(shared, line)
+        if (this.#free.shared > 0) this.#take(shared, line)
       }
     }
     if (shared.entries.length > 0) this.#run(shared)
@@ -122,8 +123,8 @@ export class Queue {
   // Never rejects.
   async #run ({ entries, lines }: Batch) {
     const [{ run, isApart }] = entries as [Entry]
-    const slots = isApart ? 0 : 1
-    this.#freeSlots -= slots
+    const kind = isApart ? 'apart' : 'shared'
+    this.#free[kind]--
     this.figures.transactions++
     this.figures.entries += entries.length
     try {
@@ -135,7 +136,7 @@ export class Queue {
         for (const entry of line.waiting.keys()) this.#refuse(line, entry, databaseError(error))
       }
     }
-    this.#freeSlots += slots
+    this.#free[kind]++
     for (const line of lines) {
       line.isRunning = false
       this.#lines.delete(line.organizationId)

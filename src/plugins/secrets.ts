@@ -322,7 +322,7 @@ export const secrets: Domain = async (app) => {
 
   // Not for 304, which hands out nothing that the caller does not have.
   async function recordReading (
-    request: FastifyRequest, { level, level_id }: LevelState, visible: readonly Pick<SecretRow, 'id' | 'revision'>[],
+    request: FastifyRequest, { level, level_id }: LevelState, visible: readonly Pick<SecretRow, 'id' | 'revision' | 'sealed'>[],
     action: 'secret.decrypt' | 'version.read', more: object = {}
   ) {
     const details = {
@@ -330,7 +330,8 @@ export const secrets: Domain = async (app) => {
       revisions: visible.map(({ revision }) => revision).join(' '),
       ...more
     }
-    await app.recordRead(actorOf(request), { action, resource_type: level, resource_id: level_id, details })
+    const bytes = visible.reduce((sum, { sealed }) => sum + (sealed?.length ?? 0), 0)
+    await app.recordRead(actorOf(request), { action, resource_type: level, resource_id: level_id, details }, bytes)
   }
 
   async function retrieveKey (request: FastifyRequest, reply: FastifyReply) {

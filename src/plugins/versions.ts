@@ -108,7 +108,7 @@ export const versions: Domain = async (app) => {
         resource_type: 'secret',
         resource_id: found.secret.id,
         details: { version: id, key_version }
-      })
+      }, content.length)
       return answer
     }
   })

@@ -72,8 +72,12 @@ export async function recordEvent (db: Db, actor: Actor, ...events: AuditEvent[]
   await appendToCounter(db, events.map((event) => eventRow(actor, event)))
 }
 
-/** Records an event of a request that only reads; resolves when the event is recorded. */
-export type RecordRead = (actor: Actor, event: AuditEvent) => Promise<void>
+/**
+ * Records an event of a request that only reads; resolves when the event is recorded.
+ *
+ * @param bytes the size of the response, which waits in memory until then
+ */
+export type RecordRead = (actor: Actor, event: AuditEvent, bytes?: number) => Promise<void>
 
 /** Records an event of a request that changes nothing, in a transaction of its own. */
 export async function recordAlone (handle: Db, actor: Actor, event: AuditEvent): Promise<void> {

@@ -34,7 +34,7 @@ export interface Write {
 interface WriteRequest extends Write { organizationId: string, actor: Actor, plan: Plan }
 
 /** The event of a request that reads. */
-interface ReadRequest { organizationId: string, bytes: 0, row: EventRow }
+interface ReadRequest { organizationId: string, bytes: number, row: EventRow }
 
 type Request = (WriteRequest | ReadRequest) & { isApart?: boolean }
 type Queued = Entry & Request & { commit: SynchronousCommit, resolve: (written: Written | undefined) => void }
@@ -74,8 +74,8 @@ export async function writeLevel (
  * @param commit with `off`, a crash of the machine can lose the events of the last second, whose responses were sent
  */
 export function createReadRecorder (db: Db, commit: SynchronousCommit): RecordRead {
-  return async (actor, event) => {
-    const request: ReadRequest = { organizationId: actor.organization_id, bytes: 0, row: eventRow(actor, event) }
+  return async (actor, event, bytes = 0) => {
+    const request: ReadRequest = { organizationId: actor.organization_id, bytes, row: eventRow(actor, event) }
     await enqueue(db, request, actor, commit).catch((error: unknown) => {
       if (error instanceof CallerEnded) throw error
       // The response is not sent, whatever the reason.
@@ -110,7 +110,9 @@ async function writeTogether (db: Db, entries: readonly Queued[]): Promise<void>
     }
   } catch (error) {
     const isLocked = LOCKED.test(codeOf(error) ?? '')
-    if (!isLocked && (entries.length === 1 || !isUndone(error) || isAwayForAll(error))) throw error
+    // Without a code the transaction got no connection: more transactions would not get one either.
+    const isOfOne = entries.length > 1 && codeOf(error) !== undefined && isUndone(error) && !isAwayForAll(error)
+    if (!isLocked && !isOfOne) throw error
     for (const entry of entries) {
       // One of the changes made the transaction fail. A `run` of its own gives each a transaction of its own.
       if (!isLocked) entry.run = (db, entries) => writeTogether(db, entries)

@@ -156,8 +156,12 @@ export const accounts: Domain = async (app) => {
         if (refusesForm(app, request, reply, form, readCookie(app, request, 'session'))) return reply
         const session = await signedIn(app, request)
         if (session === undefined) return seeOther(reply, '/account')
+        const id = (form.get('id') ?? '').slice(0, MAX_ID_LENGTH)
+        const organization_id = path.startsWith('invitations/')
+          ? await findInvitingOrganization(app.db, session.user.email, id)
+          : undefined
         const problem = await transaction(app.db, async (db) =>
-          act(db, request, session, (form.get('id') ?? '').slice(0, MAX_ID_LENGTH)), request)
+          act(db, request, session, id), { organization_id, waited: request.waited })
         // Tokens of an ended membership are removed in the background.
         app.removals.wake()
         return problem === undefined ? seeOther(reply, '/account') : showAccount(request, reply, session, problem)
@@ -318,7 +322,7 @@ export const accounts: Domain = async (app) => {
         await join(db, request, person, invitation)
         await recordForUser(db, request, person, 'user.password', {}, opened.ended)
         return { id: opened.id, name, second_factor_id: null, password_hash }
-      }, request)
+      }, { organization_id: invitation.organization_id, waited: request.waited })
       // Withdrawn, or used by another request, meanwhile.
       if (joined === undefined) return sendPage(reply, invitationGone())
       await beginSession(app, request, reply, joined)
