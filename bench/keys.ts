@@ -38,7 +38,7 @@ const COLD = 100
 const WARMING = 30
 const CREATIONS = 40
 
-// What security.md asks of an unrelated request, and of 100 reads at once, in milliseconds (CR-16).
+// Bars of an unrelated request, and of 100 reads at once, in milliseconds (CR-16).
 const HEALTH_BAR = 100
 const WARM_BAR = 50
 

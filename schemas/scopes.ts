@@ -1,6 +1,6 @@
 import { OneOf } from './shapes.ts'
 
-/** Every scope of the specification, with the sentence that says what it grants. */
+/** Every scope (S-2.6), with the sentence that says what it grants. */
 export const SCOPES = {
   'secret:read': 'Read encrypted secrets',
   'secret:write': 'Create, update, delete secrets',

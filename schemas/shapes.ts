@@ -101,7 +101,7 @@ export const Blob = Type.String({
   examples: ['AAECAwQFBgcICQoLGoZMPg1bEXppyGxlIihs+2Dc2Ly9kEgGW5+j/+uzhCPCe6E=']
 })
 
-/** What a client computes from its key string and the server compares: base64 of 32 bytes (`domain.md`, key proof). */
+/** What a client computes from its key string and the server compares: base64 of 32 bytes (S-8.5). */
 export const KeyProof = Type.String({
   minLength: 1,
   maxLength: 128,

@@ -54,7 +54,7 @@ async function agree (
   t.same(failedInside(service), [], 'nothing failed inside')
 }
 
-t.test('I2 I4 I9 AU-12 fifty parallel writers on one level: each write has its version, ids grow in the order of commits', async (t) => {
+t.test('S-6.2 S-6.4 S-6.9 AU-12 fifty parallel writers on one level: each write has its version, ids grow in the order of commits', async (t) => {
   const running = await startInstances(t)
   const { send, service, organization } = running
   const [level] = await makeLevels(send, 'orbit', ['live'])
@@ -79,7 +79,7 @@ t.test('I2 I4 I9 AU-12 fifty parallel writers on one level: each write has its v
 })
 
 for (const seed of LONG ? [1, 20260301] : [1]) {
-  t.test(`I1-I9 AU-12 RL-09 write, restore, delete, purge, rotate and no_backup mixed at random on a few levels (seed ${seed})`, async (t) => {
+  t.test(`S-6.1 to S-6.9 AU-12 RL-09 write, restore, delete, purge, rotate and no_backup mixed at random on a few levels (seed ${seed})`, async (t) => {
     const running = await startInstances(t)
     const { send } = running
     const levels = await makeLevels(send, 'orbit', ['live', 'test', 'local'])
@@ -111,7 +111,7 @@ for (const seed of LONG ? [1, 20260301] : [1]) {
   })
 }
 
-t.test('I10: whoever lists a history while others write and remove sees what was there at one moment', async (t) => {
+t.test('S-6.10: whoever lists a history while others write and remove sees what was there at one moment', async (t) => {
   const { send, sends } = await startInstances(t)
   const [level] = await makeLevels(send, 'orbit', ['live'])
   const first = (await store(send, level!, 'VALUE=first')).reply!.body.data.version

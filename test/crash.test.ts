@@ -25,12 +25,12 @@ async function loseNothing (t: Test, kills: Pick<Kills, 'kills' | 'env' | 'datab
   t.same({ outside, exits }, { outside: [], exits: 0 })
 }
 
-t.test(`RL-01 RL-02 I1 I2 I9 AU-12 kills (${KILLS.embedded}) in the middle of writes on the embedded database lose nothing`, async (t) => {
+t.test(`RL-01 RL-02 S-6.1 S-6.2 S-6.9 AU-12 kills (${KILLS.embedded}) in the middle of writes on the embedded database lose nothing`, async (t) => {
   const dir = join(scratchDirectory(t), 'data')
   await loseNothing(t, { kills: KILLS.embedded, env: { DATA_DIR: dir }, database: { dir: join(dir, 'postgres') } })
 })
 
-t.test(`RL-01 I1 I2 I9 AU-12 kills (${KILLS.postgres}) in the middle of writes on PostgreSQL lose nothing`, {
+t.test(`RL-01 S-6.1 S-6.2 S-6.9 AU-12 kills (${KILLS.postgres}) in the middle of writes on PostgreSQL lose nothing`, {
   skip: !hasPostgres() && 'PostgreSQL is not installed'
 }, async (t) => {
   const postgres = await startPostgres()

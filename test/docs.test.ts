@@ -1,4 +1,5 @@
 import { readdirSync, readFileSync } from 'node:fs'
+import { basename, join } from 'node:path'
 import t from 'tap'
 import { loadConfig } from '../src/config.ts'
 import { readDoc } from './helpers/docs.ts'
@@ -7,6 +8,9 @@ import { command } from './helpers/process.ts'
 const pages = ['.', 'docs', 'docs/decisions'].flatMap((folder) =>
   readdirSync(folder).filter((name) => name.endsWith('.md')).map((name) => `${folder}/${name}`))
 const operations = readDoc('docs/operations.md')
+const requirements = [...readFileSync('docs/security-requirements.md', 'utf8').matchAll(
+  /^\| (?<id>[A-Z]{2}-\d+[a-z]?) \| .+ \| `(?<file>.+)` \| `(?<title>.+)` \|$/gm
+)].map(({ groups }) => groups as { id: string, file: string, title: string })
 
 t.test('every file that a page links to is there, and so is every heading', async (t) => {
   for (const path of pages) t.same(readDoc(path).brokenLinks(), [], path)
@@ -62,6 +66,42 @@ t.test('every script that a page names is one of the package', async (t) => {
   t.ok(named.size > 3)
   for (const name of named) t.ok(Object.hasOwn(scripts, name), name)
 })
+
+t.test('every id and decision that code, tests and pages name is in the repository', async (t) => {
+  const statements = readFileSync('docs/specification.md', 'utf8').split(/^## (?=\d)/m).slice(1).flatMap((section) =>
+    [...section.matchAll(/^- \*\*(S-\d+\.\d+)\*\* /gm)].map(([, id = '']) => ({ id, section: section.split('.')[0] })))
+  t.same(statements.filter(({ id, section }) => !id.startsWith(`S-${section}.`)), [], 'each is in its section')
+  const ids = [...statements, ...requirements].map(({ id }) => id)
+  t.equal(new Set(ids).size, ids.length, 'no id is given twice')
+  t.ok(ids.length > 300)
+
+  const decisions = new Set(readdirSync('docs/decisions').map((name) => name.slice(0, 4)))
+  const pageNames = new Set(pages.map((path) => basename(path)))
+  const code = ['src', 'schemas', 'test', 'bench', 'drizzle', 'examples'].flatMap(filesIn)
+  const unknown = [...code, ...pages].flatMap((path) => {
+    const text = readFileSync(path, 'utf8')
+    const named = text.match(/\b(?:(?:OA|CR|TI|AU|RL|HT)-\d+[a-z]?|S-\d+\.\d+)\b/g) ?? []
+    return [
+      ...named.filter((id) => !ids.includes(id)),
+      ...[...text.matchAll(/(?:\(|\bdecisions?[ /])(0\d{3})\b/g)].map(([, number]) => number!)
+        .filter((number) => !decisions.has(number)),
+      ...code.includes(path) ? (text.match(/[\w-]+\.md\b/g) ?? []).filter((name) => !pageNames.has(name)) : []
+    ].map((name) => `${path}: ${name}`)
+  })
+  t.same(unknown, [])
+})
+
+t.test('every security requirement names a test that exists', async (t) => {
+  const sources = new Map(filesIn('test').map((path) =>
+    [basename(path), readFileSync(path, 'utf8').replaceAll("\\'", "'")]))
+  t.same(requirements.filter(({ file, title }) => !sources.get(file)?.includes(title)), [])
+})
+
+/** The text files below a folder. */
+function filesIn (folder: string): string[] {
+  return readdirSync(folder, { recursive: true, encoding: 'utf8' }).map((name) => join(folder, name))
+    .filter((path) => /\.(?:md|mjs|py|sh|sql|ts|ya?ml)$/.test(path))
+}
 
 // Each option once: a usage shows that one may be repeated by repeating it.
 function optionsIn (text: string): string[] {

@@ -328,7 +328,7 @@ t.test('a slug that is taken, reserved, too long or none is refused on create an
     const before = (await caller.call('GET', path)).text
     t.strictSame(
       [...RESERVED[kind as 'project']].filter((word) => reserved.includes(word)), reserved,
-      'every reserved word of the API page is one'
+      'every reserved word of S-3.4 is one'
     )
     for (const [method, url] of [
       ['POST', path], ['PATCH', itemPath(path, 'two')], ['PUT', itemPath(path, 'two')]

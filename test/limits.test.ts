@@ -32,7 +32,7 @@ function anonymous (service: TestApp, remoteAddress: string, headers: Record<str
   return service.inject({ method: 'GET', url: '/api/v1/organization', remoteAddress, headers })
 }
 
-/** The 429 of the specification: Retry-After in whole seconds, the same in the body, and Reset is that far away. */
+/** The 429 of S-14.1: Retry-After in whole seconds, the same in the body, and Reset is that far away. */
 function isExceeded (test: Test, answer: Answer, limit: number, window = 60) {
   test.equal(answer.status, 429)
   test.match(answer.headers['retry-after'], /^[1-9]\d*$/)
@@ -49,7 +49,7 @@ function isExceeded (test: Test, answer: Answer, limit: number, window = 60) {
   )
 }
 
-t.test('by default the groups allow what the specification says: 100 and 10 a minute, 10 an hour', async (t) => {
+t.test('by default the groups allow what S-14.2 says: 100 and 10 a minute, 10 an hour', async (t) => {
   t.strictSame(loadConfig({}).rateLimits, { api: 100, oauth: 10, keyRotation: 10, billing: 10, longOperations: 60 })
   const app = Fastify()
   t.teardown(() => app.close())
@@ -199,7 +199,7 @@ t.test('TI-16 foreign and anonymous calls count against their address and never 
   t.equal(remainingOf(await victim.call('GET', '/organization')), 96, 'what it asks for in vain counts')
 })
 
-t.test('a plan that allows more than the specification raises the limit, one that allows less does not lower it, and 0 turns it off', async (t) => {
+t.test('a plan that allows more than S-14.2 raises the limit, one that allows less does not lower it, and 0 turns it off', async (t) => {
   const service = three
   await service.sql("UPDATE plans SET api_per_minute = 120 WHERE name = 'team'")
   await service.sql("UPDATE plans SET api_per_minute = 1 WHERE name = 'free'")
@@ -518,7 +518,7 @@ t.test('a rotation that takes effect counts in its own group only', async (t) =>
     }
   }
   const replacing = Object.entries(LIMITS).filter(([, limit]) => 'insteadOf' in limit).map(([group]) => group)
-  t.strictSame(replacing, ['key_rotation'], 'the specification names no other group that counts so')
+  t.strictSame(replacing, ['key_rotation'], 'S-14.4 names no other group that counts so')
 })
 
 t.test('a rotation that is refused before it takes effect counts in the general group only', async (t) => {

@@ -156,7 +156,7 @@ t.test('what is one operation of several levels happened at all of them at once,
 
 const ROUNDS = LONG ? 1000 : 4
 
-t.test('RL-09 I1 I2 I4 I8 I9: histories of concurrent requests on two instances are those of a level, and altered ones are not', async (t) => {
+t.test('RL-09 S-6.1 S-6.2 S-6.4 S-6.8 S-6.9: histories of concurrent requests on two instances are those of a level, and altered ones are not', async (t) => {
   const { service, sends, send } = await startInstances(t)
   let histories = 0
   for (const round of times(ROUNDS, (round) => round)) {

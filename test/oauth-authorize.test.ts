@@ -362,7 +362,7 @@ t.test('OA-12: no parameter counts twice', async (t) => {
   t.equal(await codes(), before)
 })
 
-t.test('OA-13: scopes are those of the specification, in the grammar of RFC 6749', async (t) => {
+t.test('OA-13: scopes are those of S-2.6, in the grammar of RFC 6749', async (t) => {
   await refuses(t, [
     'unknown', 'secret:read unknown', 'secret:read  secret:write', ' secret:read', 'secret:read ', 'secret:read\tsecret:write', 'secret:read\nsecret:write', 'secret:read,secret:write', 'secret:read\u00a0secret:write',
     '"secret:read"', 'secret:read\\', 'SECRET:READ', 'secret:*', 'secret', 'secret:', '* secret:read', 'secret:read *', '**', 'openid', 'offline_access', 'secret:read\0', 'secrét:read', '__proto__', 'constructor', 'toString', ' ',

@@ -108,7 +108,7 @@ t.test('two processes on one PostgreSQL', { skip: !hasPostgres() && 'PostgreSQL 
     }
   }
 
-  await t.test(`OA-44 F10: of ${AT_ONCE} redemptions of one code at once one succeeds, in ${ROUNDS} of ${ROUNDS} rounds; the others end the grant`, async (t) => {
+  await t.test(`OA-44: of ${AT_ONCE} redemptions of one code at once one succeeds, in ${ROUNDS} of ${ROUNDS} rounds; the others end the grant`, async (t) => {
     await rounds(async (round) => {
       const { grant, exchange } = await newCode()
       const tokens = await burst(round, exchange)
@@ -121,7 +121,7 @@ t.test('two processes on one PostgreSQL', { skip: !hasPostgres() && 'PostgreSQL 
     })
   })
 
-  await t.test(`OA-57 F10: of ${AT_ONCE} uses of one refresh token at once one succeeds, in ${ROUNDS} of ${ROUNDS} rounds; no refresh token is left`, async (t) => {
+  await t.test(`OA-57: of ${AT_ONCE} uses of one refresh token at once one succeeds, in ${ROUNDS} of ${ROUNDS} rounds; no refresh token is left`, async (t) => {
     await rounds(async (round) => {
       const { grant, exchange } = await newCode()
       const first = await ask(round, exchange)

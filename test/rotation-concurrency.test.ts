@@ -90,7 +90,7 @@ async function agree (
   t.same(failedInside(service), [], 'nothing failed inside')
 }
 
-t.test(`I2 rule 4: ${ROTATIONS} rotations while ${CLIENTS} clients read and write: every reader's document opens with the key it names, no write is lost`, async (t) => {
+t.test(`S-6.2 S-6.6: ${ROTATIONS} rotations while ${CLIENTS} clients read and write: every reader's document opens with the key it names, no write is lost`, async (t) => {
   const running = await startInstances(t, SLOW)
   const { failures, send, sends } = watched(running)
   const levels = await makeLevels(send, 'orbit', ['live', 'test'])
@@ -237,7 +237,7 @@ t.test('two rotations that have both seen the same key: one 200, one 409 key_ver
   t.same((await replay((query) => service.sql(query), running.organization, operations)).problems, [])
 })
 
-t.test('rule 4: a first store that races a rotation of a project without documents is under the new key, or came before it', async (t) => {
+t.test('S-6.6: a first store that races a rotation of a project without documents is under the new key, or came before it', async (t) => {
   const running = await startInstances(t)
   const { failures, send, sends } = watched(running)
   const [level] = await makeLevels(send, 'orbit', ['live'])
@@ -260,7 +260,7 @@ t.test('rule 4: a first store that races a rotation of a project without documen
 
 const triple = ({ registration: { storage_mode: _, ...rest } }: ClientKey) => rest
 
-t.test(`I2 rule 4: ${ROTATIONS} rotations by a client while others write with the proof of the key that they know: none overwrites a write that it did not see`, async (t) => {
+t.test(`S-6.2 S-6.6: ${ROTATIONS} rotations by a client while others write with the proof of the key that they know: none overwrites a write that it did not see`, async (t) => {
   const running = await startInstances(t)
   const { failures, send, sends } = watched(running)
   const keys = new Map([['1', await clientKey('key string 1')]])

@@ -744,7 +744,7 @@ async function killEverywhere (t: Test, databases: Databases, choose: (points: s
 const start = ({ env, work }: Operation, where: Env, at: number) =>
   run(process.execPath, [KILLED], { ...env, ...where }, JSON.stringify({ work, at } satisfies Command))
 
-t.test('RL-01b RL-34 CR-14 I6 I7: cut off at statements and around every commit on PostgreSQL, a change of keys is whole or has not begun', {
+t.test('RL-01b RL-34 CR-14 S-6.6 S-6.7: cut off at statements and around every commit on PostgreSQL, a change of keys is whole or has not begun', {
   skip: !hasPostgres() && 'PostgreSQL is not installed'
 }, async (t) => {
   const server = await startPostgres({ durable: false })
@@ -784,7 +784,7 @@ t.test('RL-01b RL-34 CR-14 I6 I7: cut off at statements and around every commit 
   })
 })
 
-t.test('RL-01b RL-34 CR-14 I6 I7: killed at some points on the embedded database, a change of keys is whole or has not begun', async (t) => {
+t.test('RL-01b RL-34 CR-14 S-6.6 S-6.7: killed at some points on the embedded database, a change of keys is whole or has not begun', async (t) => {
   const scratch = scratchDirectory(t)
   const at = (name: string): Copy => ({
     env: { DATA_DIR: join(scratch, name) },

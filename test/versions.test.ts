@@ -189,7 +189,7 @@ t.test('a restore appends: the level has the old document, and history stays as 
   })
   t.match(newest.attributes, { action: 'restore', metadata: { restored_from: one.version } })
   t.equal(await plain(at), 'A=1')
-  t.equal((await current(at)).version, newest.id, 'rule 1: the newest version is the current document')
+  t.equal((await current(at)).version, newest.id, 'S-6.9: the newest version is the current document')
   t.equal((await fetch(newest.id)).body.data.content, (await current(at)).content)
   t.strictSame((await contents(at)).slice(1), before)
 
@@ -616,7 +616,7 @@ t.test('a purge takes what is there, whatever number somebody has put beside it'
   t.equal((await owner.call('GET', `/${owner.organization}/secrets/versions/${version}`)).status, 404)
 })
 
-t.test('invariant 5: a purge takes the snapshot of a deleted secret too, at either scope, and force changes nothing', async (t) => {
+t.test('S-5.10: a purge takes the snapshot of a deleted secret too, at either scope, and force changes nothing', async (t) => {
   for (const [i, more] of [{}, { force: false }, { force: true }, { scope: 'project' }].entries()) {
     const at = await makeLevel(owner, { slug: `purges-deleted-${i}` })
     await store({ ...at, plaintext: 'A=1' })

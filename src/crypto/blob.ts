@@ -12,7 +12,7 @@ export const MAX_BLOB_BYTES = 1024 * 1024
 
 const MAX_BLOB_CHARACTERS = Math.ceil(MAX_BLOB_BYTES / 3) * 4
 
-/** A blob in standard, padded base64 (domain.md "Blob"); a string is sealed as UTF-8. */
+/** A blob in standard, padded base64 (S-8.1); a string is sealed as UTF-8. */
 export function sealBlob (dataKey: KeyObject, plaintext: Buffer | string): string {
   return seal(dataKey, Buffer.from(plaintext)).toString('base64')
 }

@@ -7,7 +7,7 @@
 export interface PasswordCost { memorySize: number, iterations: number, parallelism: number }
 
 export interface Costs {
-  /** PBKDF2 iterations of every key that the server makes (domain.md "Server-managed key"). */
+  /** PBKDF2 iterations of every key that the server makes (S-8.3). */
   keyIterations: number
   password: PasswordCost
 }

@@ -1,5 +1,5 @@
 /**
- * Data keys and proofs of key strings (domain.md "Data key", "Key proof"). It guarantees the same bytes as existing
+ * Data keys and proofs of key strings (S-8.2, S-8.5). It guarantees the same bytes as existing
  * clients, a comparison in constant time (CR-17), and that a proof which is its own data key is noticed (CR-24).
  * A proof guards against typing the wrong key and authorizes nothing (CR-20). At most two derivations run at once, so
  * that PBKDF2 leaves threads for everybody else (CR-16).

@@ -41,7 +41,7 @@ const JUDGED_FOR = 200
 
 /**
  * Reads each route's `access`, `limit` and `errors` once: the guard enforces them and the document publishes them.
- * A route that does not declare `access` does not boot. The order of checks is that of the API page: token (401),
+ * A route that does not declare `access` does not boot. The order of checks is that of S-2.4: token (401),
  * organization visible (404), its rate limit (429), its status (403), a second factor (403), scope (403).
  */
 export async function installAccess (app: FastifyInstance, judgedFor = JUDGED_FOR, counters?: Counters) {

@@ -6,14 +6,14 @@ import { createCounters, type Counters, type Counting } from './counters.ts'
 
 const MINUTE = 60_000
 
-// Plans carry the specification's number unless the operator raised it; only then does a plan count for more than the
+// Plans carry the number of S-14.2 unless the operator raised it; only then does a plan count for more than the
 // configuration.
 const OF_SPECIFICATION = 100
 
 const HEADERS = ['x-ratelimit-limit', 'x-ratelimit-remaining', 'x-ratelimit-reset']
 
 /**
- * The groups of the specification: how many requests, in which window. A request may count in two groups: in that of
+ * The groups of S-14.2: how many requests, in which window. A request may count in two groups: in that of
  * its route and in that of its effect. With `insteadOf` it counts in one of them: in the group of the effect when the
  * effect begins, else in the group of the route.
  */

@@ -12,7 +12,7 @@ export interface RestoreCase {
 }
 
 /**
- * Decides a restore, after retention was checked (specification, "Restore a version"). Server-managed: as it is under
+ * Decides a restore, after retention was checked (S-5.8). Server-managed: as it is under
  * the active key, else re-encrypted. Client-managed: under an old key the client has to send the content with its
  * proof; under the active key a content that is sent all the same needs a right proof and replaces it. In a project
  * that went from client to server, versions under an old key of the client need their content, too; there the server

@@ -5,7 +5,7 @@ const READS: Scope[] = [
   'project:read', 'target:read', 'environment:read', 'organization:read', 'member:read', 'team:read'
 ]
 
-/** What each role may do in its organization (api.md, section 6). */
+/** What each role may do in its organization (S-11.2). */
 const SCOPES_OF: Record<Role, readonly Scope[]> = {
   owner: SCOPE_NAMES,
   administrator: SCOPE_NAMES.filter((scope) => !scope.startsWith('billing:') && scope !== 'organization:delete'),

@@ -33,8 +33,7 @@ export function acceptContent (
 type ProjectState = Pick<LevelState, 'organization_id' | 'key'> & { project: KeyState }
 
 /**
- * What a restore stores: the version's content, or what its client sent instead, judged as any write (`domain.md`,
- * restore).
+ * What a restore stores (S-5.8): the version's content, or what its client sent instead, judged as any write.
  */
 export function acceptRestored (
   { keyring, config }: Vault, storageKey: KeyObject, state: ProjectState, found: FullVersion, { content, key_proof }: {

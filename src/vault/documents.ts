@@ -20,7 +20,7 @@ export type StoredDocument = Pick<SecretRow, 'id' | 'level_id' | 'revision' | 'k
 
 /**
  * The blob of a current document; throws IntegrityError when the row is not what the service wrote, or not under the
- * project's active key (rule 4).
+ * project's active key (S-6.6).
  */
 export function openCurrent (
   storageKey: KeyObject, state: { organization_id: string, project: { key_version: number } }, secret: StoredDocument

@@ -37,7 +37,7 @@ function proves (keyring: Keyring, key: KeyRow, sent: Buffer | undefined): boole
   return sent !== undefined && check !== undefined && proofMatches(sent, check)
 }
 
-/** Whether the proof itself opens the content, which means that the client has just sent its data key (`domain.md`). */
+/** Whether the proof itself opens the content, which means that the client has just sent its data key (S-8.7). */
 export function revealsKey (proof: string | undefined, content: string): boolean {
   const sent = proof === undefined ? undefined : decodeProof(proof)
   return sent !== undefined && proofOpens(sent, content)

@@ -68,8 +68,8 @@ const clientKey = (key: number) =>
   ({ key_check: proof(key), key_check_salt: Buffer.alloc(16).toString('base64'), key_check_iterations: 600_000 })
 
 /**
- * Every operation, with its scope as the specification and the API page have it, in an order in which each finds what
- * it acts on. An operation that is not here fails the tests.
+ * Every operation, with its scope, in an order in which each finds what it acts on. An operation that is not here
+ * fails the tests.
  */
 export const OPERATIONS: Record<string, Row> = {
   getHealth: { at: 'GET /healthz', access: 'public', depth: 'organization' },

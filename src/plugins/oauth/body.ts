@@ -20,7 +20,7 @@ const JSON_TYPE = /^\s*application\/json\s*(?:;\s*charset\s*=\s*"?utf-8"?\s*)?$/
 const BOUNDS = { members: 1000, depth: 20 }
 const utf8 = new TextDecoder('utf-8', { fatal: true })
 
-/** Takes forms, as RFC 6749 asks, and JSON, as the specification does; both mean the same. */
+/** Takes forms, as RFC 6749 asks, and JSON; both mean the same (S-10.4). */
 export function installOAuthBodies (app: FastifyInstance) {
   app.removeAllContentTypeParsers()
   app.addContentTypeParser('*', {
