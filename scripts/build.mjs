@@ -16,6 +16,7 @@ export function build () {
   // needs the one in JavaScript beside it.
   run('node_modules/typescript-native/bin/tsc', ['-p', 'tsconfig.json'])
   run('scripts/packages.mjs')
+  run('scripts/openapi-3.0.mjs')
   rmSync('dist/drizzle', { recursive: true, force: true })
   cpSync('drizzle', 'dist/drizzle', { recursive: true })
   // In a process of its own: what it takes in memory, this one would keep, and `npm start` serves in it.
@@ -29,7 +30,8 @@ export function buildIfNeeded () {
   const built = statSync(STAMP).mtimeMs
   const files = SOURCES.filter((folder) => existsSync(folder)).flatMap((folder) =>
     readdirSync(folder, { recursive: true }).map((name) => join(folder, name)))
-  if ([...files, 'package-lock.json', 'tsconfig.json', 'scripts/packages.mjs'].some((file) => statSync(file).mtimeMs > built)) build()
+  const others = ['package-lock.json', 'tsconfig.json', 'openapi.yaml', 'scripts/packages.mjs', 'scripts/openapi-3.0.mjs']
+  if ([...files, ...others].some((file) => statSync(file).mtimeMs > built)) build()
 }
 
 function run (script, args = [], stdout = 'inherit', advice = '') {

@@ -26,12 +26,12 @@ interface Published {
 }
 
 const service = await startApp(t)
+const below = await startApp(t, { PUBLIC_URL: 'https://example.com/base' })
 const published = parse(readFileSync('openapi.yaml', 'utf8')) as Published
 const operationsOf = ({ paths }: Published) => Object.values(paths).flatMap((item) => Object.values(item))
 
 t.test('GET / in a browser leads to the documentation, below a path too; to others there is nothing', async (t) => {
   const BROWSER = 'text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8'
-  const below = await startApp(t, { PUBLIC_URL: 'https://example.com/base' })
   const without = await startApp(t, { DOCS_UI: 'off' })
   const ask = async ({ inject }: typeof service, url: string, accept?: string) => {
     const { status, headers } = await inject({ url, headers: { ...(accept !== undefined && { accept }) } })
@@ -44,6 +44,18 @@ t.test('GET / in a browser leads to the documentation, below a path too; to othe
     t.strictSame(await ask(service, '/', accept), [404, undefined], accept ?? 'none')
   }
   t.strictSame(await ask(without, '/', BROWSER), [404, undefined], 'without Swagger UI')
+})
+
+t.test('the document and its edition in OpenAPI 3.0 name the same addresses, below a path too', async (t) => {
+  for (const [{ inject }, url] of [[service, '/'], [below, '/base']] as const) {
+    const [newer, older] = await Promise.all(['/openapi.json', '/openapi-3.0.json'].map(async (url) => {
+      const { openapi, servers, components: { securitySchemes } } = (await inject({ url })).body
+      return { openapi, addresses: { servers, securitySchemes } }
+    }))
+    t.equal(older!.openapi, '3.0.3')
+    t.equal(older!.addresses.servers[0].url, url)
+    t.strictSame(older!.addresses, newer!.addresses)
+  }
 })
 
 t.test('operations come in the order of their groups, the deprecated ones last, in a group of their own', async (t) => {

@@ -1,10 +1,10 @@
+import { readFile } from 'node:fs/promises'
 import swagger from '@fastify/swagger'
 import swaggerUi from '@fastify/swagger-ui'
 import type { FastifyInstance } from 'fastify'
 import { SCOPES } from '../../schemas/scopes.ts'
 import { fail } from '../rules/errors.ts'
 import { DEPRECATED } from './aliases.ts'
-import { asOpenApi30, UNIONS } from './document-3.0.ts'
 import { arrange, renderYaml, type Document } from './document.ts'
 import { CLOSED, explainer } from './explorer.ts'
 import { keepPages } from './kept.ts'
@@ -25,7 +25,7 @@ where it has \`x-limit-instead-of\`, it then counts in the group of its effect o
 names it in the log, and of a limited operation \`X-RateLimit-Limit\`, \`X-RateLimit-Remaining\` and \`X-RateLimit-Reset\`,
 errors too; \`Retry-After\` comes with 429 alone.
 
-Errors are \`{error, message, details?, errors?}\`. ${UNIONS}; the codes
+Errors are \`{error, message, details?, errors?}\`. Those of a status are one union, which \`error\` tells apart; the codes
 that an operation has of its own are its \`x-error-codes\`, and any can answer the others: who calls, how often, what was
 sent or repeated, and what failed here. 414 \`uri_too_long\` and 431 \`header_fields_too_large\` are answered before an operation is
 looked for.`
@@ -102,9 +102,7 @@ export async function installDocs (app: FastifyInstance) {
     })
     keepPages(docs)
     docs.get('/openapi.json', { schema: { hide: true }, handler: async () => app.swagger() })
-    docs.get('/openapi-3.0.json', {
-      schema: { hide: true }, handler: async () => asOpenApi30(app.swagger() as unknown as Document)
-    })
+    docs.get('/openapi-3.0.json', { schema: { hide: true }, handler: async () => readOpenApi30(app) })
     docs.get('/openapi.yaml', {
       schema: { hide: true },
       handler: async (_request, reply) =>
@@ -141,6 +139,16 @@ export async function installDocs (app: FastifyInstance) {
       staticCSP: UI_CSP
     })
   })
+}
+
+// `scripts/openapi-3.0.mjs` makes the file from `openapi.yaml`. The addresses depend on the configuration.
+const OPENAPI_30 = new URL('../../openapi-3.0.json', import.meta.url)
+
+async function readOpenApi30 (app: FastifyInstance): Promise<object> {
+  const document = JSON.parse(await readFile(OPENAPI_30, 'utf8')) as Document
+  const { servers, components } = app.swagger() as unknown as Document
+  const { securitySchemes } = components
+  return { ...document, servers, components: { ...document.components, securitySchemes } }
 }
 
 // Where the service is, as a browser sees it. The path alone: whoever opens the documentation under another name of the

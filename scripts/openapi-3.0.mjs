@@ -1,0 +1,114 @@
+// Writes dist/openapi-3.0.json, which the service serves: openapi.yaml in OpenAPI 3.0.3, for generators that read
+// nothing newer. All errors have one schema there, because such generators take one error type for an operation.
+import { readFileSync, writeFileSync } from 'node:fs'
+import { parse } from 'yaml'
+
+const { info, components: { schemas, responses, ...components }, paths, ...rest } =
+  parse(readFileSync('openapi.yaml', 'utf8'))
+
+const UNIONS = 'Those of a status are one union, which `error` tells apart'
+const ONE_ERROR = 'All have one schema, and the description of a status names the codes that `error` can be there'
+if (!info.description.includes(UNIONS)) throw new Error(`scripts/openapi-3.0.mjs does not find "${UNIONS}"`)
+
+const ERROR = {
+  title: 'Error',
+  type: 'object',
+  required: ['error', 'message'],
+  properties: {
+    error: { type: 'string', description: 'the code: the response’s description names those that it can be' },
+    message: { type: 'string', description: 'for people' },
+    details: { type: 'object', additionalProperties: true },
+    errors: {
+      type: 'object',
+      description: 'by member of the request: what is wrong with it',
+      additionalProperties: { type: 'array', items: { type: 'string' } }
+    }
+  }
+}
+
+const OAUTH_ERROR = {
+  title: 'OAuthError',
+  type: 'object',
+  required: ['error', 'error_description', 'message'],
+  properties: {
+    error: { type: 'string' }, error_description: { type: 'string' }, message: { type: 'string' }
+  }
+}
+
+// Members whose values are data, not schemas.
+const DATA = new Set(['example', 'default', 'enum', 'required', 'security', 'x-audit-events', 'x-error-codes'])
+
+const mapValues = (object, change) =>
+  Object.fromEntries(Object.entries(object).map(([name, value]) => [name, change(value)]))
+const nameIn = ({ $ref }) => /^#\/components\/schemas\/(.+)$/.exec($ref)?.[1]
+/** The one schema that replaces the schema of an error. */
+const errorIn = (name) => /^(OAuth)?Errors?_/.test(name) ? name.startsWith('OAuth') ? 'OAuthError' : 'Error' : undefined
+
+function convert (value) {
+  if (Array.isArray(value)) return value.map(convert)
+  if (typeof value !== 'object' || value === null) return value
+  const name = nameIn(value)
+  const error = name && errorIn(name)
+  if (error !== undefined) return { $ref: `#/components/schemas/${error}` }
+  // OpenAPI 3.0 ignores everything beside a $ref.
+  if (name !== undefined && value.description !== undefined) {
+    return { allOf: [{ $ref: value.$ref }], description: value.description }
+  }
+  const { type, anyOf, ...others } = value
+  return {
+    ...Object.fromEntries(Object.entries(others).map(([key, member]) =>
+      // The names of properties are no keywords: a property may be called `type` or `default`.
+      [key, DATA.has(key) ? member : key === 'properties' ? mapValues(member, convert) : convert(member)])),
+    ...(type !== undefined && typeOf(type)),
+    ...(Array.isArray(anyOf) && choiceOf(anyOf))
+  }
+}
+
+function typeOf (type) {
+  const types = [type].flat()
+  return { type: types.find((one) => one !== 'null'), ...(types.includes('null') && { nullable: true }) }
+}
+
+function choiceOf (choices) {
+  const others = choices.filter(({ type }) => type !== 'null')
+  const nullable = others.length < choices.length && { nullable: true }
+  // `data.type` tells the choices apart, and such generators support `oneOf` better than `anyOf`.
+  if (others.length > 1) return { oneOf: others.map(convert), ...nullable }
+  // `nullable` needs a type beside it.
+  const [only] = others
+  const name = nameIn(only)
+  return name === undefined
+    ? { ...convert(only), ...nullable }
+    : { ...typeOf(schemas[name].type), allOf: [only], ...nullable }
+}
+
+/** Every code that an error of this schema can have. */
+function codesOf (schema) {
+  const { oneOf = [], properties } = schemas[nameIn(schema)] ?? {}
+  return [...properties?.error?.enum ?? [], ...oneOf.flatMap(codesOf)]
+}
+
+function withCodes (response) {
+  const codes = Object.values(response.content ?? {})
+    .filter(({ schema }) => errorIn(nameIn(schema) ?? '') !== undefined).flatMap(({ schema }) => codesOf(schema))
+  return codes.length === 0 ? response : { ...response, description: `${response.description}: ${codes.join(', ')}` }
+}
+
+const otherSchemas = Object.fromEntries(Object.entries(schemas).filter(([name]) => errorIn(name) === undefined))
+
+writeFileSync('dist/openapi-3.0.json', JSON.stringify({
+  ...rest,
+  openapi: '3.0.3',
+  info: {
+    title: info.title,
+    version: info.version,
+    description: info.description.replace(UNIONS, ONE_ERROR),
+    license: { name: 'MIT' }
+  },
+  components: {
+    ...convert(components),
+    responses: convert(mapValues(responses, withCodes)),
+    schemas: { ...mapValues(otherSchemas, convert), Error: ERROR, OAuthError: OAUTH_ERROR }
+  },
+  paths: convert(paths)
+}))
