@@ -19,13 +19,15 @@ const ALL = [...UP_TO_HTTP, 'src/plugins', 'src/app.ts', 'src/commands']
 const FLOORS: Record<string, Floor> = {
   schemas: { house: [], packages: ['@sinclair/typebox'] },
   'src/config.ts': { house: ['schemas', 'src/telemetry'], packages: ['@sinclair/typebox', 'node:'] },
-  'src/telemetry': { house: [], packages: ['@opentelemetry', 'node:'] },
+  'src/telemetry': { house: [], packages: ['@opentelemetry', 'prom-client', 'node:'] },
   'src/rules': { house: ['schemas'], packages: ['@sinclair/typebox', 'dotenv', 'node:url', 'yaml'] },
   'src/crypto': {
     house: ['src/telemetry'],
     packages: ['age-encryption', 'node:crypto', 'node:util', 'node:zlib', 'lru-cache', 'oslo']
   },
-  'src/db': { house: ['schemas', 'src/telemetry'], packages: ['drizzle-orm', 'postgres', '@electric-sql/pglite', 'node:'] },
+  'src/db': {
+    house: ['schemas', 'src/telemetry'], packages: ['drizzle-orm', 'postgres', '@electric-sql/pglite', 'tar', 'node:']
+  },
   'src/repositories': { house: ['schemas', 'src/rules', 'src/db'], packages: ['drizzle-orm'] },
   'src/vault': { house: UP_TO_REPOSITORIES, packages: ['lru-cache', 'ulidx', 'type node:crypto'] },
   'src/billing': { house: [...UP_TO_REPOSITORIES, 'src/vault'], packages: ['ulidx', 'pdfkit', 'fontkit', 'node:'] },

@@ -22,7 +22,7 @@ const CLOSE_DEADLINE = 5_000
 const TIERING_BUDGET = 2_000_000_000
 
 /** What a first start unpacks; the build makes it. */
-export const TEMPLATE = fileURLToPath(new URL('../../cluster.template', import.meta.url))
+export const TEMPLATE = fileURLToPath(new URL('../../cluster.tar.gz', import.meta.url))
 
 /** The embedded database: one worker for each connection, and never two at once. */
 export interface Embedded {
