@@ -22,7 +22,7 @@ import { installEtags } from './http/etags.ts'
 import { health } from './http/health.ts'
 import { childOf, createRequestLog, loggerOptions, requestId, standardLog, type LogStream } from './http/log.ts'
 import { installIdempotency } from './http/idempotency.ts'
-import { countRefusals, installMetrics, measureDatabase, measureRequests } from './http/metrics.ts'
+import { createRefusals, installMetrics, measureDatabase, measureRequests } from './http/metrics.ts'
 import { installMethods } from './http/methods.ts'
 import { installDocs, installOpenApi } from './http/openapi.ts'
 import { installPlaces } from './http/places.ts'
@@ -99,9 +99,9 @@ export interface AppDependencies {
   patienceOfProvider?: number | undefined
   /** Where requests are counted, or while Redis cannot; in this process alone unless it is given. */
   counters?: OwnCounters | undefined
-  /** Where this process is measured. */
-  metrics?: Metrics
-  /** What all processes of the service say of themselves; this one alone unless it is given. */
+  /** Where this process is measured, if METRICS_TOKEN is set; by default, a new registry. */
+  metrics?: Metrics | undefined
+  /** The metrics of all processes of the service; by default, of this one only. */
   readMetrics?: (() => Promise<Measured>) | undefined
 }
 
@@ -109,14 +109,15 @@ export interface AppDependencies {
 export async function buildApp (
   {
     config, database, keyring, costs = COSTS, logStream = standardLog(), isStopping = () => false,
-    isLeaving = isStopping, judgedFor, counters, provider = manual, patienceOfProvider, metrics = createMetrics(),
-    readMetrics
+    isLeaving = isStopping, judgedFor, counters, provider = manual, patienceOfProvider,
+    metrics: given, readMetrics
   }: AppDependencies
 ): Promise<FastifyInstance> {
   const { metricsToken, traces } = config
-  const refusals = countRefusals(metrics)
+  const metrics = metricsToken === undefined ? undefined : given ?? await createMetrics()
+  const refusals = createRefusals()
   const requestLog = createRequestLog(config, logStream, [
-    ...metricsToken === undefined ? [] : [measureRequests(metrics, refusals)], ...traces === undefined ? [] : [endTrace]
+    ...metrics === undefined ? [] : [measureRequests(metrics, refusals)], ...traces === undefined ? [] : [endTrace]
   ])
   const app: FastifyInstance = Fastify({
     logger: loggerOptions(config.logLevel, logStream),
@@ -249,7 +250,7 @@ export async function buildApp (
   installPlaces(app)
   installAgents(app)
   await app.register(health(database, isLeaving))
-  if (metricsToken !== undefined) {
+  if (metricsToken !== undefined && metrics !== undefined) {
     measureDatabase(metrics, database, refusals)
     const { load } = outbox
     metrics.watch('gauge', 'strongroom_requests_under_way', 'Requests that have no answer yet', requestLog.underWay)
@@ -257,7 +258,7 @@ export async function buildApp (
     metrics.watch('gauge', 'strongroom_mails_waiting', 'Mails that wait for it', () => load().waiting)
     const endMeasuring = measureProcess(metrics)
     app.addHook('onClose', async () => { endMeasuring() })
-    installMetrics(app, metricsToken, database, readMetrics ?? (async () => [['', metrics.read()]]))
+    installMetrics(app, metricsToken, database, readMetrics ?? (async () => [await metrics.read()]))
   }
   await app.register(oauth)
   for (const domain of DOMAINS) await app.register(domain, { prefix: '/api/v1' })

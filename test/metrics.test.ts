@@ -3,7 +3,7 @@ import { setTimeout as pause } from 'node:timers/promises'
 import t from 'tap'
 import { transaction } from '../src/db/database.ts'
 import { MAX_WAITING } from '../src/db/guard.ts'
-import { countRefusals, measureDatabase } from '../src/http/metrics.ts'
+import { createRefusals, measureDatabase } from '../src/http/metrics.ts'
 import { noteBackup } from '../src/repositories/backups.ts'
 import { createCommonMetrics, joinCommonMetrics, type MetricsMessage } from '../src/telemetry/common.ts'
 import { createMetrics, render } from '../src/telemetry/metrics.ts'
@@ -195,26 +195,28 @@ t.test('the newest backup is told, and nothing where there is none', async (t) =
 
 t.test('uses of the database are counted where they are, and where they wait', async (t) => {
   const { database } = service
-  const metrics = createMetrics()
-  measureDatabase(metrics, database, countRefusals(metrics))
-  const now = (what: string) =>
-    valueOf(samplesOf(render([['', metrics.read()]])), `strongroom_database_pool_${what}`, { pool: 'db' })
-  const [idle, used] = [now('idle'), now('in_use')]
+  const metrics = await createMetrics()
+  measureDatabase(metrics, database, createRefusals())
+  const now = async (...names: string[]) => {
+    const samples = samplesOf(await render([await metrics.read()]))
+    return names.map((name) => valueOf(samples, `strongroom_database_pool_${name}`, { pool: 'db' }))
+  }
+  const [idle, used] = await now('idle', 'in_use') as [number, number]
   let release = () => {}
   const released = new Promise<void>((resolve) => { release = resolve })
   const holding = Array.from({ length: idle }, () => transaction(database.db, async () => released))
   const waiting = transaction(database.db, async () => {})
-  t.same([now('in_use'), now('idle'), now('waiting')], [used + idle, 0, 1])
+  t.same(await now('in_use', 'idle', 'waiting'), [used + idle, 0, 1])
   release()
   await Promise.all([...holding, waiting])
-  t.same([now('in_use'), now('idle'), now('waiting')], [used, idle, 0])
-  t.same([now('timeouts_total'), now('refused_total')], [0, 0])
+  t.same(await now('in_use', 'idle', 'waiting'), [used, idle, 0])
+  t.same(await now('timeouts_total', 'refused_total'), [0, 0])
 
   const { slots } = database.pools.db!
   const full = new Promise<void>((resolve) => { release = resolve })
   const busy = Array.from({ length: slots + MAX_WAITING }, () => transaction(database.db, async () => full))
   await t.rejects(transaction(database.db, async () => {}), /Too many are waiting/)
-  t.equal(now('refused_total'), 1)
+  t.same(await now('refused_total'), [1])
   release()
   await Promise.all(busy)
 })
@@ -229,20 +231,20 @@ t.test('without its database the service still tells of itself', async (t) => {
 })
 
 t.test('labels are escaped, and a name stands once', async (t) => {
-  const metrics = createMetrics()
-  metrics.counter('lines_total', 'Lines')({ text: 'a"b\\c\nd' }).add(2)
-  t.match(render([['', metrics.read()]]), 'lines_total{text="a\\"b\\\\c\\nd"} 2\n')
-  t.throws(() => metrics.watch('gauge', 'lines_total', 'Again', () => 1), /two metrics lines_total/)
+  const metrics = await createMetrics()
+  metrics.counter('lines_total', 'Lines', ['text']).inc({ text: 'a"b\\c\nd' }, 2)
+  t.match(await render([await metrics.read()]), 'lines_total{text="a\\"b\\\\c\\nd"} 2\n')
+  t.throws(() => metrics.watch('gauge', 'lines_total', 'Again', () => 1), /name lines_total has already been registered/)
 })
 
 t.test('any of several processes answers for all; one that is stuck is told of and waited for no longer', async (t) => {
-  const common = createCommonMetrics(createMetrics())
+  const common = createCommonMetrics(await createMetrics())
   // As it goes between processes.
   const copy = (message: MetricsMessage): MetricsMessage => JSON.parse(JSON.stringify(message))
   const stuck = new Set<string>()
-  const member = (name: string) => {
-    const own = createMetrics()
-    own.counter('done_total', 'Done')({ by: name }).add(Number(name))
+  const member = async (name: string) => {
+    const own = await createMetrics()
+    own.counter('done_total', 'Done', ['by']).inc({ by: name }, Number(name))
     const seat = common.join(name, (message) => {
       if (!stuck.has(name)) setImmediate(() => one.receive(copy(message)))
     })
@@ -252,21 +254,21 @@ t.test('any of several processes answers for all; one that is stuck is told of a
     })
     return { ...one, leave: seat.leave }
   }
-  const [first, second] = [member('1'), member('2')]
-  const both = samplesOf(render(await first.readAll()))
-  t.strictSame(both, samplesOf(render(await second.readAll())), 'the same, whoever is asked')
+  const [first, second] = [await member('1'), await member('2')]
+  const both = samplesOf(await render(await first.readAll()))
+  t.strictSame(both, samplesOf(await render(await second.readAll())), 'the same, whoever is asked')
   t.equal(valueOf(both, 'done_total', { by: '1', worker: '1' }), 1)
   t.equal(valueOf(both, 'done_total', { by: '2', worker: '2' }), 2)
   stuck.add('2')
-  const rest = samplesOf(render(await first.readAll()))
+  const rest = samplesOf(await render(await first.readAll()))
   t.equal(valueOf(rest, 'strongroom_worker_up', { worker: '1' }), 1)
   t.equal(valueOf(rest, 'strongroom_worker_up', { worker: '2' }), 0)
   t.notOk(rest.some(({ name, labels }) => name === 'done_total' && labels.worker === '2'))
   second.leave()
-  t.notOk(samplesOf(render(await first.readAll())).some(({ labels }) => labels.worker === '2'), 'and who has gone is not')
-  const alone = createMetrics()
-  alone.counter('done_total', 'Done')().add(3)
+  t.notOk(samplesOf(await render(await first.readAll())).some(({ labels }) => labels.worker === '2'), 'and who has gone is not')
+  const alone = await createMetrics()
+  alone.counter('done_total', 'Done').inc(3)
   const orphan = joinCommonMetrics(alone, () => false)
-  t.equal(valueOf(samplesOf(render(await orphan.readAll())), 'done_total', {}), 3, 'without a supervisor, its own')
+  t.equal(valueOf(samplesOf(await render(await orphan.readAll())), 'done_total', {}), 3, 'without a supervisor, its own')
   await pause(0)
 })

@@ -81,7 +81,7 @@ t.test('who calls names the trace, or asks for none; what is no traceparent is n
   for (const header of wrong) t.equal(parseTraceparent(header), undefined, String(header).slice(0, 60))
   const receiver = await startReceiver(t)
   const tracer = (ratio: number) => createTracer(
-    { endpoint: receiver.url, headers: {}, serviceName: 'x', ratio }, createMetrics(), () => {}
+    { endpoint: receiver.url, headers: {}, serviceName: 'x', ratio }, undefined, () => {}
   )
   const [all, none] = [await tracer(1), await tracer(0)]
   t.equal(all.start(`00-${PARENT.trace}-${PARENT.span}-00`), undefined, 'asked for none')
@@ -100,7 +100,7 @@ t.test('who calls names the trace, or asks for none; what is no traceparent is n
 
 t.test('what share is traced is drawn by the service, whichever trace a caller names', async (t) => {
   const tracer = await createTracer(
-    { endpoint: 'http://127.0.0.1:9', headers: {}, serviceName: 'x', ratio: 0.01 }, createMetrics(), () => {}
+    { endpoint: 'http://127.0.0.1:9', headers: {}, serviceName: 'x', ratio: 0.01 }, undefined, () => {}
   )
   // Of ids, these are the first and the last to be chosen by what they are.
   for (const trace of [`${'0'.repeat(31)}1`, 'f'.repeat(32), undefined]) {
@@ -137,7 +137,7 @@ t.test('a receiver that is not there, or takes for ever, holds up no request and
 t.test('what waits for a receiver that is stuck is bounded, and the rest is dropped', async (t) => {
   const receiver = await startReceiver(t)
   receiver.silence()
-  const metrics = createMetrics()
+  const metrics = await createMetrics()
   const tracer = await createTracer(
     { endpoint: receiver.url, headers: {}, serviceName: 'x', ratio: 1 }, metrics, () => {}
   )
@@ -148,6 +148,6 @@ t.test('what waits for a receiver that is stuck is bounded, and the rest is drop
   while (receiver.held.length === 0) await pause(20)
   receiver.answer()
   await tracer.stop()
-  const sent = valueOf(samplesOf(render([['', metrics.read()]])), 'strongroom_trace_spans_total', {})
+  const sent = valueOf(samplesOf(await render([await metrics.read()])), 'strongroom_trace_spans_total', {})
   t.ok(sent > 0 && sent <= 4096 + 512, `${sent} of ${most} were kept`)
 })

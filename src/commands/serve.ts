@@ -51,8 +51,8 @@ async function serveAsWorker (config: Config, worker: Worker): Promise<number> {
   for (const name of SIGNALS) process.on(name, () => {})
   let isListening = false
   let log: FastifyInstance['log'] | undefined
-  const metrics = createMetrics()
-  const common = joinCommonMetrics(metrics, tell)
+  const metrics = config.metricsToken === undefined ? undefined : await createMetrics()
+  const common = metrics && joinCommonMetrics(metrics, tell)
   const measure = measureAlone(metrics, 'supervisor')
   const counters = joinCommonCounters(tell, (isAlone) => {
     measure(isAlone)
@@ -65,7 +65,7 @@ async function serveAsWorker (config: Config, worker: Worker): Promise<number> {
   const stop = new Promise<void>((resolve) => {
     process.on('message', (message) => {
       if (message === STOP) resolve()
-      else if (isAboutMetrics(message)) common.receive(message)
+      else if (isAboutMetrics(message)) common?.receive(message)
       else if (!keys.receive(message)) counters.receive(message)
     })
     process.once('disconnect', () => {
@@ -79,7 +79,7 @@ async function serveAsWorker (config: Config, worker: Worker): Promise<number> {
     return await run(config, {
       counters,
       metrics,
-      readMetrics: common.readAll,
+      readMetrics: common?.readAll,
       provider: keys.provider,
       async ready (_opened, port) {
         isListening = true
@@ -101,9 +101,9 @@ async function serveAsWorker (config: Config, worker: Worker): Promise<number> {
 
 interface Way {
   counters?: OwnCounters
-  metrics?: Metrics
-  /** What all processes of the service say of themselves. */
-  readMetrics?: () => Promise<Measured>
+  metrics?: Metrics | undefined
+  /** The metrics of all processes of the service. */
+  readMetrics?: (() => Promise<Measured>) | undefined
   /** Who unwraps master keys; by default, the command of the configuration. */
   provider?: KeyProvider
   /**
@@ -119,7 +119,7 @@ interface Way {
 
 async function run (
   config: Config, {
-    counters, metrics = createMetrics(), readMetrics, provider, interrupted = new AbortController().signal, ready, end
+    counters, metrics, readMetrics, provider, interrupted = new AbortController().signal, ready, end
   }: Way
 ): Promise<number> {
   let leaving = false

@@ -53,8 +53,8 @@ export async function supervise (config: Config): Promise<number> {
   const { interrupted, signal } = untilSignal()
   const provider = rememberingProvider(execProvider(config.keyCommands, interrupted))
   const opened = await open({ ...config, databasePool: 2 }, { provider, waits: interrupted })
-  const metrics = createMetrics()
-  if (config.metricsToken !== undefined) measureProcess(metrics)
+  const metrics = config.metricsToken === undefined ? undefined : await createMetrics()
+  if (metrics !== undefined) measureProcess(metrics)
   const crew = createCrew(config, log, metrics, provider)
   try {
     const weakness = config.databaseUrl && tlsOf(config.databaseUrl).weakness
@@ -90,11 +90,12 @@ export async function supervise (config: Config): Promise<number> {
 interface Ended { pid?: number | undefined, code?: number | null, signal?: string | null, reason: string | undefined }
 
 function createCrew (
-  { workers: size, shutdownDelay }: Config, log: ReturnType<typeof createLog>, metrics: Metrics, provider: KeyProvider
+  { workers: size, shutdownDelay }: Config, log: ReturnType<typeof createLog>, metrics: Metrics | undefined,
+  provider: KeyProvider
 ) {
   const counters = createCommonCounters()
-  const measured = createCommonMetrics(metrics)
-  const ends = metrics.counter('strongroom_worker_ends_total', 'Workers that ended and were not to')()
+  const measured = metrics && createCommonMetrics(metrics)
+  const ends = metrics?.counter('strongroom_worker_ends_total', 'Workers that ended unexpectedly')
   /** The workers that live, whether they listen, and which port they were told to, beside that of the configuration. */
   const workers = new Map<Worker, { isListening: boolean, asked: number | undefined, ended: Promise<unknown> }>()
   let port: number | undefined
@@ -150,7 +151,7 @@ function createCrew (
         return failed(new StartError(reason ?? `A worker ended with ${signal ?? code} before all of them listened`))
       }
       if (reason !== undefined && workers.size === 0) return lose(new StartError(reason))
-      ends.add()
+      ends?.inc()
       early = performance.now() - began < SETTLED ? early + 1 : 0
       const wait = early < 2 ? 0 : Math.min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (early - 2))
       log.error({ worker: pid, code, signal, reason, replaced_in: wait }, 'a worker has ended')
@@ -168,7 +169,7 @@ function createCrew (
     const worker = cluster.fork(asked === undefined ? {} : { PORT: String(asked) })
     const send = (message: object) => { if (worker.isConnected()) worker.send(message, () => {}) }
     const member = counters.join(send)
-    const measures = measured.join(place, send)
+    const measures = measured?.join(place, send)
     let reason: string | undefined
     let isDisconnected = false
     worker.once('disconnect', () => { isDisconnected = true })
@@ -183,7 +184,7 @@ function createCrew (
       worker.on('error', (error) => { if (pid === undefined) reject(error) })
     }).finally(() => {
       member.leave()
-      measures.leave()
+      measures?.leave()
       workers.delete(worker)
     })
     handOver(worker, () =>
@@ -192,7 +193,7 @@ function createCrew (
     workers.set(worker, state)
     worker.on('message', (message: FromWorker) => {
       if ('failed' in message) reason = message.failed
-      else if (isAboutMetrics(message)) measures.receive(message)
+      else if (isAboutMetrics(message)) measures?.receive(message)
       else if ('unwrap' in message) answerWith(provider, message, send)
       else if ('listening' in message) {
         // The others, whose words it used, have gone meanwhile.

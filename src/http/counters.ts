@@ -26,14 +26,16 @@ export interface Counters {
 }
 
 /** Measures whether those who are to count together count alone; answers what to call when that changes. */
-export function measureAlone (metrics: Metrics, without: 'redis' | 'supervisor'): (isAlone: boolean) => void {
+export function measureAlone (
+  metrics: Metrics | undefined, without: 'redis' | 'supervisor'
+): (isAlone: boolean) => void {
   const name = `strongroom_limits_without_${without}`
-  const times = metrics.counter(`${name}_total`, 'How often each process began to count limits for itself')()
+  const times = metrics?.counter(`${name}_total`, 'How often each process began to count limits for itself')
   let alone = 0
-  metrics.watch('gauge', name, 'Whether each process counts limits for itself', () => alone)
+  metrics?.watch('gauge', name, 'Whether each process counts limits for itself', () => alone)
   return (isAlone) => {
     alone = Number(isAlone)
-    times.add(alone)
+    times?.inc(alone)
   }
 }
 

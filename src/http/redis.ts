@@ -1,7 +1,7 @@
 import { setTimeout as pause } from 'node:timers/promises'
 import type { FastifyInstance } from 'fastify'
 import type { Config } from '../config.ts'
-import { createMetrics } from '../telemetry/metrics.ts'
+import type { Metrics } from '../telemetry/metrics.ts'
 import {
   createCounters, joinCommonCounters, measureAlone, SAME_CLOCK, type Counted, type Counters, type Counting,
   type GivenBack, type OwnCounters, type Question
@@ -65,7 +65,7 @@ return 0`
  */
 export async function countInRedis (
   app: FastifyInstance, { tls, ...server }: NonNullable<Config['redis']>, own: OwnCounters = createCounters(),
-  metrics = createMetrics()
+  metrics?: Metrics
 ): Promise<Counters> {
   const { Redis } = await import('ioredis')
   const client = new Redis({

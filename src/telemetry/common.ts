@@ -1,15 +1,16 @@
-import type { Family, Metrics } from './metrics.ts'
+import { gauge, type Family, type Metrics } from './metrics.ts'
 
-// What the processes of a service say of themselves, gathered by their supervisor for the one that was asked.
+// Metrics of several processes: the supervisor collects them for the worker that gets the scrape. prom-client's own
+// support for clusters adds up the counters of all workers, and fails when one of them does not answer.
 
-/** What processes say, by their names; empty where there is one process, or it is about none of them. */
-export type Measured = readonly (readonly [name: string, families: readonly Family[]])[]
+/** The metrics of each process. */
+export type Measured = readonly (readonly Family[])[]
 
 interface Ask { asksMetrics: number }
 interface Answer { metrics: number, are: Measured }
 interface Look { readsMetrics: number }
 interface Looked { readMetrics: number, families: Family[] }
-/** What a member and its supervisor send each other about metrics. */
+/** What a worker and its supervisor send each other about metrics. */
 export type MetricsMessage = Ask | Answer | Look | Looked
 
 /** Whether a message between processes is about metrics. */
@@ -17,23 +18,28 @@ export const isAboutMetrics = (message: unknown): message is MetricsMessage =>
   typeof message === 'object' && message !== null &&
   ['asksMetrics', 'metrics', 'readsMetrics', 'readMetrics'].some((word) => word in message)
 
-// Milliseconds that a member may take to say what it counted, and that it waits for what all of them did.
-const LATEST = 1_000
-const PATIENCE = 2_000
+const WORKER_TIMEOUT_MS = 1_000
+const SUPERVISOR_TIMEOUT_MS = 2_000
 
-/** Asks all members for whoever of them is asked, and adds what the supervisor says of itself. */
+// A sum over workers would go down when a worker is replaced. Prometheus takes that for a restart of the service, and
+// counts the other workers again.
+const labelled = (families: readonly Family[], worker: string): Family[] => families.map((family) => ({
+  ...family, values: family.values.map((value) => ({ ...value, labels: { ...value.labels, worker } }))
+}))
+
+/** The supervisor's part: collects the metrics of all workers, and adds its own. */
 export function createCommonMetrics (own: Metrics) {
   const members = new Map<string, (message: Answer | Look) => void>()
   const open = new Map<number, (name: string, families: Family[]) => void>()
   let last = 0
 
-  /** One look at all members; whoever does not answer in time is left out. */
+  /** The metrics of all processes, without those of workers that do not answer in time. */
   async function gather (): Promise<Measured> {
     const number = ++last
     const heard = new Map<string, Family[]>()
     const awaited = new Set(members.keys())
     await new Promise<void>((resolve) => {
-      const late = setTimeout(resolve, LATEST)
+      const late = setTimeout(resolve, WORKER_TIMEOUT_MS)
       const done = () => {
         clearTimeout(late)
         resolve()
@@ -47,16 +53,14 @@ export function createCommonMetrics (own: Metrics) {
       for (const send of members.values()) send({ readsMetrics: number })
     })
     open.delete(number)
-    const up: Family = {
-      name: 'strongroom_worker_up',
-      help: 'Whether a worker said what it counted',
-      kind: 'gauge',
-      samples: [...members.keys()].map((name) => ['', `worker="${name}"`, heard.has(name) ? 1 : 0])
-    }
-    return [['supervisor', own.read()], ['', [up]], ...heard]
+    const up = gauge('strongroom_worker_up', 'Whether a worker reported its metrics',
+      [...members.keys()].map((worker) => ({ labels: { worker }, value: Number(heard.has(worker)) })))
+    return [
+      labelled(await own.read(), 'supervisor'), [up], ...[...heard].map(([name, families]) => labelled(families, name))
+    ]
   }
 
-  /** `send` reaches the member; the answer takes what it sends. */
+  /** `send` reaches the worker; `receive` takes its messages. */
   function join (name: string, send: (message: Answer | Look) => void) {
     members.set(name, send)
     return {
@@ -74,10 +78,10 @@ export function createCommonMetrics (own: Metrics) {
 }
 
 /**
- * The metrics of a member: says its own when its supervisor asks, and reads those of all. Where no answer comes, its
- * own are all there are.
+ * The worker's part: sends its metrics to the supervisor, and reads those of all processes. Without an answer of the
+ * supervisor it has its own metrics only.
  *
- * @param send false when nobody is there any more
+ * @param send false when the supervisor is gone
  */
 export function joinCommonMetrics (own: Metrics, send: (message: Ask | Looked) => boolean) {
   const open = new Map<number, (are: Measured) => void>()
@@ -85,21 +89,25 @@ export function joinCommonMetrics (own: Metrics, send: (message: Ask | Looked) =
 
   return {
     receive (message: MetricsMessage) {
-      if ('readsMetrics' in message) send({ readMetrics: message.readsMetrics, families: own.read() })
-      else if ('metrics' in message) open.get(message.metrics)?.(message.are)
+      if ('readsMetrics' in message) {
+        own.read().then((families) => send({ readMetrics: message.readsMetrics, families }), () => {})
+      } else if ('metrics' in message) open.get(message.metrics)?.(message.are)
     },
     async readAll (): Promise<Measured> {
       const number = ++last
       const are = await new Promise<Measured | undefined>((resolve) => {
-        const late = setTimeout(resolve, PATIENCE, undefined)
+        const late = setTimeout(resolve, SUPERVISOR_TIMEOUT_MS, undefined)
         open.set(number, (are) => {
           clearTimeout(late)
           resolve(are)
         })
-        if (!send({ asksMetrics: number })) open.get(number)!([['', own.read()]])
+        if (!send({ asksMetrics: number })) {
+          clearTimeout(late)
+          resolve(undefined)
+        }
       })
       open.delete(number)
-      return are ?? [['', own.read()]]
+      return are ?? [await own.read()]
     }
   }
 }

@@ -62,7 +62,7 @@ const WORDS = {
  * @param warn told when the receiver stops taking traces
  */
 export async function createTracer (
-  { endpoint, headers, serviceName, ratio }: TracesConfig, metrics: Metrics, warn: (line: string) => void
+  { endpoint, headers, serviceName, ratio }: TracesConfig, metrics: Metrics | undefined, warn: (line: string) => void
 ): Promise<Tracer> {
   // Loaded by who traces alone: it is more than the rest of a start.
   const [api, sdk, { OTLPTraceExporter }, { resourceFromAttributes }] = await Promise.all([
@@ -135,16 +135,19 @@ export async function createTracer (
 }
 
 /** Counts the spans that were taken and those that were not, and tells when that changes. */
-function watched (exporter: SpanExporter, metrics: Metrics, warn: (line: string) => void): SpanExporter {
-  const spans = metrics.counter('strongroom_trace_spans_total', 'Spans that were sent, and whether they were taken')
-  const [taken, lost] = [spans({ taken: 'yes' }), spans({ taken: 'no' })]
+function watched (
+  exporter: SpanExporter, metrics: Metrics | undefined, warn: (line: string) => void
+): SpanExporter {
+  const spans = metrics?.counter(
+    'strongroom_trace_spans_total', 'Spans that were sent, and whether they were taken', ['taken']
+  )
+  for (const taken of ['yes', 'no']) spans?.inc({ taken }, 0)
   let isWell = true
   return {
     export (batch: ReadableSpan[], done) {
       exporter.export(batch, (result) => {
         const isTaken = result.code === 0
-        const count = isTaken ? taken : lost
-        count.add(batch.length)
+        spans?.inc({ taken: isTaken ? 'yes' : 'no' }, batch.length)
         // What the receiver said may hold what it was sent.
         if (isTaken !== isWell) warn(isTaken ? 'traces are taken again' : 'the receiver does not take traces')
         isWell = isTaken
