@@ -5,7 +5,8 @@ import { transaction } from '../src/db/database.ts'
 import { MAX_WAITING } from '../src/db/guard.ts'
 import { createRefusals, measureDatabase } from '../src/http/metrics.ts'
 import { noteBackup } from '../src/repositories/backups.ts'
-import { createCommonMetrics, joinCommonMetrics, type MetricsMessage } from '../src/telemetry/common.ts'
+import { createChannel, type Channel } from '../src/telemetry/channel.ts'
+import { collectMetrics, createCommonMetrics, metricsHandlers } from '../src/telemetry/common.ts'
 import { createMetrics, render } from '../src/telemetry/metrics.ts'
 import { makeLevel, startApp, type Caller, type TestApp } from './helpers/app.ts'
 import { samplesOf, valueOf } from './helpers/metrics.ts'
@@ -240,19 +241,17 @@ t.test('labels are escaped, and a name stands once', async (t) => {
 t.test('any of several processes answers for all; one that is stuck is told of and waited for no longer', async (t) => {
   const common = createCommonMetrics(await createMetrics())
   // As it goes between processes.
-  const copy = (message: MetricsMessage): MetricsMessage => JSON.parse(JSON.stringify(message))
+  const copy = (message: object): object => JSON.parse(JSON.stringify(message))
   const stuck = new Set<string>()
   const member = async (name: string) => {
     const own = await createMetrics()
     own.counter('done_total', 'Done', ['by']).inc({ by: name }, Number(name))
-    const seat = common.join(name, (message) => {
+    const seat: Channel = createChannel((message) => {
       if (!stuck.has(name)) setImmediate(() => one.receive(copy(message)))
-    })
-    const one = joinCommonMetrics(own, (message: MetricsMessage) => {
-      seat.receive(copy(message))
       return true
-    })
-    return { ...one, leave: seat.leave }
+    }, common.handlers)
+    const one: Channel = createChannel((message) => seat.receive(copy(message)), metricsHandlers(own))
+    return { readAll: () => collectMetrics(own, one), leave: common.join(name, seat) }
   }
   const [first, second] = [await member('1'), await member('2')]
   const both = samplesOf(await render(await first.readAll()))
@@ -268,7 +267,7 @@ t.test('any of several processes answers for all; one that is stuck is told of a
   t.notOk(samplesOf(await render(await first.readAll())).some(({ labels }) => labels.worker === '2'), 'and who has gone is not')
   const alone = await createMetrics()
   alone.counter('done_total', 'Done').inc(3)
-  const orphan = joinCommonMetrics(alone, () => false)
-  t.equal(valueOf(samplesOf(await render(await orphan.readAll())), 'done_total', {}), 3, 'without a supervisor, its own')
+  const orphan = createChannel(() => false, metricsHandlers(alone))
+  t.equal(valueOf(samplesOf(await render(await collectMetrics(alone, orphan))), 'done_total', {}), 3, 'without a supervisor, its own')
   await pause(0)
 })

@@ -1,25 +1,18 @@
+import type { Channel } from './channel.ts'
 import { gauge, type Family, type Metrics } from './metrics.ts'
 
-// Metrics of several processes: the supervisor collects them for the worker that gets the scrape. prom-client's own
-// support for clusters adds up the counters of all workers, and fails when one of them does not answer.
+// The supervisor collects the metrics of all processes for the worker that is scraped. prom-client's own support for
+// clusters adds up the counters of all workers, and fails when a worker does not respond.
 
 /** The metrics of each process. */
 export type Measured = readonly (readonly Family[])[]
 
-interface Ask { asksMetrics: number }
-interface Answer { metrics: number, are: Measured }
-interface Look { readsMetrics: number }
-interface Looked { readMetrics: number, families: Family[] }
-/** What a worker and its supervisor send each other about metrics. */
-export type MetricsMessage = Ask | Answer | Look | Looked
+const COLLECT = 'collectMetrics'
+const READ = 'readMetrics'
 
-/** Whether a message between processes is about metrics. */
-export const isAboutMetrics = (message: unknown): message is MetricsMessage =>
-  typeof message === 'object' && message !== null &&
-  ['asksMetrics', 'metrics', 'readsMetrics', 'readMetrics'].some((word) => word in message)
-
-const WORKER_TIMEOUT_MS = 1_000
-const SUPERVISOR_TIMEOUT_MS = 2_000
+// The supervisor answers with the metrics of the other workers while a worker does not respond.
+const READ_TIMEOUT_MS = 1_000
+const COLLECT_TIMEOUT_MS = 2_000
 
 // A sum over workers would go down when a worker is replaced. Prometheus takes that for a restart of the service, and
 // counts the other workers again.
@@ -27,87 +20,36 @@ const labelled = (families: readonly Family[], worker: string): Family[] => fami
   ...family, values: family.values.map((value) => ({ ...value, labels: { ...value.labels, worker } }))
 }))
 
-/** The supervisor's part: collects the metrics of all workers, and adds its own. */
+/** The supervisor's side. */
 export function createCommonMetrics (own: Metrics) {
-  const members = new Map<string, (message: Answer | Look) => void>()
-  const open = new Map<number, (name: string, families: Family[]) => void>()
-  let last = 0
+  const workers = new Map<string, Channel>()
 
-  /** The metrics of all processes, without those of workers that do not answer in time. */
-  async function gather (): Promise<Measured> {
-    const number = ++last
-    const heard = new Map<string, Family[]>()
-    const awaited = new Set(members.keys())
-    await new Promise<void>((resolve) => {
-      const late = setTimeout(resolve, WORKER_TIMEOUT_MS)
-      const done = () => {
-        clearTimeout(late)
-        resolve()
-      }
-      open.set(number, (name, families) => {
-        heard.set(name, families)
-        awaited.delete(name)
-        if (awaited.size === 0) done()
-      })
-      if (members.size === 0) done()
-      for (const send of members.values()) send({ readsMetrics: number })
-    })
-    open.delete(number)
+  async function collect (): Promise<Measured> {
+    const read = await Promise.all([...workers].map(async ([worker, channel]) => {
+      const families = await channel.request<Family[]>(READ, {}, READ_TIMEOUT_MS).catch(() => undefined)
+      return { worker, families }
+    }))
     const up = gauge('strongroom_worker_up', 'Whether a worker reported its metrics',
-      [...members.keys()].map((worker) => ({ labels: { worker }, value: Number(heard.has(worker)) })))
+      read.map(({ worker, families }) => ({ labels: { worker }, value: Number(families !== undefined) })))
     return [
-      labelled(await own.read(), 'supervisor'), [up], ...[...heard].map(([name, families]) => labelled(families, name))
+      labelled(await own.read(), 'supervisor'), [up],
+      ...read.flatMap(({ worker, families }) => families === undefined ? [] : [labelled(families, worker)])
     ]
   }
 
-  /** `send` reaches the worker; `receive` takes its messages. */
-  function join (name: string, send: (message: Answer | Look) => void) {
-    members.set(name, send)
-    return {
-      receive (message: MetricsMessage) {
-        if ('readMetrics' in message) open.get(message.readMetrics)?.(name, message.families)
-        else if ('asksMetrics' in message) {
-          gather().then((are) => { send({ metrics: message.asksMetrics, are }) }, () => {})
-        }
-      },
-      leave () { if (members.get(name) === send) members.delete(name) }
-    }
-  }
-
-  return { join }
-}
-
-/**
- * The worker's part: sends its metrics to the supervisor, and reads those of all processes. Without an answer of the
- * supervisor it has its own metrics only.
- *
- * @param send false when the supervisor is gone
- */
-export function joinCommonMetrics (own: Metrics, send: (message: Ask | Looked) => boolean) {
-  const open = new Map<number, (are: Measured) => void>()
-  let last = 0
-
   return {
-    receive (message: MetricsMessage) {
-      if ('readsMetrics' in message) {
-        own.read().then((families) => send({ readMetrics: message.readsMetrics, families }), () => {})
-      } else if ('metrics' in message) open.get(message.metrics)?.(message.are)
-    },
-    async readAll (): Promise<Measured> {
-      const number = ++last
-      const are = await new Promise<Measured | undefined>((resolve) => {
-        const late = setTimeout(resolve, SUPERVISOR_TIMEOUT_MS, undefined)
-        open.set(number, (are) => {
-          clearTimeout(late)
-          resolve(are)
-        })
-        if (!send({ asksMetrics: number })) {
-          clearTimeout(late)
-          resolve(undefined)
-        }
-      })
-      open.delete(number)
-      return are ?? [await own.read()]
+    handlers: { [COLLECT]: collect },
+    /** Adds a worker. The returned function removes it, unless another worker has taken its name. */
+    join (name: string, channel: Channel) {
+      workers.set(name, channel)
+      return () => { if (workers.get(name) === channel) workers.delete(name) }
     }
   }
 }
+
+/** A worker's side. */
+export const metricsHandlers = (own: Metrics) => ({ [READ]: () => own.read() })
+
+/** The metrics of all processes; those of this worker alone while the supervisor does not respond. */
+export const collectMetrics = (own: Metrics, { request }: Channel): Promise<Measured> =>
+  request<Measured>(COLLECT, {}, COLLECT_TIMEOUT_MS).catch(async () => [await own.read()])
