@@ -1,33 +1,10 @@
 import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify'
 import { serializeCookie } from 'oslo/cookie'
 import { formToken, isFormToken, mintSecret } from '../crypto/bearer.ts'
+import { Html, html } from '../rules/html.ts'
 import { STYLE } from './style.ts'
 
 // Pages for people: server-rendered HTML without script, each under a policy of its own.
-
-/** Text that is markup already. */
-export class Html {
-  readonly text: string
-  constructor (text: string) { this.text = text }
-}
-
-type Piece = Html | string | number | undefined | readonly Piece[]
-
-/** Markup in which every value is escaped, unless it is markup itself. */
-export function html (strings: TemplateStringsArray, ...values: Piece[]): Html {
-  return new Html(strings.map((text, i) => text + (i < values.length ? render(values[i]) : '')).join(''))
-}
-
-function render (value: Piece): string {
-  if (value === undefined) return ''
-  if (value instanceof Html) return value.text
-  if (Array.isArray(value)) return value.map(render).join('')
-  return String(value).replace(UNSEEN, '').replace(/[&<>"']/g, (character) => `&#${character.charCodeAt(0)};`)
-}
-
-// Controls, marks that turn the direction of what follows, separators of lines: with them a name could rewrite the
-// sentence that it stands in (OA-16). Joiners stay: words and emoji are written with them.
-const UNSEEN = /(?![\u200c\u200d])[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/gu
 
 export interface Page {
   title: string

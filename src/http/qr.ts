@@ -1,5 +1,5 @@
 import { encode } from 'uqr'
-import { html, type Html } from './pages.ts'
+import { html, type Html } from '../rules/html.ts'
 
 /** Modules of white around a code, without which no camera finds it (ISO/IEC 18004). */
 const QUIET = 4

@@ -1,0 +1,23 @@
+/** Text that is already markup. */
+export class Html {
+  readonly text: string
+  constructor (text: string) { this.text = text }
+}
+
+type Piece = Html | string | number | undefined | readonly Piece[]
+
+/** Template tag for markup: escapes every value that is not already markup. */
+export function html (strings: TemplateStringsArray, ...values: Piece[]): Html {
+  return new Html(strings.map((text, i) => text + (i < values.length ? render(values[i]) : '')).join(''))
+}
+
+function render (value: Piece): string {
+  if (value === undefined) return ''
+  if (value instanceof Html) return value.text
+  if (Array.isArray(value)) return value.map(render).join('')
+  return String(value).replace(INVISIBLE, '').replace(/[&<>"']/g, (character) => `&#${character.charCodeAt(0)};`)
+}
+
+// Control characters, direction marks and line separators: with them a name could rewrite the sentence around it
+// (OA-16). Joiners stay, because words and emoji need them.
+const INVISIBLE = /(?![\u200c\u200d])[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/gu
