@@ -5,7 +5,8 @@ import { transaction } from '../src/db/database.ts'
 import { MAX_WAITING } from '../src/db/guard.ts'
 import { countRefusals, measureDatabase } from '../src/http/metrics.ts'
 import { noteBackup } from '../src/repositories/backups.ts'
-import { createCommonMetrics, joinCommonMetrics, type MetricsMessage } from '../src/telemetry/common.ts'
+import { createChannel, type Channel } from '../src/telemetry/channel.ts'
+import { collectMetrics, createCommonMetrics, metricsHandlers } from '../src/telemetry/common.ts'
 import { createMetrics, render } from '../src/telemetry/metrics.ts'
 import { makeLevel, startApp, type Caller, type TestApp } from './helpers/app.ts'
 import { samplesOf, valueOf } from './helpers/metrics.ts'
@@ -238,19 +239,17 @@ t.test('labels are escaped, and a name stands once', async (t) => {
 t.test('any of several processes answers for all; one that is stuck is told of and waited for no longer', async (t) => {
   const common = createCommonMetrics(createMetrics())
   // As it goes between processes.
-  const copy = (message: MetricsMessage): MetricsMessage => JSON.parse(JSON.stringify(message))
+  const copy = (message: object): object => JSON.parse(JSON.stringify(message))
   const stuck = new Set<string>()
   const member = (name: string) => {
     const own = createMetrics()
     own.counter('done_total', 'Done')({ by: name }).add(Number(name))
-    const seat = common.join(name, (message) => {
+    const seat: Channel = createChannel((message) => {
       if (!stuck.has(name)) setImmediate(() => one.receive(copy(message)))
-    })
-    const one = joinCommonMetrics(own, (message: MetricsMessage) => {
-      seat.receive(copy(message))
       return true
-    })
-    return { ...one, leave: seat.leave }
+    }, common.handlers)
+    const one: Channel = createChannel((message) => seat.receive(copy(message)), metricsHandlers(own))
+    return { readAll: () => collectMetrics(own, one), leave: common.join(name, seat) }
   }
   const [first, second] = [member('1'), member('2')]
   const both = samplesOf(render(await first.readAll()))
@@ -266,7 +265,7 @@ t.test('any of several processes answers for all; one that is stuck is told of a
   t.notOk(samplesOf(render(await first.readAll())).some(({ labels }) => labels.worker === '2'), 'and who has gone is not')
   const alone = createMetrics()
   alone.counter('done_total', 'Done')().add(3)
-  const orphan = joinCommonMetrics(alone, () => false)
-  t.equal(valueOf(samplesOf(render(await orphan.readAll())), 'done_total', {}), 3, 'without a supervisor, its own')
+  const orphan = createChannel(() => false, metricsHandlers(alone))
+  t.equal(valueOf(samplesOf(render(await collectMetrics(alone, orphan))), 'done_total', {}), 3, 'without a supervisor, its own')
   await pause(0)
 })

@@ -2,16 +2,12 @@ import { databaseError, transaction, type Db } from '../db/database.ts'
 import { claimCharge, claimRefund, type Charge, type Refund } from '../repositories/invoices.ts'
 import { listDue } from '../repositories/subscriptions.ts'
 import { ApiError } from '../rules/errors.ts'
-import { createBackground, type Background } from '../vault/background.ts'
+import type { Log } from '../telemetry/log.ts'
+import { createBackground, sideBySide, type Background } from '../vault/background.ts'
 import type { Invoicing } from './invoicing.ts'
 import type { Outcome, Provider } from './provider.ts'
 import { reportCharge, reportRefund, type Doubt } from './settlement.ts'
 import { closePeriods } from './subscriptions.ts'
-
-interface Log {
-  info (details: object, message: string): void
-  warn (details: object, message: string): void
-}
 
 export interface BillingWorker {
   db: Db
@@ -35,21 +31,7 @@ const WARNINGS: Record<Doubt, string> = {
  * answer holds up alone, tells the provider what it was not told yet.
  */
 export function createBillingWorker (worker: BillingWorker): Background {
-  const periods = createPeriodWorker(worker)
-  const orders = createOrderWorker(worker)
-  return {
-    start () {
-      periods.start()
-      orders.start()
-    },
-    wake () {
-      periods.wake()
-      orders.wake()
-    },
-    async stop () {
-      await Promise.all([periods.stop(), orders.stop()])
-    }
-  }
+  return sideBySide(createPeriodWorker(worker), createOrderWorker(worker))
 }
 
 function createPeriodWorker ({ db, invoicing, defaultPlan, log }: BillingWorker): Background {

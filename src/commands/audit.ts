@@ -13,8 +13,8 @@ import {
 } from '../vault/chain.ts'
 import { Anchors, ChainVerifier, type ChainKey, type ChainKeys, type Verified } from '../vault/verification.ts'
 import { readPieces } from './input.ts'
-import { insist } from './insist.ts'
 import { lineOf, open, openKeyring, StartError, type Opened } from './open.ts'
+import { retryDatabase } from './retry.ts'
 
 // Chains of events, verified, exported and handed over to other keys. An export is lines of JSON: what it is, with the
 // wrapped key that every chain begins with; then for each organization the other keys of its chain, what its counter
@@ -71,7 +71,7 @@ export async function * rotateChainKeys (
 ): AsyncGenerator<Rotated> {
   for await (const id of organizationsOnce(db, organization)) {
     try {
-      const key = await insist(() => rotateChainKey(db, keyring, id))
+      const key = await retryDatabase(() => rotateChainKey(db, keyring, id))
       if (key !== undefined) {
         yield { line: `${id}: events from ${key.from_seq} on are under the key ${key.kid}\n`, isDone: true }
       } else if (organization !== undefined) {

@@ -1,8 +1,8 @@
 import { spawn } from 'node:child_process'
-import { setTimeout as pause } from 'node:timers/promises'
 import { ConfigError, WRAPPED_BYTES, type Config, type KeyCommands } from '../config.ts'
 import { parseMasterKey, type MasterKey } from '../crypto/keyring.ts'
 import { decodeBase64, random, sameBytes, takeKey } from '../crypto/primitives.ts'
+import { retry, type NextPause } from './retry.ts'
 
 /**
  * Who wraps and unwraps master keys that are not kept as they are. A key that is (in `MASTER_KEY` or a file) needs
@@ -35,7 +35,7 @@ const FIRST_PAUSE = 200
 export function execProvider (commands: Config['keyCommands'], stopped?: AbortSignal): KeyProvider {
   const { wrap, unwrap } = commands ?? {}
   const call = (command: string[], id: string, input: Buffer, name: string, effect?: string) =>
-    insist(() => run(command, commands!, id, input, stopped), name, effect, stopped)
+    retry(() => run(command, commands!, id, input, stopped), nextPause(name, effect), stopped)
   return {
     async wrap (id, key) {
       if (wrap === undefined) throw new ConfigError('MASTER_KEY_WRAP_COMMAND is not set; it wraps new master keys')
@@ -128,25 +128,13 @@ export async function makeWrappedKey (provider: KeyProvider, id: string): Promis
   throw new KeyProviderError('MASTER_KEY_UNWRAP_COMMAND gives another key than MASTER_KEY_WRAP_COMMAND was given')
 }
 
-// What may pass is tried again, in pauses that grow and that no two instances keep alike.
-async function insist (
-  work: () => Promise<Buffer>, name: string, effect = '', stopped?: AbortSignal
-): Promise<Buffer> {
-  for (let attempt = 1; ; attempt++) {
-    try {
-      return await work()
-    } catch (error) {
-      if (!(error instanceof KeyProviderError)) throw error
-      const often = attempt > 1 ? `, ${attempt} times in a row` : ''
-      const advice = error.mayPass ? '; what it says on standard error is not shown, so run it by hand' : ''
-      if (!error.mayPass || attempt === ATTEMPTS) {
-        throw new KeyProviderError(`${effect}${name} ${error.message}${often}${advice}`)
-      }
-    }
-    // That it ended early is seen by the next attempt.
-    const wait = FIRST_PAUSE * 2 ** (attempt - 1) * (1 + Math.random())
-    await pause(wait, undefined, stopped && { signal: stopped }).catch(() => {})
-  }
+// The pauses grow, and differ between instances.
+const nextPause = (name: string, effect = ''): NextPause => (error, attempt) => {
+  if (!(error instanceof KeyProviderError)) throw error
+  if (error.mayPass && attempt < ATTEMPTS) return FIRST_PAUSE * 2 ** (attempt - 1) * (1 + Math.random())
+  const often = attempt > 1 ? `, ${attempt} times in a row` : ''
+  const advice = error.mayPass ? '; what it says on standard error is not shown, so run it by hand' : ''
+  throw new KeyProviderError(`${effect}${name} ${error.message}${often}${advice}`)
 }
 
 /**

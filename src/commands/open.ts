@@ -1,6 +1,5 @@
 import { chmodSync, existsSync, mkdirSync, mkdtempSync } from 'node:fs'
 import { join, resolve } from 'node:path'
-import { setTimeout as pause } from 'node:timers/promises'
 import { ConfigError, readKeyFile, type Config } from '../config.ts'
 import {
   createKeyring, generateMasterKey, MasterKeyMissing, openCanary, type Keyring, type MasterKey
@@ -15,6 +14,7 @@ import { listCanaries, wrapsNothing } from '../repositories/master-keys.ts'
 import { openRows } from '../vault/rows.ts'
 import { makeDirectoryDurably, syncWithName, writeDurably } from './durable.ts'
 import { execProvider, isWrapped, masterKeyOf, type KeyProvider } from './key-provider.ts'
+import { retry } from './retry.ts'
 import { makeScratch } from './scratch.ts'
 
 /** A reason to stop that the operator can act on: one line, exit 1. */
@@ -81,19 +81,15 @@ export async function open (
   }
 }
 
-// What is wrong with a password, a name or a certificate is said at once: no waiting mends it.
+// An error of the password, a name or a certificate is reported at once.
 async function untilThere (database: Database, seconds: number, waits: AbortSignal): Promise<void> {
   const until = performance.now() + seconds * 1_000
-  for (let wait = FIRST_PAUSE; ; wait = Math.min(wait * 2, LONGEST_PAUSE)) {
-    try {
-      return await database.ping()
-    } catch (error) {
-      const isAway = error instanceof DatabaseUnavailable && !/^ERR_(SSL|TLS)/.test(error.code ?? '')
-      if (!isAway || performance.now() >= until) throw error
-      if (wait === FIRST_PAUSE) say(`Waiting up to ${seconds} s for the database: ${lineOf(error)}`)
-    }
-    await pause(wait, undefined, { signal: waits }).catch(() => { throw new StartEnded() })
-  }
+  await retry(() => waits.aborted ? Promise.reject(new StartEnded()) : database.ping(), (error, attempt) => {
+    const isAway = error instanceof DatabaseUnavailable && !/^ERR_(SSL|TLS)/.test(error.code ?? '')
+    if (!isAway || performance.now() >= until) throw error
+    if (attempt === 1) say(`Waiting up to ${seconds} s for the database: ${lineOf(error)}`)
+    return Math.min(FIRST_PAUSE * 2 ** (attempt - 1), LONGEST_PAUSE)
+  }, waits)
 }
 
 /**

@@ -10,8 +10,8 @@ import {
   holdCanary, rewrapChainKey, rewrapFactor, rewrapKey, rewrapServiceKey, rewrapStorageKey, type Rewrapped
 } from '../vault/master-keys.ts'
 import { counted } from '../rules/words.ts'
-import { insist, PATIENCE } from './insist.ts'
 import type { Opened } from './open.ts'
+import { DATABASE_TIMEOUT_MS, retryDatabase } from './retry.ts'
 
 const BATCH = 200
 
@@ -54,18 +54,18 @@ const FACTORS = { name: 'second_factors', first: 0, lock: lockFactors, rewrap: r
  * Puts every value that a master key wraps under the newest one, and forgets the canaries of master keys that wrap
  * nothing any more. Goes in small transactions beside whatever else runs; ended in the middle, the next run goes on.
  *
- * @param patience milliseconds to try again for when a row is held or the database is away
+ * @param timeoutMs how long to retry while a row is locked or the database is unavailable
  */
-export async function rewrap ({ database, keyring }: Opened, patience = PATIENCE): Promise<Outcome> {
+export async function rewrap ({ database, keyring }: Opened, timeoutMs = DATABASE_TIMEOUT_MS): Promise<Outcome> {
   let rewrapped = 0
   let failures: string[] = []
   for (let pass = 1; pass <= PASSES; pass++) {
     failures = []
-    let moved = await passOver(database.db, keyring, SERVICE_KEYS, failures, patience)
-    moved += await passOver(database.db, keyring, CHAIN_KEYS, failures, patience)
-    moved += await passOver(database.db, keyring, STORAGE_KEYS, failures, patience)
-    moved += await passOver(database.db, keyring, KEYS, failures, patience)
-    moved += await passOver(database.db, keyring, FACTORS, failures, patience)
+    let moved = await passOver(database.db, keyring, SERVICE_KEYS, failures, timeoutMs)
+    moved += await passOver(database.db, keyring, CHAIN_KEYS, failures, timeoutMs)
+    moved += await passOver(database.db, keyring, STORAGE_KEYS, failures, timeoutMs)
+    moved += await passOver(database.db, keyring, KEYS, failures, timeoutMs)
+    moved += await passOver(database.db, keyring, FACTORS, failures, timeoutMs)
     rewrapped += moved
     if (moved === 0) break
   }
@@ -74,7 +74,7 @@ export async function rewrap ({ database, keyring }: Opened, patience = PATIENCE
     if (id === keyring.currentId) continue
     // What does not open may be put right from a backup, and may want any of these keys then.
     const count = () => failures.length > 0 ? countWrapped(database.db, id) : forget(database.longTransactions, id)
-    older.push({ id, values: await insist(count, patience) })
+    older.push({ id, values: await retryDatabase(count, timeoutMs) })
   }
   return { rewrapped, failures, older }
 }
@@ -92,12 +92,12 @@ export function report ({ rewrapped, failures, older }: Outcome, newest: string)
 }
 
 async function passOver<Id, Row extends { id: Id }> (
-  handle: Db, keyring: Keyring, table: Table<Id, Row>, failures: string[], patience: number
+  handle: Db, keyring: Keyring, table: Table<Id, Row>, failures: string[], timeoutMs: number
 ): Promise<number> {
   let moved = 0
   for (let after = table.first; ;) {
     let started = 0
-    const { rows, values, broken } = await insist(() => transaction(handle, async (db) => {
+    const { rows, values, broken } = await retryDatabase(() => transaction(handle, async (db) => {
       started = performance.now()
       await holdCanary(db, keyring)
       const rows = await table.lock(db, keyring.currentId, after, BATCH)
@@ -112,7 +112,7 @@ async function passOver<Id, Row extends { id: Id }> (
       })
       if (done.length > 0) await table.update(db, done.map(({ row }) => row))
       return { rows, values: done.reduce((sum, { values }) => sum + values, 0), broken }
-    }), patience)
+    }), timeoutMs)
     moved += values
     failures.push(...broken)
     const last = rows.at(-1)

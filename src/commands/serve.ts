@@ -6,10 +6,11 @@ import type { Config } from '../config.ts'
 import { databaseError, tlsOf } from '../db/database.ts'
 import { joinCommonCounters, measureAlone, type OwnCounters } from '../http/counters.ts'
 import { standardLog } from '../http/log.ts'
-import { isAboutMetrics, joinCommonMetrics, type Measured } from '../telemetry/common.ts'
+import { createChannel } from '../telemetry/channel.ts'
+import { collectMetrics, metricsHandlers, type Measured } from '../telemetry/common.ts'
 import { createMetrics, type Metrics } from '../telemetry/metrics.ts'
-import { askingProvider } from './common-keys.ts'
 import { greet } from './greeting.ts'
+import { remoteProvider } from './key-provider-ipc.ts'
 import type { KeyProvider } from './key-provider.ts'
 import { lineOf, open, StartEnded, StartError, type Opened } from './open.ts'
 import { PATIENCE, SIGNALS, STOP, supervise, untilSignal, type FromWorker } from './supervise.ts'
@@ -43,7 +44,7 @@ async function serveAlone (config: Config): Promise<number> {
 
 /** One of several processes, which its supervisor starts and stops. */
 async function serveAsWorker (config: Config, worker: Worker): Promise<number> {
-  const tell = (message: FromWorker) => {
+  const tell = (message: object) => {
     if (process.connected) process.send!(message, undefined, undefined, () => {})
     return process.connected
   }
@@ -52,21 +53,19 @@ async function serveAsWorker (config: Config, worker: Worker): Promise<number> {
   let isListening = false
   let log: FastifyInstance['log'] | undefined
   const metrics = createMetrics()
-  const common = joinCommonMetrics(metrics, tell)
+  const channel = createChannel(tell, metricsHandlers(metrics))
   const measure = measureAlone(metrics, 'supervisor')
   const counters = joinCommonCounters(tell, (isAlone) => {
     measure(isAlone)
     if (isAlone) log?.warn('the supervisor does not answer: limits are counted by each worker for itself')
     else log?.warn('limits are counted over all workers again')
   })
-  const keys = askingProvider(tell)
   // Left to itself, Node.js ends the worker of a supervisor that has gone at once, with all that is under way.
   worker.exitedAfterDisconnect = true
   const stop = new Promise<void>((resolve) => {
     process.on('message', (message) => {
       if (message === STOP) resolve()
-      else if (isAboutMetrics(message)) common.receive(message)
-      else if (!keys.receive(message)) counters.receive(message)
+      else if (!channel.receive(message)) counters.receive(message)
     })
     process.once('disconnect', () => {
       // Nobody would ever give it a port.
@@ -79,11 +78,11 @@ async function serveAsWorker (config: Config, worker: Worker): Promise<number> {
     return await run(config, {
       counters,
       metrics,
-      readMetrics: common.readAll,
-      provider: keys.provider,
+      readMetrics: () => collectMetrics(metrics, channel),
+      provider: remoteProvider(channel),
       async ready (_opened, port) {
         isListening = true
-        tell({ listening: port })
+        tell({ listening: port } satisfies FromWorker)
       },
       async end (app) {
         ({ log } = app)

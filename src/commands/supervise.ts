@@ -5,12 +5,13 @@ import type { Config } from '../config.ts'
 import { databaseError, tlsOf } from '../db/database.ts'
 import { createCommonCounters } from '../http/counters.ts'
 import { createLog, standardLog } from '../http/log.ts'
-import { createCommonMetrics, isAboutMetrics, type MetricsMessage } from '../telemetry/common.ts'
+import { createChannel } from '../telemetry/channel.ts'
+import { createCommonMetrics } from '../telemetry/common.ts'
 import { createMetrics, type Metrics } from '../telemetry/metrics.ts'
 import { measureProcess } from '../telemetry/process.ts'
-import { answerWith, type KeyAsked } from './common-keys.ts'
 import { greet } from './greeting.ts'
 import { handOver } from './hand-over.ts'
+import { keyHandlers } from './key-provider-ipc.ts'
 import { execProvider, rememberingProvider, type KeyProvider } from './key-provider.ts'
 import { open, StartEnded, StartError } from './open.ts'
 
@@ -19,8 +20,8 @@ export const SIGNALS = ['SIGTERM', 'SIGINT'] as const
 export const PATIENCE = 9_500
 /** What a worker is told when it has to finish and end. */
 export const STOP = 'stop'
-/** What a worker tells, beside what it counts: the port that it listens on, or why it does not; and what it asks. */
-export type FromWorker = { listening: number } | { failed: string } | { counting: number } | MetricsMessage | KeyAsked
+/** Messages of a worker beside those of its channel: its port, why it does not listen, and requests to count. */
+export type FromWorker = { listening: number } | { failed: string } | { counting: number }
 
 const CLI = fileURLToPath(new URL('../cli.js', import.meta.url))
 // Between the end of the workers' patience and the ten seconds in which the service ends.
@@ -166,9 +167,10 @@ function createCrew (
     const others = [...workers.values()].filter(({ isListening }) => isListening)
     const asked = others.length > 0 ? others[0]!.asked : port
     const worker = cluster.fork(asked === undefined ? {} : { PORT: String(asked) })
-    const send = (message: object) => { if (worker.isConnected()) worker.send(message, () => {}) }
+    const send = (message: object) => worker.isConnected() && worker.send(message, () => {})
     const member = counters.join(send)
-    const measures = measured.join(place, send)
+    const channel = createChannel(send, { ...keyHandlers(provider), ...measured.handlers })
+    const leaveMetrics = measured.join(place, channel)
     let reason: string | undefined
     let isDisconnected = false
     worker.once('disconnect', () => { isDisconnected = true })
@@ -183,7 +185,7 @@ function createCrew (
       worker.on('error', (error) => { if (pid === undefined) reject(error) })
     }).finally(() => {
       member.leave()
-      measures.leave()
+      leaveMetrics()
       workers.delete(worker)
     })
     handOver(worker, () =>
@@ -191,9 +193,8 @@ function createCrew (
     const state = { isListening: false, asked, ended: ended.catch(() => {}) }
     workers.set(worker, state)
     worker.on('message', (message: FromWorker) => {
+      if (channel.receive(message)) return
       if ('failed' in message) reason = message.failed
-      else if (isAboutMetrics(message)) measures.receive(message)
-      else if ('unwrap' in message) answerWith(provider, message, send)
       else if ('listening' in message) {
         // The others, whose words it used, have gone meanwhile.
         if (port !== undefined && message.listening !== port) worker.process.kill('SIGKILL')

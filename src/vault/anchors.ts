@@ -1,10 +1,11 @@
 import { databaseError, findAuthority, type Db } from '../db/database.ts'
 import { findDurableHeads } from '../repositories/chains.ts'
+import type { Log } from '../telemetry/log.ts'
 import { createBackground, type Background } from './background.ts'
 
-interface Log {
-  child (bindings: object, options: { level: 'info' }): { info (details: object, message: string): void }
-  warn (details: object, message: string): void
+/** Anchors are logged at the level `info`, whatever the level of the log is. */
+interface AnchorLog extends Pick<Log, 'warn'> {
+  child (bindings: object, options: { level: 'info' }): Pick<Log, 'info'>
 }
 
 const LOOK_EVERY = 5_000
@@ -14,7 +15,7 @@ const LOOK_EVERY = 5_000
  * the end. Whoever keeps the log elsewhere can tell that the end of a chain was cut off, or an older state put back.
  * Each instance writes those of the organizations in which it recorded something.
  */
-export function createAnchorWorker ({ db, log }: { db: Db, log: Log }): Background {
+export function createAnchorWorker ({ db, log }: { db: Db, log: AnchorLog }): Background {
   // Whatever else is not to be logged: these lines are kept, not read.
   const out = log.child({}, { level: 'info' })
 

@@ -1,12 +1,8 @@
 import { databaseError, type Db } from '../db/database.ts'
 import { listLate, recordLate } from '../repositories/audit.ts'
+import type { Log } from '../telemetry/log.ts'
 import { createBackground, type Background } from './background.ts'
 import { byTurns } from './turns.ts'
-
-interface Log {
-  info (details: object, message: string): void
-  warn (details: object, message: string): void
-}
 
 /**
  * Numbers the events that could not wait for their organization's counter, as soon as it is free. It waits for no

@@ -14,15 +14,11 @@ import { lockPlan } from '../repositories/plans.ts'
 import { lockProject } from '../repositories/projects.ts'
 import { deleteTokens, lockTokensOfNothing } from '../repositories/tokens.ts'
 import { fail } from '../rules/errors.ts'
+import type { Log } from '../telemetry/log.ts'
 import { expireInvitations } from './memberships.ts'
 import { createBackground, sideBySide, type Background } from './background.ts'
 import { MAX_LEVELS_OF_SHORT_DELETION, runLongOperation } from './long-operations.ts'
 import { byTurns } from './turns.ts'
-
-interface Log {
-  info (details: object, message: string): void
-  warn (details: object, message: string): void
-}
 
 const START: Removal = { history_id: '', id: 0 }
 

@@ -1,14 +1,10 @@
 import type { Keyring } from '../crypto/keyring.ts'
 import { databaseError, type Db } from '../db/database.ts'
 import { listReEncryptions, START, type Cursor, type Waiting } from '../repositories/histories.ts'
+import type { Log } from '../telemetry/log.ts'
 import { createBackground, type Background } from './background.ts'
 import { endReEncryption, moveBatch } from './history.ts'
 import { byTurns, type Left } from './turns.ts'
-
-interface Log {
-  info (details: object, message: string): void
-  warn (details: object, message: string): void
-}
 
 const REPORT_EVERY = 5_000
 // Versions that do not open, which the log names one by one.
