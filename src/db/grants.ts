@@ -3,6 +3,7 @@ import { CallerEnded } from './caller.ts'
 import { PIECE } from './expired.ts'
 import type { Db } from './handle.ts'
 import { isOneOf } from './lists.ts'
+import { matching } from './matching.ts'
 import { api_tokens, oauth_grants, token_removals } from './tables.ts'
 import { createTokenRemovals, deleteTokenRemoval, isTokenRemoval, type TokenRemoval } from './token-removals.ts'
 
@@ -129,7 +130,7 @@ export async function endTokensWithoutGrant (db: Db, userId: number): Promise<En
 }
 
 const tokensOf = (organizationId: string, userId: number) =>
-  and(eq(api_tokens.organization_id, organizationId), eq(api_tokens.user_id, userId))!
+  matching(api_tokens, { organization_id: organizationId, user_id: userId })
 
 /**
  * Takes the API tokens that somebody made in an organization, and counts all of them. The caller holds the

@@ -1,7 +1,7 @@
-import { sql } from 'drizzle-orm'
+import { getTableColumns, sql } from 'drizzle-orm'
 import {
   bigint, boolean, char, check, date, foreignKey, index, integer, jsonb, pgTable, primaryKey, text, unique,
-  uniqueIndex, varchar, type AnyPgColumn
+  uniqueIndex, varchar, type AnyPgColumn, type PgTable
 } from 'drizzle-orm/pg-core'
 import {
   ADDRESS_LENGTH, COUPON_LENGTH, CURRENCY_LENGTH, INTERVALS, INVOICE_STATUSES, LABEL_LENGTH, NOTE_LENGTH,
@@ -31,6 +31,20 @@ const created = { created_at: moment().notNull().default(sql`now()`) }
 const timestamps = { ...created, updated_at: moment().notNull().default(sql`now()`) }
 /** Over the fields that authenticated.ts names; null once the row has ended, and then nothing revives it. */
 const authenticated = { mac: bytea() }
+
+/** Columns of a table, as a select needs them. */
+export function columnsOf<T extends PgTable, C extends keyof T['_']['columns'] & string> (
+  table: T, ...names: C[]
+): Pick<T['_']['columns'], C> {
+  const columns = getTableColumns(table)
+  return Object.fromEntries(names.map((name) => [name, columns[name]])) as unknown as Pick<T['_']['columns'], C>
+}
+
+/** A reference to a row of the same organization. */
+const references = (
+  name: string, columns: [organization: AnyPgColumn, id: AnyPgColumn],
+  foreignColumns: [organization: AnyPgColumn, id: AnyPgColumn]
+) => foreignKey({ name, columns, foreignColumns })
 
 /** Plans are rows, seeded by a migration and changed by the operator; null is without limit. */
 export const plans = pgTable('plans', {
@@ -89,16 +103,9 @@ export const organizations = pgTable('organizations', {
 })
 
 /** What every query of an organization that somebody acts in selects. */
-export const organizationColumns = {
-  id: organizations.id,
-  name: organizations.name,
-  slug: organizations.slug,
-  status: organizations.status,
-  storage_key: organizations.storage_key,
-  require_second_factor: organizations.require_second_factor,
-  created_at: organizations.created_at,
-  updated_at: organizations.updated_at
-}
+export const organizationColumns = columnsOf(
+  organizations, 'id', 'name', 'slug', 'status', 'storage_key', 'require_second_factor', 'created_at', 'updated_at'
+)
 
 /**
  * The next version id and audit sequence of an organization, the MAC of its last event, and how much it stores. Taken
@@ -174,16 +181,9 @@ export const users = pgTable('users', {
 })
 
 /** What every query of a person selects: all but the password's hash. */
-export const userColumns = {
-  id: users.id,
-  email: users.email,
-  name: users.name,
-  is_verified: users.is_verified,
-  disabled_at: users.disabled_at,
-  second_factor_id: users.second_factor_id,
-  created_at: users.created_at,
-  updated_at: users.updated_at
-}
+export const userColumns = columnsOf(
+  users, 'id', 'email', 'name', 'is_verified', 'disabled_at', 'second_factor_id', 'created_at', 'updated_at'
+)
 
 /**
  * Wrong passwords: counted by device, by account and network, by account, by session; alike whether there is such an
@@ -432,11 +432,9 @@ export const former_token_hashes = pgTable('former_token_hashes', {
   ...authenticated
 }, (table) => [
   primaryKey({ columns: [table.organization_id, table.token_id] }),
-  foreignKey({
-    name: 'former_token_hashes_of_token',
-    columns: [table.organization_id, table.token_id],
-    foreignColumns: [api_tokens.organization_id, api_tokens.id]
-  }).onDelete('cascade')
+  references(
+    'former_token_hashes_of_token', [table.organization_id, table.token_id], [api_tokens.organization_id, api_tokens.id]
+  ).onDelete('cascade')
 ])
 
 /** What API tokens can end with, in the background, where they are many. */
@@ -474,11 +472,9 @@ export const projects = pgTable('projects', {
 
 // A row's reference to the project of the same organization; below, to its target, environment and history.
 const inProject = (name: string, table: { organization_id: AnyPgColumn, project_id: AnyPgColumn }) =>
-  foreignKey({
-    name: `${name}_in_project`,
-    columns: [table.organization_id, table.project_id],
-    foreignColumns: [projects.organization_id, projects.id]
-  }).onDelete('cascade')
+  references(
+    `${name}_in_project`, [table.organization_id, table.project_id], [projects.organization_id, projects.id]
+  ).onDelete('cascade')
 
 /**
  * How much is below a project, kept by the statements that change it: a list of projects counts nothing. Beside the
@@ -508,11 +504,9 @@ export const teams = pgTable('teams', {
 ])
 
 const inTeam = (name: string, table: { organization_id: AnyPgColumn, team_id: AnyPgColumn }) =>
-  foreignKey({
-    name: `${name}_in_team`,
-    columns: [table.organization_id, table.team_id],
-    foreignColumns: [teams.organization_id, teams.id]
-  }).onDelete('cascade')
+  references(
+    `${name}_in_team`, [table.organization_id, table.team_id], [teams.organization_id, teams.id]
+  ).onDelete('cascade')
 
 /** Who is in a team: members of its organization, for as long as they are. */
 export const team_members = pgTable('team_members', {
@@ -524,11 +518,9 @@ export const team_members = pgTable('team_members', {
 }, (table) => [
   primaryKey({ columns: [table.organization_id, table.team_id, table.user_id] }),
   inTeam('team_members', table),
-  foreignKey({
-    name: 'team_members_are_members',
-    columns: [table.organization_id, table.user_id],
-    foreignColumns: [members.organization_id, members.user_id]
-  }).onDelete('cascade'),
+  references(
+    'team_members_are_members', [table.organization_id, table.user_id], [members.organization_id, members.user_id]
+  ).onDelete('cascade'),
   index().on(table.organization_id, table.user_id)
 ])
 
@@ -606,21 +598,10 @@ export const re_encryptions = pgTable('re_encryptions', {
 ])
 
 /** What every query of a key selects: it goes with the document or version that the key opens. */
-export const keyColumns = {
-  id: encryption_keys.id,
-  organization_id: encryption_keys.organization_id,
-  project_id: encryption_keys.project_id,
-  version: encryption_keys.version,
-  managed: encryption_keys.managed,
-  key_string: encryption_keys.key_string,
-  data_key: encryption_keys.data_key,
-  key_check: encryption_keys.key_check,
-  salt: encryption_keys.salt,
-  iterations: encryption_keys.iterations,
-  is_active: encryption_keys.is_active,
-  created_at: encryption_keys.created_at,
-  rotated_at: encryption_keys.rotated_at
-}
+export const keyColumns = columnsOf(
+  encryption_keys, 'id', 'organization_id', 'project_id', 'version', 'managed', 'key_string', 'data_key', 'key_check',
+  'salt', 'iterations', 'is_active', 'created_at', 'rotated_at'
+)
 
 export const targets = pgTable('targets', {
   id: ulid().notNull(),
@@ -641,11 +622,9 @@ export const targets = pgTable('targets', {
 ])
 
 const inTarget = (name: string, table: { organization_id: AnyPgColumn, target_id: AnyPgColumn }) =>
-  foreignKey({
-    name: `${name}_in_target`,
-    columns: [table.organization_id, table.target_id],
-    foreignColumns: [targets.organization_id, targets.id]
-  }).onDelete('cascade')
+  references(
+    `${name}_in_target`, [table.organization_id, table.target_id], [targets.organization_id, targets.id]
+  ).onDelete('cascade')
 
 export const environments = pgTable('environments', {
   id: ulid().notNull(),
@@ -683,11 +662,9 @@ export const histories = pgTable('histories', {
 ])
 
 const inHistory = (name: string, table: { organization_id: AnyPgColumn, history_id: AnyPgColumn }) =>
-  foreignKey({
-    name: `${name}_in_history`,
-    columns: [table.organization_id, table.history_id],
-    foreignColumns: [histories.organization_id, histories.id]
-  })
+  references(
+    `${name}_in_history`, [table.organization_id, table.history_id], [histories.organization_id, histories.id]
+  )
 
 /**
  * The one encrypted document of a level. A deleted secret keeps its row, without content, for as long as there is the
@@ -720,11 +697,9 @@ export const secrets = pgTable('secrets', {
   primaryKey({ columns: [table.organization_id, table.id] }),
   inProject('secrets', table),
   inTarget('secrets', table),
-  foreignKey({
-    name: 'secrets_in_environment',
-    columns: [table.organization_id, table.environment_id],
-    foreignColumns: [environments.organization_id, environments.id]
-  }).onDelete('cascade'),
+  references(
+    'secrets_in_environment', [table.organization_id, table.environment_id], [environments.organization_id, environments.id]
+  ).onDelete('cascade'),
   inHistory('secrets', table),
   uniqueIndex('secrets_one_of_level').on(table.organization_id, table.level_id),
   uniqueIndex('secrets_one_of_history').on(table.organization_id, table.history_id),
@@ -893,11 +868,9 @@ export const subscriptions = pgTable('subscriptions', {
   ...timestamps
 }, (table) => [
   index().on(table.period_end),
-  foreignKey({
-    name: 'subscriptions_on_invoice',
-    columns: [table.organization_id, table.invoice_id],
-    foreignColumns: [invoices.organization_id, invoices.id]
-  })
+  references(
+    'subscriptions_on_invoice', [table.organization_id, table.invoice_id], [invoices.organization_id, invoices.id]
+  )
 ])
 
 /** How an organization pays. No number of a card or an account is ever in it. */
@@ -976,11 +949,7 @@ export const charges = pgTable('charges', {
   ...created
 }, (table) => [
   primaryKey({ columns: [table.organization_id, table.id] }),
-  foreignKey({
-    name: 'charges_of_invoice',
-    columns: [table.organization_id, table.invoice_id],
-    foreignColumns: [invoices.organization_id, invoices.id]
-  }),
+  references('charges_of_invoice', [table.organization_id, table.invoice_id], [invoices.organization_id, invoices.id]),
   index('charges_by_invoice').on(table.organization_id, table.invoice_id),
   index('charges_to_submit').on(table.provider, table.asked_at.asc().nullsFirst(), table.id)
     .where(sql`${table.submitted_at} is null`),
@@ -1009,11 +978,7 @@ export const refunds = pgTable('refunds', {
   ...created
 }, (table) => [
   primaryKey({ columns: [table.organization_id, table.id] }),
-  foreignKey({
-    name: 'refunds_of_charge',
-    columns: [table.organization_id, table.charge_id],
-    foreignColumns: [charges.organization_id, charges.id]
-  }),
+  references('refunds_of_charge', [table.organization_id, table.charge_id], [charges.organization_id, charges.id]),
   index('refunds_by_charge').on(table.organization_id, table.charge_id),
   index('refunds_to_submit').on(table.provider, table.asked_at.asc().nullsFirst(), table.id)
     .where(sql`${table.submitted_at} is null`),

@@ -1,6 +1,7 @@
-import { and, eq, is, SQL } from 'drizzle-orm'
+import { and, is, SQL } from 'drizzle-orm'
 import type { AnyPgColumn } from 'drizzle-orm/pg-core'
 import type { Db } from './handle.ts'
+import { matching } from './matching.ts'
 import { token_removals } from './tables.ts'
 
 /** What ended with many API tokens of an organization, some of which are still there: an entry of the work list. */
@@ -10,10 +11,7 @@ type OrColumn<T> = { [K in keyof T]: T[K] | AnyPgColumn }
 
 /** A condition for one entry, by its values or by columns of a query around it. */
 export const isTokenRemoval = ({ organization_id, ended, ended_id }: OrColumn<TokenRemoval>): SQL =>
-  and(
-    eq(token_removals.organization_id, organization_id), eq(token_removals.ended, ended),
-    eq(token_removals.ended_id, ended_id)
-  )!
+  matching(token_removals, { organization_id, ended, ended_id })
 
 /** Leaves API tokens to the background that count for nothing any more: an entry, or those that a query selects. */
 export async function createTokenRemovals (db: Db, removals: TokenRemoval | SQL): Promise<void> {

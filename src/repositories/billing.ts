@@ -1,7 +1,10 @@
 import { and, asc, desc, eq, gt, isNull, or, sql } from 'drizzle-orm'
 import type { BillingDetails, PaymentMethodAttributes } from '../../schemas/billing.ts'
 import type { Db } from '../db/database.ts'
-import { billing_accounts, coupon_redemptions, coupons, credits, organizations, payment_methods } from '../db/tables.ts'
+import { matching } from '../db/matching.ts'
+import {
+  billing_accounts, columnsOf, coupon_redemptions, coupons, credits, organizations, payment_methods
+} from '../db/tables.ts'
 import { readPage, type PageRequest } from '../rules/pagination.ts'
 
 // What follows is one organization's, whose row the caller of a change holds (`lockPlan`).
@@ -55,7 +58,7 @@ export async function giveCredit (db: Db, organizationId: string, currency: stri
 
 /** Takes what an organization has in credit, so much at most; what was taken. */
 export async function takeCredit (db: Db, organizationId: string, currency: string, most: number): Promise<number> {
-  const its = and(eq(credits.organization_id, organizationId), eq(credits.currency, currency))
+  const its = matching(credits, { organization_id: organizationId, currency })
   const [row] = await db.select({ amount: credits.amount }).from(credits).where(its)
   const taken = Math.min(row?.amount ?? 0, most)
   if (taken > 0) await db.update(credits).set({ amount: sql`${credits.amount} - ${taken}::bigint` }).where(its)
@@ -63,14 +66,7 @@ export async function takeCredit (db: Db, organizationId: string, currency: stri
 }
 
 export type PaymentMethodRow = PaymentMethodAttributes & { id: string }
-const method = {
-  id: payment_methods.id,
-  kind: payment_methods.kind,
-  label: payment_methods.label,
-  reference: payment_methods.reference,
-  is_default: payment_methods.is_default,
-  created_at: payment_methods.created_at
-}
+const method = columnsOf(payment_methods, 'id', 'kind', 'label', 'reference', 'is_default', 'created_at')
 const itsMethods = (organizationId: string) => eq(payment_methods.organization_id, organizationId)
 const itsMethod = (organizationId: string, id: string) => and(itsMethods(organizationId), eq(payment_methods.id, id))
 

@@ -2,6 +2,7 @@ import { and, desc, eq, isNotNull, isNull, lte, sql } from 'drizzle-orm'
 import type { HistoryPolicy, Managed } from '../../schemas/projects.ts'
 import { updateAuthentic, tampered, type Db } from '../db/database.ts'
 import { makeId } from '../db/ids.ts'
+import { matching } from '../db/matching.ts'
 import { encryption_keys, keyColumns, projects } from '../db/tables.ts'
 import { offsetOf, type PageRequest } from '../rules/pagination.ts'
 
@@ -39,12 +40,12 @@ export interface KeyState {
 }
 
 const keysOf = ({ organization_id, id }: Pick<KeyState, 'organization_id' | 'id'>) =>
-  and(eq(encryption_keys.organization_id, organization_id), eq(encryption_keys.project_id, id))
+  matching(encryption_keys, { organization_id, project_id: id })
 
 /** The active key of a locked project. */
 export async function findActiveKeyOf (db: Db, project: KeyState): Promise<KeyRow> {
   const [row] = await db.select(keyColumns).from(encryption_keys)
-    .where(and(keysOf(project), eq(encryption_keys.is_active, true), eq(encryption_keys.version, project.key_version)))
+    .where(and(keysOf(project), matching(encryption_keys, { is_active: true, version: project.key_version })))
   return row ?? tampered()
 }
 
@@ -70,7 +71,7 @@ export async function replaceActiveKey (db: Db, project: KeyState, key: NewKey):
   const [row] = await db.insert(encryption_keys).overridingSystemValue().values({
     id: makeId(), ...key, organization_id: project.organization_id, project_id: project.id, is_active: true
   }).returning(keyColumns)
-  const its = and(eq(projects.organization_id, project.organization_id), eq(projects.id, project.id))
+  const its = matching(projects, { organization_id: project.organization_id, id: project.id })
   await updateAuthentic(db, 'projects', its, { key_version: key.version }, { updated_at: sql`now()` }) ?? tampered()
   return row!
 }
@@ -82,14 +83,14 @@ export async function changeCustody (
   const { managed, key_string, data_key, key_check, key_check_hash } = key
   await db.update(encryption_keys).set({ managed, key_string, data_key, key_check, key_check_hash })
     .where(and(keysOf(project), eq(encryption_keys.is_active, true)))
-  const its = and(eq(projects.organization_id, project.organization_id), eq(projects.id, project.id))
+  const its = matching(projects, { organization_id: project.organization_id, id: project.id })
   await updateAuthentic(db, 'projects', its, { encryption_type: managed }, { updated_at: sql`now()` }) ?? tampered()
 }
 
 /** Forgets what the server knew of the project's earlier keys. */
 export async function forgetRotatedKeys (db: Db, project: KeyState): Promise<void> {
   await db.update(encryption_keys).set({ key_string: null, data_key: null })
-    .where(and(keysOf(project), eq(encryption_keys.is_active, false), eq(encryption_keys.managed, 'server')))
+    .where(and(keysOf(project), matching(encryption_keys, { is_active: false, managed: 'server' })))
 }
 
 /**

@@ -1,9 +1,10 @@
-import { and, eq, sql } from 'drizzle-orm'
+import { sql } from 'drizzle-orm'
 import type { EnvironmentAttributes } from '../../schemas/environments.ts'
 import { changedAt } from '../db/columns.ts'
 import {
   macOf, preparedSql, requireAuthentic, tampered, updateAuthentic, type Authenticated, type Db, type Raw
 } from '../db/database.ts'
+import { matching } from '../db/matching.ts'
 import { environments, project_counts, targets } from '../db/tables.ts'
 import { readPage, type PageRequest } from '../rules/pagination.ts'
 
@@ -73,7 +74,7 @@ export async function updateEnvironment (
   db: Db, organizationId: string, id: string, changes: EnvironmentChanges
 ): Promise<void> {
   const { name, description, ...more } = changes
-  const its = and(eq(environments.organization_id, organizationId), eq(environments.id, id))
+  const its = matching(environments, { organization_id: organizationId, id })
   await updateAuthentic(db, 'environments', its, more, {
     name, description, updated_at: changedAt(environments.updated_at, changes)
   }) ?? tampered()
@@ -83,9 +84,7 @@ export async function updateEnvironment (
 export async function deleteEnvironment (
   db: Db, organizationId: string, row: Pick<NewEnvironment, 'id' | 'project_id' | 'target_id'>, documents: number
 ): Promise<void> {
-  await db.delete(environments).where(and(
-    eq(environments.organization_id, organizationId), eq(environments.id, row.id)
-  ))
+  await db.delete(environments).where(matching(environments, { organization_id: organizationId, id: row.id }))
   await countEnvironments(db, { ...row, organization_id: organizationId }, -1, -documents)
 }
 
@@ -100,11 +99,11 @@ async function countEnvironments (
       environment_count: sql`${targets.environment_count} + ${more}`,
       secret_count: sql`${targets.secret_count} + ${documents}`
     })
-    .where(and(eq(targets.organization_id, organization_id), eq(targets.id, target_id)))
+    .where(matching(targets, { organization_id, id: target_id }))
   await db.update(project_counts)
     .set({
       environment_count: sql`${project_counts.environment_count} + ${more}`,
       secret_count: sql`${project_counts.secret_count} + ${documents}`
     })
-    .where(and(eq(project_counts.organization_id, organization_id), eq(project_counts.project_id, project_id)))
+    .where(matching(project_counts, { organization_id, project_id }))
 }

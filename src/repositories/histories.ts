@@ -1,8 +1,9 @@
 import { and, asc, eq, isNull, lt, sql } from 'drizzle-orm'
 import { isOneOfOrganization, macOf, rowsOf, type Db } from '../db/database.ts'
+import { matching } from '../db/matching.ts'
 import {
-  encryption_keys, keyColumns, organizations, project_counts, projects, re_encryptions, secret_versions, secrets,
-  targets
+  columnsOf, encryption_keys, keyColumns, organizations, project_counts, projects, re_encryptions, secret_versions,
+  secrets, targets
 } from '../db/tables.ts'
 import { type KeyRow, type KeyState } from './encryption-keys.ts'
 import type { LevelState, SecretRow } from './levels.ts'
@@ -42,15 +43,9 @@ const waiting = (project: KeyState, retentionDays: number | null) => and(
     ? undefined
     : sql`${secret_versions.created_at} >= now() - make_interval(days => ${retentionDays}::int)`
 )
-const itsSecret = and(
-  eq(secrets.organization_id, secret_versions.organization_id), eq(secrets.history_id, secret_versions.history_id)
-)
-const itsKey = and(
-  eq(
-    encryption_keys.organization_id, secret_versions.organization_id
-  ), eq(encryption_keys.project_id, secrets.project_id),
-  eq(encryption_keys.version, secret_versions.key_version)
-)
+const { organization_id, history_id, key_version } = secret_versions
+const itsSecret = matching(secrets, { organization_id, history_id })
+const itsKey = matching(encryption_keys, { organization_id, project_id: secrets.project_id, version: key_version })
 
 // Numbers of the keys under which versions wait: one range of the index for each secret, however many keys there were.
 // A server that hands its key over has nothing left under older ones (`history_under_old_keys`). So in a project of a
@@ -195,8 +190,7 @@ export async function growHistories (
     WHERE s.organization_id = r.organization_id AND s.id = r.secret_id`)
 }
 
-const ofProject = ({ organization_id, id }: KeyState) =>
-  and(eq(re_encryptions.organization_id, organization_id), eq(re_encryptions.project_id, id))
+const ofProject = ({ organization_id, id }: KeyState) => matching(re_encryptions, { organization_id, project_id: id })
 
 /** Writes down that the history of a locked project is to move. One that is under way goes on, onto the newest key. */
 export async function startReEncryption (db: Db, project: KeyState, total: number): Promise<void> {
@@ -229,13 +223,7 @@ export async function finishReEncryption (
   return row
 }
 
-const progress = {
-  total: re_encryptions.total,
-  moved: re_encryptions.moved,
-  started_at: re_encryptions.started_at,
-  finished_at: re_encryptions.finished_at,
-  unreadable: re_encryptions.unreadable
-}
+const progress = columnsOf(re_encryptions, 'total', 'moved', 'started_at', 'finished_at', 'unreadable')
 
 /** A project whose history is still to move. */
 export interface Waiting { project_id: string, organization: { id: string, storage_key: Buffer } }
@@ -246,7 +234,7 @@ export async function listReEncryptions (db: Db, after?: Waiting, limit = 100): 
   return db.select({
     project_id, organization: { id: organizations.id, storage_key: organizations.storage_key }
   }).from(re_encryptions)
-    .innerJoin(projects, and(eq(projects.organization_id, organization_id), eq(projects.id, project_id)))
+    .innerJoin(projects, matching(projects, { organization_id, id: project_id }))
     .innerJoin(organizations, eq(organizations.id, projects.organization_id))
     .where(and(
       sql`(${organization_id}, ${project_id}) > (${after?.organization.id ?? ''}, ${after?.project_id ?? ''})`,

@@ -1,5 +1,6 @@
 import { and, asc, eq, gt, sql } from 'drizzle-orm'
 import type { Db } from '../db/database.ts'
+import { matching } from '../db/matching.ts'
 import { idempotency_keys, members, organizations } from '../db/tables.ts'
 
 /** Whose key it is. `key` is a keyed hash of the header (`lookupHash`). */
@@ -20,10 +21,8 @@ export interface KeptIn { id: string, storage_key: Buffer }
 
 const isKept = sql`${idempotency_keys.created_at} > now() - interval '24 hours'`
 const isOld = sql`${idempotency_keys.created_at} <= now() - interval '24 hours'`
-const its = ({ organization_id, principal, key }: KeyOwner) => and(
-  eq(idempotency_keys.organization_id, organization_id), eq(idempotency_keys.principal, principal),
-  eq(idempotency_keys.key, key)
-)
+const its = ({ organization_id, principal, key }: KeyOwner) =>
+  matching(idempotency_keys, { organization_id, principal, key })
 
 const columns = {
   request: idempotency_keys.request, status: idempotency_keys.status, answer: idempotency_keys.answer
@@ -47,10 +46,9 @@ export async function findAnswerOfPerson (
 ): Promise<{ kept: KeptAnswer, organization: KeptIn } | undefined> {
   const { id, storage_key } = organizations
   const [row] = await db.select({ ...columns, organization: { id, storage_key } }).from(members)
-    .innerJoin(idempotency_keys, and(
-      eq(idempotency_keys.organization_id, members.organization_id), eq(idempotency_keys.principal, principal),
-      eq(idempotency_keys.key, key)
-    ))
+    .innerJoin(
+      idempotency_keys, matching(idempotency_keys, { organization_id: members.organization_id, principal, key })
+    )
     .innerJoin(organizations, eq(organizations.id, members.organization_id))
     .where(and(eq(members.user_id, userId), isKept))
   if (row === undefined) return undefined
@@ -62,9 +60,7 @@ export async function findAnswerOfPerson (
 export async function areAnswersFull (
   db: Db, organizationId: string, principal: string, most: number
 ): Promise<boolean> {
-  const own = and(
-    eq(idempotency_keys.organization_id, organizationId), eq(idempotency_keys.principal, principal), isKept
-  )
+  const own = and(matching(idempotency_keys, { organization_id: organizationId, principal }), isKept)
   const some = db.select({ key: idempotency_keys.key }).from(idempotency_keys).where(own).limit(most).as('some')
   return await db.$count(some) === most
 }

@@ -4,6 +4,7 @@ import type { Role } from '../../schemas/users.ts'
 import { authenticatedColumns } from '../db/authenticated.ts'
 import { isAuthentic, macOf, readNow, updateAuthentic, type Authenticated, type Db } from '../db/database.ts'
 import { PIECE } from '../db/expired.ts'
+import { matching } from '../db/matching.ts'
 import { invitation_mails, invitations, organizations } from '../db/tables.ts'
 import { canonicalEmail } from '../rules/emails.ts'
 import { readPage, type PageRequest } from '../rules/pagination.ts'
@@ -29,8 +30,7 @@ export interface OwnInvitation extends Invitation { organization: { id: string, 
 const DAY = 24 * 60 * 60 * 1000
 
 const isOpen = gt(invitations.expires_at, sql`now()`)
-const oneOf = (organizationId: string, id: string) =>
-  and(eq(invitations.organization_id, organizationId), eq(invitations.id, id))
+const oneOf = (organizationId: string, id: string) => matching(invitations, { organization_id: organizationId, id })
 
 const columns = { row: authenticatedColumns('invitations'), created_at: invitations.created_at }
 
@@ -81,7 +81,7 @@ export async function findInvitationOfLink (
   const { id, name, slug } = organizations
   const [found] = await db.select({ ...columns, organization: { id, name, slug } }).from(invitations)
     .innerJoin(organizations, eq(organizations.id, invitations.organization_id))
-    .where(and(eq(invitations.organization_id, organizationId), eq(invitations.token_hash, tokenHash), isOpen))
+    .where(and(matching(invitations, { organization_id: organizationId, token_hash: tokenHash }), isOpen))
   return found !== undefined && isAuthentic(db, 'invitations', found.row)
     ? { ...toInvitation(found), organization: found.organization }
     : undefined

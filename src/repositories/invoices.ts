@@ -1,6 +1,7 @@
 import { and, asc, desc, eq, getTableColumns, gt, inArray, isNotNull, isNull, ne, or, sql, type SQL } from 'drizzle-orm'
 import type { PaymentStatus } from '../../schemas/billing.ts'
 import type { Db } from '../db/database.ts'
+import { matching } from '../db/matching.ts'
 import { charges, invoices, refunds } from '../db/tables.ts'
 import { readPage, type PageRequest } from '../rules/pagination.ts'
 
@@ -16,11 +17,8 @@ const columns = {
   charge_id: charges.id,
   refunded: sql<number>`coalesce(${charges.refunded}, 0)::float8`
 }
-const itsCharge = and(
-  eq(charges.organization_id, invoices.organization_id), eq(charges.invoice_id, invoices.id)
-)
-const oneInvoice = (organizationId: string, id: string) =>
-  and(eq(invoices.organization_id, organizationId), eq(invoices.id, id))
+const itsCharge = matching(charges, { organization_id: invoices.organization_id, invoice_id: invoices.id })
+const oneInvoice = (organizationId: string, id: string) => matching(invoices, { organization_id: organizationId, id })
 
 /** Invoices of an organization, the latest first. */
 export async function listInvoices (
@@ -116,8 +114,7 @@ export async function createCharge (db: Db, charge: typeof charges.$inferInsert)
   return row!
 }
 
-const oneCharge = (organizationId: string, id: string) =>
-  and(eq(charges.organization_id, organizationId), eq(charges.id, id))
+const oneCharge = (organizationId: string, id: string) => matching(charges, { organization_id: organizationId, id })
 
 /** A charge, which is held until the end of the transaction: refunds of it take turns. */
 export async function lockCharge (db: Db, organizationId: string, id: string): Promise<Charge | undefined> {
@@ -135,7 +132,7 @@ export async function settleCharges (
   const from: PaymentStatus[] = status === 'succeeded' ? ['pending', 'failed'] : ['pending']
   return db.update(charges).set({ status, settled_at: sql`now()`, submitted_at: untoldNoMore(charges) })
     .where(and(
-      eq(charges.organization_id, organizationId), eq(charges.invoice_id, invoiceId), inArray(charges.status, from)
+      matching(charges, { organization_id: organizationId, invoice_id: invoiceId }), inArray(charges.status, from)
     )).returning()
 }
 
@@ -161,9 +158,7 @@ export async function settleCharge (
  */
 export async function endUntoldCharges (db: Db, organizationId: string): Promise<void> {
   await db.update(charges).set({ status: 'failed', settled_at: sql`now()`, submitted_at: untoldNoMore(charges) })
-    .where(and(
-      eq(charges.organization_id, organizationId), eq(charges.status, 'pending'), isNull(charges.asked_at)
-    ))
+    .where(and(matching(charges, { organization_id: organizationId, status: 'pending' }), isNull(charges.asked_at)))
 }
 
 // What has an outcome needs to be told to no provider any more. But what was asked stays to be asked, by its id, until
@@ -185,8 +180,7 @@ async function updateRefunded (db: Db, { organization_id, id }: Charge, by: numb
     .where(oneCharge(organization_id, id))
 }
 
-const oneRefund = (organizationId: string, id: string) =>
-  and(eq(refunds.organization_id, organizationId), eq(refunds.id, id))
+const oneRefund = (organizationId: string, id: string) => matching(refunds, { organization_id: organizationId, id })
 
 /** A refund with its charge, both held until the end of the transaction, the charge first. */
 export async function lockRefund (
@@ -259,7 +253,7 @@ export async function listUndoneRefunds (
     or(isNotNull(noted_status), sql`${provider_status} IS DISTINCT FROM ${status}`)
   ))
   return db.select({ refund: refunds, charge: charges }).from(refunds)
-    .innerJoin(charges, and(eq(charges.organization_id, refunds.organization_id), eq(charges.id, refunds.charge_id)))
+    .innerJoin(charges, matching(charges, { organization_id: refunds.organization_id, id: refunds.charge_id }))
     .where(and(isUndone, gt(id, after))).orderBy(asc(id)).limit(200)
 }
 

@@ -5,12 +5,13 @@ import { authenticatedColumns } from '../db/authenticated.ts'
 import { isAuthentic, tampered, updateAuthentic, type Authenticated, type Db } from '../db/database.ts'
 import { PIECE } from '../db/expired.ts'
 import { deleteTokensOfMember, type HeldTokens } from '../db/grants.ts'
+import { matching } from '../db/matching.ts'
 import { members, users } from '../db/tables.ts'
 import { canonicalEmail, spellingsOf } from '../rules/emails.ts'
 import { readPage, type PageRequest } from '../rules/pagination.ts'
 
 const oneOf = (organizationId: string, userId: number) =>
-  and(eq(members.organization_id, organizationId), eq(members.user_id, userId))
+  matching(members, { organization_id: organizationId, user_id: userId })
 
 const columns = {
   row: authenticatedColumns('members'), user: authenticatedColumns('users'), joined_at: members.joined_at
@@ -89,7 +90,7 @@ function selectOtherOwners (db: Db, organizationId: string, userId: number) {
   return db.select({ row: authenticatedColumns('members'), user: authenticatedColumns('users') })
     .from(members).innerJoin(users, eq(users.id, members.user_id))
     .where(and(
-      eq(members.organization_id, organizationId), eq(members.role, 'owner'), eq(members.status, 'active'),
+      matching(members, { organization_id: organizationId, role: 'owner', status: 'active' }),
       ne(members.user_id, userId), isNull(users.disabled_at)
     )).orderBy(asc(members.user_id)).limit(MOST_OWNERS)
 }
@@ -118,9 +119,9 @@ export async function deleteMember (
 export async function listOrganizationsOf (db: Db, userId: number): Promise<string[]> {
   const all: string[] = []
   for (let after = ''; ;) {
-    const rows = await db.select(authenticatedColumns('members')).from(members).where(and(
-      eq(members.user_id, userId), eq(members.status, 'active'), gt(members.organization_id, after)
-    )).orderBy(asc(members.organization_id)).limit(PIECE)
+    const rows = await db.select(authenticatedColumns('members')).from(members)
+      .where(and(matching(members, { user_id: userId, status: 'active' }), gt(members.organization_id, after)))
+      .orderBy(asc(members.organization_id)).limit(PIECE)
     all.push(...rows.filter((row) => isAuthentic(db, 'members', row)).map(({ organization_id }) => organization_id))
     if (rows.length < PIECE) return all
     after = rows.at(-1)!.organization_id

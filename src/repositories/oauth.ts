@@ -11,10 +11,11 @@ import {
 import { deleteExpired, keepNewest, PIECE } from '../db/expired.ts'
 import { revokeGrants, revokeSomeGrants, type EndedTokens } from '../db/grants.ts'
 import { makeId } from '../db/ids.ts'
+import { matching } from '../db/matching.ts'
 import { authenticTeamRoles, rolesInTeams, teamRoles, type TeamQuery, type TeamRoleFound } from '../db/memberships.ts'
 import {
-  api_tokens, members, oauth_clients, oauth_codes, oauth_grants, oauth_requests, oauth_tokens, organizationColumns,
-  organizations, plans, userColumns, users
+  api_tokens, columnsOf, members, oauth_clients, oauth_codes, oauth_grants, oauth_requests, oauth_tokens,
+  organizationColumns, organizations, plans, userColumns, users
 } from '../db/tables.ts'
 import { heldFrom, heldPage, type HeldPage } from '../rules/pagination.ts'
 import type { TeamPowers } from '../rules/roles.ts'
@@ -90,17 +91,7 @@ export async function createRequest (
   db: Db, id_hash: Buffer, session_hash: Buffer, request: PendingRequest
 ): Promise<boolean> {
   await deleteExpired(db, oauth_requests, oauth_requests.id_hash, sql`${oauth_requests.expires_at} < now()`)
-  const { client_id, redirect_uri, state, code_challenge, scopes } = request
-  const row = {
-    id_hash,
-    session_hash,
-    client_id,
-    redirect_uri,
-    state,
-    code_challenge,
-    scopes,
-    expires_at: new Date(await readNow(db) + 600 * SECOND)
-  }
+  const row = { ...request, id_hash, session_hash, expires_at: new Date(await readNow(db) + 600 * SECOND) }
   try {
     await db.insert(oauth_requests).values({ ...row, mac: macOf(db, 'oauth_requests', row) })
   } catch (error) {
@@ -114,10 +105,8 @@ export async function createRequest (
   return true
 }
 
-const pending = (id_hash: Buffer, session_hash: Buffer) => and(
-  eq(oauth_requests.id_hash, id_hash), eq(oauth_requests.session_hash, session_hash),
-  gt(oauth_requests.expires_at, sql`now()`)
-)
+const pending = (id_hash: Buffer, session_hash: Buffer) =>
+  and(matching(oauth_requests, { id_hash, session_hash }), gt(oauth_requests.expires_at, sql`now()`))
 
 /** A request of this session that waits for a decision. */
 export async function findRequest (
@@ -155,7 +144,7 @@ export async function makeGrantRoom (
   const { id } = oauth_grants
   // From before there was a limit there may be many.
   const oldest = await db.select({ id }).from(oauth_grants).where(and(
-    eq(oauth_grants.user_id, user_id), eq(oauth_grants.client_id, client_id), isNull(oauth_grants.revoked_at),
+    matching(oauth_grants, { user_id, client_id }), isNull(oauth_grants.revoked_at),
     gt(oauth_grants.expires_at, sql`now()`)
   )).orderBy(desc(id)).offset(MOST_GRANTS - 1).limit(PIECE)
   if (oldest.length === 0) return { revoked: [], ended: [] }
@@ -209,10 +198,7 @@ export interface Code {
 }
 
 const grant = {
-  id: oauth_grants.id,
-  client_id: oauth_grants.client_id,
-  user_id: oauth_grants.user_id,
-  scopes: oauth_grants.scopes,
+  ...columnsOf(oauth_grants, 'id', 'client_id', 'user_id', 'scopes'),
   is_live:
     sql<boolean>`${oauth_grants.revoked_at} IS NULL AND ${oauth_grants.expires_at} > now() AND ${users.disabled_at} IS NULL AND ${oauth_clients.disabled_at} IS NULL`
 }
@@ -423,9 +409,7 @@ const byAccessToken = prepared('users_by_access_token', (db) => db
   .leftJoin(organizations, or(
     eq(organizations.id, sql`upper(asked.organization)::bpchar`), eq(organizations.slug, sql`asked.organization`)
   ))
-  .leftJoin(members, and(
-    eq(members.organization_id, organizations.id), eq(members.user_id, users.id), eq(members.status, 'active')
-  ))
+  .leftJoin(members, matching(members, { organization_id: organizations.id, user_id: users.id, status: 'active' }))
   .leftJoin(plans, eq(plans.name, organizations.plan))
   .where(and(
     isNull(oauth_tokens.used_at), gt(oauth_tokens.access_expires_at, sql`now()`),

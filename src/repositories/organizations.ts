@@ -6,6 +6,7 @@ import { openChange } from '../db/chain.ts'
 import { changedAt } from '../db/columns.ts'
 import { type Db, isAuthentic, isOneOf } from '../db/database.ts'
 import { deleteExpired } from '../db/expired.ts'
+import { matching } from '../db/matching.ts'
 import {
   api_tokens, former_slugs, members, organization_counters, organization_removals, organizations, plans
 } from '../db/tables.ts'
@@ -117,7 +118,7 @@ async function claimSlug (db: Db, id: string, slug: string): Promise<void> {
     .where(and(eq(former_slugs.slug, slug), isReservedNow))
   if (reserved === undefined) return
   if (reserved.organization_id !== id) throw new SlugRefused('reserved')
-  await db.delete(former_slugs).where(and(eq(former_slugs.organization_id, id), eq(former_slugs.slug, slug)))
+  await db.delete(former_slugs).where(matching(former_slugs, { organization_id: id, slug }))
 }
 
 /** Reserves the slug that an organization has just given up. Removes reservations that are over. */
@@ -202,7 +203,7 @@ export async function lockEverybody (db: Db, id: string): Promise<{ members: num
  */
 export async function deleteOrganization (db: Db, id: string, userId?: number): Promise<void> {
   const [owner] = await db.select({ id: members.user_id }).from(members)
-    .where(and(eq(members.organization_id, id), eq(members.role, 'owner')))
+    .where(matching(members, { organization_id: id, role: 'owner' }))
     .orderBy(sql`${members.user_id} = ${userId ?? 0}::bigint DESC`, asc(members.user_id)).limit(1)
   await db.insert(organization_removals).values({ organization_id: id })
   await db.update(organization_counters).set({ is_closed: true, stored_bytes: 0 })

@@ -1,8 +1,9 @@
-import { and, asc, eq, sql } from 'drizzle-orm'
+import { asc, eq, getTableColumns, sql } from 'drizzle-orm'
 import type { Interval, PlanPrice } from '../../schemas/billing.ts'
 import type { OrganizationStatus, Plan } from '../../schemas/organizations.ts'
 import { openChange } from '../db/chain.ts'
 import { lookUp, preparedSql, type Db } from '../db/database.ts'
+import { matching } from '../db/matching.ts'
 import { invitations, members, organization_counters, organizations, plan_prices, plans, projects } from '../db/tables.ts'
 
 const planOf = preparedSql<Omit<Plan, 'max_bytes'> & { max_bytes: string | null }, { id: string }>('plan_of', ($) => sql`
@@ -72,15 +73,8 @@ export async function listPlans (db: Db): Promise<(Plan & { prices: PlanPrice[] 
     SELECT jsonb_agg(jsonb_build_object('interval', p.interval, 'currency', p.currency, 'amount', p.amount)
       ORDER BY p.currency, p.interval)
     FROM plan_prices p WHERE p.plan = ${plans.name}), '[]'::jsonb)`
-  return db.select({
-    name: plans.name,
-    retention_days: plans.retention_days,
-    api_per_minute: plans.api_per_minute,
-    max_projects: plans.max_projects,
-    max_members: plans.max_members,
-    max_bytes: plans.max_bytes,
-    prices
-  }).from(plans).orderBy(sql`${plans.max_projects} NULLS LAST`, sql`${plans.max_members} NULLS LAST`, asc(plans.name))
+  return db.select({ ...getTableColumns(plans), prices }).from(plans)
+    .orderBy(sql`${plans.max_projects} NULLS LAST`, sql`${plans.max_members} NULLS LAST`, asc(plans.name))
 }
 
 /** A plan with what it costs; undefined where it is not offered at that interval and currency. */
@@ -89,9 +83,7 @@ export async function findOffer (
 ): Promise<{ plan: Plan, amount: number } | undefined> {
   const [row] = await db.select({ plan: plans, amount: plan_prices.amount }).from(plan_prices)
     .innerJoin(plans, eq(plans.name, plan_prices.plan))
-    .where(and(
-      eq(plan_prices.plan, name), eq(plan_prices.interval, interval), eq(plan_prices.currency, currency)
-    ))
+    .where(matching(plan_prices, { plan: name, interval, currency }))
   return row
 }
 
@@ -104,9 +96,7 @@ export async function updatePlan (db: Db, organizationId: string, plan: string):
 export async function updatePrice (
   db: Db, { plan, interval, currency, amount }: Omit<PlanPrice, 'amount'> & { plan: string, amount: number | null }
 ): Promise<boolean> {
-  const its = and(
-    eq(plan_prices.plan, plan), eq(plan_prices.interval, interval), eq(plan_prices.currency, currency)
-  )
+  const its = matching(plan_prices, { plan, interval, currency })
   if (amount === null) return (await db.delete(plan_prices).where(its).returning({ plan: plan_prices.plan })).length > 0
   const [known] = await db.select({ name: plans.name }).from(plans).where(eq(plans.name, plan))
   if (known === undefined) return false

@@ -1,9 +1,10 @@
-import { and, eq, isNull, lt, or, sql } from 'drizzle-orm'
+import { and, isNull, lt, or, sql } from 'drizzle-orm'
 import type { OrganizationStatus, Plan } from '../../schemas/organizations.ts'
 import type { Ability } from '../../schemas/scopes.ts'
 import type { Role } from '../../schemas/users.ts'
 import { fromJson } from '../db/authenticated.ts'
 import type { Caller } from '../db/caller.ts'
+import { matching } from '../db/matching.ts'
 import { authenticTeamRoles, rolesInTeams, teamRoles, type TeamQuery, type TeamRoleFound } from '../db/memberships.ts'
 import { isAuthentic, lookUp, preparedSql, type Db } from '../db/database.ts'
 import { byQuestion, gather } from '../db/gather.ts'
@@ -251,7 +252,7 @@ function isSupported (
 export async function updateTokenUse (db: Db, { id, organization }: Principal): Promise<void> {
   await db.update(api_tokens).set({ last_used_at: sql`now()` })
     .where(and(
-      eq(api_tokens.organization_id, organization.id), eq(api_tokens.id, id),
+      matching(api_tokens, { organization_id: organization.id, id }),
       or(isNull(api_tokens.last_used_at), lt(api_tokens.last_used_at, sql`now() - interval '1 minute'`))
     ))
 }

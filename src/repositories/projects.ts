@@ -11,6 +11,7 @@ import {
   type Db, type Raw, type Value
 } from '../db/database.ts'
 import { makeId } from '../db/ids.ts'
+import { matching } from '../db/matching.ts'
 import { findTeamRoles } from '../db/memberships.ts'
 import {
   encryption_keys, environments, project_counts, projects, targets, team_members, teams
@@ -18,8 +19,7 @@ import {
 import { readPage, type PageRequest } from '../rules/pagination.ts'
 import type { KeyState, NewKey } from './encryption-keys.ts'
 
-const oneOf = (organizationId: string, id: string) =>
-  and(eq(projects.organization_id, organizationId), eq(projects.id, id))
+const oneOf = (organizationId: string, id: string) => matching(projects, { organization_id: organizationId, id })
 
 const columns = sql`p.id AS ulid, p.organization_id, p.name, p.slug, p.description, p.secret_format, p.encryption_type,
   p.history_policy, p.key_version, p.mac, c.secret_count, c.environment_count, c.target_count, p.created_at, p.updated_at`

@@ -5,6 +5,7 @@ import type { Counter } from '../db/chain.ts'
 import {
   isOneOfOrganization, macOf, requireAuthentic, rowsOf, type Authenticated, type Db
 } from '../db/database.ts'
+import { matching } from '../db/matching.ts'
 import { organization_counters, secrets } from '../db/tables.ts'
 import type { Actor } from './audit.ts'
 import type { KeyState } from './encryption-keys.ts'
@@ -26,8 +27,7 @@ export type Document = Secret & { sealed: Buffer }
 export async function lockDocuments (db: Db, project: KeyState): Promise<{ id: string, size_bytes: number }[]> {
   return db.select({ id: secrets.id, size_bytes: secrets.size_bytes }).from(secrets)
     .where(and(
-      eq(secrets.organization_id, project.organization_id), eq(secrets.project_id, project.id),
-      isNotNull(secrets.sealed)
+      matching(secrets, { organization_id: project.organization_id, project_id: project.id }), isNotNull(secrets.sealed)
     )).orderBy(asc(secrets.id)).for('update')
 }
 

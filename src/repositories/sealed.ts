@@ -1,5 +1,6 @@
 import { and, asc, eq, gt, lte, sql } from 'drizzle-orm'
 import type { Db } from '../db/database.ts'
+import { matching } from '../db/matching.ts'
 import {
   encryption_keys, histories, keyColumns, organizations, projects, second_factors, secret_versions, secrets
 } from '../db/tables.ts'
@@ -49,12 +50,11 @@ export async function listStoredVersions (db: Db, organizationId: string, after:
     isRemoved: sql<boolean>`${histories.removed_at} IS NOT NULL`,
     key: keyColumns
   }).from(secret_versions)
-    .leftJoin(histories, and(eq(histories.organization_id, organization_id), eq(histories.id, history_id)))
-    .leftJoin(secrets, and(eq(secrets.organization_id, organization_id), eq(secrets.history_id, history_id)))
-    .leftJoin(encryption_keys, and(
-      eq(encryption_keys.organization_id, organization_id), eq(encryption_keys.project_id, secrets.project_id),
-      eq(encryption_keys.version, key_version)
-    ))
+    .leftJoin(histories, matching(histories, { organization_id, id: history_id }))
+    .leftJoin(secrets, matching(secrets, { organization_id, history_id }))
+    .leftJoin(encryption_keys, matching(encryption_keys, {
+      organization_id, project_id: secrets.project_id, version: key_version
+    }))
     .where(and(eq(organization_id, organizationId), gt(id, after), lte(id, Number(last)))).orderBy(asc(id))
 }
 
@@ -71,11 +71,8 @@ export async function listStoredCurrents (db: Db, organizationId: string, after:
     project_key_version: projects.key_version,
     key: keyColumns
   }).from(secrets)
-    .innerJoin(projects, and(eq(projects.organization_id, organization_id), eq(projects.id, project_id)))
-    .leftJoin(encryption_keys, and(
-      eq(encryption_keys.organization_id, organization_id), eq(encryption_keys.project_id, project_id),
-      eq(encryption_keys.version, key_version)
-    ))
+    .innerJoin(projects, matching(projects, { organization_id, id: project_id }))
+    .leftJoin(encryption_keys, matching(encryption_keys, { organization_id, project_id, version: key_version }))
     .where(and(eq(organization_id, organizationId), gt(id, after), lte(id, last))).orderBy(asc(id))
   return rows.map(({ recorded_revision, ...row }) =>
     ({ ...row, recorded_revision: recorded_revision === null ? null : Number(recorded_revision) }))

@@ -3,6 +3,7 @@ import { authenticatedColumns } from '../db/authenticated.ts'
 import { isAuthentic, macOf, readNow, tampered, updateAuthentic, type Db } from '../db/database.ts'
 import { deleteExpired, deleteInPieces } from '../db/expired.ts'
 import { makeId } from '../db/ids.ts'
+import { matching } from '../db/matching.ts'
 import { oauth_grants, recovery_codes, second_factors, sessions, sign_in_steps, users } from '../db/tables.ts'
 
 // Second factors of people. Whoever changes one holds the account's row first (`lockUser`), as everything does that
@@ -57,7 +58,7 @@ export async function takeUpFactor (
   if (await updateAuthentic(db, 'users', open, { second_factor_id: id }, { updated_at: sql`now()` }) === undefined) {
     return false
   }
-  const pending = and(eq(second_factors.user_id, from.user_id), eq(second_factors.id, from.id))
+  const pending = matching(second_factors, { user_id: from.user_id, id: from.id })
   await updateAuthentic(db, 'second_factors', pending, { id, last_step }, { secret }) ?? tampered()
   await deleteInPieces(db, sessions, sessions.token_hash, eq(sessions.user_id, from.user_id))
   return true
@@ -78,9 +79,7 @@ export async function deleteFactor (db: Db, user_id: number): Promise<boolean> {
 /** Uses the code of a time step up, and those before it: of two at once with the same code, one does. */
 export async function useStep (db: Db, { user_id, id }: Factor, step: number): Promise<boolean> {
   const { last_step } = second_factors
-  const unused = and(
-    eq(second_factors.user_id, user_id), eq(second_factors.id, id), or(isNull(last_step), lt(last_step, step))
-  )
+  const unused = and(matching(second_factors, { user_id, id }), or(isNull(last_step), lt(last_step, step)))
   return await updateAuthentic(db, 'second_factors', unused, { last_step: step }) !== undefined
 }
 
@@ -99,9 +98,8 @@ export async function createRecoveryCodes (
 export async function takeRecoveryCode (
   db: Db, { user_id, id }: Pick<Factor, 'user_id' | 'id'>, code_hash: Buffer
 ): Promise<boolean> {
-  const [row] = await db.delete(recovery_codes).where(and(
-    eq(recovery_codes.user_id, user_id), eq(recovery_codes.code_hash, code_hash)
-  )).returning(authenticatedColumns('recovery_codes'))
+  const [row] = await db.delete(recovery_codes).where(matching(recovery_codes, { user_id, code_hash }))
+    .returning(authenticatedColumns('recovery_codes'))
   return row !== undefined && isAuthentic(db, 'recovery_codes', row) && row.factor_id === id
 }
 

@@ -2,6 +2,7 @@ import { and, desc, eq, gt, isNull, sql } from 'drizzle-orm'
 import { authenticatedColumns } from '../db/authenticated.ts'
 import { isAuthentic, macOf, readNow, type Db } from '../db/database.ts'
 import { deleteExpired, deleteInPieces, keepNewest } from '../db/expired.ts'
+import { matching } from '../db/matching.ts'
 import { sessions, userColumns, users } from '../db/tables.ts'
 import { heldFrom, heldPage, type HeldPage } from '../rules/pagination.ts'
 import type { User } from './users.ts'
@@ -58,9 +59,8 @@ export async function findSession (db: Db, token_hash: Buffer): Promise<User | u
   if (!isAuthentic(db, 'sessions', session) || !isAuthentic(db, 'users', row)) return undefined
   if (now.getTime() - session.seen_at.getTime() > MINUTE) {
     const seen = { ...session, seen_at: now }
-    await db.update(sessions).set({ seen_at: now, mac: macOf(db, 'sessions', seen) }).where(and(
-      eq(sessions.token_hash, token_hash), eq(sessions.seen_at, session.seen_at)
-    ))
+    await db.update(sessions).set({ seen_at: now, mac: macOf(db, 'sessions', seen) })
+      .where(matching(sessions, { token_hash, seen_at: session.seen_at }))
   }
   return user
 }

@@ -1,9 +1,10 @@
-import { and, eq, sql } from 'drizzle-orm'
+import { sql } from 'drizzle-orm'
 import type { TargetAttributes } from '../../schemas/targets.ts'
 import { changedAt } from '../db/columns.ts'
 import {
   macOf, preparedSql, requireAuthentic, tampered, updateAuthentic, type Authenticated, type Db, type Raw
 } from '../db/database.ts'
+import { matching } from '../db/matching.ts'
 import { project_counts, targets } from '../db/tables.ts'
 import { readPage, type PageRequest } from '../rules/pagination.ts'
 
@@ -57,16 +58,14 @@ export interface NewTarget {
 export async function createTarget (db: Db, target: NewTarget): Promise<void> {
   await db.insert(targets).values({ ...target, mac: macOf(db, 'targets', target) })
   await db.update(project_counts).set({ target_count: sql`${project_counts.target_count} + 1` })
-    .where(and(
-      eq(project_counts.organization_id, target.organization_id), eq(project_counts.project_id, target.project_id)
-    ))
+    .where(matching(project_counts, { organization_id: target.organization_id, project_id: target.project_id }))
 }
 
 export async function updateTarget (
   db: Db, organizationId: string, id: string, changes: Partial<Pick<NewTarget, 'name' | 'slug' | 'description'>>
 ): Promise<void> {
   const { slug, ...more } = changes
-  const its = and(eq(targets.organization_id, organizationId), eq(targets.id, id))
+  const its = matching(targets, { organization_id: organizationId, id })
   await updateAuthentic(db, 'targets', its, { slug }, {
     ...more, updated_at: changedAt(targets.updated_at, changes)
   }) ?? tampered()
@@ -79,11 +78,11 @@ export async function updateTarget (
 export async function deleteTarget (
   db: Db, organizationId: string, { id, project_id }: { id: string, project_id: string }
 ): Promise<void> {
-  const [gone] = await db.delete(targets).where(and(eq(targets.organization_id, organizationId), eq(targets.id, id)))
+  const [gone] = await db.delete(targets).where(matching(targets, { organization_id: organizationId, id }))
     .returning({ environments: targets.environment_count, secrets: targets.secret_count })
   await db.update(project_counts).set({
     target_count: sql`${project_counts.target_count} - 1`,
     environment_count: sql`${project_counts.environment_count} - ${gone!.environments}`,
     secret_count: sql`${project_counts.secret_count} - ${gone!.secrets}`
-  }).where(and(eq(project_counts.organization_id, organizationId), eq(project_counts.project_id, project_id)))
+  }).where(matching(project_counts, { organization_id: organizationId, project_id }))
 }

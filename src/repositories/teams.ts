@@ -8,6 +8,7 @@ import {
   isAuthentic, macOf, preparedSql, requireAuthentic, tampered, updateAuthentic, withMoments, type Db, type Raw,
   type Value
 } from '../db/database.ts'
+import { matching } from '../db/matching.ts'
 import { projects, team_members, team_projects, teams, users } from '../db/tables.ts'
 import { readPage, type PageRequest } from '../rules/pagination.ts'
 
@@ -58,7 +59,7 @@ export async function listTeams (
 export async function listTeamMembers (db: Db, organizationId: string, teamId: string): Promise<TeamMember[]> {
   const rows = await db.select({ row: authenticatedColumns('team_members'), user: authenticatedColumns('users') })
     .from(team_members).innerJoin(users, eq(users.id, team_members.user_id))
-    .where(and(eq(team_members.organization_id, organizationId), eq(team_members.team_id, teamId)))
+    .where(matching(team_members, { organization_id: organizationId, team_id: teamId }))
     .orderBy(asc(team_members.user_id)).limit(TEAM_LIMITS.members)
   return rows.filter(({ row, user }) =>
     isAuthentic(db, 'team_members', row) && isAuthentic(db, 'users', user, { organization_id: organizationId }))
@@ -70,12 +71,11 @@ export async function listTeamMembers (db: Db, organizationId: string, teamId: s
  * out. Throws TamperedRow for the row of a project.
  */
 export async function listTeamProjects (db: Db, organizationId: string, teamId: string): Promise<TeamProject[]> {
+  const { organization_id, project_id } = team_projects
   const rows = await db
     .select({ row: authenticatedColumns('team_projects'), project: authenticatedColumns('projects'), name: projects.name })
-    .from(team_projects).innerJoin(projects, and(
-      eq(projects.organization_id, team_projects.organization_id), eq(projects.id, team_projects.project_id)
-    ))
-    .where(and(eq(team_projects.organization_id, organizationId), eq(team_projects.team_id, teamId)))
+    .from(team_projects).innerJoin(projects, matching(projects, { organization_id, id: project_id }))
+    .where(matching(team_projects, { organization_id: organizationId, team_id: teamId }))
     .orderBy(asc(projects.slug)).limit(TEAM_LIMITS.projects)
   return rows.filter(({ row }) => isAuthentic(db, 'team_projects', row)).map(({ row: { role }, project, name }) => {
     requireAuthentic(db, 'projects', project)
@@ -148,7 +148,7 @@ export async function updateTeam (
   db: Db, organizationId: string, id: string, changes: Partial<Pick<NewTeam, 'name' | 'slug' | 'description'>>
 ): Promise<void> {
   const { slug, ...more } = changes
-  const its = and(eq(teams.organization_id, organizationId), eq(teams.id, id))
+  const its = matching(teams, { organization_id: organizationId, id })
   await updateAuthentic(db, 'teams', its, { slug }, {
     ...more, updated_at: changedAt(teams.updated_at, changes)
   }) ?? tampered()
@@ -158,20 +158,14 @@ export async function updateTeam (
  * Deletes a team. Who acts by it holds first their place in it and then what it holds, so these go in the same order.
  */
 export async function deleteTeam (db: Db, organizationId: string, id: string): Promise<void> {
-  await db.delete(team_members).where(and(
-    eq(team_members.organization_id, organizationId), eq(team_members.team_id, id)
-  ))
-  await db.delete(team_projects).where(and(
-    eq(team_projects.organization_id, organizationId), eq(team_projects.team_id, id)
-  ))
-  await db.delete(teams).where(and(eq(teams.organization_id, organizationId), eq(teams.id, id)))
+  await db.delete(team_members).where(matching(team_members, { organization_id: organizationId, team_id: id }))
+  await db.delete(team_projects).where(matching(team_projects, { organization_id: organizationId, team_id: id }))
+  await db.delete(teams).where(matching(teams, { organization_id: organizationId, id }))
 }
 
 interface InTeam { organization_id: string, team_id: string, user_id: number }
-const itsMember = ({ organization_id, team_id, user_id }: InTeam) => and(
-  eq(team_members.organization_id, organization_id), eq(team_members.team_id, team_id),
-  eq(team_members.user_id, user_id)
-)
+const itsMember = ({ organization_id, team_id, user_id }: InTeam) =>
+  matching(team_members, { organization_id, team_id, user_id })
 
 /** How many are in a team, how many teams somebody is in, and whether they are in this one. */
 export async function countTeamMembers (
@@ -199,10 +193,8 @@ export async function deleteTeamMember (db: Db, row: InTeam): Promise<boolean> {
 }
 
 interface Held { organization_id: string, team_id: string, project_id: string }
-const itsProject = ({ organization_id, team_id, project_id }: Held) => and(
-  eq(team_projects.organization_id, organization_id), eq(team_projects.team_id, team_id),
-  eq(team_projects.project_id, project_id)
-)
+const itsProject = ({ organization_id, team_id, project_id }: Held) =>
+  matching(team_projects, { organization_id, team_id, project_id })
 
 /** Gives a team a role in a project, or another one; false when it holds as many projects as it can. */
 export async function setTeamProject (db: Db, row: Held & { role: Role }): Promise<boolean> {
@@ -211,9 +203,8 @@ export async function setTeamProject (db: Db, row: Held & { role: Role }): Promi
     await updateAuthentic(db, 'team_projects', itsProject(row), { role: row.role }) ?? tampered()
     return true
   }
-  const held = await db.$count(team_projects, and(
-    eq(team_projects.organization_id, row.organization_id), eq(team_projects.team_id, row.team_id)
-  ))
+  const { organization_id, team_id } = row
+  const held = await db.$count(team_projects, matching(team_projects, { organization_id, team_id }))
   if (held >= TEAM_LIMITS.projects) return false
   await db.insert(team_projects).values({ ...row, mac: macOf(db, 'team_projects', row) })
   return true

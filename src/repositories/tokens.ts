@@ -8,6 +8,7 @@ import { makeId } from '../db/ids.ts'
 import {
   isAuthentic, isOneOfOrganization, macOf, readNow, requireAuthentic, updateAuthentic, type Authenticated, type Db
 } from '../db/database.ts'
+import { matching } from '../db/matching.ts'
 import { findSlugs } from '../db/slugs.ts'
 import {
   api_tokens, environments, former_token_hashes, organizations, projects, targets
@@ -33,12 +34,7 @@ const columns = { ...authenticatedColumns('api_tokens'), last_used_at, created_a
 const isLive = or(isNull(api_tokens.expires_at), gt(api_tokens.expires_at, sql`now()`))!
 
 export async function createToken (db: Db, { made_by: maker, slices, ...token }: NewToken): Promise<ApiToken> {
-  const row = {
-    id: makeId(),
-    ...token,
-    slices: slices.length === 0 ? null : slices,
-    ...madeBy(maker)
-  }
+  const row = { id: makeId(), ...token, slices: slices.length === 0 ? null : slices, ...madeBy(maker) }
   const rows = await db.insert(api_tokens).overridingSystemValue().values({
     ...row, mac: macOf(db, 'api_tokens', row)
   }).returning(columns)
@@ -160,20 +156,19 @@ export async function lockOwnToken (db: Db, userId: number, id: number): Promise
   const { organization_id } = api_tokens
   const [row] = await db.select({ organization_id }).from(api_tokens)
     .innerJoin(organizations, eq(organizations.id, organization_id))
-    .where(and(eq(api_tokens.user_id, userId), eq(api_tokens.id, id))).for('update', { of: api_tokens })
+    .where(matching(api_tokens, { user_id: userId, id })).for('update', { of: api_tokens })
   return row?.organization_id
 }
 
 /** The slices of a token of the organization; none when it acts in the whole organization. */
 export async function findSlices (db: Db, organizationId: string, id: number): Promise<Slice[] | undefined> {
-  const [row] = await db.select({ slices: api_tokens.slices }).from(api_tokens).where(and(
-    eq(api_tokens.organization_id, organizationId), eq(api_tokens.id, id)
-  )).for('update')
+  const [row] = await db.select({ slices: api_tokens.slices }).from(api_tokens)
+    .where(matching(api_tokens, { organization_id: organizationId, id })).for('update')
   return row && (row.slices ?? [])
 }
 
 const ofOrganization = (organizationId: string, id: number): SQL | undefined =>
-  and(eq(api_tokens.organization_id, organizationId), eq(api_tokens.id, id))
+  matching(api_tokens, { organization_id: organizationId, id })
 
 /**
  * Gives a token another value, in place and at once. The one that it had lives on for so many seconds; one from an
@@ -325,7 +320,7 @@ export async function lockTokensOfNothing (db: Db, organizationId: string, limit
 export async function findSlice (
   db: Db, organizationId: string, { project, target, environment }: Restriction
 ): Promise<Slice | undefined> {
-  const named = and(eq(projects.organization_id, organizationId), eq(projects.slug, project))
+  const named = matching(projects, { organization_id: organizationId, slug: project })
   // A statement of its own: the next one then sees what a delete took away that this one waited for.
   await db.select({ id: projects.id }).from(projects).where(named).for('key share')
   const [row] = await db
@@ -335,15 +330,12 @@ export async function findSlice (
       environment: authenticatedColumns('environments')
     })
     .from(projects)
-    .leftJoin(targets, and(
-      eq(targets.organization_id, projects.organization_id), eq(targets.project_id, projects.id),
-      eq(targets.slug, target ?? '')
-    ))
-    .leftJoin(environments, and(
-      eq(
-        environments.organization_id, projects.organization_id
-      ), eq(environments.target_id, targets.id), eq(environments.slug, environment ?? '')
-    ))
+    .leftJoin(targets, matching(targets, {
+      organization_id: projects.organization_id, project_id: projects.id, slug: target ?? ''
+    }))
+    .leftJoin(environments, matching(environments, {
+      organization_id: projects.organization_id, target_id: targets.id, slug: environment ?? ''
+    }))
     .where(named)
   if (row === undefined || (target !== undefined && row.target === null)) return undefined
   if (environment !== undefined && row.environment === null) return undefined

@@ -3,6 +3,7 @@ import type { Role } from '../../schemas/users.ts'
 import { authenticatedColumns } from '../db/authenticated.ts'
 import { isAuthentic, macOf, readNow, updateAuthentic, type Db } from '../db/database.ts'
 import { deleteExpired, deleteInPieces } from '../db/expired.ts'
+import { matching } from '../db/matching.ts'
 import { lockMemberships, reachedLimit } from '../db/memberships.ts'
 import { makeId } from '../db/ids.ts'
 import { endTokensWithoutGrant, revokeGrants, type EndedTokens } from '../db/grants.ts'
@@ -99,9 +100,8 @@ export async function listUsers (db: Db, after: number): Promise<(User & { has_p
  * meanwhile.
  */
 export async function updatePasswordHash (db: Db, id: number, from: string, password_hash: string): Promise<boolean> {
-  return await updateAuthentic(
-    db, 'users', and(eq(users.id, id), eq(users.password_hash, from)), { password_hash }
-  ) !== undefined
+  const its = matching(users, { id, password_hash: from })
+  return await updateAuthentic(db, 'users', its, { password_hash }) !== undefined
 }
 
 /**
@@ -178,7 +178,7 @@ export async function listMemberships (db: Db, userId: number): Promise<Membersh
     row: authenticatedColumns('members')
   })
     .from(members).innerJoin(organizations, eq(organizations.id, members.organization_id))
-    .where(and(eq(members.user_id, userId), eq(members.status, 'active')))
+    .where(matching(members, { user_id: userId, status: 'active' }))
     .orderBy(asc(organizations.name), asc(organizations.id)).limit(1000)
   return rows.filter(({ row }) => isAuthentic(db, 'members', row)).map(({ membership }) => membership)
 }

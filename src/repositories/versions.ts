@@ -5,7 +5,8 @@ import type { VersionAction } from '../../schemas/versions.ts'
 import { authenticatedColumns } from '../db/authenticated.ts'
 import { lookUp, prepared, preparedSql, requireAuthentic, tampered, type Db, type Value } from '../db/database.ts'
 import { byQuestion, gather } from '../db/gather.ts'
-import { encryption_keys, keyColumns, secret_versions, secrets } from '../db/tables.ts'
+import { matching } from '../db/matching.ts'
+import { columnsOf, encryption_keys, keyColumns, secret_versions, secrets } from '../db/tables.ts'
 import { offsetOf, type PageRequest } from '../rules/pagination.ts'
 import type { Place } from '../rules/slices.ts'
 import type { KeyRow } from './encryption-keys.ts'
@@ -28,24 +29,18 @@ export interface VersionRow {
 }
 
 const columns = {
-  id: secret_versions.id,
-  action: secret_versions.action,
-  revision: secret_versions.revision,
-  key_version: secret_versions.key_version,
+  ...columnsOf(
+    secret_versions, 'id', 'action', 'revision', 'key_version', 'size_bytes', 'restored_from', 'created_by_id',
+    'created_by_name', 'created_at'
+  ),
   managed: encryption_keys.managed,
-  size_bytes: secret_versions.size_bytes,
-  restored_from: secret_versions.restored_from,
-  created_by_id: secret_versions.created_by_id,
-  created_by_name: secret_versions.created_by_name,
-  created_at: secret_versions.created_at,
   level: secrets.level,
   locked:
     sql<boolean>`coalesce(${secret_versions.created_at} < now() - make_interval(days => asked.retention_days), false)`
 }
 
-const itsSecret = and(
-  eq(secrets.organization_id, secret_versions.organization_id), eq(secrets.history_id, secret_versions.history_id)
-)
+const { organization_id, history_id } = secret_versions
+const itsSecret = matching(secrets, { organization_id, history_id })
 type Page = Omit<VersionRow, 'id' | 'revision' | 'restored_from' | 'created_by_id' | 'created_at' | 'level'> &
   Record<'id' | 'revision' | 'created_at', string> & Record<'restored_from' | 'created_by_id', string | null>
 
@@ -163,18 +158,13 @@ export async function listVersions (
   }
   const number = (text: string | null) => text === null ? null : Number(text)
   const found = rows.map((row) => ({
+    ...row,
     id: Number(row.id),
-    action: row.action,
     revision: Number(row.revision),
-    key_version: row.key_version,
-    managed: row.managed,
-    size_bytes: row.size_bytes,
     restored_from: number(row.restored_from),
     created_by_id: number(row.created_by_id),
-    created_by_name: row.created_by_name,
     created_at: new Date(row.created_at),
-    level: secret.level,
-    locked: row.locked
+    level: secret.level
   }))
   return { rows: found, areFewer: rows.length < limit }
 }
@@ -198,11 +188,9 @@ const itsVersion = (db: Db) => db.select().from(secret_versions).where(and(
   eq(secret_versions.organization_id, sql`asked.organization_id`), eq(secret_versions.id, sql`asked.id`)
 )).limit(1).as('secret_versions')
 const itsLevel = (db: Db) => db.select().from(secrets).where(itsSecret).limit(1).as('secrets')
-const itsKey = (db: Db) => db.select().from(encryption_keys).where(and(
-  eq(encryption_keys.organization_id, secret_versions.organization_id),
-  eq(encryption_keys.project_id, secrets.project_id),
-  eq(encryption_keys.version, secret_versions.key_version)
-)).limit(1).as('encryption_keys')
+const itsKey = (db: Db) => db.select().from(encryption_keys).where(matching(encryption_keys, {
+  organization_id, project_id: secrets.project_id, version: secret_versions.key_version
+})).limit(1).as('encryption_keys')
 const place = {
   question: sql<number>`asked.question`.as('question'),
   version: { ...columns, managed: sql<Managed | null>`${encryption_keys.managed}` },
@@ -280,7 +268,7 @@ export async function findVersionsTogether (
 export async function deleteVersion (
   db: Db, organizationId: string, id: number, force: boolean
 ): Promise<{ bytes: number } | 'protected' | 'missing'> {
-  const one = and(eq(secret_versions.organization_id, organizationId), eq(secret_versions.id, id))
+  const one = matching(secret_versions, { organization_id: organizationId, id })
   const [row] = await db
     .select({
       secret_id: secrets.id,
@@ -302,6 +290,6 @@ export async function deleteVersion (
       version_bytes: sql`${secrets.version_bytes} - ${row.bytes}::int`,
       version: sql`nullif(${secrets.version}, ${id}::bigint)`
     })
-    .where(and(eq(secrets.organization_id, organizationId), eq(secrets.id, row.secret_id)))
+    .where(matching(secrets, { organization_id: organizationId, id: row.secret_id }))
   return { bytes: row.bytes }
 }
