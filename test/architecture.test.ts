@@ -243,7 +243,7 @@ t.test('the checker reports a breach of each kind', async (t) => {
   ]
   for (const [path, source] of walls) t.equal(wallBreaches(path, source).length, 1, `${path}: ${source}`)
   t.strictSame(wallBreaches(
-    'src/repositories/tokens.ts', "import type { Row } from './projects.ts'\nimport { type Other } from './targets.ts'"
+    'src/repositories/tokens.ts', "import type { Row } from './projects.ts'\nimport { type Other } from './places.ts'"
   ), [])
 
   const transactions = [

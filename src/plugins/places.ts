@@ -1,0 +1,223 @@
+import type { TSchema } from '@sinclair/typebox'
+import { ulid } from 'ulidx'
+import {
+  CreateEnvironmentBody, Environment, EnvironmentParams, UpdateEnvironmentBody
+} from '../../schemas/environments.ts'
+import { ProjectParams } from '../../schemas/projects.ts'
+import { ListQuery, NoContent } from '../../schemas/shapes.ts'
+import { CreateTargetBody, Target, TargetParams, UpdateTargetBody } from '../../schemas/targets.ts'
+import type { Db } from '../db/database.ts'
+import { actorOf, principalOf } from '../http/actor.ts'
+import { inLevel, levelOf } from '../http/places.ts'
+import { chooseSlug, orSlugTaken, refuseReserved } from '../http/slugs.ts'
+import type { Domain } from '../http/types.ts'
+import { recordEvent } from '../repositories/audit.ts'
+import {
+  createPlace, deletePlace, findPlace, listPlaces, updatePlace, type NewPlace, type Place, type PlaceKind
+} from '../repositories/places.ts'
+import { fail } from '../rules/errors.ts'
+import { pageMeta, pageOf } from '../rules/pagination.ts'
+import { deleteLevel, deletionRunner } from '../vault/removals.ts'
+
+type CreateBody = CreateTargetBody & CreateEnvironmentBody
+
+interface Kind {
+  kind: PlaceKind
+  plural: 'targets' | 'environments'
+  /** As in the id of an operation: `createTarget`. */
+  Kind: Capitalize<PlaceKind>
+  /** With its article, as in the summary of an operation. */
+  a: string
+  parent: 'project' | 'target'
+  paths: { list: string, one: string }
+  params: { list: TSchema, one: TSchema }
+  answers: { one: TSchema, list: TSchema }
+  bodies: { create: TSchema, update: TSchema }
+  /** The columns that only this kind has. */
+  own: (body: CreateBody, target_id: string | undefined) => Pick<NewPlace, 'target_id' | 'status' | 'is_production'>
+  /** A deletion of a target can be a long operation, an environment is one level. */
+  deletion: { summary: string, isLong: boolean }
+}
+
+const placesOf = (
+  { kind, plural, Kind, a, parent, paths, params, answers, bodies, own, deletion }: Kind
+): Domain => async (app) => {
+  const toItem = ({ id, ...attributes }: Place) => ({ type: plural, id, attributes })
+  const findItem = async (db: Db, organizationId: string, id: string) => {
+    const row = await findPlace(db, kind, organizationId, id)
+    return row && toItem(row)
+  }
+  const event = <V extends 'create' | 'update' | 'delete'>(verb: V, id: string) =>
+    ({ action: `${kind}.${verb}` as `${PlaceKind}.${V}`, resource_type: kind, resource_id: id })
+
+  app.get(`/:organization${paths.list}`, {
+    config: { access: `${kind}:read`, at: parent, formerly: `/organizations/:organization${formerly(paths.list)}` },
+    schema: {
+      operationId: `list${Kind}s`,
+      tags: [plural],
+      summary: `List ${plural} of a ${parent}`,
+      params: params.list,
+      querystring: ListQuery,
+      response: { 200: answers.list }
+    },
+    handler: async (request) => {
+      const { organization_id, level_id } = levelOf(request)
+      const page = pageOf(request.query)
+      const { rows, total } = await listPlaces(app.pages, kind, organization_id, level_id, page)
+      return { data: rows.map(toItem), meta: pageMeta(page, total, rows.length) }
+    }
+  })
+
+  app.get(`/:organization${paths.one}`, {
+    config: {
+      access: `${kind}:read`,
+      at: kind,
+      tagged: true,
+      formerly: `/organizations/:organization${formerly(paths.one)}`
+    },
+    schema: {
+      operationId: `get${Kind}`,
+      tags: [plural],
+      summary: `Get ${a}`,
+      params: params.one,
+      response: { 200: answers.one }
+    },
+    handler: async (request) => {
+      const { organization_id, level_id } = levelOf(request)
+      return { data: await findItem(app.reads, organization_id, level_id) ?? fail('not_found') }
+    }
+  })
+
+  app.post(`/:organization${paths.list}`, {
+    config: {
+      access: `${kind}:create`, at: parent, tagged: true, audit: `${kind}.create`, errors: ['slug_taken']
+    },
+    schema: {
+      operationId: `create${Kind}`,
+      tags: [plural],
+      summary: `Create ${a}`,
+      params: params.list,
+      body: bodies.create,
+      response: { 201: answers.one }
+    },
+    handler: async (request, reply) => {
+      const body = request.body as CreateBody
+      refuseReserved(kind, body.slug)
+      const created = await orSlugTaken(() => inLevel(app, request, async (db, level) => {
+        const { organization_id, project, target } = level
+        const among = kind === 'target' ? { project_id: project.id } : { target_id: target!.id }
+        const slug = await chooseSlug(db, kind, { organization_id, ...among }, body)
+        const id = ulid()
+        await createPlace(db, kind, {
+          id,
+          organization_id,
+          project_id: project.id,
+          name: body.name,
+          slug,
+          description: body.description ?? null,
+          ...own(body, target?.id)
+        } as unknown as NewPlace)
+        await recordEvent(db, actorOf(request), { ...event('create', id), details: { slug } })
+        return findItem(db, organization_id, id)
+      }))
+      return reply.code(201).send({ data: created! })
+    }
+  })
+
+  app.patch(`/:organization${paths.one}`, {
+    config: {
+      access: `${kind}:update`,
+      at: kind,
+      put: true,
+      tagged: true,
+      changes: findItem,
+      audit: `${kind}.update`,
+      errors: ['slug_taken']
+    },
+    schema: {
+      operationId: `update${Kind}`,
+      tags: [plural],
+      summary: `Change ${a}; what is left out stays`,
+      params: params.one,
+      body: bodies.update,
+      response: { 200: answers.one }
+    },
+    handler: async (request) => {
+      const body = request.body as UpdateTargetBody & UpdateEnvironmentBody
+      refuseReserved(kind, body.slug)
+      const updated = await orSlugTaken(() => inLevel(app, request, async (db, { organization_id, level_id: id }) => {
+        await updatePlace(db, kind, organization_id, id, body as Partial<NewPlace>)
+        await recordEvent(db, actorOf(request), {
+          ...event('update', id), details: { members: Object.keys(body).join(' ') }
+        })
+        return findItem(db, organization_id, id)
+      }))
+      return { data: updated! }
+    }
+  })
+
+  app.delete(`/:organization${paths.one}`, {
+    config: {
+      access: `${kind}:delete`,
+      at: kind,
+      ...(deletion.isLong && { limitOfEffect: 'level_deletion' }),
+      changes: findItem,
+      audit: [`${kind}.delete`, 'api-token.delete'],
+      ...(deletion.isLong && { errors: ['conflict'] })
+    },
+    schema: {
+      operationId: `delete${Kind}`,
+      tags: [plural],
+      summary: deletion.summary,
+      params: params.one,
+      response: { 204: NoContent }
+    },
+    handler: async (request, reply) => {
+      const below = { [`${kind}_id`]: levelOf(request).level_id } as { target_id: string } | { environment_id: string }
+      await inLevel(app, request, async (db, level) => {
+        await deleteLevel(db, actorOf(request), below, event('delete', level.level_id), ({ documents }) =>
+          deletePlace(db, kind, level[kind]!, documents))
+      }, deletionRunner(app, {
+        organization: principalOf(request).organization,
+        actor: actorOf(request),
+        below,
+        ...(deletion.isLong && { countLongOperation: () => app.countEffect(request, reply) })
+      }))
+      app.removals.wake()
+      return reply.code(204).send(null)
+    }
+  })
+}
+
+/** The path as it was before projects, targets and environments were named without their nouns. */
+const formerly = (path: string) => path.replace(/:project/, 'projects/:project')
+  .replace(/:target/, 'targets/:target').replace(/:environment/, 'environments/:environment')
+
+export const targets = placesOf({
+  kind: 'target',
+  plural: 'targets',
+  Kind: 'Target',
+  a: 'a target',
+  parent: 'project',
+  paths: { list: '/:project/targets', one: '/:project/:target' },
+  params: { list: ProjectParams, one: TargetParams },
+  answers: Target,
+  bodies: { create: CreateTargetBody, update: UpdateTargetBody },
+  own: () => ({}),
+  deletion: { summary: 'Delete a target with its environments, documents and history', isLong: true }
+})
+
+export const environments = placesOf({
+  kind: 'environment',
+  plural: 'environments',
+  Kind: 'Environment',
+  a: 'an environment',
+  parent: 'target',
+  paths: { list: '/:project/:target/environments', one: '/:project/:target/:environment' },
+  params: { list: TargetParams, one: EnvironmentParams },
+  answers: Environment,
+  bodies: { create: CreateEnvironmentBody, update: UpdateEnvironmentBody },
+  own: ({ status = 'development', is_production = status === 'production' }, target_id) =>
+    ({ target_id: target_id!, status, is_production }),
+  deletion: { summary: 'Delete an environment with its document and history', isLong: false }
+})
