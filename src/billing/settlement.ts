@@ -1,6 +1,6 @@
 import { ulid } from 'ulidx'
 import type { Db } from '../db/database.ts'
-import { recordEvent, systemOf, type Actor, type AuditEvent } from '../repositories/audit.ts'
+import { eventOf, recordEvent, systemOf, type Actor, type AuditEvent } from '../repositories/audit.ts'
 import { giveCredit } from '../repositories/billing.ts'
 import {
   createRefund, findInvoice, lockCharge, lockInvoice, lockRefund, settleCharge, settleCharges, settleInvoice,
@@ -75,16 +75,7 @@ export async function giveBack (
     charge, id: ulid(), provider: holderOf(charge), amount: its, reason: reason ?? null
   })
   const { id, currency } = charge
-  return {
-    refund,
-    charge,
-    event: {
-      action: 'refund.create',
-      resource_type: 'refund',
-      resource_id: refund.id,
-      details: { amount: its, currency, charge_id: id }
-    }
-  }
+  return { refund, charge, event: eventOf('refund.create', refund.id, { amount: its, currency, charge_id: id }) }
 }
 
 /** Gives back a charge by the operator, also of an organization that is gone; the refund. */
@@ -117,7 +108,7 @@ export async function checkRefund (db: Db, actor: Actor, id: string): Promise<No
   const held = await lockRefund(db, actor.organization_id, id)
   if (held === undefined || held.refund.checked_at !== null || concernOf(held.refund) === undefined) return undefined
   await updateChecked(db, held.refund)
-  await recordEvent(db, actor, { action: 'refund.check', resource_type: 'refund', resource_id: id })
+  await recordEvent(db, actor, eventOf('refund.check', id))
   return { unanswered: null }
 }
 
@@ -177,7 +168,7 @@ export async function reportCharge (
   }
   if (charge.status === 'pending' && status === 'failed') {
     await settleCharge(db, organization_id, id, status)
-    events.push({ action: 'charge.fail', resource_type: 'charge', resource_id: id })
+    events.push(eventOf('charge.fail', id))
   }
   if (charge.status !== 'pending') events.push(reportEvent('charge', charge, status))
   await recordEvent(db, systemOf(organization_id), ...events)

@@ -3,7 +3,7 @@ import { hashToken, mintApiToken, tokenPrefix } from '../crypto/bearer.ts'
 import { generatePassword, hashPassword } from '../crypto/passwords.ts'
 import { transaction } from '../db/database.ts'
 import { chooseSlug } from '../http/slugs.ts'
-import { operatorOf, recordEvent } from '../repositories/audit.ts'
+import { eventOf, operatorOf, recordEvent } from '../repositories/audit.ts'
 import { countOrganizations, lockOrganizations } from '../repositories/organizations.ts'
 import { createToken } from '../repositories/tokens.ts'
 import { createUser } from '../repositories/users.ts'
@@ -48,9 +48,7 @@ export async function initialize ({ database, keyring }: Opened, first: First): 
       slices: [],
       expires_at: null
     })
-    await recordEvent(
-      db, operatorOf(id), { action: 'organization.create', resource_type: 'organization', resource_id: id }
-    )
+    await recordEvent(db, operatorOf(id), eventOf('organization.create', id))
     return { user, slug }
   })
   if (made === undefined) return undefined

@@ -2,7 +2,7 @@ import { ulid } from 'ulidx'
 import type { OrganizationStatus } from '../../schemas/organizations.ts'
 import { transaction, type Database } from '../db/database.ts'
 import { chooseSlug } from '../http/slugs.ts'
-import { operatorOf, recordEvent } from '../repositories/audit.ts'
+import { eventOf, operatorOf, recordEvent } from '../repositories/audit.ts'
 import { findOrganization, findPlan, releaseSlug, updateOrganization } from '../repositories/organizations.ts'
 import { findStatus, lockPlan } from '../repositories/plans.ts'
 import { restartPeriods } from '../repositories/subscriptions.ts'
@@ -26,10 +26,7 @@ export async function addOrganization (
     const slug = await chooseSlug(db, 'organization', undefined, { name })
     const limit = await foundOrganization(db, keyring, { id, name, slug, plan }, user)
     if (limit !== undefined) throw new StartError(`${owner} is in as many organizations, or owns as many, as one can: ${limit}`)
-    await recordEvent(
-      db, operatorOf(id),
-      { action: 'organization.create', resource_type: 'organization', resource_id: id, details: { slug, plan } }
-    )
+    await recordEvent(db, operatorOf(id), eventOf('organization.create', id, { slug, plan }))
     return { id, slug }
   })
 }
@@ -58,10 +55,7 @@ export async function setOrganization (
       ...(status && { status }),
       ...(require_second_factor !== undefined && { require_second_factor })
     }
-    await recordEvent(
-      db, operatorOf(id),
-      { action: 'organization.update', resource_type: 'organization', resource_id: id, details }
-    )
+    await recordEvent(db, operatorOf(id), eventOf('organization.update', id, details))
   })
 }
 
@@ -73,9 +67,7 @@ export async function releaseFormerSlug ({ db: handle }: Database, slug: string)
   await transaction(handle, async (db) => {
     const id = await releaseSlug(db, slug)
     if (id === undefined) throw new StartError(`The slug ${slug} is not reserved`)
-    await recordEvent(db, operatorOf(id), {
-      action: 'organization.update', resource_type: 'organization', resource_id: id, details: { released_slug: slug }
-    })
+    await recordEvent(db, operatorOf(id), eventOf('organization.update', id, { released_slug: slug }))
   })
 }
 

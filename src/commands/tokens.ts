@@ -1,7 +1,7 @@
 import type { Ability } from '../../schemas/scopes.ts'
 import { hashToken, mintApiToken, tokenPrefix } from '../crypto/bearer.ts'
 import { transaction, type Database } from '../db/database.ts'
-import { operatorOf, recordEvent } from '../repositories/audit.ts'
+import { eventOf, operatorOf, recordEvent } from '../repositories/audit.ts'
 import { findOrganization, listAllOrganizations } from '../repositories/organizations.ts'
 import { lockPlan } from '../repositories/plans.ts'
 import {
@@ -33,12 +33,7 @@ export async function addToken (
       slices: [],
       expires_at: null
     })
-    await recordEvent(db, operatorOf(id), {
-      action: 'api-token.create',
-      resource_type: 'api-token',
-      resource_id: made.id,
-      details: { abilities: abilities.join(' ') }
-    })
+    await recordEvent(db, operatorOf(id), eventOf('api-token.create', made.id, { abilities: abilities.join(' ') }))
     return token
   })
 }
@@ -67,9 +62,7 @@ export async function revokeToken ({ db: handle }: Database, id: number): Promis
     // Also one that was changed outside the service. Whoever else ended it has recorded that.
     await findSlices(db, organization, id) ?? missing(none)
     await deleteTokens(db, organization, [id])
-    await recordEvent(
-      db, operatorOf(organization), { action: 'api-token.delete', resource_type: 'api-token', resource_id: String(id) }
-    )
+    await recordEvent(db, operatorOf(organization), eventOf('api-token.delete', id))
   })
 }
 

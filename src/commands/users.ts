@@ -5,7 +5,7 @@ import { transaction, type Database, type Db } from '../db/database.ts'
 import { endingOf, type EndedTokens } from '../db/grants.ts'
 import { createMailer } from '../mail/mailer.ts'
 import { invitation, newLink, type Message } from '../mail/messages.ts'
-import { operatorOf, recordEvent, recordOfPerson } from '../repositories/audit.ts'
+import { eventOf, operatorOf, recordEvent, recordOfPerson } from '../repositories/audit.ts'
 import { countOtherOwners, listOrganizationsOf } from '../repositories/members.ts'
 import { findOrganization } from '../repositories/organizations.ts'
 import { createPersonalEvent } from '../repositories/personal-events.ts'
@@ -50,12 +50,8 @@ export async function addUser (
     if (id === undefined) throw new StartError(`There is an account of ${email} already`)
     if (organization && membership) {
       await createMember(db, { organization_id: organization.id, user_id: id, role: membership.role })
-      await recordEvent(db, operatorOf(organization.id), {
-        action: 'member.create',
-        resource_type: 'member',
-        resource_id: String(id),
-        details: { role: membership.role, status: 'active' }
-      })
+      const details = { role: membership.role, status: 'active' }
+      await recordEvent(db, operatorOf(organization.id), eventOf('member.create', id, details))
     }
     await createPasswordLink(db, hashToken(secret), id)
     await recordForOperator(db, id, 'user.create')

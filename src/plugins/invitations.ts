@@ -16,7 +16,7 @@ import { requireRole } from '../http/roles.ts'
 import type { Domain } from '../http/types.ts'
 import { membershipInvitation } from '../mail/messages.ts'
 import type { Room } from '../mail/outbox.ts'
-import { recordEvent } from '../repositories/audit.ts'
+import { eventOf, recordEvent } from '../repositories/audit.ts'
 import {
   countInvitations, createInvitation, deleteInvitation, findInvitation, isInvited, listInvitations, lockInvitation,
   renewInvitation, returnInvitationMail, takeInvitationMail, type Invitation as InvitationRow
@@ -26,7 +26,7 @@ import { lockPlan } from '../repositories/plans.ts'
 import type { Principal } from '../repositories/principals.ts'
 import { canonicalEmail, isEmail } from '../rules/emails.ts'
 import { fail, refuse } from '../rules/errors.ts'
-import { pageMeta, pageOf } from '../rules/pagination.ts'
+import { answerPage } from '../rules/pagination.ts'
 import { canonicalRole } from '../rules/roles.ts'
 import { expireInvitations } from '../vault/memberships.ts'
 
@@ -84,12 +84,7 @@ export const invitations: Domain = async (app) => {
           db, { organization_id: organization.id, id: ulid(), email, role, invited_by: { type, id, name } },
           await mail.take(db) ?? null
         )
-        await recordEvent(db, actorOf(request), {
-          action: 'invitation.create',
-          resource_type: 'invitation',
-          resource_id: made.id,
-          details: { email, role }
-        })
+        await recordEvent(db, actorOf(request), eventOf('invitation.create', made.id, { email, role }))
         return made
       }, actorOf(request)).catch(mail.fail)
       afterCommit(request, () => mail.post(made), mail.release)
@@ -107,11 +102,8 @@ export const invitations: Domain = async (app) => {
       querystring: ListQuery,
       response: { 200: Invitation.list }
     },
-    handler: async (request) => {
-      const page = pageOf(request.query)
-      const { rows, total } = await listInvitations(app.lists, principalOf(request).organization.id, page)
-      return { data: rows.map(toItem), meta: pageMeta(page, total, rows.length) }
-    }
+    handler: async (request) => answerPage(request.query, toItem, (page) =>
+      listInvitations(app.lists, principalOf(request).organization.id, page))
   })
 
   app.get('/organizations/:organization/invitations/:invitation', {
@@ -159,12 +151,7 @@ export const invitations: Domain = async (app) => {
         await app.countEffect(request, reply)
         mail.reserve()
         const sent = await renewInvitation(db, organization.id, id, await mail.take(db)) ?? fail('not_found')
-        await recordEvent(db, actorOf(request), {
-          action: 'invitation.send',
-          resource_type: 'invitation',
-          resource_id: id,
-          details: { email: sent.email, role }
-        })
+        await recordEvent(db, actorOf(request), eventOf('invitation.send', id, { email: sent.email, role }))
         return sent
       }, actorOf(request)).catch(mail.fail)
       afterCommit(request, () => mail.post(sent), mail.release)
@@ -197,9 +184,7 @@ export const invitations: Domain = async (app) => {
         await requireCurrent(db, request, id)
         requireRole(principal, role)
         await deleteInvitation(db, organization.id, id)
-        await recordEvent(db, actorOf(request), {
-          action: 'invitation.withdraw', resource_type: 'invitation', resource_id: id, details: { email, role }
-        })
+        await recordEvent(db, actorOf(request), eventOf('invitation.withdraw', id, { email, role }))
       }, actorOf(request))
       return reply.code(204).send(null)
     }

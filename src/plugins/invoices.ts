@@ -7,7 +7,7 @@ import type { Domain } from '../http/types.ts'
 import { findInvoice, listInvoices, type InvoiceRow } from '../repositories/invoices.ts'
 import { invoiceNumber } from '../rules/billing.ts'
 import { fail } from '../rules/errors.ts'
-import { pageMeta, pageOf } from '../rules/pagination.ts'
+import { answerPage, pageMeta } from '../rules/pagination.ts'
 
 const LATEST = { page: 1, per_page: 50 }
 
@@ -25,11 +25,8 @@ export const invoices: Domain = async (app) => {
       querystring: ListQuery,
       response: { 200: InvoiceItem.list }
     },
-    handler: async (request) => {
-      const page = pageOf(request.query)
-      const { rows, total } = await listInvoices(app.pages, principalOf(request).organization.id, page)
-      return { data: rows.map(toItem), meta: pageMeta(page, total, rows.length) }
-    }
+    handler: async (request) => answerPage(request.query, toItem, (page) =>
+      listInvoices(app.pages, principalOf(request).organization.id, page))
   })
 
   app.get('/organizations/:organization/invoices', {

@@ -10,14 +10,14 @@ import { requireCurrent } from '../http/etags.ts'
 import { requireRole } from '../http/roles.ts'
 import type { Domain } from '../http/types.ts'
 import { membershipChanged } from '../mail/messages.ts'
-import { recordEvent } from '../repositories/audit.ts'
+import { eventOf, recordEvent } from '../repositories/audit.ts'
 import { findMember, listMembers, lockMember, lockOtherOwners, updateMember } from '../repositories/members.ts'
 import { lockPlan } from '../repositories/plans.ts'
 import type { Principal } from '../repositories/principals.ts'
 import { canonicalEmail } from '../rules/emails.ts'
 import { fail } from '../rules/errors.ts'
 import { parseId } from '../rules/ids.ts'
-import { pageMeta, pageOf } from '../rules/pagination.ts'
+import { answerPage } from '../rules/pagination.ts'
 import { canonicalRole, grants } from '../rules/roles.ts'
 import { endMembership, isLastOwner } from '../vault/memberships.ts'
 
@@ -41,11 +41,8 @@ export const members: Domain = async (app) => {
       querystring: ListQuery,
       response: { 200: Member.list }
     },
-    handler: async (request) => {
-      const page = pageOf(request.query)
-      const { rows, total } = await listMembers(app.lists, principalOf(request).organization.id, page)
-      return { data: rows.map(toItem), meta: pageMeta(page, total, rows.length) }
-    }
+    handler: async (request) => answerPage(request.query, toItem, (page) =>
+      listMembers(app.lists, principalOf(request).organization.id, page))
   })
 
   app.get('/organizations/:organization/members/:member', {
@@ -99,12 +96,7 @@ export const members: Domain = async (app) => {
         if (member.role !== role && reachedLimit({ joined: 0, owned }, role) !== undefined) fail('memberships_full')
         if (otherOwners !== undefined && isLastOwner(member, otherOwners)) fail('last_owner')
         // Before the change: the caller may change their own role, and has to be found with the present one.
-        await recordEvent(db, actorOf(request), {
-          action: 'member.update',
-          resource_type: 'member',
-          resource_id: String(id),
-          details: { from: member.role, to: role }
-        })
+        await recordEvent(db, actorOf(request), eventOf('member.update', id, { from: member.role, to: role }))
         await updateMember(db, organization.id, id, role)
         return await findMember(db, organization.id, id) ?? tampered()
       }, actorOf(request))

@@ -11,7 +11,7 @@ import { requireConfirmation } from '../http/confirmation.ts'
 import { requireCurrent } from '../http/etags.ts'
 import { chooseSlug, orSlugTaken, refuseReserved } from '../http/slugs.ts'
 import type { Domain } from '../http/types.ts'
-import { recordEvent } from '../repositories/audit.ts'
+import { eventOf, recordEvent } from '../repositories/audit.ts'
 import { endUntoldCharges } from '../repositories/invoices.ts'
 import {
   deleteOrganization, listOrganizations, lockEverybody, readOrganization, updateOrganization,
@@ -83,7 +83,7 @@ export const organizations: Domain = async (app) => {
         const caller = { access_token, user_id: user.id, role: 'owner' } as const
         await recordEvent(
           db, { ...personOf(request, id, user), caller, answering: request.answering },
-          { action: 'organization.create', resource_type: 'organization', resource_id: id, details: { slug } }
+          eventOf('organization.create', id, { slug })
         )
         return readOrganization(db, id)
       }, request))
@@ -119,12 +119,8 @@ export const organizations: Domain = async (app) => {
         const { name, slug, require_second_factor } = body
         await requireCurrent(db, request, id)
         await updateOrganization(db, id, { name, slug, require_second_factor })
-        await recordEvent(db, actorOf(request), {
-          action: 'organization.update',
-          resource_type: 'organization',
-          resource_id: id,
-          details: { members: Object.keys(body).join(' ') }
-        })
+        const members = Object.keys(body).join(' ')
+        await recordEvent(db, actorOf(request), eventOf('organization.update', id, { members }))
         return readOrganization(db, id)
       }, actorOf(request)))
       return toAnswer(updated!)
@@ -156,12 +152,7 @@ export const organizations: Domain = async (app) => {
         await requireCurrent(db, request, id)
         await endUntoldCharges(db, id)
         // Before the delete: whoever asks for it is one of those who go.
-        await recordEvent(db, actorOf(request), {
-          action: 'organization.delete',
-          resource_type: 'organization',
-          resource_id: id,
-          details: { members, tokens }
-        })
+        await recordEvent(db, actorOf(request), eventOf('organization.delete', id, { members, tokens }))
         await deleteOrganization(db, id, principalOf(request).person?.user_id)
       }, actorOf(request))
       app.removals.wake()

@@ -11,6 +11,7 @@ import { readNow, type Db } from '../db/database.ts'
 import { principalOf } from '../http/actor.ts'
 import { afterCommit, changeOnce } from '../http/idempotency.ts'
 import type { Domain } from '../http/types.ts'
+import { eventOf } from '../repositories/audit.ts'
 import {
   countPaymentMethods, createPaymentMethod, deletePaymentMethod, findCoupon, findPaymentMethod, hasRedeemed,
   listPaymentMethods, redeemCoupon, updateCoupon, updateDefaultMethod, updateDetails, type Coupon as CouponRow,
@@ -164,12 +165,7 @@ export const payments: Domain = async (app) => {
         return {
           status: 201,
           body: { data: toCharge(charge!) },
-          events: [{
-            action: 'charge.create',
-            resource_type: 'charge',
-            resource_id: id,
-            details: { amount, currency, invoice_id }
-          }]
+          events: [eventOf('charge.create', id, { amount, currency, invoice_id })]
         }
       })
       afterCommit(request, () => app.billing.wake())
@@ -231,11 +227,7 @@ export const payments: Domain = async (app) => {
         if (await hasRedeemed(db, organizationId, code)) fail('coupon_redeemed')
         const coupon = CODE.test(code) && await redeemCoupon(db, organizationId, code)
         if (!coupon) return refuseCoupon(CODE.test(code) ? await findCoupon(db, code) : undefined, await readNow(db))
-        return {
-          status: 201,
-          body: { data: toCoupon(coupon) },
-          events: [{ action: 'coupon.redeem', resource_type: 'coupon', resource_id: code }]
-        }
+        return { status: 201, body: { data: toCoupon(coupon) }, events: [eventOf('coupon.redeem', code)] }
       })
     }
   })
@@ -255,9 +247,7 @@ export const payments: Domain = async (app) => {
         const { coupon } = (await holdAccount(db, organizationId)).account
         if (coupon === null) fail('not_found')
         await updateCoupon(db, organizationId, null)
-        return {
-          status: 204, body: null, events: [{ action: 'coupon.remove', resource_type: 'coupon', resource_id: coupon }]
-        }
+        return { status: 204, body: null, events: [eventOf('coupon.remove', coupon)] }
       })
     }
   })

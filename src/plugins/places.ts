@@ -16,7 +16,7 @@ import {
   createPlace, deletePlace, findPlace, listPlaces, updatePlace, type NewPlace, type Place, type PlaceKind
 } from '../repositories/places.ts'
 import { fail } from '../rules/errors.ts'
-import { pageMeta, pageOf } from '../rules/pagination.ts'
+import { answerPage } from '../rules/pagination.ts'
 import { deleteLevel, deletionRunner } from '../vault/removals.ts'
 
 type CreateBody = CreateTargetBody & CreateEnvironmentBody
@@ -62,9 +62,7 @@ const placesOf = (
     },
     handler: async (request) => {
       const { organization_id, level_id } = levelOf(request)
-      const page = pageOf(request.query)
-      const { rows, total } = await listPlaces(app.pages, kind, organization_id, level_id, page)
-      return { data: rows.map(toItem), meta: pageMeta(page, total, rows.length) }
+      return answerPage(request.query, toItem, (page) => listPlaces(app.pages, kind, organization_id, level_id, page))
     }
   })
 

@@ -14,7 +14,7 @@ import { inProject, levelOf } from '../http/places.ts'
 import { requireRoom } from '../http/plan-limits.ts'
 import { chooseSlug, orSlugTaken, refuseReserved } from '../http/slugs.ts'
 import type { Domain } from '../http/types.ts'
-import { recordEvent } from '../repositories/audit.ts'
+import { eventOf, recordEvent } from '../repositories/audit.ts'
 import { activeKeyOf } from '../repositories/levels.ts'
 import type { KeyState } from '../repositories/encryption-keys.ts'
 import {
@@ -126,12 +126,8 @@ export const projects: Domain = async (app) => {
           encryption_type,
           history_policy: body.history_policy ?? 'keep'
         }, key)
-        await recordEvent(db, actorOf(request), {
-          action: 'project.create',
-          resource_type: 'project',
-          resource_id: id,
-          details: { slug, encryption_type, iterations: key.iterations }
-        })
+        const details = { slug, encryption_type, iterations: key.iterations }
+        await recordEvent(db, actorOf(request), eventOf('project.create', id, details))
         return findProject(db, organization.id, id)
       }, actorOf(request)))
       return reply.code(201).send({ data: toItem(created!) })
@@ -211,7 +207,7 @@ export const projects: Domain = async (app) => {
       const { project } = levelOf(request)
       const below = { project_id: project.id }
       await inProject(app, request, project.id, async (db, { id, organization_id }) => {
-        const event = { action: 'project.delete', resource_type: 'project', resource_id: id } as const
+        const event = eventOf('project.delete', id)
         await deleteLevel(db, actorOf(request), below, event, () => deleteProject(db, organization_id, id))
       }, deletionRunner(app, {
         organization: principalOf(request).organization,

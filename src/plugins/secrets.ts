@@ -20,7 +20,7 @@ import {
 } from '../http/places.ts'
 import type { Domain } from '../http/types.ts'
 import { waitFor } from '../http/waiting.ts'
-import { recordEvent } from '../repositories/audit.ts'
+import { eventOf, recordEvent } from '../repositories/audit.ts'
 import { emptySecret } from '../repositories/histories.ts'
 import {
   activeKeyOf, ownSecret, placeOf, type Brings, type LevelState, type SecretRow
@@ -261,7 +261,7 @@ export const secrets: Domain = async (app) => {
       const { versions: purged, bytes } = await purgeHistories(db, organization.id, { secret_id: secret.id })
       await emptySecret(db, state, secret)
       await removeSome(db, organization.id)
-      const event = { action: 'secret.delete', resource_type: 'secret', resource_id: secret.id } as const
+      const event = eventOf('secret.delete', secret.id)
       await recordEvent(db, actorOf(request), {
         ...event, details: { level: state.level, purged }, growth: -bytes - secret.size_bytes
       })

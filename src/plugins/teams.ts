@@ -24,7 +24,7 @@ import {
 } from '../repositories/teams.ts'
 import { fail, refuse } from '../rules/errors.ts'
 import { parseId } from '../rules/ids.ts'
-import { pageMeta, pageOf } from '../rules/pagination.ts'
+import { answerPage } from '../rules/pagination.ts'
 import { canonicalRole, holds, scopesInProject } from '../rules/roles.ts'
 
 const toItem = ({ id, ...attributes }: TeamRow) => ({ type: 'teams' as const, id, attributes })
@@ -41,11 +41,8 @@ export const teams: Domain = async (app) => {
       querystring: ListQuery,
       response: { 200: Team.list }
     },
-    handler: async (request) => {
-      const page = pageOf(request.query)
-      const { rows, total } = await listTeams(app.lists, principalOf(request).organization.id, page)
-      return { data: rows.map(toItem), meta: pageMeta(page, total, rows.length) }
-    }
+    handler: async (request) => answerPage(request.query, toItem, (page) =>
+      listTeams(app.lists, principalOf(request).organization.id, page))
   })
 
   app.get('/organizations/:organization/teams/:team', {

@@ -11,7 +11,7 @@ import { readNow, transaction, type Db } from '../db/database.ts'
 import { actorOf, principalOf } from '../http/actor.ts'
 import type { Withheld } from '../http/idempotency.ts'
 import type { Domain } from '../http/types.ts'
-import { recordEvent } from '../repositories/audit.ts'
+import { eventOf, recordEvent } from '../repositories/audit.ts'
 import { lockPlan } from '../repositories/plans.ts'
 import type { Principal } from '../repositories/principals.ts'
 import {
@@ -42,8 +42,8 @@ export const tokens: Domain = async (app) => {
       response: { 200: ApiTokenList }
     },
     handler: async (request) => {
-      const page = pageOf(request.query)
       const { organization, slices } = principalOf(request)
+      const page = pageOf(request.query)
       const { rows, total } = await listTokens(app.lists, organization.id, slices, page)
       return { data: rows, meta: pageMeta(page, total, rows.length) }
     }
@@ -91,12 +91,8 @@ export const tokens: Domain = async (app) => {
           expires_at,
           made_by: principal
         })
-        await recordEvent(db, actorOf(request), {
-          action: 'api-token.create',
-          resource_type: 'api-token',
-          resource_id: created.id,
-          details: { abilities: abilities.join(' ') }
-        })
+        const details = { abilities: abilities.join(' ') }
+        await recordEvent(db, actorOf(request), eventOf('api-token.create', created.id, details))
         return created
       }, actorOf(request))
       return reply.code(201).send({ success: true, message: NOT_AGAIN, token, api_key })
@@ -151,12 +147,8 @@ export const tokens: Domain = async (app) => {
           if (!token.is_live) await requireRoom(db, organization.id, token.user_id, token)
         }
         const changed = await updateToken(db, organization.id, id, { name: body.name, expires_at }) ?? fail('not_found')
-        await recordEvent(db, actorOf(request), {
-          action: 'api-token.update',
-          resource_type: 'api-token',
-          resource_id: String(id),
-          details: { members: Object.keys(body).join(' ') }
-        })
+        const members = Object.keys(body).join(' ')
+        await recordEvent(db, actorOf(request), eventOf('api-token.update', id, { members }))
         return changed
       })
       return { data }
@@ -201,9 +193,7 @@ export const tokens: Domain = async (app) => {
           await requireRoom(db, organization.id, principal.person!.user_id, held)
         }
         // Before the rotation: a token may rotate itself, which gives it nothing, and is the caller of that.
-        await recordEvent(db, actorOf(request), {
-          action: 'api-token.rotate', resource_type: 'api-token', resource_id: String(id), details: { overlap_seconds }
-        })
+        await recordEvent(db, actorOf(request), eventOf('api-token.rotate', id, { overlap_seconds }))
         const value = { token_hash: hashToken(token), token_prefix: tokenPrefix(token) }
         const isKeyed = request.answering !== null
         return await rotateToken(db, held, value, overlap_seconds, principal, isKeyed) ?? fail('not_found')
@@ -228,9 +218,7 @@ export const tokens: Domain = async (app) => {
         const slices = await findSlices(db, organization.id, id)
         seen(request, slices && { id, slices })
         // Before the delete: a token may end itself, and is the caller of that.
-        await recordEvent(
-          db, actorOf(request), { action: 'api-token.delete', resource_type: 'api-token', resource_id: String(id) }
-        )
+        await recordEvent(db, actorOf(request), eventOf('api-token.delete', id))
         await deleteTokens(db, organization.id, [id])
       })
       return reply.code(204).send(null)

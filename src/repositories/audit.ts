@@ -1,4 +1,5 @@
 import { and, asc, eq, gt, inArray, sql } from 'drizzle-orm'
+import type { EventName } from '../../schemas/events.ts'
 import { authenticatedColumns } from '../db/authenticated.ts'
 import type { Caller } from '../db/caller.ts'
 import {
@@ -44,6 +45,11 @@ export type AuditEvent = Pick<EventRow, 'action' | 'resource_type' | 'resource_i
   /** By how many bytes the organization stores more, or less, with what it tells of: none, where it is left out. */
   growth?: number
 }
+
+/** An event about a resource of the kind that the event is named after. */
+export const eventOf = (action: EventName, id: string | number, details?: AuditEvent['details']): AuditEvent => ({
+  action, resource_type: action.split('.')[0]!, resource_id: String(id), ...(details && { details })
+})
 
 // Milliseconds that a long operation waits for a transaction that may end the caller.
 const PATIENCE = 1_000

@@ -25,6 +25,15 @@ export function pageMeta ({ page, per_page }: PageRequest, total: number, count:
   }
 }
 
+/** A page of a list as the API answers it. */
+export async function answerPage<R, I> (
+  query: ListQuery, toItem: (row: R) => I, list: (page: PageRequest) => Promise<{ rows: R[], total: number }>
+): Promise<{ data: I[], meta: PageMeta }> {
+  const page = pageOf(query)
+  const { rows, total } = await list(page)
+  return { data: rows.map(toItem), meta: pageMeta(page, total, rows.length) }
+}
+
 /**
  * Reads a page of a list whose rows say how long the list is, as `total`. Of a page beyond the end no row can: the
  * first one then tells.

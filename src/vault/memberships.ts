@@ -2,7 +2,7 @@ import type { Role } from '../../schemas/users.ts'
 import type { Db } from '../db/database.ts'
 import { endingOf, endTokensOfBefore, lockTokensOfMember } from '../db/grants.ts'
 import { lockMemberships, reachedLimit } from '../db/memberships.ts'
-import { recordEvent, systemOf, type Actor, type AuditEvent } from '../repositories/audit.ts'
+import { eventOf, recordEvent, systemOf, type Actor, type AuditEvent } from '../repositories/audit.ts'
 import { deleteExpiredInvitations, deleteInvitation, lockInvitation, type Invitation } from '../repositories/invitations.ts'
 import { deleteMember, findMember, lockMember, lockOtherOwners } from '../repositories/members.ts'
 import { findOrganization } from '../repositories/organizations.ts'
@@ -51,12 +51,7 @@ export async function acceptInvitation (
   }
   await deleteInvitation(db, organizationId, id)
   const actor = actorOf(member?.role ?? role)
-  await recordEvent(db, actor, {
-    action: 'member.join',
-    resource_type: 'member',
-    resource_id: String(person.id),
-    details: { invitation: id, role: member?.role ?? role }
-  })
+  await recordEvent(db, actor, eventOf('member.join', person.id, { invitation: id, role: member?.role ?? role }))
   return { role: member?.role ?? role }
 }
 
@@ -68,9 +63,7 @@ export async function declineInvitation (
   const invitation = await lockInvitationTo(db, organizationId, id, person)
   if (invitation === undefined) return false
   await deleteInvitation(db, organizationId, id)
-  await recordEvent(db, systemOf(organizationId), {
-    action: 'invitation.decline', resource_type: 'invitation', resource_id: id, details: { email: invitation.email }
-  })
+  await recordEvent(db, systemOf(organizationId), eventOf('invitation.decline', id, { email: invitation.email }))
   return true
 }
 
@@ -82,7 +75,7 @@ export async function expireInvitations (db: Db, organizationId: string): Promis
   const { deleted, expired } = await deleteExpiredInvitations(db, organizationId)
   if (expired.length > 0) {
     await recordEvent(db, systemOf(organizationId), ...expired.map(({ id, email }): AuditEvent =>
-      ({ action: 'invitation.expire', resource_type: 'invitation', resource_id: id, details: { email } })))
+      eventOf('invitation.expire', id, { email })))
   }
   return deleted
 }
@@ -113,12 +106,8 @@ export async function endMembership (
   const seen = await findMember(db, organization_id, userId)
   const tokens = await lockTokensOfMember(db, organization_id, userId)
   // Before the delete: a person who leaves is the caller of the change.
-  await recordEvent(db, actor, {
-    action: 'member.delete',
-    resource_type: 'member',
-    resource_id: String(userId),
-    details: { role: member.role, ...endingOf(tokens.ended, organization_id) }
-  })
+  const details = { role: member.role, ...endingOf(tokens.ended, organization_id) }
+  await recordEvent(db, actor, eventOf('member.delete', userId, details))
   await deleteMember(db, organization_id, userId, tokens)
   if (actor.type === 'user' && actor.id === userId) {
     const organization = (await findOrganization(db, organization_id))?.name ?? organization_id

@@ -1,7 +1,7 @@
 import { databaseError, transaction, type Db } from '../db/database.ts'
 import { PIECE } from '../db/expired.ts'
 import { createTokenRemovals, deleteTokenRemoval, type TokenRemoval } from '../db/token-removals.ts'
-import { lockCounterLast, recordEvent, systemOf, type Actor, type AuditEvent } from '../repositories/audit.ts'
+import { eventOf, lockCounterLast, recordEvent, systemOf, type Actor, type AuditEvent } from '../repositories/audit.ts'
 import type { KeyState } from '../repositories/encryption-keys.ts'
 import { deleteOldAnswers, listOwnersOfOldAnswers } from '../repositories/idempotency.ts'
 import { listExpiredInvitations } from '../repositories/invitations.ts'
@@ -93,7 +93,7 @@ export async function endTokensOfNothing (db: Db, organizationId: string, cause:
 // The events of tokens that end with something.
 const endingsOf = (tokens: readonly number[], cause: string): AuditEvent[] =>
   tokens.map((id) =>
-    ({ action: 'api-token.delete', resource_type: 'api-token', resource_id: String(id), details: { with: cause } }))
+    eventOf('api-token.delete', id, { with: cause }))
 
 /**
  * Takes away some of what was just removed, in the same transaction: all of it where it is little. The worker does the
