@@ -98,15 +98,17 @@ export const LOCK_TIMEOUT = '55P03'
 export const isAway = (error: unknown): boolean =>
   databaseError(error) instanceof DatabaseUnavailable && !isLockTimeout(error) && !(error instanceof OutOfTime)
 
-// What ends one transaction, and says nothing about the database: a deadlock or conflict, a cancelled statement, a
-// process that stopped inside of the transaction.
-const OF_ONE = /^(40P01|40001|57014|25P0[34])$/
+/** Whether a transaction lost to another one, by a deadlock or a serialization failure: it can run again. */
+export const isLostTransaction = (error: unknown) => /^(40P01|40001)$/.test(codeOf(error) ?? '')
+
+// A cancelled statement and a timeout inside a transaction say nothing about the database either.
+const OF_ONE = /^(57014|25P0[34])$/
 
 /** Whether the database is away for all that wait, who need not find that out by a deadline of their own. */
 export const isAwayForAll = (error: unknown): boolean => {
   const code = codeOf(error)
   const wasNeverSent = code === undefined && isUndone(error)
-  return isAway(error) && !wasNeverSent && !OF_ONE.test(code ?? '')
+  return isAway(error) && !wasNeverSent && !isLostTransaction(error) && !OF_ONE.test(code ?? '')
 }
 
 /** Whether what was asked for certainly did not happen, so that asking again does not do it twice. */

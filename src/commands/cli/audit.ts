@@ -3,7 +3,7 @@ import { describeVerified, exportEvents, rotateChainKeys, verifyAudit } from '..
 import { lineOf } from '../open.ts'
 import { write } from '../output.ts'
 import { verbs, withOpened, type Noun } from './noun.ts'
-import { parse, timeOf, UsageError } from './words.ts'
+import { FLAG, parse, TEXT, timeOf, UsageError } from './words.ts'
 
 /** `audit` and what it takes. */
 export const noun: Noun = {
@@ -18,11 +18,7 @@ export const noun: Noun = {
   run: verbs('audit', {
     verify: async (args, env) => {
       const { organization, since, file, anchors, json } = parse(args, {
-        organization: { type: 'string' },
-        since: { type: 'string' },
-        file: { type: 'string' },
-        anchors: { type: 'string' },
-        json: { type: 'boolean' }
+        organization: TEXT, since: TEXT, file: TEXT, anchors: TEXT, json: FLAG
       })
       const from = timeOf('--since', since)
       if (from !== undefined && file !== undefined) {
@@ -40,7 +36,7 @@ export const noun: Noun = {
     },
 
     export: async (args, env) => {
-      const { organization, since } = parse(args, { organization: { type: 'string' }, since: { type: 'string' } })
+      const { organization, since } = parse(args, { organization: TEXT, since: TEXT })
       const from = timeOf('--since', since)
       return withOpened(env, async (opened) => {
         for await (const lines of exportEvents(opened, { organization, since: from })) await write(lines)
@@ -48,7 +44,7 @@ export const noun: Noun = {
     },
 
     'rotate-key': async (args, env) => {
-      const { organization, all } = parse(args, { organization: { type: 'string' }, all: { type: 'boolean' } })
+      const { organization, all } = parse(args, { organization: TEXT, all: FLAG })
       if ((organization === undefined) === (all !== true)) {
         throw new UsageError('audit rotate-key needs --organization ID, or --all')
       }

@@ -2,7 +2,7 @@ import { loadConfig } from '../../config.ts'
 import { backup, describeSummary } from '../backup.ts'
 import { write } from '../output.ts'
 import type { Noun } from './noun.ts'
-import { parseFile } from './words.ts'
+import { parseFile, TEXTS } from './words.ts'
 
 /** `backup` and what it takes. */
 export const noun: Noun = {
@@ -11,9 +11,7 @@ export const noun: Noun = {
 `,
 
   run: async (args, env) => {
-    const { file, values: { recipient = [] } } = parseFile('backup', args, {
-      recipient: { type: 'string', multiple: true }
-    })
+    const { file, values: { recipient = [] } } = parseFile('backup', args, { recipient: TEXTS })
     const made = await backup(loadConfig(env), file, recipient)
     const said = `Backed up ${describeSummary(made)}`
     // Standard output may be the backup itself.

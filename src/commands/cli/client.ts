@@ -1,9 +1,8 @@
 import { NAME_LENGTH } from '../../../schemas/shapes.ts'
 import { isRegistrable } from '../../rules/redirects.ts'
 import { addClient, CLIENT_ID, describeClients, switchClient } from '../clients.ts'
-import { write } from '../output.ts'
-import { verbs, withDatabase, type Environment, type Noun } from './noun.ts'
-import { isName, parse, UsageError } from './words.ts'
+import { change, listing, verbs, type Environment, type Noun } from './noun.ts'
+import { isName, parse, TEXT, TEXTS, UsageError } from './words.ts'
 
 /** `client` and what it takes. */
 export const noun: Noun = {
@@ -16,9 +15,7 @@ export const noun: Noun = {
 
   run: verbs('client', {
     add: async (args, env) => {
-      const { id, name, 'redirect-uri': uris = [] } = parse(
-        args, { id: { type: 'string' }, name: { type: 'string' }, 'redirect-uri': { type: 'string', multiple: true } }
-      )
+      const { id, name, 'redirect-uri': uris = [] } = parse(args, { id: TEXT, name: TEXT, 'redirect-uri': TEXTS })
       if (id === undefined || !CLIENT_ID.test(id)) {
         throw new UsageError(
           'client add needs --id ID: 1 to 64 of a-z, 0-9, ".", "_" and "-", beginning with a letter or digit'
@@ -31,29 +28,19 @@ export const noun: Noun = {
         throw new UsageError(`${JSON.stringify(wrong)} cannot be a redirect URI: https://…, http:// with 127.0.0.1, [::1] or localhost, or the scheme of an app, as in com.example.app:/callback; ` +
           'without wildcard, fragment or user')
       }
-      return withDatabase(env, async (database) => {
-        await addClient(database, { id, name: name.trim(), redirect_uris: [...new Set(uris)] })
-        await write('Added.\n')
-      })
+      return change(env, (database) =>
+        addClient(database, { id, name: name.trim(), redirect_uris: [...new Set(uris)] }), 'Added.')
     },
 
     disable: async (args, env) => switchApplication('disable', args, env),
     enable: async (args, env) => switchApplication('enable', args, env),
 
-    list: async (args, env) => {
-      parse(args, {})
-      return withDatabase(env, async (database) => {
-        for (const line of await describeClients(database)) await write(`${line}\n`)
-      })
-    }
+    list: listing(describeClients)
   })
 }
 
 async function switchApplication (verb: 'disable' | 'enable', args: string[], env: Environment): Promise<number> {
-  const { id } = parse(args, { id: { type: 'string' } })
+  const { id } = parse(args, { id: TEXT })
   if (!id) throw new UsageError(`client ${verb} needs --id ID`)
-  return withDatabase(env, async (database) => {
-    await switchClient(database, id, verb === 'disable')
-    await write('Changed.\n')
-  })
+  return change(env, (database) => switchClient(database, id, verb === 'disable'))
 }

@@ -1,8 +1,7 @@
 import { COUPON_PATTERN, MOST_AMOUNT } from '../../../schemas/billing.ts'
 import { addCoupon, describeCoupons, stopCoupon } from '../billing.ts'
-import { write } from '../output.ts'
-import { verbs, withDatabase, type Noun } from './noun.ts'
-import { currencyOf, fail, numberOf, parse, timeOf, UsageError } from './words.ts'
+import { change, listing, verbs, type Noun } from './noun.ts'
+import { currencyOf, fail, numberOf, parse, TEXT, timeOf, UsageError } from './words.ts'
 
 /** `coupon` and what it takes. */
 export const noun: Noun = {
@@ -15,12 +14,7 @@ export const noun: Noun = {
   run: verbs('coupon', {
     add: async (args, env) => {
       const given = parse(args, {
-        code: { type: 'string' },
-        percent: { type: 'string' },
-        amount: { type: 'string' },
-        currency: { type: 'string' },
-        'valid-until': { type: 'string' },
-        redemptions: { type: 'string' }
+        code: TEXT, percent: TEXT, amount: TEXT, currency: TEXT, 'valid-until': TEXT, redemptions: TEXT
       })
       const percent_off = numberOf('--percent', given.percent, 100)
       const amount_off = numberOf('--amount', given.amount, MOST_AMOUNT)
@@ -32,26 +26,16 @@ export const noun: Noun = {
       const valid_until = timeOf('--valid-until', given['valid-until']) ?? null
       const max_redemptions = numberOf('--redemptions', given.redemptions, 1_000_000_000)
       const code = couponOf(given.code)
-      return withDatabase(env, async (database) => {
-        await addCoupon(database, { code, percent_off, amount_off, currency, valid_until, max_redemptions })
-        await write('Added.\n')
-      })
+      return change(env, (database) =>
+        addCoupon(database, { code, percent_off, amount_off, currency, valid_until, max_redemptions }), 'Added.')
     },
 
     end: async (args, env) => {
-      const code = couponOf(parse(args, { code: { type: 'string' } }).code)
-      return withDatabase(env, async (database) => {
-        await stopCoupon(database, code)
-        await write('Changed.\n')
-      })
+      const code = couponOf(parse(args, { code: TEXT }).code)
+      return change(env, (database) => stopCoupon(database, code))
     },
 
-    list: async (args, env) => {
-      parse(args, {})
-      return withDatabase(env, async (database) => {
-        for await (const line of describeCoupons(database)) await write(`${line}\n`)
-      })
-    }
+    list: listing(describeCoupons)
   })
 }
 

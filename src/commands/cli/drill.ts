@@ -3,7 +3,7 @@ import { drill } from '../drill.ts'
 import { lineOf } from '../open.ts'
 import { write } from '../output.ts'
 import type { Noun } from './noun.ts'
-import { parseFile } from './words.ts'
+import { parseFile, TEXT } from './words.ts'
 
 /** `drill` and what it takes. */
 export const noun: Noun = {
@@ -12,9 +12,7 @@ export const noun: Noun = {
 `,
 
   run: async (args, env) => {
-    const { file, values: { identity, anchors } } = parseFile('drill', args, {
-      identity: { type: 'string' }, anchors: { type: 'string' }
-    })
+    const { file, values: { identity, anchors } } = parseFile('drill', args, { identity: TEXT, anchors: TEXT })
     // 1 says that the backup is no good, so whatever keeps us from telling is 2.
     try {
       return await drill(loadConfig(env), { file, identity, anchors }, {

@@ -1,13 +1,12 @@
 import { readFileSync } from 'node:fs'
 import { NAME_LENGTH } from '../../../schemas/shapes.ts'
 import { PASSWORD } from '../../../schemas/users.ts'
-import { loadConfig } from '../../config.ts'
 import { isEmail } from '../../rules/emails.ts'
 import { initialize } from '../initialize.ts'
-import { open, StartError } from '../open.ts'
+import { StartError } from '../open.ts'
 import { write } from '../output.ts'
-import type { Noun } from './noun.ts'
-import { isName, parse, UsageError } from './words.ts'
+import { withOpened, type Noun } from './noun.ts'
+import { FLAG, isName, parse, TEXT, UsageError } from './words.ts'
 
 /** `init` and what it takes. */
 export const noun: Noun = {
@@ -17,10 +16,7 @@ export const noun: Noun = {
 
   run: async (args, env) => {
     const { organization, email, 'password-stdin': passwordStdin, json } = parse(args, {
-      organization: { type: 'string' },
-      email: { type: 'string' },
-      'password-stdin': { type: 'boolean' },
-      json: { type: 'boolean' }
+      organization: TEXT, email: TEXT, 'password-stdin': FLAG, json: FLAG
     })
     if (!isName(organization)) {
       throw new UsageError(`init needs --organization NAME (at most ${NAME_LENGTH} characters)`)
@@ -33,21 +29,15 @@ export const noun: Noun = {
         `the password has to have ${PASSWORD.minCharacters} characters to ${PASSWORD.maxBytes} bytes`
       )
     }
-    const config = loadConfig(env)
-    const opened = await open(config)
-    try {
-      const made = await initialize(
-        opened, { organization: organization.trim(), email, password, plan: config.defaultPlan }
-      )
+    return withOpened(env, async (opened, config) => {
+      const first = { organization: organization.trim(), email, password, plan: config.defaultPlan }
+      const made = await initialize(opened, first)
       if (made === undefined) throw new StartError('The database is not empty: it already has an organization')
       if (json) await write(`${JSON.stringify(made)}\n`)
       else {
         await write(`Organization ${made.organization.id} (${made.organization.slug})\nOwner ${made.user.email}\n` +
           (made.user.password === undefined ? '' : `Password ${made.user.password}\n`) + `Token ${made.token}\n`)
       }
-      return 0
-    } finally {
-      await opened.database.close()
-    }
+    })
   }
 }

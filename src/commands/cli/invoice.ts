@@ -1,8 +1,6 @@
 import { exportInvoices } from '../billing.ts'
-import { write } from '../output.ts'
-import { verbs, withDatabase, type Noun } from './noun.ts'
+import { listing, verbs, type Noun } from './noun.ts'
 import { noteDown } from './settling.ts'
-import { parse } from './words.ts'
 
 /** `invoice` and what it takes. */
 export const noun: Noun = {
@@ -15,11 +13,6 @@ export const noun: Noun = {
     paid: async (args, env) => noteDown('invoice', 'paid', args, env),
     void: async (args, env) => noteDown('invoice', 'void', args, env),
 
-    export: async (args, env) => {
-      parse(args, {})
-      return withDatabase(env, async (database) => {
-        for await (const line of exportInvoices(database)) await write(`${line}\n`)
-      })
-    }
+    export: listing(exportInvoices)
   })
 }

@@ -3,7 +3,7 @@ import { ID_PATTERN, makeKeyId } from '../../crypto/keyring.ts'
 import { execProvider, makeWrappedKey } from '../key-provider.ts'
 import { write } from '../output.ts'
 import { verbs, type Noun } from './noun.ts'
-import { parse, UsageError } from './words.ts'
+import { parse, TEXT, UsageError } from './words.ts'
 
 /** `key` and what it takes. */
 export const noun: Noun = {
@@ -12,7 +12,7 @@ export const noun: Noun = {
 
   run: verbs('key', {
     new: async (args, env) => {
-      const { id = makeKeyId() } = parse(args, { id: { type: 'string' } })
+      const { id = makeKeyId() } = parse(args, { id: TEXT })
       if (!ID_PATTERN.test(id)) throw new UsageError('--id is 1 to 32 letters, digits, ".", "_" or "-"')
       await write(`${await makeWrappedKey(execProvider(loadKeyCommands(env)), id)}\n`)
       return 0

@@ -1,7 +1,8 @@
 import { loadConfig, type Config } from '../../config.ts'
 import type { Database } from '../../db/database.ts'
 import { open, type Opened } from '../open.ts'
-import { UsageError } from './words.ts'
+import { write } from '../output.ts'
+import { parse, UsageError } from './words.ts'
 
 /** The variables that a command reads its configuration from. */
 export type Environment = NodeJS.ProcessEnv
@@ -38,3 +39,23 @@ export async function withOpened (
 /** Does something with the open database, and closes it. */
 export const withDatabase = (env: Environment, act: (database: Database, config: Config) => Promise<void>) =>
   withOpened(env, ({ database }, config) => act(database, config))
+
+/** Changes something in the database, and prints that it is done. */
+export const change = (env: Environment, act: (database: Database) => Promise<void>, done = 'Changed.') =>
+  withDatabase(env, async (database) => {
+    await act(database)
+    await write(`${done}\n`)
+  })
+
+/** A command without options that prints the lines of a list. */
+export const listing = (
+  describe: (database: Database) => AsyncIterable<string> | Promise<Iterable<string>>
+): Command => async (args, env) => {
+  parse(args, {})
+  return withDatabase(env, (database) => writeLines(describe(database)))
+}
+
+/** Prints lines. */
+export async function writeLines (lines: AsyncIterable<string> | Promise<Iterable<string>>): Promise<void> {
+  for await (const line of await lines) await write(`${line}\n`)
+}

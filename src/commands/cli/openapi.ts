@@ -1,7 +1,7 @@
 import { write } from '../output.ts'
 import { writeFileSync } from 'node:fs'
 import type { Noun } from './noun.ts'
-import { parse } from './words.ts'
+import { FLAG, parse } from './words.ts'
 
 /** `openapi` and what it takes. */
 export const noun: Noun = {
@@ -9,7 +9,7 @@ export const noun: Noun = {
 `,
 
   run: async (args) => {
-    const { stdout } = parse(args, { stdout: { type: 'boolean' } })
+    const { stdout } = parse(args, { stdout: FLAG })
     const { renderDocuments } = await import('../openapi.ts')
     const documents = await renderDocuments()
     if (stdout) await write(documents['openapi.yaml'])

@@ -1,12 +1,10 @@
 import { FORMER_SLUG_DAYS, ORGANIZATION_STATUSES, type OrganizationStatus } from '../../../schemas/organizations.ts'
 import { NAME_LENGTH } from '../../../schemas/shapes.ts'
-import { loadConfig } from '../../config.ts'
 import { isEmail } from '../../rules/emails.ts'
-import { open } from '../open.ts'
 import { addOrganization, describeOrganizations, releaseFormerSlug, setOrganization } from '../organizations.ts'
 import { write } from '../output.ts'
-import { verbs, withDatabase, type Noun } from './noun.ts'
-import { isName, parse, UsageError } from './words.ts'
+import { change, listing, verbs, withOpened, type Noun } from './noun.ts'
+import { isName, parse, TEXT, UsageError } from './words.ts'
 
 /** `organization` and what it takes. */
 export const noun: Noun = {
@@ -20,37 +18,22 @@ export const noun: Noun = {
 
   run: verbs('organization', {
     add: async (args, env) => {
-      const { name, owner, plan } = parse(
-        args, { name: { type: 'string' }, owner: { type: 'string' }, plan: { type: 'string' } }
-      )
+      const { name, owner, plan } = parse(args, { name: TEXT, owner: TEXT, plan: TEXT })
       if (!isName(name)) {
         throw new UsageError(`organization add needs --name NAME (at most ${NAME_LENGTH} characters)`)
       }
       if (owner !== undefined && !isEmail(owner)) throw new UsageError('--owner is an e-mail address')
-      const config = loadConfig(env)
-      const opened = await open(config)
-      try {
+      return withOpened(env, async (opened, config) => {
         const made = await addOrganization(opened, { name: name.trim(), owner, plan: plan ?? config.defaultPlan })
         await write(`Organization ${made.id} (${made.slug})\n`)
-        return 0
-      } finally {
-        await opened.database.close()
-      }
-    },
-
-    list: async (args, env) => {
-      parse(args, {})
-      return withDatabase(env, async (database) => {
-        for await (const line of describeOrganizations(database)) await write(`${line}\n`)
       })
     },
 
+    list: listing(describeOrganizations),
+
     set: async (args, env) => {
       const { id, plan, status, 'require-second-factor': required } = parse(args, {
-        id: { type: 'string' },
-        plan: { type: 'string' },
-        status: { type: 'string' },
-        'require-second-factor': { type: 'string' }
+        id: TEXT, plan: TEXT, status: TEXT, 'require-second-factor': TEXT
       })
       if (!id) throw new UsageError('organization set needs --id ID')
       if (plan === undefined && status === undefined && required === undefined) {
@@ -63,25 +46,14 @@ export const noun: Noun = {
       if (status !== undefined && !(ORGANIZATION_STATUSES as readonly string[]).includes(status)) {
         throw new UsageError(`--status is one of ${ORGANIZATION_STATUSES.join(', ')}`)
       }
-      const { database } = await open(loadConfig(env))
-      try {
-        await setOrganization(
-          database, id, { plan, status: status as OrganizationStatus | undefined, require_second_factor }
-        )
-        await write('Changed.\n')
-        return 0
-      } finally {
-        await database.close()
-      }
+      const changes = { plan, status: status as OrganizationStatus | undefined, require_second_factor }
+      return change(env, (database) => setOrganization(database, id, changes))
     },
 
     'release-slug': async (args, env) => {
-      const { slug } = parse(args, { slug: { type: 'string' } })
+      const { slug } = parse(args, { slug: TEXT })
       if (!slug) throw new UsageError('organization release-slug needs --slug SLUG')
-      return withDatabase(env, async (database) => {
-        await releaseFormerSlug(database, slug)
-        await write('Released.\n')
-      })
+      return change(env, (database) => releaseFormerSlug(database, slug), 'Released.')
     }
   })
 }

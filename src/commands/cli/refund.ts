@@ -1,9 +1,9 @@
 import { MOST_AMOUNT } from '../../../schemas/billing.ts'
 import { describeRefunds, refundCharge } from '../billing.ts'
 import { write } from '../output.ts'
-import { verbs, withDatabase, type Noun } from './noun.ts'
+import { listing, verbs, withDatabase, type Noun } from './noun.ts'
 import { noteDown } from './settling.ts'
-import { numberOf, parse, UsageError } from './words.ts'
+import { numberOf, parse, TEXT, UsageError } from './words.ts'
 
 /** `refund` and what it takes. */
 export const noun: Noun = {
@@ -16,7 +16,7 @@ export const noun: Noun = {
 
   run: verbs('refund', {
     add: async (args, env) => {
-      const { charge, amount: text } = parse(args, { charge: { type: 'string' }, amount: { type: 'string' } })
+      const { charge, amount: text } = parse(args, { charge: TEXT, amount: TEXT })
       if (!charge) throw new UsageError('refund add needs --charge ID')
       const amount = numberOf('--amount', text, MOST_AMOUNT) ?? undefined
       return withDatabase(env, async (database) => {
@@ -28,11 +28,6 @@ export const noun: Noun = {
     failed: async (args, env) => noteDown('refund', 'failed', args, env),
     checked: async (args, env) => noteDown('refund', 'checked', args, env),
 
-    list: async (args, env) => {
-      parse(args, {})
-      return withDatabase(env, async (database) => {
-        for await (const line of describeRefunds(database)) await write(`${line}\n`)
-      })
-    }
+    list: listing(describeRefunds)
   })
 }

@@ -2,7 +2,7 @@ import { loadConfig } from '../../config.ts'
 import { describeSummary, restore } from '../backup.ts'
 import { write } from '../output.ts'
 import type { Noun } from './noun.ts'
-import { parseFile } from './words.ts'
+import { parseFile, TEXT } from './words.ts'
 
 /** `restore` and what it takes. */
 export const noun: Noun = {
@@ -10,7 +10,7 @@ export const noun: Noun = {
 `,
 
   run: async (args, env) => {
-    const { file, values: { identity } } = parseFile('restore', args, { identity: { type: 'string' } })
+    const { file, values: { identity } } = parseFile('restore', args, { identity: TEXT })
     await write(`Restored ${describeSummary(await restore(loadConfig(env), { file, identity }))}`)
     return 0
   }

@@ -3,8 +3,8 @@ import { write } from '../output.ts'
 import { NAME_LENGTH } from '../../../schemas/shapes.ts'
 import { parseId } from '../../rules/ids.ts'
 import { addToken, describeTokens, revokeToken } from '../tokens.ts'
-import { verbs, withDatabase, type Noun } from './noun.ts'
-import { isName, parse, UsageError } from './words.ts'
+import { change, listing, verbs, withDatabase, type Noun } from './noun.ts'
+import { isName, parse, TEXT, TEXTS, UsageError } from './words.ts'
 
 /** `token` and what it takes. */
 export const noun: Noun = {
@@ -17,7 +17,7 @@ export const noun: Noun = {
   run: verbs('token', {
     add: async (args, env) => {
       const { organization, name, ability: spellings = ['*'] } = parse(args, {
-        organization: { type: 'string' }, name: { type: 'string' }, ability: { type: 'string', multiple: true }
+        organization: TEXT, name: TEXT, ability: TEXTS
       })
       if (!organization) throw new UsageError('token add needs --organization ID')
       if (!isName(name)) throw new UsageError(`token add needs --name NAME (at most ${NAME_LENGTH} characters)`)
@@ -30,21 +30,13 @@ export const noun: Noun = {
       })
     },
 
-    list: async (args, env) => {
-      parse(args, {})
-      return withDatabase(env, async (database) => {
-        for await (const line of describeTokens(database)) await write(`${line}\n`)
-      })
-    },
+    list: listing(describeTokens),
 
     revoke: async (args, env) => {
-      const { id: text } = parse(args, { id: { type: 'string' } })
+      const { id: text } = parse(args, { id: TEXT })
       const id = parseId(text ?? '')
       if (id === undefined) throw new UsageError('token revoke needs --id ID')
-      return withDatabase(env, async (database) => {
-        await revokeToken(database, id)
-        await write('Revoked.\n')
-      })
+      return change(env, (database) => revokeToken(database, id), 'Revoked.')
     }
   })
 }

@@ -9,8 +9,8 @@ import {
   addUser, describeTokens, describeUsers, mailLink, renewLink, resetSecondFactor, serviceAddress, switchUser,
   type Linked
 } from '../users.ts'
-import { verbs, withDatabase, type Environment, type Noun } from './noun.ts'
-import { isName, parse, UsageError } from './words.ts'
+import { change, listing, verbs, withDatabase, writeLines, type Environment, type Noun } from './noun.ts'
+import { FLAG, isName, parse, TEXT, UsageError } from './words.ts'
 
 /** `user` and what it takes. */
 export const noun: Noun = {
@@ -28,11 +28,7 @@ export const noun: Noun = {
   run: verbs('user', {
     add: async (args, env) => {
       const { email, name, organization, role, json } = parse(args, {
-        email: { type: 'string' },
-        name: { type: 'string' },
-        organization: { type: 'string' },
-        role: { type: 'string' },
-        json: { type: 'boolean' }
+        email: TEXT, name: TEXT, organization: TEXT, role: TEXT, json: FLAG
       })
       if (!isEmail(email)) throw new UsageError('user add needs --email ADDRESS')
       if (name !== undefined && !isName(name)) {
@@ -49,7 +45,7 @@ export const noun: Noun = {
     },
 
     password: async (args, env) => {
-      const { email, json } = parse(args, { email: { type: 'string' }, json: { type: 'boolean' } })
+      const { email, json } = parse(args, { email: TEXT, json: FLAG })
       if (!isEmail(email)) throw new UsageError('user password needs --email ADDRESS')
       return handOver(env, json, (database, service) => renewLink(database, service, email))
     },
@@ -58,28 +54,18 @@ export const noun: Noun = {
     enable: async (args, env) => switchAccount('enable', args, env),
 
     'reset-second-factor': async (args, env) => {
-      const { email } = parse(args, { email: { type: 'string' } })
+      const { email } = parse(args, { email: TEXT })
       if (!isEmail(email)) throw new UsageError('user reset-second-factor needs --email ADDRESS')
-      return withDatabase(env, async (database) => {
-        await resetSecondFactor(database, email)
-        await write('Changed.\n')
-      })
+      return change(env, (database) => resetSecondFactor(database, email))
     },
 
     tokens: async (args, env) => {
-      const { email } = parse(args, { email: { type: 'string' } })
+      const { email } = parse(args, { email: TEXT })
       if (!isEmail(email)) throw new UsageError('user tokens needs --email ADDRESS')
-      return withDatabase(env, async (database) => {
-        for (const line of await describeTokens(database, email)) await write(`${line}\n`)
-      })
+      return withDatabase(env, (database) => writeLines(describeTokens(database, email)))
     },
 
-    list: async (args, env) => {
-      parse(args, {})
-      return withDatabase(env, async (database) => {
-        for await (const line of describeUsers(database)) await write(`${line}\n`)
-      })
-    }
+    list: listing(describeUsers)
   })
 }
 
@@ -100,7 +86,7 @@ async function handOver (
 }
 
 async function switchAccount (verb: 'disable' | 'enable', args: string[], env: Environment): Promise<number> {
-  const { email } = parse(args, { email: { type: 'string' } })
+  const { email } = parse(args, { email: TEXT })
   if (!isEmail(email)) throw new UsageError(`user ${verb} needs --email ADDRESS`)
   return withDatabase(env, async (database) => {
     const ownerless = await switchUser(database, email, verb === 'disable')
@@ -111,5 +97,6 @@ async function switchAccount (verb: 'disable' | 'enable', args: string[], env: E
     }
   })
 }
+
 
 const isRole = (text: string): text is Role => (ROLES as readonly string[]).includes(text)

@@ -13,6 +13,11 @@ export function fail (line: string): never {
   throw new UsageError(line)
 }
 
+/** Kinds of options: a value, several values, a flag. */
+export const TEXT = { type: 'string' } as const
+export const TEXTS = { type: 'string', multiple: true } as const
+export const FLAG = { type: 'boolean' } as const
+
 type Options = Record<string, { type: 'string', multiple?: boolean } | { type: 'boolean' }>
 type Parsing<O extends Options> = { args: string[], options: O, strict: true, allowPositionals: boolean }
 type Parsed<O extends Options> = ReturnType<typeof parseArgs<Parsing<O>>>
