@@ -32,7 +32,7 @@ const FLOORS: Record<string, Floor> = {
   'src/http': {
     house: [...UP_TO_REPOSITORIES, 'src/mail'],
     packages: [
-      'fastify', '@fastify', '@sinclair/typebox', 'ioredis', 'lru-cache', 'oslo/cookie', 'pino', 'uqr', 'yaml', 'node:'
+      'fastify', '@fastify', '@sinclair/typebox', 'ioredis', 'lru-cache', 'pino', 'uqr', 'yaml', 'node:'
     ]
   },
   'src/plugins': { house: UP_TO_HTTP, packages: ['type fastify', '@sinclair/typebox', 'ulidx', 'type node:crypto'] },

@@ -1,5 +1,6 @@
+import cookies from '@fastify/cookie'
+import formbody, { type FastifyFormbodyOptions } from '@fastify/formbody'
 import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify'
-import { serializeCookie } from 'oslo/cookie'
 import { formToken, isFormToken, mintSecret } from '../crypto/bearer.ts'
 import { STYLE } from './style.ts'
 
@@ -93,25 +94,27 @@ const COOKIES = {
 const isSecure = (app: FastifyInstance) => app.issuer().startsWith('https:')
 const nameOf = (app: FastifyInstance, name: CookieName) => isSecure(app) ? `__Host-${name}` : name
 
+/** Reads and sets cookies in the plugin that it is called in. */
+export async function installCookies (app: FastifyInstance) {
+  // The guard reads cookies before a hook of this plugin could parse them.
+  await app.register(cookies, { hook: false })
+}
+
 /**
- * The value of a cookie of ours. Nothing is decoded: a `%5F%5FHost-session` that another host has set is not this
- * one's, and what others keep at this host may be malformed.
+ * The value of a cookie of this service; undefined if it is missing or malformed. Names are not decoded, because a
+ * subdomain can set a cookie named `%5F%5FHost-session`.
  */
 export function readCookie (app: FastifyInstance, request: FastifyRequest, name: CookieName): string | undefined {
-  const start = `${nameOf(app, name)}=`
-  const found =
-    (request.headers.cookie ?? '').split(';').map((pair) => pair.trim()).find((pair) => pair.startsWith(start))
-  const value = found?.slice(start.length) ?? ''
+  const value = request.server.parseCookie(request.headers.cookie ?? '')[nameOf(app, name)] ?? ''
   return /^[A-Za-z0-9_-]{43}$/.test(value) ? value : undefined
 }
 
-/** Sets a cookie, or takes it away. */
+/** Sets a cookie, or deletes it if `value` is undefined. */
 export function setCookie (app: FastifyInstance, reply: FastifyReply, name: CookieName, value: string | undefined) {
   const { maxAge, sameSite } = COOKIES[name]
-  const attributes = {
+  reply.setCookie(nameOf(app, name), value ?? '', {
     path: '/', httpOnly: true, secure: isSecure(app), sameSite, maxAge: value === undefined ? 0 : maxAge
-  }
-  reply.header('set-cookie', serializeCookie(nameOf(app, name), value ?? '', attributes))
+  })
 }
 
 /** The value that a form of this browser goes by before anybody has signed in; made when there is none. */
@@ -140,37 +143,29 @@ export function isOwnForm (
   return own && cookie !== undefined && isFormToken(form.get('form_token') ?? '', cookie)
 }
 
-/** A form's fields, as far as each was sent once. */
+/** The fields of a form that were sent once. */
 export type Form = ReadonlyMap<string, string>
 
-const MOST_FORM = 64 * 1024
+const MAX_FORM_BYTES = 64 * 1024
 
-/** Takes forms, and nothing else, in the plugin that it is called in. */
-export function installForms (app: FastifyInstance) {
+/** Accepts forms, and no other bodies, in the plugin that it is called in. */
+export async function installForms (app: FastifyInstance, options: FastifyFormbodyOptions = {}) {
   app.removeAllContentTypeParsers()
-  app.addContentTypeParser(
-    'application/x-www-form-urlencoded', { parseAs: 'string', bodyLimit: MOST_FORM },
-    async (_request: FastifyRequest, text: string) => new URLSearchParams(text)
-  )
+  await app.register(formbody, { bodyLimit: MAX_FORM_BYTES, ...options })
 }
 
-/**
- * The fields of a form. One that was sent twice has no value (OA-12), nor has one with a NUL, which no browser sends.
- */
+// The parser makes a list of a field that was sent more than once.
+const fieldsOf = ({ body }: FastifyRequest) => (body ?? {}) as Record<string, string | string[]>
+
+/** A field that was sent twice has no value (OA-12), nor has one with a NUL, which browsers do not send. */
 export function formOf (request: FastifyRequest): Form {
-  const form = new Map<string, string>()
-  const seen = new Set<string>()
-  for (const [name, value] of request.body instanceof URLSearchParams ? request.body : []) {
-    if (seen.has(name) || value.includes('\0')) form.delete(name)
-    else form.set(name, value)
-    seen.add(name)
-  }
-  return form
+  return new Map(Object.entries(fieldsOf(request)).filter((field): field is [string, string] =>
+    typeof field[1] === 'string' && !field[1].includes('\0')))
 }
 
-/** Every value of a field, as of boxes that were ticked. */
+/** Every value of a field, such as the checked boxes of a list. */
 export function valuesOf (request: FastifyRequest, name: string): string[] {
-  return request.body instanceof URLSearchParams ? request.body.getAll(name) : []
+  return [fieldsOf(request)[name] ?? []].flat()
 }
 
 /**

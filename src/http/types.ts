@@ -1,5 +1,5 @@
 import type { Static, TSchema } from '@sinclair/typebox'
-import type { FastifyPluginAsync, FastifyReply, FastifyTypeProvider, RawServerDefault } from 'fastify'
+import type { FastifyPluginAsync, FastifyTypeProvider, RawServerDefault } from 'fastify'
 import type { ErrorCode } from '../../schemas/errors.ts'
 import type { EventName } from '../../schemas/events.ts'
 import type { Scope } from '../../schemas/scopes.ts'

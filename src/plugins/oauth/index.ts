@@ -1,7 +1,7 @@
 import type { FastifyError } from 'fastify'
 import { ERRORS } from '../../../schemas/errors.ts'
 import { sendError, toApiError } from '../../http/errors.ts'
-import { installForms, sendPage } from '../../http/pages.ts'
+import { installCookies, installForms, sendPage } from '../../http/pages.ts'
 import type { Domain } from '../../http/types.ts'
 import { databaseError } from '../../db/database.ts'
 import { accounts } from './accounts.ts'
@@ -28,7 +28,7 @@ export const oauth: Domain = async (app) => {
   })
 
   await app.register(async (endpoints) => {
-    installOAuthBodies(endpoints)
+    await installOAuthBodies(endpoints)
     endpoints.setErrorHandler(async (error: FastifyError | OAuthError, request, reply) => {
       if (error instanceof OAuthError) return sendOAuthError(reply, error)
       const known = toApiError(error)
@@ -47,7 +47,8 @@ export const oauth: Domain = async (app) => {
   }, { prefix: '/api/oauth' })
 
   await app.register(async (pages) => {
-    installForms(pages)
+    await installCookies(pages)
+    await installForms(pages)
     // No other origin reads a page, whichever may call the API (OA-22): a preflight is a method that pages do not take.
     pages.addHook('onRoute', (route) => { Object.assign(route.config ??= {}, { cors: false }) })
     for (const url of ['/oauth/*', '/account', '/account/*']) {
