@@ -1,31 +1,38 @@
 import { LRUCache } from 'lru-cache'
 import type { Metrics } from '../telemetry/metrics.ts'
 
-// Counters kept per group; the ones that nobody used for longest go first.
-const MOST_KEYS = 20_000
+// Per group. The least recently used keys are evicted first.
+const MAX_KEYS = 20_000
 
 /**
- * A request to count: in which group and under which key, in a window of how many milliseconds, and how many may be in
- * it.
+ * A request to count: the group, the key, the length of the window in milliseconds, and the number of requests that it
+ * allows.
  */
-export type Counting = [group: string, key: string, window: number, most: number]
-/** How many requests are in the window, this one included, and when the window ends. */
+export type Counting = [group: string, key: string, length: number, limit: number]
+/** The number of requests in the window, including this one, and when the window ends (Unix time in milliseconds). */
 export type Counted = [count: number, end: number]
 
-/** Counts requests in fixed windows. */
+/** Counts requests in fixed windows. A window begins with its first request. */
 export interface Counters {
   count (counting: Counting, done: (...counted: Counted) => void): void
   /**
-   * Takes a counted request out of its window again, which is the one with this `end`; a later window stays as it is.
-   * Requests past the limit used nothing up, so what is left afterwards is one request more, however many were refused
-   * meanwhile.
+   * Removes a counted request from the window with this `end`; a later window does not change. Refused requests do not
+   * use up the limit: afterwards one more request is allowed, however many were refused.
    */
   giveBack (counting: Counting, end: number, done: () => void): void
-  /** Whether the last request of this key was past its limit, and its window goes on. Counts nothing. */
+  /** Whether the last request of this key exceeded its limit, and the window has not ended. Counts nothing. */
   isPast (group: string, key: string): boolean
 }
 
-/** Measures whether those who are to count together count alone; answers what to call when that changes. */
+/** Counters of one process, which continue from shared counts while the shared counters do not answer. */
+export interface OwnCounters extends Counters {
+  /** When the window ends in which this key exceeded its limit; 0 if it did not. */
+  pastUntil (group: string, key: string): number
+  /** Takes over a shared count. */
+  learn (counting: Counting, ...counted: Counted): void
+}
+
+/** Measures whether this process counts alone. Call the result at each change. */
 export function measureAlone (
   metrics: Metrics | undefined, without: 'redis' | 'supervisor'
 ): (isAlone: boolean) => void {
@@ -39,99 +46,84 @@ export function measureAlone (
   }
 }
 
-/** Clocks that differ by less milliseconds are taken for the same: a window then has one end to the millisecond. */
-export const SAME_CLOCK = 1_000
+/** Milliseconds. Clocks that differ by less count as equal, so that a window has one end to the millisecond. */
+export const CLOCK_TOLERANCE = 1_000
 
-// One that ends later than a window that begins now is of a time that the clock was set back from.
-const goesOn = (end: number, window: number) => {
-  const left = end - Date.now()
-  return left > 0 && left <= window + SAME_CLOCK
-}
+interface Window { count: number, end: number, length: number, limit: number }
 
-/** Counters that go on where others, which count for more than this process, have left off. */
-export interface OwnCounters extends Counters {
-  /** The key is past its limit until the window ends. */
-  mark (counting: Counting, end: number): void
-  /** The moment until which the key is past its limit; 0 where it is not known to be. */
-  pastUntil (group: string, key: string): number
-  /** What others counted, so that whoever is past a limit stays so when they do not answer any more. */
-  learn (counting: Counting, ...counted: Counted): void
+// If the remaining time is more than the length, the clock was set back since the window began.
+const isOpen = ({ end, length }: Window) => {
+  const remaining = end - Date.now()
+  return remaining > 0 && remaining <= length + CLOCK_TOLERANCE
 }
 
 /** Counters of this process alone. */
 export function createCounters (): OwnCounters {
-  const groups = new Map<string, LRUCache<string, { count: number, end: number }>>()
-  const past = new LRUCache<string, { end: number, window: number }>({ max: MOST_KEYS })
-  const mark = ([group, key, window]: Counting, end: number) => { past.set(`${group} ${key}`, { end, window }) }
-  const pastUntil = (group: string, key: string) => {
-    const until = past.get(`${group} ${key}`)
-    return until !== undefined && goesOn(until.end, until.window) ? until.end : 0
+  const groups = new Map<string, LRUCache<string, Window>>()
+  const windowsOf = (group: string) => {
+    let windows = groups.get(group)
+    if (windows === undefined) groups.set(group, windows = new LRUCache({ max: MAX_KEYS }))
+    return windows
   }
-  const countersOf = (group: string) => {
-    let counters = groups.get(group)
-    if (counters === undefined) groups.set(group, counters = new LRUCache({ max: MOST_KEYS }))
-    return counters
+  const find = (group: string, key: string) => {
+    const found = windowsOf(group).get(key)
+    return found !== undefined && isOpen(found) ? found : undefined
+  }
+  const pastUntil = (group: string, key: string) => {
+    const found = find(group, key)
+    return found !== undefined && found.count > found.limit ? found.end : 0
+  }
+  const learn = ([group, key, length, limit]: Counting, ...[count, end]: Counted) => {
+    const found = find(group, key)
+    if (found === undefined) windowsOf(group).set(key, { count, end, length, limit })
+    // A lower count lacks the requests that this process counted alone.
+    else if (count > found.count) Object.assign(found, { count, end, limit })
   }
 
   return {
-    mark,
     pastUntil,
+    learn,
     isPast: (group, key) => pastUntil(group, key) > 0,
     count (counting, done) {
-      const [group, key, window, most] = counting
-      const counters = countersOf(group)
-      let counter = counters.get(key)
-      if (counter === undefined || !goesOn(counter.end, window)) {
-        counters.set(key, counter = { count: 0, end: Date.now() + window })
-      }
-      if (++counter.count > most) mark(counting, counter.end)
-      done(counter.count, counter.end)
+      const [group, key, length] = counting
+      const { count, end } = find(group, key) ?? { count: 0, end: Date.now() + length }
+      learn(counting, count + 1, end)
+      done(count + 1, end)
     },
-    giveBack ([group, key, , most], end, done) {
-      const counter = countersOf(group).peek(key)
-      if (counter?.end === end) {
-        counter.count = Math.max(0, Math.min(counter.count, most) - 1)
-        past.delete(`${group} ${key}`)
-      }
+    giveBack ([group, key, , limit], end, done) {
+      const found = windowsOf(group).peek(key)
+      if (found?.end === end) found.count = Math.max(0, Math.min(found.count, limit) - 1)
       done()
-    },
-    learn (counting, count, end) {
-      const [group, key, window, most] = counting
-      const counters = countersOf(group)
-      const counter = counters.get(key)
-      // What was counted here meanwhile, the others do not know.
-      if (counter === undefined || !goesOn(counter.end, window)) counters.set(key, { count, end })
-      else if (count > counter.count) Object.assign(counter, { count, end })
-      if (count > most) mark(counting, end)
     }
   }
 }
 
-/** What a member asks for: to count requests, or to give one back. The answer has the same number. */
-export interface Question { counting: number, of: Counting[], back?: GivenBack }
+/** A message of a member: requests to count, or one to give back. The result has the same number. */
+export interface Query { counting: number, of: Counting[], back?: GivenBack }
 export type GivenBack = [counting: Counting, end: number]
-export interface Answer { counted: number, are: Counted[] }
+export interface Result { counted: number, are: Counted[] }
+/** Tells the other members which keys have just exceeded their limits. */
 interface Notice { past: [counting: Counting, end: number][] }
 
-/** Counts for all members: what each of them sends is answered with how many there were in all. */
+/** Counts the requests of all members together. */
 export function createCommonCounters () {
   const counters = createCounters()
-  const members = new Set<(message: Answer | Notice) => void>()
+  const members = new Set<(message: Result | Notice) => void>()
 
-  /** `send` reaches the member; the answer takes what it sends. */
-  function join (send: (message: Answer | Notice) => void) {
+  /** Adds a member, which `send` sends messages to; `receive` takes its messages. */
+  function join (send: (message: Result | Notice) => void) {
     members.add(send)
     return {
       receive (message: unknown) {
-        const { counting, of, back } = message as Question
+        const { counting, of, back } = message as Query
         if (back !== undefined) counters.giveBack(...back, () => {})
         const are: Counted[] = []
         const past: Notice['past'] = []
         for (const one of of) {
           counters.count(one, (count, end) => {
             are.push([count, end])
-            // Who sent it knows by the answer.
-            if (count === one[3] + 1) past.push([one, end])
+            const [, , , limit] = one
+            if (count === limit + 1) past.push([one, end])
           })
         }
         send({ counted: counting, are })
@@ -144,48 +136,49 @@ export function createCommonCounters () {
   return { join }
 }
 
-// Milliseconds. Whoever counts for all does little else and answers in less than one, on a busy machine in some more.
-const DEADLINE = 1_000
-// How often a member that counts by itself asks whether it has to.
-const AGAIN = 1_000
+// Milliseconds. The supervisor answers in less than one, and in a few on a busy machine.
+const TIMEOUT = 1_000
+// Milliseconds between the queries of a member that counts alone.
+const RETRY_INTERVAL = 1_000
 
 interface Member extends OwnCounters {
-  /** Takes what is sent to this member. */
+  /** Takes a message to this member. */
   receive (message: unknown): void
-  /** Asks whether somebody counts for all, and says by `onChange` when that has changed. */
+  /** Sends a query without requests, to find out whether the shared counters answer. */
   ask (): void
-  /** Takes that a question will not be answered. */
+  /** Ends the wait for a result. */
   giveUp (number: number): void
 }
 
 interface MemberOptions {
-  /** Milliseconds after which an answer is not waited for any longer. */
-  deadline?: number
-  /** What counts while nobody does for all. */
+  /** Milliseconds that a request waits for its result. */
+  timeout?: number
+  /** Count while the shared counters do not answer. */
   own?: OwnCounters
 }
 
+interface Pending { counting: Counting, done: (...counted: Counted) => void }
+
 /**
- * The counters of a member. What is counted in one turn of the event loop is one message. When no answer comes in
- * time, or nobody is there to send to, it counts by itself, from what it heard last on, until one does: no request
- * waits for longer than the deadline.
+ * The counters of a member. The requests of one turn of the event loop are one message. If no result arrives before the
+ * timeout, or the message cannot be sent, the member counts alone, from the last shared counts, until a result arrives
+ * in time again.
  *
- * @param send false when nobody is there any more
- * @param onChange called when it begins to count by itself (true), and when that ends (false)
+ * @param send false if the message cannot be sent
+ * @param onChange called when the member begins to count alone (true), and when that ends (false)
  */
 export function joinCommonCounters (
-  send: (message: Question) => boolean, onChange: (isAlone: boolean) => void,
-  { deadline = DEADLINE, own = createCounters() }: MemberOptions = {}
+  send: (message: Query) => boolean, onChange: (isAlone: boolean) => void,
+  { timeout = TIMEOUT, own = createCounters() }: MemberOptions = {}
 ): Member {
-  const open = new Map<number, { asked: Asked[], late: NodeJS.Timeout, done: () => void }>()
-  let gathered: Asked[] = []
+  const open = new Map<number, { pending: Pending[], timer: NodeJS.Timeout, done: () => void }>()
+  let batch: Pending[] = []
   let last = 0
   let isAlone = false
   let askedAt = 0
 
   return {
     isPast: own.isPast,
-    mark: own.mark,
     pastUntil: own.pastUntil,
     learn: own.learn,
     giveUp,
@@ -193,12 +186,12 @@ export function joinCommonCounters (
     count (counting, done) {
       if (isAlone) {
         countAlone({ counting, done })
-        if (performance.now() - askedAt > AGAIN) ask([])
-      } else if (gathered.push({ counting, done }) === 1) {
+        if (performance.now() - askedAt > RETRY_INTERVAL) ask([])
+      } else if (batch.push({ counting, done }) === 1) {
         setImmediate(() => {
-          const asked = gathered
-          gathered = []
-          ask(asked)
+          const pending = batch
+          batch = []
+          ask(pending)
         })
       }
     },
@@ -208,55 +201,55 @@ export function joinCommonCounters (
       else ask([], [counting, end], done)
     },
     receive (message) {
-      const { counted, are, past } = message as Partial<Answer & Notice>
-      for (const one of past ?? []) own.mark(...one)
-      if (counted !== undefined) answered(counted, are!)
+      const { counted, are, past = [] } = message as Partial<Result & Notice>
+      for (const [counting, end] of past) own.learn(counting, counting[3] + 1, end)
+      if (counted !== undefined) settle(counted, are!)
     }
   }
 
-  function ask (asked: Asked[], back?: GivenBack, done = () => {}) {
+  function ask (pending: Pending[], back?: GivenBack, done = () => {}) {
     askedAt = performance.now()
     const number = ++last
-    // Where this process itself was busy for too long, the answer is read before it counts as late.
-    const late = setTimeout(() => { setImmediate(giveUp, number) }, deadline).unref()
-    open.set(number, { asked, late, done })
-    const question = { counting: number, of: asked.map(({ counting }) => counting) }
-    if (!send(back === undefined ? question : { ...question, back })) giveUp(number)
+    // If this process was blocked, a result that has arrived meanwhile is read before the timeout takes effect.
+    const timer = setTimeout(() => { setImmediate(giveUp, number) }, timeout).unref()
+    open.set(number, { pending, timer, done })
+    const query = { counting: number, of: pending.map(({ counting }) => counting) }
+    if (!send(back === undefined ? query : { ...query, back })) giveUp(number)
   }
 
-  function answered (number: number, are: Counted[]) {
-    const given = open.get(number)
-    // Whoever answers late would be waited for again, and again in vain.
-    if (given === undefined) return
-    const { asked, late, done } = given
+  function take (number: number) {
+    const taken = open.get(number)
     open.delete(number)
-    clearTimeout(late)
+    clearTimeout(taken?.timer)
+    return taken
+  }
+
+  // A late result does not end counting alone, or every request would wait for the timeout again.
+  function settle (number: number, are: Counted[]) {
+    const taken = take(number)
+    if (taken === undefined) return
     if (isAlone) onChange(isAlone = false)
-    for (const [i, { counting, done }] of asked.entries()) {
+    for (const [i, { counting, done }] of taken.pending.entries()) {
       const counted = are[i]!
       own.learn(counting, ...counted)
       done(...counted)
     }
-    done()
+    taken.done()
   }
 
   function giveUp (number: number) {
-    const given = open.get(number)
-    if (given === undefined) return
-    open.delete(number)
-    clearTimeout(given.late)
+    const taken = take(number)
+    if (taken === undefined) return
     if (!isAlone) onChange(isAlone = true)
-    for (const one of given.asked) countAlone(one)
-    given.done()
+    taken.pending.forEach(countAlone)
+    taken.done()
   }
 
-  // What counts instead may not know what was heard here.
-  function countAlone ({ counting, done }: Asked) {
-    const [group, key, , most] = counting
+  // `own` may count in another process, which does not know the keys that have exceeded their limits.
+  function countAlone ({ counting, done }: Pending) {
+    const [group, key, , limit] = counting
     const end = own.pastUntil(group, key)
-    if (end > 0) done(most + 1, end)
+    if (end > 0) done(limit + 1, end)
     else own.count(counting, done)
   }
 }
-
-interface Asked { counting: Counting, done: (...counted: Counted) => void }

@@ -3,34 +3,33 @@ import type { FastifyInstance } from 'fastify'
 import type { Config } from '../config.ts'
 import type { Metrics } from '../telemetry/metrics.ts'
 import {
-  createCounters, joinCommonCounters, measureAlone, SAME_CLOCK, type Counted, type Counters, type Counting,
-  type GivenBack, type OwnCounters, type Question
+  CLOCK_TOLERANCE, createCounters, joinCommonCounters, measureAlone, type Counted, type Counters, type Counting,
+  type GivenBack, type OwnCounters, type Query
 } from './counters.ts'
 
-// Milliseconds. A request that is counted waits for no longer; it is a hundred times what a Redis nearby takes.
-const DEADLINE = 200
-// How long a start waits for the first connection, so that its first requests are counted together already.
-const START = 1_000
-// A connection on which nothing comes for so long is made anew, and so is one that does not come about.
-const SILENCE = 1_000
-const LONGEST_PAUSE = 1_000
-// What a proxy passes on as an address may be anything, at any length.
-const MOST_KEY = 200
-// One slot, where slots are: all that is counted in one turn is one script.
+// Milliseconds that a request waits for Redis: a hundred times the round trip to a Redis nearby.
+const TIMEOUT = 200
+// Milliseconds that a start waits for the connection, so that its first requests are counted in Redis.
+const START_TIMEOUT = 1_000
+// Milliseconds after which a connection is replaced if it is silent, or cannot be made.
+const CONNECTION_TIMEOUT = 1_000
+const MAX_RECONNECT_DELAY = 1_000
+// A proxy may forward an address of any length.
+const MAX_KEY_LENGTH = 200
+// Hash tag: all keys are in one cluster slot, because one script counts the requests of a turn of the event loop.
 const PREFIX = '{strongroom}:limit:'
-const SILENT = 'no answer'
-// Asked by who does not know whether it may write there.
+const NO_RESPONSE = 'no answer'
+// Counted when no request is, to find out whether Redis can be written to. A PING succeeds on a full Redis.
 const PROBE = [[`${PREFIX}probe`], [1_000]] as const
 
-// A window and its end begin with its first request, in one step: no key is without an end. The clock is that of Redis,
-// so that a window has one end, whoever asks; and it is told, for those whose own is another. What none of this window
-// can have, as a key that is no hash, a count that is none, or an end too far away, was written by somebody else, or by
-// a clock that was set since: the window begins anew. What needs room is written first: behind anything else that
-// writes, as DEL, a Redis that is full would take it all the same.
+// Creates a window and its end in one step, so that no key is without an end. The end goes by the clock of Redis, so
+// that it is the same for all instances; the result has the time of Redis for instances whose clock differs. A window
+// begins anew if its key is not a hash, its count is not a count, or its end is too late: another program wrote it, or
+// a clock was set since. HSET comes before the other writes: after a first write, a full Redis does not refuse HSET.
 const COUNT = `
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local answer = { now }
+local response = { now }
 for i, key in ipairs(KEYS) do
   local kept = redis.pcall('HMGET', key, 'count', 'end')
   if kept.err then
@@ -44,11 +43,11 @@ for i, key in ipairs(KEYS) do
   local text = string.format('%.0f', last)
   redis.call('HSET', key, 'count', string.format('%.0f', count), 'end', text)
   if isNew then redis.call('PEXPIREAT', key, text) end
-  answer[2 * i], answer[2 * i + 1] = count, last
+  response[2 * i], response[2 * i + 1] = count, last
 end
-return answer`
+return response`
 
-// Takes one request out of the window with this end, as `Counters.giveBack` says. HSET keeps the end of the key.
+// Removes one request from the window with this end, as `Counters.giveBack` says. HSET keeps the expiry of the key.
 const GIVE_BACK = `
 local kept = redis.pcall('HMGET', KEYS[1], 'count', 'end')
 if kept.err then return string.find(kept.err, 'WRONGTYPE') and 0 or kept end
@@ -59,9 +58,9 @@ end
 return 0`
 
 /**
- * Counters in Redis, which all instances share: one round trip for what is counted in a turn of the event loop. While
- * Redis does not answer, is not there or refuses, `own` counts, from what was heard last on. Each change between the
- * two is one warning. Waits for the first connection for a second at most, and for nothing afterwards.
+ * Counters in Redis, which all instances share. The requests of one turn of the event loop are one round trip. While
+ * Redis is slow, away or refuses writes, `own` counts, from the last counts of Redis. Each change between the two logs
+ * one warning. Waits at most a second for the first connection.
  */
 export async function countInRedis (
   app: FastifyInstance, { tls, ...server }: NonNullable<Config['redis']>, own: OwnCounters = createCounters(),
@@ -72,14 +71,14 @@ export async function countInRedis (
     ...server,
     ...tls && { tls: {} },
     lazyConnect: true,
-    connectTimeout: SILENCE,
-    socketTimeout: SILENCE,
-    retryStrategy: (times) => Math.min(LONGEST_PAUSE, 25 * 2 ** Math.min(times, 10)) * (0.5 + Math.random() / 2),
-    // What was not answered in time is counted elsewhere by then.
+    connectTimeout: CONNECTION_TIMEOUT,
+    socketTimeout: CONNECTION_TIMEOUT,
+    retryStrategy: (times) => Math.min(MAX_RECONNECT_DELAY, 25 * 2 ** Math.min(times, 10)) * (0.5 + Math.random() / 2),
+    // A request without a response in time is counted by `own`.
     enableOfflineQueue: false,
     autoResendUnfulfilledCommands: false,
     maxRetriesPerRequest: 0,
-    // The first count is the check, and shows more: whether it may be written there.
+    // The first count checks more: whether Redis can be written to.
     enableReadyCheck: false,
     protocol: 2,
     disableClientInfo: true
@@ -87,11 +86,12 @@ export async function countInRedis (
   client.defineCommand('countRequests', { lua: COUNT })
   client.defineCommand('giveBackRequest', { lua: GIVE_BACK, numberOfKeys: 1 })
   const { countRequests, giveBackRequest } = client as unknown as {
-    countRequests (keys: number, ...all: (string | number)[]): Promise<unknown>
-    giveBackRequest (key: string, most: number, end: number): Promise<unknown>
+    countRequests (keys: number, ...keysAndLengths: (string | number)[]): Promise<unknown>
+    giveBackRequest (key: string, limit: number, end: number): Promise<unknown>
   }
 
-  let reason = SILENT
+  let reason = NO_RESPONSE
+  // By how many milliseconds the clock of this machine is ahead of that of Redis.
   let ahead = 0
   const learnReason = (error: Error & { code?: string }) => { reason = reasonOf(error) ?? reason }
   const measure = measureAlone(metrics, 'redis')
@@ -99,16 +99,16 @@ export async function countInRedis (
     measure(isAlone)
     if (isAlone) app.log.warn({ reason }, 'Redis cannot count: each instance counts its limits by itself')
     else app.log.warn('limits are counted over all instances again, in Redis')
-    reason = SILENT
-  }, { deadline: DEADLINE, own })
+    reason = NO_RESPONSE
+  }, { timeout: TIMEOUT, own })
   client.on('error', learnReason)
   client.on('ready', member.ask)
   app.addHook('onClose', async () => { client.disconnect() })
-  await Promise.race([client.connect().catch(learnReason), pause(START, undefined, { ref: false })])
+  await Promise.race([client.connect().catch(learnReason), pause(START_TIMEOUT, undefined, { ref: false })])
   if (client.status !== 'ready') member.ask()
   return member
 
-  function send ({ counting, of, back }: Question): boolean {
+  function send ({ counting, of, back }: Query): boolean {
     if (client.status !== 'ready') return false
     const counted = back === undefined ? countAll(of) : giveBack(back)
     counted.then((are) => {
@@ -121,37 +121,37 @@ export async function countInRedis (
     return true
   }
 
-  // Both are undefined when the answer is not that of the script.
+  // Both results are undefined if the response is not that of the script.
   async function countAll (of: Counting[]): Promise<Counted[] | undefined> {
-    const [keys, windows] = of.length === 0 ? PROBE : [of.map(keyOf), of.map(([, , window]) => window)]
-    const answer = await countRequests.call(client, keys.length, ...keys, ...windows)
-    return isAnswer(answer, keys.length) ? read(answer) : undefined
+    const [keys, lengths] = of.length === 0 ? PROBE : [of.map(keyOf), of.map(([, , length]) => length)]
+    const response = await countRequests.call(client, keys.length, ...keys, ...lengths)
+    return isResponse(response, keys.length) ? read(response) : undefined
   }
 
-  // If the clocks were set since the request was counted, the ends differ, and the request stays counted.
+  // If a clock was set since the request was counted, the ends differ, and the request stays counted.
   async function giveBack ([counting, end]: GivenBack): Promise<Counted[] | undefined> {
-    const [, , , most] = counting
-    const answer = await giveBackRequest.call(client, keyOf(counting), most, end - ahead)
-    return answer === 0 ? [] : undefined
+    const [, , , limit] = counting
+    const response = await giveBackRequest.call(client, keyOf(counting), limit, end - ahead)
+    return response === 0 ? [] : undefined
   }
 
-  // The ends by this machine's clock, however wrong it is.
+  // Converts the ends to the clock of this machine.
   function read ([now = 0, ...pairs]: number[]): Counted[] {
     const difference = Date.now() - now
-    if (Math.abs(difference - ahead) > SAME_CLOCK) ahead = difference
+    if (Math.abs(difference - ahead) > CLOCK_TOLERANCE) ahead = difference
     const counted: Counted[] = []
     for (let i = 0; i < pairs.length; i += 2) counted.push([pairs[i]!, pairs[i + 1]! + ahead])
     return counted
   }
 }
 
-const keyOf = ([group, key]: Counting) => `${PREFIX}${group}:${key}`.slice(0, MOST_KEY)
+const keyOf = ([group, key]: Counting) => `${PREFIX}${group}:${key}`.slice(0, MAX_KEY_LENGTH)
 
-// What speaks like a Redis may be none, or have been told to do something else.
-const isAnswer = (answer: unknown, keys: number): answer is number[] =>
-  Array.isArray(answer) && answer.length === 1 + 2 * keys && answer.every(Number.isSafeInteger)
+// The server may not be a Redis, or may have changed the commands.
+const isResponse = (response: unknown, keys: number): response is number[] =>
+  Array.isArray(response) && response.length === 1 + 2 * keys && response.every(Number.isSafeInteger)
 
-// A word, as ECONNREFUSED, WRONGPASS, READONLY or OOM: what else an error says may hold what was sent.
+// A word such as ECONNREFUSED, WRONGPASS, READONLY or OOM. The rest of an error may contain the command that was sent.
 function reasonOf ({ code, message }: Error & { code?: string }): string | undefined {
   return code ?? /^[A-Z]{2,20}(?= )/.exec(message)?.[0]
 }

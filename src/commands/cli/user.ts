@@ -98,5 +98,4 @@ async function switchAccount (verb: 'disable' | 'enable', args: string[], env: E
   })
 }
 
-
 const isRole = (text: string): text is Role => (ROLES as readonly string[]).includes(text)
