@@ -5,7 +5,7 @@
 import { setTimeout as pause } from 'node:timers/promises'
 import { monitorEventLoopDelay } from 'node:perf_hooks'
 import { buildApp } from '../src/app.ts'
-import { open } from '../src/commands/open.ts'
+import { open } from '../src/commands/common/open.ts'
 import { loadConfig } from '../src/config.ts'
 import type { Bench } from './keys.ts'
 import { getting, posting, send, type Tenant } from './seed.ts'

@@ -3,7 +3,7 @@
  * an empty database. Each has a server of its own, with the same real tenants.
  */
 import postgres from 'postgres'
-import { open } from '../src/commands/open.ts'
+import { open } from '../src/commands/common/open.ts'
 import { loadConfig } from '../src/config.ts'
 import { startPostgres } from '../test/helpers/postgres.ts'
 import { levelsOf, makeProject, type Shape } from './bulk.ts'

@@ -1,10 +1,10 @@
 import { ulid } from 'ulidx'
-import { open } from '../src/commands/open.ts'
+import { open } from '../src/commands/common/open.ts'
 import { loadConfig } from '../src/config.ts'
 import { hashToken, mintApiToken, tokenPrefix } from '../src/crypto/bearer.ts'
-import { createOrganization } from '../src/repositories/organizations.ts'
-import { createToken } from '../src/repositories/tokens.ts'
-import { makeStorageKey } from '../src/vault/keys.ts'
+import { createOrganization } from '../src/repositories/levels/organizations.ts'
+import { createToken } from '../src/repositories/people/tokens.ts'
+import { makeStorageKey } from '../src/vault/keys/keys.ts'
 import type { Request } from './load.ts'
 
 export interface Tenant { id: string, token: string }

@@ -3,7 +3,7 @@
  * is asked for.
  */
 import { RotateClientKeysBody } from '../schemas/encryption-keys.ts'
-import { boundsOf, readJson, readLargeJson } from '../src/http/json.ts'
+import { boundsOf, readJson, readLargeJson } from '../src/http/bodies/json.ts'
 import { readDocument, type DocumentFormat } from '../src/rules/documents.ts'
 import { compare, median, type Line } from './table.ts'
 

@@ -52,7 +52,7 @@ export const Timestamp = Type.Unsafe<Date>(Type.String({ format: 'date-time', ex
 /** The longest timestamp that a request or a command line may have. */
 export const TIMESTAMP_LENGTH = 64
 
-/** A time in a request, of any offset. The format `date-time` is `src/rules/timestamps.ts`. */
+/** A time in a request, of any offset. The format `date-time` is `src/rules/formats/timestamps.ts`. */
 export const Moment = (options: SchemaOptions = {}) =>
   Type.String({ format: 'date-time', maxLength: TIMESTAMP_LENGTH, ...options })
 

@@ -8,13 +8,13 @@ import { PGlite } from '@electric-sql/pglite'
 import { NodeFS } from '@electric-sql/pglite/nodefs'
 import { create } from 'tar'
 import { connect } from '../dist/src/db/database.js'
-import { TEMPLATE } from '../dist/src/db/embedded.js'
+import { TEMPLATE } from '../dist/src/db/embedded/embedded.js'
 
 const HASH = `${TEMPLATE}.inputs`
 
 const hash = createHash('sha256')
 const sources = [
-  'node_modules/@electric-sql/pglite/package.json', 'scripts/template.mjs', 'src/db/embedded-worker.ts',
+  'node_modules/@electric-sql/pglite/package.json', 'scripts/template.mjs', 'src/db/embedded/embedded-worker.ts',
   'src/db/migrate.ts'
 ]
 const migrations = readdirSync('drizzle').filter((name) => name.endsWith('.sql')).sort().map((name) => join(

@@ -1,31 +1,31 @@
 #!/usr/bin/env node
 import { realpathSync } from 'node:fs'
 import { fileURLToPath } from 'node:url'
-import type { Noun } from './commands/cli/noun.ts'
-import { UsageError } from './commands/cli/words.ts'
-import { lineOf } from './commands/open.ts'
-import { write } from './commands/output.ts'
+import type { Noun } from './commands/common/noun.ts'
+import { UsageError } from './commands/common/words.ts'
+import { lineOf } from './commands/common/open.ts'
+import { write } from './commands/common/output.ts'
 
 /** The first words of a command line, in the order of the help. Each is loaded when it is asked for. */
 const NOUNS: Record<string, () => Promise<{ noun: Noun }>> = {
-  serve: () => import('./commands/cli/serve.ts'),
-  init: () => import('./commands/cli/init.ts'),
-  migrate: () => import('./commands/cli/migrate.ts'),
-  backup: () => import('./commands/cli/backup.ts'),
-  restore: () => import('./commands/cli/restore.ts'),
-  drill: () => import('./commands/cli/drill.ts'),
-  rewrap: () => import('./commands/cli/rewrap.ts'),
-  key: () => import('./commands/cli/key.ts'),
-  organization: () => import('./commands/cli/organization.ts'),
-  user: () => import('./commands/cli/user.ts'),
-  token: () => import('./commands/cli/token.ts'),
-  client: () => import('./commands/cli/client.ts'),
-  audit: () => import('./commands/cli/audit.ts'),
-  coupon: () => import('./commands/cli/coupon.ts'),
-  invoice: () => import('./commands/cli/invoice.ts'),
-  refund: () => import('./commands/cli/refund.ts'),
-  plan: () => import('./commands/cli/plan.ts'),
-  openapi: () => import('./commands/cli/openapi.ts')
+  serve: () => import('./commands/serve/command.ts'),
+  init: () => import('./commands/people/init-command.ts'),
+  migrate: () => import('./commands/serve/migrate-command.ts'),
+  backup: () => import('./commands/backup/backup-command.ts'),
+  restore: () => import('./commands/backup/restore-command.ts'),
+  drill: () => import('./commands/backup/drill-command.ts'),
+  rewrap: () => import('./commands/keys/rewrap-command.ts'),
+  key: () => import('./commands/keys/key-command.ts'),
+  organization: () => import('./commands/people/organization-command.ts'),
+  user: () => import('./commands/people/user-command.ts'),
+  token: () => import('./commands/people/token-command.ts'),
+  client: () => import('./commands/people/client-command.ts'),
+  audit: () => import('./commands/audit/audit-command.ts'),
+  coupon: () => import('./commands/billing/coupon-command.ts'),
+  invoice: () => import('./commands/billing/invoice-command.ts'),
+  refund: () => import('./commands/billing/refund-command.ts'),
+  plan: () => import('./commands/billing/plan-command.ts'),
+  openapi: () => import('./commands/serve/openapi-command.ts')
 }
 
 const HELP = ['help', '--help', '-h']

@@ -3,7 +3,7 @@ import t from 'tap'
 import { ulid } from 'ulidx'
 import { RESERVED_ENVIRONMENT_SLUGS } from '../schemas/environments.ts'
 import { mintApiToken } from '../src/crypto/bearer.ts'
-import { updateOrganization } from '../src/repositories/organizations.ts'
+import { updateOrganization } from '../src/repositories/levels/organizations.ts'
 import { makeLevel, startApp, type Answer, type Caller, type TestApp } from './helpers/app.ts'
 
 const service = await startApp(t)

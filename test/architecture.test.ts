@@ -50,13 +50,13 @@ const APART: Record<string, 'types' | 'nothing'> = { 'src/repositories': 'types'
 /** Who reads the environment and ends the process: the command line; `serve` for what no close can wait for. */
 const PROCESS: Record<string, string[]> = {
   'process.env': ['src/cli.ts'],
-  'process.exit': ['src/cli.ts', 'src/commands/scratch.ts', 'src/commands/serve.ts', 'src/commands/supervise.ts']
+  'process.exit': ['src/cli.ts', 'src/commands/common/scratch.ts', 'src/commands/serve/serve.ts', 'src/commands/serve/supervise.ts']
 }
 
 /** The files that wait in real time. Every other wait for the database stands still during a long operation. */
 const REAL_TIMERS = [
-  'src/db/wait-clock.ts', 'src/db/guard.ts', 'src/db/database.ts', 'src/db/lock.ts', 'src/db/embedded.ts',
-  'src/db/copies.ts', 'src/db/migrate.ts', 'src/vault/background.ts', 'src/vault/turns.ts'
+  'src/db/postgres/wait-clock.ts', 'src/db/postgres/guard.ts', 'src/db/database.ts', 'src/db/embedded/lock.ts',
+  'src/db/embedded/embedded.ts', 'src/db/embedded/copies.ts', 'src/db/migrate.ts', 'src/vault/jobs/background.ts', 'src/vault/jobs/round-robin.ts'
 ]
 
 interface Import { from: string, typeOnly: boolean }
@@ -105,7 +105,7 @@ function wallBreaches (path: string, source: string): string[] {
       const to = normalize(join(dirname(path), from))
       if (lies(to, floor)) {
         // A protocol of several endpoints is one folder, whose files are one plugin.
-        const apart = dirname(path) === dirname(to) && dirname(path) !== floor ? undefined : APART[floor]
+        const apart = dirname(path) === dirname(to) && dirname(path) === 'src/plugins/oauth' ? undefined : APART[floor]
         return apart === 'nothing' || (apart === 'types' && !typeOnly) ? [`${path} imports its neighbour ${to}`] : []
       }
       return house.some((place) => lies(to, place)) ? [] : [`${path} imports ${to}`]
@@ -124,8 +124,8 @@ function transactionBreaches (path: string, source: string): string[] {
     if (!ts.isCallExpression(node)) return
     const { expression } = node
     if (ts.isPropertyAccessExpression(expression) && expression.name.text === 'transaction' &&
-      !['src/db/database.ts', 'src/db/transaction.ts'].includes(path)) {
-      breaches.push(`${path} begins a transaction past transaction() of src/db/transaction.ts`)
+      !['src/db/database.ts', 'src/db/changes/transaction.ts'].includes(path)) {
+      breaches.push(`${path} begins a transaction past transaction() of src/db/changes/transaction.ts`)
     }
     if (expression.getText() === 'transaction' && /^src\/(?:plugins|http)\//.test(path) && node.arguments.length < 3) {
       breaches.push(`${path} begins a transaction without its request, which has one deadline`)
@@ -199,6 +199,30 @@ t.test('no file imports itself in a circle, not even a type', async (t) => {
   t.same(circles(new Map([['a', ['b']], ['b', ['c']], ['c', ['b']]])), ['b > c > b'])
 })
 
+/** Files in one folder at most, so that a newcomer can read the names of all of them. */
+const MAX_FILES = 15
+
+t.test('no folder of src has more than fifteen files', async (t) => {
+  const counts = new Map<string, number>()
+  for (const { path } of files) counts.set(dirname(path), (counts.get(dirname(path)) ?? 0) + 1)
+  t.strictSame([...counts].filter(([folder, count]) => folder.startsWith('src') && count > MAX_FILES), [])
+})
+
+t.test('the folders of a layer do not import each other in a circle', async (t) => {
+  // A folder of a layer, or a file beside the folders.
+  const unitOf = (path: string) => path.split('/').slice(0, 3).join('/')
+  const layerOf = (path: string) => path.split('/').slice(0, 2).join('/')
+  const imports = new Map<string, string[]>()
+  for (const { path, source } of files.filter(({ path }) => path.startsWith('src/'))) {
+    const others = importsOf(parse(path, source)).flatMap(({ from }) => {
+      const to = from.startsWith('.') ? normalize(join(dirname(path), from)) : ''
+      return layerOf(to) === layerOf(path) && unitOf(to) !== unitOf(path) ? [unitOf(to)] : []
+    })
+    imports.set(unitOf(path), [...imports.get(unitOf(path)) ?? [], ...others])
+  }
+  t.strictSame(circles(imports), [])
+})
+
 t.test('inside a transaction the outer handle is not used', async (t) => {
   t.strictSame(breachesOf(transactionBreaches), [])
 })
@@ -224,28 +248,28 @@ t.test('the checker reports a breach of each kind', async (t) => {
   const walls: [path: string, source: string][] = [
     ['src/utils/strings.ts', ''],
     ['schemas/projects.ts', "import { fail } from '../src/rules/errors.ts'"],
-    ['src/rules/slugs.ts', "import { hashToken } from '../crypto/bearer.ts'"],
+    ['src/rules/formats/slugs.ts', "import { hashToken } from '../../crypto/bearer.ts'"],
     ['src/crypto/bearer.ts', "import type { Scope } from '../../schemas/scopes.ts'"],
     ['src/db/tables.ts', "export { fail } from '../rules/errors.ts'"],
-    ['src/repositories/tokens.ts', "import { hashToken } from '../crypto/bearer.ts'"],
-    ['src/repositories/tokens.ts', "import { storageKeyOf } from '../vault/keys.ts'"],
-    ['src/repositories/tokens.ts', "import { findProject } from './projects.ts'"],
-    ['src/repositories/tokens.ts', "const late = await import('./projects.ts')"],
-    ['src/vault/keys.ts', "import { principalOf } from '../http/access.ts'"],
-    ['src/vault/keys.ts', "import { randomBytes } from 'node:crypto'"],
-    ['src/http/access.ts', "import { dataKeyOf } from '../vault/keys.ts'"],
+    ['src/repositories/people/tokens.ts', "import { hashToken } from '../../crypto/bearer.ts'"],
+    ['src/repositories/people/tokens.ts', "import { storageKeyOf } from '../../vault/keys/keys.ts'"],
+    ['src/repositories/people/tokens.ts', "import { findProject } from './projects.ts'"],
+    ['src/repositories/people/tokens.ts', "const late = await import('./projects.ts')"],
+    ['src/vault/keys/keys.ts', "import { principalOf } from '../../http/routes/actor.ts'"],
+    ['src/vault/keys/keys.ts', "import { randomBytes } from 'node:crypto'"],
+    ['src/http/guard/access.ts', "import { dataKeyOf } from '../../vault/keys/keys.ts'"],
     ['src/plugins/tokens.ts', "import type { x } from './projects.ts'"],
     ['src/plugins/tokens.ts', "import Fastify from 'fastify'"],
     ['src/plugins/tokens.ts', "import { sql } from 'drizzle-orm'"],
-    ['src/http/log.ts', "import { createHmac } from 'node:crypto'"],
-    ['src/repositories/tokens.ts', "import { readFileSync } from 'node:fs'"],
+    ['src/http/observability/log.ts', "import { createHmac } from 'node:crypto'"],
+    ['src/repositories/people/tokens.ts', "import { readFileSync } from 'node:fs'"],
     ['src/plugins/members.ts', "import { createTransport } from 'nodemailer'"],
     ['src/mail/messages.ts', "import type { User } from '../repositories/users.ts'"],
-    ['src/commands/serve.ts', "import { main } from '../cli.ts'"]
+    ['src/commands/serve/serve.ts', "import { main } from '../../cli.ts'"]
   ]
   for (const [path, source] of walls) t.equal(wallBreaches(path, source).length, 1, `${path}: ${source}`)
   t.strictSame(wallBreaches(
-    'src/repositories/tokens.ts', "import type { Row } from './projects.ts'\nimport { type Other } from './places.ts'"
+    'src/repositories/people/tokens.ts', "import type { Row } from './projects.ts'\nimport { type Other } from './places.ts'"
   ), [])
 
   const transactions = [
@@ -260,6 +284,6 @@ t.test('the checker reports a breach of each kind', async (t) => {
     transactionBreaches('src/plugins/x.ts', 'await transaction(app.db, async (db) => find(db), request); await find(app.db)'), []
   )
 
-  t.equal(processBreaches('src/http/log.ts', 'process.exit(1)').length, 1)
-  t.equal(processBreaches('src/http/log.ts', 'const { env } = process; const home = process.env.HOME').length, 1)
+  t.equal(processBreaches('src/http/observability/log.ts', 'process.exit(1)').length, 1)
+  t.equal(processBreaches('src/http/observability/log.ts', 'const { env } = process; const home = process.env.HOME').length, 1)
 })

@@ -1,8 +1,8 @@
 import { subscribe, unsubscribe } from 'node:diagnostics_channel'
 import { setTimeout as pause } from 'node:timers/promises'
 import t from 'tap'
-import { systemOf } from '../src/repositories/audit.ts'
-import { createReadRecorder } from '../src/vault/write.ts'
+import { systemOf } from '../src/repositories/audit/audit.ts'
+import { createReadRecorder } from '../src/vault/documents/write.ts'
 import { makeLevel, startApp, type Caller } from './helpers/app.ts'
 
 // What is remembered of reads. That each operation leaves the events that it declares is in contract.test.ts.

@@ -1,6 +1,6 @@
 import t, { type Test } from 'tap'
 import { buildApp } from '../src/app.ts'
-import { describeRefunds, exportInvoices, refundCharge, settle } from '../src/commands/billing.ts'
+import { describeRefunds, exportInvoices, refundCharge, settle } from '../src/commands/billing/billing.ts'
 import { renderInvoice, type PrintedInvoice } from '../src/billing/invoice-page.ts'
 import { sha256 } from '../src/crypto/primitives.ts'
 import { formatMoney, holdsCardNumber, periodEnd, unusedOf } from '../src/rules/billing.ts'

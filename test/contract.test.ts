@@ -9,10 +9,10 @@ import { SCOPE_NAMES, type Ability, type Scope } from '../schemas/scopes.ts'
 import { buildApp } from '../src/app.ts'
 import { mintApiToken } from '../src/crypto/bearer.ts'
 import * as tables from '../src/db/tables.ts'
-import { serializerOf } from '../src/http/serialization.ts'
-import { judging } from '../src/http/validation.ts'
+import { serializerOf } from '../src/http/responses/serialization.ts'
+import { judging } from '../src/http/bodies/validation.ts'
 import { scopesOfRole } from '../src/rules/roles.ts'
-import { RESERVED } from '../src/rules/slugs.ts'
+import { RESERVED } from '../src/rules/formats/slugs.ts'
 import { startApp, type Answer } from './helpers/app.ts'
 import {
   fingerprint, isGivenByTeams, OPERATIONS, publishedPaths, READS, prepare, requestOf, send, settle, type Access,

@@ -1,6 +1,6 @@
 import t from 'tap'
 import { FIRST_ORGANIZATION } from '../schemas/organizations.ts'
-import { greet } from '../src/commands/greeting.ts'
+import { greet } from '../src/commands/serve/greeting.ts'
 import { challengeOf } from '../src/crypto/bearer.ts'
 import { startApp, type Answer } from './helpers/app.ts'
 import { createValidator } from './helpers/contract.ts'

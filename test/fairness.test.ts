@@ -1,7 +1,7 @@
 import postgres from 'postgres'
 import t, { type Test } from 'tap'
 import { makeProof } from '../src/crypto/key-proof.ts'
-import { MAX_LEVELS_OF_SHORT_DELETION } from '../src/vault/long-operations.ts'
+import { MAX_LEVELS_OF_SHORT_DELETION } from '../src/vault/operations/long-operations.ts'
 import { startApp, type Answer, type Caller, type TestApp } from './helpers/app.ts'
 import { clientKey } from './helpers/client.ts'
 import { ON_POSTGRES } from './helpers/traffic.ts'

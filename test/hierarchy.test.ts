@@ -1,5 +1,5 @@
 import t from 'tap'
-import { RESERVED } from '../src/rules/slugs.ts'
+import { RESERVED } from '../src/rules/formats/slugs.ts'
 import { makeLevel, startApp, type Answer, type Caller } from './helpers/app.ts'
 import { miscounted } from './helpers/traffic.ts'
 

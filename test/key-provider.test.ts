@@ -3,7 +3,7 @@ import { chmodSync, existsSync, mkdirSync, readFileSync, rmSync, symlinkSync, wr
 import { join } from 'node:path'
 import { setTimeout as pause } from 'node:timers/promises'
 import t, { type Test } from 'tap'
-import { execProvider, makeWrappedKey, masterKeyOf } from '../src/commands/key-provider.ts'
+import { execProvider, makeWrappedKey, masterKeyOf } from '../src/commands/common/key-provider.ts'
 import { loadKeyCommands } from '../src/config.ts'
 import { generateMasterKey } from '../src/crypto/keyring.ts'
 import { freshDatabase } from './helpers/app.ts'

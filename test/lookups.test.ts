@@ -2,7 +2,7 @@ import { subscribe, unsubscribe } from 'node:diagnostics_channel'
 import t from 'tap'
 import { mintApiToken } from '../src/crypto/bearer.ts'
 import { transaction } from '../src/db/database.ts'
-import { findLevel } from '../src/repositories/levels.ts'
+import { findLevel } from '../src/repositories/levels/levels.ts'
 import { makeLevel, startApp, type Caller } from './helpers/app.ts'
 
 // What is looked up in one turn of the event loop is one statement: each gets its own answer of it, and nobody

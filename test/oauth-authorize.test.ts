@@ -1,11 +1,11 @@
-import { createPasswordLink } from '../src/repositories/users.ts'
+import { createPasswordLink } from '../src/repositories/people/users.ts'
 import http from 'node:http'
 import type { AddressInfo } from 'node:net'
 import t, { type Test } from 'tap'
 import { LIFETIMES, MOST_GRANTS, STATE_LENGTH } from '../schemas/oauth.ts'
 import { SCOPE_NAMES } from '../schemas/scopes.ts'
 import { hashToken } from '../src/crypto/bearer.ts'
-import { createClient, createGrant } from '../src/repositories/oauth.ts'
+import { createClient, createGrant } from '../src/repositories/people/oauth.ts'
 import { makeLevel, startApp } from './helpers/app.ts'
 import { LONG } from './helpers/long.ts'
 import {

@@ -3,10 +3,10 @@ import { request as httpRequest } from 'node:http'
 import { connect, createServer, type AddressInfo } from 'node:net'
 import t from 'tap'
 import { SCOPE_NAMES, type Ability, type Scope } from '../schemas/scopes.ts'
-import { switchClient } from '../src/commands/clients.ts'
+import { switchClient } from '../src/commands/people/clients.ts'
 import { mintApiToken, mintCredential } from '../src/crypto/bearer.ts'
-import { revokeGrant } from '../src/repositories/oauth.ts'
-import { setDisabled } from '../src/repositories/users.ts'
+import { revokeGrant } from '../src/repositories/people/oauth.ts'
+import { setDisabled } from '../src/repositories/people/users.ts'
 import { makeLevel, startApp, type TestApp } from './helpers/app.ts'
 import {
   authorizationUrl, authorize, issuePair, makePerson, pkce, post, tokensFor, type Person

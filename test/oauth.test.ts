@@ -1,6 +1,6 @@
 import t from 'tap'
 import { hashPassword } from '../src/crypto/passwords.ts'
-import { changePassword, findUser, setDisabled } from '../src/repositories/users.ts'
+import { changePassword, findUser, setDisabled } from '../src/repositories/people/users.ts'
 import { startApp } from './helpers/app.ts'
 import { authorizationUrl, CALLBACK, makePerson, pkce, post, tokensFor } from './helpers/people.ts'
 import { visitor } from './helpers/visitor.ts'

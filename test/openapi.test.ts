@@ -8,7 +8,7 @@ import { SCOPE_NAMES } from '../schemas/scopes.ts'
 import { MERGES, RAW_TYPE } from '../schemas/secrets.ts'
 import { PROJECT_ROLES } from '../schemas/teams.ts'
 import { ROLES } from '../schemas/users.ts'
-import { renderDocuments } from '../src/commands/openapi.ts'
+import { renderDocuments } from '../src/commands/serve/openapi.ts'
 import { scopesInProject } from '../src/rules/roles.ts'
 
 t.test('openapi.yaml and docs/scopes.md are what the routes say; when this fails: npm run openapi', async (t) => {

@@ -2,7 +2,7 @@
 // table through costs more than anything. Who reads one through all the same has no index for it.
 import postgres from 'postgres'
 import t from 'tap'
-import { BY_INDEX, MEANING } from '../src/db/session.ts'
+import { BY_INDEX, MEANING } from '../src/db/postgres/session.ts'
 import { freshDatabase } from './helpers/app.ts'
 import { collected } from './helpers/statements.ts'
 

@@ -4,10 +4,10 @@ import { request as httpRequest } from 'node:http'
 import t from 'tap'
 import { SCOPE_NAMES } from '../schemas/scopes.ts'
 import { buildApp } from '../src/app.ts'
-import { describeTokens } from '../src/commands/users.ts'
+import { describeTokens } from '../src/commands/people/users.ts'
 import { hashToken } from '../src/crypto/bearer.ts'
-import { revokeGrant } from '../src/repositories/oauth.ts'
-import { setDisabled } from '../src/repositories/users.ts'
+import { revokeGrant } from '../src/repositories/people/oauth.ts'
+import { setDisabled } from '../src/repositories/people/users.ts'
 import { startApp } from './helpers/app.ts'
 import {
   fingerprint, isGivenByTeams, OPERATIONS, prepare, READS, requestOf, settle, type Row

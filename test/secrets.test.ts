@@ -3,7 +3,7 @@ import { RAW_TYPE, READ_TYPE } from '../schemas/secrets.ts'
 import { sealBlob } from '../src/crypto/blob.ts'
 import { deriveDataKey } from '../src/crypto/key-proof.ts'
 import { random, secretKey } from '../src/crypto/primitives.ts'
-import { writeInSteps } from '../src/http/large-answers.ts'
+import { writeInSteps } from '../src/http/responses/large-responses.ts'
 import { makeLevel, startApp, type Answer, type Caller } from './helpers/app.ts'
 import { clientKey } from './helpers/client.ts'
 

@@ -1,7 +1,7 @@
 import type { InvoiceLine, InvoiceStatus, Party } from '../../schemas/billing.ts'
 import { sha256 } from '../crypto/primitives.ts'
 import { formatMoney } from '../rules/billing.ts'
-import { Html, html } from '../rules/html.ts'
+import { Html, html } from '../rules/formats/html.ts'
 
 /** The data that an invoice page shows. */
 export interface PrintedInvoice {

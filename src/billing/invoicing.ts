@@ -4,10 +4,10 @@ import type { Db } from '../db/database.ts'
 import type { Plan } from '../../schemas/organizations.ts'
 import {
   findDefaultMethod, requireAccount, takeCredit, takeInvoiceNumber, type Account, type PaymentMethodRow
-} from '../repositories/billing.ts'
-import { createCharge, createInvoice, type Charge } from '../repositories/invoices.ts'
-import { lockPlan } from '../repositories/plans.ts'
-import { findSubscription, type Subscription } from '../repositories/subscriptions.ts'
+} from '../repositories/billing/billing.ts'
+import { createCharge, createInvoice, type Charge } from '../repositories/billing/invoices.ts'
+import { lockPlan } from '../repositories/billing/plans.ts'
+import { findSubscription, type Subscription } from '../repositories/billing/subscriptions.ts'
 import { fail } from '../rules/errors.ts'
 
 /** How this service makes invoices. */

@@ -1,12 +1,12 @@
 import { ulid } from 'ulidx'
 import type { Db } from '../db/database.ts'
-import { eventOf, recordEvent, systemOf, type Actor, type AuditEvent } from '../repositories/audit.ts'
-import { giveCredit } from '../repositories/billing.ts'
+import { eventOf, recordEvent, systemOf, type Actor, type AuditEvent } from '../repositories/audit/audit.ts'
+import { giveCredit } from '../repositories/billing/billing.ts'
 import {
   createRefund, findInvoice, lockCharge, lockInvoice, lockRefund, settleCharge, settleCharges, settleInvoice,
   settleRefund, updateChecked, updateNoted, updateReported, type Charge, type Refund
-} from '../repositories/invoices.ts'
-import { lockPlan } from '../repositories/plans.ts'
+} from '../repositories/billing/invoices.ts'
+import { lockPlan } from '../repositories/billing/plans.ts'
 import { refundableOf } from '../rules/billing.ts'
 import { fail } from '../rules/errors.ts'
 import { holderOf, isUnanswered, type Outcome } from './provider.ts'

@@ -1,33 +1,33 @@
 import path from 'node:path'
 import { drizzle } from 'drizzle-orm/postgres-js'
 import postgres, { type Options, type Sql } from 'postgres'
-import { findAuthority, setAuthority, type RowAuthority } from './authority.ts'
-import { openEmbedded } from './embedded.ts'
-import { codeOf, databaseError, DatabaseUnavailable } from './errors.ts'
-import { createPool, guard, type Pool } from './guard.ts'
-import type { Db } from './handle.ts'
+import { findAuthority, setAuthority, type RowAuthority } from './rows/authority.ts'
+import { openEmbedded } from './embedded/embedded.ts'
+import { codeOf, databaseError, DatabaseUnavailable } from './postgres/errors.ts'
+import { createPool, guard, type Pool } from './postgres/guard.ts'
+import type { Db } from './postgres/handle.ts'
 import { migrateSchema } from './migrate.ts'
-import { BY_INDEX, MEANING, WALKING } from './session.ts'
-import { tlsOf } from './tls.ts'
-import { areWaitsPaused } from './wait-clock.ts'
+import { BY_INDEX, MEANING, WALKING } from './postgres/session.ts'
+import { tlsOf } from './postgres/tls.ts'
+import { areWaitsPaused } from './postgres/wait-clock.ts'
 
 export {
   codeOf, databaseError, DatabaseError, DatabaseUnavailable, isAway, isAwayForAll, isForeignKeyViolation, isLockTimeout,
   isUndone, isUniqueViolation, LOCK_TIMEOUT, neverSent
-} from './errors.ts'
-export type { Pool } from './guard.ts'
-export type { Db } from './handle.ts'
-export { askForCopy, tellHolder } from './copies.ts'
-export { hasCluster, NoRoom } from './embedded.ts'
-export { DirectoryLocked, lockDirectory, removeUnheld } from './lock.ts'
+} from './postgres/errors.ts'
+export type { Pool } from './postgres/guard.ts'
+export type { Db } from './postgres/handle.ts'
+export { askForCopy, tellHolder } from './embedded/copies.ts'
+export { hasCluster, NoRoom } from './embedded/embedded.ts'
+export { DirectoryLocked, lockDirectory, removeUnheld } from './embedded/lock.ts'
 export {
   authorityOf, findAuthority, isAuthentic, lookupHash, macOf, readNow, requireAuthentic, setAuthority, tampered,
   TamperedRow, updateAuthentic, verifies, type Authenticated, type RowAuthority, type Violation, type ViolationLog
-} from './authority.ts'
-export { isKeyOf, isOneOf, isOneOfOrganization, lookUp, rowsOf } from './lists.ts'
-export { prepared, preparedSql, withMoments, type Raw, type Value } from './prepared.ts'
-export { TlsError, tlsOf } from './tls.ts'
-export { transaction, type Answering, type Asking } from './transaction.ts'
+} from './rows/authority.ts'
+export { isKeyOf, isOneOf, isOneOfOrganization, lookUp, rowsOf } from './rows/lists.ts'
+export { prepared, preparedSql, withMoments, type Raw, type Value } from './postgres/prepared.ts'
+export { TlsError, tlsOf } from './postgres/tls.ts'
+export { transaction, type Answering, type Asking } from './changes/transaction.ts'
 
 /** An open database. */
 export interface Database {

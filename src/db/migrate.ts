@@ -4,8 +4,8 @@ import { sql } from 'drizzle-orm'
 import { readMigrationFiles, type MigrationMeta } from 'drizzle-orm/migrator'
 import { drizzle } from 'drizzle-orm/postgres-js'
 import type { Sql } from 'postgres'
-import { codeOf, LOCK_TIMEOUT } from './errors.ts'
-import type { Db } from './handle.ts'
+import { codeOf, LOCK_TIMEOUT } from './postgres/errors.ts'
+import type { Db } from './postgres/handle.ts'
 
 const FOLDER = fileURLToPath(new URL('../../drizzle', import.meta.url))
 /** The number of the advisory lock that a migrator holds. */

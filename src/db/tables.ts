@@ -752,7 +752,7 @@ export const audit_events = pgTable('audit_events', {
 }, (table) => {
   const { organization_id, seq, occurred_at, action, actor_type, actor_id, resource_type, resource_id } = table
   // A list with filters reads ranges of one of these indexes, newest first. Without a filter by action, it reads one
-  // range for each action (`src/repositories/events.ts`, decision 0057).
+  // range for each action (`src/repositories/audit/events.ts`, decision 0057).
   const newest = [action, occurred_at, seq] as const
   return [
     primaryKey({ columns: [organization_id, seq] }),

@@ -1,5 +1,5 @@
 import type { Config } from '../config.ts'
-import { mailboxOf } from '../rules/emails.ts'
+import { mailboxOf } from '../rules/formats/emails.ts'
 
 /** A plain text message to one address. */
 export interface Mail {

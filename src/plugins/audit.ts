@@ -2,11 +2,11 @@ import { AuditEvents, AuditQuery } from '../../schemas/audit.ts'
 import type { EventName } from '../../schemas/events.ts'
 import { OrganizationParams } from '../../schemas/organizations.ts'
 import { PAGE_SIZE } from '../../schemas/shapes.ts'
-import { principalOf } from '../http/actor.ts'
-import type { Domain } from '../http/types.ts'
-import { listEvents, type EventOfList } from '../repositories/events.ts'
+import { principalOf } from '../http/routes/actor.ts'
+import type { Domain } from '../http/routes/types.ts'
+import { listEvents, type EventOfList } from '../repositories/audit/events.ts'
 import { pageMeta } from '../rules/pagination.ts'
-import { requireTimestamp } from '../rules/timestamps.ts'
+import { requireTimestamp } from '../rules/formats/timestamps.ts'
 
 export const audit: Domain = async (app) => {
   app.get('/:organization/audit-events', {

@@ -1,5 +1,5 @@
 import { TelemetryAnswer } from '../../schemas/cli.ts'
-import type { Domain } from '../http/types.ts'
+import type { Domain } from '../http/routes/types.ts'
 
 /** What command line tools in the field send beside their work. */
 export const cli: Domain = async (app) => {

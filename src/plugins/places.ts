@@ -7,17 +7,17 @@ import { ProjectParams } from '../../schemas/projects.ts'
 import { ListQuery, NoContent } from '../../schemas/shapes.ts'
 import { CreateTargetBody, Target, TargetParams, UpdateTargetBody } from '../../schemas/targets.ts'
 import type { Db } from '../db/database.ts'
-import { actorOf, principalOf } from '../http/actor.ts'
-import { inLevel, levelOf } from '../http/places.ts'
-import { chooseSlug, orSlugTaken, refuseReserved } from '../http/slugs.ts'
-import type { Domain } from '../http/types.ts'
-import { recordEvent } from '../repositories/audit.ts'
+import { actorOf, principalOf } from '../http/routes/actor.ts'
+import { inLevel, levelOf } from '../http/guard/level-lookup.ts'
+import { chooseSlug, orSlugTaken, refuseReserved } from '../http/routes/slugs.ts'
+import type { Domain } from '../http/routes/types.ts'
+import { recordEvent } from '../repositories/audit/audit.ts'
 import {
   createPlace, deletePlace, findPlace, listPlaces, updatePlace, type NewPlace, type Place, type PlaceKind
-} from '../repositories/places.ts'
+} from '../repositories/levels/places.ts'
 import { fail } from '../rules/errors.ts'
 import { answerPage } from '../rules/pagination.ts'
-import { deleteLevel, deletionRunner } from '../vault/removals.ts'
+import { deleteLevel, deletionRunner } from '../vault/jobs/cleanup.ts'
 
 type CreateBody = CreateTargetBody & CreateEnvironmentBody
 

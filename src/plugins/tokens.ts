@@ -8,21 +8,21 @@ import {
 } from '../../schemas/tokens.ts'
 import { hashToken, mintApiToken, tokenPrefix } from '../crypto/bearer.ts'
 import { readNow, transaction, type Db } from '../db/database.ts'
-import { actorOf, principalOf } from '../http/actor.ts'
-import type { Withheld } from '../http/idempotency.ts'
-import type { Domain } from '../http/types.ts'
-import { eventOf, recordEvent } from '../repositories/audit.ts'
-import { lockPlan } from '../repositories/plans.ts'
-import type { Principal } from '../repositories/principals.ts'
+import { actorOf, principalOf } from '../http/routes/actor.ts'
+import type { Withheld } from '../http/repeats/idempotency.ts'
+import type { Domain } from '../http/routes/types.ts'
+import { eventOf, recordEvent } from '../repositories/audit/audit.ts'
+import { lockPlan } from '../repositories/billing/plans.ts'
+import type { Principal } from '../repositories/people/principals.ts'
 import {
   createToken, deleteTokens, endsWith, findSlice, findSlices, findToken, holdGround, listTokens, lockToken,
   makeTokenRoom, rotateToken, showToken, updateToken, type LockedToken, type TokenRow
-} from '../repositories/tokens.ts'
+} from '../repositories/people/tokens.ts'
 import { fail, refuse } from '../rules/errors.ts'
-import { parseId } from '../rules/ids.ts'
+import { parseId } from '../rules/formats/ids.ts'
 import { pageMeta, pageOf } from '../rules/pagination.ts'
 import { coversAll, isInside, type Slice } from '../rules/slices.ts'
-import { requireTimestamp } from '../rules/timestamps.ts'
+import { requireTimestamp } from '../rules/formats/timestamps.ts'
 
 // Nothing that is stored gives a token's value, for a day neither: whoever lost it rotates or deletes the token.
 const VALUE: Withheld = {

@@ -3,19 +3,19 @@ import type { ErrorCode } from '../../schemas/errors.ts'
 import { AcceptedInvitation, AcceptInvitationBody, OwnInvitationList, OwnInvitationParams } from '../../schemas/invitations.ts'
 import { ListQuery, NoContent } from '../../schemas/shapes.ts'
 import { PrincipalAnswer, type TokenPrincipalAnswer, type UserAnswer } from '../../schemas/users.ts'
-import { lockAccessToken } from '../db/grants.ts'
+import { lockAccessToken } from '../db/callers/grants.ts'
 import { transaction, type Asking } from '../db/database.ts'
-import { personOf, principalOf } from '../http/actor.ts'
-import { recordForPersonAlone } from '../http/personal-events.ts'
-import type { Domain } from '../http/types.ts'
+import { personOf, principalOf } from '../http/routes/actor.ts'
+import { recordForPersonAlone } from '../http/guard/personal-events.ts'
+import type { Domain } from '../http/routes/types.ts'
 import {
   countInvitationsTo, findInvitingOrganization, listInvitationsTo, type OwnInvitation
-} from '../repositories/invitations.ts'
-import { readOrganization } from '../repositories/organizations.ts'
-import { listMemberships } from '../repositories/users.ts'
+} from '../repositories/people/invitations.ts'
+import { readOrganization } from '../repositories/levels/organizations.ts'
+import { listMemberships } from '../repositories/people/users.ts'
 import { fail } from '../rules/errors.ts'
 import { offsetOf, pageMeta, pageOf } from '../rules/pagination.ts'
-import { acceptInvitation, declineInvitation, type Refusal } from '../vault/memberships.ts'
+import { acceptInvitation, declineInvitation, type Refusal } from '../vault/jobs/memberships.ts'
 
 /** The caller, and the invitations that a person accepts or declines. */
 export const user: Domain = async (app) => {

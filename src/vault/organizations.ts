@@ -1,12 +1,12 @@
 import type { Keyring } from '../crypto/keyring.ts'
 import type { Db } from '../db/database.ts'
-import { systemOf } from '../repositories/audit.ts'
-import { hasChainKeys } from '../repositories/chain-keys.ts'
-import { createOrganization, type NewOrganization } from '../repositories/organizations.ts'
-import { createMember } from '../repositories/users.ts'
-import { handOverChain } from './chain.ts'
-import { makeStorageKey } from './keys.ts'
-import { holdCanary } from './master-keys.ts'
+import { systemOf } from '../repositories/audit/audit.ts'
+import { hasChainKeys } from '../repositories/audit/chain-keys.ts'
+import { createOrganization, type NewOrganization } from '../repositories/levels/organizations.ts'
+import { createMember } from '../repositories/people/users.ts'
+import { handOverChain } from './audit/chain.ts'
+import { makeStorageKey } from './keys/keys.ts'
+import { holdCanary } from './keys/master-keys.ts'
 
 /**
  * Makes an organization with a storage key of its own, a key for its audit chain where chains have such, and its owner

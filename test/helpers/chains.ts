@@ -1,7 +1,7 @@
 import { writeFileSync } from 'node:fs'
 import { join } from 'node:path'
-import { exportEvents, verifyDatabase, verifyFile } from '../../src/commands/audit.ts'
-import { Anchors, type Verified } from '../../src/vault/verification.ts'
+import { exportEvents, verifyDatabase, verifyFile } from '../../src/commands/audit/audit.ts'
+import { Anchors, type Verified } from '../../src/vault/audit/verification.ts'
 import type { TestApp } from './app.ts'
 
 /** What came of chains, by organization. */

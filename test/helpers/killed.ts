@@ -1,7 +1,7 @@
 // A process that does one thing on a database and kills itself with SIGKILL at one point of it: `run` starts it, with a
 // `Command` on its standard input and the service's configuration in its environment. It prints every point it reaches.
 import { readFileSync, writeSync } from 'node:fs'
-import { open } from '../../src/commands/open.ts'
+import { open } from '../../src/commands/common/open.ts'
 import { loadConfig } from '../../src/config.ts'
 import { QUICK } from './costs.ts'
 import { perform, watchPoints, type Work } from './points.ts'

@@ -1,8 +1,8 @@
 import { sql, type SQL } from 'drizzle-orm'
 import type { PgColumn, PgTable } from 'drizzle-orm/pg-core'
-import { AUTHENTICATED, type AuthenticatedTable } from '../../src/db/authenticated.ts'
+import { AUTHENTICATED, type AuthenticatedTable } from '../../src/db/rows/authenticated.ts'
 import { macOf, type Db } from '../../src/db/database.ts'
-import { readAuthenticated } from '../../src/repositories/authenticated-rows.ts'
+import { readAuthenticated } from '../../src/repositories/keys/authenticated-rows.ts'
 
 /** Gives rows that a test wrote by SQL their MACs, as if the service had written them. */
 export async function authenticateTable (db: Db, name: AuthenticatedTable, where?: SQL): Promise<void> {

@@ -1,8 +1,8 @@
 import { subscribe, unsubscribe } from 'node:diagnostics_channel'
 import type { FastifyInstance, InjectOptions } from 'fastify'
-import type { Opened } from '../../src/commands/open.ts'
-import { rewrap } from '../../src/commands/rewrap.ts'
-import { createHistoryWorker } from '../../src/vault/worker.ts'
+import type { Opened } from '../../src/commands/common/open.ts'
+import { rewrap } from '../../src/commands/keys/rewrap.ts'
+import { createHistoryWorker } from '../../src/vault/jobs/worker.ts'
 
 /** A request, the history worker until it has nothing left to do, or the command `rewrap`. */
 export type Work = { request: InjectOptions } | { run: 'worker' | 'rewrap' }

@@ -7,7 +7,7 @@ import type { Test } from 'tap'
 import { buildApp } from '../../src/app.ts'
 import type { Costs } from '../../src/crypto/costs.ts'
 import { connect, databaseError, DatabaseUnavailable } from '../../src/db/database.ts'
-import { openRows } from '../../src/vault/rows.ts'
+import { openRows } from '../../src/vault/audit/row-authentication.ts'
 import { startApp, type TestApp } from './app.ts'
 import { beside } from './statements.ts'
 

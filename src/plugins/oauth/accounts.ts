@@ -4,35 +4,35 @@ import { NAME_LENGTH } from '../../../schemas/shapes.ts'
 import { hashToken } from '../../crypto/bearer.ts'
 import { hashPassword } from '../../crypto/passwords.ts'
 import { transaction, type Db } from '../../db/database.ts'
-import type { EndedTokens } from '../../db/grants.ts'
-import { personOf } from '../../http/actor.ts'
-import { browserOf, formOf, readCookie, sendPage, seeOther, setCookie, visible, type Form } from '../../http/pages.ts'
-import type { Domain } from '../../http/types.ts'
+import type { EndedTokens } from '../../db/callers/grants.ts'
+import { personOf } from '../../http/routes/actor.ts'
+import { browserOf, formOf, readCookie, sendPage, seeOther, setCookie, visible, type Form } from '../../http/pages/pages.ts'
+import type { Domain } from '../../http/routes/types.ts'
 import {
   findInvitationOfLink, findInvitingOrganization, listInvitationsTo, type OwnInvitation
-} from '../../repositories/invitations.ts'
-import { listGrants, revokeGrantOf } from '../../repositories/oauth.ts'
-import { findOrganization } from '../../repositories/organizations.ts'
-import { listPersonalEvents } from '../../repositories/personal-events.ts'
-import { lockPlan } from '../../repositories/plans.ts'
-import { countWrongCode, findSignInStep, takeSignInStep } from '../../repositories/second-factors.ts'
-import { deleteSession, listSessions } from '../../repositories/sessions.ts'
-import { deleteTokens, listTokensOfPerson, lockOwnToken } from '../../repositories/tokens.ts'
+} from '../../repositories/people/invitations.ts'
+import { listGrants, revokeGrantOf } from '../../repositories/people/oauth.ts'
+import { findOrganization } from '../../repositories/levels/organizations.ts'
+import { listPersonalEvents } from '../../repositories/people/personal-events.ts'
+import { lockPlan } from '../../repositories/billing/plans.ts'
+import { countWrongCode, findSignInStep, takeSignInStep } from '../../repositories/people/second-factors.ts'
+import { deleteSession, listSessions } from '../../repositories/people/sessions.ts'
+import { deleteTokens, listTokensOfPerson, lockOwnToken } from '../../repositories/people/tokens.ts'
 import {
   changePassword, createUser, endEverything, findPasswordLink, findUser, findUserByEmail, listMemberships, lockUser,
   takePasswordLink
-} from '../../repositories/users.ts'
-import { canonicalEmail } from '../../rules/emails.ts'
-import { parseId } from '../../rules/ids.ts'
+} from '../../repositories/people/users.ts'
+import { canonicalEmail } from '../../rules/formats/emails.ts'
+import { parseId } from '../../rules/formats/ids.ts'
 import { HELD_ON_PAGE, heldFrom, heldPage, type HeldPage } from '../../rules/pagination.ts'
 import {
   acceptInvitation, declineInvitation, endMembership, type Invitee, type Refusal
-} from '../../vault/memberships.ts'
+} from '../../vault/jobs/memberships.ts'
 import {
   authenticate, beginSession, codeIn, codeInSession, codeOfStranger, confirmPassword, enter, formCookie, problemWith,
   refusal, refusesForm, signedIn, stepHash, withSecondFactor, WRONG_CODE
 } from './browser.ts'
-import { recordEndOfToken, recordForPersonAlone, recordForUser } from '../../http/personal-events.ts'
+import { recordEndOfToken, recordForPersonAlone, recordForUser } from '../../http/guard/personal-events.ts'
 import {
   accountPage, changePasswordPage, codePage, joinPage, leavePage, otherAccountPage, problemPage, setPasswordPage,
   signInPage, type Problem, type SignedIn

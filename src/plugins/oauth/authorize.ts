@@ -3,15 +3,15 @@ import { LIFETIMES, OAUTH_ERRORS, type OAuthErrorCode } from '../../../schemas/o
 import type { Scope } from '../../../schemas/scopes.ts'
 import { hashToken, mintCredential, mintSecret } from '../../crypto/bearer.ts'
 import { transaction, type Db } from '../../db/database.ts'
-import { namesOf } from '../../db/grants.ts'
-import { formOf, readCookie, sendPage, seeOther, valuesOf } from '../../http/pages.ts'
-import type { Domain } from '../../http/types.ts'
+import { namesOf } from '../../db/callers/grants.ts'
+import { formOf, readCookie, sendPage, seeOther, valuesOf } from '../../http/pages/pages.ts'
+import type { Domain } from '../../http/routes/types.ts'
 import {
   createCode, createGrant, createRequest, findClient, findRequest, makeGrantRoom, takeRequest, type Client,
   type PendingRequest
-} from '../../repositories/oauth.ts'
-import { listRolesInTeams } from '../../repositories/teams.ts'
-import { listMemberships, lockUser } from '../../repositories/users.ts'
+} from '../../repositories/people/oauth.ts'
+import { listRolesInTeams } from '../../repositories/people/teams.ts'
+import { listMemberships, lockUser } from '../../repositories/people/users.ts'
 import {
   judgeAuthorization, namedClient, returnUrl, type Parameters, type ReturnAddress
 } from '../../rules/authorization.ts'
@@ -20,7 +20,7 @@ import { grantableScopes, grantsEverything } from '../../rules/roles.ts'
 import {
   codeIn, codeInSession, formCookie, refusal, refusesForm, signedIn, withSecondFactor, WRONG_CODE
 } from './browser.ts'
-import { recordForUser } from '../../http/personal-events.ts'
+import { recordForUser } from '../../http/guard/personal-events.ts'
 import { consentPage, problemPage, signInPage, type SignedIn } from './views.ts'
 
 /** The authorization endpoint (RFC 6749, 4.1.1): sign in, agree, and go back with a code. */

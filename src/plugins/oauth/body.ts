@@ -1,6 +1,6 @@
 import type { FastifyInstance, FastifyRequest } from 'fastify'
-import { readJson } from '../../http/json.ts'
-import { installForms } from '../../http/pages.ts'
+import { readJson } from '../../http/bodies/json.ts'
+import { installForms } from '../../http/pages/pages.ts'
 import { failOAuth } from './errors.ts'
 
 /** The parameters of a token or revocation request: each is sent once, and none is empty (RFC 6749, 3.2). */

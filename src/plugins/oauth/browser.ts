@@ -3,21 +3,21 @@ import { hashToken, mintSecret } from '../../crypto/bearer.ts'
 import { WorkOverloaded } from '../../crypto/bounded.ts'
 import { isOutdated, hashPassword, verifyNobody, verifyPassword } from '../../crypto/passwords.ts'
 import { transaction, type Db } from '../../db/database.ts'
-import { addressKey } from '../../http/addresses.ts'
-import { browserOf, isOwnForm, readCookie, sendPage, setCookie, type Form } from '../../http/pages.ts'
+import { addressKey } from '../../http/routes/addresses.ts'
+import { browserOf, isOwnForm, readCookie, sendPage, setCookie, type Form } from '../../http/pages/pages.ts'
 import {
   findDevice, forgiveAttempts, rememberDevice, returnAttempts, takeAttempts, type Count
-} from '../../repositories/attempts.ts'
-import { createSession, deleteSession, findSession } from '../../repositories/sessions.ts'
+} from '../../repositories/people/attempts.ts'
+import { createSession, deleteSession, findSession } from '../../repositories/people/sessions.ts'
 import {
   findUser, findUserByEmail, lockUser, updatePasswordHash, type User
-} from '../../repositories/users.ts'
-import { createSignInStep } from '../../repositories/second-factors.ts'
-import { canonicalEmail } from '../../rules/emails.ts'
-import { useCode } from '../../vault/second-factor.ts'
+} from '../../repositories/people/users.ts'
+import { createSignInStep } from '../../repositories/people/second-factors.ts'
+import { canonicalEmail } from '../../rules/formats/emails.ts'
+import { useCode } from '../../vault/keys/second-factor.ts'
 import { PASSWORD } from '../../../schemas/users.ts'
 import type { EventName } from '../../../schemas/events.ts'
-import { recordForUser, recordRefusal } from '../../http/personal-events.ts'
+import { recordForUser, recordRefusal } from '../../http/guard/personal-events.ts'
 import { problemPage, type Problem, type SignedIn } from './views.ts'
 
 /**

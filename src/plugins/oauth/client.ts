@@ -1,6 +1,6 @@
 import type { FastifyRequest } from 'fastify'
 import type { Db } from '../../db/database.ts'
-import { findClient, type Client } from '../../repositories/oauth.ts'
+import { findClient, type Client } from '../../repositories/people/oauth.ts'
 import type { Parameters } from './body.ts'
 import { failOAuth, OAuthError } from './errors.ts'
 

@@ -1,6 +1,6 @@
 import { ResourceMetadata, ServerMetadata } from '../../../schemas/oauth.ts'
 import { SCOPE_NAMES } from '../../../schemas/scopes.ts'
-import type { Domain } from '../../http/types.ts'
+import type { Domain } from '../../http/routes/types.ts'
 
 // What is found without asking anybody: RFC 8414 for the authorization server, RFC 9728 for the API that it protects.
 // Both are public and the same for everyone, so any page may read them, and every proxy may keep them for five minutes.

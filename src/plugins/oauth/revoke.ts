@@ -1,11 +1,11 @@
 import { RevokeAnswer, RevokeBody } from '../../../schemas/oauth.ts'
 import { hashToken, isCredential } from '../../crypto/bearer.ts'
 import { transaction } from '../../db/database.ts'
-import type { Domain } from '../../http/types.ts'
-import { findClient, revokeByToken } from '../../repositories/oauth.ts'
+import type { Domain } from '../../http/routes/types.ts'
+import { findClient, revokeByToken } from '../../repositories/people/oauth.ts'
 import { FORM_BODY, parametersIn } from './body.ts'
 import { clientInBasic } from './client.ts'
-import { recordForUser } from '../../http/personal-events.ts'
+import { recordForUser } from '../../http/guard/personal-events.ts'
 import { errorAnswers } from './token.ts'
 
 export const revoke: Domain = async (app) => {

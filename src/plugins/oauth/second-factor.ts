@@ -3,16 +3,16 @@ import type { FastifyReply, FastifyRequest } from 'fastify'
 import type { EventName } from '../../../schemas/events.ts'
 import { describeFactor } from '../../crypto/second-factor.ts'
 import { tampered, transaction, type Db } from '../../db/database.ts'
-import { formOf, readCookie, sendPage, seeOther, type Page } from '../../http/pages.ts'
-import type { Domain } from '../../http/types.ts'
-import { countRecoveryCodes, deleteFactor } from '../../repositories/second-factors.ts'
-import { findUser, lockUser, type User } from '../../repositories/users.ts'
-import { beginFactor, confirmFactor, renewRecoveryCodes } from '../../vault/second-factor.ts'
+import { formOf, readCookie, sendPage, seeOther, type Page } from '../../http/pages/pages.ts'
+import type { Domain } from '../../http/routes/types.ts'
+import { countRecoveryCodes, deleteFactor } from '../../repositories/people/second-factors.ts'
+import { findUser, lockUser, type User } from '../../repositories/people/users.ts'
+import { beginFactor, confirmFactor, renewRecoveryCodes } from '../../vault/keys/second-factor.ts'
 import {
   beginSession, codeIn, codeInSession, confirmPassword, refusal, refusesForm, signedIn, withAttempt, withSecondFactor,
   WRONG_CODE
 } from './browser.ts'
-import { recordForUser } from '../../http/personal-events.ts'
+import { recordForUser } from '../../http/guard/personal-events.ts'
 import { confirmFactorPage, factorPage, recoveryCodesPage, type Problem, type SignedIn } from './views.ts'
 
 const PAGE = { access: 'public', speaks: 'html' } as const

@@ -2,14 +2,14 @@ import type { FastifyRequest } from 'fastify'
 import { LIFETIMES, OAuthErrorBody, TokenAnswer, TokenBody, type OAuthErrorCode } from '../../../schemas/oauth.ts'
 import { hashToken, isCredential, mintCredential, verifierMatches } from '../../crypto/bearer.ts'
 import { transaction, type Db } from '../../db/database.ts'
-import type { Domain } from '../../http/types.ts'
+import type { Domain } from '../../http/routes/types.ts'
 import {
   countWrongVerifier, createPair, lockCode, lockPair, retirePair, revokeGrant, useCode, type Client, type LiveGrant
-} from '../../repositories/oauth.ts'
+} from '../../repositories/people/oauth.ts'
 import { FORM_BODY, parametersIn, type Parameters } from './body.ts'
 import { clientOf } from './client.ts'
 import { failOAuth, OAuthError } from './errors.ts'
-import { recordForUser } from '../../http/personal-events.ts'
+import { recordForUser } from '../../http/guard/personal-events.ts'
 
 const VERIFIER = /^[A-Za-z0-9._~-]{43,128}$/
 

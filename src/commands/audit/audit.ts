@@ -1,0 +1,383 @@
+import { StringDecoder } from 'node:string_decoder'
+import type { Config } from '../../config.ts'
+import { IntegrityError } from '../../crypto/at-rest.ts'
+import { MasterKeyMissing, type Keyring } from '../../crypto/keyring.ts'
+import { DatabaseUnavailable, isLockTimeout, type Db } from '../../db/database.ts'
+import type { ChainKeyRow } from '../../db/events.ts'
+import { findBefore, findChain, listChains, readChain, type ChainRow } from '../../repositories/audit/chains.ts'
+import { findServiceKey, listCanaries } from '../../repositories/keys/master-keys.ts'
+import { findOrganization } from '../../repositories/levels/organizations.ts'
+import { parseTimestamp } from '../../rules/formats/timestamps.ts'
+import {
+  exportMac, FIRST_CHAIN_KEY, openChainKey, openFirstKey, rotateChainKey, type ExportedChain
+} from '../../vault/audit/chain.ts'
+import { Anchors, ChainVerifier, type ChainKey, type ChainKeys, type Verified } from '../../vault/audit/verification.ts'
+import { readPieces } from '../common/input.ts'
+import { lineOf, open, openKeyring, StartError, type Opened } from '../common/open.ts'
+import { retryDatabase } from '../common/retry.ts'
+
+// Chains of events, verified, exported and handed over to other keys. An export is lines of JSON: what it is, with the
+// wrapped key that every chain begins with; then for each organization the other keys of its chain, what its counter
+// says, with a MAC, and its events; and how many there were of both.
+
+const FORMAT = 'strongroom audit export 2'
+
+// Characters of a line: an event has some thousand at most. A longer one is none of ours.
+const MOST_LINE = 256 * 1024
+
+/** What an operator asks for: one organization by id or slug, or all, and events of a moment or later, or all. */
+interface Asked { organization?: string | undefined, since?: Date | undefined }
+
+/**
+ * Verifies chains in the database or in an export, and tells of each. Answers the exit status: 0 when all of them hold,
+ * 1 when one is broken. `since` is for the database: an export says by itself from where on it is.
+ */
+export async function verifyAudit (
+  config: Config,
+  { file, anchors: log, ...asked }: Asked & { file?: string | undefined, anchors?: string | undefined },
+  tell: (verified: Verified) => void | Promise<void>
+): Promise<number> {
+  const anchors = await readAnchors(log)
+  let status = 0
+  const tellAll = async (all: AsyncIterable<Verified>) => {
+    for await (const verified of all) {
+      if (verified.broken !== null) status = 1
+      await tell(verified)
+    }
+  }
+  if (file !== undefined) {
+    await tellAll(verifyFile(await openKeyring(config), file, asked, anchors))
+    return status
+  }
+  const opened = await open(config)
+  try {
+    await tellAll(verifyDatabase(opened, asked, anchors))
+    return status
+  } finally {
+    await opened.database.close()
+  }
+}
+
+/** What came of a chain that was to be handed over: a line for the operator, and whether that was done. */
+export interface Rotated { line: string, isDone: boolean }
+
+/**
+ * Hands the chains of one organization, or of all, over to new keys, and tells of each: one that cannot be handed over
+ * keeps no other from it. What is recorded meanwhile comes before or behind; ended in the middle, it can be begun
+ * again.
+ */
+export async function * rotateChainKeys (
+  { database: { db }, keyring }: Opened, organization: string | undefined
+): AsyncGenerator<Rotated> {
+  for await (const id of organizationsOnce(db, organization)) {
+    try {
+      const key = await retryDatabase(() => rotateChainKey(db, keyring, id))
+      if (key !== undefined) {
+        yield { line: `${id}: events from ${key.from_seq} on are under the key ${key.kid}\n`, isDone: true }
+      } else if (organization !== undefined) {
+        yield { line: `${id}: the organization is gone, and nothing more is recorded in it\n`, isDone: false }
+      }
+    } catch (error) {
+      // A counter that somebody holds is the trouble of its organization; a database that is away is that of all.
+      if (error instanceof DatabaseUnavailable && !isLockTimeout(error)) throw error
+      yield { line: `${id}: ${lineOf(error)}\n`, isDone: false }
+    }
+  }
+}
+
+// Of all, also those that were made while the first were handed over: they began under the key of before.
+async function * organizationsOnce (db: Db, organization: string | undefined): AsyncGenerator<string> {
+  const ids = await organizationsOf(db, { organization })
+  yield * ids
+  if (organization !== undefined) return
+  const known = new Set(ids)
+  for (const id of await organizationsOf(db, {})) if (!known.has(id)) yield id
+}
+
+/** What came of a chain, in a line for the operator. */
+export function describeVerified ({ organization, after, events, last, broken }: Verified): string {
+  if (broken === null) {
+    const range = after === null ? `up to ${last}` : `behind ${after} up to ${last}; what is before was not looked at`
+    return `${organization}: ${events} events are what was recorded, ${range}\n`
+  }
+  const { sequence, reason, expected, actual } = broken
+  return `${organization}: event ${sequence} ${reason} (expected ${expected ?? '-'}, actual ${actual ?? '-'})\n`
+}
+
+/** Verifies chains in the database, one after the other; `since` some moment behind the event before it. */
+export async function * verifyDatabase (
+  { database: { db }, keyring }: Opened, asked: Asked, anchors: Anchors
+): AsyncGenerator<Verified> {
+  const first = firstKey(keyring, await wrappedKey(db))
+  for (const organization of await organizationsOf(db, asked, anchors)) {
+    // Before the end is looked up, so that it is not behind that.
+    const after = asked.since && await findBefore(db, organization, asked.since)
+    const { last, head, keys } = await findChain(db, organization)
+    const chain = { organization_id: organization, ...head, after: after ?? null }
+    const verifier = new ChainVerifier(chain, await keysIn(db, keyring, first, keys), anchors)
+    for await (const events of readChain(db, organization, after?.seq ?? null, last)) {
+      if (!events.every((event) => verifier.add(event))) break
+    }
+    yield verifier.end()
+  }
+}
+
+/** The lines of an export. `since` leaves out what happened before: what is left is verified behind that. */
+export async function * exportEvents (
+  { database: { db }, keyring }: Opened, { organization, since }: Asked
+): AsyncGenerator<string> {
+  const line = (value: object) => `${JSON.stringify(value)}\n`
+  const organizations = await organizationsOf(db, { organization })
+  const only = organization === undefined ? null : organizations[0]!
+  const from = since?.toISOString() ?? null
+  const wrapped = await wrappedKey(db)
+  const first = firstKey(keyring, wrapped)
+  yield line({ format: FORMAT, organization: only, since: from, key: wrapped.toString('base64') })
+  let events = 0
+  for (const id of organizations) {
+    const after = since && await findBefore(db, id, since)
+    const { last, head, keys } = await findChain(db, id)
+    const begin = (after?.seq ?? 0) + 1
+    const its = await keysIn(db, keyring, first, keys)
+    const needed = new Set(its.filter((_key, i) => (its[i + 1]?.from_seq ?? Infinity) > begin).map(({ kid }) => kid))
+    for (const { kid, ...key } of keys) {
+      if (needed.has(kid)) yield line({ chain_key: kid, ...key, wrapped: key.wrapped.toString('base64') })
+    }
+    const { event_head, ...chain } = head
+    const { key } = its.at(-1)!
+    const mac = exportMac(key, { organization_id: id, only, since: from, after: after ?? null, ...head })
+    yield line({ organization: id, ...chain, event_head: hexOf(event_head), after: toAfter(after), mac: hexOf(mac) })
+    for await (const rows of readChain(db, id, after?.seq ?? null, last)) {
+      events += rows.length
+      yield rows.map(({ mac, ...event }) => line({ ...event, mac: hexOf(mac) })).join('')
+    }
+  }
+  yield line({ organizations: organizations.length, events })
+}
+
+/**
+ * Verifies the chains of an export. Throws a StartError when it is none, or was made under a master key that is not at
+ * hand.
+ */
+export async function * verifyFile (
+  keyring: Keyring, file: string, asked: Asked, anchors: Anchors
+): AsyncGenerator<Verified> {
+  let first: ChainKey | undefined
+  let rows: ChainKeyRow[] = []
+  let verifier: ChainVerifier | undefined
+  let isBroken = false
+  let exported: { only: string | null, since: string | null } = { only: null, since: null }
+  let told: Counts | undefined
+  const counted: Counts = { organizations: 0, events: 0 }
+  const wanted = asked.organization?.toUpperCase()
+  const seen = new Set<string>()
+  const end = (): Verified[] => {
+    const verified = verifier === undefined ? [] : [verifier.end()]
+    verifier = undefined
+    isBroken ||= verified.some(({ broken }) => broken !== null)
+    return verified
+  }
+  for await (const text of linesOf(file)) {
+    const value = readLine(text)
+    if (told !== undefined) throw new StartError(`${file} goes on behind its last line`)
+    if (first === undefined) {
+      if (value?.format !== FORMAT || typeof value.key !== 'string') {
+        throw new StartError(`${file} is no export of the audit, or one of another build`)
+      }
+      first = firstKey(keyring, Buffer.from(value.key, 'base64'))
+      exported = { only: textOf(value.organization), since: textOf(value.since) }
+    } else if (value !== undefined && typeof value.chain_key === 'string') {
+      yield * end()
+      rows.push(chainKeyOf(value, value.chain_key))
+    } else if (value !== undefined && typeof value.organization === 'string') {
+      yield * end()
+      counted.organizations++
+      if (wanted === undefined || wanted === value.organization) {
+        seen.add(value.organization)
+        const keys = keysOf(keyring, first, rows, () => true)
+        const chain = chainOf(value.organization, exported, value)
+        const mac = bytesOf(value.mac)
+        const isForged = mac === null || !exportMac(keys.at(-1)!.key, chain).equals(mac)
+        // What nobody vouches for begins at the first event, whatever it says.
+        verifier = new ChainVerifier({ ...chain, ...(isForged && { after: null, isForged }) }, keys, anchors)
+      }
+      rows = []
+    } else if (value !== undefined && typeof value.events === 'number') {
+      told = { organizations: Number(value.organizations), events: value.events }
+    } else {
+      counted.events++
+      const event = verifier && value && eventOf(value)
+      if (event === undefined) verifier?.addUnreadable()
+      else verifier?.add(event)
+    }
+  }
+  yield * end()
+  if (first === undefined) throw new StartError(`${file} is empty`)
+  if (told === undefined) throw new StartError(`${file} is cut off: it has no last line`)
+  // Of whom an anchor tells and the export does not, everything is missing.
+  for (const organization of anchors.organizations()) {
+    const isExported = exported.only === null || exported.only === organization
+    if (seen.has(organization) || !isExported || (wanted ?? organization) !== organization) continue
+    seen.add(organization)
+    isBroken = true
+    yield new ChainVerifier(
+      { organization_id: organization, next_event: 1, event_head: null, chain_kid: null, after: null }, [first], anchors
+    ).end()
+  }
+  if (wanted !== undefined && seen.size === 0) {
+    throw new StartError(`${file} has no events of the organization ${asked.organization}`)
+  }
+  // Where a chain is broken, what is missing has been told.
+  if (!isBroken && (told.organizations !== counted.organizations || told.events !== counted.events)) {
+    throw new StartError(
+      `${file} is cut off: its last line tells of ${inWords(told)}, and there are ${inWords(counted)}`
+    )
+  }
+}
+
+/** What of an export its last line tells of. */
+interface Counts { organizations: number, events: number }
+
+const inWords = ({ organizations, events }: Counts) => `${events} events of ${organizations} organizations`
+
+/** The anchors in a log: of its lines, those that say one. */
+export async function readAnchors (file: string | undefined): Promise<Anchors> {
+  const anchors = new Anchors()
+  if (file === undefined) return anchors
+  for await (const text of linesOf(file)) {
+    if (!text.includes('audit anchor')) continue
+    const { msg, organization, sequence, mac } = readLine(text) ?? {}
+    const bytes = bytesOf(mac)
+    if (msg === 'audit anchor' && typeof organization === 'string' && Number.isSafeInteger(sequence) && bytes) {
+      anchors.add({ organization, sequence: sequence as number, mac: bytes })
+    }
+  }
+  return anchors
+}
+
+async function organizationsOf (db: Db, { organization }: Asked, anchors?: Anchors): Promise<string[]> {
+  // Of whom only an anchor tells, everything is missing.
+  const all = [...new Set([...await listChains(db), ...anchors?.organizations() ?? []])].sort()
+  if (organization === undefined) return all
+  const id = (await findOrganization(db, organization))?.id ?? organization.toUpperCase()
+  if (!all.includes(id)) throw new StartError(`There is no organization ${organization}`)
+  return [id]
+}
+
+async function wrappedKey (db: Db): Promise<Buffer> {
+  const key = await findServiceKey(db, FIRST_CHAIN_KEY)
+  if (key === undefined) throw new StartError('The key that chains events is missing')
+  return key.wrapped
+}
+
+function firstKey (keyring: Keyring, wrapped: Buffer): ChainKey {
+  const key = opened(() => openFirstKey(keyring, wrapped), () => true)
+  if (key === undefined) throw new StartError('The key that chains events does not open')
+  return { kid: FIRST_CHAIN_KEY, from_seq: 1, key }
+}
+
+// One that does not open is none: the event that hands over to it is then broken, as where the row is gone.
+function keysOf (
+  keyring: Keyring, first: ChainKey, rows: readonly ChainKeyRow[], isMasterKey: (id: string) => boolean
+): ChainKeys {
+  const others = rows.flatMap((row) => {
+    const key = opened(() => openChainKey(keyring, row), isMasterKey)
+    return key === undefined ? [] : [{ kid: row.kid, from_seq: row.from_seq, key }]
+  })
+  return [first, ...others.sort((a, b) => a.from_seq - b.from_seq)]
+}
+
+/**
+ * The keys of a chain in the database. Every master key that wraps something there has its canary, so a row under
+ * another one was planted, and is the trouble of its organization alone. Where there is a canary by now, the master key
+ * was changed after this process began, and nothing can be told of the row.
+ */
+async function keysIn (
+  db: Db, keyring: Keyring, first: ChainKey, rows: readonly ChainKeyRow[]
+): Promise<ChainKeys> {
+  const canaries = rows.length === 0 ? [] : await listCanaries(db)
+  return keysOf(keyring, first, rows, (id) => canaries.some(({ key_id }) => key_id === id))
+}
+
+function opened (
+  open: () => ChainKey['key'], isMasterKey: (id: string) => boolean
+): ChainKey['key'] | undefined {
+  try {
+    return open()
+  } catch (error) {
+    if (error instanceof MasterKeyMissing) {
+      if (!isMasterKey(error.id)) return undefined
+      throw new StartError(`Master key ${error.id} is missing: a key that chains events is wrapped by it`)
+    }
+    if (error instanceof IntegrityError) return undefined
+    throw error
+  }
+}
+
+/** The lines of a file, one at a time; what is too long comes as an empty one. */
+async function * linesOf (file: string): AsyncGenerator<string> {
+  const decoder = new StringDecoder('utf8')
+  let rest = ''
+  let isTooLong = false
+  for await (const piece of readPieces(file)) {
+    const lines = (rest + decoder.write(piece)).split('\n')
+    rest = lines.pop()!
+    if (isTooLong && lines.length > 0) {
+      lines[0] = ''
+      isTooLong = false
+    }
+    for (const line of lines) yield line.length > MOST_LINE ? '' : line
+    if (rest.length > MOST_LINE) {
+      rest = ''
+      isTooLong = true
+    }
+  }
+  if (rest !== '') yield rest
+}
+
+function readLine (text: string): Record<string, unknown> | undefined {
+  try {
+    const value: unknown = JSON.parse(text)
+    return typeof value === 'object' && value !== null ? value as Record<string, unknown> : undefined
+  } catch {
+    return undefined
+  }
+}
+
+// Whatever else is wrong with it, its MAC is not right then.
+function eventOf (value: Record<string, unknown>): ChainRow | undefined {
+  const { seq, occurred_at, mac } = value
+  const time = typeof occurred_at === 'string' ? parseTimestamp(occurred_at) : undefined
+  if (!Number.isSafeInteger(seq) || time === undefined) return undefined
+  return { ...value, occurred_at: time, mac: bytesOf(mac) } as unknown as ChainRow
+}
+
+function chainOf (
+  organization_id: string, exported: { only: string | null, since: string | null }, value: Record<string, unknown>
+): ExportedChain {
+  const { seq, mac } = (value.after ?? {}) as Record<string, unknown>
+  const before = bytesOf(mac)
+  return {
+    organization_id,
+    ...exported,
+    next_event: Number(value.next_event),
+    event_head: bytesOf(value.event_head),
+    chain_kid: textOf(value.chain_kid),
+    after: before === null ? null : { seq: Number(seq), mac: before }
+  }
+}
+
+// Of whatever else is there, nothing opens.
+const chainKeyOf = (value: Record<string, unknown>, kid: string): ChainKeyRow => ({
+  organization_id: textOf(value.organization_id) ?? '',
+  kid,
+  from_seq: Number(value.from_seq),
+  wrapped: Buffer.from(textOf(value.wrapped) ?? '', 'base64')
+})
+
+const textOf = (value: unknown): string | null => typeof value === 'string' ? value : null
+const toAfter = (after: { seq: number, mac: Buffer } | undefined) =>
+  after === undefined ? null : { seq: after.seq, mac: hexOf(after.mac) }
+const hexOf = (bytes: Buffer | null) => bytes === null ? null : bytes.toString('hex')
+const bytesOf = (value: unknown): Buffer | null =>
+  typeof value === 'string' && /^(?:[0-9a-f]{2}){1,64}$/.test(value) ? Buffer.from(value, 'hex') : null

@@ -1,0 +1,242 @@
+import { Type } from '@sinclair/typebox'
+import { Value } from '@sinclair/typebox/value'
+import { IntegrityError } from '../../crypto/at-rest.ts'
+import { sameBytes, sha256 } from '../../crypto/primitives.ts'
+import type { Numbered, Table, Values } from '../../repositories/operations/dump.ts'
+import type { FrameChain } from '../../vault/audit/backups.ts'
+import { StartError } from '../common/open.ts'
+
+// What is in the file of a backup (0046): a line that says what it is, then frames. A frame is its kind (1 byte), the
+// length of what it holds (4), that, and a MAC (32) over the MAC of the frame before and all of this. So a frame that
+// was changed, moved, left out or put in is found where it comes, and none is used before; the last one says what all
+// of them held.
+
+const LINE = Buffer.from('strongroom backup 1\n')
+const KINDS = { header: 1, rows: 2, end: 3 } as const
+const FRAME = { head: 5, mac: 32 }
+
+// A page of rows has a MiB, and a single row at most what the largest request stores.
+const MOST = { header: 1024 * 1024, rows: 256 * 1024 * 1024, end: 1024 * 1024 }
+
+// A value that is none.
+const NULL = 0xffffffff
+
+/** What a backup says of itself first. */
+export interface Header {
+  id: string
+  made_at: string
+  /** The key of its MACs, wrapped by a master key. */
+  wrapped: Buffer
+  /** The hashes of the migrations that made its schema. */
+  migrations: string[]
+  tables: Table[]
+  numbered: Numbered[]
+}
+
+const text = Type.String()
+const SAID = Type.Object({
+  id: text,
+  made_at: text,
+  wrapped: text,
+  migrations: Type.Array(text),
+  tables: Type.Array(Type.Object({
+    name: text, columns: Type.Array(Type.Object({ name: text, type: text })), key: Type.Array(text)
+  })),
+  numbered: Type.Array(Type.Object({ table: text, column: text, last: text }))
+})
+
+/** Rows of a table, by its place in the header. */
+export interface Rows { table: number, rows: Values[] }
+
+/** How many rows a table has, and a digest of them that does not depend on their order. */
+export interface Count { table: string, rows: number, digest: string }
+
+/** The parts of a backup, in their order: a header, rows, an end. */
+export type Part =
+  { kind: 'header', header: Header } | ({ kind: 'rows' } & Rows) | { kind: 'end', counts: Count[], bytes: number }
+
+/** A file that is not what was written. */
+export class DamagedBackup extends StartError {
+  override name = 'DamagedBackup' as 'StartError'
+}
+
+/** The frames of a backup. */
+export async function * encodeBackup (
+  next: FrameChain, header: Header, rows: AsyncIterable<Rows>, counts: () => Count[]
+): AsyncGenerator<Buffer> {
+  const frame = (kind: keyof typeof KINDS, ...content: Buffer[]) => {
+    const head = Buffer.alloc(FRAME.head)
+    head.writeUInt8(KINDS[kind])
+    head.writeUInt32BE(content.reduce((sum, { length }) => sum + length, 0), 1)
+    return [head, ...content, next(head, ...content)]
+  }
+  const { wrapped, ...said } = header
+  const json = Buffer.from(JSON.stringify({ ...said, wrapped: wrapped.toString('base64') }))
+  yield LINE
+  // Its own digest as well: whether it is damaged can be told before there is a key.
+  yield Buffer.concat(frame('header', sha256(json), json))
+  for await (const page of rows) yield * frame('rows', encodeRows(page))
+  yield Buffer.concat(frame('end', Buffer.from(JSON.stringify(counts()))))
+}
+
+/**
+ * The parts of a backup, each after it was found to be what was written. Throws a DamagedBackup at the first that is
+ * not, and where there is no end, or something behind it.
+ *
+ * @param name what the file is called
+ * @param begin the chain of its MACs; throws an IntegrityError where none can be meant
+ */
+export async function * decodeBackup (
+  name: string, chunks: AsyncIterable<Uint8Array>, begin: (header: Header) => FrameChain
+): AsyncGenerator<Part> {
+  const reader = createReader(chunks, () => new DamagedBackup(`${name} is cut off`))
+  try {
+    yield * decodeParts(name, reader, begin)
+  } finally {
+    await reader.close()
+  }
+}
+
+async function * decodeParts (
+  name: string, reader: ReturnType<typeof createReader>, begin: (header: Header) => FrameChain
+): AsyncGenerator<Part> {
+  const damaged = (number: number) => new DamagedBackup(`${name} is damaged: frame ${number} is not what was written`)
+  if (!(await reader.take(LINE.length)).equals(LINE)) {
+    throw new DamagedBackup(`${name} is no backup, or one of another build`)
+  }
+  let next: FrameChain | undefined
+  for (let number = 0; ; number++) {
+    const head = await reader.take(FRAME.head)
+    const kind = (Object.keys(KINDS) as (keyof typeof KINDS)[]).find((one) => KINDS[one] === head[0])
+    const length = head.readUInt32BE(1)
+    if (kind === undefined || (kind === 'header') !== (number === 0) || length > MOST[kind]) throw damaged(number)
+    const content = await reader.take(length)
+    const mac = await reader.take(FRAME.mac)
+    let header: Header | undefined
+    if (kind === 'header') {
+      const json = content.subarray(FRAME.mac)
+      if (!sha256(json).equals(content.subarray(0, FRAME.mac))) throw damaged(number)
+      // Anybody can write a digest: what is behind it may be anything.
+      header = decodeHeader(json)
+      next = header && chainOf(header, begin)
+      if (next === undefined) throw damaged(number)
+    }
+    if (!sameBytes(next!(head, content), mac)) throw damaged(number)
+    if (header !== undefined) yield { kind: 'header', header }
+    else if (kind === 'rows') yield { kind, ...decodeRows(content) }
+    else {
+      if (!await reader.isAtEnd()) throw new DamagedBackup(`${name} goes on behind its end`)
+      yield { kind: 'end', counts: JSON.parse(content.toString('utf8')) as Count[], bytes: reader.taken() }
+      return
+    }
+  }
+}
+
+function decodeHeader (json: Buffer): Header | undefined {
+  let said: unknown
+  try {
+    said = JSON.parse(json.toString('utf8'))
+  } catch {
+    return undefined
+  }
+  return Value.Check(SAID, said) ? { ...said, wrapped: Buffer.from(said.wrapped, 'base64') } : undefined
+}
+
+function chainOf (header: Header, begin: (header: Header) => FrameChain): FrameChain | undefined {
+  try {
+    return begin(header)
+  } catch (error) {
+    if (error instanceof IntegrityError) return undefined
+    throw error
+  }
+}
+
+/** Counts rows, and digests them in whatever order they come. */
+export function createCounter (tables: readonly Table[]) {
+  const all = tables.map(() => ({ rows: 0, digest: Buffer.alloc(32) }))
+  return {
+    add ({ table, rows }: Rows): void {
+      const count = all[table]!
+      count.rows += rows.length
+      for (const row of rows) {
+        const digest = sha256(Buffer.concat(encodeRow(row)))
+        for (let i = 0; i < digest.length; i++) count.digest[i]! ^= digest[i]!
+      }
+    },
+    counts: (): Count[] => all.map(({ rows, digest }, i) =>
+      ({ table: tables[i]!.name, rows, digest: digest.toString('hex') }))
+  }
+}
+
+/** One digest of all that was counted: the same for the same rows in the same tables. */
+export function digestOf (counts: readonly Count[]): string {
+  const lines = counts.map(({ table, rows, digest }) => `${table} ${rows} ${digest}\n`).sort()
+  return sha256(lines.join('')).toString('hex')
+}
+
+const encodeRows = ({ table, rows }: Rows): Buffer => {
+  const head = Buffer.alloc(8)
+  head.writeUInt32BE(table)
+  head.writeUInt32BE(rows.length, 4)
+  return Buffer.concat([head, ...rows.flatMap(encodeRow)])
+}
+
+// Each value behind its length.
+function encodeRow (row: Values): Buffer[] {
+  return [numberOf(row.length), ...row.flatMap((value) =>
+    value === null ? [numberOf(NULL)] : [numberOf(value.length), value])]
+}
+
+function decodeRows (content: Buffer): Rows {
+  let at = 0
+  const number = () => {
+    at += 4
+    return content.readUInt32BE(at - 4)
+  }
+  const value = () => {
+    const length = number()
+    if (length === NULL) return null
+    at += length
+    return content.subarray(at - length, at)
+  }
+  const list = <T>(length: number, next: () => T) => Array.from({ length }, next)
+  const table = number()
+  return { table, rows: list(number(), () => list(number(), value)) }
+}
+
+function numberOf (number: number): Buffer {
+  const bytes = Buffer.alloc(4)
+  bytes.writeUInt32BE(number)
+  return bytes
+}
+
+// Takes as much as is asked for from what comes in pieces of whatever size.
+function createReader (chunks: AsyncIterable<Uint8Array>, cutOff: () => Error) {
+  const source = chunks[Symbol.asyncIterator]()
+  let parts: Buffer[] = []
+  let there = 0
+  let taken = 0
+  async function more () {
+    const { value, done } = await source.next()
+    if (done) return false
+    parts.push(Buffer.from(value.buffer, value.byteOffset, value.byteLength))
+    there += value.byteLength
+    return true
+  }
+  return {
+    async take (length: number): Promise<Buffer> {
+      while (there < length) if (!await more()) throw cutOff()
+      const all = parts.length === 1 ? parts[0]! : Buffer.concat(parts)
+      parts = [all.subarray(length)]
+      there -= length
+      taken += length
+      return all.subarray(0, length)
+    },
+    async isAtEnd (): Promise<boolean> {
+      while (there === 0) if (!await more()) return true
+      return false
+    },
+    taken: () => taken,
+    close: () => source.return?.()
+  }
+}

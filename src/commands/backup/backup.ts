@@ -1,0 +1,302 @@
+import { existsSync } from 'node:fs'
+import { stat } from 'node:fs/promises'
+import { dirname, resolve } from 'node:path'
+import { ulid } from 'ulidx'
+import { readSecretFile, type Config } from '../../config.ts'
+import { IntegrityError } from '../../crypto/at-rest.ts'
+import { MasterKeyMissing, type Keyring } from '../../crypto/keyring.ts'
+import { AGE, decryptWith, encryptTo, RecipientError } from '../../crypto/recipients.ts'
+import { freeBytes } from '../../db/embedded/copy-cluster.ts'
+import { readNow, type Db } from '../../db/database.ts'
+import { areUnreleased, canMakeSchema, listMigrations, lockSchema, makeSchema } from '../../db/migrate.ts'
+import { countOrganizations } from '../../repositories/levels/organizations.ts'
+import {
+  analyze, clearSeeds, describeTables, dropTables, findContent, insertRows, keepTables, LEFT_OUT, listNumbered,
+  listStrangeTables, numberOn, readRows, takeTime, type Table
+} from '../../repositories/operations/dump.ts'
+import { beginChain, openChain } from '../../vault/audit/backups.ts'
+import {
+  createCounter, DamagedBackup, decodeBackup, digestOf, encodeBackup, type Count, type Header, type Part, type Rows
+} from './backup-file.ts'
+import { writeStreamDurably } from '../common/durable.ts'
+import { nameOf, readPieces } from '../common/input.ts'
+import { checkKeys, lineOf, openToRead, openDatabase, openKeyring, StartError } from '../common/open.ts'
+import { write } from '../common/output.ts'
+
+// The whole database into a file, and back into an empty one, be it of the same kind or the other (0046).
+
+/** What is in a backup. */
+export interface Summary { made_at: string, counts: Count[], bytes: number }
+
+/** A backup that was made, and why the database does not know of it, where it could not be told. */
+export interface Made extends Summary { unknown?: string }
+
+/** What a restore needs to know of its file: where it is, and whose identity opens it. */
+export interface Source { file: string, identity?: string | undefined }
+
+/**
+ * Writes all that there is at one moment into a file, or to standard output (`-`), encrypted to the recipients if there
+ * are any. The file is there whole or not at all. The database keeps when that was, for the metrics.
+ */
+export async function backup (config: Config, file: string, recipients: readonly string[]): Promise<Made> {
+  if (file !== '-' && existsSync(file)) throw new StartError(`${file} is there already`)
+  const encrypt = recipients.length === 0
+    ? undefined
+    : await explained(encryptTo(recipients), (reason) => `--recipient: ${reason}`)
+  const opened = await openToRead(config)
+  try {
+    const known = await describeTables(opened.database.db)
+    const summary = await opened.database.snapshot(async (db) => {
+      const made = await makeBackup(opened.keyring, db, known, opened.database.where)
+      const chunks = counted(encrypt === undefined ? made.chunks : await encrypt(made.chunks))
+      if (file === '-') {
+        for await (const chunk of chunks.all) await write(chunk)
+      } else {
+        await writeStreamDurably(file, chunks.all, 0o600).catch((error: NodeJS.ErrnoException) => {
+          if (error.syscall === undefined) throw error
+          throw new StartError(error.code === 'EEXIST'
+            ? `${file} is there already`
+            : `${file} cannot be written (${error.code})`)
+        })
+      }
+      return { made_at: made.header.made_at, counts: made.counts(), bytes: chunks.bytes() }
+    })
+    // The file is there: a database that takes no writes, or is of an older schema, is a reason to say so alone.
+    const { made_at, bytes } = summary
+    return await opened.note({ made_at, bytes }).then(() => summary,
+      (error: unknown) => ({ ...summary, unknown: lineOf(error) }))
+  } finally {
+    await opened.database.close()
+  }
+}
+
+// The tables that are known are held before the snapshot is taken, so that it sees them as they stay.
+async function makeBackup (keyring: Keyring, db: Db, known: readonly Table[], where: string) {
+  await takeTime(db)
+  await keepTables(db, known)
+  const migrations = await listMigrations(db)
+  const tables = (await describeTables(db)).filter(({ name }) => !Object.hasOwn(LEFT_OUT, name))
+  if (migrations.length > 0 && !canMakeSchema(migrations)) {
+    throw new StartError('The database has migrations that this build does not know: back it up with the build that made them')
+  }
+  // Another database than was meant, as a rule: a backup of it would be found out when it is needed.
+  if (migrations.length === 0 || await countOrganizations(db) === 0) {
+    throw new StartError(`There is nothing to back up: no organization is in ${where}`)
+  }
+  const strange = await listStrangeTables(db)
+  if (strange.length > 0) {
+    throw new StartError(`A backup would leave out what is no table of this build: ${strange.slice(0, 10).join(', ')}`)
+  }
+  if (!tables.every(({ name }) => known.some((table) => table.name === name))) {
+    throw new StartError('The schema is being changed: run it again')
+  }
+  const id = ulid()
+  const { next, wrapped } = beginChain(keyring, id)
+  // Behind the snapshot: no number that it has comes again.
+  const numbered = await listNumbered(db, tables)
+  // Of the database, as the time that its age is told by: a clock that is wrong would hide that there are no others.
+  const made_at = new Date(await readNow(db)).toISOString()
+  const header: Header = { id, made_at, wrapped, migrations, tables, numbered }
+  const counter = createCounter(tables)
+  const { counts } = counter
+  return { header, chunks: encodeBackup(next, header, readAll(db, tables, counter), counts), counts }
+}
+
+async function * readAll (
+  db: Db, tables: readonly Table[], counter: ReturnType<typeof createCounter>
+): AsyncGenerator<Rows> {
+  for (const [table, shape] of tables.entries()) {
+    for await (const rows of readRows(db, shape)) {
+      counter.add({ table, rows })
+      yield { table, rows }
+    }
+  }
+}
+
+/**
+ * Brings what is in a file into an empty database, and its schema up to date. All of it is there afterwards, or
+ * nothing. A file is looked through before anything is done with it; standard input (`-`) as it comes.
+ */
+export async function restore (config: Config, source: Source): Promise<Summary> {
+  if (config.databaseUrl === undefined) await refuseWithoutRoom(source, config.dataDir)
+  const keyring = await openKeyring(config)
+  const read = await openBackup(keyring, source)
+  const database = await openDatabase(config)
+  try {
+    const brought = await database.maintain((db) => restoreInto(db, keyring, read()), 'takes in a backup')
+    await database.migrate()
+    return brought
+  } finally {
+    await database.close()
+  }
+}
+
+/**
+ * Ends what would bring a file into an embedded database in a directory, or the nearest one above it that is there,
+ * where not even the file has room: the database is larger still.
+ */
+export async function refuseWithoutRoom ({ file }: Source, directory: string): Promise<void> {
+  let dir = resolve(directory)
+  while (!existsSync(dir)) dir = dirname(dir)
+  // Of what cannot be looked at, whoever reads it tells.
+  const size = file === '-' ? 0 : await stat(file).then(({ size }) => size, () => 0)
+  const free = freeBytes(dir)
+  if (free < size) throw new StartError(`There is no room left in ${dir}: ${file} has ${size} bytes, and ${free} are free`)
+}
+
+/**
+ * Opens a backup: what is answered reads it. A file has been read once before, whole, so that nothing is begun with a
+ * damaged one. Throws a DamagedBackup, or a StartError where it cannot be told.
+ */
+export async function openBackup (
+  keyring: Keyring, { file, identity }: Source
+): Promise<() => AsyncGenerator<Part>> {
+  const decrypt = identity === undefined
+    ? undefined
+    : await explained(decryptWith(readSecretFile(identity, '--identity')), (reason) => `--identity: ${reason}`)
+  const begin = (header: Header) => {
+    try {
+      return openChain(keyring, header)
+    } catch (error) {
+      if (error instanceof MasterKeyMissing) {
+        throw new StartError(`Master key ${error.id} is missing: ${nameOf(file)} was made under it. ` +
+          'Give it in MASTER_KEY, or in MASTER_KEYS_PREVIOUS')
+      }
+      if (error instanceof IntegrityError) {
+        // Of what is no wrapped key, this throws one as well.
+        const key = keyring.idOf(header.wrapped)
+        throw new StartError(`Master key ${key} is wrong: ${nameOf(file)} was made under another one of this id`)
+      }
+      throw error
+    }
+  }
+  const read = () => decodeBackup(nameOf(file), opened(file, decrypt), begin)
+  if (file !== '-') await drain(read())
+  return read
+}
+
+/** Brings the parts of a backup into an empty database, in the caller's transaction, and compares what is there. */
+export async function restoreInto (db: Db, keyring: Keyring, parts: AsyncGenerator<Part>): Promise<Summary> {
+  await takeTime(db)
+  await lockSchema(db)
+  const content = await findContent(db)
+  if (content !== undefined) {
+    throw new StartError(`The database is not empty, it has ${content}: a backup is restored into an empty one`)
+  }
+  let header: Header | undefined
+  let tables: Table[] = []
+  for await (const part of parts) {
+    if (part.kind === 'header') {
+      header = part.header
+      await becomeSchema(db, header.migrations)
+      tables = tablesOf(header, await describeTables(db))
+      await clearSeeds(db, tables)
+    } else if (part.kind === 'rows') await insertRows(db, tables[part.table]!, part.rows)
+    else {
+      const { counts, bytes } = part
+      await numberOn(db, header!.numbered)
+      await checkKeys({ db }, keyring)
+      const there = createCounter(tables)
+      await drain(readAll(db, tables, there))
+      if (digestOf(there.counts()) !== digestOf(counts)) {
+        throw new StartError('What was restored is not what was backed up')
+      }
+      await analyze(db)
+      return { made_at: header!.made_at, counts, bytes }
+    }
+  }
+  throw new Error('a backup has an end')
+}
+
+// The embedded database begins with the schema of this build, which is as a rule that of the backup.
+async function becomeSchema (db: Db, migrations: readonly string[]): Promise<void> {
+  if (JSON.stringify(await listMigrations(db)) === JSON.stringify(migrations)) return
+  if (areUnreleased(migrations)) {
+    throw new StartError('This backup was made by an unreleased build of Strongroom and cannot be restored.')
+  }
+  await dropTables(db)
+  if (!await makeSchema(db, migrations)) {
+    throw new StartError('The backup was made by a newer build, or another one: restore it with that')
+  }
+}
+
+// Of names and types, those of the catalogue go into statements, once they are the same.
+function tablesOf (header: Header, found: readonly Table[]): Table[] {
+  return header.tables.map((table) => {
+    const same = found.find(({ name }) => name === table.name)
+    if (JSON.stringify(same) !== JSON.stringify(table)) {
+      throw new StartError(`The backup has a table ${JSON.stringify(table.name)} that this schema has not`)
+    }
+    return same!
+  })
+}
+
+/** How many rows of a table are in a backup. */
+export const rowsIn = ({ counts }: Summary, name: string): number =>
+  counts.find(({ table }) => table === name)?.rows ?? 0
+
+/** What is in a backup, in a line for the operator. */
+export function describeSummary (summary: Summary): string {
+  const { counts, bytes, made_at } = summary
+  const [organizations, versions, events] = ['organizations', 'secret_versions', 'audit_events'].map((name) =>
+    rowsIn(summary, name))
+  const rows = counts.reduce((sum, count) => sum + count.rows, 0)
+  return `${organizations} organizations, ${versions} versions, ${events} events; ` +
+    `${rows} rows in ${counts.length} tables, ${bytes} bytes, as of ${made_at}, digest ${digestOf(counts)}\n`
+}
+
+async function * opened (
+  file: string, decrypt: Awaited<ReturnType<typeof decryptWith>> | undefined
+): AsyncGenerator<Uint8Array> {
+  const { first, all } = await begun(readPieces(file))
+  if (!first.equals(AGE)) {
+    yield * all
+    return
+  }
+  if (decrypt === undefined) throw new StartError(`${nameOf(file)} is encrypted: give the identity that opens it, --identity FILE`)
+  try {
+    yield * await explained(decrypt(all), (reason) =>
+      `${nameOf(file)} does not open with --identity: ${reason}, for it is for somebody else, or damaged`)
+  } catch (error) {
+    if (error instanceof StartError) throw error
+    throw new DamagedBackup(`${nameOf(file)} is damaged: it does not decrypt`)
+  }
+}
+
+// What something begins with, and all of it.
+async function begun (chunks: AsyncGenerator<Buffer>) {
+  let head = Buffer.alloc(0)
+  while (head.length < AGE.length) {
+    const { value, done } = await chunks.next()
+    if (done) break
+    head = Buffer.concat([head, value])
+  }
+  async function * all () {
+    yield head
+    yield * chunks
+  }
+  return { first: head.subarray(0, AGE.length), all: all() }
+}
+
+function counted (chunks: AsyncIterable<Uint8Array>) {
+  let bytes = 0
+  async function * all () {
+    for await (const chunk of chunks) {
+      bytes += chunk.length
+      yield chunk
+    }
+  }
+  return { all: all(), bytes: () => bytes }
+}
+
+async function drain (all: AsyncGenerator<unknown>): Promise<void> {
+  while (!(await all.next()).done);
+}
+
+async function explained<T> (work: Promise<T>, line: (reason: string) => string): Promise<T> {
+  try {
+    return await work
+  } catch (error) {
+    throw error instanceof RecipientError ? new StartError(line(error.message)) : error
+  }
+}

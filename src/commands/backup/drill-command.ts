@@ -1,0 +1,27 @@
+import { loadConfig } from '../../config.ts'
+import { drill } from './drill.ts'
+import { lineOf } from '../common/open.ts'
+import { write } from '../common/output.ts'
+import type { Noun } from '../common/noun.ts'
+import { parseFile, TEXT } from '../common/words.ts'
+
+/** `drill` and what it takes. */
+export const noun: Noun = {
+  help: `  drill FILE [--identity FILE] [--anchors LOG]
+                                          restore a backup for trial, open everything in it, check its audit
+`,
+
+  run: async (args, env) => {
+    const { file, values: { identity, anchors } } = parseFile('drill', args, { identity: TEXT, anchors: TEXT })
+    // 1 says that the backup is no good, so whatever keeps us from telling is 2.
+    try {
+      return await drill(loadConfig(env), { file, identity, anchors }, {
+        say: write,
+        warn: (line) => process.stderr.write(line)
+      })
+    } catch (error) {
+      process.stderr.write(`${lineOf(error)}\n`)
+      return 2
+    }
+  }
+}

@@ -1,0 +1,204 @@
+import { spawn } from 'node:child_process'
+import { ConfigError, WRAPPED_BYTES, type Config, type KeyCommands } from '../../config.ts'
+import { parseMasterKey, type MasterKey } from '../../crypto/keyring.ts'
+import { decodeBase64, random, sameBytes, takeKey } from '../../crypto/primitives.ts'
+import { retry, type NextPause } from './retry.ts'
+
+/**
+ * Who wraps and unwraps master keys that are not kept as they are. A key that is (in `MASTER_KEY` or a file) needs
+ * none. It is asked when a process starts, never by a request.
+ */
+export interface KeyProvider {
+  /** What `unwrap` makes the same 32 bytes of again. */
+  wrap (id: string, key: Buffer): Promise<Buffer>
+  /** The 32 bytes; the caller wipes them. */
+  unwrap (id: string, wrapped: Buffer): Promise<Buffer>
+}
+
+/** A master key cannot be wrapped or unwrapped. The message is one line for the operator and never holds a secret. */
+export class KeyProviderError extends Error {
+  override name = 'KeyProviderError'
+  /** Whether the next attempt may come out otherwise. */
+  readonly mayPass: boolean
+
+  constructor (message: string, mayPass = false) {
+    super(message)
+    this.mayPass = mayPass
+  }
+}
+
+/** A first attempt and three more (CR-10). */
+const ATTEMPTS = 4
+const FIRST_PAUSE = 200
+
+/** The commands of the configuration. `stopped` ends what runs, and what is waited for, with its reason. */
+export function execProvider (commands: Config['keyCommands'], stopped?: AbortSignal): KeyProvider {
+  const { wrap, unwrap } = commands ?? {}
+  const call = (command: string[], id: string, input: Buffer, name: string, effect?: string) =>
+    retry(() => run(command, commands!, id, input, stopped), nextPause(name, effect), stopped)
+  return {
+    async wrap (id, key) {
+      if (wrap === undefined) throw new ConfigError('MASTER_KEY_WRAP_COMMAND is not set; it wraps new master keys')
+      const input = Buffer.from(key.toString('base64'))
+      try {
+        const wrapped = await call(wrap, id, input, 'MASTER_KEY_WRAP_COMMAND')
+        if (tells(wrapped, key)) {
+          throw new KeyProviderError('MASTER_KEY_WRAP_COMMAND wrote the key itself, not wrapped')
+        }
+        return wrapped
+      } finally {
+        input.fill(0)
+      }
+    },
+
+    async unwrap (id, wrapped) {
+      if (unwrap === undefined) {
+        throw new ConfigError(`Master key ${id} is wrapped, and MASTER_KEY_UNWRAP_COMMAND is not set`)
+      }
+      const output = await call(unwrap, id, wrapped, 'MASTER_KEY_UNWRAP_COMMAND', `Master key ${id} stays closed: `)
+      const key = decodeBase64(output.toString('latin1').replace(/\r?\n$/, ''))
+      const { length } = output
+      output.fill(0)
+      if (key?.length === 32) return key
+      key?.fill(0)
+      throw new KeyProviderError(
+        `Master key ${id} stays closed: MASTER_KEY_UNWRAP_COMMAND wrote ${length} bytes that are not the base64 of 32`
+      )
+    }
+  }
+}
+
+// So many characters of each form are the same whatever comes behind them, padding too; nobody writes them by chance.
+const TELLING = 40
+
+/** Whether the output has the key as it is, or written down in a form that needs no key to be read. */
+function tells (output: Buffer, key: Buffer): boolean {
+  const hex = key.toString('hex')
+  const written = [hex, hex.toUpperCase(), key.toString('base64'), key.toString('base64url')]
+  const forms = written.flatMap((text) => [text, Buffer.from(text).toString('base64')])
+  // Tools break lines, and put blanks between bytes.
+  const text = output.toString('latin1').replace(/\s/g, '')
+  return output.includes(key) || forms.some((form) => text.includes(form.slice(0, TELLING)))
+}
+
+/** Unwraps each key once, for a process that hands them to others. */
+export function rememberingProvider (provider: KeyProvider): KeyProvider {
+  const known = new Map<string, Promise<ReturnType<typeof takeKey>>>()
+  return {
+    wrap: provider.wrap,
+    async unwrap (id, wrapped) {
+      const name = `${id}:${wrapped.toString('base64')}`
+      const opened = known.get(name) ?? provider.unwrap(id, wrapped).then(takeKey)
+      known.set(name, opened)
+      try {
+        return (await opened).export()
+      } catch (error) {
+        known.delete(name)
+        throw error
+      }
+    }
+  }
+}
+
+/** Whether this is `id:exec:base64`, and not `id:base64`. */
+export const isWrapped = (text: string) => text.split(':').length > 2
+
+/** A master key from either of its forms, unwrapped if need be. */
+export async function masterKeyOf (text: string, provider: KeyProvider): Promise<MasterKey> {
+  if (!isWrapped(text)) return parseMasterKey(text)
+  const [id = '', , wrapped = ''] = text.split(':')
+  return { id, key: takeKey(await provider.unwrap(id, Buffer.from(wrapped, 'base64'))) }
+}
+
+/**
+ * A new random master key in the form `id:exec:base64`. Nobody has seen it; that it can be unwrapped again has been
+ * tried.
+ */
+export async function makeWrappedKey (provider: KeyProvider, id: string): Promise<string> {
+  const key = random(32)
+  try {
+    const wrapped = await provider.wrap(id, key)
+    const again = await provider.unwrap(id, wrapped)
+    const isSame = sameBytes(key, again)
+    again.fill(0)
+    if (isSame) return `${id}:exec:${wrapped.toString('base64')}`
+  } finally {
+    key.fill(0)
+  }
+  throw new KeyProviderError('MASTER_KEY_UNWRAP_COMMAND gives another key than MASTER_KEY_WRAP_COMMAND was given')
+}
+
+// The pauses grow, and differ between instances.
+const nextPause = (name: string, effect = ''): NextPause => (error, attempt) => {
+  if (!(error instanceof KeyProviderError)) throw error
+  if (error.mayPass && attempt < ATTEMPTS) return FIRST_PAUSE * 2 ** (attempt - 1) * (1 + Math.random())
+  const often = attempt > 1 ? `, ${attempt} times in a row` : ''
+  const advice = error.mayPass ? '; what it says on standard error is not shown, so run it by hand' : ''
+  throw new KeyProviderError(`${effect}${name} ${error.message}${often}${advice}`)
+}
+
+/**
+ * Runs a command, without a shell, on what it gets on standard input, and resolves with its standard output. Standard
+ * error is not looked at: it may hold anything. Whatever is still there of it when it took too long, wrote too much or
+ * was `stopped` is killed.
+ */
+async function run (
+  [program = '', ...args]: string[], { env, timeout }: KeyCommands, id: string, input: Buffer, stopped?: AbortSignal
+): Promise<Buffer> {
+  stopped?.throwIfAborted()
+  const child = start(program, args, { ...env, MASTER_KEY_ID: id })
+  return new Promise((resolve, reject) => {
+    const output: Buffer[] = []
+    const wipe = () => output.forEach((piece) => piece.fill(0))
+    let size = 0
+    const settle = () => {
+      clearTimeout(timer)
+      stopped?.removeEventListener('abort', interrupt)
+    }
+    const end = (error: Error) => {
+      settle()
+      wipe()
+      reject(error)
+    }
+    const fail = (message: string, mayPass: boolean) => end(new KeyProviderError(message, mayPass))
+    const kill = (error: Error) => {
+      end(error)
+      child.stdout.destroy()
+      try {
+        process.kill(-child.pid!, 'SIGKILL')
+      } catch {
+        // It had ended by itself.
+      }
+    }
+    const interrupt = () => kill(stopped!.reason as Error)
+    const timer = setTimeout(
+      () => kill(new KeyProviderError(`did not end within ${timeout} s`, true)), timeout * 1000
+    )
+    stopped?.addEventListener('abort', interrupt)
+    child.on('error', (error: NodeJS.ErrnoException) => fail(`cannot be run (${error.code})`, false))
+    // It may end before it has read everything, or anything.
+    child.stdin.on('error', () => {}).end(input)
+    child.stdout.on('data', (piece: Buffer) => {
+      output.push(piece)
+      size += piece.length
+      if (size > WRAPPED_BYTES) kill(new KeyProviderError(`wrote more than ${WRAPPED_BYTES} bytes`))
+    })
+    child.on('close', (code, signal) => {
+      if (code !== 0) return fail(`ended with ${signal ?? code}`, true)
+      // The last of several in a pipe may not have noticed that the one before failed.
+      if (size === 0) return fail('wrote nothing', true)
+      settle()
+      resolve(Buffer.concat(output))
+      wipe()
+    })
+  })
+}
+
+// In a group of its own, so that its end is that of what it started, too. Some errors are thrown, others are told.
+function start (program: string, args: string[], env: KeyCommands['env']) {
+  try {
+    return spawn(program, args, { env, stdio: ['pipe', 'pipe', 'ignore'], detached: true })
+  } catch (error) {
+    throw new KeyProviderError(`cannot be run (${(error as NodeJS.ErrnoException).code})`)
+  }
+}

@@ -1,0 +1,156 @@
+import { setTimeout as sleep } from 'node:timers/promises'
+import { IntegrityError } from '../../crypto/at-rest.ts'
+import { MasterKeyMissing, type Keyring } from '../../crypto/keyring.ts'
+import { transaction, type Db } from '../../db/database.ts'
+import {
+  countWrapped, deleteCanary, lockChainKeys, lockFactors, lockServiceKeys, lockStorageKeys, lockWrappedKeys,
+  updateChainKeys, updateFactors, updateServiceKeys, updateStorageKeys, updateWrappedKeys
+} from '../../repositories/keys/master-keys.ts'
+import {
+  holdCanary, rewrapChainKey, rewrapFactor, rewrapKey, rewrapServiceKey, rewrapStorageKey, type Rewrapped
+} from '../../vault/keys/master-keys.ts'
+import { counted } from '../../rules/formats/words.ts'
+import type { Opened } from '../common/open.ts'
+import { DATABASE_TIMEOUT_MS, retryDatabase } from '../common/retry.ts'
+
+const BATCH = 200
+
+// An instance that still wraps under an older key makes new work meanwhile; whoever runs us is told when it goes on.
+const PASSES = 5
+
+/** What a re-wrap came to. */
+export interface Outcome {
+  /** Values that are under the newest master key now and were not before. */
+  rewrapped: number
+  /** A line each: values that do not open and were left as they are. */
+  failures: string[]
+  /** The other master keys of the ring, with the number of values that are still under each. */
+  older: { id: string, values: number }[]
+}
+
+interface Table<Id, Row> {
+  name: string
+  /** Comes before every id. */
+  first: Id
+  lock: (db: Db, keyId: string, after: Id, limit: number) => Promise<Row[]>
+  rewrap: (keyring: Keyring, row: Row) => Rewrapped<Row>
+  update: (db: Db, rows: readonly Row[]) => Promise<void>
+}
+
+const SERVICE_KEYS = {
+  name: 'service_keys', first: '', lock: lockServiceKeys, rewrap: rewrapServiceKey, update: updateServiceKeys
+}
+const STORAGE_KEYS = {
+  name: 'organizations', first: '', lock: lockStorageKeys, rewrap: rewrapStorageKey, update: updateStorageKeys
+}
+const KEYS = { name: 'encryption_keys', first: 0, lock: lockWrappedKeys, rewrap: rewrapKey, update: updateWrappedKeys }
+
+const CHAIN_KEYS = {
+  name: 'chain_keys', first: '', lock: lockChainKeys, rewrap: rewrapChainKey, update: updateChainKeys
+}
+const FACTORS = { name: 'second_factors', first: 0, lock: lockFactors, rewrap: rewrapFactor, update: updateFactors }
+
+/**
+ * Puts every value that a master key wraps under the newest one, and forgets the canaries of master keys that wrap
+ * nothing any more. Goes in small transactions beside whatever else runs; ended in the middle, the next run goes on.
+ *
+ * @param timeoutMs how long to retry while a row is locked or the database is unavailable
+ */
+export async function rewrap ({ database, keyring }: Opened, timeoutMs = DATABASE_TIMEOUT_MS): Promise<Outcome> {
+  let rewrapped = 0
+  let failures: string[] = []
+  for (let pass = 1; pass <= PASSES; pass++) {
+    failures = []
+    let moved = await passOver(database.db, keyring, SERVICE_KEYS, failures, timeoutMs)
+    moved += await passOver(database.db, keyring, CHAIN_KEYS, failures, timeoutMs)
+    moved += await passOver(database.db, keyring, STORAGE_KEYS, failures, timeoutMs)
+    moved += await passOver(database.db, keyring, KEYS, failures, timeoutMs)
+    moved += await passOver(database.db, keyring, FACTORS, failures, timeoutMs)
+    rewrapped += moved
+    if (moved === 0) break
+  }
+  const older: Outcome['older'] = []
+  for (const id of keyring.ids) {
+    if (id === keyring.currentId) continue
+    // What does not open may be put right from a backup, and may want any of these keys then.
+    const count = () => failures.length > 0 ? countWrapped(database.db, id) : forget(database.longTransactions, id)
+    older.push({ id, values: await retryDatabase(count, timeoutMs) })
+  }
+  return { rewrapped, failures, older }
+}
+
+/** The outcome in lines for the operator. */
+export function report ({ rewrapped, failures, older }: Outcome, newest: string): string {
+  return [
+    `${counted(rewrapped, 'value')} re-wrapped onto master key ${newest}`,
+    ...older.map(({ id, values }) => values > 0
+      ? `Master key ${id} still wraps ${counted(values, 'value')}: keep it in MASTER_KEYS_PREVIOUS, and run this again once no instance has it as its MASTER_KEY`
+      : failures.length > 0
+        ? `Master key ${id} wraps nothing that opens: keep it in MASTER_KEYS_PREVIOUS until what does not open is restored or deleted`
+        : `Master key ${id} wraps nothing any more: it can go from MASTER_KEYS_PREVIOUS`)
+  ].map((line) => `${line}\n`).join('')
+}
+
+async function passOver<Id, Row extends { id: Id }> (
+  handle: Db, keyring: Keyring, table: Table<Id, Row>, failures: string[], timeoutMs: number
+): Promise<number> {
+  let moved = 0
+  for (let after = table.first; ;) {
+    let started = 0
+    const { rows, values, broken } = await retryDatabase(() => transaction(handle, async (db) => {
+      started = performance.now()
+      await holdCanary(db, keyring)
+      const rows = await table.lock(db, keyring.currentId, after, BATCH)
+      const broken: string[] = []
+      const done = rows.flatMap((row) => {
+        try {
+          return [table.rewrap(keyring, row)]
+        } catch (error) {
+          broken.push(`${table.name} ${row.id}: ${reasonOf(error)}; left as it is`)
+          return []
+        }
+      })
+      if (done.length > 0) await table.update(db, done.map(({ row }) => row))
+      return { rows, values: done.reduce((sum, { values }) => sum + values, 0), broken }
+    }), timeoutMs)
+    moved += values
+    failures.push(...broken)
+    const last = rows.at(-1)
+    if (last === undefined || rows.length < BATCH) return moved
+    after = last.id
+    // Half of the time is the service's. What was waited for before is not counted.
+    await sleep(performance.now() - started)
+  }
+}
+
+function reasonOf (error: unknown): string {
+  if (error instanceof MasterKeyMissing) return error.message
+  if (error instanceof IntegrityError) return 'a wrapped value does not open, it was changed or moved in the database'
+  throw error
+}
+
+// Deletes the canary and looks again: whoever wrapped something meanwhile held it, and is done.
+async function forget (handle: Db, keyId: string): Promise<number> {
+  const left = await countWrapped(handle, keyId)
+  if (left > 0) return left
+  try {
+    await transaction(handle, async (db) => {
+      await deleteCanary(db, keyId)
+      const values = await countWrapped(db, keyId)
+      if (values > 0) throw new StillWraps(values)
+    })
+    return 0
+  } catch (error) {
+    if (error instanceof StillWraps) return error.values
+    throw error
+  }
+}
+
+/** Undoes the removal of a canary. */
+class StillWraps extends Error {
+  readonly values: number
+  constructor (values: number) {
+    super('the master key still wraps something')
+    this.values = values
+  }
+}

@@ -1,0 +1,101 @@
+import { NAME_LENGTH } from '../../../schemas/shapes.ts'
+import { write } from '../common/output.ts'
+import { ROLES, type Role } from '../../../schemas/users.ts'
+import { loadConfig } from '../../config.ts'
+import type { Database } from '../../db/database.ts'
+import { isEmail } from '../../rules/formats/emails.ts'
+import { canonicalRole } from '../../rules/roles.ts'
+import {
+  addUser, describeTokens, describeUsers, mailLink, renewLink, resetSecondFactor, serviceAddress, switchUser,
+  type Linked
+} from './users.ts'
+import { change, listing, verbs, withDatabase, writeLines, type Environment, type Noun } from '../common/noun.ts'
+import { FLAG, isName, parse, TEXT, UsageError } from '../common/words.ts'
+
+/** `user` and what it takes. */
+export const noun: Noun = {
+  help: `  user add --email ADDRESS [--name NAME] [--organization ID --role ROLE] [--json]
+                                          make an account and a link that sets its password
+  user password --email ADDRESS [--json]  make a new link
+  user disable --email ADDRESS            close an account and end its sessions, tokens and links
+  user enable --email ADDRESS             open it again
+  user reset-second-factor --email ADDRESS
+                                          take a lost second factor away and end the sessions
+  user tokens --email ADDRESS             every API token that a person made, in all organizations
+  user list                               id, address, state and roles of every account
+`,
+
+  run: verbs('user', {
+    add: async (args, env) => {
+      const { email, name, organization, role, json } = parse(args, {
+        email: TEXT, name: TEXT, organization: TEXT, role: TEXT, json: FLAG
+      })
+      if (!isEmail(email)) throw new UsageError('user add needs --email ADDRESS')
+      if (name !== undefined && !isName(name)) {
+        throw new UsageError(`--name has at most ${NAME_LENGTH} characters, none of them a control character`)
+      }
+      const read = role === undefined ? undefined : canonicalRole(role)
+      if (read !== undefined && !isRole(read)) throw new UsageError(`--role is one of ${ROLES.join(', ')}`)
+      if ((organization === undefined) !== (read === undefined)) {
+        throw new UsageError('--organization and --role go together')
+      }
+      const membership = organization === undefined || read === undefined ? undefined : { organization, role: read }
+      const user = { email, name: name?.trim() ?? email.split('@')[0]!.slice(0, NAME_LENGTH), membership }
+      return handOver(env, json, (database, service) => addUser(database, service, user))
+    },
+
+    password: async (args, env) => {
+      const { email, json } = parse(args, { email: TEXT, json: FLAG })
+      if (!isEmail(email)) throw new UsageError('user password needs --email ADDRESS')
+      return handOver(env, json, (database, service) => renewLink(database, service, email))
+    },
+
+    disable: async (args, env) => switchAccount('disable', args, env),
+    enable: async (args, env) => switchAccount('enable', args, env),
+
+    'reset-second-factor': async (args, env) => {
+      const { email } = parse(args, { email: TEXT })
+      if (!isEmail(email)) throw new UsageError('user reset-second-factor needs --email ADDRESS')
+      return change(env, (database) => resetSecondFactor(database, email))
+    },
+
+    tokens: async (args, env) => {
+      const { email } = parse(args, { email: TEXT })
+      if (!isEmail(email)) throw new UsageError('user tokens needs --email ADDRESS')
+      return withDatabase(env, (database) => writeLines(describeTokens(database, email)))
+    },
+
+    list: listing(describeUsers)
+  })
+}
+
+// The link is printed before anything is mailed: whatever the mail server does, the operator has it.
+async function handOver (
+  env: Environment, json: boolean | undefined, make: (database: Database, service: string) => Promise<Linked>
+): Promise<number> {
+  const service = serviceAddress(loadConfig(env))
+  return withDatabase(env, async (database, config) => {
+    const made = await make(database, service)
+    const { user: { id, email }, link } = made
+    await write(json
+      ? `${JSON.stringify({ user: { id: String(id), email }, link })}\n`
+      : `User ${id} (${email})\nLink ${link}\n`)
+    const mailed = await mailLink(config, made, (line) => process.stderr.write(`${line}\n`))
+    if (mailed && !json) await write('The link was mailed.\n')
+  })
+}
+
+async function switchAccount (verb: 'disable' | 'enable', args: string[], env: Environment): Promise<number> {
+  const { email } = parse(args, { email: TEXT })
+  if (!isEmail(email)) throw new UsageError(`user ${verb} needs --email ADDRESS`)
+  return withDatabase(env, async (database) => {
+    const ownerless = await switchUser(database, email, verb === 'disable')
+    await write('Changed.\n')
+    for (const slug of ownerless) {
+      await write(`${slug} has no owner now who can act. Open the account again, or make another owner with: ` +
+        `user add --email ADDRESS --organization ${slug} --role owner\n`)
+    }
+  })
+}
+
+const isRole = (text: string): text is Role => (ROLES as readonly string[]).includes(text)

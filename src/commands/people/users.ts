@@ -1,0 +1,201 @@
+import type { Role } from '../../../schemas/users.ts'
+import { httpAddress, type Config } from '../../config.ts'
+import { hashToken, mintSecret } from '../../crypto/bearer.ts'
+import { transaction, type Database, type Db } from '../../db/database.ts'
+import { endingOf, type EndedTokens } from '../../db/callers/grants.ts'
+import { createMailer } from '../../mail/mailer.ts'
+import { invitation, newLink, type Message } from '../../mail/messages.ts'
+import { eventOf, operatorOf, recordEvent, recordOfPerson } from '../../repositories/audit/audit.ts'
+import { countOtherOwners, listOrganizationsOf } from '../../repositories/people/members.ts'
+import { findOrganization } from '../../repositories/levels/organizations.ts'
+import { createPersonalEvent } from '../../repositories/people/personal-events.ts'
+import { findFull, lockPlan } from '../../repositories/billing/plans.ts'
+import { deleteFactor } from '../../repositories/people/second-factors.ts'
+import { deleteSessions } from '../../repositories/people/sessions.ts'
+import { listTokensOfPerson } from '../../repositories/people/tokens.ts'
+import {
+  createPasswordLink, createMember, createUser, findAccount, findUserByEmail, listMemberships, listUsers, lockUser,
+  setDisabled,
+  type User
+} from '../../repositories/people/users.ts'
+import { StartError } from '../common/open.ts'
+import { allRows } from '../common/pages.ts'
+
+/** A user with a link that sets their password once, within three days, and the message that brings it to them. */
+export interface Linked { user: { id: number, email: string }, link: string, message: Message }
+
+export interface NewUser { email: string, name: string, membership?: { organization: string, role: Role } | undefined }
+
+/**
+ * Where the service is reached, for a link. Throws a StartError while only the running service knows its port.
+ */
+export function serviceAddress ({ publicUrl, host, port }: Pick<Config, 'publicUrl' | 'host' | 'port'>): string {
+  if (publicUrl !== undefined) return publicUrl
+  if (port === 0) throw new StartError('PORT is 0, so that no link can be made: set PUBLIC_URL')
+  return httpAddress(host, port)
+}
+
+/**
+ * Makes an account without a password, and its first link. Throws a StartError when the address has an account, or
+ * when there is no such organization, or no room in its plan: then nothing was made.
+ */
+export async function addUser (
+  { db: handle }: Database, service: string, { email, name, membership }: NewUser
+): Promise<Linked> {
+  const secret = mintSecret()
+  const link = linkOf(service, secret)
+  return transaction(handle, async (db) => {
+    const organization = membership && await takeSeat(db, membership.organization)
+    const id = await createUser(db, { email, name, password_hash: null })
+    if (id === undefined) throw new StartError(`There is an account of ${email} already`)
+    if (organization && membership) {
+      await createMember(db, { organization_id: organization.id, user_id: id, role: membership.role })
+      const details = { role: membership.role, status: 'active' }
+      await recordEvent(db, operatorOf(organization.id), eventOf('member.create', id, details))
+    }
+    await createPasswordLink(db, hashToken(secret), id)
+    await recordForOperator(db, id, 'user.create')
+    const place = organization && membership ? { name: organization.name, role: membership.role } : undefined
+    return { user: { id, email }, link, message: invitation({ name, email, service, link, organization: place }) }
+  })
+}
+
+/**
+ * Makes a new link for a user; one before it is void, their password stays until this one is used. Throws a StartError
+ * when there is no such account, or when it is closed.
+ */
+export async function renewLink ({ db: handle }: Database, service: string, email: string): Promise<Linked> {
+  const secret = mintSecret()
+  const link = linkOf(service, secret)
+  return transaction(handle, async (db) => {
+    const user = await userOf(db, email)
+    if (user.disabled_at !== null) throw new StartError(`The account of ${user.email} is disabled: enable it first`)
+    await createPasswordLink(db, hashToken(secret), user.id)
+    await recordForOperator(db, user.id, 'user.password')
+    return {
+      user: { id: user.id, email: user.email },
+      link,
+      message: newLink({ name: user.name, email: user.email, service, link })
+    }
+  })
+}
+
+/** Brings the link to its user by mail: false, and one line to the log, when that did not work. */
+export async function mailLink (
+  config: Config, { user, message }: Linked, log: (line: string) => void
+): Promise<boolean> {
+  return createMailer(config, log).send({ about: `user ${user.id}`, to: user.email, ...message })
+}
+
+/**
+ * Closes an account, which ends its sessions, tokens and links, or opens it again. Throws a StartError when there is
+ * none. Answers the organizations that have no owner now who can act: an operator closes also the last one's account.
+ */
+export async function switchUser ({ db: handle }: Database, email: string, disabled: boolean): Promise<string[]> {
+  const id = await transaction(handle, async (db) => {
+    const id = await findAccount(db, email)
+    if (id === undefined) throw new StartError(`There is no account of ${email}`)
+    const ended = await setDisabled(db, id, disabled)
+    if (ended === undefined) {
+      throw new StartError(`The account of ${email} was changed outside the service: restore it from a backup`)
+    }
+    await recordForOperator(db, id, disabled ? 'user.disable' : 'user.enable', ended)
+    return id
+  })
+  // Afterwards: of two who close the last two owners' accounts at once, each would see the other's open until then.
+  return disabled ? ownedByNobodyElse(handle, id) : []
+}
+
+/**
+ * Takes somebody's second factor away, who has lost it, and ends their sessions: the password alone lets them in until
+ * they set another one up. Throws a StartError when there is no such account, or no second factor of it.
+ */
+export async function resetSecondFactor ({ db: handle }: Database, email: string): Promise<void> {
+  await transaction(handle, async (db) => {
+    const { id } = await userOf(db, email)
+    await lockUser(db, id)
+    const { email: address, second_factor_id } = await userOf(db, email)
+    if (second_factor_id === null) throw new StartError(`The account of ${address} has no second factor`)
+    if (!await deleteFactor(db, id)) throw new StartError(`The account of ${address} was changed outside the service`)
+    await deleteSessions(db, id)
+    await recordForOperator(db, id, 'second-factor.disable')
+  })
+}
+
+/** Every account as one line: id, address, state, and the role in each organization. */
+export async function * describeUsers ({ db }: Database): AsyncGenerator<string> {
+  for await (const user of allRows((after) => listUsers(db, after), 0, ({ id }) => id)) {
+    const roles = (await listMemberships(db, user.id)).map(({ slug, role }) => `${slug}:${role}`)
+    yield [user.id, user.email, stateOf(user), roles.join(' ') || '-'].join('\t')
+  }
+}
+
+/**
+ * Every API token that a person made, or that one of theirs made, as one line: id, organization, prefix, name,
+ * abilities, made, last used, expiry.
+ */
+export async function describeTokens ({ db }: Database, email: string): Promise<string[]> {
+  const { id } = await userOf(db, email)
+  const day = (moment: Date | null) => moment?.toISOString().slice(0, 10) ?? 'never'
+  const lines: string[] = []
+  for (let page = 1, isLast = false; !isLast; page++) {
+    const held = await listTokensOfPerson(db, id, page)
+    isLast = held.isLast
+    lines.push(...held.rows.map(({
+      id, organization, token_prefix, name, abilities, created_at, last_used_at, expires_at
+    }) =>
+      [
+        id, organization.slug, token_prefix, name, abilities.join(','), day(created_at), day(last_used_at),
+        day(expires_at)
+      ].join('\t')))
+  }
+  return lines
+}
+
+// The organization is locked first (0029), so that only one transaction takes its last seat.
+async function takeSeat (db: Db, idOrSlug: string): Promise<{ id: string, name: string }> {
+  const organization = await findOrganization(db, idOrSlug)
+  const plan = organization && await lockPlan(db, organization.id)
+  if (plan === undefined) throw new StartError(`There is no organization ${idOrSlug}`)
+  const full = await findFull(db, organization!.id, plan, 'members')
+  if (full === undefined) return organization!
+  throw new StartError(`The plan ${full.plan} of ${idOrSlug} has room for ${full.limit} members: organization set --plan`)
+}
+
+async function ownedByNobodyElse (db: Db, userId: number): Promise<string[]> {
+  const slugs: string[] = []
+  for (const { id, slug, role } of await listMemberships(db, userId)) {
+    if (role === 'owner' && await countOtherOwners(db, id, userId) === 0) slugs.push(slug)
+  }
+  return slugs
+}
+
+const linkOf = (service: string, secret: string) => `${service}/account/set-password/${secret}`
+
+function stateOf ({ disabled_at, has_password }: User & { has_password: boolean }): string {
+  if (disabled_at !== null) return 'disabled'
+  return has_password ? 'active' : 'invited'
+}
+
+async function userOf (db: Db, email: string): Promise<User> {
+  const user = await findUserByEmail(db, email)
+  if (user === undefined) throw new StartError(`There is no account of ${email}`)
+  return user
+}
+
+async function recordForOperator (
+  db: Db, userId: number,
+  action: 'user.create' | 'user.password' | 'user.disable' | 'user.enable' | 'second-factor.disable',
+  ended: readonly EndedTokens[] = []
+): Promise<void> {
+  await createPersonalEvent(db, {
+    user_id: userId, action, actor_type: 'operator', ip: null, user_agent: null, details: null
+  })
+  const actors = (await listOrganizationsOf(db, userId)).map(operatorOf)
+  await recordOfPerson(db, actors, (organizationId) => ({
+    action,
+    resource_type: 'user',
+    resource_id: String(userId),
+    ...(ended.length > 0 && { details: endingOf(ended, organizationId) })
+  }))
+}

@@ -1,0 +1,15 @@
+import { loadConfig } from '../../config.ts'
+import { serve } from './serve.ts'
+import type { Noun } from '../common/noun.ts'
+import { parse } from '../common/words.ts'
+
+/** `serve` and what it takes. */
+export const noun: Noun = {
+  help: `  serve                                   migrate and serve (docs/operations.md has the variables)
+`,
+
+  run: async (args, env) => {
+    parse(args, {})
+    return serve(loadConfig(env))
+  }
+}

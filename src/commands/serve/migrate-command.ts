@@ -1,0 +1,18 @@
+import { loadConfig } from '../../config.ts'
+import { migrate } from '../common/open.ts'
+import { write } from '../common/output.ts'
+import type { Noun } from '../common/noun.ts'
+import { parse } from '../common/words.ts'
+
+/** `migrate` and what it takes. */
+export const noun: Noun = {
+  help: `  migrate                                 bring the schema up to date
+`,
+
+  run: async (args, env) => {
+    parse(args, {})
+    await migrate(loadConfig(env))
+    await write('The schema is up to date.\n')
+    return 0
+  }
+}

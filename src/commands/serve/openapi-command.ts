@@ -1,0 +1,19 @@
+import { write } from '../common/output.ts'
+import { writeFileSync } from 'node:fs'
+import type { Noun } from '../common/noun.ts'
+import { FLAG, parse } from '../common/words.ts'
+
+/** `openapi` and what it takes. */
+export const noun: Noun = {
+  help: `  openapi [--stdout]                      write openapi.yaml and docs/scopes.md from the schemas
+`,
+
+  run: async (args) => {
+    const { stdout } = parse(args, { stdout: FLAG })
+    const { renderDocuments } = await import('./openapi.ts')
+    const documents = await renderDocuments()
+    if (stdout) await write(documents['openapi.yaml'])
+    else for (const [file, text] of Object.entries(documents)) writeFileSync(file, text)
+    return 0
+  }
+}

@@ -1,0 +1,198 @@
+import cluster, { type Worker } from 'node:cluster'
+import type { FastifyInstance } from 'fastify'
+import type { AddressInfo } from 'node:net'
+import { setTimeout as pause } from 'node:timers/promises'
+import type { Config } from '../../config.ts'
+import { databaseError, tlsOf } from '../../db/database.ts'
+import { joinCommonCounters, measureAlone, type OwnCounters } from '../../http/limits/counters.ts'
+import { standardLog } from '../../http/observability/log.ts'
+import { createChannel } from '../../telemetry/channel.ts'
+import { collectMetrics, metricsHandlers, type Measured } from '../../telemetry/worker-metrics.ts'
+import { createMetrics, type Metrics } from '../../telemetry/metrics.ts'
+import { greet } from './greeting.ts'
+import { remoteProvider } from '../common/key-provider-ipc.ts'
+import type { KeyProvider } from '../common/key-provider.ts'
+import { lineOf, open, StartEnded, StartError, type Opened } from '../common/open.ts'
+import { PATIENCE, SIGNALS, STOP, supervise, untilSignal, type FromWorker } from './supervise.ts'
+
+const SWEEP = 200
+const GRACE = 8_000
+
+/** Serves until SIGTERM or SIGINT. Resolves with the exit status once everything is closed. */
+export async function serve (config: Config): Promise<number> {
+  if (cluster.worker !== undefined) return serveAsWorker(config, cluster.worker)
+  try {
+    return await (config.workers > 1 ? supervise(config) : serveAlone(config))
+  } catch (error) {
+    if (error instanceof StartEnded) return 0
+    throw error
+  }
+}
+
+async function serveAlone (config: Config): Promise<number> {
+  // A signal that comes during the start ends the service in good order, too.
+  const { interrupted, signal } = untilSignal()
+  return run(config, {
+    interrupted,
+    async ready (opened, port) { process.stdout.write(await greet(opened, config, port)) },
+    async end (app) {
+      app.log.info({ signal: await signal }, 'stopping')
+      for (const name of SIGNALS) process.once(name, () => process.exit(1))
+    }
+  })
+}
+
+/** One of several processes, which its supervisor starts and stops. */
+async function serveAsWorker (config: Config, worker: Worker): Promise<number> {
+  const tell = (message: object) => {
+    if (process.connected) process.send!(message, undefined, undefined, () => {})
+    return process.connected
+  }
+  // One that goes to the whole group of processes is the supervisor's to answer.
+  for (const name of SIGNALS) process.on(name, () => {})
+  let isListening = false
+  let log: FastifyInstance['log'] | undefined
+  const metrics = config.metricsToken === undefined ? undefined : await createMetrics()
+  const channel = createChannel(tell, metrics && metricsHandlers(metrics))
+  const measure = measureAlone(metrics, 'supervisor')
+  const counters = joinCommonCounters(tell, (isAlone) => {
+    measure(isAlone)
+    if (isAlone) log?.warn('the supervisor does not answer: limits are counted by each worker for itself')
+    else log?.warn('limits are counted over all workers again')
+  })
+  // Left to itself, Node.js ends the worker of a supervisor that has gone at once, with all that is under way.
+  worker.exitedAfterDisconnect = true
+  const stop = new Promise<void>((resolve) => {
+    process.on('message', (message) => {
+      if (message === STOP) resolve()
+      else if (!channel.receive(message)) counters.receive(message)
+    })
+    process.once('disconnect', () => {
+      // Nobody would ever give it a port.
+      if (!isListening) process.exit(1)
+      log?.error('the supervisor has gone: stopping')
+      resolve()
+    })
+  })
+  try {
+    return await run(config, {
+      counters,
+      metrics,
+      readMetrics: metrics && (() => collectMetrics(metrics, channel)),
+      provider: remoteProvider(channel),
+      async ready (_opened, port) {
+        isListening = true
+        tell({ listening: port } satisfies FromWorker)
+      },
+      async end (app) {
+        ({ log } = app)
+        await stop
+      }
+    })
+  } catch (error) {
+    // The supervisor says it, once for all of them.
+    await new Promise((resolve) => {
+      process.send!({ failed: lineOf(error) } satisfies FromWorker, undefined, undefined, resolve)
+    })
+    return 1
+  }
+}
+
+interface Way {
+  counters?: OwnCounters
+  metrics?: Metrics | undefined
+  /** The metrics of all processes of the service. */
+  readMetrics?: (() => Promise<Measured>) | undefined
+  /** Who unwraps master keys; by default, the command of the configuration. */
+  provider?: KeyProvider
+  /**
+   * Ends the wait for keys and for the database; nothing does that of a worker, which its supervisor kills before it
+   * serves.
+   */
+  interrupted?: AbortSignal
+  /** Called when the port is open. */
+  ready (opened: Opened, port: number): Promise<void>
+  /** Resolves when the service has to stop. */
+  end (app: FastifyInstance): Promise<void>
+}
+
+async function run (
+  config: Config, {
+    counters, metrics, readMetrics, provider, interrupted = new AbortController().signal, ready, end
+  }: Way
+): Promise<number> {
+  let leaving = false
+  let stopping = false
+  let app: FastifyInstance | undefined
+  // A supervisor and the other commands need none of it. It is loaded while the database is waited for.
+  const service = import('../../app.ts')
+  const opened = await open(config, {
+    onFatal: (error) => die('the database cannot go on', error), provider, waits: interrupted
+  })
+  try {
+    const { buildApp } = await service
+    app = await buildApp({
+      ...opened,
+      config,
+      counters,
+      metrics,
+      readMetrics,
+      logStream: standardLog(cluster.isWorker),
+      isLeaving: () => leaving,
+      isStopping: () => stopping
+    })
+    const weakness = config.databaseUrl && tlsOf(config.databaseUrl).weakness
+    if (weakness && cluster.isPrimary) app.log.warn(weakness)
+    // To go on after one of these would be to guess what state we are in.
+    for (const event of ['uncaughtException', 'unhandledRejection'] as const) {
+      process.on(event, (error) => die(event, error))
+    }
+
+    // Before anything is made: what the first start prints would be lost if the port were taken.
+    const port = await listen(app, config)
+    await ready(opened, port)
+    app.histories.start()
+    app.removals.start()
+    app.lateEvents.start()
+    app.anchors.start()
+    app.billing.start()
+    app.calls.start()
+
+    await end(app)
+    leaving = true
+    await pause(config.shutdownDelay * 1_000)
+    stopping = true
+    // A database that does not answer any more must not hold up the end.
+    setTimeout(() => process.exit(0), PATIENCE).unref()
+    await close(app)
+    return 0
+  } finally {
+    await opened.database.close()
+  }
+
+  function die (reason: string, error: unknown): never {
+    app?.log.fatal({ err: databaseError(error) }, reason)
+    process.exit(1)
+  }
+}
+
+async function listen (app: FastifyInstance, { host, port }: Config): Promise<number> {
+  try {
+    await app.listen({ host, port })
+  } catch (error) {
+    await app.close()
+    throw new StartError(
+      `Cannot listen on ${host}:${port}: ${(error as NodeJS.ErrnoException).code ?? 'unknown error'}`
+    )
+  }
+  return (app.server.address() as AddressInfo).port
+}
+
+// Connections that fall idle while we wait for the others would hold a close open for as long as their clients like.
+async function close (app: FastifyInstance): Promise<void> {
+  const sweep = setInterval(() => app.server.closeIdleConnections(), SWEEP)
+  const hard = setTimeout(() => app.server.closeAllConnections(), GRACE)
+  await app.close()
+  clearInterval(sweep)
+  clearTimeout(hard)
+}

@@ -1,0 +1,208 @@
+import cluster, { type Worker } from 'node:cluster'
+import { setTimeout as pause } from 'node:timers/promises'
+import { fileURLToPath } from 'node:url'
+import type { Config } from '../../config.ts'
+import { databaseError, tlsOf } from '../../db/database.ts'
+import { createCommonCounters } from '../../http/limits/counters.ts'
+import { createLog, standardLog } from '../../http/observability/log.ts'
+import { createChannel } from '../../telemetry/channel.ts'
+import { createCommonMetrics } from '../../telemetry/worker-metrics.ts'
+import { createMetrics, type Metrics } from '../../telemetry/metrics.ts'
+import { measureProcess } from '../../telemetry/process.ts'
+import { greet } from './greeting.ts'
+import { handOver } from './hand-over.ts'
+import { keyHandlers } from '../common/key-provider-ipc.ts'
+import { execProvider, rememberingProvider, type KeyProvider } from '../common/key-provider.ts'
+import { open, StartEnded, StartError } from '../common/open.ts'
+
+export const SIGNALS = ['SIGTERM', 'SIGINT'] as const
+/** Milliseconds after which a process ends whatever is under way. */
+export const PATIENCE = 9_500
+/** What a worker is told when it has to finish and end. */
+export const STOP = 'stop'
+/** Messages of a worker beside those of its channel: its port, why it does not listen, and requests to count. */
+export type FromWorker = { listening: number } | { failed: string } | { counting: number }
+
+const CLI = fileURLToPath(new URL('../../cli.js', import.meta.url))
+// Between the end of the workers' patience and the ten seconds in which the service ends.
+const LAST = 250
+// A worker that lives for as long has not died at once.
+const SETTLED = 30_000
+const FIRST_PAUSE = 500
+const LONGEST_PAUSE = 30_000
+
+/** The first signal: it interrupts what a start waits for, and is the end of what serves. */
+export function untilSignal (): { interrupted: AbortSignal, signal: Promise<string> } {
+  const interruption = new AbortController()
+  const signal = new Promise<string>((resolve) => {
+    for (const name of SIGNALS) {
+      process.once(name, () => {
+        interruption.abort(new StartEnded())
+        resolve(name)
+      })
+    }
+  })
+  return { interrupted: interruption.signal, signal }
+}
+
+/**
+ * Serves with several processes until SIGTERM or SIGINT. What is done once for a service is done here: the schema, the
+ * first organization, what is printed, the limits. Nothing is served by this process, so that nothing ends it.
+ */
+export async function supervise (config: Config): Promise<number> {
+  const log = createLog(config.logLevel, standardLog(true))
+  const { interrupted, signal } = untilSignal()
+  const provider = rememberingProvider(execProvider(config.keyCommands, interrupted))
+  const opened = await open({ ...config, databasePool: 2 }, { provider, waits: interrupted })
+  const metrics = config.metricsToken === undefined ? undefined : await createMetrics()
+  if (metrics !== undefined) measureProcess(metrics)
+  const crew = createCrew(config, log, metrics, provider)
+  try {
+    const weakness = config.databaseUrl && tlsOf(config.databaseUrl).weakness
+    if (weakness) log.warn(weakness)
+    // Before anything is made: what the first start prints would be lost if the port were taken.
+    const port = await Promise.race([crew.start(), signal.then(() => { throw new StartEnded() })])
+    process.stdout.write(await greet(opened, config, port))
+  } catch (error) {
+    await crew.stop()
+    // A signal to the whole group of processes also ends workers that have just begun.
+    if (interrupted.aborted) return 0
+    throw error
+  } finally {
+    await opened.database.close()
+  }
+  for (const event of ['uncaughtException', 'unhandledRejection'] as const) {
+    process.on(event, (error: unknown) => {
+      log.fatal({ err: databaseError(error) }, event)
+      process.exit(1)
+    })
+  }
+  log.info({ signal: await Promise.race([signal, crew.lost]) }, 'stopping')
+  for (const name of SIGNALS) {
+    process.once(name, () => {
+      crew.kill()
+      process.exit(1)
+    })
+  }
+  await crew.stop()
+  return 0
+}
+
+interface Ended { pid?: number | undefined, code?: number | null, signal?: string | null, reason: string | undefined }
+
+function createCrew (
+  { workers: size, shutdownDelay }: Config, log: ReturnType<typeof createLog>, metrics: Metrics | undefined,
+  provider: KeyProvider
+) {
+  const counters = createCommonCounters()
+  const measured = metrics && createCommonMetrics(metrics)
+  const ends = metrics?.counter('strongroom_worker_ends_total', 'Workers that ended unexpectedly')
+  /** The workers that live, whether they listen, and which port they were told to, beside that of the configuration. */
+  const workers = new Map<Worker, { isListening: boolean, asked: number | undefined, ended: Promise<unknown> }>()
+  let port: number | undefined
+  let isStopping = false
+  let lose!: (error: StartError) => void
+  /** Rejects when nobody serves any more, and nobody can. */
+  const lost = new Promise<never>((_resolve, reject) => { lose = reject })
+  lost.catch(() => {})
+
+  return {
+    lost,
+    /** Resolves with the port on which all of them listen; rejects with the reason of the first that cannot. */
+    async start (): Promise<number> {
+      cluster.setupPrimary({ exec: CLI, args: ['serve'] })
+      // Whoever cannot listen, or does no more before all of them do, is the end of the start.
+      port = await new Promise<number>((resolve, reject) => {
+        const listening = Array.from({ length: size }, async (_, i) => new Promise<number>((resolve) => {
+          keep(String(i + 1), resolve, reject).catch(reject)
+        }))
+        Promise.all(listening).then(([first]) => resolve(first!), reject)
+      })
+      return port
+    },
+    /** Each finishes what is under way; whoever is still there after that is ended. */
+    async stop (): Promise<void> {
+      isStopping = true
+      for (const [worker, { isListening }] of workers) {
+        // One that has just begun may not hear yet, and has nothing to finish.
+        if (isListening) worker.send(STOP, () => {})
+        else worker.process.kill('SIGKILL')
+      }
+      const all = Promise.all([...workers.values()].map(({ ended }) => ended))
+      await Promise.race([all, pause(shutdownDelay * 1_000 + PATIENCE + LAST, undefined, { ref: false })])
+      kill()
+    },
+    kill
+  }
+
+  function kill () {
+    for (const worker of workers.keys()) worker.process.kill('SIGKILL')
+  }
+
+  // One place in the crew: whoever dies is replaced, at once, and after a growing pause if it dies at once again.
+  async function keep (
+    place: string, started: (port: number) => void, failed: (error: Error) => void
+  ): Promise<void> {
+    for (let early = 0; ;) {
+      const began = performance.now()
+      const { pid, code, signal, reason } = await employ(place, started).catch((error: Error): Ended =>
+        ({ reason: error.message }))
+      if (isStopping) return
+      if (port === undefined) {
+        return failed(new StartError(reason ?? `A worker ended with ${signal ?? code} before all of them listened`))
+      }
+      if (reason !== undefined && workers.size === 0) return lose(new StartError(reason))
+      ends?.inc()
+      early = performance.now() - began < SETTLED ? early + 1 : 0
+      const wait = early < 2 ? 0 : Math.min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (early - 2))
+      log.error({ worker: pid, code, signal, reason, replaced_in: wait }, 'a worker has ended')
+      await pause(wait)
+      if (isStopping) return
+    }
+  }
+
+  // Starts a worker and resolves when it has ended; rejects when there was none.
+  async function employ (place: string, started: (port: number) => void): Promise<Ended> {
+    // With PORT=0 Node.js opens another port for whoever asks in other words than those who share one; when nobody does
+    // any more, the one that was printed has to be asked for.
+    const others = [...workers.values()].filter(({ isListening }) => isListening)
+    const asked = others.length > 0 ? others[0]!.asked : port
+    const worker = cluster.fork(asked === undefined ? {} : { PORT: String(asked) })
+    const send = (message: object) => worker.isConnected() && worker.send(message, () => {})
+    const member = counters.join(send)
+    const channel = createChannel(send, { ...keyHandlers(provider), ...measured?.handlers })
+    const leaveMetrics = measured?.join(place, channel)
+    let reason: string | undefined
+    let isDisconnected = false
+    worker.once('disconnect', () => { isDisconnected = true })
+    const ended = new Promise<Ended>((resolve, reject) => {
+      const { process: { pid } } = worker
+      // What it said last comes after its end.
+      worker.once('exit', (code, signal) => {
+        const end = () => resolve({ pid, code, signal, reason })
+        if (isDisconnected) end()
+        else worker.once('disconnect', end)
+      })
+      worker.on('error', (error) => { if (pid === undefined) reject(error) })
+    }).finally(() => {
+      member.leave()
+      leaveMetrics?.()
+      workers.delete(worker)
+    })
+    handOver(worker, () =>
+      [...workers].some(([other, { isListening }]) => other !== worker && isListening && other.isConnected()))
+    const state = { isListening: false, asked, ended: ended.catch(() => {}) }
+    workers.set(worker, state)
+    worker.on('message', (message: FromWorker) => {
+      if (channel.receive(message)) return
+      if ('failed' in message) reason = message.failed
+      else if ('listening' in message) {
+        // The others, whose words it used, have gone meanwhile.
+        if (port !== undefined && message.listening !== port) worker.process.kill('SIGKILL')
+        else state.isListening = true
+        started(message.listening)
+      } else member.receive(message)
+    })
+    return ended
+  }
+}

@@ -1,0 +1,127 @@
+import { sql, type SQL } from 'drizzle-orm'
+import type { Role } from '../../../schemas/users.ts'
+import type { Db } from '../postgres/handle.ts'
+import { preparedSql, type Value } from '../postgres/prepared.ts'
+
+/** A caller's role in a project, through a team. */
+export interface HeldByTeam { team_id: string, project_id: string, role: Role }
+
+/**
+ * The credential of a request. An API token: its id and the hash, in hex, of the value that was sent; with `user_id`
+ * and `role` if a person made it. Or an access token with the role of its member. `teams`: the roles through teams
+ * that authorized the request.
+ */
+export type Caller = ({ api_token: number, hash: string, user_id?: number, role?: Role } |
+  { access_token: number, user_id: number, role: Role }) & { teams?: readonly HeldByTeam[] }
+
+/** A caller, and the organization that the request changes. */
+export type CallerIn = Caller & { organization_id: string }
+
+/** The caller was revoked, expired or lost its role before the commit. Nothing was changed. */
+export class CallerEnded extends Error {
+  override readonly name = 'CallerEnded'
+
+  constructor () {
+    super('the credential was revoked or has expired')
+  }
+}
+
+/**
+ * A row that a change needs is locked by another transaction. A change that has locked the counter does not wait for
+ * another row: it is rolled back and runs again after 20 ms.
+ */
+export class RowHeld extends Error {
+  override readonly name = 'RowHeld'
+
+  constructor () {
+    super('a row that the change needs is locked')
+  }
+}
+
+/** `live`: credential and role still exist. `held`: another transaction has locked them and may end them. */
+export type Verdict = 'live' | 'ended' | 'held'
+
+interface Parameters { callers: string }
+
+const callersOf = ($: Value) => sql`caller AS (
+    SELECT n, organization_id, api_token, decode(hash, 'hex') AS hash, access_token, user_id, role, teams
+    FROM jsonb_to_recordset(${$('callers')}::jsonb) AS caller (n int, organization_id char(26), api_token bigint,
+      hash text, access_token bigint, user_id bigint, role varchar, teams jsonb))`
+
+// The valid API tokens among the callers, each with the grant that it was made with.
+const apiTokens = (lock: SQL) => sql`
+    SELECT caller.n, t.grant_id, t.user_id FROM caller CROSS JOIN LATERAL (
+      SELECT token_hash, grant_id, user_id FROM api_tokens
+      WHERE organization_id = caller.organization_id AND id = caller.api_token
+        AND (expires_at IS NULL OR expires_at > now())
+      LIMIT 1 ${lock}
+    ) AS t
+    WHERE t.token_hash = caller.hash OR EXISTS (
+      SELECT FROM former_token_hashes f
+      WHERE f.organization_id = caller.organization_id AND f.token_hash = caller.hash
+        AND f.token_id = caller.api_token AND f.expires_at > now())`
+
+const ownCallers = preparedSql<{ n: number, is_of_person: boolean }, Parameters>('own_callers', ($) => sql`
+  WITH ${callersOf($)} SELECT its.n, its.grant_id IS NOT NULL OR its.user_id IS NOT NULL AS is_of_person
+  FROM (${apiTokens(sql``)}) AS its`)
+
+// Transactions that revoke a grant, refresh a token or close an account do not lock the counter. SKIP LOCKED leaves out
+// the rows that they have locked.
+const personCallers = (name: string, lock: SQL) => preparedSql<{ n: number }, Parameters>(name, ($) => sql`
+  WITH ${callersOf($)}, credential AS (${apiTokens(lock)}
+    UNION ALL
+    SELECT caller.n, t.grant_id, NULL::bigint FROM caller CROSS JOIN LATERAL (
+      SELECT grant_id FROM oauth_tokens
+      WHERE id = caller.access_token AND used_at IS NULL AND access_expires_at > now()
+      LIMIT 1 ${lock}
+    ) AS t
+  ), live_grant AS (
+    SELECT g.id, g.user_id FROM (SELECT DISTINCT grant_id FROM credential WHERE grant_id IS NOT NULL) AS its
+    CROSS JOIN LATERAL (
+      SELECT id, user_id FROM oauth_grants
+      WHERE id = its.grant_id AND revoked_at IS NULL AND expires_at > now()
+      LIMIT 1 ${lock}
+    ) AS g
+  )
+  SELECT caller.n FROM caller JOIN credential ON credential.n = caller.n
+  WHERE (credential.grant_id IS NULL
+      OR EXISTS (SELECT FROM live_grant g WHERE g.id = credential.grant_id AND g.user_id = caller.user_id))
+    AND EXISTS (
+      SELECT FROM members m
+      WHERE m.organization_id = caller.organization_id AND m.user_id = caller.user_id
+        AND m.status = 'active' AND m.role = caller.role)
+    AND (SELECT count(*)
+      FROM jsonb_to_recordset(caller.teams) AS its (team_id char(26), project_id char(26), role varchar)
+      JOIN team_members tm ON tm.organization_id = caller.organization_id AND tm.team_id = its.team_id
+        AND tm.user_id = caller.user_id
+      JOIN team_projects tp ON tp.organization_id = tm.organization_id AND tp.team_id = tm.team_id
+        AND tp.project_id = its.project_id AND tp.role = its.role
+    ) = coalesce(jsonb_array_length(caller.teams), 0)`)
+
+const lockPersonCallers = personCallers('person_callers', sql`FOR SHARE SKIP LOCKED`)
+const readPersonCallers = personCallers('persons_read', sql``)
+
+/**
+ * Validates the callers of changes, under the locks of their organizations' counters, and locks the token and grant of
+ * each person until the end of the transaction. So a revoked token or a changed role takes effect before the change or
+ * after the commit, never during the change. Null stands for the operator and the service, which are always live.
+ */
+export async function validateCallers (db: Db, callers: readonly (CallerIn | null)[]): Promise<Verdict[]> {
+  const keys = callers.map((caller) => JSON.stringify(caller))
+  const distinct = [...new Map(callers.map((caller, i) => [keys[i]!, caller]))]
+  const numbered = distinct.flatMap(([, caller], n) => caller === null ? [] : [{ n, ...caller }])
+  const persons = numbered.filter(({ user_id }) => user_id !== undefined)
+  const find = async <R>(statement: (db: Db, values: Parameters) => Promise<R[]>, some: typeof numbered) =>
+    some.length === 0 ? [] : statement(db, { callers: JSON.stringify(some) })
+  const [own, ofPersons] = await Promise.all([
+    find(ownCallers, numbered.filter(({ user_id }) => user_id === undefined)), find(lockPersonCallers, persons)
+  ])
+  const live = new Set([...own.filter(({ is_of_person }) => !is_of_person), ...ofPersons].map(({ n }) => n))
+  const others = await find(readPersonCallers, persons.filter(({ n }) => !live.has(n)))
+  // A token that belonged to no person, and that a person has rotated since: the rows of the person are not locked.
+  const taken = own.filter(({ is_of_person }) => is_of_person)
+  const locked = new Set([...others, ...taken].map(({ n }) => n))
+  const verdicts = new Map(distinct.map(([key, caller], n): [string, Verdict] =>
+    [key, caller === null || live.has(n) ? 'live' : locked.has(n) ? 'held' : 'ended']))
+  return keys.map((key) => verdicts.get(key)!)
+}

@@ -1,0 +1,196 @@
+import { and, asc, eq, inArray, isNull, lte, sql, type SQL } from 'drizzle-orm'
+import { CallerEnded } from './caller.ts'
+import { PIECE } from './expired.ts'
+import type { Db } from '../postgres/handle.ts'
+import { isOneOf } from '../rows/lists.ts'
+import { matching } from '../rows/matching.ts'
+import { api_tokens, oauth_grants, token_removals } from '../tables.ts'
+import { createTokenRemovals, deleteTokenRemoval, isTokenRemoval, type TokenRemoval } from './token-removals.ts'
+
+/** API tokens of an organization that end because something ends that they hang on: how many, and the first of them. */
+export interface EndedTokens { organization_id: string, count: number, ids: number[] }
+
+/** API tokens that are about to end: all of them, of which the first, up to an id, are taken. */
+export interface HeldTokens { ended: EndedTokens[], last: number, areAll: boolean }
+
+interface RevokedGrant { id: number, user_id: number, client_id: string }
+
+const MOST_NAMED = 50
+
+/** Ids as an event names them: 50 at most. */
+export const namesOf = (ids: readonly number[]): string => ids.slice(0, MOST_NAMED).join(' ')
+
+/**
+ * Revokes the grants that a condition names, as far as they are not, and with each of them what was made through it:
+ * its pairs and its API tokens count for nothing any more, and of many of these the rows go in the background. It loses
+ * its MAC: to take the mark away revives nothing. Answers the grants, and the tokens for the event of what revoked them
+ * (`endingOf`). In a transaction of the caller's, the last of what it does to the user or the client.
+ */
+export async function revokeGrants (
+  db: Db, which: SQL
+): Promise<{ grants: RevokedGrant[], ended: EndedTokens[] }> {
+  const grants: RevokedGrant[] = []
+  for (let areAll = false; !areAll;) {
+    const some = await markRevoked(db, which)
+    grants.push(...some)
+    areAll = some.length < PIECE
+  }
+  // Of those, too, that are marked as revoked already: whoever marked them may not have ended their tokens.
+  const all = db.select({ id: oauth_grants.id }).from(oauth_grants).where(which)
+  return { grants, ended: await endTokensOf(db, inArray(api_tokens.grant_id, all)) }
+}
+
+/** The same for the next thousand of them; of how many, it answers. */
+export async function revokeSomeGrants (db: Db, which: SQL): Promise<{ revoked: number, ended: EndedTokens[] }> {
+  const grants = await markRevoked(db, which)
+  const ended = grants.length === 0 ? [] : await endTokensOf(db, isOneOf(api_tokens.grant_id, idsOf(grants)))
+  return { revoked: grants.length, ended }
+}
+
+// By their ids, so that of two who revoke some of the same one comes second.
+async function markRevoked (db: Db, which: SQL): Promise<RevokedGrant[]> {
+  const live = await db.select({ id: oauth_grants.id }).from(oauth_grants)
+    .where(and(which, isNull(oauth_grants.revoked_at))).orderBy(asc(oauth_grants.id)).limit(PIECE).for('no key update')
+  if (live.length === 0) return []
+  return db.update(oauth_grants).set({ revoked_at: sql`now()`, mac: null }).where(isOneOf(oauth_grants.id, idsOf(live)))
+    .returning({ id: oauth_grants.id, user_id: oauth_grants.user_id, client_id: oauth_grants.client_id })
+}
+
+// What somebody makes through a grant shares it until it is there, so that whoever has taken the grant finds all of it.
+// What is left to the background was told of before.
+async function endTokensOf (db: Db, made: SQL): Promise<EndedTokens[]> {
+  const which = and(made, sql`NOT EXISTS (SELECT FROM ${token_removals} WHERE ${isTokenRemoval({
+    organization_id: api_tokens.organization_id, ended: 'grant', ended_id: api_tokens.grant_id
+  })})`)!
+  const held = await lockTokens(db, which)
+  await deleteHeld(db, which, held)
+  if (!held.areAll) {
+    const { organization_id, grant_id } = api_tokens
+    const removals = db.selectDistinct({ organization_id, ended: sql`'grant'`.as('ended'), ended_id: grant_id })
+      .from(api_tokens).where(which)
+    await createTokenRemovals(db, removals.getSQL())
+  }
+  return held.ended
+}
+
+const idsOf = (rows: readonly { id: number }[]): number[] => rows.map(({ id }) => id)
+
+// The first API tokens that a condition names, locked by their ids until the end of the transaction.
+async function holdSome (db: Db, which: SQL): Promise<{ organization_id: string, id: number }[]> {
+  const { organization_id, id } = api_tokens
+  return db.select({ organization_id, id }).from(api_tokens).where(which).orderBy(asc(id)).limit(PIECE).for('update')
+}
+
+// Takes some of them, and counts all. The caller holds what they hang on, so that none of the others changes anything
+// any more, or makes another one.
+async function lockTokens (db: Db, which: SQL): Promise<HeldTokens> {
+  const held = await holdSome(db, which)
+  const areAll = held.length < PIECE
+  return { ended: areAll ? byOrganization(held) : await countTokens(db, which), last: held.at(-1)?.id ?? 0, areAll }
+}
+
+function byOrganization (held: readonly { organization_id: string, id: number }[]): EndedTokens[] {
+  const found = new Map<string, EndedTokens>()
+  for (const { organization_id, id } of held) {
+    const its = found.get(organization_id) ?? { organization_id, count: 0, ids: [] }
+    its.count++
+    if (its.ids.length < MOST_NAMED) its.ids.push(id)
+    found.set(organization_id, its)
+  }
+  return [...found.values()]
+}
+
+async function countTokens (db: Db, which: SQL): Promise<EndedTokens[]> {
+  const { organization_id, id } = api_tokens
+  return db.select({
+    organization_id,
+    count: sql<number>`count(*)::int`,
+    ids: sql<number[]>`to_jsonb((array_agg(${id} ORDER BY ${id}))[1:${sql.raw(String(MOST_NAMED))}])`
+  }).from(api_tokens).where(which).groupBy(organization_id)
+}
+
+async function deleteHeld (db: Db, which: SQL, { ended, last }: Pick<HeldTokens, 'ended' | 'last'>): Promise<void> {
+  if (ended.length > 0) await db.delete(api_tokens).where(and(which, lte(api_tokens.id, last)))
+}
+
+/**
+ * Ends the API tokens of a person whose row names no grant of that person, because it was changed outside the service.
+ * No grant ends them, so all of them go here, a piece at a time.
+ */
+export async function endTokensWithoutGrant (db: Db, userId: number): Promise<EndedTokens[]> {
+  const which = and(eq(api_tokens.user_id, userId), sql`NOT EXISTS (SELECT FROM ${oauth_grants} g
+    WHERE g.id = ${api_tokens.grant_id} AND g.user_id = ${userId}::bigint)`)!
+  const all: { organization_id: string, id: number }[] = []
+  // Whoever waits for one that is just making another does not see what that makes: so, until there is none.
+  for (let held = await holdSome(db, which); held.length > 0; held = await holdSome(db, which)) {
+    await db.delete(api_tokens).where(and(which, lte(api_tokens.id, held.at(-1)!.id)))
+    all.push(...held)
+  }
+  return byOrganization(all)
+}
+
+const tokensOf = (organizationId: string, userId: number) =>
+  matching(api_tokens, { organization_id: organizationId, user_id: userId })
+
+/**
+ * Takes the API tokens that somebody made in an organization, and counts all of them. The caller holds the
+ * organization, and the membership if there is one.
+ */
+export async function lockTokensOfMember (db: Db, organizationId: string, userId: number): Promise<HeldTokens> {
+  return lockTokens(db, tokensOf(organizationId, userId))
+}
+
+/**
+ * Deletes those of them that are taken. Without the membership the others count for nothing, and go in the background;
+ * none comes back with another one (`endTokensOfBefore`).
+ */
+export async function deleteTokensOfMember (
+  db: Db, organization_id: string, user_id: number, held: HeldTokens
+): Promise<void> {
+  await deleteHeld(db, tokensOf(organization_id, user_id), held)
+  if (!held.areAll) await createTokenRemovals(db, ofMember(organization_id, user_id))
+}
+
+const ofMember = (organization_id: string, user_id: number): TokenRemoval =>
+  ({ organization_id, ended: 'member', ended_id: user_id })
+
+/**
+ * Ends API tokens that somebody left in an organization who is about to join it, which a membership would bring back.
+ * False where there are more than one statement takes: then they cannot join yet.
+ */
+export async function endTokensOfBefore (db: Db, organization_id: string, user_id: number): Promise<boolean> {
+  const held = await lockTokensOfMember(db, organization_id, user_id)
+  await deleteTokensOfMember(db, organization_id, user_id, held)
+  if (!held.areAll) return false
+  // What they make from now on is not to be removed.
+  await deleteTokenRemoval(db, ofMember(organization_id, user_id))
+  return true
+}
+
+/**
+ * What the event of an ending says, in one organization, of the API tokens there that end with it: how many, and which
+ * of them, 50 at most. Nothing where there are none.
+ */
+export function endingOf (
+  ended: readonly EndedTokens[], organizationId: string
+): { tokens?: number, token_ids?: string } {
+  const own = ended.filter(({ organization_id }) => organization_id === organizationId)
+  if (own.length === 0) return {}
+  return {
+    tokens: own.reduce((sum, { count }) => sum + count, 0),
+    token_ids: namesOf(own.flatMap(({ ids }) => ids))
+  }
+}
+
+/**
+ * For a change outside of any organization: locks its access token and grant until the end of the transaction. Throws
+ * CallerEnded when the token was revoked, used or expired.
+ */
+export async function lockAccessToken (db: Db, id: number): Promise<void> {
+  const rows = await db.execute(sql`
+    SELECT t.id FROM oauth_tokens t JOIN oauth_grants g ON g.id = t.grant_id
+    WHERE t.id = ${id}::bigint AND t.used_at IS NULL AND t.access_expires_at > now()
+      AND g.revoked_at IS NULL AND g.expires_at > now()
+    FOR SHARE OF g, t`) as unknown as object[]
+  if (rows.length === 0) throw new CallerEnded()
+}

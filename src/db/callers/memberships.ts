@@ -1,0 +1,116 @@
+import { eq, sql, type SQL } from 'drizzle-orm'
+import { MOST_OWNED } from '../../../schemas/organizations.ts'
+import { ROLES, type Role } from '../../../schemas/users.ts'
+import { isAuthentic } from '../rows/authority.ts'
+import { byQuestion, gather } from '../postgres/batch-load.ts'
+import type { Db } from '../postgres/handle.ts'
+import { lookUp } from '../rows/lists.ts'
+import { preparedSql } from '../postgres/prepared.ts'
+import { former_slugs, members, projects, team_projects, users } from '../tables.ts'
+
+/** How many organizations a person can be in, and how many of these the person can own. */
+export const MEMBERSHIP_LIMITS = { joined: 1000, owned: MOST_OWNED } as const
+
+/** How many organizations a person is in, and owns; a deleted one counts as owned while its slug is reserved. */
+export interface Memberships { joined: number, owned: number }
+
+/**
+ * Locks an account until the end of the transaction and counts its memberships, so that two transactions cannot both
+ * take the last place. Every transaction that makes a person a member or an owner calls this.
+ */
+export async function lockMemberships (db: Db, userId: number): Promise<Memberships> {
+  await db.select({ id: users.id }).from(users).where(eq(users.id, userId)).for('no key update')
+  const [row] = await db.select({
+    joined: sql<number>`count(*)::int`,
+    owned: sql<number>`count(*) FILTER (WHERE ${members.role} = 'owner')::int + (
+      SELECT count(DISTINCT f.organization_id)::int FROM ${former_slugs} f
+      WHERE f.owner_id = ${userId}::bigint AND f.reserved_until > now())`
+  }).from(members).where(eq(members.user_id, userId))
+  return row!
+}
+
+/** The limit that a person has reached who would get one more membership with this role; undefined below the limits. */
+export function reachedLimit ({ joined, owned }: Memberships, role: Role): number | undefined {
+  if (joined >= MEMBERSHIP_LIMITS.joined) return MEMBERSHIP_LIMITS.joined
+  return role === 'owner' && owned >= MEMBERSHIP_LIMITS.owned ? MEMBERSHIP_LIMITS.owned : undefined
+}
+
+/** What a look-up of a member brings of the member's roles through teams. */
+export interface TeamQuery {
+  /** The slug of a project: the roles in it. */
+  project?: string | undefined
+  /** Which roles the member has in any project. */
+  anywhere?: boolean
+}
+
+/** A role in a project through a team, as `teamRoles` selects it: with the project's slug, and MACs as hexadecimal. */
+export type TeamRoleFound = [
+  team_id: string, project_id: string, role: Role, project: string,
+  member_mac: string | null, project_mac: string | null
+]
+
+/**
+ * An expression for the roles that a member has in one project through teams, as JSON; null where there are none. It
+ * reads one row for each team of the member.
+ *
+ * @param member the membership: an alias or a table that has `organization_id` and `user_id`
+ * @param which the condition for the project
+ */
+export const teamRoles = (member: SQL, which: SQL): SQL => sql`(
+  SELECT jsonb_agg(jsonb_build_array(
+    tm.team_id, tp.project_id, tp.role, p.slug, encode(tm.mac, 'hex'), encode(tp.mac, 'hex')))
+  FROM ${lookUp('p', projects, sql`organization_id = ${member}.organization_id AND ${which}`)}
+  JOIN team_members tm ON tm.organization_id = p.organization_id AND tm.user_id = ${member}.user_id
+  CROSS JOIN ${lookUp('tp', team_projects,
+    sql`organization_id = tm.organization_id AND team_id = tm.team_id AND project_id = p.id`)})`
+
+/**
+ * An expression for the roles that a member has in any project through teams, each once, as JSON; null where there are
+ * none. It reads at most one row for each role and team of the member, and checks no MAC.
+ *
+ * @param member as for `teamRoles`
+ */
+export const rolesInTeams = (member: SQL): SQL => sql`(
+  SELECT jsonb_agg(asked_role.role) FROM unnest(${sql.raw(`ARRAY['${ROLES.join("', '")}']`)}) AS asked_role (role)
+  WHERE EXISTS (
+    SELECT FROM team_members tm
+    CROSS JOIN ${lookUp('tp', team_projects,
+      sql`organization_id = tm.organization_id AND team_id = tm.team_id AND role = asked_role.role`)}
+    WHERE tm.organization_id = ${member}.organization_id AND tm.user_id = ${member}.user_id))`
+
+/** Those of the roles whose rows the service wrote: any other is reported, and counts for nothing. */
+export function authenticTeamRoles (
+  db: Db, { organization_id, user_id }: { organization_id: string, user_id: number }, found: TeamRoleFound[] | null
+) {
+  return (found ?? []).filter(([team_id, project_id, role, , memberMac, projectMac]) =>
+    isAuthentic(db, 'team_members', { organization_id, team_id, user_id, mac: bytesOf(memberMac) }) &&
+    isAuthentic(db, 'team_projects', { organization_id, team_id, project_id, role, mac: bytesOf(projectMac) })
+  ).map(([team_id, project_id, role, project]) => ({ team_id, project_id, role, project }))
+}
+
+interface RoleQuery { organization_id: string, user_id: number, slug?: string, id?: string }
+
+interface RolesRow { organization_id: string, user_id: string, question: number, found: TeamRoleFound[] | null }
+
+const rolesInProject = preparedSql<RolesRow, { asked: string }>('roles_in_project', ($) => sql`
+  SELECT asked.organization_id, asked.user_id, asked.question, CASE
+    WHEN asked.id IS NULL THEN ${teamRoles(sql`asked`, sql`slug = asked.slug`)}
+    ELSE ${teamRoles(sql`asked`, sql`id = asked.id`)} END AS found
+  FROM jsonb_to_recordset(${$('asked')}::jsonb)
+    AS asked (question int, organization_id char(26), user_id bigint, slug varchar, id char(26))`)
+
+/**
+ * The roles that a member has through teams in one project, which is named by its slug or its id. A role that the
+ * service did not write as it is is left out.
+ */
+export const findTeamRoles = gather({
+  keyOf: ({ organization_id, user_id, slug, id }: RoleQuery) => JSON.stringify([organization_id, user_id, slug, id]),
+  find: async (db, questions) => {
+    const asked = questions.map((one, question) => ({ question, ...one }))
+    return byQuestion(await rolesInProject(db, { asked: JSON.stringify(asked) }), questions.length)
+  },
+  read: (db, [row]) =>
+    authenticTeamRoles(db, { organization_id: row!.organization_id, user_id: Number(row!.user_id) }, row!.found)
+})
+
+const bytesOf = (hex: string | null) => hex === null ? null : Buffer.from(hex, 'hex')

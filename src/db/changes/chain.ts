@@ -1,0 +1,201 @@
+import { is, sql, type SQL } from 'drizzle-orm'
+import { PgTransaction } from 'drizzle-orm/pg-core'
+import { authorityOf, tampered } from '../rows/authority.ts'
+import { CallerEnded, RowHeld, validateCallers, type Caller } from '../callers/caller.ts'
+import {
+  CLOCK, HAND_OVER, headOf, insertEvents, type ChainKeyRow, type EventChain, type EventRow, type Head, type HeadRow
+} from '../events.ts'
+import type { Db } from '../postgres/handle.ts'
+import { isKeyOf, lookUp } from '../rows/lists.ts'
+import { preparedSql } from '../postgres/prepared.ts'
+import { chain_keys } from '../tables.ts'
+import { pauseFor, waitNow } from '../postgres/wait-clock.ts'
+
+// Everything that changes an organization locks the organization's counter row. A change locks it first; long
+// operations, and transactions about a person, lock it last. The row has the next version id, the stored bytes and the
+// end of the chain of events.
+
+// Milliseconds between two checks of a caller whose rows are locked.
+const POLL_INTERVAL_MS = 20
+
+/** PostgreSQL's `synchronous_commit`: `off`, or the setting of the server. */
+export type SynchronousCommit = 'on' | 'off'
+
+export const chainOf = (db: Db): EventChain => authorityOf(db).chain
+
+/**
+ * The counter row of an organization, which the transaction has locked. A change alters this object; `appendEvents`
+ * writes it back. So a change that alters it records an event.
+ */
+export interface Counter {
+  readonly organization_id: string
+  /** The id of the next version. */
+  next_version: number
+  /** The bytes that the organization stores. */
+  stored_bytes: number
+  /** Where the chain of events ends. */
+  head: Head
+  /** Whether the organization was deleted. */
+  readonly is_closed: boolean
+  /** Whether the key of its chain is at hand: without it no event can be recorded. */
+  readonly hasKey: boolean
+  /** The callers that were valid under the lock, as JSON. */
+  readonly live: Set<string>
+}
+
+const counters = new WeakMap<Db, Counter>()
+
+/** The counter that a transaction has locked; undefined before that. */
+export const counterOf = (db: Db): Counter | undefined => counters.get(db)
+
+const isAmong = (ids: unknown) =>
+  isKeyOf(sql`organization_id`, sql`SELECT value::char(26) FROM jsonb_array_elements_text(${ids}::jsonb)`)
+
+// Settings until the end of the transaction. If the process stops, PostgreSQL ends the transaction after a second. A
+// wait for another lock ends before deadlock_timeout (1 s). Counters are locked in one order.
+const locking = (name: string, skip: SQL) => preparedSql<
+  HeadRow & { organization_id: string, next_version: string, stored_bytes: string, is_closed: boolean, clock: number },
+  { ids: string, synchronous_commit: string }
+>(name, ($) => sql`
+  SELECT locked.*, ${CLOCK} AS clock,
+    set_config('idle_in_transaction_session_timeout', '1000', true), set_config('lock_timeout', '900', true),
+    CASE WHEN ${$('synchronous_commit')}::text = 'off' THEN set_config('synchronous_commit', 'off', true) END AS setting
+  FROM (
+    SELECT organization_id, next_version, stored_bytes, next_event, event_head, chain_kid, is_closed
+    FROM organization_counters WHERE ${isAmong($('ids'))} ORDER BY organization_id FOR NO KEY UPDATE ${skip}
+  ) AS locked`)
+const LOCK = { all: locking('lock_counters', sql``), free: locking('lock_free_counters', sql`SKIP LOCKED`) }
+
+/**
+ * Locks the counter rows of organizations until the end of the transaction: all of them, or those that are free. An
+ * organization whose rows were removed has no counter.
+ */
+export async function lockCounters (
+  db: Db, ids: Iterable<string>, which: keyof typeof LOCK, synchronous_commit: SynchronousCommit = 'on'
+): Promise<Map<string, Counter>> {
+  // Without a transaction the lock would end with the statement.
+  if (!is(db, PgTransaction)) throw new Error('a counter is locked in a transaction')
+  const sentAt = performance.now()
+  const rows = await LOCK[which](db, { ids: JSON.stringify([...new Set(ids)]), synchronous_commit })
+  const chain = chainOf(db)
+  for (const { clock } of rows) chain.told(clock, sentAt)
+  await openKeys(db, rows)
+  return new Map(rows.map((row) => [row.organization_id, {
+    organization_id: row.organization_id,
+    next_version: Number(row.next_version),
+    stored_bytes: Number(row.stored_bytes),
+    head: headOf(row),
+    is_closed: row.is_closed,
+    hasKey: chain.hasKey(row.organization_id, row.chain_kid),
+    live: new Set<string>()
+  }]))
+}
+
+/**
+ * Locks the counter row of the organization of a change, unless the transaction has locked it, and validates the
+ * caller under the lock. The service and the operator have no caller.
+ *
+ * Throws CallerEnded when the caller has ended, or the organization was deleted; RowHeld when another transaction has
+ * the rows of the caller locked for longer than `patience`.
+ *
+ * @param patience milliseconds to wait for these rows: long operations wait, since a retry would repeat all their work
+ */
+export async function openChange (
+  db: Db, { organization_id, caller }: Readonly<{ organization_id: string, caller?: Caller | null | undefined }>,
+  patience = 0
+): Promise<Counter | undefined> {
+  const known = counterOf(db)
+  const counter = known?.organization_id === organization_id
+    ? known
+    : (await lockCounters(db, [organization_id], 'all')).get(organization_id)
+  if (counter !== undefined) counters.set(db, counter)
+  if (caller == null) return counter
+  if (counter === undefined || counter.is_closed) throw new CallerEnded()
+  const key = JSON.stringify(caller)
+  if (counter.live.has(key)) return counter
+  // A change that had the counter before does not hold it up.
+  const late = waitNow() + (known === undefined ? patience : 0)
+  for (;;) {
+    const [verdict] = await validateCallers(db, [{ ...caller, organization_id }])
+    if (verdict === 'ended') throw new CallerEnded()
+    if (verdict === 'live') break
+    if (waitNow() >= late) throw new RowHeld()
+    await pauseFor(POLL_INTERVAL_MS)
+  }
+  counter.live.add(key)
+  return counter
+}
+
+const findKeys = preparedSql<Omit<ChainKeyRow, 'from_seq'> & { from_seq: string }, { wanted: string }>(
+  'chain_keys', ($) => sql`
+  SELECT chain_keys.organization_id, chain_keys.kid, from_seq, wrapped
+  FROM jsonb_to_recordset(${$('wanted')}::jsonb) AS wanted (organization_id char(26), kid char(26))
+  CROSS JOIN ${lookUp('chain_keys', chain_keys,
+    sql`organization_id = wanted.organization_id AND kid = wanted.kid`)}`)
+
+// Opens the chain keys that counters name, once in a process. A key that is missing or does not open stays closed.
+async function openKeys (db: Db, rows: readonly { organization_id: string, chain_kid: string | null }[]) {
+  const chain = chainOf(db)
+  const wanted = rows.filter(({ organization_id, chain_kid }) => !chain.hasKey(organization_id, chain_kid))
+    .map(({ organization_id, chain_kid }) => ({ organization_id, kid: chain_kid }))
+  if (wanted.length === 0) return
+  for (const row of await findKeys(db, { wanted: JSON.stringify(wanted) })) {
+    chain.openKey({ ...row, from_seq: Number(row.from_seq) })
+  }
+}
+
+const append = preparedSql<object, { counters: string, events: string }>('append_events', ($) => sql`
+  WITH moved AS (
+    SELECT * FROM jsonb_to_recordset(${$('counters')}::jsonb) AS moved (
+      organization_id char(26), next_event bigint, event_head text, next_version bigint, stored_bytes bigint
+    )
+  ), counter AS (
+    UPDATE organization_counters SET next_event = moved.next_event, event_head = decode(moved.event_head, 'hex'),
+      next_version = moved.next_version, stored_bytes = moved.stored_bytes
+    FROM moved WHERE organization_counters.organization_id = moved.organization_id
+      AND ${isKeyOf(sql`organization_counters.organization_id`, sql`SELECT organization_id FROM moved`)}
+    RETURNING organization_counters.organization_id
+  )
+  ${insertEvents($('events'))}`)
+
+/**
+ * Records events at the ends of their chains, and writes the counters of their organizations back, which the
+ * transaction has locked. The statement is sent before the function returns.
+ */
+export async function appendEvents (
+  db: Db, locked: ReadonlyMap<string, Counter>, rows: readonly EventRow[]
+): Promise<void> {
+  const chain = chainOf(db)
+  const now = chain.now()
+  const moved = new Set<Counter>()
+  const events = rows.map((row) => {
+    const counter = locked.get(row.organization_id)
+    if (counter?.hasKey !== true) return tampered()
+    const { next_event: seq, event_head, chain_kid } = counter.head
+    const occurred_at = row.occurred_at === undefined ? now : new Date(row.occurred_at)
+    const event = { ...row, seq, occurred_at, chain_kid: chain_kid ?? chain.kid }
+    const mac = chain.mac(event, event_head)
+    counter.head = {
+      next_event: seq + 1, event_head: mac, chain_kid: row.action === HAND_OVER ? row.resource_id : chain_kid
+    }
+    moved.add(counter)
+    return Object.assign(event, { mac: mac.toString('hex') })
+  })
+  const counters = [...moved].map(({ organization_id, next_version, stored_bytes, head }) => {
+    // Before the commit: an anchor that is written too early names an earlier end of the chain.
+    chain.recorded(organization_id, head)
+    const { next_event, event_head } = head
+    return { organization_id, next_event, event_head: event_head!.toString('hex'), next_version, stored_bytes }
+  })
+  const { count } = await append(db, {
+    events: JSON.stringify(events), counters: JSON.stringify(counters)
+  }) as unknown as { count: number }
+  if (count !== rows.length) throw new Error('an event has no counter')
+}
+
+/** Records events in the organization whose counter the transaction has locked. */
+export async function appendToCounter (db: Db, rows: readonly EventRow[]): Promise<void> {
+  const counter = counterOf(db)
+  if (counter === undefined) throw new Error('the transaction has locked no counter')
+  await appendEvents(db, new Map([[counter.organization_id, counter]]), rows)
+}

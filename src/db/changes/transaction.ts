@@ -1,0 +1,121 @@
+import { findAuthority, setAuthority } from '../rows/authority.ts'
+import { RowHeld, type Caller } from '../callers/caller.ts'
+import { counterOf, openChange } from './chain.ts'
+import { codeOf, databaseError, DatabaseUnavailable, isLockTimeout, LOCK_TIMEOUT } from '../postgres/errors.ts'
+import { DEADLINE, spending } from '../postgres/guard.ts'
+import type { Db } from '../postgres/handle.ts'
+import { queueOf } from './queue.ts'
+import { pauseFor, waitNow } from '../postgres/wait-clock.ts'
+
+const ATTEMPTS = 4
+
+// Milliseconds after which a change whose row was locked runs again.
+const PAUSE = 20
+
+/** Stores the response of a request with an `Idempotency-Key`, in the transaction of the change. */
+export interface Answering {
+  /** Runs first in the transaction. Throws when the request was answered before. */
+  begin (db: Db): Promise<void>
+  /** Whether both have the same key of the same caller. */
+  repeats (other: Answering | null | undefined): boolean
+  /** Runs last: waits for the response and stores it. An error rolls everything back. */
+  keep (db: Db): Promise<void>
+  /** Whether a transaction has begun that stores the response. */
+  hasBegun: boolean
+  /** The transaction, once there is one. */
+  settled: Promise<unknown> | undefined
+}
+
+/** What a transaction is for. An `Actor` is one. */
+export interface Asking {
+  /** The organization that the transaction changes. */
+  organization_id?: string | undefined
+  /** The credential of the request, which must be valid when the change commits. */
+  caller?: Caller | null | undefined
+  answering?: Answering | null | undefined
+  /** Milliseconds that the request has waited for the database before. */
+  waited?: number | undefined
+  /** The bytes of the change, which count in the queue. */
+  bytes?: number
+}
+
+/**
+ * Runs a transaction. A transaction that changes an organization (`organization_id`) waits in the queue of that
+ * organization, and locks the organization's counter row before anything else; `fn` then sees the committed state,
+ * which no other change alters until the commit. Long operations leave `organization_id` out and lock the counter last.
+ *
+ * With `answering` the result is returned before the commit, so that the response can be made of it and stored in the
+ * same transaction; the response is sent after the transaction has `settled`.
+ *
+ * One deadline covers the time that the request has waited before, the queue and all attempts.
+ *
+ * Throws errors that may be logged: CallerEnded when the caller may not make the change any more, DatabaseUnavailable
+ * after the deadline.
+ */
+export async function transaction<T> (
+  db: Db, fn: (db: Db) => Promise<T>, asking: Asking = {}
+): Promise<T> {
+  const { organization_id, waited = 0, bytes = 0 } = asking
+  const began = waitNow() - waited
+  const until = began + DEADLINE
+  const attempt = () => new Promise<T>((resolve, reject) => {
+    const run = () => spending(waitNow() - began, () => begin(db, fn, asking, resolve))
+    if (organization_id === undefined) run().catch(reject)
+    else queueOf(db).join({ organizationId: organization_id, until, bytes, isApart: true, run, reject })
+  })
+  for (let lost = 0; ;) {
+    try {
+      return await attempt()
+    } catch (error) {
+      if (error instanceof RowHeld || (organization_id !== undefined && isLockTimeout(error))) {
+        await pauseUntil(until)
+        continue
+      }
+      const isLost = /^(40P01|40001)$/.test(codeOf(error) ?? '')
+      if (!isLost || ++lost === ATTEMPTS) throw databaseError(error)
+    }
+  }
+}
+
+/**
+ * Runs a transaction once, without the queue.
+ *
+ * @param spent milliseconds of the deadline that have passed already
+ */
+export const transactionOnce = async <T>(db: Db, fn: (db: Db) => Promise<T>, spent: number): Promise<T> =>
+  spending(spent, () => db.transaction(async (tx) => {
+    setAuthority(tx, findAuthority(db))
+    return fn(tx)
+  }))
+
+/** Waits a moment for a locked row. Throws DatabaseUnavailable when the deadline is over. */
+export async function pauseUntil (until: number): Promise<void> {
+  if (waitNow() + PAUSE >= until) throw new DatabaseUnavailable('A row that the change needs was locked for too long', LOCK_TIMEOUT)
+  await pauseFor(PAUSE)
+}
+
+// Resolves when the transaction is over. `resolve` gets the result: with `answering` before the commit.
+async function begin<T> (
+  db: Db, fn: (db: Db) => Promise<T>, { organization_id, answering, caller }: Asking, resolve: (result: T) => void
+): Promise<void> {
+  const over = db.transaction(async (tx) => {
+    setAuthority(tx, findAuthority(db))
+    let result: T
+    try {
+      if (organization_id !== undefined) await openChange(tx, { organization_id, caller })
+      await answering?.begin(tx)
+      result = await fn(tx)
+    } catch (error) {
+      throw counterOf(tx) !== undefined && isLockTimeout(error) ? new RowHeld() : error
+    }
+    if (answering == null) return result
+    resolve(result)
+    await answering.keep(tx)
+    return result
+  })
+  if (answering != null) {
+    answering.settled = over.catch((error: unknown) => { throw databaseError(error) })
+    answering.settled.catch(() => {})
+  }
+  resolve(await over)
+}

@@ -1,0 +1,278 @@
+import fs from 'node:fs'
+import { readFile } from 'node:fs/promises'
+import path from 'node:path'
+import { Duplex } from 'node:stream'
+import { fileURLToPath } from 'node:url'
+import { setFlagsFromString } from 'node:v8'
+import { Worker } from 'node:worker_threads'
+import type { PGliteOptions } from '@electric-sql/pglite'
+import { serveCopies } from './copies.ts'
+import { DatabaseUnavailable } from '../postgres/errors.ts'
+import { lockDirectory } from './lock.ts'
+import { createWatchdog, type Watchdog } from './watchdog.ts'
+
+// A statement ends after three seconds at PostgreSQL; this one knows no such time-out.
+const SILENCE = 8_000
+const PATIENCE = 60_000
+const LOOK_EVERY = 500
+const CLOSE_DEADLINE = 5_000
+// How much of a function has to run before V8 compiles it anew into faster code; an int. By default that is the size of
+// a start, which then compiles for seconds what it is about to be done with, in memory that the process keeps (40 to 80
+// MB). A large function is counted whole at each turn of its loops: what serves a while gets there.
+const TIERING_BUDGET = 2_000_000_000
+
+/** What a first start unpacks; the build makes it. */
+export const TEMPLATE = fileURLToPath(new URL('../../../cluster.tar.gz', import.meta.url))
+
+/** The embedded database: one worker for each connection, and never two at once. */
+export interface Embedded {
+  /** Starts the worker and answers a stream that postgres.js uses as its socket. */
+  socket (): Promise<Duplex>
+  /** While this work lasts, statements may take as long as they make progress. Throws NoRoom when the disk is full. */
+  patiently<T> (what: string, work: () => Promise<T>): Promise<T>
+  /** Ends the worker and gives the directory back. */
+  close (): Promise<void>
+}
+
+export interface EmbeddedOptions {
+  dir: string
+  /** False for a database that nobody misses after a power cut, as most tests have one: it never waits for the disk. */
+  durable?: boolean | undefined
+  /** Called when the database cannot be opened: nothing but a restart helps then. */
+  onFatal?: ((error: Error) => void) | undefined
+  /** Called with a line that says what is waited for, now and then while opening or migrating takes long. */
+  onWait?: ((line: string) => void) | undefined
+  /** Called with what another process of this machine tells who has the database open: JSON. */
+  onTold?: ((told: string) => Promise<void>) | undefined
+}
+
+/** What the worker starts with. */
+export interface WorkerInput {
+  dir: string
+  template: string
+  durable: boolean
+  program: Program
+  progress: Int32Array<SharedArrayBuffer>
+  /** 1 when nobody wants the copy any more that is being made. */
+  cancelled: Int32Array<SharedArrayBuffer>
+}
+
+/** PostgreSQL as the engine has compiled it. */
+type Program = NonNullable<PGliteOptions['pgliteWasmModule']>
+declare const WebAssembly: { compile (bytes: Uint8Array): Promise<Program> }
+
+interface Answer { ready?: true, bytes?: Uint8Array, done?: true, copied?: string, closed?: true, full?: true }
+
+/** Thrown when work of unknown length ends because the disk is full. */
+export class NoRoom extends Error {}
+
+/** Prepares the embedded database in a directory, which stays locked until `close`. */
+export async function openEmbedded ({
+  dir, durable = true, onFatal = () => {}, onWait = () => {},
+  onTold = async () => { throw new Error('it takes no word') }
+}: EmbeddedOptions): Promise<Embedded> {
+  const unlock = await claim(dir)
+  const threadOf = (name: string) => new URL(import.meta.url.replace(/embedded(\.\w+)$/, `${name}$1`))
+  // Moved by every operation on a file
+  const progress = new Int32Array(new SharedArrayBuffer(4))
+  const cancelled = new Int32Array(new SharedArrayBuffer(4))
+  let stalled = (_reason: string) => {}
+  const watchdog = createWatchdog({
+    silence: SILENCE,
+    patience: PATIENCE,
+    progress: () => Atomics.load(progress, 0),
+    onWait,
+    onStall: (reason) => stalled(reason)
+  })
+  let worker: Worker | undefined
+  let ended: Promise<unknown> = Promise.resolve()
+  let closed = false
+  const endCopies = await serveCopies(dir, copy, onTold).catch((error: unknown) => {
+    unlock()
+    throw error
+  })
+
+  const noRoom = () => `There is no room left in ${path.resolve(dir)}`
+
+  async function socket () {
+    // A second worker on the same files would destroy them: the one before must be gone
+    await ended
+    const program = await compiled()
+    if (closed) throw new DatabaseUnavailable('The embedded database is closed')
+    const workerData: WorkerInput = {
+      dir: clusterOf(dir), template: TEMPLATE, durable, program, progress, cancelled
+    }
+    if (!hasCluster(dir)) {
+      await started('cluster-worker', 'is made', workerData, 'exit')
+    }
+    const one = await started('embedded-worker', 'starts', workerData, 'ready')
+    return streamOf(one, watchdog, fail => { stalled = fail })
+  }
+
+  /** Starts a thread, and waits as long as it makes progress until it says a word or ends well. */
+  async function started (name: string, what: string, workerData: WorkerInput, until: 'ready' | 'exit') {
+    const thread = worker = new Worker(threadOf(name), { workerData, execArgv: [] })
+    ended = new Promise(resolve => thread.once('exit', resolve))
+    const looking = setInterval(look, LOOK_EVERY).unref()
+    thread.once('exit', () => clearInterval(looking))
+    const done = watchdog.patiently(what)
+    watchdog.begin()
+    try {
+      await heard(thread, until, fail => { stalled = fail })
+      return thread
+    } catch (error) {
+      await thread.terminate()
+      const { code, message } = error as NodeJS.ErrnoException
+      const reason = code === 'ENOSPC' || code === 'EDQUOT' ? noRoom() : message ?? 'its files cannot be read'
+      const failure = new DatabaseUnavailable(`The embedded database does not open: ${reason}`)
+      if (!closed) onFatal(failure)
+      throw failure
+    } finally {
+      watchdog.end()
+      done()
+    }
+  }
+
+  // What the worker said while this thread itself was held up is read before the check phase
+  function look () {
+    setImmediate(() => watchdog.look())
+  }
+
+  async function patiently<T> (what: string, work: () => Promise<T>) {
+    const done = watchdog.patiently(what)
+    const one = worker
+    let isFull = false
+    // Waiting for an answer would take as long as patience does.
+    const look = ({ full }: Answer) => {
+      if (full === undefined) return
+      isFull = true
+      stalled('the disk is full')
+    }
+    one?.on('message', look)
+    try {
+      return await work()
+    } catch (error) {
+      throw isFull ? new NoRoom(noRoom()) : error
+    } finally {
+      one?.off('message', look)
+      done()
+    }
+  }
+
+  // One after the other.
+  async function copy (to: string, whileWanted: AbortSignal) {
+    const one = worker
+    if (closed || one === undefined || one.threadId === -1) throw new Error('it is not open')
+    const cancel = () => { Atomics.store(cancelled, 0, 1) }
+    Atomics.store(cancelled, 0, whileWanted.aborted ? 1 : 0)
+    whileWanted.addEventListener('abort', cancel)
+    // Whoever has got theirs goes away, too, while the next one is made.
+    const done = () => whileWanted.removeEventListener('abort', cancel)
+    await patiently('is copied', () => new Promise<void>((resolve, reject) => {
+      const ended = () => reject(new Error('its thread ended'))
+      one.once('exit', ended)
+      one.on('message', function look ({ copied }: Answer) {
+        if (copied === undefined) return
+        one.off('message', look).off('exit', ended)
+        if (copied === '') resolve()
+        else reject(new Error(copied))
+      })
+      one.postMessage({ copy: to })
+    })).finally(done)
+  }
+
+  async function close () {
+    closed = true
+    endCopies()
+    if (worker) await shut(worker)
+    await ended
+    unlock()
+  }
+
+  return { socket, patiently, close }
+}
+
+const clusterOf = (dir: string) => path.resolve(dir, 'cluster')
+
+/** Whether there is an embedded database in a directory. */
+export const hasCluster = (dir: string): boolean => fs.existsSync(path.join(clusterOf(dir), 'PG_VERSION'))
+
+let program: Promise<Program> | undefined
+
+// Once in a process, however often a database is opened
+function compiled () {
+  setFlagsFromString(`--wasm-tiering-budget=${TIERING_BUDGET}`)
+  program ??= readFile(new URL('pglite.wasm', import.meta.resolve('@electric-sql/pglite'))).then(bytes =>
+    WebAssembly.compile(bytes))
+  return program
+}
+
+// The wire protocol over the worker's message port
+function streamOf (worker: Worker, watchdog: Watchdog, onStall: (fail: () => void) => void) {
+  let working = 0
+  const stream = new Duplex({
+    read () {},
+    write (chunk: Buffer, _encoding, done) {
+      working++
+      watchdog.begin()
+      worker.postMessage({ bytes: new Uint8Array(chunk) })
+      done()
+    },
+    final (done) { shut(worker).then(() => done(), done) },
+    destroy (error, done) { worker.terminate().then(() => done(error), () => done(error)) }
+  })
+  worker.on('message', ({ bytes, done }: Answer) => {
+    watchdog.heard()
+    if (done) {
+      working--
+      watchdog.end()
+    }
+    if (bytes && !stream.destroyed) stream.push(Buffer.from(bytes.buffer, bytes.byteOffset, bytes.byteLength))
+  })
+  worker.on('error', () => stream.destroy())
+  worker.once('exit', () => {
+    for (; working > 0; working--) watchdog.end()
+    stream.destroy()
+  })
+  onStall(() => stream.destroy())
+  // postgres.js ends a socket only in this state
+  return Object.assign(stream, { readyState: 'open' })
+}
+
+// Closed in good order, the next start has nothing to recover
+async function shut (worker: Worker) {
+  if (worker.threadId !== -1) {
+    worker.postMessage({ close: true })
+    let timer: NodeJS.Timeout | undefined
+    await heard(worker, 'closed', fail => {
+      timer = setTimeout(() => fail('it does not close'), CLOSE_DEADLINE)
+    }).catch(() => {})
+    clearTimeout(timer)
+  }
+  await worker.terminate()
+}
+
+function heard (worker: Worker, word: 'ready' | 'closed' | 'exit', giveUp: (fail: (reason: string) => void) => void) {
+  return new Promise<void>((resolve, reject) => {
+    const done = (error?: Error) => {
+      worker.off('message', message).off('error', done).off('exit', exit)
+      if (error) reject(error)
+      else resolve()
+    }
+    const message = (answer: Answer) => { if (word !== 'exit' && answer[word]) done() }
+    const exit = (code: number) => done(word === 'exit' && code === 0 ? undefined : new Error('its thread ended'))
+    giveUp(reason => done(new Error(reason)))
+    worker.on('message', message).on('error', done).on('exit', exit)
+  })
+}
+
+async function claim (dir: string) {
+  // PGlite makes its files readable to everybody: the directory is what keeps others out
+  fs.mkdirSync(dir, { recursive: true, mode: 0o700 })
+  const { mode, uid } = fs.statSync(dir)
+  if (process.getuid && uid !== process.getuid()) throw new Error(`${path.resolve(dir)} belongs to another user`)
+  if (process.platform !== 'win32' && (mode & 0o077) !== 0) {
+    throw new Error(`${path.resolve(dir)} is open to other users: chmod 700 it`)
+  }
+  return await lockDirectory(dir)
+}

@@ -1,0 +1,32 @@
+import { sql } from 'drizzle-orm'
+import { fromJson, type AuthenticatedTable } from './authenticated.ts'
+import { requireAuthentic } from './authority.ts'
+import type { Db } from '../postgres/handle.ts'
+import { preparedSql, type Value } from '../postgres/prepared.ts'
+
+const LEVELS = ['projects', 'targets', 'environments'] as const satisfies AuthenticatedTable[]
+
+interface Found { name: (typeof LEVELS)[number], row: Record<string, unknown> }
+
+const rowsById = preparedSql<Found, { organization_id: string, ids: string }>('slugs', ($: Value) =>
+  sql.join(LEVELS.map((name) => sql`
+    SELECT ${sql.raw(`'${name}'`)} AS name, to_jsonb(l) AS row FROM ${sql.raw(name)} l
+    WHERE l.organization_id = ${$('organization_id')}::char(26)
+      AND l.id IN (SELECT value::char(26) FROM jsonb_array_elements_text(${$('ids')}::jsonb))`), sql` UNION ALL `))
+
+/**
+ * The slugs of projects, targets and environments of an organization by their ids; ids of deleted levels are left out.
+ * Throws TamperedRow.
+ */
+export async function findSlugs (
+  db: Db, organization_id: string, ids: readonly (string | null)[]
+): Promise<Map<string, string>> {
+  const wanted = [...new Set(ids)].filter((id) => id !== null)
+  if (wanted.length === 0) return new Map()
+  const found = await rowsById(db, { organization_id, ids: JSON.stringify(wanted) })
+  return new Map(found.map(({ name, row }) => {
+    const level = fromJson(name, row)!
+    requireAuthentic(db, name, level)
+    return [level.id, level.slug]
+  }))
+}

@@ -1,0 +1,298 @@
+import type { TSchema } from '@sinclair/typebox'
+import { rest } from '../../crypto/rest.ts'
+import { fail, refuse } from '../../rules/errors.ts'
+
+/** How much a body may hold: members of objects and elements of arrays, and how deep they are nested. */
+export interface Bounds { members: number, depth: number }
+
+const MOST_DEPTH = 20
+// So that a member too many is named, not counted.
+const SLACK = 100
+const MOST_PATH = 200
+
+// A large body is read in steps of so many bytes, with a rest for everybody else between them; and no element of its
+// list, nor all of the rest of it, may be longer as it is written than some milliseconds take.
+const STEP = 256 * 1024
+const MOST_PIECE = 3 * 1024 * 1024
+
+/** What a body of this schema may hold. Throws for a schema without an end: such a route does not boot. */
+export function boundsOf (schema: TSchema): Bounds {
+  return { members: membersOf(schema) + SLACK, depth: MOST_DEPTH }
+}
+
+function membersOf (schema: TSchema): number {
+  const choices = (schema.anyOf ?? []) as TSchema[]
+  if (choices.length > 0) return Math.max(...choices.map(membersOf))
+  if (schema.type === 'array') {
+    if (schema.maxItems === undefined) throw new Error('an array in a body needs maxItems')
+    return 1 + (schema.maxItems as number) * (1 + membersOf(schema.items as TSchema))
+  }
+  if (schema.type !== 'object') return 0
+  if (schema.additionalProperties !== false) throw new Error('an object in a body needs additionalProperties: false')
+  return Object.values(schema.properties as Record<string, TSchema>).reduce((sum, member) =>
+    sum + 1 + membersOf(member), 0)
+}
+
+/**
+ * Parses JSON in UTF-8 that stays within its bounds, which are judged before anything is made of it. Refused as well: a
+ * name twice in one object, in whatever spelling (who takes the first and who takes the last must never differ), NUL
+ * characters and lone surrogates, which would be stored altered or fail in the database.
+ */
+export function readJson (bytes: Buffer, bounds: Bounds): unknown {
+  const text = decode(new TextDecoder('utf-8', { fatal: true }), bytes, false)
+  const scanner = new Scanner(bounds)
+  scanner.push(text)
+  return parse(text, '')
+}
+
+/**
+ * The same for a large body, as it comes: the elements of the lists that are members of the body itself are cut out and
+ * parsed one by one, so that no step takes longer than its bytes. `pause` comes between the steps.
+ */
+export async function readLargeJson (
+  source: AsyncIterable<Buffer>, bounds: Bounds, limit: number, pause: () => Promise<unknown> = rest
+): Promise<unknown> {
+  const decoder = new TextDecoder('utf-8', { fatal: true })
+  const pieces = new Pieces()
+  const scanner = new Scanner(bounds, pieces)
+  let bytes = 0
+  let step = 0
+  for await (const chunk of source) {
+    bytes += chunk.length
+    if (bytes > limit) fail('payload_too_large')
+    for (let at = 0; at < chunk.length; at += STEP) {
+      const part = chunk.subarray(at, at + STEP)
+      scanner.push(decode(decoder, part, true))
+      step += part.length
+      if (step < STEP) continue
+      step = 0
+      await pause()
+    }
+  }
+  if (bytes === 0) return undefined
+  scanner.push(decode(decoder, Buffer.alloc(0), false))
+  return pieces.whole()
+}
+
+function decode (decoder: InstanceType<typeof TextDecoder>, bytes: Buffer, stream: boolean): string {
+  try {
+    return decoder.decode(bytes, { stream })
+  } catch {
+    return fail('malformed_json')
+  }
+}
+
+function parse (text: string, path: string): unknown {
+  let value: unknown
+  try {
+    value = JSON.parse(text)
+  } catch {
+    return fail('malformed_json')
+  }
+  // Only an escape can bring one of these into a string, so most bodies are not walked.
+  if (/\\u(?:0000|d[89a-f])/i.test(text)) refuseBadText(value, path)
+  return value
+}
+
+function refuseBadText (value: unknown, path: string): void {
+  if (typeof value === 'string') {
+    if (value.includes('\0')) refuse(path.slice(1, MOST_PATH) || 'body', 'NUL characters are not allowed')
+    if (/\p{Surrogate}/u.test(value)) refuse(path.slice(1, MOST_PATH) || 'body', 'not well-formed Unicode')
+  } else if (typeof value === 'object' && value !== null) {
+    for (const [key, member] of Object.entries(value)) {
+      refuseBadText(key, path)
+      refuseBadText(member, `${path}.${key}`)
+    }
+  }
+}
+
+/**
+ * Goes through JSON text once, whatever pieces it comes in, and keeps nothing but the names that may not come twice. It
+ * finds brackets, strings and commas; whether all of it is JSON is for the parser to say.
+ */
+class Scanner {
+  readonly #bounds: Bounds
+  readonly #pieces: Pieces | undefined
+  #members = 0
+  /** The names of each object that is open; undefined for an array. */
+  readonly #open: (Set<string> | undefined)[] = []
+  #quoted = false
+  #escaped = false
+  /** A string that comes now is a name. */
+  #wantsName = false
+  /** What there is of the name that is being read. */
+  #name: string | undefined
+
+  constructor (bounds: Bounds, pieces?: Pieces) {
+    this.#bounds = bounds
+    this.#pieces = pieces
+  }
+
+  push (text: string): void {
+    let i = 0
+    // Where the next ones are, as far as they were looked for: each character is looked at once.
+    let quote = -1
+    let slash = -1
+    let nameFrom = 0
+    this.#pieces?.begin(text)
+    while (i < text.length) {
+      if (!this.#quoted) {
+        const c = text.charCodeAt(i)
+        if (c === 0x22) {
+          this.#quoted = true
+          this.#name = this.#wantsName ? '' : undefined
+          nameFrom = i + 1
+        } else if (c === 0x7b || c === 0x5b) this.#enter(c === 0x7b, i)
+        else if (c === 0x7d || c === 0x5d) this.#leave(i)
+        else if (c === 0x2c) this.#comma(i)
+        else if (c === 0x3a) this.#wantsName = false
+        i++
+        continue
+      }
+      if (this.#escaped) {
+        this.#escaped = false
+        i++
+        continue
+      }
+      if (quote < i) quote = indexOr(text, '"', i)
+      if (slash < i) slash = indexOr(text, '\\', i)
+      if (slash < quote) {
+        this.#escaped = slash + 1 === text.length
+        i = slash + 2
+      } else if (quote === text.length) {
+        i = quote
+      } else {
+        this.#quoted = false
+        if (this.#name !== undefined) this.#named(this.#name + text.slice(nameFrom, quote))
+        i = quote + 1
+      }
+    }
+    if (this.#quoted && this.#name !== undefined) this.#name += text.slice(nameFrom)
+    this.#pieces?.take(text.length)
+  }
+
+  #enter (isObject: boolean, at: number) {
+    const isList = !isObject && this.#open.length === 1 && this.#open[0] !== undefined
+    this.#open.push(isObject ? new Set() : undefined)
+    if (this.#open.length > this.#bounds.depth) refuse('body', `nested deeper than ${this.#bounds.depth} levels`)
+    this.#wantsName = isObject
+    if (!isObject) this.#count()
+    if (isList) this.#pieces?.beginList(at)
+  }
+
+  #leave (at: number) {
+    if (this.#open.length === 0) fail('malformed_json')
+    if (this.#open.length === 2 && this.#open[1] === undefined) this.#pieces?.endList(at)
+    this.#open.pop()
+    this.#wantsName = false
+  }
+
+  #comma (at: number) {
+    const names = this.#open.at(-1)
+    this.#wantsName = names !== undefined
+    if (names !== undefined || this.#open.length === 0) return
+    this.#count()
+    if (this.#open.length === 2) this.#pieces?.nextElement(at)
+  }
+
+  #named (written: string) {
+    this.#name = undefined
+    this.#wantsName = false
+    this.#count()
+    const name = written.includes('\\') ? spelled(written) : written
+    const names = this.#open.at(-1)
+    if (names?.has(name)) fail('malformed_json')
+    names?.add(name)
+    if (this.#open.length === 1) this.#pieces?.within(name)
+  }
+
+  #count () {
+    if (++this.#members > this.#bounds.members) refuse('body', `more than ${this.#bounds.members} members and elements`)
+  }
+}
+
+function indexOr (text: string, what: string, from: number): number {
+  const at = text.indexOf(what, from)
+  return at === -1 ? text.length : at
+}
+
+// `\u0061` is the name `a`.
+function spelled (written: string): string {
+  try {
+    return JSON.parse(`"${written}"`) as string
+  } catch {
+    return fail('malformed_json')
+  }
+}
+
+/**
+ * Takes a body apart: the elements of each list that is a member of it, and the rest, in which a number stands for each
+ * of them. The whole is JSON when all of these are.
+ */
+class Pieces {
+  #rest = ''
+  readonly #elements: unknown[] = []
+  #element: string | undefined
+  #first = true
+  #text = ''
+  #from = 0
+  #member = 'body'
+  #place = 0
+
+  begin (text: string) {
+    this.#text = text
+    this.#from = 0
+  }
+
+  /** The text up to here belongs to what is being read. */
+  take (to: number) {
+    const part = this.#text.slice(this.#from, to)
+    this.#from = to
+    if (this.#element === undefined) this.#rest += part
+    else this.#element += part
+    const length = this.#element?.length ?? this.#rest.length
+    if (length > MOST_PIECE) {
+      refuse(
+        this.#element === undefined ? 'body' : `${this.#member}.${this.#place}`, `longer than ${MOST_PIECE} characters`
+      )
+    }
+  }
+
+  within (name: string) { this.#member = name.slice(0, MOST_PATH) }
+
+  beginList (at: number) {
+    this.take(at + 1)
+    this.#element = ''
+    this.#first = true
+    this.#place = 0
+  }
+
+  nextElement (at: number) {
+    if (this.#element === undefined) return
+    this.take(at)
+    this.#finish()
+    this.#first = false
+    this.#place++
+    this.#from = at + 1
+  }
+
+  endList (at: number) {
+    if (this.#element === undefined) return
+    this.take(at)
+    if (!this.#first || this.#element.trim() !== '') this.#finish()
+    this.#element = undefined
+  }
+
+  #finish () {
+    this.#rest += `${this.#first ? '' : ','}${this.#elements.length}`
+    this.#elements.push(parse(this.#element!, `.${this.#member}.${this.#place}`))
+    this.#element = ''
+  }
+
+  whole (): unknown {
+    const value = parse(this.#rest, '')
+    if (typeof value !== 'object' || value === null || Array.isArray(value)) return value
+    return Object.fromEntries(Object.entries(value).map(([name, member]: [string, unknown]) =>
+      [name, Array.isArray(member) ? member.map((place: number) => this.#elements[place]) : member]))
+  }
+}

@@ -1,0 +1,25 @@
+import type { FastifyRequest } from 'fastify'
+import { ApiError } from '../../rules/errors.ts'
+
+/** All values of a header: of some headers Node.js keeps only the first in `headers`. */
+export const headerValues = ({ raw: { rawHeaders } }: FastifyRequest, name: string): string[] =>
+  rawHeaders.filter((_value, i) => i % 2 === 1 && rawHeaders[i - 1]!.toLowerCase() === name)
+
+const hasVersion = ({ headers: { 'x-api-version': version = '1' } }: FastifyRequest) => version === '1'
+
+// RFC 9112, 3.2: a request of HTTP/1.1 has one Host, and no request has more.
+function hasHost (request: FastifyRequest): boolean {
+  const hosts = headerValues(request, 'host').length
+  return hosts === 1 || (hosts === 0 && request.raw.httpVersion !== '1.1')
+}
+
+// No name in a path has a NUL character, and the database takes none.
+const hasNul = ({ url }: FastifyRequest) => url.split('?', 1)[0]!.includes('%00')
+
+/** What is wrong with a request whoever sends it and whatever it is for; undefined for a well-formed request. */
+export function requestFormatError (request: FastifyRequest): ApiError | undefined {
+  if (!hasHost(request)) return new ApiError('malformed_request')
+  if (hasNul(request)) return new ApiError('not_found')
+  if (!hasVersion(request)) return new ApiError('unsupported_api_version', { supported: ['1'] })
+  return undefined
+}

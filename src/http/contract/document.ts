@@ -1,0 +1,245 @@
+import { STATUS_CODES } from 'node:http'
+import { Document as YamlDocument, isCollection, isScalar, isSeq, Scalar, visit } from 'yaml'
+import { mayBeLeftOut } from '../bodies/body.ts'
+import { oneOfWords } from '../responses/serialization.ts'
+
+// The document as the routes give it says everything where it is used. Here it is brought into the form that people and
+// generators want: what is said twice is a component with a name.
+
+type Json = Record<string, unknown>
+type Named<T = Json> = Record<string, T>
+
+interface Operation extends Json {
+  tags?: string[]
+  operationId?: string
+  summary?: string
+  parameters?: Json[]
+  requestBody?: Json & { content: Named<{ schema: Json }> }
+  responses: Named
+}
+type Paths = Named<Named<Operation>>
+
+/** An OpenAPI 3.1 document as far as it is arranged. */
+export interface Document extends Json { tags: { name: string }[], paths: Paths, components: Named<unknown> }
+
+/**
+ * Arranges a document: every titled schema, every answer and every parameter is a component with a name, the errors of
+ * a status are one union, and examples stand where tools look for them.
+ */
+export function arrange (document: Document): Document {
+  const { value, schemas } = hoistTitled(describe(withExamples(document.paths) as Paths))
+  const { paths, parameters, responses } = share(value as Paths)
+  return {
+    ...document,
+    paths: grouped(paths, document.tags),
+    components: {
+      ...document.components,
+      headers: Object.fromEntries(Object.entries(HEADERS).map(([name, header]) => [shortOf(name), header])),
+      parameters: sorted(parameters),
+      responses: sorted(responses),
+      schemas: sorted(schemas)
+    }
+  }
+}
+
+// By the groups of the introduction, and in each what is about more before what is about a part of it.
+function grouped (paths: Paths, tags: Document['tags']): Paths {
+  const group = (item: Named<Operation>) =>
+    tags.findIndex(({ name }) => Object.values(item)[0]?.tags?.includes(name))
+  const depth = (path: string) => path.split('{').length
+  return Object.fromEntries(Object.entries(paths).sort(([one, here], [other, there]) =>
+    group(here) - group(there) || depth(one) - depth(other)))
+}
+
+const sorted = <T>(named: Named<T>): Named<T> =>
+  Object.fromEntries(Object.entries(named).sort(([a], [b]) => a < b ? -1 : 1))
+
+// What is short enough stands in one line, and so does a list of words, or an example.
+const LINE = 600
+
+/** A document as YAML that readers of 1.1 understand as those of 1.2 do: what looks like a date is quoted. */
+export function renderYaml (document: object): string {
+  const yaml = new YamlDocument(document, { aliasDuplicateObjects: false })
+  visit(yaml, {
+    Collection: (_key, node) => {
+      node.flow ||= JSON.stringify(node).length <= LINE || (isSeq(node) && node.items.every(isScalar))
+    },
+    Pair: (_key, { key, value }) => {
+      if (isScalar(key) && key.value === 'example' && isCollection(value)) value.flow = true
+    },
+    Scalar: (_key, node) => {
+      if (typeof node.value === 'string' && /^\d{4}-\d\d?-\d/.test(node.value)) node.type = Scalar.QUOTE_DOUBLE
+    }
+  })
+  return yaml.toString({ lineWidth: 0, indentSeq: false, indent: 1, flowCollectionPadding: false })
+}
+
+// Every titled schema moves to components.schemas, and a $ref stays. The name says the title, and where it is sent or
+// answered its example is shown.
+function hoistTitled (value: unknown): { value: unknown, schemas: Named } {
+  const schemas: Named = {}
+  const hoist = (value: unknown): unknown => {
+    if (Array.isArray(value)) return value.map(hoist)
+    if (typeof value !== 'object' || value === null) return value
+    const object = value as Json
+    const copy = sized(simplify(Object.fromEntries(Object.entries(object).map(([key, member]) =>
+      [key, DATA.has(key) ? member : hoist(member)]))))
+    if (typeof copy.title !== 'string' || !['type', 'anyOf', 'oneOf'].some((key) => key in copy)) return copy
+    const { title, 'x-here': description, ...schema } = copy as Json & { title: string }
+    const ref = { $ref: `#/components/schemas/${title}`, ...(description !== undefined && { description }) }
+    const isNullable = Array.isArray(schema.type)
+    if (Array.isArray(schema.type)) schema.type = schema.type.find((type) => type !== 'null') as unknown
+    if (schemas[title] !== undefined && JSON.stringify(schemas[title]) !== JSON.stringify(schema)) {
+      throw new Error(`two schemas are called ${title}`)
+    }
+    schemas[title] = schema
+    return isNullable ? { anyOf: [ref, { type: 'null' }] } : ref
+  }
+  return { value: hoist(value), schemas }
+}
+
+// Members whose values are data, not schemas.
+const DATA = new Set(['example', 'default'])
+
+// A choice of words is one list of them, and what may be null is of two types.
+function simplify (schema: Json): Json {
+  const { anyOf, ...rest } = schema
+  const words = oneOfWords(schema)
+  if (words !== undefined) return { ...rest, ...words }
+  const [first, second, third] = Array.isArray(anyOf) ? anyOf as Json[] : []
+  if (second?.type !== 'null' || third !== undefined || typeof first?.type !== 'string') return schema
+  return { ...first, ...rest, type: [first.type, 'null'] }
+}
+
+const MOST_OF_32_BITS = 2 ** 31 - 1
+
+// Generators make a number of 32 bits of what says nothing else.
+function sized (schema: Json): Json {
+  const { type, maximum = Infinity } = schema
+  const isLarge = [type].flat().includes('integer') && Number(maximum) > MOST_OF_32_BITS
+  return isLarge ? { ...schema, format: 'int64' } : schema
+}
+
+// The first example of a schema stands beside the media type or parameter, and no other is said.
+function withExamples (value: unknown): unknown {
+  if (Array.isArray(value)) return value.map(withExamples)
+  if (typeof value !== 'object' || value === null) return value
+  const { schema, examples: _examples, 'x-published': published, ...rest } = value as Json & { schema?: Json }
+  if (published !== undefined) return withExamples(published)
+  const copy: Json = Object.fromEntries(Object.entries(rest).map(([key, member]) =>
+    [key, DATA.has(key) ? member : withExamples(member)]))
+  if (schema === undefined) return copy
+  const [example] = schema.examples as unknown[] | undefined ?? []
+  return { ...(example !== undefined && { example }), ...copy, schema: withExamples(schema) }
+}
+
+const HEADERS = {
+  'X-Request-Id': { description: 'Names the request in the log', schema: { type: 'string' } },
+  'X-RateLimit-Limit': { description: 'Maximum requests in the window', schema: sized({ type: 'integer' }) },
+  'X-RateLimit-Remaining': { description: 'Requests left in the current window', schema: sized({ type: 'integer' }) },
+  'X-RateLimit-Reset': { description: 'Unix time at which the window resets', schema: sized({ type: 'integer' }) },
+  'Retry-After': { description: 'Seconds to wait', schema: sized({ type: 'integer' }) },
+  'WWW-Authenticate': { description: 'The challenge of RFC 6750', schema: { type: 'string' } },
+  ETag: {
+    description:
+      'Of the whole answer, for If-None-Match and If-Match; of a document, for If-Match send the `etag` of its level, or the one that a store answered',
+    schema: { type: 'string' }
+  }
+}
+// A header's name as a component: `Remaining`, `Request-Id`.
+const shortOf = (name: string) => name.replace(/^X-(?:RateLimit-)?/, '')
+const LIMITS = ['X-RateLimit-Limit', 'X-RateLimit-Remaining', 'X-RateLimit-Reset'] as const
+const WITH_ETAG = /^(?:read|store|retrieve)\w*Secrets/
+
+const isGood = (status: string) => Number(status) < 400
+
+// What the routes' schemas cannot say: the headers of an answer, what an answer is in words, and that a body may be
+// left out. Headers that every answer has stand on the good ones and on 429; the introduction says the rest.
+function describe (paths: Paths): Paths {
+  for (const operation of Object.values(paths).flatMap((path) => Object.values(path))) {
+    const isTagged = operation['x-tagged'] === true || WITH_ETAG.test(operation.operationId ?? '')
+    delete operation['x-tagged']
+    const limits = '429' in operation.responses ? LIMITS : []
+    for (const [status, response] of Object.entries(operation.responses)) {
+      const names: (keyof typeof HEADERS)[] = isGood(status) || status === '429' ? ['X-Request-Id', ...limits] : []
+      if (status === '429') names.push('Retry-After')
+      if (status === '401' || status === '403') names.push('WWW-Authenticate')
+      if (/^(?:200|201|304)$/.test(status) && isTagged) names.push('ETag')
+      if (names.length > 0) {
+        response.headers = Object.fromEntries(names.map((name) => [name, { $ref: `#/components/headers/${shortOf(name)}` }]))
+      }
+      if (response.description === 'Default Response' && isGood(status)) response.description = 'Done'
+      if (!isGood(status)) response.description = STATUS_CODES[status]
+    }
+    const [media] = Object.values(operation.requestBody?.content ?? {})
+    if (operation.requestBody !== undefined && mayBeLeftOut(media?.schema ?? {})) operation.requestBody.required = false
+    if (media !== undefined) media.schema = sayDefaults(media.schema) as Json
+    const ways = (operation.security as Named<string[]>[] | undefined ?? []).map((way) =>
+      Object.values(way).join(' '))
+    // What an operation needs whatever is asked; by what is asked, `security` has the alternatives.
+    if (ways[0] && ways.every((way) => way === ways[0])) operation['x-required-scope'] = ways[0].split(',').join(' ')
+  }
+  return paths
+}
+
+// Of a body that is sent, generators take a member with a default for one that is always there. What has a name may
+// stand elsewhere without the default.
+function sayDefaults (value: unknown): unknown {
+  if (Array.isArray(value)) return value.map(sayDefaults)
+  if (typeof value !== 'object' || value === null) return value
+  const { default: byDefault, ...object } = value as Json
+  const copy: Json = Object.fromEntries(Object.entries(object).map(([key, member]) =>
+    [key, key === 'examples' || key === 'example' ? member : sayDefaults(member)]))
+  if (byDefault === undefined || typeof byDefault === 'object') return copy
+  const words = `\`${String(byDefault)}\` when left out`
+  const where = copy.title === undefined ? 'description' : 'x-here'
+  return { ...copy, [where]: copy[where] === undefined ? words : `${String(copy[where])}; ${words}` }
+}
+
+// Answers and parameters are few, and stand at many operations.
+function share (paths: Paths): { paths: Paths, parameters: Named, responses: Named } {
+  const responses = collect('responses')
+  const parameters = collect('parameters')
+  const shared = Object.fromEntries(Object.entries(paths).map(([path, item]) =>
+    [path, Object.fromEntries(Object.entries(item).map(([method, operation]) => [method, {
+      ...operation,
+      ...(operation.parameters !== undefined && {
+        parameters: operation.parameters.map(namedParameter).sort(byPlace).map(({ component, parameter }) =>
+          parameters.refer(component, parameter))
+      }),
+      responses: Object.fromEntries(Object.entries(operation.responses).map(([status, response]) =>
+        [status, responses.refer(nameOf(status, response), response)]))
+    }]))]))
+  return { paths: shared, parameters: parameters.all, responses: responses.all }
+}
+
+// By where it is and its name; what has another meaning at some operations says its name there.
+function namedParameter ({ schema, ...rest }: Json) {
+  const { 'x-named': named = rest.name, ...own } = schema as Json
+  return { component: `${String(rest.in)}_${String(named)}`, parameter: { ...rest, schema: own } as Json }
+}
+
+const PLACES = ['path', 'query', 'header']
+const byPlace = (...[one, other]: ReturnType<typeof namedParameter>[]) =>
+  PLACES.indexOf(String(one!.parameter.in)) - PLACES.indexOf(String(other!.parameter.in))
+
+// By what is in it, or by its status: `ProjectAnswerResponse`, `Err404`. Each stands a hundred times in the document.
+function nameOf (status: string, { content }: Json): string {
+  const [media] = Object.values(content as Named<{ schema: { $ref?: string } }> | undefined ?? {})
+  const schema = media?.schema.$ref?.split('/').at(-1)
+  if (!isGood(status)) return schema?.startsWith('OAuth') ? `OAuthErr${status}` : `Err${status}`
+  return schema === undefined ? `Answer${status}` : `${schema}Response`
+}
+
+// Components of one kind. A name is of one alone: with a number, those of others would change when one is added.
+function collect (kind: 'parameters' | 'responses') {
+  const all: Named = {}
+  return {
+    all,
+    refer (name: string, value: Json): Json {
+      all[name] ??= value
+      if (JSON.stringify(all[name]) !== JSON.stringify(value)) throw new Error(`two ${kind} are called ${name}`)
+      return { $ref: `#/components/${kind}/${name}` }
+    }
+  }
+}

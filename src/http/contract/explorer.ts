@@ -1,0 +1,83 @@
+import type { FastifyInstance, RouteOptions } from 'fastify'
+import type { FastifySwaggerUiOptions } from '@fastify/swagger-ui'
+import { codeOf, ERRORS, type ErrorCode } from '../../../schemas/errors.ts'
+import { FIRST_ORGANIZATION } from '../../../schemas/organizations.ts'
+import { SCOPES, type Scope } from '../../../schemas/scopes.ts'
+import type { Document } from './document.ts'
+
+// What Swagger UI shows beside the document: what people want to read at each operation, and generators do not.
+
+type Plugin = NonNullable<NonNullable<FastifySwaggerUiOptions['uiConfig']>['plugins']>[number]
+
+interface Operation {
+  operationId?: string
+  description?: string
+  security?: Record<string, Scope[]>[]
+  'x-error-codes'?: string[]
+}
+
+const begin = (base: string) => `**To begin**, authorize with the token that the first start printed, or sign in as its owner. The examples are about the
+organization that it made, \`${FIRST_ORGANIZATION.slug}\`: create a project, a target and an environment, in this order, and the
+others find what they name. Ids that the service makes up are in the answers that made them.
+
+Clients are generated from [openapi.yaml](${base}/openapi.yaml) or [openapi.json](${base}/openapi.json), and by what
+takes nothing newer than OpenAPI 3.0 from [openapi-3.0.json](${base}/openapi-3.0.json).`
+
+/**
+ * The document as Swagger UI shows it: each operation says what its scope is for, and what can go wrong there that
+ * cannot anywhere else. Both are as the routes declare them, which it listens to from here on.
+ */
+export function explainer (app: FastifyInstance, base: string): (document: Document) => object {
+  const routes = new Map<string, RouteOptions>()
+  app.addHook('onRoute', (route) => {
+    const { operationId } = (route.schema ?? {}) as Operation
+    if (operationId !== undefined) routes.set(operationId, route)
+  })
+  const explain = (operation: Operation) => {
+    const { operationId = '', 'x-error-codes': own = [] } = operation
+    // Other hooks add to what a route declares: it is whole only now.
+    const errors = new Set(routes.get(operationId)?.config?.errors?.filter((code) => own.includes(codeOf(code))))
+    const said = [needsOf(operation), withPurpose(operation.description), failuresOf([...errors])]
+    return { ...operation, description: said.filter(Boolean).join('\n\n') }
+  }
+  return (document) => ({
+    ...document,
+    info: { ...document.info as object, description: `${begin(base)}\n\n${(document.info as Operation).description}` },
+    paths: Object.fromEntries(Object.entries(document.paths).map(([path, item]) =>
+      [path, Object.fromEntries(Object.entries(item).map(([method, operation]) =>
+        [method, explain(operation as unknown as Operation)]))]))
+  })
+}
+
+function needsOf ({ security = [] }: Operation): string {
+  if (security.length === 0) return 'Needs no token.'
+  const ways = [...new Set(security.map((way) =>
+    Object.values(way).flat().map((scope) => `\`${scope}\``).join(', and ')))]
+  if (ways[0] === '') return 'Any token will do.'
+  return withPurpose(`Needs${ways.length > 1 ? ', by what is asked,' : ''} ${ways.join('; or ')}.`)
+}
+
+// Scopes in a text, each with what it is for.
+const withPurpose = (text = '') => text.replace(/`(\w[\w-]*:\w+)`/g, (named, scope: Scope) =>
+  SCOPES[scope] === undefined ? named : `${named} to ${SCOPES[scope].charAt(0).toLowerCase()}${SCOPES[scope].slice(1)}`)
+
+function failuresOf (errors: readonly ErrorCode[]): string {
+  const lines = errors.map((code) => `- ${ERRORS[code].status} \`${codeOf(code)}\`: ${ERRORS[code].message}`)
+  return lines.length === 0 ? '' : `What can go wrong here:\n\n${lines.join('\n')}`
+}
+
+/**
+ * For Swagger UI: the group of what is deprecated is closed until somebody opens it, or a link leads into it. Functions
+ * of a plugin are sent as their text, so they know nothing but what is in them.
+ */
+export const CLOSED = {
+  statePlugins: {
+    layout: {
+      wrapSelectors: {
+        isShown: (original: (thing: string[], byDefault: boolean) => boolean) =>
+          (_state: unknown, thing: string[], byDefault: boolean) =>
+            original(thing, byDefault && thing.join(' ') !== 'operations-tag deprecated')
+      }
+    }
+  }
+} as unknown as Plugin

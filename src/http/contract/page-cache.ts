@@ -1,0 +1,48 @@
+import { LRUCache } from 'lru-cache'
+import type { FastifyInstance } from 'fastify'
+import { sha256 } from '../../crypto/primitives.ts'
+import { listsEtag } from '../repeats/etags.ts'
+
+interface Kept { body: Buffer, type: string, etag: string }
+
+// All files of the documentation are four megabytes; other spellings of their paths may push one another out.
+const MOST_BYTES = 8 * 1024 * 1024
+
+/**
+ * For a plugin whose pages are the same for everybody as long as the process lives: each is made or read once, and from
+ * then on comes from memory, with a strong ETag.
+ */
+export function keepPages (app: FastifyInstance) {
+  const pages = new LRUCache<string, Kept>({ maxSize: MOST_BYTES, sizeCalculation: ({ body }) => body.length + 1000 })
+
+  app.addHook('preHandler', async (request, reply) => {
+    const page = pages.get(request.url.split('?', 1)[0]!)
+    if (page === undefined) return
+    reply.header('etag', page.etag)
+    if (listsEtag(request.headers['if-none-match'], page.etag)) return reply.code(304).send()
+    return reply.type(page.type).send(page.body)
+  })
+
+  app.addHook('onSend', async (request, reply, payload) => {
+    // What a query asks for may be something else.
+    if (request.method !== 'GET' || reply.statusCode !== 200 || request.url.includes('?') || pages.has(request.url)) {
+      return undefined
+    }
+    const body = await bytesOf(payload)
+    const page = {
+      body, type: String(reply.getHeader('content-type')), etag: `"${sha256(body).toString('base64url')}"`
+    }
+    pages.set(request.url, page)
+    // Of a file: when it was built, which says nothing to anybody.
+    for (const header of ['last-modified', 'accept-ranges']) reply.removeHeader(header)
+    reply.headers({ etag: page.etag, 'content-length': body.length })
+    return body
+  })
+}
+
+async function bytesOf (payload: unknown): Promise<Buffer> {
+  if (typeof payload === 'string' || Buffer.isBuffer(payload)) return Buffer.from(payload as string)
+  const chunks: Buffer[] = []
+  for await (const chunk of payload as AsyncIterable<Buffer>) chunks.push(chunk)
+  return Buffer.concat(chunks)
+}

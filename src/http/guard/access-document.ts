@@ -1,0 +1,85 @@
+import type { FastifyContextConfig, RouteOptions } from 'fastify'
+import type { TSchema } from '@sinclair/typebox'
+import { codeOf, ERRORS, ErrorBodies, type ErrorCode } from '../../../schemas/errors.ts'
+import type { Scope } from '../../../schemas/scopes.ts'
+import { replacedBy } from '../limits/limits.ts'
+import { namesLevel } from './level-lookup.ts'
+
+// What the guard enforces, as the OpenAPI document shows it.
+
+// Errors that any operation can return. A document lists the others by name (`x-error-codes`).
+const OF_ALL = new Set<ErrorCode>([
+  'malformed_request', 'malformed_json', 'unsupported_api_version', 'unauthenticated', 'insufficient_permissions',
+  'organization_inactive', 'second_factor_required', 'not_found', 'payload_too_large', 'unsupported_media_type',
+  'validation_failed', 'rate_limit_exceeded', 'internal_error', 'integrity_error', 'service_unavailable',
+  // Of an operation that is repeated.
+  'conflict', 'idempotency_key_reused'
+])
+
+/**
+ * Adds to the schema of a route what its `access`, `limit` and `errors` mean: security, error responses, limits and
+ * audit events. Throws for a route that does not declare `access`, or changes something without `audit`.
+ */
+export function documentAccess (route: RouteOptions): void {
+  const { access, audit, errors = [], limit = 'api', limitOfEffect } = route.config ?? {}
+  if (access === undefined) throw new Error(`${String(route.method)} ${route.url} does not declare config.access`)
+  const isReader = [route.method].flat().every((method) => method === 'GET' || method === 'HEAD')
+  if (audit === undefined && !isReader) {
+    throw new Error(`${String(route.method)} ${route.url} changes something and does not declare config.audit`)
+  }
+  const codes: ErrorCode[] = [
+    'malformed_request', 'unsupported_api_version', 'internal_error', 'service_unavailable', ...errors
+  ]
+  if (limit !== 'none') codes.push('rate_limit_exceeded')
+  if (access !== 'public') codes.push('unauthenticated')
+  if (access !== 'public' && access !== 'authenticated') codes.push('insufficient_permissions')
+  if (access !== 'public' && !route.config?.whenInactive) codes.push('organization_inactive')
+  if (access !== 'public') codes.push('second_factor_required')
+  if (route.url.includes(':organization')) codes.push('not_found')
+  // The row of a level can have been changed outside of the service.
+  if (namesLevel(route.config?.at)) codes.push('integrity_error')
+  const own = new Set(errors.filter((code) => !OF_ALL.has(code)).map(codeOf))
+  const { body, querystring, response } = route.schema ?? {}
+  if (body || querystring) codes.push('validation_failed')
+  if (body) codes.push('malformed_json', 'unsupported_media_type')
+  // An operation without a body ignores a body, up to the limit of its size.
+  if (!isReader) codes.push('payload_too_large')
+  const replaced = limitOfEffect && replacedBy(limitOfEffect)
+  // Scopes that depend on the body are alternatives.
+  const alternatives = access !== 'authenticated'
+    ? [scopesOf(access)]
+    : route.config?.mayNeed?.map((scope) => [scope]) ?? [[]]
+  const extra = access === 'authenticated' ? [] : route.config?.mayNeed ?? []
+  route.schema = {
+    ...route.schema,
+    ...(limitOfEffect !== undefined && { 'x-limit-of-effect': limitOfEffect }),
+    ...(replaced !== undefined && { 'x-limit-instead-of': replaced }),
+    ...(audit !== undefined && audit !== 'none' && { 'x-audit-events': [audit].flat() }),
+    ...(own.size > 0 && { 'x-error-codes': [...own] }),
+    ...(extra.length > 0 &&
+      { description: `By what is asked, needs also ${extra.map((scope) => `\`${scope}\``).join(', ')}.` }),
+    security: access === 'public'
+      ? []
+      : alternatives.flatMap((scopes): Record<string, Scope[]>[] =>
+        [{ apiToken: [...scopes] }, { oauth: [...scopes] }]),
+    response: route.config?.speaks === undefined ? { ...(response as object), ...errorsOf(codes) } : response
+  }
+}
+
+/** The scopes that a route always needs. */
+export function scopesOf (access: FastifyContextConfig['access']): readonly Scope[] {
+  if (access === undefined || access === 'public' || access === 'authenticated') return []
+  return typeof access === 'string' ? [access] : access
+}
+
+// Nearly all routes answer errors of the same few statuses.
+const errorBodies = new Map<number, TSchema>()
+
+function errorsOf (codes: readonly ErrorCode[]): Record<number, TSchema> {
+  return Object.fromEntries(codes.map((code) => {
+    const { status } = ERRORS[code]
+    const schema = errorBodies.get(status) ?? ErrorBodies(status)
+    errorBodies.set(status, schema)
+    return [status, schema]
+  }))
+}

@@ -1,0 +1,38 @@
+import type { FastifyReply } from 'fastify'
+import { COSTS } from '../../crypto/costs.ts'
+import { decodeBase64 } from '../../crypto/primitives.ts'
+import { refuse } from '../../rules/errors.ts'
+
+const MEMBERS = ['key_check', 'key_check_salt', 'key_check_iterations'] as const
+
+interface Sent {
+  key_check?: string | undefined
+  key_check_salt?: string | undefined
+  key_check_iterations?: number | undefined
+}
+
+/**
+ * The proof of a client's key and how it was derived, from a body that has to have all three; 422 names what is wrong.
+ */
+export function readKeyCheck (body: Sent) {
+  for (const member of MEMBERS) if (body[member] === undefined) refuse(member, 'Required with storage_mode client')
+  const check = decodeBase64(body.key_check!)
+  const salt = decodeBase64(body.key_check_salt!)
+  if (check?.length !== 32) return refuse('key_check', 'Expected base64 of 32 bytes')
+  if (salt === undefined || salt.length < 16 || salt.length > 64) {
+    return refuse('key_check_salt', 'Expected base64 of 16 to 64 bytes')
+  }
+  return { check, salt, iterations: body.key_check_iterations! }
+}
+
+/** 422 for any of the three, where they do not belong. */
+export function refuseKeyCheck (body: Sent, sentence: string) {
+  for (const member of MEMBERS) if (body[member] !== undefined) refuse(member, sentence)
+}
+
+/** Warns the client of a key that is easier to guess than it should be. */
+export function warnOfIterations (reply: FastifyReply, iterations: number) {
+  if (iterations < COSTS.keyIterations) {
+    reply.header('warning', `299 - "key_check_iterations below ${COSTS.keyIterations} are weak against guessing"`)
+  }
+}

@@ -1,0 +1,44 @@
+import { Type } from '@sinclair/typebox'
+import type { Database } from '../../db/database.ts'
+import { isWritable } from '../../repositories/levels/organizations.ts'
+import { fail } from '../../rules/errors.ts'
+import { shared } from './single-flight.ts'
+import type { Domain } from '../routes/types.ts'
+
+const Health = Type.Object({ status: Type.Literal('ok') }, { title: 'Health', examples: [{ status: 'ok' }] })
+
+/**
+ * `/healthz`: the process lives. `/readyz`: it can serve (the database answers and takes writes, and the service is not
+ * on its way out).
+ */
+export function health (database: Pick<Database, 'ping'>, isLeaving: () => boolean): Domain {
+  return async (app) => {
+    // Nobody counts these requests: however many there are, the database is asked once at a time.
+    const look = shared(async () => {
+      await database.ping()
+      if (!await isWritable(app.reads)) fail('service_unavailable')
+    })
+    const config = { access: 'public', limit: 'none' } as const
+    app.get('/healthz', {
+      config,
+      schema: {
+        operationId: 'getHealth', tags: ['operations'], summary: 'Whether the process lives', response: { 200: Health }
+      },
+      handler: async () => ({ status: 'ok' as const })
+    })
+    app.get('/readyz', {
+      config,
+      schema: {
+        operationId: 'getReadiness',
+        tags: ['operations'],
+        summary: 'Whether the service can serve',
+        response: { 200: Health }
+      },
+      handler: async () => {
+        if (isLeaving()) fail('service_unavailable')
+        await look()
+        return { status: 'ok' as const }
+      }
+    })
+  }
+}

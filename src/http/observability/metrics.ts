@@ -1,0 +1,157 @@
+import type { FastifyInstance } from 'fastify'
+import { ERRORS, type ErrorCode } from '../../../schemas/errors.ts'
+import { sameBytes } from '../../crypto/primitives.ts'
+import { databaseError, findAuthority, type Database } from '../../db/database.ts'
+import { queueOf } from '../../db/changes/queue.ts'
+import { readBacklog } from '../../repositories/operations/backlog.ts'
+import { fail } from '../../rules/errors.ts'
+import type { Measured } from '../../telemetry/worker-metrics.ts'
+import { gauge, render, type Family, type Metrics } from '../../telemetry/metrics.ts'
+import type { ObserveRequest } from './log.ts'
+import { knownMethod } from '../routes/methods.ts'
+import { shared } from './single-flight.ts'
+
+// Seconds.
+const BOUNDS = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10]
+const TYPE = 'text/plain; version=0.0.4; charset=utf-8'
+
+/** How many error responses had each code. */
+export type Refusals = Record<ErrorCode, number>
+
+/** Every code begins at 0: Prometheus sees no increase in a series that begins at 1. */
+export const createRefusals = (): Refusals =>
+  Object.fromEntries(Object.keys(ERRORS).map((code) => [code, 0])) as Refusals
+
+/** Measures every request by the data of its log line. A path without a route is `none`: clients make up no labels. */
+export function measureRequests (metrics: Metrics, refusals: Refusals): ObserveRequest {
+  const requests = metrics.counter(
+    'strongroom_requests_total', 'Requests by route, method and status; `none` for a client that had gone',
+    ['route', 'method', 'status']
+  )
+  const durations = metrics.histogram(
+    'strongroom_request_duration_seconds', 'How long requests took until the end of their response', BOUNDS,
+    ['route', 'method']
+  )
+  metrics.watch('counter', 'strongroom_refusals_total', 'Error responses by their code',
+    () => Object.entries(refusals).map(([code, count]) => [{ code }, count] as const), ['code'])
+
+  // Series that are looked up once.
+  interface Route {
+    duration: ReturnType<typeof durations.labels>
+    statuses: Map<number | null, ReturnType<typeof requests.labels>>
+  }
+  const routes = new Map<string | null, Map<string, Route>>()
+
+  function routeOf (url: string | null, method: string): Route {
+    let methods = routes.get(url)
+    if (methods === undefined) routes.set(url, methods = new Map())
+    let route = methods.get(method)
+    if (route === undefined) {
+      route = { duration: durations.labels({ route: url ?? 'none', method }), statuses: new Map() }
+      methods.set(method, route)
+    }
+    return route
+  }
+
+  return (_request, url, method, status, ms, code) => {
+    const known = knownMethod(method)
+    const route = routeOf(url, known)
+    let count = route.statuses.get(status)
+    if (count === undefined) {
+      count = requests.labels({ route: url ?? 'none', method: known, status: String(status ?? 'none') })
+      route.statuses.set(status, count)
+    }
+    count.inc()
+    if (ms !== undefined) route.duration.observe(ms / 1000)
+    if (code !== undefined) refusals[code]++
+  }
+}
+
+/** Measures the connections of a database, its write queue and the audit events that this process recorded. */
+export function measureDatabase (metrics: Metrics, database: Database, refusals: Refusals): void {
+  const watchPools = (
+    kind: 'counter' | 'gauge', name: string, help: string, value: (pool: Database['pools'][string]) => number
+  ) => metrics.watch(kind, `strongroom_database_pool_${name}`, help, () =>
+    Object.entries(database.pools).map(([pool, one]) => [{ pool }, value(one)] as const), ['pool'])
+  watchPools('gauge', 'in_use', 'Uses of the database that are under way', ({ slots, free }) => slots - free)
+  watchPools('gauge', 'idle', 'Uses that could begin at once', ({ free }) => free)
+  watchPools('gauge', 'waiting', 'Uses that wait for their turn', ({ waiting }) => waiting.length)
+  watchPools('counter', 'timeouts_total', 'Uses that waited too long and were refused', ({ timeouts }) => timeouts)
+  watchPools('counter', 'refused_total', 'Uses that were refused because too many waited', ({ refused }) => refused)
+
+  const { figures } = queueOf(database.db)
+  metrics.watch('gauge', 'strongroom_write_queue_waiting', 'Changes of organizations that wait for their transaction',
+    () => figures.waiting)
+  metrics.watch('counter', 'strongroom_write_queue_changes_total', 'Changes that a transaction has taken',
+    () => figures.entries)
+  metrics.watch('counter', 'strongroom_write_queue_transactions_total', 'Transactions that took them',
+    () => figures.transactions)
+  metrics.watch('counter', 'strongroom_write_queue_waited_seconds_total', 'How long these changes waited, in all',
+    () => figures.waited / 1000)
+
+  const authority = findAuthority(database.db)
+  if (authority === undefined) return
+  const { chain } = authority
+  metrics.watch('gauge', 'strongroom_audit_last_event_time_seconds',
+    'When an event was recorded last, in seconds since 1970', () => {
+      const { last } = chain.lag()
+      return last && last.getTime() / 1000
+    })
+  metrics.watch('gauge', 'strongroom_audit_unanchored_organizations',
+    'Organizations with events that have no anchor in the log yet', () => chain.lag().organizations)
+  metrics.watch('gauge', 'strongroom_audit_unanchored_oldest_seconds',
+    'How long the first of these has been waiting for its anchor', () => chain.lag().seconds)
+  // A changed row is either ignored and reported, or the request is refused.
+  metrics.watch('counter', 'strongroom_integrity_violations_total',
+    'How often data turned out to be changed outside the service',
+    () => authority.reports() + refusals.integrity_error)
+}
+
+/** Metrics from the database, over all organizations: backlogs and the newest backup. */
+async function measureBacklog (app: FastifyInstance, database: Database): Promise<Family[]> {
+  const known = (name: string, help: string, value: number | null) =>
+    gauge(`strongroom_${name}`, help, value === null ? [] : [{ labels: {}, value }])
+  const up = (value: 0 | 1) => known('database_up', 'Whether the database answers', value)
+  try {
+    const backlog = await readBacklog(database.background)
+    return [
+      up(1),
+      known('late_events', 'Events that wait for their number', backlog.late_events),
+      known('late_events_oldest_seconds', 'How long the first of those counted has been waiting', backlog.late_seconds),
+      known('reencryption_projects', 'Projects whose history is being re-encrypted', backlog.reencryptions),
+      known('reencryption_versions_left', 'Versions that are still to be re-encrypted', backlog.versions_left),
+      known('removal_organizations', 'Deleted organizations of which rows are left', backlog.organizations),
+      known('removal_histories', 'Purged and deleted histories of which rows are left', backlog.histories),
+      known('removal_tokens', 'Endings with API tokens that are left to remove', backlog.tokens),
+      known('last_backup_time_seconds', 'The moment of the newest backup, in seconds since 1970', backlog.backup_seconds),
+      known('last_backup_bytes', 'How large the newest backup is', backlog.backup_bytes)
+    ]
+  } catch (error) {
+    app.log.warn({ err: databaseError(error) }, 'the backlog in the database could not be measured')
+    return [up(0)]
+  }
+}
+
+/**
+ * `GET /metrics` for the bearer of METRICS_TOKEN; without that variable the path does not exist. No limit of an
+ * organization counts it. Instead, one response is made at a time and shared by all scrapes that arrive meanwhile.
+ */
+export function installMetrics (
+  app: FastifyInstance, token: string, database: Database, readAll: () => Promise<Measured>
+): void {
+  const expected = Buffer.from(token)
+  const measure = shared(async () => {
+    const [processes, backlog] = await Promise.all([readAll(), measureBacklog(app, database)])
+    return render([...processes, backlog])
+  })
+
+  app.get('/metrics', {
+    config: { access: 'public', limit: 'none' },
+    schema: { hide: true },
+    handler: async (request, reply) => {
+      const [, given] = /^Bearer ([\x21-\x7e]{1,512})$/i.exec(request.headers.authorization ?? '') ?? []
+      if (given === undefined || !sameBytes(Buffer.from(given), expected)) return fail('unauthenticated')
+      return reply.type(TYPE).send(await measure())
+    }
+  })
+}

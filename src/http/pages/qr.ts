@@ -1,0 +1,19 @@
+import { encode } from 'uqr'
+import { html, type Html } from '../../rules/formats/html.ts'
+
+/** Modules of white around a code, without which no camera finds it (ISO/IEC 18004). */
+const QUIET = 4
+
+/** A QR code of the text, drawn into the page itself: nothing is loaded, and no script runs. */
+export function qrCode (text: string, label: string): Html {
+  const { data, size } = encode(text, { ecc: 'M', border: QUIET })
+  // A run of dark modules in a row is one bar.
+  const bars = data.flatMap((row, y) => row.flatMap((isDark, x) => {
+    if (!isDark || row[x - 1] === true) return []
+    const end = row.indexOf(false, x)
+    return [`M${x} ${y}h${end - x}v1h${x - end}z`]
+  }))
+  return html`<svg class="qr" role="img" aria-label="${label}" viewBox="0 0 ${size} ${size}" shape-rendering="crispEdges">
+<rect width="${size}" height="${size}" fill="#fff"/><path d="${bars.join('')}" fill="#000"/>
+</svg>`
+}

@@ -1,0 +1,322 @@
+import { Type } from '@sinclair/typebox'
+import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify'
+import { sameBytes, sha256 } from '../../crypto/primitives.ts'
+import { rest } from '../../crypto/rest.ts'
+import { lookupHash, transaction, type Answering, type Db } from '../../db/database.ts'
+import { recordEvent, type AuditEvent } from '../../repositories/audit/audit.ts'
+import {
+  areAnswersFull, createAnswer, findAnswer, findAnswerOfPerson, type AnswerSeal, type KeptIn, type KeyOwner
+} from '../../repositories/operations/idempotency.ts'
+import { findStorageKey } from '../../repositories/levels/organizations.ts'
+import { lockUser } from '../../repositories/people/users.ts'
+import { fail } from '../../rules/errors.ts'
+import { actorOf } from '../routes/actor.ts'
+import { hooksOf, takeHeaders } from '../routes/routes.ts'
+import { waitFor } from '../routes/request-deadline.ts'
+
+declare module 'fastify' {
+  interface FastifyContextConfig {
+    /**
+     * Whether it takes an `Idempotency-Key`, and gives the first answer again to whoever repeats the request. Every
+     * POST that asks for a caller does, and every change of billing, unless it says `false`: it only reads, and is
+     * simply asked again.
+     */
+    repeatable?: boolean
+    /** Of an answer that holds a secret, which is not kept. */
+    withheld?: Withheld
+  }
+  interface FastifyRequest {
+    /** What keeps the answer of a request that came with an `Idempotency-Key`; null without one. */
+    answering: KeptOnce | null
+  }
+}
+
+/** What is kept of an answer in its place, and how it is given again. */
+export interface Withheld {
+  keep: (answer: never) => object
+  /**
+   * Fills the secret in as it is now, which whoever repeats is shown when that event is recorded. Ends with 409
+   * `idempotent_secret_unavailable` where nobody has the secret any more.
+   */
+  give: (app: FastifyInstance, request: FastifyRequest, kept: never) => Promise<{ answer: object, event: AuditEvent }>
+}
+
+/** Answers to a token, or to a person in an organization, that are kept: nobody uses up what others repeat by. */
+const MOST_ANSWERS = 20_000
+
+const HEADER = Type.Optional(Type.String({
+  minLength: 1,
+  maxLength: 255,
+  pattern: '^[\\x21-\\x7e]+$',
+  description: 'names this request for 24 hours: whoever repeats it gets the first answer again, with ' +
+    '`Idempotent-Replayed: true`; 1 to 255 visible characters. A token, or a person in an organization, has ' +
+    `${MOST_ANSWERS.toLocaleString('en')} of them in that time, then 422 \`limit_reached\``
+}))
+
+/** Headers of an answer that are a part of it. */
+const ITS_HEADERS = ['etag', 'warning']
+
+/**
+ * Gives the first answer again to whoever repeats a request with its `Idempotency-Key`, on every route that is
+ * `repeatable`; publishes the header, and the errors that go with it. A request that repeats the key with something
+ * else gets 422, one that comes while the first is under way 409. A request without a key passes by.
+ */
+export function installIdempotency (app: FastifyInstance, seal: AnswerSeal) {
+  app.decorateRequest('answering', null)
+  app.addHook('onRoute', (route) => {
+    const { access, speaks, withheld, errors = [] } = route.config ?? {}
+    const isOfCaller = route.method === 'POST' && access !== 'public' && speaks === undefined
+    const repeatable = route.config?.repeatable ?? (isOfCaller || access === 'billing:write')
+    route.config = { ...route.config, repeatable }
+    if (!repeatable) return
+    // An old answer would go to who may not have it any more.
+    if (route.config.boundsItself) {
+      throw new Error(`${route.method} ${route.url} is repeatable and bounds itself in its handler`)
+    }
+    route.config.errors = [
+      ...errors, 'conflict', 'idempotency_key_reused', 'validation_failed', 'limit_reached', 'integrity_error',
+      ...(withheld === undefined ? [] : ['idempotent_secret_unavailable' as const])
+    ]
+    takeHeaders(route, { 'idempotency-key': HEADER })
+    // Last, when all is judged that lets a caller do it.
+    route.preHandler = [...hooksOf(route.preHandler), (request, reply, done) => {
+      if (request.headers['idempotency-key'] === undefined) done()
+      else findOrBegin(request, reply).then((isAnswered) => { if (!isAnswered) done() }, done)
+    }]
+    route.onSend = [...hooksOf(route.onSend), (request, reply, payload, done) => {
+      if (request.answering === null) done(null, payload)
+      else request.answering.answer(reply, payload).then(() => done(null, payload), done)
+    }]
+  })
+
+  // True where it was answered.
+  async function findOrBegin (request: FastifyRequest, reply: FastifyReply): Promise<boolean> {
+    const answering = new KeptOnce(seal, request, await askedBy(app.db, request))
+    const known = await waitFor(request, answering.find(app.reads))
+    if (known === undefined) request.answering = answering
+    else await replay(app, request, reply, known)
+    return known !== undefined
+  }
+}
+
+/** What was answered before: whoever meets it gives it again. */
+export class Repeated extends Error {
+  override readonly name = 'Repeated'
+  readonly known: Known
+
+  constructor (known: Known) {
+    super('the request was answered before')
+    this.known = known
+  }
+}
+
+/** Nothing of what was refused is kept: the transaction is undone. */
+class Refused extends Error {
+  override readonly name = 'Refused'
+}
+
+interface Known { status: number, headers: Record<string, string>, body: string | null, kept: object | undefined }
+interface Asked { owner: Omit<KeyOwner, 'organization_id'>, organization: KeptIn | undefined, mac: Buffer }
+
+/** Keeps the answer to a request in the one transaction of what it does, and gives it to nobody before that commits. */
+export class KeptOnce implements Answering {
+  hasBegun = false
+  settled: Promise<void> | undefined
+  readonly #seal: AnswerSeal
+  readonly #request: FastifyRequest
+  readonly #asked: Asked
+  readonly #answer: Promise<Known>
+  #settle: { resolve: (answer: Known) => void, reject: (error: Error) => void } | undefined
+  #isKeeping = false
+  readonly #afterwards: { work: () => void, undone: (() => void) | undefined }[] = []
+
+  constructor (seal: AnswerSeal, request: FastifyRequest, asked: Asked) {
+    this.#seal = seal
+    this.#request = request
+    this.#asked = asked
+    this.#answer = new Promise((resolve, reject) => { this.#settle = { resolve, reject } })
+    this.#answer.catch(() => {})
+  }
+
+  /** What was answered before; ends with 422 where that was to another request. */
+  async find (db: Db): Promise<Known | undefined> {
+    const { organization, owner, mac } = this.#asked
+    const found = organization === undefined
+      ? await findAnswerOfPerson(db, this.#request.user!.user.id, owner)
+      : { organization, kept: await findAnswer(db, { organization_id: organization.id, ...owner }) }
+    if (found?.kept === undefined) return undefined
+    const { kept } = found
+    if (!sameBytes(mac, kept.request)) fail('idempotency_key_reused')
+    const text = this.#seal.open(found.organization, { organization_id: found.organization.id, ...owner, ...kept })
+    return { status: kept.status, ...JSON.parse(text) as Omit<Known, 'status'> }
+  }
+
+  async begin (db: Db) {
+    if (this.#isKeeping) throw new Error('a request that may be repeated is one change')
+    this.hasBegun = true
+    const { organization, owner } = this.#asked
+    // Changes of an organization wait for one another; so do those that a person makes outside of any organization.
+    if (organization === undefined) await lockUser(db, this.#request.user!.user.id)
+    // The same request may have just been answered.
+    const known = await this.find(db)
+    if (known !== undefined) throw new Repeated(known)
+    if (organization !== undefined && await areAnswersFull(db, organization.id, owner.principal, MOST_ANSWERS)) {
+      fail('limit_reached', { limit: MOST_ANSWERS })
+    }
+  }
+
+  async keep (db: Db) {
+    this.#isKeeping = true
+    const { status, ...answer } = await this.#answer
+    const { organization = await madeBy(db, answer.body), owner, mac } = this.#asked
+    const { withheld } = this.#request.routeOptions.config
+    const text = JSON.stringify(withheld === undefined
+      ? answer
+      : { ...answer, body: null, kept: withheld.keep(JSON.parse(answer.body!) as never) })
+    const row = { organization_id: organization.id, ...owner, request: mac, status }
+    if (!await createAnswer(db, row, { ...row, sealed: this.#seal.seal(organization, row, text) })) fail('conflict')
+  }
+
+  repeats (other: Answering | null | undefined): boolean {
+    if (!(other instanceof KeptOnce)) return false
+    const [own, its] = [this.#asked, other.#asked]
+    return own.organization?.id === its.organization?.id && own.owner.principal === its.owner.principal &&
+      own.owner.key === its.owner.key
+  }
+
+  /** Runs what has to wait for the commit; or the other, where nothing was done. */
+  afterwards (work: () => void, undone?: () => void) {
+    this.#afterwards.push({ work, undone })
+  }
+
+  /** Before the answer is sent: it is kept, or nothing was done. */
+  async answer (reply: FastifyReply, payload: unknown) {
+    const settle = this.#settle
+    this.#settle = undefined
+    // This is the answer that it could not be kept.
+    if (settle === undefined) return
+    if (reply.statusCode >= 400) {
+      settle.reject(new Refused())
+      // Whoever was answered before it came that far is not kept waiting.
+      if (this.#isKeeping) await this.settled?.catch(() => this.#undone())
+      return
+    }
+    // Nothing was done.
+    if (!this.#isKeeping) return
+    const headers = ITS_HEADERS.flatMap((name) => {
+      const value = reply.getHeader(name)
+      return value === undefined ? [] : [[name, String(value)]]
+    })
+    settle.resolve({
+      status: reply.statusCode,
+      headers: Object.fromEntries(headers),
+      body: typeof payload === 'string' && payload !== '' ? payload : null,
+      kept: undefined
+    })
+    try {
+      await this.settled
+    } catch (error) {
+      this.#undone()
+      for (const name of ITS_HEADERS) reply.removeHeader(name)
+      throw error
+    }
+    for (const { work } of this.#afterwards) work()
+  }
+
+  #undone () {
+    for (const { undone } of this.#afterwards) undone?.()
+  }
+}
+
+/**
+ * Runs what follows a change when it has committed, which one whose answer is kept does right before that is sent; or
+ * what follows where it was `undone` then.
+ */
+export function afterCommit ({ answering }: FastifyRequest, work: () => void, undone?: () => void) {
+  if (answering === null) work()
+  else answering.afterwards(work, undone)
+}
+
+// A request outside of any organization makes one: its answer is kept there.
+async function madeBy (db: Db, body: string | null): Promise<KeptIn> {
+  const { data: { id } } = JSON.parse(body!) as { data: { id: string } }
+  return { id, storage_key: (await findStorageKey(db, id))! }
+}
+
+// Header and request are stored as keyed hashes: with the database alone, no guess at either can be checked. A request
+// outside of any organization is hashed without one, since its answer is kept in an organization that it makes.
+async function askedBy (db: Db, request: FastifyRequest): Promise<Asked> {
+  const header = request.headers['idempotency-key'] as string
+  const { principal } = request
+  const organization = principal?.organization
+  const { type, id } = principal ?? { type: 'user', id: request.user!.user.id }
+  const caller = { organization_id: organization?.id ?? null, principal: `${type}:${id}`, header }
+  const digest = await digestOfRequest(request)
+  return {
+    owner: { principal: caller.principal, key: lookupHash(db, 'idempotency key', caller).toString('hex') },
+    organization,
+    mac: lookupHash(db, 'idempotent request', { ...caller, digest })
+  }
+}
+
+// After hashing this many characters, other requests get a turn.
+const STEP = 1024 * 1024
+
+// Sorts the members of objects.
+const inOrder = (_name: string, value: unknown) => typeof value === 'object' && value !== null && !Array.isArray(value)
+  ? Object.fromEntries(Object.entries(value).sort(([one], [other]) => one < other ? -1 : 1))
+  : value
+
+// Hashes the request part by part, each with the hash of the parts before, and a list element by element, so that no
+// step is long. Parts have different numbers of elements (method, path and query: 3; head of a list: 3; element of a
+// list: 1; any other member: 2) and an order, so two different requests never have the same parts.
+async function digestOfRequest ({ method, url, query, body }: FastifyRequest): Promise<Buffer> {
+  const members = Object.entries(inOrder('', body ?? {}) as object).flatMap(([name, value]: [string, unknown]) =>
+    Array.isArray(value) ? [[name, 'list', value.length], ...value.map((one: unknown) => [one])] : [[name, value]])
+  let digest: Buffer = Buffer.alloc(0)
+  let length = 0
+  for (const part of [[method, url.split('?', 1)[0], query], ...members]) {
+    const text = JSON.stringify(part, inOrder)
+    digest = sha256(Buffer.concat([digest, Buffer.from(text)]))
+    length += text.length
+    if (length < STEP) continue
+    length = 0
+    await rest()
+  }
+  return digest
+}
+
+/**
+ * Gives an answer again; a secret that was in it when it is recorded who sees it. Ends with 409 where nobody has that
+ * any more.
+ */
+export async function replay (
+  app: FastifyInstance, request: FastifyRequest, reply: FastifyReply, { status, headers, body, kept }: Known
+): Promise<FastifyReply> {
+  const text = kept === undefined ? body : await withSecret(app, request, kept)
+  reply.code(status).headers(headers).header('idempotent-replayed', 'true')
+  return text === null ? reply.send(null) : reply.type('application/json; charset=utf-8').send(text)
+}
+
+async function withSecret (app: FastifyInstance, request: FastifyRequest, kept: object): Promise<string> {
+  const { answer, event } = await request.routeOptions.config.withheld!.give(app, request, kept as never)
+  await app.recordRead(actorOf(request), event)
+  return JSON.stringify(answer)
+}
+
+/** What a change answers, and what is remembered of it. */
+export interface Change { status: number, body: object | null, events: AuditEvent[] }
+
+/** Makes a change, in one transaction with its events, and answers it. What its route limits is counted. */
+export async function changeOnce (
+  app: FastifyInstance, request: FastifyRequest, reply: FastifyReply, change: (db: Db) => Promise<Change>
+): Promise<FastifyReply> {
+  const { limitOfEffect } = request.routeOptions.config
+  const made = await transaction(app.db, async (db) => {
+    if (limitOfEffect !== undefined) await app.countEffect(request, reply)
+    const made = await change(db)
+    await recordEvent(db, actorOf(request), ...made.events)
+    return made
+  }, actorOf(request))
+  return reply.code(made.status).send(made.body)
+}

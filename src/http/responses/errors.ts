@@ -1,0 +1,124 @@
+import type { FastifyError, FastifyInstance, FastifyReply, FastifyRequest } from 'fastify'
+import { codeOf, ERRORS, type ErrorCode } from '../../../schemas/errors.ts'
+import { IntegrityError } from '../../crypto/at-rest.ts'
+import { MasterKeyMissing } from '../../crypto/keyring.ts'
+import { WorkOverloaded } from '../../crypto/bounded.ts'
+import { CallerEnded } from '../../db/callers/caller.ts'
+import { DatabaseUnavailable, databaseError, TamperedRow } from '../../db/database.ts'
+import { recordAlone } from '../../repositories/audit/audit.ts'
+import { ApiError } from '../../rules/errors.ts'
+import { witnessOf } from '../routes/actor.ts'
+import { Repeated, replay } from '../repeats/idempotency.ts'
+import { errorsByMember } from '../bodies/validation.ts'
+
+/** The realm of every challenge (RFC 9110, 11.5). */
+export const REALM = 'Bearer realm="strongroom"'
+
+const OF_FASTIFY: Record<string, ErrorCode> = {
+  FST_ERR_CTP_BODY_TOO_LARGE: 'payload_too_large',
+  FST_ERR_CTP_INVALID_MEDIA_TYPE: 'unsupported_media_type',
+  FST_ERR_CTP_INVALID_CONTENT_LENGTH: 'malformed_request',
+  FST_ERR_BAD_URL: 'not_found',
+  FST_ERR_MAX_PARAM_LENGTH: 'not_found'
+}
+
+/**
+ * Every failure becomes one row of the catalogue here; what is in none is `internal_error`, logged, and says nothing.
+ */
+export function installErrors (app: FastifyInstance) {
+  app.setErrorHandler(async (thrown: FastifyError | Repeated, request, reply) => {
+    let error = thrown
+    if (error instanceof Repeated) {
+      try {
+        return await replay(app, request, reply, error.known)
+      } catch (refused) {
+        error = refused as FastifyError
+      }
+    }
+    const answer = toApiError(error as FastifyError)
+    if (answer.code === 'integrity_error') await recordViolation(app, request)
+    if (answer.code === 'unauthenticated') reply.header('www-authenticate', challengeOf(app, request))
+    if (answer.code === 'insufficient_permissions') {
+      const { required_scope } = answer.details as { required_scope: string }
+      reply.header('www-authenticate', `${REALM}, error="insufficient_scope", scope="${required_scope}"`)
+    }
+    if (ERRORS[answer.code].status >= 500) {
+      request.log.error({ err: databaseError(error), error_code: answer.code }, 'request failed')
+    }
+    return sendError(request, reply, answer)
+  })
+}
+
+// RFC 6750: the plain challenge when nothing was sent, `invalid_token` for every token that is not good, one body for
+// all.
+// `resource_metadata` says where to get one (RFC 9728, 5.1).
+function challengeOf (app: FastifyInstance, request: FastifyRequest): string {
+  const realm = `${REALM}, resource_metadata="${app.issuer()}/.well-known/oauth-protected-resource"`
+  return request.headers.authorization === undefined
+    ? realm
+    : `${realm}, error="invalid_token", error_description="The token is not valid"`
+}
+
+/** Sends a catalogue error in the one shape that all errors have. */
+export function sendError (request: FastifyRequest, reply: FastifyReply, { code, details, errors }: ApiError) {
+  request.errorCode = code
+  return reply
+    .code(ERRORS[code].status)
+    .type('application/json; charset=utf-8')
+    .send(details === undefined && errors === undefined
+      ? PLAIN[code]
+      : JSON.stringify({ ...bodyOf(code), ...(code === 'validation_failed' && inWords(errors)), details, errors }))
+}
+
+// The row itself does not say what is wrong, and its message is all that many a client shows.
+function inWords (errors: Record<string, string[]> = {}): { message?: string } {
+  const [first] = Object.entries(errors)
+  return first === undefined ? {} : { message: `${ERRORS.validation_failed.message} ${first[0]}: ${first[1][0]}.` }
+}
+
+const bodyOf = (code: ErrorCode) => ({ error: codeOf(code), message: ERRORS[code].message })
+const PLAIN = Object.fromEntries(Object.keys(ERRORS).map((code) =>
+  [code, JSON.stringify(bodyOf(code as ErrorCode))])) as Record<ErrorCode, string>
+
+/** The catalogue row for whatever was thrown. */
+export function toApiError (thrown: FastifyError): ApiError {
+  if (thrown instanceof ApiError) return thrown
+  if (thrown instanceof CallerEnded) return new ApiError('unauthenticated')
+  if (thrown.validation) {
+    return new ApiError('validation_failed', undefined, errorsByMember(thrown.validation, thrown.validationContext))
+  }
+  // The client went away in the middle of its body. Nobody reads the answer, but it is no failure of ours.
+  if (thrown.code === 'ECONNRESET' && thrown.statusCode === 400) return new ApiError('malformed_request')
+  const code = OF_FASTIFY[thrown.code] ?? (thrown.code?.startsWith('FST_') && thrown.statusCode !== undefined &&
+    thrown.statusCode < 500
+    ? 'malformed_request'
+    : undefined)
+  if (code !== undefined) return new ApiError(code)
+  // A row that names a master key nobody has was not written by the service.
+  if (thrown instanceof TamperedRow || thrown instanceof IntegrityError || thrown instanceof MasterKeyMissing) {
+    return new ApiError('integrity_error')
+  }
+  if (thrown instanceof WorkOverloaded || databaseError(thrown) instanceof DatabaseUnavailable) {
+    return new ApiError('service_unavailable')
+  }
+  return new ApiError('internal_error')
+}
+
+// Best effort: the refusal itself must not depend on the event.
+async function recordViolation (app: FastifyInstance, request: FastifyRequest) {
+  if (request.principal === null) return
+  try {
+    await recordAlone(
+      app.db, witnessOf(request), { action: 'integrity.violation', resource_type: 'request', resource_id: null }
+    )
+  } catch (error) {
+    request.log.error({ err: databaseError(error) }, 'the integrity violation could not be recorded')
+  }
+}
+
+declare module 'fastify' {
+  interface FastifyRequest {
+    /** The catalogue's row that the request was answered with, for its log line. */
+    errorCode?: ErrorCode
+  }
+}

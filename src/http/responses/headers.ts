@@ -1,0 +1,42 @@
+import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify'
+import type { Config } from '../../config.ts'
+
+const ALWAYS = {
+  'x-api-version': '1',
+  'x-content-type-options': 'nosniff',
+  'x-frame-options': 'DENY',
+  'referrer-policy': 'no-referrer',
+  'cross-origin-resource-policy': 'same-origin',
+  'content-security-policy': "default-src 'none'; frame-ancestors 'none'",
+  vary: 'Authorization, Accept, Origin',
+  'cache-control': 'no-store'
+}
+
+const OVER_TLS = { ...ALWAYS, 'strict-transport-security': 'max-age=31536000; includeSubDomains' }
+
+const always = ({ publicUrl }: Config) => publicUrl?.startsWith('https:') ? OVER_TLS : ALWAYS
+
+/** The headers that every answer carries, errors included. */
+export function standingHeaders (config: Config, requestId: string): Record<string, string> {
+  return { 'x-request-id': requestId, ...always(config) }
+}
+
+export function setHeaders (config: Config, request: FastifyRequest, reply: FastifyReply) {
+  reply.header('x-request-id', request.id).headers(always(config))
+}
+
+/**
+ * Sets them on every answer. Nobody on its way keeps one, unless its route says how long, and the answer is a good one.
+ */
+export function installHeaders (app: FastifyInstance) {
+  app.addHook('onRequest', (request, reply, done) => {
+    setHeaders(app.config, request, reply)
+    done()
+  })
+  app.addHook('onSend', (request, reply, _payload, done) => {
+    const { cache } = request.routeOptions.config
+    const isGood = reply.statusCode === 200 || reply.statusCode === 304
+    reply.header('cache-control', cache !== undefined && isGood ? cache : 'no-store')
+    done()
+  })
+}

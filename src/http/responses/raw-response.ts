@@ -1,0 +1,35 @@
+import { STATUS_CODES } from 'node:http'
+import type { Socket } from 'node:net'
+import { ERRORS } from '../../../schemas/errors.ts'
+import type { Config } from '../../config.ts'
+import { standingHeaders } from './headers.ts'
+import type { Answered } from '../observability/log.ts'
+
+/** The rows of the catalogue that are answered so. */
+export type HandWritten = 'malformed_request' | 'header_fields_too_large' | 'method_not_allowed'
+
+/**
+ * Answers on a connection that has no request to answer: what came is not even HTTP, has too many headers, or asks for
+ * a tunnel. The connection ends with it. Undefined when nobody is there any more.
+ */
+export function answerByHand (
+  config: Config, socket: Socket, id: string, code: HandWritten, isGone = false
+): Answered | undefined {
+  if (!socket.writable) {
+    socket.destroy()
+    return undefined
+  }
+  const { status, message } = ERRORS[code]
+  const body = JSON.stringify({ error: code, message })
+  const headers = {
+    'content-type': 'application/json; charset=utf-8',
+    'content-length': Buffer.byteLength(body),
+    ...standingHeaders(config, id),
+    // There is nothing that a tunnel could be asked of.
+    ...(code === 'method_not_allowed' && { allow: '' }),
+    connection: 'close'
+  }
+  const lines = Object.entries(headers).map(([name, value]) => `${name}: ${value}\r\n`).join('')
+  socket.end(`HTTP/1.1 ${status} ${STATUS_CODES[status]}\r\n${lines}\r\n${body}`)
+  return { status, code, isGone }
+}

@@ -1,0 +1,54 @@
+import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify'
+import { isWordOfRoute } from '../../rules/formats/slugs.ts'
+import { fail } from '../../rules/errors.ts'
+
+const METHODS = new Set(['GET', 'HEAD', 'POST', 'PUT', 'PATCH', 'DELETE', 'OPTIONS'])
+
+/** A method as it may be told of in numbers and traces: `other` where no route has it, `none` where there was none. */
+export const knownMethod = (method: string | null): string =>
+  method === null ? 'none' : METHODS.has(method) ? method : 'other'
+
+interface PathPattern { segments: string[], methods: Set<string> }
+
+declare module 'fastify' {
+  interface FastifyInstance {
+    /** Ends a request that no route takes: 405 with `Allow` where the path exists (204 to OPTIONS), 404 elsewhere. */
+    refuseRoute (request: FastifyRequest, reply: FastifyReply): FastifyReply
+  }
+}
+
+/**
+ * Knows the paths that there are. What it says is in the published document too; never whether a resource exists.
+ */
+export function installMethods (app: FastifyInstance) {
+  const patterns = new Map<string, PathPattern>()
+  app.addHook('onRoute', ({ url, method }) => {
+    const pattern = patterns.get(url) ?? { segments: url.split('/'), methods: new Set(['OPTIONS']) }
+    for (const one of [method].flat()) pattern.methods.add(one)
+    patterns.set(url, pattern)
+  })
+
+  app.decorate('refuseRoute', (request: FastifyRequest, reply: FastifyReply) => {
+    const path = (request.url.split('?', 1)[0] ?? '').split('/')
+    const allowed = new Set([...patterns.values()].filter((pattern) =>
+      fits(pattern.segments, path)).flatMap(({ methods }) => [...methods]))
+    if (allowed.size === 0) return fail('not_found')
+    reply.header('allow', [...allowed].sort().join(', '))
+    return request.method === 'OPTIONS' ? reply.code(204).send() : fail('method_not_allowed')
+  })
+  // No route takes it, and Fastify would first ask for the type of its content.
+  app.addHook('preParsing', (request, reply, payload, done) => {
+    if (request.method === 'QUERY') app.refuseRoute(request, reply)
+    else done(null, payload)
+  })
+  app.setNotFoundHandler(async (request, reply) => app.refuseRoute(request, reply))
+}
+
+// A parameter takes any word but those that a static route uses in its place.
+function fits (pattern: readonly string[], path: readonly string[]): boolean {
+  return pattern.length === path.length && pattern.every((segment, i) => {
+    const word = path[i] ?? ''
+    if (!segment.startsWith(':')) return segment === word
+    return word !== '' && !isWordOfRoute(segment.slice(1), word)
+  })
+}

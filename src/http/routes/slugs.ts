@@ -1,0 +1,46 @@
+import { random } from '../../crypto/primitives.ts'
+import { isUniqueViolation, type Db } from '../../db/database.ts'
+import { MAX_FORMER_SLUGS } from '../../../schemas/organizations.ts'
+import { listTakenOrganizations, SlugRefused } from '../../repositories/levels/organizations.ts'
+import { listTakenSlugs } from '../../repositories/levels/projects.ts'
+import { fail, refuse } from '../../rules/errors.ts'
+import { isForbidden, numberedSlugs, slugFrom, withSuffix, type SlugKind } from '../../rules/formats/slugs.ts'
+
+/**
+ * The slug of something new: the given one, or one made from its name that no sibling has, with a number if need be,
+ * and something random where many have that name. Call it under the parent's lock; organizations are `among` nothing,
+ * and who comes second is told that it is taken.
+ */
+export async function chooseSlug (
+  db: Db, kind: SlugKind, among: Parameters<typeof listTakenSlugs>[1] | undefined, { name, slug }: {
+    name: string
+    slug?: string | undefined
+  }
+): Promise<string> {
+  if (slug !== undefined) return slug
+  const made = slugFrom(name, kind)
+  const candidates = numberedSlugs(made, kind)
+  const taken = await (among === undefined
+    ? listTakenOrganizations(db, candidates)
+    : listTakenSlugs(db, among, candidates))
+  return candidates.find((one) => !taken.has(one)) ?? withSuffix(made, random(4).toString('hex'))
+}
+
+/** Refuses a slug that a static route uses in its place, or that would spell something else. */
+export function refuseReserved (kind: SlugKind, slug: string | undefined) {
+  if (slug !== undefined && isForbidden(kind, slug)) refuse('slug', 'This word is reserved')
+}
+
+/**
+ * Runs a create or an update, and answers 422 for a slug that cannot be had. Every unique violation is one of a slug:
+ * the service makes all other unique values itself.
+ */
+export async function orSlugTaken<T> (work: () => Promise<T>): Promise<T> {
+  try {
+    return await work()
+  } catch (error) {
+    if (error instanceof SlugRefused && error.reason === 'limit') fail('limit_reached', { limit: MAX_FORMER_SLUGS })
+    if (isUniqueViolation(error) || error instanceof SlugRefused) refuse('slug', 'This slug is taken', 'slug_taken')
+    throw error
+  }
+}

@@ -1,0 +1,286 @@
+import { ulid } from 'ulidx'
+import {
+  Charge, ChargeParams, Coupon, COUPON_PATTERN, CreateChargeBody, CreatePaymentMethodBody, CreateRefundBody, EmptyBody,
+  PaymentMethod, PaymentMethodParams, RedeemCouponBody, Refund
+} from '../../../schemas/billing.ts'
+import { OrganizationParams } from '../../../schemas/organizations.ts'
+import { ListQuery, NoContent } from '../../../schemas/shapes.ts'
+import { holdAccount, issueInvoice } from '../../billing/invoicing.ts'
+import { giveBack } from '../../billing/settlement.ts'
+import { readNow, type Db } from '../../db/database.ts'
+import { principalOf } from '../../http/routes/actor.ts'
+import { afterCommit, changeOnce } from '../../http/repeats/idempotency.ts'
+import type { Domain } from '../../http/routes/types.ts'
+import { eventOf } from '../../repositories/audit/audit.ts'
+import {
+  countPaymentMethods, createPaymentMethod, deletePaymentMethod, findCoupon, findPaymentMethod, hasRedeemed,
+  listPaymentMethods, redeemCoupon, updateCoupon, updateDefaultMethod, updateDetails, type Coupon as CouponRow,
+  type PaymentMethodRow
+} from '../../repositories/billing/billing.ts'
+import type { Charge as ChargeRow, Refund as RefundRow } from '../../repositories/billing/invoices.ts'
+import { findSubscription } from '../../repositories/billing/subscriptions.ts'
+import { refuseCardNumbers } from '../../rules/billing.ts'
+import { fail, refuse } from '../../rules/errors.ts'
+import { pageMeta, pageOf } from '../../rules/pagination.ts'
+
+const MOST_METHODS = 100
+const CODE = new RegExp(COUPON_PATTERN)
+const METHODS = '/organizations/:organization/billing/payment-methods'
+const judge = ({ body }: { body: unknown }) => { refuseCardNumbers(body) }
+
+export const payments: Domain = async (app) => {
+  app.get(METHODS, {
+    config: { access: 'billing:read', at: 'organization', whenInactive: true },
+    schema: {
+      operationId: 'listPaymentMethods',
+      tags: ['billing'],
+      summary: 'List payment methods, the default one first',
+      params: OrganizationParams,
+      querystring: ListQuery,
+      response: { 200: PaymentMethod.list }
+    },
+    handler: async (request) => {
+      const page = pageOf(request.query)
+      const { rows, total } = await listPaymentMethods(app.pages, principalOf(request).organization.id, page)
+      return { data: rows.map(toMethod), meta: pageMeta(page, total, rows.length) }
+    }
+  })
+
+  app.post(METHODS, {
+    config: {
+      access: 'billing:write',
+      at: 'organization',
+      also: '/organizations/:organization/payment-methods',
+      limitOfEffect: 'billing',
+      judge,
+      audit: 'payment-method.create',
+      errors: ['card_number_refused']
+    },
+    schema: {
+      operationId: 'createPaymentMethod',
+      tags: ['billing'],
+      summary: 'Add a payment method; no number of a card is ever taken',
+      params: OrganizationParams,
+      body: CreatePaymentMethodBody,
+      response: { 201: PaymentMethod.one }
+    },
+    handler: async (request, reply) => {
+      const organizationId = principalOf(request).organization.id
+      const { kind, label, reference = null, is_default = false, billing_details = {} } = request.body
+      return changeOnce(app, request, reply, async (db) => {
+        await holdAccount(db, organizationId)
+        await updateDetails(db, organizationId, billing_details)
+        const others = await countPaymentMethods(db, organizationId)
+        if (others >= MOST_METHODS) refuse('label', `There are ${MOST_METHODS} payment methods: delete one first`)
+        const made = await createPaymentMethod(db, organizationId, {
+          id: ulid(), kind, label, reference, is_default: is_default || others === 0
+        })
+        return { status: 201, body: { data: toMethod(made) }, events: [methodEvent('create', made.id)] }
+      })
+    }
+  })
+
+  app.patch(`${METHODS}/:payment_method/default`, {
+    config: { access: 'billing:write', at: 'organization', limitOfEffect: 'billing', audit: 'payment-method.update' },
+    schema: {
+      operationId: 'updateDefaultPaymentMethod',
+      tags: ['billing'],
+      summary: 'Make a payment method the default one',
+      params: PaymentMethodParams,
+      body: EmptyBody,
+      response: { 200: PaymentMethod.one }
+    },
+    handler: async (request, reply) => {
+      const organizationId = principalOf(request).organization.id
+      const id = request.params.payment_method
+      return changeOnce(app, request, reply, async (db) => {
+        await holdAccount(db, organizationId)
+        const changed = await updateDefaultMethod(db, organizationId, id) ?? fail('not_found')
+        return { status: 200, body: { data: toMethod(changed) }, events: [methodEvent('update', id)] }
+      })
+    }
+  })
+
+  app.delete(`${METHODS}/:payment_method`, {
+    config: {
+      access: 'billing:write',
+      at: 'organization',
+      limitOfEffect: 'billing',
+      audit: 'payment-method.delete',
+      errors: ['payment_method_in_use']
+    },
+    schema: {
+      operationId: 'deletePaymentMethod',
+      tags: ['billing'],
+      summary: 'Delete a payment method, unless it is the default one of a subscription',
+      params: PaymentMethodParams,
+      response: { 204: NoContent }
+    },
+    handler: async (request, reply) => {
+      const organizationId = principalOf(request).organization.id
+      const id = request.params.payment_method
+      return changeOnce(app, request, reply, async (db) => {
+        await holdAccount(db, organizationId)
+        const method = await findPaymentMethod(db, organizationId, id) ?? fail('not_found')
+        if (method.is_default && await findSubscription(db, organizationId) !== undefined) fail('payment_method_in_use')
+        await deletePaymentMethod(db, organizationId, id)
+        return { status: 204, body: null, events: [methodEvent('delete', id)] }
+      })
+    }
+  })
+
+  app.post('/organizations/:organization/billing/charges', {
+    config: {
+      access: 'billing:write',
+      at: 'organization',
+      limitOfEffect: 'billing',
+      judge,
+      audit: 'charge.create',
+      errors: ['card_number_refused', 'invoicing_unavailable']
+    },
+    schema: {
+      operationId: 'createCharge',
+      tags: ['billing'],
+      summary: 'Ask for an amount, by an invoice of its own',
+      params: OrganizationParams,
+      body: CreateChargeBody,
+      response: { 201: Charge.one }
+    },
+    handler: async (request, reply) => {
+      const organizationId = principalOf(request).organization.id
+      const { amount, currency, description, payment_method_id: paymentMethodId } = request.body
+      const answer = await changeOnce(app, request, reply, async (db) => {
+        const { account } = await holdAccount(db, organizationId)
+        const method = paymentMethodId === undefined
+          ? undefined
+          : await requireMethod(db, organizationId, paymentMethodId)
+        const { charge } = await issueInvoice(db, app.invoicing, account, {
+          currency,
+          lines: [{ description, amount, period_start: null, period_end: null }],
+          discount: 0,
+          usesCredit: false,
+          method
+        }, new Date(await readNow(db)))
+        const { id, invoice_id } = charge!
+        return {
+          status: 201,
+          body: { data: toCharge(charge!) },
+          events: [eventOf('charge.create', id, { amount, currency, invoice_id })]
+        }
+      })
+      afterCommit(request, () => app.billing.wake())
+      return answer
+    }
+  })
+
+  app.post('/organizations/:organization/billing/charges/:charge/refund', {
+    config: {
+      access: 'billing:write',
+      at: 'organization',
+      limitOfEffect: 'billing',
+      judge,
+      audit: 'refund.create',
+      errors: ['charge_not_settled', 'refund_exceeds_charge', 'card_number_refused']
+    },
+    schema: {
+      operationId: 'refundCharge',
+      tags: ['billing'],
+      summary: 'Give back a charge that was received, or a part of it; all that is left when no amount is named',
+      params: ChargeParams,
+      body: CreateRefundBody,
+      response: { 201: Refund.one }
+    },
+    handler: async (request, reply) => {
+      const organizationId = principalOf(request).organization.id
+      const answer = await changeOnce(app, request, reply, async (db) => {
+        await holdAccount(db, organizationId)
+        const { refund, charge, event } = await giveBack(db, organizationId, request.params.charge, request.body)
+        return { status: 201, body: { data: toRefund(refund, charge) }, events: [event] }
+      })
+      afterCommit(request, () => app.billing.wake())
+      return answer
+    }
+  })
+
+  app.post('/organizations/:organization/billing/coupons', {
+    config: {
+      access: 'billing:write',
+      at: 'organization',
+      limitOfEffect: 'billing',
+      audit: 'coupon.redeem',
+      errors: ['coupon_unknown', 'coupon_expired', 'coupon_used_up', 'coupon_taken', 'coupon_redeemed']
+    },
+    schema: {
+      operationId: 'redeemCoupon',
+      tags: ['billing'],
+      summary: 'Redeem a coupon, once: it is taken off the invoices of the subscription from now on',
+      params: OrganizationParams,
+      body: RedeemCouponBody,
+      response: { 201: Coupon.one }
+    },
+    handler: async (request, reply) => {
+      const organizationId = principalOf(request).organization.id
+      const code = request.body.code.toUpperCase()
+      return changeOnce(app, request, reply, async (db) => {
+        const { account } = await holdAccount(db, organizationId)
+        if (account.coupon !== null) fail('coupon_taken')
+        if (await hasRedeemed(db, organizationId, code)) fail('coupon_redeemed')
+        const coupon = CODE.test(code) && await redeemCoupon(db, organizationId, code)
+        if (!coupon) return refuseCoupon(CODE.test(code) ? await findCoupon(db, code) : undefined, await readNow(db))
+        return { status: 201, body: { data: toCoupon(coupon) }, events: [eventOf('coupon.redeem', code)] }
+      })
+    }
+  })
+
+  app.delete('/organizations/:organization/billing/coupons', {
+    config: { access: 'billing:write', at: 'organization', limitOfEffect: 'billing', audit: 'coupon.remove' },
+    schema: {
+      operationId: 'removeCoupon',
+      tags: ['billing'],
+      summary: 'Take the coupon away; it counts as redeemed all the same',
+      params: OrganizationParams,
+      response: { 204: NoContent }
+    },
+    handler: async (request, reply) => {
+      const organizationId = principalOf(request).organization.id
+      return changeOnce(app, request, reply, async (db) => {
+        const { coupon } = (await holdAccount(db, organizationId)).account
+        if (coupon === null) fail('not_found')
+        await updateCoupon(db, organizationId, null)
+        return { status: 204, body: null, events: [eventOf('coupon.remove', coupon)] }
+      })
+    }
+  })
+}
+
+async function requireMethod (db: Db, organizationId: string, id: string): Promise<PaymentMethodRow> {
+  return await findPaymentMethod(db, organizationId, id) ??
+    refuse('payment_method_id', 'Names no payment method of this organization')
+}
+
+function refuseCoupon (coupon: CouponRow | undefined, now: number): never {
+  if (coupon === undefined) fail('coupon_unknown')
+  if (coupon.valid_until !== null && coupon.valid_until.getTime() <= now) fail('coupon_expired')
+  return fail('coupon_used_up')
+}
+
+const methodEvent = (verb: 'create' | 'update' | 'delete', id: string) =>
+  ({ action: `payment-method.${verb}` as const, resource_type: 'payment-method', resource_id: id })
+
+const toMethod = ({ id, kind, label, reference, is_default, created_at }: PaymentMethodRow) =>
+  ({ type: 'payment-methods' as const, id, attributes: { kind, label, reference, is_default, created_at } })
+
+function toCharge ({
+  id, amount, currency, status, refunded, invoice_id, payment_method_id, created_at
+}: ChargeRow) {
+  const attributes = { amount, currency, status, refunded, invoice_id, payment_method_id, created_at }
+  return { type: 'charges' as const, id, attributes }
+}
+
+function toRefund ({ id, charge_id, amount, status, reason, created_at }: RefundRow, { currency }: ChargeRow) {
+  return { type: 'refunds' as const, id, attributes: { charge_id, amount, currency, status, reason, created_at } }
+}
+
+function toCoupon ({ code, percent_off, amount_off, currency, valid_until }: CouponRow) {
+  return { type: 'coupons' as const, id: code, attributes: { percent_off, amount_off, currency, valid_until } }
+}

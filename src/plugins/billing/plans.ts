@@ -1,0 +1,52 @@
+import { PlanList, Usage } from '../../../schemas/billing.ts'
+import { OrganizationParams } from '../../../schemas/organizations.ts'
+import { principalOf } from '../../http/routes/actor.ts'
+import { requestsOf } from '../../http/limits/limits.ts'
+import type { Domain } from '../../http/routes/types.ts'
+import { listPlans } from '../../repositories/billing/plans.ts'
+import { findUsage } from '../../repositories/billing/usage.ts'
+
+export const plans: Domain = async (app) => {
+  app.get('/plans', {
+    config: { access: 'authenticated', whenInactive: true },
+    schema: {
+      operationId: 'listPlans',
+      tags: ['billing'],
+      summary: 'List the plans that there are, with what they allow and cost',
+      response: { 200: PlanList }
+    },
+    handler: async () => ({
+      data: (await listPlans(app.pages)).map((plan) => ({ type: 'plans' as const, id: plan.name, attributes: plan }))
+    })
+  })
+
+  app.get('/organizations/:organization/usage', {
+    config: { access: 'billing:read', at: 'organization', whenInactive: true },
+    schema: {
+      operationId: 'getUsage',
+      tags: ['billing'],
+      summary: 'Get what the organization has used this month, and has now, beside what its plan allows',
+      params: OrganizationParams,
+      response: { 200: Usage.one }
+    },
+    handler: async (request) => {
+      const { id, plan } = principalOf(request).organization
+      const { period_start, period_end, calls, projects, members, bytes } = await findUsage(app.lists, id)
+      return {
+        data: {
+          type: 'usage' as const,
+          id: period_start.toISOString().slice(0, 'YYYY-MM'.length),
+          attributes: {
+            plan: plan.name,
+            period_start,
+            period_end,
+            api_calls: { used: calls, limit_per_minute: requestsOf(app.config, plan.api_per_minute) },
+            projects: { used: projects, limit: plan.max_projects },
+            members: { used: members, limit: plan.max_members },
+            bytes: { used: bytes, limit: plan.max_bytes }
+          }
+        }
+      }
+    }
+  })
+}

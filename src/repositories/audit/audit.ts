@@ -1,0 +1,181 @@
+import { and, asc, eq, gt, inArray, sql } from 'drizzle-orm'
+import type { EventName } from '../../../schemas/events.ts'
+import { authenticatedColumns } from '../../db/rows/authenticated.ts'
+import type { Caller } from '../../db/callers/caller.ts'
+import {
+  appendEvents, appendToCounter, chainOf, openChange, lockCounters, type Counter, type SynchronousCommit
+} from '../../db/changes/chain.ts'
+import {
+  authorityOf, isAuthentic, rowsOf, tampered, transaction, type Answering, type Db
+} from '../../db/database.ts'
+import { eventRow, type EventRow } from '../../db/events.ts'
+import { keepLateEvents } from '../../db/changes/late-events.ts'
+import { audit_events, late_events, organization_counters } from '../../db/tables.ts'
+
+/** The caller of a change, and where the request comes from. */
+export interface Actor {
+  organization_id: string
+  type: 'api_token' | 'user' | 'operator' | 'system'
+  id: number | null
+  name: string
+  request_id: string | null
+  ip: string | null
+  user_agent: string | null
+  /** The credential, which must be valid when the change commits; null for the operator and the service. */
+  caller: Caller | null
+  /** Stores the response of a request with an `Idempotency-Key`. */
+  answering?: Answering | null
+  /** Milliseconds that the request has waited for the database before. */
+  waited?: number
+  /** The bytes of the body, which count in the queue. */
+  bytes?: number
+}
+
+const withoutRequest = (organization_id: string, type: 'operator' | 'system'): Actor =>
+  ({ organization_id, type, id: null, name: type, request_id: null, ip: null, user_agent: null, caller: null })
+
+/** The operator at the command line. */
+export const operatorOf = (organizationId: string): Actor => withoutRequest(organizationId, 'operator')
+
+/** The service itself, at work in the background. */
+export const systemOf = (organizationId: string): Actor => withoutRequest(organizationId, 'system')
+
+export type AuditEvent = Pick<EventRow, 'action' | 'resource_type' | 'resource_id'> & {
+  details?: NonNullable<EventRow['details']>
+  /** By how many bytes the organization stores more, or less, with what it tells of: none, where it is left out. */
+  growth?: number
+}
+
+/** An event about a resource of the kind that the event is named after. */
+export const eventOf = (action: EventName, id: string | number, details?: AuditEvent['details']): AuditEvent => ({
+  action, resource_type: action.split('.')[0]!, resource_id: String(id), ...(details && { details })
+})
+
+// Milliseconds that a long operation waits for a transaction that may end the caller.
+const PATIENCE = 1_000
+
+/**
+ * Locks the counter of the organization as the last lock of a long operation, and judges the caller under the lock.
+ * Throws CallerEnded, or RowHeld as `openChange` does.
+ */
+export async function lockCounterLast (db: Db, actor: Actor): Promise<Counter | undefined> {
+  return openChange(db, actor, PATIENCE)
+}
+
+/**
+ * Records events of a change, in their order. The transaction has locked the counter row of the organization first
+ * (`transaction` with the actor), or locks the row here as the last lock of a long operation.
+ *
+ * A change that the caller may not make any more fails here at the latest (CallerEnded). A change that records nothing
+ * has no effect (`audit` of its route says so).
+ */
+export async function recordEvent (db: Db, actor: Actor, ...events: AuditEvent[]): Promise<void> {
+  if (actor.answering?.hasBegun === false) throw new Error('the transaction of a change does not store its response')
+  // Without a counter the organization was deleted, and its chain has ended.
+  const counter = await openChange(db, actor, PATIENCE)
+  if (counter === undefined) return
+  for (const { growth = 0 } of events) counter.stored_bytes += growth
+  await appendToCounter(db, events.map((event) => eventRow(actor, event)))
+}
+
+/**
+ * Records an event of a request that only reads; resolves when the event is recorded.
+ *
+ * @param bytes the size of the response, which waits in memory until then
+ */
+export type RecordRead = (actor: Actor, event: AuditEvent, bytes?: number) => Promise<void>
+
+/** Records an event of a request that changes nothing, in a transaction of its own. */
+export async function recordAlone (handle: Db, actor: Actor, event: AuditEvent): Promise<void> {
+  await transaction(handle, (db) => recordEvent(db, actor, event), actor)
+}
+
+/**
+ * Records what somebody did, or somebody tried to be, in each of their organizations, as the last of its transaction.
+ * No organization keeps them from it: where somebody holds the counter, or its key is gone, the event is kept in
+ * `late_events`, with the transaction, and numbered later. Answers whether there are such. With no actor it takes as
+ * long as with one, so that how long a refusal takes tells nothing.
+ *
+ * @param event the same everywhere, or as it is in an organization
+ * @param synchronousCommit as in `createReadRecorder`, of what changes nothing
+ */
+export async function recordOfPerson (
+  db: Db, actors: readonly Actor[], event: AuditEvent | ((organizationId: string) => AuditEvent),
+  synchronousCommit: SynchronousCommit = 'on'
+): Promise<boolean> {
+  // Of one moment, wherever it is recorded.
+  const occurred_at = chainOf(db).now().toISOString()
+  const rows = actors.map((actor) => {
+    const its = typeof event === 'function' ? event(actor.organization_id) : event
+    return { ...eventRow(actor, its), occurred_at }
+  })
+  const ids = rows.map(({ organization_id }) => organization_id)
+  const locked = await lockCounters(db, ids, 'free', synchronousCommit)
+  const isFree = ({ organization_id }: EventRow) => locked.get(organization_id)?.hasKey === true
+  const late = rows.filter((row) => !isFree(row))
+  await keepLateEvents(db, late)
+  await appendEvents(db, locked, rows.filter(isFree))
+  return late.length > 0
+}
+
+/** The next organizations that have late events, behind one of them: the system's own list. */
+export async function listLate (db: Db, after = '', limit = 100): Promise<string[]> {
+  const { organization_id } = organization_counters
+  const late = db.select({ id: late_events.organization_id }).from(late_events)
+  return (await db.select({ organization_id }).from(organization_counters)
+    .where(and(gt(organization_id, after), inArray(organization_id, late)))
+    .orderBy(asc(organization_id)).limit(limit)).map((row) => row.organization_id)
+}
+
+/**
+ * Numbers late events of an organization, the earliest first, if its counter is free. One that the service did not
+ * write as it is, or that has its number already, becomes none: it is reported, and gone. Answers how many there were;
+ * undefined while somebody holds the counter. Throws TamperedRow where its key is gone, which no waiting mends.
+ */
+export async function recordLate (handle: Db, organizationId: string): Promise<number | undefined> {
+  return transaction(handle, async (db) => {
+    const locked = await lockCounters(db, [organizationId], 'free')
+    if (locked.size === 0) return undefined
+    // Before anything is reported, which is undone with the rest and would be again at each look.
+    if (!locked.get(organizationId)!.hasKey) tampered()
+    const { organization_id, id } = late_events
+    const earliest = db.select({ organization_id, id }).from(late_events).where(eq(organization_id, organizationId))
+      .orderBy(asc(id)).limit(AT_ONCE)
+    const rows = await db.delete(late_events).where(sql`(${organization_id}, ${id}) IN ${earliest}`)
+      .returning(authenticatedColumns('late_events'))
+    const written = rows.sort((a, b) => a.id - b.id).filter((row) => isAuthentic(db, 'late_events', row))
+    const numbered = await findNumbered(db, organizationId, written)
+    for (const row of written) if (numbered.has(row.id)) authorityOf(db).report({ table: 'late_events', row, about: {} })
+    const events = written.filter(({ id }) => !numbered.has(id)).map(({ organization_id, id, event, occurred_at }) => ({
+      ...event,
+      details: { ...event.details, [LATE]: id },
+      organization_id,
+      occurred_at: occurred_at.toISOString()
+    }))
+    if (events.length > 0) await appendEvents(db, locked, events)
+    return rows.length
+  })
+}
+
+// Among the details of a numbered event, so that its place in the chain says it too: which late event it was.
+const LATE = 'late'
+
+// Late events that one transaction numbers at most.
+const AT_ONCE = 200
+
+/**
+ * Ids of late events that have their number: whoever keeps a copy of the row can put it back, and the row's MAC is
+ * right. The counter is held, so that nobody numbers one meanwhile.
+ */
+async function findNumbered (
+  db: Db, organizationId: string, rows: readonly { id: number, occurred_at: Date }[]
+): Promise<Set<number>> {
+  if (rows.length === 0) return new Set()
+  const found = await db.execute(sql`
+    SELECT late.id FROM ${rowsOf(organizationId, rows.map(({ id, occurred_at }) => ({ id, occurred_at })),
+      sql`id bigint, occurred_at timestamptz`)} late
+    JOIN ${audit_events} ON ${audit_events.organization_id} = late.organization_id
+      AND ${audit_events.occurred_at} = late.occurred_at AND ${audit_events.details} -> ${LATE} = to_jsonb(late.id)
+  `) as unknown as { id: string }[]
+  return new Set(found.map(({ id }) => Number(id)))
+}

@@ -1,0 +1,37 @@
+import { eq } from 'drizzle-orm'
+import { appendToCounter, chainOf, openChange } from '../../db/changes/chain.ts'
+import type { Db } from '../../db/database.ts'
+import { eventRow, HAND_OVER, type ChainKeyRow, type Head } from '../../db/events.ts'
+import { chain_keys, organization_counters } from '../../db/tables.ts'
+import type { Actor } from './audit.ts'
+
+/** Whether any chain was ever handed over to another key. */
+export async function hasChainKeys (db: Db): Promise<boolean> {
+  return (await db.select({ kid: chain_keys.kid }).from(chain_keys).limit(1)).length > 0
+}
+
+/**
+ * Records, as the last of its transaction, that a chain goes on under another key, which `make` makes for where it
+ * ends. The counter says which key is in force, because whoever waited for it sees that and nothing else of what was
+ * written meanwhile. Undefined where there is no counter.
+ */
+export async function handOver (
+  db: Db, actor: Actor, make: (head: Head) => { key: ChainKeyRow, proof: Buffer }
+): Promise<ChainKeyRow | undefined> {
+  const { organization_id } = actor
+  const counter = await openChange(db, actor)
+  if (counter === undefined) return undefined
+  const { key, proof } = make(counter.head)
+  await db.insert(chain_keys).values(key)
+  await db.update(organization_counters).set({ chain_kid: key.kid })
+    .where(eq(organization_counters.organization_id, organization_id))
+  // Before the event, behind which this process goes on under it at once.
+  chainOf(db).openKey(key)
+  await appendToCounter(db, [eventRow(actor, {
+    action: HAND_OVER,
+    resource_type: 'chain-key',
+    resource_id: key.kid,
+    details: { proof: proof.toString('hex') }
+  })])
+  return key
+}

@@ -1,0 +1,126 @@
+import { sql } from 'drizzle-orm'
+import { isKeyOf, preparedSql, type Db } from '../../db/database.ts'
+import { headOf, type ChainedEvent, type ChainKeyRow, type Head, type HeadRow } from '../../db/events.ts'
+
+// Chains as the database holds them, for who verifies or exports them. Nothing of it is believed.
+
+/** An event as it is stored. */
+export type ChainRow = Omit<ChainedEvent, 'chain_kid'> & { chain_kid: string | null, mac: Buffer | null }
+
+/** Every organization that is, or was: by itself, by its counter, or by its events alone. */
+export async function listChains (db: Db): Promise<string[]> {
+  const rows = await db.execute(sql`
+    WITH RECURSIVE recorded AS (
+      SELECT min(organization_id) AS id FROM audit_events
+      UNION ALL
+      SELECT (SELECT min(organization_id) FROM audit_events WHERE organization_id > recorded.id) FROM recorded
+      WHERE recorded.id IS NOT NULL
+    )
+    SELECT id FROM recorded WHERE id IS NOT NULL UNION SELECT organization_id FROM organization_counters
+      UNION SELECT id FROM organizations
+    ORDER BY id`) as unknown as { id: string }[]
+  return rows.map(({ id }) => id)
+}
+
+/** The last number of a chain as the database writes it: whoever can write there has more of them than a double. */
+type Last = string
+
+const durableHeads = preparedSql<HeadRow & { organization_id: string }, { ids: string }>('durable_heads', ($) => sql`
+  SELECT organization_id, next_event, event_head, chain_kid FROM organization_counters
+  WHERE ${isKeyOf(
+    sql`organization_id`, sql`SELECT value::char(26) FROM jsonb_array_elements_text(${$('ids')}::jsonb)`)} ORDER BY organization_id FOR KEY SHARE`)
+
+/**
+ * The ends of chains that survive a crash. FOR KEY SHARE writes to the WAL, so its commit flushes all commits before
+ * it, also those with `synchronous_commit` off. It waits for no change.
+ */
+export async function findDurableHeads (db: Db, ids: readonly string[]): Promise<Map<string, Head>> {
+  const rows = await durableHeads(db, { ids: JSON.stringify(ids) })
+  return new Map(rows.map((row) => [row.organization_id, headOf(row)]))
+}
+
+/** What the counter says of a chain, its keys, and the last number that there is, at one moment. */
+export async function findChain (
+  db: Db, organizationId: string
+): Promise<{ head: Head, keys: ChainKeyRow[], last: Last }> {
+  const [row] = await db.execute(sql`
+    SELECT next_event, event_head, chain_kid, last, keys FROM (
+      SELECT max(seq) AS last FROM audit_events WHERE organization_id = ${organizationId}
+    ) AS events CROSS JOIN (
+      SELECT jsonb_agg(jsonb_build_object('kid', kid, 'from_seq', from_seq, 'wrapped', encode(wrapped, 'hex'))
+        ORDER BY from_seq) AS keys
+      FROM chain_keys WHERE organization_id = ${organizationId}
+    ) AS its LEFT JOIN organization_counters ON organization_id = ${organizationId}
+  `) as unknown as [Partial<HeadRow> & {
+    last: string | null, keys: (Pick<ChainKeyRow, 'kid' | 'from_seq'> & { wrapped: string })[] | null
+  }]
+  const { next_event = null, event_head = null, chain_kid = null, keys, last } = row
+  return {
+    // Without a counter nothing was ever recorded.
+    head: headOf({ next_event: next_event ?? '1', event_head, chain_kid }),
+    keys: (keys ?? []).map((key) =>
+      ({ ...key, organization_id: organizationId, wrapped: Buffer.from(key.wrapped, 'hex') })),
+    last: last ?? '0'
+  }
+}
+
+type Raw = Omit<ChainRow, 'seq' | 'occurred_at' | 'actor_id'> &
+  { seq: string | number, occurred_at: number | Date, actor_id: string | number | null }
+
+const page = preparedSql<Raw, { organization_id: string, first: string, last: Last, limit: number }>(
+  'chain_page', ($) => sql`
+  SELECT organization_id, seq, (extract(epoch FROM occurred_at) * 1000)::float8 AS occurred_at, action, actor_type,
+    actor_id, resource_type, resource_id, request_id, ip, user_agent, details, chain_kid, mac
+  FROM audit_events
+  WHERE organization_id = ${$('organization_id')}::char(26) AND seq >= ${$('first')}::bigint
+    AND seq <= ${$('last')}::bigint
+  ORDER BY seq LIMIT ${$('limit')}::int`)
+
+// The service numbers from 1: what somebody put in below that is read as well.
+const LOWEST = String(-(2n ** 63n))
+
+// Few enough that what was verified is forgotten while it is young.
+const PAGE = 500
+
+// In its place: a copy of each row would cost as much as its MAC.
+function toEvent (row: Raw): ChainRow {
+  row.seq = Number(row.seq)
+  row.occurred_at = new Date(row.occurred_at)
+  if (row.actor_id !== null) row.actor_id = Number(row.actor_id)
+  return row as ChainRow
+}
+
+/**
+ * The events of a chain up to one, in the order of their numbers, behind another, or all that there are where that is
+ * null: a page is read ahead.
+ */
+export async function * readChain (
+  db: Db, organizationId: string, after: number | null, last: Last
+): AsyncGenerator<ChainRow[]> {
+  const read = (first: string) => page(db, { organization_id: organizationId, first, last, limit: PAGE })
+  const behind = (seq: string | number) => String(BigInt(seq) + 1n)
+  for (let next = read(after === null ? LOWEST : behind(after)); ;) {
+    const rows = await next
+    const end = rows.at(-1)?.seq
+    const isEnd = rows.length < PAGE || String(end) === last
+    if (!isEnd) {
+      next = read(behind(end!))
+      // It is awaited above, unless who reads stops before.
+      next.catch(() => {})
+    }
+    yield rows.map(toEvent)
+    if (isEnd) return
+  }
+}
+
+/** The event before the first that happened at a moment or later: what a part of a chain is verified behind. */
+export async function findBefore (
+  db: Db, organizationId: string, since: Date
+): Promise<{ seq: number, mac: Buffer } | undefined> {
+  const [row] = await db.execute(sql`
+    SELECT seq, mac FROM audit_events WHERE organization_id = ${organizationId} AND mac IS NOT NULL AND seq < coalesce((
+      SELECT min(seq) FROM audit_events
+      WHERE organization_id = ${organizationId} AND occurred_at >= ${since.toISOString()}::timestamptz
+    ), 9007199254740991) ORDER BY seq DESC LIMIT 1`) as unknown as { seq: string, mac: Buffer }[]
+  return row && { seq: Number(row.seq), mac: row.mac }
+}

@@ -1,0 +1,110 @@
+import { and, desc, eq, gte, isNull, lt, sql, type SQL } from 'drizzle-orm'
+import { MOST_COUNTED, type AuditQuery } from '../../../schemas/audit.ts'
+import { EVENTS } from '../../../schemas/events.ts'
+import { isKeyOf, type Db } from '../../db/database.ts'
+import { audit_events, organization_counters } from '../../db/tables.ts'
+import { offsetOf, type PageRequest } from '../../rules/pagination.ts'
+
+export type EventOfList = Omit<(typeof audit_events)['$inferSelect'], 'organization_id' | 'chain_kid' | 'mac'>
+
+export interface EventFilter extends Pick<AuditQuery, 'actor' | 'action' | 'resource'> {
+  from?: Date | undefined
+  to?: Date | undefined
+}
+
+const {
+  organization_id, seq, occurred_at, action, actor_type, actor_id, resource_type, resource_id, request_id, ip,
+  user_agent, details
+} = audit_events
+const columns = {
+  seq, occurred_at, action, actor_type, actor_id, resource_type, resource_id, request_id, ip, user_agent, details
+}
+const newest = [desc(occurred_at), desc(seq)]
+
+/**
+ * Events of an organization, the last first: by number, or with a filter by when they happened. Numbers have no gaps,
+ * so without a filter a page is where it is by arithmetic, however deep; with one, `MOST_COUNTED` are counted.
+ *
+ * @param before the number of the event behind which the list begins
+ */
+export async function listEvents (
+  db: Db, organizationId: string, filter: EventFilter, before: number | undefined, page: PageRequest
+): Promise<{ rows: EventOfList[], total: number }> {
+  return Object.keys(filter).length === 0
+    ? listAll(db, organizationId, before, page)
+    : listSome(db, organizationId, filter, before, page)
+}
+
+async function listAll (db: Db, organizationId: string, before: number | undefined, page: PageRequest) {
+  const own = eq(organization_id, organizationId)
+  const [counter] = await db.select({ next: organization_counters.next_event }).from(organization_counters)
+    .where(eq(organization_counters.organization_id, organizationId))
+  const total = Math.max(0, Math.min(counter?.next ?? 1, before ?? Infinity) - 1)
+  const first = total - offsetOf(page)
+  if (first < 1) return { rows: [], total }
+  const rows = await db.select(columns).from(audit_events).where(and(own, lt(seq, first + 1)))
+    .orderBy(desc(seq)).limit(page.per_page)
+  return { rows, total }
+}
+
+async function listSome (
+  db: Db, organizationId: string, filter: EventFilter, before: number | undefined, page: PageRequest
+) {
+  const found = matching(organizationId, filter, before)
+  const [count] = await db.select({ total: sql<number>`count(*)::int` })
+    .from(sql`(${found({ limit: MOST_COUNTED })}) AS counted`)
+  const total = count!.total
+  const offset = offsetOf(page)
+  if (offset >= total) return { rows: [], total }
+  const rows = await db.select(columns).from(audit_events)
+    .where(and(eq(organization_id, organizationId), isKeyOf(sql`${seq}`, found({ limit: page.per_page, offset }))))
+    .orderBy(...newest)
+  return { rows, total }
+}
+
+interface Part {
+  limit: number
+  /** How many newer events to skip; undefined for any `limit` events, in any order. */
+  offset?: number
+}
+
+/**
+ * A query for the numbers of the events that match all filters. Every combination of filters reads one range of an
+ * index, or one range for each action, so it reads no event that does not match (decision 0057).
+ */
+function matching (
+  organizationId: string, filter: EventFilter, before: number | undefined
+): (part: Part) => SQL {
+  const [type, actor] = filter.actor?.split(':') ?? []
+  const [kind, resource] = filter.resource?.split(':') ?? []
+  const own = and(
+    eq(organization_id, organizationId),
+    type === undefined
+      ? undefined
+      : and(
+        eq(actor_type, type), actor === undefined ? isNull(actor_id) : eq(actor_id, Number(actor))
+      ),
+    kind === undefined ? undefined : and(eq(resource_type, kind), eq(resource_id, resource!)),
+    filter.from === undefined ? undefined : gte(occurred_at, filter.from),
+    filter.to === undefined ? undefined : lt(occurred_at, filter.to),
+    before === undefined
+      ? undefined
+      : sql`(${occurred_at}, ${seq}) < (
+      SELECT b.occurred_at, b.seq FROM audit_events b WHERE b.organization_id = ${organizationId} AND b.seq = ${before})`
+  )
+  const needsActions = filter.action === undefined && (type !== undefined || kind !== undefined)
+  return ({ limit, offset }) => {
+    const isOrdered = offset !== undefined
+    const last = limit + (offset ?? 0)
+    const range = (condition: SQL | undefined) => sql`
+      SELECT ${occurred_at}, ${seq} FROM ${audit_events} WHERE ${and(own, condition)}
+      ${isOrdered ? sql`ORDER BY ${sql.join(newest, sql`, `)}` : sql``} LIMIT ${last}`
+    const matched = needsActions
+      ? sql`SELECT its.* FROM jsonb_array_elements_text(${JSON.stringify(EVENTS)}::jsonb) AS known (action)
+        CROSS JOIN LATERAL (${range(sql`${action} = known.action`)}) AS its`
+      : range(filter.action === undefined ? undefined : eq(action, filter.action))
+    return sql`SELECT matched.seq FROM (${matched}) AS matched
+      ${isOrdered ? sql`ORDER BY matched.occurred_at DESC, matched.seq DESC` : sql``}
+      LIMIT ${limit} OFFSET ${offset ?? 0}`
+  }
+}

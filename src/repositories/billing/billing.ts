@@ -1,0 +1,183 @@
+import { and, asc, desc, eq, gt, isNull, or, sql } from 'drizzle-orm'
+import type { BillingDetails, PaymentMethodAttributes } from '../../../schemas/billing.ts'
+import type { Db } from '../../db/database.ts'
+import { matching } from '../../db/rows/matching.ts'
+import {
+  billing_accounts, columnsOf, coupon_redemptions, coupons, credits, organizations, payment_methods
+} from '../../db/tables.ts'
+import { readPage, type PageRequest } from '../../rules/pagination.ts'
+
+// What follows is one organization's, whose row the caller of a change holds (`lockPlan`).
+
+export type Account = typeof billing_accounts.$inferSelect
+
+const itsAccount = (organizationId: string) => eq(billing_accounts.organization_id, organizationId)
+
+/** The billing account of an organization, made when it is asked for the first time, under the organization's name. */
+export async function requireAccount (db: Db, organizationId: string): Promise<Account> {
+  const found = await findAccount(db, organizationId)
+  if (found !== undefined) return found
+  const [organization] = await db.select({ name: organizations.name }).from(organizations)
+    .where(eq(organizations.id, organizationId))
+  const [made] = await db.insert(billing_accounts)
+    .values({ organization_id: organizationId, name: organization!.name }).returning()
+  return made!
+}
+
+export async function findAccount (db: Db, organizationId: string): Promise<Account | undefined> {
+  const [row] = await db.select().from(billing_accounts).where(itsAccount(organizationId))
+  return row
+}
+
+/**
+ * Changes whom invoices are for; those that there are stay as they were. An empty name takes that of the organization,
+ * as it is now.
+ */
+export async function updateDetails (db: Db, organizationId: string, details: BillingDetails): Promise<Account> {
+  const itsName = sql`(SELECT ${organizations.name} FROM ${organizations} WHERE ${eq(organizations.id, organizationId)})`
+  const [row] = await db.update(billing_accounts)
+    .set({ ...details, ...(details.name?.trim() === '' && { name: itsName }), updated_at: sql`now()` })
+    .where(itsAccount(organizationId)).returning()
+  return row!
+}
+
+/** Takes the next number of an invoice. */
+export async function takeInvoiceNumber (db: Db, organizationId: string): Promise<number> {
+  const [row] = await db.update(billing_accounts).set({ next_invoice: sql`${billing_accounts.next_invoice} + 1` })
+    .where(itsAccount(organizationId)).returning({ next: billing_accounts.next_invoice })
+  return row!.next - 1
+}
+
+/** Gives an organization credit, which its next invoices in that currency take. */
+export async function giveCredit (db: Db, organizationId: string, currency: string, amount: number): Promise<void> {
+  if (amount === 0) return
+  await db.insert(credits).values({ organization_id: organizationId, currency, amount }).onConflictDoUpdate({
+    target: [credits.organization_id, credits.currency], set: { amount: sql`${credits.amount} + ${amount}::bigint` }
+  })
+}
+
+/** Takes what an organization has in credit, so much at most; what was taken. */
+export async function takeCredit (db: Db, organizationId: string, currency: string, most: number): Promise<number> {
+  const its = matching(credits, { organization_id: organizationId, currency })
+  const [row] = await db.select({ amount: credits.amount }).from(credits).where(its)
+  const taken = Math.min(row?.amount ?? 0, most)
+  if (taken > 0) await db.update(credits).set({ amount: sql`${credits.amount} - ${taken}::bigint` }).where(its)
+  return taken
+}
+
+export type PaymentMethodRow = PaymentMethodAttributes & { id: string }
+const method = columnsOf(payment_methods, 'id', 'kind', 'label', 'reference', 'is_default', 'created_at')
+const itsMethods = (organizationId: string) => eq(payment_methods.organization_id, organizationId)
+const itsMethod = (organizationId: string, id: string) => and(itsMethods(organizationId), eq(payment_methods.id, id))
+
+/** Payment methods, the default one first. */
+export async function listPaymentMethods (
+  db: Db, organizationId: string, page: PageRequest
+): Promise<{ rows: PaymentMethodRow[], total: number }> {
+  const total = sql<number>`(SELECT count(*)::int FROM ${payment_methods} WHERE ${itsMethods(organizationId)})`
+  return readPage(page, async ({ limit, offset }) => db.select({ ...method, total }).from(payment_methods)
+    .where(itsMethods(organizationId)).orderBy(desc(payment_methods.is_default), asc(payment_methods.id))
+    .limit(limit).offset(offset))
+}
+
+export async function countPaymentMethods (db: Db, organizationId: string): Promise<number> {
+  return db.$count(payment_methods, itsMethods(organizationId))
+}
+
+export async function findPaymentMethod (
+  db: Db, organizationId: string, id: string
+): Promise<PaymentMethodRow | undefined> {
+  const [row] = await db.select(method).from(payment_methods).where(itsMethod(organizationId, id))
+  return row
+}
+
+export async function findDefaultMethod (db: Db, organizationId: string): Promise<PaymentMethodRow | undefined> {
+  const [row] = await db.select(method).from(payment_methods)
+    .where(and(itsMethods(organizationId), eq(payment_methods.is_default, true)))
+  return row
+}
+
+export async function createPaymentMethod (
+  db: Db, organizationId: string, row: Omit<PaymentMethodRow, 'created_at'>
+): Promise<PaymentMethodRow> {
+  if (row.is_default) await clearDefault(db, organizationId)
+  const [made] = await db.insert(payment_methods).values({ organization_id: organizationId, ...row }).returning(method)
+  return made!
+}
+
+/** Makes a payment method the default one, in place of any other. */
+export async function updateDefaultMethod (
+  db: Db, organizationId: string, id: string
+): Promise<PaymentMethodRow | undefined> {
+  await clearDefault(db, organizationId)
+  const [row] = await db.update(payment_methods).set({ is_default: true })
+    .where(itsMethod(organizationId, id)).returning(method)
+  return row
+}
+
+async function clearDefault (db: Db, organizationId: string): Promise<void> {
+  await db.update(payment_methods).set({ is_default: false })
+    .where(and(itsMethods(organizationId), eq(payment_methods.is_default, true)))
+}
+
+/** Takes a payment method away; the newest that is left becomes the default one in its place. */
+export async function deletePaymentMethod (db: Db, organizationId: string, id: string): Promise<void> {
+  const [gone] = await db.delete(payment_methods).where(itsMethod(organizationId, id))
+    .returning({ is_default: payment_methods.is_default })
+  if (!gone!.is_default) return
+  const [next] = await db.select({ id: payment_methods.id }).from(payment_methods).where(itsMethods(organizationId))
+    .orderBy(desc(payment_methods.id)).limit(1)
+  if (next !== undefined) {
+    await db.update(payment_methods).set({ is_default: true }).where(itsMethod(organizationId, next.id))
+  }
+}
+
+export type Coupon = typeof coupons.$inferSelect
+export type NewCoupon = Omit<Coupon, 'redemptions' | 'created_at'>
+
+/** Makes a coupon; false when its code is taken. */
+export async function createCoupon (db: Db, coupon: NewCoupon): Promise<boolean> {
+  return (await db.insert(coupons).values(coupon).onConflictDoNothing().returning({ code: coupons.code })).length > 0
+}
+
+export async function findCoupon (db: Db, code: string): Promise<Coupon | undefined> {
+  const [row] = await db.select().from(coupons).where(eq(coupons.code, code))
+  return row
+}
+
+/** Coupons by code, from one on. */
+export async function listCoupons (db: Db, after: string): Promise<Coupon[]> {
+  return db.select().from(coupons).where(gt(coupons.code, after)).orderBy(asc(coupons.code)).limit(200)
+}
+
+/** Ends a coupon for whoever has not redeemed it yet; false when there is none. */
+export async function endCoupon (db: Db, code: string): Promise<boolean> {
+  return (await db.update(coupons).set({ valid_until: sql`now()` }).where(eq(coupons.code, code))
+    .returning({ code: coupons.code })).length > 0
+}
+
+/** Whether an organization has redeemed a coupon, whether or not it still has it. */
+export async function hasRedeemed (db: Db, organizationId: string, code: string): Promise<boolean> {
+  const { organization_id, coupon } = coupon_redemptions
+  return await db.$count(coupon_redemptions, and(eq(organization_id, organizationId), eq(coupon, code))) > 0
+}
+
+/**
+ * Redeems a coupon for an organization that has not yet, if it is still good: of two who would be the last, one is.
+ * Undefined when it is not.
+ */
+export async function redeemCoupon (db: Db, organizationId: string, code: string): Promise<Coupon | undefined> {
+  const [row] = await db.update(coupons).set({ redemptions: sql`${coupons.redemptions} + 1` }).where(and(
+    eq(coupons.code, code), or(isNull(coupons.valid_until), gt(coupons.valid_until, sql`now()`)),
+    or(isNull(coupons.max_redemptions), gt(coupons.max_redemptions, coupons.redemptions))
+  )).returning()
+  if (row === undefined) return undefined
+  await db.insert(coupon_redemptions).values({ organization_id: organizationId, coupon: code })
+  await updateCoupon(db, organizationId, code)
+  return row
+}
+
+/** The coupon that an organization's invoices are made with from now on; null takes it away. */
+export async function updateCoupon (db: Db, organizationId: string, code: string | null): Promise<void> {
+  await db.update(billing_accounts).set({ coupon: code, updated_at: sql`now()` }).where(itsAccount(organizationId))
+}

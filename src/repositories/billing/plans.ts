@@ -1,0 +1,106 @@
+import { asc, eq, getTableColumns, sql } from 'drizzle-orm'
+import type { Interval, PlanPrice } from '../../../schemas/billing.ts'
+import type { OrganizationStatus, Plan } from '../../../schemas/organizations.ts'
+import { openChange } from '../../db/changes/chain.ts'
+import { lookUp, preparedSql, type Db } from '../../db/database.ts'
+import { matching } from '../../db/rows/matching.ts'
+import { invitations, members, organization_counters, organizations, plan_prices, plans, projects } from '../../db/tables.ts'
+
+const planOf = preparedSql<Omit<Plan, 'max_bytes'> & { max_bytes: string | null }, { id: string }>('plan_of', ($) => sql`
+  SELECT p.name, p.retention_days, p.api_per_minute, p.max_projects, p.max_members, p.max_bytes
+  FROM organizations o CROSS JOIN ${lookUp('p', plans, sql`name = o.plan`)} WHERE o.id = ${$('id')}::char(26)`)
+
+/**
+ * Locks an organization by its counter until the end of the transaction, unless the transaction has locked it; returns
+ * the plan, undefined when the organization was deleted. Of two transactions that each would take the last place of the
+ * plan, the second counts what the first made.
+ */
+export async function lockPlan (db: Db, organizationId: string): Promise<Plan | undefined> {
+  await openChange(db, { organization_id: organizationId })
+  const [row] = await planOf(db, { id: organizationId })
+  return row && { ...row, max_bytes: row.max_bytes === null ? null : Number(row.max_bytes) }
+}
+
+/** Whether an organization is active. */
+export async function findStatus (db: Db, organizationId: string): Promise<OrganizationStatus | undefined> {
+  const [row] = await db.select({ status: organizations.status }).from(organizations)
+    .where(eq(organizations.id, organizationId))
+  return row?.status
+}
+
+/** What plans limit by number. */
+export type Counted = 'projects' | 'members'
+
+const TABLES = { projects, members }
+
+/** How many an organization has. An open invitation takes the seat of a member. */
+export async function countOf (db: Db, organizationId: string, what: Counted): Promise<number> {
+  const table = TABLES[what]
+  const invited = sql`(SELECT count(*) FROM ${invitations}
+    WHERE ${invitations.organization_id} = ${organizationId} AND ${invitations.expires_at} > now())`
+  const [row] = await db.select({ count: sql<number>`(count(*) + ${what === 'members' ? invited : 0})::int` })
+    .from(table).where(eq(table.organization_id, organizationId))
+  return row!.count
+}
+
+/** What a plan has no room for. */
+export interface Full { limit: number, used: number, plan: string }
+
+/**
+ * The limit that an organization would exceed with `more` of them; undefined where its plan allows them. The caller has
+ * locked the organization with its plan (`lockPlan`), so that no other transaction takes the last place.
+ */
+export async function findFull (
+  db: Db, organizationId: string, plan: Plan, what: Counted, more = 1
+): Promise<Full | undefined> {
+  const limit = plan[`max_${what}`]
+  if (limit === null) return undefined
+  const used = await countOf(db, organizationId, what)
+  return used + more <= limit ? undefined : { limit, used, plan: plan.name }
+}
+
+/** How much an organization stores, in bytes. */
+export async function findStoredBytes (db: Db, organizationId: string): Promise<number> {
+  const { stored_bytes } = organization_counters
+  const [row] = await db.select({ stored_bytes }).from(organization_counters)
+    .where(eq(organization_counters.organization_id, organizationId))
+  return row!.stored_bytes
+}
+
+/** Every plan with its prices, the smallest first. */
+export async function listPlans (db: Db): Promise<(Plan & { prices: PlanPrice[] })[]> {
+  const prices = sql<PlanPrice[]>`coalesce((
+    SELECT jsonb_agg(jsonb_build_object('interval', p.interval, 'currency', p.currency, 'amount', p.amount)
+      ORDER BY p.currency, p.interval)
+    FROM plan_prices p WHERE p.plan = ${plans.name}), '[]'::jsonb)`
+  return db.select({ ...getTableColumns(plans), prices }).from(plans)
+    .orderBy(sql`${plans.max_projects} NULLS LAST`, sql`${plans.max_members} NULLS LAST`, asc(plans.name))
+}
+
+/** A plan with what it costs; undefined where it is not offered at that interval and currency. */
+export async function findOffer (
+  db: Db, name: string, interval: Interval, currency: string
+): Promise<{ plan: Plan, amount: number } | undefined> {
+  const [row] = await db.select({ plan: plans, amount: plan_prices.amount }).from(plan_prices)
+    .innerJoin(plans, eq(plans.name, plan_prices.plan))
+    .where(matching(plan_prices, { plan: name, interval, currency }))
+  return row
+}
+
+/** Gives an organization a plan: what it allows holds from the commit on. The caller holds the organization. */
+export async function updatePlan (db: Db, organizationId: string, plan: string): Promise<void> {
+  await db.update(organizations).set({ plan, updated_at: sql`now()` }).where(eq(organizations.id, organizationId))
+}
+
+/** Sets what a plan costs, or takes the price away; false when there is no such plan, or no such price. */
+export async function updatePrice (
+  db: Db, { plan, interval, currency, amount }: Omit<PlanPrice, 'amount'> & { plan: string, amount: number | null }
+): Promise<boolean> {
+  const its = matching(plan_prices, { plan, interval, currency })
+  if (amount === null) return (await db.delete(plan_prices).where(its).returning({ plan: plan_prices.plan })).length > 0
+  const [known] = await db.select({ name: plans.name }).from(plans).where(eq(plans.name, plan))
+  if (known === undefined) return false
+  await db.insert(plan_prices).values({ plan, interval, currency, amount })
+    .onConflictDoUpdate({ target: [plan_prices.plan, plan_prices.interval, plan_prices.currency], set: { amount } })
+  return true
+}

@@ -1,0 +1,64 @@
+import { and, asc, eq, gt, inArray, lte, or, sql } from 'drizzle-orm'
+import type { Db } from '../../db/database.ts'
+import { organizations, subscriptions } from '../../db/tables.ts'
+
+export type Subscription = typeof subscriptions.$inferSelect
+export type NewSubscription = Omit<Subscription, 'created_at' | 'updated_at' | 'cancel_at_period_end'>
+
+const its = (organizationId: string) => eq(subscriptions.organization_id, organizationId)
+
+export async function findSubscription (db: Db, organizationId: string): Promise<Subscription | undefined> {
+  const [row] = await db.select().from(subscriptions).where(its(organizationId))
+  return row
+}
+
+export async function createSubscription (db: Db, subscription: NewSubscription): Promise<Subscription> {
+  const [row] = await db.insert(subscriptions).values(subscription).returning()
+  return row!
+}
+
+/** Changes a subscription. The caller holds the organization. */
+export async function updateSubscription (
+  db: Db, organizationId: string, changes: Partial<Omit<Subscription, 'organization_id' | 'id' | 'created_at'>>
+): Promise<Subscription> {
+  const [row] = await db.update(subscriptions).set({ ...changes, updated_at: sql`now()` })
+    .where(its(organizationId)).returning()
+  return row!
+}
+
+export async function deleteSubscription (db: Db, organizationId: string): Promise<void> {
+  await db.delete(subscriptions).where(its(organizationId))
+}
+
+const AT_ONCE = 100
+
+/**
+ * Organizations whose period is over and has to be closed, some of them from one on: the system's own list. Those that
+ * are suspended or locked go on when they are active again.
+ */
+export async function listDue (db: Db, after: string): Promise<string[]> {
+  const { organization_id: id, period_end, cancel_at_period_end } = subscriptions
+  const rows = await db.select({ id }).from(subscriptions).innerJoin(organizations, eq(organizations.id, id))
+    .where(and(
+      lte(period_end, sql`now()`), gt(id, after),
+      or(cancel_at_period_end, inArray(organizations.status, ['active', 'cancelled']))
+    )).orderBy(asc(id)).limit(AT_ONCE)
+  return rows.map((row) => row.id)
+}
+
+/** The subscription of an organization, if its period is over by the database's clock. */
+export async function findDue (db: Db, organizationId: string): Promise<Subscription | undefined> {
+  const [row] = await db.select().from(subscriptions)
+    .where(and(its(organizationId), lte(subscriptions.period_end, sql`now()`)))
+  return row
+}
+
+/**
+ * Lets the next period of a subscription whose period is over begin now, when its organization is about to be active
+ * again: the time between is not billed. The caller holds the organization.
+ */
+export async function restartPeriods (db: Db, organizationId: string): Promise<void> {
+  // As if one period had just ended before the first one of those that are counted from now.
+  await db.update(subscriptions).set({ anchor: sql`now()`, periods: -1, period_end: sql`now()`, updated_at: sql`now()` })
+    .where(and(its(organizationId), lte(subscriptions.period_end, sql`now()`)))
+}

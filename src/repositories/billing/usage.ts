@@ -1,0 +1,51 @@
+import { sql } from 'drizzle-orm'
+import { preparedSql, type Db } from '../../db/database.ts'
+
+const addCalls = preparedSql<object, { calls: string }>('add_calls', ($) => sql`
+  INSERT INTO api_usage (organization_id, month, calls)
+  SELECT o.id, date_trunc('month', now() AT TIME ZONE 'UTC')::date, counted.calls
+  FROM jsonb_to_recordset(${$('calls')}::jsonb) AS counted (organization_id char(26), calls bigint)
+  JOIN organizations o ON o.id = counted.organization_id ORDER BY o.id
+  ON CONFLICT (organization_id, month) DO UPDATE SET calls = api_usage.calls + excluded.calls`)
+
+/** Adds calls to the current month, by the database's clock; those of organizations that are gone count for nothing. */
+export async function recordCalls (db: Db, calls: ReadonlyMap<string, number>): Promise<void> {
+  await addCalls(db, {
+    calls: JSON.stringify([...calls].map(([organization_id, calls]) => ({ organization_id, calls })))
+  })
+}
+
+/** What an organization has used in the current month, as far as it is recorded, and has now. */
+export interface Usage {
+  period_start: Date
+  period_end: Date
+  calls: number
+  projects: number
+  members: number
+  bytes: number
+}
+
+const usage = preparedSql<Record<keyof Usage, string>, { organization_id: string }>('usage', ($) => sql`
+  SELECT month AT TIME ZONE 'UTC' AS period_start, (month + interval '1 month') AT TIME ZONE 'UTC' AS period_end,
+    coalesce((
+      SELECT calls FROM api_usage
+      WHERE organization_id = ${$('organization_id')}::char(26) AND api_usage.month = its.month::date
+    ), 0) AS calls,
+    (SELECT count(*) FROM projects WHERE organization_id = ${$('organization_id')}::char(26)) AS projects,
+    (SELECT count(*) FROM members WHERE organization_id = ${$('organization_id')}::char(26)) AS members,
+    (SELECT stored_bytes FROM organization_counters
+      WHERE organization_id = ${$('organization_id')}::char(26)) AS bytes
+  FROM (SELECT date_trunc('month', now() AT TIME ZONE 'UTC') AS month) AS its`)
+
+export async function findUsage (db: Db, organization_id: string): Promise<Usage> {
+  const [row] = await usage(db, { organization_id })
+  const { period_start, period_end, calls, projects, members, bytes } = row!
+  return {
+    period_start: new Date(period_start),
+    period_end: new Date(period_end),
+    calls: Number(calls),
+    projects: Number(projects),
+    members: Number(members),
+    bytes: Number(bytes)
+  }
+}

@@ -1,0 +1,196 @@
+import { and, asc, eq, gt, or, sql, type SQL } from 'drizzle-orm'
+import type { AnyPgColumn } from 'drizzle-orm/pg-core'
+import { codeOf, type Db } from '../../db/database.ts'
+import type { ChainKeyRow } from '../../db/events.ts'
+import {
+  chain_keys, encryption_keys, master_key_canaries, organizations, second_factors, service_keys
+} from '../../db/tables.ts'
+import type { KeyRow } from './encryption-keys.ts'
+
+/** Every master key that wraps something in this database; none on a database without tables. */
+export async function listCanaries (db: Db): Promise<{ key_id: string, canary: Buffer }[]> {
+  return rowsIfThere(() =>
+    db.select({ key_id: master_key_canaries.key_id, canary: master_key_canaries.canary }).from(master_key_canaries))
+}
+
+/** Whether no master key ever wrapped anything here: the schema may be there, or not yet. */
+export async function wrapsNothing (db: Db): Promise<boolean> {
+  // Organizations as well: canaries may have been deleted.
+  const organization = await rowsIfThere(() => db.select({ id: organizations.id }).from(organizations).limit(1))
+  return organization.length === 0 && (await listCanaries(db)).length === 0
+}
+
+// None where there is no such table: a database before its first migration.
+async function rowsIfThere<T> (select: () => PromiseLike<T[]>): Promise<T[]> {
+  try {
+    return await select()
+  } catch (error) {
+    if (codeOf(error) === '42P01') return []
+    throw error
+  }
+}
+
+/** Remembers a master key that may wrap from now on. */
+export async function createCanary (db: Db, key_id: string, canary: Buffer): Promise<void> {
+  await db.insert(master_key_canaries).values({ key_id, canary }).onConflictDoNothing()
+}
+
+/** Until the end of the transaction the canary stays: it is made anew when it is not there, and a removal waits. */
+export async function lockCanary (db: Db, key_id: string, canary: Buffer): Promise<void> {
+  for (;;) {
+    const held = await db.select({ key_id: master_key_canaries.key_id }).from(master_key_canaries).where(eq(
+      master_key_canaries.key_id, key_id
+    )).for('key share')
+    if (held.length > 0) return
+    await createCanary(db, key_id, canary)
+  }
+}
+
+/**
+ * Forgets a master key. Waits for the transactions that hold its canary: what they wrapped is seen by the next
+ * statement.
+ */
+export async function deleteCanary (db: Db, key_id: string): Promise<void> {
+  await db.delete(master_key_canaries).where(eq(master_key_canaries.key_id, key_id))
+}
+
+/** Locks out other starts that create the first canary, until the end of the transaction. */
+export async function lockCanaries (db: Db): Promise<void> {
+  await db.execute(sql`LOCK TABLE ${master_key_canaries} IN SHARE ROW EXCLUSIVE MODE`)
+}
+
+/** A wrapped key of the service, by its name. */
+export interface ServiceKeyRow { id: string, wrapped: Buffer }
+
+const serviceKey = { id: service_keys.name, wrapped: service_keys.wrapped }
+
+export async function findServiceKey (db: Db, name: string): Promise<ServiceKeyRow | undefined> {
+  const [row] = await db.select(serviceKey).from(service_keys).where(eq(service_keys.name, name))
+  return row
+}
+
+export async function createServiceKey (db: Db, { id, wrapped }: ServiceKeyRow): Promise<void> {
+  await db.insert(service_keys).values({ name: id, wrapped })
+}
+
+/**
+ * The next keys of the service, by name, that are not under this master key; taken until the end of the transaction.
+ */
+export async function lockServiceKeys (db: Db, keyId: string, after: string, limit: number): Promise<ServiceKeyRow[]> {
+  return db.select(serviceKey).from(service_keys).where(and(
+    gt(service_keys.name, after), isNotUnder(service_keys.wrapped, keyId)
+  ))
+    .orderBy(asc(service_keys.name)).limit(limit).for('no key update')
+}
+
+export async function updateServiceKeys (db: Db, rows: readonly ServiceKeyRow[]): Promise<void> {
+  for (const { id, wrapped } of rows) await db.update(service_keys).set({ wrapped }).where(eq(service_keys.name, id))
+}
+
+/** A wrapped key of a chain, by its name, which no two have. */
+export type NamedChainKeyRow = ChainKeyRow & { id: string }
+
+/**
+ * The next keys of chains, by name, that are not under this master key; taken until the end of the transaction.
+ */
+export async function lockChainKeys (db: Db, keyId: string, after: string, limit: number): Promise<NamedChainKeyRow[]> {
+  const { organization_id, kid, from_seq, wrapped } = chain_keys
+  return db.select({ id: kid, organization_id, kid, from_seq, wrapped }).from(chain_keys)
+    .where(and(gt(kid, after), isNotUnder(wrapped, keyId))).orderBy(asc(kid)).limit(limit).for('no key update')
+}
+
+export async function updateChainKeys (db: Db, rows: readonly NamedChainKeyRow[]): Promise<void> {
+  const values = rows.map(({ organization_id, kid, wrapped }) =>
+    sql`(${organization_id}::char(26), ${kid}::char(26), ${wrapped}::bytea)`)
+  await db.execute(sql`
+    UPDATE chain_keys k SET wrapped = v.wrapped
+    FROM (VALUES ${sql.join(values, sql`, `)}) v (organization_id, kid, wrapped)
+    WHERE k.organization_id = v.organization_id AND k.kid = v.kid`)
+}
+
+/** An organization's wrapped value. */
+export interface StorageKeyRow { id: string, storage_key: Buffer }
+
+/** A project key's wrapped values, and the place that they belong to. */
+export type WrappedKeyRow = Pick<KeyRow,
+  'id' | 'organization_id' | 'project_id' | 'version' | 'key_string' | 'data_key' | 'key_check' | 'salt'>
+
+/**
+ * The next organizations, by id, whose storage key is not under this master key; taken until the end of the
+ * transaction.
+ */
+export async function lockStorageKeys (db: Db, keyId: string, after: string, limit: number): Promise<StorageKeyRow[]> {
+  return db.select({ id: organizations.id, storage_key: organizations.storage_key }).from(organizations)
+    .where(and(gt(organizations.id, after), isNotUnder(organizations.storage_key, keyId)))
+    .orderBy(asc(organizations.id)).limit(limit).for('no key update')
+}
+
+/**
+ * The next project keys, by id, with a value that is not under this master key; taken until the end of the transaction.
+ */
+export async function lockWrappedKeys (db: Db, keyId: string, after: number, limit: number): Promise<WrappedKeyRow[]> {
+  const { id, organization_id, project_id, version, key_string, data_key, key_check, salt } = encryption_keys
+  return db.select({
+    id, organization_id, project_id, version, key_string, data_key, key_check, salt
+  }).from(encryption_keys)
+    .where(and(
+      gt(id, after), or(...[key_string, data_key, key_check, salt].map((column) => isNotUnder(column, keyId)))
+    ))
+    .orderBy(asc(id)).limit(limit).for('no key update')
+}
+
+export async function updateStorageKeys (db: Db, rows: readonly StorageKeyRow[]): Promise<void> {
+  const values = rows.map(({ id, storage_key }) => sql`(${id}::char(26), ${storage_key}::bytea)`)
+  await db.execute(
+    sql`UPDATE organizations o SET storage_key = v.storage_key FROM (VALUES ${sql.join(values, sql`, `)}) v (id, storage_key) WHERE o.id = v.id`
+  )
+}
+
+/** Puts re-wrapped values in their places; the only change, beside forgetting, that a rotated key lets through. */
+export async function updateWrappedKeys (db: Db, rows: readonly WrappedKeyRow[]): Promise<void> {
+  const values = rows.map(({ id, key_string, data_key, key_check, salt }) =>
+    sql`(${id}::bigint, ${key_string}::bytea, ${data_key}::bytea, ${key_check}::bytea, ${salt}::bytea)`)
+  await db.execute(sql`SET LOCAL strongroom.rewrap = 'on'`)
+  await db.execute(sql`
+    UPDATE encryption_keys k SET key_string = v.key_string, data_key = v.data_key, key_check = v.key_check,
+      salt = v.salt
+    FROM (VALUES ${sql.join(values, sql`, `)}) v (id, key_string, data_key, key_check, salt) WHERE k.id = v.id`)
+}
+
+/** The wrapped secret of a second factor, by its account, and the factor that it belongs to. */
+export interface FactorRow { id: number, factor_id: number, secret: Buffer }
+
+/**
+ * The next second factors, by account, whose secret is not under this master key; taken until the end of the
+ * transaction.
+ */
+export async function lockFactors (db: Db, keyId: string, after: number, limit: number): Promise<FactorRow[]> {
+  const { user_id: id, id: factor_id, secret } = second_factors
+  return db.select({ id, factor_id, secret }).from(second_factors).where(and(gt(id, after), isNotUnder(secret, keyId)))
+    .orderBy(asc(id)).limit(limit).for('no key update')
+}
+
+export async function updateFactors (db: Db, rows: readonly FactorRow[]): Promise<void> {
+  const values = rows.map(({ id, secret }) => sql`(${id}::bigint, ${secret}::bytea)`)
+  await db.execute(
+    sql`UPDATE second_factors f SET secret = v.secret FROM (VALUES ${sql.join(values, sql`, `)}) v (id, secret) WHERE f.user_id = v.id`
+  )
+}
+
+/** How many values are under a master key, in the whole database. */
+export async function countWrapped (db: Db, keyId: string): Promise<number> {
+  const [row] = await db.execute(sql`
+    SELECT count(*)::int AS count FROM (
+      SELECT storage_key AS wrapped FROM organizations UNION ALL SELECT wrapped
+        FROM service_keys UNION ALL SELECT secret FROM second_factors UNION ALL SELECT wrapped
+        FROM chain_keys UNION ALL SELECT unnest(ARRAY[key_string, data_key, key_check, salt]) FROM encryption_keys
+    ) w WHERE ${label(sql`wrapped`, keyId)} = ${labelOf(keyId)}::bytea`) as unknown as { count: number }[]
+  return row!.count
+}
+
+// A wrapped value begins with the length of its master key's id and the id. Bytes are compared, nothing is decoded: a
+// value that was changed in the database must not make the statement fail.
+const labelOf = (keyId: string) => Buffer.concat([Buffer.of(keyId.length), Buffer.from(keyId)])
+const label = (column: AnyPgColumn | SQL, keyId: string) =>
+  sql`substring(${column} from 1 for ${1 + keyId.length}::int)`
+const isNotUnder = (column: AnyPgColumn, keyId: string) => sql`${label(column, keyId)} <> ${labelOf(keyId)}::bytea`

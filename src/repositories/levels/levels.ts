@@ -1,0 +1,358 @@
+import { sql, type SQL } from 'drizzle-orm'
+import type { HistoryPolicy, Managed, SecretFormat } from '../../../schemas/projects.ts'
+import { LEVELS, type Level, type LevelNames } from '../../../schemas/secrets.ts'
+import { lookUp, preparedSql, requireAuthentic, tampered, type Authenticated, type Db } from '../../db/database.ts'
+import { byQuestion, gather } from '../../db/postgres/batch-load.ts'
+import {
+  encryption_keys, environments, projects, secrets, targets
+} from '../../db/tables.ts'
+import type { Place } from '../../rules/slices.ts'
+import type { KeyRow } from '../keys/encryption-keys.ts'
+
+/** The document row of a level. */
+export interface SecretRow extends Authenticated<'secrets'> {
+  /** False when the secret is deleted. */
+  is_stored: boolean
+  /** Null when the secret is deleted, and where only `revisions` were asked for. */
+  sealed: Buffer | null
+  version: number | null
+  history_id: string
+  version_count: number
+  /** The revision of the newest version that is left; null without one. */
+  recorded_revision: number | null
+}
+
+/** A level of the hierarchy, with what was asked for, as one statement saw it. */
+export interface LevelState {
+  organization_id: string
+  project: Authenticated<'projects'> & {
+    secret_format: SecretFormat
+    encryption_type: Managed
+    history_policy: HistoryPolicy
+  }
+  /** The active key; null unless it was asked for (`activeKeyOf`). */
+  key: KeyRow | null
+  target: Authenticated<'targets'> | null
+  environment: Authenticated<'environments'> | null
+  /** The deepest of the three, which the state is about. */
+  level: Level
+  level_id: string
+  slug: string
+  /** Documents on the way to it; none unless they were asked for. */
+  secrets: SecretRow[]
+}
+
+/**
+ * What a look-up brings beside the place itself: the active key, the rows of the documents on the way without what they
+ * hold (`revisions`, `storable` with the key) or with it (`documents`, `readable` with the key).
+ */
+export type Brings = 'place' | 'key' | 'revisions' | 'documents' | 'readable' | 'storable'
+
+const FLAGS: Record<Brings, { documents: boolean, content: boolean, key: boolean }> = {
+  place: { documents: false, content: false, key: false },
+  key: { documents: false, content: false, key: true },
+  revisions: { documents: true, content: false, key: false },
+  documents: { documents: true, content: true, key: false },
+  readable: { documents: true, content: true, key: true },
+  storable: { documents: true, content: false, key: true }
+}
+
+interface Row {
+  question: number
+  /** Of a look-up for writes: whether the project is locked for the writes. */
+  is_free?: boolean
+  organization_id: string
+  project_id: string
+  project_slug: string
+  secret_format: SecretFormat
+  encryption_type: Managed
+  history_policy: HistoryPolicy
+  key_version: number
+  project_mac: Buffer | null
+  key_is_newest: boolean
+  key_id: string | null
+  key_string: Buffer | null
+  data_key: Buffer | null
+  key_check: Buffer | null
+  salt: Buffer
+  key_managed: Managed
+  iterations: number
+  key_created_at: string
+  target_id: string | null
+  target_project: string
+  target_slug: string
+  target_mac: Buffer | null
+  environment_id: string | null
+  environment_project: string
+  environment_target: string
+  environment_slug: string
+  environment_status: string
+  is_production: boolean
+  environment_mac: Buffer | null
+  secret_id: string | null
+  secret_project: string
+  secret_target: string | null
+  secret_environment: string | null
+  level: Level
+  level_id: string
+  revision: string
+  secret_key_version: number
+  is_stored: boolean
+  sealed: Buffer | null
+  size_bytes: number
+  secret_mac: Buffer | null
+  version: string | null
+  history_id: string
+  version_count: number
+  recorded_revision: string | null
+}
+
+const ASKED = sql`documents boolean, content boolean, key boolean`
+
+// The project, locked until the end of the transaction unless a long operation has locked it.
+const FREE = {
+  column: sql`free.id IS NOT NULL AS is_free,`,
+  join: sql`LEFT JOIN LATERAL (
+    SELECT id FROM projects WHERE organization_id = p.organization_id AND id = p.id FOR SHARE SKIP LOCKED
+  ) AS free ON true`
+}
+const NO_LOCK = { column: sql``, join: sql`` }
+
+// What was not asked for is not looked up.
+const levels = (
+  name: string, place: SQL, documents: SQL, lock = NO_LOCK
+) => preparedSql<Row, { asked: string }>(name, ($) => sql`
+  SELECT asked.question, ${lock.column} p.organization_id,
+    p.id AS project_id, p.slug AS project_slug, p.secret_format, p.encryption_type, p.history_policy, p.key_version,
+    p.mac AS project_mac,
+    k.version = p.key_version AND NOT EXISTS (
+      SELECT FROM encryption_keys newer WHERE newer.organization_id = p.organization_id AND newer.project_id = p.id
+        AND newer.version > p.key_version) AS key_is_newest,
+    CASE WHEN asked.key THEN k.id END AS key_id, CASE WHEN asked.key THEN k.key_string END AS key_string,
+    CASE WHEN asked.key THEN k.data_key END AS data_key, CASE WHEN asked.key THEN k.key_check END AS key_check,
+    CASE WHEN asked.key THEN k.salt END AS salt, k.managed AS key_managed, k.iterations, k.created_at AS key_created_at,
+    g.id AS target_id, g.project_id AS target_project, g.slug AS target_slug, g.mac AS target_mac,
+    e.id AS environment_id, e.project_id AS environment_project, e.target_id AS environment_target,
+    e.slug AS environment_slug, e.status AS environment_status, e.is_production,
+    e.mac AS environment_mac,
+    s.id AS secret_id, s.project_id AS secret_project, s.target_id AS secret_target,
+    s.environment_id AS secret_environment, s.level, s.level_id, s.revision, s.key_version AS secret_key_version,
+    s.sealed IS NOT NULL AS is_stored, CASE WHEN asked.content THEN s.sealed END AS sealed, s.size_bytes,
+    s.mac AS secret_mac, s.version, s.history_id, s.version_count,
+    (SELECT v.revision FROM secret_versions v
+      WHERE v.organization_id = s.organization_id AND v.history_id = s.history_id ORDER BY v.id DESC
+        LIMIT 1) AS recorded_revision
+  FROM jsonb_to_recordset(${$('asked')}::jsonb) AS asked (question int, organization_id char(26), ${place}
+  ${lock.join}
+  CROSS JOIN ${lookUp('k', encryption_keys,
+    sql`organization_id = p.organization_id AND project_id = p.id AND is_active`)}
+  LEFT JOIN LATERAL (
+    SELECT s.* FROM unnest(${documents}) AS its (id)
+    CROSS JOIN ${lookUp('s', secrets,
+      sql`asked.documents AND organization_id = p.organization_id AND level_id = its.id`)}
+  ) AS s ON true`)
+
+const NAMED = sql`project varchar, target varchar, environment varchar, ${ASKED})
+  CROSS JOIN ${lookUp('p', projects, sql`organization_id = asked.organization_id AND slug = asked.project`)}
+  LEFT JOIN ${lookUp('g', targets,
+    sql`organization_id = p.organization_id AND project_id = p.id AND slug = asked.target`)} ON true
+  LEFT JOIN ${lookUp('e', environments,
+    sql`organization_id = p.organization_id AND target_id = g.id AND slug = asked.environment`)} ON true`
+const ON_THE_WAY = sql`ARRAY[p.id, g.id, e.id]`
+const bySlugs = levels('levels_by_slugs', NAMED, ON_THE_WAY)
+const freeBySlugs = levels('free_levels_by_slugs', NAMED, sql`ARRAY[coalesce(e.id, g.id, p.id)]`, FREE)
+
+const freeBySecret = levels('free_levels_by_secret', sql`secret_id char(26), ${ASKED})
+  CROSS JOIN ${lookUp('own', secrets, sql`organization_id = asked.organization_id AND id = asked.secret_id`)}
+  CROSS JOIN ${lookUp('p', projects, sql`organization_id = own.organization_id AND id = own.project_id`)}
+  LEFT JOIN ${lookUp('g', targets, sql`organization_id = own.organization_id AND id = own.target_id`)} ON true
+  LEFT JOIN ${lookUp('e', environments,
+    sql`organization_id = own.organization_id AND id = own.environment_id`)} ON true`,
+sql`ARRAY[own.level_id]`, FREE)
+
+interface Asked { organization_id: string, names: LevelNames, brings: Brings }
+
+const findLevels = gather({
+  keyOf: ({ organization_id, names: { project, target, environment }, brings }: Asked) =>
+    JSON.stringify([organization_id, project, target, environment, brings]),
+  find: async (db, questions) => {
+    const asked = questions.map(({ organization_id, names: { project, target, environment }, brings }, question) =>
+      ({ question, organization_id, project, target, environment, ...FLAGS[brings] }))
+    return byQuestion(await bySlugs(db, { asked: JSON.stringify(asked) }), questions.length)
+  },
+  read: (db, rows, { names }) => stateOf(db, rows, names)
+})
+
+/**
+ * The level that the slugs name; undefined when a slug names nothing. Throws `integrity_error` for rows that were
+ * changed.
+ */
+export async function findLevel (
+  db: Db, organizationId: string, names: LevelNames, brings: Brings
+): Promise<LevelState | undefined> {
+  return findLevels(db, { organization_id: organizationId, names, brings })
+}
+
+/** The level that a write is about: by its names, or as the level of a secret, of which a version is restored. */
+export type Target = { names: LevelNames, brings: 'storable' | 'readable' } | { secret_id: string, version: number }
+
+/** A level that a write is about, and whether its project is locked for the write. */
+export interface LevelToWrite { state: LevelState, isFree: boolean }
+
+/**
+ * The levels that writes are about, with their own documents alone, each as a function, which throws `integrity_error`
+ * for rows that were changed. Locks their projects (FOR SHARE) until the end of the transaction, except those that long
+ * operations have locked. The statements are sent at once.
+ */
+export async function findLevelsToWrite (
+  db: Db, writes: readonly { organizationId: string, target: Target }[]
+): Promise<(() => LevelToWrite | undefined)[]> {
+  const named: object[] = []
+  const ofSecrets: object[] = []
+  for (const [question, { organizationId: organization_id, target }] of writes.entries()) {
+    if ('names' in target) named.push({ question, organization_id, ...target.names, ...FLAGS[target.brings] })
+    else ofSecrets.push({ question, organization_id, secret_id: target.secret_id, ...FLAGS.storable })
+  }
+  const rows = await Promise.all([
+    ...named.length === 0 ? [] : [freeBySlugs(db, { asked: JSON.stringify(named) })],
+    ...ofSecrets.length === 0 ? [] : [freeBySecret(db, { asked: JSON.stringify(ofSecrets) })]
+  ])
+  return byQuestion(rows.flat(), writes.length).map((found, i) => () => {
+    const { target } = writes[i]!
+    const state = 'names' in target ? stateOf(db, found, target.names) : toState(db, found)
+    return state && { state, isFree: found[0]!.is_free === true }
+  })
+}
+
+function stateOf (
+  db: Db, rows: readonly Row[], { target, environment }: LevelNames
+): LevelState | undefined {
+  const state = toState(db, rows)
+  if (state === undefined || (target !== undefined && state.target === null)) return undefined
+  return environment !== undefined && state.environment === null ? undefined : state
+}
+
+// The one place where a level's rows are judged, before anything is told of them: what each is, where it belongs, and
+// that no document is older than the newest version of it.
+function toState (db: Db, rows: readonly Row[]): LevelState | undefined {
+  const [first] = rows
+  if (first === undefined) return undefined
+  const { organization_id, project_id, target_id, environment_id } = first
+  const project = {
+    id: project_id,
+    organization_id,
+    slug: first.project_slug,
+    secret_format: first.secret_format,
+    encryption_type: first.encryption_type,
+    history_policy: first.history_policy,
+    key_version: first.key_version,
+    mac: first.project_mac
+  }
+  const target = target_id === null
+    ? null
+    : {
+        id: target_id, organization_id, project_id: first.target_project, slug: first.target_slug, mac: first.target_mac
+      }
+  const environment = environment_id === null
+    ? null
+    : {
+        id: environment_id,
+        organization_id,
+        project_id: first.environment_project,
+        target_id: first.environment_target,
+        slug: first.environment_slug,
+        status: first.environment_status,
+        is_production: first.is_production,
+        mac: first.environment_mac
+      }
+  const secrets = rows.flatMap((row) => toSecret(row) ?? []).sort((a, b) =>
+    LEVELS.indexOf(a.level) - LEVELS.indexOf(b.level))
+  requireAuthentic(db, 'projects', project)
+  if (target !== null) requireAuthentic(db, 'targets', target)
+  if (environment !== null) requireAuthentic(db, 'environments', environment)
+  for (const secret of secrets) requireAuthentic(db, 'secrets', { ...secret, sealed: secret.is_stored })
+  const isNewest = secrets.every(({ recorded_revision, revision }) => (recorded_revision ?? 0) <= revision)
+  if (!isNewest || !first.key_is_newest) tampered()
+  const [level, deepest] = environment !== null
+    ? ['environment', environment] as const
+    : target !== null ? ['target', target] as const : ['project', project] as const
+  return {
+    organization_id,
+    project,
+    key: toKey(first),
+    target,
+    environment,
+    level,
+    level_id: deepest.id,
+    slug: deepest.slug,
+    secrets
+  }
+}
+
+function toSecret (row: Row): SecretRow | undefined {
+  if (row.secret_id === null) return undefined
+  const { organization_id, level, level_id, is_stored, sealed, size_bytes, history_id, version_count } = row
+  return {
+    id: row.secret_id,
+    organization_id,
+    project_id: row.secret_project,
+    target_id: row.secret_target,
+    environment_id: row.secret_environment,
+    level,
+    level_id,
+    revision: Number(row.revision),
+    key_version: row.secret_key_version,
+    is_stored,
+    sealed,
+    size_bytes,
+    mac: row.secret_mac,
+    version: numberOf(row.version),
+    history_id,
+    version_count,
+    recorded_revision: numberOf(row.recorded_revision)
+  }
+}
+
+// The active key has the project's version, and was never rotated.
+function toKey (row: Row): KeyRow | null {
+  if (row.key_id === null) return null
+  const { organization_id, project_id, key_version, key_string, data_key, key_check, salt, iterations } = row
+  return {
+    id: Number(row.key_id),
+    organization_id,
+    project_id,
+    version: key_version,
+    managed: row.key_managed,
+    key_string,
+    data_key,
+    key_check,
+    salt,
+    iterations,
+    is_active: true,
+    created_at: new Date(row.key_created_at),
+    rotated_at: null
+  }
+}
+
+// The driver hands out a bigint as text.
+const numberOf = (text: string | null) => text === null ? null : Number(text)
+
+/** The active key of a level that was looked up with it. */
+export function activeKeyOf ({ key }: Pick<LevelState, 'key'>): KeyRow {
+  if (key === null) throw new Error('the level was looked up without its key')
+  return key
+}
+
+/** The secret of the level itself, which may be deleted. */
+export function ownSecret (state: LevelState): SecretRow | undefined {
+  return state.secrets.find(({ level_id }) => level_id === state.level_id)
+}
+
+/** Where the state is, or one of the levels on the way there. */
+export function placeOf ({ project, target, environment }: LevelState, level: Level = 'environment'): Place {
+  return {
+    project_id: project.id,
+    target_id: level === 'project' ? null : target?.id,
+    environment_id: level === 'environment' ? environment?.id : null
+  }
+}

@@ -1,0 +1,228 @@
+import { and, asc, eq, gt, or, sql } from 'drizzle-orm'
+import { unionAll } from 'drizzle-orm/pg-core'
+import { FORMER_SLUG_DAYS, MAX_FORMER_SLUGS, type OrganizationStatus } from '../../../schemas/organizations.ts'
+import { authenticatedColumns } from '../../db/rows/authenticated.ts'
+import { openChange } from '../../db/changes/chain.ts'
+import { changedAt } from '../../db/columns.ts'
+import { type Db, isAuthentic, isOneOf } from '../../db/database.ts'
+import { deleteExpired } from '../../db/callers/expired.ts'
+import { matching } from '../../db/rows/matching.ts'
+import {
+  api_tokens, former_slugs, members, organization_counters, organization_removals, organizations, plans
+} from '../../db/tables.ts'
+import { offsetOf, type PageRequest } from '../../rules/pagination.ts'
+import type { Organization } from '../people/principals.ts'
+
+export interface NewOrganization { id: string, name: string, slug: string, plan: string, storage_key: Buffer }
+
+/** Creates an organization with its counters at 1. Throws SlugRefused when its slug is reserved for another one. */
+export async function createOrganization (db: Db, organization: NewOrganization): Promise<void> {
+  await db.insert(organizations).values(organization)
+  await claimSlug(db, organization.id, organization.slug)
+  await db.insert(organization_counters).values({ organization_id: organization.id })
+}
+
+/** Until the end of the transaction nobody else creates an organization: of two first starts at once, one does it. */
+export async function lockOrganizations (db: Db): Promise<void> {
+  await db.execute(sql`LOCK TABLE organizations IN EXCLUSIVE MODE`)
+}
+
+export async function countOrganizations (db: Db): Promise<number> {
+  return db.$count(organizations)
+}
+
+/** Organizations of which the user is an active member, by name. */
+export async function listOrganizations (
+  db: Db, userId: number, page: PageRequest
+): Promise<{ rows: Omit<Organization, 'storage_key'>[], total: number }> {
+  const all = await db.select(authenticatedColumns('members')).from(members).where(eq(members.user_id, userId))
+  const own = all.filter((row) =>
+    row.status === 'active' && isAuthentic(db, 'members', row)).map(({ organization_id }) => organization_id)
+  const { id, name } = organizations
+  const rows = await listed(
+    db, (select) => select.where(isOneOf(id, own)).orderBy(asc(name), asc(id)).limit(page.per_page)
+      .offset(offsetOf(page))
+  )
+  return { rows, total: own.length }
+}
+
+/** An organization as the API shows it. */
+export type ShownOrganization = Omit<Organization, 'storage_key'>
+
+/** The organization with this id. */
+export async function readOrganization (db: Db, id: string): Promise<ShownOrganization | undefined> {
+  return (await listed(db, (select) => select.where(eq(organizations.id, id))))[0]
+}
+
+/** What seals what an organization stores, wrapped. */
+export async function findStorageKey (db: Db, id: string): Promise<Buffer | undefined> {
+  const [row] = await db.select({ storage_key: organizations.storage_key }).from(organizations)
+    .where(eq(organizations.id, id))
+  return row?.storage_key
+}
+
+/** Organizations behind an id, in the order of their ids: a page of the operator's list. */
+export async function listAllOrganizations (db: Db, after: string): Promise<ShownOrganization[]> {
+  const { id } = organizations
+  return listed(db, (select) => select.where(gt(id, after)).orderBy(asc(id)).limit(500))
+}
+
+async function listed (
+  db: Db, which: (select: ReturnType<typeof selectOrganizations>) => PromiseLike<{
+    organization: Omit<ShownOrganization, 'plan'>
+    plan: ShownOrganization['plan']
+  }[]>
+): Promise<ShownOrganization[]> {
+  return (await which(selectOrganizations(db))).map(({ organization, plan }) => ({ ...organization, plan }))
+}
+
+function selectOrganizations (db: Db) {
+  const { id, name, slug, status, require_second_factor, created_at, updated_at } = organizations
+  return db.select({
+    organization: { id, name, slug, status, require_second_factor, created_at, updated_at }, plan: plans
+  }).from(organizations).innerJoin(plans, eq(plans.name, organizations.plan))
+}
+
+/** The slugs among these that an organization has, or that are reserved for an organization. */
+export async function listTakenOrganizations (db: Db, slugs: readonly string[]): Promise<Set<string>> {
+  const current = db.select({ slug: organizations.slug }).from(organizations).where(isOneOf(organizations.slug, slugs))
+  const reserved = db.select({ slug: former_slugs.slug }).from(former_slugs)
+    .where(and(isOneOf(former_slugs.slug, slugs), isReservedNow))
+  return new Set((await unionAll(current, reserved)).map(({ slug }) => slug))
+}
+
+/**
+ * An organization cannot have a slug: it is `reserved` for another organization, or the organization has as many former
+ * slugs as it can (`limit`). The transaction has to end.
+ */
+export class SlugRefused extends Error {
+  override readonly name = 'SlugRefused'
+  readonly reason: 'reserved' | 'limit'
+
+  constructor (reason: 'reserved' | 'limit') {
+    super(`the slug is refused: ${reason}`)
+    this.reason = reason
+  }
+}
+
+const isReservedNow = gt(former_slugs.reserved_until, sql`now()`)
+
+/**
+ * Refuses a slug that is reserved for another organization; a reservation for this one ends, because it has the slug
+ * again. Called in the transaction that gives the organization the slug, and after the statement that does so: when
+ * another organization gives the slug up at the same time, the unique index lets that statement wait for its commit,
+ * and the next statement sees its reservation.
+ */
+async function claimSlug (db: Db, id: string, slug: string): Promise<void> {
+  const [reserved] = await db.select({ organization_id: former_slugs.organization_id }).from(former_slugs)
+    .where(and(eq(former_slugs.slug, slug), isReservedNow))
+  if (reserved === undefined) return
+  if (reserved.organization_id !== id) throw new SlugRefused('reserved')
+  await db.delete(former_slugs).where(matching(former_slugs, { organization_id: id, slug }))
+}
+
+/** Reserves the slug that an organization has just given up. Removes reservations that are over. */
+async function reserveSlug (
+  db: Db, organization_id: string, slug: string, owner_id: number | null = null
+): Promise<void> {
+  const reserved_until = sql`now() + make_interval(days => ${FORMER_SLUG_DAYS})`
+  await db.insert(former_slugs).values({ organization_id, slug, reserved_until, owner_id })
+    .onConflictDoUpdate({ target: former_slugs.slug, set: { organization_id, reserved_until, owner_id } })
+  await deleteExpired(db, former_slugs, former_slugs.slug, sql`${former_slugs.reserved_until} < now()`)
+}
+
+/** Ends the reservation of a slug; the organization that had the slug, or undefined when it is not reserved. */
+export async function releaseSlug (db: Db, slug: string): Promise<string | undefined> {
+  const own = and(eq(former_slugs.slug, slug), isReservedNow)
+  const [row] = await db.select({ organization_id: former_slugs.organization_id }).from(former_slugs).where(own)
+  if (row === undefined) return undefined
+  await openChange(db, row)
+  const released = await db.delete(former_slugs)
+    .where(and(own, eq(former_slugs.organization_id, row.organization_id))).returning({ slug: former_slugs.slug })
+  return released.length === 0 ? undefined : row.organization_id
+}
+
+/**
+ * Changes an organization; its id, or undefined when there is no such organization. A rename reserves the former slug.
+ * Throws SlugRefused when the new slug is reserved for another organization, or too many former slugs of this one are.
+ */
+export async function updateOrganization (
+  db: Db, idOrSlug: string, changes: {
+    name?: string | undefined
+    slug?: string | undefined
+    plan?: string | undefined
+    status?: OrganizationStatus | undefined
+    require_second_factor?: boolean | undefined
+  }
+): Promise<string | undefined> {
+  const { id, slug } = organizations
+  const isNamed = or(eq(id, idOrSlug.toUpperCase()), eq(slug, idOrSlug))
+  // Locks the row, so that of two renames the second one sees the slug that the first one gave.
+  const [former] = changes.slug === undefined
+    ? []
+    : await db.select({ slug }).from(organizations).where(isNamed).for('update')
+  const [row] = await db.update(organizations).set({
+    ...changes, updated_at: changedAt(organizations.updated_at, changes)
+  })
+    .where(isNamed).returning({ id, slug })
+  if (row !== undefined && former !== undefined && former.slug !== row.slug) {
+    await claimSlug(db, row.id, row.slug)
+    await reserveSlug(db, row.id, former.slug)
+    const isOwn = eq(former_slugs.organization_id, row.id)
+    if (await db.$count(former_slugs, and(isOwn, isReservedNow)) > MAX_FORMER_SLUGS) {
+      throw new SlugRefused('limit')
+    }
+  }
+  return row?.id
+}
+
+export async function findOrganization (db: Db, idOrSlug: string): Promise<{ id: string, name: string } | undefined> {
+  const [row] = await db.select({ id: organizations.id, name: organizations.name }).from(organizations)
+    .where(or(eq(organizations.id, idOrSlug.toUpperCase()), eq(organizations.slug, idOrSlug)))
+  return row
+}
+
+/**
+ * Takes an organization and its memberships until the end of the transaction, in the order in which changes take them:
+ * what its members have under way ends before. What API tokens have under way ends before its event, for which it takes
+ * the counter, or with it (`deleteOrganization`). Counts what goes.
+ */
+export async function lockEverybody (db: Db, id: string): Promise<{ members: number, tokens: number }> {
+  await db.select({ id: organizations.id }).from(organizations).where(eq(organizations.id, id)).for('update')
+  const held = await db.select({ id: members.user_id }).from(members).where(eq(members.organization_id, id))
+    .orderBy(asc(members.user_id)).for('update')
+  return { members: held.length, tokens: await db.$count(api_tokens, eq(api_tokens.organization_id, id)) }
+}
+
+/**
+ * Deletes an organization: its row with its key, and the rows that refer to it. The slug is reserved and counts as
+ * owned by the owner who deletes (`userId`), or by one of the owners. The counter is closed, so that a request that was
+ * authorized before cannot record a change any more. The API tokens, which are no longer valid, and the rows below the
+ * projects, which no request can reach, are removed in the background. The caller has locked the organization
+ * (`lockEverybody`) and has recorded the event.
+ */
+export async function deleteOrganization (db: Db, id: string, userId?: number): Promise<void> {
+  const [owner] = await db.select({ id: members.user_id }).from(members)
+    .where(matching(members, { organization_id: id, role: 'owner' }))
+    .orderBy(sql`${members.user_id} = ${userId ?? 0}::bigint DESC`, asc(members.user_id)).limit(1)
+  await db.insert(organization_removals).values({ organization_id: id })
+  await db.update(organization_counters).set({ is_closed: true, stored_bytes: 0 })
+    .where(eq(organization_counters.organization_id, id))
+  const [deleted] = await db.delete(organizations).where(eq(organizations.id, id))
+    .returning({ slug: organizations.slug })
+  if (deleted !== undefined) await reserveSlug(db, id, deleted.slug, owner?.id ?? null)
+}
+
+/** Whether writes can be accepted: not on a standby, and with this build's tables. */
+export async function isWritable (db: Db): Promise<boolean> {
+  const [row] = await db.execute(sql`
+    SELECT NOT pg_is_in_recovery() AND current_setting('transaction_read_only') = 'off'
+      AND to_regclass('audit_events') IS NOT NULL AS writable
+  `) as unknown as { writable: boolean }[]
+  return row?.writable === true
+}
+
+export async function findPlan (db: Db, name: string): Promise<{ name: string } | undefined> {
+  const [row] = await db.select({ name: plans.name }).from(plans).where(eq(plans.name, name))
+  return row
+}

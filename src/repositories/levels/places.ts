@@ -1,0 +1,135 @@
+import { sql, type SQL } from 'drizzle-orm'
+import type { EnvironmentAttributes } from '../../../schemas/environments.ts'
+import type { TargetAttributes } from '../../../schemas/targets.ts'
+import { changedAt } from '../../db/columns.ts'
+import {
+  macOf, preparedSql, requireAuthentic, tampered, updateAuthentic, withMoments, type Authenticated, type Db, type Raw
+} from '../../db/database.ts'
+import { matching } from '../../db/rows/matching.ts'
+import { environments, project_counts, targets } from '../../db/tables.ts'
+import { readPage, type PageRequest } from '../../rules/pagination.ts'
+
+/** Targets and environments are the places below a project. */
+export type PlaceKind = 'target' | 'environment'
+export type Place = (TargetAttributes | EnvironmentAttributes) & { id: string }
+
+/** A place that is made; the last three are those of an environment. */
+export interface NewPlace {
+  id: string
+  organization_id: string
+  project_id: string
+  name: string
+  slug: string
+  description: string | null
+  target_id?: string
+  status?: string
+  is_production?: boolean
+}
+type Changes = { [C in 'name' | 'slug' | 'description' | 'status' | 'is_production']?: NewPlace[C] | undefined }
+
+type Row = Raw<Place> & Pick<Authenticated<'targets'>, 'organization_id' | 'mac'>
+
+const TABLES = { target: targets, environment: environments }
+const NAMES = { target: 'targets', environment: 'environments' } as const
+
+// A list is counted by its parent `c`.
+function statements (
+  kind: PlaceKind, own: SQL, { total, parent, key }: Record<'total' | 'parent' | 'key', SQL>
+) {
+  const columns = sql`p.organization_id, p.mac, p.id, p.project_id, p.name, p.slug, p.description, p.created_at,
+    p.updated_at, ${own}`
+  const one = preparedSql<Row, { organization_id: string, id: string }>(kind, ($) => sql`
+    SELECT ${columns} FROM ${TABLES[kind]} p
+    WHERE p.organization_id = ${$('organization_id')}::char(26) AND p.id = ${$('id')}::char(26)`)
+  const list = preparedSql<Row & { total: number }, Record<string, unknown>>(NAMES[kind], ($) => sql`
+    SELECT ${total} AS total, ${columns} FROM ${TABLES[kind]} p JOIN ${parent}
+    WHERE p.organization_id = ${$('organization_id')}::char(26) AND ${key} = ${$('parent')}::char(26)
+    ORDER BY p.slug LIMIT ${$('limit')}::int OFFSET ${$('offset')}::bigint`)
+  return { one, list }
+}
+
+const STATEMENTS = {
+  target: statements('target', sql`p.environment_count, p.secret_count`, {
+    total: sql`c.target_count`,
+    parent: sql`project_counts c ON c.organization_id = p.organization_id AND c.project_id = p.project_id`,
+    key: sql`p.project_id`
+  }),
+  environment: statements('environment', sql`p.target_id, p.status, p.is_production`, {
+    total: sql`c.environment_count`,
+    parent: sql`targets c ON c.organization_id = p.organization_id AND c.id = p.target_id`,
+    key: sql`p.target_id`
+  })
+}
+
+function toPlace (db: Db, kind: PlaceKind, row: Row): Place {
+  requireAuthentic(db, NAMES[kind], row as never)
+  const { organization_id: _, mac: __, ...place } = withMoments(row)
+  return place as Place
+}
+
+/** A place as the API shows it. Throws TamperedRow. */
+export async function findPlace (
+  db: Db, kind: PlaceKind, organization_id: string, id: string
+): Promise<Place | undefined> {
+  const [row] = await STATEMENTS[kind].one(db, { organization_id, id })
+  return row && toPlace(db, kind, row)
+}
+
+/** Targets of a project, or environments of a target, by slug. Throws TamperedRow. */
+export async function listPlaces (
+  db: Db, kind: PlaceKind, organization_id: string, parent: string, page: PageRequest
+): Promise<{ rows: Place[], total: number }> {
+  const { list } = STATEMENTS[kind]
+  const { rows, total } = await readPage(page, (part) => list(db, { organization_id, parent, ...part }))
+  return { rows: rows.map(({ total: _, ...row }) => toPlace(db, kind, row as Row)), total }
+}
+
+/** A taken slug is a unique violation. */
+export async function createPlace (db: Db, kind: PlaceKind, place: NewPlace): Promise<void> {
+  await db.insert(TABLES[kind]).values({ ...place, mac: macOf(db, NAMES[kind], place as never) } as never)
+  await countBelow(db, kind, place, { places: 1, environments: 0, documents: 0 })
+}
+
+export async function updatePlace (
+  db: Db, kind: PlaceKind, organization_id: string, id: string, changes: Changes
+): Promise<void> {
+  const { name, description, ...authenticated } = changes
+  const table = TABLES[kind]
+  await updateAuthentic(db, NAMES[kind], matching(table, { organization_id, id }), authenticated as never, {
+    name, description, updated_at: changedAt(table.updated_at, changes)
+  } as never) ?? tampered()
+}
+
+/**
+ * Deletes a place with its documents, a target with its environments; the histories of the documents were removed
+ * before. The caller has locked the project.
+ */
+export async function deletePlace (
+  db: Db, kind: PlaceKind, place: Pick<NewPlace, 'id' | 'organization_id' | 'project_id' | 'target_id'>,
+  documents: number
+): Promise<void> {
+  const { organization_id, id } = place
+  const below = kind === 'target' ? sql<number>`${targets.environment_count}` : sql<number>`0`
+  const table = TABLES[kind]
+  const [gone] = await db.delete(table).where(matching(table, { organization_id, id })).returning({ below })
+  await countBelow(db, kind, place, { places: -1, environments: -gone!.below, documents: -documents })
+}
+
+// Adds to the counts of the project and, for an environment, of the target.
+async function countBelow (
+  db: Db, kind: PlaceKind, { organization_id, project_id, target_id }: Pick<NewPlace, 'organization_id' | 'project_id' | 'target_id'>,
+  more: { places: number, environments: number, documents: number }
+): Promise<void> {
+  const { places, documents } = more
+  if (target_id !== undefined) {
+    await db.update(targets).set({
+      environment_count: sql`${targets.environment_count} + ${places}`,
+      secret_count: sql`${targets.secret_count} + ${documents}`
+    }).where(matching(targets, { organization_id, id: target_id }))
+  }
+  await db.update(project_counts).set({
+    target_count: sql`${project_counts.target_count} + ${kind === 'target' ? places : 0}`,
+    environment_count: sql`${project_counts.environment_count} + ${kind === 'target' ? more.environments : places}`,
+    secret_count: sql`${project_counts.secret_count} + ${documents}`
+  }).where(matching(project_counts, { organization_id, project_id }))
+}

@@ -1,0 +1,258 @@
+import { and, eq, sql, type SQL } from 'drizzle-orm'
+import type { HistoryPolicy, Managed, ProjectAttributes, SecretFormat } from '../../../schemas/projects.ts'
+import { TEAM_LIMITS } from '../../../schemas/teams.ts'
+import type { Role } from '../../../schemas/users.ts'
+import { authenticatedColumns } from '../../db/rows/authenticated.ts'
+import { RowHeld } from '../../db/callers/caller.ts'
+import { counterOf } from '../../db/changes/chain.ts'
+import { changedAt } from '../../db/columns.ts'
+import {
+  isAuthentic, isOneOf, lookUp, macOf, preparedSql, requireAuthentic, updateAuthentic, tampered, type Authenticated,
+  type Db, type Raw, type Value
+} from '../../db/database.ts'
+import { makeId } from '../../db/rows/ids.ts'
+import { matching } from '../../db/rows/matching.ts'
+import { findTeamRoles } from '../../db/callers/memberships.ts'
+import {
+  encryption_keys, environments, project_counts, projects, targets, team_members, teams
+} from '../../db/tables.ts'
+import { readPage, type PageRequest } from '../../rules/pagination.ts'
+import type { KeyState, NewKey } from '../keys/encryption-keys.ts'
+
+const oneOf = (organizationId: string, id: string) => matching(projects, { organization_id: organizationId, id })
+
+const columns = sql`p.id AS ulid, p.organization_id, p.name, p.slug, p.description, p.secret_format, p.encryption_type,
+  p.history_policy, p.key_version, p.mac, c.secret_count, c.environment_count, c.target_count, p.created_at, p.updated_at`
+const itsCounts =
+  sql`CROSS JOIN ${lookUp('c', project_counts, sql`organization_id = p.organization_id AND project_id = p.id`)}`
+
+type Row = Raw<Omit<ProjectAttributes, 'has_secrets'>> & Pick<Authenticated<'projects'>, 'key_version' | 'mac'>
+
+// Objects are written out: to spread them takes longer than everything else that is done for a row of a list.
+function toAttributes (db: Db, row: Row): ProjectAttributes {
+  const {
+    ulid, organization_id, name, slug, description, secret_format, encryption_type, history_policy, key_version, mac,
+    secret_count, environment_count, target_count, created_at, updated_at
+  } = row
+  requireAuthentic(db, 'projects', {
+    id: ulid, organization_id, slug, secret_format, encryption_type, history_policy, key_version, mac
+  })
+  return {
+    ulid,
+    organization_id,
+    name,
+    slug,
+    description,
+    secret_format,
+    encryption_type,
+    history_policy,
+    secret_count,
+    environment_count,
+    target_count,
+    created_at: new Date(created_at),
+    updated_at: new Date(updated_at),
+    has_secrets: secret_count > 0
+  }
+}
+
+const byId = preparedSql<Row, { organization_id: string, id: string }>('project', ($) => sql`
+  SELECT ${columns} FROM projects p ${itsCounts}
+  WHERE p.organization_id = ${$('organization_id')}::char(26) AND p.id = ${$('id')}::char(26)`)
+
+/** A project as the API shows it. Throws TamperedRow. */
+export async function findProject (db: Db, organizationId: string, id: string): Promise<ProjectAttributes | undefined> {
+  const [row] = await byId(db, { organization_id: organizationId, id })
+  return row && toAttributes(db, row)
+}
+
+// The page is taken before its counts are looked up, each by its key: in a join the planner, which plans for an
+// organization of the usual size, reads the counts of every project that a large one has.
+const listed = (
+  name: string, which: (value: Value) => SQL
+) => preparedSql<Row & { total: number }, Record<string, unknown>>(name, ($) => sql`
+  SELECT (SELECT count(*)::int FROM projects p
+    WHERE p.organization_id = ${$('organization_id')}::char(26)${which($)}) AS total, ${columns}
+  FROM (
+    SELECT * FROM projects p WHERE p.organization_id = ${$('organization_id')}::char(26)${which($)} ORDER BY p.slug
+    LIMIT ${$('limit')}::int OFFSET ${$('offset')}::bigint
+  ) p ${itsCounts} ORDER BY p.slug`)
+const all = listed('projects', () => sql``)
+const some = listed('some_projects', ($) =>
+  sql` AND p.id IN (SELECT value::char(26) FROM jsonb_array_elements_text(${$('ids')}::jsonb))`)
+
+type RowOfTeams = Row & {
+  total: number
+  team_id: string
+  role: Role
+  member_mac: Buffer | null
+  role_mac: Buffer | null
+}
+
+// All ids of projects that the teams of a member hold, once for each team.
+const held = ($: Value) => sql`
+  SELECT h.project_id FROM team_members m
+  CROSS JOIN LATERAL (
+    SELECT h.project_id FROM team_projects h WHERE h.organization_id = m.organization_id AND h.team_id = m.team_id
+    LIMIT ${sql.raw(String(TEAM_LIMITS.projects))}
+  ) h
+  WHERE m.organization_id = ${$('organization_id')}::char(26) AND m.user_id = ${$('user_id')}::bigint`
+
+// One team of the member that holds the project `p`.
+const itsTeam = ($: Value) => sql`LATERAL (
+  SELECT h.team_id, h.role, h.mac AS role_mac, m.mac AS member_mac FROM team_projects h
+  CROSS JOIN ${lookUp('m', team_members,
+    sql`organization_id = h.organization_id AND team_id = h.team_id AND user_id = ${$('user_id')}::bigint`)}
+  WHERE h.organization_id = p.organization_id AND h.project_id = p.id LIMIT 1) its`
+
+const pageOf = ($: Value) => sql`ORDER BY p.slug LIMIT ${$('limit')}::int OFFSET ${$('offset')}::bigint`
+
+/** A page of the projects that the teams of a member hold, each with one of these teams. */
+const listedByTeams = (
+  name: string, page: (value: Value) => SQL, which: (value: Value) => SQL = () => sql``
+) => preparedSql<RowOfTeams, Record<string, unknown>>(name, ($) => sql`
+  SELECT (SELECT count(DISTINCT held.project_id COLLATE "C")::int FROM (${held($)}${which($)}) held) AS total,
+    ${columns}, p.team_id, p.role, p.role_mac, p.member_mac
+  FROM (${page($)}) p ${itsCounts} ORDER BY p.slug`)
+
+// A page near the beginning of the list is filled by a walk through the organization's projects in their order. The
+// walk is bounded, as the teams may hold few projects of very many.
+const MOST_WALKED = 2_000
+const nearOfTeams = listedByTeams('projects_of_teams_near', ($) => sql`
+  SELECT p.*, its.* FROM (
+    SELECT * FROM projects p WHERE p.organization_id = ${$('organization_id')}::char(26)
+    ORDER BY p.slug LIMIT ${sql.raw(String(MOST_WALKED))}
+  ) p CROSS JOIN ${itsTeam($)} ${pageOf($)}`)
+
+const ofTeams = (name: string, which?: (value: Value) => SQL) => listedByTeams(name, ($) => sql`
+  SELECT p.*, its.* FROM (
+    SELECT p.* FROM (SELECT DISTINCT held.project_id FROM (${held($)}${which?.($) ?? sql``}) held) held
+    CROSS JOIN ${lookUp('p', projects,
+      sql`organization_id = ${$('organization_id')}::char(26) AND id = held.project_id`)} ${pageOf($)}
+  ) p CROSS JOIN ${itsTeam($)}`, which)
+const allOfTeams = ofTeams('projects_of_teams')
+const someOfTeams = ofTeams('some_projects_of_teams', ($) =>
+  sql` AND h.project_id IN (SELECT value::char(26) FROM jsonb_array_elements_text(${$('ids')}::jsonb))`)
+
+/** Which projects are listed. */
+export interface ProjectQuery {
+  organization_id: string
+  /** Only these projects; null for all. */
+  ids: readonly string[] | null
+  /** Only projects that teams of this member hold; null for all. Every role of a team gives `project:read`. */
+  user_id: number | null
+}
+
+/**
+ * Projects of an organization by slug. A project that a member has only by rows that the service did not write is left
+ * out, though the total counts it. Throws TamperedRow for the row of a project.
+ */
+export async function listProjects (
+  db: Db, { organization_id, ids, user_id }: ProjectQuery, page: PageRequest
+): Promise<{ rows: ProjectAttributes[], total: number }> {
+  const values = { organization_id, ids: ids && JSON.stringify(ids) }
+  if (user_id !== null) return listByTeams(db, { ...values, user_id }, page)
+  const { rows, total } = await readPage(page, (part) => (ids === null ? all : some)(db, { ...values, ...part }))
+  return { rows: rows.map((row) => toAttributes(db, row)), total }
+}
+
+async function listByTeams (
+  db: Db, values: { organization_id: string, ids: string | null, user_id: number }, page: PageRequest
+) {
+  const { rows, total } = await readPage(page, async (part) => {
+    if (values.ids !== null) return someOfTeams(db, { ...values, ...part })
+    const near = await nearOfTeams(db, { ...values, ...part })
+    // A page that is not full ends the list, or ends beyond the walk.
+    const isWhole = near.length === part.limit || near[0]?.total === part.offset + near.length
+    return isWhole ? near : allOfTeams(db, { ...values, ...part })
+  })
+  const { organization_id, user_id } = values
+  // The rows of a statement have one membership for each team.
+  const memberships = new Map<string, boolean>()
+  const isMember = ({ team_id, member_mac: mac }: RowOfTeams) => {
+    const known = memberships.get(team_id)
+    if (known !== undefined) return known
+    const is = isAuthentic(db, 'team_members', { organization_id, team_id, user_id, mac })
+    memberships.set(team_id, is)
+    return is
+  }
+  const hasRole = (row: RowOfTeams) => isMember(row) && isAuthentic(db, 'team_projects', {
+    organization_id, team_id: row.team_id, project_id: row.ulid, role: row.role, mac: row.role_mac
+  })
+  // Another team may hold a project whose first team does not count.
+  const doubtful = rows.filter((row) => !hasRole(row))
+  const others = await Promise.all(doubtful.map(({ ulid: id }) => findTeamRoles(db, { organization_id, user_id, id })))
+  const hidden = new Set(doubtful.filter((_, i) => others[i]!.length === 0))
+  return { rows: rows.filter((row) => !hidden.has(row)).map((row) => toAttributes(db, row)), total }
+}
+
+export interface NewProject {
+  id: string
+  organization_id: string
+  name: string
+  slug: string
+  description: string | null
+  secret_format: SecretFormat
+  encryption_type: Managed
+  history_policy: HistoryPolicy
+}
+
+/** Creates a project with its first, active key. A taken slug is a unique violation. */
+export async function createProject (db: Db, project: NewProject, key: NewKey): Promise<void> {
+  const row = { ...project, key_version: key.version }
+  await db.insert(projects).values({ ...row, mac: macOf(db, 'projects', row) })
+  await db.insert(project_counts).values({ organization_id: project.organization_id, project_id: project.id })
+  await db.insert(encryption_keys).overridingSystemValue().values({
+    id: makeId(), ...key, organization_id: project.organization_id, project_id: project.id, is_active: true
+  })
+}
+
+export type ProjectChanges = Partial<Pick<NewProject,
+  'name' | 'slug' | 'description' | 'secret_format' | 'history_policy'>>
+
+export async function updateProject (
+  db: Db, organizationId: string, id: string, changes: ProjectChanges
+): Promise<void> {
+  const { name, description, ...more } = changes
+  await updateAuthentic(db, 'projects', oneOf(organizationId, id), more, {
+    name, description, updated_at: changedAt(projects.updated_at, changes)
+  }) ?? tampered()
+}
+
+/**
+ * Locks the row of a project until the end of the transaction. `update`: no write below the project, no other change of
+ * the project. `share`: no long operation on the project. A transaction that has locked the organization's counter does
+ * not wait for the row, because a long operation has the row while it waits for the counter.
+ *
+ * Throws RowHeld when the row is locked in such a transaction.
+ */
+export async function lockProject (
+  db: Db, organizationId: string, { id }: { id: string }, strength: 'update' | 'share' = 'update'
+): Promise<KeyState | undefined> {
+  const hasCounter = counterOf(db) !== undefined
+  const find = () => db.select(authenticatedColumns('projects')).from(projects).where(oneOf(organizationId, id))
+  const [row] = await find().for(strength === 'update' ? 'no key update' : 'share', hasCounter ? { skipLocked: true } : {})
+  if (row !== undefined) requireAuthentic(db, 'projects', row)
+  else if (hasCounter && (await find()).length > 0) throw new RowHeld()
+  return row
+}
+
+/** Deletes a project with everything below it; the histories of its documents were removed before. */
+export async function deleteProject (db: Db, organizationId: string, id: string): Promise<void> {
+  await db.delete(projects).where(oneOf(organizationId, id))
+}
+
+/** Those of the slugs that siblings have. */
+export async function listTakenSlugs (
+  db: Db, {
+    organization_id, ...among
+  }: { organization_id: string, project_id?: string, target_id?: string, team?: true }, slugs: readonly string[]
+): Promise<Set<string>> {
+  const [table, parent] = among.target_id !== undefined
+    ? [environments, eq(environments.target_id, among.target_id)] as const
+    : among.project_id !== undefined
+      ? [targets, eq(targets.project_id, among.project_id)] as const
+      : [among.team ? teams : projects, undefined] as const
+  const rows = await db.select({ slug: table.slug })
+    .from(table).where(and(eq(table.organization_id, organization_id), parent, isOneOf(table.slug, slugs)))
+  return new Set(rows.map((row) => row.slug))
+}

@@ -1,0 +1,308 @@
+import { asc, gt, sql, type SQL } from 'drizzle-orm'
+import { preparedSql, type Db } from '../../db/database.ts'
+import {
+  api_tokens, encryption_keys, environments, organization_removals, project_counts, projects, re_encryptions, targets,
+  token_removals
+} from '../../db/tables.ts'
+import { deleteTokenRemoval, isTokenRemoval, type TokenRemoval } from '../../db/callers/token-removals.ts'
+
+// What purges and deletes take away. A secret's versions hang on its history: a purge gives it a new one, the delete of
+// a level takes it away, and what hangs on the old history is reachable from nowhere from then on. Its rows go
+// afterwards, a piece at a time, because a statement that takes a million of them would not end in time.
+
+/** What a purge or a delete is about: one secret, or all below a place of the hierarchy. */
+export type Below = { project_id: string } | { target_id: string } | { environment_id: string } | { secret_id: string }
+
+const isBelow = (organizationId: string, below: Below): SQL => {
+  const [place, id] = 'secret_id' in below
+    ? [sql`s.id`, below.secret_id] as const
+    : 'environment_id' in below
+      ? [sql`s.environment_id`, below.environment_id] as const
+      : 'target_id' in below
+        ? [sql`s.target_id`, below.target_id] as const
+        : [sql`s.project_id`, below.project_id] as const
+  return sql`s.organization_id = ${organizationId} AND ${place} = ${id}`
+}
+
+// Looked for by the history, of each: not joined with all versions of the organization.
+const versionsOf = (organizationId: SQL, historyId: SQL): SQL => sql`SELECT FROM secret_versions v
+  WHERE v.organization_id = ${organizationId} AND v.history_id = ${historyId} OFFSET 0`
+
+/**
+ * Purges the histories below a place: each secret goes on with a new, empty one, and no version is its current one any
+ * more. Answers how many versions that were, and their bytes. The caller holds the project's row.
+ */
+export async function purgeHistories (
+  db: Db, organizationId: string, below: Below
+): Promise<{ versions: number, bytes: number }> {
+  const [row] = await db.execute(sql`
+    WITH purged AS (
+      SELECT s.organization_id, s.id, s.history_id, s.version_count, s.version_bytes,
+        upper(left(replace(gen_random_uuid()::text, '-', ''), 26)) AS next_history
+      FROM secrets s
+      WHERE ${isBelow(organizationId, below)}
+        AND EXISTS (${versionsOf(sql`s.organization_id`, sql`s.history_id`)})
+    ), removed AS (
+      UPDATE histories h SET removed_at = now() FROM purged p WHERE h.organization_id = p.organization_id
+        AND h.id = p.history_id
+    ), made AS (
+      INSERT INTO histories (organization_id, id) SELECT organization_id, next_history FROM purged
+    ), emptied AS (
+      UPDATE secrets s SET history_id = p.next_history, version = NULL, version_count = 0, version_bytes = 0
+      FROM purged p WHERE s.organization_id = p.organization_id AND s.id = p.id
+    )
+    SELECT coalesce(sum(version_count), 0)::int AS versions, coalesce(sum(version_bytes), 0)::float8 AS bytes FROM purged
+  `) as unknown as { versions: number, bytes: number }[]
+  return row!
+}
+
+/** The number of levels that a deletion takes: the level itself and those below it, by the counts of the project. */
+export async function countLevels (db: Db, organizationId: string, below: Below): Promise<number> {
+  if ('environment_id' in below || 'secret_id' in below) return 1
+  const [row] = 'target_id' in below
+    ? await levelsOfTarget(db, { organization_id: organizationId, id: below.target_id })
+    : await levelsOfProject(db, { organization_id: organizationId, id: below.project_id })
+  return row === undefined ? 1 : Number(row.levels)
+}
+
+const levelsOfTarget = preparedSql<{ levels: string }, { organization_id: string, id: string }>(
+  'levels_of_target', ($) => sql`
+  SELECT environment_count + 1 AS levels FROM targets
+  WHERE organization_id = ${$('organization_id')}::char(26) AND id = ${$('id')}::char(26)`)
+const levelsOfProject = preparedSql<{ levels: string }, { organization_id: string, id: string }>(
+  'levels_of_project', ($) => sql`
+  SELECT target_count + environment_count + 1 AS levels FROM project_counts
+  WHERE organization_id = ${$('organization_id')}::char(26) AND project_id = ${$('id')}::char(26)`)
+
+/**
+ * Removes the histories below a place that is about to be deleted with its documents, in the same transaction. Answers
+ * what the delete takes along, for its audit event, and the bytes of all of it. The caller holds the project's row.
+ */
+export async function removeHistories (
+  db: Db, organizationId: string, below: Below
+): Promise<{ documents: number, versions: number, bytes: number }> {
+  const [row] = await db.execute(sql`
+    WITH gone AS (SELECT s.organization_id, s.history_id, s.version_count, s.version_bytes + s.size_bytes AS bytes,
+        s.sealed IS NOT NULL AS is_document FROM secrets s
+      WHERE ${isBelow(organizationId, below)}),
+    removed AS (UPDATE histories h SET removed_at = now() FROM gone g WHERE h.organization_id = g.organization_id
+      AND h.id = g.history_id)
+    SELECT count(*) FILTER (WHERE is_document)::int AS documents, coalesce(sum(version_count), 0)::int AS versions,
+      coalesce(sum(bytes), 0)::float8 AS bytes
+      FROM gone
+  `) as unknown as { documents: number, versions: number, bytes: number }[]
+  return row!
+}
+
+/**
+ * The next organizations, behind one of them, in which something was removed whose rows are still there: the system's
+ * own list.
+ */
+export async function listRemovals (db: Db, after: string, limit: number): Promise<string[]> {
+  const rows = await db.execute(sql`
+    WITH RECURSIVE found AS (
+      (SELECT organization_id FROM histories WHERE removed_at IS NOT NULL AND organization_id > ${after}
+        ORDER BY organization_id LIMIT 1)
+      UNION ALL
+      SELECT (SELECT h.organization_id FROM histories h WHERE h.removed_at IS NOT NULL
+        AND h.organization_id > f.organization_id ORDER BY h.organization_id LIMIT 1)
+      FROM found f WHERE f.organization_id IS NOT NULL
+    )
+    SELECT organization_id FROM found WHERE organization_id IS NOT NULL LIMIT ${limit}`) as unknown as {
+    organization_id: string
+  }[]
+  return rows.map(({ organization_id }) => organization_id)
+}
+
+// Large contents are spread over many rows of the database, so a piece is also bounded by their size.
+const PIECE_BYTES = 16 * 1024 * 1024
+
+/** A place among the versions of removed histories: of which one, behind which version. */
+export interface Removal { history_id: string, id: number }
+
+/**
+ * Takes the rows of the next versions that hang on removed histories of the organization, behind a place: so many at
+ * most. What another instance is at is left to it. Undefined when there is nothing behind the place.
+ */
+export async function deleteRemovedVersions (
+  db: Db, organizationId: string, after: Removal, limit: number
+): Promise<Removal | undefined> {
+  const rows = await db.execute(sql`
+    WITH found AS (
+      SELECT h.organization_id, h.id AS history_id, v.id, v.size_bytes, sum(v.size_bytes) OVER (ORDER BY h.id, v.id) AS bytes
+      FROM histories h CROSS JOIN LATERAL (
+        SELECT v.id, v.size_bytes FROM secret_versions v
+        WHERE v.organization_id = h.organization_id AND v.history_id = h.id
+          AND v.id > CASE WHEN h.id = ${after.history_id} THEN ${after.id}::bigint ELSE 0 END
+        ORDER BY v.id LIMIT ${limit}
+      ) v
+      WHERE h.organization_id = ${organizationId} AND h.removed_at IS NOT NULL AND h.id >= ${after.history_id}
+      ORDER BY h.id, v.id LIMIT ${limit}
+    ), next AS (
+      SELECT organization_id, history_id, id FROM found WHERE bytes - size_bytes < ${PIECE_BYTES}
+    ), mine AS (
+      SELECT v.organization_id, v.id FROM secret_versions v
+      WHERE (v.organization_id, v.id) IN (SELECT organization_id, id FROM next) FOR UPDATE SKIP LOCKED
+    ), deleted AS (
+      DELETE FROM secret_versions v USING mine WHERE v.organization_id = mine.organization_id AND v.id = mine.id
+    )
+    SELECT history_id, id FROM next ORDER BY history_id DESC, id DESC LIMIT 1`) as unknown as {
+    history_id: string
+    id: string
+  }[]
+  return rows[0] && { history_id: rows[0].history_id, id: Number(rows[0].id) }
+}
+
+/**
+ * Takes away removed histories of the organization on which nothing hangs any more, so many at most, and counts them.
+ */
+export async function deleteEmptyHistories (db: Db, organizationId: string, limit: number): Promise<number> {
+  const [row] = await db.execute(sql`
+    WITH empty AS (
+      SELECT h.organization_id, h.id FROM histories h
+      WHERE h.organization_id = ${organizationId} AND h.removed_at IS NOT NULL
+        AND NOT EXISTS (${versionsOf(sql`h.organization_id`, sql`h.id`)})
+      LIMIT ${limit} FOR UPDATE SKIP LOCKED
+    ), deleted AS (
+      DELETE FROM histories h USING empty e WHERE h.organization_id = e.organization_id AND h.id = e.id RETURNING 1
+    )
+    SELECT count(*)::int AS count FROM deleted`) as unknown as { count: number }[]
+  return row!.count
+}
+
+/** The next organizations that were deleted and are not gone yet, behind one of them: the system's own list. */
+export async function listRemovedOrganizations (db: Db, after: string, limit: number): Promise<string[]> {
+  const { organization_id } = organization_removals
+  return (await db.select({ organization_id }).from(organization_removals).where(gt(organization_id, after))
+    .orderBy(asc(organization_id)).limit(limit)).map((row) => row.organization_id)
+}
+
+/**
+ * Takes the next secrets of an organization that is gone, so many at most, and marks their histories as removed.
+ * Answers how many. Waits for what was under way when it was deleted, which is about to be undone.
+ */
+export async function deleteSecretsOfRemoved (db: Db, organizationId: string, limit: number): Promise<number> {
+  const [row] = await db.execute(sql`
+    WITH next AS (
+      SELECT s.organization_id, s.id FROM secrets s WHERE s.organization_id = ${organizationId} LIMIT ${limit} FOR UPDATE
+    ), gone AS (
+      DELETE FROM secrets s USING next WHERE s.organization_id = next.organization_id AND s.id = next.id
+      RETURNING s.organization_id, s.history_id
+    ), removed AS (
+      UPDATE histories h SET removed_at = now() FROM gone WHERE h.organization_id = gone.organization_id
+        AND h.id = gone.history_id
+    )
+    SELECT count(*)::int AS count FROM gone`) as unknown as { count: number }[]
+  return row!.count
+}
+
+/** What an organization leaves when it is deleted, but for secrets and versions: in the order in which it can go. */
+export const LEFT_BEHIND = [
+  api_tokens, environments, targets, encryption_keys, re_encryptions, project_counts, projects
+] as const
+
+/** Takes the next rows of such a table of an organization that is gone, so many at most, and counts them. */
+export async function deleteLeftBehind (
+  db: Db, table: (typeof LEFT_BEHIND)[number], organizationId: string, limit: number
+): Promise<number> {
+  const key = sql.identifier('id' in table ? 'id' : 'project_id')
+  const [row] = await db.execute(sql`
+    WITH next AS (
+      SELECT t.organization_id, t.${key} FROM ${table} t WHERE t.organization_id = ${organizationId} LIMIT ${limit}
+      FOR UPDATE
+    ), gone AS (
+      DELETE FROM ${table} t USING next WHERE t.organization_id = next.organization_id AND t.${key} = next.${key}
+      RETURNING 1
+    )
+    SELECT count(*)::int AS count FROM gone`) as unknown as { count: number }[]
+  return row!.count
+}
+
+/** Nothing is left of a deleted organization: answers whether that is so, and forgets it then. */
+export async function endRemoval (db: Db, organizationId: string): Promise<boolean> {
+  await db.execute(sql`DELETE FROM long_operations WHERE organization_id = ${organizationId}`)
+  const rows = await db.execute(sql`
+    DELETE FROM organization_removals r WHERE r.organization_id = ${organizationId}
+      AND NOT EXISTS (SELECT FROM api_tokens t WHERE t.organization_id = r.organization_id)
+      AND NOT EXISTS (SELECT FROM projects p WHERE p.organization_id = r.organization_id)
+      AND NOT EXISTS (SELECT FROM histories h WHERE h.organization_id = r.organization_id)
+    RETURNING 1`) as unknown as unknown[]
+  return rows.length > 0
+}
+
+// Days that a token is still shown which has expired, and can be given another life, or whose grant has, and cannot.
+const SHOWN_EXPIRED = 30
+const isLongAgo = (moment: SQL): SQL => sql`${moment} < now() - make_interval(days => ${SHOWN_EXPIRED})`
+
+/**
+ * The next organizations, behind one of them, with API tokens that expired long ago, or whose grant did, of the first
+ * of these: the system's own list.
+ */
+export async function listOverTokens (db: Db, after: string, limit: number): Promise<string[]> {
+  const rows = await db.execute(sql`
+    SELECT DISTINCT over.organization_id FROM (
+      (SELECT t.organization_id FROM api_tokens t WHERE ${isLongAgo(sql`t.expires_at`)} ORDER BY t.expires_at LIMIT 1000)
+      UNION ALL
+      (SELECT t.organization_id FROM oauth_grants g JOIN api_tokens t ON t.grant_id = g.id
+        WHERE ${isLongAgo(sql`g.expires_at`)} ORDER BY g.expires_at LIMIT 1000)
+    ) AS over WHERE over.organization_id > ${after} ORDER BY over.organization_id LIMIT ${limit}`) as unknown as {
+    organization_id: string
+  }[]
+  return rows.map(({ organization_id }) => organization_id)
+}
+
+/**
+ * Takes the next API tokens of the organization that expired long ago, or whose grant did, so many at most, and counts
+ * them. Their events stay. What somebody changes just now is left to the next look.
+ */
+export async function deleteOverTokens (db: Db, organizationId: string, limit: number): Promise<number> {
+  const [row] = await db.execute(sql`
+    WITH next AS (
+      SELECT t.organization_id, t.id FROM api_tokens t LEFT JOIN oauth_grants g ON g.id = t.grant_id
+      WHERE t.organization_id = ${organizationId}
+        AND (${isLongAgo(sql`t.expires_at`)} OR ${isLongAgo(sql`g.expires_at`)})
+      ORDER BY t.id LIMIT ${limit} FOR UPDATE OF t SKIP LOCKED
+    ), gone AS (
+      DELETE FROM api_tokens t USING next WHERE t.organization_id = next.organization_id AND t.id = next.id RETURNING 1
+    )
+    SELECT count(*)::int AS count FROM gone`) as unknown as { count: number }[]
+  return row!.count
+}
+
+/** What has ended with many API tokens, the next of it behind an entry: the system's own list. */
+export async function listTokenRemovals (
+  db: Db, after: TokenRemoval | undefined, limit: number
+): Promise<TokenRemoval[]> {
+  const { organization_id, ended, ended_id } = token_removals
+  return db.select().from(token_removals)
+    .where(sql`(${organization_id}, ${ended}, ${ended_id}) >
+      (${after?.organization_id ?? ''}, ${after?.ended ?? ''}, ${after?.ended_id ?? 0}::bigint)`)
+    .orderBy(asc(organization_id), asc(ended), asc(ended_id)).limit(limit)
+}
+
+const HANGS_ON = { member: sql`t.user_id`, grant: sql`t.grant_id` }
+
+/**
+ * Takes the next API tokens that ended with a membership or a grant, so many at most, and counts them; with the last of
+ * them the entry goes. What somebody changes just now is left to the next look.
+ */
+export async function deleteEndedTokens (
+  db: Db, removal: TokenRemoval & { ended: keyof typeof HANGS_ON }, limit: number
+): Promise<number> {
+  const { organization_id, ended, ended_id } = removal
+  const its = sql`t.organization_id = ${organization_id} AND ${HANGS_ON[ended]} = ${ended_id}::bigint`
+  // Whoever has joined again has none to be removed: the entry went before.
+  const isLeft = sql`EXISTS (SELECT FROM ${token_removals} WHERE ${isTokenRemoval(removal)})`
+  const [row] = await db.execute(sql`
+    WITH next AS (
+      SELECT t.organization_id, t.id FROM api_tokens t WHERE ${its} AND ${isLeft} LIMIT ${limit}
+      FOR UPDATE OF t SKIP LOCKED
+    ), gone AS (
+      DELETE FROM api_tokens t USING next WHERE t.organization_id = next.organization_id AND t.id = next.id RETURNING 1
+    )
+    SELECT count(*)::int AS count FROM gone`) as unknown as { count: number }[]
+  if (row!.count < limit) {
+    await deleteTokenRemoval(db, removal, sql`NOT EXISTS (SELECT FROM api_tokens t WHERE ${its})`)
+  }
+  return row!.count
+}

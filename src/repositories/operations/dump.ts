@@ -1,0 +1,241 @@
+import { getTableName, is, sql, type SQL } from 'drizzle-orm'
+import { PgTable } from 'drizzle-orm/pg-core'
+import type { Db } from '../../db/database.ts'
+import { canMakeSchema, listMigrations } from '../../db/migrate.ts'
+import * as tables from '../../db/tables.ts'
+
+// The whole database, table by table, as the catalogue describes it: so that the schema of an older release is read and
+// written by a newer one, and a new table or column comes along by itself.
+
+/**
+ * What no backup has: most of it lets somebody in within minutes or days, who could otherwise come in again with what
+ * they had given back, or used up, since.
+ */
+export const LEFT_OUT: Readonly<Record<string, string>> = {
+  sessions: 'People sign in again',
+  sign_in_steps: 'Half a sign-in, of minutes',
+  password_links: 'One that was used since would set a password again; an operator makes another one',
+  invitation_mails: 'When an invitation was mailed, of the last day',
+  long_operations: 'A lock, which is held for the length of a transaction',
+  oauth_requests: 'Belong to a session',
+  oauth_codes: 'Of a minute, and used once',
+  last_backup: 'Of the database that it was made of'
+}
+
+/** What migrations put rows into: all that there may be in an empty database. */
+const SEEDED = ['plans', 'plan_prices', 'oauth_clients']
+
+/** A table with its columns and their types, and the columns of its primary key, in their order. */
+export interface Table {
+  name: string
+  columns: { name: string, type: string }[]
+  key: string[]
+}
+
+/** The values of a row in the order of the columns: bytes, or the text that PostgreSQL writes, or nothing. */
+export type Values = (Buffer | null)[]
+
+/** A column that numbers its rows, and the last number that it gave. */
+export interface Numbered { table: string, column: string, last: string }
+
+const NAMES = Object.values(tables).filter((value) => is(value, PgTable)).map((table) => getTableName(table as PgTable))
+
+// Rows of a page, and their bytes: what a page has more is one row.
+const PAGE = { rows: 1_000, bytes: 1024 * 1024 }
+
+const inPublic = ({ name }: { name: string }) => sql`public.${sql.identifier(name)}`
+const listed = (parts: readonly SQL[]) => sql.join([...parts], sql`, `)
+
+/** The tables of the service that are there, each behind those that it refers to. */
+export async function describeTables (db: Db): Promise<Table[]> {
+  const found = await db.execute(sql`
+    SELECT c.relname AS name, (
+      SELECT jsonb_agg(jsonb_build_object('name', a.attname, 'type', format_type(a.atttypid, a.atttypmod))
+        ORDER BY a.attnum)
+      FROM pg_attribute a
+      WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = ''
+    ) AS columns, (
+      SELECT jsonb_agg(a.attname ORDER BY array_position(i.indkey::int2[], a.attnum))
+      FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey)
+      WHERE i.indrelid = c.oid AND i.indisprimary
+    ) AS key, (
+      SELECT coalesce(jsonb_agg(DISTINCT f.relname), '[]')
+      FROM pg_constraint k JOIN pg_class f ON f.oid = k.confrelid
+      WHERE k.conrelid = c.oid AND k.contype = 'f' AND k.confrelid <> c.oid
+    ) AS needs
+    FROM pg_class c WHERE c.relnamespace = 'public'::regnamespace AND c.relkind = 'r' ORDER BY c.relname`) as
+    unknown as (Table & { needs: string[] })[]
+  const waiting = new Map(found.filter(({ name }) => NAMES.includes(name)).map((table) => [table.name, table]))
+  const sorted: Table[] = []
+  const take = (name: string) => {
+    const table = waiting.get(name)
+    if (table === undefined) return
+    waiting.delete(name)
+    for (const needed of table.needs) take(needed)
+    sorted.push({ name, columns: table.columns, key: table.key })
+  }
+  for (const { name } of found) take(name)
+  return sorted
+}
+
+// What a role or a database may be set to is for requests. A page is found by the key that it begins behind, whatever
+// the planner knows of the table.
+const SETTINGS = [
+  'statement_timeout = 0', 'idle_in_transaction_session_timeout = 0', 'bytea_output = hex', 'enable_seqscan = off',
+  'enable_bitmapscan = off'
+]
+
+/** Lets a transaction read or write all there is, however long that takes. Takes no snapshot. */
+export async function takeTime (db: Db): Promise<void> {
+  for (const setting of SETTINGS) await db.execute(sql.raw(`SET LOCAL ${setting}`))
+}
+
+/** Until the end of the transaction nobody changes what these tables are; what is in them is nobody's to wait for. */
+export async function keepTables (db: Db, tables: readonly Table[]): Promise<void> {
+  if (tables.length > 0) await db.execute(sql`LOCK TABLE ${listed(tables.map(inPublic))} IN ACCESS SHARE MODE`)
+}
+
+/** All rows of a table in the order of its key, some at a time. */
+export async function * readRows (db: Db, table: Table): AsyncGenerator<Values[]> {
+  const { columns, key } = table
+  const typeOf = new Map(columns.map(({ name, type }) => [name, type]))
+  const keys = listed(key.map((name) => sql.identifier(name) as unknown as SQL))
+  const values = listed(columns.map(({ name, type }, i) =>
+    sql`${sql.identifier(name)}${sql.raw(isBytes(type) ? '' : '::text')} AS ${sql.raw(`v${i}`)}`))
+  for (let last: Values | undefined; ;) {
+    const behind = last && listed(key.map((name) =>
+      valueOf(typeOf.get(name)!, last![columns.findIndex((column) => column.name === name)]!)))
+    // How long what is large is, is known without reading it.
+    const rows = await db.execute(sql`
+      SELECT ${values} FROM (
+        SELECT *, sum(row_bytes) OVER (ORDER BY ${keys}) - row_bytes AS bytes_before FROM (
+          SELECT *, ${sizeOf(columns)} AS row_bytes FROM ${inPublic(table)}
+          ${behind === undefined ? sql`` : sql`WHERE (${keys}) > (${behind})`} ORDER BY ${keys} LIMIT ${PAGE.rows}::int
+        ) part
+      ) page WHERE bytes_before < ${PAGE.bytes}::int ORDER BY ${keys}`) as unknown as Record<string, unknown>[]
+    if (rows.length === 0) return
+    const page = rows.map((row) => columns.map((_column, i) => {
+      const value = row[`v${i}`]
+      return typeof value === 'string' ? Buffer.from(value, 'utf8') : value as Buffer | null
+    }))
+    yield page
+    last = page.at(-1)
+  }
+}
+
+/** Puts rows into a table as they were in another one. */
+export async function insertRows (db: Db, table: Table, rows: readonly Values[]): Promise<void> {
+  const { columns } = table
+  const names = columns.map(({ name }) => sql.identifier(name) as unknown as SQL)
+  const values = columns.map(({ type }, i) =>
+    sql.raw(isBytes(type) ? `decode(v${i}, 'base64')` : `v${i}::${type}`))
+  const json = JSON.stringify(rows.map((row) => Object.fromEntries(row.map((value, i) =>
+    [`v${i}`, value === null ? null : value.toString(isBytes(columns[i]!.type) ? 'base64' : 'utf8')]))))
+  await db.execute(sql`
+    INSERT INTO ${inPublic(table)} (${listed(names)}) OVERRIDING SYSTEM VALUE
+    SELECT ${listed(values)} FROM json_to_recordset(${json}::json) AS
+      part (${listed(columns.map((_column, i) => sql.raw(`v${i} text`)))})`)
+}
+
+/** The last numbers of what numbers its rows by itself; nothing of what never did. */
+export async function listNumbered (db: Db, tables: readonly Table[]): Promise<Numbered[]> {
+  const found = await db.execute(sql`
+    SELECT c.relname AS "table", a.attname AS "column",
+      pg_sequence_last_value(pg_get_serial_sequence(format('public.%I', c.relname), a.attname)::regclass)::text AS last
+    FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid
+    WHERE c.relnamespace = 'public'::regnamespace AND c.relkind = 'r' AND a.attidentity <> ''
+    ORDER BY c.relname`) as unknown as (Numbered & { last: string | null })[]
+  return found.filter(({ table, last }) => last !== null && tables.some(({ name }) => name === table))
+}
+
+/** Lets columns number on behind these, or behind the rows that are there. */
+export async function numberOn (db: Db, numbered: readonly Numbered[]): Promise<void> {
+  for (const { table, column, last } of numbered) {
+    const name = sql.identifier(column)
+    await db.execute(sql`
+      SELECT setval(pg_get_serial_sequence(${`public.${table}`}, ${column})::regclass, greatest(${last}::bigint, (
+        SELECT max(${name}) FROM ${inPublic({ name: table })})))`)
+  }
+}
+
+/** What there is beside the service's, as it is called in SQL, and whether it is a table among those of the service. */
+export interface Strange { name: string, isTable: boolean }
+
+// What extensions bring is theirs, and a sequence goes with its table.
+async function listStrange (db: Db): Promise<Strange[]> {
+  return await db.execute(sql`
+    SELECT format('%I.%I', n.nspname, c.relname) AS name,
+      n.nspname = 'public' AND c.relkind IN ('r', 'p') AS "isTable"
+    FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+    WHERE c.relkind IN ('r', 'p', 'v', 'm', 'S', 'f') AND n.nspname <> 'information_schema' AND n.nspname !~ '^pg_'
+      AND NOT (n.nspname = 'public' AND c.relkind = 'r' AND c.relname IN (
+        SELECT jsonb_array_elements_text(${JSON.stringify(NAMES)}::jsonb)))
+      AND NOT (n.nspname = 'drizzle' AND c.relkind = 'r' AND c.relname = '__drizzle_migrations')
+      AND NOT EXISTS (
+        SELECT FROM pg_depend d WHERE d.classid = 'pg_class'::regclass AND d.objid = c.oid AND (
+          d.deptype = 'e' OR (c.relkind = 'S' AND d.deptype IN ('a', 'i') AND d.refclassid = 'pg_class'::regclass)))
+    ORDER BY n.nspname, c.relname`) as unknown as Strange[]
+}
+
+/** The tables among those of the service that are none of its own, by name. */
+export async function listStrangeTables (db: Db): Promise<string[]> {
+  return (await listStrange(db)).filter(({ isTable }) => isTable).map(({ name }) => name)
+}
+
+/**
+ * Something that is in the database beside what migrations make, by name; undefined where it is empty. Tables count as
+ * the service's own only where its migrations say that they made them.
+ */
+export async function findContent (db: Db): Promise<string | undefined> {
+  const [strange] = await listStrange(db)
+  if (strange !== undefined) return strange.name
+  const migrations = await listMigrations(db)
+  const isOurs = canMakeSchema(migrations)
+  if (migrations.length > 0 && !isOurs) return 'drizzle.__drizzle_migrations'
+  for (const table of await describeTables(db)) {
+    if (isOurs && SEEDED.includes(table.name)) continue
+    const hasRows = (await db.execute(sql`SELECT 1 FROM ${inPublic(table)} LIMIT 1`) as unknown as unknown[]).length > 0
+    if (hasRows || !isOurs) return `public.${table.name}`
+  }
+  return undefined
+}
+
+/** Takes the tables of an empty database away, with what keeps them. */
+export async function dropTables (db: Db): Promise<void> {
+  const tables = await describeTables(db)
+  const keepers = await db.execute(sql`
+    SELECT DISTINCT p.proname AS name FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
+      JOIN pg_proc p ON p.oid = t.tgfoid
+    WHERE c.relnamespace = 'public'::regnamespace AND p.pronamespace = c.relnamespace AND NOT t.tgisinternal`) as
+    unknown as { name: string }[]
+  if (tables.length > 0) await db.execute(sql`DROP TABLE ${listed(tables.map(inPublic))}`)
+  for (const keeper of keepers) await db.execute(sql`DROP FUNCTION ${inPublic(keeper)}()`)
+  // The schema stays: it is of Drizzle's name, and somebody else may have it as well.
+  await db.execute(sql`DROP TABLE IF EXISTS drizzle.__drizzle_migrations`)
+}
+
+/** Takes away what the migrations of an empty database put into it. */
+export async function clearSeeds (db: Db, tables: readonly Table[]): Promise<void> {
+  for (const table of tables.filter(({ name }) => SEEDED.includes(name)).reverse()) {
+    await db.execute(sql`DELETE FROM ${inPublic(table)}`)
+  }
+}
+
+/** Tells the planner what is in the tables now. */
+export async function analyze (db: Db): Promise<void> {
+  await db.execute(sql`ANALYZE`)
+}
+
+const isBytes = (type: string) => type === 'bytea'
+
+const valueOf = (type: string, value: Buffer): SQL => isBytes(type)
+  ? sql`${value}::bytea`
+  : sql`${value.toString('utf8')}::text::${sql.raw(type)}`
+
+// Of text and bytes; whatever else there is, is small.
+function sizeOf (columns: readonly { name: string, type: string }[]): SQL {
+  const sizes = columns.flatMap(({ name, type }) => /^(bytea|text|character varying)/.test(type) && !type.endsWith('[]')
+    ? [sql`coalesce(octet_length(${sql.identifier(name)}), 0)`]
+    : /^jsonb|\[\]$/.test(type) ? [sql`coalesce(pg_column_size(${sql.identifier(name)}), 0)`] : [])
+  return sql`(${sql.join([sql`0::bigint`, ...sizes], sql` + `)})`
+}

@@ -1,0 +1,125 @@
+import { and, asc, eq, gt, isNull, lt, or, sql } from 'drizzle-orm'
+import { lookupHash, type Db } from '../../db/database.ts'
+import { deleteExpired, keepNewest } from '../../db/callers/expired.ts'
+import { sign_in_devices, sign_in_failures } from '../../db/tables.ts'
+
+// How often a password may be guessed, and which browsers are not strangers.
+
+/** What attempts are counted by; `name` says it, and is stored as a keyed hash. */
+export interface Count {
+  name: string
+  /**
+   * `place`: one device, one network or one session. Five attempts in 15 minutes are free; each further one locks twice
+   * as long, up to 15 minutes. `account`: an account from everywhere where it is not known, 25 in half an hour, which
+   * is more than one place alone can make.
+   */
+  of: 'place' | 'account'
+}
+
+/** The key of a count in `sign_in_failures`. */
+export const countKey = (db: Db, { name }: Pick<Count, 'name'>): Buffer => lookupHash(db, 'sign-in attempts', { name })
+
+const { failures, locked_until, last_at } = sign_in_failures
+const counted = (fresh: ReturnType<typeof sql>) => sql`CASE WHEN ${fresh} THEN 1 ELSE ${failures} + 1 END`
+
+const QUIET = sql`(coalesce(${locked_until}, ${last_at}) < now() - interval '15 minutes')`
+const OVER = sql`(${last_at} < now() - interval '30 minutes')`
+const BEGIN = sql`CASE WHEN ${OVER} THEN now() ELSE ${last_at} END`
+
+/** The failure that locks. */
+const FROM = { place: 5, account: 25 }
+
+const BOUNDS = {
+  place: {
+    failures: counted(QUIET),
+    last_at: sql`now()`,
+    locked_until:
+      sql`CASE WHEN ${counted(QUIET)} >= ${FROM.place} THEN now() + least(interval '15 minutes', interval '30 seconds' * power(2, least(${counted(QUIET)} - ${FROM.place}, 10))) END`
+  },
+  account: {
+    failures: counted(OVER),
+    last_at: BEGIN,
+    locked_until: sql`CASE WHEN ${counted(OVER)} >= ${FROM.account} THEN ${BEGIN} + interval '30 minutes' END`
+  }
+}
+
+/** An attempt that may be judged, as the so-manieth of its last count; or the seconds until one may be. */
+export type Attempt = { number: number } | { wait: number }
+
+/**
+ * Takes an attempt of each count, or of none while one of them is locked: before the password is looked at, so that
+ * guesses made at once count one by one.
+ */
+export async function takeAttempts (db: Db, counts: readonly Count[]): Promise<Attempt> {
+  // Long after its window and the longest lock, a count is that of nobody.
+  await deleteExpired(db, sign_in_failures, sign_in_failures.key, sql`${last_at} < now() - interval '1 hour'`)
+  let number = 0
+  for (const [i, count] of counts.entries()) {
+    const key = countKey(db, count)
+    const rows = await db.insert(sign_in_failures).values({ key, failures: 1 }).onConflictDoUpdate({
+      target: sign_in_failures.key, set: BOUNDS[count.of], setWhere: or(isNull(locked_until), lt(locked_until, sql`now()`))
+    }).returning({ number: failures })
+    number = rows[0]?.number ?? 0
+    if (number > 0) continue
+    await returnAttempts(db, counts.slice(0, i))
+    const [locked] = await db.select(
+      { seconds: sql<number>`greatest(1, ceil(extract(epoch FROM ${locked_until} - now())))::int` }
+    )
+      .from(sign_in_failures).where(eq(sign_in_failures.key, key))
+    return { wait: locked?.seconds ?? 1 }
+  }
+  return { number }
+}
+
+/** An attempt that could not be judged does not count, and locks nothing; a lock that others have earned stays. */
+export async function returnAttempts (db: Db, counts: readonly Count[]): Promise<void> {
+  for (const count of counts) {
+    await db.update(sign_in_failures).set({
+      failures: sql`greatest(${failures} - 1, 0)`,
+      locked_until: sql`CASE WHEN ${failures} - 1 >= ${FROM[count.of]} THEN ${locked_until} END`
+    }).where(eq(sign_in_failures.key, countKey(db, count)))
+  }
+}
+
+/** The right password was given: its place begins anew. What strangers tried elsewhere stays counted. */
+export async function forgiveAttempts (db: Db, counts: readonly Count[]): Promise<void> {
+  for (const count of counts) {
+    if (count.of === 'place') await db.delete(sign_in_failures).where(eq(sign_in_failures.key, countKey(db, count)))
+    else await returnAttempts(db, [count])
+  }
+}
+
+const MOST_DEVICES = 20
+
+/**
+ * A number of the browser that somebody has signed in with within 90 days: to the account, if one is named, or to any.
+ * It outlives the names that the browser goes by, so that a count by it does not begin anew with a sign-in.
+ */
+export async function findDevice (db: Db, token_hash: Buffer, user_id?: number): Promise<number | undefined> {
+  const own = user_id === undefined ? undefined : eq(sign_in_devices.user_id, user_id)
+  const [row] = await db.select({ id: sign_in_devices.id }).from(sign_in_devices)
+    .where(and(
+      own, eq(sign_in_devices.token_hash, token_hash), gt(sign_in_devices.expires_at, sql`now()`)
+    )).orderBy(asc(sign_in_devices.id)).limit(1)
+  return row?.id
+}
+
+/**
+ * Remembers the browser that somebody has just signed in with. It goes by a new name each time: whoever has copied the
+ * one `before` has nothing. Other accounts that were signed in to with it keep it; an account keeps its 20 newest.
+ */
+export async function rememberDevice (
+  db: Db, { token_hash, before, user_id }: { token_hash: Buffer, before: Buffer | undefined, user_id: number }
+): Promise<void> {
+  await deleteExpired(db, sign_in_devices, sign_in_devices.id, sql`${sign_in_devices.expires_at} < now()`)
+  if (before !== undefined) {
+    await db.update(sign_in_devices).set({ token_hash }).where(eq(sign_in_devices.token_hash, before))
+  }
+  const expires_at = sql`now() + interval '90 days'`
+  await db.insert(sign_in_devices).values({ token_hash, user_id, expires_at })
+    .onConflictDoUpdate({ target: [sign_in_devices.user_id, sign_in_devices.token_hash], set: { expires_at } })
+  await keepNewest(
+    db, sign_in_devices, sign_in_devices.id, eq(sign_in_devices.user_id, user_id),
+    { by: sign_in_devices.expires_at, most: MOST_DEVICES }
+  )
+}

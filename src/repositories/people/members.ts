@@ -1,0 +1,129 @@
+import { and, asc, eq, gt, isNull, ne, sql, type SQL } from 'drizzle-orm'
+import type { MemberAttributes } from '../../../schemas/members.ts'
+import type { Role } from '../../../schemas/users.ts'
+import { authenticatedColumns } from '../../db/rows/authenticated.ts'
+import { isAuthentic, tampered, updateAuthentic, type Authenticated, type Db } from '../../db/database.ts'
+import { PIECE } from '../../db/callers/expired.ts'
+import { deleteTokensOfMember, type HeldTokens } from '../../db/callers/grants.ts'
+import { matching } from '../../db/rows/matching.ts'
+import { members, users } from '../../db/tables.ts'
+import { canonicalEmail } from '../../rules/formats/emails.ts'
+import { readPage, type PageRequest } from '../../rules/pagination.ts'
+
+const oneOf = (organizationId: string, userId: number) =>
+  matching(members, { organization_id: organizationId, user_id: userId })
+
+const columns = {
+  row: authenticatedColumns('members'), user: authenticatedColumns('users'), joined_at: members.joined_at
+}
+
+const read = (db: Db, where: SQL | undefined) =>
+  db.select(columns).from(members).innerJoin(users, eq(users.id, members.user_id)).where(where)
+
+// Undefined where the MAC of the membership, or of the account, does not verify.
+function toMember (
+  db: Db, { row, user, joined_at }: Awaited<ReturnType<typeof read>>[number]
+): MemberAttributes | undefined {
+  const { organization_id, user_id, role, status } = row
+  if (!isAuthentic(db, 'members', row) || !isAuthentic(db, 'users', user, { organization_id })) return undefined
+  return { user_id, email: user.email, name: user.name, role, status, joined_at }
+}
+
+/**
+ * Members of an organization in the order in which their accounts were made. A member whose membership or account has a
+ * MAC that does not verify is left out, though the total counts it.
+ */
+export async function listMembers (
+  db: Db, organizationId: string, page: PageRequest
+): Promise<{ rows: MemberAttributes[], total: number }> {
+  const own = eq(members.organization_id, organizationId)
+  const total = sql<number>`(SELECT count(*)::int FROM ${members} WHERE ${own})`
+  const { rows, total: all } = await readPage(page, async ({ limit, offset }) =>
+    db.select({ ...columns, total }).from(members).innerJoin(users, eq(users.id, members.user_id)).where(own)
+      .orderBy(asc(members.user_id)).limit(limit).offset(offset))
+  return { rows: rows.flatMap((row) => toMember(db, row) ?? []), total: all }
+}
+
+export async function findMember (
+  db: Db, organizationId: string, userId: number
+): Promise<MemberAttributes | undefined> {
+  const [found] = await read(db, oneOf(organizationId, userId))
+  return found && toMember(db, found)
+}
+
+/** Whether an address belongs to a member of an organization: one statement, with an account and without. */
+export async function isMemberAddress (db: Db, organizationId: string, email: string): Promise<boolean> {
+  const found = await read(db, and(
+    eq(members.organization_id, organizationId), eq(users.email_normalized, canonicalEmail(email))
+  ))
+  return found.length > 0
+}
+
+/**
+ * Takes a membership until the end of the transaction: whatever its holder changes is done by then, or comes to
+ * nothing. The caller holds the organization.
+ */
+export async function lockMember (
+  db: Db, organizationId: string, userId: number
+): Promise<Authenticated<'members'> | undefined> {
+  const [row] = await db.select(authenticatedColumns('members')).from(members).where(oneOf(organizationId, userId))
+    .for('update')
+  return row !== undefined && isAuthentic(db, 'members', row) ? row : undefined
+}
+
+/** Owners beside this person who can act: with an open account and a verified address. */
+export async function countOtherOwners (db: Db, organizationId: string, userId: number): Promise<number> {
+  return countOwners(db, await selectOtherOwners(db, organizationId, userId))
+}
+
+/**
+ * The same, and no transaction closes their accounts before this one ends. The caller has locked the organization, and
+ * no account or membership.
+ */
+export async function lockOtherOwners (db: Db, organizationId: string, userId: number): Promise<number> {
+  return countOwners(db, await selectOtherOwners(db, organizationId, userId).for('share', { of: users }))
+}
+
+const MOST_OWNERS = 100
+
+function selectOtherOwners (db: Db, organizationId: string, userId: number) {
+  return db.select({ row: authenticatedColumns('members'), user: authenticatedColumns('users') })
+    .from(members).innerJoin(users, eq(users.id, members.user_id))
+    .where(and(
+      matching(members, { organization_id: organizationId, role: 'owner', status: 'active' }),
+      ne(members.user_id, userId), isNull(users.disabled_at)
+    )).orderBy(asc(members.user_id)).limit(MOST_OWNERS)
+}
+
+const countOwners = (db: Db, rows: Awaited<ReturnType<typeof selectOtherOwners>>): number =>
+  rows.filter(({ row, user }) =>
+    user.is_verified && isAuthentic(db, 'members', row) &&
+    isAuthentic(db, 'users', user, { organization_id: row.organization_id })).length
+
+export async function updateMember (db: Db, organizationId: string, userId: number, role: Role): Promise<void> {
+  await updateAuthentic(db, 'members', oneOf(organizationId, userId), { role }) ?? tampered()
+}
+
+/**
+ * Deletes a membership with its places in teams and the API tokens that the person made in the organization, which the
+ * caller has locked (`lockTokensOfMember`): a later membership does not revive them.
+ */
+export async function deleteMember (
+  db: Db, organizationId: string, userId: number, tokens: HeldTokens
+): Promise<void> {
+  await db.delete(members).where(oneOf(organizationId, userId))
+  await deleteTokensOfMember(db, organizationId, userId, tokens)
+}
+
+/** The organizations of which a person is a member, by their ids: all of them, however many. */
+export async function listOrganizationsOf (db: Db, userId: number): Promise<string[]> {
+  const all: string[] = []
+  for (let after = ''; ;) {
+    const rows = await db.select(authenticatedColumns('members')).from(members)
+      .where(and(matching(members, { user_id: userId, status: 'active' }), gt(members.organization_id, after)))
+      .orderBy(asc(members.organization_id)).limit(PIECE)
+    all.push(...rows.filter((row) => isAuthentic(db, 'members', row)).map(({ organization_id }) => organization_id))
+    if (rows.length < PIECE) return all
+    after = rows.at(-1)!.organization_id
+  }
+}

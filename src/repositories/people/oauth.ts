@@ -1,0 +1,467 @@
+import { and, asc, desc, eq, gt, isNull, or, sql } from 'drizzle-orm'
+import type { PgSelect } from 'drizzle-orm/pg-core'
+import type { Ability, Scope } from '../../../schemas/scopes.ts'
+import { LIFETIMES, MOST_GRANTS } from '../../../schemas/oauth.ts'
+import type { Role } from '../../../schemas/users.ts'
+import { authenticatedColumns } from '../../db/rows/authenticated.ts'
+import { byQuestion, gather } from '../../db/postgres/batch-load.ts'
+import {
+  isAuthentic, isForeignKeyViolation, isOneOf, macOf, prepared, readNow, updateAuthentic, type Authenticated, type Db
+} from '../../db/database.ts'
+import { deleteExpired, keepNewest, PIECE } from '../../db/callers/expired.ts'
+import { revokeGrants, revokeSomeGrants, type EndedTokens } from '../../db/callers/grants.ts'
+import { makeId } from '../../db/rows/ids.ts'
+import { matching } from '../../db/rows/matching.ts'
+import { authenticTeamRoles, rolesInTeams, teamRoles, type TeamQuery, type TeamRoleFound } from '../../db/callers/memberships.ts'
+import {
+  api_tokens, columnsOf, members, oauth_clients, oauth_codes, oauth_grants, oauth_requests, oauth_tokens,
+  organizationColumns, organizations, plans, userColumns, users
+} from '../../db/tables.ts'
+import { heldFrom, heldPage, type HeldPage } from '../../rules/pagination.ts'
+import type { TeamPowers } from '../../rules/roles.ts'
+import type { Organization } from './principals.ts'
+import type { User } from './users.ts'
+
+/** An application that acts for users. */
+export interface Client {
+  id: string
+  name: string
+  redirect_uris: string[]
+  is_first_party: boolean
+  disabled_at: Date | null
+}
+
+const SECOND = 1000
+const DAY = 24 * 60 * 60 * SECOND
+
+/** A client that may be used. The id may be any text: it is looked up only if it can be one. */
+export async function findClient (db: Db, id: string): Promise<Client | undefined> {
+  if (id.length > 64 || id.includes('\0')) return undefined
+  const [row] = await db.select(authenticatedColumns('oauth_clients')).from(oauth_clients).where(and(
+    eq(oauth_clients.id, id), isNull(oauth_clients.disabled_at)
+  ))
+  return row !== undefined && isAuthentic(db, 'oauth_clients', row) ? row : undefined
+}
+
+export async function listClients (db: Db): Promise<Client[]> {
+  return db.select(authenticatedColumns('oauth_clients')).from(oauth_clients).orderBy(asc(oauth_clients.id)).limit(1000)
+}
+
+/** False when the id is taken. */
+export async function createClient (
+  db: Db, client: { id: string, name: string, redirect_uris: string[] }
+): Promise<boolean> {
+  const row = { ...client, is_first_party: false, disabled_at: null }
+  const rows = await db.insert(oauth_clients).values({
+    ...row, mac: macOf(db, 'oauth_clients', row)
+  }).onConflictDoNothing().returning({ id: oauth_clients.id })
+  return rows.length === 1
+}
+
+/** Marks a client as shut out, or as let in again; false when there is no such client. */
+export async function setClientDisabled (db: Db, id: string, disabled: boolean): Promise<boolean> {
+  return await updateAuthentic(
+    db, 'oauth_clients', eq(oauth_clients.id, id), (now) => ({ disabled_at: disabled ? now : null })
+  ) !== undefined
+}
+
+/** Revokes some of what a client was granted; answers how many grants, none when there are no more, and what ended. */
+export async function revokeGrantsOfClient (db: Db, id: string): Promise<{ revoked: number, ended: EndedTokens[] }> {
+  return revokeSomeGrants(db, eq(oauth_grants.client_id, id))
+}
+
+// What has ended loses its MAC: to take the mark away brings nothing back.
+const USED = { used_at: sql`now()`, mac: null }
+
+// Requests that wait for a decision
+
+export interface PendingRequest {
+  client_id: string
+  redirect_uri: string
+  state: string | null
+  code_challenge: string
+  scopes: string[]
+}
+
+/** Requests of one session that wait: as many as anybody has open. */
+const MOST_REQUESTS = 20
+
+/** False when the session has ended meanwhile. A session keeps its 20 newest: what ends it takes few of them along. */
+export async function createRequest (
+  db: Db, id_hash: Buffer, session_hash: Buffer, request: PendingRequest
+): Promise<boolean> {
+  await deleteExpired(db, oauth_requests, oauth_requests.id_hash, sql`${oauth_requests.expires_at} < now()`)
+  const row = { ...request, id_hash, session_hash, expires_at: new Date(await readNow(db) + 600 * SECOND) }
+  try {
+    await db.insert(oauth_requests).values({ ...row, mac: macOf(db, 'oauth_requests', row) })
+  } catch (error) {
+    if (isForeignKeyViolation(error)) return false
+    throw error
+  }
+  await keepNewest(
+    db, oauth_requests, oauth_requests.id_hash, eq(oauth_requests.session_hash, session_hash),
+    { by: oauth_requests.expires_at, most: MOST_REQUESTS }
+  )
+  return true
+}
+
+const pending = (id_hash: Buffer, session_hash: Buffer) =>
+  and(matching(oauth_requests, { id_hash, session_hash }), gt(oauth_requests.expires_at, sql`now()`))
+
+/** A request of this session that waits for a decision. */
+export async function findRequest (
+  db: Db, id_hash: Buffer, session_hash: Buffer, userId: number
+): Promise<PendingRequest | undefined> {
+  const [row] = await db.select(authenticatedColumns('oauth_requests')).from(oauth_requests)
+    .where(pending(id_hash, session_hash))
+  return row !== undefined && isAuthentic(db, 'oauth_requests', row, { user_id: userId }) ? row : undefined
+}
+
+/** Takes a request of this session, once: of two decisions at the same time, one is made. */
+export async function takeRequest (
+  db: Db, id_hash: Buffer, session_hash: Buffer, userId: number
+): Promise<PendingRequest | undefined> {
+  const [row] = await db.delete(oauth_requests).where(pending(id_hash, session_hash))
+    .returning(authenticatedColumns('oauth_requests'))
+  return row !== undefined && isAuthentic(db, 'oauth_requests', row, { user_id: userId }) ? row : undefined
+}
+
+// Grants and codes
+
+// For a day it is remembered that a grant is over, and by which credentials it was used: longer would tell nobody
+// anything.
+const IS_OVER =
+  sql`(${oauth_grants.expires_at} < now() - interval '1 day' OR ${oauth_grants.revoked_at} < now() - interval '1 day')`
+
+/**
+ * Revokes the oldest grants that an application has of a person, so that there is room for one more (`MOST_GRANTS`);
+ * answers these, and the API tokens that ended with them. The caller holds the account: of two who agree at once, the
+ * second counts what the first granted.
+ */
+export async function makeGrantRoom (
+  db: Db, { user_id, client_id }: { user_id: number, client_id: string }
+): Promise<{ revoked: number[], ended: EndedTokens[] }> {
+  const { id } = oauth_grants
+  // From before there was a limit there may be many.
+  const oldest = await db.select({ id }).from(oauth_grants).where(and(
+    matching(oauth_grants, { user_id, client_id }), isNull(oauth_grants.revoked_at),
+    gt(oauth_grants.expires_at, sql`now()`)
+  )).orderBy(desc(id)).offset(MOST_GRANTS - 1).limit(PIECE)
+  if (oldest.length === 0) return { revoked: [], ended: [] }
+  const { grants, ended } = await revokeGrants(db, isOneOf(id, oldest.map((grant) => grant.id)))
+  return { revoked: grants.map((grant) => grant.id), ended }
+}
+
+/**
+ * Grants something to an application, under an id that is larger than that of the person's second factor, which was
+ * asked for (`isOfFactor`). The caller holds the account.
+ */
+export async function createGrant (
+  db: Db, grant: { user_id: number, client_id: string, scopes: Scope[] }
+): Promise<number> {
+  // Their codes go with them; tokens went before, a few at a time, and API tokens in the background. A code that nobody
+  // redeemed leaves a grant without any.
+  await deleteExpired(
+    db, oauth_grants, oauth_grants.id,
+    sql`${IS_OVER} AND NOT EXISTS (SELECT FROM ${oauth_tokens} WHERE ${oauth_tokens.grant_id} = ${oauth_grants.id})
+      AND NOT EXISTS (SELECT FROM ${api_tokens} WHERE ${api_tokens.grant_id} = ${oauth_grants.id})`
+  )
+  await deleteExpired(
+    db, oauth_grants, oauth_grants.id,
+    sql`${oauth_grants.id} IN (SELECT ${oauth_codes.grant_id} FROM ${oauth_codes} WHERE ${oauth_codes.used_at} IS NULL AND ${oauth_codes.expires_at} < now() - interval '1 day')`
+  )
+  const now = await readNow(db)
+  const [user] = await db.select({ second_factor_id: users.second_factor_id }).from(users)
+    .where(eq(users.id, grant.user_id))
+  const id = makeId(user?.second_factor_id ?? undefined)
+  const row = { id, ...grant, expires_at: new Date(now + LIFETIMES.grantDays * DAY), revoked_at: null }
+  await db.insert(oauth_grants).overridingSystemValue().values({ ...row, mac: macOf(db, 'oauth_grants', row) })
+  return id
+}
+
+export async function createCode (
+  db: Db, code: { code_hash: Buffer, grant_id: number, redirect_uri: string, code_challenge: string }
+): Promise<void> {
+  const row = { ...code, used_at: null, expires_at: new Date(await readNow(db) + LIFETIMES.code * SECOND) }
+  await db.insert(oauth_codes).values({ ...row, mac: macOf(db, 'oauth_codes', row) })
+}
+
+/** A grant as its tokens need it; undefined in every way in which it cannot be used any more. */
+export interface LiveGrant { id: number, client_id: string, user_id: number, scopes: string[] }
+
+export interface Code {
+  grant: LiveGrant & { is_live: boolean }
+  redirect_uri: string
+  code_challenge: string | null
+  is_used: boolean
+  is_expired: boolean
+}
+
+const grant = {
+  ...columnsOf(oauth_grants, 'id', 'client_id', 'user_id', 'scopes'),
+  is_live:
+    sql<boolean>`${oauth_grants.revoked_at} IS NULL AND ${oauth_grants.expires_at} > now() AND ${users.disabled_at} IS NULL AND ${oauth_clients.disabled_at} IS NULL`
+}
+
+/** The rows on which a grant rests, as a select needs them. */
+const support = {
+  itsGrant: authenticatedColumns('oauth_grants'),
+  itsUser: authenticatedColumns('users'),
+  itsClient: authenticatedColumns('oauth_clients')
+}
+interface Support {
+  itsGrant: Authenticated<'oauth_grants'>
+  itsUser: Authenticated<'users'>
+  itsClient: Authenticated<'oauth_clients'>
+}
+
+/** Joins what was issued for a grant, and the grant, with whose it is and who acts through it. */
+function withSupport<T extends PgSelect> (issued: T) {
+  return issued.innerJoin(users, eq(users.id, oauth_grants.user_id))
+    .innerJoin(oauth_clients, eq(oauth_clients.id, oauth_grants.client_id))
+}
+
+function isSupported (db: Db, { itsGrant, itsUser, itsClient }: Support): boolean {
+  return isAuthentic(db, 'oauth_grants', itsGrant) && isAuthentic(db, 'users', itsUser) &&
+    isAuthentic(db, 'oauth_clients', itsClient, { user_id: itsGrant.user_id })
+}
+
+/** A code with its grant, locked: whoever comes second sees that it was used. */
+export async function lockCode (db: Db, code_hash: Buffer): Promise<Code | undefined> {
+  const [row] = await withSupport(db.select({
+    code: authenticatedColumns('oauth_codes'),
+    grant,
+    ...support,
+    redirect_uri: oauth_codes.redirect_uri,
+    code_challenge: oauth_codes.code_challenge,
+    is_used: sql<boolean>`${oauth_codes.used_at} IS NOT NULL`,
+    is_expired: sql<boolean>`${oauth_codes.expires_at} <= now()`
+  }).from(oauth_codes).innerJoin(oauth_grants, eq(oauth_grants.id, oauth_codes.grant_id)).$dynamic())
+    .where(eq(oauth_codes.code_hash, code_hash)).for('update', { of: [oauth_grants, oauth_codes] })
+  if (row === undefined) return undefined
+  const { code, itsGrant, itsUser, itsClient, ...found } = row
+  // What is used or over has no MAC any more, and nothing left to give.
+  const isOver = found.is_used || found.is_expired || !found.grant.is_live
+  return isOver || (isAuthentic(db, 'oauth_codes', code, { user_id: itsGrant.user_id }) && isSupported(db, row))
+    ? found
+    : undefined
+}
+
+/** Uses a code up. */
+export async function useCode (db: Db, code_hash: Buffer): Promise<void> {
+  await db.update(oauth_codes).set(USED).where(eq(oauth_codes.code_hash, code_hash))
+}
+
+/** A code was presented with a wrong verifier; after five of them it is burnt. */
+export async function countWrongVerifier (db: Db, code_hash: Buffer): Promise<void> {
+  const isBurnt = sql`${oauth_codes.wrong_verifiers} + 1 >= 5`
+  await db.update(oauth_codes).set({
+    wrong_verifiers: sql`${oauth_codes.wrong_verifiers} + 1`,
+    expires_at:
+      sql`CASE WHEN ${isBurnt} THEN least(${oauth_codes.expires_at}, now()) ELSE ${oauth_codes.expires_at} END`,
+    mac: sql`CASE WHEN ${isBurnt} THEN NULL ELSE ${oauth_codes.mac} END`
+  }).where(eq(oauth_codes.code_hash, code_hash))
+}
+
+// Tokens
+
+export interface NewPair { grant_id: number, access_hash: Buffer, refresh_hash: Buffer, scopes: string[] }
+
+/** Used pairs stay as long as their grant is there, because a second use is noticed by them. */
+export async function createPair (db: Db, pair: NewPair): Promise<void> {
+  await deleteExpired(
+    db, oauth_tokens, oauth_tokens.id,
+    sql`${oauth_tokens.grant_id} = ANY(ARRAY(SELECT ${oauth_grants.id} FROM ${oauth_grants} WHERE ${IS_OVER} LIMIT 200))`
+  )
+  const now = await readNow(db)
+  const row = {
+    id: makeId(),
+    ...pair,
+    access_expires_at: new Date(now + LIFETIMES.access * SECOND),
+    refresh_expires_at: new Date(now + LIFETIMES.refreshIdleDays * DAY),
+    used_at: null
+  }
+  await db.insert(oauth_tokens).overridingSystemValue().values({ ...row, mac: macOf(db, 'oauth_tokens', row) })
+}
+
+export interface Pair { id: number, grant: LiveGrant & { is_live: boolean }, is_used: boolean, is_expired: boolean }
+
+/** The pair of a refresh token, locked with its grant. */
+export async function lockPair (db: Db, refresh_hash: Buffer): Promise<Pair | undefined> {
+  const [row] = await withSupport(db.select({
+    id: oauth_tokens.id,
+    pair: authenticatedColumns('oauth_tokens'),
+    grant,
+    ...support,
+    is_used: sql<boolean>`${oauth_tokens.used_at} IS NOT NULL`,
+    is_expired: sql<boolean>`${oauth_tokens.refresh_expires_at} <= now()`
+  }).from(oauth_tokens).innerJoin(oauth_grants, eq(oauth_grants.id, oauth_tokens.grant_id)).$dynamic())
+    .where(eq(oauth_tokens.refresh_hash, refresh_hash)).for('update', { of: [oauth_grants, oauth_tokens] })
+  if (row === undefined) return undefined
+  const { pair, itsGrant, itsUser, itsClient, ...found } = row
+  const isOver = found.is_used || found.is_expired || !found.grant.is_live
+  return isOver || (isAuthentic(db, 'oauth_tokens', pair, { user_id: itsGrant.user_id }) && isSupported(db, row))
+    ? found
+    : undefined
+}
+
+/** A pair that was exchanged for the next one: neither of its tokens counts any more. */
+export async function retirePair (db: Db, id: number): Promise<void> {
+  await db.update(oauth_tokens).set(USED).where(eq(oauth_tokens.id, id))
+}
+
+/** Ends a grant with everything that was issued for it; answers the API tokens among that. */
+export async function revokeGrant (db: Db, id: number): Promise<EndedTokens[]> {
+  return (await revokeGrants(db, eq(oauth_grants.id, id))).ended
+}
+
+/** An application that may act for a person, and since when. */
+export interface Application {
+  id: number
+  client_id: string
+  client: string
+  scopes: string[]
+  created_at: Date
+  expires_at: Date
+}
+
+/** A page of what a person has granted and not taken back, newest first. */
+export async function listGrants (db: Db, user_id: number, page = 1): Promise<HeldPage<Application>> {
+  const { limit, offset } = heldFrom(page)
+  const { created_at } = oauth_grants
+  const rows = await db.select({
+    itsGrant: authenticatedColumns('oauth_grants'), itsClient: authenticatedColumns('oauth_clients'), created_at
+  }).from(oauth_grants).innerJoin(oauth_clients, eq(oauth_clients.id, oauth_grants.client_id))
+    .where(and(
+      eq(oauth_grants.user_id, user_id), isNull(oauth_grants.revoked_at), gt(oauth_grants.expires_at, sql`now()`),
+      isNull(oauth_clients.disabled_at)
+    )).orderBy(desc(oauth_grants.id)).limit(limit).offset(offset)
+  const held = heldPage(rows, page)
+  const shown = held.rows.filter(({ itsGrant, itsClient }) =>
+    isAuthentic(db, 'oauth_grants', itsGrant) && isAuthentic(db, 'oauth_clients', itsClient, { user_id }))
+    .map(({ itsGrant: { id, client_id, scopes, expires_at }, itsClient, created_at }) =>
+      ({ id, client_id, client: itsClient.name, scopes, created_at, expires_at }))
+  return { ...held, rows: shown }
+}
+
+/**
+ * Ends a grant of this person with everything that was issued for it, and answers whose client that was and the API
+ * tokens among it; undefined when there is none that lives.
+ */
+export async function revokeGrantOf (
+  db: Db, user_id: number, id: number
+): Promise<{ client_id: string, ended: EndedTokens[] } | undefined> {
+  const its = sql`${eq(oauth_grants.id, id)} AND ${eq(oauth_grants.user_id, user_id)}`
+  const { grants: [revoked], ended } = await revokeGrants(db, its)
+  return revoked && { client_id: revoked.client_id, ended }
+}
+
+/** Ends the grant that a token, either of a pair, was issued for, if it is that client's. */
+export async function revokeByToken (
+  db: Db, hash: Buffer, client_id: string
+): Promise<{ id: number, user_id: number, ended: EndedTokens[] } | undefined> {
+  const its =
+    sql`${oauth_grants.id} = (SELECT t.grant_id FROM oauth_tokens t WHERE t.access_hash = ${hash} OR t.refresh_hash = ${hash})`
+  const { grants: [revoked], ended } = await revokeGrants(
+    db, sql`${its} AND ${eq(oauth_grants.client_id, client_id)}`
+  )
+  return revoked && { ...revoked, ended }
+}
+
+// Calls with an access token
+
+/** Who calls with an access token, and in which of the user's organizations, if the path names one. */
+export interface UserCall {
+  /** The record of the access token, and the grant that it was issued for. */
+  id: number
+  grant_id: number
+  user: User
+  client_id: string
+  granted: Ability[]
+  /** When the grant ends with everything that was issued for it. */
+  expires_at: Date
+  membership: { role: Role, teams: TeamPowers, organization: Organization } | undefined
+}
+
+const byAccessToken = prepared('users_by_access_token', (db) => db
+  .select({
+    question: sql<number>`asked.question`.as('question'),
+    id: oauth_tokens.id,
+    grant_id: oauth_tokens.grant_id,
+    user: userColumns,
+    pair: authenticatedColumns('oauth_tokens'),
+    ...support,
+    member: authenticatedColumns('members'),
+    inProject: sql<TeamRoleFound[] | null>`CASE WHEN asked.project IS NOT NULL
+      THEN ${teamRoles(sql`${members}`, sql`slug = asked.project`)} END`.as('in_project'),
+    anywhere: sql<Role[] | null>`CASE WHEN asked.anywhere THEN ${rolesInTeams(sql`${members}`)} END`.as('anywhere'),
+    organization: organizationColumns,
+    plan: plans
+  })
+  .from(
+    sql`jsonb_to_recordset(${sql.placeholder('asked')}::jsonb)
+      AS asked (question int, hash text, organization text, project varchar, anywhere boolean)`
+  )
+  .innerJoin(oauth_tokens, eq(oauth_tokens.access_hash, sql`decode(asked.hash, 'hex')`))
+  .innerJoin(oauth_grants, eq(oauth_grants.id, oauth_tokens.grant_id))
+  .innerJoin(users, eq(users.id, oauth_grants.user_id))
+  .innerJoin(oauth_clients, eq(oauth_clients.id, oauth_grants.client_id))
+  .leftJoin(organizations, or(
+    eq(organizations.id, sql`upper(asked.organization)::bpchar`), eq(organizations.slug, sql`asked.organization`)
+  ))
+  .leftJoin(members, matching(members, { organization_id: organizations.id, user_id: users.id, status: 'active' }))
+  .leftJoin(plans, eq(plans.name, organizations.plan))
+  .where(and(
+    isNull(oauth_tokens.used_at), gt(oauth_tokens.access_expires_at, sql`now()`),
+    isNull(oauth_grants.revoked_at), gt(
+      oauth_grants.expires_at, sql`now()`
+    ), isNull(users.disabled_at), isNull(oauth_clients.disabled_at)
+  )))
+
+interface CallQuery { hash: Buffer, organization: string | undefined, teams: TeamQuery }
+
+const findUserCalls = gather({
+  keyOf: ({ hash, organization, teams: { project, anywhere } }: CallQuery) =>
+    hash.toString('latin1') + JSON.stringify([organization, project, anywhere]),
+  find: async (db, questions) => {
+    const asked = questions.map(({ hash, organization, teams }, question) =>
+      ({ question, hash: hash.toString('hex'), organization, ...teams }))
+    return byQuestion(await byAccessToken(db, { asked: JSON.stringify(asked) }), questions.length)
+  },
+  read: userCallOf
+})
+
+/**
+ * The call that an access token makes, judged by the database's clock; undefined when the token counts for nothing any
+ * more.
+ */
+export async function findUserCall (
+  db: Db, hash: Buffer, organization: string | undefined, teams: TeamQuery = {}
+): Promise<UserCall | undefined> {
+  return findUserCalls(db, { hash, organization, teams })
+}
+
+function userCallOf (
+  db: Db, rows: readonly Awaited<ReturnType<typeof byAccessToken>>[number][], { organization }: {
+    organization: string | undefined
+  }
+): UserCall | undefined {
+  const [first] = rows
+  if (first === undefined) return undefined
+  const { id, grant_id, user, pair, itsGrant } = first
+  if (!isAuthentic(db, 'oauth_tokens', pair, { user_id: itsGrant.user_id }) || !isSupported(db, first)) return undefined
+  // A slug may spell another organization's id: the one that the user belongs to is meant, and of two such, the id.
+  const mine = rows.filter((row) => row.member !== null && row.organization !== null && row.plan !== null)
+  const own = mine.find((row) => row.organization?.id === organization?.toUpperCase()) ?? mine[0]
+  const isMember = own !== undefined && isAuthentic(db, 'members', own.member!)
+  const membership = isMember
+    ? {
+        role: own.member!.role,
+        teams: { inProject: authenticTeamRoles(db, own.member!, own.inProject), anywhere: own.anywhere ?? [] },
+        organization: { ...own.organization!, plan: own.plan! }
+      }
+    : undefined
+  // Never more than was granted, whatever the pair says.
+  const granted = (pair.scopes as Ability[]).filter((scope) => itsGrant.scopes.includes(scope))
+  return { id, grant_id, user, client_id: itsGrant.client_id, granted, expires_at: itsGrant.expires_at, membership }
+}

@@ -1,0 +1,59 @@
+import { desc, eq, sql } from 'drizzle-orm'
+import type { EventName } from '../../../schemas/events.ts'
+import { authenticatedColumns } from '../../db/rows/authenticated.ts'
+import { isAuthentic, macOf, readNow, type Db } from '../../db/database.ts'
+import { deleteExpired } from '../../db/callers/expired.ts'
+import { makeId } from '../../db/rows/ids.ts'
+import { personal_events } from '../../db/tables.ts'
+import { heldFrom, heldPage, type HeldPage } from '../../rules/pagination.ts'
+
+/** What happened to a person's account, and from where; an operator has neither address nor browser. */
+export interface PersonalEvent {
+  user_id: number
+  action: EventName
+  actor_type: 'user' | 'operator'
+  ip: string | null
+  user_agent: string | null
+  details: Record<string, string | number | boolean | null> | null
+}
+
+// About as many bytes as an event with its index entries adds to the write-ahead log.
+const LOGGED_BYTES = 500
+
+/**
+ * Records an event for its person alone. Without such an account the same statements run, and write a message of the
+ * same size to the write-ahead log only. The commit then flushes the log in both cases, so its duration does not tell
+ * whether an address has an account. Deletes some events that are older than a year.
+ */
+export async function createPersonalEvent (db: Db, event: PersonalEvent): Promise<void> {
+  const row = { ...event, id: makeId(), occurred_at: new Date(await readNow(db)) }
+  const { id, user_id, occurred_at, action, actor_type, ip, user_agent, details } = row
+  await deleteExpired(
+    db, personal_events, personal_events.id, sql`${personal_events.occurred_at} < now() - interval '1 year'`
+  )
+  await db.execute(sql`
+    WITH account AS MATERIALIZED (SELECT id FROM users WHERE id = ${user_id}::bigint), message AS MATERIALIZED (
+      SELECT pg_logical_emit_message(true, 'no account', repeat('0', ${LOGGED_BYTES}::int))
+      WHERE NOT EXISTS (SELECT FROM account)
+    )
+    INSERT INTO personal_events (id, user_id, occurred_at, action, actor_type, ip, user_agent, details, mac)
+    SELECT ${id}::bigint, id, ${occurred_at.toISOString()}::timestamptz, ${action}, ${actor_type}, ${ip}, ${user_agent},
+      ${details === null ? null : JSON.stringify(details)}::jsonb, ${macOf(db, 'personal_events', row)}
+    FROM account WHERE (SELECT count(*) FROM message) >= 0`)
+}
+
+/** A page of the events of a person, the newest first. An event whose MAC does not verify is left out. */
+export async function listPersonalEvents (
+  db: Db, user_id: number, page = 1
+): Promise<HeldPage<PersonalEvent & { occurred_at: Date }>> {
+  const { limit, offset } = heldFrom(page)
+  const rows = await db.select(authenticatedColumns('personal_events')).from(personal_events)
+    .where(eq(personal_events.user_id, user_id))
+    .orderBy(desc(personal_events.occurred_at), desc(personal_events.id)).limit(limit).offset(offset)
+  const held = heldPage(rows, page)
+  return {
+    ...held,
+    rows: held.rows.filter((row) => isAuthentic(db, 'personal_events', row))
+      .map((row) => ({ ...row, action: row.action as EventName }))
+  }
+}

@@ -1,0 +1,255 @@
+import { and, isNull, lt, or, sql } from 'drizzle-orm'
+import type { OrganizationStatus, Plan } from '../../../schemas/organizations.ts'
+import type { Ability } from '../../../schemas/scopes.ts'
+import type { Role } from '../../../schemas/users.ts'
+import { fromJson } from '../../db/rows/authenticated.ts'
+import type { Caller } from '../../db/callers/caller.ts'
+import { matching } from '../../db/rows/matching.ts'
+import { authenticTeamRoles, rolesInTeams, teamRoles, type TeamQuery, type TeamRoleFound } from '../../db/callers/memberships.ts'
+import { isAuthentic, lookUp, preparedSql, type Db } from '../../db/database.ts'
+import { byQuestion, gather } from '../../db/postgres/batch-load.ts'
+import { api_tokens, members, oauth_clients, oauth_grants, organizations, plans, users } from '../../db/tables.ts'
+import { effectiveScopes, isOfFactor, type Powers, type TeamPowers } from '../../rules/roles.ts'
+import type { Slice } from '../../rules/slices.ts'
+
+/** The organization that a request is about, as the guard found it. */
+export interface Organization {
+  id: string
+  name: string
+  slug: string
+  status: OrganizationStatus
+  plan: Plan
+  /** Wrapped by a master key. */
+  storage_key: Buffer
+  /** Members act in it only when they have a second factor. */
+  require_second_factor: boolean
+  created_at: Date
+  updated_at: Date
+}
+
+/** A person, and the grant through which something acts or was made for them. */
+export interface Person { user_id: number, grant_id: number | null, has_second_factor: boolean }
+
+/**
+ * Who acts in an organization: the holder of an API token of it, or a member through an application. What a person's
+ * token may do is bounded by what the person may at that moment.
+ */
+export interface Principal extends Powers {
+  type: 'api_token' | 'user'
+  id: number
+  name: string
+  /** What the guard asked for of the roles through teams. */
+  teams: TeamPowers
+  /** Parts of the hierarchy that the token is narrowed to; none: the whole organization. */
+  slices: readonly Slice[]
+  expires_at: Date | null
+  /** What every change of it holds until it commits. */
+  caller: Caller
+  /** The person that it acts for, or whose token it is, and through which grant; null for a token of nobody's. */
+  person: Person | null
+  organization: Organization
+}
+
+// By its value, or by the one from before its last rotation while that lives on. Of a token that is a person's, the
+// rows that it rests on come along. One that is nobody's costs no look-up of them: a key that is null is looked for
+// nowhere.
+const principalsByHash = preparedSql<TokenFound, { asked: string }>('principals_by_hash', ($) => sql`
+  SELECT asked.question,
+    api_tokens.id, api_tokens.organization_id, api_tokens.name, api_tokens.token_hash, api_tokens.token_prefix,
+    to_jsonb(api_tokens.abilities) AS abilities, api_tokens.slices, api_tokens.expires_at,
+    api_tokens.created_by_type, api_tokens.created_by_id, api_tokens.created_by_name, api_tokens.user_id,
+      api_tokens.grant_id, api_tokens.mac,
+    o.name AS organization_name, o.slug, o.status, o.storage_key, o.require_second_factor, o.created_at, o.updated_at,
+    p.name AS plan, p.retention_days, p.api_per_minute, p.max_projects, p.max_members, p.max_bytes,
+    CASE WHEN api_tokens.user_id IS NOT NULL OR api_tokens.grant_id IS NOT NULL
+      THEN jsonb_build_object('users', to_jsonb(u), 'oauth_grants', to_jsonb(g), 'oauth_clients', to_jsonb(c),
+        'members', to_jsonb(m),
+        'in_project', CASE WHEN asked.project IS NOT NULL THEN ${teamRoles(sql`m`, sql`slug = asked.project`)} END,
+        'anywhere', CASE WHEN asked.anywhere THEN ${rolesInTeams(sql`m`)} END) END AS support,
+    CASE WHEN api_tokens.token_hash <> decode(asked.hash, 'hex') THEN (
+      SELECT to_jsonb(f) FROM former_token_hashes f WHERE f.organization_id = api_tokens.organization_id
+        AND f.token_hash = decode(asked.hash, 'hex')) END AS former
+  FROM jsonb_to_recordset(${$('asked')}::jsonb) AS asked (question int, hash text, project varchar, anywhere boolean)
+  CROSS JOIN ${lookUp('api_tokens', api_tokens, sql`token_hash = coalesce((
+      SELECT t.token_hash FROM former_token_hashes f
+      JOIN api_tokens t ON t.organization_id = f.organization_id AND t.id = f.token_id
+      WHERE f.token_hash = decode(asked.hash, 'hex') AND f.expires_at > now()
+    ), decode(asked.hash, 'hex'))`)}
+  CROSS JOIN ${lookUp('o', organizations, sql`id = api_tokens.organization_id`)}
+  CROSS JOIN ${lookUp('p', plans, sql`name = o.plan`)}
+  LEFT JOIN ${lookUp('u', users, sql`id = api_tokens.user_id`)} ON true
+  LEFT JOIN ${lookUp('m', members,
+    sql`organization_id = api_tokens.organization_id AND user_id = api_tokens.user_id`)} ON true
+  LEFT JOIN ${lookUp('g', oauth_grants, sql`id = api_tokens.grant_id`)} ON true
+  LEFT JOIN ${lookUp('c', oauth_clients, sql`id = g.client_id`)} ON true
+  WHERE (api_tokens.expires_at IS NULL OR api_tokens.expires_at > now())
+    AND u.disabled_at IS NULL AND c.disabled_at IS NULL AND g.revoked_at IS NULL
+    AND (api_tokens.grant_id IS NULL OR g.expires_at > now())`)
+
+interface TokenFound {
+  question: number
+  id: string
+  organization_id: string
+  name: string
+  token_hash: Buffer
+  token_prefix: string
+  abilities: Ability[]
+  slices: Slice[] | null
+  expires_at: string | null
+  created_by_type: Principal['type'] | null
+  created_by_id: string | null
+  created_by_name: string | null
+  user_id: string | null
+  grant_id: string | null
+  mac: Buffer | null
+  organization_name: string
+  slug: string
+  status: OrganizationStatus
+  storage_key: Buffer
+  require_second_factor: boolean
+  created_at: string
+  updated_at: string
+  plan: Plan['name']
+  retention_days: number | null
+  api_per_minute: number
+  max_projects: number | null
+  max_members: number | null
+  max_bytes: string | null
+  support: Support | null
+  former: Record<string, unknown> | null
+}
+
+type Support = Record<'users' | 'oauth_grants' | 'oauth_clients' | 'members', Record<string, unknown> | null> & {
+  in_project: TeamRoleFound[] | null
+  anywhere: Role[] | null
+}
+
+const findPrincipals = gather({
+  keyOf: ({ hash, teams: { project, anywhere } }: { hash: Buffer, teams: TeamQuery }) =>
+    hash.toString('latin1') + (project === undefined ? anywhere ? '*' : '' : `/${project}`),
+  find: async (db, questions) => {
+    const asked = questions.map(({ hash, teams }, question) => ({ question, hash: hash.toString('hex'), ...teams }))
+    return byQuestion(await principalsByHash(db, { asked: JSON.stringify(asked) }), questions.length)
+  },
+  read: (db, [row]) => row && principalOf(db, row)
+})
+
+/**
+ * The principal of a token that lives, judged by the database's clock. Nothing is cached: a revoked token is dead at
+ * once.
+ *
+ * @param teams which roles through teams are looked up with it; none by default
+ */
+export async function findPrincipal (db: Db, hash: Buffer, teams: TeamQuery = {}): Promise<Principal | undefined> {
+  return findPrincipals(db, { hash, teams })
+}
+
+function principalOf (db: Db, row: TokenFound): Principal | undefined {
+  const number = (text: string | null) => text === null ? null : Number(text)
+  const {
+    organization_id, name, token_hash, token_prefix, abilities, slices, created_by_type, created_by_name, mac
+  } = row
+  const id = Number(row.id)
+  const user_id = number(row.user_id)
+  const grant_id = number(row.grant_id)
+  const expires_at = row.expires_at === null ? null : new Date(row.expires_at)
+  const token = {
+    id,
+    organization_id,
+    name,
+    token_hash,
+    token_prefix,
+    abilities,
+    slices,
+    expires_at,
+    created_by_type,
+    created_by_id: number(row.created_by_id),
+    created_by_name,
+    user_id,
+    grant_id,
+    mac
+  }
+  const former = fromJson('former_token_hashes', row.former)
+  if (former !== null && (former.token_id !== id || !isAuthentic(db, 'former_token_hashes', former))) return undefined
+  if (!isAuthentic(db, 'api_tokens', token)) return undefined
+  const owner = { organization_id, user_id, grant_id }
+  if (row.support !== null && !isSupported(db, row.support, owner)) return undefined
+  const {
+    status, slug, storage_key, require_second_factor, created_at, updated_at, plan, retention_days, api_per_minute,
+    max_projects, max_members, max_bytes
+  } = row
+  return {
+    type: 'api_token',
+    id,
+    name,
+    ...powersOf(db, row.support, owner, { api_token: id, hash: (former ?? token).token_hash.toString('hex') }, abilities),
+    slices: slices ?? [],
+    expires_at,
+    person: user_id === null
+      ? null
+      : { user_id, grant_id, has_second_factor: row.support?.users?.second_factor_id != null },
+    organization: {
+      id: organization_id,
+      name: row.organization_name,
+      slug,
+      status,
+      storage_key,
+      require_second_factor,
+      created_at: new Date(created_at),
+      updated_at: new Date(updated_at),
+      plan: { name: plan, retention_days, api_per_minute, max_projects, max_members, max_bytes: number(max_bytes) }
+    }
+  }
+}
+
+// A token of nobody's holds its abilities; a person's, as much of them as the person, and `*` only where it was given.
+function powersOf (
+  db: Db, support: Support | null,
+  { organization_id, user_id, grant_id }: { organization_id: string, user_id: number | null, grant_id: number | null },
+  caller: { api_token: number, hash: string }, granted: Ability[]
+): Powers & Pick<Principal, 'caller' | 'teams'> {
+  if (support === null || user_id === null) {
+    return { scopes: new Set(granted), granted, teams: { inProject: [], anywhere: [] }, caller }
+  }
+  const { role } = fromJson('members', support.members)!
+  const { second_factor_id } = fromJson('users', support.users)!
+  const isAll = granted.includes('*') && isOfFactor(grant_id, second_factor_id)
+  return {
+    scopes: effectiveScopes(granted, role, isAll),
+    granted,
+    teams: {
+      inProject: authenticTeamRoles(db, { organization_id, user_id }, support.in_project),
+      anywhere: support.anywhere ?? []
+    },
+    caller: { ...caller, user_id, role }
+  }
+}
+
+// What rests on a person, a membership, a grant and its client lives no longer than these, and no better than what is
+// known of them.
+function isSupported (
+  db: Db, support: Support,
+  { organization_id, user_id, grant_id }: { organization_id: string, user_id: number | null, grant_id: number | null }
+): boolean {
+  const about = { organization_id }
+  const user = fromJson('users', support.users)
+  const grant = fromJson('oauth_grants', support.oauth_grants)
+  const client = fromJson('oauth_clients', support.oauth_clients)
+  const member = fromJson('members', support.members)
+  if (user_id !== null && (user === null || !isAuthentic(db, 'users', user, about))) return false
+  if (user_id !== null && (member?.status !== 'active' || !isAuthentic(db, 'members', member))) return false
+  if (grant_id !== null &&
+    (grant === null || grant.user_id !== user_id || !isAuthentic(db, 'oauth_grants', grant, about))) {
+    return false
+  }
+  return grant === null || (client !== null && isAuthentic(db, 'oauth_clients', client, about))
+}
+
+/** Remembers that the token was used, to the minute. */
+export async function updateTokenUse (db: Db, { id, organization }: Principal): Promise<void> {
+  await db.update(api_tokens).set({ last_used_at: sql`now()` })
+    .where(and(
+      matching(api_tokens, { organization_id: organization.id, id }),
+      or(isNull(api_tokens.last_used_at), lt(api_tokens.last_used_at, sql`now() - interval '1 minute'`))
+    ))
+}

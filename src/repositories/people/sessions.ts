@@ -1,0 +1,92 @@
+import { and, desc, eq, gt, isNull, sql } from 'drizzle-orm'
+import { authenticatedColumns } from '../../db/rows/authenticated.ts'
+import { isAuthentic, macOf, readNow, type Db } from '../../db/database.ts'
+import { deleteExpired, deleteInPieces, keepNewest } from '../../db/callers/expired.ts'
+import { matching } from '../../db/rows/matching.ts'
+import { sessions, userColumns, users } from '../../db/tables.ts'
+import { heldFrom, heldPage, type HeldPage } from '../../rules/pagination.ts'
+import type { User } from './users.ts'
+
+const DAY = 24 * 60 * 60 * 1000
+const IDLE = sql`now() - interval '12 hours'`
+const MINUTE = 60_000
+/** Sessions of one person: those that were used last. */
+const MOST_SESSIONS = 1_000
+
+/**
+ * A session of an open account whose password is still the one that was verified, and whose second factor is what was
+ * asked for: false when either was changed meanwhile, or the account closed. The row is held, so that whoever changes
+ * the password waits and then ends this session too (OA-63).
+ */
+export async function createSession (
+  db: Db, token_hash: Buffer,
+  { id, password_hash, second_factor_id = null }:
+  { id: number, password_hash: string, second_factor_id?: number | null }
+): Promise<boolean> {
+  const now = await readNow(db)
+  const row = { token_hash, user_id: id, seen_at: new Date(now), expires_at: new Date(now + 7 * DAY) }
+  const rows = await db.execute(sql`
+    INSERT INTO sessions (token_hash, user_id, seen_at, expires_at, mac)
+    SELECT ${token_hash}::bytea, id, ${row.seen_at.toISOString()}::timestamptz,
+      ${row.expires_at.toISOString()}::timestamptz, ${macOf(db, 'sessions', row)}::bytea
+    FROM users WHERE id = ${id} AND password_hash = ${password_hash} AND disabled_at IS NULL
+      AND second_factor_id IS NOT DISTINCT FROM ${second_factor_id}::bigint FOR SHARE
+    RETURNING user_id`) as unknown as unknown[]
+  // After the user's lock, which everything takes first that ends sessions.
+  await deleteExpired(
+    db, sessions, sessions.token_hash, sql`${sessions.expires_at} < now() OR ${sessions.seen_at} < ${IDLE}`
+  )
+  // However often somebody signs in who knows the password.
+  const own = and(eq(sessions.user_id, id), live)!
+  await keepNewest(db, sessions, sessions.token_hash, own, { by: sessions.seen_at, most: MOST_SESSIONS })
+  return rows.length === 1
+}
+
+const live = and(gt(sessions.expires_at, sql`now()`), gt(sessions.seen_at, IDLE))
+
+/** The user of a session that lives: used within 12 hours, at most 7 days old, of an account that is open. */
+export async function findSession (db: Db, token_hash: Buffer): Promise<User | undefined> {
+  const [found] = await db.select({
+    user: userColumns,
+    session: authenticatedColumns('sessions'),
+    row: authenticatedColumns('users'),
+    now: sql`now()`.mapWith(sessions.seen_at)
+  })
+    .from(sessions).innerJoin(users, eq(users.id, sessions.user_id))
+    .where(and(eq(sessions.token_hash, token_hash), live, isNull(users.disabled_at)))
+  if (found === undefined) return undefined
+  const { user, session, row, now } = found
+  if (!isAuthentic(db, 'sessions', session) || !isAuthentic(db, 'users', row)) return undefined
+  if (now.getTime() - session.seen_at.getTime() > MINUTE) {
+    const seen = { ...session, seen_at: now }
+    await db.update(sessions).set({ seen_at: now, mac: macOf(db, 'sessions', seen) })
+      .where(matching(sessions, { token_hash, seen_at: session.seen_at }))
+  }
+  return user
+}
+
+/** A browser that somebody is signed in with. */
+export interface Session { token_hash: Buffer, seen_at: Date, expires_at: Date, created_at: Date }
+
+/** A page of the sessions of a person that live, the one used last first. */
+export async function listSessions (db: Db, user_id: number, page = 1): Promise<HeldPage<Session>> {
+  const { limit, offset } = heldFrom(page)
+  const rows = await db.select({ ...authenticatedColumns('sessions'), created_at: sessions.created_at }).from(sessions)
+    .where(and(eq(sessions.user_id, user_id), live)).orderBy(desc(sessions.seen_at), sessions.token_hash)
+    .limit(limit).offset(offset)
+  const held = heldPage(rows, page)
+  return { ...held, rows: held.rows.filter((row) => isAuthentic(db, 'sessions', row)) }
+}
+
+/** Ends a session; of this person alone, if one is named. False when there was none. */
+export async function deleteSession (db: Db, token_hash: Buffer, user_id?: number): Promise<boolean> {
+  const own = user_id === undefined ? undefined : eq(sessions.user_id, user_id)
+  const rows = await db.delete(sessions).where(and(eq(sessions.token_hash, token_hash), own))
+    .returning({ user_id: sessions.user_id })
+  return rows.length === 1
+}
+
+/** Signs a person out of every browser; applications and API tokens go on. */
+export async function deleteSessions (db: Db, user_id: number): Promise<void> {
+  await deleteInPieces(db, sessions, sessions.token_hash, eq(sessions.user_id, user_id))
+}

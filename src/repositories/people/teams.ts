@@ -1,0 +1,217 @@
+import { and, asc, eq, sql } from 'drizzle-orm'
+import type { TeamAttributes, TeamMember, TeamProject } from '../../../schemas/teams.ts'
+import { TEAM_LIMITS } from '../../../schemas/teams.ts'
+import { ROLES, type Role } from '../../../schemas/users.ts'
+import { authenticatedColumns } from '../../db/rows/authenticated.ts'
+import { changedAt } from '../../db/columns.ts'
+import {
+  isAuthentic, macOf, preparedSql, requireAuthentic, tampered, updateAuthentic, withMoments, type Db, type Raw,
+  type Value
+} from '../../db/database.ts'
+import { matching } from '../../db/rows/matching.ts'
+import { projects, team_members, team_projects, teams, users } from '../../db/tables.ts'
+import { readPage, type PageRequest } from '../../rules/pagination.ts'
+
+export type TeamRow = TeamAttributes & { id: string }
+type Found = Raw<TeamRow> & { organization_id: string, mac: Buffer | null }
+
+const columns = sql`t.id, t.organization_id, t.name, t.slug, t.description, t.created_at, t.updated_at, t.mac,
+  (SELECT count(*)::int FROM team_members m WHERE m.organization_id = t.organization_id AND m.team_id = t.id)
+    AS member_count,
+  (SELECT count(*)::int FROM team_projects p WHERE p.organization_id = t.organization_id AND p.team_id = t.id)
+    AS project_count`
+
+function toTeam (row: Found): TeamRow {
+  const { organization_id, mac, ...team } = withMoments(row)
+  return team
+}
+
+const ofOrganization = ($: Value) => sql`FROM teams t WHERE t.organization_id = ${$('organization_id')}::char(26)`
+
+const byName = preparedSql<Found, { organization_id: string, id: string, slug: string }>('team', ($) => sql`
+  SELECT ${columns} ${ofOrganization($)} AND (t.id = ${$('id')}::text OR t.slug = ${$('slug')})
+  ORDER BY t.id = ${$('id')}::text DESC LIMIT 1`)
+
+/** A team by its id, in either letter case, or its slug; where one's slug spells another's id, the id is meant. */
+export async function findTeam (db: Db, organization_id: string, idOrSlug: string): Promise<TeamRow | undefined> {
+  const [row] = await byName(db, { organization_id, id: idOrSlug.toUpperCase(), slug: idOrSlug })
+  return row !== undefined && isAuthentic(db, 'teams', row) ? toTeam(row) : undefined
+}
+
+const listed = preparedSql<Found & { total: number }, Record<string, unknown>>('teams', ($) => sql`
+  SELECT ${columns}, (SELECT count(*)::int ${ofOrganization($)}) AS total
+  ${ofOrganization($)} ORDER BY t.slug LIMIT ${$('limit')}::int OFFSET ${$('offset')}::bigint`)
+
+/** Teams of an organization by slug. A row that the service did not write is left out, though the total counts it. */
+export async function listTeams (
+  db: Db, organization_id: string, page: PageRequest
+): Promise<{ rows: TeamRow[], total: number }> {
+  const { rows, total } = await readPage(page, (part) => listed(db, { organization_id, ...part }))
+  return {
+    rows: rows.filter((row) => isAuthentic(db, 'teams', row)).map(({ total, ...row }) => toTeam(row)), total
+  }
+}
+
+/**
+ * Who is in a team, in the order in which their accounts were made. A person whose place in the team or account the
+ * service did not write as it is is left out.
+ */
+export async function listTeamMembers (db: Db, organizationId: string, teamId: string): Promise<TeamMember[]> {
+  const rows = await db.select({ row: authenticatedColumns('team_members'), user: authenticatedColumns('users') })
+    .from(team_members).innerJoin(users, eq(users.id, team_members.user_id))
+    .where(matching(team_members, { organization_id: organizationId, team_id: teamId }))
+    .orderBy(asc(team_members.user_id)).limit(TEAM_LIMITS.members)
+  return rows.filter(({ row, user }) =>
+    isAuthentic(db, 'team_members', row) && isAuthentic(db, 'users', user, { organization_id: organizationId }))
+    .map(({ user: { id, name, email } }) => ({ id: String(id), name, email }))
+}
+
+/**
+ * The projects of a team by their slugs, with its role in each. A role that the service did not write as it is is left
+ * out. Throws TamperedRow for the row of a project.
+ */
+export async function listTeamProjects (db: Db, organizationId: string, teamId: string): Promise<TeamProject[]> {
+  const { organization_id, project_id } = team_projects
+  const rows = await db
+    .select({ row: authenticatedColumns('team_projects'), project: authenticatedColumns('projects'), name: projects.name })
+    .from(team_projects).innerJoin(projects, matching(projects, { organization_id, id: project_id }))
+    .where(matching(team_projects, { organization_id: organizationId, team_id: teamId }))
+    .orderBy(asc(projects.slug)).limit(TEAM_LIMITS.projects)
+  return rows.filter(({ row }) => isAuthentic(db, 'team_projects', row)).map(({ row: { role }, project, name }) => {
+    requireAuthentic(db, 'projects', project)
+    return { id: project.id, slug: project.slug, name, role }
+  })
+}
+
+// Of each role so many rows are looked at, however many projects somebody's teams hold.
+const MOST_OF_ROLE = 100
+
+interface RoleFound {
+  organization_id: string
+  team_id: string
+  project_id: string
+  role: Role
+  mac: Buffer | null
+  in_team_mac: Buffer | null
+  member_role: Role
+  member_mac: Buffer | null
+}
+
+// Each part has a limit of its own, so that it is read by its index and no further than it is needed.
+const byRole = preparedSql<RoleFound, { user_id: number, roles: string }>('roles in teams', ($) => sql`
+  SELECT found.* FROM jsonb_array_elements_text(${$('roles')}::jsonb) AS asked (role) CROSS JOIN LATERAL (
+    SELECT members.organization_id, members.role AS member_role, members.mac AS member_mac,
+      its.team_id, its.mac AS in_team_mac, held.project_id, held.role, held.mac
+    FROM members CROSS JOIN LATERAL (
+      SELECT m.team_id, m.mac FROM team_members m
+      WHERE m.organization_id = members.organization_id AND m.user_id = members.user_id
+      LIMIT ${sql.raw(String(TEAM_LIMITS.teamsOfMember))}
+    ) its CROSS JOIN LATERAL (
+      SELECT p.project_id, p.role, p.mac FROM team_projects p
+      WHERE p.organization_id = members.organization_id AND p.team_id = its.team_id AND p.role = asked.role
+      LIMIT ${sql.raw(String(MOST_OF_ROLE))}
+    ) held
+    WHERE members.user_id = ${$('user_id')}::bigint AND members.status = 'active'
+    LIMIT ${sql.raw(String(MOST_OF_ROLE))}
+  ) found`)
+
+/** The roles that somebody has in projects through teams, in all organizations in which they are an active member. */
+export async function listRolesInTeams (db: Db, user_id: number): Promise<Role[]> {
+  const rows = await byRole(db, { user_id, roles: JSON.stringify(ROLES) })
+  const own = rows.filter(({ member_role, member_mac, in_team_mac, ...held }) => {
+    const { organization_id, team_id } = held
+    const member = { organization_id, user_id, role: member_role, status: 'active' as const, mac: member_mac }
+    return isAuthentic(db, 'members', member) && isAuthentic(db, 'team_projects', held) &&
+      isAuthentic(db, 'team_members', { organization_id, team_id, user_id, mac: in_team_mac })
+  })
+  return [...new Set(own.map(({ role }) => role))]
+}
+
+export interface NewTeam {
+  id: string
+  organization_id: string
+  name: string
+  slug: string
+  description: string | null
+}
+
+export async function countTeams (db: Db, organizationId: string): Promise<number> {
+  return db.$count(teams, eq(teams.organization_id, organizationId))
+}
+
+/** A taken slug is a unique violation. */
+export async function createTeam (db: Db, team: NewTeam): Promise<void> {
+  await db.insert(teams).values({ ...team, mac: macOf(db, 'teams', team) })
+}
+
+export async function updateTeam (
+  db: Db, organizationId: string, id: string, changes: Partial<Pick<NewTeam, 'name' | 'slug' | 'description'>>
+): Promise<void> {
+  const { slug, ...more } = changes
+  const its = matching(teams, { organization_id: organizationId, id })
+  await updateAuthentic(db, 'teams', its, { slug }, {
+    ...more, updated_at: changedAt(teams.updated_at, changes)
+  }) ?? tampered()
+}
+
+/**
+ * Deletes a team. Who acts by it holds first their place in it and then what it holds, so these go in the same order.
+ */
+export async function deleteTeam (db: Db, organizationId: string, id: string): Promise<void> {
+  await db.delete(team_members).where(matching(team_members, { organization_id: organizationId, team_id: id }))
+  await db.delete(team_projects).where(matching(team_projects, { organization_id: organizationId, team_id: id }))
+  await db.delete(teams).where(matching(teams, { organization_id: organizationId, id }))
+}
+
+interface InTeam { organization_id: string, team_id: string, user_id: number }
+const itsMember = ({ organization_id, team_id, user_id }: InTeam) =>
+  matching(team_members, { organization_id, team_id, user_id })
+
+/** How many are in a team, how many teams somebody is in, and whether they are in this one. */
+export async function countTeamMembers (
+  db: Db, { organization_id, team_id, user_id }: InTeam
+): Promise<{ members: number, teams: number, is_in: boolean }> {
+  const own = eq(team_members.organization_id, organization_id)
+  const [row] = await db.select({
+    members: sql<number>`count(*) FILTER (WHERE ${team_members.team_id} = ${team_id})::int`,
+    teams: sql<number>`count(*) FILTER (WHERE ${team_members.user_id} = ${user_id})::int`,
+    is_in: sql<boolean>`coalesce(
+      bool_or(${team_members.team_id} = ${team_id} AND ${team_members.user_id} = ${user_id}), false)`
+  }).from(team_members).where(and(
+    own, sql`(${team_members.team_id} = ${team_id} OR ${team_members.user_id} = ${user_id})`
+  ))
+  return row!
+}
+
+export async function createTeamMember (db: Db, row: InTeam): Promise<void> {
+  await db.insert(team_members).values({ ...row, mac: macOf(db, 'team_members', row) })
+}
+
+/** False when they are not in it. */
+export async function deleteTeamMember (db: Db, row: InTeam): Promise<boolean> {
+  return (await db.delete(team_members).where(itsMember(row)).returning({ id: team_members.user_id })).length === 1
+}
+
+interface Held { organization_id: string, team_id: string, project_id: string }
+const itsProject = ({ organization_id, team_id, project_id }: Held) =>
+  matching(team_projects, { organization_id, team_id, project_id })
+
+/** Gives a team a role in a project, or another one; false when it holds as many projects as it can. */
+export async function setTeamProject (db: Db, row: Held & { role: Role }): Promise<boolean> {
+  const [known] = await db.select({ role: team_projects.role }).from(team_projects).where(itsProject(row))
+  if (known !== undefined) {
+    await updateAuthentic(db, 'team_projects', itsProject(row), { role: row.role }) ?? tampered()
+    return true
+  }
+  const { organization_id, team_id } = row
+  const held = await db.$count(team_projects, matching(team_projects, { organization_id, team_id }))
+  if (held >= TEAM_LIMITS.projects) return false
+  await db.insert(team_projects).values({ ...row, mac: macOf(db, 'team_projects', row) })
+  return true
+}
+
+/** False when the team does not hold it. */
+export async function deleteTeamProject (db: Db, row: Held): Promise<boolean> {
+  const gone = await db.delete(team_projects).where(itsProject(row)).returning({ id: team_projects.project_id })
+  return gone.length === 1
+}

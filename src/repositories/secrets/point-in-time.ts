@@ -1,0 +1,276 @@
+import { sql, type SQL } from 'drizzle-orm'
+import type { Managed } from '../../../schemas/projects.ts'
+import { LEVELS, type Level } from '../../../schemas/secrets.ts'
+import { preparedSql, requireAuthentic, tampered, type Authenticated, type Db } from '../../db/database.ts'
+import { findSlugs } from '../../db/rows/slugs.ts'
+import type { KeyRow, KeyState } from '../keys/encryption-keys.ts'
+import type { LevelState } from '../levels/levels.ts'
+
+// What levels held at a moment, told by their versions. Ids of versions grow in the order of commits, and so do their
+// times: the last one up to a moment is found by halving the ids of the organization, and each level's by the index of
+// its history. No index by time is kept, however long a history is.
+
+/**
+ * What is known of a level at a moment: it had no document; what it holds is what it held; a version has it; or a
+ * write between left no version, and nobody can tell.
+ */
+type Held = 'none' | 'current' | 'version' | 'unknown'
+
+// The moment, on the grid of the times that are stored; as a number, since the database reads not every year as text.
+const asked = (organizationId: SQL, at: SQL) => sql`asked AS (
+    SELECT ${organizationId}::char(26) AS organization_id, to_timestamp(${at}::float8 / 1000)::timestamptz(3) AS at
+  )`
+
+// `seen` is of that time at most, and what is from `behind` on is later. Where a clock was set back, times do not grow:
+// what is found then is one of the places where later ones follow.
+const HALVES = sql`halves AS (
+    SELECT 0::bigint AS seen, c.next_version AS behind
+    FROM asked JOIN organization_counters c ON c.organization_id = asked.organization_id
+    UNION ALL
+    SELECT CASE WHEN v.created_at <= asked.at THEN v.id ELSE halves.seen END,
+      CASE WHEN v.created_at <= asked.at THEN halves.behind ELSE (halves.seen + halves.behind) / 2 END
+    FROM asked CROSS JOIN halves LEFT JOIN LATERAL (
+      SELECT id, created_at FROM secret_versions
+      WHERE organization_id = asked.organization_id AND id >= (halves.seen + halves.behind) / 2 AND id < halves.behind
+      ORDER BY id LIMIT 1
+    ) AS v ON true
+    WHERE halves.behind - halves.seen > 1
+  ), cut AS (SELECT behind FROM halves WHERE behind - seen <= 1)`
+
+// Beside `s`, a secret: `v`, its last version up to the moment, and `n`, the one behind that; neither where nothing was
+// written since.
+const VERSIONS = sql`LEFT JOIN LATERAL (
+    SELECT * FROM secret_versions
+    WHERE s.updated_at > asked.at AND organization_id = s.organization_id AND history_id = s.history_id
+      AND id < cut.behind AND created_at <= asked.at
+    ORDER BY id DESC LIMIT 1
+  ) AS v ON true LEFT JOIN LATERAL (
+    SELECT revision FROM secret_versions
+    WHERE s.updated_at > asked.at AND organization_id = s.organization_id AND history_id = s.history_id
+      AND id > coalesce(v.id, 0)
+    ORDER BY id LIMIT 1
+  ) AS n ON true`
+
+// A version tells what was there until the write behind it: where that has another revision than the next, one is
+// missing, and it may have been made before the moment.
+const HELD = sql`CASE
+    WHEN s.created_at > asked.at THEN 'none'
+    WHEN s.updated_at <= asked.at THEN CASE WHEN s.sealed IS NULL THEN 'none' ELSE 'current' END
+    WHEN v.id IS NULL OR coalesce(n.revision, s.revision) <> v.revision + 1 THEN 'unknown'
+    WHEN v.action = 'delete' THEN 'none'
+    ELSE 'version' END`
+
+const isLocked = (retentionDays: SQL) =>
+  sql`coalesce(v.created_at < now() - make_interval(days => ${retentionDays}::int), false)`
+
+const IS_FUTURE = sql`asked.at > clock_timestamp()`
+
+/** The document of a level as it was: its version's, or the current one. */
+export interface PastDocument {
+  held: Exclude<Held, 'none'>
+  /** Slugs down to the level. */
+  path: string
+  id: string
+  level: Level
+  level_id: string
+  revision: number
+  key_version: number
+  version: number | null
+  /** Null where nobody can tell what it was. */
+  sealed: Buffer | null
+  recorded_revision: number | null
+  /** Outside the plan's retention window, by the database's clock. */
+  locked: boolean
+  /** Null where it is no version. */
+  version_created_at: Date | null
+  /** What it is under. */
+  key: Pick<KeyRow, 'organization_id' | 'project_id' | 'version' | 'data_key'> & { managed: Managed }
+}
+
+interface Row extends Record<'project_id' | 'id' | 'level_id', string> {
+  is_future: boolean
+  was_there: boolean
+  held: Held | null
+  target_id: string | null
+  environment_id: string | null
+  level: Level
+  revision: string
+  key_version: number
+  is_stored: boolean
+  size_bytes: number
+  mac: Buffer | null
+  version: string | null
+  current_version: string | null
+  recorded_revision: string | null
+  version_revision: string | null
+  version_key: number | null
+  content: Buffer | null
+  locked: boolean
+  created_at: string | null
+  managed: Managed | null
+  data_key: Buffer | null
+}
+
+const documents = preparedSql<Row, Record<string, unknown>>('documents_at', ($) => sql`
+  WITH RECURSIVE ${asked(sql`${$('organization_id')}`, sql`${$('at')}`)}, ${HALVES}
+  SELECT ${IS_FUTURE} AS is_future,
+    EXISTS (SELECT FROM projects WHERE organization_id = asked.organization_id
+      AND id = ${$('project_id')}::char(26) AND created_at <= asked.at)
+    AND (${$('target_id')}::char(26) IS NULL OR EXISTS (SELECT FROM targets WHERE organization_id = asked.organization_id
+      AND id = ${$('target_id')}::char(26) AND created_at <= asked.at))
+    AND (${$('environment_id')}::char(26) IS NULL OR EXISTS (SELECT FROM environments
+      WHERE organization_id = asked.organization_id AND id = ${$('environment_id')}::char(26)
+        AND created_at <= asked.at)) AS was_there,
+    its.*, k.managed, k.data_key
+  FROM asked CROSS JOIN cut LEFT JOIN LATERAL (
+    SELECT ${HELD} AS held, s.id, s.project_id, s.target_id, s.environment_id, s.level, s.level_id, s.revision,
+      s.key_version, s.sealed IS NOT NULL AS is_stored, s.size_bytes, s.mac, s.version AS current_version,
+      v.id AS version, v.revision AS version_revision, v.key_version AS version_key, v.created_at,
+      ${isLocked(sql`${$('retention_days')}`)} AS locked,
+      CASE ${HELD} WHEN 'current' THEN s.sealed WHEN 'version' THEN v.sealed END AS content,
+      (SELECT newest.revision FROM secret_versions newest WHERE newest.organization_id = s.organization_id
+        AND newest.history_id = s.history_id ORDER BY newest.id DESC LIMIT 1) AS recorded_revision
+    FROM unnest(ARRAY[${$('project_id')}, ${$('target_id')}, ${$('environment_id')}]::char(26)[]) AS place (id)
+    CROSS JOIN LATERAL (
+      SELECT * FROM secrets WHERE organization_id = asked.organization_id AND level_id = place.id LIMIT 1
+    ) AS s ${VERSIONS}
+  ) AS its ON true LEFT JOIN LATERAL (
+    SELECT managed, data_key FROM encryption_keys WHERE organization_id = asked.organization_id
+      AND project_id = its.project_id AND version = coalesce(its.version_key, its.key_version) LIMIT 1
+  ) AS k ON true`)
+
+/**
+ * The documents on the way to a level as they were at a moment, the shallowest first. `future` when the database's
+ * clock is not there yet; undefined where there was no such level then.
+ */
+export async function findDocumentsAt (
+  db: Db, state: LevelState, at: Date, retentionDays: number | null
+): Promise<PastDocument[] | 'future' | undefined> {
+  const { organization_id, project, target, environment } = state
+  const rows = await documents(db, {
+    organization_id,
+    at: at.getTime(),
+    retention_days: retentionDays,
+    project_id: project.id,
+    target_id: target?.id ?? null,
+    environment_id: environment?.id ?? null
+  })
+  const [first] = rows
+  if (first === undefined || first.is_future) return first && 'future'
+  if (!first.was_there) return undefined
+  return rows.flatMap((row) => toDocument(db, state, row) ?? [])
+    .sort((a, b) => LEVELS.indexOf(a.level) - LEVELS.indexOf(b.level))
+}
+
+function toDocument (db: Db, { organization_id, ...state }: LevelState, row: Row): PastDocument | undefined {
+  const { held, id, project_id, target_id, environment_id, level, level_id, size_bytes, mac } = row
+  if (held === null) return undefined
+  const secret = {
+    id,
+    organization_id,
+    project_id,
+    target_id,
+    environment_id,
+    level,
+    level_id,
+    size_bytes,
+    mac,
+    revision: Number(row.revision),
+    key_version: row.key_version,
+    sealed: row.is_stored
+  }
+  requireAuthentic(db, 'secrets', secret)
+  if (held === 'none') return undefined
+  // It is under a key that its project never had.
+  if (row.managed === null) return tampered()
+  // The rows of the levels were checked when the state was looked up.
+  const slugs = [state.project.slug, state.target?.slug ?? '', state.environment?.slug ?? '']
+  const path = slugs.slice(0, 1 + LEVELS.indexOf(level)).join('/')
+  const isVersion = held === 'version'
+  const version = isVersion ? row.version : row.current_version
+  const key_version = isVersion ? row.version_key! : row.key_version
+  return {
+    held,
+    path,
+    id,
+    level,
+    level_id,
+    revision: Number(isVersion ? row.version_revision : row.revision),
+    key_version,
+    version: version === null ? null : Number(version),
+    sealed: row.content,
+    recorded_revision: row.recorded_revision === null ? null : Number(row.recorded_revision),
+    locked: isVersion && row.locked,
+    version_created_at: row.created_at === null ? null : new Date(row.created_at),
+    key: { organization_id, project_id, version: key_version, managed: row.managed, data_key: row.data_key }
+  }
+}
+
+/** A level that is not as it was: what it held is in a version, it held nothing, or nobody can tell. */
+export interface ChangedLevel extends Pick<Authenticated<'secrets'>, 'id' | 'target_id' | 'size_bytes'> {
+  held: Exclude<Held, 'current'>
+  /** Slugs down to the level, of the first one that is `unknown`. */
+  path: string | null
+  is_stored: boolean
+  version: number | null
+  version_bytes: number | null
+  version_created_at: Date | null
+  locked: boolean
+}
+
+/**
+ * The levels of a locked project that hold something else than at a moment, or may do so: not those that were rotated
+ * since and nothing else. `future` when the database's clock is not there yet; undefined when there was no such
+ * project then.
+ */
+export async function listChangedLevels (
+  db: Db, project: KeyState, at: Date, retentionDays: number | null
+): Promise<ChangedLevel[] | 'future' | undefined> {
+  const rotated = sql`FROM secret_versions r WHERE r.organization_id = s.organization_id
+    AND r.history_id = s.history_id AND r.id > v.id`
+  const rows = await db.execute(sql`
+    WITH RECURSIVE ${asked(sql`${project.organization_id}`, sql`${at.getTime()}`)}, ${HALVES}
+    SELECT ${IS_FUTURE} AS is_future, EXISTS (SELECT FROM projects WHERE organization_id = asked.organization_id
+      AND id = ${project.id} AND created_at <= asked.at) AS was_there, its.*
+    FROM asked CROSS JOIN cut LEFT JOIN LATERAL (
+      SELECT ${HELD} AS held, s.id, s.project_id, s.target_id, s.environment_id, s.size_bytes, s.sealed IS NOT NULL AS is_stored,
+        v.id AS version, v.size_bytes AS version_bytes, v.created_at AS version_created_at,
+        ${isLocked(sql`${retentionDays}`)} AS locked,
+        CASE WHEN v.action <> 'delete' AND NOT EXISTS (SELECT ${rotated} AND r.action <> 'rotate')
+          THEN (SELECT count(*) ${rotated}) = s.revision - v.revision ELSE false END AS is_rotated
+      FROM secrets s ${VERSIONS}
+      WHERE s.organization_id = ${project.organization_id} AND s.project_id = ${project.id} AND s.updated_at > asked.at
+    ) AS its ON true
+    ORDER BY its.id`) as unknown as (Raw & { is_future: boolean, was_there: boolean, is_rotated: boolean })[]
+  const [first] = rows
+  if (first === undefined || first.is_future) return first && 'future'
+  if (!first.was_there) return undefined
+  const changed = rows.filter((row) =>
+    row.id !== null && !row.is_rotated && (row.held !== 'none' || row.is_stored))
+  const unknown = changed.find(({ held }) => held === 'unknown')
+  const path = unknown && await pathTo(db, project.organization_id, unknown)
+  return changed.map(({ is_future: _, was_there: __, is_rotated: ___, ...row }) =>
+    toChanged(row, row.id === unknown?.id ? path! : null))
+}
+
+async function pathTo (
+  db: Db, organizationId: string, { project_id, target_id, environment_id }: Raw
+): Promise<string> {
+  const ids = [project_id, target_id, environment_id]
+  const slugs = await findSlugs(db, organizationId, ids)
+  return ids.flatMap((id) => slugs.get(id ?? '') ?? []).join('/')
+}
+
+type Raw = Omit<ChangedLevel, 'path' | 'version' | 'version_created_at'> & {
+  project_id: string
+  environment_id: string | null
+  version: string | null
+  version_created_at: string | null
+}
+
+const toChanged = ({ project_id: _, environment_id: __, ...row }: Raw, path: string | null): ChangedLevel => ({
+  ...row,
+  path,
+  version: row.version === null ? null : Number(row.version),
+  version_created_at: row.version_created_at === null ? null : new Date(row.version_created_at)
+})

@@ -1,0 +1,264 @@
+import { and, asc, eq, isNull, lt, sql } from 'drizzle-orm'
+import { isOneOfOrganization, macOf, rowsOf, type Db } from '../../db/database.ts'
+import { matching } from '../../db/rows/matching.ts'
+import {
+  columnsOf, encryption_keys, keyColumns, organizations, project_counts, projects, re_encryptions, secret_versions,
+  secrets, targets
+} from '../../db/tables.ts'
+import { type KeyRow, type KeyState } from '../keys/encryption-keys.ts'
+import type { LevelState, SecretRow } from '../levels/levels.ts'
+
+// Versions under older keys, and their way onto the active one.
+
+/** A version under an older key, with the key. */
+export interface OldVersion {
+  id: number
+  secret_id: string
+  level_id: string
+  revision: number
+  key_version: number
+  size_bytes: number
+  sealed: Buffer
+  key: KeyRow
+}
+
+/** How far a re-encryption is; `unreadable`: how many versions it left when it finished. */
+export interface Progress {
+  total: number
+  moved: number
+  started_at: Date
+  finished_at: Date | null
+  unreadable: number
+}
+
+/**
+ * What waits in a project: versions under an older key of whoever holds the active one. What a plan's retention has
+ * locked is not given out, so it does not wait for a client (`retentionDays`); the server moves it like all the rest.
+ */
+const waiting = (project: KeyState, retentionDays: number | null) => and(
+  eq(secrets.project_id, project.id),
+  lt(secret_versions.key_version, project.key_version),
+  eq(encryption_keys.managed, project.encryption_type),
+  retentionDays === null
+    ? undefined
+    : sql`${secret_versions.created_at} >= now() - make_interval(days => ${retentionDays}::int)`
+)
+const { organization_id, history_id, key_version } = secret_versions
+const itsSecret = matching(secrets, { organization_id, history_id })
+const itsKey = matching(encryption_keys, { organization_id, project_id: secrets.project_id, version: key_version })
+
+// Numbers of the keys under which versions wait: one range of the index for each secret, however many keys there were.
+// A server that hands its key over has nothing left under older ones (`history_under_old_keys`). So in a project of a
+// client every older key is a client's, and in one of the server those behind the last key that a client had are.
+const underOldKeys = (
+  project: KeyState
+) => sql`v.key_version < ${project.key_version} AND v.key_version > ${project.encryption_type === 'client'
+  ? sql`0`
+  : sql`(SELECT coalesce(max(k.version), 0) FROM encryption_keys k WHERE k.organization_id = ${project.organization_id}
+    AND k.project_id = ${project.id}
+      AND k.managed = 'client' AND k.version < ${project.key_version})`}`
+const isOpen = (retentionDays: number | null) =>
+  sql`(${retentionDays}::int IS NULL OR v.created_at >= now() - make_interval(days => ${retentionDays}::int))`
+const ofSecret = sql`v.organization_id = s.organization_id AND v.history_id = s.history_id`
+
+/** How much waits. Nothing but that is read, secret by secret. */
+export async function countWaiting (db: Db, project: KeyState, retentionDays: number | null): Promise<number> {
+  const [row] = await db.execute(sql`
+    SELECT coalesce(sum(v.count), 0)::int AS count
+    FROM secrets s CROSS JOIN LATERAL (
+      SELECT count(*) AS count FROM secret_versions v WHERE ${ofSecret} AND ${underOldKeys(project)}
+        AND ${isOpen(retentionDays)}
+    ) v
+    WHERE s.organization_id = ${project.organization_id} AND s.project_id = ${project.id}`) as unknown as {
+    count: number
+  }[]
+  return row!.count
+}
+
+/** Whether anything waits: one look into the index for each secret, until the first that has something. */
+export async function isAnyWaiting (db: Db, project: KeyState, retentionDays: number | null): Promise<boolean> {
+  const [row] = await db.execute(sql`
+    SELECT EXISTS (
+      SELECT FROM secrets s WHERE s.organization_id = ${project.organization_id} AND s.project_id = ${project.id}
+        AND EXISTS (SELECT FROM secret_versions v WHERE ${ofSecret} AND ${underOldKeys(project)}
+          AND ${isOpen(retentionDays)})
+    ) AS found`) as unknown as { found: boolean }[]
+  return row!.found
+}
+
+/** Whether anything waits but so many versions, and if not, how many: no more than one of the others is looked at. */
+export async function findLeft (db: Db, project: KeyState, most: number): Promise<{ left: number } | 'more'> {
+  const found = await listWaiting(db, project, START, most + 1)
+  return found.length > most ? 'more' : { left: found.length }
+}
+
+/** A place among the versions of a project: of which secret, under which key, behind which version. */
+export interface Cursor { secret_id: string, key_version: number, id: number }
+
+export const START: Cursor = { secret_id: '', key_version: 0, id: 0 }
+
+type Listed = { secret_id: string, key_version: number, id: number, size_bytes: number }
+
+/**
+ * Ids and sizes of what waits for the server behind a place, in the order of the index: what has moved already is not
+ * read again. Each secret's versions are looked up by themselves: a list over the whole organization would read through
+ * every version of its other projects, again and again.
+ */
+export async function listWaiting (db: Db, project: KeyState, after: Cursor, limit: number): Promise<Listed[]> {
+  const isAfters = sql`s.id = ${after.secret_id}`
+  return numbered(await db.execute(sql`
+    SELECT s.id AS secret_id, v.key_version, v.id, v.size_bytes
+    FROM secrets s CROSS JOIN LATERAL (
+      SELECT v.key_version, v.id, v.size_bytes FROM secret_versions v WHERE ${ofSecret} AND ${underOldKeys(project)}
+        AND (v.key_version, v.id) > (CASE WHEN ${isAfters} THEN ${after.key_version}::int ELSE 0 END,
+          CASE WHEN ${isAfters} THEN ${after.id}::bigint ELSE 0 END)
+      ORDER BY v.key_version, v.id LIMIT ${limit}
+    ) v
+    WHERE s.organization_id = ${project.organization_id} AND s.project_id = ${project.id} AND s.id >= ${after.secret_id}
+    ORDER BY s.id, v.key_version, v.id LIMIT ${limit}`))
+}
+
+/**
+ * Ids and sizes of what waits for the client, oldest first; not what the plan's retention has locked. Its ids alone are
+ * read to find the oldest: as much as it takes to count it.
+ */
+export async function listOldestWaiting (
+  db: Db, project: KeyState, {
+    limit, after, retentionDays
+  }: { limit: number, after: number, retentionDays: number | null }
+): Promise<Listed[]> {
+  return numbered(await db.execute(sql`
+    SELECT o.secret_id, v.key_version, v.id, v.size_bytes FROM (
+      SELECT s.organization_id, s.id AS secret_id, v.id
+      FROM secrets s CROSS JOIN LATERAL (
+        SELECT v.id FROM secret_versions v WHERE ${ofSecret} AND ${underOldKeys(project)} AND v.id > ${after}::bigint
+          AND ${isOpen(retentionDays)} OFFSET 0
+      ) v
+      WHERE s.organization_id = ${project.organization_id} AND s.project_id = ${project.id} ORDER BY v.id LIMIT ${limit}
+    ) o JOIN secret_versions v ON v.organization_id = o.organization_id AND v.id = o.id ORDER BY v.id`))
+}
+
+// The driver reads a bigint as text.
+const numbered = (rows: unknown) => (rows as Listed[]).map((row) => ({ ...row, id: Number(row.id) }))
+
+/**
+ * Those of the versions that wait, with their content. `lock` takes their rows until the end of the transaction: `wait`
+ * with their secrets, in the order of a restore; `skip` leaves out what another instance or a restore is at.
+ */
+export async function findWaiting (
+  db: Db, project: KeyState, ids: readonly number[], retentionDays: number | null, lock?: 'wait' | 'skip'
+): Promise<OldVersion[]> {
+  if (ids.length === 0) return []
+  const { id, revision, key_version, size_bytes, sealed } = secret_versions
+  const query = db.select({
+    id, secret_id: secrets.id, revision, key_version, size_bytes, sealed, level_id: secrets.level_id, key: keyColumns
+  }).from(secret_versions)
+    .innerJoin(secrets, itsSecret).innerJoin(encryption_keys, itsKey)
+    .where(and(
+      isOneOfOrganization(secret_versions, project.organization_id, ids), waiting(project, retentionDays)
+    ))
+  switch (lock) {
+    case 'skip': return query.orderBy(asc(secret_versions.id)).for('update', { of: secret_versions, skipLocked: true })
+    case 'wait':
+      return query.orderBy(asc(secrets.id), asc(secret_versions.id)).for('update', { of: [secrets, secret_versions] })
+    default: return query.orderBy(asc(secret_versions.id))
+  }
+}
+
+/** A version as it becomes under another key. */
+export interface MovedVersion { id: number, sealed: Buffer, size_bytes: number }
+
+/** Puts versions under the active key; their ids, revisions and times stay. */
+export async function moveVersions (db: Db, project: KeyState, versions: readonly MovedVersion[]): Promise<void> {
+  await db.execute(sql`
+    UPDATE secret_versions v SET key_version = ${project.key_version}, sealed = decode(r.sealed, 'base64'),
+      size_bytes = r.size_bytes
+    FROM ${rowsOf(project.organization_id, versions, sql`id bigint, sealed text, size_bytes int`)} r
+    WHERE v.organization_id = r.organization_id AND v.id = r.id`)
+  await db.update(re_encryptions).set({ moved: sql`${re_encryptions.moved} + ${versions.length}` })
+    .where(and(ofProject(project), isNull(re_encryptions.finished_at)))
+}
+
+/** Counts what versions of secrets became larger by; the caller holds these. */
+export async function growHistories (
+  db: Db, project: KeyState, grown: readonly { secret_id: string, growth: number }[]
+): Promise<void> {
+  await db.execute(sql`
+    UPDATE secrets s SET version_bytes = s.version_bytes + r.growth
+    FROM (SELECT organization_id, secret_id, sum(growth) AS growth
+      FROM ${rowsOf(project.organization_id, grown, sql`secret_id char(26), growth bigint`)} r GROUP BY 1, 2) r
+    WHERE s.organization_id = r.organization_id AND s.id = r.secret_id`)
+}
+
+const ofProject = ({ organization_id, id }: KeyState) => matching(re_encryptions, { organization_id, project_id: id })
+
+/** Writes down that the history of a locked project is to move. One that is under way goes on, onto the newest key. */
+export async function startReEncryption (db: Db, project: KeyState, total: number): Promise<void> {
+  await db.insert(re_encryptions).values({
+    project_id: project.id, organization_id: project.organization_id, total
+  }).onConflictDoUpdate({
+    target: [re_encryptions.organization_id, re_encryptions.project_id],
+    set: {
+      total: sql`CASE WHEN ${re_encryptions.finished_at} IS NULL THEN ${re_encryptions.moved} ELSE 0 END + ${total}`,
+      moved: sql`CASE WHEN ${re_encryptions.finished_at} IS NULL THEN ${re_encryptions.moved} ELSE 0 END`,
+      started_at: sql`CASE WHEN ${re_encryptions.finished_at} IS NULL THEN ${re_encryptions.started_at} ELSE now() END`,
+      finished_at: null,
+      unreadable: 0
+    }
+  })
+}
+
+/** The re-encryption that was asked for last. */
+export async function findReEncryption (db: Db, project: KeyState): Promise<Progress | undefined> {
+  const [row] = await db.select(progress).from(re_encryptions).where(ofProject(project))
+  return row
+}
+
+/** Marks it as finished, with so many versions left; undefined when somebody else has. */
+export async function finishReEncryption (
+  db: Db, project: KeyState, unreadable: number
+): Promise<Progress | undefined> {
+  const [row] = await db.update(re_encryptions).set({ finished_at: sql`now()`, unreadable })
+    .where(and(ofProject(project), isNull(re_encryptions.finished_at))).returning(progress)
+  return row
+}
+
+const progress = columnsOf(re_encryptions, 'total', 'moved', 'started_at', 'finished_at', 'unreadable')
+
+/** A project whose history is still to move. */
+export interface Waiting { project_id: string, organization: { id: string, storage_key: Buffer } }
+
+/** The next server-managed projects whose history is still to move, behind one of them: the system's own list. */
+export async function listReEncryptions (db: Db, after?: Waiting, limit = 100): Promise<Waiting[]> {
+  const { organization_id, project_id } = re_encryptions
+  return db.select({
+    project_id, organization: { id: organizations.id, storage_key: organizations.storage_key }
+  }).from(re_encryptions)
+    .innerJoin(projects, matching(projects, { organization_id, id: project_id }))
+    .innerJoin(organizations, eq(organizations.id, projects.organization_id))
+    .where(and(
+      sql`(${organization_id}, ${project_id}) > (${after?.organization.id ?? ''}, ${after?.project_id ?? ''})`,
+      isNull(re_encryptions.finished_at), eq(projects.encryption_type, 'server')
+    )).orderBy(asc(organization_id), asc(project_id)).limit(limit)
+}
+
+/**
+ * Removes a document whose history was purged. The row stays, with the next revision, so that a read `at` an earlier
+ * moment answers `version_gone`. The caller has locked the project's row.
+ */
+export async function emptySecret (db: Db, { project, target }: LevelState, secret: SecretRow): Promise<void> {
+  const { organization_id, id } = secret
+  const emptied = { revision: secret.revision + 1, key_version: project.key_version, sealed: null, size_bytes: 0 }
+  await db.update(secrets).set({
+    ...emptied,
+    version: null,
+    mac: macOf(db, 'secrets', { ...secret, ...emptied }),
+    // Not now(), the begin of the transaction: it may have waited for writes that are later.
+    updated_at: sql`clock_timestamp()`
+  }).where(and(eq(secrets.organization_id, organization_id), eq(secrets.id, id)))
+  await db.update(project_counts).set({ secret_count: sql`${project_counts.secret_count} - 1` })
+    .where(and(eq(project_counts.organization_id, organization_id), eq(project_counts.project_id, project.id)))
+  if (target === null) return
+  await db.update(targets).set({ secret_count: sql`${targets.secret_count} - 1` })
+    .where(and(eq(targets.organization_id, organization_id), eq(targets.id, target.id)))
+}

@@ -1,0 +1,148 @@
+import { and, asc, eq, isNotNull, sql } from 'drizzle-orm'
+import type { VersionAction } from '../../../schemas/versions.ts'
+import { authenticatedColumns } from '../../db/rows/authenticated.ts'
+import type { Counter } from '../../db/changes/chain.ts'
+import {
+  isOneOfOrganization, macOf, requireAuthentic, rowsOf, type Authenticated, type Db
+} from '../../db/database.ts'
+import { matching } from '../../db/rows/matching.ts'
+import { organization_counters, secrets } from '../../db/tables.ts'
+import type { Actor } from '../audit/audit.ts'
+import type { KeyState } from '../keys/encryption-keys.ts'
+
+// What a rotation does to the documents of a project, and what brings a project back to a moment. The caller holds the
+// project's row for itself, so nothing else writes below it; documents come and go in pieces, so that a large project
+// does not have to fit into memory.
+
+/** A secret of a project, whether it has a document or is deleted. */
+export interface Secret extends Authenticated<'secrets'> {
+  sealed: Buffer | null
+  recorded_revision: number | null
+}
+
+/** A current document of a project. */
+export type Document = Secret & { sealed: Buffer }
+
+/** The ids and sizes of all current documents, locked, in one order for everybody. */
+export async function lockDocuments (db: Db, project: KeyState): Promise<{ id: string, size_bytes: number }[]> {
+  return db.select({ id: secrets.id, size_bytes: secrets.size_bytes }).from(secrets)
+    .where(and(
+      matching(secrets, { organization_id: project.organization_id, project_id: project.id }), isNotNull(secrets.sealed)
+    )).orderBy(asc(secrets.id)).for('update')
+}
+
+/** Those of the secrets that have a document. */
+export async function findDocuments (db: Db, organizationId: string, ids: readonly string[]): Promise<Document[]> {
+  return (await findSecrets(db, organizationId, ids)).filter(isDocument)
+}
+
+export const isDocument = (secret: Secret): secret is Document => secret.sealed !== null
+
+export async function findSecrets (db: Db, organizationId: string, ids: readonly string[]): Promise<Secret[]> {
+  // Spelt out: of a single table, Drizzle names a column without its table, which in here would be that of the version.
+  const recorded_revision =
+    sql<
+      number | null>`(SELECT v.revision FROM secret_versions v WHERE v.organization_id = secrets.organization_id AND v.history_id = secrets.history_id ORDER BY v.id DESC LIMIT 1)`.mapWith(
+        secrets.revision
+      )
+  const rows = await db.select({ ...authenticatedColumns('secrets'), recorded_revision }).from(secrets)
+    .where(isOneOfOrganization(secrets, organizationId, ids)).orderBy(asc(secrets.id))
+  for (const row of rows) requireAuthentic(db, 'secrets', row)
+  return rows
+}
+
+/**
+ * Replaces documents by others, or by none: the next revision of each, under the project's key. When that was is said
+ * by their versions (`recordVersions`).
+ */
+export async function replaceDocuments (
+  db: Db, project: KeyState, documents: readonly { document: Secret, sealed: Buffer | null, size_bytes: number }[]
+): Promise<void> {
+  const rows = documents.map(({ document, sealed, size_bytes }) => {
+    const next = { ...document, revision: document.revision + 1, key_version: project.key_version, sealed, size_bytes }
+    return { id: document.id, sealed, size_bytes, mac: macOf(db, 'secrets', next) }
+  })
+  await db.execute(sql`
+    UPDATE secrets s
+    SET revision = s.revision + 1, key_version = ${project.key_version}, sealed = decode(r.sealed, 'base64'),
+      size_bytes = r.size_bytes,
+      mac = decode(r.mac, 'base64')
+    FROM ${rowsOf(project.organization_id, rows, sql`id char(26), sealed text, size_bytes int, mac text`)} r
+    WHERE s.organization_id = r.organization_id AND s.id = r.id`)
+}
+
+/** The ids of versions that an operation is about to record, and the database's time under the counter. */
+export interface VersionIds { first_version: number, taken_at: Date }
+
+/** The bytes that an organization stores now. Other writes can change the number before the counter is taken. */
+export async function findStoredBytes (db: Db, organizationId: string): Promise<number> {
+  const [row] = await db.select({ stored_bytes: organization_counters.stored_bytes }).from(organization_counters)
+    .where(eq(organization_counters.organization_id, organizationId))
+  return row!.stored_bytes
+}
+
+/**
+ * Takes so many version ids from the counter, which the transaction has locked. The event that the operation records
+ * afterwards writes the counter back.
+ */
+export async function takeVersionIds (db: Db, counter: Counter, versions: number): Promise<VersionIds> {
+  const [row] = await db.execute(
+    sql`SELECT round(extract(epoch FROM clock_timestamp()) * 1000)::float8 AS taken_at`
+  ) as unknown as { taken_at: number }[]
+  const first_version = counter.next_version
+  counter.next_version += versions
+  return { first_version, taken_at: new Date(row!.taken_at) }
+}
+
+/** A version of what somebody did to a document, which is the document's newest, at its revision. */
+export interface NewVersion {
+  id: number
+  document: Secret
+  revision: number
+  sealed: Buffer
+  size_bytes: number
+  action: VersionAction
+  restored_from?: number | null
+}
+
+/**
+ * Records versions of documents, each of which is its document's newest. They are of the time at which the counter was
+ * taken, not of when the transaction began: so times of versions grow with their ids, and none is from before a write
+ * that the transaction has waited for.
+ */
+export async function recordVersions (
+  db: Db, actor: Actor, project: KeyState, at: Date, versions: readonly NewVersion[]
+): Promise<void> {
+  const rows = versions.map(({ document, ...version }) =>
+    ({ ...version, secret_id: document.id, key_version: project.key_version }))
+  await db.execute(sql`
+    WITH r AS (
+      SELECT * FROM ${rowsOf(actor.organization_id, rows,
+        sql`id bigint, secret_id char(26), action varchar, revision bigint, key_version int, sealed text, size_bytes int, restored_from bigint`)} r
+    ), recorded AS (
+      INSERT INTO secret_versions (organization_id, id, history_id, action, revision, key_version, sealed, size_bytes,
+        restored_from, created_by_id, created_by_name, created_at)
+      SELECT s.organization_id, r.id, s.history_id, r.action, r.revision, r.key_version, decode(r.sealed, 'base64'),
+        r.size_bytes, r.restored_from, ${actor.id}::bigint, ${actor.name}, ${at.toISOString()}::timestamptz
+      FROM r JOIN secrets s ON s.organization_id = r.organization_id AND s.id = r.secret_id
+    )
+    UPDATE secrets s SET version = r.id, version_count = s.version_count + 1,
+      version_bytes = s.version_bytes + r.size_bytes, updated_at = ${at.toISOString()}::timestamptz
+    FROM r WHERE s.organization_id = r.organization_id AND s.id = r.secret_id`)
+}
+
+/** Counts documents that a project and its targets gained, or lost. */
+export async function countDocuments (
+  db: Db, project: KeyState, gained: readonly { target_id: string | null, documents: number }[]
+): Promise<void> {
+  const rows = rowsOf(project.organization_id, gained, sql`target_id char(26), documents int`)
+  await db.execute(sql`
+    WITH r AS (SELECT * FROM ${rows} r), counted AS (
+      UPDATE project_counts SET secret_count = secret_count + its.documents
+      FROM (SELECT organization_id, sum(documents) AS documents FROM r GROUP BY 1) its
+      WHERE project_counts.organization_id = its.organization_id AND project_counts.project_id = ${project.id}
+    )
+    UPDATE targets SET secret_count = secret_count + its.documents
+    FROM (SELECT organization_id, target_id, sum(documents) AS documents FROM r GROUP BY 1, 2) its
+    WHERE targets.organization_id = its.organization_id AND targets.id = its.target_id`)
+}

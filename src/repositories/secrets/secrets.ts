@@ -1,0 +1,105 @@
+import { sql } from 'drizzle-orm'
+import type { VersionAction } from '../../../schemas/versions.ts'
+import { macOf, preparedSql, type Db } from '../../db/database.ts'
+import type { SecretRow } from '../levels/levels.ts'
+
+/** The rows that a write stores. */
+export interface SecretWrite {
+  /** Whether the level had a document before. */
+  wasStored: boolean
+  /** The new row without its MAC. Its revision is the former one plus 1. `sealed` is null for a delete. */
+  secret: SecretRow
+  /** The snapshot to record; null with `no_backup`. */
+  version: {
+    id: number
+    action: VersionAction
+    sealed: Buffer
+    size_bytes: number
+    restored_from: number | null
+  } | null
+  actor: { id: number | null, name: string }
+}
+
+const write = preparedSql<object, { levels: string, versions: string }>('write_secrets', ($) => sql`
+  WITH level AS (
+    SELECT * FROM jsonb_to_recordset(${$('levels')}::jsonb) AS made (
+      organization_id char(26), id char(26), project_id char(26), target_id char(26), environment_id char(26),
+      level varchar, level_id char(26), revision bigint, key_version int, sealed text, size_bytes int,
+      version bigint, history_id char(26), is_first boolean, versions int, version_bytes bigint, gained int, mac text
+    )
+  ), counted AS (
+    UPDATE project_counts SET secret_count = secret_count + its.gained
+    FROM (SELECT organization_id, project_id, sum(gained) AS gained FROM level WHERE gained <> 0 GROUP BY 1, 2) AS its
+    WHERE project_counts.organization_id = its.organization_id
+      AND project_counts.project_id = its.project_id
+  ), target_counted AS (
+    UPDATE targets SET secret_count = secret_count + its.gained
+    FROM (SELECT organization_id, target_id, sum(gained) AS gained FROM level WHERE gained <> 0 GROUP BY 1, 2) AS its
+    WHERE targets.organization_id = its.organization_id AND targets.id = its.target_id
+  ), history AS (
+    INSERT INTO histories (organization_id, id)
+    SELECT organization_id, history_id FROM level WHERE is_first
+  ), written AS (
+    INSERT INTO secrets (
+      organization_id, id, project_id, target_id, environment_id, level, level_id, revision, key_version, sealed,
+      size_bytes, version, history_id, version_count, version_bytes, mac, created_at, updated_at
+    )
+    SELECT organization_id, id, project_id, target_id, environment_id, level, level_id, revision,
+      key_version, decode(sealed, 'base64'), size_bytes, version, history_id, versions, version_bytes,
+      decode(mac, 'hex'), statement_timestamp(), statement_timestamp()
+    FROM level
+    ON CONFLICT (organization_id, id) DO UPDATE SET revision = excluded.revision, key_version = excluded.key_version,
+      sealed = excluded.sealed, size_bytes = excluded.size_bytes, version = excluded.version, mac = excluded.mac,
+      version_count = secrets.version_count + excluded.version_count,
+      version_bytes = secrets.version_bytes + excluded.version_bytes, updated_at = excluded.updated_at
+  )
+  INSERT INTO secret_versions (
+    organization_id, id, history_id, action, revision, key_version, sealed, size_bytes, restored_from,
+    created_by_id, created_by_name, created_at
+  )
+  SELECT organization_id, id, history_id, action, revision, key_version, decode(sealed, 'base64'), size_bytes,
+    restored_from, actor_id, actor_name, statement_timestamp()
+  FROM jsonb_to_recordset(${$('versions')}::jsonb) AS version (
+    organization_id char(26), id bigint, history_id char(26), action varchar, revision bigint, key_version int,
+    sealed text, size_bytes int, restored_from bigint, actor_id bigint, actor_name varchar
+  )`)
+
+/**
+ * Writes documents with their versions, and counts them, in one statement. The transaction has locked the counters of
+ * the organizations, and the projects. Of several writes to one level the last one makes the document.
+ */
+export async function writeSecrets (db: Db, writes: readonly SecretWrite[]): Promise<void> {
+  const levels = new Map<string, SecretWrite[]>()
+  for (const write of writes) levels.set(write.secret.id, [...levels.get(write.secret.id) ?? [], write])
+  await write(db, {
+    levels: JSON.stringify([...levels.values()].map((own) => {
+      const [first, last] = [own[0]!, own.at(-1)!]
+      const { sealed, version_count: _, recorded_revision: __, is_stored, ...row } = last.secret
+      const versions = own.flatMap(({ version }) => version ?? [])
+      return {
+        ...row,
+        sealed: sealed?.toString('base64') ?? null,
+        mac: macOf(db, 'secrets', last.secret).toString('hex'),
+        is_first: first.secret.revision === 1,
+        versions: versions.length,
+        version_bytes: versions.reduce((sum, { size_bytes }) => sum + size_bytes, 0),
+        gained: Number(is_stored) - Number(first.wasStored)
+      }
+    })),
+    versions: JSON.stringify(writes.flatMap(({ secret, version, actor }) => {
+      if (version === null) return []
+      const { organization_id, history_id, revision, key_version } = secret
+      const { sealed, ...row } = version
+      return {
+        ...row,
+        sealed: sealed.toString('base64'),
+        organization_id,
+        history_id,
+        revision,
+        key_version,
+        actor_id: actor.id,
+        actor_name: actor.name
+      }
+    }))
+  })
+}

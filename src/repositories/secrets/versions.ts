@@ -1,0 +1,295 @@
+import { and, eq, sql } from 'drizzle-orm'
+import type { Managed } from '../../../schemas/projects.ts'
+import type { Level } from '../../../schemas/secrets.ts'
+import type { VersionAction } from '../../../schemas/versions.ts'
+import { authenticatedColumns } from '../../db/rows/authenticated.ts'
+import { lookUp, prepared, preparedSql, requireAuthentic, tampered, type Db, type Value } from '../../db/database.ts'
+import { byQuestion, gather } from '../../db/postgres/batch-load.ts'
+import { matching } from '../../db/rows/matching.ts'
+import { columnsOf, encryption_keys, keyColumns, secret_versions, secrets } from '../../db/tables.ts'
+import { offsetOf, type PageRequest } from '../../rules/pagination.ts'
+import type { Place } from '../../rules/slices.ts'
+import type { KeyRow } from '../keys/encryption-keys.ts'
+import type { LevelState, SecretRow } from '../levels/levels.ts'
+
+export interface VersionRow {
+  id: number
+  action: VersionAction
+  revision: number
+  key_version: number
+  managed: Managed
+  size_bytes: number
+  restored_from: number | null
+  created_by_id: number | null
+  created_by_name: string | null
+  created_at: Date
+  level: Level
+  /** Outside the plan's retention window, by the database's clock. */
+  locked: boolean
+}
+
+const columns = {
+  ...columnsOf(
+    secret_versions, 'id', 'action', 'revision', 'key_version', 'size_bytes', 'restored_from', 'created_by_id',
+    'created_by_name', 'created_at'
+  ),
+  managed: encryption_keys.managed,
+  level: secrets.level,
+  locked:
+    sql<boolean>`coalesce(${secret_versions.created_at} < now() - make_interval(days => asked.retention_days), false)`
+}
+
+const { organization_id, history_id } = secret_versions
+const itsSecret = matching(secrets, { organization_id, history_id })
+type Page = Omit<VersionRow, 'id' | 'revision' | 'restored_from' | 'created_by_id' | 'created_at' | 'level'> &
+  Record<'id' | 'revision' | 'created_at', string> & Record<'restored_from' | 'created_by_id', string | null>
+
+// Nearly all are under the key that the level's project has now, which is known.
+const listed = ($: Value) => sql`
+  SELECT v.id, v.action, v.revision, v.key_version, v.size_bytes, v.restored_from, v.created_by_id, v.created_by_name,
+    v.created_at,
+    CASE WHEN v.key_version = ${$('key_version')}::int THEN ${$('managed')}::varchar ELSE (SELECT k.managed
+      FROM encryption_keys k
+      WHERE k.organization_id = v.organization_id AND k.project_id = ${$('project_id')}::char(26)
+        AND k.version = v.key_version) END AS managed,
+    coalesce(v.created_at < now() - make_interval(days => ${$('retention_days')}::int), false) AS locked`
+const itsHistory = ($: Value) =>
+  sql`organization_id = ${$('organization_id')}::char(26) AND history_id = ${$('history_id')}::char(26)`
+const part = ($: Value) => sql`LIMIT ${$('limit')}::int OFFSET ${$('offset')}::bigint`
+const ORDER = { newest: sql`ORDER BY id DESC`, oldest: sql`ORDER BY id` }
+
+// So many rows before a page, at most, are read with it.
+const NEAR = 100
+// What was written since the look would push as much out at the other end.
+const near = (
+  from: keyof typeof ORDER
+) => preparedSql<Page, Record<string, unknown>>(`versions_from_${from}`, ($) => sql`
+  ${listed($)} FROM secret_versions v WHERE ${itsHistory($)} AND revision <= ${$('revision')}::bigint
+    ${ORDER[from]} ${part($)}`)
+
+// Where between the ends of a history no revision is missing, a page is known by its revisions, and found by halves:
+// between two versions are as many ids as revisions, at least. Where some are missing nothing is found, for how many of
+// these are before a page only counting tells. What was removed since the look at the old end moves none of the others;
+// where the newest that it saw is gone, the history may have become whole by that alone.
+const whole = preparedSql<Page, Record<string, unknown>>('versions_by_revision', ($) => sql`
+  WITH RECURSIVE ends AS (
+    SELECT oldest.id AS oldest, oldest.revision AS since, newest.id AS newest, newest.revision AS until
+    FROM secrets s
+    CROSS JOIN LATERAL (SELECT id, revision FROM secret_versions WHERE ${itsHistory($)} ORDER BY id LIMIT 1) AS oldest
+    CROSS JOIN LATERAL (
+      SELECT id, revision FROM secret_versions WHERE ${itsHistory($)} ORDER BY id DESC LIMIT 1
+    ) AS newest
+    WHERE s.organization_id = ${$('organization_id')}::char(26) AND s.id = ${$('secret_id')}::char(26)
+      AND s.history_id = ${$('history_id')}::char(26) AND newest.revision - oldest.revision + 1 = s.version_count
+      AND newest.revision >= ${$('seen')}::bigint
+  ), halves AS (
+    SELECT oldest + (${$('first')}::bigint - since) AS low, newest - (until - ${$('first')}::bigint) AS high
+    FROM ends WHERE ${$('first')}::bigint BETWEEN since AND until
+    UNION ALL
+    SELECT CASE WHEN v.revision > ${$('first')}::bigint THEN low
+        ELSE v.id + (${$('first')}::bigint - v.revision) END,
+      CASE WHEN v.revision > ${$('first')}::bigint
+        THEN least((low + high) / 2 - 1, v.id - (v.revision - ${$('first')}::bigint))
+        WHEN v.revision = ${$('first')}::bigint THEN v.id ELSE high END
+    FROM halves CROSS JOIN LATERAL (
+      SELECT id, revision FROM secret_versions WHERE ${itsHistory($)} AND id >= (low + high) / 2 ORDER BY id LIMIT 1
+    ) AS v WHERE low < high
+  )
+  ${listed($)} FROM (SELECT low FROM halves WHERE low >= high) AS page CROSS JOIN LATERAL (
+    SELECT * FROM secret_versions WHERE ${itsHistory($)} AND id >= page.low ORDER BY id LIMIT ${$('limit')}::int
+  ) AS v ORDER BY v.id DESC`)
+
+// Otherwise it is walked to. The rows are found in the index alone; what is behind more than so many is no page that is
+// surely short.
+const FAR = 5_000
+const deep = (
+  from: keyof typeof ORDER
+) => preparedSql<Page, Record<string, unknown>>(`versions_far_from_${from}`, ($) => sql`
+  ${listed($)} FROM (SELECT organization_id, id FROM secret_versions
+    WHERE ${itsHistory($)} ${ORDER[from]} ${part($)}) AS page
+  CROSS JOIN ${lookUp('v', secret_versions, sql`organization_id = page.organization_id AND id = page.id`)}
+  ORDER BY v.id ${sql.raw(from === 'newest' ? 'DESC' : 'ASC')}`)
+const walks = {
+  newest: { near: near('newest'), deep: deep('newest') },
+  oldest: { near: near('oldest'), deep: deep('oldest') }
+}
+
+// The rows that lie before a page, counted from the end that is nearer.
+function startOf ({ version_count }: SecretRow, request: PageRequest) {
+  const offset = offsetOf(request)
+  const left = Math.max(0, version_count - offset)
+  const limit = Math.min(request.per_page, left)
+  return offset > left
+    ? { from: 'oldest', limit, skipped: left - limit } as const
+    : { from: 'newest', limit, skipped: offset } as const
+}
+
+/**
+ * Versions of a secret as it was seen, newest first; locked ones are listed too. There are fewer than were seen where
+ * somebody has removed some since: whoever wants them as they are looks again. Of a page that is walked to from the
+ * oldest, what is removed there meanwhile moves it by as many, and nothing tells.
+ *
+ * @param handles a page that takes long to walk to goes by `lists`, any other by `pages`
+ */
+export async function listVersions (
+  handles: Record<'pages' | 'lists', Db>, state: LevelState, secret: SecretRow, retentionDays: number | null,
+  request: PageRequest
+): Promise<{ rows: VersionRow[], areFewer: boolean }> {
+  const { from, limit, skipped } = startOf(secret, request)
+  if (limit === 0) return { rows: [], areFewer: false }
+  const its = {
+    organization_id: state.organization_id,
+    project_id: state.project.id,
+    key_version: state.project.key_version,
+    managed: state.project.encryption_type,
+    history_id: secret.history_id,
+    retention_days: retentionDays,
+    limit
+  }
+  const isNear = skipped <= NEAR
+  const seen = secret.recorded_revision ?? 0
+  const first = seen - offsetOf(request) - limit + 1
+  let rows = isNear ? [] : await whole(handles.pages, { ...its, secret_id: secret.id, first, seen })
+  if (rows.length === 0) {
+    const walk = walks[from][isNear ? 'near' : 'deep']
+    const db = skipped > FAR ? handles.lists : handles.pages
+    rows = await walk(db, { ...its, revision: secret.revision, offset: skipped })
+    if (from === 'oldest') rows.reverse()
+  }
+  const number = (text: string | null) => text === null ? null : Number(text)
+  const found = rows.map((row) => ({
+    ...row,
+    id: Number(row.id),
+    revision: Number(row.revision),
+    restored_from: number(row.restored_from),
+    created_by_id: number(row.created_by_id),
+    created_at: new Date(row.created_at),
+    level: secret.level
+  }))
+  return { rows: found, areFewer: rows.length < limit }
+}
+
+/** A version with its place. */
+export interface FoundVersion {
+  version: VersionRow
+  secret: Place & { id: string, level_id: string }
+}
+
+/** A version with its sealed content, its key and its place. */
+export interface FullVersion extends FoundVersion {
+  sealed: Buffer
+  key: KeyRow
+}
+
+// Each row is looked up by its key, as by `lookUp`.
+const ASKED = sql`jsonb_to_recordset(${sql.placeholder('asked')}::jsonb)
+  AS asked (question int, organization_id char(26), id bigint, retention_days int)`
+const itsVersion = (db: Db) => db.select().from(secret_versions).where(and(
+  eq(secret_versions.organization_id, sql`asked.organization_id`), eq(secret_versions.id, sql`asked.id`)
+)).limit(1).as('secret_versions')
+const itsLevel = (db: Db) => db.select().from(secrets).where(itsSecret).limit(1).as('secrets')
+const itsKey = (db: Db) => db.select().from(encryption_keys).where(matching(encryption_keys, {
+  organization_id, project_id: secrets.project_id, version: secret_versions.key_version
+})).limit(1).as('encryption_keys')
+const place = {
+  question: sql<number>`asked.question`.as('question'),
+  version: { ...columns, managed: sql<Managed | null>`${encryption_keys.managed}` },
+  secret: { ...authenticatedColumns('secrets'), sealed: sql<boolean>`${secrets.sealed} IS NOT NULL` }
+}
+const byIds = prepared('versions_by_id', (db) => db.select(place).from(ASKED)
+  .innerJoinLateral(itsVersion(db), sql`true`).innerJoinLateral(itsLevel(db), sql`true`)
+  .leftJoinLateral(itsKey(db), sql`true`))
+const fullByIds = prepared('full_versions_by_id', (db) => db
+  .select({ ...place, sealed: secret_versions.sealed, key: keyColumns }).from(ASKED)
+  .innerJoinLateral(itsVersion(db), sql`true`).innerJoinLateral(itsLevel(db), sql`true`)
+  .leftJoinLateral(itsKey(db), sql`true`))
+
+interface Asked { organization_id: string, id: number, retention_days: number | null }
+
+const rowsBy = <R extends { question: number }>(find: (db: Db, values: { asked: string }) => Promise<R[]>) =>
+  async (db: Db, questions: readonly Asked[]) => {
+    const asked = JSON.stringify(questions.map((one, question) => ({ question, ...one })))
+    return byQuestion(await find(db, { asked }), questions.length)
+  }
+const rowsOf = rowsBy(byIds)
+const fullRowsOf = rowsBy(fullByIds)
+type Row = Awaited<ReturnType<typeof byIds>>[number]
+type FullRow = Awaited<ReturnType<typeof fullByIds>>[number]
+
+function toVersion (db: Db, [row]: readonly Row[]): FoundVersion | undefined {
+  if (row === undefined) return undefined
+  requireAuthentic(db, 'secrets', row.secret)
+  const { version, secret } = row
+  // A version names a key that its project never had.
+  if (version.managed === null) return tampered()
+  return { version: { ...version, managed: version.managed }, secret }
+}
+
+function toFullVersion (db: Db, rows: readonly FullRow[]): FullVersion | undefined {
+  const found = toVersion(db, rows)
+  if (found === undefined) return undefined
+  const { sealed, key } = rows[0]!
+  return { ...found, sealed, key: key ?? tampered() }
+}
+
+const keyOf = ({ organization_id, id, retention_days }: Asked) => `${organization_id} ${id} ${retention_days}`
+const findVersions = gather({ keyOf, find: rowsOf, read: toVersion })
+const findFullVersions = gather({ keyOf, find: fullRowsOf, read: toFullVersion })
+
+/** A version of the organization, reached through the secret that has it. */
+export async function findVersion (
+  db: Db, organizationId: string, id: number, retentionDays: number | null
+): Promise<FoundVersion | undefined> {
+  return findVersions(db, { organization_id: organizationId, id, retention_days: retentionDays })
+}
+
+/** The same with its sealed content and its key. */
+export async function findFullVersion (
+  db: Db, organizationId: string, id: number, retentionDays: number | null
+): Promise<FullVersion | undefined> {
+  return findFullVersions(db, { organization_id: organizationId, id, retention_days: retentionDays })
+}
+
+/**
+ * Versions by id, in one statement, each as a function, which throws `integrity_error` for a row that was changed, and
+ * returns undefined for what is no version of the organization.
+ */
+export async function findVersionsTogether (
+  db: Db, some: readonly { organization_id: string, id: number, retention_days: number | null }[]
+): Promise<(() => FullVersion | undefined)[]> {
+  return (await fullRowsOf(db, some)).map((found) => () => toFullVersion(db, found))
+}
+
+/**
+ * Deletes one version. `protected` when it is the newest one of a deleted secret (its restore snapshot) and `force` is
+ * not given. Answers the bytes of one that is gone. The caller holds the project's row, so no write or other delete
+ * comes between.
+ */
+export async function deleteVersion (
+  db: Db, organizationId: string, id: number, force: boolean
+): Promise<{ bytes: number } | 'protected' | 'missing'> {
+  const one = matching(secret_versions, { organization_id: organizationId, id })
+  const [row] = await db
+    .select({
+      secret_id: secrets.id,
+      bytes: secret_versions.size_bytes,
+      snapshot: sql<boolean>`${secrets.sealed} IS NULL AND NOT EXISTS (
+        SELECT FROM secret_versions newer
+        WHERE newer.organization_id = ${secrets.organization_id} AND newer.history_id = ${secrets.history_id}
+          AND newer.id > ${secret_versions.id})`
+    })
+    .from(secret_versions)
+    .innerJoin(secrets, itsSecret)
+    .where(one)
+  if (row === undefined) return 'missing'
+  if (row.snapshot && !force) return 'protected'
+  await db.delete(secret_versions).where(one)
+  await db.update(secrets)
+    .set({
+      version_count: sql`${secrets.version_count} - 1`,
+      version_bytes: sql`${secrets.version_bytes} - ${row.bytes}::int`,
+      version: sql`nullif(${secrets.version}, ${id}::bigint)`
+    })
+    .where(matching(secrets, { organization_id: organizationId, id: row.secret_id }))
+  return { bytes: row.bytes }
+}

@@ -1,0 +1,35 @@
+import { TIMESTAMP_LENGTH } from '../../../schemas/shapes.ts'
+import { refuse } from '../errors.ts'
+
+/** What every refusal of a timestamp says. */
+export const TIMESTAMP_RULE =
+  'Expected an RFC 3339 time between the years 0001 and 9999 in UTC, such as 2026-03-01T12:00:00Z'
+
+const RFC_3339 = /^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d+))?(?:Z|([+-])(\d\d):(\d\d))$/
+
+// PostgreSQL reads neither the year 0000 nor a year of five digits in the text that the driver sends.
+const EARLIEST = Date.parse('0001-01-01T00:00:00.000Z')
+const LATEST = Date.parse('9999-12-31T23:59:59.999Z')
+
+const MINUTE = 60_000
+
+/**
+ * Reads an RFC 3339 timestamp of any offset, cut off to the millisecond. Undefined for a date or a time of day that
+ * does not exist, for a leap second, and for a time that the database cannot store.
+ */
+export function parseTimestamp (text: string): Date | undefined {
+  if (text.length > TIMESTAMP_LENGTH) return undefined
+  // RFC 3339, 5.6: `t` and `z` may be in lower case.
+  const [, local, fraction = '', sign, hours = '00', minutes = '00'] = RFC_3339.exec(text.toUpperCase()) ?? []
+  if (local === undefined || hours > '23' || minutes > '59') return undefined
+  const asUtc = new Date(`${local}.${fraction.slice(0, 3).padEnd(3, '0')}Z`)
+  // Date reads 31 February as 3 March and hour 24 as the next day.
+  if (Number.isNaN(asUtc.getTime()) || !asUtc.toISOString().startsWith(local)) return undefined
+  const offset = (Number(hours) * 60 + Number(minutes)) * MINUTE
+  const time = asUtc.getTime() - (sign === '-' ? -offset : offset)
+  return time < EARLIEST || time > LATEST ? undefined : new Date(time)
+}
+
+/** The time that a member of a request names; 422 naming the member for an invalid timestamp. */
+export const requireTimestamp = (member: string, text: string): Date =>
+  parseTimestamp(text) ?? refuse(member, TIMESTAMP_RULE)

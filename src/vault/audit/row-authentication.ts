@@ -1,0 +1,233 @@
+import { LRUCache } from 'lru-cache'
+import type { KeyObject } from 'node:crypto'
+import { IntegrityError } from '../../crypto/at-rest.ts'
+import { makeCanary, MasterKeyMissing, openCanary, type Keyring } from '../../crypto/keyring.ts'
+import { random, sameBytes, takeKey } from '../../crypto/primitives.ts'
+import {
+  chainKeyFingerprint, createRowChecker, createRowEncoder, deriveLookupKey, rowKeyFingerprint, rowMac
+} from '../../crypto/row-mac.ts'
+import { AUTHENTICATED } from '../../db/rows/authenticated.ts'
+import { readClock } from '../../db/rows/authority.ts'
+import {
+  databaseError, isAway, setAuthority, transaction, type Database, type Db,
+  type RowAuthority, type Violation, type ViolationLog
+} from '../../db/database.ts'
+import { recordEvent, systemOf, type AuditEvent } from '../../repositories/audit/audit.ts'
+import { authenticateSeeds } from '../../repositories/keys/authenticated-rows.ts'
+import {
+  createCanary, createServiceKey, findServiceKey, listCanaries, lockCanaries, type ServiceKeyRow
+} from '../../repositories/keys/master-keys.ts'
+import { listOrganizationsOf } from '../../repositories/people/members.ts'
+import { createChain, FIRST_CHAIN_KEY, openChainKey } from './chain.ts'
+import { serviceKeyContext } from '../keys/contexts.ts'
+
+const ENCODERS = new Map(Object.entries(AUTHENTICATED).map(([name, format]) => [name, createRowEncoder(name, format)]))
+
+/** The name of the row key among the keys of the service. */
+const ROWS = 'rows'
+
+const WHAT = { [ROWS]: 'authenticates rows', [FIRST_CHAIN_KEY]: 'chains events' }
+
+/** The key that authenticates rows is not the one that the canaries name: nothing can be told from a row any more. */
+export class RowKeyError extends Error {
+  override readonly name = 'RowKeyError'
+}
+
+interface Keys { rows: KeyObject, chain: KeyObject }
+
+const fingerprintOf = ({ rows, chain }: Keys) => Buffer.concat([rowKeyFingerprint(rows), chainKeyFingerprint(chain)])
+const FINGERPRINT_BYTES = 32
+
+/**
+ * Opens the keys of rows and events, so that the database's handles make and check MACs. The first start on an empty
+ * database creates them.
+ *
+ * @throws RowKeyError when a key is missing, does not open, or is not the key that the canaries name
+ */
+export async function openRows (database: Database, keyring: Keyring): Promise<void> {
+  // Without a lock, a start that creates the keys at this moment may be seen half done: `createKeys` looks again.
+  const found = await findKeys(database.db, keyring).catch((error: unknown): undefined => {
+    if (!(error instanceof RowKeyError)) throw error
+  })
+  const keys = found ?? await database.maintain((db) => createKeys(db, keyring))
+  database.authenticate(authorityFor(keys, keyring, database.db))
+  await readClock(database.db)
+  await createCanary(database.db, keyring.currentId, makeCanary(keyring, fingerprintOf(keys)))
+}
+
+// The keys that the canaries name; undefined where there is no canary and no key.
+async function findKeys (db: Db, keyring: Keyring): Promise<Keys | undefined> {
+  const named = (await listCanaries(db)).map(({ canary }) => openCanary(keyring, canary))
+  const ofRows = named.map((fingerprint) => fingerprint.subarray(0, FINGERPRINT_BYTES))
+  const ofEvents = named.map((fingerprint) => fingerprint.subarray(FINGERPRINT_BYTES))
+  const rows = await findKey(db, keyring, ROWS, ofRows, rowKeyFingerprint)
+  const chain = await findKey(db, keyring, FIRST_CHAIN_KEY, ofEvents, chainKeyFingerprint)
+  return rows && chain && { rows, chain }
+}
+
+async function findKey (
+  db: Db, keyring: Keyring, name: keyof typeof WHAT, named: readonly Buffer[], told: (key: KeyObject) => Buffer
+): Promise<KeyObject | undefined> {
+  const wrapped = await findServiceKey(db, name)
+  if (named.length === 0) {
+    if (wrapped !== undefined) {
+      throw new RowKeyError(
+        `There is a key of ${name} that no canary knows: the table master_key_canaries was changed, restore it from a backup`
+      )
+    }
+    return undefined
+  }
+  if (wrapped === undefined) {
+    throw new RowKeyError(`The key that ${WHAT[name]} is missing: restore the table service_keys from a backup`)
+  }
+  const key = openServiceKey(keyring, wrapped)
+  if (key === undefined || !named.every((fingerprint) => sameBytes(fingerprint, told(key)))) {
+    throw new RowKeyError(
+      `The key that ${WHAT[name]} is not the one that was used here: restore the table service_keys from a backup`
+    )
+  }
+  return key
+}
+
+function openServiceKey (keyring: Keyring, { id, wrapped }: ServiceKeyRow): KeyObject | undefined {
+  try {
+    return takeKey(keyring.unwrap(wrapped, serviceKeyContext(id)))
+  } catch (error) {
+    if (error instanceof IntegrityError || error instanceof MasterKeyMissing) return undefined
+    throw error
+  }
+}
+
+async function createKeys (db: Db, keyring: Keyring): Promise<Keys> {
+  await lockCanaries(db)
+  // Another start may have created them.
+  const known = await findKeys(db, keyring)
+  if (known !== undefined) return known
+  const create = async (id: string) => {
+    const bytes = random(32)
+    await createServiceKey(db, { id, wrapped: keyring.wrap(bytes, serviceKeyContext(id)) })
+    return takeKey(bytes)
+  }
+  const keys = { rows: await create(ROWS), chain: await create(FIRST_CHAIN_KEY) }
+  setAuthority(db, authorityFor(keys, keyring, db))
+  await createCanary(db, keyring.currentId, makeCanary(keyring, fingerprintOf(keys)))
+  // Rows beside the seeded ones were not written by the service: they get no MAC, and the transaction is rolled back.
+  if (!await authenticateSeeds(db)) {
+    throw new RowKeyError(
+      'The database holds rows and no canary of a master key: the table master_key_canaries was emptied, restore it from a backup'
+    )
+  }
+  return keys
+}
+
+// A row that stays as it is is reported once in a while, and no more in a minute than somebody can read.
+const SAME_ROW = 10 * 60_000
+const MINUTE = 60_000
+const MOST_A_MINUTE = 600
+const AT_ONCE = 100
+
+const toStandardError: ViolationLog = {
+  warn: (details, message) => {
+    process.stderr.write(`${message}: ${JSON.stringify(details)}\n`)
+  }
+}
+
+/** Makes and checks MACs under the keys; what does not verify is recorded through `db`. */
+function authorityFor (keys: Keys, keyring: Keyring, db: Db): RowAuthority {
+  const { rows: key } = keys
+  const reported = new LRUCache<string, true>({ max: 10_000, ttl: SAME_ROW })
+  const checker = createRowChecker(key)
+  const lookupKey = deriveLookupKey(key)
+  let waiting: Violation[] = []
+  let recording: Promise<void> | undefined
+  // One transaction after the other, however many rows a look-up has refused: with a connection for each, none would be
+  // left for other requests.
+  async function recordAll () {
+    while (waiting.length > 0) {
+      try {
+        await record(db, waiting.splice(0, AT_ONCE), unrecorded)
+      } catch (error) {
+        unrecorded(error)
+        // The database is away: each of the others would find that out by a deadline of its own.
+        waiting = []
+      }
+    }
+    recording = undefined
+  }
+  let log = toStandardError
+  const unrecorded = (error: unknown) => {
+    log.warn({ err: databaseError(error) }, 'the integrity violation could not be recorded')
+  }
+  let minute = { began: -MINUTE, reports: 0 }
+  let reports = 0
+
+  function isDue ({ table, row }: Violation): boolean {
+    const { mac } = row
+    const seen =
+      `${table} ${authority.mac(table, row).toString('base64')} ${Buffer.isBuffer(mac) ? mac.toString('hex') : 'none'}`
+    if (reported.has(seen)) return false
+    if (performance.now() - minute.began > MINUTE) minute = { began: performance.now(), reports: 0 }
+    if (++minute.reports > MOST_A_MINUTE) return false
+    reported.set(seen, true)
+    return true
+  }
+
+  const authority: RowAuthority = {
+    fingerprint: fingerprintOf(keys),
+    chain: createChain(FIRST_CHAIN_KEY, keys.chain, (row) => openChainKey(keyring, row)),
+    mac: (table, row) => checker.mac(ENCODERS.get(table)!(row)),
+    verifies: (table, row, mac) => mac !== null && checker.matches(ENCODERS.get(table)!(row), mac),
+    hash: (purpose, values) => rowMac(lookupKey, purpose, values),
+    report (violation) {
+      if (!isDue(violation)) return
+      reports++
+      log.warn(describe(violation), 'a row was changed outside the service and is refused')
+      waiting.push(violation)
+      recording ??= recordAll()
+    },
+    reports: () => reports,
+    logTo (to) { log = to },
+    async settled () { await recording }
+  }
+  return authority
+}
+
+// What it is about, without hashes and whatever else somebody put into it.
+function describe ({ table, row, about }: Violation) {
+  const { id, organization_id, user_id, grant_id } = row
+  return { table, id, organization_id, user_id, grant_id, ...about }
+}
+
+// Each in the organization that it concerns, or in those of the user. What is about neither, as a client, is in the log
+// alone. Of an organization in which nothing can be recorded, the others know nothing.
+async function record (db: Db, violations: readonly Violation[], failed: (error: unknown) => void): Promise<void> {
+  const found = new Map<string, AuditEvent[]>()
+  for (const violation of violations) {
+    const { table, row, about } = violation
+    const id = row.id ?? about.user_id ?? row.user_id
+    for (const organization of await organizationsOf(db, violation)) {
+      const events = found.get(organization) ?? []
+      found.set(organization, events)
+      events.push({
+        action: 'integrity.violation',
+        resource_type: table,
+        resource_id: id === undefined ? null : String(id).slice(0, 64),
+        details: { table }
+      })
+    }
+  }
+  for (const [organization, events] of found) {
+    try {
+      await transaction(db, (db) => recordEvent(db, systemOf(organization), ...events), systemOf(organization))
+    } catch (error) {
+      if (isAway(error)) throw error
+      failed(error)
+    }
+  }
+}
+
+async function organizationsOf (db: Db, { table, row, about }: Violation): Promise<string[]> {
+  const { organization_id = row.organization_id, user_id = table === 'users' ? row.id : row.user_id } = about
+  if (typeof organization_id === 'string') return [organization_id]
+  return typeof user_id === 'number' ? listOrganizationsOf(db, user_id) : []
+}

@@ -1,0 +1,211 @@
+import type { KeyObject } from 'node:crypto'
+import { HAND_OVER, type Head } from '../../db/events.ts'
+import type { ChainRow } from '../../repositories/audit/chains.ts'
+import { eventMac, handOverProof } from './chain.ts'
+
+// Tells whether chains of events are what the service recorded, wherever the events come from: the database or a file.
+// Nothing of them is trusted but their MACs, and the anchors that were kept elsewhere.
+
+/** A chain whose events follow: what is said of it. */
+export interface Chain extends Head {
+  organization_id: string
+  /** The event before the first that follows; null where that is the very first one. */
+  after: { seq: number, mac: Buffer } | null
+  /** Whether somebody without the keys may have written all of this. */
+  isForged?: boolean
+}
+
+/** Where a chain was seen to end. */
+export interface Anchor { organization: string, sequence: number, mac: Buffer }
+
+/** Where a chain is broken first. */
+export interface Broken {
+  organization: string
+  /** The first event that is not what the service recorded, or is not there. */
+  sequence: number
+  reason: string
+  /** MACs in hexadecimal: of what should be there, as far as that can be told, and of what is. */
+  expected: string | null
+  actual: string | null
+}
+
+/** What of an organization was looked through: events up to one, behind one that was taken as it is if any. */
+export interface Verified {
+  organization: string
+  after: number | null
+  events: number
+  last: number
+  head: string | null
+  broken: Broken | null
+}
+
+/** A key of a chain, and the first event under it. */
+export interface ChainKey { kid: string, from_seq: number, key: KeyObject }
+
+/** The keys of a chain that open, in their order. The first is the one that every chain begins with. */
+export type ChainKeys = readonly [ChainKey, ...ChainKey[]]
+
+/** Anchors by organization and sequence: several of one event, where more than one was ever seen. */
+export class Anchors {
+  readonly #all = new Map<string, Map<number, string[]>>()
+
+  add ({ organization, sequence, mac }: Anchor): void {
+    const own = this.#all.get(organization) ?? new Map<number, string[]>()
+    this.#all.set(organization, own)
+    const known = own.get(sequence)
+    const text = mac.toString('latin1')
+    if (known === undefined) own.set(sequence, [text])
+    else if (!known.includes(text)) known.push(text)
+  }
+
+  organizations (): string[] {
+    return [...this.#all.keys()]
+  }
+
+  /** A MAC that was seen of this event and is not this one. */
+  contradiction (organization: string, sequence: number, mac: Buffer): string | undefined {
+    const other = this.#all.get(organization)?.get(sequence)?.find((text) => text !== mac.toString('latin1'))
+    return other && Buffer.from(other, 'latin1').toString('hex')
+  }
+
+  /** The last event of the organization that was seen. */
+  last (organization: string): { sequence: number, mac: string } | undefined {
+    let last: { sequence: number, mac: string } | undefined
+    for (const [sequence, [mac]] of this.#all.get(organization) ?? []) {
+      if (last === undefined || sequence > last.sequence) {
+        last = { sequence, mac: Buffer.from(mac!, 'latin1').toString('hex') }
+      }
+    }
+    return last
+  }
+}
+
+/** Goes through the events of one chain, in the order of their numbers; of what is behind a break it says nothing. */
+export class ChainVerifier {
+  readonly #chain: Chain
+  readonly #keys: ChainKeys
+  readonly #anchors: Anchors
+  // Which of the keys is in force.
+  #at = 0
+  #previous: Buffer | null
+  #last: number
+  #events = 0
+  #broken: Broken | null = null
+
+  constructor (chain: Chain, keys: ChainKeys, anchors: Anchors) {
+    this.#chain = chain
+    this.#keys = keys
+    this.#anchors = anchors
+    this.#previous = chain.after?.mac ?? null
+    this.#last = chain.after?.seq ?? 0
+    if (chain.after !== null) this.#compare(chain.after.seq, chain.after.mac)
+  }
+
+  get isBroken (): boolean {
+    return this.#broken !== null
+  }
+
+  /** The next event. Answers whether the chain holds so far. */
+  add (event: ChainRow): boolean {
+    if (this.#broken !== null) return false
+    const { seq, mac, chain_kid } = event
+    if (seq < 1) return this.#break(seq, 'is none of the numbers', null, hex(mac))
+    const { kid, key } = this.#keyOf(seq)
+    const expected = chain_kid === kid ? macOf(key, this.#own(event), this.#previous) : undefined
+    const isRight = expected !== undefined && mac !== null && expected.equals(mac)
+    if (seq !== this.#last + 1) return this.#break(this.#last + 1, 'is missing', null, null)
+    if (mac === null) return this.#break(seq, 'has no MAC', hex(expected), null)
+    if (chain_kid !== kid) {
+      const isOther = this.#keys.some((other) => other.kid === chain_kid)
+      const what = isOther ? 'names a key that is not in force there' : 'names a key that is not there'
+      return this.#break(seq, what, null, hex(mac))
+    }
+    if (!isRight) return this.#break(seq, 'is not what was recorded', hex(expected), hex(mac))
+    const follows = this.#keys[this.#at + 1]
+    if (follows?.from_seq === seq + 1) {
+      if (!this.#handsOver(event, follows)) {
+        return this.#break(seq, 'does not hand over to the key that follows', null, hex(mac))
+      }
+    } else if (event.action === HAND_OVER) {
+      return this.#break(seq, 'hands over to a key that is not there', null, hex(mac))
+    }
+    this.#previous = mac
+    this.#last = seq
+    this.#events++
+    return this.#compare(seq, mac)
+  }
+
+  /** What should be the next event cannot be read. */
+  addUnreadable (): void {
+    if (this.#broken === null) this.#break(this.#last + 1, 'cannot be read', null, null)
+  }
+
+  end (): Verified {
+    const { organization_id: organization, next_event, event_head, chain_kid, isForged } = this.#chain
+    if (this.#broken === null) {
+      const anchor = this.#anchors.last(organization)
+      if (this.#last + 1 < next_event) {
+        this.#break(this.#last + 1, 'is missing', hex(event_head), null)
+      } else if (anchor !== undefined && anchor.sequence > this.#last) {
+        this.#break(this.#last + 1, 'is missing: an anchor names a later one', anchor.mac, null)
+      } else if (next_event <= this.#last) {
+        this.#break(next_event, 'is behind the end that the counter says', null, null)
+      } else if (hex(event_head) !== hex(this.#previous)) {
+        this.#break(this.#last, 'is not the one that the counter ends with', hex(this.#previous), hex(event_head))
+      } else if (this.#keys.at(-1)!.from_seq - 1 > this.#last) {
+        this.#break(this.#last + 1, 'is missing: a key of the chain follows a later one', null, null)
+      } else if ((chain_kid ?? this.#keys[0].kid) !== this.#keyOf(next_event).kid) {
+        this.#break(next_event, 'would be under a key that is not in force there', null, null)
+      } else if (isForged) {
+        this.#break(1, 'may not be the first: the export says of itself what the service did not write', null, null)
+      }
+    }
+    return {
+      organization,
+      after: this.#chain.after?.seq ?? null,
+      events: this.#events,
+      last: this.#last,
+      head: hex(this.#previous),
+      broken: this.#broken
+    }
+  }
+
+  #handsOver ({ action, resource_id, details }: ChainRow, { kid, from_seq, key }: ChainKey): boolean {
+    const { organization_id } = this.#chain
+    const proof = hex(handOverProof(key, { organization_id, kid, from_seq }, this.#previous))
+    return action === HAND_OVER && resource_id === kid && details?.proof === proof
+  }
+
+  // Events come in the order of their numbers.
+  #keyOf (seq: number): ChainKey {
+    while (this.#at + 1 < this.#keys.length && this.#keys[this.#at + 1]!.from_seq <= seq) this.#at++
+    return this.#keys[this.#at]!
+  }
+
+  // Under another organization, the same event is another one.
+  #own (event: ChainRow): ChainRow {
+    const { organization_id } = this.#chain
+    return event.organization_id === organization_id ? event : { ...event, organization_id }
+  }
+
+  #compare (sequence: number, mac: Buffer): boolean {
+    const other = this.#anchors.contradiction(this.#chain.organization_id, sequence, mac)
+    return other === undefined || this.#break(sequence, 'is another one than an anchor says', other, hex(mac))
+  }
+
+  #break (sequence: number, reason: string, expected: string | null, actual: string | null): false {
+    this.#broken = { organization: this.#chain.organization_id, sequence, reason, expected, actual }
+    return false
+  }
+}
+
+// What has no encoding, the service has not recorded.
+function macOf (key: KeyObject, event: ChainRow, previous: Buffer | null): Buffer | undefined {
+  try {
+    return eventMac(key, event, previous)
+  } catch {
+    return undefined
+  }
+}
+
+const hex = (bytes: Buffer | null | undefined): string | null => bytes?.toString('hex') ?? null

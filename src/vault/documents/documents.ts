@@ -1,0 +1,108 @@
+import { LRUCache } from 'lru-cache'
+import type { KeyObject } from 'node:crypto'
+import { IntegrityError, openAtRest, sealAtRest } from '../../crypto/at-rest.ts'
+import { makeEtag } from '../../crypto/etag.ts'
+import { deriveKey } from '../../crypto/primitives.ts'
+import type { LevelState, SecretRow } from '../../repositories/levels/levels.ts'
+import type { PastDocument } from '../../repositories/secrets/point-in-time.ts'
+import type { FullVersion } from '../../repositories/secrets/versions.ts'
+import { currentContext, versionContext, type SecretContext } from '../keys/contexts.ts'
+
+/** Refuses a row that was put back whole to an earlier state: it is older than the newest version of its secret. */
+function requireNewest ({ revision, recorded_revision }: Pick<SecretRow, 'revision' | 'recorded_revision'>) {
+  if (recorded_revision !== null && recorded_revision > revision) throw new IntegrityError()
+}
+
+/** A current document, in its level's state or in a project that is rotated. */
+export type StoredDocument = Pick<SecretRow, 'id' | 'level_id' | 'revision' | 'key_version' | 'recorded_revision'> & {
+  sealed: Buffer
+}
+
+/**
+ * The blob of a current document; throws IntegrityError when the row is not what the service wrote, or not under the
+ * project's active key (S-6.6).
+ */
+export function openCurrent (
+  storageKey: KeyObject, state: { organization_id: string, project: { key_version: number } }, secret: StoredDocument
+): string {
+  requireNewest(secret)
+  if (secret.key_version !== state.project.key_version) throw new IntegrityError()
+  return openAtRest(
+    storageKey, secret.sealed, currentContext(contextOf(state, secret), secret.revision)
+  ).toString('utf8')
+}
+
+/** The blob of a version. */
+export function openVersion (storageKey: KeyObject, organizationId: string, {
+  version, secret, sealed
+}: Pick<FullVersion, 'sealed'> & {
+  version: Pick<FullVersion['version'],
+    'id' | 'revision' | 'key_version'>,
+  secret: Pick<FullVersion['secret'], 'id' | 'level_id'>
+}): string {
+  const context = {
+    organization_id: organizationId, secret_id: secret.id, level_id: secret.level_id, key_version: version.key_version
+  }
+  return openAtRest(storageKey, sealed, versionContext(context, version.id, version.revision)).toString('utf8')
+}
+
+/** The blob of a document as it was at a moment: the current one, or a version. */
+export function openPast (storageKey: KeyObject, document: PastDocument): string {
+  const { held, id, level_id, sealed, version, revision, key_version, key: { organization_id } } = document
+  if (sealed === null) throw new Error('the document is not known')
+  return held === 'current'
+    ? openCurrent(storageKey, { organization_id, project: { key_version } }, { ...document, sealed })
+    : openVersion(storageKey, organization_id, {
+      version: { id: version!, revision, key_version }, secret: { id, level_id }, sealed
+    })
+}
+
+export function sealCurrent (storageKey: KeyObject, context: SecretContext, revision: number, blob: string): Buffer {
+  return sealAtRest(storageKey, Buffer.from(blob, 'utf8'), currentContext(context, revision))
+}
+
+export function sealVersion (
+  storageKey: KeyObject, context: SecretContext, version: number, revision: number, blob: string
+): Buffer {
+  return sealAtRest(storageKey, Buffer.from(blob, 'utf8'), versionContext(context, version, revision))
+}
+
+const ETAG_SALT = Buffer.from('strongroom etag')
+
+interface Etags { key: KeyObject, made: LRUCache<string, string> }
+
+// Characters of what the ETags of an organization were made of that are remembered: of what is read again and again.
+const MOST_REMEMBERED = 64 * 1024
+const etagsOf = new WeakMap<KeyObject, Etags>()
+
+/**
+ * A strong ETag over the writes of some levels and what else shapes the answer; keyed, so that it tells nothing of a
+ * document.
+ */
+export function etagOf (
+  storageKey: KeyObject, secrets: readonly { id: string, revision: number }[], ...shape: string[]
+): string {
+  let etags = etagsOf.get(storageKey)
+  if (etags === undefined) {
+    etags = {
+      key: deriveKey(storageKey, ETAG_SALT, 'etag'),
+      made: new LRUCache({ maxSize: MOST_REMEMBERED, sizeCalculation: (_etag, name) => name.length + 200 })
+    }
+    etagsOf.set(storageKey, etags)
+  }
+  const fields = [...secrets.flatMap(({ id, revision }) => [id, revision]), ...shape]
+  const name = JSON.stringify(fields)
+  let etag = etags.made.get(name)
+  if (etag === undefined) etags.made.set(name, etag = makeEtag(etags.key, ...fields))
+  return etag
+}
+
+/** Size of a blob when decoded, in bytes. */
+export function sizeOf (blob: string): number {
+  const padding = blob.endsWith('==') ? 2 : blob.endsWith('=') ? 1 : 0
+  return Math.floor((blob.length - padding) * 3 / 4)
+}
+
+function contextOf ({ organization_id }: Pick<LevelState, 'organization_id'>, secret: StoredDocument): SecretContext {
+  return { organization_id, secret_id: secret.id, level_id: secret.level_id, key_version: secret.key_version }
+}

@@ -1,0 +1,96 @@
+import type { KeyObject } from 'node:crypto'
+import { ulid } from 'ulidx'
+import type { Plan } from '../../../schemas/organizations.ts'
+import type { VersionAction } from '../../../schemas/versions.ts'
+import type { AuditEvent } from '../../repositories/audit/audit.ts'
+import { ownSecret, type LevelState, type SecretRow } from '../../repositories/levels/levels.ts'
+import type { SecretWrite } from '../../repositories/secrets/secrets.ts'
+import { requireBytes } from '../../rules/plan-bytes.ts'
+import { sealCurrent, sealVersion, sizeOf } from './documents.ts'
+
+/** What a write does to a level: the blob becomes the level's document (null: the level has no document any more). */
+export interface Change {
+  blob: string | null
+  /** The version to record and what the version holds; null with `no_backup`. */
+  record: { action: VersionAction, blob: string, restored_from?: number } | null
+  event: AuditEvent['action']
+  /** The proof gave the client's key away, and the operator allows that: the event says so. */
+  revealed?: boolean
+}
+
+/** What a write has made: the level as it was decided on, and the new row of its document. */
+export interface Written { state: LevelState, secret: SecretRow }
+
+/** A write with its sealed rows and its event. */
+export interface Planned extends SecretWrite, Written {
+  event: AuditEvent
+  /** By how many bytes the organization stores more; negative when it stores less. */
+  growth: number
+}
+
+/** The level with the document that an earlier write of the transaction has made. A level to write has only its own. */
+export function withDocument (state: LevelState, documents: ReadonlyMap<string, SecretRow>): LevelState {
+  const newer = documents.get(state.level_id)
+  return newer === undefined ? state : { ...state, secrets: [newer] }
+}
+
+/**
+ * Seals a write under the version id and the revision that it gets. The counter says the next version id and how many
+ * bytes the organization stores, with the writes before this one. Throws `plan_limit_reached`.
+ */
+export function planOf (
+  { actor, storageKey, plan }: { actor: Planned['actor'], storageKey: KeyObject, plan: Plan }, state: LevelState,
+  { blob, record, event, revealed = false }: Change, counter: { next_version: number, stored_bytes: number }
+): Planned {
+  const { organization_id, project, target, environment, level, level_id } = state
+  const before = ownSecret(state)
+  const context = { organization_id, secret_id: before?.id ?? ulid(), level_id, key_version: project.key_version }
+  const revision = (before?.revision ?? 0) + 1
+  const size_bytes = blob === null ? 0 : sizeOf(blob)
+  const version = record && {
+    id: counter.next_version,
+    action: record.action,
+    sealed: sealVersion(storageKey, context, counter.next_version, revision, record.blob),
+    size_bytes: sizeOf(record.blob),
+    restored_from: record.restored_from ?? null
+  }
+  const growth = size_bytes - (before?.size_bytes ?? 0) + (version?.size_bytes ?? 0)
+  requireBytes(plan, counter.stored_bytes, growth)
+  const secret: SecretRow = {
+    id: context.secret_id,
+    organization_id,
+    project_id: project.id,
+    target_id: target?.id ?? null,
+    environment_id: environment?.id ?? null,
+    level,
+    level_id,
+    revision,
+    key_version: context.key_version,
+    is_stored: blob !== null,
+    sealed: blob === null ? null : sealCurrent(storageKey, context, revision, blob),
+    size_bytes,
+    mac: null,
+    version: version?.id ?? null,
+    history_id: before?.history_id ?? context.secret_id,
+    version_count: (before?.version_count ?? 0) + (version === null ? 0 : 1),
+    recorded_revision: version === null ? before?.recorded_revision ?? null : revision
+  }
+  const details = {
+    level,
+    revision,
+    key_version: context.key_version,
+    version: secret.version,
+    bytes: size_bytes,
+    restored_from: version?.restored_from ?? null,
+    ...(revealed && { key_proof_reveals_key: true })
+  }
+  return {
+    state,
+    actor,
+    wasStored: before?.is_stored ?? false,
+    secret,
+    version,
+    event: { action: event, resource_type: 'secret', resource_id: secret.id, details },
+    growth
+  }
+}

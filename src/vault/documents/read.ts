@@ -1,0 +1,205 @@
+import type { KeyObject } from 'node:crypto'
+import type { SecretFormat } from '../../../schemas/projects.ts'
+import {
+  LEVELS, type Level, type LevelDocument, type Merge, type RetrieveBody, type SecretsAnswer
+} from '../../../schemas/secrets.ts'
+import { IntegrityError } from '../../crypto/at-rest.ts'
+import { openBlob } from '../../crypto/blob.ts'
+import type { Keyring } from '../../crypto/keyring.ts'
+import { rest } from '../../crypto/rest.ts'
+import { activeKeyOf, placeOf, type LevelState, type SecretRow } from '../../repositories/levels/levels.ts'
+import type { PastDocument } from '../../repositories/secrets/point-in-time.ts'
+import { emptyEntries, readDocument, type Entries } from '../../rules/documents.ts'
+import { fail } from '../../rules/errors.ts'
+import { isInside, type Slice } from '../../rules/slices.ts'
+import { etagOf, openCurrent, openPast } from './documents.ts'
+import { dataKeyOf } from '../keys/keys.ts'
+
+type StoredSecret = SecretRow & { sealed: Buffer }
+
+/** What a read of a level asks for. */
+export interface Reading {
+  action: string
+  decrypt: boolean
+  merge: Merge
+  raw: boolean
+  filters?: RetrieveBody['filters'] | undefined
+  /** The documents as they were at a moment. */
+  at?: Date | undefined
+  /** Asked for by a body, which answers values too. */
+  isRetrieve: boolean
+  /** The path that was called, without its query. */
+  path: string
+}
+
+/**
+ * The documents on the way to a level that somebody may see: those that are there, and inside their part of the
+ * hierarchy.
+ */
+export function visibleSecrets (state: LevelState, slices: readonly Slice[]): SecretRow[] {
+  return state.secrets.filter((secret) => secret.is_stored && isInside(slices, placeOf(state, secret.level)))
+}
+
+/** What an answer says of a document beside its content. */
+type Shown = Pick<SecretRow, 'id' | 'level' | 'revision' | 'key_version' | 'version'>
+
+/** The ETag of an answer: of the documents in it, and of everything that shapes it. */
+export function readingEtag (
+  storageKey: KeyObject, state: LevelState, visible: readonly Shown[], reading: Reading
+): string {
+  const { decrypt, merge, raw, filters, isRetrieve, at } = reading
+  // A version may be under another key by now, at the revision that it always had.
+  const past = at === undefined ? [] : [at.toISOString(), ...visible.map(({ key_version }) => String(key_version))]
+  return etagOf(storageKey, visible, isRetrieve
+    ? 'retrieve'
+    : 'read', String(decrypt), merge, String(raw), JSON.stringify(filters ?? null),
+  state.project.secret_format, state.project.slug, state.target?.slug ?? '', state.environment?.slug ?? '', ...past)
+}
+
+/** What documents hold: blobs, or the documents themselves when they are decrypted. */
+export type Contents = ReadonlyMap<Level, string>
+
+/** What current documents hold. */
+export async function currentContents (
+  keyring: Keyring, storageKey: KeyObject, state: LevelState, visible: readonly SecretRow[], decrypt: boolean
+): Promise<Contents> {
+  const dataKey = decrypt && visible.length > 0 ? dataKeyOf(keyring, activeKeyOf(state)) : undefined
+  return contentsOf(visible, (secret) =>
+    contentOf(openCurrent(storageKey, state, secret as StoredSecret), dataKey))
+}
+
+/** What documents held at a moment, each under the key that it is under; 422 for those of a client's key. */
+export async function pastContents (
+  keyring: Keyring, storageKey: KeyObject, visible: readonly PastDocument[], decrypt: boolean
+): Promise<Contents> {
+  if (decrypt && visible.some(({ key }) => key.managed === 'client')) fail('client_managed_encryption')
+  return contentsOf(visible, (document) =>
+    contentOf(openPast(storageKey, document), decrypt ? dataKeyOf(keyring, document.key) : undefined))
+}
+
+/** Characters of a document from which on it takes milliseconds to open. */
+const LARGE_DOCUMENT = 64 * 1024
+
+// Other requests are served between large documents.
+async function contentsOf<D extends Pick<Shown, 'level'>> (
+  documents: readonly D[], open: (document: D) => string
+): Promise<Contents> {
+  const contents = new Map<Level, string>()
+  for (const document of documents) {
+    const content = open(document)
+    contents.set(document.level, content)
+    if (content.length >= LARGE_DOCUMENT) await rest()
+  }
+  return contents
+}
+
+/** What a read answers: with `raw` one object of values, else the documents as they were asked for. */
+export async function answerReading (
+  storageKey: KeyObject, state: LevelState, visible: readonly Shown[], documents: Contents, reading: Reading
+): Promise<SecretsAnswer | Record<string, string>> {
+  const { merge, raw, filters } = reading
+  return raw
+    ? filterValues(await valuesOf(state, documents, merge === 'true' ? LEVELS : [state.level]), filters)
+    : toAnswer(state, reading, visible, documents, storageKey)
+}
+
+// The document itself with a data key, else the blob.
+function contentOf (blob: string, dataKey: KeyObject | undefined): string {
+  if (dataKey === undefined) return blob
+  // What was stored could be opened then, so a blob that does not open now was tampered with.
+  const plain = openBlob(dataKey, blob)
+  if (plain === undefined) throw new IntegrityError()
+  return plain.toString('utf8')
+}
+
+// Deeper levels override, whatever order they are named in.
+async function valuesOf (
+  state: LevelState, documents: Contents, levels: readonly Level[]
+): Promise<Entries> {
+  const values = emptyEntries()
+  for (const level of levels) {
+    if (!documents.has(level)) continue
+    readDocument(state.project.secret_format, documents.get(level)!, values) ?? fail('document_unreadable', { level })
+    await rest()
+  }
+  return values
+}
+
+async function toAnswer (
+  state: LevelState, reading: Reading, visible: readonly Shown[], documents: Contents, storageKey: KeyObject
+): Promise<SecretsAnswer> {
+  const { decrypt, merge, action, filters, isRetrieve, path, at } = reading
+  const { project, target, environment } = state
+  const levels = merge === 'true' ? undefined : levelsOf(state, decrypt, visible, documents, storageKey)
+  const merged = merge === 'false' ? undefined : await valuesOf(state, documents, LEVELS)
+  const values = action === 'decrypt' && isRetrieve ? merged ?? await readableValues(state, documents) : undefined
+  const format = project.secret_format === 'json' ? 'json' : 'env'
+  return {
+    data: {
+      type: 'secrets',
+      attributes: { encrypted: !decrypt, format, ...(levels && { levels }), ...(merged && { merged }) },
+      ...(values && { secrets: filterValues(values, filters) })
+    },
+    meta: {
+      api_path: path,
+      format: 'hierarchical',
+      merged: merge,
+      timestamp: new Date().toISOString(),
+      ...(at && { at }),
+      hierarchy: { project: project.slug, target: target?.slug ?? null, environment: environment?.slug ?? null },
+      action
+    }
+  }
+}
+
+function levelsOf (
+  { project, target, environment }: LevelState, decrypt: boolean, visible: readonly Shown[],
+  documents: Contents, storageKey: KeyObject
+): Partial<Record<Level, LevelDocument>> {
+  const slugs: Record<Level, string> = {
+    project: project.slug, target: target?.slug ?? '', environment: environment?.slug ?? ''
+  }
+  const levels: Partial<Record<Level, LevelDocument>> = {}
+  for (const secret of visible) {
+    levels[secret.level] = {
+      id: secret.id,
+      encrypted: !decrypt,
+      content: documents.get(secret.level)!,
+      source: slugs[secret.level],
+      version: secret.version === null ? null : String(secret.version),
+      key_version: String(secret.key_version),
+      etag: etagOf(storageKey, [secret])
+    }
+  }
+  return levels
+}
+
+// A document that does not parse is still returned as it is; only its values cannot be told.
+async function readableValues (
+  { project }: LevelState, documents: Contents
+): Promise<Entries | undefined> {
+  const values = emptyEntries()
+  for (const level of LEVELS) {
+    if (!documents.has(level)) continue
+    const text = documents.get(level)!
+    if (readDocument(project.secret_format as SecretFormat, text, values) === undefined) return undefined
+    await rest()
+  }
+  return values
+}
+
+function filterValues (values: Entries, filters: Reading['filters']): Entries {
+  const { names = [], tags = [], search } = filters ?? {}
+  if (names.length === 0 && tags.length === 0 && search === undefined) return values
+  const kept = emptyEntries()
+  // No document has tags.
+  if (tags.length > 0) return kept
+  const wanted = search?.toLowerCase()
+  const listed = new Set(names)
+  // The values have no prototype, so these are their own names.
+  for (const name in values) {
+    const isListed = listed.size === 0 || listed.has(name)
+    if (isListed && (wanted === undefined || name.toLowerCase().includes(wanted))) kept[name] = values[name]!
+  }
+  return kept
+}

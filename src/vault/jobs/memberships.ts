@@ -1,0 +1,124 @@
+import type { Role } from '../../../schemas/users.ts'
+import type { Db } from '../../db/database.ts'
+import { endingOf, endTokensOfBefore, lockTokensOfMember } from '../../db/callers/grants.ts'
+import { lockMemberships, reachedLimit } from '../../db/callers/memberships.ts'
+import { eventOf, recordEvent, systemOf, type Actor, type AuditEvent } from '../../repositories/audit/audit.ts'
+import { deleteExpiredInvitations, deleteInvitation, lockInvitation, type Invitation } from '../../repositories/people/invitations.ts'
+import { deleteMember, findMember, lockMember, lockOtherOwners } from '../../repositories/people/members.ts'
+import { findOrganization } from '../../repositories/levels/organizations.ts'
+import { createPersonalEvent } from '../../repositories/people/personal-events.ts'
+import { findFull, lockPlan } from '../../repositories/billing/plans.ts'
+import { createMember } from '../../repositories/people/users.ts'
+import { canonicalEmail } from '../../rules/formats/emails.ts'
+import type { MemberAttributes } from '../../../schemas/members.ts'
+
+// How a person enters and leaves an organization. Each function runs in the caller's transaction, and locks the
+// organization before the account (decision 0029).
+
+/** The person who accepts or declines an invitation. */
+export interface Invitee { id: number, name: string, email: string }
+
+/**
+ * Why an invitation cannot be accepted:
+ * - `gone`: it was withdrawn, declined or accepted, it expired, or it is to another address;
+ * - `memberships_full`: the person is in, or owns, as many organizations as one person can;
+ * - `organization_full`: the plan has no seat left;
+ * - `tokens_left`: API tokens of an earlier membership are still being removed.
+ */
+export type Refusal = 'gone' | 'memberships_full' | 'organization_full' | 'tokens_left'
+
+/**
+ * Makes a person a member by the invitation that they accept, and records that they joined. Nothing of the person is
+ * known to the organization before.
+ *
+ * @param actorOf the person as the actor in this organization, with this role
+ */
+export async function acceptInvitation (
+  db: Db, organizationId: string, id: string, person: Invitee, actorOf: (role: Role) => Actor
+): Promise<{ role: Role } | Refusal> {
+  const plan = await lockPlan(db, organizationId)
+  const memberships = await lockMemberships(db, person.id)
+  const invitation = await lockInvitationTo(db, organizationId, id, person)
+  if (plan === undefined || invitation === undefined) return 'gone'
+  const { role } = invitation
+  const member = await findMember(db, organizationId, person.id)
+  if (member === undefined) {
+    if (reachedLimit(memberships, role) !== undefined) return 'memberships_full'
+    // The invitation has a seat already.
+    if (await findFull(db, organizationId, plan, 'members', 0) !== undefined) return 'organization_full'
+    if (!await endTokensOfBefore(db, organizationId, person.id)) return 'tokens_left'
+    await createMember(db, { organization_id: organizationId, user_id: person.id, role })
+  }
+  await deleteInvitation(db, organizationId, id)
+  const actor = actorOf(member?.role ?? role)
+  await recordEvent(db, actor, eventOf('member.join', person.id, { invitation: id, role: member?.role ?? role }))
+  return { role: member?.role ?? role }
+}
+
+/** Declines an invitation. The organization learns that the address declined, and nothing about the person. */
+export async function declineInvitation (
+  db: Db, organizationId: string, id: string, person: Invitee
+): Promise<boolean> {
+  await lockPlan(db, organizationId)
+  const invitation = await lockInvitationTo(db, organizationId, id, person)
+  if (invitation === undefined) return false
+  await deleteInvitation(db, organizationId, id)
+  await recordEvent(db, systemOf(organizationId), eventOf('invitation.decline', id, { email: invitation.email }))
+  return true
+}
+
+/**
+ * Deletes expired invitations of an organization, 1,000 at most, with an event each. Returns their number. The caller
+ * has locked the organization.
+ */
+export async function expireInvitations (db: Db, organizationId: string): Promise<number> {
+  const { deleted, expired } = await deleteExpiredInvitations(db, organizationId)
+  if (expired.length > 0) {
+    await recordEvent(db, systemOf(organizationId), ...expired.map(({ id, email }): AuditEvent =>
+      eventOf('invitation.expire', id, { email })))
+  }
+  return deleted
+}
+
+async function lockInvitationTo (
+  db: Db, organizationId: string, id: string, { email }: Invitee
+): Promise<Invitation | undefined> {
+  const invitation = await lockInvitation(db, organizationId, id)
+  return invitation !== undefined && canonicalEmail(invitation.email) === canonicalEmail(email) ? invitation : undefined
+}
+
+/**
+ * Ends a membership with everything that the person made in the organization, and returns the member as seen before:
+ * undefined where the MAC of the account does not verify. `judge` sees the locked membership, and may throw; without
+ * another owner who can act, the last owner stays. When a person leaves, it is recorded for the person too.
+ */
+export async function endMembership (
+  db: Db, actor: Actor, userId: number, judge: (member: { role: Role }) => Promise<void> | void = () => {}
+): Promise<{ member: MemberAttributes | undefined } | 'none' | 'last_owner'> {
+  const { organization_id } = actor
+  // Of two owners who remove each other, the second waits here and then sees what the first did.
+  if (await lockPlan(db, organization_id) === undefined) return 'none'
+  const otherOwners = await lockOtherOwners(db, organization_id, userId)
+  const member = await lockMember(db, organization_id, userId)
+  if (member === undefined) return 'none'
+  await judge(member)
+  if (isLastOwner(member, otherOwners)) return 'last_owner'
+  const seen = await findMember(db, organization_id, userId)
+  const tokens = await lockTokensOfMember(db, organization_id, userId)
+  // Before the delete: a person who leaves is the caller of the change.
+  const details = { role: member.role, ...endingOf(tokens.ended, organization_id) }
+  await recordEvent(db, actor, eventOf('member.delete', userId, details))
+  await deleteMember(db, organization_id, userId, tokens)
+  if (actor.type === 'user' && actor.id === userId) {
+    const organization = (await findOrganization(db, organization_id))?.name ?? organization_id
+    const { ip, user_agent } = actor
+    await createPersonalEvent(
+      db, { user_id: userId, action: 'member.delete', actor_type: 'user', ip, user_agent, details: { organization } }
+    )
+  }
+  return { member: seen }
+}
+
+/** Whether an organization has no owner who can act beside this member. */
+export const isLastOwner = ({ role }: { role: Role }, otherOwners: number): boolean =>
+  role === 'owner' && otherOwners === 0

@@ -1,0 +1,122 @@
+import { IntegrityError } from '../../crypto/at-rest.ts'
+import { openBlob } from '../../crypto/blob.ts'
+import { MasterKeyMissing, type Keyring } from '../../crypto/keyring.ts'
+import { AUTHENTICATED, type AuthenticatedTable } from '../../db/rows/authenticated.ts'
+import type { Db } from '../../db/database.ts'
+import { verifyTable } from '../../repositories/keys/authenticated-rows.ts'
+import type { KeyRow } from '../../repositories/keys/encryption-keys.ts'
+import {
+  listOwners, listStoredCurrents, listStoredFactors, listStoredKeys, listStoredVersions, type Owner
+} from '../../repositories/secrets/sealed.ts'
+import { secondFactorContext } from '../keys/contexts.ts'
+import { openCurrent, openVersion } from '../documents/documents.ts'
+import { dataKeyOf, keyCheckOf, keyStringOf, saltOf, storageKeyOf } from '../keys/keys.ts'
+
+// Opens all that a database holds, as the service would for who asks for it: what a rehearsal of a restore has to show.
+
+/** What was found to open, or to be authentic. */
+export interface Rehearsed {
+  /** Versions and current documents that opened; of these, those that their clients encrypted, as far as they sent. */
+  versions: number
+  documents: number
+  of_clients: number
+  /** Versions that nothing has any more, and that wait for their removal. */
+  removed: number
+  keys: number
+  rows: number
+}
+
+/** Opens everything. Tells of each value that does not, and each row that is not authentic, in a line. */
+export async function openEverything (
+  db: Db, keyring: Keyring, tell: (line: string) => void
+): Promise<Rehearsed> {
+  const found: Rehearsed = { versions: 0, documents: 0, of_clients: 0, removed: 0, keys: 0, rows: 0 }
+  const opens = opening(tell)
+  for await (const factor of all(0, (after: number) => listStoredFactors(db, after), ({ user_id }) => user_id)) {
+    if (opens(`second_factors ${factor.user_id}`, () => keyring.unwrap(factor.secret, secondFactorContext(factor)))) {
+      found.keys++
+    }
+  }
+  for await (const owner of all('', (after: string) => listOwners(db, after), ({ id }) => id)) {
+    await openOrganization(db, keyring, owner, found, opens)
+  }
+  for (const table of Object.keys(AUTHENTICATED) as AuthenticatedTable[]) {
+    found.rows += await verifyTable(db, table, (row) => {
+      tell(`${table} ${AUTHENTICATED[table].key.map((name) => shown(row[name])).join(' ')}: changed outside the service`)
+    })
+  }
+  return found
+}
+
+type Opens = (what: string, open: () => unknown) => boolean
+
+async function openOrganization (
+  db: Db, keyring: Keyring, owner: Owner, found: Rehearsed, opens: Opens
+): Promise<void> {
+  if (!opens(`organizations ${owner.id}`, () => storageKeyOf(keyring, owner))) return
+  found.keys++
+  const storageKey = storageKeyOf(keyring, owner)
+  for await (const key of all(0, (after: number) => listStoredKeys(db, owner.id, after), ({ id }) => id)) {
+    const wrapped = () => [saltOf, keyStringOf, keyCheckOf, key.data_key === null ? () => undefined : dataKeyOf]
+      .map((open) => open(keyring, key))
+    if (opens(`encryption_keys ${key.id}`, wrapped)) found.keys++
+  }
+  const { id: organization_id } = owner
+  const nextVersions = (after: number) => listStoredVersions(db, organization_id, after)
+  for await (const { version, secret, isRemoved, key } of all(0, nextVersions, ({ version }) => version.id)) {
+    if (secret === null && isRemoved) found.removed++
+    else if (opens(`secret_versions ${organization_id} ${version.id}`, () => {
+      if (secret === null) throw new IntegrityError()
+      openContent(keyring, key, openVersion(storageKey, organization_id, { version, secret, sealed: version.sealed }))
+    })) {
+      found.versions++
+      if (!isOurs(key)) found.of_clients++
+    }
+  }
+  const nextCurrents = (after: string) => listStoredCurrents(db, organization_id, after)
+  for await (const current of all('', nextCurrents, ({ secret }) => secret.id)) {
+    const { secret, key, recorded_revision, project_key_version } = current
+    const { sealed } = secret
+    if (sealed !== null && opens(`secrets ${organization_id} ${secret.id}`, () => {
+      const state = { organization_id, project: { key_version: project_key_version } }
+      openContent(keyring, key, openCurrent(storageKey, state, { ...secret, sealed, recorded_revision }))
+    })) {
+      found.documents++
+      if (!isOurs(key)) found.of_clients++
+    }
+  }
+}
+
+// What its client encrypted stays closed here. What the server forgot was handed over to a client.
+const isOurs = (key: KeyRow | null) => key !== null && key.data_key !== null
+
+function openContent (keyring: Keyring, key: KeyRow | null, blob: string): void {
+  if (key === null) throw new IntegrityError()
+  if (!isOurs(key)) return
+  const plain = openBlob(dataKeyOf(keyring, key), blob)
+  if (plain === undefined) throw new IntegrityError()
+  plain.fill(0)
+}
+
+const opening = (tell: (line: string) => void): Opens => (what, open) => {
+  try {
+    open()
+    return true
+  } catch (error) {
+    if (!(error instanceof IntegrityError || error instanceof MasterKeyMissing)) throw error
+    tell(`${what}: ${error instanceof MasterKeyMissing ? error.message : 'does not open'}`)
+    return false
+  }
+}
+
+const shown = (value: unknown) => Buffer.isBuffer(value) ? value.toString('hex').slice(0, 16) : String(value)
+
+// One after the other, a page at a time.
+async function * all<T, K> (first: K, next: (after: K) => Promise<T[]>, idOf: (row: T) => K): AsyncGenerator<T> {
+  for (let after = first; ;) {
+    const page = await next(after)
+    if (page.length === 0) return
+    yield * page
+    after = idOf(page.at(-1)!)
+  }
+}

@@ -1,0 +1,57 @@
+import type { Keyring } from '../../crypto/keyring.ts'
+import { databaseError, type Db } from '../../db/database.ts'
+import { listReEncryptions, START, type Cursor, type Waiting } from '../../repositories/secrets/re-encryption.ts'
+import type { Log } from '../../telemetry/log.ts'
+import { createBackground, type Background } from './background.ts'
+import { endReEncryption, moveBatch } from '../operations/re-encryption.ts'
+import { byTurns, type Left } from './round-robin.ts'
+
+const REPORT_EVERY = 5_000
+// Versions that do not open, which the log names one by one.
+const MOST_NAMED = 10
+
+/** One way through what waits of a project: how far it is, and what it met. */
+interface Pass { after: Cursor, moved: number, held: number, unreadable: number, named: number[], reported: number }
+
+/**
+ * Re-encrypts histories in the background, a batch of each project in turn; several instances at once share the work.
+ */
+export function createHistoryWorker ({ db, keyring, log }: { db: Db, keyring: Keyring, log: Log }): Background {
+  const begin = (): Pass => ({ after: START, moved: 0, held: 0, unreadable: 0, named: [], reported: performance.now() })
+  const about = ({ organization, project_id }: Waiting) => ({ organization: organization.id, project: project_id })
+
+  // The last of a pass ends the re-encryption when nothing is left. Instances that leave out what the other one holds
+  // both find something left: whoever met anything goes over it again, until another one has ended it.
+  async function take (one: Waiting, pass = begin()): Promise<Left<Pass>> {
+    const of = about(one)
+    const { organization, project_id } = one
+    const { last: after, end, ...batch } = await moveBatch({ db, keyring }, organization, project_id, pass.after)
+    const named = [...pass.named, ...batch.unreadable].slice(0, MOST_NAMED)
+    const unreadable = pass.unreadable + batch.unreadable.length
+    const moved = pass.moved + batch.moved
+    const held = pass.held + batch.held
+    if (!end) {
+      const isTime = performance.now() - pass.reported >= REPORT_EVERY
+      if (isTime) log.info({ ...of, moved }, 'history is being re-encrypted')
+      return { more: { after, moved, held, unreadable, named, reported: isTime ? performance.now() : pass.reported } }
+    }
+    const done = await endReEncryption({ db, keyring }, organization, project_id, unreadable)
+    if (done !== undefined) log.info({ ...of, moved: done.moved, unreadable }, 'history re-encrypted')
+    else if (moved > 0) return { more: begin() }
+    else if (held > 0) return 'held'
+    if (unreadable > 0) {
+      log.warn({ ...of, unreadable, versions: named }, 'versions do not open and stay under their old key')
+    }
+    return 'nothing'
+  }
+
+  return createBackground(byTurns<Waiting, Pass>({
+    list: (after, limit) => listReEncryptions(db, after, limit),
+    nameOf: ({ organization, project_id }) => `${organization.id} ${project_id}`,
+    take,
+    interrupted (error, one) {
+      const of = one === undefined ? {} : about(one)
+      log.warn({ err: databaseError(error), ...of }, 'the re-encryption of a history was interrupted')
+    }
+  }))
+}

@@ -1,0 +1,66 @@
+import {
+  findStep, generateFactorSecret, hashRecoveryCode, mintRecoveryCode, stepAt
+} from '../../crypto/second-factor.ts'
+import type { Keyring } from '../../crypto/keyring.ts'
+import { readNow, tampered, type Db } from '../../db/database.ts'
+import {
+  createRecoveryCodes, findFactor, makeFactorId, prepareFactor, takeRecoveryCode, takeUpFactor, useStep
+} from '../../repositories/people/second-factors.ts'
+import { secondFactorContext } from './contexts.ts'
+import { holdCanary } from './master-keys.ts'
+
+const RECOVERY_CODES = 10
+
+/** Whose second factor it is; null: none is asked for. */
+export interface Holder { id: number, second_factor_id: number | null }
+
+/** Begins to set a second factor up, in place of what was begun before; answers its secret. */
+export async function beginFactor (db: Db, keyring: Keyring, user_id: number): Promise<Buffer> {
+  const secret = generateFactorSecret()
+  const factor = { user_id, id: await makeFactorId(db, user_id) }
+  await holdCanary(db, keyring)
+  await prepareFactor(db, { ...factor, secret: keyring.wrap(secret, secondFactorContext(factor)) })
+  return secret
+}
+
+/**
+ * Takes up what was begun, if the code is of it; answers the recovery codes. Undefined when the code is wrong, or
+ * nothing was begun, or there is a second factor already.
+ */
+export async function confirmFactor (
+  db: Db, keyring: Keyring, user_id: number, code: string
+): Promise<string[] | undefined> {
+  await holdCanary(db, keyring)
+  const begun = await findFactor(db, user_id)
+  if (begun === undefined) return undefined
+  const secret = keyring.unwrap(begun.secret, secondFactorContext(begun))
+  const last_step = await findStep(secret, code, stepAt(await readNow(db)))
+  if (last_step === undefined) return undefined
+  const factor = { user_id, id: await makeFactorId(db, user_id) }
+  const taken = await takeUpFactor(
+    db, begun, { id: factor.id, secret: keyring.wrap(secret, secondFactorContext(factor)), last_step }
+  )
+  return taken ? renewRecoveryCodes(db, factor) : undefined
+}
+
+/** Makes new recovery codes in place of those from before, and answers them: they are shown once. */
+export async function renewRecoveryCodes (db: Db, factor: { user_id: number, id: number }): Promise<string[]> {
+  const codes = Array.from({ length: RECOVERY_CODES }, mintRecoveryCode)
+  await createRecoveryCodes(db, factor, codes.map(hashRecoveryCode))
+  return codes
+}
+
+/**
+ * Uses a code up, of the authenticator or for recovery; undefined when it is wrong or was used. An account whose second
+ * factor is not what the service wrote lets nobody in: it is no account without one.
+ */
+export async function useCode (
+  db: Db, keyring: Keyring, { id: user_id, second_factor_id }: Holder, code: string
+): Promise<'code' | 'recovery_code' | undefined> {
+  const factor = await findFactor(db, user_id)
+  if (factor === undefined || factor.id !== second_factor_id) return tampered()
+  const secret = keyring.unwrap(factor.secret, secondFactorContext(factor))
+  const step = await findStep(secret, code, stepAt(await readNow(db)))
+  if (step !== undefined) return await useStep(db, factor, step) ? 'code' : undefined
+  return await takeRecoveryCode(db, factor, hashRecoveryCode(code)) ? 'recovery_code' : undefined
+}

@@ -1,0 +1,210 @@
+import { openBlob, sealBlob } from '../../crypto/blob.ts'
+import { IntegrityError } from '../../crypto/at-rest.ts'
+import { MasterKeyMissing, type Keyring } from '../../crypto/keyring.ts'
+import { transaction, type Db } from '../../db/database.ts'
+import { lockCounterLast, recordEvent, systemOf, type Actor } from '../../repositories/audit/audit.ts'
+import { findActiveKeyOf, type KeyState } from '../../repositories/keys/encryption-keys.ts'
+import {
+  countWaiting, findLeft, findWaiting, finishReEncryption, growHistories, listOldestWaiting, listWaiting, moveVersions,
+  type Cursor, type MovedVersion, type OldVersion, type Progress
+} from '../../repositories/secrets/re-encryption.ts'
+import { lockProject } from '../../repositories/levels/projects.ts'
+import type { Organization } from '../../repositories/people/principals.ts'
+import { fail } from '../../rules/errors.ts'
+import { requireBytes } from '../../rules/plan-bytes.ts'
+import { openVersion, sealVersion, sizeOf } from '../documents/documents.ts'
+import { dataKeyOf, storageKeyOf } from '../keys/keys.ts'
+import { judgeProof, provesAnyKey, refuseRevealing, revealsKey } from '../keys/proofs.ts'
+import { conflictOnLockTimeout } from './long-operations.ts'
+
+interface Vault { db: Db, keyring: Keyring }
+type Owner = Pick<Organization, 'id' | 'storage_key'>
+
+// A batch is short, so that whoever wants one of its rows, or the processor, waits for milliseconds.
+const BATCH = { versions: 25, bytes: 256 * 1024 }
+
+// What a client takes home at once still fits into the request that brings it back.
+const MOST_PENDING_BYTES = 1024 * 1024
+
+/**
+ * What became of one batch: where to go on, how many versions moved, were held by somebody else or do not open; `end`
+ * when nothing was left behind `after`.
+ */
+export interface Batch { last: Cursor, moved: number, held: number, unreadable: number[], end: boolean }
+
+/**
+ * Moves the next versions of a server-managed project onto its active key, in one short transaction. Each is moved
+ * exactly once, whoever else is at it: its row is locked, and then no longer under an old key.
+ */
+export async function moveBatch (
+  { db: handle, keyring }: Vault, organization: Owner, projectId: string, after: Cursor
+): Promise<Batch> {
+  const storageKey = storageKeyOf(keyring, organization)
+  return transaction(handle, async (db) => {
+    const project = await lockProject(db, organization.id, { id: projectId }, 'share')
+    if (project === undefined || project.encryption_type !== 'server') {
+      return { last: after, moved: 0, held: 0, unreadable: [], end: true }
+    }
+    const batch = fitting(await listWaiting(db, project, after, BATCH.versions), BATCH.bytes)
+    const last = batch.at(-1)
+    if (last === undefined) return { last: after, moved: 0, held: 0, unreadable: [], end: true }
+    const dataKey = dataKeyOf(keyring, await findActiveKeyOf(db, project))
+    const unreadable: number[] = []
+    const found = await findWaiting(db, project, batch.map(({ id }) => id), null, 'skip')
+    const moved = found.flatMap((version) => {
+      const plain = plainOf(keyring, storageKey, project, version)
+      if (plain === undefined) {
+        unreadable.push(version.id)
+        return []
+      }
+      // As large as it was: the same plaintext, encrypted in the same form.
+      const blob = sealBlob(dataKey, plain)
+      plain.fill(0)
+      return sealed(storageKey, project, version, blob)
+    })
+    if (moved.length > 0) await moveVersions(db, project, moved)
+    return { last, moved: moved.length, held: batch.length - found.length, unreadable, end: false }
+  })
+}
+
+/**
+ * Ends a re-encryption when nothing waits any more but what does not open; undefined when more waits or it has ended.
+ */
+export async function endReEncryption (
+  { db: handle }: Vault, organization: Owner, projectId: string, unreadable: number
+): Promise<Progress | undefined> {
+  return transaction(handle, async (db) => {
+    const project = await lockProject(db, organization.id, { id: projectId }, 'share')
+    if (project === undefined) return undefined
+    const found = await findLeft(db, project, unreadable)
+    if (found === 'more') return undefined
+    const done = await finishReEncryption(db, project, found.left)
+    if (done === undefined) return undefined
+    await recordEvent(db, systemOf(organization.id), {
+      action: 'history.re_encrypt',
+      resource_type: 'project',
+      resource_id: project.id,
+      details: { key_version: project.key_version, versions: done.moved, unreadable }
+    })
+    return done
+  })
+}
+
+/**
+ * Versions behind `after` that wait for their client to re-encrypt them, oldest first, and how many there are in all.
+ * What was tampered with is left out.
+ */
+export async function listPending (
+  { db, keyring }: Vault, organization: Organization, project: KeyState, {
+    limit, after
+  }: { limit: number, after: number }
+): Promise<{
+  versions: { id: number, content: string, key_version: number }[]
+  unreadable: number
+  remaining: number
+}> {
+  const { retention_days: retentionDays } = organization.plan
+  const storageKey = storageKeyOf(keyring, organization)
+  const batch = fitting(await listOldestWaiting(db, project, { limit, after, retentionDays }), MOST_PENDING_BYTES)
+  const found = await findWaiting(db, project, batch.map(({ id }) => id), retentionDays)
+  const versions = found.flatMap((version) => {
+    const content = unlessTampered(() => blobOf(storageKey, project, version))
+    return content === undefined ? [] : { id: version.id, content, key_version: version.key_version }
+  })
+  return {
+    versions, unreadable: found.length - versions.length, remaining: await countWaiting(db, project, retentionDays)
+  }
+}
+
+/**
+ * Takes versions that a client has re-encrypted under its active key: all of them, or nothing. A proof of an earlier
+ * key tells that a rotation came between; it is never accepted.
+ */
+export async function submitVersions (
+  { db: handle, keyring, config }: Vault & {
+    config: Parameters<typeof refuseRevealing>[0]
+  }, organization: Organization, actor: Actor, projectId: string,
+  sent: { versions: readonly { id: number, content: string }[], key_proof: string }
+): Promise<{ updated: number, remaining: number }> {
+  const { retention_days: retentionDays } = organization.plan
+  const storageKey = storageKeyOf(keyring, organization)
+  const contents = new Map(sent.versions.map(({ id, content }) => [id, content]))
+  return conflictOnLockTimeout(() => transaction(handle, async (db) => {
+    const project = await lockProject(db, organization.id, { id: projectId }, 'share') ?? fail('not_found')
+    if (project.encryption_type !== 'client') fail('server_managed_encryption')
+    if (judgeProof(keyring, await findActiveKeyOf(db, project), sent.key_proof) !== 'right') {
+      fail(await provesAnyKey(db, storageKey, project, sent.key_proof)
+        ? 'key_version_conflict'
+        : 'key_proof_mismatch')
+    }
+    const revealed = refuseRevealing(config, sent.versions.some(({ content }) => revealsKey(sent.key_proof, content)))
+    const waiting = await findWaiting(db, project, [...contents.keys()], retentionDays, 'wait')
+    if (waiting.length !== sent.versions.length) fail('key_version_conflict')
+    const moved = waiting.map((version) => sealed(storageKey, project, version, contents.get(version.id)!))
+    const grown = waiting.map(({ secret_id, size_bytes }, i) =>
+      ({ secret_id, growth: moved[i]!.size_bytes - size_bytes })).filter(({ growth }) => growth !== 0)
+    const growth = grown.reduce((sum, { growth }) => sum + growth, 0)
+    await moveVersions(db, project, moved)
+    if (grown.length > 0) await growHistories(db, project, grown)
+    const remaining = await countWaiting(db, project, retentionDays)
+    if (growth > 0) {
+      requireBytes(organization.plan, (await lockCounterLast(db, actor))!.stored_bytes, growth)
+    }
+    await recordEvent(db, actor, {
+      action: 'history.re_encrypt',
+      resource_type: 'project',
+      resource_id: project.id,
+      details: {
+        key_version: project.key_version,
+        versions: waiting.length,
+        remaining,
+        ...(revealed && { key_proof_reveals_key: true })
+      },
+      growth
+    })
+    if (remaining === 0) await finishReEncryption(db, project, 0)
+    return { updated: waiting.length, remaining }
+  }, actor))
+}
+
+// A version that was tampered with, or that a client once stored without being able to open it, stays as it is.
+function plainOf (
+  keyring: Keyring, storageKey: Parameters<typeof openVersion>[0], project: KeyState, version: OldVersion
+): Buffer | undefined {
+  return unlessTampered(() => openBlob(dataKeyOf(keyring, version.key), blobOf(storageKey, project, version)))
+}
+
+function unlessTampered<T> (open: () => T): T | undefined {
+  try {
+    return open()
+  } catch (error) {
+    // A row that names a master key nobody has was not written by the service, either.
+    if (error instanceof IntegrityError || error instanceof MasterKeyMissing) return undefined
+    throw error
+  }
+}
+
+function blobOf (storageKey: Parameters<typeof openVersion>[0], project: KeyState, version: OldVersion): string {
+  return openVersion(
+    storageKey, project.organization_id,
+    { version, secret: { id: version.secret_id, level_id: version.level_id }, sealed: version.sealed }
+  )
+}
+
+function sealed (
+  storageKey: Parameters<typeof sealVersion>[0], project: KeyState, { id, secret_id, level_id, revision }: OldVersion,
+  blob: string
+): MovedVersion {
+  const context = { organization_id: project.organization_id, secret_id, level_id, key_version: project.key_version }
+  return { id, sealed: sealVersion(storageKey, context, id, revision, blob), size_bytes: sizeOf(blob) }
+}
+
+// The first of them that go into so many bytes, and one at least.
+function fitting<V extends { size_bytes: number }> (versions: readonly V[], most: number): V[] {
+  let bytes = 0
+  for (const [i, { size_bytes }] of versions.entries()) {
+    bytes += size_bytes
+    if (bytes > most && i > 0) return versions.slice(0, i)
+  }
+  return [...versions]
+}

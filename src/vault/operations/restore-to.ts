@@ -1,0 +1,180 @@
+import type { KeyObject } from 'node:crypto'
+import { openBlob } from '../../crypto/blob.ts'
+import { rest } from '../../crypto/rest.ts'
+import type { Db } from '../../db/database.ts'
+import { lockCounterLast, recordEvent, type Actor } from '../../repositories/audit/audit.ts'
+import { findActiveKeyOf, type KeyRow, type KeyState } from '../../repositories/keys/encryption-keys.ts'
+import { listChangedLevels, type ChangedLevel } from '../../repositories/secrets/point-in-time.ts'
+import type { Organization } from '../../repositories/people/principals.ts'
+import {
+  countDocuments, findDocuments, findSecrets, isDocument, recordVersions, replaceDocuments, takeVersionIds,
+  type Secret, type VersionIds
+} from '../../repositories/secrets/rotations.ts'
+import { findVersionsTogether, type FullVersion } from '../../repositories/secrets/versions.ts'
+import { fail, refuse } from '../../rules/errors.ts'
+import { requireKept } from '../../rules/moments.ts'
+import { requireBytes } from '../../rules/plan-bytes.ts'
+import { acceptRestored } from '../documents/accept.ts'
+import { openCurrent, sealCurrent, sealVersion, sizeOf } from '../documents/documents.ts'
+import { dataKeyOf, storageKeyOf } from '../keys/keys.ts'
+import { leaveHalf, runLongOperation } from './long-operations.ts'
+import { contextOf, inPieces } from './rotate.ts'
+
+type Vault = Parameters<typeof acceptRestored>[0] & { longTransactions: Db }
+
+/** A locked project, and what its documents are opened and sealed with. */
+interface Held {
+  vault: Vault
+  db: Db
+  actor: Actor
+  organization: Organization
+  project: KeyState
+  key: KeyRow
+  storageKey: KeyObject
+}
+
+/** A level that gets the content of a version, or none. */
+type Restored = ChangedLevel & { held: 'version', version: number }
+
+export interface RestoredTo { restored: number, emptied: number }
+
+/**
+ * Brings every document of a project back to what it was at a moment, in one transaction, or nothing of it: a level
+ * whose content was another gets the version of that time as a new one, and the document of a level that had none is
+ * deleted, with its snapshot. What is as it was gets no version. Each is judged as a restore of that version by itself:
+ * retention first, then what is not kept any more, then the key.
+ */
+export async function restoreTo (
+  vault: Vault, organization: Organization, actor: Actor, projectId: string, at: Date,
+  beforeEffect: () => Promise<void>
+): Promise<RestoredTo> {
+  return runLongOperation(vault, { organization, projectId, actor, inUse: 'conflict', run: restore })
+
+  async function restore (db: Db, project: KeyState): Promise<RestoredTo> {
+    const key = await findActiveKeyOf(db, project)
+    const storageKey = storageKeyOf(vault.keyring, organization)
+    const held: Held = { vault, db, actor, organization, project, key, storageKey }
+    const levels = await listChangedLevels(db, project, at, organization.plan.retention_days)
+    const { toRestore, toEmpty } = judge(levels, held)
+    await beforeEffect()
+    const { restored, growth } = await replaceContents(held, toRestore)
+    let first_version: number | null = null
+    const changed = [...restored, ...toEmpty]
+    if (changed.length > 0) {
+      // The counter is the last lock: other writes of the organization wait from here on.
+      const counter = (await lockCounterLast(db, actor))!
+      // The snapshot of a document that goes takes the place of it.
+      requireBytes(organization.plan, counter.stored_bytes, growth)
+      const ids = await takeVersionIds(db, counter, changed.length)
+      await record(held, changed, ids)
+      await countDocuments(db, project, gainedBy(changed))
+      first_version = ids.first_version
+    }
+    await recordEvent(db, actor, {
+      action: 'project.restore',
+      resource_type: 'project',
+      resource_id: project.id,
+      details: { at: at.toISOString(), restored: restored.length, emptied: toEmpty.length, first_version },
+      growth
+    })
+    return { restored: restored.length, emptied: toEmpty.length }
+  }
+}
+
+function judge (changed: Awaited<ReturnType<typeof listChangedLevels>>, { organization }: Held) {
+  if (changed === undefined) return fail('not_found')
+  if (changed === 'future') return refuse('at', 'Lies in the future')
+  const toRestore = changed.filter((level): level is Restored => level.held === 'version')
+  requireKept(changed, organization.plan)
+  return { toRestore, toEmpty: changed.filter(({ held }) => held === 'none') }
+}
+
+// Of those whose content is another one; by how many bytes the organization stores more with them and their versions.
+async function replaceContents (held: Held, levels: readonly Restored[]) {
+  const { db, organization, project, storageKey } = held
+  const byId = new Map(levels.map((level) => [level.id, level]))
+  const restored: Restored[] = []
+  let growth = 0
+  const sizes = levels.map(({ id, size_bytes, version_bytes }) => ({ id, size_bytes: size_bytes + version_bytes! }))
+  await inPieces(sizes, async (ids) => {
+    const began = performance.now()
+    const found = await findSecrets(db, organization.id, ids)
+    const versions = await findVersionsTogether(db, found.map(({ id }) => ({
+      organization_id: organization.id, id: byId.get(id)!.version, retention_days: organization.plan.retention_days
+    })))
+    await rest()
+    const replaced = found.flatMap((document, i) => {
+      const blob = contentOf(held, document, versions[i]!() ?? fail('not_found'))
+      if (blob === undefined) return []
+      const size_bytes = sizeOf(blob)
+      growth += 2 * size_bytes - document.size_bytes
+      restored.push({ ...byId.get(document.id)!, size_bytes })
+      const sealed = sealCurrent(storageKey, contextOf(project, document), document.revision + 1, blob)
+      return { document, sealed, size_bytes }
+    })
+    await rest()
+    await replaceDocuments(db, project, replaced)
+    await leaveHalf(began)
+  })
+  return { restored, growth }
+}
+
+// What a restore of the version stores; undefined where the level holds that already.
+function contentOf (
+  { vault, organization, project, key, storageKey }: Held, document: Secret, version: FullVersion
+): string | undefined {
+  const state = { organization_id: organization.id, project, key }
+  const { blob } = acceptRestored(vault, storageKey, state, version, {})
+  if (!isDocument(document)) return blob
+  const current = openCurrent(storageKey, state, document)
+  if (current === blob) return undefined
+  if (project.encryption_type === 'client') return blob
+  const dataKey = dataKeyOf(vault.keyring, key)
+  const [before, after] = [openBlob(dataKey, current), openBlob(dataKey, blob)]
+  return before !== undefined && after !== undefined && before.equals(after) ? undefined : blob
+}
+
+// A restored document is there already, as its version will have it; what goes is opened for its snapshot first.
+async function record (
+  { db, actor, organization, project, storageKey }: Held, levels: readonly ChangedLevel[],
+  { first_version, taken_at }: VersionIds
+) {
+  const state = { organization_id: organization.id, project }
+  const restoredFrom = new Map(levels.map(({ id, version, held }) => [id, held === 'version' ? version : null]))
+  let next = first_version
+  await inPieces(levels, async (ids) => {
+    const found = await findDocuments(db, organization.id, ids)
+    await rest()
+    const versions = found.map((document) => {
+      const id = next++
+      const restored_from = restoredFrom.get(document.id)!
+      const revision = document.revision + (restored_from === null ? 1 : 0)
+      const blob = openCurrent(storageKey, state, document)
+      return {
+        id,
+        document,
+        revision,
+        sealed: sealVersion(storageKey, contextOf(project, document), id, revision, blob),
+        size_bytes: sizeOf(blob),
+        action: restored_from === null ? 'delete' as const : 'restore' as const,
+        restored_from
+      }
+    })
+    await rest()
+    const emptied = versions.filter(({ action }) => action === 'delete')
+      .map(({ document }) => ({ document, sealed: null, size_bytes: 0 }))
+    if (emptied.length > 0) await replaceDocuments(db, project, emptied)
+    await recordVersions(db, actor, project, taken_at, versions)
+  })
+}
+
+// By target: null is the project's own.
+function gainedBy (changed: readonly ChangedLevel[]) {
+  const gained = new Map<string | null, number>()
+  for (const { target_id, held, is_stored } of changed) {
+    const documents = Number(held === 'version') - Number(is_stored)
+    gained.set(target_id, (gained.get(target_id) ?? 0) + documents)
+  }
+  return [...gained].filter(([, documents]) => documents !== 0)
+    .map(([target_id, documents]) => ({ target_id, documents }))
+}

@@ -1,0 +1,203 @@
+import type { KeyObject } from 'node:crypto'
+import type { HistoryPolicy, Managed } from '../../../schemas/projects.ts'
+import { openBlob, sealBlob } from '../../crypto/blob.ts'
+import { IntegrityError } from '../../crypto/at-rest.ts'
+import type { Keyring } from '../../crypto/keyring.ts'
+import { rest } from '../../crypto/rest.ts'
+import type { Db } from '../../db/database.ts'
+import { lockCounterLast, recordEvent, type Actor } from '../../repositories/audit/audit.ts'
+import {
+  findActiveKeyOf, type KeyRow, type KeyState, type NewKey, replaceActiveKey
+} from '../../repositories/keys/encryption-keys.ts'
+import { countWaiting, findReEncryption, isAnyWaiting, startReEncryption } from '../../repositories/secrets/re-encryption.ts'
+import {
+  findDocuments, findStoredBytes, lockDocuments, recordVersions, replaceDocuments, takeVersionIds
+} from '../../repositories/secrets/rotations.ts'
+import type { Organization } from '../../repositories/people/principals.ts'
+import { fail } from '../../rules/errors.ts'
+import { requireBytes } from '../../rules/plan-bytes.ts'
+import { openCurrent, sealCurrent, sealVersion, sizeOf, type StoredDocument } from '../documents/documents.ts'
+import { dataKeyOf, storageKeyOf } from '../keys/keys.ts'
+import { leaveHalf, runLongOperation } from './long-operations.ts'
+import { holdCanary } from '../keys/master-keys.ts'
+
+interface Vault { longTransactions: Db, keyring: Keyring }
+
+// A piece of a project's documents that is in memory at once. Each step of it holds up everybody else, so it is no more
+// than the largest document, or as many small ones as take that long.
+const PIECE = { documents: 50, bytes: 1024 * 1024 }
+
+/** The active key of a project as the caller saw it. */
+export interface SeenKey { id: string, version: number, managed: Managed }
+
+/**
+ * What one rotation does: to which project as its caller saw it, with which new key, and how each document gets under
+ * it.
+ */
+export interface Rotation {
+  seen: SeenKey
+  key: NewKey
+  policy: HistoryPolicy | undefined
+  /** With the project locked: judges the request against it and the ids of all its current documents. */
+  judge?: (db: Db, project: KeyState, ids: string[]) => Promise<void>
+  /** Called when nothing but a concurrent change can refuse the rotation, before its first write. */
+  beforeEffect: () => Promise<void>
+  /** The document's blob under the new key, given the one under the old key. */
+  convert: (document: StoredDocument, blob: string, oldKey: KeyRow) => string
+  /** How large a document will be, where that is not the size it has. */
+  sizeOf?: (id: string) => number
+  details?: Record<string, boolean>
+}
+
+export interface Rotated { key: KeyRow, documents: number, waiting: number }
+
+/**
+ * Replaces a project's key and re-encrypts every current document, with one `rotate` version each: all of it in one
+ * transaction, or nothing. Of two at once, one gets 409. With `re_encrypt` it is written down that the history follows.
+ */
+export async function rotate (
+  { longTransactions, keyring }: Vault, organization: Organization, actor: Actor, rotation: Rotation
+): Promise<Rotated> {
+  const { seen, key, judge, convert } = rotation
+  return changeKey({ longTransactions, keyring }, organization, actor, seen, async (db, project) => {
+    const oldKey = await findActiveKeyOf(db, project)
+    const found = await lockDocuments(db, project)
+    const documents = found.map(({ id, size_bytes }) =>
+      ({ id, size_bytes: Math.max(size_bytes, rotation.sizeOf?.(id) ?? 0) }))
+    await judge?.(db, project, documents.map(({ id }) => id))
+    // Each document is stored twice: as the current one, in place of the one before, and as a version.
+    const expected = found.reduce((sum, { id, size_bytes }) =>
+      sum + 2 * (rotation.sizeOf?.(id) ?? size_bytes) - size_bytes, 0)
+    requireBytes(organization.plan, await findStoredBytes(db, organization.id), expected)
+    await rotation.beforeEffect()
+    const retention = project.encryption_type === 'client' ? organization.plan.retention_days : null
+    const policy = await underWay(db, project, retention) ? 're_encrypt' : rotation.policy ?? project.history_policy
+    const newKey = await replaceActiveKey(db, project, key)
+    const under = { ...project, key_version: key.version }
+    const storageKey = storageKeyOf(keyring, organization)
+    const state = { organization_id: organization.id, project }
+    // A piece is read in one turn, opened and sealed in another, and written down in a third.
+    const read = async (ids: string[]) => {
+      const found = await findDocuments(db, organization.id, ids)
+      await rest()
+      return found
+    }
+
+    // Of each document as it becomes, and of its version.
+    let growth = 0
+    await inPieces(documents, async (ids) => {
+      const began = performance.now()
+      const converted = (await read(ids)).map((document) => {
+        const blob = convert(document, openCurrent(storageKey, state, document), oldKey)
+        const size_bytes = sizeOf(blob)
+        growth += 2 * size_bytes - document.size_bytes
+        return {
+          document,
+          sealed: sealCurrent(storageKey, contextOf(under, document), document.revision + 1, blob),
+          size_bytes
+        }
+      })
+      await rest()
+      await replaceDocuments(db, under, converted)
+      await leaveHalf(began)
+    })
+    const waiting = policy === 'keep' ? 0 : await countWaiting(db, under, retention)
+    if (waiting > 0) await startReEncryption(db, under, waiting)
+    // The counter is the last lock: all other writes of the organization wait from here until the commit.
+    const counter = (await lockCounterLast(db, actor))!
+    requireBytes(organization.plan, counter.stored_bytes, growth)
+    const { first_version, taken_at } = await takeVersionIds(db, counter, documents.length)
+    let next = first_version
+    await inPieces(documents, async (ids) => {
+      const versions = (await read(ids)).map((document) => {
+        // The revision that the version is about to record.
+        const blob = openCurrent(storageKey, { ...state, project: under }, document)
+        const id = next++
+        return {
+          id,
+          document,
+          revision: document.revision,
+          sealed: sealVersion(storageKey, contextOf(under, document), id, document.revision, blob),
+          size_bytes: sizeOf(blob),
+          action: 'rotate' as const
+        }
+      })
+      await rest()
+      await recordVersions(db, actor, under, taken_at, versions)
+    })
+
+    await recordEvent(db, actor, {
+      action: 'key.rotate',
+      resource_type: 'project',
+      resource_id: project.id,
+      details: {
+        managed: key.managed,
+        from: project.key_version,
+        to: key.version,
+        documents: documents.length,
+        first_version,
+        history_policy: policy,
+        ...rotation.details
+      },
+      growth
+    })
+    return { key: newKey, documents: documents.length, waiting }
+  })
+}
+
+/** Turns a server-managed document over to the new key. */
+export function reencrypt (keyring: Keyring, newKey: KeyObject): Rotation['convert'] {
+  let old: KeyObject | undefined
+  return (_document, blob, oldKey) => {
+    old ??= dataKeyOf(keyring, oldKey)
+    const plain = openBlob(old, blob)
+    if (plain === undefined) throw new IntegrityError()
+    const sealed = sealBlob(newKey, plain)
+    plain.fill(0)
+    return sealed
+  }
+}
+
+/**
+ * Runs a change of a project's key as a long operation, with the master key's canary locked. 409 when the project's
+ * key, or who holds it, is not what the caller saw.
+ */
+export async function changeKey<T> (
+  { longTransactions, keyring }: Vault, organization: Organization, actor: Pick<Actor, 'answering'>, seen: SeenKey,
+  change: (db: Db, project: KeyState) => Promise<T>
+): Promise<T> {
+  const run = async (db: Db, project: KeyState) => {
+    if (project.key_version !== seen.version || project.encryption_type !== seen.managed) fail('rotation_in_progress')
+    await holdCanary(db, keyring)
+    return change(db, project)
+  }
+  return runLongOperation({ longTransactions }, { organization, projectId: seen.id, actor, run })
+}
+
+/** Calls `work` for the ids of a project's documents, as many at a time as memory should hold. */
+export async function inPieces (
+  documents: readonly { id: string, size_bytes: number }[], work: (ids: string[]) => Promise<void>
+): Promise<void> {
+  let piece: string[] = []
+  let bytes = 0
+  for (const { id, size_bytes } of documents) {
+    if (piece.length === PIECE.documents || (piece.length > 0 && bytes + size_bytes > PIECE.bytes)) {
+      await work(piece)
+      piece = []
+      bytes = 0
+    }
+    piece.push(id)
+    bytes += size_bytes
+  }
+  if (piece.length > 0) await work(piece)
+}
+
+// What is not finished and has something left to do, judged by the key that is being replaced.
+async function underWay (db: Db, project: KeyState, retentionDays: number | null): Promise<boolean> {
+  const progress = await findReEncryption(db, project)
+  return progress?.finished_at === null && await isAnyWaiting(db, project, retentionDays)
+}
+
+/** What a document is sealed for, under the key that its project has. */
+export const contextOf = (project: KeyState, { id, level_id }: Pick<StoredDocument, 'id' | 'level_id'>) =>
+  ({ organization_id: project.organization_id, secret_id: id, level_id, key_version: project.key_version })
