@@ -4,22 +4,18 @@
  * moved, swapped, rolled back or changed in one bit is refused. Every record has its own subkey, so the number of
  * encryptions under one key is never a limit (CR-05).
  *
- * The version says how the subkey is made. 2, which is written: the expansion of HKDF-SHA256 alone, one HMAC, as the
- * keys that seal are uniformly random themselves (RFC 5869, 3.3). 1, which stays readable: HKDF-SHA256 with its
- * extraction.
+ * The version says how the subkey is made. 2: the expansion of HKDF-SHA256 alone, one HMAC, because the keys that seal
+ * are uniformly random (RFC 5869, 3.3). No release wrote version 1.
  */
 import type { KeyObject } from 'node:crypto'
-import { deriveKey, expandKey, open, nonce, seal, SEAL_OVERHEAD } from './primitives.ts'
+import { expandKey, open, nonce, seal, SEAL_OVERHEAD } from './primitives.ts'
 
 const VERSION = 2
 const SALT_BYTES = 24
 const HEADER_BYTES = 1 + SALT_BYTES
 
-/** The subkey of a record with this salt, by version; undefined for one that there is not. */
-function subkeyOf (version: number | undefined, key: KeyObject, salt: Buffer): KeyObject | undefined {
-  if (version === 2) return expandKey(key, 'strongroom/at-rest/v2', salt)
-  return version === 1 ? deriveKey(key, salt, 'strongroom/at-rest/v1') : undefined
-}
+/** The subkey of a record with this salt. */
+const subkeyOf = (key: KeyObject, salt: Buffer): KeyObject => expandKey(key, 'strongroom/at-rest/v2', salt)
 
 /** A stored value was changed, moved or sealed under another key. It says no more than that, and carries no data. */
 export class IntegrityError extends Error {
@@ -33,14 +29,14 @@ export class IntegrityError extends Error {
 /** Seals a value for one context. Sealing the same value twice gives two different results. */
 export function sealAtRest (storageKey: KeyObject, plaintext: Buffer, context: Buffer): Buffer {
   const salt = nonce(SALT_BYTES)
-  return Buffer.concat([Buffer.of(VERSION), salt, seal(subkeyOf(VERSION, storageKey, salt)!, plaintext, context)])
+  return Buffer.concat([Buffer.of(VERSION), salt, seal(subkeyOf(storageKey, salt), plaintext, context)])
 }
 
 /** The value sealed for this context under this key; throws IntegrityError for everything else. */
 export function openAtRest (storageKey: KeyObject, sealed: Buffer, context: Buffer): Buffer {
-  if (sealed.length < HEADER_BYTES + SEAL_OVERHEAD) throw new IntegrityError()
-  const subkey = subkeyOf(sealed[0], storageKey, sealed.subarray(1, HEADER_BYTES))
-  const plaintext = subkey && open(subkey, sealed.subarray(HEADER_BYTES), context)
+  if (sealed.length < HEADER_BYTES + SEAL_OVERHEAD || sealed[0] !== VERSION) throw new IntegrityError()
+  const subkey = subkeyOf(storageKey, sealed.subarray(1, HEADER_BYTES))
+  const plaintext = open(subkey, sealed.subarray(HEADER_BYTES), context)
   if (!plaintext) throw new IntegrityError()
   return plaintext
 }
