@@ -257,7 +257,7 @@ t.test('OA-93: an address or a name cannot add a recipient or a header', async (
     SMTP_URL: `smtp://127.0.0.1:${server.port}`, PUBLIC_URL: 'https://secrets.example.com/base'
   })
   const name = 'Eve <eve@elsewhere.example>, Bcc: eve@elsewhere.example'
-  // As accounts from before may have; no mail goes there.
+  // An operator's mistake: no mail goes there.
   for (const email of [
     'rosa,eve@nimbus.example', 'rosa;eve@nimbus.example', '"rosa"@nimbus.example', 'rosa(eve)@nimbus.example',
     'group:eve@nimbus.example'

@@ -264,18 +264,6 @@ t.test('an address is one account with one seat, however it is spelled, and ever
   t.notOk(await signIn(spellings[0]!))
 })
 
-t.test('an account that was made before its spellings were one is found by all of them', async (t) => {
-  const { o, path, call } = await nimbus()
-  const rosa = await makePerson(service)
-  const [unicode, ascii, ...others] = spellingsOf('rosa', 'two')
-  await service.write(`UPDATE users SET email = '${unicode}', email_normalized = '${unicode}' WHERE id = ${rosa.id}`)
-  for (const email of [ascii!, unicode!, ...others]) {
-    await t.rejects(addUser(service.database, address, { email, name: 'Rosa' }), /There is an account of /)
-    await join(service, call, o, { ...rosa, email }, 'member')
-    t.equal((await call('DELETE', `${path}/${rosa.id}`)).status, 204, email)
-  }
-})
-
 /** What ends or parts the host of a URL, in its wide forms too, what is not seen, and what turns text around. */
 const ODD_SIGNS = [
   ...'/?#\\%@:<>[]|_ ', ...'／？＃＼％＠：＜［＿．。｡․…⁄℀⒈', '%2f', '%EF%BC%8F', '..', '\u0000', '\t', '\r\n', '\u0085', '\u00a0', '\u00a8',

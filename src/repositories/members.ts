@@ -1,4 +1,4 @@
-import { and, asc, eq, gt, inArray, isNull, ne, sql, type SQL } from 'drizzle-orm'
+import { and, asc, eq, gt, isNull, ne, sql, type SQL } from 'drizzle-orm'
 import type { MemberAttributes } from '../../schemas/members.ts'
 import type { Role } from '../../schemas/users.ts'
 import { authenticatedColumns } from '../db/authenticated.ts'
@@ -6,7 +6,7 @@ import { isAuthentic, tampered, updateAuthentic, type Authenticated, type Db } f
 import { PIECE } from '../db/expired.ts'
 import { deleteTokensOfMember, type HeldTokens } from '../db/grants.ts'
 import { members, users } from '../db/tables.ts'
-import { canonicalEmail, spellingsOf } from '../rules/emails.ts'
+import { canonicalEmail } from '../rules/emails.ts'
 import { readPage, type PageRequest } from '../rules/pagination.ts'
 
 const oneOf = (organizationId: string, userId: number) =>
@@ -53,9 +53,9 @@ export async function findMember (
 /** Whether an address belongs to a member of an organization: one statement, with an account and without. */
 export async function isMemberAddress (db: Db, organizationId: string, email: string): Promise<boolean> {
   const found = await read(db, and(
-    eq(members.organization_id, organizationId), inArray(users.email_normalized, spellingsOf(email))
+    eq(members.organization_id, organizationId), eq(users.email_normalized, canonicalEmail(email))
   ))
-  return found.some(({ user }) => canonicalEmail(user.email) === canonicalEmail(email))
+  return found.length > 0
 }
 
 /**

@@ -1,4 +1,4 @@
-import { and, asc, eq, gt, inArray, isNull, sql, type SQL } from 'drizzle-orm'
+import { and, asc, eq, gt, isNull, sql, type SQL } from 'drizzle-orm'
 import type { Role } from '../../schemas/users.ts'
 import { authenticatedColumns } from '../db/authenticated.ts'
 import { isAuthentic, macOf, readNow, updateAuthentic, type Db } from '../db/database.ts'
@@ -10,7 +10,7 @@ import {
   members, oauth_grants, organizations, password_links, sessions, sign_in_devices, sign_in_steps,
   userColumns, users
 } from '../db/tables.ts'
-import { canonicalEmail, spellingsOf } from '../rules/emails.ts'
+import { canonicalEmail } from '../rules/emails.ts'
 
 /** A person with an account. */
 export interface User {
@@ -33,8 +33,6 @@ const NOW = { updated_at: sql`now()` }
 export async function createUser (
   db: Db, user: { email: string, name: string, password_hash: string | null }
 ): Promise<number | undefined> {
-  // One that an older build made, under another spelling.
-  if (await findAccount(db, user.email) !== undefined) return undefined
   const id = makeId()
   const row = {
     id,
@@ -52,16 +50,14 @@ export async function createUser (
 type WithPassword = User & { password_hash: string | null }
 
 export async function findUserByEmail (db: Db, email: string): Promise<WithPassword | undefined> {
-  // One whose own address is another was not shown to be theirs: mail to it went there.
-  const its = (await readUsers(db, isOf(email)))
-    .filter(({ user }) => canonicalEmail(user.email) === canonicalEmail(email))
-  return authentic(db, namedBy(email, its))
+  const [found] = await readUsers(db, isOf(email))
+  return authentic(db, found)
 }
 
 /** The account of an address, also one that was changed outside the service: to close it. */
 export async function findAccount (db: Db, email: string): Promise<number | undefined> {
-  const { id, email_normalized } = users
-  return namedBy(email, await db.select({ id, row: { email_normalized } }).from(users).where(isOf(email)))?.id
+  const [found] = await db.select({ id: users.id }).from(users).where(isOf(email))
+  return found?.id
 }
 
 export async function findUser (db: Db, id: number): Promise<WithPassword | undefined> {
@@ -77,15 +73,7 @@ function authentic (db: Db, found: Awaited<ReturnType<typeof readUsers>>[number]
   return { ...found.user, password_hash: found.row.password_hash }
 }
 
-const isOf = (email: string): SQL => inArray(users.email_normalized, spellingsOf(email))
-
-function namedBy<T extends { row: { email_normalized: string } }> (email: string, found: readonly T[]): T | undefined {
-  for (const spelling of spellingsOf(email)) {
-    const its = found.find(({ row }) => row.email_normalized === spelling)
-    if (its !== undefined) return its
-  }
-  return undefined
-}
+const isOf = (email: string): SQL => eq(users.email_normalized, canonicalEmail(email))
 
 /** Accounts in the order in which they were made: those that come after one, a hundred at most. */
 export async function listUsers (db: Db, after: number): Promise<(User & { has_password: boolean })[]> {

@@ -7,7 +7,7 @@ export function isEmail (text: string | undefined): text is string {
   // Compatibility forms of a few characters are longer than these, as is a domain in ASCII, and both are stored. They
   // may also be signs that an address has none of: what is left of `＜` is `<`.
   return [text, text.normalize('NFKC')].every((form) => EMAIL_PATTERN.test(form)) &&
-    formsOf(partsOf(text).domain) !== undefined && canonicalEmail(text).length <= EMAIL_LENGTH
+    asciiOf(partsOf(text).domain) !== undefined && canonicalEmail(text).length <= EMAIL_LENGTH
 }
 
 /**
@@ -21,27 +21,15 @@ export function canonicalEmail (email: string): string {
 
 /**
  * Where mail to an address goes: to what it is compared by, in the case that it was given, since whoever opens a link
- * has shown that this address is theirs and no other. Undefined where it is none, as an older build may have taken one.
+ * has shown that this address is theirs and no other. Undefined where it is none.
  */
 export function mailboxOf (email: string): string | undefined {
   return isEmail(email) ? mailboxIn(email) : undefined
 }
 
-/**
- * The spellings by which the account of an address may be found, always three. Older builds did not take Unicode and
- * ASCII for one domain: an account that one of them made keeps what it was made with, and is found by both. Where there
- * is an account of each, everybody goes on with the one that they name: so what was named comes first.
- */
-export function spellingsOf (email: string): [string, string, string] {
-  const { local, domain } = partsOf(email)
-  const { ascii, unicode } = formsOf(domain) ?? { ascii: domain, unicode: domain }
-  const of = (spelling: string) => `${local}${spelling}`.toLowerCase()
-  return [of(domain), of(ascii), of(unicode)]
-}
-
 function mailboxIn (email: string): string {
   const { local, domain } = partsOf(email)
-  return `${local}${formsOf(domain)?.ascii ?? domain}`
+  return `${local}${asciiOf(domain) ?? domain}`
 }
 
 function partsOf (email: string): { local: string, domain: string } {
@@ -51,15 +39,15 @@ function partsOf (email: string): { local: string, domain: string } {
 }
 
 /**
- * A domain in ASCII and in Unicode; undefined where these do not lead to one another. They are made by what reads the
+ * A domain in ASCII; undefined where that and Unicode do not lead to one another. They are made by what reads the
  * host of a URL: it ends at `/ ? # \`, decodes `%41`, leaves out what is not seen, and takes `xn--example-` for
  * `example`. What it reads so is the domain of somebody else. It never sees one in ASCII, where it has nothing to do.
  */
-function formsOf (domain: string): { ascii: string, unicode: string } | undefined {
+function asciiOf (domain: string): string | undefined {
   const text = domain.toLowerCase()
-  if (!/[^\0-\x7f]|(?:^|\.)xn--/.test(text)) return { ascii: text, unicode: text }
+  if (!/[^\0-\x7f]|(?:^|\.)xn--/.test(text)) return text
   const ascii = domainToASCII(text)
   const unicode = domainToUnicode(ascii)
   if (text !== unicode && text !== ascii) return undefined
-  return domainToASCII(unicode) === ascii ? { ascii, unicode } : undefined
+  return domainToASCII(unicode) === ascii ? ascii : undefined
 }

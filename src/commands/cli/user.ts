@@ -50,7 +50,7 @@ export const noun: Noun = {
 
     password: async (args, env) => {
       const { email, json } = parse(args, { email: { type: 'string' }, json: { type: 'boolean' } })
-      if (!isNamed(email)) throw new UsageError('user password needs --email ADDRESS')
+      if (!isEmail(email)) throw new UsageError('user password needs --email ADDRESS')
       return handOver(env, json, (database, service) => renewLink(database, service, email))
     },
 
@@ -59,7 +59,7 @@ export const noun: Noun = {
 
     'reset-second-factor': async (args, env) => {
       const { email } = parse(args, { email: { type: 'string' } })
-      if (!isNamed(email)) throw new UsageError('user reset-second-factor needs --email ADDRESS')
+      if (!isEmail(email)) throw new UsageError('user reset-second-factor needs --email ADDRESS')
       return withDatabase(env, async (database) => {
         await resetSecondFactor(database, email)
         await write('Changed.\n')
@@ -68,7 +68,7 @@ export const noun: Noun = {
 
     tokens: async (args, env) => {
       const { email } = parse(args, { email: { type: 'string' } })
-      if (!isNamed(email)) throw new UsageError('user tokens needs --email ADDRESS')
+      if (!isEmail(email)) throw new UsageError('user tokens needs --email ADDRESS')
       return withDatabase(env, async (database) => {
         for (const line of await describeTokens(database, email)) await write(`${line}\n`)
       })
@@ -101,7 +101,7 @@ async function handOver (
 
 async function switchAccount (verb: 'disable' | 'enable', args: string[], env: Environment): Promise<number> {
   const { email } = parse(args, { email: { type: 'string' } })
-  if (!isNamed(email)) throw new UsageError(`user ${verb} needs --email ADDRESS`)
+  if (!isEmail(email)) throw new UsageError(`user ${verb} needs --email ADDRESS`)
   return withDatabase(env, async (database) => {
     const ownerless = await switchUser(database, email, verb === 'disable')
     await write('Changed.\n')
@@ -111,8 +111,5 @@ async function switchAccount (verb: 'disable' | 'enable', args: string[], env: E
     }
   })
 }
-
-// Accounts from before have addresses that none is made for any more, and are to be closed all the same.
-const isNamed = (email: string | undefined): email is string => email?.includes('@') === true
 
 const isRole = (text: string): text is Role => (ROLES as readonly string[]).includes(text)
