@@ -274,7 +274,7 @@ const clientRotation: Domain = async (app) => {
         key,
         policy: history_policy,
         judge: async (db, project, ids) => {
-          if (await provesAnyKey(db, app.keyring, storageKey, project, key_check)) {
+          if (await provesAnyKey(db, storageKey, project, key_check)) {
             refuse('key_check', 'That of a key which the project has or had: a rotation needs a new key')
           }
           const current = new Set(ids)

@@ -1,4 +1,4 @@
-import { and, desc, eq, isNotNull, isNull, lte, sql } from 'drizzle-orm'
+import { and, desc, eq, isNotNull, lte, sql } from 'drizzle-orm'
 import type { HistoryPolicy, Managed } from '../../schemas/projects.ts'
 import { updateAuthentic, tampered, type Db } from '../db/database.ts'
 import { makeId } from '../db/ids.ts'
@@ -49,18 +49,14 @@ export async function findActiveKeyOf (db: Db, project: KeyState): Promise<KeyRo
 }
 
 /** Whether one of the project's keys of a client has this hash of its proof. */
-export async function hasCheckHash (db: Db, project: KeyState, hash: Buffer): Promise<boolean> {
+export async function hasCheckHash (
+  db: Db, project: Pick<KeyState, 'organization_id' | 'id'>, hash: Buffer
+): Promise<boolean> {
   const found = await db.select({ id: encryption_keys.id }).from(encryption_keys)
     .where(and(
       keysOf(project), isNotNull(encryption_keys.key_check), eq(encryption_keys.key_check_hash, hash)
     )).limit(1)
   return found.length > 0
-}
-
-/** The project's keys of a client that have no such hash. */
-export async function listKeysWithoutHash (db: Db, project: KeyState): Promise<KeyRow[]> {
-  return db.select(keyColumns).from(encryption_keys)
-    .where(and(keysOf(project), isNotNull(encryption_keys.key_check), isNull(encryption_keys.key_check_hash)))
 }
 
 /** Retires the active key of a locked project and makes the new one its active key. */

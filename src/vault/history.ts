@@ -133,7 +133,7 @@ export async function submitVersions (
     const project = await lockProject(db, organization.id, { id: projectId }, 'share') ?? fail('not_found')
     if (project.encryption_type !== 'client') fail('server_managed_encryption')
     if (judgeProof(keyring, await findActiveKeyOf(db, project), sent.key_proof) !== 'right') {
-      fail(await provesAnyKey(db, keyring, storageKey, project, sent.key_proof)
+      fail(await provesAnyKey(db, storageKey, project, sent.key_proof)
         ? 'key_version_conflict'
         : 'key_proof_mismatch')
     }

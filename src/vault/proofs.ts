@@ -3,7 +3,7 @@ import type { Config } from '../config.ts'
 import { decodeProof, proofMatches, proofOpens } from '../crypto/key-proof.ts'
 import type { Keyring } from '../crypto/keyring.ts'
 import type { Db } from '../db/database.ts'
-import { hasCheckHash, type KeyRow, type KeyState, listKeysWithoutHash } from '../repositories/encryption-keys.ts'
+import { hasCheckHash, type KeyRow, type KeyState } from '../repositories/encryption-keys.ts'
 import { fail } from '../rules/errors.ts'
 import { checkHashOf, keyCheckOf } from './keys.ts'
 
@@ -12,29 +12,19 @@ export type ProofState = 'absent' | 'right' | 'wrong'
 /** Compares a proof with the active key's, in constant time. A guard against the wrong key, never an authorization. */
 export function judgeProof (keyring: Keyring, key: KeyRow, proof: string | undefined): ProofState {
   if (proof === undefined) return 'absent'
-  return proves(keyring, key, decodeProof(proof)) ? 'right' : 'wrong'
+  const [sent, check] = [decodeProof(proof), keyCheckOf(keyring, key)]
+  return sent !== undefined && check !== undefined && proofMatches(sent, check) ? 'right' : 'wrong'
 }
 
 /**
  * Whether a proof is that of a client's key which the locked project has or had: one look-up, however many there were.
  */
 export async function provesAnyKey (
-  db: Db, keyring: Keyring, storageKey: KeyObject, project: KeyState, proof: string
+  db: Db, storageKey: KeyObject, { organization_id, id }: KeyState, proof: string
 ): Promise<boolean> {
   const sent = decodeProof(proof)
-  if (sent === undefined) return false
-  if (await hasCheckHash(
-    db, project, checkHashOf(storageKey, { organization_id: project.organization_id, project_id: project.id }, sent)
-  )) {
-    return true
-  }
-  // Keys from before proofs had hashes: none is ever added.
-  return (await listKeysWithoutHash(db, project)).some((key) => proves(keyring, key, sent))
-}
-
-function proves (keyring: Keyring, key: KeyRow, sent: Buffer | undefined): boolean {
-  const check = keyCheckOf(keyring, key)
-  return sent !== undefined && check !== undefined && proofMatches(sent, check)
+  return sent !== undefined &&
+    hasCheckHash(db, { organization_id, id }, checkHashOf(storageKey, { organization_id, project_id: id }, sent))
 }
 
 /** Whether the proof itself opens the content, which means that the client has just sent its data key (S-8.7). */
