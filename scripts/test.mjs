@@ -23,7 +23,7 @@ const ON_EITHER = new Set([
   'manipulations', 'members', 'metrics', 'moments', 'oauth', 'oauth-authorize', 'oauth-clients', 'oauth-doc',
   'oauth-guard', 'oauth-race', 'oauth-token', 'organizations', 'people', 'preconditions', 'recipes', 'redis',
   'removals', 'repeats', 'request-format', 'revocation', 'rewrap', 'rotation', 'rotation-concurrency',
-  'row-adoption', 'row-manipulations', 'sdk', 'second-factor', 'stored-bytes', 'stored-requests', 'teams', 'tenants',
+  'row-manipulations', 'sdk', 'second-factor', 'service-keys', 'stored-bytes', 'stored-requests', 'teams', 'tenants',
   'times', 'tokens', 'traces', 'unverified-rows'
 ])
 // Plans of a server, under several sessions: nothing of it is there on the embedded database.

@@ -352,8 +352,9 @@ t.test('every combination of filters lists exactly the events that match, the ne
   ) as [{ next: number }]
   for (const [i, { action, type, id, kind, of, at }] of recorded.entries()) {
     await service.sql(`INSERT INTO audit_events
-      (organization_id, seq, occurred_at, action, actor_type, actor_id, resource_type, resource_id)
-      VALUES ('${caller.organization}', ${next + i}, '${at}', '${action}', '${type}', ${id}, '${kind}', '${of}')`)
+      (organization_id, seq, occurred_at, action, actor_type, actor_id, resource_type, resource_id, chain_kid, mac)
+      VALUES ('${caller.organization}', ${next + i}, '${at}', '${action}', '${type}', ${id}, '${kind}', '${of}', 'events',
+        '\\x00')`)
   }
   await service.sql(`UPDATE organization_counters SET next_event = ${next + recorded.length}
     WHERE organization_id = '${caller.organization}'`)

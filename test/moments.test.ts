@@ -653,7 +653,7 @@ t.test('whatever was done to levels, a moment is told and brought back as it was
   t.ok(reads.past > 0 && reads.gone > 0)
 })
 
-t.test('versions that a rotation of an earlier build has stamped with its begin hide no write from before its end', async (t) => {
+t.test('versions with an earlier time than those before them hide no write from before them', async (t) => {
   const caller = await test.organization()
   const [one, two] = [await makeLevel(caller, { name: 'One' }), await makeLevel(caller, { name: 'Two' })]
   await put(two, 'B=0', caller)

@@ -536,7 +536,7 @@ t.test('however many API tokens somebody has made, they end with the account and
   t.strictSame(await other.alive(), [401, 401])
   t.match(await other.lastEvent(), { action: 'oauth.revoke', details: { tokens: PIECE + 2 } })
   await removeUntil(async () => await one.rows() + await other.rows())
-  // From before it was remembered through which grant they were made: no grant ends them, so none is left.
+  // Where the rows were changed outside the service, no grant ends them: none is left all the same.
   const older = await withTokens(PIECE + 1)
   await service.sql(`UPDATE api_tokens SET grant_id = NULL WHERE organization_id = '${older.o}'`)
   await switchUser(database, older.rosa.email, true)

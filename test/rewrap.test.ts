@@ -13,7 +13,7 @@ import { loadConfig } from '../src/config.ts'
 import { createKeyring, generateMasterKey, makeCanary, parseMasterKey, type Keyring } from '../src/crypto/keyring.ts'
 import { authorityOf, connect, transaction, type Database, type Db } from '../src/db/database.ts'
 import { encryption_keys, organizations } from '../src/db/tables.ts'
-import { authenticateTable } from '../src/repositories/adoption.ts'
+import { authenticateTable } from './helpers/macs.ts'
 import { countWrapped, createCanary, listCanaries } from '../src/repositories/master-keys.ts'
 import { createOrganization } from '../src/repositories/organizations.ts'
 import {

@@ -112,7 +112,7 @@ t.test('with the stored record alone, a guess at the Idempotency-Key or at the r
       hashes.add(createHmac('sha256', hash).update(data).digest('hex'))
     }
   }
-  // As an older build made the request's: each part under a key made of the header, with what came before.
+  // The same in a chain: each part under a key made of the header, with the parts before.
   const secret = createHash('sha256').update(`request ${KEY}`).digest()
   let mac: Buffer = Buffer.alloc(0)
   const members = Object.entries(BODY).sort(([one], [other]) => one < other ? -1 : 1)

@@ -8,7 +8,7 @@ import { MasterKeyMissing, type Keyring } from '../crypto/keyring.ts'
 import { AGE, decryptWith, encryptTo, RecipientError } from '../crypto/recipients.ts'
 import { freeBytes } from '../db/copy-cluster.ts'
 import { readNow, type Db } from '../db/database.ts'
-import { canMakeSchema, listMigrations, lockSchema, makeSchema } from '../db/migrate.ts'
+import { areUnreleased, canMakeSchema, listMigrations, lockSchema, makeSchema } from '../db/migrate.ts'
 import { countOrganizations } from '../repositories/organizations.ts'
 import {
   analyze, clearSeeds, describeTables, dropTables, findContent, insertRows, keepTables, LEFT_OUT, listNumbered,
@@ -211,6 +211,9 @@ export async function restoreInto (db: Db, keyring: Keyring, parts: AsyncGenerat
 // The embedded database begins with the schema of this build, which is as a rule that of the backup.
 async function becomeSchema (db: Db, migrations: readonly string[]): Promise<void> {
   if (JSON.stringify(await listMigrations(db)) === JSON.stringify(migrations)) return
+  if (areUnreleased(migrations)) {
+    throw new StartError('This backup was made by an unreleased build of Strongroom and cannot be restored.')
+  }
   await dropTables(db)
   if (!await makeSchema(db, migrations)) {
     throw new StartError('The backup was made by a newer build, or another one: restore it with that')

@@ -10,6 +10,7 @@ import {
   removeUnheld, tellHolder,
   type Database
 } from '../db/database.ts'
+import { refuseUnreleased } from '../db/migrate.ts'
 import { noteBackup, type Backup } from '../repositories/backups.ts'
 import { listCanaries, wrapsNothing } from '../repositories/master-keys.ts'
 import { openRows } from '../vault/rows.ts'
@@ -67,13 +68,12 @@ export async function open (
 ): Promise<Opened> {
   // Who cannot open the keys leaves the database alone.
   const given = await readKeyring(config, provider)
-  const database = await openDatabase(config, onFatal)
+  const database = await openDatabase(config, { onFatal, waits })
   try {
-    if (waits !== undefined && database.kind === 'postgres') await untilThere(database, config.databaseWait, waits)
     const keyring = given ?? await makeKeyring(config, await makeMasterKey(config, database), provider)
     await checkKeys(database, keyring)
     await database.migrate(waits).catch((error) => { throw error === waits?.reason ? new StartEnded() : error })
-    tellOfAdoption(await openRows(database, keyring))
+    await openRows(database, keyring)
     return { database, keyring }
   } catch (error) {
     await database.close()
@@ -96,27 +96,13 @@ async function untilThere (database: Database, seconds: number, waits: AbortSign
   }
 }
 
-/**
- * Brings the schema up to date, and the rows of a database from before they were authenticated along, where the master
- * key is at hand; else the first start does that. An empty database needs no key.
- */
+/** Brings the schema up to date. Needs no key. */
 export async function migrate (config: Config): Promise<void> {
   const database = await openDatabase(config)
   try {
     await database.migrate()
-    const newest = readMasterKey(config)
-    if (newest === undefined || (await listCanaries(database.db)).length === 0) return
-    const keyring = await makeKeyring(config, newest)
-    await checkKeys(database, keyring)
-    tellOfAdoption(await openRows(database, keyring))
   } finally {
     await database.close()
-  }
-}
-
-function tellOfAdoption (rows: number) {
-  if (rows > 0) {
-    say(`${rows} rows are authenticated from now on: one that is changed outside the service counts no more`)
   }
 }
 
@@ -145,6 +131,8 @@ export async function openToRead (config: Config): Promise<OpenedToRead> {
     return openCopy(config, error)
   })
   try {
+    // Of a copy, too.
+    await refuseUnreleased(database.db)
     await checkKeys(database, keyring)
     return { database, keyring, note }
   } catch (error) {
@@ -174,8 +162,26 @@ async function openCopy (config: Config, locked: DirectoryLocked): Promise<Datab
   }
 }
 
-/** Connects alone, as `migrate` does. */
-export async function openDatabase (config: Config, onFatal?: (error: Error) => void): Promise<Database> {
+/**
+ * Connects without keys, and refuses a database of an unreleased build.
+ *
+ * @throws StartEnded when `waits` ended it
+ */
+export async function openDatabase (
+  config: Config, { onFatal, waits }: Pick<Opening, 'onFatal' | 'waits'> = {}
+): Promise<Database> {
+  const database = await connectAs(config, onFatal)
+  try {
+    if (waits !== undefined && database.kind === 'postgres') await untilThere(database, config.databaseWait, waits)
+    await refuseUnreleased(database.db)
+    return database
+  } catch (error) {
+    await database.close()
+    throw error
+  }
+}
+
+async function connectAs (config: Config, onFatal?: (error: Error) => void): Promise<Database> {
   if (config.databaseUrl !== undefined) {
     return connect({ url: config.databaseUrl, pool: config.databasePool, onFatal, onWait: say })
   }

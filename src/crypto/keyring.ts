@@ -14,8 +14,7 @@ import { decodeBase64, encodeContext, random, sameBytes, takeKey } from './primi
 export const ID_PATTERN = /^[A-Za-z0-9._-]{1,32}$/
 const CACHED_KEYS = 1000
 const CACHE_MILLISECONDS = 10 * 60 * 1000
-const CANARY = Buffer.from('strongroom canary')
-const WITH_ROWS = Buffer.from('strongroom canary, rows are authenticated under the key ')
+const CANARY = Buffer.from('strongroom canary, rows are authenticated under the key ')
 
 /** One master key. The id is no secret: it is stored beside everything that the key wrapped. */
 export interface MasterKey { id: string, key: KeyObject }
@@ -118,21 +117,17 @@ export function generateMasterKey (): { id: string, text: string } {
 
 /**
  * A value to keep in the database for a master key of the ring: it shows at start whether the ring fits the database
- * (CR-13), and under which key its rows are authenticated. Without that master key nobody can make one that says less.
+ * (CR-13), and names the keys of the service by their fingerprints.
  */
-export function makeCanary (keyring: Keyring, rowKeyFingerprint: Buffer, id = keyring.currentId): Buffer {
-  return keyring.wrap(Buffer.concat([WITH_ROWS, rowKeyFingerprint]), encodeContext('canary'), id)
+export function makeCanary (keyring: Keyring, fingerprint: Buffer, id = keyring.currentId): Buffer {
+  return keyring.wrap(Buffer.concat([CANARY, fingerprint]), encodeContext('canary'), id)
 }
 
-/**
- * The fingerprint of the row key that the canary names; undefined for one of a database from before rows were
- * authenticated. Throws MasterKeyMissing or IntegrityError when the ring does not open it.
- */
-export function openCanary (keyring: Keyring, canary: Buffer): Buffer | undefined {
+/** The fingerprint that the canary names. Throws MasterKeyMissing or IntegrityError when the ring does not open it. */
+export function openCanary (keyring: Keyring, canary: Buffer): Buffer {
   const content = keyring.unwrap(canary, encodeContext('canary'))
-  if (sameBytes(content, CANARY)) return undefined
-  if (!sameBytes(content.subarray(0, WITH_ROWS.length), WITH_ROWS)) throw new IntegrityError()
-  return content.subarray(WITH_ROWS.length)
+  if (!sameBytes(content.subarray(0, CANARY.length), CANARY)) throw new IntegrityError()
+  return content.subarray(CANARY.length)
 }
 
 /** The id is part of the context, so relabelling a wrapped value is a manipulation like any other. */

@@ -22,21 +22,18 @@ function wellFormed (text: string): string {
 
 /**
  * How the rows of a table are encoded: the names of the fields, in this order. Of a field in `presence` only whether it
- * has a value (other than false) counts; a field in `later` is left out while it is null.
+ * has a value (other than false) counts.
  */
-export interface RowFormat { fields: readonly string[], presence?: readonly string[], later?: readonly string[] }
+export interface RowFormat { fields: readonly string[], presence?: readonly string[] }
 
 /** `encodeRow` for all rows of one format, at half the cost. */
-export function createRowEncoder (table: string, { fields, presence = [], later = [] }: RowFormat) {
+export function createRowEncoder (table: string, { fields, presence = [] }: RowFormat) {
   const head = counted(table)
-  const parts = fields.map((name) => ({
-    name, prefix: counted(name), isPresence: presence.includes(name), isLater: later.includes(name)
-  }))
+  const parts = fields.map((name) => ({ name, prefix: counted(name), isPresence: presence.includes(name) }))
   return (row: Readonly<Record<string, unknown>>): string => {
     let text = head
-    for (const { name, prefix, isPresence, isLater } of parts) {
+    for (const { name, prefix, isPresence } of parts) {
       const value = row[name]
-      if (isLater && value === null) continue
       text += prefix + encodeValue(isPresence ? value !== null && value !== false : value)
     }
     return wellFormed(text)

@@ -10,8 +10,8 @@ import {
 // below. Making and checking of MACs go by this one declaration, and so do the tests: a column is either authenticated
 // or exempt, and for each exempt column the declaration says what an attacker who writes to the database gains by
 // changing it. `UNAUTHENTICATED` says the same of the tables without a MAC. SECURITY.md lists all of these.
-// The order of the fields is part of the MAC: a change of a list means that all rows get new MACs (0015), except for a
-// new column at its end that is `later`, whose null says what its absence said.
+// The order of the fields is part of the MAC: after a release, a change of a list makes the MACs of all rows of the
+// table void (0047).
 
 type Columns<T extends PgTable> = T['_']['columns']
 type Name<T extends PgTable> = Extract<keyof Columns<T>, string>
@@ -23,15 +23,13 @@ interface Declaration<T extends PgTable, F extends Name<T>> {
   fields: readonly F[]
   /** Of these, only whether they have a value: what they hold is sealed. */
   presence: readonly F[]
-  /** Columns that are younger than MACs: left out while one has no value, so that rows from before keep theirs. */
-  later: readonly F[]
   exempt: Record<Exclude<Name<T>, F | 'mac'>, string>
 }
 
 const declare = <T extends PgTable, F extends Name<T>>(
-  table: T, key: readonly NoInfer<F>[], fields: readonly F[], exempt: Record<Exclude<Name<T>,
-    F | 'mac'>, string>, { presence = [], later = [] }: Partial<Record<'presence' | 'later', readonly NoInfer<F>[]>> = {}
-): Declaration<T, F> => ({ table, key, fields, exempt, presence, later })
+  table: T, key: readonly NoInfer<F>[], fields: readonly F[], exempt: Record<Exclude<Name<T>, F | 'mac'>, string>,
+  presence: readonly NoInfer<F>[] = []
+): Declaration<T, F> => ({ table, key, fields, exempt, presence })
 
 const SHOWN = 'Only shown'
 const WHEN = 'Only shown: when the row was made or changed'
@@ -44,10 +42,10 @@ export const AUTHENTICATED = {
   users: declare(users, ['id'], [
     'id', 'email', 'email_normalized', 'name', 'password_hash', 'is_verified', 'disabled_at', 'second_factor_id'
   ],
-  { created_at: WHEN, updated_at: WHEN }, { later: ['second_factor_id'] }),
+  { created_at: WHEN, updated_at: WHEN }),
   members: declare(
     members, ['organization_id', 'user_id'], ['organization_id', 'user_id', 'role', 'status'],
-    { joined_at: WHEN, invited_by: 'Unused' }
+    { joined_at: WHEN }
   ),
   invitations: declare(invitations, ['organization_id', 'id'],
     [
@@ -136,7 +134,7 @@ export const AUTHENTICATED = {
         'How many bytes a purge or a delete gives back: set lower, the plan of the organization is full sooner; set higher, later',
       created_at: PAST,
       updated_at: PAST
-    }, { presence: ['sealed'] })
+    }, ['sealed'])
 } as const
 
 export type AuthenticatedTable = keyof typeof AUTHENTICATED
@@ -154,7 +152,7 @@ export const UNAUTHENTICATED: Record<Exclude<TableName, AuthenticatedTable>, str
   plans: 'Limits of each plan for all of its organizations: retention, calls a minute, projects, members, bytes',
   plan_prices: `${BILLING}: what the next invoices ask for`,
   master_key_canaries:
-    'Each canary is wrapped by its master key: with a changed canary the next start ends. A copy of a canary from before rows carried MACs lets rows be adopted anew (above)',
+    'Each canary is wrapped by its master key: with a changed canary the next start ends',
   service_keys:
     'Wrapped by the master key, and canaries name the keys: with a changed or missing key the next start ends',
   last_backup: 'Only shown, in `/metrics`: when the last backup was made, and its size',

@@ -92,8 +92,8 @@ const LONG_DEADLINE = 60_000
 // Requests that wait for the only connection while a long transaction has it.
 const MAX_WAITING_FOR_ALL = 2_000
 const CLOSE_SECONDS = 5
-// Seconds that one statement of what has no deadline may take, so that a server or a network that hangs is waited for
-// no longer: to read a page, or wait for a migration; and to make an index of a large table, or wait for who does.
+// Seconds that one statement may take in work without a deadline, so that a hanging server or network ends it: reading
+// a page, and migrating or restoring.
 const READING = 120
 const CHANGING = 3600
 
@@ -190,7 +190,7 @@ function connectPostgres (databaseUrl: string, { pool, onWait }: ConnectOptions)
     authenticate: authority => authenticate(handles, authority),
     maintain: fn => alone(CHANGING, client => handle(client).transaction(async tx => await fn(tx))),
     snapshot: fn => alone(READING, client => handle(client).transaction(async tx => await fn(tx), SNAPSHOT)),
-    migrate: signal => alone(CHANGING, client => migrateSchema(client, { beside: reads, onWait, signal })),
+    migrate: signal => alone(CHANGING, client => migrateSchema(client, { onWait, signal })),
     ping: () => ping(reads),
     close: async () => {
       await findAuthority(handles.db)?.settled()

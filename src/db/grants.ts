@@ -113,8 +113,8 @@ async function deleteHeld (db: Db, which: SQL, { ended, last }: Pick<HeldTokens,
 }
 
 /**
- * Ends the API tokens that are somebody's through no grant of theirs: made before grants were remembered, or changed
- * outside the service. They hang on nothing that ends for them, so all of them go here, a piece at a time.
+ * Ends the API tokens of a person whose row names no grant of that person, because it was changed outside the service.
+ * No grant ends them, so all of them go here, a piece at a time.
  */
 export async function endTokensWithoutGrant (db: Db, userId: number): Promise<EndedTokens[]> {
   const which = and(eq(api_tokens.user_id, userId), sql`NOT EXISTS (SELECT FROM ${oauth_grants} g

@@ -389,8 +389,6 @@ export const members = pgTable('members', {
   role: varchar({ length: 32, enum: ROLES }).notNull(),
   status: varchar({ length: 16, enum: MEMBER_STATUSES }).notNull().default('active'),
   joined_at: moment().notNull().default(sql`now()`),
-  /** Written by earlier builds; unused. */
-  invited_by: count(),
   ...authenticated
 }, (table) => [primaryKey({ columns: [table.organization_id, table.user_id] }), index().on(table.user_id)])
 
@@ -561,10 +559,7 @@ export const encryption_keys = pgTable('encryption_keys', {
   data_key: bytea(),
   /** Client-managed: the proof to compare with, wrapped. */
   key_check: bytea(),
-  /**
-   * Finds the proof among all of the project's: keyed, so that it tells nothing. Null for keys from before there was
-   * one.
-   */
+  /** Finds the proof among all of the project's: keyed, so that it tells nothing. */
   key_check_hash: bytea(),
   /** Wrapped. */
   salt: bytea().notNull(),
@@ -580,7 +575,7 @@ export const encryption_keys = pgTable('encryption_keys', {
   uniqueIndex('encryption_keys_by_check').on(
     table.organization_id, table.project_id, table.key_check_hash
   ).where(sql`${table.key_check} is not null`),
-  check('encryption_keys_check_hash', sql`${table.key_check_hash} is null OR ${table.key_check} is not null`),
+  check('encryption_keys_check_hash', sql`(${table.key_check_hash} is null) = (${table.key_check} is null)`),
   // The last key that a client had, however many came after it.
   index('encryption_keys_of_clients').on(
     table.organization_id, table.project_id, table.version
@@ -776,9 +771,9 @@ export const audit_events = pgTable('audit_events', {
   user_agent: varchar({ length: 256 }),
   details: jsonb().$type<Record<string, string | number | boolean | null>>(),
   /** Which key of the service made the MAC. */
-  chain_kid: varchar({ length: 32 }),
-  /** Over everything above and the MAC of the event before; null only until rows from before were brought along. */
-  mac: bytea()
+  chain_kid: varchar({ length: 32 }).notNull(),
+  /** Over everything above and the MAC of the event before. */
+  mac: bytea().notNull()
 }, (table) => {
   const { organization_id, seq, occurred_at, action, actor_type, actor_id, resource_type, resource_id } = table
   // A list with filters reads ranges of one of these indexes, newest first. Without a filter by action, it reads one

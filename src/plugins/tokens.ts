@@ -316,7 +316,7 @@ async function expiryOf (db: Db, text: string | null): Promise<Date | null> {
   return moment.getTime() > await readNow(db) ? moment : refuse('expires_at', 'Expected a moment in the future')
 }
 
-// Undefined where it stays: what was read can be sent back, be it over by now, or of a build that knew no bound.
+// Undefined where it stays: a value that was read can be sent back, although it may be in the past by now.
 async function newExpiry (
   db: Db, token: TokenRow, text: string | null | undefined
 ): Promise<Date | null | undefined> {

@@ -15,7 +15,7 @@ export async function listCanaries (db: Db): Promise<{ key_id: string, canary: B
 
 /** Whether no master key ever wrapped anything here: the schema may be there, or not yet. */
 export async function wrapsNothing (db: Db): Promise<boolean> {
-  // Organizations as well: canaries are younger than the first of them.
+  // Organizations as well: canaries may have been deleted.
   const organization = await rowsIfThere(() => db.select({ id: organizations.id }).from(organizations).limit(1))
   return organization.length === 0 && (await listCanaries(db)).length === 0
 }
@@ -54,9 +54,9 @@ export async function deleteCanary (db: Db, key_id: string): Promise<void> {
   await db.delete(master_key_canaries).where(eq(master_key_canaries.key_id, key_id))
 }
 
-/** Puts a canary in the place of another one of the same master key. */
-export async function replaceCanary (db: Db, key_id: string, canary: Buffer): Promise<void> {
-  await db.update(master_key_canaries).set({ canary }).where(eq(master_key_canaries.key_id, key_id))
+/** Locks out other starts that create the first canary, until the end of the transaction. */
+export async function lockCanaries (db: Db): Promise<void> {
+  await db.execute(sql`LOCK TABLE ${master_key_canaries} IN SHARE ROW EXCLUSIVE MODE`)
 }
 
 /** A wrapped key of the service, by its name. */

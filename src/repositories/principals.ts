@@ -26,10 +26,7 @@ export interface Organization {
   updated_at: Date
 }
 
-/**
- * A person, and the grant through which something acts or was made for them; null for a token from before that was
- * remembered.
- */
+/** A person, and the grant through which something acts or was made for them. */
 export interface Person { user_id: number, grant_id: number | null, has_second_factor: boolean }
 
 /**

@@ -4,7 +4,7 @@ import type { Db } from '../db/database.ts'
 import { canMakeSchema, listMigrations } from '../db/migrate.ts'
 import * as tables from '../db/tables.ts'
 
-// The whole database, table by table, as the catalogue describes it: so that the schema of an older build is read and
+// The whole database, table by table, as the catalogue describes it: so that the schema of an older release is read and
 // written by a newer one, and a new table or column comes along by itself.
 
 /**

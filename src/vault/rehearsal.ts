@@ -3,7 +3,7 @@ import { openBlob } from '../crypto/blob.ts'
 import { MasterKeyMissing, type Keyring } from '../crypto/keyring.ts'
 import { AUTHENTICATED, type AuthenticatedTable } from '../db/authenticated.ts'
 import type { Db } from '../db/database.ts'
-import { judgeTable } from '../repositories/adoption.ts'
+import { verifyTable } from '../repositories/authenticated-rows.ts'
 import type { KeyRow } from '../repositories/encryption-keys.ts'
 import {
   listOwners, listStoredCurrents, listStoredFactors, listStoredKeys, listStoredVersions, type Owner
@@ -41,10 +41,9 @@ export async function openEverything (
     await openOrganization(db, keyring, owner, found, opens)
   }
   for (const table of Object.keys(AUTHENTICATED) as AuthenticatedTable[]) {
-    const { authentic } = await judgeTable(db, table, (row) => {
+    found.rows += await verifyTable(db, table, (row) => {
       tell(`${table} ${AUTHENTICATED[table].key.map((name) => shown(row[name])).join(' ')}: changed outside the service`)
     })
-    found.rows += authentic
   }
   return found
 }

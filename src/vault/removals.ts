@@ -87,7 +87,7 @@ const levelsOf = (organization_id: string): TokenRemoval => ({ organization_id, 
  * Ends the next API tokens of an organization that are narrowed to nothing that there still is, in the caller's
  * transaction, which holds the organization; answers how many. The service itself does, with this cause.
  */
-export async function endTokensOfNothing (db: Db, organizationId: string, cause: string): Promise<number> {
+async function endTokensOfNothing (db: Db, organizationId: string, cause: string): Promise<number> {
   const tokens = await lockTokensOfNothing(db, organizationId, PIECE)
   if (tokens.length > 0) await recordEvent(db, systemOf(organizationId), ...endingsOf(tokens, cause))
   await deleteTokens(db, organizationId, tokens)

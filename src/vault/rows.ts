@@ -6,24 +6,20 @@ import { random, sameBytes, takeKey } from '../crypto/primitives.ts'
 import {
   chainKeyFingerprint, createRowChecker, createRowEncoder, deriveLookupKey, rowKeyFingerprint, rowMac
 } from '../crypto/row-mac.ts'
-import { AUTHENTICATED, type AuthenticatedTable } from '../db/authenticated.ts'
+import { AUTHENTICATED } from '../db/authenticated.ts'
 import { readClock } from '../db/authority.ts'
 import {
   databaseError, isAway, setAuthority, transaction, type Database, type Db,
   type RowAuthority, type Violation, type ViolationLog
 } from '../db/database.ts'
-import {
-  authenticateSeeds, authenticateTable, chainEvents, listOrganizationIds, lockAuthenticatedTables, lockCanaries,
-  nameMakers
-} from '../repositories/adoption.ts'
 import { recordEvent, systemOf, type AuditEvent } from '../repositories/audit.ts'
+import { authenticateSeeds } from '../repositories/authenticated-rows.ts'
 import {
-  createCanary, createServiceKey, findServiceKey, listCanaries, replaceCanary, type ServiceKeyRow
+  createCanary, createServiceKey, findServiceKey, listCanaries, lockCanaries, type ServiceKeyRow
 } from '../repositories/master-keys.ts'
 import { listOrganizationsOf } from '../repositories/members.ts'
 import { createChain, FIRST_CHAIN_KEY, openChainKey } from './chain.ts'
 import { serviceKeyContext } from './contexts.ts'
-import { endTokensOfNothing } from './removals.ts'
 
 const ENCODERS = new Map(Object.entries(AUTHENTICATED).map(([name, format]) => [name, createRowEncoder(name, format)]))
 
@@ -39,43 +35,34 @@ export class RowKeyError extends Error {
 
 interface Keys { rows: KeyObject, chain: KeyObject }
 
-/** Of two lengths: a canary from before events were chained names the row key alone. */
 const fingerprintOf = ({ rows, chain }: Keys) => Buffer.concat([rowKeyFingerprint(rows), chainKeyFingerprint(chain)])
 const FINGERPRINT_BYTES = 32
 
 /**
  * Opens the keys of rows and events, so that the database's handles make and check MACs. The first start on an empty
- * database makes them. A database from before rows were authenticated, or from before events were chained, which a
- * canary from then shows, is brought along here, once and in one transaction: afterwards its canaries say so, which
- * nobody can make without the master key, and a row or event without a MAC is a violation.
+ * database creates them.
  *
- * Answers how many rows and events were brought along. Throws RowKeyError when a key is missing, does not open or is
- * another one.
+ * @throws RowKeyError when a key is missing, does not open, or is not the key that the canaries name
  */
-export async function openRows (database: Database, keyring: Keyring): Promise<number> {
-  // Looked at without a lock, what another start is just doing may be seen in halves: the lock then tells.
+export async function openRows (database: Database, keyring: Keyring): Promise<void> {
+  // Without a lock, a start that creates the keys at this moment may be seen half done: `createKeys` looks again.
   const found = await findKeys(database.db, keyring).catch((error: unknown): undefined => {
     if (!(error instanceof RowKeyError)) throw error
   })
-  const { keys, rows } = found?.chain === undefined
-    ? await database.maintain((db) => adopt(db, keyring))
-    : { keys: found as Keys, rows: 0 }
+  const keys = found ?? await database.maintain((db) => createKeys(db, keyring))
   database.authenticate(authorityFor(keys, keyring, database.db))
   await readClock(database.db)
   await createCanary(database.db, keyring.currentId, makeCanary(keyring, fingerprintOf(keys)))
-  return rows
 }
 
-// The keys that the canaries name; undefined when no row was ever authenticated here, without that of events when none
-// was ever chained.
-async function findKeys (db: Db, keyring: Keyring): Promise<{ rows: KeyObject, chain?: KeyObject } | undefined> {
-  const canaries = (await listCanaries(db)).map(({ canary }) => openCanary(keyring, canary))
-  const named = canaries.filter((fingerprint) => fingerprint !== undefined)
+// The keys that the canaries name; undefined where there is no canary and no key.
+async function findKeys (db: Db, keyring: Keyring): Promise<Keys | undefined> {
+  const named = (await listCanaries(db)).map(({ canary }) => openCanary(keyring, canary))
   const ofRows = named.map((fingerprint) => fingerprint.subarray(0, FINGERPRINT_BYTES))
-  const ofEvents = named.map((fingerprint) => fingerprint.subarray(FINGERPRINT_BYTES)).filter((part) => part.length > 0)
+  const ofEvents = named.map((fingerprint) => fingerprint.subarray(FINGERPRINT_BYTES))
   const rows = await findKey(db, keyring, ROWS, ofRows, rowKeyFingerprint)
   const chain = await findKey(db, keyring, FIRST_CHAIN_KEY, ofEvents, chainKeyFingerprint)
-  return rows && { rows, ...(chain && { chain }) }
+  return rows && chain && { rows, chain }
 }
 
 async function findKey (
@@ -111,55 +98,26 @@ function openServiceKey (keyring: Keyring, { id, wrapped }: ServiceKeyRow): KeyO
   }
 }
 
-async function adopt (db: Db, keyring: Keyring): Promise<{ keys: Keys, rows: number }> {
+async function createKeys (db: Db, keyring: Keyring): Promise<Keys> {
   await lockCanaries(db)
-  // Of several starts at once, one got here first.
+  // Another start may have created them.
   const known = await findKeys(db, keyring)
-  if (known?.chain !== undefined) return { keys: known as Keys, rows: 0 }
-  const made: ServiceKeyRow[] = []
-  const make = (id: string) => {
+  if (known !== undefined) return known
+  const create = async (id: string) => {
     const bytes = random(32)
-    made.push({ id, wrapped: keyring.wrap(bytes, serviceKeyContext(id)) })
+    await createServiceKey(db, { id, wrapped: keyring.wrap(bytes, serviceKeyContext(id)) })
     return takeKey(bytes)
   }
-  const keys = { rows: known?.rows ?? make(ROWS), chain: make(FIRST_CHAIN_KEY) }
+  const keys = { rows: await create(ROWS), chain: await create(FIRST_CHAIN_KEY) }
   setAuthority(db, authorityFor(keys, keyring, db))
-  await readClock(db)
-  for (const key of made) await createServiceKey(db, key)
-  const canaries = await listCanaries(db)
-  // Of an empty database there is nothing to bring along, and a role that may only add events could not take this lock.
-  if (canaries.length > 0) await lockAuthenticatedTables(db)
-  // A canary that does not say it yet, under whichever master key, would let all of this be done again.
-  for (const { key_id } of canaries) {
-    await replaceCanary(db, key_id, makeCanary(keyring, fingerprintOf(keys), key_id))
-  }
   await createCanary(db, keyring.currentId, makeCanary(keyring, fingerprintOf(keys)))
-  // Only a canary from before, which nobody makes without the master key, shows that rows are from before too. Without
-  // one, what is here was written by nobody: whether organizations are to be seen is up to whoever can write.
-  if (canaries.length === 0) {
-    if (await authenticateSeeds(db)) return { keys, rows: 0 }
+  // Rows beside the seeded ones were not written by the service: they get no MAC, and the transaction is rolled back.
+  if (!await authenticateSeeds(db)) {
     throw new RowKeyError(
       'The database holds rows and no canary of a master key: the table master_key_canaries was emptied, restore it from a backup'
     )
   }
-  let rows = await chainEvents(db)
-  const organizations = (await listOrganizationIds(db)).sort()
-  if (known === undefined) {
-    await nameMakers(db)
-    // Today a token ends with the last part of the hierarchy that it was narrowed to; before, it stayed and was listed
-    // without any.
-    for (const id of organizations) while (await endTokensOfNothing(db, id, 'integrity.adopt') > 0);
-    for (const table of Object.keys(AUTHENTICATED) as AuthenticatedTable[]) rows += await authenticateTable(db, table)
-  } else {
-    // No build that knew the other tables and no chain gave these a MAC.
-    rows += await authenticateTable(db, 'late_events')
-  }
-  for (const id of organizations) {
-    await recordEvent(
-      db, systemOf(id), { action: 'integrity.adopt', resource_type: 'organization', resource_id: id, details: { rows } }
-    )
-  }
-  return { keys, rows }
+  return keys
 }
 
 // A row that stays as it is is reported once in a while, and no more in a minute than somebody can read.

@@ -113,8 +113,7 @@ export class ChainVerifier {
     const { kid, key } = this.#keyOf(seq)
     const expected = chain_kid === kid ? macOf(key, this.#own(event), this.#previous) : undefined
     const isRight = expected !== undefined && mac !== null && expected.equals(mac)
-    // A number that was missing when events from before were chained is part of the next one's MAC.
-    if (!isRight && seq !== this.#last + 1) return this.#break(this.#last + 1, 'is missing', null, null)
+    if (seq !== this.#last + 1) return this.#break(this.#last + 1, 'is missing', null, null)
     if (mac === null) return this.#break(seq, 'has no MAC', hex(expected), null)
     if (chain_kid !== kid) {
       const isOther = this.#keys.some((other) => other.kid === chain_kid)

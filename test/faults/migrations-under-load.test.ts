@@ -4,19 +4,19 @@ import postgres from 'postgres'
 import t, { type Test } from 'tap'
 import { generateMasterKey } from '../../src/crypto/keyring.ts'
 import { migrateSchema } from '../../src/db/migrate.ts'
-import { cycles, outsideContract, recovers, report, watched } from '../helpers/faults.ts'
+import { cycles, recovers, report, watched } from '../helpers/faults.ts'
 import { copyOfMigrations, EXPANSIONS, HOT } from '../helpers/migrations.ts'
-import { buildOf, releaseBefore } from '../helpers/older.ts'
 import { judge, noLoad, startPair, underLoad, untilMore } from '../helpers/pair.ts'
 import { hasPostgres, startPostgres } from '../helpers/postgres.ts'
 import { beginServer, startServer } from '../helpers/process.ts'
-import { exchangeReleases } from '../helpers/rolling.ts'
 import { makeLevels, random, store, times } from '../helpers/traffic.ts'
 
 // The schema changes under load, by whoever starts, several at once, and whoever is killed in the middle.
 
 const LOCKED = 1_000
 const LOOK = 5
+// Milliseconds from the first connection of a start to its schema, and some more.
+const MIGRATING = 500
 const ALL = readdirSync('drizzle').filter((name) => name.endsWith('.sql')).length
 const SEED = Math.floor(Math.random() * 2 ** 32)
 const skip = !hasPostgres() && 'PostgreSQL is not installed'
@@ -81,8 +81,10 @@ t.test('RL-30 starters are killed in the middle of the migrations, one of two or
       return table!.found ? Number((await looker`SELECT count(*) FROM drizzle.__drizzle_migrations`)[0]!.count) : 0
     }
     const starters = times(2, () => beginServer(t, env))
-    const when = 1 + Math.floor(next() * (ALL - 1))
-    while (await migrated() < when) await pause(1)
+    const isConnected = async () => (await looker`
+      SELECT FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()`).length > 0
+    while (!await isConnected()) await pause(1)
+    await pause(next() * MIGRATING)
     const killed = cycle % 2 === 0 ? starters : starters.slice(0, 1)
     for (const { child } of killed) child.kill('SIGKILL')
     await Promise.all(killed.map(({ ended }) => ended))
@@ -141,42 +143,4 @@ t.test('RL-30 the schema grows under load on two instances: no request fails, an
   // This build does not know them, and would leave the database alone.
   await clientOf(t, database.url)`DELETE FROM drizzle.__drizzle_migrations WHERE id > ${ALL}`
   await judge(t, database.url, pair, [load], { fault: 'Schema grows under load', cycles: 1, recovery, note: locked })
-})
-
-const before = releaseBefore()
-
-t.test('RL-30 RL-31 the release before serves under load, starters of this one are killed in their migrations, then they are exchanged', {
-  skip: skip || (before === undefined && 'no release before is known here')
-}, async (t) => {
-  const older = buildOf(before!)
-  const database = await startPostgres()
-  t.teardown(database.close)
-  const next = random(SEED)
-  const outside: string[] = []
-  let unlock: ReturnType<typeof watchLocks> | undefined
-  const count = cycles(4)
-  const { acknowledged, slowest } = await exchangeReleases(t, database.url, older, {
-    async meanwhile (env) {
-      unlock = watchLocks(t, database.url)
-      for (let cycle = 0; cycle < count; cycle++) {
-        const starters = times(2, () => beginServer(t, env))
-        await pause(200 + next() * 1_500)
-        for (const { child } of starters) child.kill('SIGKILL')
-        await Promise.all(starters.map(({ ended }) => ended))
-      }
-    },
-    check: (method, path, reply) => outside.push(...outsideContract(method, path, reply))
-  })
-  const { ms, table } = await unlock!()
-  t.ok(ms < LOCKED, `${table} was locked for ${Math.round(ms)} ms`)
-  report(t, {
-    fault: 'Releases exchanged',
-    cycles: count,
-    acknowledged,
-    lost: 0,
-    outside,
-    exits: 0,
-    recovery: 0,
-    note: `slowest answer ${Math.round(slowest)} ms; longest exclusive lock ${Math.round(ms)} ms (${table})`
-  })
 })

@@ -34,10 +34,6 @@ export const EXPANSIONS: Record<string, string[]> = {
       CONSTRAINT "of_next_release_pk" PRIMARY KEY ("organization_id", "n"),
       CONSTRAINT "of_next_release_organization" FOREIGN KEY ("organization_id") REFERENCES "organizations" ("id"))`,
     'CREATE INDEX "of_next_release_n" ON "of_next_release" ("organization_id", "n")'
-  ],
-  '9011_index': [
-    'DROP INDEX CONCURRENTLY IF EXISTS "secret_versions_of_next_release"',
-    'CREATE INDEX CONCURRENTLY "secret_versions_of_next_release" ON "secret_versions" ("organization_id", "created_at", "id")'
   ]
 }
 
@@ -48,7 +44,6 @@ const TABLE = new RegExp(`^CREATE TABLE ${NAME} \\((?!.*\\) AS\\b)`, 'i')
 const INDEX = new RegExp(`^CREATE (?:UNIQUE )?INDEX ${NAME} ON ${NAME}`, 'i')
 const ALTERATION = new RegExp(`^ALTER TABLE ${NAME} `, 'i')
 const ROWS = new RegExp(`^INSERT INTO ${NAME} (?:\\([\\w", ]+\\) )?VALUES \\((?!.*\\bSELECT\\b)`, 'i')
-const CONCURRENT = new RegExp(`^(DROP INDEX CONCURRENTLY IF EXISTS|CREATE INDEX CONCURRENTLY) ${NAME}`, 'i')
 // A serial takes its values from a sequence, row by row.
 const TYPE = '(?!\\w*serial)\\w+(?: ?\\(\\d+\\))?(?: with time zone)?'
 const COLUMN =
@@ -56,35 +51,25 @@ const COLUMN =
 
 /**
  * The statements of a migration that an instance of the release before does not outlive, or that lock a table for as
- * long as it is large (0047): all but new tables with what belongs to them and rows that are written out, columns
- * without a value or with a constant default, and indexes that are built concurrently. One is let through with the line
- * `-- contracts RELEASE: why` before it, which names a release that is out and needs it no more.
+ * long as it is large (0047): all but new tables with what belongs to them and rows that are written out, and columns
+ * without a value or with a constant default. One is let through with the line `-- contracts RELEASE: why` before it,
+ * which names a release that is out and needs it no more.
  */
 export function contractionsIn (migration: string, releases: readonly string[]): string[] {
   const made = new Set<string>()
-  const dropped = new Set<string>()
   const statements = migration.split(/;?\s*--> statement-breakpoint|;\s*$/m).map((text) => text.trim()).filter(Boolean)
   const bare = (text: string) => text.replace(/^\s*--.*$/gm, '').replace(/\s+/g, ' ').trim()
-  const isAlone = statements.every((text) => CONCURRENT.test(bare(text)))
 
   function expands (text: string): boolean {
     if (text.includes(';')) return false
     const [, table] = TABLE.exec(text) ?? []
     if (table !== undefined) return Boolean(made.add(table))
-    const [, what, index = ''] = CONCURRENT.exec(text) ?? []
-    // Left half made by whoever was ended in the middle, it would be taken for whole.
-    if (what?.startsWith('DROP')) return Boolean(isAlone && dropped.add(index))
-    if (what !== undefined) return isAlone && dropped.has(index)
     const of = INDEX.exec(text)?.[2] ?? ALTERATION.exec(text)?.[1] ?? ROWS.exec(text)?.[1]
     return (of !== undefined && made.has(of)) || COLUMN.test(text)
   }
 
-  // An index that only goes is found by its pair.
-  const found = statements.filter((text) => {
+  return statements.filter((text) => {
     const [, release] = /^-- contracts (\S+): \S/m.exec(text) ?? []
     return !expands(bare(text)) && !(release !== undefined && releases.includes(release))
   }).map(bare)
-  const created = statements.map((text) => CONCURRENT.exec(bare(text))).filter((match) => /^CREATE/i.test(match?.[1] ?? ''))
-    .map((match) => match![2])
-  return [...found, ...[...dropped].filter((name) => !created.includes(name)).map((name) => `DROP INDEX ${name}`)]
 }

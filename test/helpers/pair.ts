@@ -32,10 +32,10 @@ export interface Pair {
 /**
  * Starts them, and makes a project with levels.
  *
- * @param each what else is in the environment of each, and which build it is of
+ * @param each what else is in the environment of each
  */
 export async function startPair (
-  t: Test, url: string, more: Env = {}, each: (server: number) => { env?: Env, build?: string } = () => ({})
+  t: Test, url: string, more: Env = {}, each: (server: number) => { env?: Env } = () => ({})
 ): Promise<Pair> {
   const env = {
     MASTER_KEY: generateMasterKey().text,
@@ -51,9 +51,8 @@ export async function startPair (
   for (let i = 0; i < 2; i++) {
     const way = await openWay(url)
     t.teardown(way.close)
-    const { env: its, build } = each(i)
     ways.push(way)
-    servers.push(await startServer(t, { ...env, DATABASE_URL: way.url, ...its }, build))
+    servers.push(await startServer(t, { ...env, DATABASE_URL: way.url, ...each(i).env }))
   }
   const caller = servers[0]!.first!
   const watch = watched(servers[0]!.address, caller)

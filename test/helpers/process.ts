@@ -107,13 +107,13 @@ export interface Begun {
   ended: Promise<Ended>
 }
 
-/** Starts `serve` on a free port, of this build or another, and waits until it says that it serves. */
-export const startServer = (t: Teardown, env: Env, build = CLI): Promise<Server> => beginServer(t, env, build).serves()
+/** Starts `serve` on a free port, and waits until it says that it serves. */
+export const startServer = (t: Teardown, env: Env): Promise<Server> => beginServer(t, env).serves()
 
-/** Starts `serve` on a free port, of this build or another. */
-export function beginServer (t: Teardown, env: Env, build = CLI): Begun {
+/** Starts `serve` on a free port. */
+export function beginServer (t: Teardown, env: Env): Begun {
   const { child, ended, stdout, stderr } = program(
-    process.execPath, [build, 'serve'], { PORT: '0', LOG_LEVEL: 'warn', ...env }
+    process.execPath, [CLI, 'serve'], { PORT: '0', LOG_LEVEL: 'warn', ...env }
   )
   t.teardown(async () => {
     child.kill('SIGKILL')

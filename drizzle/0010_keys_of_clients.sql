@@ -1,1 +1,0 @@
-CREATE INDEX "encryption_keys_of_clients" ON "encryption_keys" USING btree ("organization_id","project_id","version") WHERE "encryption_keys"."managed" = 'client';

@@ -1,3 +1,0 @@
-ALTER TABLE "encryption_keys" ADD COLUMN "key_check_hash" "bytea";--> statement-breakpoint
-CREATE UNIQUE INDEX "encryption_keys_by_check" ON "encryption_keys" USING btree ("organization_id","project_id","key_check_hash") WHERE "encryption_keys"."key_check" is not null;--> statement-breakpoint
-ALTER TABLE "encryption_keys" ADD CONSTRAINT "encryption_keys_check_hash" CHECK ("encryption_keys"."key_check_hash" is null OR "encryption_keys"."key_check" is not null);

@@ -1,1 +1,0 @@
-ALTER TABLE "members" ADD COLUMN "invited_by" bigint;

@@ -1,1 +1,0 @@
-ALTER TABLE "charges" ADD COLUMN "noted_status" varchar(16);

@@ -1,1 +1,0 @@
-CREATE INDEX "team_projects_organization_id_team_id_role_index" ON "team_projects" USING btree ("organization_id","team_id","role");

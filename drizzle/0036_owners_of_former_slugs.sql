@@ -1,1 +1,0 @@
-ALTER TABLE "former_slugs" ADD COLUMN "owner_id" bigint;

@@ -1,0 +1,93 @@
+import { and, asc, eq, gt, or, sql, type SQL } from 'drizzle-orm'
+import type { PgColumn, PgTable } from 'drizzle-orm/pg-core'
+import {
+  AUTHENTICATED, authenticatedColumns, type AuthenticatedRow, type AuthenticatedTable
+} from '../db/authenticated.ts'
+import { macOf, verifies, type Db } from '../db/database.ts'
+import { oauth_clients, organizations } from '../db/tables.ts'
+
+const BATCH = 500
+
+/** The rows of authenticated tables that the baseline migration inserts. */
+const SEEDED_CLIENTS: AuthenticatedRow<'oauth_clients'>[] = [
+  {
+    id: 'dotenv-cli',
+    name: 'Command line',
+    redirect_uris: ['http://localhost/callback', 'http://127.0.0.1/callback'],
+    is_first_party: true,
+    disabled_at: null
+  },
+  {
+    id: 'swagger-ui',
+    name: 'API documentation',
+    redirect_uris: ['/docs/static/oauth2-redirect.html'],
+    is_first_party: true,
+    disabled_at: null
+  }
+]
+
+/**
+ * Gives the seeded rows of an empty database their MACs, made from the constants above and not from the stored rows.
+ * Returns false when the database has any other row, or a seeded row differs: then the caller rolls back.
+ */
+export async function authenticateSeeds (db: Db): Promise<boolean> {
+  for (const client of SEEDED_CLIENTS) {
+    await db.update(oauth_clients).set({ mac: macOf(db, 'oauth_clients', client) }).where(eq(oauth_clients.id, client.id))
+  }
+  const clients = await db.select(authenticatedColumns('oauth_clients')).from(oauth_clients)
+  if (clients.length !== SEEDED_CLIENTS.length || !clients.every((client) => verifies(db, 'oauth_clients', client))) {
+    return false
+  }
+  const others =
+    Object.values(AUTHENTICATED).map(({ table }) => table as PgTable).filter((table) => table !== oauth_clients)
+  for (const table of [organizations, ...others]) {
+    if ((await db.select({ row: sql`1` }).from(table).limit(1)).length > 0) return false
+  }
+  return true
+}
+
+/** Counts the authentic rows of a table, and calls `tell` with each row that has a MAC and does not verify. */
+export async function verifyTable (
+  db: Db, name: AuthenticatedTable, tell: (row: Record<string, unknown>) => void
+): Promise<number> {
+  let authentic = 0
+  for await (const rows of readAuthenticated(db, name)) {
+    for (const row of rows) {
+      // A row without a MAC has ended.
+      if (row.mac === null) continue
+      if (verifies(db, name, row as never)) authentic++
+      else tell(row)
+    }
+  }
+  return authentic
+}
+
+/** The authenticated columns of all rows of a table that match, in batches. */
+export async function * readAuthenticated (
+  db: Db, name: AuthenticatedTable, where?: SQL
+): AsyncGenerator<Record<string, unknown>[]> {
+  const { table, key, presence } = AUTHENTICATED[name] as unknown as {
+    table: PgTable & Record<string, PgColumn>
+    key: string[]
+    presence: string[]
+  }
+  // The MAC covers only whether a sealed column has a value.
+  const present = presence.map((column) => [column, sql<boolean>`${table[column]} IS NOT NULL`])
+  const columns = { ...authenticatedColumns(name), ...Object.fromEntries(present) } as Record<string, PgColumn>
+  const order = key.map((column) => table[column]!)
+  for (let last: Record<string, unknown> | undefined; ;) {
+    const rows = await db.select(columns).from(table)
+      .where(and(where, last && after(order, key.map((column) => last![column]))))
+      .orderBy(...order.map((column) => asc(column))).limit(BATCH) as Record<string, unknown>[]
+    last = rows.at(-1)
+    if (last === undefined) return
+    yield rows
+    if (rows.length < BATCH) return
+  }
+}
+
+// Rows after the one with these values, in the order of the key.
+function after (key: readonly PgColumn[], values: readonly unknown[]): SQL | undefined {
+  return key.reduceRight<SQL | undefined>((rest, column, i) =>
+    or(gt(column, values[i]), rest && and(eq(column, values[i]), rest)), undefined)
+}
