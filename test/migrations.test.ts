@@ -237,10 +237,12 @@ for (const on of ['PostgreSQL', 'the embedded database'] as const) {
       'DELETE FROM drizzle.__drizzle_migrations',
       `INSERT INTO drizzle.__drizzle_migrations (hash, created_at) VALUES ${baseline.map((hash, i) => `('${hash}', ${i})`).join()}`
     ]
-    const all = commandsOn(file, out)
+    let commands = commandsOn(file, out).slice(0, on === 'PostgreSQL' ? undefined : 5)
     for (const [what, statements] of Object.entries(AS_UNRELEASED)) {
       t.comment(what)
-      await refuses(statements, on === 'PostgreSQL' ? all : all.slice(0, 6), UNRELEASED)
+      await refuses(statements, commands, UNRELEASED)
+      // The others come to it in the same way.
+      commands = [['migrate']]
       if (on === 'the embedded database') {
         t.match(await command(['serve'], { ...env, PORT: '0' }), { code: 1, stderr: UNRELEASED })
         t.notOk(existsSync(join(folder, 'master.key')), 'without a key, none is made')
@@ -248,7 +250,7 @@ for (const on of ['PostgreSQL', 'the embedded database'] as const) {
       await within((database) => run(database, ...back))
     }
     const newer = "INSERT INTO drizzle.__drizzle_migrations (hash, created_at) VALUES ('newer', 9)"
-    await refuses([newer], [['serve'], ['migrate'], ['user', 'list']], NEWER)
+    await refuses([newer], [['serve'], ['migrate']], NEWER)
     await within((database) => run(database, ...back))
     t.equal((await command(['user', 'list'], withKey)).code, 0, 'the same database is served with its journal')
   })
