@@ -324,7 +324,6 @@ t.test('mail goes to the very address that an account is found by, or the addres
 })
 
 t.test('an account whose address is none keeps it, is found by that alone, and gets no mail', async (t) => {
-  const { path, call } = await nimbus()
   const rosa = await makePerson(service)
   const signIn = async (email: string) => {
     const one = visitor(address)
