@@ -353,10 +353,8 @@ export const Invoice = Resource('invoices', InvoiceAttributes, {
     note: 'Reverse charge: VAT is due by the recipient.'
   }
 })
-/** The file of an invoice. */
-export const InvoiceFile = {
-  content: { 'application/pdf': { schema: Type.String({ format: 'binary', contentEncoding: 'binary' }) } }
-}
+/** An invoice as a printable HTML page. */
+export const InvoiceFile = { content: { 'text/html': { schema: Type.String() } } }
 export const InvoiceItem = Resource('invoices', InvoiceSummary, { title: 'InvoiceItem', id: invoiceId, example })
 export const LatestInvoices = Type.Object({ data: Type.Array(InvoiceItem.item), meta: PageMeta }, {
   title: 'LatestInvoices', examples: InvoiceItem.list.examples

@@ -28,7 +28,7 @@ const FLOORS: Record<string, Floor> = {
   'src/db': { house: ['schemas', 'src/telemetry'], packages: ['drizzle-orm', 'postgres', '@electric-sql/pglite', 'node:'] },
   'src/repositories': { house: ['schemas', 'src/rules', 'src/db'], packages: ['drizzle-orm'] },
   'src/vault': { house: UP_TO_REPOSITORIES, packages: ['lru-cache', 'ulidx', 'type node:crypto'] },
-  'src/billing': { house: [...UP_TO_REPOSITORIES, 'src/vault'], packages: ['ulidx', 'pdfkit', 'fontkit', 'node:'] },
+  'src/billing': { house: [...UP_TO_REPOSITORIES, 'src/vault'], packages: ['ulidx'] },
   'src/http': {
     house: [...UP_TO_REPOSITORIES, 'src/mail'],
     packages: [

@@ -1,7 +1,9 @@
 import { createPasswordLink } from '../src/repositories/users.ts'
 import { createServer, type IncomingMessage } from 'node:http'
-import { existsSync } from 'node:fs'
+import { existsSync, writeFileSync } from 'node:fs'
 import type { AddressInfo } from 'node:net'
+import { join } from 'node:path'
+import { pathToFileURL } from 'node:url'
 import { chromium, type Browser, type BrowserContext, type Locator, type Page } from 'playwright-core'
 import { base32 } from 'oslo/encoding'
 import t, { type Test } from 'tap'
@@ -11,7 +13,9 @@ import { hashToken } from '../src/crypto/bearer.ts'
 import { codeAt, stepAt } from '../src/crypto/second-factor.ts'
 import { SCOPES } from '../schemas/scopes.ts'
 import { startApp, type TestApp } from './helpers/app.ts'
+import { bill, invoicesOf, path as pathOf, subscribe } from './helpers/billing.ts'
 import { authorizationUrl, makePerson, pkce, post, type Person } from './helpers/people.ts'
+import { scratchDirectory } from './helpers/process.ts'
 
 // What only a real browser can tell: policies, popups, redirects, keys and what a page looks like.
 
@@ -572,4 +576,36 @@ t.test('OA-15: by keyboard alone: every control in its order, in sight, and only
     request.url().startsWith('https://app.example/callback?error=access_denied'))
   await again.keyboard.press('Enter')
   await refused
+})
+
+t.test('a downloaded invoice is styled, loads nothing, and is printed whole on several pages', { skip }, async (t) => {
+  const service = await startApp(t)
+  const caller = await service.organization()
+  const address = Array.from({ length: 10 }, (_, n) => (n % 2 === 0 ? '漢' : 'ש').repeat(99)).join('\n')
+  const billing_details = { name: `<img src=x> ${'x'.repeat(243)}`, address, tax_id: '1'.repeat(64) }
+  await bill(caller, 'POST', 'payment-methods', { kind: 'manual', label: 'Wire', reference: 'y'.repeat(255) })
+  t.equal((await subscribe(caller, { plan: 'pro', billing_details })).status, 201)
+  const { id } = (await invoicesOf(caller))[0]!
+  const { text } = await service.inject({
+    method: 'GET',
+    url: `/api/v1${pathOf(caller, `billing/invoices/${id}/download`)}`,
+    headers: { authorization: `Bearer ${caller.token}` }
+  })
+  const file = join(scratchDirectory(t), 'invoice.html')
+  writeFileSync(file, text)
+  const location = pathToFileURL(file).href
+  for (const width of [320, 1280]) {
+    const { page, wrongs, asked } = await openWindow(t, { viewport: { width, height: 700 } })
+    await page.goto(location)
+    const style = async (selector: string, property: string) =>
+      page.evaluate(`getComputedStyle(document.querySelector('${selector}')).${property}`)
+    t.equal(await style('h1', 'fontSize'), '32px', 'its style sheet is applied')
+    t.equal(await page.getByText(billing_details.name).count(), 1)
+    t.equal(await style('section + section p:nth-of-type(2)', 'direction'), 'ltr')
+    t.equal(await style('section + section p:nth-of-type(3)', 'direction'), 'rtl')
+    t.ok(await page.evaluate('document.documentElement.scrollWidth <= innerWidth'), `nothing is cut at ${width} pixels`)
+    const pages = (await page.pdf({ preferCSSPageSize: true })).toString('latin1').match(/\/Type \/Page\b(?!s)/g)
+    t.ok(pages !== null && pages.length > 1, `${pages?.length} pages`)
+    t.strictSame([wrongs, asked], [[], [location]])
+  }
 })

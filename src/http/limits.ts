@@ -35,7 +35,7 @@ export const LIMITS = {
   level_deletion: { setting: 'longOperations', window: 60 * MINUTE },
   /** Changes of billing: each action is counted by itself. */
   billing: { setting: 'billing', window: MINUTE, isPerAction: true },
-  /** Invoices that are drawn: those of a year at once, and more. */
+  /** Downloads of invoices: enough for the invoices of two years at once. */
   invoice_files: { setting: 'billing', times: 3, window: MINUTE },
   /** People who are added, or get another role: each gets a mail that they did not ask for. */
   memberships: { setting: 'api', window: 60 * MINUTE }

@@ -1,7 +1,7 @@
 import { Invoice, InvoiceFile, InvoiceItem, InvoiceParams, LatestInvoices } from '../../schemas/billing.ts'
 import { OrganizationParams } from '../../schemas/organizations.ts'
 import { ListQuery } from '../../schemas/shapes.ts'
-import { createPrinter } from '../billing/invoice-printer.ts'
+import { INVOICE_POLICY, renderInvoice } from '../billing/invoice-page.ts'
 import { principalOf } from '../http/actor.ts'
 import type { Domain } from '../http/types.ts'
 import { findInvoice, listInvoices, type InvoiceRow } from '../repositories/invoices.ts'
@@ -12,9 +12,6 @@ import { pageMeta, pageOf } from '../rules/pagination.ts'
 const LATEST = { page: 1, per_page: 50 }
 
 export const invoices: Domain = async (app) => {
-  const printer = createPrinter()
-  app.addHook('onClose', printer.stop)
-
   app.get('/organizations/:organization/billing/invoices', {
     config: { access: 'billing:read', at: 'organization', whenInactive: true },
     schema: {
@@ -71,7 +68,7 @@ export const invoices: Domain = async (app) => {
     schema: {
       operationId: 'downloadInvoice',
       tags: ['billing'],
-      summary: 'Download an invoice as PDF',
+      summary: 'Download an invoice as a printable HTML page',
       params: InvoiceParams,
       response: { 200: InvoiceFile }
     },
@@ -81,9 +78,10 @@ export const invoices: Domain = async (app) => {
       ) ?? fail('not_found')
       const number = invoiceNumber(invoice.organization_id, invoice.number)
       await app.countEffect(request, reply)
-      const file = await printer.print(invoice.organization_id, { ...invoice, number }, app.invoicing.paymentDetails)
-      return reply.type('application/pdf').header('content-disposition', `attachment; filename="invoice-${number}.pdf"`)
-        .send(file as never)
+      return reply.type('text/html; charset=utf-8').headers({
+        'content-disposition': `attachment; filename="invoice-${number}.html"`,
+        'content-security-policy': `${INVOICE_POLICY}; frame-ancestors 'none'`
+      }).send(renderInvoice({ ...invoice, number }, app.invoicing.paymentDetails))
     }
   })
 }
