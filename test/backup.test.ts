@@ -12,7 +12,7 @@ import { ulid } from 'ulidx'
 import t, { type Test } from 'tap'
 import { buildApp } from '../src/app.ts'
 import { verifyDatabase } from '../src/commands/audit.ts'
-import { decodeBackup, encodeBackup, type Count, type Header, type Part } from '../src/commands/backup-file.ts'
+import { decodeBackup, encodeBackup, type Count, type Header } from '../src/commands/backup-file.ts'
 import { openBackup, restoreInto } from '../src/commands/backup.ts'
 import { writeStreamDurably } from '../src/commands/durable.ts'
 import { open } from '../src/commands/open.ts'
@@ -223,12 +223,6 @@ t.test('a restore needs an empty database, and changes no other', async (t) => {
   t.equal(digestOf(await command(['restore', file], place)), digest, 'one that was only migrated is empty')
   t.same(await query(place, 'SELECT drizzle.of_another() AS there'), [{ there: 1 }])
 })
-
-/** What a backup of the schema of these migrations begins with. */
-async function * headerOf (migrations: string[]): AsyncGenerator<Part> {
-  const header = { id: ulid(), made_at: '', wrapped: Buffer.alloc(0), migrations, tables: [], numbered: [] }
-  yield { kind: 'header', header }
-}
 
 /** What other applications have, and how it is made. */
 const OF_OTHERS = [
