@@ -202,7 +202,7 @@ async function placeFor (t: Test, on: 'PostgreSQL' | 'the embedded database'): P
 }
 
 for (const on of ['PostgreSQL', 'the embedded database'] as const) {
-  t.test(`every command refuses a database of an unreleased build, and changes nothing, on ${on}`, {
+  t.test(`RL-32: every command refuses a database of an unreleased build, and changes nothing, on ${on}`, {
     skip: on === 'PostgreSQL' && skip
   }, async (t) => {
     const { env, folder, open } = await placeFor(t, on)

@@ -26,7 +26,7 @@ export interface PrintedInvoice {
   note: string
 }
 
-// The browser has fonts for every writing system, and prints the title with the number on each page.
+// The fonts are those of the reader's system. The browser prints the title with the number on each page.
 const STYLE = `
 @page {
   size: A4;
@@ -40,7 +40,7 @@ h1 { margin: 0 0 1rem; font-size: 24pt; line-height: 1.2; }
 h2 { margin: 0; font-size: inherit; font-weight: normal; break-after: avoid; }
 p { margin: 0; min-height: 1.45em; }
 [dir], bdi { overflow-wrap: anywhere; }
-.parties { display: grid; grid-template-columns: 1fr 1fr 58mm; gap: 6mm; margin-bottom: 9mm; }
+.parties { display: grid; grid-template-columns: 1fr 1fr 62mm; gap: 6mm; margin-bottom: 9mm; }
 .name { font-weight: bold; }
 table { width: 100%; border-collapse: collapse; }
 tr { break-inside: avoid; }

@@ -57,7 +57,7 @@ function watchLocks (t: Test, url: string) {
   }
 }
 
-t.test('RL-30 starters are killed in the middle of the migrations, one of two or both: whoever is left or comes next goes through with them', {
+t.test('RL-30 RL-31 starters are killed in the middle of the migrations, one of two or both: whoever is left or comes next goes through with them', {
   skip
 }, async (t) => {
   const database = await startPostgres()

@@ -47,14 +47,14 @@ export class Queue {
   readonly #db: Db
   // Lines with changes that wait or run. A line moves to the end after each of its transactions.
   readonly #lines = new Map<string, Line>()
-  // Transactions that may begin. Those that may wait for a lock, of changes apart, leave a connection to the others.
+  // Transactions that may begin. Those of changes apart may each wait for a lock with a connection.
   readonly #free: { shared: number, apart: number }
   #isScheduled = false
   #bytes = 0
 
   constructor (db: Db) {
     this.#db = db
-    this.#free = { shared: slotsOf(db), apart: Math.max(1, connectionsOf(db) - 1) }
+    this.#free = { shared: slotsOf(db), apart: connectionsOf(db) }
   }
 
   join (entry: Entry) {
