@@ -1,6 +1,6 @@
 # Reads or writes one document. The key string, the data key and the plaintext stay in this process.
 #   read orbit/backend/live             prints the document
-#   write orbit/backend/live < .env     stores what comes in
+#   write orbit/backend/live < .env     stores standard input
 # Environment: STRONGROOM_URL, STRONGROOM_TOKEN, STRONGROOM_ORGANIZATION; for a client-managed project also STRONGROOM_KEY.
 import base64
 import hashlib
@@ -45,7 +45,7 @@ def derive(password):
 
 cipher = AESGCM(derive(key_bytes))
 
-# Opened before a write too: a wrong key ends here, before anything is stored under it.
+# Also decrypts before a write: a wrong key fails here, before anything is stored under it.
 stored = call(path + "/secrets")["attributes"]["levels"].get(level)
 blob = base64.b64decode(stored["content"]) if stored else None
 document = cipher.decrypt(blob[:12], blob[12:], None) if stored else b""

@@ -1,6 +1,6 @@
 // Reads or writes one document. The key string, the data key and the plaintext stay in this process.
 //   read orbit/backend/live             prints the document
-//   write orbit/backend/live < .env     stores what comes in
+//   write orbit/backend/live < .env     stores standard input
 // Environment: STRONGROOM_URL, STRONGROOM_TOKEN, STRONGROOM_ORGANIZATION; for a client-managed project also
 // STRONGROOM_KEY.
 import { createCipheriv, createDecipheriv, pbkdf2Sync, randomBytes } from 'node:crypto'
@@ -48,7 +48,7 @@ function seal (document: Buffer): string {
   return Buffer.concat([iv, cipher.update(document), cipher.final(), cipher.getAuthTag()]).toString('base64')
 }
 
-// Opened before a write too: a wrong key ends here, before anything is stored under it.
+// Also decrypts before a write: a wrong key fails here, before anything is stored under it.
 const stored = (await call(`${path}/secrets`)).attributes.levels[level]
 const document = stored && open(stored.content)
 if (action === 'read') process.stdout.write(document ?? '')

@@ -1,9 +1,9 @@
-# Says who is signed in, and signs somebody in first, with their browser, if nobody is. Prints no token: they are in a file
-# that only its owner can read.
-#   login             signs in if need be
+# Prints who is signed in; first signs a person in with their browser if necessary. Prints no token: tokens are in a
+# file that only its owner can read.
+#   login             signs in if necessary
 #   login --logout    revokes the tokens and removes the file
 # Environment: STRONGROOM_URL; STRONGROOM_CLIENT (dotenv-cli), STRONGROOM_LOGIN (the file: ~/.strongroom-login.json) and
-# STRONGROOM_WAIT (how long to wait for the browser: 300 seconds) where these are not right.
+# STRONGROOM_WAIT (seconds to wait for the browser: 300) have these defaults.
 import atexit
 import base64
 import hashlib
@@ -30,12 +30,12 @@ class NoRedirect(urllib.request.HTTPRedirectHandler):
         return None
 
 
-# A redirect would take tokens somewhere else.
+# A redirect would send tokens to another server.
 opener = urllib.request.build_opener(NoRedirect)
 
 
 def send(address, form=None, token=None):
-    """The status and the JSON of an answer, whether it is good or bad."""
+    """The status and the JSON of a response, errors included."""
     request = urllib.request.Request(address, urllib.parse.urlencode(form).encode() if form else None)
     if token:
         request.add_header("Authorization", "Bearer " + token)
@@ -57,7 +57,7 @@ def refuse(status, answer):
 
 def discover():
     parts = urllib.parse.urlsplit(url)
-    # Nothing is sent in the clear, except to this very machine.
+    # Only a service on this machine may use plain http.
     if parts.scheme != "https" and parts.hostname not in ("127.0.0.1", "::1", "localhost"):
         sys.exit("login: STRONGROOM_URL has to start with https://")
     status, found = send(parts._replace(path="/.well-known/oauth-authorization-server" + parts.path).geturl())
@@ -97,7 +97,7 @@ def sign_in():
         sys.exit(f"login: nobody came back within {wait:g} seconds")
     listener.shutdown()
 
-    # Before anything else is believed, an error included.
+    # Before anything else is read, an error included.
     answer = dict(pairs)
     if len(answer) != len(pairs):
         sys.exit("login: the answer repeats a parameter")
@@ -117,12 +117,12 @@ def refresh(login):
     status, answer = send(server["token_endpoint"], {"grant_type": "refresh_token", "refresh_token": login["refresh_token"], "client_id": client})
     if status == 200:
         return write(answer)
-    # Expired or revoked. Anything else may pass, so the tokens are kept.
+    # Expired or revoked. Other errors may be temporary, so the tokens are kept.
     return None if answer["error"] == "invalid_grant" else refuse(status, answer)
 
 
 def who_is(login):
-    """GET /api/v1/user, with new tokens if the old ones do not work; None when somebody has to sign in."""
+    """GET /api/v1/user, with new tokens if the old ones are not valid; None when a sign-in is necessary."""
     status, answer = send(server["issuer"] + "/api/v1/user", token=login["access_token"])
     if status == 401:
         login = refresh(login)
@@ -141,7 +141,7 @@ def read():
 
 
 def write(tokens):
-    """Keeps the newest tokens. The file is replaced in one step: half a file would be no login."""
+    """Stores the newest tokens. A rename replaces the file, so that it is never half written."""
     login = {"issuer": server["issuer"], "client_id": client, "access_token": tokens["access_token"], "refresh_token": tokens["refresh_token"]}
     remove(file + ".new")
     with open(os.open(file + ".new", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as stored:
@@ -157,7 +157,7 @@ def remove(path):
         pass
 
 
-# One at a time: two that refresh with one token end the login.
+# One process at a time: two refreshes with one token end the login.
 try:
     os.close(os.open(file + ".lock", os.O_CREAT | os.O_EXCL, 0o600))
 except FileExistsError:

@@ -1,9 +1,9 @@
-// Says who is signed in, and signs somebody in first, with their browser, if nobody is. Prints no token: they are in a
+// Prints who is signed in; first signs a person in with their browser if necessary. Prints no token: tokens are in a
 // file that only its owner can read.
-//   login             signs in if need be
+//   login             signs in if necessary
 //   login --logout    revokes the tokens and removes the file
 // Environment: STRONGROOM_URL; STRONGROOM_CLIENT (dotenv-cli), STRONGROOM_LOGIN (the file: ~/.strongroom-login.json)
-// and STRONGROOM_WAIT (how long to wait for the browser: 300 seconds) where these are not right.
+// and STRONGROOM_WAIT (seconds to wait for the browser: 300) have these defaults.
 import { readFileSync, renameSync, rmSync, writeFileSync } from 'node:fs'
 import { createServer, type Server } from 'node:http'
 import type { AddressInfo } from 'node:net'
@@ -48,7 +48,7 @@ async function main () {
   for (const { attributes: { name, role } } of user.included) console.log(`  ${name}: ${role}`)
 }
 
-/** GET /api/v1/user, with new tokens if the old ones do not work; undefined when somebody has to sign in. */
+/** GET /api/v1/user, with new tokens if the old ones are not valid; undefined when a sign-in is necessary. */
 async function whoIs (server: oauth.AuthorizationServer, login: Login): Promise<any> {
   let response = await call('user', login)
   if (response.status === 401) {
@@ -73,7 +73,7 @@ async function refresh (server: oauth.AuthorizationServer, login: Login): Promis
   try {
     return write(server, await oauth.processRefreshTokenResponse(server, client, response))
   } catch (error) {
-    // Expired or revoked. Anything else may pass, so the tokens are kept.
+    // Expired or revoked. Other errors may be temporary, so the tokens are kept.
     if (error instanceof oauth.ResponseBodyError && error.error === 'invalid_grant') return undefined
     throw error
   }
@@ -95,7 +95,7 @@ async function signIn (server: oauth.AuthorizationServer): Promise<Login> {
     code_challenge_method: 'S256'
   }))
   console.log(`Open this address in your browser:\n${address}`)
-  // Checks state and iss before anything else is believed, an error included.
+  // Checks state and iss before it reads anything else, an error included.
   const answer = oauth.validateAuthResponse(server, client, await callback(listener), state)
   const response = await oauth.authorizationCodeGrantRequest(
     server, client, oauth.None(), answer, redirect_uri, verifier, http
@@ -103,7 +103,7 @@ async function signIn (server: oauth.AuthorizationServer): Promise<Login> {
   return write(server, await oauth.processAuthorizationCodeResponse(server, client, response))
 }
 
-/** The address at which the browser comes back. */
+/** The address to which the browser returns. */
 async function callback (listener: Server): Promise<URL> {
   try {
     return await new Promise((resolve, reject) => {
@@ -129,7 +129,7 @@ function read (): Login | undefined {
   }
 }
 
-/** Keeps the newest tokens. The file is replaced in one step: half a file would be no login. */
+/** Stores the newest tokens. A rename replaces the file, so that it is never half written. */
 function write (
   { issuer }: oauth.AuthorizationServer, { access_token, refresh_token }: oauth.TokenEndpointResponse
 ): Login {
@@ -140,7 +140,7 @@ function write (
   return login
 }
 
-/** One at a time: two that refresh with one token end the login. */
+/** One process at a time: two refreshes with one token end the login. */
 function lock () {
   try {
     writeFileSync(`${file}.lock`, '', { flag: 'wx' })
@@ -153,7 +153,7 @@ function lock () {
   for (const signal of ['SIGINT', 'SIGTERM']) process.on(signal, () => process.exit(1))
 }
 
-/** Nothing is sent in the clear, except to this very machine. */
+/** Only a service on this machine may use plain http. */
 function isLoopback (url: string): boolean {
   return URL.canParse(url) && ['127.0.0.1', '[::1]', 'localhost'].includes(new URL(url).hostname)
 }

@@ -1,6 +1,6 @@
 #!/bin/sh
-# A tour of Strongroom with curl: two writes, a look into history, a restore, a delete and its undoing, a purge.
-# It stops at the first answer that is not what it should be.
+# A tour of Strongroom with curl: two writes, the history, a restore, a deletion that is undone, a purge.
+# Stops at the first wrong response.
 #
 #   STRONGROOM_URL=http://127.0.0.1:8080 STRONGROOM_TOKEN=dotenv_... sh examples/tour.sh
 set -eu
@@ -10,23 +10,23 @@ URL=${STRONGROOM_URL:-http://127.0.0.1:8080}
 NAME="tour-$(date +%s)-$$"
 LEVEL="\"project\":\"$NAME\",\"target\":\"backend\",\"environment\":\"live\""
 BODY=$(mktemp)
-# The token goes to curl through a file, because a command line is visible to every process of the machine.
+# curl reads the token from a file, because every process on the machine can see command lines.
 AUTH=$(mktemp)
 printf 'header = "Authorization: Bearer %s"\n' "$STRONGROOM_TOKEN" >"$AUTH"
 trap 'rm -f "$BODY" "$AUTH"' EXIT
 
-# call STATUS METHOD PATH [JSON]: sends a request and stops unless it is answered with STATUS.
+# call STATUS METHOD PATH [JSON]: sends a request, and stops unless the response has STATUS.
 call() {
   got=$(curl -sS -K "$AUTH" -o "$BODY" -w '%{http_code}' -X "$2" "$URL/api/v1/$3" ${4:+-H 'Content-Type: application/json' -d "$4"})
   [ "$got" = "$1" ] || { printf '%s %s: expected %s, got %s\n' "$2" "$3" "$1" "$got" >&2; cat "$BODY" >&2; exit 1; }
 }
 
-# has TEXT: stops unless the last answer contains it.
+# has TEXT: stops unless the last response contains it.
 has() {
   grep -qF -- "$1" "$BODY" || { printf 'expected %s in the answer:\n' "$1" >&2; cat "$BODY" >&2; exit 1; }
 }
 
-# member NAME: the first string or number of that name in the last answer.
+# member NAME: the first string or number of that name in the last response.
 member() {
   sed 's/.*"'"$1"'":"\{0,1\}\([^",}]*\).*/\1/' "$BODY"
 }

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Runs a command with the secrets of a level in its environment. Without a command, prints what a shell sets them with.
+# Runs a command with the secrets of a level in its environment. Without a command, prints lines for a shell to evaluate.
 # Needs curl and jq.
 #
 #   export STRONGROOM_URL=https://strongroom.example STRONGROOM_TOKEN_FILE=/etc/strongroom/token
@@ -7,18 +7,18 @@
 set -eu
 : "${STRONGROOM_URL:?set STRONGROOM_URL}" "${1:?which level? organization/project/target/environment}"
 
-# In a subshell of its own: nothing that it sets is in the environment of the command.
+# Runs in a subshell, so its variables do not reach the environment of the command.
 exports() {
   token=${STRONGROOM_TOKEN:-$(cat "${STRONGROOM_TOKEN_FILE:?set STRONGROOM_TOKEN_FILE or STRONGROOM_TOKEN}")}
-  # The token goes to curl on standard input, because a command line is visible to every process of the machine.
+  # curl reads the token from standard input, because every process on the machine can see command lines.
   values=$(printf 'Authorization: Bearer %s\n' "$token" |
     curl -fsS -H @- "$STRONGROOM_URL/api/v1/$1/secrets?decrypt=true&merge=true&raw=true")
-  # A name that is none of a variable would be read as a command.
+  # The shell would run an invalid name as a command.
   printf '%s' "$values" | jq -r '
     to_entries[] | select(.key | test("\\A[A-Za-z_][A-Za-z0-9_]*\\z")) | "export \(.key)=\(.value | @sh)"'
 }
 
-# A read that is refused ends it here, before the command.
+# A refused read ends the script here, before the command.
 lines=$(exports "$1")
 shift
 if [ $# -eq 0 ]; then

@@ -1,4 +1,3 @@
-import { readFileSync } from 'node:fs'
 import postgres from 'postgres'
 import { ulid } from 'ulidx'
 import t from 'tap'
@@ -6,12 +5,13 @@ import { verifyDatabase } from '../src/commands/audit/audit.ts'
 import { codeOf } from '../src/db/database.ts'
 import { Anchors } from '../src/vault/audit/verification.ts'
 import { startApp } from './helpers/app.ts'
+import { readDoc } from './helpers/docs.ts'
 import { OPERATIONS, prepare, send, settle } from './helpers/operations.ts'
 import { ON_POSTGRES } from './helpers/traffic.ts'
 
-// What docs/operations.md says of permissions, as it says it.
+// The statements of docs/operations/audit.md, as operators run them.
 
-const [, GRANTS] = /\*\*By permission\.\*\*[^`]*`migrate`[^`]*```sql\n([^`]*)```/.exec(readFileSync('docs/operations.md', 'utf8'))!
+const [GRANTS] = readDoc('docs/operations/audit.md').blocks('sql', 'Permissions')
 
 t.test('AU-08: a service that may only add events does all that there is to do, and nobody as it changes one', {
   skip: !ON_POSTGRES && 'one user'

@@ -11,7 +11,6 @@ import { run } from './helpers/process.ts'
 // What an operator copies: it names nothing that is not there.
 
 const METRICS_TOKEN = 'a-token-for-the-metrics-alone'
-const operations = readDoc('docs/operations.md')
 const read = (path: string) => readFileSync(path, 'utf8')
 
 /** Every metric that there is. */
@@ -34,9 +33,9 @@ const rules = (parse(read('examples/prometheus/alerts.yaml')) as {
   groups: { rules: { alert: string, expr: string, labels: { severity: string }, annotations: { summary: string } }[] }[]
 }).groups.flatMap(({ rules }) => rules)
 
-t.test('the page for operators names every metric, and no other', async (t) => {
+t.test('the page of metrics names every metric, and no other', async (t) => {
   t.ok(metrics.size > 30)
-  const inTable = operations.table('| Metric | What it says |').flatMap((row) => named(row.join(' ')))
+  const inTable = readDoc('docs/operations/metrics.md').table('| Metric | What it says |').flatMap((row) => named(row.join(' ')))
   t.same(inTable.sort(), [...metrics].sort())
 })
 
@@ -92,7 +91,7 @@ t.test('the alert about memory comes before an instance is killed for it', async
 })
 
 t.test('for each alert it is said what to do when it fires, and for no other', async (t) => {
-  const rows = operations.table('| Alert | What to do when it fires |')
+  const rows = readDoc('docs/operations/alerts.md').table('| Alert | What to do when it fires |')
   t.same(rows.map(([name]) => name), rules.map(({ alert }) => alert))
   t.ok(rows.every(([, what = '']) => what.length > 50))
 })
@@ -129,10 +128,11 @@ t.test('the manifests for Kubernetes are whole: what they name is there, and not
   t.throws(() => loadConfig({ ...data, ...secrets }), /^TRUST_PROXY is /, 'whom to trust nobody can know beforehand')
   t.equal(loadConfig({ ...data, ...secrets, TRUST_PROXY: '10.244.0.0/16' }).workers, 1)
   t.ok(template.spec.terminationGracePeriodSeconds > Number(data.SHUTDOWN_DELAY) + 10, 'nothing is killed that ends by itself')
-  t.notMatch(operations.text, /--from-literal/, 'arguments are everybody\'s to read')
-  // Those that the page makes, and others that may be left out.
+  const install = readDoc('docs/operations/install.md').text
+  t.notMatch(install, /--from-literal/, 'every process on the machine can read arguments')
+  // The page creates each secret, or the secret is optional.
   for (const { name, valueFrom: { secretKeyRef: { key, optional } } } of container.env) {
-    t.ok(optional || new RegExp(`^${key}=`, 'm').test(operations.text), name)
+    t.ok(optional || new RegExp(`^${key}=`, 'm').test(install), name)
   }
 })
 

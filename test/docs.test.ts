@@ -5,9 +5,9 @@ import { loadConfig } from '../src/config.ts'
 import { readDoc } from './helpers/docs.ts'
 import { command } from './helpers/process.ts'
 
-const pages = ['.', 'docs', 'docs/decisions'].flatMap((folder) =>
+const pages = ['.', 'docs', 'docs/decisions', 'docs/operations', 'clients'].flatMap((folder) =>
   readdirSync(folder).filter((name) => name.endsWith('.md')).map((name) => `${folder}/${name}`))
-const operations = readDoc('docs/operations.md')
+const variables = readDoc('docs/operations/variables.md').table('| Variable | Default |')
 const requirements = [...readFileSync('docs/security-requirements.md', 'utf8').matchAll(
   /^\| (?<id>[A-Z]{2}-\d+[a-z]?) \| .+ \| `(?<file>.+)` \| `(?<title>.+)` \|$/gm
 )].map(({ groups }) => groups as { id: string, file: string, title: string })
@@ -17,7 +17,7 @@ t.test('every file that a page links to is there, and so is every heading', asyn
   t.ok(pages.flatMap((path) => readDoc(path).links).length > 50)
 })
 
-t.test('the page for operators has every variable that is read, and no other', async (t) => {
+t.test('the page of variables has every variable that is read, and no other', async (t) => {
   const read = new Set<string>()
   loadConfig(new Proxy({}, {
     get (_env, name) {
@@ -25,18 +25,18 @@ t.test('the page for operators has every variable that is read, and no other', a
       return undefined
     }
   }))
-  const inTable = operations.table('| Variable | Default |').flatMap(([names = '']) => names.split(/, | or /))
+  const inTable = variables.flatMap(([names = '']) => names.split(/, | or /))
   t.same(inTable.sort(), [...read].sort())
 })
 
 t.test('the defaults of that page are those of the service', async (t) => {
   const unset = loadConfig({})
   let compared = 0
-  for (const [names = '', defaults = ''] of operations.table('| Variable | Default |')) {
-    const [values, variables] = [defaults.split(', '), names.split(', ')]
-    // What is in words is no value: where there is none, or where it depends on another variable.
-    if (values.length !== variables.length || /^none$| (?:of|in) |^the /.test(defaults)) continue
-    for (const [i, name] of variables.entries()) {
+  for (const [names = '', defaults = ''] of variables) {
+    const [values, row] = [defaults.split(', '), names.split(', ')]
+    // A default in words is no value: there is none, or it depends on another variable.
+    if (values.length !== row.length || /^none$| (?:of|in) |^the /.test(defaults)) continue
+    for (const [i, name] of row.entries()) {
       t.same(loadConfig({ [name]: values[i] }), unset, `${name} is ${values[i]}`)
       compared++
     }
@@ -44,11 +44,11 @@ t.test('the defaults of that page are those of the service', async (t) => {
   t.ok(compared > 10)
 })
 
-t.test('that page has every command with every option, and no other', async (t) => {
+t.test('the page of commands has every command with every option, and no other', async (t) => {
   const { stderr } = await command([])
   const usage = [...stderr.matchAll(/^ {2}([a-z]+(?: [a-z][a-z-]*)?)((?: .*)?)$/gm)]
     .map(([, name = '', rest]) => ({ name, options: optionsIn(rest!) }))
-  const shown = operations.table('| Command | What it does |').flatMap(([calls = '']) =>
+  const shown = readDoc('docs/operations/commands.md').table('| Command | What it does |').flatMap(([calls = '']) =>
     calls.split(', ').filter((call) => !call.startsWith('npm start')).map((call) => {
       const said = call.replace('npm run -s cli -- ', '')
       return { name: /^[a-z]+(?: [a-z][a-z-]*)?/.exec(said)![0], options: optionsIn(said) }
@@ -57,6 +57,20 @@ t.test('that page has every command with every option, and no other', async (t) 
   // `npm start` is how the page says `serve`.
   t.same(shown.sort(byName), usage.filter(({ name }) => name !== 'serve').sort(byName))
   t.ok(usage.some(({ name }) => name === 'serve'))
+})
+
+t.test('every log line that the page names is one of the service', async (t) => {
+  const source = filesIn('src').map((path) => readFileSync(path, 'utf8')).join('\n')
+  const messages = readDoc('docs/operations/monitor.md').table('| `msg` | Meaning |')
+    .flatMap(([names = '']) => names.split(', ')).map((name) => name.replace(/:? ?…$/, ''))
+  t.ok(messages.length > 5)
+  t.same(messages.filter((message) => !source.includes(message)), [])
+})
+
+t.test('the README has at most 900 words, and a page for operators can be read in five minutes', async (t) => {
+  const words = (path: string) => readFileSync(path, 'utf8').split(/\s+/).filter(Boolean).length
+  t.ok(words('README.md') <= 900)
+  t.same(pages.filter((path) => path.startsWith('docs/operations/') && words(path) > 1300), [])
 })
 
 t.test('every script that a page names is one of the package', async (t) => {

@@ -11,7 +11,7 @@ import { beginServer, command, scratchDirectory, startServer, type Ended } from 
 import { client, makeLevels, patient, store } from './helpers/traffic.ts'
 
 // Master keys that a command wraps and unwraps. The command is a small one of the test's own, which does what those of
-// a KMS do (docs/operations.md), and writes down how it was called.
+// a KMS do (docs/operations/keys.md), and writes down how it was called.
 
 t.setTimeout(180_000)
 
@@ -194,7 +194,7 @@ esac
   for (const tool of ['vault', 'aws', 'gcloud', 'az', 'openssl', 'pkcs11-tool', 'systemd-creds', 'age']) {
     symlinkSync(file, join(directory, tool))
   }
-  const guide = readFileSync(new URL('../../docs/operations.md', import.meta.url), 'utf8')
+  const guide = readFileSync(new URL('../../docs/operations/keys.md', import.meta.url), 'utf8')
   const [, rows] = /\n\| Tool \| Wrap \| Unwrap \|\n\|[-|]+\n((?:\|.*\n)+)/.exec(guide)!
   const recipes = rows!.trim().split('\n').map((row) => {
     const [, name, ...cells] = row.split(/(?<!\\)\|/)

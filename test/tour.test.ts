@@ -1,7 +1,7 @@
-import { readFileSync } from 'node:fs'
 import { join } from 'node:path'
 import t, { type Test } from 'tap'
 import { generateMasterKey } from '../src/crypto/keyring.ts'
+import { readDoc } from './helpers/docs.ts'
 import { hasPostgres, startPostgres } from './helpers/postgres.ts'
 import { run, scratchDirectory, startServer } from './helpers/process.ts'
 
@@ -35,20 +35,24 @@ t.test('the tour goes through on PostgreSQL', { skip: !hasPostgres() && 'Postgre
   await tour(t, { DATABASE_URL: postgres.url, MASTER_KEY: generateMasterKey().text })
 })
 
-t.test('every example of the README, one after the other, answers what it says', async (t) => {
+t.test('the examples of the README, the tour and the page of access run one after the other', async (t) => {
   const server = await startServer(t, { DATA_DIR: join(scratchDirectory(t), 'data') })
   const { token, organization } = server.first!
-  const examples = [...readFileSync('README.md', 'utf8').matchAll(/```sh\n(.*?)```/gs)].map(([, text]) => text)
-  // The first ones are the two commands, and what this process stands for.
-  const script = examples.slice(1).join('').replace(
+  const examples = ['README.md', 'docs/tour.md', 'docs/access.md'].map((path) => readDoc(path).blocks('sh'))
+  t.notOk(examples.some((blocks) => blocks.length === 0))
+  // The first block has the two commands, which this process stands for.
+  const script = examples.flat().slice(1).join('').replace(
     'URL=http://127.0.0.1:8080 TOKEN=dotenv_… ORG=01…', `URL=${server.address} TOKEN=${token} ORG=${organization}`
   )
-  t.match(script, token, 'the values of the first start stand where the README has them')
+  t.match(script, token, 'the values of the first start replace those of the README')
+  t.equal(examples[0]!.join('').match(/^call /gm)!.length, 6, 'the README has a tour of six calls')
   const { code, stdout, stderr } = await run('sh', ['-euc', script], {})
   t.same([code, stderr], [0, ''])
   t.same(
     [...stdout.matchAll(/^\{"error":"(\w+)"/gm)].map(([, error]) => error), ['version_protected'],
-    'the one refusal is the one that it speaks of'
+    'the one refusal is the one that the tour names'
   )
+  t.match(stdout, '"restored_from":"1"', 'the README restores the first version')
+  t.match(stdout, '"content":"GREETING=hello"', 'and reads it')
   t.equal((await server.stop()).code, 0)
 })

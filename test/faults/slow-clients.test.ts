@@ -14,7 +14,7 @@ import { heard } from '../helpers/sockets.ts'
 const SLOW = cycles(1_000)
 const GONE = cycles(10_000)
 const HELD = cycles(10_000)
-/** Milliseconds that a request is given to arrive, headers and all (docs/operations.md). */
+/** Milliseconds that a request is given to arrive, headers and all (docs/operations/configure.md). */
 const ARRIVED = 15_000
 /** MiB that a process may have more than before: what it keeps for the next ones, and what is not collected yet. */
 const LEAKED = 100

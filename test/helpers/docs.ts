@@ -22,12 +22,12 @@ export function readDoc (path: string) {
     block: (language: string): string | undefined => blocks(language)[0],
     /** All of them, or those under a heading. */
     blocks,
-    /** The cells of the table whose head begins so, without the marks of code. */
+    /** The cells of every table whose head begins so, without the marks of code. */
     table (head: string): string[][] {
-      const start = text.indexOf(head)
-      if (start < 0) throw new Error(`${path}: no table ${head}`)
-      return text.slice(start).split('\n\n', 1)[0]!.split('\n').slice(2).map((line) =>
-        line.split('|').slice(1, -1).map((cell) => cell.trim().replaceAll('`', '')))
+      const [, ...tables] = text.split(head)
+      if (tables.length === 0) throw new Error(`${path}: no table ${head}`)
+      return tables.flatMap((table) => table.split('\n\n', 1)[0]!.split('\n').slice(2).map((line) =>
+        line.split('|').slice(1, -1).map((cell) => cell.trim().replaceAll('`', ''))))
     },
     /** Links to a file or a heading that is not there. */
     brokenLinks: () => links.filter(({ file, heading }) =>
