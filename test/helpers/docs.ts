@@ -26,7 +26,7 @@ export function readDoc (path: string) {
     table (head: string): string[][] {
       const start = text.indexOf(head)
       if (start < 0) throw new Error(`${path}: no table ${head}`)
-      return text.slice(start).split('\n\n', 1)[0]!.split('\n').slice(2).map((line) =>
+      return text.slice(start).split('\n\n', 1)[0]!.trimEnd().split('\n').slice(2).map((line) =>
         line.split('|').slice(1, -1).map((cell) => cell.trim().replaceAll('`', '')))
     },
     /** Links to a file or a heading that is not there. */
