@@ -105,6 +105,15 @@ t.test('every id and decision that code, tests and pages name is in the reposito
   t.same(unknown, [])
 })
 
+t.test('the list of decisions has every record once, in order, with its title', async (t) => {
+  const records = readdirSync('docs/decisions').filter((name) => name !== 'README.md').sort().map((name) => {
+    const title = /^# (\d{4}) (.+)\n/.exec(readFileSync(`docs/decisions/${name}`, 'utf8'))
+    return [title?.[1], `[${title?.[2]?.replaceAll('`', '')}](${name})`]
+  })
+  t.ok(records.length > 50)
+  t.strictSame(readDoc('docs/decisions/README.md').table('| Number |').map((cells) => cells.slice(0, 2)), records)
+})
+
 t.test('every security requirement names a test that exists', async (t) => {
   const sources = new Map(filesIn('test').map((path) =>
     [basename(path), readFileSync(path, 'utf8').replaceAll("\\'", "'")]))

@@ -32,78 +32,76 @@ const declare = <T extends PgTable, F extends Name<T>>(
 ): Declaration<T, F> => ({ table, key, fields, exempt, presence })
 
 const SHOWN = 'Only shown'
-const WHEN = 'Only shown: when the row was made or changed'
-const BEGAN = 'Whether the level counts as existing at a moment that is read or restored (`at`)'
-const PAST =
-  'Which version of the document a read or restore of a moment takes: each is sealed for its level, so only the choice changes'
-const lengthOf = (list: string) => `Only shown, and the length of the list of ${list}: set lower, the list ends earlier`
+const BEGAN = 'Whether the level exists at a moment that is read or restored (`at`)'
+const PAST = 'Which version a read or restore of a moment uses; each version is sealed for its level'
+const lengthOf = (list: string) => `Shown; set lower, the list of ${list} ends earlier`
 
 export const AUTHENTICATED = {
   users: declare(users, ['id'], [
     'id', 'email', 'email_normalized', 'name', 'password_hash', 'is_verified', 'disabled_at', 'second_factor_id'
   ],
-  { created_at: WHEN, updated_at: WHEN }),
+  { created_at: SHOWN, updated_at: SHOWN }),
   members: declare(
     members, ['organization_id', 'user_id'], ['organization_id', 'user_id', 'role', 'status'],
-    { joined_at: WHEN }
+    { joined_at: SHOWN }
   ),
   invitations: declare(invitations, ['organization_id', 'id'],
     [
       'organization_id', 'id', 'email', 'email_normalized', 'role', 'invited_by_type', 'invited_by_id',
       'invited_by_name', 'token_hash', 'expires_at'
-    ], { created_at: WHEN }),
+    ], { created_at: SHOWN }),
   personal_events: declare(personal_events, ['id'],
     ['id', 'user_id', 'occurred_at', 'action', 'actor_type', 'ip', 'user_agent', 'details'], {}),
   teams: declare(teams, ['organization_id', 'id'], ['id', 'organization_id', 'slug'],
-    { name: SHOWN, description: SHOWN, created_at: WHEN, updated_at: WHEN }),
+    { name: SHOWN, description: SHOWN, created_at: SHOWN, updated_at: SHOWN }),
   team_members: declare(team_members, ['organization_id', 'team_id', 'user_id'],
-    ['organization_id', 'team_id', 'user_id'], { created_at: WHEN }),
+    ['organization_id', 'team_id', 'user_id'], { created_at: SHOWN }),
   team_projects: declare(team_projects, ['organization_id', 'team_id', 'project_id'],
-    ['organization_id', 'team_id', 'project_id', 'role'], { created_at: WHEN }),
-  sessions: declare(sessions, ['token_hash'], ['token_hash', 'user_id', 'seen_at', 'expires_at'], { created_at: WHEN }),
+    ['organization_id', 'team_id', 'project_id', 'role'], { created_at: SHOWN }),
+  sessions: declare(sessions, ['token_hash'], ['token_hash', 'user_id', 'seen_at', 'expires_at'], { created_at: SHOWN }),
   password_links: declare(
-    password_links, ['token_hash'], ['token_hash', 'user_id', 'expires_at'], { created_at: WHEN }
+    password_links, ['token_hash'], ['token_hash', 'user_id', 'expires_at'], { created_at: SHOWN }
   ),
   second_factors: declare(second_factors, ['user_id'], ['user_id', 'id', 'last_step'], {
     secret: 'Wrapped by the master key for this account and second factor: another value does not open', created_at: SHOWN
   }),
   recovery_codes: declare(
-    recovery_codes, ['user_id', 'code_hash'], ['user_id', 'code_hash', 'factor_id'], { created_at: WHEN }
+    recovery_codes, ['user_id', 'code_hash'], ['user_id', 'code_hash', 'factor_id'], { created_at: SHOWN }
   ),
   sign_in_steps: declare(sign_in_steps, ['token_hash'], ['token_hash', 'user_id', 'expires_at'], {
     wrong_codes:
-      'Set back, an attacker who knows the password may try more codes in one sign-in; codes are also counted by account',
-    created_at: WHEN
+      'Set back, an attacker with the password may try more codes in one sign-in; codes also count by account',
+    created_at: SHOWN
   }),
   api_tokens: declare(api_tokens, ['organization_id', 'id'],
     [
       'id', 'organization_id', 'name', 'token_hash', 'token_prefix', 'abilities', 'slices', 'expires_at',
       'created_by_type', 'created_by_id', 'created_by_name', 'user_id', 'grant_id'
     ],
-    { last_used_at: SHOWN, created_at: WHEN, updated_at: WHEN }),
+    { last_used_at: SHOWN, created_at: SHOWN, updated_at: SHOWN }),
   former_token_hashes: declare(
     former_token_hashes, ['organization_id', 'token_id'], ['organization_id', 'token_id', 'token_hash', 'expires_at'], {}
   ),
   oauth_clients: declare(
-    oauth_clients, ['id'], ['id', 'name', 'redirect_uris', 'is_first_party', 'disabled_at'], { created_at: WHEN }
+    oauth_clients, ['id'], ['id', 'name', 'redirect_uris', 'is_first_party', 'disabled_at'], { created_at: SHOWN }
   ),
   oauth_requests: declare(oauth_requests, ['id_hash'],
     ['id_hash', 'session_hash', 'client_id', 'redirect_uri', 'state', 'code_challenge', 'scopes', 'expires_at'], {}),
   oauth_grants: declare(
-    oauth_grants, ['id'], ['id', 'user_id', 'client_id', 'scopes', 'expires_at', 'revoked_at'], { created_at: WHEN }
+    oauth_grants, ['id'], ['id', 'user_id', 'client_id', 'scopes', 'expires_at', 'revoked_at'], { created_at: SHOWN }
   ),
   oauth_codes: declare(oauth_codes, ['code_hash'], [
     'code_hash', 'grant_id', 'redirect_uri', 'code_challenge', 'used_at', 'expires_at'
   ],
-  { wrong_verifiers: 'Set back, an attacker who has the code may guess more often at the 256 random bits of its verifier' }),
+  { wrong_verifiers: 'Set back, an attacker with the code may guess more often at the 256 random bits of its verifier' }),
   oauth_tokens: declare(oauth_tokens, ['id'],
     [
       'id', 'grant_id', 'access_hash', 'refresh_hash', 'scopes', 'access_expires_at', 'refresh_expires_at', 'used_at'
-    ], { created_at: WHEN }),
+    ], { created_at: SHOWN }),
   projects: declare(projects, ['organization_id', 'id'], [
     'id', 'organization_id', 'slug', 'secret_format', 'encryption_type', 'history_policy', 'key_version'
   ],
-  { name: SHOWN, description: SHOWN, created_at: BEGAN, updated_at: WHEN }),
+  { name: SHOWN, description: SHOWN, created_at: BEGAN, updated_at: SHOWN }),
   targets: declare(targets, ['organization_id', 'id'], ['id', 'organization_id', 'project_id', 'slug'],
     {
       environment_count: lengthOf('environments'),
@@ -111,12 +109,12 @@ export const AUTHENTICATED = {
       name: SHOWN,
       description: SHOWN,
       created_at: BEGAN,
-      updated_at: WHEN
+      updated_at: SHOWN
     }),
   environments: declare(environments, ['organization_id', 'id'], [
     'id', 'organization_id', 'project_id', 'target_id', 'slug', 'status', 'is_production'
   ],
-  { name: SHOWN, description: SHOWN, created_at: BEGAN, updated_at: WHEN }),
+  { name: SHOWN, description: SHOWN, created_at: BEGAN, updated_at: SHOWN }),
   late_events: declare(
     late_events, ['organization_id', 'id'], ['organization_id', 'id', 'occurred_at', 'event'], {}
   ),
@@ -128,10 +126,10 @@ export const AUTHENTICATED = {
     {
       version: SHOWN,
       history_id:
-        'Which versions the document has: another history takes them away, or brings back versions that a purge has not deleted yet; no version opens at another level',
+        'Which versions the document has: another history hides them, or shows purged ones that are not deleted yet; no version opens at another level',
       version_count: lengthOf('versions'),
       version_bytes:
-        'How many bytes a purge or a delete gives back: set lower, the plan of the organization is full sooner; set higher, later',
+        'The bytes that a purge or delete subtracts: set lower, the plan is full sooner; set higher, later',
       created_at: PAST,
       updated_at: PAST
     }, ['sealed'])
@@ -142,56 +140,53 @@ export type AuthenticatedTable = keyof typeof AUTHENTICATED
 type Tables = typeof import('../tables.ts')
 type TableName = { [N in keyof Tables]: Tables[N] extends PgTable ? N : never }[keyof Tables]
 
-const BILLING = 'Billing is not authenticated'
+const BILLING = 'Billing'
 
 /**
  * The tables without a MAC, and what an attacker who writes to the database gains by changing their rows. Encryption
  * protects what is sealed or wrapped in them.
  */
 export const UNAUTHENTICATED: Record<Exclude<TableName, AuthenticatedTable>, string> = {
-  plans: 'Limits of each plan for all of its organizations: retention, calls a minute, projects, members, bytes',
-  plan_prices: `${BILLING}: what the next invoices ask for`,
-  master_key_canaries:
-    'Each canary is wrapped by its master key: with a changed canary the next start ends',
-  service_keys:
-    'Wrapped by the master key, and canaries name the keys: with a changed or missing key the next start ends',
-  last_backup: 'Only shown, in `/metrics`: when the last backup was made, and its size',
+  plans: 'Limits for all organizations of a plan: retention, calls a minute, projects, members, bytes',
+  plan_prices: `${BILLING}: amounts of the next invoices`,
+  master_key_canaries: 'Wrapped by its master key: a changed canary stops the next start',
+  service_keys: 'Wrapped by the master key, and named by canaries: a changed or missing key stops the next start',
+  last_backup: 'Only shown, in `/metrics`: time and size of the last backup',
   organizations:
-    'Name, slug, status, plan, and whether members need a second factor. With the slugs of two organizations exchanged, requests that name one by its slug go to the other, where the caller is a member of both. The storage key is wrapped for its organization: another one does not open',
+    'Name, slug, status, plan, and whether members need a second factor. With exchanged slugs, requests by slug go to the other organization if the caller is a member of both. The storage key is wrapped for its organization: another one does not open',
   organization_counters:
-    'The numbers of the next version and event, the end of the chain of events (`audit verify` finds a changed one, not a cut-off end), the bytes stored that the plan limits, and whether changes are refused',
-  organization_removals: 'A row that is added has the service delete the projects and tokens of that organization',
-  long_operations: 'A lock and when it was last taken: a changed row has no effect',
+    'Next version id and event number, end of the audit chain (`audit verify` finds a changed one, not a cut-off end), stored bytes, and whether changes are refused',
+  organization_removals: 'An added row makes the service delete the projects and tokens of that organization',
+  long_operations: 'No effect: a lock, and the time of its last use',
   former_slugs:
-    'A removed row, or one with an earlier end, lets another organization take the slug; an added row keeps a slug from all others',
-  invitation_mails:
-    'When an invitation was mailed to an address: a removed or older row lets the organization send one more that day',
-  sign_in_failures: 'Counts of failed sign-ins: set back, they allow more guesses; set higher, they lock people out',
-  sign_in_devices: 'A row that is added gives a browser attempts of its own at an account, beside those of strangers',
-  token_removals: 'A row that is added has the service delete the tokens of a member or a grant',
+    'A removed row, or one with an earlier end, lets another organization take the slug; an added row reserves one',
+  invitation_mails: 'A removed or older row allows one more invitation mail to that address on that day',
+  sign_in_failures: 'Failed sign-ins: set back, more guesses are possible; set higher, people are locked out',
+  sign_in_devices: 'An added row gives a browser sign-in attempts of its own at an account',
+  token_removals: 'An added row makes the service delete the tokens of a member or a grant',
   project_counts: lengthOf('targets'),
   encryption_keys:
-    'Key strings, data keys, salts and key checks are wrapped for their project, version and column: another value does not open. Custody, iteration count, which version is active, hint, id, times and the hash of the key check are not wrapped: with another custody, version or iteration count documents do not open, or writes are refused',
-  re_encryptions: 'Progress of a re-encryption, which is shown: marked as finished, the rest of the history stays as it is',
+    'Key strings, data keys, salts and key checks are wrapped for their project, version and column: another value does not open. Custody, iterations, active version, hint, id, times and the hash of the key check are not wrapped: with another custody, version or iteration count documents do not open, or writes are refused',
+  re_encryptions: 'Shown progress of a re-encryption; marked as finished, the rest of the history is not re-encrypted',
   histories: 'A history that is marked as removed loses its versions',
   secret_versions:
-    'The content is sealed for its level, number, revision and key: another value does not open. Action, author, date, `size_bytes` and which version was restored are not: another date moves a version into or out of the retention window and to another moment; another size changes what a delete gives back to the plan',
+    'Content is sealed for its level, number, revision and key: another value does not open. Action, author, date, `size_bytes` and the restored version are not: another date moves a version into or out of the retention window and to another moment; another size changes the bytes that a delete subtracts',
   audit_events:
-    'Each event carries a MAC over itself and the event before. The API lists events as they are stored; `audit verify` finds changed, added and removed events, but not a cut-off end',
+    'Each event carries a MAC over itself and the previous one. The API lists events without a check; `audit verify` finds changed, added and removed events, but not a cut-off end',
   chain_keys:
-    'Wrapped for organization, name and first event: with a changed or missing key nothing can be recorded in that organization, so changes there are refused',
-  coupons: `${BILLING}: discounts, and how often they can be redeemed`,
-  billing_accounts: `${BILLING}: who invoices are for, the next number of an invoice, and the coupon`,
-  credits: `${BILLING}: what the next invoices ask for less`,
+    'Wrapped for organization, name and first event: with a changed or missing key, changes in that organization are refused',
+  coupons: `${BILLING}: discounts, and how often each can be redeemed`,
+  billing_accounts: `${BILLING}: buyer, next invoice number, and coupon`,
+  credits: `${BILLING}: reductions of the next invoices`,
   coupon_redemptions: `${BILLING}: without its row, an organization redeems a coupon again`,
-  subscriptions: `${BILLING}: plan, price and period, and when the plan ends`,
-  payment_methods: `${BILLING}: labels and references, and which one is the default`,
+  subscriptions: `${BILLING}: plan, price, period and end`,
+  payment_methods: `${BILLING}: labels, references and the default`,
   invoices: `${BILLING}: amounts, parties, numbers and status`,
-  charges: `${BILLING}: amounts and status; a charge that counts as not submitted is sent to the provider again`,
-  refunds: `${BILLING}: amounts and status; a refund that counts as not submitted is sent to the provider again`,
-  api_usage: `${BILLING}: the calls of a month, which are only shown`,
+  charges: `${BILLING}: amounts and status; one marked as not submitted is sent to the provider again`,
+  refunds: `${BILLING}: amounts and status; one marked as not submitted is sent to the provider again`,
+  api_usage: `${BILLING}: calls of a month, only shown`,
   idempotency_keys:
-    'The answer is sealed for caller, key, request and status: a changed row is not found, or refused. A removed or older row lets a repeat take effect again; a newer one is given again for longer than 24 hours'
+    'The response is sealed for caller, key, request and status: a changed row is not found, or refused. A removed or older row lets a repeat take effect again; a newer one is returned for longer than 24 hours'
 }
 
 type FieldsOf<N extends AuthenticatedTable> = (typeof AUTHENTICATED)[N]['fields'][number]
