@@ -24,10 +24,10 @@ export function readDoc (path: string) {
     blocks,
     /** The cells of every table whose head begins so, without the marks of code. */
     table (head: string): string[][] {
-      const start = text.indexOf(head)
-      if (start < 0) throw new Error(`${path}: no table ${head}`)
-      return text.slice(start).split('\n\n', 1)[0]!.trimEnd().split('\n').slice(2).map((line) =>
-        line.split('|').slice(1, -1).map((cell) => cell.trim().replaceAll('`', '')))
+      const [, ...tables] = text.split(head)
+      if (tables.length === 0) throw new Error(`${path}: no table ${head}`)
+      return tables.flatMap((table) => table.split('\n\n', 1)[0]!.trimEnd().split('\n').slice(2).map((line) =>
+        line.split('|').slice(1, -1).map((cell) => cell.trim().replaceAll('`', ''))))
     },
     /** Links to a file or a heading that is not there. */
     brokenLinks: () => links.filter(({ file, heading }) =>
