@@ -6,7 +6,7 @@ const EventWord = OneOf(EVENTS, { title: 'EventName' })
 
 export const ACTOR_TYPES = ['api_token', 'user', 'operator', 'system'] as const
 
-/** With a filter, so many of the newest events are counted and paged by number; `before` goes on behind them. */
+/** With a filter, `page` reaches this number of the newest events; use `before` for older events. */
 export const MOST_COUNTED = 10_000
 
 export const AuditQuery = Type.Object({

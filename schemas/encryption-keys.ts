@@ -15,7 +15,7 @@ const descriptor = {
   ))
 }
 
-/** What a client needs to find and recognise the key of a version; never key material of the server. */
+/** Describes the key of a version, so that a client can identify it. Contains no key material of the server. */
 export const KeyDescriptor = Type.Object(descriptor, {
   title: 'KeyDescriptor',
   examples: [{
@@ -64,7 +64,7 @@ const keyFields = {
 }
 
 /**
- * The active key. `content` is a JSON document inside a string with one member `key`, as clients in the field read it.
+ * The active key. `content` is a JSON document in a string with the member `key`: existing clients read it.
  */
 export const EncryptionKey = Type.Object({
   type: Type.Literal('encryption-keys'),
@@ -145,7 +145,7 @@ export const RotateAnswer = Type.Object({
   }]
 })
 
-/** How many documents or versions one request takes. */
+/** Maximum number of documents or versions in one request. */
 export const MOST_DOCUMENTS = 10_000
 export const MOST_VERSIONS = 500
 

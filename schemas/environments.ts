@@ -5,7 +5,7 @@ import {
   SLUG_PATTERN, Slug, TargetInPath, Timestamp, Ulid
 } from './shapes.ts'
 
-/** Words that a path uses in an environment's place. */
+/** Path segments of the API, which environments cannot have as their slug. */
 export const RESERVED_ENVIRONMENT_SLUGS = ['environments', 'secrets', 'history', 'rotate'] as const
 
 export const EnvironmentParams = Type.Object({

@@ -5,8 +5,8 @@ import { OneOf, Timestamp, ToldApart } from './shapes.ts'
 interface ErrorSpec { status: number, message: string, details?: TSchema, as?: string }
 
 /**
- * Every error this API answers: one row is the code, the status, the words and the shape of `details`. A row that says
- * `as` is the same code to the outside, with another status.
+ * The error catalogue of the API: code, status, message and the schema of `details`. With `as`, responses carry that
+ * code instead; this allows one public code with two statuses.
  */
 export const ERRORS = {
   malformed_json: { status: 400, message: 'The body is not valid JSON in UTF-8.' },
@@ -176,7 +176,7 @@ export type ErrorCode = keyof typeof ERRORS
 type DetailsOf<C extends ErrorCode> = (typeof ERRORS)[C] extends {
   details: infer S extends TSchema
 } ? Static<S> : never
-/** The arguments after the code: the details, where the catalogue gives the code some. */
+/** The arguments after the code: `details` if the catalogue defines a schema for them. */
 export type ErrorArgs<C extends ErrorCode> = [DetailsOf<C>] extends [never] ? [] : [details: DetailsOf<C>]
 
 const DETAIL_EXAMPLES: Partial<Record<ErrorCode, object>> = {
@@ -199,19 +199,19 @@ const DETAIL_EXAMPLES: Partial<Record<ErrorCode, object>> = {
   rate_limit_exceeded: { retry_after: 42 }
 }
 
-/** The code as the answer says it. */
+/** The public code, as in responses. */
 export function codeOf (code: ErrorCode): string {
   const spec: ErrorSpec = ERRORS[code]
   return spec.as ?? code
 }
 
-/** Codes that say which member is wrong carry `errors`: member name → sentences. */
+/** Codes whose responses may have `errors`: field name → messages. */
 const WITH_ERRORS = new Set<ErrorCode>([
   'validation_failed', 'slug_taken', 'abilities_are_fixed', 'restrictions_are_fixed', 'invalid_parameter_combination',
   'card_number_refused'
 ])
 
-// What the body of an error has beside its code and words.
+// Fields of an error body in addition to `error` and `message`.
 function moreOf (code: ErrorCode): TProperties {
   const { details }: ErrorSpec = ERRORS[code]
   return {
@@ -228,8 +228,8 @@ const exampleOf = (code: ErrorCode) => ({
 })
 
 /**
- * The errors of a status as one schema, whatever the operation: a union that `error` tells apart. Codes whose bodies
- * look the same share a schema, which has the name of the status, or of the first code.
+ * The schema of all errors with a status: a union with the discriminator `error`. Codes with the same body share one
+ * schema, named after the status or after the first code.
  */
 export function ErrorBodies (status: number): TSchema {
   const shapes = new Map<string, ErrorCode[]>()

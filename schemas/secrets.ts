@@ -5,18 +5,18 @@ import {
   Ulid
 } from './shapes.ts'
 
-/** Where a document is kept: the deepest slug that names it. */
+/** The levels of the hierarchy that can have a document. */
 export const LEVELS = ['project', 'target', 'environment'] as const
 export type Level = (typeof LEVELS)[number]
 export const LevelName = OneOf(LEVELS, { title: 'Level' })
 
-/** How `merge` answers: level by level, merged only, or both. */
+/** Values of `merge`: separate levels, merged only, or both. */
 export const MERGES = ['false', 'true', 'both'] as const
 export type Merge = (typeof MERGES)[number]
 
-/** What `raw=true` answers, as a media type of its own: the values alone. */
+/** Media type of responses to `raw=true`: only the values. */
 export const RAW_TYPE = 'application/vnd.strongroom.raw+json'
-/** What else a read answers. Without a charset: where there are two types, generated clients compare whole headers. */
+/** Media type of other reads. No charset: with two media types, generated clients compare the whole header. */
 export const READ_TYPE = 'application/json'
 
 export const ReadSecretsQuery = Type.Object({
@@ -105,12 +105,12 @@ const RawSecrets = Type.Record(
   Type.String(), Type.String(), { title: 'RawSecrets', examples: [{ HELLO: 'world', FOO: 'bar' }] }
 )
 
-/** Two types of answer, so that each has one shape. */
+/** Two media types, so that each has one schema. */
 const orRaw = (answer: TSchema) => ({
   content: { [READ_TYPE]: { schema: answer }, [RAW_TYPE]: { schema: RawSecrets } }
 })
 
-/** A read answers the documents, and with `raw=true` the values alone. */
+/** The documents; with `raw=true` only the values. */
 export const ReadAnswer = orRaw(SecretsAnswer)
 
 const RETRIEVED = {
@@ -127,7 +127,7 @@ const RETRIEVED = {
   }
 }
 
-/** A retrieve answers what a read does, or the key: `data.type` tells, which a discriminator has to stand beside. */
+/** The response of a read, or the key. The discriminator is `data.type`, so the published schema puts it on `data`. */
 export const RetrieveAnswer = orRaw(PublishedAs(
   Type.Union([SecretsAnswer, EncryptionKeyAnswer], { examples: [RETRIEVED] }),
   Type.Object({
@@ -136,7 +136,7 @@ export const RetrieveAnswer = orRaw(PublishedAs(
   }, { title: 'RetrieveAnswer', examples: [RETRIEVED] })
 ))
 
-/** Names a level in a body: the deepest slug given is the level. */
+/** Names a level in a body: the deepest slug decides. */
 const level = { project: Slug, target: Type.Optional(Slug), environment: Type.Optional(Slug) }
 export interface LevelNames { project: string, target?: string | undefined, environment?: string | undefined }
 
@@ -169,7 +169,7 @@ const ONE_OF_BOTH = 'exactly one of `content` and `plaintext` is sent'
 
 export const StoreBody = Body({
   ...level,
-  // Whether it may be a blob is for the vault to say, in the words that the project's custody asks for.
+  // The vault validates the blob, because the error depends on who holds the project's key.
   content: Type.Optional(Type.String({
     maxLength: BLOB_LENGTH, description: `${Blob.description}; ${ONE_OF_BOTH}`, examples: Blob.examples
   })),

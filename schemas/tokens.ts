@@ -3,10 +3,10 @@ import { OrganizationInPath } from './organizations.ts'
 import { AbilityName } from './scopes.ts'
 import { Body, Moment, Name, Nullable, PageMeta, PublishedAs, Slug, Timestamp } from './shapes.ts'
 
-/** How many API tokens that have not expired an organization can have, and how many of them can be one person's. */
+/** Maximum number of unexpired API tokens: per organization, and per user in an organization. */
 export const TOKEN_LIMITS = { organization: 10_000, person: 1_000 } as const
 
-/** Part of the hierarchy that a token is narrowed to: a project, one of its targets, or one environment. */
+/** A restriction of a token to a project, a target or an environment. */
 export const Restriction = Type.Object({
   project: Slug, target: Type.Optional(Slug), environment: Type.Optional(Slug)
 }, {
@@ -18,7 +18,7 @@ export const TokenParams = Type.Object({
   organization: OrganizationInPath, id: Type.String({ maxLength: 128, examples: ['7'] })
 })
 
-/** Who made a token: a person, or another token. Null: an operator. */
+/** The creator of a token: a user or another token. Null: the operator. */
 const TokenCreator = Type.Unsafe<{ type: 'user' | 'api_token', id: number, name: string } | null>({
   type: ['object', 'null'],
   properties: {
@@ -90,7 +90,7 @@ export const CreateTokenBody = Body({
 }, { title: 'CreateTokenBody', examples: [{ name: 'CI', abilities: ['secret:read', 'secret:decrypt'] }] })
 export type CreateTokenBody = Static<typeof CreateTokenBody>
 
-/** Abilities and restrictions are fixed when a token is made: sent again they have to be what they are. */
+/** Abilities and restrictions cannot be changed; if sent, they must equal the current values. */
 export const UpdateTokenBody = Body({
   name: Type.Optional(Name),
   expires_at: expiry('as it is', '; no later than the end of the grant that it was made through, if there is one'),
@@ -115,7 +115,7 @@ export type RotateTokenBody = Static<typeof RotateTokenBody>
 const plaintext = 'dotenv_01JQZ6V9T4M8N2K7R5W3X1Y0BC_x0x0x0x0x0x0x0x0x0x0x0x0x0x0x0x0x0x0x0000000'
 export const NOT_AGAIN = 'Keep the token now: it is not shown again.'
 
-/** A token and its new value, beside `data` and in it, as clients in the field read either. */
+/** A token and its new value, both at the top level and in `data`: existing clients read one or the other. */
 export const RotatedToken = Type.Object({
   success: Type.Boolean(),
   message: Type.String(),
@@ -133,7 +133,7 @@ export const RotatedToken = Type.Object({
   }]
 })
 
-/** The value of a new token, which no later answer holds. */
+/** A new token with its value. Later responses never contain the value. */
 export const CreatedToken = Type.Object({
   success: Type.Boolean(),
   message: Type.String(),

@@ -6,11 +6,11 @@ import {
   Blob, Body, Described, KeyProof, Moment, Nullable, OneOf, PAGED, Page, PageMeta, PerPage, Slug, Timestamp, Ulid
 } from './shapes.ts'
 
-/** What made a version. */
+/** Actions that create a version. */
 export const VERSION_ACTIONS = ['create', 'update', 'delete', 'restore', 'rotate', 're_encrypt'] as const
 export type VersionAction = (typeof VERSION_ACTIONS)[number]
 
-/** Validated in the handler: what is not a whole number below 2^53 names no version, and that is 404. */
+/** The handler validates `version`: anything but an integer below 2^53 is 404. */
 export const VersionParams = Type.Object({
   organization: OrganizationInPath,
   version: Type.String({ maxLength: 128, description: 'a whole number', examples: ['1'] })
@@ -64,7 +64,7 @@ export const VersionPage = Type.Object({ data: Type.Array(Version), meta: PageMe
   examples: [{ data: [versionExample], meta: PAGED }]
 })
 
-/** One version, with its encrypted content and key descriptor beside `attributes`. */
+/** A version with its encrypted content and its key descriptor. */
 export const VersionAnswer = Type.Object({
   data: Type.Object(
     { ...versionFields, content: Type.String({ description: 'the blob as it was written' }), key: KeyDescriptor },
@@ -83,7 +83,7 @@ export const VersionAnswer = Type.Object({
   }]
 })
 
-/** Whose history: a level, named by the slugs down to it. */
+/** The level whose history is meant, named by its slugs. */
 const level = {
   project: Slug,
   target: Type.Optional(Slug),

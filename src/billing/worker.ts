@@ -12,10 +12,10 @@ import { closePeriods } from './subscriptions.ts'
 export interface BillingWorker {
   db: Db
   invoicing: Invoicing & { provider: Provider }
-  /** What an organization has whose subscription ended. */
+  /** The plan of an organization after its subscription has ended. */
   defaultPlan: string
   log: Log
-  /** Milliseconds that the provider may take for an answer. */
+  /** Timeout of a provider call in milliseconds. */
   patience?: number | undefined
 }
 
@@ -27,8 +27,8 @@ const WARNINGS: Record<Doubt, string> = {
 }
 
 /**
- * Closes the periods of subscriptions that are over and, in a background of its own, which a provider that does not
- * answer holds up alone, tells the provider what it was not told yet.
+ * Closes ended billing periods and sends open charges and refunds to the provider. These are two separate workers, so a
+ * slow provider does not delay the periods.
  */
 export function createBillingWorker (worker: BillingWorker): Background {
   return sideBySide(createPeriodWorker(worker), createOrderWorker(worker))
@@ -53,9 +53,9 @@ function createPeriodWorker ({ db, invoicing, defaultPlan, log }: BillingWorker)
 }
 
 /**
- * The row of a charge or refund is the intent, committed with the change that made it, so what a crash left open is
- * found here: by the provider that it was asked of, and by no other. Each is claimed right before it is asked, so none
- * is that was settled meanwhile, and of several instances one asks.
+ * Sends charges and refunds to the provider. Their rows are the queue: they are committed with the change that created
+ * them, so open orders survive a crash. Only the provider named in the row gets the order. The worker claims each row
+ * right before the call, so it skips settled orders and only one instance sends an order.
  */
 function createOrderWorker (
   { db: handle, invoicing: { provider }, log, patience = PATIENCE }: BillingWorker
@@ -118,7 +118,7 @@ function createOrderWorker (
     ...background,
     async stop () {
       const stopped = background.stop()
-      // What is under way is asked again by its id.
+      // The next start repeats aborted calls with the same id.
       stopping.abort()
       await stopped
     }
@@ -130,7 +130,7 @@ const attemptsIn = (log: Log) => async (what: string, of: object, work: () => Pr
   try {
     await work()
   } catch (error) {
-    // That has a warning of its own.
+    // `createSellerWarning` has logged it.
     if (error instanceof ApiError && error.code === 'invoicing_unavailable') return
     log.warn({ err: databaseError(error), ...of }, `${what} was interrupted, and is tried again`)
   }

@@ -20,7 +20,7 @@ export class PasswordWorkOverloaded extends WorkOverloaded {
   }
 }
 
-// With the first password: it brings a native library, which a start has no use for.
+// Loaded on first use: the native library would slow down every start.
 const loadArgon2id = async () => (await import('oslo/password')).Argon2id
 
 const gate = createGate(4, 32, () => new PasswordWorkOverloaded())
@@ -55,7 +55,7 @@ export function isOutdated (
 
 const nobody = new Map<PasswordCost, Promise<string>>()
 
-/** Takes as long as a wrong password of somebody: who has no account is not told apart by time (CR-41). */
+/** Takes as long as the check of a wrong password, so that timing does not reveal missing accounts (CR-41). */
 export async function verifyNobody (password: string, cost: PasswordCost = COSTS.password): Promise<void> {
   const hash = nobody.get(cost) ?? hashPassword(generatePassword(), cost).catch((error: unknown) => {
     // Made anew next time: else whoever has no account would be told apart for ever.

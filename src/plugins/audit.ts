@@ -28,7 +28,7 @@ export const audit: Domain = async (app) => {
         ...(from !== undefined && { from: requireTimestamp('from', from) }),
         ...(to !== undefined && { to: requireTimestamp('to', to) })
       }
-      // What an event is about may be gone, or was never in one part of the hierarchy: nothing tells who may see it.
+      // The resource of an event may be deleted or outside of the hierarchy, so restrictions cannot be checked.
       const { rows, total } = slices.length > 0
         ? { rows: [], total: 0 }
         : await listEvents(app.lists, organization.id, filter, before, asked)

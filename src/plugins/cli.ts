@@ -1,7 +1,7 @@
 import { TelemetryAnswer } from '../../schemas/cli.ts'
 import type { Domain } from '../http/routes/types.ts'
 
-/** What command line tools in the field send beside their work. */
+/** Usage telemetry of existing command-line tools. */
 export const cli: Domain = async (app) => {
   app.post('/cli/telemetry', {
     config: { access: 'public', audit: 'none' },

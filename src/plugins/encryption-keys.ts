@@ -28,8 +28,8 @@ import { dataKeyOf, keyStringOf, makeServerKey, registerClientKey, storageKeyOf 
 import { judgeProof, provesAnyKey, refuseRevealing, revealsKey } from '../vault/keys/proofs.ts'
 import { reencrypt, rotate } from '../vault/operations/rotate.ts'
 
-// The key string is kept where keys are, so that it is forgotten with the key; for as long as the key is the active
-// one, a repeat gets it from there: as it is now, which the level that was looked up before the first committed is not.
+// The stored response has no key string, so that deleting a key deletes its key string. A repeated request reads it
+// from the active key, with a fresh look-up: the level from before may be older than the first request's commit.
 const KEY_STRING: Withheld = {
   keep: (answer: Rotated) => withKey(answer, ''),
   give: async (app, request, answer: Rotated) => {
@@ -113,7 +113,7 @@ export const encryptionKeys: Domain = async (app) => {
       const { organization } = principalOf(request)
       const seen = activeKeyOf(levelOf(request))
       if (seen.managed === 'client') fail('client_managed_key')
-      // The derivation takes a fifth of a second: before the transaction begins.
+      // The key derivation takes 200 ms, so it must not happen inside the transaction.
       const key = await makeServerKey(
         app.keyring, { ...seen, version: seen.version + 1 }, undefined, app.costs.keyIterations
       )
@@ -222,7 +222,7 @@ function judgeVersions ({ versions }: Static<typeof ReEncryptBody>) {
   }
 }
 
-// In a plugin of its own: its body, which carries every document of the project, is read in another way.
+// A separate plugin, because its large body (all documents of the project) needs another content type parser.
 const clientRotation: Domain = async (app) => {
   app.post('/:organization/:project/secrets/rotate-client-keys', {
     ...takeLargeBodies(app, {
@@ -231,7 +231,7 @@ const clientRotation: Domain = async (app) => {
       judgePlace: (request) => locate(app, request)
     }),
     config: {
-      // It replaces every document of the project.
+      // The rotation replaces every document of the project.
       access: ['key:rotate', 'secret:write'],
       at: 'project',
       brings: 'key',
@@ -299,7 +299,7 @@ const clientRotation: Domain = async (app) => {
   })
 }
 
-// What is finished has been counted, once.
+// A finished re-encryption stores its count, so it is not counted again.
 async function reEncryptionOf (app: FastifyInstance, { plan }: Organization, project: KeyState) {
   const progress = await findReEncryption(app.lists, project)
   if (progress === undefined) return null
@@ -307,7 +307,7 @@ async function reEncryptionOf (app: FastifyInstance, { plan }: Organization, pro
   if (progress.finished_at !== null) return { ...rest, state: 'done' as const, remaining: unreadable }
   const isClients = project.encryption_type === 'client'
   const remaining = await countWaiting(app.lists, project, isClients ? plan.retention_days : null)
-  // Nobody tells the end of what a purge or the retention took away from the client.
+  // A purge or the retention may remove the last pending versions, so `finished_at` can stay null for clients.
   return { ...rest, state: isClients && remaining === 0 ? 'done' as const : 'running' as const, remaining }
 }
 

@@ -43,7 +43,7 @@ async function findItem (db: Db, organizationId: string, id: string) {
   return row && toItem(row)
 }
 
-/** Invitations of an organization: a person becomes a member only by accepting one. */
+/** Invitations of an organization. Accepting an invitation is the only way to become a member. */
 export const invitations: Domain = async (app) => {
   app.post('/organizations/:organization/members', {
     config: {
@@ -201,13 +201,13 @@ export const invitations: Domain = async (app) => {
     return `${reason}: tell the person to accept the invitation on ${page}. Without an account, the operator makes one with: npm run -s cli -- user add --email ADDRESS${first}`
   }
 
-  /** One mail to an address, if the outbox has room and the organization has sent none to it within 24 hours. */
+  /** An e-mail to an address, unless the queue is full or the organization sent one within the last 24 hours. */
   function prepareMail ({ organization, person, type, name }: Principal, email: string) {
     const secret = mintSecret()
     let room: Room | undefined
     let isTaken = false
     return {
-      // Before the change, and by sender and address alone, so that the duration says nothing about an account.
+      // Before the change, and independent of the account, so that the duration does not reveal whether it exists.
       reserve () {
         room ??= app.outbox.reserve(
           { organization: organization.id, person: person?.user_id ?? null }, canonicalEmail(email)

@@ -56,7 +56,7 @@ export const projects: Domain = async (app) => {
         ids: projectsInside(principal.slices),
         user_id: request.byTeams === null ? null : principal.person!.user_id
       }
-      // The list of a member of teams takes longer the more projects the teams hold.
+      // For roles through teams, the duration grows with the number of projects, so it needs another pool.
       const db = shown.user_id === null ? app.pages : app.lists
       const { rows, total } = await listProjects(db, shown, page)
       return { data: rows.map(toItem), meta: pageMeta(page, total, rows.length) }
@@ -86,7 +86,7 @@ export const projects: Domain = async (app) => {
   app.post('/:organization/projects', {
     config: {
       access: 'project:create',
-      // A new project lies outside every part that a token can be narrowed to.
+      // A new project is outside of the restrictions of every token.
       at: 'organization',
       tagged: true,
       audit: 'project.create',
@@ -107,7 +107,7 @@ export const projects: Domain = async (app) => {
       const id = ulid()
       const keyId = { organization_id: organization.id, project_id: id, version: 1 }
       const encryption_type = body.storage_mode ?? 'server'
-      // The derivation takes a fifth of a second: before the transaction begins.
+      // The key derivation takes 200 ms, so it must not happen inside the transaction.
       const key = encryption_type === 'client'
         ? registerClientKey(app.keyring, storageKeyOf(app.keyring, organization), keyId, clientKeyOf(body))
         : await makeServerKey(app.keyring, keyId, serverKeyOf(body), app.costs.keyIterations)
@@ -142,7 +142,7 @@ export const projects: Domain = async (app) => {
       put: true,
       tagged: true,
       changes: findItem,
-      // To change who holds a key is as strong as to change the key.
+      // Changing the custody of a key requires the same scope as rotating the key.
       mayNeed: ['key:rotate'],
       limitOfEffect: 'key_custody',
       audit: 'project.update',
@@ -220,7 +220,7 @@ export const projects: Domain = async (app) => {
     }
   })
 
-  // What a change of storage_mode needs is judged before the transaction begins: the derivations take their time.
+  // Validates a change of storage_mode before the transaction, because key derivations are slow.
   async function prepareHandover (request: FastifyRequest, reply: FastifyReply, body: UpdateProjectBody) {
     const { organization } = principalOf(request)
     const { storage_mode } = body
@@ -242,9 +242,8 @@ export const projects: Domain = async (app) => {
       return undefined
     }
     requireScope(request, 'key:rotate')
-    // What comes then derives keys as slowly as the client once chose, and would let somebody guess, so it is counted
-    // first. In both directions the event says what a reader of it has to know: the server knew the key, or knows it
-    // now.
+    // Counted before the derivation, which is expensive and would allow guessing the key. In both directions the audit
+    // event says that the server knows, or knew, the key.
     const details = { from: key.managed, to: storage_mode, key_version: key.version, server_knew_key: true }
     if (storage_mode === 'server') {
       const keyString = body.encryption_key ??

@@ -45,10 +45,10 @@ const READ_ERRORS = [
   'invalid_parameter_combination', 'client_managed_encryption', 'document_unreadable', 'integrity_error'
 ] as const satisfies ErrorCode[]
 
-/** Characters of documents from which on an answer is written in steps. */
+/** Characters. Larger responses are serialized in steps. */
 const LARGE_READ = 256 * 1024
 
-/** The three levels that a document is read at. */
+/** The routes that read documents, one for each level. */
 const READS = [
   {
     level: 'project', id: 'readProjectSecrets', params: ProjectParams, path: '/:project', former: '/projects/:project'
@@ -77,7 +77,7 @@ export const secrets: Domain = async (app) => {
         mayNeed: ['secret:decrypt', 'secret:history'],
         judge: (request) => judgeCombinations(readingOfQuery(request)),
         at: level,
-        // Asked before the query is judged, too.
+        // Also called before the query is validated.
         brings: (request) => {
           const { decrypt, at } = request.query as ReadSecretsQuery
           return at === undefined ? whatIsRead(request, String(decrypt) === 'true') : 'place'
@@ -95,7 +95,7 @@ export const secrets: Domain = async (app) => {
         headers: ReadHeaders,
         response: { 200: ReadAnswer, 304: Type.Null({ description: 'Not modified since the ETag in If-None-Match' }) }
       },
-      // The scope goes before the other parameters are judged.
+      // The scope is checked before the other parameters are validated.
       preValidation: async (request) => {
         const { decrypt, at } = request.query as { decrypt?: unknown, at?: unknown }
         if (decrypt === 'true') requireScope(request, 'secret:decrypt')
@@ -135,7 +135,7 @@ export const secrets: Domain = async (app) => {
       body: RetrieveBody,
       response: { 200: RetrieveAnswer }
     },
-    // The scope is judged before the body's other members are, by what a readable body asks for.
+    // The scope is checked before the other fields of the body are validated.
     preValidation: async (request) => {
       const action = (request.body as { action?: unknown } | undefined)?.action
       requireScope(request, action === 'decrypt'
@@ -320,7 +320,7 @@ export const secrets: Domain = async (app) => {
     return reply.send(characters < LARGE_READ ? answer : await writeInSteps(answer))
   }
 
-  // Not for 304, which hands out nothing that the caller does not have.
+  // Not called for 304, which reveals nothing new to the caller.
   async function recordReading (
     request: FastifyRequest, { level, level_id }: LevelState, visible: readonly Pick<SecretRow, 'id' | 'revision' | 'sealed'>[],
     action: 'secret.decrypt' | 'version.read', more: object = {}
@@ -344,7 +344,7 @@ export const secrets: Domain = async (app) => {
   }
 }
 
-// 304 is for GET and HEAD (RFC 9110, 13.1.2).
+// Only GET and HEAD can get 304 (RFC 9110, 13.1.2).
 const isConditional = ({ method, headers }: FastifyRequest) =>
   method !== 'POST' && headers['if-none-match'] !== undefined
 

@@ -29,7 +29,7 @@ import { canonicalRole, holds, scopesInProject } from '../rules/roles.ts'
 
 const toItem = ({ id, ...attributes }: TeamRow) => ({ type: 'teams' as const, id, attributes })
 
-/** People of an organization who share roles in projects. */
+/** Teams: members of an organization who share roles in projects. */
 export const teams: Domain = async (app) => {
   app.get('/organizations/:organization/teams', {
     config: { access: 'team:read', at: 'organization' },
@@ -264,8 +264,8 @@ export const teams: Domain = async (app) => {
     }
   })
 
-  // Teams change one after the other, with the organization held: so limits hold, and nobody is put into a team while
-  // it gets a stronger role.
+  // Locks the organization, so that changes of teams are serialized: limits hold, and a team cannot get a stronger role
+  // while a member is added.
   async function change<T> (
     request: FastifyRequest, work: (db: Db, organizationId: string) => Promise<T>
   ): Promise<T> {
@@ -300,16 +300,16 @@ async function record (
   await recordEvent(db, actorOf(request), { action, resource_type: 'team', resource_id: id, details })
 }
 
-// A change of a team's members or projects gives or takes the roles of the team, in all of its projects or in the one
-// that changes. The caller has to hold each of these roles.
+// A change of a team's members or projects grants or revokes the team's roles, in all its projects or in the given
+// project. The caller needs the permissions of each of these roles.
 async function requireRolesOf (db: Db, principal: Principal, teamId: string, projectId?: string) {
   for (const { id, role } of await listTeamProjects(db, principal.organization.id, teamId)) {
     if (projectId === undefined || id === projectId) requireRole(principal, role)
   }
 }
 
-// Roles through teams add nothing: every role that may change teams gives all scopes in projects by itself, as far as
-// they were granted.
+// Ignores the caller's own roles through teams: every role that may change teams already includes all scopes in
+// projects.
 function requireRole (principal: Principal, role: Role) {
   for (const scope of scopesInProject(role)) {
     if (!holds(principal, scope)) fail('role_not_held', { role })

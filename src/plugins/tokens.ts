@@ -24,7 +24,7 @@ import { pageMeta, pageOf } from '../rules/pagination.ts'
 import { coversAll, isInside, type Slice } from '../rules/slices.ts'
 import { requireTimestamp } from '../rules/formats/timestamps.ts'
 
-// Nothing that is stored gives a token's value, for a day neither: whoever lost it rotates or deletes the token.
+// The value of a token is never stored, not even for repeated requests. A client that lost it rotates the token.
 const VALUE: Withheld = {
   keep: ({ api_key: { id } }: { api_key: { id: string } }) => ({ id }),
   give: async (_app, _request, { id }: { id: string }) => fail('idempotent_secret_unavailable', { id })
@@ -72,7 +72,7 @@ export const tokens: Domain = async (app) => {
       const abilities = abilitiesOf(request.body.abilities)
       const token = mintApiToken(organization.id)
       const api_key = await transaction(app.db, async (db) => {
-        // Left out, it is as long a life as the caller may give.
+        // The default is the latest expiry that the caller may set.
         const expires_at = request.body.expires_at === undefined
           ? principal.expires_at
           : await expiryOf(db, request.body.expires_at)
@@ -137,7 +137,7 @@ export const tokens: Domain = async (app) => {
       const data = await changeHeld(request, id, async (db, token, latest) => {
         await refuseFixed(db, token, body)
         const expires_at = await newExpiry(db, token, body.expires_at)
-        // Whoever leaks could make itself last.
+        // A leaked token must not extend itself.
         if (isOneself(principal, id)) refuseAs(principal, 'api-token:update')
         const next = { ...made(token), ...(expires_at !== undefined && { expires_at }) }
         refuseMore(principal, next, 'api-token:update')
@@ -177,7 +177,7 @@ export const tokens: Domain = async (app) => {
       const { organization } = principal
       const id = idOf(request)
       const { overlap_seconds = 0 } = request.body
-      // Else its repeat would be nobody's, and the new value lost with the first answer.
+      // Otherwise a retry could not authenticate, and a lost response would lose the new value.
       if (request.answering !== null && overlap_seconds === 0 && isOneself(principal, id)) {
         refuse('overlap_seconds', 'Expected at least 1 where a token rotates itself with an Idempotency-Key')
       }
@@ -192,7 +192,7 @@ export const tokens: Domain = async (app) => {
         if (!endsWith(principal, held) && held.is_live) {
           await requireRoom(db, organization.id, principal.person!.user_id, held)
         }
-        // Before the rotation: a token may rotate itself, which gives it nothing, and is the caller of that.
+        // Recorded before the rotation, because a token that rotates itself is the caller.
         await recordEvent(db, actorOf(request), eventOf('api-token.rotate', id, { overlap_seconds }))
         const value = { token_hash: hashToken(token), token_prefix: tokenPrefix(token) }
         const isKeyed = request.answering !== null
@@ -267,7 +267,7 @@ function seen<T extends { id: number, slices: Slice[] | null }> (request: Fastif
 const made = ({ abilities, slices, expires_at }: TokenRow) =>
   ({ abilities: abilities as Ability[], slices: slices ?? [], expires_at })
 
-// What is fixed may be sent as it is, so that what was read can be sent back.
+// Fixed fields may be sent if they are unchanged, so that clients can send back a resource as read.
 async function refuseFixed (db: Db, token: TokenRow, { abilities, restrictions }: UpdateTokenBody) {
   const isSame = (one: readonly unknown[], other: readonly unknown[]) => {
     const [all, others] = [one, other].map((list) => new Set(list.map((each) => JSON.stringify(each))))
@@ -284,13 +284,13 @@ async function refuseFixed (db: Db, token: TokenRow, { abilities, restrictions }
   }
 }
 
-// With the grant it counts for nothing, whatever its own expiry says; and nobody would see that it never goes.
+// A token ends with its grant, so a later expiry would be misleading.
 function refuseBeyond (latest: Date | null, expires_at: Date | null) {
   if (latest === null || (expires_at !== null && expires_at <= latest)) return
   refuse('expires_at', `Expected ${latest.toISOString()} at the latest, when the grant ends that it was made through`)
 }
 
-// Exact spellings only. `*` stands alone: beside it every other ability would say nothing.
+// Exact spellings only. `*` already includes all other abilities.
 function abilitiesOf (spellings: readonly string[]): Ability[] {
   if (new Set(spellings).size !== spellings.length) refuse('abilities', 'An ability is given twice')
   if (spellings.includes('*') && spellings.length > 1) refuse('abilities', '* stands alone')
@@ -304,7 +304,7 @@ async function expiryOf (db: Db, text: string | null): Promise<Date | null> {
   return moment.getTime() > await readNow(db) ? moment : refuse('expires_at', 'Expected a moment in the future')
 }
 
-// Undefined where it stays: a value that was read can be sent back, although it may be in the past by now.
+// Undefined if the expiry is unchanged: clients can send back a resource as read, even if it has expired.
 async function newExpiry (
   db: Db, token: TokenRow, text: string | null | undefined
 ): Promise<Date | null | undefined> {
@@ -323,7 +323,7 @@ async function slicesOf (
       refuse(`restrictions.${i}.target`, 'Required with environment')
     }
     const slice = await findSlice(db, organization.id, restriction)
-    // A narrowed maker is not told whether what lies outside its own part exists.
+    // A restricted caller must not learn whether something exists outside its restrictions.
     if (own.length > 0 && (slice === undefined || !isInside(own, slice))) {
       refuseAs(principal, 'api-token:create')
     }

@@ -90,7 +90,7 @@ export const user: Domain = async (app) => {
 
   app.post('/user/invitations/:invitation/accept', {
     config: {
-      // A scope that every person can grant, as for an organization of their own.
+      // Every user can grant this scope.
       access: 'organization:create',
       audit: 'member.join',
       errors: ['user_required', 'not_found', 'memberships_full', 'organization_full', 'conflict', 'integrity_error']
@@ -110,7 +110,7 @@ export const user: Domain = async (app) => {
       const { organization, role } = await transaction(app.db, async (db) => {
         const accepted = await acceptInvitation(db, organizationId, id, person, (role) => ({
           ...personOf(request, organizationId, person),
-          // As the member that the person has just become, and for as long as the access token lives.
+          // The audit event needs the caller as the new member, with the access token locked.
           caller: { access_token, user_id: person.id, role },
           answering: request.answering
         }))
@@ -147,7 +147,7 @@ export const user: Domain = async (app) => {
     }
   })
 
-  // A revoked caller gets 401, whether the invitation is there or not.
+  // A revoked caller gets 401, whether or not the invitation exists.
   async function findInviter (
     { waited }: FastifyRequest, accessToken: number, email: string, id: string
   ): Promise<string> {
@@ -158,7 +158,7 @@ export const user: Domain = async (app) => {
   }
 }
 
-// A change of an organization by a person who is no member.
+// A change of an organization by a user who is not a member.
 const changeOf = ({ answering, waited }: FastifyRequest, organization_id: string): Asking =>
   ({ organization_id, answering, waited })
 

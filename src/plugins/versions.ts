@@ -132,7 +132,7 @@ export const versions: Domain = async (app) => {
         storageKey,
         target: { secret_id: secret.id, version: version.id },
         bytes: request.body.content?.length ?? version.size_bytes,
-        // Looked up again, since the version may be purged meanwhile. The retention is judged before any key logic.
+        // Checked again, because the version may have been purged. The retention is checked before any key logic.
         decide (state, found) {
           if (state === undefined) return fail('not_found')
           const restored = requireKept(request, requireVersion(request, found))
@@ -234,7 +234,7 @@ export const versions: Domain = async (app) => {
 
   app.post('/:organization/:project/restore-to', {
     config: {
-      // It deletes the documents of levels that had none.
+      // The restore deletes the documents of levels that had none at that time.
       access: ['secret:restore', 'secret:write'],
       at: 'project',
       limitOfEffect: 'project_restore',
@@ -268,7 +268,7 @@ export const versions: Domain = async (app) => {
     }
   })
 
-  // The version that a request is about, as it is now.
+  // Loads the version that the path names.
   async function findOwn<V extends FoundVersion> (request: FastifyRequest, find: FindVersion<V>): Promise<V> {
     const { organization } = principalOf(request)
     const id = parseId((request.params as Static<typeof VersionParams>).version) ?? fail('not_found')
@@ -300,7 +300,7 @@ function requireVersion (request: FastifyRequest, found: FullVersion | undefined
   return found
 }
 
-// Rule 6: a version outside the retention window is neither fetched nor restored.
+// A version outside the retention window can be neither read nor restored.
 function requireKept<V extends FoundVersion> (request: FastifyRequest, found: V): V {
   const { retention_days } = principalOf(request).organization.plan
   if (!found.version.locked) return found

@@ -2,7 +2,7 @@ import { exportInvoices } from './billing.ts'
 import { listing, verbs, type Noun } from '../common/noun.ts'
 import { noteDown } from './settling.ts'
 
-/** `invoice` and what it takes. */
+/** `invoice` command. */
 export const noun: Noun = {
   help: `  invoice paid --id ID                    note down that a wire transfer came in
   invoice void --id ID                    note down that an invoice asks for nothing any more

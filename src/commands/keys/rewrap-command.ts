@@ -5,7 +5,7 @@ import { report, rewrap } from './rewrap.ts'
 import type { Noun } from '../common/noun.ts'
 import { parse } from '../common/words.ts'
 
-/** `rewrap` and what it takes. */
+/** `rewrap` command. */
 export const noun: Noun = {
   help: `  rewrap                                  put every stored key under the newest master key
 `,

@@ -12,7 +12,7 @@ import {
 import { change, listing, verbs, withDatabase, writeLines, type Environment, type Noun } from '../common/noun.ts'
 import { FLAG, isName, parse, TEXT, UsageError } from '../common/words.ts'
 
-/** `user` and what it takes. */
+/** `user` command. */
 export const noun: Noun = {
   help: `  user add --email ADDRESS [--name NAME] [--organization ID --role ROLE] [--json]
                                           make an account and a link that sets its password
@@ -69,7 +69,7 @@ export const noun: Noun = {
   })
 }
 
-// The link is printed before anything is mailed: whatever the mail server does, the operator has it.
+// Prints the link before sending the e-mail, so that the operator has it even if the mail server fails.
 async function handOver (
   env: Environment, json: boolean | undefined, make: (database: Database, service: string) => Promise<Linked>
 ): Promise<number> {

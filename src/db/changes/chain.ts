@@ -95,7 +95,7 @@ export async function lockCounters (
  * Locks the counter row of the organization of a change, unless the transaction has locked it, and validates the
  * caller under the lock. The service and the operator have no caller.
  *
- * Throws CallerEnded when the caller has ended, or the organization was deleted; RowHeld when another transaction has
+ * Throws CallerEnded when the caller has ended, or the organization was deleted; RowLocked when another transaction has
  * the rows of the caller locked for longer than `patience`.
  *
  * @param patience milliseconds to wait for these rows: long operations wait, since a retry would repeat all their work

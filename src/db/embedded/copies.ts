@@ -2,9 +2,9 @@ import fs from 'node:fs'
 import net from 'node:net'
 import path from 'node:path'
 
-// Who has an embedded database open copies its files for others who ask, through a socket beside them: between two
-// statements, so that the copy is what a power cut at that moment would have left, with all that was acknowledged. What
-// became of a copy they tell it through the same socket.
+// The process that has the embedded database open copies its files for other processes on request, through a socket in
+// the directory. A copy is made between two statements, so that it equals the state after a power failure at that
+// moment, with all committed data. The same socket takes messages to this process, such as the outcome of a backup.
 
 const NAME = 'copies'
 // A request is a path, and a line.
@@ -19,7 +19,7 @@ const NOBODY = ''
 // What is told is JSON; a path begins otherwise.
 const TOLD = '{'
 
-/** Answers who asks for a copy, or tells something, one after the other, until what this answers is called. */
+/** Serves copies and messages one after the other; returns a function that stops the server. */
 export async function serveCopies (
   dir: string, copy: (to: string, whileWanted: AbortSignal) => Promise<void>, hear: (told: string) => Promise<void>
 ): Promise<() => void> {
@@ -52,7 +52,7 @@ export async function serveCopies (
     })
   }).unref()
   const { base, close } = openDirectory(dir)
-  // Of whoever had the directory before.
+  // The socket of the previous process.
   fs.rmSync(`${base}/${NAME}`, { force: true })
   await new Promise<void>((resolve, reject) => { server.once('error', reject).listen(`${base}/${NAME}`, resolve) })
   server.on('error', () => {})
@@ -75,7 +75,7 @@ export async function tellHolder (dir: string, what: object): Promise<void> {
   if (answer !== DONE) throw new Error(answer === NOBODY ? 'nobody has the embedded database open any more' : answer)
 }
 
-// What was answered, or why there is no answer.
+// Returns the response, or the reason why there is none.
 async function ask (dir: string, request: string): Promise<string> {
   const { base, close } = openDirectory(dir)
   try {
@@ -100,12 +100,12 @@ async function ask (dir: string, request: string): Promise<string> {
   }
 }
 
-// The path of a socket may have about a hundred bytes: on Linux go through the open directory, as the lock does.
+// Socket paths are limited to about 100 bytes. On Linux, a short path through the open directory avoids the limit.
 function openDirectory (dir: string) {
   const handle = fs.openSync(dir, 'r')
   let isOpen = true
   const close = () => {
-    // A second close would close whatever has got the descriptor's number meanwhile.
+    // A second close would close an unrelated file that reuses the descriptor number.
     if (isOpen) fs.closeSync(handle)
     isOpen = false
   }

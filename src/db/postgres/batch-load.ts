@@ -18,14 +18,14 @@ interface Asked<Q, A> {
   at: number
 }
 
-/** The queries of a look-up that are not sent yet, and how many more statements may be under way. */
+/** The queue of a loader, and its number of free slots. */
 interface Pending<Q, A> {
   asked: Map<string, Asked<Q, A>>
   freeSlots: number
   isScheduled: boolean
 }
 
-/** How a look-up of several queries is done. */
+/** How to load several queries at once. */
 export interface LookUp<Q, R, A> {
   /** Equal for equal queries, which share one answer. */
   keyOf: (question: Q) => string
@@ -36,12 +36,10 @@ export interface LookUp<Q, R, A> {
 }
 
 /**
- * A look-up that answers many queries by one statement: all that are made in one turn of the event loop, and all that
- * are made while all slots of the look-up are in use. A statement is sent after the last of its queries was
- * made, so no answer is older than its query, and no answer is kept: a revoked token is refused at once. In a
- * transaction each query is a statement of its own.
- *
- * A query that waited for longer than two seconds to be sent is refused (DatabaseUnavailable).
+ * A loader that answers many queries with one statement: all queries of one turn of the event loop, and all queries
+ * made while the loader's slots are in use. A statement is sent after its queries were made, and nothing is cached, so
+ * a revoked token is refused at once. In a transaction each query is a statement of its own. A query that waits longer
+ * than two seconds before it is sent is refused (DatabaseUnavailable).
  */
 export function gather<Q, R, A> ({ keyOf, find, read }: LookUp<Q, R, A>): (db: Db, question: Q) => Promise<A> {
   const all = new WeakMap<Db, Pending<Q, A>>()

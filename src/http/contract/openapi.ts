@@ -30,7 +30,7 @@ that an operation has of its own are its \`x-error-codes\`, and any can answer t
 sent or repeated, and what failed here. 414 \`uri_too_long\` and 431 \`header_fields_too_large\` are answered before an operation is
 looked for.`
 
-// In the order in which somebody who begins needs them.
+// In the order in which a new user needs them.
 const TAGS: Record<string, string> = {
   organizations: 'What everything else belongs to',
   projects: 'Projects of an organization, with a key each',
@@ -91,12 +91,11 @@ export async function installOpenApi (app: FastifyInstance) {
   })
 }
 
-/** Serves the document and, unless it is switched off, Swagger UI at `/docs` under a policy without inline script. */
+/** Serves the document and, if enabled, Swagger UI at `/docs`, with a policy that forbids inline scripts. */
 export async function installDocs (app: FastifyInstance) {
   const explain = explainer(app, basePath(app))
   await app.register(async (docs) => {
-    // A page loads many files: they count by address, in a group of their own. Asking again costs nothing, but it is
-    // asked.
+    // A page loads many files, so they have a separate rate-limit group per address. Browsers revalidate by ETag.
     docs.addHook('onRoute', (route) => {
       route.config = { ...route.config, access: 'public', limit: 'docs', cache: 'no-cache' }
     })
@@ -111,7 +110,7 @@ export async function installDocs (app: FastifyInstance) {
     if (!app.config.docsUi) return
     docs.get('/', {
       schema: { hide: true },
-      // Who opens the address of the service in a browser looks for a page; to everybody else there is nothing here.
+      // Redirects browsers to the documentation; other clients get 404.
       handler: async ({ headers: { accept = '' } }, reply) =>
         /\btext\/html\b/.test(accept) ? reply.redirect(`${basePath(app)}/docs`, 303) : fail('not_found')
     })
@@ -141,7 +140,7 @@ export async function installDocs (app: FastifyInstance) {
   })
 }
 
-// `scripts/openapi-3.0.mjs` makes the file from `openapi.yaml`. The addresses depend on the configuration.
+// `scripts/openapi-3.0.mjs` generates the file from `openapi.yaml`. The URLs depend on the configuration.
 const OPENAPI_30 = new URL('../../../openapi-3.0.json', import.meta.url)
 
 async function readOpenApi30 (app: FastifyInstance): Promise<object> {
@@ -151,12 +150,11 @@ async function readOpenApi30 (app: FastifyInstance): Promise<object> {
   return { ...document, servers, components: { ...document.components, securitySchemes } }
 }
 
-// Where the service is, as a browser sees it. The path alone: whoever opens the documentation under another name of the
-// same service has it call that one.
+// The path of PUBLIC_URL. Without the host, so that the documentation also works under other host names of the service.
 function basePath ({ config }: FastifyInstance): string {
   return config.publicUrl === undefined ? '' : new URL(config.publicUrl).pathname.replace(/\/$/, '')
 }
 
-// Swagger UI sets style attributes; no script of its pages is inline.
+// Swagger UI sets style attributes, but has no inline scripts.
 const UI_CSP =
   "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"

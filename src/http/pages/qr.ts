@@ -4,7 +4,7 @@ import { html, type Html } from '../../rules/formats/html.ts'
 /** Modules of white around a code, without which no camera finds it (ISO/IEC 18004). */
 const QUIET = 4
 
-/** A QR code of the text, drawn into the page itself: nothing is loaded, and no script runs. */
+/** A QR code as inline SVG, without scripts or external resources. */
 export function qrCode (text: string, label: string): Html {
   const { data, size } = encode(text, { ecc: 'M', border: QUIET })
   // A run of dark modules in a row is one bar.

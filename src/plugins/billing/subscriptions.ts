@@ -116,7 +116,7 @@ export const subscriptions: Domain = async (app) => {
         const { subscription } = await holdSubscription(db, id)
         const { plan = subscription.plan, interval = subscription.interval } = request.body
         const account = await updateDetails(db, id, billing_details)
-        // The same again costs nothing.
+        // No charge if neither the plan nor the interval changes.
         const isSame = plan === subscription.plan && interval === subscription.interval
         const { currency } = subscription
         const changed = isSame

@@ -23,7 +23,7 @@ import {
 import { recordForUser } from '../../http/guard/personal-events.ts'
 import { consentPage, problemPage, signInPage, type SignedIn } from './views.ts'
 
-/** The authorization endpoint (RFC 6749, 4.1.1): sign in, agree, and go back with a code. */
+/** The authorization endpoint (RFC 6749, 4.1.1): sign-in, consent, and redirect with a code. */
 export const authorize: Domain = async (app) => {
   app.get('/authorize', {
     config: { access: 'public', speaks: 'html' },
@@ -42,7 +42,7 @@ export const authorize: Domain = async (app) => {
         return sendPage(reply, signInPage({ cookie: formCookie(app, request, reply), query, client: client!.name }))
       }
       const memberships = await listMemberships(app.db, session.user.id)
-      // What is not offered is not granted, and nobody does by a role what was not granted.
+      // Offers only scopes that the roles of the user include.
       const grantable = grantableScopes({
         organizations: memberships.map(({ role }) => role), teams: await listRolesInTeams(app.lists, session.user.id)
       })
@@ -156,8 +156,7 @@ const asking = (session: SignedIn, request: string, client: Client, redirectUri:
 })
 
 /**
- * Every value of every parameter, as it was sent; what is no Unicode, or no text for a database, is replaced: nothing
- * later can fail on it.
+ * All values of all parameters. Invalid UTF-8 and NUL are replaced by U+FFFD, because PostgreSQL rejects them.
  */
 function parametersOf (query: string): Parameters {
   const parameters = new Map<string, string[]>()

@@ -15,18 +15,18 @@ import { inviterOf } from '../../rules/inviters.ts'
 import type { HeldPage } from '../../rules/pagination.ts'
 import { grantsEverything } from '../../rules/roles.ts'
 
-// The pages for people. Each function renders one; the routes decide who may see it.
+// Each function renders a page; the routes check access.
 
-/** The person who is signed in with this browser. */
+/** The signed-in user of this browser, with the session cookie and its hash. */
 export interface SignedIn { cookie: string, hash: Buffer, user: User }
 
-/** What a form that was refused says to its person. */
+/** A message above a rejected form, and the status of the page. */
 export interface Problem { problem: string, status: number }
 
 export interface SignIn {
-  /** The cookie of the browser, which the form goes by. */
+  /** The cookie to which the form is bound. */
   cookie: string
-  /** The authorization request to go on with; empty: the account page. */
+  /** The query of the authorization request to continue; empty: the account page. */
   query: string
   email?: string
   problem?: string
@@ -54,11 +54,11 @@ ${formField(cookie)}
 }
 
 export interface SecondStep {
-  /** The cookie of the browser, which the form goes by. */
+  /** The cookie to which the form is bound. */
   cookie: string
-  /** What names the sign-in that waits for the code. */
+  /** Identifies the sign-in that waits for the code. */
   step: string
-  /** The authorization request to go on with; empty: the account page. */
+  /** The query of the authorization request to continue; empty: the account page. */
   query: string
   problem?: string
   status?: number
@@ -83,15 +83,15 @@ ${codeField(problem, { isFirst: true })}
 }
 
 export interface Consent {
-  /** Who is asked. */
+  /** The user who decides. */
   session: SignedIn
   request: string
   client: { name: string, isFirstParty: boolean }
   redirectHost: string
   memberships: readonly Membership[]
-  /** What the client asks for and the user can grant. */
+  /** Scopes that the client requests and the user can grant. */
   scopes: readonly Scope[]
-  /** Those that are ticked. */
+  /** Ticked scopes. */
   chosen: readonly Scope[]
   formTarget: string
   problem?: Problem
@@ -152,11 +152,11 @@ ${scopes.map((scope) => html`<label><input type="checkbox" name="scope" value="$
 </fieldset>
 `
 
-// Enter in a box presses the first button of a form, which would allow everything. One that closes the dialog which the
-// form is in stands before: there is none, so nothing happens. A disabled one does not do: Chromium passes over it.
+// Implicit submission: Enter in an input activates the first submit button, which would be "Allow". This button comes
+// first and has no effect, because the form is in no dialog. Chromium skips disabled buttons.
 const NO_DEFAULT = html`<button type="submit" formmethod="dialog" hidden></button>`
 
-/** For a person without an account whom an organization invited: makes the account and accepts the invitation. */
+/** For an invited person without an account: creates the account and accepts the invitation. */
 export function joinPage (
   cookie: string, link: string, { email, role, invited_by, organization }: OwnInvitation, problem?: string
 ): Page {
@@ -178,7 +178,7 @@ ${newPassword(problem)}
   }
 }
 
-/** For a person who is signed in to another account than the invited one. */
+/** For a user whose account has another address than the invitation. */
 export function otherAccountPage ({ cookie, user }: SignedIn, { email, organization }: OwnInvitation): Page {
   return {
     title: 'This invitation is to another address',
@@ -192,7 +192,7 @@ ${formField(cookie)}
   }
 }
 
-/** What went wrong, for a person: with nothing to press that would lead anywhere. */
+/** An error page without links or buttons. */
 export function problemPage (status: number, title: string, sentence: string): Page {
   return {
     title,
@@ -204,10 +204,10 @@ export function problemPage (status: number, title: string, sentence: string): P
 }
 
 export interface Account {
-  /** The session's cookie, which the forms go by. */
+  /** The session cookie, to which the forms are bound. */
   cookie: string
   user: User
-  /** The session that this is. */
+  /** The hash of the current session. */
   session: Buffer
   memberships: readonly Membership[]
   invitations: HeldPage<OwnInvitation>
@@ -288,7 +288,7 @@ const PERSONAL_EVENTS = 'sign-ins and sign-outs, wrong passwords and codes, chan
 const seenAfterAcceptance = (organization: string) =>
   `${organization} learns nothing about you until you accept. Then it sees your name, your e-mail address, and your acceptance with address and browser. While you are a member, it also sees your ${PERSONAL_EVENTS}, all without address and browser.`
 
-// Events of a person in words.
+// Texts of the events of a user.
 const EVENT_TEXTS: Partial<Record<EventName, string>> = {
   'api-token.delete': 'API token ended',
   'invitation.decline': 'invitation declined',
@@ -321,8 +321,8 @@ function describe ({ action, actor_type, details, ip, user_agent }: PersonalEven
     user_agent === null ? '' : `, ${user_agent}`}`
 }
 
-// A list of what belongs to the person, each row with its buttons: verb of the form's path → label. With `get` a button
-// opens a page that asks first.
+// A list of objects of the user, each row with its buttons: last segment of the form's path → label. With `get` a
+// button opens a confirmation page.
 const heldOf = (
   cookie: string, noun: 'sessions' | 'applications' | 'tokens' | 'invitations' | 'organizations',
   held: readonly { id: string, text: Html }[], buttons: Record<string, string> = { end: 'End' },
@@ -336,7 +336,7 @@ ${Object.entries(buttons).map(([verb, label]) => html`<form method="${method}" a
 `)}</li>
 `)}</ul>`
 
-// Links to the previous and the next page of a list; the other lists go back to their first page.
+// Links to the previous and the next page of a list; they reset the other lists to their first page.
 const pagesOf = (noun: 'sessions' | 'applications' | 'tokens' | 'invitations' | 'events', { page, isLast }: HeldPage<unknown>): Html => {
   const link = (to: number, text: string) => html`<a href="/account?${noun}=${String(to)}">${text}</a> `
   return page === 1 && isLast
@@ -506,7 +506,7 @@ const momentOf = (moment: Date) => `${dayOf(moment)} at ${moment.toISOString().s
 const problemOf = (problem: string | undefined): Html =>
   problem === undefined ? html`` : html`<p id="problem" class="notice" role="alert">${problem}</p>`
 
-// The problem, where there is one, and what else is to be read with a field.
+// References the problem, if there is one, and the rule of a field.
 function describedBy (problem: string | undefined, rule?: string): Html {
   const ids = [...(problem === undefined ? [] : ['problem']), ...(rule === undefined ? [] : [rule])]
   return ids.length === 0 ? html`` : html` aria-describedby="${ids.join(' ')}"`

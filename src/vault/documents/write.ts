@@ -39,7 +39,7 @@ interface ReadRequest { organizationId: string, bytes: number, row: EventRow }
 type Request = (WriteRequest | ReadRequest) & { isApart?: boolean }
 type Queued = Entry & Request & { commit: SynchronousCommit, resolve: (written: Written | undefined) => void }
 
-/** What a transaction has decided for a request. RowHeld: a row was locked, so the request runs again. */
+/** What a transaction has decided for a request. RowLocked: a row was locked, so the request runs again. */
 type Outcome = { written: Written | undefined } | { error: unknown }
 
 /**
@@ -133,7 +133,8 @@ function joinAgain (db: Db, entry: Queued) {
 
 /**
  * Locks the counters, decides the requests in their order, and writes the rows and events. A request runs again (an
- * outcome of RowHeld) when another instance has locked its counter, unless the request is apart: it then waits for it.
+ * outcome of RowLocked) when another instance has locked its counter, unless the request is apart: it then waits for
+ * the counter.
  */
 async function apply (db: Db, requests: readonly Request[], commit: SynchronousCommit): Promise<Outcome[]> {
   const writes = requests.filter((request) => 'decide' in request)

@@ -29,8 +29,8 @@ const MOST_REMEMBERED = 1_000
 interface Standing<Place> { place?: Place, pause: number, until: number, isHeld: boolean }
 
 /**
- * Does works by turns: in each round a piece of each, so that none waits for the end of another, however large that is.
- * One that fails is put off, also when somebody wakes the background before, and holds up none either.
+ * Runs jobs round robin: one step of each job in a round, so that a large job does not delay others. A failed job is
+ * postponed, even if the background is woken earlier.
  */
 export function byTurns<One, Place> (
   { list, nameOf, take, interrupted, waiting, putOff = PUT_OFF }: Works<One, Place>
