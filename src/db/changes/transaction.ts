@@ -1,7 +1,9 @@
 import { findAuthority, setAuthority } from '../rows/authority.ts'
 import { RowHeld, type Caller } from '../callers/caller.ts'
 import { counterOf, openChange } from './chain.ts'
-import { codeOf, databaseError, DatabaseUnavailable, isLockTimeout, LOCK_TIMEOUT } from '../postgres/errors.ts'
+import {
+  databaseError, DatabaseUnavailable, isLockTimeout, isLostTransaction, LOCK_TIMEOUT
+} from '../postgres/errors.ts'
 import { DEADLINE, spending } from '../postgres/guard.ts'
 import type { Db } from '../postgres/handle.ts'
 import { queueOf } from './queue.ts'
@@ -71,8 +73,7 @@ export async function transaction<T> (
         await pauseUntil(until)
         continue
       }
-      const isLost = /^(40P01|40001)$/.test(codeOf(error) ?? '')
-      if (!isLost || ++lost === ATTEMPTS) throw databaseError(error)
+      if (!isLostTransaction(error) || ++lost === ATTEMPTS) throw databaseError(error)
     }
   }
 }

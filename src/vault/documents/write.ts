@@ -3,9 +3,10 @@ import type { Plan } from '../../../schemas/organizations.ts'
 import { CallerEnded, RowHeld, validateCallers } from '../../db/callers/caller.ts'
 import { appendEvents, counterOf, lockCounters, type Counter, type SynchronousCommit } from '../../db/changes/chain.ts'
 import {
-  codeOf, databaseError, DatabaseUnavailable, isAwayForAll, isUndone, tampered, transaction, type Db
+  codeOf, databaseError, DatabaseUnavailable, isAwayForAll, isLockTimeout, isUndone, tampered, transaction, type Db
 } from '../../db/database.ts'
 import { eventRow, type EventRow } from '../../db/events.ts'
+import { isLostTransaction } from '../../db/postgres/errors.ts'
 import { DEADLINE, endOfWait } from '../../db/postgres/guard.ts'
 import { queueOf, type Entry } from '../../db/changes/queue.ts'
 import { pauseUntil, transactionOnce } from '../../db/changes/transaction.ts'
@@ -94,9 +95,6 @@ const enqueue = (db: Db, request: Request, { waited }: Actor, commit: Synchronou
 // that a locked counter is reported as one.
 const MIN_TIMEOUT_MS = 1_500
 
-// SQLSTATEs: lock timeout, deadlock, serialization failure.
-const LOCKED = /^(55P03|40P01|40001)$/
-
 async function writeTogether (db: Db, entries: readonly Queued[]): Promise<void> {
   const commit = entries.some(({ commit }) => commit === 'on') ? 'on' : 'off'
   const left = Math.max(MIN_TIMEOUT_MS, Math.min(...entries.map(({ until }) => until)) - waitNow())
@@ -109,7 +107,7 @@ async function writeTogether (db: Db, entries: readonly Queued[]): Promise<void>
       else entry.reject(outcome.error)
     }
   } catch (error) {
-    const isLocked = LOCKED.test(codeOf(error) ?? '')
+    const isLocked = isLockTimeout(error) || isLostTransaction(error)
     // Without a code the transaction got no connection: more transactions would not get one either.
     const isOfOne = entries.length > 1 && codeOf(error) !== undefined && isUndone(error) && !isAwayForAll(error)
     if (!isLocked && !isOfOne) throw error
