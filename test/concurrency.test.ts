@@ -403,14 +403,16 @@ t.test('tokens, members, grants and accounts that change at once from many clien
   ]
   const weighted = acts.flatMap(([weight, act]) => times(weight, () => act))
   const found = new Map<number, number>()
+  const hasEffects = () => (found.get(200) ?? 0) > 10 && (found.get(201) ?? 0) > 10
   await Promise.all(times(20, async () => {
-    for (let i = 0; i < 25; i++) {
+    // How many acts find a member with a live token depends on their order.
+    for (let i = 0; i < 25 || (!hasEffects() && i < 250); i++) {
       const status = (await pick(weighted)(pick(people)))?.status ?? 0
       found.set(status, (found.get(status) ?? 0) + 1)
     }
   }))
   t.same([...found.keys()].filter((status) => status >= 500), [], JSON.stringify([...found]))
-  t.ok(found.get(200)! > 10 && found.get(201)! > 10, `much of it took effect: ${JSON.stringify([...found])}`)
+  t.ok(hasEffects(), `much of it took effect: ${JSON.stringify([...found])}`)
   // A session tells what it counted when it ends.
   const others = 'FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()'
   await service.database.background.transaction(async (db) => {

@@ -277,7 +277,7 @@ t.test('organizations are made, renamed and deleted in one place', (t) => {
         [...text.matchAll(/update\(organizations\)\s*\.set\(\{([^}]*)\}/g)].some(([, set]) => /slug|\.\.\./.test(set!)) ||
         /UPDATE organizations\b[^`]*\bslug\b/i.test(text)
     })
-  t.strictSame(places, ['repositories/organizations.ts'])
+  t.strictSame(places, ['repositories/levels/organizations.ts'])
   t.end()
 })
 
