@@ -2,24 +2,24 @@ import fs from 'node:fs'
 import net from 'node:net'
 import path from 'node:path'
 
-// Who has an embedded database open copies its files for others who ask, through a socket beside them: between two
-// statements, so that the copy is what a power cut at that moment would have left, with all that was acknowledged. What
-// became of a copy they tell it through the same socket.
+// The process that has the embedded database open copies its files for other processes on request, through a socket in
+// the directory. A copy is made between two statements, so that it equals the state after a power failure at that
+// moment, with all committed data. The same socket takes messages to this process, such as the outcome of a backup.
 
 const NAME = 'copies'
-// A request is a path, and a line.
+// Maximum length of a request: a path, or one line of JSON.
 const MOST = 8192
-// Whoever is asked says an empty line at once, and each second until there is an answer, however long that takes; and
-// learns by it whether anybody still waits.
+// The server sends an empty line at once and then each second as a heartbeat until it responds. The heartbeat also
+// detects clients that have disconnected.
 const SIGN = '\n'
 const SIGN_EVERY = 1_000
 const SILENCE = 10_000
 const DONE = 'done'
 const NOBODY = ''
-// What is told is JSON; a path begins otherwise.
+// A message is JSON; a path never begins with a brace.
 const TOLD = '{'
 
-/** Answers who asks for a copy, or tells something, one after the other, until what this answers is called. */
+/** Serves copies and messages one after the other; returns a function that stops the server. */
 export async function serveCopies (
   dir: string, copy: (to: string, whileWanted: AbortSignal) => Promise<void>, hear: (told: string) => Promise<void>
 ): Promise<() => void> {
@@ -52,7 +52,7 @@ export async function serveCopies (
     })
   }).unref()
   const { base, close } = openDirectory(dir)
-  // Of whoever had the directory before.
+  // The socket of the previous process.
   fs.rmSync(`${base}/${NAME}`, { force: true })
   await new Promise<void>((resolve, reject) => { server.once('error', reject).listen(`${base}/${NAME}`, resolve) })
   server.on('error', () => {})
@@ -62,20 +62,22 @@ export async function serveCopies (
   }
 }
 
-/** Has the files of the database in `dir` copied to where nothing is yet. False where nobody answers. */
+/**
+ * Requests a copy of the database files in `dir` to a new directory. Returns false if no process has the database open.
+ */
 export async function askForCopy (dir: string, to: string): Promise<boolean> {
   const answer = await ask(dir, path.resolve(to))
   if (answer !== NOBODY && answer !== DONE) throw new Error(`The embedded database cannot be copied: ${answer}`)
   return answer === DONE
 }
 
-/** Tells who has the database in `dir` open something. Throws where nobody takes it. */
+/** Sends a message to the process that has the database in `dir` open. Throws if the message is not accepted. */
 export async function tellHolder (dir: string, what: object): Promise<void> {
   const answer = await ask(dir, JSON.stringify(what))
   if (answer !== DONE) throw new Error(answer === NOBODY ? 'nobody has the embedded database open any more' : answer)
 }
 
-// What was answered, or why there is no answer.
+// Returns the response, or the reason why there is none.
 async function ask (dir: string, request: string): Promise<string> {
   const { base, close } = openDirectory(dir)
   try {
@@ -100,12 +102,12 @@ async function ask (dir: string, request: string): Promise<string> {
   }
 }
 
-// The path of a socket may have about a hundred bytes: on Linux go through the open directory, as the lock does.
+// Socket paths are limited to about 100 bytes. On Linux, a short path through the open directory avoids the limit.
 function openDirectory (dir: string) {
   const handle = fs.openSync(dir, 'r')
   let isOpen = true
   const close = () => {
-    // A second close would close whatever has got the descriptor's number meanwhile.
+    // A second close would close an unrelated file that reuses the descriptor number.
     if (isOpen) fs.closeSync(handle)
     isOpen = false
   }
