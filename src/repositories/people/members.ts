@@ -30,8 +30,8 @@ function toMember (
 }
 
 /**
- * Members of an organization in the order in which their accounts were made. A member whose membership or account has a
- * MAC that does not verify is left out, though the total counts it.
+ * Members of an organization, ordered by account creation. A member whose membership or account has a MAC that does not
+ * verify is left out, though the total counts it.
  */
 export async function listMembers (
   db: Db, organizationId: string, page: PageRequest
@@ -60,8 +60,8 @@ export async function isMemberAddress (db: Db, organizationId: string, email: st
 }
 
 /**
- * Takes a membership until the end of the transaction: whatever its holder changes is done by then, or comes to
- * nothing. The caller holds the organization.
+ * Locks a membership until the end of the transaction: concurrent changes by this member finish first, or fail. The
+ * caller has locked the organization.
  */
 export async function lockMember (
   db: Db, organizationId: string, userId: number
@@ -71,14 +71,14 @@ export async function lockMember (
   return row !== undefined && isAuthentic(db, 'members', row) ? row : undefined
 }
 
-/** Owners beside this person who can act: with an open account and a verified address. */
+/** The number of other owners who can act: with an open account and a verified address. */
 export async function countOtherOwners (db: Db, organizationId: string, userId: number): Promise<number> {
   return countOwners(db, await selectOtherOwners(db, organizationId, userId))
 }
 
 /**
- * The same, and no transaction closes their accounts before this one ends. The caller has locked the organization, and
- * no account or membership.
+ * The same, with a lock that prevents closing their accounts before the end of the transaction. The caller has locked
+ * the organization, and no account or membership.
  */
 export async function lockOtherOwners (db: Db, organizationId: string, userId: number): Promise<number> {
   return countOwners(db, await selectOtherOwners(db, organizationId, userId).for('share', { of: users }))
@@ -115,7 +115,7 @@ export async function deleteMember (
   await deleteTokensOfMember(db, organizationId, userId, tokens)
 }
 
-/** The organizations of which a person is a member, by their ids: all of them, however many. */
+/** The ids of all organizations of which a person is a member. */
 export async function listOrganizationsOf (db: Db, userId: number): Promise<string[]> {
   const all: string[] = []
   for (let after = ''; ;) {
