@@ -3,7 +3,7 @@ import type { Role } from '../../../schemas/users.ts'
 import type { Db } from '../postgres/handle.ts'
 import { preparedSql, type Value } from '../postgres/prepared.ts'
 
-/** A caller's role in a project, through a team. */
+/** A role in a project through a team. */
 export interface HeldByTeam { team_id: string, project_id: string, role: Role }
 
 /**

@@ -8,10 +8,13 @@ import { lookUp } from '../rows/lists.ts'
 import { preparedSql } from '../postgres/prepared.ts'
 import { former_slugs, members, projects, team_projects, users } from '../tables.ts'
 
-/** How many organizations a person can be in, and how many of these the person can own. */
+/** The maximum number of organizations that a person can be in, and can own. */
 export const MEMBERSHIP_LIMITS = { joined: 1000, owned: MOST_OWNED } as const
 
-/** How many organizations a person is in, and owns; a deleted one counts as owned while its slug is reserved. */
+/**
+ * The number of organizations that a person is in, and owns. A deleted organization counts as owned while its slug is
+ * reserved.
+ */
 export interface Memberships { joined: number, owned: number }
 
 /**
@@ -29,17 +32,17 @@ export async function lockMemberships (db: Db, userId: number): Promise<Membersh
   return row!
 }
 
-/** The limit that a person has reached who would get one more membership with this role; undefined below the limits. */
+/** The limit that another membership with this role would exceed; undefined below the limits. */
 export function reachedLimit ({ joined, owned }: Memberships, role: Role): number | undefined {
   if (joined >= MEMBERSHIP_LIMITS.joined) return MEMBERSHIP_LIMITS.joined
   return role === 'owner' && owned >= MEMBERSHIP_LIMITS.owned ? MEMBERSHIP_LIMITS.owned : undefined
 }
 
-/** What a look-up of a member brings of the member's roles through teams. */
+/** The roles through teams to load with a member. */
 export interface TeamQuery {
-  /** The slug of a project: the roles in it. */
+  /** The slug of a project: load the roles in this project. */
   project?: string | undefined
-  /** Which roles the member has in any project. */
+  /** Load the roles in all projects. */
   anywhere?: boolean
 }
 
@@ -78,7 +81,7 @@ export const rolesInTeams = (member: SQL): SQL => sql`(
       sql`organization_id = tm.organization_id AND team_id = tm.team_id AND role = asked_role.role`)}
     WHERE tm.organization_id = ${member}.organization_id AND tm.user_id = ${member}.user_id))`
 
-/** Those of the roles whose rows the service wrote: any other is reported, and counts for nothing. */
+/** Roles whose MAC verifies. Other roles are reported and ignored. */
 export function authenticTeamRoles (
   db: Db, { organization_id, user_id }: { organization_id: string, user_id: number }, found: TeamRoleFound[] | null
 ) {
@@ -100,8 +103,7 @@ const rolesInProject = preparedSql<RolesRow, { asked: string }>('roles_in_projec
     AS asked (question int, organization_id char(26), user_id bigint, slug varchar, id char(26))`)
 
 /**
- * The roles that a member has through teams in one project, which is named by its slug or its id. A role that the
- * service did not write as it is is left out.
+ * The roles of a member through teams in one project, by its slug or id. Roles whose MAC does not verify are left out.
  */
 export const findTeamRoles = gather({
   keyOf: ({ organization_id, user_id, slug, id }: RoleQuery) => JSON.stringify([organization_id, user_id, slug, id]),

@@ -9,7 +9,7 @@ import { pauseFor, waitNow } from '../postgres/wait-clock.ts'
 
 const ATTEMPTS = 4
 
-// Milliseconds after which a change whose row was locked runs again.
+// Milliseconds before a change with a locked row is retried.
 const PAUSE = 20
 
 /** Stores the response of a request with an `Idempotency-Key`, in the transaction of the change. */
@@ -26,7 +26,7 @@ export interface Answering {
   settled: Promise<unknown> | undefined
 }
 
-/** What a transaction is for. An `Actor` is one. */
+/** The purpose of a transaction. An `Actor` implements it. */
 export interface Asking {
   /** The organization that the transaction changes. */
   organization_id?: string | undefined
@@ -80,7 +80,7 @@ export async function transaction<T> (
 /**
  * Runs a transaction once, without the queue.
  *
- * @param spent milliseconds of the deadline that have passed already
+ * @param spent milliseconds of the deadline that have already passed
  */
 export const transactionOnce = async <T>(db: Db, fn: (db: Db) => Promise<T>, spent: number): Promise<T> =>
   spending(spent, () => db.transaction(async (tx) => {

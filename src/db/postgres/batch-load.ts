@@ -5,43 +5,41 @@ import { codeOf, neverSent } from './errors.ts'
 import { MAX_WAIT } from './guard.ts'
 import { waitNow } from './wait-clock.ts'
 
-/** Queries that one statement answers at most. */
+/** Maximum queries in one statement. */
 const MOST = 100
-/** Queries of one look-up that wait at most. */
+/** Maximum queries in the queue of one loader. */
 const MOST_WAITING = 10_000
 interface Asked<Q, A> {
   question: Q
   answer: Promise<A>
   resolve: (answer: A | Promise<A>) => void
   reject: (error: unknown) => void
-  /** When the query was made, by `waitNow`. */
+  /** The time of the query, by `waitNow`. */
   at: number
 }
 
-/** The queries of a look-up that are not sent yet, and how many more statements may be under way. */
+/** The queue of a loader, and its number of free slots. */
 interface Pending<Q, A> {
   asked: Map<string, Asked<Q, A>>
   freeSlots: number
   isScheduled: boolean
 }
 
-/** How a look-up of several queries is done. */
+/** How to load several queries at once. */
 export interface LookUp<Q, R, A> {
-  /** Equal for equal queries, which share one answer. */
+  /** The key of a query. Queries with equal keys share one result. */
   keyOf: (question: Q) => string
   /** The rows for each of the queries, in their order. */
   find: (db: Db, questions: Q[]) => Promise<R[][]>
-  /** The answer to a query from its rows. An error that it throws is the answer to that query alone. */
+  /** The result of a query from its rows. An error rejects this query alone. */
   read: (db: Db, rows: R[], question: Q) => A
 }
 
 /**
- * A look-up that answers many queries by one statement: all that are made in one turn of the event loop, and all that
- * are made while all slots of the look-up are in use. A statement is sent after the last of its queries was
- * made, so no answer is older than its query, and no answer is kept: a revoked token is refused at once. In a
- * transaction each query is a statement of its own.
- *
- * A query that waited for longer than two seconds to be sent is refused (DatabaseUnavailable).
+ * A loader that answers many queries with one statement: all queries of one turn of the event loop, and all queries
+ * made while the loader's slots are in use. A statement is sent after its queries were made, and nothing is cached, so
+ * a revoked token is refused at once. In a transaction each query is a statement of its own. A query that waits longer
+ * than two seconds before it is sent is refused (DatabaseUnavailable).
  */
 export function gather<Q, R, A> ({ keyOf, find, read }: LookUp<Q, R, A>): (db: Db, question: Q) => Promise<A> {
   const all = new WeakMap<Db, Pending<Q, A>>()
@@ -71,7 +69,7 @@ export function gather<Q, R, A> ({ keyOf, find, read }: LookUp<Q, R, A>): (db: D
     return batch
   }
 
-  // Never rejects: each query gets its own answer.
+  // Never rejects: each query gets its own result.
   async function answerAll (db: Db, asked: readonly Asked<Q, A>[]) {
     try {
       const rows = await find(db, asked.map(({ question }) => question))
@@ -83,7 +81,7 @@ export function gather<Q, R, A> ({ keyOf, find, read }: LookUp<Q, R, A>): (db: D
         }
       }
     } catch (error) {
-      // A value of one query is invalid for its type (SQLSTATE class 22): the other queries are answered.
+      // A value of one query is invalid for its type (SQLSTATE class 22): retry the queries one by one.
       const isOfOne = asked.length > 1 && codeOf(error)?.startsWith('22')
       for (const { question, resolve, reject } of asked) {
         if (isOfOne) resolve(alone(db, question))
@@ -114,7 +112,7 @@ export function gather<Q, R, A> ({ keyOf, find, read }: LookUp<Q, R, A>): (db: D
   }
 }
 
-/** Rows by the number of their question, from 0. */
+/** Groups rows by the number of their query, from 0. */
 export function byQuestion<R extends { question: number }> (rows: readonly R[], questions: number): R[][] {
   const all = Array.from({ length: questions }, (): R[] => [])
   for (const row of rows) all[row.question]!.push(row)
