@@ -1,4 +1,4 @@
-// 41 bits of milliseconds last until 2095. With 12 random bits, which separate instances, an id is a safe integer in
+// 41 bits of milliseconds last until 2095. With 12 more bits, which separate instances, an id is a safe integer in
 // JavaScript. Ids are not secret.
 const BEGIN = Date.UTC(2026, 0, 1)
 const APART = 2 ** 12

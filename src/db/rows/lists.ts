@@ -27,7 +27,7 @@ const rowsJson = (rows: readonly object[]) => JSON.stringify(rows.map((row) =>
 /**
  * Rows as a table to join, each with the `organization_id`.
  *
- * @param columns their other columns, as `jsonb_to_recordset` is told: `sql\`id bigint, sealed text\``
+ * @param columns the other columns, as a column list of `jsonb_to_recordset`: `sql\`id bigint, sealed text\``
  */
 export const rowsOf = (organizationId: string, rows: readonly object[], columns: SQL): SQL =>
   // `OFFSET 0` is an optimization fence: without it PostgreSQL treats the organization as a constant.

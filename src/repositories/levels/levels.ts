@@ -13,16 +13,16 @@ import type { KeyRow } from '../keys/encryption-keys.ts'
 export interface SecretRow extends Authenticated<'secrets'> {
   /** False when the secret is deleted. */
   is_stored: boolean
-  /** Null when the secret is deleted, and where only `revisions` were asked for. */
+  /** Null when the secret is deleted, and when only `revisions` were requested. */
   sealed: Buffer | null
   version: number | null
   history_id: string
   version_count: number
-  /** The revision of the newest version that is left; null without one. */
+  /** The revision of the newest existing version; null when there is none. */
   recorded_revision: number | null
 }
 
-/** A level of the hierarchy, with what was asked for, as one statement saw it. */
+/** A level with its ancestors and the requested rows, from one statement. */
 export interface LevelState {
   organization_id: string
   project: Authenticated<'projects'> & {
@@ -30,21 +30,21 @@ export interface LevelState {
     encryption_type: Managed
     history_policy: HistoryPolicy
   }
-  /** The active key; null unless it was asked for (`activeKeyOf`). */
+  /** The active key; null unless it was requested (`activeKeyOf`). */
   key: KeyRow | null
   target: Authenticated<'targets'> | null
   environment: Authenticated<'environments'> | null
-  /** The deepest of the three, which the state is about. */
+  /** The deepest level of the state. */
   level: Level
   level_id: string
   slug: string
-  /** Documents on the way to it; none unless they were asked for. */
+  /** The documents on the path to the level; empty unless they were requested. */
   secrets: SecretRow[]
 }
 
 /**
- * What a look-up brings beside the place itself: the active key, the rows of the documents on the way without what they
- * hold (`revisions`, `storable` with the key) or with it (`documents`, `readable` with the key).
+ * What to load with the level: nothing (`place`), the active key, the document rows on the path without their content
+ * (`revisions`; `storable` also with the key), or with it (`documents`; `readable` also with the key).
  */
 export type Brings = 'place' | 'key' | 'revisions' | 'documents' | 'readable' | 'storable'
 
@@ -59,7 +59,7 @@ const FLAGS: Record<Brings, { documents: boolean, content: boolean, key: boolean
 
 interface Row {
   question: number
-  /** Of a look-up for writes: whether the project is locked for the writes. */
+  /** For writes: whether the project is locked for the write. */
   is_free?: boolean
   organization_id: string
   project_id: string
@@ -109,7 +109,7 @@ interface Row {
 
 const ASKED = sql`documents boolean, content boolean, key boolean`
 
-// The project, locked until the end of the transaction unless a long operation has locked it.
+// Locks the project until the end of the transaction, unless a long operation has locked it.
 const FREE = {
   column: sql`free.id IS NOT NULL AS is_free,`,
   join: sql`LEFT JOIN LATERAL (
@@ -118,7 +118,7 @@ const FREE = {
 }
 const NO_LOCK = { column: sql``, join: sql`` }
 
-// What was not asked for is not looked up.
+// Parts that were not requested are not joined.
 const levels = (
   name: string, place: SQL, documents: SQL, lock = NO_LOCK
 ) => preparedSql<Row, { asked: string }>(name, ($) => sql`
@@ -184,8 +184,8 @@ const findLevels = gather({
 })
 
 /**
- * The level that the slugs name; undefined when a slug names nothing. Throws `integrity_error` for rows that were
- * changed.
+ * The level that the slugs name; undefined when a slug does not exist. Throws `integrity_error` when a MAC does not
+ * verify.
  */
 export async function findLevel (
   db: Db, organizationId: string, names: LevelNames, brings: Brings
@@ -193,16 +193,16 @@ export async function findLevel (
   return findLevels(db, { organization_id: organizationId, names, brings })
 }
 
-/** The level that a write is about: by its names, or as the level of a secret, of which a version is restored. */
+/** The level of a write: named by slugs, or by the secret whose version is restored. */
 export type Target = { names: LevelNames, brings: 'storable' | 'readable' } | { secret_id: string, version: number }
 
-/** A level that a write is about, and whether its project is locked for the write. */
+/** A level to write, and whether its project is locked for the write. */
 export interface LevelToWrite { state: LevelState, isFree: boolean }
 
 /**
- * The levels that writes are about, with their own documents alone, each as a function, which throws `integrity_error`
- * for rows that were changed. Locks their projects (FOR SHARE) until the end of the transaction, except those that long
- * operations have locked. The statements are sent at once.
+ * The levels of writes with their own documents, each as a function that throws `integrity_error` when a MAC does not
+ * verify. Locks their projects (FOR SHARE) until the end of the transaction, except those that long operations have
+ * locked. The statements are sent at once.
  */
 export async function findLevelsToWrite (
   db: Db, writes: readonly { organizationId: string, target: Target }[]
@@ -232,8 +232,8 @@ function stateOf (
   return environment !== undefined && state.environment === null ? undefined : state
 }
 
-// The one place where a level's rows are judged, before anything is told of them: what each is, where it belongs, and
-// that no document is older than the newest version of it.
+// The only place that verifies the rows of a level before any of their values is used: their MACs, their parents, and
+// that no document is older than its newest version.
 function toState (db: Db, rows: readonly Row[]): LevelState | undefined {
   const [first] = rows
   if (first === undefined) return undefined
@@ -313,7 +313,7 @@ function toSecret (row: Row): SecretRow | undefined {
   }
 }
 
-// The active key has the project's version, and was never rotated.
+// The active key has the project's key version and was never rotated.
 function toKey (row: Row): KeyRow | null {
   if (row.key_id === null) return null
   const { organization_id, project_id, key_version, key_string, data_key, key_check, salt, iterations } = row
@@ -334,10 +334,10 @@ function toKey (row: Row): KeyRow | null {
   }
 }
 
-// The driver hands out a bigint as text.
+// The driver returns bigint as text.
 const numberOf = (text: string | null) => text === null ? null : Number(text)
 
-/** The active key of a level that was looked up with it. */
+/** The active key of a level that was loaded with it. */
 export function activeKeyOf ({ key }: Pick<LevelState, 'key'>): KeyRow {
   if (key === null) throw new Error('the level was looked up without its key')
   return key
@@ -348,7 +348,7 @@ export function ownSecret (state: LevelState): SecretRow | undefined {
   return state.secrets.find(({ level_id }) => level_id === state.level_id)
 }
 
-/** Where the state is, or one of the levels on the way there. */
+/** The ids down to the level of the state, or to an ancestor. */
 export function placeOf ({ project, target, environment }: LevelState, level: Level = 'environment'): Place {
   return {
     project_id: project.id,
