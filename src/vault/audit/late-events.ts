@@ -5,10 +5,10 @@ import { createBackground, type Background } from '../jobs/background.ts'
 import { byTurns } from '../jobs/round-robin.ts'
 
 /**
- * Numbers the events that could not wait for their organization's counter, as soon as it is free. It waits for no
- * lock, and no organization for another: not for one that is held, has very many, or records nothing more.
+ * Numbers late events as soon as the counter of their organization is free. The worker does not wait for locks, so an
+ * organization whose counter is locked, or that has many late events or a missing key, does not delay others.
  *
- * @param putOff milliseconds until an organization of which nothing could be recorded is tried again
+ * @param putOff milliseconds until an organization with a failure is retried
  */
 export function createLateEventWorker ({ db, log, putOff }: { db: Db, log: Log, putOff?: number }): Background {
   return createBackground(byTurns<string, true>({

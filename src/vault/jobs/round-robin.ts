@@ -1,36 +1,36 @@
 import { rest } from './background.ts'
 
-/** What a turn left of its work: more, to go on from a place; what somebody else holds; or nothing that it could do. */
+/** The result of a step: continue from a place; waiting for a row that another transaction has locked; or finished. */
 export type Left<Place> = { more: Place } | 'held' | 'nothing'
 
-/** Works of many organizations, each in pieces. */
+/** A source of jobs of many organizations, each in steps. */
 export interface Works<One, Place> {
-  /** The next works behind one, so many at most, in an order of their own: each round reads them anew. */
+  /** A page of jobs after one, in a fixed order. Each round reads the list again. */
   list (after: One | undefined, limit: number): Promise<One[]>
   nameOf (one: One): string
-  /** Does one piece. The place is where the turn before left it, if that is still known. */
+  /** Does one step, from the place of the previous step if that is still known. */
   take (one: One, place: Place | undefined): Promise<Left<Place>>
   interrupted (error: unknown, one?: One): void
-  /** Somebody has held these for a while, and still does. */
+  /** Called with jobs that have been locked for a while. */
   waiting? (held: One[]): void
-  /** Milliseconds until what failed is tried again. */
+  /** Milliseconds until a failed job is retried. */
   putOff?: number | undefined
 }
 
 const PAGE = 100
-// Shorter than from one look of the background to the next, so that each tries again.
+// Shorter than the interval of the background, so that each run retries.
 const PUT_OFF = 20_000
-// Milliseconds until what was held is looked at again, at first and at last, and as at last what nothing could be done
-// of while others go on.
+// Milliseconds until a locked job is checked again, doubled from `first` to `last`. A finished job waits for `last`
+// while others continue.
 const PAUSE = { first: 10, last: 1_000 }
-// Works of which it is remembered how they stand; any other begins again, and finds done what is.
+// Maximum jobs whose state is kept. Others start from the beginning, where finished work is skipped.
 const MOST_REMEMBERED = 1_000
 
 interface Standing<Place> { place?: Place, pause: number, until: number, isHeld: boolean }
 
 /**
- * Does works by turns: in each round a piece of each, so that none waits for the end of another, however large that is.
- * One that fails is put off, also when somebody wakes the background before, and holds up none either.
+ * Runs jobs round robin: one step of each job in a round, so that a large job does not delay others. A failed job is
+ * postponed, even if the background is woken earlier.
  */
 export function byTurns<One, Place> (
   { list, nameOf, take, interrupted, waiting, putOff = PUT_OFF }: Works<One, Place>

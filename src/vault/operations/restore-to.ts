@@ -22,7 +22,7 @@ import { contextOf, inPieces } from './rotate.ts'
 
 type Vault = Parameters<typeof acceptRestored>[0] & { longTransactions: Db }
 
-/** A locked project, and what its documents are opened and sealed with. */
+/** A locked project, with the keys for its documents. */
 interface Held {
   vault: Vault
   db: Db
@@ -33,16 +33,15 @@ interface Held {
   storageKey: KeyObject
 }
 
-/** A level that gets the content of a version, or none. */
+/** A level whose document is restored from a version. */
 type Restored = ChangedLevel & { held: 'version', version: number }
 
 export interface RestoredTo { restored: number, emptied: number }
 
 /**
- * Brings every document of a project back to what it was at a moment, in one transaction, or nothing of it: a level
- * whose content was another gets the version of that time as a new one, and the document of a level that had none is
- * deleted, with its snapshot. What is as it was gets no version. Each is judged as a restore of that version by itself:
- * retention first, then what is not kept any more, then the key.
+ * Restores all documents of a project to a moment, in one transaction. A level with other content gets the content of
+ * the version as a new version. A level that had no document at that moment loses it, with a snapshot. Unchanged levels
+ * get no version. Each level follows the rules of a single restore: retention, missing versions, then the key.
  */
 export async function restoreTo (
   vault: Vault, organization: Organization, actor: Actor, projectId: string, at: Date,
@@ -63,7 +62,7 @@ export async function restoreTo (
     if (changed.length > 0) {
       // The counter is the last lock: other writes of the organization wait from here on.
       const counter = (await lockCounterLast(db, actor))!
-      // The snapshot of a document that goes takes the place of it.
+      // The snapshot takes the space of the deleted document.
       requireBytes(organization.plan, counter.stored_bytes, growth)
       const ids = await takeVersionIds(db, counter, changed.length)
       await record(held, changed, ids)
@@ -89,7 +88,8 @@ function judge (changed: Awaited<ReturnType<typeof listChangedLevels>>, { organi
   return { toRestore, toEmpty: changed.filter(({ held }) => held === 'none') }
 }
 
-// Of those whose content is another one; by how many bytes the organization stores more with them and their versions.
+// Replaces the documents with other content. Returns these levels, and the growth of the stored bytes with the new
+// versions.
 async function replaceContents (held: Held, levels: readonly Restored[]) {
   const { db, organization, project, storageKey } = held
   const byId = new Map(levels.map((level) => [level.id, level]))
@@ -119,7 +119,7 @@ async function replaceContents (held: Held, levels: readonly Restored[]) {
   return { restored, growth }
 }
 
-// What a restore of the version stores; undefined where the level holds that already.
+// The content to restore; undefined when the level already has it.
 function contentOf (
   { vault, organization, project, key, storageKey }: Held, document: Secret, version: FullVersion
 ): string | undefined {
@@ -134,7 +134,8 @@ function contentOf (
   return before !== undefined && after !== undefined && before.equals(after) ? undefined : blob
 }
 
-// A restored document is there already, as its version will have it; what goes is opened for its snapshot first.
+// A restored document already has the revision of its version. A document to delete is decrypted for its snapshot
+// first.
 async function record (
   { db, actor, organization, project, storageKey }: Held, levels: readonly ChangedLevel[],
   { first_version, taken_at }: VersionIds
@@ -168,7 +169,7 @@ async function record (
   })
 }
 
-// By target: null is the project's own.
+// By target; null: the project's own document.
 function gainedBy (changed: readonly ChangedLevel[]) {
   const gained = new Map<string | null, number>()
   for (const { target_id, held, is_stored } of changed) {
