@@ -561,12 +561,12 @@ t.test('a copy of the embedded database is whole, or not there', async t => {
   const copy = (more: Partial<Copying> = {}) =>
     copyCluster(from, to, { onProgress: () => {}, isCancelled: () => false, ...more })
 
-  t.throws(() => copy({ roomBeside: () => 64 * 2 ** 20 }), {
-    message: 'that needs 65 MiB of free disk space, and there are 64 MiB'
+  t.throws(() => copy({ freeBytesBeside: () => 64 * 2 ** 20 }), {
+    message: 'a copy needs 65 MiB of free disk space, but only 64 MiB are free'
   })
   t.strictSame(files(), [], 'nothing is begun that the disk would be full of')
   const seen: string[][] = []
-  t.throws(() => copy({ isCancelled: () => seen.push(files()) > 4 }), { message: 'nobody waits for it any more' })
+  t.throws(() => copy({ isCancelled: () => seen.push(files()) > 4 }), { message: 'the client has disconnected' })
   t.ok(seen.at(-1)!.length > 2)
   t.strictSame(files(), [], 'nothing is left of a part')
   const server = net.createServer().listen(path.join(from, 'no-file'))
@@ -591,7 +591,7 @@ t.test('a copy that nobody waits for any more is ended, and the next one is made
     if (asked.length > 1) return
     begun.emit('begun')
     await once(whileWanted, 'abort')
-    throw new Error('nobody waits for it any more')
+    throw new Error('the client has disconnected')
   }, async () => {})
   const leaves = (name: string) => {
     const socket = net.connect({ path: path.join(dir, 'copies'), allowHalfOpen: true })
@@ -673,7 +673,7 @@ t.test('embedded', async t => {
     await Promise.all([
       t.rejects(connect({ dir, pool: 1 }), /in use by process unknown/),
       t.rejects(askForCopy(dir, path.join(scratch, 'frozen')), {
-        message: 'The embedded database cannot be copied: who has it open says nothing for 10 s'
+        message: 'The embedded database cannot be copied: the process that has it open did not respond for 10 s'
       })
     ])
     holder.kill('SIGCONT')

@@ -74,7 +74,7 @@ export async function lockCounters (
   db: Db, ids: Iterable<string>, which: keyof typeof LOCK, synchronous_commit: SynchronousCommit = 'on'
 ): Promise<Map<string, Counter>> {
   // Without a transaction the lock would end with the statement.
-  if (!is(db, PgTransaction)) throw new Error('a counter is locked in a transaction')
+  if (!is(db, PgTransaction)) throw new Error('a counter can only be locked in a transaction')
   const sentAt = performance.now()
   const rows = await LOCK[which](db, { ids: JSON.stringify([...new Set(ids)]), synchronous_commit })
   const chain = chainOf(db)

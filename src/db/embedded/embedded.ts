@@ -12,10 +12,10 @@ import { lockDirectory } from './lock.ts'
 import { createWatchdog, type Watchdog } from './watchdog.ts'
 
 // A PostgreSQL server ends a statement after three seconds; the embedded one has no statement timeout.
-const SILENCE = 8_000
-const PATIENCE = 60_000
-const LOOK_EVERY = 500
-const CLOSE_DEADLINE = 5_000
+const SILENCE_TIMEOUT_MS = 8_000
+const PROGRESS_TIMEOUT_MS = 60_000
+const CHECK_INTERVAL_MS = 500
+const CLOSE_TIMEOUT_MS = 5_000
 // V8's budget before it recompiles a function into faster code (an int). With the default, V8 recompiles for seconds
 // during the start and keeps 40 to 80 MB of memory. Loops of large functions consume the budget quickly, so hot code is
 // still optimized.
@@ -69,7 +69,7 @@ export class NoRoom extends Error {}
 /** Opens the embedded database in a directory, which stays locked until `close`. */
 export async function openEmbedded ({
   dir, durable = true, onFatal = () => {}, onWait = () => {},
-  onTold = async () => { throw new Error('it takes no word') }
+  onTold = async () => { throw new Error('this process accepts no messages') }
 }: EmbeddedOptions): Promise<Embedded> {
   const unlock = await claim(dir)
   const threadOf = (name: string) => new URL(import.meta.url.replace(/embedded(\.\w+)$/, `${name}$1`))
@@ -78,8 +78,8 @@ export async function openEmbedded ({
   const cancelled = new Int32Array(new SharedArrayBuffer(4))
   let stalled = (_reason: string) => {}
   const watchdog = createWatchdog({
-    silence: SILENCE,
-    patience: PATIENCE,
+    silence: SILENCE_TIMEOUT_MS,
+    patience: PROGRESS_TIMEOUT_MS,
     progress: () => Atomics.load(progress, 0),
     onWait,
     onStall: (reason) => stalled(reason)
@@ -113,7 +113,7 @@ export async function openEmbedded ({
   async function started (name: string, what: string, workerData: WorkerInput, until: 'ready' | 'exit') {
     const thread = worker = new Worker(threadOf(name), { workerData, execArgv: [] })
     ended = new Promise(resolve => thread.once('exit', resolve))
-    const looking = setInterval(look, LOOK_EVERY).unref()
+    const looking = setInterval(look, CHECK_INTERVAL_MS).unref()
     thread.once('exit', () => clearInterval(looking))
     const done = watchdog.patiently(what)
     watchdog.begin()
@@ -142,7 +142,7 @@ export async function openEmbedded ({
     const done = watchdog.patiently(what)
     const one = worker
     let isFull = false
-    // Without this, the failure would be noticed only after PATIENCE.
+    // Without this, the failure would be noticed only after PROGRESS_TIMEOUT_MS.
     const look = ({ full }: Answer) => {
       if (full === undefined) return
       isFull = true
@@ -169,7 +169,7 @@ export async function openEmbedded ({
     // The client disconnects after its copy, too: the listener would then cancel the next copy.
     const done = () => whileWanted.removeEventListener('abort', cancel)
     await patiently('is copied', () => new Promise<void>((resolve, reject) => {
-      const ended = () => reject(new Error('its thread ended'))
+      const ended = () => reject(new Error('its worker thread has ended'))
       one.once('exit', ended)
       one.on('message', function look ({ copied }: Answer) {
         if (copied === undefined) return
@@ -245,7 +245,7 @@ async function shut (worker: Worker) {
     worker.postMessage({ close: true })
     let timer: NodeJS.Timeout | undefined
     await heard(worker, 'closed', fail => {
-      timer = setTimeout(() => fail('it does not close'), CLOSE_DEADLINE)
+      timer = setTimeout(() => fail('it does not close'), CLOSE_TIMEOUT_MS)
     }).catch(() => {})
     clearTimeout(timer)
   }
@@ -260,7 +260,7 @@ function heard (worker: Worker, word: 'ready' | 'closed' | 'exit', giveUp: (fail
       else resolve()
     }
     const message = (answer: Answer) => { if (word !== 'exit' && answer[word]) done() }
-    const exit = (code: number) => done(word === 'exit' && code === 0 ? undefined : new Error('its thread ended'))
+    const exit = (code: number) => done(word === 'exit' && code === 0 ? undefined : new Error('its worker thread has ended'))
     giveUp(reason => done(new Error(reason)))
     worker.on('message', message).on('error', done).on('exit', exit)
   })

@@ -59,7 +59,7 @@ export const findAuthority = (db: Db): RowAuthority | undefined => authorities.g
 
 export function authorityOf (db: Db): RowAuthority {
   const authority = authorities.get(db)
-  if (authority === undefined) throw new Error('the database was opened without the key of its rows')
+  if (authority === undefined) throw new Error('the database was opened without its row key')
   return authority
 }
 

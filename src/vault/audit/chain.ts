@@ -140,7 +140,7 @@ export function createChain (
     },
     mac (event, previous) {
       const key = event.chain_kid === kid ? first : keys.get(nameOf(event.organization_id, event.chain_kid))
-      if (key === undefined) throw new Error('the key of the chain is not at hand')
+      if (key === undefined) throw new Error('the chain key is not loaded')
       return eventMac(key, event, previous)
     },
     recorded (id, head) {

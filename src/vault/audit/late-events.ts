@@ -23,7 +23,7 @@ export function createLateEventWorker ({ db, log, putOff }: { db: Db, log: Log, 
     },
     interrupted (error, organization) {
       const of = organization === undefined ? {} : { organization }
-      log.warn({ err: databaseError(error), ...of }, 'the recording of late events was interrupted')
+      log.warn({ err: databaseError(error), ...of }, 'recording late events failed; will retry')
     },
     waiting (organizations) {
       log.warn({ organizations }, 'events wait for the counter of their organization')

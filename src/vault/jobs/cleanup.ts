@@ -145,7 +145,7 @@ export function createRemovalWorker ({ db, log }: { db: Db, log: Log }): Backgro
           deleteLeftBehind(db, table, organization, limit)))
       ],
       async end (organization) {
-        if (await endRemoval(db, organization)) log.info({ organization }, 'a deleted organization is gone')
+        if (await endRemoval(db, organization)) log.info({ organization }, 'deleted organization removed')
       }
     },
     {
@@ -178,7 +178,7 @@ export function createRemovalWorker ({ db, log }: { db: Db, log: Log }): Backgro
   const interrupted = (error: unknown, organization?: string) => {
     log.warn(
       { err: databaseError(error), ...(organization !== undefined && { organization }) },
-      'the removal of what counts no more was interrupted'
+      'cleanup failed; will retry'
     )
   }
 

@@ -39,7 +39,7 @@ export function createHistoryWorker ({ db, keyring, log }: { db: Db, keyring: Ke
     else if (moved > 0) return { more: begin() }
     else if (held > 0) return 'held'
     if (unreadable > 0) {
-      log.warn({ ...of, unreadable, versions: named }, 'versions do not open and stay under their old key')
+      log.warn({ ...of, unreadable, versions: named }, 'unreadable versions stay under their old key')
     }
     return 'nothing'
   }
@@ -50,7 +50,7 @@ export function createHistoryWorker ({ db, keyring, log }: { db: Db, keyring: Ke
     take,
     interrupted (error, one) {
       const of = one === undefined ? {} : about(one)
-      log.warn({ err: databaseError(error), ...of }, 'the re-encryption of a history was interrupted')
+      log.warn({ err: databaseError(error), ...of }, 're-encryption failed; will retry')
     }
   }))
 }

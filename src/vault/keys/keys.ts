@@ -96,7 +96,7 @@ export function registerClientKey (
 export function dataKeyOf (
   keyring: Keyring, key: Pick<KeyRow, 'organization_id' | 'project_id' | 'version' | 'data_key'>
 ): KeyObject {
-  if (key.data_key === null) throw new Error('there is no data key here')
+  if (key.data_key === null) throw new Error('the key has no data key')
   return takeKey(keyring.unwrap(key.data_key, keyContext(key, 'data_key')))
 }
 

@@ -41,7 +41,7 @@ export function differenceOf (keyring: Keyring, key: KeyRow, triple: ProofTriple
 export async function handToClient (
   keyring: Keyring, organization: Organization, key: KeyRow, triple: ProofTriple, proof: string | undefined
 ): Promise<Handover> {
-  if (differenceOf(keyring, key, triple) !== undefined) throw new Error('the triple is that of another key')
+  if (differenceOf(keyring, key, triple) !== undefined) throw new Error('the proof belongs to another key')
   const expected = decodeProof(await gateOf(organization.id)(() =>
     makeProof(keyStringOf(keyring, key)!, triple.salt, triple.iterations)))!
   const sent = proof === undefined ? undefined : decodeProof(proof)
