@@ -86,10 +86,10 @@ export interface EventChain {
   /** The database's time, estimated from the last clock sample. */
   now (): Date
   /**
-   * Records a clock sample: the database's time in milliseconds, in the response to a statement sent at `asked`
+   * Records a clock sample: the database's time in milliseconds, in the response to a statement sent at `sentAt`
    * (`performance.now`).
    */
-  told (time: number, asked: number): void
+  told (time: number, sentAt: number): void
 }
 
 /** The database's time in milliseconds, selected as a sample for `EventChain.told`. */

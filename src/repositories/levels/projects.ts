@@ -116,11 +116,11 @@ const listedByTeams = (
 
 // A page near the beginning of the list is filled by scanning the organization's projects in order. The scan is
 // bounded, because the teams may have roles in few of very many projects.
-const MOST_WALKED = 2_000
+const MAX_SCANNED = 2_000
 const nearOfTeams = listedByTeams('projects_of_teams_near', ($) => sql`
   SELECT p.*, its.* FROM (
     SELECT * FROM projects p WHERE p.organization_id = ${$('organization_id')}::char(26)
-    ORDER BY p.slug LIMIT ${sql.raw(String(MOST_WALKED))}
+    ORDER BY p.slug LIMIT ${sql.raw(String(MAX_SCANNED))}
   ) p CROSS JOIN ${itsTeam($)} ${pageOf($)}`)
 
 const ofTeams = (name: string, which?: (value: Value) => SQL) => listedByTeams(name, ($) => sql`

@@ -17,7 +17,7 @@ import { holdCanary } from '../keys/master-keys.ts'
 const UNANCHORED = { events: 1_000, time: 10 * 60_000 }
 
 // Maximum chain keys in the cache. Others are loaded on demand.
-const MOST_KEYS = 10_000
+const MAX_CACHED_KEYS = 10_000
 
 /** The name of the first chain key among the service keys, and its id in events. */
 export const FIRST_CHAIN_KEY = 'events'
@@ -122,7 +122,7 @@ export async function rotateChainKey (
 export function createChain (
   kid: string, first: KeyObject, open: (row: ChainKeyRow) => KeyObject, clock = () => performance.now()
 ): EventChain {
-  const keys = new LRUCache<string, KeyObject>({ max: MOST_KEYS })
+  const keys = new LRUCache<string, KeyObject>({ max: MAX_CACHED_KEYS })
   const nameOf = (organizationId: string, id: string) => `${organizationId} ${id}`
   const waiting = new Map<string, { first: number, last: number, since: number }>()
   // The offset of the database's clock to the monotonic clock of the process.
@@ -164,10 +164,10 @@ export function createChain (
       else waiting.set(id, { ...waiting.get(id)!, first: sequence, since: clock() })
     },
     now: () => new Date(Math.floor(offset === undefined ? Date.now() : clock() + offset)),
-    told (time, asked) {
+    told (time, sentAt) {
       // The response was created between sending and now. The offset changes only as far as these bounds require.
       const least = time - clock()
-      offset = Math.min(Math.max(offset ?? least, least), time - asked)
+      offset = Math.min(Math.max(offset ?? least, least), time - sentAt)
     }
   }
 }

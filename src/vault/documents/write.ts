@@ -160,7 +160,7 @@ async function apply (db: Db, requests: readonly Request[], commit: SynchronousC
     const state = level && withDocument(level.state, documents)
     // Before the locks are checked, so that a refusal does not depend on them.
     const change = write.decide(state, versions.get(write)?.())
-    if (verdict === 'held' || level?.isFree === false) throw new RowHeld()
+    if (verdict === 'locked' || level?.isFree === false) throw new RowHeld()
     const plan = planOf(write, state!, change, counter)
     counter.next_version += plan.version === null ? 0 : 1
     counter.stored_bytes += plan.growth

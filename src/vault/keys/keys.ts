@@ -34,7 +34,7 @@ export async function makeServerKey (
   const dataKey = await deriveDataKey(keyString, salt, iterations)
   return {
     version: id.version,
-    ...heldByServer(keyring, id, keyString, dataKey),
+    ...serverKeyColumns(keyring, id, keyString, dataKey),
     salt: keyring.wrap(salt, keyContext(id, 'salt')),
     iterations,
     hint: given?.hint ?? null
@@ -42,7 +42,7 @@ export async function makeServerKey (
 }
 
 /** The stored columns of a server-managed key. */
-export function heldByServer (keyring: Keyring, id: KeyId, keyString: string, dataKey: KeyObject) {
+export function serverKeyColumns (keyring: Keyring, id: KeyId, keyString: string, dataKey: KeyObject) {
   return {
     managed: 'server' as const,
     key_string: keyring.wrap(Buffer.from(keyString, 'utf8'), keyContext(id, 'key_string')),
@@ -53,7 +53,7 @@ export function heldByServer (keyring: Keyring, id: KeyId, keyString: string, da
 }
 
 /** The stored columns of a client-managed key: only its proof. */
-export function heldByClient (keyring: Keyring, storageKey: KeyObject, id: KeyId, check: Buffer) {
+export function clientKeyColumns (keyring: Keyring, storageKey: KeyObject, id: KeyId, check: Buffer) {
   return {
     managed: 'client' as const,
     key_string: null,
@@ -82,7 +82,7 @@ export function registerClientKey (
 ): NewKey {
   return {
     version: id.version,
-    ...heldByClient(keyring, storageKey, id, triple.check),
+    ...clientKeyColumns(keyring, storageKey, id, triple.check),
     salt: keyring.wrap(triple.salt, keyContext(id, 'salt')),
     iterations: triple.iterations,
     hint: triple.hint ?? null

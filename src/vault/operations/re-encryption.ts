@@ -24,7 +24,7 @@ type Owner = Pick<Organization, 'id' | 'storage_key'>
 const BATCH = { versions: 25, bytes: 256 * 1024 }
 
 // Maximum bytes of a response, so that the client can send all versions back in one request.
-const MOST_PENDING_BYTES = 1024 * 1024
+const MAX_PENDING_BYTES = 1024 * 1024
 
 /**
  * The result of a batch: the cursor, the numbers of moved and locked versions, the ids of unreadable ones, and whether
@@ -107,7 +107,7 @@ export async function listPending (
 }> {
   const { retention_days: retentionDays } = organization.plan
   const storageKey = storageKeyOf(keyring, organization)
-  const batch = fitting(await listOldestWaiting(db, project, { limit, after, retentionDays }), MOST_PENDING_BYTES)
+  const batch = fitting(await listOldestWaiting(db, project, { limit, after, retentionDays }), MAX_PENDING_BYTES)
   const found = await findWaiting(db, project, batch.map(({ id }) => id), retentionDays)
   const versions = found.flatMap((version) => {
     const content = unlessTampered(() => blobOf(storageKey, project, version))
