@@ -89,10 +89,10 @@ export interface EventChain {
    * Records a clock sample: the database's time in milliseconds, in the response to a statement sent at `sentAt`
    * (`performance.now`).
    */
-  told (time: number, sentAt: number): void
+  recordClockSample (time: number, sentAt: number): void
 }
 
-/** The database's time in milliseconds, selected as a sample for `EventChain.told`. */
+/** The database's time in milliseconds, selected as a sample for `EventChain.recordClockSample`. */
 export const CLOCK = sql`(extract(epoch FROM clock_timestamp()) * 1000)::float8`
 
 /** The columns of a counter as a statement returns them. */

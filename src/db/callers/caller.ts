@@ -30,8 +30,8 @@ export class CallerEnded extends Error {
  * A row that a change needs is locked by another transaction. A change that has locked the counter does not wait for
  * another row: it is rolled back and runs again after 20 ms.
  */
-export class RowHeld extends Error {
-  override readonly name = 'RowHeld'
+export class RowLocked extends Error {
+  override readonly name = 'RowLocked'
 
   constructor () {
     super('a row that the change needs is locked')

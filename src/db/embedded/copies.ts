@@ -65,14 +65,14 @@ export async function serveCopies (
 /**
  * Requests a copy of the database files in `dir` to a new directory. Returns false if no process has the database open.
  */
-export async function askForCopy (dir: string, to: string): Promise<boolean> {
+export async function requestCopy (dir: string, to: string): Promise<boolean> {
   const answer = await ask(dir, path.resolve(to))
   if (answer !== NO_RESPONSE && answer !== DONE) throw new Error(`The embedded database cannot be copied: ${answer}`)
   return answer === DONE
 }
 
 /** Sends a message to the process that has the database in `dir` open. Throws if the message is not accepted. */
-export async function tellHolder (dir: string, what: object): Promise<void> {
+export async function sendToOwner (dir: string, what: object): Promise<void> {
   const answer = await ask(dir, JSON.stringify(what))
   if (answer !== DONE) throw new Error(answer === NO_RESPONSE ? 'no process has the embedded database open any more' : answer)
 }

@@ -28,7 +28,7 @@ export const TEMPLATE = fileURLToPath(new URL('../../../cluster.tar.gz', import.
 export interface Embedded {
   /** Starts the worker; returns a stream that postgres.js uses as its socket. */
   socket (): Promise<Duplex>
-  /** During `work`, statements may take long as long as they make progress. Throws NoRoom when the disk is full. */
+  /** During `work`, statements may take long as long as they make progress. Throws DiskFull when the disk is full. */
   patiently<T> (what: string, work: () => Promise<T>): Promise<T>
   /** Ends the worker and releases the lock of the directory. */
   close (): Promise<void>
@@ -42,8 +42,8 @@ export interface EmbeddedOptions {
   onFatal?: ((error: Error) => void) | undefined
   /** Called with a progress message from time to time while opening or migrating takes long. */
   onWait?: ((line: string) => void) | undefined
-  /** Called with JSON from another process of this machine (`tellHolder`). */
-  onTold?: ((told: string) => Promise<void>) | undefined
+  /** Called with JSON from another process of this machine (`sendToOwner`). */
+  onMessage?: ((told: string) => Promise<void>) | undefined
 }
 
 /** The `workerData` of the threads. */
@@ -64,12 +64,12 @@ declare const WebAssembly: { compile (bytes: Uint8Array): Promise<Program> }
 interface Answer { ready?: true, bytes?: Uint8Array, done?: true, copied?: string, closed?: true, full?: true }
 
 /** The disk became full during long work. */
-export class NoRoom extends Error {}
+export class DiskFull extends Error {}
 
 /** Opens the embedded database in a directory, which stays locked until `close`. */
 export async function openEmbedded ({
   dir, durable = true, onFatal = () => {}, onWait = () => {},
-  onTold = async () => { throw new Error('this process accepts no messages') }
+  onMessage = async () => { throw new Error('this process accepts no messages') }
 }: EmbeddedOptions): Promise<Embedded> {
   const unlock = await claim(dir)
   const threadOf = (name: string) => new URL(import.meta.url.replace(/embedded(\.\w+)$/, `${name}$1`))
@@ -87,7 +87,7 @@ export async function openEmbedded ({
   let worker: Worker | undefined
   let ended: Promise<unknown> = Promise.resolve()
   let closed = false
-  const endCopies = await serveCopies(dir, copy, onTold).catch((error: unknown) => {
+  const endCopies = await serveCopies(dir, copy, onMessage).catch((error: unknown) => {
     unlock()
     throw error
   })
@@ -152,7 +152,7 @@ export async function openEmbedded ({
     try {
       return await work()
     } catch (error) {
-      throw isFull ? new NoRoom(noRoom()) : error
+      throw isFull ? new DiskFull(noRoom()) : error
     } finally {
       one?.off('message', look)
       done()

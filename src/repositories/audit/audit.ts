@@ -56,7 +56,7 @@ const CALLER_LOCK_TIMEOUT_MS = 1_000
 
 /**
  * Locks the counter of the organization as the last lock of a long operation, and validates the caller under the lock.
- * Throws CallerEnded, or RowHeld as `openChange` does.
+ * Throws CallerEnded, or RowLocked as `openChange` does.
  */
 export async function lockCounterLast (db: Db, actor: Actor): Promise<Counter | undefined> {
   return openChange(db, actor, CALLER_LOCK_TIMEOUT_MS)

@@ -3,7 +3,7 @@ import type { HistoryPolicy, Managed, ProjectAttributes, SecretFormat } from '..
 import { TEAM_LIMITS } from '../../../schemas/teams.ts'
 import type { Role } from '../../../schemas/users.ts'
 import { authenticatedColumns } from '../../db/rows/authenticated.ts'
-import { RowHeld } from '../../db/callers/caller.ts'
+import { RowLocked } from '../../db/callers/caller.ts'
 import { counterOf } from '../../db/changes/chain.ts'
 import { changedAt } from '../../db/columns.ts'
 import {
@@ -225,7 +225,7 @@ export async function updateProject (
  * Locks the row of a project until the end of the transaction. `update` excludes writes below the project and other
  * changes of the project. `share` excludes long operations on the project. A transaction that has locked the
  * organization's counter does not wait for the row, because a long operation locks the row before it waits for the
- * counter. In such a transaction, throws RowHeld when the row is locked.
+ * counter. In such a transaction, throws RowLocked when the row is locked.
  */
 export async function lockProject (
   db: Db, organizationId: string, { id }: { id: string }, strength: 'update' | 'share' = 'update'
@@ -234,7 +234,7 @@ export async function lockProject (
   const find = () => db.select(authenticatedColumns('projects')).from(projects).where(oneOf(organizationId, id))
   const [row] = await find().for(strength === 'update' ? 'no key update' : 'share', hasCounter ? { skipLocked: true } : {})
   if (row !== undefined) requireAuthentic(db, 'projects', row)
-  else if (hasCounter && (await find()).length > 0) throw new RowHeld()
+  else if (hasCounter && (await find()).length > 0) throw new RowLocked()
   return row
 }
 

@@ -143,7 +143,7 @@ const IS_OVER =
  * revoked grants, and the API tokens that ended with them. The caller has locked the account, which serializes
  * concurrent consents.
  */
-export async function makeGrantRoom (
+export async function revokeExcessGrants (
   db: Db, { user_id, client_id }: { user_id: number, client_id: string }
 ): Promise<{ revoked: number[], ended: EndedTokens[] }> {
   const { id } = oauth_grants

@@ -11,7 +11,7 @@ import type { audit_events } from '../../db/tables.ts'
 import { operatorOf, type Actor } from '../../repositories/audit/audit.ts'
 import { handOver } from '../../repositories/audit/chain-keys.ts'
 import { chainKeyContext, serviceKeyContext } from '../keys/contexts.ts'
-import { holdCanary } from '../keys/master-keys.ts'
+import { lockCurrentCanary } from '../keys/master-keys.ts'
 
 // Maximum number of events of an organization without an anchor, and maximum age of the first one in milliseconds.
 const UNANCHORED = { events: 1_000, time: 10 * 60_000 }
@@ -108,7 +108,7 @@ export async function rotateChainKey (
   handle: Db, keyring: Keyring, organizationId: string
 ): Promise<ChainKeyRow | undefined> {
   return transaction(handle, async (db) => {
-    await holdCanary(db, keyring)
+    await lockCurrentCanary(db, keyring)
     return handOverChain(db, keyring, operatorOf(organizationId))
   }, operatorOf(organizationId))
 }
@@ -164,7 +164,7 @@ export function createChain (
       else waiting.set(id, { ...waiting.get(id)!, first: sequence, since: clock() })
     },
     now: () => new Date(Math.floor(offset === undefined ? Date.now() : clock() + offset)),
-    told (time, sentAt) {
+    recordClockSample (time, sentAt) {
       // The response was created between sending and now. The offset changes only as far as these bounds require.
       const least = time - clock()
       offset = Math.min(Math.max(offset ?? least, least), time - sentAt)

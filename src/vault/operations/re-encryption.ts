@@ -14,7 +14,7 @@ import { fail } from '../../rules/errors.ts'
 import { requireBytes } from '../../rules/plan-bytes.ts'
 import { openVersion, sealVersion, sizeOf } from '../documents/documents.ts'
 import { dataKeyOf, storageKeyOf } from '../keys/keys.ts'
-import { judgeProof, provesAnyKey, refuseRevealing, revealsKey } from '../keys/proofs.ts'
+import { validateProof, provesAnyKey, refuseRevealing, revealsKey } from '../keys/proofs.ts'
 import { conflictOnLockTimeout } from './long-operations.ts'
 
 interface Vault { db: Db, keyring: Keyring }
@@ -134,7 +134,7 @@ export async function submitVersions (
   return conflictOnLockTimeout(() => transaction(handle, async (db) => {
     const project = await lockProject(db, organization.id, { id: projectId }, 'share') ?? fail('not_found')
     if (project.encryption_type !== 'client') fail('server_managed_encryption')
-    if (judgeProof(keyring, await findActiveKeyOf(db, project), sent.key_proof) !== 'right') {
+    if (validateProof(keyring, await findActiveKeyOf(db, project), sent.key_proof) !== 'right') {
       fail(await provesAnyKey(db, storageKey, project, sent.key_proof)
         ? 'key_version_conflict'
         : 'key_proof_mismatch')
